@@ -1,0 +1,1 @@
+"""Who does the work: pure logic and the thin processes around it."""

@@ -1,0 +1,1 @@
+"""Programs on top: command line, benchmarks; nobody imports them."""

@@ -1,0 +1,1 @@
+"""The command line: `zsq serve`, `pub`, `sub` and their friends."""

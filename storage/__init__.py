@@ -1,0 +1,1 @@
+"""Bytes on disk; knows no actor and no socket."""

@@ -1,0 +1,92 @@
+"""Errors, sorted by what the caller can do about them; a code for machines, a sentence for people.
+
+The wire carries `(code, text)`; `from_wire` turns it into the class that stands for the right reaction:
+
+* `UsageError`: the call is wrong; change it. Retrying is useless.
+* `NotFound`: the topic, the channel or the offset does not exist.
+* `Refused`: the broker cannot do it now (disk full, a limit, stopping); later it may.
+* `LeaseLost`: the message is not yours any more; nothing was changed.
+* `CorruptBlock`: a checksum failed; the bytes were not used.
+* `BrokerUnreachable`: nobody answered in time; it is not known whether the request took effect.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+E_BAD_NAME: Final = "E_BAD_NAME"
+E_BAD_BLOCK: Final = "E_BAD_BLOCK"
+E_BAD_COMMAND: Final = "E_BAD_COMMAND"
+E_BAD_ARGUMENT: Final = "E_BAD_ARGUMENT"
+E_CHECKSUM: Final = "E_CHECKSUM"
+E_CLOSING: Final = "E_CLOSING"
+E_DISK_FULL: Final = "E_DISK_FULL"
+E_EXISTS: Final = "E_EXISTS"
+E_HELLO: Final = "E_HELLO"
+E_INTERNAL: Final = "E_INTERNAL"
+E_LEASE: Final = "E_LEASE"
+E_LIMIT: Final = "E_LIMIT"
+E_NOT_FOUND: Final = "E_NOT_FOUND"
+E_SEQUENCE: Final = "E_SEQUENCE"
+E_TIMEOUT: Final = "E_TIMEOUT"
+E_TOO_BIG: Final = "E_TOO_BIG"
+E_TOPIC_FAILED: Final = "E_TOPIC_FAILED"
+E_UNREACHABLE: Final = "E_UNREACHABLE"
+E_UNSUPPORTED: Final = "E_UNSUPPORTED"
+
+
+class ZsqError(Exception):
+    """The root of all errors that ZSQ raises on purpose; `code` is stable, the text is for people."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(f"{code} {text}")
+        self.code = code
+        self.text = text
+
+    def __reduce__(self) -> tuple[type[ZsqError], tuple[str, str]]:
+        return type(self), (self.code, self.text)
+
+
+class UsageError(ZsqError):
+    """The call is wrong as it stands: a bad name, a limit passed, an unknown command."""
+
+
+class NotFound(ZsqError):
+    """The topic, channel or offset that was named does not exist."""
+
+
+class Refused(ZsqError):
+    """The broker will not do it now; the text says why, and what would change that."""
+
+
+class LeaseLost(ZsqError):
+    """The lease of this message ended before the answer came; somebody else may hold it now."""
+
+
+class CorruptBlock(ZsqError):
+    """Bytes whose checksum does not agree; they were not used."""
+
+
+class BrokerUnreachable(ZsqError):
+    """No broker answered within the time-out; whether the request took effect is not known."""
+
+
+_CLASS_OF: Final[dict[str, type[ZsqError]]] = {
+    E_BAD_NAME: UsageError,
+    E_BAD_BLOCK: UsageError,
+    E_BAD_COMMAND: UsageError,
+    E_BAD_ARGUMENT: UsageError,
+    E_TOO_BIG: UsageError,
+    E_EXISTS: UsageError,
+    E_UNSUPPORTED: UsageError,
+    E_CHECKSUM: CorruptBlock,
+    E_NOT_FOUND: NotFound,
+    E_LEASE: LeaseLost,
+    E_UNREACHABLE: BrokerUnreachable,
+    E_TIMEOUT: BrokerUnreachable,
+}
+
+
+def from_wire(code: str, text: str) -> ZsqError:
+    """The exception for a code that came over the wire; codes not listed above are `Refused`."""
+    return _CLASS_OF.get(code, Refused)(code, text)

@@ -1,0 +1,30 @@
+"""Which names are legal. A raw name is never a path or an endpoint: those are numbers."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from .errors import E_BAD_NAME, UsageError
+
+NAME_CHARS_MAX: Final = 64
+EPHEMERAL_SUFFIX: Final = "#ephemeral"
+_NAME: Final = re.compile(r"[.a-zA-Z0-9_-]+(#ephemeral)?", re.ASCII)
+
+
+def check_name(name: str, what: str = "topic") -> str:
+    """`name` itself if it is legal (NSQ's rule), else `UsageError` E_BAD_NAME."""
+    if not isinstance(name, str) or len(name) > NAME_CHARS_MAX or not _NAME.fullmatch(name):
+        shown = repr(name)[:80]
+        raise UsageError(
+            E_BAD_NAME,
+            f"{what} name {shown} is not legal: 1 to {NAME_CHARS_MAX} characters of"
+            f" A-Z a-z 0-9 . _ - and at the end {EPHEMERAL_SUFFIX!r} if it shall live in memory only",
+        )
+    if name in {".", ".."}:
+        raise UsageError(E_BAD_NAME, f"{what} name {name!r} is not legal: it means a folder")
+    return name
+
+
+def is_ephemeral(name: str) -> bool:
+    return name.endswith(EPHEMERAL_SUFFIX)
