@@ -1,6 +1,6 @@
 """ZSQ: a durable message queue for Python and Spark teams, without a cluster to run first."""
 
-from .transport.client import Admin, Batch, Consumer, Message, Producer, Receipt
+from .transport.client import Admin, Batch, Consumer, Message, Producer, Reader, Receipt
 from .transport.errors import (
     BrokerUnreachable,
     CorruptBlock,
