@@ -1,0 +1,85 @@
+"""The root command, and the one place where errors become a line on stderr and an exit code.
+
+0 done, 1 failed, 2 wrong usage, 3 broker not reached. Nothing here imports ZeroMQ, rich or the client:
+`zsq --help` should feel immediate, so each command imports what it needs when it runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sys
+from collections.abc import Sequence
+from typing import Final, NoReturn
+
+import click
+
+from ... import __version__
+from ...transport.errors import E_INTERNAL, BrokerUnreachable, UsageError, ZsqError
+from .consume import sub, tail
+from .manage import channel, topic
+from .publish import pub
+from .serve import serve
+from .stats import stats
+
+DONE: Final = 0
+FAILED: Final = 1
+WRONG_USAGE: Final = 2
+NOT_REACHED: Final = 3
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, message="zsq %(version)s")
+@click.option("--url", envvar="ZSQ_URL", metavar="URL", help="Where the broker is: tcp://host:port or ipc://DATA_DIR/run.")
+def app(url: str | None) -> None:
+    """ZSQ, a durable message queue: what is acknowledged is on disk.
+
+    Start a broker with `zsq serve --data-dir DIR`, then `zsq pub` and `zsq sub`.
+
+    Exit codes: 0 done, 1 failed, 2 wrong usage, 3 broker not reached.
+    """
+
+
+for _command in (serve, pub, sub, tail, stats, topic, channel):
+    app.add_command(_command)
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Carry out a command line (default: this process's) and return its exit code; never a traceback for an expected error."""
+    try:
+        code = app.main(args=None if arguments is None else list(arguments), prog_name="zsq", standalone_mode=False)
+        return code if isinstance(code, int) else DONE
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return _fail("E_INTERRUPTED interrupted", FAILED)
+    except UsageError as error:
+        return _fail(str(error), WRONG_USAGE)
+    except BrokerUnreachable as error:
+        return _fail(str(error), NOT_REACHED)
+    except ZsqError as error:
+        return _fail(str(error), FAILED)
+    except BrokenPipeError:
+        return DONE  # whoever read our output has had enough
+    except OSError as error:
+        code_name = errno.errorcode.get(error.errno or 0, E_INTERNAL)
+        return _fail(f"{code_name} {error.strerror or error}" + (f": {error.filename}" if error.filename else ""), FAILED)
+
+
+def main() -> NoReturn:
+    """The entry point of `zsq` and `python -m zsq`."""
+    code = run()
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Else the interpreter finds the pipe broken once more at its end, and complains.
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+def _fail(text: str, code: int) -> int:
+    click.echo(f"zsq: {' '.join(text.split())}", err=True)
+    return code

@@ -1,0 +1,143 @@
+"""zsq sub and zsq tail: message bodies to standard output, a line each.
+
+`sub` takes part in a channel: a message is finished only after its line was written and flushed, so whoever is killed in between,
+or finds its pipe broken, gives the rest back. `tail` reads by offset and takes nothing from anybody.
+"""
+
+from __future__ import annotations
+
+import select
+import sys
+import threading
+from typing import IO, TYPE_CHECKING, Any, Final
+
+import click
+
+from ...transport.errors import E_BAD_ARGUMENT, UsageError
+from .options import stop_signals, with_broker
+
+if TYPE_CHECKING:
+    from ...transport.block import Block
+    from ...transport.client import Batch, Consumer, Reader
+
+POLL_S: Final = 0.2  # how soon a signal or a broken pipe is noticed while nothing arrives
+FOLLOW_S: Final = 0.1  # how often `tail` asks for more at the head
+READY: Final = 2500
+
+
+@click.command()
+@click.argument("topic")
+@click.argument("channel")
+@click.option("-n", "count", type=click.IntRange(min=1), metavar="N", help="End after N messages.")
+@with_broker
+def sub(topic: str, channel: str, count: int | None, url: str, timeout: float) -> None:
+    """Write the messages of CHANNEL to standard output, a line each, and finish them.
+
+    Ctrl-C and SIGTERM finish what was written and give back the rest.
+    """
+    from ...transport.client import Consumer
+    from ...transport.names import check_name
+
+    check_name(topic)
+    check_name(channel, "channel")
+    ready = READY if count is None else min(READY, count)
+    with stop_signals() as stopping, Consumer(url, topic, channel, ready=ready, timeout=timeout) as consumer:
+        drain(consumer, sys.stdout.buffer, count, stopping)
+
+
+def drain(consumer: Consumer, out: IO[bytes], count: int | None, stopping: threading.Event) -> int:
+    """Write and finish until `count` messages, a signal or a broken pipe; returns how many were finished."""
+    written = 0
+    while not stopping.is_set() and (count is None or written < count) and not pipe_broken(out):
+        batch = consumer.receive_batch(timeout=POLL_S)
+        if batch is None:
+            continue
+        wanted = len(batch) if count is None else min(len(batch), count - written)
+        try:
+            write_lines(out, batch.bodies[:wanted])
+        except BrokenPipeError:
+            break  # not finished: closing gives all of it back at once
+        _finish(batch, wanted)
+        written += wanted
+    return written
+
+
+def _finish(batch: Batch, wanted: int) -> None:
+    if wanted == len(batch):
+        batch.finish()
+        return
+    for index, message in enumerate(batch.messages()):
+        if index == wanted:
+            break
+        message.finish()
+
+
+def write_lines(out: IO[bytes], bodies: list[bytes]) -> None:
+    if bodies:
+        out.write(b"\n".join(bodies) + b"\n")
+        out.flush()
+
+
+def pipe_broken(out: Any) -> bool:
+    """Whether nobody can read `out` any more: noticed without writing, so that no message is taken in vain."""
+    try:
+        poll = select.poll()
+        poll.register(out.fileno(), 0)
+        return bool(poll.poll(0))  # asked for nothing, only POLLERR and POLLHUP can come
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+@click.command()
+@click.argument("topic")
+@click.option("-n", "count", type=click.IntRange(min=1), metavar="N", help="End after N messages.")
+@click.option("--from", "start", metavar="WHERE", help="earliest, latest or an offset; default: latest, with --no-follow earliest.")
+@click.option("--follow/--no-follow", default=True, show_default=True, help="Wait for more at the end, or end there.")
+@with_broker
+def tail(topic: str, count: int | None, start: str | None, follow: bool, url: str, timeout: float) -> None:
+    """Write TOPIC's messages from an offset on; no channel takes part, nothing is finished."""
+    from ...transport.client import Reader
+    from ...transport.names import check_name
+
+    check_name(topic)
+    where = start or ("latest" if follow else "earliest")
+    if where not in {"earliest", "latest"} and not (where.isascii() and where.isdecimal()):
+        raise UsageError(E_BAD_ARGUMENT, f"--from {where!r} is neither earliest, latest nor an offset")
+    with stop_signals() as stopping, Reader(url, topic, timeout=timeout) as reader:
+        follow_topic(reader, sys.stdout.buffer, where, count, stopping, follow)
+
+
+def follow_topic(reader: Reader, out: IO[bytes], where: str, count: int | None, stopping: threading.Event, follow: bool) -> int:
+    """Write until `count` messages, a signal, a broken pipe, or (without `follow`) the end; returns the next offset."""
+    fetched = reader.read(0, 1)
+    offset = {"earliest": fetched.start, "latest": fetched.head}.get(where, -1)
+    offset = int(where) if offset < 0 else offset
+    end = fetched.head
+    written = 0
+    while not stopping.is_set() and (count is None or written < count) and not pipe_broken(out):
+        if not follow and offset >= end:
+            break
+        fetched = reader.read(offset)
+        before = offset
+        for block in fetched.blocks:
+            bodies = bodies_from(block, offset)
+            if not follow:
+                bodies = bodies[: max(0, end - offset)]
+            if count is not None:
+                bodies = bodies[: count - written]
+            write_lines(out, bodies)
+            written += len(bodies)
+            offset = max(offset, block.next_offset)
+        if offset == before:
+            if offset < fetched.start:
+                offset = fetched.start  # older ones are gone
+            elif not follow:
+                break
+            else:
+                stopping.wait(FOLLOW_S)
+    return offset
+
+
+def bodies_from(block: Block, offset: int) -> list[bytes]:
+    """The bodies of a block from `offset` on."""
+    return [body or b"" for body in block.body.values()[max(0, offset - block.first_offset) :]]

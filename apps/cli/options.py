@@ -1,0 +1,71 @@
+"""What commands share: where the broker is, how long to wait, and being stopped by a signal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any, Final, TypeVar
+
+import click
+
+# These repeat transport's, which takes 80 ms to import (a test compares them): help should come at once.
+DEFAULT_URL: Final = "tcp://127.0.0.1:4153"
+BLOCK_COUNT_MAX: Final = 10_000
+MESSAGE_BYTES_MAX: Final = 1024 * 1024
+
+TIMEOUT_S: Final = 10.0
+SYNC_MODES: Final = ("always", "interval", "never")
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def with_broker(command: Command) -> Command:
+    """Add `--url` and `--timeout` (seconds); the command receives `url` resolved: its own, that of `zsq --url`, ZSQ_URL, the default."""
+    command = click.option(
+        "--timeout",
+        type=click.FloatRange(min=0.05, max=3600),
+        default=TIMEOUT_S,
+        show_default=True,
+        metavar="SECONDS",
+        help="How long to wait for the broker before giving up with exit code 3.",
+    )(command)
+    return click.option(
+        "--url",
+        callback=_resolve,
+        metavar="URL",
+        help=f"tcp://host:port or ipc://DATA_DIR/run; else ZSQ_URL, else {DEFAULT_URL}.",
+    )(command)
+
+
+def _resolve(context: click.Context, _: click.Parameter, value: str | None) -> str:
+    found = value or context.find_root().params.get("url") or os.environ.get("ZSQ_URL") or DEFAULT_URL
+    if not found.startswith(("tcp://", "ipc://")):
+        raise click.BadParameter(f"{found!r} is neither tcp://host:port nor ipc://DATA_DIR/run")
+    return str(found)
+
+
+@contextlib.contextmanager
+def stop_signals() -> Iterator[threading.Event]:
+    """While inside, SIGINT and SIGTERM set the event instead of ending the process; a second one ends it as usual."""
+    stopping = threading.Event()
+    before: dict[signal.Signals, Any] = {}
+
+    def on_signal(number: int, _: FrameType | None) -> None:
+        stopping.set()
+        restore(signal.Signals(number))
+
+    def restore(number: signal.Signals) -> None:
+        handler = before[number]
+        signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        before[number] = signal.signal(number, on_signal)
+    try:
+        yield stopping
+    finally:
+        for number in before:
+            restore(number)

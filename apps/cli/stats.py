@@ -1,0 +1,126 @@
+"""zsq stats: what waits where, as tables or as JSON."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .options import with_broker
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+@click.command()
+@click.argument("topic", required=False)
+@click.argument("channel", required=False)
+@click.option("--json", "as_json", is_flag=True, help="All numbers as one JSON object.")
+@with_broker
+def stats(topic: str | None, channel: str | None, as_json: bool, url: str, timeout: float) -> None:
+    """Show topics, channels, consumers and the broker's processes; of one TOPIC or CHANNEL if named."""
+    from ...transport.client import Admin
+    from ...transport.names import check_name
+
+    if topic is not None:
+        check_name(topic)
+    if channel is not None:
+        check_name(channel, "channel")
+    with Admin(url, timeout=timeout) as admin:
+        found = admin.stats(topic, channel)
+    if as_json:
+        click.echo(json.dumps(found, indent=2, default=str))
+        return
+    from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=160)  # a table that is cut to 80 columns is of no use in a file
+    for table in tables(found, whole=topic is None):
+        console.print(table)
+
+
+def tables(found: dict[str, Any], *, whole: bool) -> list[Table]:
+    """The tables for one answer; processes only if the `whole` broker was asked about."""
+    shown = [_topics(found), _channels(found)]
+    channels = [(topic["topic_name"], channel) for topic in found["topics"] for channel in topic["channels"]]
+    clients = [(topic, channel["channel_name"], client) for topic, channel in channels for client in channel.get("clients", ())]
+    if clients:
+        shown.append(_clients(clients))
+    if whole:
+        shown.append(_processes(found.get("processes", ())))
+    return shown
+
+
+def _table(title: str, texts: tuple[str, ...], numbers: tuple[str, ...]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for name in texts:
+        table.add_column(name, overflow="fold")
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _number(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value if value is not None else "")
+
+
+def _topics(found: dict[str, Any]) -> Table:
+    up = max(0, int(time.time() - float(found.get("start_time", time.time()))))
+    title = f"zsq {found.get('version', '?')}, pid {found.get('pid', '?')}, up {_duration(up)}, health {found.get('health', '?')}"
+    fields = ("depth", "message_count", "message_bytes", "start", "head")
+    table = _table(title, ("topic", "state"), ("depth", "messages", "bytes", "oldest", "next"))
+    for topic in found["topics"]:
+        state = [topic.get("sync", "")] + (["paused"] if topic.get("paused") else [])
+        if topic.get("health", "OK") != "OK":
+            state.append(str(topic["health"]))
+        table.add_row(topic["topic_name"], ", ".join(filter(None, state)), *(_number(topic.get(f, "")) for f in fields))
+    return table
+
+
+def _channels(found: dict[str, Any]) -> Table:
+    counters = ("message_count", "finish_count", "requeue_count", "timeout_count")
+    fields = ("depth", "in_flight_count", "deferred_count", *counters, "client_count")
+    names = ("depth", "in flight", "deferred", "delivered", "finished", "requeued", "timed out", "consumers")
+    table = _table("channels", ("topic", "channel", "state"), names)
+    for topic in found["topics"]:
+        for channel in topic["channels"]:
+            state = "paused" if channel.get("paused") else ""
+            table.add_row(topic["topic_name"], channel["channel_name"], state, *(_number(channel.get(f, "")) for f in fields))
+    return table
+
+
+def _clients(clients: list[tuple[str, str, dict[str, Any]]]) -> Table:
+    fields = ("ready_count", "in_flight_count", "message_count", "finish_count", "requeue_count")
+    table = _table("consumers", ("topic", "channel", "consumer"), ("ready", "in flight", "delivered", "finished", "requeued"))
+    for topic, channel, client in clients:
+        table.add_row(topic, channel, str(client.get("client_id", "")), *(_number(client.get(f, "")) for f in fields))
+    return table
+
+
+def _processes(processes: Any) -> Table:
+    table = _table("processes", ("process", "kind"), ("pid", "restarts", "up", "own memory"))
+    for process in processes:
+        memory = process.get("private_bytes")
+        table.add_row(
+            str(process.get("name", "")),
+            str(process.get("kind", "")),
+            str(process.get("pid", "")),
+            _number(process.get("restarts", "")),
+            _duration(int(process.get("uptime_s") or 0)),
+            f"{memory / 1e6:,.1f} MB" if memory else "",
+        )
+    return table
+
+
+def _duration(seconds: int) -> str:
+    if seconds < 120:
+        return f"{seconds} s"
+    if seconds < 7200:
+        return f"{seconds // 60} min"
+    return f"{seconds // 3600} h" if seconds < 172_800 else f"{seconds // 86_400} d"
