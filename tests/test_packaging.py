@@ -1,0 +1,103 @@
+"""The wheel: built without network, it holds every package, and works alone in an empty folder."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+LAYERS: Final = ("actors", "apps", "storage", "transport")
+
+
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def packages_on_disk() -> list[str]:
+    folders = {path.parent for layer in LAYERS for path in (ROOT / layer).rglob("*.py")}
+    return sorted(["zsq", *(f"zsq.{folder.relative_to(ROOT).as_posix().replace('/', '.')}" for folder in folders)])
+
+
+def run(*arguments: str | Path, folder: Path, **environment: str) -> str:
+    """Output of a command that must succeed; none of this repository is on its path."""
+    clean = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "LANG": "C.UTF-8", **environment}
+    ended = subprocess.run([str(a) for a in arguments], cwd=folder, env=clean, capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+def test_every_folder_is_a_package_of_the_wheel() -> None:
+    assert sorted(project()["tool"]["setuptools"]["packages"]) == packages_on_disk(), "add the folder to pyproject.toml"
+    assert not [
+        name for name in packages_on_disk()[1:] if not (ROOT / name.removeprefix("zsq.").replace(".", "/") / "__init__.py").is_file()
+    ]
+
+
+def test_the_root_has_no_stray_module() -> None:
+    assert sorted(path.name for path in ROOT.glob("*.py")) == ["__init__.py", "__main__.py"], "any other lands in the wheel"
+
+
+def test_the_checkers_see_every_layer() -> None:
+    links = {path.name for path in (ROOT / "typings/zsq").iterdir()}
+    assert links - {"__main__.py"} == {"__init__.py", *LAYERS}
+
+
+def test_what_is_imported_is_required() -> None:
+    required = {re.split(r"[^\w-]", line)[0] for line in project()["project"]["dependencies"]}
+    assert {"pyzmq", "msgpack", "uvloop", "lmdb", "crc32c", "setproctitle", "click", "rich"} == required
+    assert project()["project"]["license"] == "Apache-2.0"
+
+
+def test_public_names() -> None:
+    import zsq
+
+    for name in zsq.__all__:
+        assert getattr(zsq, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        getattr(zsq, "Nothing")  # noqa: B009
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    copy = folder / "source"
+    copy.mkdir()
+    for name in ("__init__.py", "__main__.py", "py.typed", "pyproject.toml", "README.md", "LICENSE", *LAYERS):
+        run("cp", "-r", ROOT / name, copy, folder=folder)
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel")
+    run(*pip, "--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", folder, copy, folder=folder)
+    [found] = folder.glob("zsq-*.whl")
+    return found
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_what_the_folders_hold(wheel: Path) -> None:
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    on_disk = {path.relative_to(ROOT).as_posix() for layer in LAYERS for path in (ROOT / layer).rglob("*.py")}
+    assert names == {f"zsq/{name}" for name in (*on_disk, "__init__.py", "__main__.py", "py.typed")}
+
+
+@pytest.mark.slow
+def test_the_wheel_works_alone(wheel: Path, tmp_path: Path) -> None:
+    target = tmp_path / "site"
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "install")
+    run(*pip, "--quiet", "--no-deps", "--no-index", "--target", target, wheel, folder=tmp_path)
+    modules = sorted(
+        f"zsq.{path.relative_to(ROOT).with_suffix('').as_posix().replace('/', '.').removesuffix('.__init__')}"
+        for layer in LAYERS
+        for path in (ROOT / layer).rglob("*.py")
+    )
+    program = f"import importlib, zsq\nassert zsq.__file__.startswith({str(target)!r}), zsq.__file__\n"
+    program += f"[importlib.import_module(name) for name in {modules!r}]\nprint(zsq.Producer.__name__)\n"
+    # -I would leave PYTHONPATH out; the folder comes before the editable install of the environment.
+    assert run(sys.executable, "-c", program, folder=tmp_path, PYTHONPATH=str(target)) == "Producer\n"
+    version = run(sys.executable, "-m", "zsq", "--version", folder=tmp_path, PYTHONPATH=str(target))
+    assert re.fullmatch(r"zsq \d+\.\d+\.\d+\n", version)
+    assert (target / "bin/zsq").is_file()

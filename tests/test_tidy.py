@@ -1,0 +1,179 @@
+"""Tidiness as a test: sizes, captions, and banned words with what to use instead."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pytest
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+LAYERS: Final = ("actors", "apps", "storage", "transport")
+FILE_LINES_MAX: Final = 400
+FUNCTION_LINES_MAX: Final = 70
+
+
+class Ban(NamedTuple):
+    """`pattern` must not stand in the code (comments and strings do not count) of files below `under`, `instead` says what to write."""
+
+    name: str
+    pattern: str
+    instead: str
+    under: tuple[str, ...] = ("",)
+    but: tuple[str, ...] = ()
+
+
+BANS: Final = (
+    Ban("sleep", r"\b(time|asyncio)\.sleep\(", "wait for an event with a time-out", ("tests/",)),
+    Ban("files", r"(?<![.\w])(os\.(?!path\b)\w+|open)\(", "call Files, the one seam to the system", ("storage/",), ("storage/files.py",)),
+    Ban("print", r"(?<![.\w])print\(", "log it, or return it: only programs print", ("storage/", "transport/", "actors/")),
+    Ban("pickle", r"\bpickle\.\w+\(|import pickle\b|from pickle\b", "msgpack by codec.py: nothing is unpickled", ("",), ("tests/",)),
+    Ban("bare except", r"\bexcept\s*:", "name the exception: `except Exception` at the very least"),
+    Ban("eval", r"(?<![.\w])(eval|exec)\(", "a function or a table", ("",), ("transport/codec.py", "tests/")),
+    Ban("debugger", r"\bbreakpoint\(|\bpdb\.", "nothing: take it out"),
+)  # fmt: skip
+WORDS_BANNED: Final = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
+
+
+def sources(*folders: str) -> list[Path]:
+    found = [ROOT / "__init__.py", ROOT / "__main__.py"] if not folders else []
+    for folder in folders or (*LAYERS, "tests"):
+        found += (ROOT / folder).rglob("*.py")
+    return sorted(path for path in found if "__pycache__" not in path.parts)
+
+
+def named(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def code_lines(source: str) -> Iterator[tuple[int, str]]:
+    """Each line of code, without comments and with empty strings in place of strings."""
+    lines: dict[int, list[str]] = {}
+    column: dict[int, int] = {}
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type in {tokenize.COMMENT, tokenize.NEWLINE, tokenize.NL, tokenize.INDENT, tokenize.DEDENT}:
+            continue
+        row, start = token.start
+        text = '""' if token.type == tokenize.STRING else token.string
+        gap = " " if start > column.get(row, 0) else ""
+        lines.setdefault(row, []).append(gap + text)
+        column[token.end[0]] = token.end[1]
+    for row in sorted(lines):
+        yield row, "".join(lines[row])
+
+
+def banned(name: str, source: str) -> list[str]:
+    """Each ban that a file of this name breaks, as a sentence."""
+    bans = [ban for ban in BANS if name.startswith(ban.under) and not name.startswith(ban.but or ("\0",))]
+    return [
+        f"{name}:{row}: {ban.name}: {line.strip()!r}; {ban.instead}"
+        for row, line in code_lines(source)
+        for ban in bans
+        if re.search(ban.pattern, line)
+    ]
+
+
+def long_functions(name: str, source: str) -> list[str]:
+    return [
+        f"{name}:{node.lineno}: {node.name} has {size} lines, at most {FUNCTION_LINES_MAX} are allowed: let its parts be functions"
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (size := (node.end_lineno or node.lineno) - node.lineno + 1) > FUNCTION_LINES_MAX
+    ]
+
+
+def titles(markdown: str) -> list[str]:
+    """The H1 lines, those in fenced code left out."""
+    outside = re.sub(r"^(```|~~~).*?^\1", "", markdown, flags=re.DOTALL | re.MULTILINE)
+    return re.findall(r"^# .+", outside, flags=re.MULTILINE)
+
+
+def test_files_are_short() -> None:
+    long = {named(path): size for path in sources() if (size := path.read_text().count("\n")) > FILE_LINES_MAX}
+    assert not long, f"at most {FILE_LINES_MAX} lines a file: split it by its nouns"
+
+
+def test_functions_are_short() -> None:
+    assert not [line for path in sources() for line in long_functions(named(path), path.read_text())]
+
+
+def test_every_file_has_its_caption() -> None:
+    missing = []
+    for path in sources():
+        caption = (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n")[0]
+        if not caption.rstrip().endswith((".", ":")):
+            missing.append(f"{named(path)}: the first docstring line is {caption!r}; write a sentence that says what the file is")
+    assert not missing
+
+
+def test_banned_words() -> None:
+    assert not [line for path in sources() for line in banned(named(path), path.read_text())]
+
+
+def test_nothing_is_left_to_do() -> None:
+    texts = [*sources(*LAYERS), *ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "scripts").iterdir()]
+    assert not [named(path) for path in texts if path.is_file() and WORDS_BANNED.search(path.read_text())]
+
+
+def test_each_markdown_has_one_title() -> None:
+    documents = [path for folder in (".", "docs", *LAYERS) for path in (ROOT / folder).glob("*.md")]
+    assert documents
+    assert {named(path): found for path in documents if len(found := titles(path.read_text())) != 1} == {}
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    dead = []
+    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
+        for target in re.findall(r"\]\(([^)#\s]+)", path.read_text()):
+            if "://" not in target and not (path.parent / target).exists():
+                dead.append(f"{named(path)} -> {target}")
+    assert not dead
+
+
+def test_scripts_can_be_run() -> None:
+    for script in [*(ROOT / "scripts").iterdir(), ROOT / ".ci/run"]:
+        first = script.read_text().split("\n")[0]
+        assert first.startswith("#!"), f"{named(script)} does not say what runs it"
+        assert script.stat().st_mode & 0o111, f"{named(script)} is not executable"
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("tests/test_a.py", "import time\ntime.sleep(1)\n"),
+        ("storage/log.py", "import os\nos.fsync(3)\n"),
+        ("storage/log.py", "f = open('a')\n"),
+        ("transport/client.py", "print('hello')\n"),
+        ("actors/topic.py", "import pickle\n"),
+        ("apps/demo.py", "try:\n    pass\nexcept :\n    pass\n"),
+        ("apps/demo.py", "breakpoint()\n"),
+        ("apps/demo.py", "exec('a')\n"),
+    ],
+)
+def test_the_bans_can_fail(name: str, source: str) -> None:
+    assert len(banned(name, source)) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("apps/demo.py", "import time\ntime.sleep(1)\n"),
+        ("storage/files.py", "import os\nos.fsync(3)\n"),
+        ("storage/log.py", "files.open(1)  # not open(\n"),
+        ("transport/client.py", "'print('\n"),
+    ],
+)
+def test_the_bans_spare_what_is_right(name: str, source: str) -> None:
+    assert not banned(name, source)
+
+
+def test_sizes_can_fail() -> None:
+    body = "    pass\n" * FUNCTION_LINES_MAX
+    assert long_functions("a.py", f"def f():\n{body}")
+    assert not long_functions("a.py", f"def f():\n{body}".removesuffix("    pass\n"))
+    assert titles("# a\n```\n# b\n```\n# c\n") == ["# a", "# c"]
