@@ -96,13 +96,13 @@ def pipe_broken(out: Any) -> bool:
 @with_broker
 def tail(topic: str, count: int | None, start: str | None, follow: bool, url: str, timeout: float) -> None:
     """Write TOPIC's messages from an offset on; no channel takes part, nothing is finished."""
+    where = start or ("latest" if follow else "earliest")
+    if where not in {"earliest", "latest"} and not (where.isascii() and where.isdecimal()):
+        raise UsageError(E_BAD_ARGUMENT, f"--from {where!r} is neither earliest, latest nor an offset")
     from ...transport.client import Reader
     from ...transport.names import check_name
 
     check_name(topic)
-    where = start or ("latest" if follow else "earliest")
-    if where not in {"earliest", "latest"} and not (where.isascii() and where.isdecimal()):
-        raise UsageError(E_BAD_ARGUMENT, f"--from {where!r} is neither earliest, latest nor an offset")
     with stop_signals() as stopping, Reader(url, topic, timeout=timeout) as reader:
         follow_topic(reader, sys.stdout.buffer, where, count, stopping, follow)
 

@@ -1,0 +1,280 @@
+"""The command line without a broker: exit codes, lines in and out, tables. The client is a double here."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zsq.apps.cli import app, consume, options, publish, stats
+from zsq.transport import block, protocol
+from zsq.transport.block import Block, pack
+from zsq.transport.errors import BrokerUnreachable, NotFound, Refused, UsageError
+
+
+def zsq(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "zsq", *arguments], capture_output=True, text=True, timeout=30, check=False)
+
+
+def test_repeated_constants_agree() -> None:
+    assert options.DEFAULT_URL == protocol.DEFAULT_URL
+    assert options.BLOCK_COUNT_MAX == block.BLOCK_COUNT_MAX
+    assert options.MESSAGE_BYTES_MAX == block.MESSAGE_BYTES_MAX
+
+
+def test_help_imports_nothing_heavy() -> None:
+    heavy = {"zmq", "rich", "msgpack", "lmdb"}
+    program = f"import sys; from zsq.apps.cli import app; app.run(['--help']); print(sorted({heavy!r} & set(sys.modules)))"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
+    assert ended.stdout.endswith("\n[]\n")
+    assert "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 broker not reached." in ended.stdout
+
+
+def test_version_and_wrong_usage() -> None:
+    version = zsq("--version")
+    assert (version.returncode, version.stdout.split()[0]) == (0, "zsq")
+    assert zsq("nothing").returncode == 2
+    assert zsq("sub", "topic").returncode == 2
+    assert zsq("serve").returncode == 2
+    assert "--listen" in zsq("serve", "--data-dir", "/nowhere", "--listen", "4153").stderr
+    wrong = zsq("stats", "--url", "http://localhost")
+    assert wrong.returncode == 2
+    assert "neither tcp://" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (UsageError("E_BAD_NAME", "no\nsuch name"), 2, "zsq: E_BAD_NAME no such name\n"),
+        (BrokerUnreachable("E_UNREACHABLE", "nobody"), 3, "zsq: E_UNREACHABLE nobody\n"),
+        (NotFound("E_NOT_FOUND", "topic"), 1, "zsq: E_NOT_FOUND topic\n"),
+        (Refused("E_DISK_FULL", "full"), 1, "zsq: E_DISK_FULL full\n"),
+        (PermissionError(13, "Permission denied", "/data"), 1, "zsq: EACCES Permission denied: /data\n"),
+        (KeyboardInterrupt(), 1, "\nzsq: E_INTERRUPTED interrupted\n"),
+        (BrokenPipeError(), 0, ""),
+    ],
+)
+def test_errors_become_one_line_and_a_code(
+    error: BaseException, code: int, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(**_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(app.app.commands["stats"], "callback", fail)
+    assert app.run(["stats"]) == code
+    assert capsys.readouterr().err == line
+
+
+def test_url_own_option_then_root_then_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[str] = []
+    monkeypatch.setattr(app.app.commands["stats"], "callback", lambda url, **_: found.append(url))
+    monkeypatch.delenv("ZSQ_URL", raising=False)
+    app.run(["stats"])
+    monkeypatch.setenv("ZSQ_URL", "tcp://c:3")
+    app.run(["stats"])
+    app.run(["--url", "tcp://b:2", "stats"])
+    app.run(["--url", "tcp://b:2", "stats", "--url", "ipc:///data/run"])
+    assert found == [protocol.DEFAULT_URL, "tcp://c:3", "tcp://b:2", "ipc:///data/run"]
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, Any]]:
+    read, write = os.pipe()
+    with os.fdopen(write, "wb", buffering=0) as out:
+        yield read, out
+    os.close(read)
+
+
+def test_lines_come_as_they_arrive(pipe: tuple[int, Any]) -> None:
+    read, out = pipe
+    found = publish.lines(read)
+    out.write(b"one\ntwo\nthr")
+    assert next(found) == [b"one", b"two"]
+    out.write(b"ee\n\n")
+    assert next(found) == [b"three", b""]
+    out.write(b"no newline")
+    out.close()
+    assert list(found) == [[b"no newline"]]
+
+
+def test_lines_end_when_stopped_though_nothing_arrives(pipe: tuple[int, Any]) -> None:
+    stopping = threading.Event()
+    timer = threading.Timer(0.05, stopping.set)
+    timer.start()
+    assert list(publish.lines(pipe[0], stopping.is_set)) == []
+    timer.join()
+
+
+def test_a_line_over_the_limit_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "long"
+    path.write_bytes(b"a" * (3 << 20))
+    with path.open("rb") as source, pytest.raises(UsageError, match="E_TOO_BIG"):
+        list(publish.lines(source.fileno()))
+
+
+class BatchDouble:
+    """A delivery that notes what became of it."""
+
+    def __init__(self, bodies: list[bytes]) -> None:
+        self.bodies = bodies
+        self.finished: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.bodies)
+
+    def finish(self) -> None:
+        self.finished = list(range(len(self.bodies)))
+
+    def messages(self) -> Iterator[Any]:
+        for index in range(len(self.bodies)):
+            yield MessageDouble(self, index)
+
+
+class MessageDouble:
+    def __init__(self, batch: BatchDouble, index: int) -> None:
+        self.batch, self.index = batch, index
+
+    def finish(self) -> None:
+        self.batch.finished.append(self.index)
+
+
+class ConsumerDouble:
+    def __init__(self, *batches: BatchDouble) -> None:
+        self.batches = list(batches)
+
+    @staticmethod
+    def of(*batches: BatchDouble) -> Any:
+        return ConsumerDouble(*batches)
+
+    def receive_batch(self, timeout: float) -> BatchDouble | None:
+        return self.batches.pop(0) if self.batches else None
+
+
+def test_sub_finishes_what_it_wrote_and_no_more() -> None:
+    first, second = BatchDouble([b"a", b"b"]), BatchDouble([b"c", b"d", b"e"])
+    out = io.BytesIO()
+    written = consume.drain(ConsumerDouble.of(first, second), out, 4, threading.Event())
+    assert (written, out.getvalue()) == (4, b"a\nb\nc\nd\n")
+    assert (first.finished, second.finished) == ([0, 1], [0, 1])
+
+
+def test_sub_ends_quietly_at_a_broken_pipe() -> None:
+    read, write = os.pipe()
+    batch = BatchDouble([b"a"])
+    with os.fdopen(write, "wb") as out:
+        assert not consume.pipe_broken(out)
+        os.close(read)
+        assert consume.pipe_broken(out)
+        assert consume.drain(ConsumerDouble.of(batch), out, None, threading.Event()) == 0
+
+    class Broken(io.BytesIO):
+        def flush(self) -> None:
+            raise BrokenPipeError
+
+    assert consume.drain(ConsumerDouble.of(batch), Broken(), None, threading.Event()) == 0
+    assert batch.finished == []
+
+
+class ReaderDouble:
+    """A topic of blocks; `later` are appended when the end was reached once."""
+
+    def __init__(self, *counts: int, start: int = 0, later: int = 0) -> None:
+        self.start, self.later = start, later
+        self.blocks: list[Block] = []
+        self.head = start
+        for count in counts:
+            self.add(count)
+
+    def add(self, count: int) -> None:
+        self.blocks.append(pack([b"%d" % (self.head + i) for i in range(count)], first_offset=self.head))
+        self.head += count
+
+    def read(self, offset: int, bytes_max: int = 0) -> Any:
+        found = [b for b in self.blocks if b.next_offset > offset] if offset >= self.start else []
+        if not found and self.later and offset >= self.head:
+            self.add(self.later)
+            self.later = 0
+        return type("Fetched", (), {"start": self.start, "head": self.head, "blocks": found})
+
+
+@pytest.mark.parametrize(
+    ("where", "count", "expected"),
+    [
+        ("earliest", None, range(10, 20)),
+        ("12", 3, range(12, 15)),
+        ("0", None, range(10, 20)),
+        ("19", None, range(19, 20)),
+        ("latest", None, range(0)),
+    ],
+)
+def test_tail_without_following(where: str, count: int | None, expected: range) -> None:
+    out = io.BytesIO()
+    reader: Any = ReaderDouble(4, 6, start=10)
+    consume.follow_topic(reader, out, where, count, threading.Event(), follow=False)
+    assert out.getvalue() == b"".join(b"%d\n" % i for i in expected)
+
+
+def test_tail_follows() -> None:
+    out = io.BytesIO()
+    reader: Any = ReaderDouble(4, later=2)
+    assert consume.follow_topic(reader, out, "latest", 2, threading.Event(), follow=True) == 6
+    assert out.getvalue() == b"4\n5\n"
+
+
+def test_tail_refuses_a_strange_offset() -> None:
+    ended = zsq("tail", "topic", "--from", "yesterday")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("zsq: E_BAD_ARGUMENT --from 'yesterday'")
+
+
+STATS: dict[str, Any] = {
+    "version": "0.1.0",
+    "node": 0,
+    "start_time": time.time() - 300,
+    "health": "OK",
+    "pid": 7,
+    "topics": [
+        {
+            "topic_name": "clicks",
+            "depth": 1234567,
+            "message_count": 5,
+            "message_bytes": 6,
+            "paused": True,
+            "sync": "always",
+            "head": 5,
+            "start": 0,
+            "health": "E_TOPIC_FAILED",
+            "channels": [
+                {
+                    "channel_name": "archive",
+                    "depth": 3,
+                    "in_flight_count": 2,
+                    "paused": False,
+                    "clients": [{"client_id": "worker-1", "ready_count": 100, "in_flight_count": 2}],
+                }
+            ],
+        }
+    ],
+    "processes": [{"name": "zsq: topic clicks", "pid": 8, "kind": "topic", "restarts": 0, "uptime_s": 7300, "private_bytes": 4_600_000}],
+}
+
+
+def test_tables_show_what_there_is() -> None:
+    from rich.console import Console
+
+    out = io.StringIO()
+    console = Console(file=out, width=160)
+    for table in stats.tables(STATS, whole=True):
+        console.print(table)
+    text = out.getvalue()
+    for shown in ("up 5 min", "1,234,567", "always, paused, E_TOPIC_FAILED", "archive", "worker-1", "zsq: topic clicks", "4.6 MB", "2 h"):
+        assert shown in text
+    assert len(stats.tables(STATS, whole=False)) == 3
