@@ -1,0 +1,143 @@
+"""The launch script with a double in place of the broker: start, stop, status, starting again, giving up."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+ZSQD: Final = Path(__file__).resolve().parents[2] / "scripts/zsqd"
+BROKER: Final = """
+import os, signal, sys
+place = sys.argv[sys.argv.index("--data-dir") + 1]
+if "--fail" in sys.argv:
+    sys.exit("zsq: EADDRINUSE the port is in use")
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+print(f"zsq 0 ready: ipc://{place}/run (pid {os.getpid()})", file=sys.stderr, flush=True)
+with open(place + "/told", "w") as told:
+    told.write(f"{os.getpid()}\\n")
+while True:
+    signal.pause()
+"""
+
+
+class Daemon:
+    """zsqd on one directory."""
+
+    def __init__(self, folder: Path, modules: Path) -> None:
+        self.folder = folder
+        self.environment = os.environ | {"PYTHONPATH": str(modules)}
+
+    def line(self, verb: str, *options: str) -> list[str]:
+        return [sys.executable, str(ZSQD), *([verb] if verb else []), "--data-dir", str(self.folder), *options]
+
+    def __call__(self, verb: str, *options: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(self.line(verb, *options), env=self.environment, capture_output=True, text=True, timeout=60, check=False)
+
+    def pid(self, role: str) -> int:
+        return int(json.loads((self.folder / "zsqd.json").read_text())[role]["pid"])
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    double = tmp_path / "modules/zsq"
+    double.mkdir(parents=True)
+    (double / "__init__.py").write_text("")
+    (double / "__main__.py").write_text(BROKER)
+    daemon = Daemon(tmp_path / "data", double.parent)
+    yield daemon
+    assert daemon("stop").returncode == 0
+    assert daemon("status").returncode == 3
+
+
+def kill_and_wait(pid: int) -> None:
+    descriptor = os.pidfd_open(pid)
+    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+    assert select.select([descriptor], [], [], 10)[0]
+    os.close(descriptor)
+
+
+def wait_for_ready(daemon: Daemon, times: int) -> None:
+    with subprocess.Popen(["tail", "-n", "+1", "-f", daemon.folder / "log/zsqd.log"], stdout=subprocess.PIPE, text=True) as log:
+        assert log.stdout is not None
+        for line in log.stdout:
+            times -= " ready: " in line
+            if not times:
+                break
+        log.kill()
+
+
+def test_start_status_stop(daemon: Daemon) -> None:
+    assert daemon("status").returncode == 3
+    started = daemon("start")
+    assert (started.returncode, started.stderr) == (0, "")
+    assert started.stdout.startswith("zsq 0 ready: ipc://")
+    running = daemon("status")
+    assert running.returncode == 0
+    assert f"serve {daemon.pid('serve')}, guard {daemon.pid('guard')}" in running.stdout
+    again = daemon("start")
+    assert again.returncode == 0
+    assert "already running" in again.stdout
+    assert (daemon.folder / "log/zsqd.log").read_text().count("ready:") == 1
+    assert daemon("").returncode == 1  # nor in front
+    assert daemon("stop").stdout == "zsqd: stopped\n"
+    assert daemon("stop").stdout.startswith("zsqd: not running")
+
+
+def test_a_killed_broker_is_started_again(daemon: Daemon) -> None:
+    daemon("start")
+    first = daemon.pid("serve")
+    kill_and_wait(first)
+    wait_for_ready(daemon, 2)
+    assert daemon("status").returncode == 0
+    assert daemon.pid("serve") != first
+
+
+def test_a_broker_without_its_guard_can_be_stopped_and_is_not_doubled(daemon: Daemon) -> None:
+    daemon("start")
+    kill_and_wait(daemon.pid("guard"))
+    assert daemon("status").returncode == 0
+    assert "already running" in daemon("start").stdout
+    assert daemon("stop").returncode == 0
+
+
+def test_a_broker_that_cannot_start_is_told_and_not_tried_again(daemon: Daemon) -> None:
+    failed = daemon("start", "--fail")
+    assert failed.returncode == 1
+    assert "EADDRINUSE the port is in use" in failed.stderr
+    assert daemon("status").returncode == 3
+
+
+def test_in_front_it_becomes_the_broker(daemon: Daemon) -> None:
+    with subprocess.Popen(daemon.line(""), env=daemon.environment, stderr=subprocess.PIPE, text=True) as front:
+        assert front.stderr is not None
+        assert f"(pid {front.pid})" in front.stderr.readline()
+        assert daemon("status").returncode == 0
+        assert daemon.pid("serve") == front.pid
+        front.terminate()
+        assert front.wait(10) == 0
+
+
+def test_a_pid_used_again_is_not_ours(daemon: Daemon) -> None:
+    daemon("start")
+    state = daemon.folder / "zsqd.json"
+    true = state.read_text()
+    state.write_text(json.dumps({"serve": {"pid": os.getpid(), "born": "another boot/1"}}))
+    assert daemon("status").returncode == 3
+    assert daemon("stop").stdout.startswith("zsqd: not running")
+    state.write_text(true)
+    assert daemon("status").returncode == 0
+
+
+def test_wrong_usage(daemon: Daemon) -> None:
+    assert daemon("jump").returncode == 2
+    assert daemon("stop", "--fail").returncode == 2
+    assert daemon("stop", "--wait", "long").returncode == 1
