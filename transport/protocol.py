@@ -258,7 +258,8 @@ class Touch(Wire):
 class Answer(Wire):
     """To Fin, Req, Touch: the ranges that were not under this lease any more and stayed as they were.
 
-    To an answer without a request number it is sent only if there are such.
+    To an answer without a request number it is sent only if there are such. The range (-1, 0) stands for all of a
+    delivery that is not known (any more).
     """
 
     op: ClassVar[int] = 37
@@ -295,10 +296,15 @@ class Blocks(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Append(Wire):
-    """Blocks follow, in order. Answered by Appended or Failed; of a failed append nothing is stored."""
+    """Blocks follow, in order. Answered by Appended or Failed; of a failed append nothing is stored.
+
+    After a failure storage takes only appends of the next `epoch`, so that those already on their way fail too
+    and no producer's sequence gets a gap.
+    """
 
     op: ClassVar[int] = 50
     request: int
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,6 +326,14 @@ class Head(Wire):
 
 
 # Channel, topic and storage
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTopic(Wire):
+    """Topic to storage: what was recovered. Done.data: {"producers": {id: (next sequence, recent)}, "head": int, "visible_end": int}."""
+
+    op: ClassVar[int] = 59
+    request: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,15 +409,6 @@ class Empty(Wire):
 
     op: ClassVar[int] = 67
     request: int
-
-
-@dataclass(frozen=True, slots=True)
-class DropChannel(Wire):
-    """Supervisor to storage: remove the channel's rows; its process has ended. Done after the commit."""
-
-    op: ClassVar[int] = 68
-    request: int
-    channel: str
 
 
 # Scan
@@ -527,12 +532,20 @@ class Hung(Wire):
     key: int
 
 
+@dataclass(frozen=True, slots=True)
+class Gone(Wire):
+    """Supervisor to gateways: an endpoint's owner died. To topics and channels: a gateway died, and all peers behind its routing id."""
+
+    op: ClassVar[int] = 88
+    who: str
+
+
 WORDS: Final[dict[int, type[Wire]]] = {
     word.op: word
     for word in (
         Beat, Done, Failed, Bye, Open, Lookup, Manage, Stats, Hello, Welcome, Pub, Stored, Unstored,
         Sub, Subscribed, Deliver, Ready, Fin, Req, Touch, Answer, Fetch, Blocks, Append, Appended, Head,
-        OpenChannel, Save, Attach, Credit, Offer, Behind, Pause, Empty, DropChannel, ScanOrder, Scan, Scanned,
-        ScanReport, Hint, Born, Pulse, Ask, Stop, Order, Targets, PoolSize, Hung,
+        OpenTopic, OpenChannel, Save, Attach, Credit, Offer, Behind, Pause, Empty, ScanOrder, Scan, Scanned,
+        ScanReport, Hint, Born, Pulse, Ask, Stop, Order, Targets, PoolSize, Hung, Gone,
     )
 }  # fmt: skip

@@ -1,0 +1,233 @@
+"""What an actor is: setup, run, teardown; sockets to listen to, timers, a line to the supervisor.
+
+The constructor opens nothing (it runs wherever the spec is unpickled); `on_start` opens, in the child. The loop is: wait for
+input or the next timer, drain what is there (bounded), then `on_turn`, where what was gathered is acted on
+once. Inputs are one derived value: `inputs()` names the ports to listen to now.
+
+An actor dies with its supervisor: it holds one end of a pipe whose other end only the supervisor has, and takes
+PDEATHSIG from the forkserver.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+
+from ..transport.errors import E_BAD_COMMAND, UsageError, ZsqError
+from ..transport.protocol import Ask, Born, Failed, Gone, Order, Pulse, Stop, Wire
+from . import options
+from .port import Envelope, Mail, Port
+from .process import private_bytes, release_memory
+
+log = logging.getLogger("zsq")
+
+_MS = 1_000_000
+
+
+class StartFailed(Exception):
+    """This actor cannot start; the text goes to the supervisor."""
+
+
+class Actor:
+    """Base of all children. Subclasses give `on_start`, handlers `on_<word>`, and what they want of the other hooks."""
+
+    def __init__(self, key: int, title: str, settings: dict[str, Any]) -> None:
+        self.key = key
+        self.title = title
+        self.settings = settings
+        self.stopping = False
+        self.context: zmq.Context[zmq.Socket[bytes]]
+        self.supervisor: Port
+        self._lifeline = -1
+        self._ports: list[Port] = []
+        self._timers: list[list[Any]] = []  # [due_ns, interval_ns, function]
+        self._handlers: dict[type[Wire], Callable[[Port, Mail], None] | None] = {}
+        self._poller: zmq.Poller
+        self._started_ns = time.monotonic_ns()
+
+    # To be given by subclasses
+
+    def on_start(self) -> dict[str, Any]:
+        """Open what is needed; returns what the supervisor is told in Born."""
+        raise StartFailed(f"{self.title} has nothing to start")
+
+    def on_turn(self) -> None:
+        """After each round of inputs and timers."""
+
+    def on_stop(self) -> bool:
+        """Asked on each turn while stopping: True when everyone who waits has been answered."""
+        return True
+
+    def on_end(self) -> None:
+        """Close files. Sockets are closed after it."""
+
+    def on_gone(self, who: str) -> None:
+        """A gateway died, and all peers behind it with it (or an endpoint's owner, for gateways)."""
+
+    def on_order(self, word: Order) -> dict[str, Any] | None:
+        """A Manage action; the answer's data, or None where the answer comes later."""
+        raise UsageError(E_BAD_COMMAND, f"{self.title} cannot {word.action}")
+
+    def statistics(self) -> dict[str, Any]:
+        return {}
+
+    # Tools for subclasses
+
+    def open_router(self, endpoint: str) -> Port:
+        port = Port(self.context, zmq.ROUTER)
+        port.socket.bind(endpoint)
+        return self._listen(port)
+
+    def open_dealer(self, endpoint: str, routing_id: bytes = b"") -> Port:
+        port = Port(self.context, zmq.DEALER, routing_id=routing_id)
+        port.socket.connect(endpoint)
+        return self._listen(port)
+
+    def _listen(self, port: Port) -> Port:
+        self._ports.append(port)
+        self._poller.register(port.socket, zmq.POLLIN)
+        return port
+
+    def close_port(self, port: Port) -> None:
+        self._ports.remove(port)
+        self._poller.unregister(port.socket)
+        port.close()
+
+    def listen_raw(self, source: Any) -> None:
+        """Wake up when `source` (a socket of a thread) is readable; `on_raw` is then called."""
+        self._poller.register(source, zmq.POLLIN)
+
+    def on_raw(self, source: Any) -> None:
+        """A source given to `listen_raw` is readable."""
+
+    def every(self, interval_ms: float, function: Callable[[], None]) -> None:
+        interval_ns = int(interval_ms * _MS)
+        self._timers.append([time.monotonic_ns() + interval_ns, interval_ns, function])
+
+    # The life of an actor
+
+    def run(self, supervisor_endpoint: str, lifeline: int) -> None:
+        self._lifeline = lifeline
+        self.context = zmq.Context()
+        self.context.set(zmq.MAX_SOCKETS, options.SOCKETS_MAX)
+        self._poller = zmq.Poller()
+        self._poller.register(lifeline, zmq.POLLIN)
+        self.supervisor = self.open_dealer(supervisor_endpoint)
+        self.every(options.PULSE_MS, self.pulse)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the supervisor decides
+        try:
+            data = self.on_start()
+        except (ZsqError, StartFailed, OSError, zmq.ZMQError) as error:
+            log.error("%s cannot start: %s", self.title, error)
+            code = error.code if isinstance(error, ZsqError) else type(error).__name__
+            self.supervisor.send((), Failed(self.key, code, str(error)))
+            self._close()
+            raise SystemExit(3) from None
+        self.supervisor.send((), Born(self.key, self.key, data))
+        gc.freeze()  # what was imported lives as long as the process: never look at it again
+        try:
+            self._loop()
+        finally:
+            self.on_end()
+            self._close()
+
+    def _close(self) -> None:
+        for port in self._ports:
+            port.close()
+        self.context.term()
+
+    def _loop(self) -> None:
+        by_socket: dict[Any, Port] = {}
+        while True:
+            events = self._poller.poll(self._wait_ms())
+            for source, _ in events:
+                port = by_socket.get(source)
+                if port is None:
+                    if source == self._lifeline:
+                        os._exit(0)  # the supervisor is dead: nothing may be answered any more, nothing needs to be closed
+                    by_socket = {port.socket: port for port in self._ports}
+                    port = by_socket.get(source)
+                if port is not None:
+                    self._drain(port)
+                else:
+                    self.on_raw(source)
+            self._run_timers()
+            self.on_turn()
+            if self.stopping and self.on_stop():
+                return
+
+    def _wait_ms(self) -> int:
+        if self.stopping:
+            return 10
+        due = min(timer[0] for timer in self._timers)
+        return max(0, (due - time.monotonic_ns()) // _MS + 1)
+
+    def _run_timers(self) -> None:
+        now = time.monotonic_ns()
+        for timer in self._timers:
+            if timer[0] <= now:
+                timer[0] = now + timer[1]
+                timer[2]()
+
+    def _drain(self, port: Port) -> None:
+        for mail in port.receive(options.DRAIN_MAX):
+            if not isinstance(mail, Mail):
+                self._refuse(port, mail[0], mail[1])
+                continue
+            try:
+                self._dispatch(port, mail)
+            except ZsqError as error:
+                self._refuse(port, mail.envelope, error, getattr(mail.word, "request", 0))
+
+    def _dispatch(self, port: Port, mail: Mail) -> None:
+        word = mail.word
+        kind = type(word)
+        if kind not in self._handlers:
+            self._handlers[kind] = getattr(self, f"on_{kind.__name__.lower()}_word", None)
+        handler = self._handlers[kind]
+        if port is self.supervisor and isinstance(word, (Stop, Ask, Gone, Order)):
+            self._on_supervisor(word)
+        elif handler is not None:
+            handler(port, mail)
+        else:
+            raise UsageError(E_BAD_COMMAND, f"{self.title} does not know {kind.__name__}")
+
+    def _refuse(self, port: Port, envelope: Envelope, error: ZsqError, request: int = 0) -> None:
+        log.debug("%s refuses: %s", self.title, error)
+        port.send(envelope, Failed(request, error.code, error.text))
+
+    def _on_supervisor(self, word: Wire) -> None:
+        if isinstance(word, Stop):
+            self.stopping = True
+        elif isinstance(word, Gone):
+            self.on_gone(word.who)
+        elif isinstance(word, Ask):
+            self.pulse(word.request)
+        elif isinstance(word, Order):
+            try:
+                data = self.on_order(word)
+            except ZsqError as error:
+                self.supervisor.send((), Failed(word.request, error.code, error.text))
+                return
+            if data is not None:
+                self.answer_order(word.request, data)
+
+    def answer_order(self, request: int, data: dict[str, Any]) -> None:
+        from ..transport.protocol import Done
+
+        self.supervisor.send((), Done(request, data))
+
+    def pulse(self, request: int = 0) -> None:
+        stats = self.statistics()
+        if request:
+            stats["private_bytes"] = private_bytes()
+        else:
+            release_memory()
+        self.supervisor.send((), Pulse(self.key, request, stats))

@@ -1,0 +1,392 @@
+"""A channel's logic: who holds which message until when. Pure.
+
+Where a message can be, once the cursor has passed it:
+
+    in flight    under a lease of one consumer
+    again        to be delivered again, its attempt number committed
+    uncommitted  to be delivered again, after its attempt number is committed
+    deferred     not before a due time (wall clock)
+    finished     nowhere any more
+
+All but the last are *holes*: rows (start, count, attempts, due) that are committed in the state store with the cursor. A row's
+attempts is the highest number under which the message may have been sent, so after a crash numbers never fall.
+Nothing here depends on how many messages a run has: runs are cut and joined, messages are not touched.
+
+Times: leases in monotonic ns (`now_ns`), due times in wall ns (`wall_ns`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ..transport.block import Block
+from ..transport.protocol import MESSAGE_TIMEOUT_MS_MAX, Range, Run
+from . import options
+from .in_flight import DeadlineHeap
+from .lease import Changes, Consumer, Hole, Lease, Parcel, Peer
+from .ranges import take, total
+from .shelf import BlockShelf
+
+UNKNOWN_DELIVERY: Range = (-1, 0)
+_MS = 1_000_000
+
+
+class Delivery:
+    """One channel. Commands come from consumers, blocks from the feed; parcels and changes go out."""
+
+    def __init__(self, incarnation: int, next_offset: int, holes: Iterable[Hole], counters: dict[str, int], paused: bool) -> None:
+        self.next_offset = next_offset  # the next to take
+        self.window_end = next_offset  # the next to come from the feed
+        self.window_bytes = 0
+        self.paused = paused
+        self.counters = {"message_count": 0, "finish_count": 0, "requeue_count": 0, "timeout_count": 0, "lost_count": 0} | counters
+        self.consumers: dict[Peer, Consumer] = {}
+        self.wanted: set[int] = set()  # offsets whose blocks are needed for a redelivery and not on the shelf
+        self.dirty = False
+        self._token = (incarnation & 0x7FFFFFFF) << 32
+        self._turns: deque[Consumer] = deque()
+        self._window: deque[Block] = deque()
+        self._shelf = BlockShelf(options.CACHE_BYTES_MAX)
+        self._leases: dict[int, Lease] = {}
+        self._lease_rows = 0
+        self._deadlines: DeadlineHeap[int] = DeadlineHeap()
+        self._again: deque[Run] = deque()
+        self._uncommitted: list[Run] = []
+        self._committing: list[Run] = []
+        self._deferred: DeadlineHeap[int] = DeadlineHeap()
+        self._deferred_runs: dict[int, tuple[int, int]] = {}  # start -> count, attempts
+        self._saved: dict[int, tuple[int, int, int]] = {}
+        for start, count, attempts, due_ns in holes:
+            self._saved[start] = (count, attempts, due_ns)
+            if due_ns:
+                self._defer((start, count, attempts), due_ns)
+            else:
+                self._uncommitted.append((start, count, attempts))
+
+    # Consumers
+
+    def subscribe(self, consumer: Consumer) -> None:
+        self.unsubscribe(consumer.peer)
+        self.consumers[consumer.peer] = consumer
+        self._turns.append(consumer)
+
+    def set_ready(self, peer: Peer, ready: int) -> None:
+        self.consumers[peer].ready = max(0, ready)
+
+    def unsubscribe(self, peer: Peer) -> bool:
+        """The consumer left or was lost: all it holds is to be delivered again."""
+        consumer = self.consumers.pop(peer, None)
+        if consumer is None:
+            return False
+        self._turns.remove(consumer)
+        for token in list(consumer.tokens):
+            self._uncommitted.extend(self._end_lease(token).runs)
+            self.dirty = True
+        if not self.consumers:
+            self._drop_blocks()
+        return True
+
+    def lost_consumers(self, now_ns: int) -> list[Peer]:
+        """Those not heard of for two heartbeats."""
+        return [c.peer for c in self.consumers.values() if now_ns - c.seen_ns > 2 * c.heartbeat_ns]
+
+    def is_wanted(self) -> bool:
+        """Some consumer would take new messages."""
+        return not self.paused and any(c.ready > 0 for c in self.consumers.values())
+
+    # Blocks
+
+    def offer(self, block: Block, *, from_storage: bool = False) -> bool:
+        """The next block: taken if it is the expected one, ignored if older, False if there is a gap.
+
+        What storage skips does not exist any more (damage, retention): it is counted and stepped over.
+        """
+        if block.next_offset <= self.window_end:
+            return True
+        if block.first_offset > self.window_end:
+            if not from_storage:
+                return False
+            self.counters["lost_count"] += block.first_offset - self.window_end
+            if not self._window:
+                self.next_offset = block.first_offset
+        self._window.append(block)
+        self.window_bytes += block.length
+        self.window_end = block.next_offset
+        return True
+
+    def shelve(self, block: Block) -> None:
+        """A block that was asked for through `wanted`."""
+        self._shelf.put(block)
+        self.wanted.difference_update([o for o in self.wanted if block.first_offset <= o < block.next_offset])
+
+    def lost(self, start: int, stop: int) -> None:
+        """Storage has nothing at these offsets: they will never be delivered."""
+        self.wanted.difference_update([o for o in self.wanted if start <= o < stop])
+        kept: deque[Run] = deque()
+        for run in self._again:
+            gone, left, _ = take([run], [(start, stop - start)])
+            self.counters["lost_count"] += total(gone)
+            kept.extend(left)
+        self._again = kept
+        self.dirty = True
+
+    def _drop_blocks(self) -> None:
+        """Give the memory back: what is in the window will be read again."""
+        self._window.clear()
+        self.window_bytes = 0
+        self.window_end = self.next_offset
+        self._shelf.clear()
+        self.wanted.clear()
+
+    # Deliveries
+
+    def next_parcel(self, now_ns: int) -> Parcel | None:
+        """The next delivery, or None when no consumer has room or nothing waits. Consumers take turns."""
+        if self.paused:
+            return None
+        for _ in range(len(self._turns)):
+            consumer = self._turns[0]
+            self._turns.rotate(-1)
+            room = consumer.ready - consumer.in_flight
+            if room > 0:
+                parcel = self._for(consumer, room, now_ns)
+                if parcel is None:
+                    self._turns.rotate(1)  # nothing waits: the turn stays where it was
+                return parcel
+        return None
+
+    def _for(self, consumer: Consumer, room: int, now_ns: int) -> Parcel | None:
+        rows = self._lease_rows + len(self._again) + len(self._uncommitted) + len(self._committing) + len(self._deferred)
+        new = bool(self._window) and rows < options.HOLE_ROWS_MAX
+        if self._again and not (new and consumer.again_last):
+            quota = min(room, max(1, consumer.ready // 2)) if new else room
+            parts, runs = self._collect_again(min(quota, options.GATHER_COUNT_MAX))
+            if runs:
+                consumer.again_last = True
+                return self._lease(consumer, runs, parts, now_ns)
+        consumer.again_last = False
+        if not new:
+            return None
+        block = self._window[0]
+        start = self.next_offset - block.first_offset
+        stop = min(block.count, start + room)
+        run = (self.next_offset, stop - start, 1)
+        self.next_offset += stop - start
+        if stop == block.count:
+            self._window.popleft()
+            self.window_bytes -= block.length
+            self._shelf.put(block)
+            if self._window:  # over a gap, where there is one
+                self.next_offset = max(self.next_offset, self._window[0].first_offset)
+        return self._lease(consumer, [run], [(block, start, stop)], now_ns)
+
+    def _collect_again(self, quota: int) -> tuple[list[tuple[Block, int, int]], list[Run]]:
+        """Up to `quota` messages whose blocks are at hand; the offsets of those that are not go to `wanted`."""
+        parts: list[tuple[Block, int, int]] = []
+        runs: list[Run] = []
+        waiting: list[Run] = []
+        size = 0
+        while self._again and quota > 0 and size < options.GATHER_BYTES_MAX and len(waiting) < options.FETCHES_MAX:
+            first, count, attempts = self._again.popleft()
+            block = self._find(first)
+            if block is None:
+                self.wanted.add(first)
+                waiting.append((first, count, attempts))
+                continue
+            start = first - block.first_offset
+            stop = min(block.count, start + count, start + quota)
+            parts.append((block, start, stop))
+            runs.append((first, stop - start, attempts))
+            size += block.length * (stop - start) // block.count
+            quota -= stop - start
+            if stop - start < count:
+                self._again.appendleft((first + stop - start, count - (stop - start), attempts))
+        self._again.extendleft(reversed(waiting))
+        return parts, runs
+
+    def _find(self, offset: int) -> Block | None:
+        block = self._shelf.find(offset)
+        if block is None and self._window and self._window[0].first_offset <= offset < self._window[0].next_offset:
+            block = self._window[0]
+        return block
+
+    def _lease(self, consumer: Consumer, runs: list[Run], parts: list[tuple[Block, int, int]], now_ns: int) -> Parcel:
+        self._token += 1
+        count = total(runs)
+        self._leases[self._token] = Lease(consumer, runs, now_ns)
+        self._lease_rows += len(runs)
+        self._deadlines.set(self._token, now_ns + consumer.timeout_ns)
+        consumer.tokens.add(self._token)
+        consumer.in_flight += count
+        consumer.message_count += count
+        self.counters["message_count"] += count
+        self.dirty = True
+        return Parcel(consumer.peer, self._token, tuple(runs), parts, consumer.timeout_ns)
+
+    def _end_lease(self, token: int) -> Lease:
+        lease = self._leases.pop(token)
+        self._deadlines.remove(token)
+        self._lease_rows -= len(lease.runs)
+        lease.consumer.tokens.discard(token)
+        lease.consumer.in_flight -= total(lease.runs)
+        return lease
+
+    # Answers
+
+    def _answered(self, peer: Peer, token: int, ranges: Sequence[Range]) -> tuple[list[Run], Sequence[Range]]:
+        """(what was under this lease and is not any more, what was refused and stays as it was)."""
+        lease = self._leases.get(token)
+        if lease is None or lease.consumer.peer != peer:
+            return [], tuple(ranges) or (UNKNOWN_DELIVERY,)
+        taken, left, refused = take(lease.runs, ranges)
+        if not taken:
+            return [], refused
+        lease.consumer.in_flight -= total(taken)
+        self._lease_rows += len(left) - len(lease.runs)
+        lease.runs = left
+        if not left:
+            self._end_lease(token)
+        self.dirty = True
+        return taken, refused
+
+    def fin(self, peer: Peer, token: int, ranges: Sequence[Range]) -> Sequence[Range]:
+        """Finished. Returns the ranges that were not under this lease; nothing is done to those."""
+        taken, refused = self._answered(peer, token, ranges)
+        count = total(taken)
+        self.counters["finish_count"] += count
+        if peer in self.consumers:
+            self.consumers[peer].finish_count += count
+        return refused
+
+    def req(self, peer: Peer, token: int, ranges: Sequence[Range], delay_ns: int, wall_ns: int) -> Sequence[Range]:
+        """Again, at once or after a delay (clamped to an hour). Returns the refused ranges."""
+        taken, refused = self._answered(peer, token, ranges)
+        count = total(taken)
+        self.counters["requeue_count"] += count
+        if peer in self.consumers:
+            self.consumers[peer].requeue_count += count
+        if delay_ns > 0:
+            for run in taken:
+                self._defer(run, wall_ns + delay_ns)
+        else:
+            self._uncommitted.extend(taken)
+        return refused
+
+    def touch(self, peer: Peer, token: int, now_ns: int) -> Sequence[Range]:
+        """More time: the consumer's timeout from now, at most 15 minutes since the delivery."""
+        lease = self._leases.get(token)
+        if lease is None or lease.consumer.peer != peer:
+            return (UNKNOWN_DELIVERY,)
+        cap = lease.sent_ns + MESSAGE_TIMEOUT_MS_MAX * _MS
+        self._deadlines.set(token, min(now_ns + lease.consumer.timeout_ns, cap))
+        return ()
+
+    def _defer(self, run: Run, due_ns: int) -> None:
+        self._deferred.set(run[0], due_ns)
+        self._deferred_runs[run[0]] = (run[1], run[2])
+
+    # The scan
+
+    def scan(self, now_ns: int, wall_ns: int) -> bool:
+        """Leases that ended, deferred messages that are due, consumers that were lost. True if there was any."""
+        found = False
+        for peer in self.lost_consumers(now_ns):
+            found = self.unsubscribe(peer) or found
+        while (token := self._deadlines.pop_due(now_ns)) is not None:
+            lease = self._end_lease(token)
+            self.counters["timeout_count"] += total(lease.runs)
+            self._uncommitted.extend(lease.runs)
+            found = True
+        while (start := self._deferred.pop_due(wall_ns)) is not None:
+            count, attempts = self._deferred_runs.pop(start)
+            self._uncommitted.append((start, count, attempts))
+            found = True
+        self.dirty = self.dirty or found
+        return found
+
+    def next_due(self, now_ns: int, wall_ns: int) -> int:
+        """When the next scan has something to do, in monotonic ns; 0 for never."""
+        times = [c.seen_ns + 2 * c.heartbeat_ns + 1 for c in self.consumers.values()]
+        lease = self._deadlines.next_due()
+        if lease is not None:
+            times.append(lease)
+        due = self._deferred.next_due()
+        if due is not None:
+            times.append(now_ns + due - wall_ns)
+        return max(1, min(times)) if times else 0
+
+    # Commits
+
+    def changes(self) -> Changes:
+        """What changed since the last call; one commit is out at a time. Redeliveries wait for it."""
+        self._committing, self._uncommitted = self._uncommitted, []
+        rows: dict[int, tuple[int, int, int]] = {}
+        for lease in self._leases.values():
+            for start, count, attempts in lease.runs:
+                rows[start] = (count, attempts, 0)
+        for start, count, attempts in self._again:
+            rows[start] = (count, attempts, 0)
+        for start, count, attempts in self._committing:
+            rows[start] = (count, attempts + 1, 0)
+        for due_ns, start in self._deferred.items():
+            rows[start] = (*self._deferred_runs[start], due_ns)
+        saved = self._saved
+        put = tuple((start, *row) for start, row in rows.items() if saved.get(start) != row)
+        gone = tuple(saved.keys() - rows.keys())
+        self._saved = rows
+        self.dirty = False
+        return Changes(self.next_offset, put, gone)
+
+    def committed(self) -> None:
+        """The last `changes` are on disk: their redeliveries may be sent."""
+        self._again.extend((start, count, attempts + 1) for start, count, attempts in self._committing)
+        self._committing = []
+
+    def waits_for_commit(self) -> bool:
+        return bool(self._uncommitted)
+
+    def empty(self, head: int) -> None:
+        """Clear the backlog, leases included: what consumers hold cannot be answered any more."""
+        for token in list(self._leases):
+            self._end_lease(token)
+        self._again.clear()
+        self._uncommitted.clear()
+        self._committing.clear()
+        self._deferred.clear()
+        self._deferred_runs.clear()
+        self.next_offset = max(self.next_offset, head)
+        self._drop_blocks()
+        self.dirty = True
+
+    # What it looks like from outside
+
+    def statistics(self, head: int) -> dict[str, Any]:
+        """NSQ's field names. `depth`: waiting, neither in flight nor deferred."""
+        again = total(self._again) + total(self._uncommitted) + total(self._committing)
+        depth = max(0, head - self.next_offset) + again
+        return {
+            "depth": depth,
+            "backend_depth": max(0, head - self.window_end),
+            "in_flight_count": sum(total(lease.runs) for lease in self._leases.values()),
+            "deferred_count": sum(count for count, _ in self._deferred_runs.values()),
+            "paused": self.paused,
+            "next_offset": self.next_offset,
+            "requeued_waiting": again,
+            "window_end": self.window_end,
+            "client_count": len(self.consumers),
+            "clients": [
+                {
+                    "client_id": c.label,
+                    "ready_count": c.ready,
+                    "in_flight_count": c.in_flight,
+                    "message_count": c.message_count,
+                    "finish_count": c.finish_count,
+                    "requeue_count": c.requeue_count,
+                    "connect_ts": c.connect_ts,
+                }
+                for c in self.consumers.values()
+            ],
+            **self.counters,
+        }

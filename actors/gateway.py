@@ -1,0 +1,179 @@
+"""The ZeroMQ gateway: links of clients elsewhere, forwarded to the actors without looking into blocks.
+
+A link begins with Open; what follows is passed on as it came, with the client's routing id as one more part of the
+envelope, so the actors see each client apart. Only words that a client may say are let through (by their opcode: one
+byte of the control frame); the inner words of actors are not to be had from outside.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final, NamedTuple, cast
+
+import zmq
+
+from ..transport import protocol as p
+from ..transport.codec import decode, encode
+from ..transport.errors import E_BAD_COMMAND, E_HELLO, E_LIMIT, E_UNREACHABLE, UsageError, ZsqError
+from . import options
+from .actor import Actor, StartFailed
+from .port import Mail, Port
+
+ALLOWED: Final[dict[str, frozenset[int]]] = {
+    "supervisor": frozenset(w.op for w in (p.Lookup, p.Manage, p.Stats, p.Beat, p.Bye)),
+    "topic": frozenset(w.op for w in (p.Hello, p.Pub, p.Beat, p.Bye)),
+    "reader": frozenset(w.op for w in (p.Fetch, p.Beat, p.Bye)),
+    "channel": frozenset(w.op for w in (p.Sub, p.Ready, p.Fin, p.Req, p.Touch, p.Beat, p.Bye)),
+}
+LINKS_MAX: Final = 10_000
+_SILENT_NS: Final = 3 * p.HEARTBEAT_MS_MAX * 1_000_000  # a link without a word for so long is forgotten
+
+
+class _Link(NamedTuple):
+    kind: str
+    endpoint: str
+    port: Port
+
+
+class Gateway(Actor):
+    """Settings: listen ("host:port"), supervisor (endpoint)."""
+
+    def on_start(self) -> dict[str, Any]:
+        listen = self.settings["listen"]
+        self.front = Port(self.context, zmq.ROUTER)
+        self.front.socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+        self.front.socket.setsockopt(zmq.BACKLOG, 1_024)
+        try:
+            self.front.socket.bind(f"tcp://{listen}")
+        except zmq.ZMQError as error:
+            raise StartFailed(f"cannot listen on tcp://{listen}: {error}; is another broker running? choose another --listen") from None
+        self._listen(self.front)
+        self.actors: dict[str, Port] = {}  # endpoint -> our dealer there
+        self.links: dict[bytes, _Link] = {}
+        self._seen: dict[bytes, int] = {}
+        self._opens: dict[int, tuple[bytes, p.Open]] = {}
+        self._request = 0
+        self.asking = self.open_dealer(self.settings["supervisor"])
+        self.every(30_000, self._forget)
+        return {"endpoint": self.front.socket.getsockopt_string(zmq.LAST_ENDPOINT)}
+
+    def _routing_id(self) -> bytes:
+        return f"gateway-{self.key}".encode()
+
+    def _drain(self, port: Port) -> None:
+        """Forward without decoding; only Open is for the gateway itself."""
+        if port is self.front:
+            self._forward_in()
+        elif port is self.supervisor or port is self.asking:
+            super()._drain(port)
+        else:
+            self._forward_out(port)
+
+    def _forward_in(self) -> None:
+        for _ in range(options.DRAIN_MAX):
+            try:
+                frames: list[Any] = self.front.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            client = frames[0].bytes
+            if len(frames) < 3 or len(frames) > p.FRAMES_MAX or len(frames[1]):
+                continue
+            control = frames[2].buffer
+            op = control[1] if len(control) > 1 else 0
+            link = self.links.get(client)
+            if link is not None:
+                self._seen[client] = time.monotonic_ns()
+            if op == p.Open.op:
+                self._open(client, frames[2].bytes)
+            elif link is None:
+                self._fail(client, 0, E_HELLO, "open a link first")
+            elif op not in ALLOWED[link.kind]:
+                self._fail(client, 0, E_BAD_COMMAND, f"a {link.kind} link does not take opcode {op}")
+            elif not link.port.send_frames(frames):
+                self._end_link(client)
+            elif op == p.Bye.op:
+                self.links.pop(client, None)
+
+    def _forward_out(self, port: Port) -> None:
+        for _ in range(options.DRAIN_MAX):
+            try:
+                frames: list[Any] = port.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            if not self.front.send_frames(frames):
+                client = frames[0].bytes
+                link = self.links.pop(client, None)
+                if link is not None:  # the client is gone or stuck: its consumer's messages go to others at once
+                    link.port.send((client,), p.Bye())
+
+    def _open(self, client: bytes, control: bytes) -> None:
+        try:
+            word = decode(control)
+            if not isinstance(word, p.Open):
+                raise UsageError(E_BAD_COMMAND, "a link begins with Open")
+            if word.kind not in ALLOWED:
+                raise UsageError(E_BAD_COMMAND, f"there is no link of kind {word.kind!r}, only {', '.join(ALLOWED)}")
+            if len(self.links) >= LINKS_MAX:
+                raise ZsqError(E_LIMIT, f"this gateway has {LINKS_MAX} links already")
+        except ZsqError as error:
+            self._fail(client, 0, error.code, error.text)
+            return
+        if word.kind == "supervisor":
+            self._attach(client, word, self.settings["supervisor"])
+            return
+        self._request += 1
+        self._opens[self._request] = (client, word)
+        channel = word.channel if word.kind == "channel" else ""
+        self.asking.send((), p.Lookup(self._request, word.topic, channel, word.create))
+
+    def _attach(self, client: bytes, word: p.Open, endpoint: str) -> None:
+        port = self.actors.get(endpoint)
+        if port is None:
+            port = self.actors[endpoint] = self.open_dealer(endpoint, self._routing_id())
+        self.links[client] = _Link(word.kind, endpoint, port)
+        self.front.send((client,), p.Done(word.request, {}))
+
+    def on_done_word(self, port: Port, mail: Mail) -> None:
+        word = cast("p.Done", mail.word)
+        client, asked = self._opens.pop(word.request, (b"", None))
+        if asked is not None:
+            self._attach(client, asked, word.data[asked.kind])
+
+    def on_failed_word(self, port: Port, mail: Mail) -> None:
+        word = cast("p.Failed", mail.word)
+        client, asked = self._opens.pop(word.request, (b"", None))
+        if asked is not None:
+            self._fail(client, asked.request, word.code, word.text)
+
+    def _fail(self, client: bytes, request: int, code: str, text: str) -> None:
+        self.front.send((client,), p.Failed(request, code, text))
+
+    def _end_link(self, client: bytes) -> None:
+        if self.links.pop(client, None) is not None:
+            self.front.send_frames([client, b"", encode(p.Bye())])
+
+    def on_gone(self, who: str) -> None:
+        """An actor died: its clients are told to look for the successor."""
+        port = self.actors.pop(who, None)
+        if port is not None:
+            self.close_port(port)
+        for client in [client for client, link in self.links.items() if link.endpoint == who]:
+            self._end_link(client)
+
+    def _forget(self) -> None:
+        limit = time.monotonic_ns() - _SILENT_NS
+        for client in [client for client, seen in self._seen.items() if seen < limit]:
+            del self._seen[client]
+            link = self.links.pop(client, None)
+            if link is not None:
+                link.port.send((client,), p.Bye())
+
+    def on_stop(self) -> bool:
+        for client in list(self.links):
+            self._end_link(client)
+        for client, asked in self._opens.values():
+            self._fail(client, asked.request, E_UNREACHABLE, "the gateway is stopping")
+        return True
+
+    def statistics(self) -> dict[str, Any]:
+        return {"links": len(self.links), "actors": len(self.actors)}

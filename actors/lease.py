@@ -1,0 +1,55 @@
+"""What a channel hands out and holds: parcels, leases, consumers, changes to commit. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ..transport.block import Block
+from ..transport.protocol import Run
+
+Peer = tuple[bytes, ...]
+Hole = tuple[int, int, int, int]  # start, count, attempts, due_ns
+
+
+class Parcel(NamedTuple):
+    """An effect: send these messages (parts of blocks) to this consumer."""
+
+    peer: Peer
+    token: int
+    runs: tuple[Run, ...]
+    parts: list[tuple[Block, int, int]]
+    timeout_ns: int
+
+
+class Changes(NamedTuple):
+    """What is to be committed: the cursor, rows to write, starts of rows to remove."""
+
+    next_offset: int
+    holes_put: tuple[Hole, ...]
+    holes_gone: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Consumer:
+    peer: Peer
+    label: str
+    ready: int
+    timeout_ns: int
+    heartbeat_ns: int
+    seen_ns: int
+    connect_ts: int
+    in_flight: int = 0
+    message_count: int = 0
+    finish_count: int = 0
+    requeue_count: int = 0
+    again_last: bool = False
+    tokens: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Lease:
+    consumer: Consumer
+    runs: Sequence[Run]
+    sent_ns: int

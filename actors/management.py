@@ -1,0 +1,323 @@
+"""What clients ask of the supervisor: Lookup, Manage, Stats. Answers that need others are kept in a bounded table until they come."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..transport import protocol as p
+from ..transport.errors import (
+    E_BAD_ARGUMENT,
+    E_BAD_COMMAND,
+    E_CLOSING,
+    E_LIMIT,
+    E_NOT_EMPTY,
+    E_NOT_FOUND,
+    E_TIMEOUT,
+    E_UNSUPPORTED,
+    NotFound,
+    Refused,
+    UsageError,
+    ZsqError,
+)
+from ..transport.names import check_name, is_ephemeral
+from . import options
+from .port import Envelope, Mail
+from .process_table import Child
+from .statistics import broker_statistics, unfinished
+from .topic_group import GroupState, TopicGroup
+
+if TYPE_CHECKING:
+    from .supervisor import Supervisor
+
+_NS_PER_S = 1_000_000_000
+_ANSWER_S = 30.0
+_REPORT_S = 1.0
+
+Callback = Callable[[dict[str, Any] | None, ZsqError | None], None]
+
+
+class _Order(NamedTuple):
+    callback: Callback
+    deadline_ns: int
+    key: int
+
+
+class _Report:
+    """A gathering of fresh pulses: whom it still waits for, and what then."""
+
+    def __init__(self, waiting: set[int], then: Callable[[], None], deadline_ns: int) -> None:
+        self.waiting = waiting
+        self.then = then
+        self.deadline_ns = deadline_ns
+
+
+class Management:
+    def __init__(self, supervisor: Supervisor) -> None:
+        self.supervisor = supervisor
+        self._request = 0
+        self._orders: dict[int, _Order] = {}
+        self._reports: dict[int, _Report] = {}
+
+    def on_mail(self, mail: Mail) -> None:
+        word = mail.word
+        request = getattr(word, "request", 0)
+        try:
+            if isinstance(word, (p.Done, p.Failed)):
+                self._on_answer(word)
+            elif isinstance(word, p.Lookup):
+                self._lookup(mail.envelope, word)
+            elif isinstance(word, p.Manage):
+                self._manage(mail.envelope, word)
+            elif isinstance(word, p.Stats):
+                self._stats(mail.envelope, word)
+            elif isinstance(word, p.Beat):
+                self.supervisor.port.send(mail.envelope, p.Beat())
+            elif not isinstance(word, p.Bye):
+                raise UsageError(E_BAD_COMMAND, f"the supervisor does not know {type(word).__name__}")
+        except ZsqError as error:
+            self._fail(mail.envelope, request, error)
+
+    def _done(self, envelope: Envelope, request: int, data: dict[str, Any]) -> None:
+        self.supervisor.port.send(envelope, p.Done(request, data))
+
+    def _fail(self, envelope: Envelope, request: int, error: ZsqError) -> None:
+        self.supervisor.port.send(envelope, p.Failed(request, error.code, error.text))
+
+    # Finding
+
+    def _group(self, topic: str, create: bool, sync: str = "") -> TopicGroup:
+        """The topic's group, made if asked for."""
+        check_name(topic)
+        group = self.supervisor.groups.get(topic)
+        if group is not None:
+            return group
+        if not create:
+            raise NotFound(E_NOT_FOUND, f"topic {topic!r} does not exist")
+        if is_ephemeral(topic):
+            raise UsageError(E_UNSUPPORTED, "topics in memory only come with a later version; use a name without #ephemeral")
+        if len(self.supervisor.groups) >= options.TOPICS_MAX:
+            raise Refused(E_LIMIT, f"a node has at most {options.TOPICS_MAX} topics")
+        sync = sync or self.supervisor.options.sync
+        if sync not in options.SYNC_MODES:
+            raise UsageError(E_BAD_ARGUMENT, f"sync is one of {', '.join(options.SYNC_MODES)}, not {sync!r}")
+        return self.supervisor.add_group(topic, self.supervisor.registry.add(topic, sync))
+
+    def _channel(self, group: TopicGroup, channel: str, create: bool) -> None:
+        check_name(channel, "channel")
+        if channel not in group.channels:
+            if group.state is not GroupState.UP and not create:
+                return  # its channels are not known yet: those who want it wait
+            if not create:
+                raise NotFound(E_NOT_FOUND, f"channel {channel!r} of topic {group.name!r} does not exist")
+            if is_ephemeral(channel):
+                raise UsageError(E_UNSUPPORTED, "channels in memory only come with a later version; use a name without #ephemeral")
+
+    def _lookup(self, envelope: Envelope, word: p.Lookup) -> None:
+        group = self._group(word.topic, word.create)
+        if word.channel:
+            self._channel(group, word.channel, word.create)
+
+        def then(error: ZsqError | None) -> None:
+            if error is not None:
+                self._fail(envelope, word.request, error)
+            elif word.channel and group.channels.get(word.channel) is None:
+                self._fail(envelope, word.request, NotFound(E_NOT_FOUND, f"channel {word.channel!r} does not exist"))
+            else:
+                self._done(envelope, word.request, group.endpoints(word.channel))
+
+        if word.channel and word.channel not in group.channels and not word.create:
+            group.want("", lambda error: self._lookup_again(envelope, word, error))
+        else:
+            group.want(word.channel, then)
+
+    def _lookup_again(self, envelope: Envelope, word: p.Lookup, error: ZsqError | None) -> None:
+        try:
+            if error is not None:
+                raise error
+            self._lookup(envelope, word)
+        except ZsqError as failure:
+            self._fail(envelope, word.request, failure)
+
+    # Managing
+
+    def _manage(self, envelope: Envelope, word: p.Manage) -> None:
+        if word.action == "create":
+            self._create(envelope, word)
+            return
+        if word.action not in ("delete", "pause", "unpause", "empty"):
+            raise UsageError(E_BAD_COMMAND, f"there is no action {word.action!r}")
+        group = self._group(word.topic, create=False)
+        if word.channel and word.channel not in group.channels:
+            raise NotFound(E_NOT_FOUND, f"channel {word.channel!r} of topic {word.topic!r} does not exist")
+        if word.action == "delete":
+            self._delete(envelope, word, group)
+            return
+
+        def ready(error: ZsqError | None) -> None:
+            child = group.channels.get(word.channel) if word.channel else group.topic
+            if error is not None or child is None:
+                self._fail(envelope, word.request, error or Refused(E_CLOSING, "it is being started again; try in a moment"))
+                return
+            head = int(group.topic.stats.get("end", 0)) if group.topic else 0
+            order_options = {str(key): value for key, value in word.options.items()} | {"head": head}
+            self._order(child, word.action, order_options, lambda data, failure: self._relay(envelope, word.request, data, failure))
+
+        if word.action == "empty" and word.channel:  # needs the head as it is now
+            self._gather(self._scope(group), lambda: group.want(word.channel, ready))
+        else:
+            group.want(word.channel, ready)
+
+    def _relay(self, envelope: Envelope, request: int, data: dict[str, Any] | None, error: ZsqError | None) -> None:
+        if error is not None:
+            self._fail(envelope, request, error)
+        else:
+            self._done(envelope, request, data or {})
+
+    def _create(self, envelope: Envelope, word: p.Manage) -> None:
+        existed = word.topic in self.supervisor.groups
+        if word.channel:
+            check_name(word.channel, "channel")
+        group = self._group(word.topic, create=True, sync=str(word.options.get("sync", "")))
+        if word.channel:
+            existed = word.channel in group.channels
+            self._channel(group, word.channel, create=True)
+
+        def then(error: ZsqError | None) -> None:
+            self._relay(envelope, word.request, {"existed": existed}, error)
+
+        group.want(word.channel, then)
+
+    def _delete(self, envelope: Envelope, word: p.Manage, group: TopicGroup) -> None:
+        def decide() -> None:
+            left = unfinished(group, word.channel)
+            if left and not word.options.get("force"):
+                what = f"channel {word.channel!r}" if word.channel else f"topic {word.topic!r}"
+                text = f"{what} has {left} messages that are not finished; drain it, or delete it with force and lose them"
+                self._fail(envelope, word.request, Refused(E_NOT_EMPTY, text))
+            elif word.channel:
+                self._delete_channel(envelope, word, group)
+            else:
+                self._delete_topic(envelope, word, group)
+
+        self._gather(self._scope(group), decide)
+
+    def _delete_topic(self, envelope: Envelope, word: p.Manage, group: TopicGroup) -> None:
+        registry = self.supervisor.registry
+        head = int(group.storage.stats.get("head", group.row.base_offset)) if group.storage else group.row.base_offset
+        registry.set_state(group.name, "deleting", max(head, registry.ended.get(group.name, 0)))
+
+        def stopped() -> None:
+            registry.remove(group.name)
+            self.supervisor.groups.pop(group.name, None)
+            self._done(envelope, word.request, {})
+
+        group.stop(stopped)
+
+    def _delete_channel(self, envelope: Envelope, word: p.Manage, group: TopicGroup) -> None:
+        """Its process ends, then its rows go: a channel exists if and only if its row is committed."""
+        child = group.channels.get(word.channel)
+        storage = group.storage
+        if storage is None or group.state is not GroupState.UP:
+            self._fail(envelope, word.request, Refused(E_CLOSING, "its topic is being started again; try in a moment"))
+            return
+        group.drop_channel(word.channel)
+        if child is not None:
+            self.supervisor.stop_child(child)
+
+        def send() -> None:
+            self._order(storage, "drop", {"channel": word.channel}, lambda d, e: self._relay(envelope, word.request, d, e))
+
+        self._after_end(child, send)
+
+    def _after_end(self, child: Child | None, then: Callable[[], None]) -> None:
+        if child is None or child.state == "ended":
+            then()
+            return
+        self._request += 1
+        self._reports[self._request] = _Report({child.spec.key}, then, time.monotonic_ns() + int(_ANSWER_S * _NS_PER_S))
+
+    # Orders to actors
+
+    def _order(self, child: Child, action: str, order_options: dict[str, Any], callback: Callback) -> None:
+        if len(self._orders) >= options.WAITERS_MAX:
+            raise Refused(E_LIMIT, "too many orders are on their way already")
+        self._request += 1
+        self._orders[self._request] = _Order(callback, time.monotonic_ns() + int(_ANSWER_S * _NS_PER_S), child.spec.key)
+        if not self.supervisor.port.send(child.envelope, p.Order(self._request, action, order_options)):
+            del self._orders[self._request]
+            callback(None, Refused(E_CLOSING, f"{child.spec.title} is being started again; try in a moment"))
+
+    def _on_answer(self, word: p.Done | p.Failed) -> None:
+        order = self._orders.pop(word.request, None)
+        if order is None:
+            return
+        if isinstance(word, p.Done):
+            order.callback(word.data, None)
+        else:
+            order.callback(None, ZsqError(word.code, word.text))
+
+    # Statistics
+
+    def _scope(self, group: TopicGroup | None) -> list[Child]:
+        groups = [group] if group is not None else list(self.supervisor.groups.values())
+        return [child for one in groups for child in one.children() if child.state == "up"]
+
+    def _gather(self, children: list[Child], then: Callable[[], None]) -> None:
+        """Ask for fresh pulses, then go on; after a second with what is known."""
+        if len(self._reports) >= options.WAITERS_MAX:
+            raise Refused(E_LIMIT, "too many questions are on their way already")
+        self._request += 1
+        waiting = {child.spec.key for child in children if self.supervisor.port.send(child.envelope, p.Ask(self._request))}
+        self._reports[self._request] = _Report(waiting, then, time.monotonic_ns() + int(_REPORT_S * _NS_PER_S))
+        self._finish_reports()
+
+    def reported(self, request: int, key: int) -> None:
+        report = self._reports.get(request)
+        if report is not None:
+            report.waiting.discard(key)
+            self._finish_reports()
+
+    def _finish_reports(self) -> None:
+        for request, report in list(self._reports.items()):
+            report.waiting &= self.supervisor.table.children.keys()  # the dead answer nothing
+            if not report.waiting and self._reports.pop(request, None) is not None:
+                report.then()
+
+    def _stats(self, envelope: Envelope, word: p.Stats) -> None:
+        group = self._group(word.topic, create=False) if word.topic else None
+        if word.channel and group is not None and word.channel not in group.channels:
+            raise NotFound(E_NOT_FOUND, f"channel {word.channel!r} of topic {word.topic!r} does not exist")
+        children = self._scope(group)
+        if group is None:
+            children += [child for child in self.supervisor.singles.values() if child.state == "up"]
+
+        def then() -> None:
+            self._done(envelope, word.request, broker_statistics(self.supervisor, word.topic, word.channel))
+
+        self._gather(children, then)
+
+    # Time
+
+    def tick(self, now_ns: int) -> None:
+        """Give up on what takes too long; go on where a process ended."""
+        self._finish_reports()
+        for request, report in list(self._reports.items()):
+            if now_ns > report.deadline_ns:
+                del self._reports[request]
+                report.then()
+        for request, order in list(self._orders.items()):
+            if order.key not in self.supervisor.table.children:
+                del self._orders[request]
+                order.callback(None, Refused(E_CLOSING, "it was started again meanwhile; the order may or may not be in effect"))
+            elif now_ns > order.deadline_ns:
+                del self._orders[request]
+                order.callback(None, ZsqError(E_TIMEOUT, f"no answer within {_ANSWER_S:g} s; the order may still take effect"))
+
+    def stop(self) -> None:
+        """Answer everyone who waits."""
+        orders, self._orders = self._orders, {}
+        for order in orders.values():
+            order.callback(None, Refused(E_CLOSING, "the broker is stopping"))
+        self._reports.clear()

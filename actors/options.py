@@ -1,0 +1,79 @@
+"""Every tunable of the broker, with its unit, default and reason. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+KIB: Final = 1024
+MIB: Final = 1024 * 1024
+
+SYNC_MODES: Final = ("always", "interval", "never")
+SYNC_INTERVAL_MS: Final = 100  # `interval`: EQueue's number; NSQ waits 2 s
+
+# Channel
+WINDOW_BYTES_MAX: Final = 4 * MIB  # blocks a channel holds ahead of its consumers: 20 of 200 KB hide a hop's latency
+CACHE_BYTES_MAX: Final = 4 * MIB  # blocks kept for messages that are requeued; older ones are read from storage again
+HOLE_ROWS_MAX: Final = 10_000  # beyond it no new messages are taken until old ones are done
+SAVE_INTERVAL_MS: Final = 200  # a cursor's changes are committed a few times a second
+GATHER_COUNT_MAX: Final = 1_000  # messages of one delivery that do not lie together
+GATHER_BYTES_MAX: Final = 1 * MIB
+FETCHES_MAX: Final = 4  # outstanding reads of blocks for redelivery
+CONSUMERS_MAX: Final = 10_000
+
+# Topic
+RING_BYTES_MAX: Final = 2 * MIB  # newest blocks, for channels a little behind; the others read from storage
+CREDIT_POOL_BYTES: Final = 256 * MIB  # all producers' unanswered blocks together
+CREDIT_BYTES: Final = 8 * MIB  # one producer's
+CREDIT_BYTES_MIN: Final = 256 * KIB
+APPEND_BYTES_MAX: Final = 2 * MIB  # blocks handed to storage as one append
+APPENDS_OUT_MAX: Final = 8  # appends on their way; more wait in the topic and are gathered
+PRODUCERS_MAX: Final = 100_000
+RECENT_SEQUENCES: Final = 256  # answers remembered for repeated blocks, by producer
+PRODUCER_KEPT_S: Final = 7 * 86_400
+
+# Storage
+CHECKPOINT_INTERVAL_MS: Final = 1_000
+INLINE_SYNC_BYTES_MAX: Final = 64 * KIB  # a small lone append is synced in line: a thread's two wake-ups cost more than it gains
+READ_BYTES_MAX: Final = 4 * MIB
+LOCK_WAIT_S: Final = 10.0
+
+# Scan: NSQ's numbers (nsqd's queueScanLoop)
+SCAN_INTERVAL_MS: Final = 100
+SCAN_REFRESH_MS: Final = 5_000
+SCAN_SELECTION: Final = 20
+SCAN_WORKERS_MAX: Final = 4
+SCAN_WORKER_SHARE: Final = 0.25
+SCAN_DIRTY_SHARE: Final = 0.25
+SCAN_ANSWER_MS: Final = 1_000
+SCAN_MISSED_MAX: Final = 3
+SCAN_HUNG_S: Final = 10.0
+
+# Processes
+PULSE_MS: Final = 1_000
+START_TIMEOUT_S: Final = 30.0
+STOP_TIMEOUT_S: Final = 10.0
+RESTARTS_MAX: Final = 20
+RESTARTS_WITHIN_S: Final = 60.0
+PROCESSES_MAX: Final = 2_500
+TOPICS_MAX: Final = 10_000
+CHANNELS_MAX: Final = 1_000
+WAITERS_MAX: Final = 10_000
+SOCKETS_MAX: Final = 16_384
+DRAIN_MAX: Final = 256  # messages taken from one socket in one turn of the loop
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """What `zsq serve` is told.
+
+    `gateway`: host:port of the ZeroMQ gateway, "" for none. `sync`: mode of topics made without one.
+    """
+
+    data_dir: Path
+    gateway: str = "127.0.0.1:4153"
+    node_id: int = 0
+    chunk_bytes: int = 256 * MIB
+    log_level: str = "info"
+    sync: str = "always"

@@ -1,0 +1,220 @@
+"""A topic's logic: the order of arrival, producers' sequences, pending appends. Pure.
+
+Rules (DESIGN 4.2):
+
+* Of each producer exactly the next sequence is taken. A repeated one that is stored is answered like the first
+  time; one still pending waits for its first. Anything else is E_SEQUENCE with the expected number: accepting a
+  gap would make the resent ones look old and lose them.
+* A producer says Hello on each link first; without it E_HELLO. (A DEALER's pipe outlives its server, so words meant for the
+  topic's predecessor can arrive here.)
+* When an append fails, all appends on their way fail with it (storage refuses the old epoch), and each producer's expected
+  number goes back to its first failed block.
+* `offset -1` in an answer: stored, but where is no longer remembered.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ..transport.block import Block
+from ..transport.errors import E_HELLO, E_LIMIT, E_SEQUENCE
+from ..transport.protocol import Stored, Unstored
+from . import options
+
+Peer = tuple[bytes, ...]
+
+
+class Reply(NamedTuple):
+    """An effect: send this word to this peer."""
+
+    peer: Peer
+    word: Stored | Unstored
+
+
+class _Entry(NamedTuple):
+    producer_id: int
+    sequence: int
+    block: Block
+    peer: Peer
+
+
+@dataclass(slots=True)
+class _Producer:
+    expected: int  # the next sequence to accept: stored and pending ones are below it
+    used_ns: int = 0
+    recent: OrderedDict[int, int] = field(default_factory=OrderedDict)  # sequence -> first offset
+    waiting: dict[int, list[Peer]] = field(default_factory=dict)  # pending sequence -> whom to answer
+
+
+@dataclass(slots=True)
+class _Link:
+    producer_id: int
+    credit_bytes: int
+    seen_ns: int
+    heartbeat_ns: int
+    out_bytes: int = 0  # of blocks taken and not yet answered
+
+
+class Ordering:
+    """`(event, now) -> effects` for one topic. The shell moves what `next_append` returns to storage and sends the replies."""
+
+    def __init__(self, producers: Mapping[int, tuple[int, Sequence[tuple[int, int]]]]) -> None:
+        """`producers`: id -> (next sequence, recent (sequence, first offset)), as storage recovered them."""
+        self._producers = {pid: _Producer(nxt, 0, OrderedDict(recent)) for pid, (nxt, recent) in producers.items()}
+        self._links: dict[Peer, _Link] = {}
+        self._queue: list[_Entry] = []
+        self._out: OrderedDict[int, list[_Entry]] = OrderedDict()
+        self._request = 0
+        self._credit_granted = 0
+        self.epoch = 0
+
+    # Producers come and go
+
+    def hello(self, peer: Peer, producer_id: int, heartbeat_ns: int, now_ns: int) -> tuple[int, int] | None:
+        """(expected, credit_bytes), or None where the pool or the table is exhausted (answer E_LIMIT)."""
+        self.bye(peer)
+        free = options.CREDIT_POOL_BYTES - self._credit_granted
+        credit = min(options.CREDIT_BYTES, free // 4)
+        if credit < options.CREDIT_BYTES_MIN or len(self._links) >= options.PRODUCERS_MAX:
+            return None
+        self._credit_granted += credit
+        self._links[peer] = _Link(producer_id, credit, now_ns, heartbeat_ns)
+        known = self._producers.get(producer_id)
+        if known is not None:
+            known.used_ns = now_ns
+        return (known.expected if known else 0), credit
+
+    def bye(self, peer: Peer) -> None:
+        link = self._links.pop(peer, None)
+        if link is not None:
+            self._credit_granted -= link.credit_bytes
+
+    def seen(self, peer: Peer, now_ns: int) -> bool:
+        """Note a sign of life; False for a peer that has not said Hello."""
+        link = self._links.get(peer)
+        if link is not None:
+            link.seen_ns = now_ns
+        return link is not None
+
+    def gone(self, first: bytes) -> None:
+        """Forget all peers behind a gateway."""
+        for peer in [peer for peer in self._links if peer[0] == first]:
+            self.bye(peer)
+
+    def expire(self, now_ns: int) -> None:
+        """Drop links silent for two heartbeats, and producers not used for a week."""
+        for peer in [p for p, link in self._links.items() if now_ns - link.seen_ns > 2 * link.heartbeat_ns]:
+            self.bye(peer)
+        limit = now_ns - options.PRODUCER_KEPT_S * 1_000_000_000
+        linked = {link.producer_id for link in self._links.values()}
+        for pid in [p for p, row in self._producers.items() if 0 < row.used_ns < limit and not row.waiting and p not in linked]:
+            del self._producers[pid]
+
+    # Blocks come
+
+    def publish(self, peer: Peer, block: Block, now_ns: int) -> list[Reply]:
+        """Take the block, or say why not. The caller has checked checksums and limits."""
+        sequence, producer_id = block.header.sequence, block.header.producer_id
+        link = self._links.get(peer)
+        if link is None or link.producer_id != producer_id:
+            return [Reply(peer, Unstored(sequence, -1, E_HELLO, "say Hello with this producer id on this link first"))]
+        link.seen_ns = now_ns
+        producer = self._producers.get(producer_id)
+        if producer is None:
+            if len(self._producers) >= options.PRODUCERS_MAX:
+                text = f"{options.PRODUCERS_MAX} producers are remembered already; rows expire a week after their last use"
+                return [Reply(peer, Unstored(sequence, 0, E_LIMIT, text))]
+            producer = self._producers[producer_id] = _Producer(0)
+        producer.used_ns = now_ns
+        if sequence == producer.expected:
+            if link.out_bytes and link.out_bytes + block.length > link.credit_bytes:
+                text = f"more than the credit of {link.credit_bytes} unanswered bytes; wait for answers"
+                return [Reply(peer, Unstored(sequence, producer.expected, E_LIMIT, text))]
+            link.out_bytes += block.length
+            producer.expected += 1
+            producer.waiting[sequence] = [peer]
+            self._queue.append(_Entry(producer_id, sequence, block, peer))
+            return []
+        if sequence in producer.waiting:
+            if peer not in producer.waiting[sequence]:
+                producer.waiting[sequence].append(peer)
+            return []
+        if sequence < producer.expected:
+            return [Reply(peer, Stored(((sequence, producer.recent.get(sequence, -1)),)))]
+        text = f"sequence {sequence} came where {producer.expected} was expected; resend from there"
+        return [Reply(peer, Unstored(sequence, producer.expected, E_SEQUENCE, text))]
+
+    # Appends go and are answered
+
+    def next_append(self) -> tuple[int, list[Block]] | None:
+        """(request, blocks) to hand to storage now, or None. What arrived meanwhile goes together, up to 2 MiB."""
+        if not self._queue or len(self._out) >= options.APPENDS_OUT_MAX:
+            return None
+        size = 0
+        count = 0
+        for entry in self._queue:
+            size += entry.block.length
+            if (count and size > options.APPEND_BYTES_MAX) or count >= 500:
+                break
+            count += 1
+        batch, self._queue = self._queue[:count], self._queue[count:]
+        self._request += 1
+        self._out[self._request] = batch
+        return self._request, [entry.block for entry in batch]
+
+    def appended(self, request: int, first_offset: int) -> tuple[list[Reply], list[tuple[Block, int]]]:
+        """Storage has it: replies (one Stored a peer), and the blocks with their offsets, to be offered to channels."""
+        batch = self._out.pop(request, None)
+        if batch is None:
+            return [], []
+        answers: dict[Peer, list[tuple[int, int]]] = {}
+        placed: list[tuple[Block, int]] = []
+        offset = first_offset
+        for entry in batch:
+            self._answered(entry)
+            placed.append((entry.block, offset))
+            producer = self._producers[entry.producer_id]
+            producer.recent[entry.sequence] = offset
+            if len(producer.recent) > options.RECENT_SEQUENCES:
+                producer.recent.popitem(last=False)
+            for peer in producer.waiting.pop(entry.sequence, ()):
+                answers.setdefault(peer, []).append((entry.sequence, offset))
+            offset += entry.block.count
+        return [Reply(peer, Stored(tuple(blocks))) for peer, blocks in answers.items()], placed
+
+    def _answered(self, entry: _Entry) -> None:
+        link = self._links.get(entry.peer)
+        if link is not None and link.producer_id == entry.producer_id:
+            link.out_bytes = max(0, link.out_bytes - entry.block.length)
+
+    def failed(self, request: int, code: str, text: str) -> list[Reply]:
+        """An append failed: so do all on their way and all that wait here; producers go back to their first failed block."""
+        if request not in self._out:
+            return []
+        lost = [entry for batch in self._out.values() for entry in batch] + self._queue
+        self._out.clear()
+        self._queue = []
+        self.epoch += 1
+        for entry in lost:
+            self._answered(entry)
+            producer = self._producers[entry.producer_id]
+            producer.expected = min(producer.expected, entry.sequence)
+        replies = []
+        for entry in lost:
+            producer = self._producers[entry.producer_id]
+            for peer in producer.waiting.pop(entry.sequence, ()):
+                replies.append(Reply(peer, Unstored(entry.sequence, producer.expected, code, text)))
+        return replies
+
+    def peers(self) -> list[Peer]:
+        return list(self._links)
+
+    def idle(self) -> bool:
+        """Nothing pending: whoever waited has been answered."""
+        return not self._queue and not self._out
+
+    def statistics(self) -> dict[str, Any]:
+        return {"producers": len(self._links), "pending_appends": len(self._out), "queued_blocks": len(self._queue)}

@@ -1,0 +1,109 @@
+"""A ZeroMQ socket that speaks words: the only way actors send and receive.
+
+Sends never block: `send` says False where the peer is gone or its pipe is full, and the caller decides (a broker
+takes the peer's credit away, and reads from storage later). Column frames are neither copied on receipt nor on the way
+out; the small frames (envelope, control, headers) are plain bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import zmq
+
+from ..transport.block import Block
+from ..transport.codec import decode, encode, frames_blocks
+from ..transport.errors import UsageError
+from ..transport.protocol import FRAME_BYTES_MAX, FRAMES_MAX, Wire
+
+Envelope = tuple[bytes, ...]
+
+
+class Mail(NamedTuple):
+    """What came: from whom, the word, and its block frames (header bytes and column frame in turn)."""
+
+    envelope: Envelope
+    word: Wire
+    frames: list[Any]
+
+    def blocks(self) -> list[Block]:
+        return frames_blocks(self.frames)
+
+
+class Port:
+    """`kind` is zmq.ROUTER or zmq.DEALER. Nothing is opened before bind or connect."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], kind: int, *, routing_id: bytes = b"") -> None:
+        self.socket = context.socket(kind)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
+        self.socket.setsockopt(zmq.SNDHWM, 20_000)  # above every credit: memory is bounded by bytes, not by messages
+        self.socket.setsockopt(zmq.RCVHWM, 20_000)
+        if routing_id:
+            self.socket.setsockopt(zmq.ROUTING_ID, routing_id)
+        if kind == zmq.ROUTER:
+            self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+            self.socket.setsockopt(zmq.HANDSHAKE_IVL, 5_000)
+        self.garbage = 0  # messages that were no words, and whose sender could not be told
+
+    def receive(self, limit: int) -> Iterator[Mail | tuple[Envelope, UsageError]]:
+        """What is there, at most `limit` messages; a frame that is no word comes as (envelope, error)."""
+        for _ in range(limit):
+            try:
+                frames = self._receive_frames()
+            except zmq.Again:
+                return
+            if frames is None:
+                self.garbage += 1
+                continue
+            envelope, control, rest = frames
+            try:
+                yield Mail(envelope, decode(control), rest)
+            except UsageError as error:
+                yield envelope, error
+
+    def _receive_frames(self) -> tuple[Envelope, bytes, list[Any]] | None:
+        socket = self.socket
+        envelope: list[bytes] = []
+        part: bytes = socket.recv(zmq.NOBLOCK)
+        while part:
+            envelope.append(part)
+            if not socket.getsockopt(zmq.RCVMORE) or len(envelope) > 4:
+                return self._skip()
+            part = socket.recv(zmq.NOBLOCK)
+        if not socket.getsockopt(zmq.RCVMORE):
+            return None
+        control: bytes = socket.recv(zmq.NOBLOCK)
+        rest: list[Any] = []
+        while socket.getsockopt(zmq.RCVMORE):
+            rest.append(socket.recv(zmq.NOBLOCK, copy=len(rest) % 2 == 0))
+            if len(rest) > FRAMES_MAX:
+                return self._skip()
+        return tuple(envelope), control, rest
+
+    def _skip(self) -> None:
+        while self.socket.getsockopt(zmq.RCVMORE):
+            self.socket.recv(zmq.NOBLOCK)
+
+    def send(self, envelope: Envelope, word: Wire, blocks: Sequence[Block] = ()) -> bool:
+        """True if it was handed over; False if the peer is gone or does not take more."""
+        frames: list[Any] = [*envelope, b"", encode(word)]
+        for block in blocks:
+            frames.append(block.wire_header())
+            frames.append(block.payload)
+        return self.send_frames(frames)
+
+    def send_frames(self, frames: Sequence[Any]) -> bool:
+        try:
+            self.socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:
+                return False
+            raise
+        return True
+
+    def close(self) -> None:
+        self.socket.close(linger=200)

@@ -1,0 +1,156 @@
+"""The process table: starts children through the forkserver and knows, by their pidfds, which of them live.
+
+It does not ask multiprocessing: when the forkserver is killed, that reports all children dead while all live. Each
+child sends its own pidfd first (a pid may be used again) over a pipe whose other end stays open here as its lifeline: when this
+process dies, each child reads the end of its pipe and ends too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing
+import multiprocessing.forkserver
+import multiprocessing.reduction
+import os
+import select
+import signal
+import sys
+import time
+import types
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+from .child import ChildSpec
+from .process import die_with_parent, set_title
+
+log = logging.getLogger("zsq")
+
+
+@dataclass(slots=True, eq=False)
+class Child:
+    """A row of the table. `state`: starting, up, stopping, ended."""
+
+    spec: ChildSpec
+    pid: int
+    lifeline: Connection
+    process: Any
+    state: str = "starting"
+    pidfd: int = -1
+    envelope: tuple[bytes, ...] = ()
+    data: dict[str, Any] = field(default_factory=dict)
+    stats: dict[str, Any] = field(default_factory=dict)
+    started_ns: int = field(default_factory=time.monotonic_ns)
+    failure: str = ""
+
+
+class ProcessTable:
+    """Children by key. `events_fd` is readable when `ended()` may have something to say."""
+
+    def __init__(self, supervisor_endpoint: str, log_level: str) -> None:
+        self.children: dict[int, Child] = {}
+        self._endpoint = supervisor_endpoint
+        self._log_level = log_level
+        self._epoll = select.epoll()
+        self._by_fd: dict[int, Child] = {}
+        self._forkserver_pidfd = -1
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["zsq.actors.preload"])
+        self._blank_main = types.ModuleType("__main__")  # else each child would run the caller's main module again
+
+    @property
+    def events_fd(self) -> int:
+        return self._epoll.fileno()
+
+    def start_forkserver(self) -> None:
+        """From the main thread: the parent-death signal fires when the thread that forked ends."""
+        os.environ["ZSQ_SUPERVISOR_PID"] = str(os.getpid())
+        multiprocessing.forkserver.ensure_running()
+        server: Any = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]  # its pid has no public name
+        self._forkserver_pidfd = os.pidfd_open(server._forkserver_pid)
+        self.forkserver_pid: int = server._forkserver_pid
+        self._epoll.register(self._forkserver_pidfd, select.EPOLLIN)
+
+    def start(self, spec: ChildSpec) -> Child:
+        """Start it; it is `up` when it has said Born. The caller must have seen its predecessor's end."""
+        ours, theirs = self._context.Pipe()
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = self._blank_main
+        try:
+            arguments = (spec, self._endpoint, theirs, self.forkserver_pid, self._log_level)
+            process = self._context.Process(target=child_main, args=arguments, daemon=True)
+            process.start()
+        finally:
+            sys.modules["__main__"] = main
+        theirs.close()
+        assert process.pid is not None
+        child = Child(spec, process.pid, ours, process)
+        self.children[spec.key] = child
+        self._by_fd[ours.fileno()] = child
+        self._epoll.register(ours.fileno(), select.EPOLLIN)
+        return child
+
+    def changes(self) -> tuple[list[Child], bool]:
+        """Children whose end is certain, and whether the forkserver is dead. Takes births (pidfds) on the way."""
+        ended = []
+        forkserver_dead = False
+        for fd, _ in self._epoll.poll(0):
+            if fd == self._forkserver_pidfd:
+                forkserver_dead = True
+                continue
+            child = self._by_fd[fd]
+            if fd == child.pidfd:
+                ended.append(child)
+                continue
+            self._epoll.unregister(fd)
+            del self._by_fd[fd]
+            try:
+                child.pidfd = multiprocessing.reduction.recv_handle(child.lifeline)
+            except (OSError, EOFError, RuntimeError):
+                ended.append(child)  # it died before it could send it
+                continue
+            self._by_fd[child.pidfd] = child
+            self._epoll.register(child.pidfd, select.EPOLLIN)
+        for child in ended:
+            self._forget(child)
+        return ended, forkserver_dead
+
+    def _forget(self, child: Child) -> None:
+        child.state = "ended"
+        self.children.pop(child.spec.key, None)
+        if child.pidfd >= 0:
+            self._epoll.unregister(child.pidfd)
+            del self._by_fd[child.pidfd]
+            os.close(child.pidfd)
+            child.pidfd = -1
+        child.lifeline.close()
+
+    def kill(self, child: Child) -> None:
+        """SIGKILL; its end shows in `changes`."""
+        with contextlib.suppress(ProcessLookupError):
+            if child.pidfd >= 0:
+                signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
+            elif child.state != "ended":
+                os.kill(child.pid, signal.SIGKILL)
+
+
+def child_main(spec: ChildSpec, endpoint: str, lifeline: Connection, forkserver_pid: int, log_level: str) -> None:
+    """The first thing that runs in a child: names itself, ties its life to its parents', sends its pidfd, becomes the actor."""
+    die_with_parent(forkserver_pid)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # stopping is the supervisor's word; `kill -9` is understood by all
+    signal.set_wakeup_fd(-1)
+    set_title(spec.title)
+    logging.basicConfig(level=log_level.upper(), format=f"%(asctime)s %(levelname)s [{spec.title}] %(message)s", force=True)
+    pidfd = os.pidfd_open(os.getpid())
+    multiprocessing.reduction.send_handle(lifeline, pidfd, os.getppid())
+    os.close(pidfd)
+    from .preload import ACTORS
+
+    try:
+        ACTORS[spec.kind](spec.key, spec.title, spec.settings).run(endpoint, lifeline.fileno())
+    except SystemExit:
+        raise
+    except BaseException:
+        log.exception("%s ends", spec.title)
+        os._exit(4)

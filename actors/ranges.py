@@ -1,0 +1,74 @@
+"""Runs of offsets with their attempts, and what is left of them when some are answered. Pure.
+
+A run is (first offset, count, attempts). Lists of runs are disjoint and ascending here; answers from the wire need not be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+Run = tuple[int, int, int]
+Range = tuple[int, int]
+
+
+def total(runs: Iterable[Run]) -> int:
+    return sum(run[1] for run in runs)
+
+
+def take(runs: Sequence[Run], ranges: Sequence[Range]) -> tuple[list[Run], list[Run], list[Range]]:
+    """Split `runs` by the answered `ranges`: (taken, left, refused).
+
+    Empty `ranges` take all. Refused are the asked offsets that no run holds (or that were asked twice).
+    Linear in both: ranges are sorted first.
+    """
+    if not ranges:
+        return list(runs), [], []
+    taken: list[Run] = []
+    left: list[Run] = []
+    refused: list[Range] = []
+    asked = sorted((start, start + count) for start, count in ranges if count > 0)
+    position = 0  # index in runs
+    current = runs[0] if runs else None
+    done = -1  # offsets below it were asked already
+    for start, stop in asked:
+        if start < done:
+            refused.append((start, min(stop, done) - start))
+            start = done
+        while start < stop:
+            while current is not None and current[0] + current[1] <= start:
+                left.append(current)
+                position += 1
+                current = runs[position] if position < len(runs) else None
+            if current is None or current[0] >= stop:
+                refused.append((start, stop - start))
+                break
+            first, count, attempts = current
+            if start < first:
+                refused.append((start, first - start))
+                start = first
+            elif start > first:
+                left.append((first, start - first, attempts))
+            end = min(stop, first + count)
+            taken.append((start, end - start, attempts))
+            if end < first + count:
+                current = (end, first + count - end, attempts)
+            else:
+                position += 1
+                current = runs[position] if position < len(runs) else None
+            start = end
+        done = max(done, stop)
+    if current is not None:
+        left.append(current)
+        left.extend(runs[position + 1 :])
+    return taken, left, refused
+
+
+def merge(runs: Iterable[Run]) -> list[Run]:
+    """Ascending, neighbours with the same attempts joined."""
+    merged: list[Run] = []
+    for start, count, attempts in sorted(runs):
+        if merged and merged[-1][0] + merged[-1][1] == start and merged[-1][2] == attempts:
+            merged[-1] = (merged[-1][0], merged[-1][1] + count, attempts)
+        else:
+            merged.append((start, count, attempts))
+    return merged

@@ -1,0 +1,121 @@
+"""The registry: which topics there are, where they lie, and the offsets of those that are gone. One small file, replaced whole.
+
+    {"version": 1, "uuid": of this data directory, "node": 0, "next_number": 3,
+     "topics": {"clicks": {"number": 1, "uuid": "...", "sync": "always", "base_offset": 0, "state": "live"}},
+     "ended": {"old": 1234}}
+
+A row is `new` until its directory is known to exist, `live`, or `deleting`. A topic made again starts at the offset where the one of that
+name ended, so offsets are never reused, and gets a new uuid.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ..storage.errors import ForeignDirectory
+from ..storage.files import Files
+
+_FILE_BYTES_MAX = 64 * 1024 * 1024
+VERSION = 1
+
+
+@dataclass(slots=True)
+class TopicRow:
+    number: int
+    uuid: str
+    sync: str
+    base_offset: int
+    state: str = "new"
+
+
+class Registry:
+    """Owned by the supervisor alone, under the data directory's lock."""
+
+    def __init__(self, files: Files, data_dir: Path, node_id: int) -> None:
+        self._files = files
+        self._data_dir = data_dir
+        self._path = str(data_dir / "registry.json")
+        self.node = node_id
+        self.uuid = uuid.uuid4().hex
+        self.next_number = 1
+        self.topics: dict[str, TopicRow] = {}
+        self.ended: dict[str, int] = {}
+
+    def open(self) -> None:
+        """Read it, or begin one in an empty directory. Never begins where something else lies."""
+        present = set(self._files.list(str(self._data_dir)))
+        if "registry.json" not in present:
+            strangers = present - {"lock", "run", "run.json", "log", "zsqd.pid", "topics", "trash", "registry.json.tmp"}
+            if strangers or ("topics" in present and self._files.list(str(self._data_dir / "topics"))):
+                raise ForeignDirectory(
+                    f"{self._data_dir} is not empty and has no registry.json: not a data directory of zsq,"
+                    " or one that lost it; choose another directory, or restore the file from a backup"
+                )
+            for folder in ("topics", "trash"):
+                if folder not in present:
+                    self._files.make_folder(str(self._data_dir / folder))
+            self.save()
+            return
+        try:
+            data = json.loads(self._files.read_file(self._path, _FILE_BYTES_MAX))
+            if data["version"] != VERSION:
+                raise ForeignDirectory(f"{self._path} has version {data['version']}; this zsq knows only {VERSION}: upgrade zsq")
+            self.uuid, self.node, self.next_number = data["uuid"], data["node"], data["next_number"]
+            self.topics = {name: TopicRow(**row) for name, row in data["topics"].items()}
+            self.ended = data["ended"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ForeignDirectory(f"{self._path} cannot be read ({error}); restore it from a backup") from None
+
+    def save(self) -> None:
+        """Durable when it returns: new file, synced, renamed over the old one, directory synced."""
+        data = {
+            "version": VERSION,
+            "uuid": self.uuid,
+            "node": self.node,
+            "next_number": self.next_number,
+            "topics": {name: asdict(row) for name, row in self.topics.items()},
+            "ended": self.ended,
+        }
+        temporary = self._path + ".tmp"
+        if self._files.exists(temporary):
+            self._files.remove(temporary)
+        self._files.write_file(temporary, json.dumps(data, indent=1).encode())
+        self._files.rename(temporary, self._path)
+        self._files.sync_folder(str(self._data_dir))
+
+    def add(self, name: str, sync: str) -> TopicRow:
+        row = TopicRow(self.next_number, uuid.uuid4().hex, sync, self.ended.get(name, 0))
+        self.next_number += 1
+        self.topics[name] = row
+        self.save()
+        return row
+
+    def set_state(self, name: str, state: str, next_offset: int | None = None) -> None:
+        self.topics[name].state = state
+        if next_offset is not None:
+            self.ended[name] = next_offset
+        self.save()
+
+    def remove(self, name: str) -> None:
+        """The topic's files go to the trash by one rename; then the row goes."""
+        row = self.topics[name]
+        folder = self.folder(row)
+        if self._files.exists(folder):
+            self._files.rename(folder, str(self._data_dir / "trash" / f"{row.number:06d}-{row.uuid}"))
+            self._files.sync_folder(str(self._data_dir / "trash"))
+            self._files.sync_folder(str(self._data_dir / "topics"))
+        del self.topics[name]
+        self.save()
+        self.empty_trash()
+
+    def empty_trash(self) -> None:
+        trash = self._data_dir / "trash"
+        for name in self._files.list(str(trash)):
+            self._files.remove_tree(str(trash / name))
+
+    def folder(self, row: TopicRow) -> str:
+        """A number, never the raw name."""
+        return str(self._data_dir / "topics" / f"{row.number:06d}")

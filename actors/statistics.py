@@ -1,0 +1,106 @@
+"""What `stats` shows: the actors' last pulses put together, with NSQ's field names where they mean the same."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from .process import private_bytes
+from .topic_group import GroupState, TopicGroup
+
+if TYPE_CHECKING:
+    from .supervisor import Supervisor
+
+
+def unfinished(group: TopicGroup, channel: str = "") -> int:
+    """Messages that a channel (or the fullest of all) has not finished; without channels what waits for a first one."""
+    rows = [row for row in _channels(group) if not channel or row["channel_name"] == channel]
+    if rows:
+        return max(int(row["depth"] + row["in_flight_count"] + row["deferred_count"]) for row in rows)
+    return _waiting(group)
+
+
+def _waiting(group: TopicGroup) -> int:
+    stats = group.storage.stats if group.storage is not None else {}
+    return max(0, int(stats.get("head", 0)) - int(stats.get("waiting", 0)))
+
+
+def _channels(group: TopicGroup) -> list[dict[str, Any]]:
+    end = int(group.topic.stats.get("end", 0)) if group.topic is not None else 0
+    rows = []
+    for name, child in group.channels.items():
+        row: dict[str, Any] = {
+            "channel_name": name,
+            "depth": 0,
+            "in_flight_count": 0,
+            "deferred_count": 0,
+            "client_count": 0,
+            "clients": [],
+        }
+        if child is not None:
+            row |= child.stats
+        # The channel may not have heard of the newest messages: the topic knows the end.
+        if "next_offset" in row:
+            row["depth"] = max(0, end - row["next_offset"]) + row.pop("requeued_waiting", 0)
+            row["backend_depth"] = max(0, end - row.pop("window_end", end))
+        row["health"] = "OK" if child is not None and child.state == "up" else "starting"
+        rows.append(row)
+    return rows
+
+
+def _topic(group: TopicGroup, channel: str) -> dict[str, Any]:
+    topic = group.topic.stats if group.topic is not None else {}
+    storage = group.storage.stats if group.storage is not None else {}
+    waiting = 0 if group.channels else _waiting(group)
+    return {
+        "topic_name": group.name,
+        "uuid": group.row.uuid,
+        "sync": group.row.sync,
+        "health": "OK" if group.state is GroupState.UP else f"{group.state.value} {group.failure}".strip(),
+        "depth": waiting,
+        "backend_depth": waiting,
+        "message_count": topic.get("message_count", 0),
+        "message_bytes": topic.get("message_bytes", 0),
+        "paused": topic.get("paused", False),
+        "head": max(int(topic.get("head", 0)), int(storage.get("head", 0))),
+        "start": storage.get("start", 0),
+        "channels": [row for row in _channels(group) if not channel or row["channel_name"] == channel],
+    }
+
+
+def broker_statistics(supervisor: Supervisor, topic: str, channel: str) -> dict[str, Any]:
+    """Everything, or one topic, or one channel of it."""
+    from .. import __version__
+
+    groups = [group for name, group in sorted(supervisor.groups.items()) if not topic or name == topic]
+    failed = [group.name for group in supervisor.groups.values() if group.state is GroupState.FAILED]
+    now = time.monotonic_ns()
+    processes = [
+        {"name": "supervisor", "pid": os.getpid(), "kind": "supervisor", "private_bytes": private_bytes(), "restarts": 0},
+        {"name": "forkserver", "pid": supervisor.table.forkserver_pid, "kind": "forkserver", "restarts": 0,
+         "private_bytes": private_bytes(supervisor.table.forkserver_pid)},
+    ]  # fmt: skip
+    for child in sorted(supervisor.table.children.values(), key=lambda child: child.spec.key):
+        group = supervisor.group_of(child)
+        processes.append(
+            {
+                "name": child.spec.title,
+                "pid": child.pid,
+                "kind": child.spec.kind,
+                "state": child.state,
+                "uptime_s": round((now - child.started_ns) / 1e9, 1),
+                "private_bytes": child.stats.get("private_bytes", 0),
+                "restarts": group.restarts.count if group is not None else 0,
+            }
+        )
+    return {
+        "version": __version__,
+        "node": supervisor.registry.node,
+        "uuid": supervisor.registry.uuid,
+        "pid": os.getpid(),
+        "start_time": int(supervisor.started),
+        "health": "OK" if not failed else f"failed topics: {', '.join(failed)}",
+        "topics": [_topic(group, channel) for group in groups],
+        "processes": processes,
+    }

@@ -1,0 +1,360 @@
+"""The supervisor: starts, watches, restarts and stops all processes; keeps the registry; answers who asks where things are.
+
+The one fixed endpoint is RUN/supervisor. What clients ask for (Lookup, Manage, Stats) is in management.py; a topic's
+processes in topic_group.py; here are the loop, the process table's events, the scan pool, the gateways, and the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+
+from ..storage.errors import ForeignDirectory, Locked, StorageError
+from ..storage.files import Files
+from ..transport import protocol as p
+from ..transport.errors import E_LIMIT, ZsqError
+from . import options, rundir
+from .child import ENDS_TREE, ChildSpec, RestartIntensity
+from .management import Management
+from .options import ServeOptions
+from .port import Mail, Port
+from .process import private_bytes, raise_file_limit, release_memory, set_title
+from .process_table import Child, ProcessTable
+from .registry import Registry
+from .topic_group import TopicGroup
+
+log = logging.getLogger("zsq")
+
+
+class Supervisor:
+    """One life of the broker on one data directory."""
+
+    def __init__(self, serve_options: ServeOptions, registry: Registry, run_dir: str) -> None:
+        self.options = serve_options
+        self.registry = registry
+        self.run_dir = run_dir
+        self.started = time.time()
+        self.groups: dict[str, TopicGroup] = {}
+        self.singles: dict[int, Child] = {}  # scan loop, workers, gateways
+        self.channels_changed = False
+        self.exit_code = 0
+        self._key = int(time.time() * 10) % (1 << 30)  # keys are incarnations: not reused by the next life
+        self._intensity: dict[str, RestartIntensity] = {}
+        self._workers_wanted = 1
+        self._stop_deadlines: dict[int, int] = {}
+        self._stopping = False
+        self._ready = False
+        self._deferred: list[Callable[[], None]] = []
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.context.set(zmq.MAX_SOCKETS, options.SOCKETS_MAX)
+        self.port = Port(self.context, zmq.ROUTER)
+        self.scan_endpoint = self.endpoint(self.new_key())
+        self.table = ProcessTable(self._own_endpoint(), serve_options.log_level)
+        self.management = Management(self)
+
+    def new_key(self) -> int:
+        self._key += 1
+        return self._key
+
+    def endpoint(self, number: int) -> str:
+        return f"ipc://{self.run_dir}/{number}"
+
+    def _own_endpoint(self) -> str:
+        return f"ipc://{self.run_dir}/supervisor"
+
+    # Children
+
+    def start(self, spec: ChildSpec) -> Child:
+        if len(self.table.children) >= options.PROCESSES_MAX:
+            raise ZsqError(E_LIMIT, f"a node runs at most {options.PROCESSES_MAX} processes")
+        return self.table.start(spec)
+
+    def stop_child(self, child: Child) -> None:
+        """Ask it to end; kill it when it does not within its time."""
+        if child.state == "stopping":
+            return
+        if child.state == "up":
+            self.port.send(child.envelope, p.Stop())
+            self._stop_deadlines[child.spec.key] = time.monotonic_ns() + int(child.spec.stop_timeout_s * 1e9)
+        else:
+            self.table.kill(child)
+        child.state = "stopping"
+
+    def _start_single(self, kind: str, settings: dict[str, Any], title: str) -> None:
+        number = self.new_key()
+        settings = {"front": self.endpoint(number)} | settings
+        child = self.start(ChildSpec(number, kind, title, settings))
+        self.singles[number] = child
+
+    def _of_kind(self, kind: str) -> list[Child]:
+        return [child for child in self.singles.values() if child.spec.kind == kind]
+
+    def group_of(self, child: Child) -> TopicGroup | None:
+        return next((group for group in self.groups.values() if child in group.children()), None)
+
+    def add_group(self, name: str, row: Any) -> TopicGroup:
+        group = self.groups[name] = TopicGroup(self, name, row)
+        group.start()
+        return group
+
+    # Life
+
+    def run(self) -> int:
+        previous = os.umask(0o077)
+        try:
+            self.port.socket.bind(self._own_endpoint())
+        finally:
+            os.umask(previous)
+        wake_read, wake_write = socket.socketpair()
+        wake_read.setblocking(False)
+        wake_write.setblocking(False)
+        signal.set_wakeup_fd(wake_write.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        self.table.start_forkserver()
+        self._start_single("scan_loop", {"front": self.scan_endpoint}, "scan loop")
+        self._start_single("scan_worker", {}, "scan worker")
+        if self.options.gateway:
+            self._start_single("gateway", {"listen": self.options.gateway, "supervisor": self._own_endpoint()}, "gateway zeromq")
+        self.registry.empty_trash()
+        for name, row in list(self.registry.topics.items()):
+            if row.state == "deleting":
+                self.registry.remove(name)
+            else:
+                self.add_group(name, row)
+        poller = zmq.Poller()
+        poller.register(self.port.socket, zmq.POLLIN)
+        poller.register(self.table.events_fd, zmq.POLLIN)
+        poller.register(wake_read.fileno(), zmq.POLLIN)
+        try:
+            while not self._ended():
+                self._turn(poller, wake_read)
+        finally:
+            signal.set_wakeup_fd(-1)
+            for child in list(self.table.children.values()):
+                self.table.kill(child)
+            self.port.close()
+            self.context.term()
+        return self.exit_code
+
+    def _turn(self, poller: zmq.Poller, wake: socket.socket) -> None:
+        for source, _ in poller.poll(100):
+            if source is self.port.socket:
+                for mail in self.port.receive(options.DRAIN_MAX):
+                    self._on_mail(mail)
+            elif source == wake.fileno():
+                with contextlib.suppress(BlockingIOError):
+                    wake.recv(4096)
+        self._on_processes()
+        self.management.tick(time.monotonic_ns())
+        self._kill_late()
+        if self.channels_changed:
+            self._tell_scan()
+        if not self._ready:
+            self._tell_ready()
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        if not self._stopping:
+            log.info("stopping on %s", signal.Signals(number).name)
+        self.stop(0)
+
+    def _on_mail(self, mail: Any) -> None:
+        if not isinstance(mail, Mail):
+            envelope, error = mail
+            self.port.send(envelope, p.Failed(0, error.code, error.text))
+            return
+        word = mail.word
+        if isinstance(word, p.Born):
+            self._on_born(mail.envelope, word)
+        elif isinstance(word, p.Pulse):
+            child = self.table.children.get(word.key)
+            if child is not None and child.envelope == mail.envelope:
+                child.stats = child.stats | word.stats
+                if word.request:
+                    self.management.reported(word.request, word.key)
+        elif isinstance(word, p.PoolSize):
+            self._workers_wanted = word.workers
+            self._size_pool()
+        elif isinstance(word, p.Hung):
+            child = self.table.children.get(word.key)
+            if child is not None and child.spec.kind == "channel":
+                log.error("%s does not answer the scan: killed, to be started again", child.spec.title)
+                self.table.kill(child)
+        elif isinstance(word, p.Failed) and word.request in self.table.children:
+            self.table.children[word.request].failure = f"cannot start: {word.code} {word.text}"
+        else:
+            self.management.on_mail(mail)
+
+    def _on_born(self, envelope: tuple[bytes, ...], word: p.Born) -> None:
+        child = self.table.children.get(word.key)
+        if child is None or child.state != "starting":
+            return
+        child.state, child.envelope, child.data = "up", envelope, word.data
+        log.debug("%s is up (pid %d)", child.spec.title, child.pid)
+        if word.key in self.singles:
+            self.channels_changed = True
+            return
+        group = self.group_of(child)
+        if group is not None:
+            group.born(child)
+
+    def _on_processes(self) -> None:
+        ended, forkserver_dead = self.table.changes()
+        if forkserver_dead and not self._stopping:
+            # Its children take its death as theirs: this generation is over, and a service manager starts the next.
+            print("zsq: the forkserver ended unexpectedly; this broker ends, start it again", file=sys.stderr)
+            self.exit_code = 1
+            self._stopping = True
+            self.singles.clear()
+            self.groups.clear()
+            return
+        for child in ended:
+            self._stop_deadlines.pop(child.spec.key, None)
+            if child.state != "stopping" and not self._stopping:
+                log.warning("%s (pid %d) ended%s", child.spec.title, child.pid, f": {child.failure}" if child.failure else "")
+            self._tell_gone(child)
+            if self.singles.pop(child.spec.key, None) is not None:
+                self._single_ended(child)
+                continue
+            for group in list(self.groups.values()):
+                if child in (group.storage, group.topic, *group.channels.values()):
+                    group.died(child)
+
+    def _tell_gone(self, child: Child) -> None:
+        """Gateways drop their links to it; if it was a gateway, topics and channels drop what was behind it."""
+        if self._stopping:
+            return
+        if child.spec.kind == "gateway":
+            for other in list(self.table.children.values()):
+                if other.spec.kind in ("topic", "channel") and other.state == "up":
+                    self.port.send(other.envelope, p.Gone(f"gateway-{child.spec.key}"))
+            return
+        for gateway in self._of_kind("gateway"):
+            if gateway.state == "up":
+                for name in ("front", "reader"):
+                    if name in child.spec.settings:
+                        self.port.send(gateway.envelope, p.Gone(child.spec.settings[name]))
+
+    def _single_ended(self, child: Child) -> None:
+        self.channels_changed = True
+        if self._stopping or child.state == "stopping":
+            return
+        kind = child.spec.kind
+        intensity = self._intensity.setdefault(kind, RestartIntensity())
+        if (kind == "gateway" and child.failure) or not intensity.may_restart(time.monotonic_ns()):
+            assert kind in ENDS_TREE
+            print(f"zsq: {child.spec.title} {child.failure or 'ends again and again'}", file=sys.stderr)
+            self.stop(1)
+            return
+        settings = {name: value for name, value in child.spec.settings.items() if name != "front" or kind == "scan_loop"}
+        self._start_single(kind, settings, child.spec.title)
+
+    # Scan
+
+    def _size_pool(self) -> None:
+        if self._stopping:
+            return
+        workers = [child for child in self._of_kind("scan_worker") if child.state in ("up", "starting")]
+        for _ in range(self._workers_wanted - len(workers)):
+            self._start_single("scan_worker", {}, "scan worker")
+        for child in workers[self._workers_wanted :]:
+            self.stop_child(child)
+        self.channels_changed = True
+
+    def _tell_scan(self) -> None:
+        loops = [child for child in self._of_kind("scan_loop") if child.state == "up"]
+        if not loops:
+            return
+        self.channels_changed = False
+        channels = tuple(
+            (child.spec.key, child.spec.settings["front"])
+            for group in self.groups.values()
+            for child in group.channels.values()
+            if child is not None and child.state == "up"
+        )
+        workers = tuple(child.spec.settings["front"] for child in self._of_kind("scan_worker") if child.state == "up")
+        self.port.send(loops[0].envelope, p.Targets(channels, workers))
+
+    # The end
+
+    def stop(self, exit_code: int) -> None:
+        """In reverse order: gateways, scan, then each topic's channels, topic, storage. Everyone who waits is answered."""
+        if self._stopping:
+            return
+        self._stopping = True
+        self.exit_code = exit_code
+        self.management.stop()
+        for child in list(self.singles.values()):
+            self.stop_child(child)
+        for group in self.groups.values():
+            group.stop(lambda: None)
+
+    def _kill_late(self) -> None:
+        now = time.monotonic_ns()
+        for key, deadline in list(self._stop_deadlines.items()):
+            if now > deadline:
+                del self._stop_deadlines[key]
+                child = self.table.children.get(key)
+                if child is not None:
+                    log.warning("%s did not stop in time: killed", child.spec.title)
+                    self.table.kill(child)
+
+    def _ended(self) -> bool:
+        return self._stopping and not self.table.children
+
+    def _tell_ready(self) -> None:
+        if self._stopping or any(child.state != "up" for child in self.singles.values()):
+            return
+        if not all(group.settled() for group in self.groups.values()):
+            return
+        self._ready = True
+        from .. import __version__
+
+        places = [child.data["endpoint"] for child in self._of_kind("gateway")] + [f"ipc://{self.run_dir}"]
+        print(f"zsq {__version__} ready: {', '.join(places)} (pid {os.getpid()})", file=sys.stderr, flush=True)
+
+    def statistics(self) -> dict[str, Any]:
+        release_memory()
+        return {"private_bytes": private_bytes()}
+
+
+def serve(serve_options: ServeOptions) -> int:
+    """Run a broker in the foreground until SIGTERM or SIGINT; returns the exit code (0 stopped, 1 failed)."""
+    logging.basicConfig(level=serve_options.log_level.upper(), format="%(asctime)s %(levelname)s [supervisor] %(message)s")
+    files = Files()
+    data_dir = serve_options.data_dir.absolute()
+    try:
+        if not files.exists(str(data_dir)):
+            files.make_folder(str(data_dir))
+        lock = files.lock(str(data_dir / "lock"))
+        registry = Registry(files, data_dir, serve_options.node_id)
+        registry.open()
+        run_dir = rundir.make(data_dir)
+    except Locked as error:
+        print(f"zsq: {data_dir} is in use by another `zsq serve` (pid {error.pid}); stop that one first", file=sys.stderr)
+        return 1
+    except (ForeignDirectory, StorageError) as error:
+        print(f"zsq: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"zsq: cannot use data directory {data_dir}: {error.strerror or error}", file=sys.stderr)
+        return 1
+    raise_file_limit()
+    set_title(f"supervisor {data_dir}")
+    try:
+        return Supervisor(serve_options, registry, run_dir).run()
+    finally:
+        rundir.clear(data_dir, run_dir)
+        files.close(lock)
+
+
+__all__ = ["Supervisor", "serve"]

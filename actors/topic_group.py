@@ -1,0 +1,253 @@
+"""A topic's processes as one unit: its storage and topic share one fate, its channels stand on them.
+
+NEW -> STORAGE -> TOPIC -> UP          started in this order, each when the one before is up
+any of these -> CLEARING               storage or topic died: the others are killed, and their ends awaited
+CLEARING -> STORAGE | FAILED           started again, or given up when it happens too often
+UP -> STOPPING -> ENDED                stopped in reverse order: channels, topic, storage
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final
+
+from ..transport.errors import E_LIMIT, E_TOPIC_FAILED, ZsqError
+from . import options
+from .child import ChildSpec, RestartIntensity
+from .process_table import Child
+from .registry import TopicRow
+
+if TYPE_CHECKING:
+    from .supervisor import Supervisor
+
+log = logging.getLogger("zsq")
+
+
+class GroupState(Enum):
+    NEW = "new"
+    STORAGE = "starting storage"
+    TOPIC = "starting topic"
+    UP = "up"
+    CLEARING = "clearing"
+    STOPPING = "stopping"
+    FAILED = "failed"
+    ENDED = "ended"
+
+
+TRANSITIONS: Final[dict[GroupState, dict[str, GroupState]]] = {
+    GroupState.NEW: {"start": GroupState.STORAGE, "stop": GroupState.STOPPING},
+    GroupState.STORAGE: {"storage_up": GroupState.TOPIC, "died": GroupState.CLEARING, "stop": GroupState.STOPPING},
+    GroupState.TOPIC: {"topic_up": GroupState.UP, "died": GroupState.CLEARING, "stop": GroupState.STOPPING},
+    GroupState.UP: {"died": GroupState.CLEARING, "stop": GroupState.STOPPING},
+    GroupState.CLEARING: {
+        "died": GroupState.CLEARING,
+        "start": GroupState.STORAGE,
+        "give_up": GroupState.FAILED,
+        "stop": GroupState.STOPPING,
+    },
+    GroupState.STOPPING: {"died": GroupState.STOPPING, "stopped": GroupState.ENDED, "stop": GroupState.STOPPING},
+    GroupState.FAILED: {"died": GroupState.FAILED, "stop": GroupState.STOPPING},
+    GroupState.ENDED: {"stop": GroupState.STOPPING},
+}
+
+Then = Callable[[ZsqError | None], None]
+
+
+class TopicGroup:
+    """Carries out the table above for one topic, with the supervisor's process table."""
+
+    def __init__(self, supervisor: Supervisor, name: str, row: TopicRow) -> None:
+        self.supervisor = supervisor
+        self.name = name
+        self.row = row
+        self.state = GroupState.NEW
+        self.failure = ""
+        self.storage: Child | None = None
+        self.topic: Child | None = None
+        self.channels: dict[str, Child | None] = {}  # None: wanted, not started yet or failed
+        self.restarts = RestartIntensity()
+        self._channel_restarts: dict[str, RestartIntensity] = {}
+        self._failed_channels: set[str] = set()
+        self._waiting: list[tuple[str, Then]] = []  # channel ("" for the topic), whom to tell
+        self._stopped: Callable[[], None] | None = None
+
+    def _go(self, event: str) -> None:
+        self.state = TRANSITIONS[self.state][event]
+
+    def children(self) -> list[Child]:
+        found = [self.storage, self.topic, *self.channels.values()]
+        return [child for child in found if child is not None and child.state != "ended"]
+
+    def settled(self) -> bool:
+        """Nothing of it is on its way up."""
+        if self.state is GroupState.UP:
+            return all((child is not None and child.state == "up") or name in self._failed_channels for name, child in self.channels.items())
+        return self.state in (GroupState.FAILED, GroupState.ENDED)
+
+    # Up
+
+    def start(self) -> None:
+        self._go("start")
+        numbers = [self.supervisor.new_key() for _ in range(3)]
+        settings = {
+            "name": self.name,
+            "uuid": self.row.uuid,
+            "base_offset": self.row.base_offset,
+            "sync": self.row.sync,
+            "directory": self.supervisor.registry.folder(self.row),
+            "create": self.row.state == "new",
+            "chunk_bytes": self.supervisor.options.chunk_bytes,
+            "front": self.supervisor.endpoint(numbers[1]),
+            "reader": self.supervisor.endpoint(numbers[2]),
+        }
+        self.storage = self.supervisor.start(ChildSpec(numbers[0], "storage", f"storage {self.name}", settings))
+
+    def born(self, child: Child) -> None:
+        if child is self.storage and self.state is GroupState.STORAGE:
+            self._go("storage_up")
+            if self.row.state == "new":
+                self.supervisor.registry.set_state(self.name, "live")
+            for channel in child.data["channels"]:
+                self.channels.setdefault(channel, None)
+            number = self.supervisor.new_key()
+            settings = {"front": self.supervisor.endpoint(number), "storage": child.spec.settings["front"]}
+            self.topic = self.supervisor.start(ChildSpec(number, "topic", f"topic {self.name}", settings))
+        elif child is self.topic and self.state is GroupState.TOPIC:
+            self._go("topic_up")
+            for channel in self.channels:
+                if channel not in self._failed_channels:
+                    self._start_channel(channel)
+            self._tell("", None)
+        else:
+            for channel, process in self.channels.items():
+                if process is child:
+                    self._tell(channel, None)
+                    self.supervisor.channels_changed = True
+                    return
+
+    def _start_channel(self, channel: str) -> None:
+        assert self.storage is not None
+        assert self.topic is not None
+        number = self.supervisor.new_key()
+        settings = {
+            "channel": channel,
+            "front": self.supervisor.endpoint(number),
+            "topic": self.topic.spec.settings["front"],
+            "storage": self.storage.spec.settings["front"],
+            "scan": self.supervisor.scan_endpoint,
+        }
+        self.channels[channel] = self.supervisor.start(ChildSpec(number, "channel", f"channel {self.name}/{channel}", settings))
+
+    def want(self, channel: str, then: Then) -> None:
+        """Call `then` when the topic (and the channel, made if it is not there) is up, or with the error."""
+        if self.state is GroupState.FAILED:
+            then(ZsqError(E_TOPIC_FAILED, f"topic {self.name!r} failed: {self.failure}"))
+            return
+        if channel in self._failed_channels:
+            then(ZsqError(E_TOPIC_FAILED, f"channel {channel!r} of topic {self.name!r} failed too often; see the log"))
+            return
+        if channel and channel not in self.channels:
+            if len(self.channels) >= options.CHANNELS_MAX:
+                then(ZsqError(E_LIMIT, f"a topic has at most {options.CHANNELS_MAX} channels"))
+                return
+            self.channels[channel] = None
+            if self.state is GroupState.UP:
+                try:
+                    self._start_channel(channel)
+                except ZsqError as error:
+                    del self.channels[channel]
+                    then(error)
+                    return
+        child = self.channels.get(channel) if channel else self.topic
+        if self.state is GroupState.UP and child is not None and child.state == "up":
+            then(None)
+        elif len(self._waiting) >= options.WAITERS_MAX:
+            then(ZsqError(E_LIMIT, "too many wait for this topic already"))
+        else:
+            self._waiting.append((channel, then))
+
+    def _tell(self, channel: str | None, error: ZsqError | None) -> None:
+        """Wake those who wait for this channel ("" the topic, None all)."""
+        told = [then for name, then in self._waiting if channel is None or name == channel]
+        self._waiting = [] if channel is None else [(name, then) for name, then in self._waiting if name != channel]
+        for then in told:
+            then(error)
+
+    # Down
+
+    def died(self, child: Child) -> None:
+        """A process of this group has ended; nobody else opens its files before the whole pair is gone."""
+        for channel, process in self.channels.items():
+            if process is child:
+                self.channels[channel] = None
+                self.supervisor.channels_changed = True
+                if self.state is GroupState.UP:
+                    self._restart_channel(channel)
+        if self.state is GroupState.STOPPING:
+            self._stop_next()
+            return
+        if child is self.storage or child is self.topic:
+            self.failure = child.failure or f"{child.spec.title} (pid {child.pid}) ended"
+            self._go("died")
+            for other in self.children():
+                self.supervisor.table.kill(other)
+        if self.state is GroupState.CLEARING and not self.children():
+            self._start_again()
+
+    def _restart_channel(self, channel: str) -> None:
+        restarts = self._channel_restarts.setdefault(channel, RestartIntensity())
+        if restarts.may_restart(time.monotonic_ns()):
+            self._start_channel(channel)
+            return
+        log.error("channel %s/%s failed too often and stays down", self.name, channel)
+        self._failed_channels.add(channel)
+        self._tell(channel, ZsqError(E_TOPIC_FAILED, f"channel {channel!r} failed too often; see the log"))
+
+    def _start_again(self) -> None:
+        self.storage = self.topic = None
+        if self.restarts.may_restart(time.monotonic_ns()) and not self.failure.startswith("cannot start"):
+            self.start()
+            return
+        self._go("give_up")
+        log.error("topic %s failed: %s", self.name, self.failure)
+        self._tell(None, ZsqError(E_TOPIC_FAILED, f"topic {self.name!r} failed: {self.failure}"))
+
+    def stop(self, then: Callable[[], None]) -> None:
+        """Channels, topic, storage; each may finish what it has begun. `then` when all are gone."""
+        self._stopped = then
+        self._go("stop")
+        self._stop_next()
+
+    def _stop_next(self) -> None:
+        living = self.children()
+        for kind in ("channel", "topic", "storage"):
+            stage = [child for child in living if child.spec.kind == kind]
+            if stage:
+                for child in stage:
+                    self.supervisor.stop_child(child)
+                return
+        self._go("stopped")
+        self._tell(None, ZsqError(E_TOPIC_FAILED, f"topic {self.name!r} was stopped"))
+        then, self._stopped = self._stopped, None
+        if then is not None:
+            then()
+
+    def drop_channel(self, channel: str) -> None:
+        self.channels.pop(channel, None)
+        self._failed_channels.discard(channel)
+        self.supervisor.channels_changed = True
+
+    def endpoints(self, channel: str) -> dict[str, Any]:
+        """What Lookup answers; only when up."""
+        assert self.storage is not None
+        assert self.topic is not None
+        child = self.channels.get(channel)
+        return {
+            "topic": self.topic.spec.settings["front"],
+            "reader": self.storage.spec.settings["reader"],
+            "channel": child.spec.settings["front"] if child is not None else "",
+            "uuid": self.row.uuid,
+        }
