@@ -1,0 +1,274 @@
+"""One chunk file: walking its blocks, finding one, reading some. Writing is the log's.
+
+A walk tells a chunk's content as stretches: blocks that are good, and what is not. A block whose header is good
+but whose columns are not has a known end and known offsets. Where the header itself is bad, the next one is
+looked for by its magic in steps of 8 bytes and believed by its checksum, which is seeded with the chunk's random
+number: bytes in a message's body cannot pass for a block, because who wrote them cannot know the seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from ..transport.block import DISK_MAGIC, HEADER_BYTES, Block, Header, check_columns
+from ..transport.errors import ZsqError
+from .errors import Damaged, ForeignDirectory
+from .files import Files
+from .index import Index
+from .log_format import (
+    ALIGNMENT,
+    CHUNK_HEADER_BYTES,
+    FOOTER_BYTES,
+    ChunkFooter,
+    ChunkHeader,
+    chunk_name,
+    decode_chunk_header,
+    decode_disk_header,
+    decode_footer,
+    index_name,
+    wire_header,
+)
+
+WALK_BYTES: Final = 1024 * 1024  # read at once when blocks are checked whole
+HEADERS_BYTES: Final = 16 * 1024  # read at once when only headers are wanted
+SEARCH_BYTES: Final = 1024 * 1024  # read at once when the next header is looked for
+READ_BYTES_MIN: Final = 4096
+INDEX_BYTES_MAX: Final = 64 * 1024 * 1024
+
+
+class Stretch(NamedTuple):
+    """Bytes `position` to `end` of a chunk. `header` (disk form) is None where it could not be read."""
+
+    position: int
+    end: int
+    header: Header | None
+    good: bool
+
+
+class Chunk:
+    """An open chunk file. `end_position` is where its blocks end, `end_offset` (absolute) the offset that follows them."""
+
+    __slots__ = ("base_offset", "end_offset", "end_position", "fd", "files", "folder", "header", "index", "index_every_bytes", "sealed")
+
+    def __init__(self, files: Files, folder: str, fd: int, header: ChunkHeader, index_every_bytes: int) -> None:
+        self.files = files
+        self.folder = folder
+        self.fd = fd
+        self.header = header
+        self.base_offset = header.base_offset
+        self.index_every_bytes = index_every_bytes
+        self.index: Index | None = None
+        self.end_position = CHUNK_HEADER_BYTES
+        self.end_offset = header.base_offset
+        self.sealed = False
+
+    @property
+    def path(self) -> str:
+        return f"{self.folder}/{chunk_name(self.base_offset)}"
+
+    @property
+    def index_path(self) -> str:
+        return f"{self.folder}/{index_name(self.base_offset)}"
+
+    def close(self) -> None:
+        self.files.close(self.fd)
+
+    def walk(self, position: int, *, columns: bool) -> Iterator[Stretch]:
+        """From the block at `position` to the end of the chunk; `columns`: check these too, not only the headers."""
+        window = memoryview(b"")
+        window_at = position
+        while position < self.end_position:
+            start = position - window_at
+            if start + HEADER_BYTES > len(window):
+                window = memoryview(self._pread(WALK_BYTES if columns else HEADERS_BYTES, position))
+                window_at, start = position, 0
+            header = decode_disk_header(window[start : start + HEADER_BYTES], self.header.seed)
+            if header is None:
+                end = self._find_header(position + ALIGNMENT)
+                yield Stretch(position, end, None, False)
+                position = end
+                continue
+            end = position + header.length
+            good = end <= self.end_position
+            if good and columns:
+                if start + header.length > len(window):
+                    window = memoryview(self._pread(max(WALK_BYTES, header.length), position))
+                    window_at, start = position, 0
+                good = columns_agree(header, window[start + HEADER_BYTES : start + header.length])
+            yield Stretch(position, min(end, self.end_position), header, good)
+            position = end
+
+    def _find_header(self, position: int) -> int:
+        """The next place, from `position` on, where a header of this chunk stands; `end_position` if there is none."""
+        while position < self.end_position:
+            data = self._pread(SEARCH_BYTES, position)
+            at = data.find(DISK_MAGIC)
+            while 0 <= at <= len(data) - HEADER_BYTES:
+                if (position + at) % ALIGNMENT == 0 and decode_disk_header(data[at : at + HEADER_BYTES], self.header.seed) is not None:
+                    return position + at
+                at = data.find(DISK_MAGIC, at + 1)
+            if position + len(data) >= self.end_position or not data:
+                break
+            position += max(len(data) - HEADER_BYTES, ALIGNMENT) & -ALIGNMENT  # a header may lie across the border
+        return self.end_position
+
+    def _pread(self, size: int, position: int) -> bytes:
+        try:
+            return self.files.pread(self.fd, min(size, self.end_position - position), position)
+        except OSError as error:
+            raise Damaged(f"{self.path} cannot be read at {position}: {error}") from error
+
+    def locate(self, offset: int) -> tuple[int, int]:
+        """(position, first offset) of the block that holds `offset` (absolute), or of the first after it; at worst the chunk's end."""
+        relative = offset - self.base_offset
+        for stretch in self.walk(self._entry_position(relative, by_time=False), columns=False):
+            if stretch.header is not None and stretch.header.next_offset > relative:
+                return stretch.position, stretch.header.first_offset + self.base_offset
+        return self.end_position, self.end_offset
+
+    def offset_at(self, time_ns: int) -> int | None:
+        """The first offset stored at `time_ns` or later, None if all are older."""
+        relative = time_ns - self.header.base_time_ns
+        for stretch in self.walk(self._entry_position(relative, by_time=True), columns=False):
+            if stretch.header is not None and stretch.header.time_ns >= relative:
+                return stretch.header.first_offset + self.base_offset
+        return None
+
+    def _entry_position(self, key: int, *, by_time: bool) -> int:
+        """Where to begin a walk that is to find `key`. An entry is believed only if the header it points at agrees."""
+        for attempt in range(2):
+            index = self.index if self.index is not None and not attempt else self.load_index(rebuild=bool(attempt))
+            entry = index.by_time(key) if by_time else index.by_offset(key)
+            if entry is None:
+                break
+            if CHUNK_HEADER_BYTES <= entry.position < self.end_position:
+                header = decode_disk_header(self._pread(HEADER_BYTES, entry.position), self.header.seed)
+                if header is not None and header.first_offset == entry.offset and header.time_ns == entry.time_ns:
+                    return entry.position
+        return CHUNK_HEADER_BYTES
+
+    def load_index(self, *, rebuild: bool = False) -> Index:
+        """The index from its file, or built anew from the headers (and written, if the chunk is sealed)."""
+        if not rebuild:
+            try:
+                data = self.files.read_file(self.index_path, INDEX_BYTES_MAX)
+            except OSError:
+                data = b""
+            self.index = Index.decode(data, self.header.seed, self.index_every_bytes)
+            if self.index is not None:
+                return self.index
+        index = Index(self.index_every_bytes)
+        for stretch in self.walk(CHUNK_HEADER_BYTES, columns=False):
+            header = stretch.header
+            if header is not None and stretch.position >= index.next_position:
+                index.note(header.first_offset, stretch.position, header.time_ns)
+        self.index = index
+        if self.sealed:
+            self.save_index()
+        return index
+
+    def save_index(self) -> None:
+        """Write the index beside the chunk. It is a cache: neither synced nor missed if this fails."""
+        assert self.index is not None
+        try:
+            if self.files.exists(self.index_path):
+                self.files.remove(self.index_path)
+            fd = self.files.open_new(self.index_path)
+            try:
+                self.files.writev(fd, [self.index.encode(self.header.seed)], 0)
+            finally:
+                self.files.close(fd)
+        except OSError:
+            return
+
+    def read(self, position: int, bytes_max: int, end: int) -> tuple[list[Block], int]:
+        """Good blocks from `position` on that lie below `end` (absolute), and the position after them.
+
+        About `bytes_max` bytes, at least one block if the first is good and below the end; none if it is bad.
+        """
+        blocks: list[Block] = []
+        size = min(max(bytes_max, READ_BYTES_MIN), self.end_position - position)
+        data = memoryview(self._pread(size, position))
+        at = 0
+        while at + HEADER_BYTES <= len(data):
+            header = decode_disk_header(data[at : at + HEADER_BYTES], self.header.seed)
+            if header is None or header.next_offset + self.base_offset > end or position + at + header.length > self.end_position:
+                break
+            if at + header.length > len(data):
+                if blocks:
+                    break
+                data = memoryview(self._pread(header.length, position))
+            columns = data[at + HEADER_BYTES : at + header.length]
+            if not columns_agree(header, columns):
+                break
+            blocks.append(Block(wire_header(header, self.header), columns, columns))
+            at += header.length
+            if at >= bytes_max:
+                break
+        return blocks, position + at
+
+    def bad_offsets(self, position: int, offset: int) -> tuple[int, int]:
+        """The run of offsets that is lost where no good block stands at `position` and `offset` (absolute) is next: (first, next).
+
+        Both the same where the block there is good after all.
+        """
+        for stretch in self.walk(position, columns=True):
+            if stretch.good and stretch.header is not None:
+                return offset, max(offset, stretch.header.first_offset + self.base_offset)
+        return offset, max(offset, self.end_offset)
+
+
+def columns_agree(header: Header, columns: memoryview) -> bool:
+    try:
+        check_columns(header, columns)
+    except ZsqError:
+        return False
+    return True
+
+
+def create_chunk(files: Files, folder: str, header: ChunkHeader, encoded: bytes, index_every_bytes: int) -> Chunk:
+    """A new, empty chunk, its header synced; its name is not: sync the folder. What failed is removed again."""
+    path = f"{folder}/{chunk_name(header.base_offset)}"
+    fd = files.open_new(path)
+    try:
+        files.writev(fd, [encoded], 0)
+        files.sync(fd)
+    except BaseException:
+        files.close(fd)
+        files.remove(path)
+        raise
+    chunk = Chunk(files, folder, fd, header, index_every_bytes)
+    chunk.index = Index(index_every_bytes)
+    return chunk
+
+
+def open_chunk(files: Files, folder: str, base_offset: int, uuid: bytes, index_every_bytes: int, *, write: bool = False) -> Chunk:
+    """An existing chunk. `ForeignDirectory` if it is another topic's, `Damaged` if its header cannot be read.
+
+    `end_position` is the footer's place in a sealed chunk, else the end of the file; `end_offset` is the footer's, else
+    unknown and the base.
+    """
+    path = f"{folder}/{chunk_name(base_offset)}"
+    fd = files.open_append(path) if write else files.open_read(path)
+    try:
+        header = decode_chunk_header(files.pread(fd, CHUNK_HEADER_BYTES, 0))
+        if header.uuid != uuid or header.base_offset != base_offset:
+            raise ForeignDirectory(f"{path} belongs to another topic (uuid {header.uuid.hex()}, first offset {header.base_offset})")
+        chunk = Chunk(files, folder, fd, header, index_every_bytes)
+        size = files.size(fd)
+        footer = read_footer(files, fd, header.seed, size)
+        chunk.sealed = footer is not None
+        chunk.end_position = size if footer is None else footer.data_end
+        chunk.end_offset = base_offset + (0 if footer is None else footer.next_offset)
+    except BaseException:
+        files.close(fd)
+        raise
+    return chunk
+
+
+def read_footer(files: Files, fd: int, seed: int, size: int) -> ChunkFooter | None:
+    position = size - FOOTER_BYTES
+    if position < CHUNK_HEADER_BYTES:
+        return None
+    return decode_footer(files.pread(fd, FOOTER_BYTES, position), seed, position)

@@ -1,0 +1,164 @@
+"""The one seam to the operating system: nothing else in this folder opens, reads, writes, syncs or renames.
+
+Everything that can fail in a test fails here: `FaultyFiles` overrides these methods, remembers what was synced
+and forgets the rest. So the rule is strict: a method is one system call, or a few that belong together, and
+decides nothing. Calls that a signal interrupts are begun again by Python itself (PEP 475), so no EINTR comes out.
+All other failures come out as `OSError`; what they mean is decided by who called.
+
+Writes name their position. An append with O_APPEND would be as fast, but then the log's own idea of its end and
+the file's could part after a short write, and recovery could not write back in place (Linux appends there too).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Sequence
+from typing import Any, Final
+
+from .errors import Locked, ShortWrite
+
+IOV_MAX: Final = 1024  # Linux's UIO_MAXIOV; POSIX promises 16, every Linux since 2.4 has this
+
+_FILE_MODE: Final = 0o600
+_FOLDER_MODE: Final = 0o700
+
+
+class Files:
+    """The real operating system. Paths are strings; files are descriptors (ints) that no child process inherits."""
+
+    def open_new(self, path: str) -> int:
+        """A new file to read and write; `FileExistsError` if the name is taken."""
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE)
+
+    def open_append(self, path: str) -> int:
+        """An existing file to read and write."""
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+    def open_read(self, path: str) -> int:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def writev(self, fd: int, buffers: Sequence[Any], position: int) -> None:
+        """All the buffers (bytes or views of bytes, at most IOV_MAX) at `position` by one call; `ShortWrite` if only a part was taken."""
+        written = os.pwritev(fd, buffers, position)
+        if written != sum(map(len, buffers)):
+            raise ShortWrite(written)
+
+    def pread(self, fd: int, size: int, position: int) -> bytes:
+        """Up to `size` bytes; fewer only at the end of the file."""
+        found = os.pread(fd, size, position)
+        if len(found) == size or not found:
+            return found
+        pieces = [found]
+        while found and (size := size - len(found)):  # a single read ends at 2 GiB, and may end anywhere on some file systems
+            position += len(found)
+            found = os.pread(fd, size, position)
+            pieces.append(found)
+        return b"".join(pieces)
+
+    def sync(self, fd: int) -> None:
+        """The file's bytes and its size are on disk when this returns."""
+        os.fdatasync(fd)
+
+    def sync_folder(self, path: str) -> None:
+        """Names created, renamed or removed in this folder are on disk when this returns."""
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def truncate(self, fd: int, size: int) -> None:
+        os.ftruncate(fd, size)
+
+    def size(self, fd: int) -> int:
+        return os.fstat(fd).st_size
+
+    def rename(self, old: str, new: str) -> None:
+        """`new` is replaced if it is a file or an empty folder."""
+        os.rename(old, new)
+
+    def remove(self, path: str) -> None:
+        os.unlink(path)
+
+    def list(self, path: str) -> list[str]:
+        """The names in a folder, sorted."""
+        return sorted(os.listdir(path))
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def make_folder(self, path: str) -> None:
+        os.mkdir(path, _FOLDER_MODE)
+
+    def remove_tree(self, path: str) -> None:
+        """A folder with its files and one level of folders more: what a store consists of."""
+        for name in self.list(path):
+            inner = f"{path}/{name}"
+            if os.path.isdir(inner) and not os.path.islink(inner):
+                self.remove_tree(inner)
+            else:
+                self.remove(inner)
+        os.rmdir(path)
+
+    def lock(self, path: str) -> int:
+        """Hold the lock file until its descriptor is closed or the process ends; `Locked` names the holder's pid.
+
+        flock, and not a pid file: the kernel frees it however the holder dies. The pid inside is for people.
+        """
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            digits = os.pread(fd, 20, 0).strip()
+            os.close(fd)
+            pid = int(digits) if digits.isdigit() else 0
+            raise Locked(f"{path} is held by process {pid or 'unknown'}; only one process may open a topic's directory", pid) from None
+        except BaseException:
+            os.close(fd)
+            raise
+        with contextlib.suppress(OSError):  # a full disk must not keep a store from being opened
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+        return fd
+
+    def advise_sequential(self, fd: int) -> None:
+        """This file will be read from front to back."""
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+
+    def advise_done(self, fd: int, position: int, size: int) -> None:
+        """These pages will not be needed again soon; the page cache may have them back."""
+        os.posix_fadvise(fd, position, size, os.POSIX_FADV_DONTNEED)
+
+    def free_bytes(self, path: str) -> int:
+        """What a process without privileges may still write on the file system of `path`."""
+        found = os.statvfs(path)
+        return found.f_bavail * found.f_frsize
+
+    def total_bytes(self, path: str) -> int:
+        found = os.statvfs(path)
+        return found.f_blocks * found.f_frsize
+
+    def random_seed(self) -> int:
+        """32 random bits, never 0: that is the seed of the wire form."""
+        return int.from_bytes(os.urandom(4), "little") or 1
+
+    def write_file(self, path: str, data: bytes) -> None:
+        """A small new file, its bytes synced (its name is not: sync the folder)."""
+        fd = self.open_new(path)
+        try:
+            self.writev(fd, [data], 0)
+            self.sync(fd)
+        finally:
+            self.close(fd)
+
+    def read_file(self, path: str, bytes_max: int) -> bytes:
+        fd = self.open_read(path)
+        try:
+            return self.pread(fd, bytes_max, 0)
+        finally:
+            self.close(fd)

@@ -1,0 +1,271 @@
+"""At start: find out what is really on disk, and make that the log. Idempotent: a crash in here is one more crash.
+
+The fault model. We promise to survive, with nothing acknowledged lost and nothing half-written shown:
+
+* the death of the process at any instruction, also inside recovery;
+* the loss of power: of what was not synced any part may be there, at any granularity and in any order, and names
+  made, renamed or removed in a folder that was not synced may or may not be there;
+* a failed write, short write, failed fdatasync: the process ends; after it the page cache may look fine and not be on disk;
+* any one flipped bit in the log's files: at most one block is lost, and none is wrong.
+
+We do not promise to survive: a disk that says "synced" and lies, two damages in both copies of a chunk's header,
+a bit that rots in the last block written before a crash (it cannot be told from a torn write), someone who edits the files.
+
+Steps: sync the folder; drop a chunk that was being created; walk the last chunk (all others are whole: a roll syncs
+them) and check every block; decide what a bad stretch is; cut a torn tail, sync; write back what may lie in the page
+cache only, sync; bring the producers' rows up to date from the headers; commit the checkpoint.
+
+What is a bad stretch? If it is known to have been synced (the state store says so, or a block behind it does: each
+says how much before it was synced when it was written), it is damage: its bytes stay, its offsets become a hole, what lies behind
+lives. Else it is a write that never finished, and it is cut off *with what lies behind it*: nothing there was
+acknowledged, and its producers will send it again. To keep a block whose predecessor was torn would raise the
+producer's sequence over the torn one, which would then be answered as stored when it comes again.
+What is cut although it was good is copied to a `.bad` file first.
+
+Offsets are never given twice. Where the end found lies below what the state store knows to be synced (the disk lost
+what it had synced), the log goes on behind that, with a hole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from .chunk import Chunk, open_chunk
+from .errors import Damaged, StoreFailed
+from .files import Files
+from .index import Index
+from .log import Log, LogOptions
+from .log_format import (
+    BAD_SUFFIX,
+    CHUNK_HEADER_BYTES,
+    bad_name,
+    chunk_name,
+    parse_chunk_name,
+    unsynced_bytes,
+)
+from .log_reader import Hole
+from .state import ChannelRow, ProducerRow, StateBatch, Table, producer_after
+
+COPY_BYTES: Final = 4 * 1024 * 1024
+
+
+@dataclass(slots=True)
+class RecoveryReport:
+    """What recovery found and did. `notes` are sentences for the log of the process; `alarms` those that a person should read."""
+
+    chunks: int = 0
+    end: int = 0
+    scanned_bytes: int = 0
+    cut_bytes: int = 0
+    rewritten_bytes: int = 0
+    replayed_blocks: int = 0
+    holes: tuple[Hole, ...] = ()
+    notes: list[str] = field(default_factory=list)
+    alarms: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _End:
+    """Where a good prefix ends: position in the file, next offset (absolute), time of its last block (absolute), number of blocks."""
+
+    position: int
+    offset: int
+    time_ns: int
+    blocks: int
+
+
+@dataclass(slots=True)
+class _Scan:
+    """The last chunk as found. `bad`: where each bad stretch begins. `attested`: known to have been synced below this position."""
+
+    end: _End
+    bad: list[tuple[_End, bool]] = field(default_factory=list)
+    holes: list[Hole] = field(default_factory=list)
+    attested: int = 0
+    write_back_from: int = -1
+
+
+def recover_log(
+    files: Files, folder: str, uuid: bytes, base_offset: int, options: LogOptions, synced_end: int
+) -> tuple[Log, RecoveryReport]:
+    """The log as it really is, all of it synced. `synced_end`: what the state store knows to be on disk.
+
+    `StoreFailed` for I/O errors, `ForeignDirectory` for another topic's chunks.
+    """
+    report = RecoveryReport()
+    try:
+        files.sync_folder(folder)
+        bases = [base for name in files.list(folder) if (base := parse_chunk_name(name)) is not None]
+        chunk = _open_last(files, folder, uuid, bases, options, report)
+        if chunk is None:
+            raise Damaged(
+                f"{folder} holds no readable chunk of the topic's log; restore them, or move the folder away (from offset {base_offset})"
+            )
+        scan = _scan(chunk, synced_end, report)
+        _decide(chunk, scan, synced_end, report)
+        _write_back(chunk, scan, synced_end, report)
+    except OSError as error:
+        raise StoreFailed(f"{folder} cannot be recovered: {error}") from error
+    end = scan.end
+    if end.offset < synced_end:
+        scan.holes.append(Hole(end.offset, synced_end - end.offset))
+        report.alarms.append(
+            f"{folder}: the log ends at offset {end.offset} but was synced up to {synced_end}: {synced_end - end.offset} messages are lost"
+        )
+        chunk.sealed = True  # what lies behind the end stays for whoever wants to look; the next append begins a chunk
+        chunk.end_offset = synced_end
+    log = Log(files, folder, uuid, options, bases, chunk, end.time_ns, end.blocks, scan.holes)
+    report.chunks = len(bases)
+    report.end = log.end
+    report.holes = log.holes
+    return log, report
+
+
+def _open_last(files: Files, folder: str, uuid: bytes, bases: list[int], options: LogOptions, report: RecoveryReport) -> Chunk | None:
+    """The last chunk, after those are gone that were being created or cannot be read; `bases` is shortened likewise."""
+    while bases:
+        base = bases[-1]
+        path = f"{folder}/{chunk_name(base)}"
+        try:
+            return open_chunk(files, folder, base, uuid, options.index_every_bytes, write=True)
+        except Damaged:
+            fd = files.open_read(path)
+            size = files.size(fd)
+            files.close(fd)
+        bases.pop()
+        if size <= CHUNK_HEADER_BYTES and bases:
+            # A roll syncs header and folder before anything is appended: nothing was ever in it.
+            files.remove(path)
+            report.notes.append(f"{path}: its creation was not finished; removed")
+        else:
+            files.rename(path, path + BAD_SUFFIX)
+            report.alarms.append(f"{path}: both copies of its header are damaged; set aside as {path + BAD_SUFFIX} with what was in it")
+        files.sync_folder(folder)
+    return None
+
+
+def _scan(chunk: Chunk, synced_end: int, report: RecoveryReport) -> _Scan:
+    """Check each block of the last chunk, build its index, note what is bad and what was synced."""
+    base, base_time_ns = chunk.base_offset, chunk.header.base_time_ns
+    chunk.index = index = Index(chunk.index_every_bytes)
+    end = _End(CHUNK_HEADER_BYTES, base, base_time_ns, 0)
+    scan = _Scan(end)
+    in_bad = False
+    for stretch in chunk.walk(CHUNK_HEADER_BYTES, columns=not chunk.sealed):
+        header = stretch.header
+        report.scanned_bytes += stretch.end - stretch.position
+        if not stretch.good or header is None:
+            if not in_bad:
+                scan.bad.append((_End(stretch.position, end.offset, end.time_ns, end.blocks), False))
+            in_bad = True
+            continue
+        if in_bad:
+            scan.bad[-1] = (scan.bad[-1][0], True)
+            in_bad = False
+        before = unsynced_bytes(header)
+        if before is not None:
+            scan.attested = max(scan.attested, stretch.position - before)
+        if stretch.position >= index.next_position:
+            index.note(header.first_offset, stretch.position, header.time_ns)
+        if scan.write_back_from < 0 and base + header.next_offset > synced_end:
+            scan.write_back_from = stretch.position
+        if base + header.first_offset > end.offset:
+            scan.holes.append(Hole(end.offset, base + header.first_offset - end.offset))
+        end = _End(stretch.end, base + header.next_offset, base_time_ns + header.time_ns, end.blocks + 1)
+    scan.end = end
+    return scan
+
+
+def _decide(chunk: Chunk, scan: _Scan, synced_end: int, report: RecoveryReport) -> None:
+    """Which bad stretches are damage (they stay, as holes) and where the first torn write is (all from there on is cut)."""
+    for start, good_behind in scan.bad:
+        if start.position < scan.attested or start.offset < synced_end or chunk.sealed:
+            report.alarms.append(f"{chunk.path}: damage at position {start.position}, offset {start.offset}; stepped over")
+            continue
+        size = chunk.files.size(chunk.fd)
+        if good_behind:
+            _copy_aside(chunk, start.position, size, report)
+        report.notes.append(f"{chunk.path}: {size - start.position} bytes of an unfinished write cut off at {start.position}")
+        report.cut_bytes = size - start.position
+        chunk.files.truncate(chunk.fd, start.position)
+        chunk.files.sync(chunk.fd)
+        scan.end = start
+        scan.holes = [hole for hole in scan.holes if hole.first_offset < start.offset]
+        assert chunk.index is not None
+        chunk.index.cut(start.position)
+        break
+    if chunk.sealed and scan.end.offset < chunk.end_offset:  # its last blocks are damaged; the footer knows how many there were
+        scan.holes.append(Hole(scan.end.offset, chunk.end_offset - scan.end.offset))
+        scan.end.offset = chunk.end_offset
+    if not chunk.sealed:
+        chunk.end_position = scan.end.position
+    chunk.end_offset = scan.end.offset
+
+
+def _copy_aside(chunk: Chunk, position: int, size: int, report: RecoveryReport) -> None:
+    """Keep what is about to be cut off. Best effort: a full disk must not keep the topic from starting."""
+    path = f"{chunk.folder}/{bad_name(chunk.base_offset, position)}"
+    files = chunk.files
+    try:
+        if files.exists(path):
+            files.remove(path)
+        fd = files.open_new(path)
+        try:
+            for at in range(position, size, COPY_BYTES):
+                files.writev(fd, [files.pread(chunk.fd, min(COPY_BYTES, size - at), at)], at - position)
+        finally:
+            files.close(fd)
+        report.notes.append(f"{path}: keeps {size - position} bytes that were cut off with whole blocks among them")
+    except OSError as error:
+        report.notes.append(f"{path}: could not be written ({error})")
+
+
+def _write_back(chunk: Chunk, scan: _Scan, synced_end: int, report: RecoveryReport) -> None:
+    """Write again what no commit vouches for, in place, and sync: after a failed sync the cache may hold what the disk does not."""
+    files = chunk.files
+    size = files.size(chunk.fd)
+    start = scan.write_back_from
+    if synced_end <= chunk.base_offset:
+        start = 0
+    elif start < 0:
+        start = chunk.end_position  # the footer, if there is one
+    start = min(start, size)
+    for position in range(start, size, COPY_BYTES):
+        files.writev(chunk.fd, [files.pread(chunk.fd, min(COPY_BYTES, size - position), position)], position)
+    if start < size:
+        files.sync(chunk.fd)
+    report.rewritten_bytes = size - start
+
+
+def replay(log: Log, table: Table, report: RecoveryReport) -> StateBatch | None:
+    """What the checkpoint lacks: producers' rows from the headers behind it, and cursors that no log stands behind; None if nothing."""
+    batch = StateBatch(applied_offset=log.end, synced_end=log.end)
+    producers: dict[int, ProducerRow] = {}
+    for header in log.headers(table.applied_offset):
+        report.replayed_blocks += 1
+        if header.producer_id:
+            row = producers.get(header.producer_id) or table.producers.get(header.producer_id)
+            producers[header.producer_id] = producer_after(row, header.sequence, header.first_offset, header.time_ns)
+    batch.producers = producers
+    _clamp(log.end, table, batch, report)
+    changed = producers or batch.channel_puts or batch.hole_gones or batch.waiting is not None or batch.paused_end is not None
+    if not changed and table.applied_offset == log.end and table.synced_end == log.end:
+        return None
+    return batch
+
+
+def _clamp(end: int, table: Table, batch: StateBatch, report: RecoveryReport) -> None:
+    """State never runs ahead of the log. It cannot, as the log is synced first: so this is an alarm."""
+    for name, row in table.channels.items():
+        if int(row.get("next", 0)) > end:
+            report.alarms.append(f"channel {name}: its cursor {row['next']} is beyond the log's end {end}; set back")
+            clamped: ChannelRow = {**row, "next": end}
+            batch.channel_puts[name] = clamped
+        batch.hole_gones += [(name, hole.start) for hole in table.holes.get(name, ()) if hole.start >= end]
+    if table.waiting > end:
+        report.alarms.append(f"the waiting cursor {table.waiting} is beyond the log's end {end}; set back")
+        batch.waiting = end
+    if table.paused_end > end:
+        report.alarms.append(f"the paused end {table.paused_end} is beyond the log's end {end}; set back")
+        batch.paused_end = end

@@ -1,0 +1,200 @@
+"""A topic's directory, opened: lock, identity, log, state. Creation is another call, so that nothing is ever made twice.
+
+    DIR/topic                 which topic this is (identity.json form, with a checksum)
+    DIR/lock                  held while open; the holder's pid inside, for people
+    DIR/<first offset>.chunk  the log; .index beside each sealed one
+    DIR/state/                LMDB
+
+A directory that is missing is refused and not made: an empty topic in place of a lost mount would give old offsets again.
+`create_store` makes all of it under a temporary name and renames, so there is no half of one.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Final
+
+from crc32c import crc32c
+
+from .chunk import create_chunk
+from .errors import DiskFull, ForeignDirectory, ShortWrite, StorageError, StoreFailed
+from .files import Files
+from .log import Log, LogOptions
+from .log_format import IDENTITY_NAME, LOCK_NAME, STATE_NAME, TEMPORARY_SUFFIX, VERSION, ChunkHeader, encode_chunk_header
+from .recovery import RecoveryReport, recover_log, replay
+from .state import MAP_BYTES, StateBatch, StateStore
+
+CHUNK_BYTES: Final = 256 * 1024 * 1024
+INDEX_EVERY_BYTES: Final = 4096
+RESERVE_BYTES_MAX: Final = 1024**3
+RESERVE_SHARE: Final = 20  # a twentieth, 5%
+_IDENTITY_BYTES_MAX: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """`chunk_bytes`: size at which a chunk is sealed. `index_every_bytes`: at most one index entry in so many.
+
+    `map_bytes`: address space of the state store to begin with. `reserve_bytes`: free space below which appends are
+    refused; None: the smaller of 1 GiB and 5% of the file system.
+    """
+
+    chunk_bytes: int = CHUNK_BYTES
+    index_every_bytes: int = INDEX_EVERY_BYTES
+    map_bytes: int = MAP_BYTES
+    reserve_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which topic. `uuid`: 32 hex digits (dashes allowed), new for each making; `base_offset`: where its offsets begin."""
+
+    name: str
+    uuid: str
+    base_offset: int = 0
+
+    @property
+    def uuid_bytes(self) -> bytes:
+        found = bytes.fromhex(self.uuid.replace("-", ""))
+        if len(found) != 16:
+            raise ValueError(f"a uuid has 32 hex digits, not {self.uuid!r}")
+        return found
+
+
+class Store:
+    """An open directory. `log` belongs to one thread, `state` to one thread (another, if you like)."""
+
+    def __init__(self, files: Files, directory: str, lock: int, log: Log, state: StateStore, report: RecoveryReport) -> None:
+        self.files = files
+        self.directory = directory
+        self.log = log
+        self.state = state
+        self.report = report
+        self._lock = lock
+
+    def close(self) -> None:
+        """Sync the log, note in the state what is synced, free the lock. Errors come out, but everything is closed."""
+        try:
+            self.log.close()
+            self.state.commit(StateBatch(synced_end=self.log.synced_end))
+        finally:
+            self.state.close()
+            self.files.close(self._lock)
+
+
+def create_store(files: Files, directory: str, identity: Identity, options: StoreOptions | None = None) -> None:
+    """Make the directory of a new topic, on disk when this returns. `ForeignDirectory` if the name is taken, `DiskFull`."""
+    options = options or StoreOptions()
+    directory = directory.rstrip("/")
+    temporary = directory + TEMPORARY_SUFFIX
+    try:
+        if files.exists(directory):
+            raise ForeignDirectory(f"{directory} is there already")
+        if files.exists(temporary):
+            files.remove_tree(temporary)
+        files.make_folder(temporary)
+        files.write_file(f"{temporary}/{IDENTITY_NAME}", _encode_identity(identity))
+        header = ChunkHeader(identity.base_offset, 0, files.random_seed(), identity.uuid_bytes)
+        create_chunk(files, temporary, header, encode_chunk_header(header), options.index_every_bytes).close()
+        files.make_folder(f"{temporary}/{STATE_NAME}")
+        state = StateStore(f"{temporary}/{STATE_NAME}", options.map_bytes, create=True)
+        try:
+            state.create(identity.uuid_bytes, identity.base_offset)
+        finally:
+            state.close()
+        files.sync_folder(f"{temporary}/{STATE_NAME}")
+        files.sync_folder(temporary)
+        files.rename(temporary, directory)
+        files.sync_folder(_parent(directory))
+    except ShortWrite as error:
+        raise DiskFull(f"no space to make {directory}: {error}") from error
+    except OSError as error:
+        raise StoreFailed(f"{directory} could not be made: {error}") from error
+
+
+def open_store(files: Files, directory: str, options: StoreOptions, identity: Identity) -> Store:
+    """Lock, recover, open. `Locked`, `ForeignDirectory`, `Damaged` (the state, or all chunks), `StoreFailed` for I/O errors."""
+    directory = directory.rstrip("/")
+    if not files.exists(f"{directory}/{STATE_NAME}"):
+        raise ForeignDirectory(f"{directory} is not the directory of a topic, or is not mounted; it is not made anew in its place")
+    try:
+        lock = files.lock(f"{directory}/{LOCK_NAME}")
+        try:
+            notes = _check_identity(files, directory, identity)
+            reserve_bytes = options.reserve_bytes
+            if reserve_bytes is None:
+                reserve_bytes = min(RESERVE_BYTES_MAX, files.total_bytes(directory) // RESERVE_SHARE)
+            log_options = LogOptions(options.chunk_bytes, options.index_every_bytes, reserve_bytes)
+            log, state, report = _recover(files, directory, options, log_options, identity)
+        except BaseException:
+            files.close(lock)
+            raise
+    except OSError as error:
+        raise StoreFailed(f"{directory} cannot be opened: {error}") from error
+    report.notes[:0] = notes
+    return Store(files, directory, lock, log, state, report)
+
+
+def _recover(
+    files: Files, directory: str, options: StoreOptions, log_options: LogOptions, identity: Identity
+) -> tuple[Log, StateStore, RecoveryReport]:
+    state = StateStore(f"{directory}/{STATE_NAME}", options.map_bytes)
+    try:
+        if state.uuid() != identity.uuid_bytes:
+            raise ForeignDirectory(f"{directory}: its state belongs to another topic")
+        table = state.load()
+        log, report = recover_log(files, directory, identity.uuid_bytes, identity.base_offset, log_options, table.synced_end)
+        try:
+            batch = replay(log, table, report)
+            if batch is not None:
+                state.commit(batch)
+        except BaseException:
+            _close_quietly(log)
+            raise
+    except BaseException:
+        state.close()
+        raise
+    return log, state, report
+
+
+def _close_quietly(log: Log) -> None:
+    try:
+        log.close()
+    except (StorageError, OSError):
+        return
+
+
+def _encode_identity(identity: Identity) -> bytes:
+    """One line of JSON for people and programs, and the checksum of that line."""
+    line = json.dumps(
+        {"zsq": "topic", "version": VERSION, "name": identity.name, "uuid": identity.uuid_bytes.hex(), "base_offset": identity.base_offset}
+    )
+    return f"{line}\n{crc32c(line.encode()):08x}\n".encode()
+
+
+def _check_identity(files: Files, directory: str, identity: Identity) -> list[str]:
+    """Refuse another topic's directory. A damaged file is written anew: state and chunks carry the uuid too."""
+    path = f"{directory}/{IDENTITY_NAME}"
+    data = files.read_file(path, _IDENTITY_BYTES_MAX) if files.exists(path) else b""
+    line, _, rest = data.partition(b"\n")
+    if rest != b"%08x\n" % crc32c(line):
+        temporary = path + TEMPORARY_SUFFIX
+        if files.exists(temporary):
+            files.remove(temporary)
+        files.write_file(temporary, _encode_identity(identity))
+        files.rename(temporary, path)
+        files.sync_folder(directory)
+        return [f"{path}: missing or damaged; written anew"]
+    found = json.loads(line)
+    if found.get("zsq") != "topic" or found.get("version") != VERSION:
+        raise ForeignDirectory(f"{path}: version {found.get('version')}; only version {VERSION} is known here; use a newer zsq")
+    if found["uuid"] != identity.uuid_bytes.hex() or found["name"] != identity.name:
+        raise ForeignDirectory(
+            f"{directory} belongs to topic {found['name']!r} ({found['uuid']}), not to {identity.name!r} ({identity.uuid_bytes.hex()})"
+        )
+    return []
+
+
+def _parent(directory: str) -> str:
+    return directory.rpartition("/")[0] or ("/" if directory.startswith("/") else ".")
