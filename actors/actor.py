@@ -166,7 +166,7 @@ class Actor:
     def _wait_ms(self) -> int:
         if self.stopping:
             return 10
-        due = min(timer[0] for timer in self._timers)
+        due: int = min(timer[0] for timer in self._timers)
         return max(0, (due - time.monotonic_ns()) // _MS + 1)
 
     def _run_timers(self) -> None:

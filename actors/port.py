@@ -70,7 +70,8 @@ class Port:
         while part:
             envelope.append(part)
             if not socket.getsockopt(zmq.RCVMORE) or len(envelope) > 4:
-                return self._skip()
+                self._skip()
+                return None
             part = socket.recv(zmq.NOBLOCK)
         if not socket.getsockopt(zmq.RCVMORE):
             return None
@@ -79,7 +80,8 @@ class Port:
         while socket.getsockopt(zmq.RCVMORE):
             rest.append(socket.recv(zmq.NOBLOCK, copy=len(rest) % 2 == 0))
             if len(rest) > FRAMES_MAX:
-                return self._skip()
+                self._skip()
+                return None
         return tuple(envelope), control, rest
 
     def _skip(self) -> None:

@@ -67,7 +67,7 @@ class ProcessTable:
         """From the main thread: the parent-death signal fires when the thread that forked ends."""
         os.environ["ZSQ_SUPERVISOR_PID"] = str(os.getpid())
         multiprocessing.forkserver.ensure_running()
-        server: Any = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]  # its pid has no public name
+        server: Any = multiprocessing.forkserver._forkserver  # its pid has no public name
         self._forkserver_pidfd = os.pidfd_open(server._forkserver_pid)
         self.forkserver_pid: int = server._forkserver_pid
         self._epoll.register(self._forkserver_pidfd, select.EPOLLIN)

@@ -14,12 +14,13 @@ import logging
 import os
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
-from ..storage.errors import DiskFull, Locked, StoreFailed
+from ..storage.errors import Damaged, DiskFull, Locked, StoreFailed
 from ..storage.files import Files
 from ..storage.log import SyncTicket
-from ..storage.state import ProducerRow, StateBatch
+from ..storage.state import ProducerRow, StateBatch, producer_after
 from ..storage.store import Identity, Store, StoreOptions, create_store, open_store
 from ..transport import protocol as p
 from ..transport.block import Block
@@ -30,7 +31,7 @@ from .port import Envelope, Mail, Port
 from .worker_thread import WorkerThread
 
 log = logging.getLogger("zsq")
-_RECENT_KEPT = 16
+_Answers = list[tuple[Port, Envelope, p.Wire]]
 
 
 class _Pending(NamedTuple):
@@ -68,9 +69,12 @@ class StorageActor(Actor):
         self._written: deque[_Pending] = deque()
         self._ticket: SyncTicket | None = None
         self._batch = StateBatch()
+        self._hole_changes: dict[tuple[str, int], tuple[int, int, int] | None] = {}  # of the batch; the later word wins
         self._batch_waits = False
+        self._batch_failed: Callable[[], None] | None = None
         self._batch_end = 0
-        self._after_commit: list[tuple[Port, Envelope, p.Wire]] = []
+        self._disk_full = False
+        self._after_commit: _Answers = []
         self._sync_thread = WorkerThread(self.context, "sync")
         self._state_thread = WorkerThread(self.context, "state")
         self.listen_raw(self._sync_thread.socket)
@@ -78,6 +82,7 @@ class StorageActor(Actor):
         self.front = self.open_router(settings["front"])
         self.reader = self.open_router(settings["reader"])
         self.every(options.CHECKPOINT_INTERVAL_MS, self._checkpoint)
+        self.every(options.CHECKPOINT_INTERVAL_MS, self._retry_commit)
         if self.mode == "interval":
             self.every(options.SYNC_INTERVAL_MS, self._start_sync)
         log.info("%s: %s", self.title, self.store.report)
@@ -137,6 +142,7 @@ class StorageActor(Actor):
         lone = self._log.unsynced_bytes <= options.INLINE_SYNC_BYTES_MAX and not self._sync_thread.pending
         self._ticket = self._log.begin_sync()
         if self.mode == "never":
+            self._ticket.done = True
             self._synced()
         elif lone:
             self._ticket.run()
@@ -154,20 +160,23 @@ class StorageActor(Actor):
             if self.mode != "interval":
                 self.front.send(done.envelope, p.Appended(done.request, done.first_offset, done.time_ns))
             for producer_id, sequence, first_offset in done.producers:
-                old = self._producers.get(producer_id)
-                recent = (*(old.recent if old else ()), (sequence, first_offset))[-_RECENT_KEPT:]
-                self._producers[producer_id] = ProducerRow(sequence + 1, done.time_ns, recent)
+                row = producer_after(self._producers.get(producer_id), sequence, first_offset, done.time_ns)
+                self._producers[producer_id] = row
                 self._producers_changed.add(producer_id)
 
     def on_raw(self, source: Any) -> None:
         thread = self._sync_thread if source is self._sync_thread.socket else self._state_thread
         for tag, value in thread.results():
-            if isinstance(value, Exception):
+            if isinstance(value, DiskFull) and tag != "sync":
+                log.error("%s: the state store has no space; finishes wait for it: %s", self.title, value)
+                self._disk_full = True
+            elif isinstance(value, Exception):
                 # Never acknowledge from these descriptors again: end, and recover from what is really on disk.
-                raise StoreFailed(f"{tag} failed: {value}") from value
-            if tag == "sync":
+                raise StoreFailed(f"{'sync' if tag == 'sync' else 'commit'} failed: {value}") from value
+            elif tag == "sync":
                 self._synced()
             else:
+                self._disk_full = False
                 self._committed(tag)
 
     def on_turn(self) -> None:
@@ -183,18 +192,30 @@ class StorageActor(Actor):
 
     def _commit(self) -> None:
         """Hand the batch to its thread, if that is idle and the log is synced beyond what the batch speaks of."""
-        if not self._batch_waits or self._state_thread.pending:
+        if not self._batch_waits or self._state_thread.pending or self._disk_full:
             return
         if self._log.synced_end < self._batch_end:
             self._start_sync()
             return
         batch, self._batch, self._batch_waits = self._batch, StateBatch(), False
-        batch.applied_offset = self._log.synced_end
+        changes, self._hole_changes = self._hole_changes, {}
+        batch.hole_gones = [key for key, row in changes.items() if row is None]
+        batch.hole_puts = [(*key, *row) for key, row in changes.items() if row is not None]
+        batch.applied_offset = batch.synced_end = self._log.synced_end
         batch.producers = {pid: self._producers[pid] for pid in self._producers_changed}
         self._expire_producers(batch)
         self._producers_changed = set()
         answers, self._after_commit = self._after_commit, []
+        self._hand_over(batch, answers)
+
+    def _hand_over(self, batch: StateBatch, answers: _Answers) -> None:
+        self._batch_failed = lambda: self._hand_over(batch, answers)
         self._state_thread.submit((batch.applied_offset, answers), lambda: self._state.commit(batch))
+
+    def _retry_commit(self) -> None:
+        """After a full disk: the same batch again, before any later one."""
+        if self._disk_full and not self._state_thread.pending and self._batch_failed is not None:
+            self._batch_failed()
 
     def _expire_producers(self, batch: StateBatch) -> None:
         limit = time.time_ns() - options.PRODUCER_KEPT_S * 1_000_000_000
@@ -204,7 +225,7 @@ class StorageActor(Actor):
             batch.producers.pop(pid, None)
             batch.producers_gone.append(pid)
 
-    def _committed(self, tag: tuple[int, list[tuple[Port, Envelope, p.Wire]]]) -> None:
+    def _committed(self, tag: tuple[int, _Answers]) -> None:
         self._applied, answers = tag
         for port, envelope, word in answers:
             port.send(envelope, word)
@@ -245,10 +266,10 @@ class StorageActor(Actor):
         holes = self._holes.setdefault(word.channel, {})
         for start in word.holes_gone:
             if holes.pop(start, None) is not None:
-                self._batch.hole_gone(word.channel, start)
+                self._hole_changes[word.channel, start] = None
         for start, count, attempts, due_ns in word.holes_put:
             holes[start] = (start, count, attempts, due_ns)
-            self._batch.hole_put(word.channel, start, count, attempts, due_ns)
+            self._hole_changes[word.channel, start] = (count, attempts, due_ns)
         self._answer_after_commit(port, mail, {})
 
     def on_order(self, word: p.Order) -> dict[str, Any] | None:
@@ -258,8 +279,8 @@ class StorageActor(Actor):
         name = str(word.options["channel"])
         if name not in self._channels:
             return {}
-        for start in self._holes.pop(name, {}):
-            self._batch.hole_gone(name, start)
+        self._holes.pop(name, None)
+        self._hole_changes = {key: row for key, row in self._hole_changes.items() if key[0] != name}
         del self._channels[name]
         self._owners.pop(name, None)
         self._batch.channel_puts.pop(name, None)
@@ -295,8 +316,16 @@ class StorageActor(Actor):
         if word.offset < 0 or word.bytes_max < 0:
             raise UsageError(E_BAD_ARGUMENT, "offset and bytes_max are 0 or more")
         bytes_max = min(max(1, word.bytes_max), options.READ_BYTES_MAX)
-        blocks = self._log.read(max(word.offset, self._log.start), bytes_max, end)
+        blocks = self._read(max(word.offset, self._log.start), bytes_max, end)
         port.send(mail.envelope, p.Blocks(word.request, self._log.start, end), blocks[: p.FRAMES_MAX // 2])
+
+    def _read(self, offset: int, bytes_max: int, end: int) -> list[Block]:
+        """Damage is set aside by the log when it is met, and stepped over by the next read; readers see the gap."""
+        while True:
+            try:
+                return self._log.read(offset, bytes_max, end)
+            except Damaged as damage:
+                log.error("%s: %s", self.title, damage)
 
     def on_beat_word(self, port: Port, mail: Mail) -> None:
         port.send(mail.envelope, p.Beat())

@@ -84,7 +84,9 @@ class TopicGroup:
     def settled(self) -> bool:
         """Nothing of it is on its way up."""
         if self.state is GroupState.UP:
-            return all((child is not None and child.state == "up") or name in self._failed_channels for name, child in self.channels.items())
+            return all(
+                (child is not None and child.state == "up") or name in self._failed_channels for name, child in self.channels.items()
+            )
         return self.state in (GroupState.FAILED, GroupState.ENDED)
 
     # Up

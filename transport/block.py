@@ -74,7 +74,7 @@ class Header(NamedTuple):
     columns: int
     flags: int
     length: int
-    count: int
+    count: int  # type: ignore[assignment]  # tuple has a method of that name, which nobody needs here
     first_offset: int
     time_ns: int
     producer_id: int
