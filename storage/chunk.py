@@ -119,13 +119,20 @@ class Chunk:
         except OSError as error:
             raise Damaged(f"{self.path} cannot be read at {position}: {error}") from error
 
-    def locate(self, offset: int) -> tuple[int, int]:
-        """(position, first offset) of the block that holds `offset` (absolute), or of the first after it; at worst the chunk's end."""
+    def locate(self, offset: int) -> tuple[int, int, int]:
+        """(position, first offset) of the block that holds `offset`, or of the first after it, at worst of the chunk's end.
+
+        And the end of the block before it: what lies between is lost. All offsets are absolute.
+        """
         relative = offset - self.base_offset
+        before = 0
         for stretch in self.walk(self._entry_position(relative, by_time=False), columns=False):
-            if stretch.header is not None and stretch.header.next_offset > relative:
-                return stretch.position, stretch.header.first_offset + self.base_offset
-        return self.end_position, self.end_offset
+            if stretch.header is None:
+                continue
+            if stretch.header.next_offset > relative:
+                return stretch.position, stretch.header.first_offset + self.base_offset, before + self.base_offset
+            before = stretch.header.next_offset
+        return self.end_position, self.end_offset, before + self.base_offset
 
     def offset_at(self, time_ns: int) -> int | None:
         """The first offset stored at `time_ns` or later, None if all are older."""
@@ -208,15 +215,12 @@ class Chunk:
                 break
         return blocks, position + at
 
-    def bad_offsets(self, position: int, offset: int) -> tuple[int, int]:
-        """The run of offsets that is lost where no good block stands at `position` and `offset` (absolute) is next: (first, next).
-
-        Both the same where the block there is good after all.
-        """
+    def next_good(self, position: int, offset: int) -> int | None:
+        """The first offset (absolute) of the next wholly good block: `offset` where that stands at `position`; None if there is none."""
         for stretch in self.walk(position, columns=True):
             if stretch.good and stretch.header is not None:
-                return offset, max(offset, stretch.header.first_offset + self.base_offset)
-        return offset, max(offset, self.end_offset)
+                return max(offset, stretch.header.first_offset + self.base_offset)
+        return None
 
 
 def columns_agree(header: Header, columns: memoryview) -> bool:

@@ -16,9 +16,9 @@ from typing import Final, NamedTuple
 
 from ..transport.block import Block, Header
 from .chunk import Chunk, open_chunk
-from .errors import Damaged
+from .errors import Damaged, ForeignDirectory
 from .files import Files
-from .log_format import wire_header
+from .log_format import chunk_name, wire_header
 
 OPEN_CHUNKS_MAX: Final = 4  # sealed ones with descriptor and index; the index of the smallest blocks takes 1.5 MiB
 HINTS_MAX: Final = 64
@@ -73,34 +73,46 @@ class LogReader:
         """
         offset = self.skip(max(offset, self.bases[0]))
         while offset < end:
-            hint = self._hints.pop(offset, None)
-            base = hint[0] if hint is not None else self.bases[bisect_right(self.bases, offset) - 1]
-            chunk = self._chunk(base)
-            position, found = (hint[1], offset) if hint is not None else chunk.locate(offset)
+            base, position = self._hints.get(offset, (-1, 0))
+            chunk = self._readable(base if position else self.bases[bisect_right(self.bases, offset) - 1], offset)
+            first = before = offset
+            if not position:
+                position, first, before = chunk.locate(offset)
             if position < chunk.end_position:
-                if found > offset:
-                    raise self._lost(chunk, offset, found)
+                if first > offset:
+                    raise self._lost(chunk.path, before, first)
                 blocks, position = chunk.read(position, bytes_max, end)
                 if blocks:
-                    self._hint(blocks[-1].next_offset, base, position)
+                    self._hint(blocks[-1].next_offset, chunk.base_offset, position)
                     return blocks
-                first, following = chunk.bad_offsets(position, found)
+                following = chunk.next_good(position, first)
                 if following == first:
                     return []  # good, but not wholly below the end
-                raise self._lost(chunk, offset, max(following, offset))
-            next_base = self._next_base(base)
+                if following is not None:
+                    raise self._lost(chunk.path, first, following)
+                before = first
+            next_base = self._next_base(chunk.base_offset)
+            following = chunk.end_offset if next_base is None else next_base
+            if following > before:
+                raise self._lost(chunk.path, before, following)
             if next_base is None:
                 return []
-            if next_base > offset:
-                raise self._lost(chunk, offset, next_base)
             offset = next_base
         return []
 
-    def _lost(self, chunk: Chunk, offset: int, following: int) -> Damaged:
+    def _readable(self, base: int, offset: int) -> Chunk:
+        try:
+            return self._chunk(base)
+        except (Damaged, ForeignDirectory):
+            following = self._next_base(base)
+            assert following is not None  # the active chunk is open
+            raise self._lost(f"{self._folder}/{chunk_name(base)}", max(base, offset), following) from None
+
+    def _lost(self, path: str, offset: int, following: int) -> Damaged:
         """Remember a hole, so that the next read steps over it."""
         hole = Hole(offset, following - offset)
         insort(self.holes, hole)
-        return Damaged(f"{hole.count} messages from offset {offset} on are lost: {chunk.path} is damaged there", offset, hole.count)
+        return Damaged(f"{hole.count} messages from offset {offset} on are lost: {path} is damaged there", offset, hole.count)
 
     def skip(self, offset: int) -> int:
         """`offset`, or what follows the hole that it lies in."""
@@ -115,7 +127,10 @@ class LogReader:
         """Wire-form headers of all blocks from the one that holds `offset` on. For recovery: columns are not checked."""
         offset = max(offset, self.bases[0])
         for base in self.bases[bisect_right(self.bases, offset) - 1 :]:
-            chunk = self._chunk(base)
+            try:
+                chunk = self._readable(base, offset)
+            except Damaged:
+                continue  # it is among the holes now
             for stretch in chunk.walk(chunk.locate(offset)[0], columns=False):
                 if stretch.good and stretch.header is not None:
                     yield wire_header(stretch.header, chunk.header)
