@@ -1,1 +1,1 @@
-"""What scripts/bench runs."""
+"""What scripts/bench runs: throughput, latency and cost of the broker, beside what the machine can do."""

@@ -1,0 +1,86 @@
+"""Processes that get ready, start together, and answer with what they measured.
+
+Times are of the monotonic clock, which on Linux is one for all processes, so a start seen here and an end seen there
+can be subtracted. Nothing outlives its crew: what does not answer in time is killed.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Final, Self
+
+READY_WAIT_S: Final = 60.0
+RESULT_WAIT_S: Final = 300.0
+
+
+class MemberFailed(Exception):
+    """A process of the crew failed; the text is its traceback."""
+
+
+class Crew:
+    """A context: `add` processes, `go`, collect `results`."""
+
+    def __init__(self) -> None:
+        self._context = multiprocessing.get_context("spawn")
+        self._members: list[tuple[Any, Any]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for process, channel in self._members:
+            channel.close()
+            process.join(0 if kind else 5)
+            if process.exitcode is None:
+                process.kill()
+                process.join()
+
+    def add(self, work: Callable[..., Any], *arguments: Any) -> None:
+        """`work(start, *arguments)` in a process of its own; it calls `start()` when it is ready, and returns its result."""
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(target=_member, args=(theirs, work, arguments), daemon=True)
+        process.start()
+        theirs.close()
+        self._members.append((process, ours))
+
+    def go(self) -> float:
+        """Wait until all are ready, let them start, and return when that was."""
+        for _, channel in self._members:
+            _receive(channel, READY_WAIT_S)
+        now = time.monotonic()
+        for _, channel in self._members:
+            channel.send(now)
+        return now
+
+    def results(self) -> list[Any]:
+        """What each returned, in the order they were added."""
+        return [_receive(channel, RESULT_WAIT_S) for _, channel in self._members]
+
+
+def _receive(channel: Any, seconds: float) -> Any:
+    if not channel.poll(seconds):
+        raise MemberFailed(f"no answer within {seconds:.0f} s")
+    try:
+        good, value = channel.recv()
+    except EOFError:
+        raise MemberFailed("a process ended without an answer") from None
+    if not good:
+        raise MemberFailed(value)
+    return value
+
+
+def _member(channel: Any, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    def start() -> float:
+        channel.send((True, None))
+        return float(channel.recv())
+
+    try:
+        channel.send((True, work(start, *arguments)))
+    except (KeyboardInterrupt, BrokenPipeError, EOFError):
+        pass  # whoever asked has gone
+    except BaseException:
+        channel.send((False, traceback.format_exc()))

@@ -1,0 +1,44 @@
+"""What was measured on: without it a number says nothing."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+from pathlib import Path
+from typing import Final
+
+PEERS: Final = ("nsqd", "redis-server", "nats-server")
+
+
+def describe(folder: Path) -> dict[str, str]:
+    """Processor, cores that may be used, kernel, file system of `folder`, versions, and which peers are on PATH."""
+    found = {
+        "cpu": _cpu(),
+        "cores": str(len(os.sched_getaffinity(0))),
+        "kernel": platform.release(),
+        "file system": _file_system(folder),
+        "python": platform.python_version(),
+        "pyzmq": importlib.metadata.version("pyzmq"),
+    }
+    return found | {peer: shutil.which(peer) or "not found" for peer in PEERS}
+
+
+def _cpu() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return value.strip()
+    return platform.machine()
+
+
+def _file_system(folder: Path) -> str:
+    """Type and device of the mount that holds `folder`."""
+    best = ("", "unknown")
+    path = f"{folder.resolve()}/"
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        device, mount, kind, *_ = line.split()
+        if path.startswith(mount.rstrip("/") + "/") and len(mount) >= len(best[0]):
+            best = (mount, f"{kind} on {device}")
+    return best[1]

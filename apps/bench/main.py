@@ -1,0 +1,126 @@
+"""The command line of the benchmarks."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from rich.console import Console
+
+from ...transport.errors import ZsqError
+from ..broker import Broker, BrokerFailed, temporary_broker
+from . import machine, single, throughput
+from .crew import MemberFailed
+from .loads import Shape
+from .redis import RedisFailed
+from .report import Report
+
+DURABLE: Final = {
+    "always": "answered after fdatasync",
+    "interval": "answered after the write, synced by time",
+    "never": "answered after the write",
+}
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+def bench() -> None:
+    """Measure ZSQ on this machine, on a broker of its own in a temporary directory that is removed afterwards.
+
+    Numbers are medians of interleaved rounds. Compare the ratios to the limits of the same run, not numbers of two machines.
+    """
+
+
+def _common(command: Callable[..., None]) -> Callable[..., None]:
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="JSON in place of the table."),
+        click.option("--folder", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Where the data directory is made."),
+        click.option("--sync", type=click.Choice(list(DURABLE)), default="always"),
+        click.option("--rounds", type=click.IntRange(1, 50), default=3),
+        click.option("--size", type=click.IntRange(20, 1 << 20), default=200, help="Bytes of a body."),
+    ):
+        command = option(command)
+    return command
+
+
+def _run(title: str, settings: dict[str, Any], common: dict[str, Any], measure: Callable[[Broker, Report], None]) -> None:
+    """Start a broker, measure, print; exit code 1 with one line if something failed."""
+    console = Console() if sys.stdout.isatty() else Console(width=160)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that it cleans up as on Ctrl-C
+    try:
+        with temporary_broker("--no-listen", "--sync", common["sync"], prefix="zsq-bench-", under=common["folder"]) as broker:
+            durable = {"durability": f"{common['sync']}, {DURABLE[common['sync']]}", "rounds": common["rounds"]}
+            report = Report(title, settings | durable, machine.describe(broker.folder))
+            measure(broker, report)
+    except (BrokerFailed, MemberFailed, RedisFailed, ZsqError, OSError) as error:
+        sys.exit(f"bench: {error}")
+    except KeyboardInterrupt:
+        sys.exit("bench: interrupted")
+    for peer in ("nsqd", "nats-server"):
+        if report.machine[peer] != "not found":
+            report.notes.append(f"{peer} is here but has no driver in this benchmark; redis-server has one")
+    if common["as_json"]:
+        click.echo(report.as_json())
+    else:
+        report.show(console)
+
+
+def _throughput(name: str, help_text: str, measure: Callable[[Broker, Report, Shape, int], None], messages: int) -> None:
+    @bench.command(name, help=help_text)
+    @click.option("--messages", type=click.IntRange(1, 50_000_000), default=messages, help="Of each round.")
+    @click.option("--batch", type=click.IntRange(1, 10_000), default=1000, help="Messages in a block.")
+    @click.option("--single", is_flag=True, help="A call for each message: publish() with lingering, and each finished by itself.")
+    @_common
+    def run(messages: int, batch: int, single: bool, size: int, rounds: int, **common: Any) -> None:
+        shape = Shape(messages, size, batch, single)
+        how = "one by one" if single else "by batch"
+        settings = {"messages": f"{messages:,}", "body": f"{size} B", "block": f"{batch:,} messages", "calls": how}
+        _run(name, settings, common | {"rounds": rounds}, lambda broker, report: measure(broker, report, shape, rounds))
+
+
+_throughput("e2e", "One producer and one consumer at once.", throughput.e2e, 1_000_000)
+_throughput("publish", "One producer alone.", throughput.publish_alone, 1_000_000)
+_throughput("consume", "One consumer on a backlog.", throughput.consume_alone, 1_000_000)
+_throughput("fanout", "Four channels on one topic, a consumer each.", throughput.fanout, 500_000)
+
+
+@bench.command()
+@click.option("--seconds", type=click.FloatRange(0.1, 600), default=5.0, help="Of each round.")
+@click.option("--rate", type=click.FloatRange(1, 100_000), default=500.0, help="Messages a second.")
+@_common
+def latency(seconds: float, rate: float, size: int, rounds: int, **common: Any) -> None:
+    """One message after another: from publish() to the handler."""
+    settings = {"rate": f"{rate:,.0f} a second", "seconds": seconds, "body": f"{size} B", "block": "1 message"}
+    measure = lambda broker, report: single.latency(broker, report, size, seconds, rate, rounds)  # noqa: E731
+    _run("latency", settings, common | {"rounds": rounds}, measure)
+
+
+@bench.command()
+@click.option("--seconds", type=click.FloatRange(0.1, 600), default=4.0, help="Of each round.")
+@click.option("--count", type=click.IntRange(2, 1000), default=64, help="Producers.")
+@_common
+def clients(seconds: float, count: int, size: int, rounds: int, **common: Any) -> None:
+    """Many producers that publish a message at a time and wait for it."""
+    settings = {"clients": count, "processes": single.CLIENT_PROCESSES, "seconds": seconds, "body": f"{size} B", "block": "1 message"}
+    measure = lambda broker, report: single.clients(broker, report, size, seconds, count, rounds)  # noqa: E731
+    _run("clients", settings, common | {"rounds": rounds}, measure)
+
+
+@bench.command()
+@click.option("--count", type=click.IntRange(1, 1000), default=single.CHANNELS, help="Channels.")
+@_common
+def processes(count: int, size: int, rounds: int, **common: Any) -> None:
+    """What a channel costs: time to create it, memory of its process."""
+    _run(
+        "processes",
+        {"channels": count},
+        common | {"rounds": rounds},
+        lambda broker, report: single.processes(broker, report, count, rounds),
+    )
+
+
+def main() -> None:
+    bench(prog_name="bench")

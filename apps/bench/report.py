@@ -1,0 +1,77 @@
+"""Measures of interleaved rounds: medians, ratios, a table for people and JSON for machines."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+
+@dataclass(slots=True)
+class Measure:
+    """One thing measured in every round; `limit` marks what the others are compared with."""
+
+    name: str
+    unit: str
+    limit: bool = False
+    values: list[float] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+
+@dataclass(slots=True)
+class Report:
+    """All of one benchmark: what was done, on what, and how it came out."""
+
+    title: str
+    settings: dict[str, Any]
+    machine: dict[str, str]
+    measures: dict[str, Measure] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, name: str, unit: str, *values: float, limit: bool = False) -> None:
+        self.measures.setdefault(name, Measure(name, unit, limit)).values.extend(values)
+
+    def ratios(self, measure: Measure) -> dict[str, float]:
+        """To every limit of the same unit."""
+        limits = [other for other in self.measures.values() if other.limit and other.unit == measure.unit and other is not measure]
+        return {} if measure.limit else {other.name: measure.median / other.median for other in limits if other.median}
+
+    def as_json(self) -> str:
+        measures = [
+            {"name": m.name, "unit": m.unit, "limit": m.limit, "median": m.median, "values": m.values, "ratios": self.ratios(m)}
+            for m in self.measures.values()
+        ]
+        whole = {"benchmark": self.title, "settings": self.settings, "machine": self.machine, "measures": measures, "notes": self.notes}
+        return json.dumps(whole, indent=2)
+
+    def show(self, console: Console) -> None:
+        console.print(f"[bold]{self.title}[/]  " + ", ".join(f"{name} {value}" for name, value in self.settings.items()))
+        console.print("  ".join(f"{name}: {value}" for name, value in self.machine.items()), style="dim", highlight=False)
+        limits = [m for m in self.measures.values() if m.limit]
+        table = Table("what", box=box.SIMPLE_HEAD)
+        for name in ("median", "unit", "least", "most", *(f"of {m.name}" for m in limits)):
+            table.add_column(name, justify="right")
+        for measure in self.measures.values():
+            ratios = self.ratios(measure)
+            numbers = (_short(measure.median), measure.unit, _short(min(measure.values)), _short(max(measure.values)))
+            table.add_row(measure.name, *numbers, *(f"{ratios[m.name]:.2f}" if m.name in ratios else "" for m in limits))
+        console.print(table)
+        for note in self.notes:
+            console.print(note, highlight=False)
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.3g}"
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The value that `share` of all (0.5: the median) do not pass."""
+    return sorted(values)[min(len(values) - 1, int(len(values) * share))]

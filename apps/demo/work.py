@@ -1,0 +1,90 @@
+"""The demo's processes: a pool of workers that fail at random, and one that adds up.
+
+Each writes what it handled to a file of its own, as lines, which is what the check reads in the end: the broker's word
+does not count there. Counters for the progress bar lie in shared memory; each has one writer.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from ...transport.client import Consumer, Message
+from ..cli.options import stop_signals
+from .flights import add_up, number_of
+
+TOPIC: Final = "flights"
+WORKERS: Final = "workers"
+TOTALS: Final = "totals"
+FAILURE_SHARE: Final = 0.02
+POLL_S: Final = 0.2
+RETRY_DELAY_S: Final = 0.2  # a failed flight is tried again soon, by whichever worker is free
+
+# Indexes into one process's counters.
+HANDLED: Final = 0
+FAILED: Final = 1
+AGAIN: Final = 2
+
+
+class HandlerFailed(Exception):
+    """What a handler of real life raises now and then."""
+
+
+def work(url: str, counters: Any, results: Path, seed: int) -> None:
+    """One worker of the pool: each flight handled by itself; 2% of the attempts fail, and the message is requeued."""
+    chance = random.Random(seed)
+    with results.open("wb") as out, Consumer(url, TOPIC, WORKERS, ready=500, label=f"worker {seed}") as consumer:
+
+        def handle(message: Message) -> None:
+            if message.attempts > 1:
+                counters[AGAIN] += 1
+            if chance.random() < FAILURE_SHARE:
+                counters[FAILED] += 1
+                raise HandlerFailed("at random")
+            out.write(message.body + b"\n")
+            counters[HANDLED] += 1
+
+        consumer.run(handle, requeue_delay=RETRY_DELAY_S, on_error=lambda *_: None)
+
+
+def total(url: str, counters: Any, results: Path, summary: Path, flights: int, seed: int) -> None:
+    """Adds up by carrier, in batches. 2% of the batches are requeued although they were counted, as by a consumer that dies
+    before it finishes: they come again, and must not count again. Ends on SIGTERM."""
+    chance = random.Random(seed)
+    seen = bytearray(flights)
+    counted: list[bytes] = []
+    with stop_signals() as stopping, results.open("wb") as out, Consumer(url, TOPIC, TOTALS, label="totals") as consumer:
+        while not stopping.is_set():
+            batch = consumer.receive_batch(timeout=POLL_S)
+            if batch is None:
+                continue
+            bodies = batch.bodies
+            fresh = [body for body in bodies if not seen[number_of(body)]]
+            for body in fresh:
+                seen[number_of(body)] = 1
+            out.writelines(body + b"\n" for body in bodies)
+            counted += fresh
+            counters[HANDLED] += len(fresh)
+            counters[AGAIN] += len(bodies) - len(fresh)
+            if fresh and chance.random() < FAILURE_SHARE:
+                counters[FAILED] += len(bodies)
+                batch.requeue(delay=RETRY_DELAY_S)
+            else:
+                batch.finish()
+    carriers = {name: asdict(carrier) for name, carrier in add_up(map(row_of, counted)).items()}
+    summary.write_text(json.dumps(carriers))
+
+
+def row_of(body: bytes) -> bytes:
+    return body[body.index(b",") + 1 :]
+
+
+def lines_of(paths: Iterable[Path]) -> Iterable[bytes]:
+    for path in paths:
+        with path.open("rb") as lines:
+            for line in lines:
+                yield line.removesuffix(b"\n")
