@@ -60,6 +60,10 @@ class Crew:
         """What each returned, in the order they were added."""
         return [_receive(channel, RESULT_WAIT_S) for _, channel in self._members]
 
+    def ends(self) -> list[float]:
+        """The results, where each is the time at which that process had done its part."""
+        return [float(end) for end in self.results() if end is not None]
+
 
 def _receive(channel: Any, seconds: float) -> Any:
     if not channel.poll(seconds):

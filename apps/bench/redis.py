@@ -47,7 +47,7 @@ def rate(server: str, folder: Path, shape: Shape, produces: bool, consumes: bool
             if produces:
                 crew.add(_publish, path, shape)
             start = crew.go()
-            return shape.messages / (max(crew.results()) - start)
+            return shape.messages / (max(crew.ends()) - start)
 
 
 class Client:

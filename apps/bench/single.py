@@ -57,7 +57,7 @@ def _publish_stamps(start: Start, url: str, topic: str, size: int, count: int, a
 
 
 def _receive_stamps(start: Start, url: str, topic: str, count: int) -> list[float]:
-    taken = []
+    taken: list[float] = []
     with Consumer(url, topic, "bench") as consumer:
         start()
         while len(taken) < count:

@@ -48,7 +48,7 @@ def publish_alone(broker: Broker, report: Report, shape: Shape, rounds: int) -> 
         with Crew() as crew:
             crew.add(publish, broker.url, topic, shape)
             start = crew.go()
-            return shape.messages / (crew.results()[0] - start)
+            return shape.messages / (crew.ends()[0] - start)
 
     _rounds(broker, report, shape, rounds, {"zsq, publish": ours})
 
@@ -64,7 +64,7 @@ def consume_alone(broker: Broker, report: Report, shape: Shape, rounds: int) -> 
         with Crew() as crew:
             crew.add(consume, broker.url, topic, "bench", shape, shape.messages + 1)
             start = crew.go()
-            return shape.messages / (crew.results()[0] - start)
+            return shape.messages / (crew.ends()[0] - start)
 
     _rounds(broker, report, shape, rounds, {"zsq, consume a backlog": ours}, hops=True)
 
@@ -79,7 +79,7 @@ def _through(broker: Broker, topic: str, shape: Shape, *, channels: int) -> floa
             crew.add(consume, broker.url, topic, f"bench{index}", shape, shape.messages + 1)  # the producer warms up with one
         crew.add(publish, broker.url, topic, shape)
         start = crew.go()
-        return shape.messages / (max(crew.results()) - start)
+        return shape.messages / (max(crew.ends()) - start)
 
 
 def _rounds(

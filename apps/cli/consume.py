@@ -110,9 +110,9 @@ def tail(topic: str, count: int | None, start: str | None, follow: bool, url: st
 def follow_topic(reader: Reader, out: IO[bytes], where: str, count: int | None, stopping: threading.Event, follow: bool) -> int:
     """Write until `count` messages, a signal, a broken pipe, or (without `follow`) the end; returns the next offset."""
     fetched = reader.read(0, 1)
-    offset = {"earliest": fetched.start, "latest": fetched.head}.get(where, -1)
+    offset: int = {"earliest": fetched.start, "latest": fetched.head}.get(where, -1)
     offset = int(where) if offset < 0 else offset
-    end = fetched.head
+    end: int = fetched.head
     written = 0
     while not stopping.is_set() and (count is None or written < count) and not pipe_broken(out):
         if not follow and offset >= end:
