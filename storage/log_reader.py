@@ -97,6 +97,7 @@ class LogReader:
                 raise self._lost(chunk.path, before, following)
             if next_base is None:
                 return []
+            self._hints.pop(offset, None)  # it led to the end of a chunk that was the last one then
             offset = next_base
         return []
 
