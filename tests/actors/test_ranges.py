@@ -1,0 +1,64 @@
+"""Runs of offsets against sets of offsets."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zsq.actors.ranges import Range, Run, merge, take, total
+
+
+@st.composite
+def runs_of(draw: st.DrawFn) -> list[Run]:
+    """Disjoint, ascending, some of them neighbours."""
+    runs = []
+    position = 0
+    for gap, count, attempts in draw(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 6), st.integers(1, 3)), max_size=8)):
+        runs.append((position + gap, count, attempts))
+        position += gap + count
+    return runs
+
+
+ASKED = st.lists(st.tuples(st.integers(-3, 40), st.integers(-2, 9)), max_size=8)
+
+
+def spread(runs: list[Run]) -> dict[int, int]:
+    found = {start + i: attempts for start, count, attempts in runs for i in range(count)}
+    assert len(found) == total(runs), "an offset in two runs"
+    return found
+
+
+def offsets(ranges: list[Range]) -> list[int]:
+    return sorted(start + i for start, count in ranges for i in range(count))
+
+
+@given(runs_of(), ASKED.filter(bool))
+def test_take_is_set_arithmetic(runs: list[Run], ranges: list[Range]) -> None:
+    taken, left, refused = take(runs, ranges)
+    held = spread(runs)
+    asked = offsets(ranges)
+    assert spread(taken) == {o: held[o] for o in held if o in asked}
+    assert spread(left) == {o: held[o] for o in held if o not in asked}
+    for o in held:  # asked twice: the second time it is not there any more
+        if o in asked:
+            asked.remove(o)
+    assert offsets(refused) == asked
+    assert taken == sorted(taken)
+    assert left == sorted(left)
+    assert all(count > 0 for _, count, _ in [*taken, *left])
+
+
+@given(runs_of())
+def test_no_ranges_take_all(runs: list[Run]) -> None:
+    assert take(runs, ()) == (runs, [], [])
+
+
+@given(runs_of().flatmap(st.permutations))
+def test_merge_joins_equal_neighbours(runs: list[Run]) -> None:
+    merged = merge(runs)
+    assert spread(merged) == spread(runs)
+    assert merged == sorted(merged)
+    for (start, count, attempts), (following, _, other) in pairwise(merged):
+        assert (start + count, attempts) != (following, other)
