@@ -247,6 +247,9 @@ def replay(log: Log, table: Table, report: RecoveryReport) -> StateBatch | None:
         if header.producer_id:
             row = producers.get(header.producer_id) or table.producers.get(header.producer_id)
             producers[header.producer_id] = producer_after(row, header.sequence, header.first_offset, header.time_ns)
+    if log.holes != report.holes:
+        report.alarms.append(f"a chunk behind the checkpoint cannot be read; lost are now {[tuple(hole) for hole in log.holes]}")
+        report.holes = log.holes
     batch.producers = producers
     _clamp(log.end, table, batch, report)
     changed = producers or batch.channel_puts or batch.hole_gones or batch.waiting is not None or batch.paused_end is not None

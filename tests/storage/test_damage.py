@@ -1,0 +1,244 @@
+"""Flipped bits, cut files, lost indexes: all detected, at most one block lost, never a wrong body, no offset given twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from zsq.storage.errors import Damaged, ForeignDirectory
+from zsq.storage.log_format import CHUNK_HEADER_BYTES, IDENTITY_NAME, bad_name, index_name
+from zsq.storage.store import StoreOptions
+from zsq.transport.block import pack
+
+if TYPE_CHECKING:
+    from tests.storage.conftest import Desk
+
+TINY = StoreOptions(chunk_bytes=460, index_every_bytes=1, map_bytes=1 << 20, reserve_bytes=0)
+
+
+@pytest.fixture
+def two_chunks(tmp_path: Path, desk: Desk) -> Desk:
+    """A sealed chunk of three blocks and a last one of two; closed."""
+    folder = tmp_path / "two"
+    folder.mkdir()
+    made = type(desk)(folder, TINY)
+    made.open()
+    for _ in range(5):
+        made.publish(count=1, size=1)
+        made.sync()
+    assert made.log.chunks == (0, 3)
+    made.abandon_cleanly()
+    return made
+
+
+def flip_and_check(desk: Desk, path: Path, bit: int) -> None:
+    good = path.read_bytes()
+    desk.flip(path, bit)
+    desk.damage.clear()
+    report = desk.open().report
+    end = desk.log.end
+    assert end == 5, "an offset would be given twice"
+    found = desk.check(lost_max=1)
+    if len(found) < 5:
+        assert desk.damage or report.alarms, "a loss nobody is told of"
+    desk.abandon_cleanly()
+    desk.replace(path, good)
+
+
+@pytest.mark.parametrize("base", [0, 3])
+def test_a_flipped_bit_in_each_byte(two_chunks: Desk, base: int) -> None:
+    path = two_chunks.chunk_path(base)
+    for byte in range(path.stat().st_size):
+        flip_and_check(two_chunks, path, byte * 8 + byte % 8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("base", [0, 3])
+def test_each_bit_flipped(two_chunks: Desk, base: int) -> None:
+    path = two_chunks.chunk_path(base)
+    for bit in range(path.stat().st_size * 8):
+        flip_and_check(two_chunks, path, bit)
+
+
+@pytest.mark.parametrize("base", [0, 3])
+def test_each_truncation(two_chunks: Desk, base: int) -> None:
+    """Somebody cut a file whose content was synced: what is left is served, new messages come behind what was lost."""
+    path = two_chunks.chunk_path(base)
+    good = path.read_bytes()
+    others = {other: other.read_bytes() for other in Path(two_chunks.directory).iterdir() if other.is_file()}
+    for size in range(len(good)):
+        two_chunks.replace(path, good[:size])
+        report = two_chunks.open().report
+        assert two_chunks.log.end == 5
+        found = two_chunks.check(lost_max=5)
+        lost = 5 - len(found)
+        if lost:
+            assert two_chunks.damage or report.alarms
+        if base == 3 and size > CHUNK_HEADER_BYTES:
+            assert lost <= 2
+        two_chunks.abandon_cleanly()
+        for other in Path(two_chunks.directory).iterdir():
+            if other.is_file():
+                other.unlink()
+        for other, data in others.items():
+            other.write_bytes(data)
+        two_chunks.files.reset()
+
+
+def test_new_messages_come_behind_a_lost_tail(two_chunks: Desk) -> None:
+    two_chunks.flip(two_chunks.chunk_path(3), (two_chunks.chunk_path(3).stat().st_size - 20) * 8)
+    report = two_chunks.open().report
+    assert report.alarms
+    assert report.holes == ((4, 1),)
+    two_chunks.publish(count=1, size=1)
+    two_chunks.sync()
+    assert two_chunks.check(lost_max=1) == [0, 1, 2, 3, 5]
+    assert two_chunks.log.chunks == (0, 3, 5)
+    two_chunks.restart()
+    assert two_chunks.check(lost_max=1) == [0, 1, 2, 3, 5]
+
+
+def test_damage_in_the_middle_keeps_what_is_behind(desk: Desk) -> None:
+    """Without any checkpoint: a later block vouches for the earlier one, which was synced when the later was written."""
+    for _ in range(3):
+        desk.publish()
+        desk.sync()
+    path = desk.chunk_path()
+    desk.abandon()
+    desk.files.crash(lambda number, change: 0)
+    desk.flip(path, (CHUNK_HEADER_BYTES + 200) * 8)
+    report = desk.open().report
+    assert report.holes == ((3, 3),) or report.holes == ((0, 3),)
+    assert report.cut_bytes == 0
+    assert len(desk.check(lost_max=1)) == 2
+
+
+def test_a_torn_block_before_a_whole_one_is_cut_with_it_and_kept_aside(desk: Desk) -> None:
+    """Nobody vouches that the first was ever synced: its producer will send both again, and both are stored then."""
+    desk.publish()
+    desk.sync()
+    end = CHUNK_HEADER_BYTES + desk.log.read(0, 1, 3)[0].length
+    desk.publish(blocks=2)
+    path = desk.chunk_path()
+    desk.abandon()
+    desk.files.crash(lambda number, change: len(change.data))
+    whole = path.read_bytes()
+    desk.flip(path, (end + 70) * 8)
+    report = desk.open().report
+    assert report.cut_bytes == len(whole) - end
+    assert desk.check() == [0]
+    assert len(desk.path(bad_name(0, end)).read_bytes()) == report.cut_bytes
+    assert desk.log.end == 3
+
+
+def test_damage_found_by_a_read_is_named_once_and_stepped_over(desk: Desk) -> None:
+    for _ in range(4):
+        desk.publish(count=2)
+    desk.sync()
+    chunk = desk.chunk_path()
+    position = chunk.read_bytes().index(b"1/1....")
+    with chunk.open("r+b") as file:
+        file.seek(position)
+        file.write(b"X")
+    assert len(desk.log.read(0, 1, 8)) == 1
+    with pytest.raises(Damaged) as damage:
+        desk.log.read(3, 4096, 8)
+    assert (damage.value.offset, damage.value.count) == (2, 2)
+    assert desk.log.holes == ((2, 2),)
+    assert desk.log.skip(3) == 4
+    assert [block.first_offset for block in desk.log.read(2, 4096, 8)] == [4, 6]
+    assert [block.first_offset for block in desk.log.read(0, 4096, 8)] == [0]
+
+
+def test_bytes_in_a_body_never_pass_for_a_block(desk: Desk) -> None:
+    """A body that holds a block in disk form, but of a seed that its writer had to guess."""
+    inner = pack([b"forged"])
+    forged = inner.wire_header().replace(b"ZSQB", b"ZSQD") + inner.payload
+    desk.sent.append((forged * 3,))
+    desk.log.append([pack([forged * 3], producer_id=77)], 5)
+    desk.offsets[0] = 0
+    desk.publish()
+    desk.sync()
+    path = desk.chunk_path()
+    desk.abandon_cleanly()
+    desk.flip(path, (CHUNK_HEADER_BYTES + 3) * 8)
+    assert desk.open().report.holes == ((0, 1),)
+    assert desk.check(lost_max=1) == [1]
+
+
+def test_index_lost_short_garbage_or_of_another_chunk(two_chunks: Desk) -> None:
+    path = two_chunks.path(index_name(0))
+    good = path.read_bytes()
+    two_chunks.open()
+    assert two_chunks.log.read(1, 1, 5)[0].first_offset == 1
+    two_chunks.abandon_cleanly()
+    stale = good[:12] + b"\1\2\3\4" + good[16:]
+    for data in (
+        None,
+        b"",
+        good[:40],
+        good[:-1],
+        bytes(len(good)),
+        good[::-1],
+        stale,
+        *(flipped(good, bit) for bit in range(len(good) * 8)),
+    ):
+        path.unlink(missing_ok=True)
+        if data is not None:
+            path.write_bytes(data)
+        two_chunks.files.reset()
+        two_chunks.open()
+        for offset in (2, 1, 0):
+            assert two_chunks.log.read(offset, 1, 5)[0].first_offset == offset
+        two_chunks.abandon_cleanly()
+        assert path.read_bytes() == good, "rebuilt as it was"
+
+
+def flipped(data: bytes, bit: int) -> bytes:
+    changed = bytearray(data)
+    changed[bit >> 3] ^= 1 << (bit & 7)
+    return bytes(changed)
+
+
+def test_an_index_entry_is_believed_only_if_the_header_agrees(two_chunks: Desk) -> None:
+    """The chunk's header at an entry is damaged after the index was written: the walk goes around it."""
+    position = two_chunks.chunk_path(0).read_bytes().index(b"ZSQD", CHUNK_HEADER_BYTES + 8)
+    two_chunks.flip(two_chunks.chunk_path(0), position * 8)
+    two_chunks.open()
+    with pytest.raises(Damaged) as damage:
+        two_chunks.log.read(1, 1, 5)
+    assert (damage.value.offset, damage.value.count) == (1, 1)
+    assert two_chunks.check(lost_max=1) == [0, 2, 3, 4]
+
+
+def test_a_damaged_identity_is_written_anew_and_a_foreign_one_refused(two_chunks: Desk) -> None:
+    path = two_chunks.path(IDENTITY_NAME)
+    good = path.read_bytes()
+    for bit in range(0, len(good) * 8, 7):
+        two_chunks.flip(path, bit)
+        assert two_chunks.open().report.notes
+        two_chunks.abandon_cleanly()
+        assert path.read_bytes() == good
+    path.unlink()
+    two_chunks.files.reset()
+    two_chunks.open()
+    two_chunks.abandon_cleanly()
+    assert path.read_bytes() == good
+
+
+def test_chunks_of_another_topic_are_refused(two_chunks: Desk, tmp_path: Path, desk: Desk) -> None:
+    desk.publish()
+    desk.abandon_cleanly()
+    two_chunks.replace(two_chunks.chunk_path(3), desk.chunk_path(0).read_bytes())
+    with pytest.raises(ForeignDirectory):
+        two_chunks.open()
+
+
+def test_no_chunk_left_is_refused(desk: Desk) -> None:
+    desk.publish()
+    desk.abandon_cleanly()
+    desk.replace(desk.chunk_path(0), bytes(300))
+    with pytest.raises(Damaged):
+        desk.open()

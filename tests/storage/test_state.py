@@ -1,0 +1,186 @@
+"""The state store: what is committed comes back, what is damaged is named, a full map grows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zsq.storage.errors import Damaged, ForeignDirectory
+from zsq.storage.state import RECENT_MAX, HoleRow, ProducerRow, StateBatch, StateStore, Table, producer_after
+
+UUID = bytes(range(16))
+ROW: dict[str, Any] = {"id": 3, "next": 10, "paused": False, "created_ns": 5, "counters": {"finished": 7}}
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> StateStore:
+    return fresh(tmp_path)
+
+
+def fresh(folder: Path, map_bytes: int = 1 << 20) -> StateStore:
+    store = StateStore(str(folder), map_bytes, create=True)
+    store.create(UUID, waiting=4)
+    return store
+
+
+def test_new(state: StateStore) -> None:
+    assert state.load() == Table(applied_offset=4, synced_end=4, waiting=4)
+    assert state.uuid() == UUID
+
+
+def test_all_kinds_of_rows(state: StateStore, tmp_path: Path) -> None:
+    producer = ProducerRow(9, 100, ((7, 70), (8, 80)))
+    state.commit(
+        StateBatch(
+            channel_puts={"a": ROW, "a.b": {**ROW, "id": 4}},
+            hole_puts=[("a", 5, 2, 1, 0), ("a", 300, 1, 2, 77), ("a.b", 5, 1, 1, 0)],
+            producers={2**63 + 1: producer},
+            applied_offset=20, paused_end=15, waiting=6,
+        )
+    )  # fmt: skip
+    state.close()
+    state = StateStore(str(tmp_path))
+    table = state.load()
+    assert table.channels == {"a": ROW, "a.b": {**ROW, "id": 4}}
+    assert table.holes == {"a": [HoleRow(5, 2, 1, 0), HoleRow(300, 1, 2, 77)], "a.b": [HoleRow(5, 1, 1, 0)]}
+    assert table.producers == {2**63 + 1: producer}
+    assert (table.applied_offset, table.synced_end, table.paused_end, table.waiting) == (20, 20, 15, 6)
+    state.commit(StateBatch(channel_drops=["a"], hole_gones=[("a.b", 5), ("nobody", 1)], producers_gone=[2**63 + 1, 5], paused_end=-1))
+    assert state.load() == Table(channels={"a.b": {**ROW, "id": 4}}, applied_offset=20, synced_end=20, waiting=6)
+
+
+def test_a_dropped_channel_may_be_made_again_in_the_same_commit(state: StateStore) -> None:
+    state.commit(StateBatch(channel_puts={"a": ROW}, hole_puts=[("a", 1, 1, 1, 0)]))
+    state.commit(StateBatch(channel_drops=["a"], channel_puts={"a": {**ROW, "id": 9}}))
+    assert state.load().channels == {"a": {**ROW, "id": 9}}
+    assert state.load().holes == {}
+
+
+def test_a_full_map_grows(tmp_path: Path) -> None:
+    state = fresh(tmp_path, 64 * 1024)
+    for turn in range(5):
+        state.commit(StateBatch(hole_puts=[("c", turn * 10_000 + i, 1, 1, 0) for i in range(2_000)]))
+    assert state.map_bytes > 64 * 1024
+    assert len(state.load().holes["c"]) == 10_000
+    state.close()
+    state = StateStore(str(tmp_path), 64 * 1024)
+    assert len(state.load().holes["c"]) == 10_000
+    state.commit(StateBatch(hole_puts=[("d", i, 1, 1, 0) for i in range(5_000)]))
+    assert len(state.load().holes["d"]) == 5_000
+
+
+def tamper(folder: Path, change: Any) -> None:
+    env = lmdb.open(str(folder), lock=False)
+    with env.begin(write=True) as txn:
+        change(txn)
+    env.close()
+
+
+def keys(txn: Any) -> list[bytes]:
+    return [bytes(key) for key in txn.cursor().iternext(keys=True, values=False)]
+
+
+def test_every_bit_of_every_value(state: StateStore, tmp_path: Path) -> None:
+    state.commit(StateBatch(channel_puts={"a": ROW}, hole_puts=[("a", 5, 2, 1, 0)], producers={1: ProducerRow(1, 2, ((0, 0),))}))
+    state.close()
+    values: dict[bytes, bytes] = {}
+    tamper(tmp_path, lambda txn: values.update({key: bytes(txn.get(key)) for key in keys(txn)}))
+    assert len(values) == 4
+    for key, value in values.items():
+        for bit in range(len(value) * 8):
+            changed = bytearray(value)
+            changed[bit >> 3] ^= 1 << (bit & 7)
+            tamper(tmp_path, lambda txn, key=key, changed=changed: txn.put(key, bytes(changed)))
+            store = StateStore(str(tmp_path))
+            with pytest.raises(Damaged):
+                store.load()
+            store.close()
+        tamper(tmp_path, lambda txn, key=key, value=value: txn.put(key, value))
+    store = StateStore(str(tmp_path))
+    assert store.load().channels == {"a": ROW}
+
+
+@pytest.mark.parametrize("what", ["gone", "moved", "old", "doubled"])
+def test_rows_that_vanish_move_or_come_back(state: StateStore, tmp_path: Path, what: str) -> None:
+    """Each value is right in itself: only the sum over all rows, or the key inside, tells."""
+    state.commit(StateBatch(hole_puts=[("a", 5, 2, 1, 0), ("a", 9, 2, 1, 0)]))
+    state.close()
+    old: list[bytes] = []
+    first = b"ha\0" + (5).to_bytes(8, "big")
+    second = b"ha\0" + (9).to_bytes(8, "big")
+    tamper(tmp_path, lambda txn: old.append(bytes(txn.get(first))))
+    state = StateStore(str(tmp_path))
+    state.commit(StateBatch(hole_puts=[("a", 5, 1, 2, 0)]))
+    state.close()
+    changes = {
+        "gone": lambda txn: txn.delete(first),
+        "moved": lambda txn: txn.put(second, bytes(txn.get(first))),
+        "old": lambda txn: txn.put(first, old[0]),
+        "doubled": lambda txn: txn.put(b"ha\0" + (6).to_bytes(8, "big"), old[0]),
+    }
+    tamper(tmp_path, changes[what])
+    state = StateStore(str(tmp_path))
+    with pytest.raises(Damaged):
+        state.load()
+
+
+def test_missing_garbage_and_newer(tmp_path: Path) -> None:
+    with pytest.raises(ForeignDirectory):
+        StateStore(str(tmp_path / "none"))
+    folder = tmp_path / "garbage"
+    folder.mkdir()
+    (folder / "data.mdb").write_bytes(b"garbage" * 4096)
+    with pytest.raises(Damaged):
+        StateStore(str(folder)).load()
+
+
+def test_a_producer_row_remembers_its_last_blocks() -> None:
+    row = None
+    for sequence in range(RECENT_MAX + 5):
+        row = producer_after(row, sequence, sequence * 10, 1_000 + sequence)
+    assert row is not None
+    assert row.next_sequence == RECENT_MAX + 5
+    assert row.used_ns == 1_000 + RECENT_MAX + 4
+    assert row.recent == tuple((i, i * 10) for i in range(5, RECENT_MAX + 5))
+
+
+OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("hole"), st.sampled_from("ab"), st.integers(0, 5), st.integers(1, 9)),
+        st.tuples(st.just("gone"), st.sampled_from("ab"), st.integers(0, 5), st.just(0)),
+        st.tuples(st.just("drop"), st.sampled_from("ab"), st.just(0), st.just(0)),
+        st.tuples(st.just("channel"), st.sampled_from("ab"), st.integers(0, 5), st.just(0)),
+    ),
+    max_size=30,
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(operations=OPERATIONS)
+def test_like_a_dictionary(tmp_path_factory: pytest.TempPathFactory, operations: list[tuple[str, str, int, int]]) -> None:
+    state = fresh(tmp_path_factory.mktemp("state"))
+    channels: dict[str, dict[str, Any]] = {}
+    holes: dict[tuple[str, int], HoleRow] = {}
+    for kind, name, number, count in operations:
+        if kind == "hole":
+            holes[name, number] = HoleRow(number, count, 1, 0)
+            state.commit(StateBatch(hole_puts=[(name, number, count, 1, 0)]))
+        elif kind == "gone":
+            holes.pop((name, number), None)
+            state.commit(StateBatch(hole_gones=[(name, number)]))
+        elif kind == "channel":
+            channels[name] = {"next": number}
+            state.commit(StateBatch(channel_puts={name: {"next": number}}))
+        else:
+            channels.pop(name, None)
+            holes = {key: row for key, row in holes.items() if key[0] != name}
+            state.commit(StateBatch(channel_drops=[name]))
+    table = state.load()
+    assert table.channels == channels
+    assert {(name, row.start): row for name, rows in table.holes.items() for row in rows} == holes
+    state.close()
