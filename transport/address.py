@@ -1,0 +1,74 @@
+"""Where a broker is: the URL a person gives, and what a link shall reach there.
+
+    tcp://host:4153        the ZeroMQ gateway
+    ipc:///path/to/run     a broker's run directory on this machine, its actors directly
+
+A run directory whose paths would be too long for a socket lies elsewhere; then `/path/to/run.json` names it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from .errors import E_BAD_ARGUMENT, UsageError
+from .protocol import DEFAULT_URL
+
+IPC_PATH_BYTES_MAX: Final = 107
+ADVICE: Final = "Is `zsq serve` running there? See --url and $ZSQ_URL"  # ends the text of each time-out
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a link talks to; made on first use if `create`."""
+
+    kind: str
+    topic: str = ""
+    channel: str = ""
+    create: bool = True
+
+    def __str__(self) -> str:
+        name = f"{self.topic}/{self.channel}" if self.channel else self.topic
+        return f"{self.kind} {name}".strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """`direct`: to a run directory, not to a gateway."""
+
+    url: str
+    direct: bool
+
+    def endpoint(self) -> str:
+        """What to connect to first: the gateway, or the supervisor. Read anew for each attempt: a broker may have moved."""
+        if not self.direct:
+            return self.url
+        path = Path(self.url.removeprefix("ipc://"))
+        if not (path / "supervisor").exists():
+            path = _moved(path)
+        found = str(path / "supervisor")
+        if len(os.fsencode(found)) > IPC_PATH_BYTES_MAX:
+            raise UsageError(E_BAD_ARGUMENT, f"{found} is longer than {IPC_PATH_BYTES_MAX} bytes; use the path that run.json names")
+        return f"ipc://{found}"
+
+
+def _moved(path: Path) -> Path:
+    try:
+        return Path(json.loads(Path(f"{path}.json").read_bytes())["run"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return path  # not there (yet)
+
+
+def parse(url: str | None) -> Address:
+    """`None`: $ZSQ_URL, or tcp://127.0.0.1:4153. `UsageError` E_BAD_ARGUMENT for what is no such URL."""
+    url = url or os.environ.get("ZSQ_URL") or DEFAULT_URL
+    scheme, _, rest = url.partition("://")
+    if scheme == "ipc" and rest:
+        return Address(f"ipc://{rest.rstrip('/')}", True)
+    host, colon, port = rest.rpartition(":")
+    if scheme == "tcp" and host and colon and port.isascii() and port.isdecimal() and 0 < int(port) < 65536:
+        return Address(url, False)
+    raise UsageError(E_BAD_ARGUMENT, f"{url!r} is no broker: write tcp://HOST:PORT, or ipc:///DATA_DIR/run on the same machine")

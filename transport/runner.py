@@ -1,0 +1,83 @@
+"""What runs a person's handler: one message at a time in each thread, finish on return, requeue with backoff on an exception."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import signal
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from .errors import ZsqError
+from .message import Message
+
+if TYPE_CHECKING:
+    from .consumer import Consumer
+
+log = logging.getLogger("zsq")
+
+BACKOFF_S: Final = 1.0
+BACKOFF_S_MAX: Final = 120.0
+Handler = Callable[[Message], object]
+Delay = float | Callable[[Message], float] | None
+
+
+def backoff(message: Any) -> float:
+    """Seconds before the next attempt: 1 s, doubled by each attempt, at most 2 minutes; anything from 0 to that, so that what failed
+    together does not come back together."""
+    return random.uniform(0, min(BACKOFF_S_MAX, BACKOFF_S * 2 ** min(message.attempts - 1, 30)))
+
+
+class Runner:
+    """What each thread of `Consumer.run` does; the first error of the broker's ends all of them."""
+
+    def __init__(self, consumer: Consumer, handler: Handler, delay: float | Callable[[Message], float], on_error: Any) -> None:
+        self.consumer = consumer
+        self.handler = handler
+        self.delay = delay
+        self.on_error = on_error
+        self.error: ZsqError | None = None
+
+    def work(self) -> None:
+        try:
+            while (message := self.consumer.receive()) is not None:
+                self.handle(message)
+        except ZsqError as error:
+            self.error = self.error or error
+            self.consumer._stop_taking()
+
+    def handle(self, message: Message) -> None:
+        try:
+            self.handler(message)
+        except Exception as error:
+            if self.on_error is not None:
+                self.on_error(message, error)
+            else:
+                log.exception("handler of %s failed", message)
+            if not message.answered:
+                message.requeue(self.delay(message) if callable(self.delay) else self.delay)
+        else:
+            if not message.answered:
+                message.finish()
+
+
+@contextlib.contextmanager
+def draining_on_signals(consumer: Consumer) -> Iterator[None]:
+    """SIGTERM and SIGINT drain; a second one acts as it did before."""
+    before: dict[int, Any] = {}
+
+    def restore() -> None:
+        for number in list(before):
+            signal.signal(number, before.pop(number) or signal.SIG_DFL)
+
+    def drain(number: int, frame: object) -> None:
+        restore()
+        consumer._stop_taking()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        before[number] = signal.signal(number, drain)
+    try:
+        yield
+    finally:
+        restore()

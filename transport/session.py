@@ -1,0 +1,303 @@
+"""A producer's side of one topic as a state machine: its window, sequences, credit, and what to send again. Pure.
+
+No socket, clock or randomness: words come in, parcels to send come out, fresh producer ids are an argument.
+
+Theory of operation. Blocks travel as parcels. A parcel waits in `queue`, gets the next sequence when it is first sent, and lies in
+`window` until it is answered. When a link is lost, the window goes back to the front of the queue, in order and with its
+numbers: the topic answers a repeated sequence as it did the first time, so nothing is stored twice, and it takes
+exactly the next one, so nothing is skipped.
+
+A number may be given to another block only if no copy of the first can still be on its way. So when the topic refuses
+a block (a full disk, a limit) its number is free again only if the block was sent once and nothing was sent after
+it. Else the session *settles*: it waits until all before the refused one are answered, then takes a new producer id,
+under which what remains is numbered from 0. Old copies of it, in whatever pipe, stay below a gap that nobody will fill.
+
+Rejected: renumbering under the old id on a new link. A copy that still lies in the old link's pipe may then be taken for the
+block that has its number now: one message doubled, another lost.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from enum import Enum
+from typing import Final
+
+from .block import Block, Header, encode_header
+from .errors import E_BAD_COMMAND, E_CLOSING, E_HELLO, E_SEQUENCE, UsageError, ZsqError, from_wire
+from .protocol import HEARTBEAT_MS, PROTOCOL_VERSION, Hello, Stored, Unstored, Welcome, Wire
+
+WINDOW_BLOCKS_MAX: Final = 4096  # unanswered blocks of one link; sockets' high-water marks lie above it
+UNKNOWN_OFFSET: Final = -1  # stored, but the topic no longer remembers where
+
+# Codes that blame the link or the moment, not the block: begin again and send it again.
+_BEGIN_AGAIN: Final = frozenset({E_SEQUENCE, E_HELLO, E_CLOSING})
+
+
+class ProducerState(Enum):
+    DOWN = "down"  # no link
+    GREETING = "greeting"  # Hello is sent
+    OPEN = "open"  # blocks go out as the credit allows
+    SETTLING = "settling"  # a refused number has later ones behind it: only what is before it is still awaited
+
+
+class ProducerEvent(Enum):
+    BEGIN = "begin"  # a new link: Hello goes out
+    WELCOME = "Welcome"
+    FORGOTTEN = "Welcome that forgot"  # the topic expects less than it had told us is stored
+    STORED = "Stored"
+    REFUSED = "Unstored"  # this block failed, its number is free
+    SPOILED = "Unstored, later ones sent"
+    AGAIN = "Unstored, begin again"  # E_SEQUENCE, E_HELLO, E_CLOSING
+    SETTLED = "settled"  # nothing is awaited under the old id: go on under a new one
+    LOST = "link lost"
+
+
+_S, _E = ProducerState, ProducerEvent
+PRODUCER_TABLE: Final[dict[ProducerState, dict[ProducerEvent, ProducerState]]] = {
+    _S.DOWN: {_E.BEGIN: _S.GREETING, _E.LOST: _S.DOWN},
+    _S.GREETING: {_E.WELCOME: _S.OPEN, _E.FORGOTTEN: _S.DOWN, _E.AGAIN: _S.DOWN, _E.LOST: _S.DOWN},
+    _S.OPEN: {
+        _E.STORED: _S.OPEN, _E.REFUSED: _S.OPEN, _E.SPOILED: _S.SETTLING, _E.AGAIN: _S.DOWN, _E.LOST: _S.DOWN,
+    },
+    _S.SETTLING: {
+        _E.STORED: _S.SETTLING, _E.REFUSED: _S.SETTLING, _E.SPOILED: _S.SETTLING, _E.SETTLED: _S.DOWN,
+        _E.AGAIN: _S.DOWN, _E.LOST: _S.DOWN,
+    },
+}  # fmt: skip
+
+
+class Reaction(Enum):
+    """What the link shall do after a word."""
+
+    NOTHING = "nothing"
+    UP = "up"  # the greeting is answered
+    RENEW = "renew"  # close this link and open a new one at once
+    RESTART = "restart"  # the same, after a pause
+
+
+class Parcel:
+    """A block on its way to be stored. Publishers share it with the session: they look at `done`, `error`, `first_offset`."""
+
+    __slots__ = ("block", "count", "done", "error", "first_offset", "length", "raised", "sends", "sequence")
+
+    def __init__(self, block: Block | None = None) -> None:
+        self.block = block
+        self.count = block.count if block is not None else 0
+        self.length = block.length if block is not None else 0
+        self.sequence = -1
+        self.sends = 0  # how often it was given to a link
+        self.done = False
+        self.first_offset = UNKNOWN_OFFSET
+        self.error: ZsqError | None = None
+        self.raised = False  # somebody was told of the error
+
+    def seal(self, block: Block) -> None:
+        """The block is packed: for parcels that gathered their messages one by one."""
+        self.block = block
+        self.count = block.count
+        self.length = block.length
+
+    def wire_header(self, producer_id: int) -> bytes:
+        """The block's header under this producer and sequence; its columns stay as they are."""
+        assert self.block is not None
+        assert self.sequence >= 0
+        h = self.block.header
+        return encode_header(Header(h.columns, h.flags, h.length, h.count, 0, 0, producer_id, self.sequence, h.columns_crc))
+
+    def settle(self, first_offset: int, error: ZsqError | None = None) -> None:
+        self.first_offset = first_offset
+        self.error = error
+        self.block = None  # its memory can go
+        self.done = True
+
+
+class ProducerSession:
+    """The window of one producer and topic. `ids` gives fresh random producer ids of 63 bits."""
+
+    def __init__(self, ids: Iterator[int]) -> None:
+        self._ids = ids
+        self.state = _S.DOWN
+        self.producer_id = next(ids)
+        self.queue: deque[Parcel] = deque()
+        self.window: dict[int, Parcel] = {}  # by sequence, ascending
+        self.window_bytes = 0
+        self.queue_bytes = 0
+        self.credit_bytes = 0
+        self.next_sequence = 0
+        self.heartbeat_ms = HEARTBEAT_MS
+        self.forgotten = 0  # how often the topic knew less than it had promised
+        self.refused: list[Parcel] = []  # failed and not yet looked at by the shell
+        self._cut = -1  # settling: this number was refused
+
+    # What goes out
+
+    def begin(self, heartbeat_ms: int) -> Hello:
+        """The first word on a new link."""
+        self._step(_E.BEGIN)
+        return Hello(PROTOCOL_VERSION, self.producer_id, heartbeat_ms)
+
+    def add(self, parcel: Parcel) -> None:
+        self.queue.append(parcel)
+        self.queue_bytes += parcel.length
+
+    def take(self) -> Parcel | None:
+        """The next parcel to send on this link, numbered, or None: nothing waits, or the credit is used up.
+
+        One larger than the whole credit goes alone.
+        """
+        queue = self.queue
+        if not queue or self.state not in (_S.OPEN, _S.SETTLING):
+            return None
+        parcel = queue[0]
+        if self.window and (self.window_bytes + parcel.length > self.credit_bytes or len(self.window) >= WINDOW_BLOCKS_MAX):
+            return None
+        if parcel.sequence < 0:
+            if self.state is _S.SETTLING:
+                return None
+            parcel.sequence = self.next_sequence
+            self.next_sequence += 1
+        queue.popleft()
+        self.queue_bytes -= parcel.length
+        self.window[parcel.sequence] = parcel
+        self.window_bytes += parcel.length
+        parcel.sends += 1
+        return parcel
+
+    @property
+    def unanswered(self) -> bool:
+        return bool(self.window or self.queue)
+
+    # What comes in
+
+    def on_word(self, word: Wire) -> Reaction:
+        """`UsageError` E_BAD_COMMAND for a word that has no place here: the link is to be restarted."""
+        if type(word) is Stored:
+            return self.on_stored(word)
+        if type(word) is Unstored:
+            return self.on_unstored(word)
+        if type(word) is Welcome:
+            return self.on_welcome(word)
+        raise UsageError(E_BAD_COMMAND, f"a producer does not take {type(word).__name__}")
+
+    def on_welcome(self, word: Welcome) -> Reaction:
+        oldest = self.next_sequence
+        if self.queue and self.queue[0].sequence >= 0:
+            oldest = self.queue[0].sequence
+        if word.expected < oldest:
+            # What was answered as stored is gone (a power cut in sync mode `interval` or `never`, or a row that expired).
+            # None of the unanswered can be stored under the old id, because the topic takes them in order.
+            self._step(_E.FORGOTTEN)
+            self.forgotten += 1
+            self._renumber()
+            return Reaction.RENEW
+        self._step(_E.WELCOME)
+        self.credit_bytes = word.credit_bytes
+        self.heartbeat_ms = word.heartbeat_ms
+        if word.expected > self.next_sequence:
+            self._cut = self.next_sequence  # somebody else uses our id: finish what is out, then take another
+        if self._cut >= 0:
+            self._step(_E.SPOILED)
+            if self._settled():
+                return Reaction.RENEW
+        return Reaction.UP
+
+    def on_stored(self, word: Stored) -> Reaction:
+        self._step(_E.STORED)
+        for sequence, first_offset in word.blocks:
+            parcel = self.window.pop(sequence, None)
+            if parcel is not None:
+                self.window_bytes -= parcel.length
+                parcel.settle(first_offset)
+        return Reaction.RENEW if self._settled() else Reaction.NOTHING
+
+    def on_unstored(self, word: Unstored) -> Reaction:
+        parcel = self.window.get(word.sequence)
+        if word.code == E_HELLO or (parcel is not None and word.code in _BEGIN_AGAIN) or word.sequence < 0:
+            self._step(_E.AGAIN)
+            self._rewind()
+            return Reaction.RESTART
+        if parcel is None:
+            return Reaction.NOTHING  # sent after a refused one and already taken back
+        del self.window[word.sequence]
+        self.window_bytes -= parcel.length
+        parcel.settle(UNKNOWN_OFFSET, from_wire(word.code, word.text))
+        self.refused.append(parcel)
+        if parcel.sends == 1 and word.sequence == self.next_sequence - 1 and self._cut < 0:
+            self._step(_E.REFUSED)
+            self.next_sequence = word.sequence
+            return Reaction.NOTHING
+        self._step(_E.SPOILED)
+        self._cut = word.sequence if self._cut < 0 else min(self._cut, word.sequence)
+        self._take_back()
+        return Reaction.RENEW if self._settled() else Reaction.NOTHING
+
+    def lost(self) -> None:
+        """The link is gone, whatever the state."""
+        self._step(_E.LOST)
+        self._rewind()
+
+    def withdraw(self, parcel: Parcel) -> bool:
+        """Take back a parcel that was never sent (its publisher gave up); False if it may be stored by now."""
+        if parcel.sends or parcel.done:
+            return False
+        try:
+            self.queue.remove(parcel)
+        except ValueError:
+            return False
+        self.queue_bytes -= parcel.length
+        return True
+
+    def fail(self, error: ZsqError) -> None:
+        """Nothing can be sent: all that waits fails. What was sent may be stored or not, so its numbers are given up too."""
+        self._rewind()
+        waiting, self.queue = self.queue, deque()
+        self.queue_bytes = 0
+        for parcel in waiting:
+            parcel.settle(UNKNOWN_OFFSET, error)
+            self.refused.append(parcel)
+        if any(parcel.sends for parcel in waiting):
+            self._renumber()
+
+    # Inside
+
+    def _step(self, event: ProducerEvent) -> None:
+        after = PRODUCER_TABLE[self.state].get(event)
+        if after is None:
+            raise UsageError(E_BAD_COMMAND, f"{event.value} has no place while {self.state.value}")
+        self.state = after
+
+    def _rewind(self) -> None:
+        """What was sent and not answered is to be sent again, first and in order."""
+        self.queue.extendleft(reversed(self.window.values()))
+        self.queue_bytes += self.window_bytes
+        self.window.clear()
+        self.window_bytes = 0
+
+    def _take_back(self) -> None:
+        """What was sent after the refused number cannot be stored under this id: it loses its number and waits."""
+        later = [parcel for sequence, parcel in self.window.items() if sequence > self._cut]
+        for parcel in later:
+            del self.window[parcel.sequence]
+            self.window_bytes -= parcel.length
+            self.queue_bytes += parcel.length
+        again = [parcel for parcel in self.queue if 0 <= parcel.sequence < self._cut]
+        rest = [parcel for parcel in self.queue if not 0 <= parcel.sequence < self._cut]
+        for parcel in (*later, *rest):
+            parcel.sequence = -1
+        self.queue = deque([*again, *later, *rest])
+
+    def _settled(self) -> bool:
+        """If all numbers before the cut are answered: take a new id."""
+        if self._cut < 0 or self.window or (self.queue and self.queue[0].sequence >= 0):
+            return False
+        self._step(_E.SETTLED)
+        self._renumber()
+        return True
+
+    def _renumber(self) -> None:
+        self.producer_id = next(self._ids)
+        self.next_sequence = 0
+        self._cut = -1
+        for parcel in self.queue:
+            parcel.sequence = -1

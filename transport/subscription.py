@@ -1,0 +1,100 @@
+"""A consumer's engine: its session and link, and the words that go out. Nothing here waits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from .address import ADVICE, Address, Target
+from .block import Block
+from .codec import encode
+from .engine import FAR_NS, Engine
+from .errors import E_TIMEOUT, BrokerUnreachable, ZsqError
+from .link import Link
+from .names import check_name
+from .protocol import HEARTBEAT_MS, Wire
+from .session import Reaction
+from .session_consumer import ConsumerSession, ConsumerState
+
+TELL_NS: Final = 20_000_000  # plain finishes are told at the latest after this
+WORDS_MAX: Final = 5_000  # sent at a time, before the socket is drained
+
+
+class ConsumerEngine(Engine):
+    """One consumer of one channel; the peer of its link."""
+
+    def __init__(self, address: Address, topic: str, channel: str, session: ConsumerSession, heartbeat_ms: int | None) -> None:
+        super().__init__()
+        self.address = address
+        self.session = session
+        self.heartbeat_ms = heartbeat_ms or HEARTBEAT_MS
+        self.target = Target("channel", check_name(topic), check_name(channel, "channel"))
+        self.link = Link(self, address, self.target, self, self.heartbeat_ms)
+        self.error: ZsqError | None = None  # the broker refused the subscription
+        self.down_ns = time.monotonic_ns()  # since when there is no link
+        self.closing = False
+        self.on_void: Callable[[], object] = lambda: None  # all leases are void: forget what nobody began to handle
+        self.add(self.link)
+
+    def start(self) -> None:
+        self.link.start(time.monotonic_ns())
+
+    # Out
+
+    def tell(self, now_ns: int) -> None:
+        """Send the answers that were gathered."""
+        session, link = self.session, self.link
+        if not link.up:
+            if session.dirty:
+                session.collect()  # leases are void by now: it counts them
+            return
+        words = session.collect()
+        while words and link.up:
+            for _ in range(min(len(words), WORDS_MAX)):
+                link.send([b"", encode(words.popleft())], now_ns)
+            link.receive(now_ns)
+            words = session.collect()
+
+    def timers(self, now_ns: int) -> None:
+        super().timers(now_ns)
+        if self.session.dirty or self.session.words:
+            self.tell(now_ns)
+
+    # In: the link's peer
+
+    def greeting(self) -> Wire:
+        return self.session.begin(self.heartbeat_ms)
+
+    def on_word(self, word: Wire, blocks: list[Block], now_ns: int) -> Reaction:
+        return self.session.on_word(word, blocks, now_ns)
+
+    def on_up(self, now_ns: int) -> None:
+        self.link.heartbeat_ms = self.session.heartbeat_ms
+        self.error = None
+
+    def on_received(self, now_ns: int) -> None:
+        """Nothing follows from words by itself: a person answers."""
+
+    def on_lost(self) -> None:
+        self.down_ns = time.monotonic_ns()
+        self.session.lost()
+        self.on_void()
+
+    def on_refused(self, error: ZsqError) -> None:
+        self.error = error
+
+    # For who waits
+
+    @property
+    def open(self) -> bool:
+        return self.session.state is ConsumerState.OPEN
+
+    def unreachable(self, timeout_ns: int) -> int:
+        """When to give up waiting for a link: `FAR_NS` while there is one."""
+        return FAR_NS if self.link.up else self.down_ns + timeout_ns
+
+    def too_late(self, timeout: float, what: str) -> BrokerUnreachable:
+        why = self.link.trouble or self.link.state.value
+        text = f"{what} {self.target} at {self.address.url} within {timeout:g} s ({why}). {ADVICE}"
+        return BrokerUnreachable(E_TIMEOUT, text)
