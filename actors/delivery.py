@@ -215,7 +215,7 @@ class Delivery:
     def _lease(self, consumer: Consumer, runs: list[Run], parts: list[tuple[Block, int, int]], now_ns: int) -> Parcel:
         self._token += 1
         count = total(runs)
-        self._leases[self._token] = Lease(consumer, runs, now_ns)
+        self._leases[self._token] = Lease(consumer, sorted(runs), now_ns)  # answers are matched in ascending order
         self._lease_rows += len(runs)
         self._deadlines.set(self._token, now_ns + consumer.timeout_ns)
         consumer.tokens.add(self._token)

@@ -1,0 +1,151 @@
+"""Deliveries, case by case: credit, turns, and answers under a lease."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from zsq.actors.delivery import UNKNOWN_DELIVERY
+from zsq.transport.errors import UsageError
+
+if TYPE_CHECKING:
+    from tests.actors.conftest import Desk
+
+A, B = (b"a",), (b"b",)
+ALL: tuple[tuple[int, int], ...] = ()
+
+# Credit and turns
+
+
+@pytest.mark.parametrize(
+    ("ready", "blocks", "sent"),
+    [
+        ({"a": 0}, [5], []),
+        ({"a": 3}, [5], [("a", 0, 3)]),
+        ({"a": 5}, [5], [("a", 0, 5)]),
+        ({"a": 9}, [5], [("a", 0, 5)]),
+        ({"a": 9}, [5, 5], [("a", 0, 5), ("a", 5, 4)]),
+        ({"a": 2, "b": 2}, [5], [("a", 0, 2), ("b", 2, 2)]),
+        ({"a": 10, "b": 10}, [5, 5], [("a", 0, 5), ("b", 5, 5)]),
+        ({"a": 10, "b": 0, "c": 10}, [5, 5], [("a", 0, 5), ("c", 5, 5)]),
+        ({"a": 9, "b": 9, "c": 9}, [3, 3, 3, 3], [("a", 0, 3), ("b", 3, 3), ("c", 6, 3), ("a", 9, 3)]),
+    ],
+)
+def test_credit_is_kept_and_consumers_take_turns(
+    desk: Desk, ready: dict[str, int], blocks: list[int], sent: list[tuple[str, int, int]]
+) -> None:
+    for name, credit in ready.items():
+        desk.join((name.encode(),), credit)
+    desk.come(*blocks)
+    assert desk.told(desk.send()) == [(name, ((first, count, 1),)) for name, first, count in sent]
+    assert desk.stats()[1] == sum(count for _, _, count in sent)
+
+
+def test_more_credit_sends_more_and_less_sends_none(desk: Desk) -> None:
+    desk.join(A, 2)
+    desk.come(10)
+    first = desk.send_one()
+    desk.channel.set_ready(A, 4)
+    assert desk.told(desk.send()) == [("a", ((2, 2, 1),))]
+    desk.channel.set_ready(A, 1)
+    desk.channel.fin(A, first.token, ALL)
+    assert desk.send() == []
+    desk.channel.set_ready(A, -5)
+    assert not desk.channel.is_wanted()
+
+
+def test_a_channel_that_nobody_waits_for_keeps_the_turn(desk: Desk) -> None:
+    desk.join(A, 1)
+    desk.join(B, 1)
+    assert desk.send() == []
+    desk.come(1)
+    assert desk.told(desk.send()) == [("a", ((0, 1, 1),))]
+
+
+def test_tokens_are_of_this_incarnation_and_never_used_twice(desk: Desk) -> None:
+    desk.join(A, 100)
+    desk.come(1, 1, 1)
+    tokens = [parcel.token for parcel in desk.send()]
+    assert len(set(tokens)) == 3
+    assert {token >> 32 for token in tokens} == {5}
+
+
+# Answers
+
+
+@pytest.mark.parametrize(
+    ("peer", "stale", "ranges", "refused", "in_flight"),
+    [
+        (A, False, ALL, (), 0),
+        (A, False, ((2, 3),), (), 7),
+        (A, False, ((0, 2), (8, 2)), (), 6),
+        (A, False, ((8, 4),), ((10, 2),), 8),
+        (A, False, ((1, 1), (1, 1)), ((1, 1),), 9),
+        (A, False, ((50, 1),), ((50, 1),), 10),
+        (A, True, ALL, (UNKNOWN_DELIVERY,), 10),
+        (A, True, ((1, 2),), ((1, 2),), 10),
+        (B, False, ALL, (UNKNOWN_DELIVERY,), 10),
+        (B, False, ((1, 2),), ((1, 2),), 10),
+    ],
+)
+@pytest.mark.parametrize("verb", ["fin", "req"])
+def test_answers_are_taken_under_the_lease_only(
+    desk: Desk, verb: str, peer: tuple[bytes, ...], stale: bool, ranges: Any, refused: Any, in_flight: int
+) -> None:
+    desk.join(A, 10)
+    desk.join(B, 0)
+    desk.come(10)
+    token = desk.send_one().token + stale
+    if verb == "fin":
+        found = desk.channel.fin(peer, token, ranges)
+        assert desk.channel.counters["finish_count"] == 10 - in_flight
+    else:
+        found = desk.channel.req(peer, token, ranges, 0, desk.wall_ns)
+        assert desk.channel.counters["requeue_count"] == 10 - in_flight
+    assert tuple(found) == refused
+    assert desk.stats() == (0 if verb == "fin" else 10 - in_flight, in_flight, 0)
+    assert desk.channel.consumers[A].in_flight == in_flight
+
+
+@pytest.mark.parametrize("ranges", [((1,),), (("a", 1),), ((1.5, 1),), (1, 2), ((1, 2, 3),), ((None, 1),), ((1, 1),) * 10_001])
+def test_ranges_that_are_none_are_refused_and_change_nothing(desk: Desk, ranges: Any) -> None:
+    desk.join(A, 10)
+    desk.come(10)
+    token = desk.send_one().token
+    with pytest.raises(UsageError):
+        desk.channel.fin(A, token, ranges)
+    with pytest.raises(UsageError):
+        desk.channel.req(A, token, ranges, 0, 0)
+    assert desk.stats() == (0, 10, 0)
+
+
+def test_an_answer_after_the_timeout_changes_nothing(desk: Desk) -> None:
+    desk.join(A, 10)
+    desk.come(10)
+    old = desk.send_one()
+    assert desk.scan(61)
+    assert desk.channel.fin(A, old.token, ALL) == (UNKNOWN_DELIVERY,)
+    assert desk.channel.fin(A, old.token, [(3, 2)]) == ((3, 2),)
+    assert desk.channel.touch(A, old.token, desk.now_ns) == (UNKNOWN_DELIVERY,)
+    desk.commit()
+    new = desk.send_one()
+    assert new.runs == ((0, 10, 2),)
+    assert desk.channel.fin(A, old.token, ALL) == (UNKNOWN_DELIVERY,)
+    assert desk.stats() == (0, 10, 0)
+
+
+def test_each_message_of_a_gathered_delivery_is_answered_by_itself(desk: Desk) -> None:
+    """Its runs come in the order of their return, not of their offsets."""
+    desk.join(A, 10)
+    desk.come(10)
+    token = desk.send_one().token
+    for offset in (7, 2, 5):
+        desk.channel.req(A, token, [(offset, 1)], 0, desk.wall_ns)
+    desk.channel.fin(A, token, ALL)
+    desk.commit()
+    parcel = desk.send_one()
+    assert parcel.runs == ((7, 1, 2), (2, 1, 2), (5, 1, 2))
+    assert not desk.channel.fin(A, parcel.token, [(2, 1)])
+    assert not desk.channel.fin(A, parcel.token, [(5, 1), (7, 1)])
+    assert desk.stats() == (0, 0, 0)
