@@ -1,0 +1,135 @@
+"""kill -9 of every kind of process, with publishes and finishes outstanding: nothing acknowledged is lost, nothing confirmed comes back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+from support.broker import Broker, kill, wait_for
+from support.history import History, body_of
+
+import zsq
+
+TOPIC, CHANNEL = "kills", "c"
+BEFORE = 400  # messages that flow before the kill
+BLOCKS_OUT = 5  # publishes outstanding at the kill
+PER_BLOCK = 40
+
+
+class Load:
+    """One consumer in the background; publishes from the test's thread. Holds some messages back until told otherwise."""
+
+    def __init__(self, url: str) -> None:
+        self.history = History()
+        self.producer = zsq.Producer(url, heartbeat_ms=1_000)
+        self.consumer = zsq.Consumer(url, TOPIC, CHANNEL, ready=200, heartbeat_ms=1_000)
+        self.hold = threading.Event()
+        self.held = threading.Event()
+        self.next = 0
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._consume, daemon=True)
+        self._thread.start()
+
+    def publish(self, count: int, *, wait: bool = True) -> tuple[zsq.Receipt, set[int]]:
+        numbers = set(range(self.next, self.next + count))
+        self.next += count
+        with self.history.lock:
+            self.history.sent |= numbers
+        receipt = self.producer.publish_many(TOPIC, [body_of(n) for n in sorted(numbers)], wait=wait)
+        if wait:
+            self.acknowledged(numbers)
+        return receipt, numbers
+
+    def acknowledged(self, numbers: set[int]) -> None:
+        with self.history.lock:
+            self.history.acknowledged |= numbers
+
+    def _consume(self) -> None:
+        try:
+            for message in self.consumer:
+                number = self.history.got(CHANNEL, message)
+                if self.hold.is_set():  # in flight at the kill, answered with a lease of before
+                    self.held.set()
+                    wait_for(lambda: not self.hold.is_set(), 60, "the release")
+                if number % 7 == 3 and message.attempts == 1:
+                    message.requeue()
+                    continue
+                try:
+                    message.finish(sync=True)
+                except (zsq.LeaseLost, zsq.BrokerUnreachable):
+                    continue
+                self.history.confirm(CHANNEL, {number})
+        except BaseException as error:
+            self._failure = error
+
+    def close(self) -> None:
+        self.hold.clear()
+        self.consumer.close()
+        self._thread.join(30)
+        self.producer.close()
+        if self._failure is not None:
+            raise self._failure
+
+
+@pytest.fixture
+def load(broker: Broker, request: pytest.FixtureRequest) -> Iterator[Load]:
+    one = Load(broker.tcp if "gateway" in request.node.name else broker.ipc)
+    yield one
+    one.close()
+
+
+def outstanding(broker: Broker, load: Load) -> list[tuple[zsq.Receipt, set[int]]]:
+    """Publishes without an answer and deliveries without a finish, for certain: storage is stopped, the consumer holds still."""
+    load.publish(BEFORE)
+    load.hold.set()
+    load.publish(10)
+    assert load.held.wait(20), "nothing was delivered"
+    (storage,) = broker.pids("storage")
+    os.kill(storage, signal.SIGSTOP)
+    waiting = [load.publish(PER_BLOCK, wait=False) for _ in range(BLOCKS_OUT)]
+    assert not any(receipt.done for receipt, _ in waiting), "publishes must be outstanding at the kill"
+    return waiting
+
+
+def settle(broker: Broker, load: Load, waiting: list[tuple[zsq.Receipt, set[int]]]) -> None:
+    """After the restart: all is answered, new work flows, and the history holds."""
+    load.hold.clear()
+    for receipt, numbers in waiting:
+        receipt.wait(60)
+        load.acknowledged(numbers)
+    load.publish(100)
+    wait_for(lambda: load.history.all_confirmed(CHANNEL), 60, "the finish of everything")
+    load.history.check(broker.ipc, TOPIC)
+    with zsq.Admin(broker.ipc) as admin:
+        (channel,) = admin.stats(TOPIC, CHANNEL)["topics"][0]["channels"]
+    assert channel["depth"] == 0
+    assert channel["deferred_count"] == 0
+
+
+@pytest.mark.parametrize("kind", ["storage", "topic", "channel", "scan_worker", "scan_loop", "gateway"])
+def test_kill_one_actor(broker: Broker, load: Load, kind: str) -> None:
+    waiting = outstanding(broker, load)
+    (storage,) = broker.pids("storage")
+    (victim,) = broker.pids(kind)
+    kill(victim)
+    broker.wait_gone([victim])
+    if victim != storage:
+        os.kill(storage, signal.SIGCONT)
+    settle(broker, load, waiting)
+
+
+@pytest.mark.parametrize("kind", ["supervisor", "forkserver", "everything"])
+def test_kill_what_ends_the_generation(broker: Broker, load: Load, kind: str) -> None:
+    waiting = outstanding(broker, load)
+    everyone = [actor["pid"] for actor in broker.actors()]
+    victims = everyone if kind == "everything" else broker.pids(kind)
+    for victim in victims:
+        kill(victim)
+    broker.wait_gone(everyone)  # no orphan owns a file
+    assert broker.process is not None
+    assert broker.process.wait(10) != 0
+    broker.start()
+    settle(broker, load, waiting)

@@ -1,0 +1,120 @@
+"""A real broker in real processes, for tests: start, stop, find its actors, kill them by pid."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import zsq
+
+START_S = 30.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for(condition: Callable[[], object], timeout_s: float = 30.0, what: str = "the condition") -> None:
+    """Poll a condition that no event tells of; fails with `what` after the time-out."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what} did not come true within {timeout_s:g} s")
+        select.select([], [], [], 0.01)
+
+
+class Broker:
+    """`zsq serve` on one data directory; may be started again after it was killed."""
+
+    def __init__(self, data_dir: Path, *extra: str) -> None:
+        self.data_dir = data_dir
+        self.port = free_port()
+        self.extra = extra
+        self.log = data_dir.parent / f"{data_dir.name}.log"
+        self.process: subprocess.Popen[bytes] | None = None
+        self._known: set[int] = set()
+
+    @property
+    def ipc(self) -> str:
+        return f"ipc://{self.data_dir}/run"
+
+    @property
+    def tcp(self) -> str:
+        return f"tcp://127.0.0.1:{self.port}"
+
+    def start(self) -> Broker:
+        command = [sys.executable, "-m", "zsq", "serve", "--data-dir", str(self.data_dir), "--listen", f"127.0.0.1:{self.port}"]
+        with self.log.open("ab") as log:
+            begin = log.tell()
+            self.process = subprocess.Popen([*command, *self.extra], stdout=log, stderr=log, start_new_session=True)
+        wait_for(lambda: b" ready: " in self._said(begin) or self._exited(), START_S, "the broker's ready line")
+        if self._exited():
+            raise AssertionError(f"the broker did not start: {self._said(begin).decode()[-2000:]}")
+        return self
+
+    def _said(self, begin: int) -> bytes:
+        return self.log.read_bytes()[begin:]
+
+    def _exited(self) -> bool:
+        return self.process is not None and self.process.poll() is not None
+
+    def actors(self) -> list[dict[str, Any]]:
+        """name, pid, kind of every process, the supervisor and the forkserver included."""
+        with zsq.Admin(self.ipc) as admin:
+            found: list[dict[str, Any]] = list(admin.stats()["processes"])
+        self._known |= {actor["pid"] for actor in found}
+        return found
+
+    def pids(self, kind: str) -> list[int]:
+        return [actor["pid"] for actor in self.actors() if actor["kind"] == kind]
+
+    def wait_gone(self, pids: list[int]) -> None:
+        """Until none of them lives; by pidfd, so a pid that is used again does not count."""
+        deadline = time.monotonic() + 20
+        for pid in pids:
+            try:
+                pidfd = os.pidfd_open(pid)
+            except ProcessLookupError:
+                continue
+            try:
+                if not select.select([pidfd], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                    raise AssertionError(f"process {pid} lives on")
+            finally:
+                os.close(pidfd)
+
+    def stop(self) -> int:
+        """SIGTERM; returns the exit code."""
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.process.terminate()
+        return self.process.wait(40)
+
+    def close(self) -> None:
+        """However the test left it: nothing of it lives on."""
+        if self.process is None:
+            return
+        if self.process.poll() is None:
+            with contextlib.suppress(Exception):
+                self.actors()
+            self.process.terminate()
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait(10)
+        self.wait_gone(sorted(self._known))
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
