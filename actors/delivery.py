@@ -26,7 +26,7 @@ from ..transport.protocol import MESSAGE_TIMEOUT_MS_MAX, Range, Run
 from . import options
 from .in_flight import DeadlineHeap
 from .lease import Changes, Consumer, Hole, Lease, Parcel, Peer
-from .ranges import take, total
+from .ranges import check, take, total
 from .shelf import BlockShelf
 
 UNKNOWN_DELIVERY: Range = (-1, 0)
@@ -237,6 +237,7 @@ class Delivery:
 
     def _answered(self, peer: Peer, token: int, ranges: Sequence[Range]) -> tuple[list[Run], Sequence[Range]]:
         """(what was under this lease and is not any more, what was refused and stays as it was)."""
+        check(ranges)
         lease = self._leases.get(token)
         if lease is None or lease.consumer.peer != peer:
             return [], tuple(ranges) or (UNKNOWN_DELIVERY,)

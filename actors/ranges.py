@@ -6,6 +6,10 @@ A run is (first offset, count, attempts). Lists of runs are disjoint and ascendi
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
+
+from ..transport.errors import E_BAD_ARGUMENT, UsageError
+from ..transport.protocol import RANGES_MAX
 
 Run = tuple[int, int, int]
 Range = tuple[int, int]
@@ -13,6 +17,16 @@ Range = tuple[int, int]
 
 def total(runs: Iterable[Run]) -> int:
     return sum(run[1] for run in runs)
+
+
+def check(ranges: Sequence[Range]) -> None:
+    """The codec knows only that a peer sent a tuple: `UsageError` E_BAD_ARGUMENT if it does not hold pairs of numbers, or too many."""
+    try:
+        good = len(ranges) <= RANGES_MAX and {*map(len, ranges)} <= {2} and {*map(type, chain.from_iterable(ranges))} <= {int}
+    except TypeError:
+        good = False
+    if not good:
+        raise UsageError(E_BAD_ARGUMENT, f"ranges are at most {RANGES_MAX} pairs of numbers: first offset, count")
 
 
 def take(runs: Sequence[Run], ranges: Sequence[Range]) -> tuple[list[Run], list[Run], list[Range]]:
