@@ -33,6 +33,11 @@ UNKNOWN_DELIVERY: Range = (-1, 0)
 _MS = 1_000_000
 
 
+def _bytes(block: Block, start: int, stop: int) -> int:
+    columns = (block.body, block.key, block.tag, block.headers)
+    return sum(column.offsets[stop] - column.offsets[start] for column in columns if column is not None)
+
+
 class Delivery:
     """One channel. Commands come from consumers, blocks from the feed; parcels and changes go out."""
 
@@ -197,9 +202,12 @@ class Delivery:
                 continue
             start = first - block.first_offset
             stop = min(block.count, start + count, start + quota)
+            size += _bytes(block, start, stop)
+            if parts and size > options.GATHER_BYTES_MAX:  # one part may be as large as its block; several must fit into a block
+                self._again.appendleft((first, count, attempts))
+                break
             parts.append((block, start, stop))
             runs.append((first, stop - start, attempts))
-            size += block.length * (stop - start) // block.count
             quota -= stop - start
             if stop - start < count:
                 self._again.appendleft((first + stop - start, count - (stop - start), attempts))
