@@ -116,6 +116,7 @@ class Delivery:
             self.counters["lost_count"] += block.first_offset - self.window_end
             if not self._window:
                 self.next_offset = block.first_offset
+            self.dirty = True
         self._window.append(block)
         self.window_bytes += block.length
         self.window_end = block.next_offset
