@@ -1,0 +1,150 @@
+"""FORMAT.md against the code: every example in it is made here again and compared, byte by byte."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+import zsq.storage
+from zsq.storage.errors import Damaged, ForeignDirectory
+from zsq.storage.index import Index
+from zsq.storage.log_format import (
+    CHUNK_COPY_BYTES,
+    CHUNK_HEADER_BYTES,
+    UNSYNCED_MAX,
+    ChunkFooter,
+    ChunkHeader,
+    chunk_name,
+    decode_chunk_header,
+    decode_disk_header,
+    decode_footer,
+    decode_index,
+    encode_chunk_header,
+    encode_disk_header,
+    encode_footer,
+    index_name,
+    parse_chunk_name,
+    unsynced_bytes,
+    wire_header,
+)
+from zsq.storage.state import _HOLE_ROW, _hole_key, _wrap
+from zsq.storage.store import Identity, _encode_identity
+from zsq.transport.block import Header, pack
+
+SEED: Final = 0x12345678
+UUID: Final = bytes.fromhex("00112233445566778899aabbccddeeff")
+CHUNK: Final = ChunkHeader(base_offset=1000, base_time_ns=1_700_000_000_000_000_000, seed=SEED, uuid=UUID)
+BLOCK: Final = pack([b"hello", b"zsq"], keys=[b"k", None], producer_id=77, sequence=5)
+
+
+def examples() -> dict[str, bytes]:
+    """What FORMAT.md shows, by the names it gives."""
+    index = Index(4096)
+    index.note(0, CHUNK_HEADER_BYTES, 250)
+    hole_key = _hole_key("archive", 1000)
+    return {
+        "identity": _encode_identity(Identity("clicks", UUID.hex(), 1000)),
+        "chunk header": encode_chunk_header(CHUNK),
+        "block header on the wire": BLOCK.wire_header(),
+        "block header on disk": encode_disk_header(BLOCK.header, 0, 250, 0, SEED),
+        "columns": bytes(BLOCK.columns),
+        "footer": encode_footer(ChunkFooter(2, 250, CHUNK_HEADER_BYTES + BLOCK.length, 1), SEED),
+        "index": index.encode(SEED),
+        "hole key": hole_key,
+        "hole row": _wrap(hole_key, _HOLE_ROW.pack(1, 2, 0)),
+    }
+
+
+def dump(data: bytes) -> str:
+    lines = []
+    for at in range(0, len(data), 16):
+        row = data[at : at + 16]
+        text = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
+        lines.append(f"{at:04x}  {row.hex(' ', 4):<35}  {text}")
+    return "\n".join(lines)
+
+
+def document() -> str:
+    return Path(zsq.storage.__path__[0], "FORMAT.md").read_text()
+
+
+@pytest.mark.parametrize("name", examples())
+def test_the_document_shows_what_the_code_writes(name: str) -> None:
+    shown = dict(re.findall(r"Example, ([^:\n]+):\n\n```text\n(.*?)\n```", document(), re.DOTALL))
+    assert name in shown, f"FORMAT.md lacks the example {name!r}:\n{dump(examples()[name])}"
+    assert shown[name] == dump(examples()[name]), dump(examples()[name])
+
+
+def test_the_document_shows_nothing_else() -> None:
+    assert set(re.findall(r"Example, ([^:\n]+):\n", document())) == set(examples())
+
+
+def test_round_trips() -> None:
+    assert decode_chunk_header(encode_chunk_header(CHUNK)) == CHUNK
+    footer = ChunkFooter(5, 6, 128, 7)
+    assert decode_footer(encode_footer(footer, SEED), SEED, 128) == footer
+    disk = encode_disk_header(BLOCK.header, 3, 250, 4096, SEED)
+    header = decode_disk_header(disk, SEED)
+    assert header is not None
+    assert unsynced_bytes(header) == 4096
+    assert wire_header(header, CHUNK) == BLOCK.header._replace(first_offset=1003, time_ns=CHUNK.base_time_ns + 250)
+
+
+@pytest.mark.parametrize("far", [UNSYNCED_MAX * 8, UNSYNCED_MAX * 8 + 8, 2**60])
+def test_a_distance_too_far_to_say(far: int) -> None:
+    header = decode_disk_header(encode_disk_header(BLOCK.header, 0, 0, far, SEED), SEED)
+    assert header is not None
+    assert unsynced_bytes(header) is None
+
+
+def flipped(data: bytes, bit: int) -> bytes:
+    changed = bytearray(data)
+    changed[bit >> 3] ^= 1 << (bit & 7)
+    return bytes(changed)
+
+
+def test_every_flipped_bit_is_noticed() -> None:
+    made = examples()
+    for bit in range(CHUNK_COPY_BYTES * 8):
+        with pytest.raises(Damaged):
+            decode_chunk_header(flipped(made["chunk header"], bit)[:CHUNK_COPY_BYTES])
+        assert decode_chunk_header(flipped(made["chunk header"], bit)) == CHUNK, "the other copy is good"
+        assert decode_disk_header(flipped(made["block header on disk"], bit), SEED) is None
+        assert decode_footer(flipped(made["footer"], bit), SEED, CHUNK_HEADER_BYTES + BLOCK.length) is None
+    for bit in range(len(made["index"]) * 8):
+        assert decode_index(flipped(made["index"], bit), SEED) is None
+
+
+def test_another_seed_or_place_is_not_believed() -> None:
+    made = examples()
+    assert decode_disk_header(made["block header on disk"], SEED + 1) is None
+    assert decode_disk_header(made["block header on the wire"], 0) is None
+    assert decode_footer(made["footer"], SEED + 1, CHUNK_HEADER_BYTES + BLOCK.length) is None
+    assert decode_footer(made["footer"], SEED, 0) is None
+    assert decode_index(made["index"], SEED + 1) is None
+
+
+def test_a_newer_version_is_refused_and_not_taken_for_damage() -> None:
+    from crc32c import crc32c
+
+    head = bytearray(encode_chunk_header(CHUNK)[:60])
+    head[4] = 2
+    with pytest.raises(ForeignDirectory):
+        decode_chunk_header(bytes(head) + crc32c(head).to_bytes(4, "little"))
+
+
+def test_names() -> None:
+    assert chunk_name(1000) == "00000000000000001000.chunk"
+    assert index_name(1000) == "00000000000000001000.index"
+    assert parse_chunk_name(chunk_name(2**63 - 1)) == 2**63 - 1
+    for name in ("1000.chunk", "00000000000000001000.index", "00000000000000001000.chunk.bad", "topic", "٠" * 20 + ".chunk", ".chunk"):
+        assert parse_chunk_name(name) is None
+
+
+def test_extreme_values() -> None:
+    far = Header(1, 0, 80, 1, 2**62, 2**62, 2**64 - 1, 2**64 - 1, 2**32 - 1)
+    header = decode_disk_header(encode_disk_header(far, 2**62, 2**62, 0, SEED), SEED)
+    assert header == far
