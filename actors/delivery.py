@@ -27,15 +27,10 @@ from . import options
 from .in_flight import DeadlineHeap
 from .lease import Changes, Consumer, Hole, Lease, Parcel, Peer
 from .ranges import check, take, total
-from .shelf import BlockShelf
+from .shelf import BlockShelf, bytes_between
 
 UNKNOWN_DELIVERY: Range = (-1, 0)
 _MS = 1_000_000
-
-
-def _bytes(block: Block, start: int, stop: int) -> int:
-    columns = (block.body, block.key, block.tag, block.headers)
-    return sum(column.offsets[stop] - column.offsets[start] for column in columns if column is not None)
 
 
 class Delivery:
@@ -203,7 +198,7 @@ class Delivery:
                 continue
             start = first - block.first_offset
             stop = min(block.count, start + count, start + quota)
-            size += _bytes(block, start, stop)
+            size += bytes_between(block, start, stop)
             if parts and size > options.GATHER_BYTES_MAX:  # one part may be as large as its block; several must fit into a block
                 self._again.appendleft((first, count, attempts))
                 break

@@ -46,3 +46,9 @@ class BlockShelf:
         self._blocks.clear()
         self._firsts.clear()
         self.bytes_held = 0
+
+
+def bytes_between(block: Block, start: int, stop: int) -> int:
+    """What these messages take of the block's columns; sizes within a block may be very uneven."""
+    columns = (block.body, block.key, block.tag, block.headers)
+    return sum(column.offsets[stop] - column.offsets[start] for column in columns if column is not None)
