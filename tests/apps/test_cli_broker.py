@@ -1,0 +1,142 @@
+"""The command line against a broker: what is published comes out, once, and each kind of failure has its exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zsq.apps.broker import Broker, temporary_broker
+
+LINES = b"".join(b"line %d\n" % number for number in range(5_000))
+
+
+class Shell:
+    """zsq with a broker's url."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.environment = os.environ | {"ZSQ_URL": broker.url}
+
+    def __call__(self, *arguments: str, stdin: bytes = b"", code: int = 0) -> bytes:
+        ended = subprocess.run(self.line(*arguments), input=stdin, env=self.environment, capture_output=True, timeout=60, check=False)
+        assert ended.returncode == code, ended.stderr.decode()
+        return ended.stdout if code == 0 else ended.stderr
+
+    def line(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-P", "-m", "zsq", *arguments]
+
+    def open(self, *arguments: str) -> subprocess.Popen[bytes]:
+        pipe = subprocess.PIPE
+        return subprocess.Popen(self.line(*arguments), env=self.environment, stdin=pipe, stdout=pipe, stderr=pipe)
+
+    def channel(self, topic: str, channel: str) -> dict[str, Any]:
+        found = json.loads(self("stats", topic, channel, "--json"))
+        return dict(found["topics"][0]["channels"][0])
+
+
+@pytest.fixture(scope="module")
+def shell() -> Iterator[Shell]:
+    with temporary_broker("--no-listen", prefix="zsq-test-") as broker:
+        yield Shell(broker)
+
+
+def test_publish_subscribe_and_tail(shell: Shell, tmp_path: Path) -> None:
+    shell("channel", "create", "all", "archive")
+    source = tmp_path / "lines"
+    source.write_bytes(LINES)
+    shell("pub", "all", "--file", str(source), "--batch", "300")
+    assert shell("sub", "all", "archive", "-n", "2") == b"line 0\nline 1\n"
+    assert shell("sub", "all", "archive", "-n", "4998") == LINES.removeprefix(b"line 0\nline 1\n")
+    assert shell.channel("all", "archive")["depth"] == 0
+    assert shell("tail", "all", "--no-follow") == LINES
+    assert shell("tail", "all", "--from", "4998", "-n", "1") == b"line 4998\n"
+    assert b"archive" in shell("stats")
+    assert b"archive" in shell("stats", "all", "archive")
+
+
+def test_a_closed_pipe_gives_back_what_was_not_written(shell: Shell) -> None:
+    shell("pub", "pipe", stdin=LINES)
+    with shell.open("sub", "pipe", "archive") as sub:
+        assert sub.stdout is not None
+        sub.stdout.readline()
+        sub.stdout.close()
+        assert sub.wait(30) == 0
+        assert sub.stderr is not None
+        assert sub.stderr.read() == b""
+    got = shell("sub", "pipe", "archive", "-n", str(shell.channel("pipe", "archive")["depth"]))
+    assert got.endswith(b"line 4999\n")
+    assert shell.channel("pipe", "archive")["in_flight_count"] == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_drains(shell: Shell, number: signal.Signals) -> None:
+    topic = f"drain-{number.name}"
+    shell("pub", topic, stdin=LINES)
+    with shell.open("sub", topic, "archive") as sub:
+        assert sub.stdout is not None
+        seen = b""
+        while not seen.endswith(b"line 4999\n"):
+            assert select.select([sub.stdout], [], [], 30)[0]
+            seen += os.read(sub.stdout.fileno(), 1 << 20)
+        sub.send_signal(number)
+        assert sub.wait(30) == 0
+    assert seen == LINES
+    channel = shell.channel(topic, "archive")
+    assert (channel["depth"], channel["in_flight_count"], channel["finish_count"]) == (0, 0, 5000)
+
+
+def test_lines_typed_slowly_are_stored_at_once(shell: Shell) -> None:
+    shell("channel", "create", "slow", "archive")
+    with shell.open("pub", "slow") as pub, shell.open("sub", "slow", "archive") as sub:
+        assert pub.stdin is not None
+        assert sub.stdout is not None
+        for line in (b"one\n", b"two\n"):
+            pub.stdin.write(line)
+            pub.stdin.flush()
+            assert select.select([sub.stdout], [], [], 30)[0]
+            assert sub.stdout.readline() == line  # while the publisher still runs
+        sub.terminate()
+        _, said = pub.communicate(timeout=30)
+        assert said.startswith(b"2 messages stored in slow")
+        assert pub.returncode == 0
+
+
+def test_topics_and_channels_by_command(shell: Shell) -> None:
+    shell("topic", "create", "made", "--sync", "interval")
+    shell("topic", "create", "made")  # once more is no error
+    shell("channel", "create", "made", "archive")
+    shell("channel", "pause", "made", "archive")
+    shell("pub", "made", stdin=b"one\ntwo\n")
+    assert shell.channel("made", "archive")["paused"] is True
+    assert shell("topic", "delete", "made", code=1).startswith(b"zsq: E_")
+    shell("channel", "empty", "made", "archive")
+    assert shell.channel("made", "archive")["depth"] == 0
+    shell("channel", "unpause", "made", "archive")
+    shell("topic", "pause", "made")
+    shell("topic", "unpause", "made")
+    shell("channel", "delete", "made", "archive")
+    shell("topic", "delete", "made", "--force")
+    assert b"made" not in shell("stats")
+    assert shell("stats", "made", code=1).startswith(b"zsq: E_NOT_FOUND")
+
+
+def test_each_failure_has_its_code(shell: Shell, tmp_path: Path) -> None:
+    assert shell("pub", "bad name", code=2).startswith(b"zsq: E_BAD_NAME")
+    assert b"E_TOO_BIG" in shell("pub", "big", stdin=b"a" * (2 << 20), code=2)
+    assert shell("stats", "--url", f"ipc://{tmp_path}/run", "--timeout", "0.3", code=3).startswith((b"zsq: E_UNREACHABLE", b"zsq: E_TIMEOUT"))
+    assert shell("tail", "nowhere", "--no-follow", code=1).startswith(b"zsq: E_NOT_FOUND")
+
+
+def test_serve_says_why_it_cannot(shell: Shell, tmp_path: Path) -> None:
+    second = shell("serve", "--no-listen", "--data-dir", str(shell.broker.data_dir), code=1)
+    assert str(shell.broker.process.pid).encode() in second
+    assert b"No such file" in shell("serve", "--no-listen", "--data-dir", str(tmp_path / "none/data"), code=1)
