@@ -21,7 +21,7 @@ from typing import Any
 import zmq
 
 from ..transport.errors import E_BAD_COMMAND, UsageError, ZsqError
-from ..transport.protocol import Ask, Born, Failed, Gone, Order, Pulse, Stop, Wire
+from ..transport.protocol import Ask, Born, Done, Failed, Gone, Order, Pulse, Stop, Wire
 from . import options
 from .port import Envelope, Mail, Port
 from .process import private_bytes, release_memory
@@ -43,6 +43,7 @@ class Actor:
         self.title = title
         self.settings = settings
         self.stopping = False
+        self._worked = False  # blocks came since the last pulse
         self.context: zmq.Context[zmq.Socket[bytes]]
         self.supervisor: Port
         self._lifeline = -1
@@ -141,7 +142,7 @@ class Actor:
     def _close(self) -> None:
         for port in self._ports:
             port.close()
-        self.context.term()
+        self.context.destroy(linger=200)  # and what a failed start left open: term() would wait for it for ever
 
     def _loop(self) -> None:
         by_socket: dict[Any, Port] = {}
@@ -181,6 +182,7 @@ class Actor:
             if not isinstance(mail, Mail):
                 self._refuse(port, mail[0], mail[1])
                 continue
+            self._worked = self._worked or bool(mail.frames)
             try:
                 self._dispatch(port, mail)
             except ZsqError as error:
@@ -220,14 +222,13 @@ class Actor:
                 self.answer_order(word.request, data)
 
     def answer_order(self, request: int, data: dict[str, Any]) -> None:
-        from ..transport.protocol import Done
-
         self.supervisor.send((), Done(request, data))
 
     def pulse(self, request: int = 0) -> None:
         stats = self.statistics()
         if request:
             stats["private_bytes"] = private_bytes()
-        else:
-            release_memory()
+        elif not self._worked:
+            release_memory()  # only when idle: under load it would only be taken again
+        self._worked = False
         self.supervisor.send((), Pulse(self.key, request, stats))

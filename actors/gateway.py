@@ -40,14 +40,13 @@ class Gateway(Actor):
 
     def on_start(self) -> dict[str, Any]:
         listen = self.settings["listen"]
-        self.front = Port(self.context, zmq.ROUTER)
+        self.front = self._listen(Port(self.context, zmq.ROUTER))
         self.front.socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
         self.front.socket.setsockopt(zmq.BACKLOG, 1_024)
         try:
             self.front.socket.bind(f"tcp://{listen}")
         except zmq.ZMQError as error:
             raise StartFailed(f"cannot listen on tcp://{listen}: {error}; is another broker running? choose another --listen") from None
-        self._listen(self.front)
         self.actors: dict[str, Port] = {}  # endpoint -> our dealer there
         self.links: dict[bytes, _Link] = {}
         self._seen: dict[bytes, int] = {}
@@ -75,6 +74,7 @@ class Gateway(Actor):
                 frames: list[Any] = self.front.socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
+            self._worked = True
             client = frames[0].bytes
             if len(frames) < 3 or len(frames) > p.FRAMES_MAX or len(frames[1]):
                 continue

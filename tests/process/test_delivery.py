@@ -1,0 +1,260 @@
+"""What a user sees of topics and channels, on real processes: leases, requeues, pauses, restarts, lost consumers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.broker import Broker, kill, wait_for
+
+import zsq
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    one = Broker(tmp_path_factory.mktemp("shared") / "data")
+    try:
+        yield one.start()
+    finally:
+        one.close()
+
+
+@pytest.fixture(params=["ipc", "tcp"])
+def url(shared: Broker, request: pytest.FixtureRequest) -> str:
+    return shared.ipc if request.param == "ipc" else shared.tcp
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    kind = "tcp" if "tcp" in request.node.name else "ipc"
+    return f"{request.node.name[:50]}-{kind}".replace("[", "-").replace("]", "")
+
+
+def channel_row(url: str, topic: str, channel: str) -> dict[str, Any]:
+    with zsq.Admin(url) as admin:
+        return dict(admin.stats(topic, channel)["topics"][0]["channels"][0])
+
+
+def test_all_parts_of_a_message_arrive(url: str, topic: str) -> None:
+    with zsq.Producer(url) as producer, zsq.Consumer(url, topic, "c") as consumer:
+        before = time.time_ns()
+        receipt = producer.publish(topic, b"body", key=b"\x00k", tag="t", headers={"n": 1, "s": "text", "b": b"\xff"})
+        assert receipt.done
+        message = consumer.receive(10)
+        assert message is not None
+        assert (message.body, message.key, message.tag, message.offset, message.attempts) == (b"body", b"\x00k", "t", receipt.offset, 1)
+        assert message.headers == {"n": 1, "s": "text", "b": b"\xff"}
+        assert before <= message.timestamp_ns <= time.time_ns()
+        message.finish(sync=True)
+    assert channel_row(url, topic, "c")["finish_count"] == 1
+
+
+def test_first_channel_gets_what_waits_and_a_later_one_what_comes_after(url: str, topic: str) -> None:
+    with zsq.Producer(url) as producer:
+        producer.publish_many(topic, [b"1", b"2"])
+        with zsq.Consumer(url, topic, "first") as first, zsq.Consumer(url, topic, "later") as later:
+            with zsq.Admin(url) as admin:
+                admin.create_channel(topic, "later")
+            wait_for(lambda: channel_row(url, topic, "later")["client_count"] == 1, 10, "the second subscription")
+            producer.publish(topic, b"3")
+            got = [first.receive(10) for _ in range(3)]
+            assert [m.body for m in got if m is not None] == [b"1", b"2", b"3"]
+            only = later.receive(10)
+            assert only is not None
+            assert only.body == b"3"
+
+
+def test_requeue_with_and_without_delay(url: str, topic: str) -> None:
+    with zsq.Producer(url) as producer, zsq.Consumer(url, topic, "c") as consumer:
+        producer.publish_many(topic, [b"now", b"later"])
+        for _ in range(2):
+            message = consumer.receive(10)
+            assert message is not None
+            asked = time.monotonic()
+            message.requeue(delay=0.0 if message.body == b"now" else 0.7)
+        first, second = consumer.receive(10), consumer.receive(10)
+        assert first is not None
+        assert second is not None
+        assert (first.body, first.attempts, second.body, second.attempts) == (b"now", 2, b"later", 2)
+        assert 0.7 <= time.monotonic() - asked < 1.7
+        assert channel_row(url, topic, "c")["requeue_count"] == 2
+
+
+def test_timeout_gives_the_message_to_another_and_the_old_lease_changes_nothing(url: str, topic: str) -> None:
+    with (
+        zsq.Producer(url) as producer,
+        zsq.Consumer(url, topic, "c", message_timeout=1.0, ready=1) as slow,
+        zsq.Consumer(url, topic, "c", ready=1) as other,
+    ):
+        wait_for(lambda: channel_row(url, topic, "c")["client_count"] == 2 if _exists(url, topic) else False, 10, "two consumers")
+        producer.publish_many(topic, [b"1", b"2"])
+        mine, theirs = slow.receive(10), other.receive(10)
+        assert mine is not None
+        assert theirs is not None
+        theirs.finish(sync=True)
+        again = other.receive(10)  # after a second: the scan ends the slow one's lease
+        assert again is not None
+        assert (again.body, again.attempts) == (mine.body, 2)
+        with pytest.raises(zsq.LeaseLost):
+            mine.finish(sync=True)
+        row = channel_row(url, topic, "c")
+        assert row["timeout_count"] == 1
+        assert row["in_flight_count"] == 1
+        again.finish(sync=True)
+
+
+def _exists(url: str, topic: str) -> bool:
+    with zsq.Admin(url) as admin:
+        return any(row["topic_name"] == topic and row["channels"] for row in admin.stats()["topics"])
+
+
+def test_touch_keeps_the_lease(url: str, topic: str) -> None:
+    with zsq.Producer(url) as producer, zsq.Consumer(url, topic, "c", message_timeout=1.0) as consumer:
+        producer.publish(topic, b"long work")
+        message = consumer.receive(10)
+        assert message is not None
+        end = time.monotonic() + 2.5
+        while time.monotonic() < end:
+            message.touch()
+            assert consumer.receive(0.3) is None
+        message.finish(sync=True)
+        assert channel_row(url, topic, "c")["timeout_count"] == 0
+
+
+def test_batches_finish_by_range(url: str, topic: str) -> None:
+    with zsq.Producer(url) as producer, zsq.Consumer(url, topic, "c", ready=5_000) as consumer:
+        producer.publish_many(topic, [b"%d" % n for n in range(3_000)])
+        bodies: list[bytes] = []
+        while len(bodies) < 3_000:
+            batch = consumer.receive_batch(10)
+            assert batch is not None
+            bodies += batch.bodies
+            batch.finish(sync=True)
+        assert bodies == [b"%d" % n for n in range(3_000)]
+        row = channel_row(url, topic, "c")
+        assert (row["finish_count"], row["in_flight_count"], row["depth"]) == (3_000, 0, 0)
+
+
+def test_pausing_a_channel_stops_its_deliveries(url: str, topic: str) -> None:
+    with zsq.Producer(url) as producer, zsq.Consumer(url, topic, "c") as consumer, zsq.Admin(url) as admin:
+        admin.create_channel(topic, "c")
+        admin.pause(topic, "c")
+        producer.publish(topic, b"1")
+        assert consumer.receive(0.5) is None
+        assert channel_row(url, topic, "c")["depth"] == 1
+        admin.unpause(topic, "c")
+        message = consumer.receive(10)
+        assert message is not None
+        message.finish(sync=True)
+
+
+def test_pausing_a_topic_fixes_the_end_that_channels_see(url: str, topic: str) -> None:
+    with zsq.Producer(url) as producer, zsq.Consumer(url, topic, "c") as consumer, zsq.Admin(url) as admin:
+        producer.publish(topic, b"1")
+        admin.pause(topic)
+        producer.publish(topic, b"2")
+        first = consumer.receive(10)
+        assert first is not None
+        assert first.body == b"1"
+        assert consumer.receive(0.5) is None
+        admin.unpause(topic)
+        second = consumer.receive(10)
+        assert second is not None
+        assert second.body == b"2"
+
+
+def test_empty_clears_the_backlog(url: str, topic: str) -> None:
+    with zsq.Producer(url) as producer, zsq.Admin(url) as admin:
+        admin.create_channel(topic, "c")
+        producer.publish_many(topic, [b"x"] * 100)
+        assert channel_row(url, topic, "c")["depth"] == 100
+        admin.empty(topic, "c")
+        assert channel_row(url, topic, "c")["depth"] == 0
+        producer.publish(topic, b"after")
+        with zsq.Consumer(url, topic, "c") as consumer:
+            message = consumer.receive(10)
+            assert message is not None
+            assert message.body == b"after"
+
+
+def test_deleting_with_a_backlog_is_refused_unless_forced_and_offsets_are_never_reused(url: str, topic: str) -> None:
+    with zsq.Producer(url) as producer, zsq.Admin(url) as admin:
+        admin.create_channel(topic, "c")
+        producer.publish_many(topic, [b"x"] * 5)
+        with pytest.raises(zsq.Refused, match="not finished"):
+            admin.delete_channel(topic, "c")
+        with pytest.raises(zsq.Refused, match="not finished"):
+            admin.delete_topic(topic)
+        admin.delete_topic(topic, force=True)
+        with pytest.raises(zsq.NotFound):
+            admin.stats(topic)
+    with zsq.Producer(url) as producer:
+        assert producer.publish(topic, b"again").offset == 5
+
+
+def test_a_killed_consumers_messages_go_to_others(shared: Broker, url: str, topic: str) -> None:
+    code = (
+        "import sys, zsq\n"
+        "c = zsq.Consumer(sys.argv[1], sys.argv[2], 'c', heartbeat_ms=1000)\n"
+        "m = c.receive(20)\n"
+        "print(m.offset, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with zsq.Producer(url) as producer:
+        producer.publish(topic, b"precious")
+        victim = subprocess.Popen([sys.executable, "-c", code, url, topic], stdout=subprocess.PIPE, stdin=subprocess.PIPE)
+        assert victim.stdout is not None
+        assert victim.stdin is not None
+        assert victim.stdout.readline().strip() == b"0"
+        kill(victim.pid)
+        victim.wait(10)
+        victim.stdout.close()
+        victim.stdin.close()
+        with zsq.Consumer(url, topic, "c") as consumer:
+            message = consumer.receive(15)  # two missed heartbeats, not the message timeout of 60 s
+            assert message is not None
+            assert (message.body, message.attempts) == (b"precious", 2)
+            message.finish(sync=True)
+
+
+@pytest.mark.parametrize("sync", ["always", "interval", "never"])
+def test_a_clean_restart_keeps_all(tmp_path: Path, sync: str) -> None:
+    broker = Broker(tmp_path / "data")
+    try:
+        broker.start()
+        with zsq.Admin(broker.ipc) as admin:
+            admin.create_topic("t", sync=sync)
+            admin.create_channel("t", "c")
+            admin.create_channel("t", "paused")
+            admin.pause("t", "paused")
+        with zsq.Producer(broker.ipc) as producer, zsq.Consumer(broker.ipc, "t", "c", ready=10) as consumer:
+            producer.publish_many("t", [b"%d" % n for n in range(100)])
+            for n in range(10):
+                message = consumer.receive(10)
+                assert message is not None
+                if n == 4:
+                    message.requeue(delay=3600)
+                else:
+                    message.finish()
+        before = channel_row(broker.ipc, "t", "c")
+        assert broker.stop() == 0
+        broker.start()
+        after = channel_row(broker.ipc, "t", "c")
+        assert (after["depth"], after["deferred_count"], after["finish_count"]) == (90, 1, 9)
+        assert (before["depth"], before["deferred_count"], before["finish_count"]) == (90, 1, 9)
+        assert channel_row(broker.ipc, "t", "paused")["paused"] is True
+        with zsq.Consumer(broker.ipc, "t", "c") as consumer:
+            bodies = []
+            for _ in range(90):
+                message = consumer.receive(10)
+                assert message is not None
+                bodies.append(message.body)
+                message.finish()
+            assert sorted(bodies, key=int) == [b"%d" % n for n in range(10, 100)]
+    finally:
+        broker.close()

@@ -1,0 +1,203 @@
+"""Bad input and bad circumstances: a clear error each, and nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import zmq
+from support.broker import Broker, free_port
+
+import zsq
+from zsq.transport import protocol
+from zsq.transport.block import pack
+from zsq.transport.codec import block_frames, decode, encode
+
+
+def serve(data_dir: Path, port: int, *before: str) -> subprocess.CompletedProcess[str]:
+    command = [*before, sys.executable, "-m", "zsq", "serve", "--data-dir", str(data_dir), "--listen", f"127.0.0.1:{port}"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def still_serves(broker: Broker) -> None:
+    with zsq.Producer(broker.ipc) as producer, zsq.Consumer(broker.ipc, "after", "c") as consumer:
+        producer.publish("after", b"fine")
+        message = consumer.receive(10)
+        assert message is not None
+        message.finish(sync=True)
+
+
+def test_a_second_serve_is_refused_by_name_and_pid(broker: Broker) -> None:
+    assert broker.process is not None
+    second = serve(broker.data_dir, broker.port)
+    assert second.returncode == 1
+    assert str(broker.data_dir) in second.stderr
+    assert f"pid {broker.process.pid}" in second.stderr
+    still_serves(broker)
+
+
+def test_a_port_in_use_is_named(broker: Broker, tmp_path: Path) -> None:
+    second = serve(tmp_path / "other", broker.port)
+    assert second.returncode == 1
+    assert f"127.0.0.1:{broker.port}" in second.stderr
+    assert "in use" in second.stderr.lower()
+    still_serves(broker)
+
+
+def test_a_directory_without_permission_is_named(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o500)
+    mortal = []
+    if os.geteuid() == 0:  # root writes everywhere, unless it gives that up
+        mortal = ["setpriv", "--inh-caps=-all", "--bounding-set=-dac_override,-dac_read_search"]
+        assert shutil.which(mortal[0]), "util-linux has it"
+    refused = serve(closed / "data", free_port(), *mortal)
+    assert refused.returncode == 1
+    assert "ermission denied" in refused.stderr
+    assert str(closed) in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    refused = serve(tmp_path / "file" / "data", free_port())
+    assert refused.returncode == 1
+    assert str(tmp_path / "file") in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_a_foreign_directory_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "thesis.txt").write_text("precious")
+    refused = serve(tmp_path / "data", free_port())
+    assert refused.returncode == 1
+    assert "not a data directory" in refused.stderr
+    assert (tmp_path / "data" / "thesis.txt").read_text() == "precious"
+
+
+def test_a_lost_registry_does_not_start_an_empty_broker(broker: Broker) -> None:
+    still_serves(broker)
+    assert broker.stop() == 0
+    (broker.data_dir / "registry.json").rename(broker.data_dir / "registry.json.away")
+    refused = serve(broker.data_dir, broker.port)
+    assert refused.returncode == 1
+    assert "registry.json" in refused.stderr
+    (broker.data_dir / "registry.json.away").rename(broker.data_dir / "registry.json")
+    broker.start()
+    with zsq.Reader(broker.ipc, "after") as reader:
+        assert reader.read(0).head == 1
+
+
+def test_bad_names_and_limits_are_told_before_anything_is_sent(broker: Broker) -> None:
+    with zsq.Producer(broker.ipc) as producer:
+        for name in ("", "a/b", "..", "x" * 65, "ü"):
+            with pytest.raises(zsq.UsageError, match="E_BAD_NAME"):
+                producer.publish(name, b"x")
+        with pytest.raises(zsq.UsageError, match="1048576"):
+            producer.publish("t", b"x" * (1024 * 1024 + 1))
+        with pytest.raises(zsq.UsageError, match="256"):
+            producer.publish("t", b"x", key=b"k" * 257)
+        with pytest.raises(zsq.UsageError):
+            producer.publish("t", "text")  # type: ignore[arg-type]
+        assert producer.publish("t", b"fine").offset == 0
+
+
+class Raw:
+    """A client without manners, straight on the topic's socket."""
+
+    def __init__(self, broker: Broker) -> None:
+        with zsq.Admin(broker.ipc) as admin:
+            admin.create_topic("raw")
+        self.context = zmq.Context()
+        supervisor = self._dial(f"{broker.ipc}/supervisor")
+        supervisor.send_multipart([b"", encode(protocol.Lookup(1, "raw", "", False))])
+        found = self._word(supervisor)
+        assert isinstance(found, protocol.Done)
+        supervisor.close()
+        self.topic = self._dial(found.data["topic"])
+
+    def _dial(self, endpoint: str) -> zmq.Socket[bytes]:
+        socket = self.context.socket(zmq.DEALER)
+        socket.linger = 0
+        socket.connect(endpoint)
+        return socket
+
+    def _word(self, socket: zmq.Socket[bytes]) -> protocol.Wire:
+        assert socket.poll(10_000), "no answer"
+        return decode(socket.recv_multipart()[1])
+
+    def ask(self, *frames: bytes) -> protocol.Wire:
+        self.topic.send_multipart([b"", *frames])
+        return self._word(self.topic)
+
+    def close(self) -> None:
+        self.topic.close()
+        self.context.term()
+
+
+def test_hostile_frames_get_their_error_and_the_topic_lives_on(broker: Broker) -> None:
+    raw = Raw(broker)
+    try:
+        hello = encode(protocol.Hello(protocol.PROTOCOL_VERSION, 4711, 1_000))
+        good = block_frames([pack([b"one", b"two"], producer_id=4711)])
+        unknown = raw.ask(b"\x91\x7a")
+        assert isinstance(unknown, protocol.Failed)
+        assert unknown.code == "E_BAD_COMMAND"
+        garbage = raw.ask(b"garbage")
+        assert isinstance(garbage, protocol.Failed)
+        first = raw.ask(encode(protocol.Pub()), *good)
+        assert isinstance(first, protocol.Unstored)
+        assert first.code == "E_HELLO"
+        assert isinstance(raw.ask(hello), protocol.Welcome)
+        broken = bytearray(good[1])
+        broken[20] ^= 1
+        for frames, code in [
+            ((good[0], bytes(broken)), "E_CHECKSUM"),
+            ((good[0][:-1], good[1]), "E_BAD_BLOCK"),
+            ((good[0], good[1][:-8]), "E_BAD_COMMAND"),
+            ((good[0],), "E_BAD_COMMAND"),
+            (tuple(block_frames([pack([b"x"], producer_id=4711, sequence=5)])), "E_SEQUENCE"),
+        ]:
+            refused = raw.ask(encode(protocol.Pub()), *frames)
+            assert isinstance(refused, protocol.Unstored), refused
+            assert refused.code == code, refused
+        stored = raw.ask(encode(protocol.Pub()), *good)
+        assert stored == protocol.Stored(((0, 0),))
+        assert raw.ask(encode(protocol.Pub()), *good) == stored  # a repeated one is answered like the first time
+        big = raw.ask(encode(protocol.Pub()), good[0], bytes(9 * 1024 * 1024))
+        assert isinstance(big, protocol.Unstored)
+    finally:
+        raw.close()
+    with zsq.Reader(broker.ipc, "raw") as reader:
+        assert reader.read(0).head == 2
+    still_serves(broker)
+
+
+def test_the_gateway_lets_no_inner_words_in(broker: Broker) -> None:
+    still_serves(broker)
+    context = zmq.Context()
+    socket = context.socket(zmq.DEALER)
+    socket.linger = 0
+    try:
+        socket.connect(broker.tcp)
+        for word in (protocol.Stats(1, "", ""), protocol.Open(1, "storage", "after", "", False)):
+            socket.send_multipart([b"", encode(word)])
+            assert socket.poll(10_000)
+            assert isinstance(decode(socket.recv_multipart()[1]), protocol.Failed)
+        socket.send_multipart([b"", encode(protocol.Open(2, "topic", "after", "", False))])
+        assert socket.poll(10_000)
+        assert isinstance(decode(socket.recv_multipart()[1]), protocol.Done)
+        for inner in (protocol.Attach("c", 0, 1 << 20), protocol.Appended(1, 0, 0), protocol.Stop()):
+            socket.send_multipart([b"", encode(inner)])
+            assert socket.poll(10_000)
+            refused = decode(socket.recv_multipart()[1])
+            assert isinstance(refused, protocol.Failed)
+            assert refused.code == "E_BAD_COMMAND"
+    finally:
+        socket.close()
+        context.term()
+    still_serves(broker)
