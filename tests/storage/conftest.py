@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -161,6 +163,17 @@ class Desk:
         data = bytearray(path.read_bytes())
         data[bit >> 3] ^= 1 << (bit & 7)
         self.replace(path, bytes(data))
+
+
+@pytest.fixture
+def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """In memory where there is such a folder: the disk that forgets is a model, and LMDB's real syncs would be most of the time."""
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK):
+        yield tmp_path_factory.mktemp("disk")
+        return
+    with tempfile.TemporaryDirectory(prefix="zsq-test-", dir=memory) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

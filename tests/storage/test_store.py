@@ -69,7 +69,8 @@ def test_another_topics_directory_is_refused(desk: Desk, other: Identity) -> Non
     desk.open()
 
 
-def test_on_the_real_system(tmp_path: Path, files: Files) -> None:
+def test_on_the_real_system(tmp_path_factory: pytest.TempPathFactory, files: Files) -> None:
+    tmp_path = tmp_path_factory.mktemp("real")
     identity = Identity("t", "0123456789abcdef0123456789abcdef", base_offset=5000)
     create_store(files, f"{tmp_path}/t", identity)
     for turn in range(3):
