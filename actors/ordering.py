@@ -77,8 +77,9 @@ class Ordering:
         """(expected, credit_bytes), or None where the pool or the table is exhausted (answer E_LIMIT)."""
         self.bye(peer)
         free = options.CREDIT_POOL_BYTES - self._credit_granted
-        credit = min(options.CREDIT_BYTES, free // 4)
-        if credit < options.CREDIT_BYTES_MIN or len(self._links) >= options.PRODUCERS_MAX:
+        # A share of what is left: the first get all they can use, and a hundred still get something (with a quarter the 41st got none).
+        credit = min(options.CREDIT_BYTES, max(free // 32, options.CREDIT_BYTES_MIN))
+        if credit > free or len(self._links) >= options.PRODUCERS_MAX:
             return None
         self._credit_granted += credit
         self._links[peer] = _Link(producer_id, credit, now_ns, heartbeat_ns)
