@@ -6,15 +6,17 @@ import asyncio
 import os
 import statistics
 import time
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from ...transport import aio
 from ...transport.client import Admin, Consumer, Producer
 from ..broker import Broker
 from . import limits
 from .crew import Crew
 from .loads import WAIT_S, Start
 from .report import Report, percentile
+
+if TYPE_CHECKING:
+    from ...transport import aio
 
 MILLISECONDS: Final = "ms"
 CLIENT_PROCESSES: Final = 4
@@ -90,6 +92,7 @@ def clients(broker: Broker, report: Report, size: int, seconds: float, count: in
 
 def _publish_singly(start: Start, url: str, topic: str, size: int, seconds: float, count: int) -> int:
     """How many `count` producers of one process have stored until the time was up."""
+    from ...transport import aio
 
     async def one(producer: aio.Producer, number: int, end: float) -> int:
         stored = 0

@@ -23,7 +23,7 @@ def e2e(broker: Broker, report: Report, shape: Shape, rounds: int) -> None:
     def ours(topic: str) -> float:
         return _through(broker, topic, shape, channels=1)
 
-    _rounds(broker, report, shape, rounds, {"zsq, publish and consume at once": ours}, hops=True)
+    _rounds(broker, report, shape, rounds, {"zsq, at once": ours}, hops=True)
 
 
 def fanout(broker: Broker, report: Report, shape: Shape, rounds: int) -> None:
@@ -97,13 +97,13 @@ def _rounds(
                 with Admin(broker.url) as admin:
                     admin.delete_topic(topic, force=True)
         if hops:
-            report.add("raw pyzmq, same hops", RATE, limits.raw_rate(shape, broker.folder), limit=True)
+            report.add("raw pyzmq", RATE, limits.raw_rate(shape, broker.folder), limit=True)
         report.add("writev + fdatasync", RATE, limits.disk_rate(shape, broker.folder), limit=True)
         if peer is not None and not shape.single:
             small = Shape(min(shape.messages, redis.MESSAGES_MAX), shape.size, shape.block)
             kinds = {"zsq, publish": (True, False), "zsq, consume a backlog": (False, True)}
             produces, consumes = kinds.get(next(iter(ours)), (True, True))
-            report.add("redis-server streams, synced always", RATE, redis.rate(peer, broker.folder, small, produces, consumes), limit=True)
+            report.add("redis streams, synced", RATE, redis.rate(peer, broker.folder, small, produces, consumes), limit=True)
 
 
 def _disk_bytes(folder: Path) -> int:
