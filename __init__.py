@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from .transport import aio
+    from . import aio
     from .transport.client import Admin, Batch, Consumer, Message, Producer, Reader, Receipt
     from .transport.errors import (
         BrokerUnreachable,
@@ -48,7 +48,7 @@ _CLIENT: Final = frozenset({"Admin", "Batch", "Consumer", "Message", "Producer",
 
 def __getattr__(name: str) -> Any:
     if name == "aio":
-        return import_module(".transport.aio", __name__)
+        return import_module(".aio", __name__)
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = import_module(".transport.client" if name in _CLIENT else ".transport.errors", __name__)

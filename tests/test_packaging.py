@@ -13,7 +13,7 @@ from typing import Any, Final
 import pytest
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-LAYERS: Final = ("actors", "apps", "storage", "transport")
+LAYERS: Final = ("actors", "aio", "apps", "storage", "transport")
 
 
 def project() -> dict[str, Any]:

@@ -38,6 +38,15 @@ def make_session(ready: int, message_timeout: float | None, label: str | None) -
     return ConsumerSession(ready, timeout_ms, label or f"{os.uname().nodename}/{os.getpid()}")
 
 
+def missed_finishes(session: ConsumerSession) -> None:
+    """`LeaseLost` if finishes were lost or late since the last flush."""
+    missed = session.unconfirmed_lost + session.stale - session.stale_told
+    session.unconfirmed_lost = 0
+    session.stale_told = session.stale
+    if missed > 0:
+        raise LeaseLost(E_LEASE, f"{missed} finishes were not confirmed or came too late; those messages may be delivered again")
+
+
 class Consumer:
     """Takes messages of a channel; each goes to one of its consumers. Thread-safe.
 
@@ -71,7 +80,6 @@ class Consumer:
         self._busy: set[int] = set()  # threads that iterate and are in the person's code
         self._closing = False
         self._ended = threading.Event()
-        self._told_stale = 0
         remember(self)
 
     def _drive(self) -> Drive[ConsumerEngine]:
@@ -107,7 +115,7 @@ class Consumer:
             engine.start()
             ready = drive.wait(lambda: engine.open or engine.error is not None or self._closing, time.monotonic_ns() + int(timeout * 1e9))
             drive.settle()
-            self._raise_refused(engine)
+            engine.raise_refused()
             if not ready:
                 raise engine.too_late(timeout, "could not subscribe to")
 
@@ -129,8 +137,7 @@ class Consumer:
                     return None
                 messages = self._messages
                 continue
-            delivery: Delivery = message._batch.delivery
-            if time.monotonic_ns() < delivery.received_ns + delivery.timeout_ms * 1_000_000:
+            if not message._batch.delivery.expired(time.monotonic_ns()):
                 return message  # what expired while it waited here was given to somebody else
         return None
 
@@ -166,30 +173,18 @@ class Consumer:
                     delivery: Delivery = session.arrived.popleft()
                     drive.settle()
                     return delivery
-                self._raise_refused(engine)
+                engine.raise_refused()
                 up = engine.link.up
                 limit_ns = min(deadline_ns, engine.unreachable(timeout_ns))
-                drive.wait(lambda up=up: self._news(engine, shared, up), limit_ns)  # type: ignore[misc]
+                drive.wait(lambda up=up: engine.news(up) or self._closing or (shared and bool(self._messages)), limit_ns)  # type: ignore[misc]
                 now = time.monotonic_ns()
                 if self._closing or session.arrived or (shared and self._messages) or now < limit_ns:
                     continue
                 drive.settle()
                 if now >= deadline_ns:
                     return None
-                if now >= engine.unreachable(timeout_ns):
-                    engine.down_ns = now
-                    raise engine.too_late(self._timeout, "no link to")
+                engine.give_up_at(now, self._timeout)
         return None
-
-    def _news(self, engine: ConsumerEngine, shared: bool, up: bool) -> bool:
-        return bool(
-            engine.session.arrived or self._closing or engine.error is not None or engine.link.up != up or (shared and self._messages)
-        )
-
-    def _raise_refused(self, engine: ConsumerEngine) -> None:
-        error, engine.error = engine.error, None
-        if error is not None:
-            raise error
 
     def batches(self) -> Iterator[Batch]:
         """All deliveries, until `close`."""
@@ -280,11 +275,7 @@ class Consumer:
         with drive.lock:
             session = drive.engine.session
             self._confirm(drive, session.barrier(), self._timeout if timeout is None else timeout)
-            missed = session.unconfirmed_lost + session.stale - self._told_stale
-            session.unconfirmed_lost = 0
-            self._told_stale = session.stale
-        if missed > 0:
-            raise LeaseLost(E_LEASE, f"{missed} finishes were not confirmed or came too late; those messages may be delivered again")
+            missed_finishes(session)
 
     # Running a handler
 

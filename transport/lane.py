@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from .address import Address, Target
@@ -19,7 +19,7 @@ from .errors import E_BAD_ARGUMENT, E_BAD_COMMAND, E_TOO_BIG, UsageError, ZsqErr
 from .link import Link
 from .names import check_name
 from .protocol import HEARTBEAT_MS, Failed, Pub, Wire
-from .session import Parcel, ProducerSession, Reaction
+from .session import UNKNOWN_OFFSET, Parcel, ProducerSession, Reaction
 
 log = logging.getLogger("zsq")
 
@@ -196,6 +196,22 @@ class ProducerEngine(Engine):
     @property
     def unanswered(self) -> bool:
         return any(lane.session.unanswered or lane.gather for lane in self.lanes.values())
+
+    def give_up(self, parcels: Sequence[Parcel], make_error: Callable[[bool], ZsqError]) -> ZsqError:
+        """Nobody waits for these any more. What was never sent is taken back and fails; the error says whether that is all."""
+        sent = [parcel for parcel in parcels if not any(lane.session.withdraw(parcel) for lane in self.lanes.values())]
+        error = make_error(bool(sent))
+        for parcel in parcels:
+            if parcel not in sent:
+                parcel.settle(UNKNOWN_OFFSET, error)
+        return error
+
+    def raise_failed(self) -> None:
+        """The first failure that nobody was told of, once."""
+        failed, self.failed = self.failed, []
+        for parcel in failed:
+            if not parcel.raised and parcel.error is not None:
+                raise parcel.error
 
     def timers(self, now_ns: int) -> None:
         super().timers(now_ns)

@@ -20,7 +20,7 @@ from .session import Parcel
 TIMEOUT_S: Final = 30.0
 
 
-class Receipt:
+class ReceiptView:
     """What became of a publish: of one message, or of those of one `publish_many`."""
 
     __slots__ = ("_index", "_owner", "_parcels", "count")
@@ -57,12 +57,6 @@ class Receipt:
             return () if offset is None else ((offset, self.count),)
         return tuple((parcel.first_offset, parcel.count) for parcel in self._parcels if parcel.done and parcel.error is None)
 
-    def wait(self, timeout: float | None = None) -> int:
-        """The first offset, once all of it is durable. `timeout` in seconds, default: the producer's. Raises what went wrong."""
-        if not self.done:
-            self._owner._await(self._parcels, timeout)
-        return self._outcome()
-
     def _outcome(self) -> int:
         for parcel in self._parcels:
             if parcel.error is not None:
@@ -75,6 +69,18 @@ class Receipt:
     def __repr__(self) -> str:
         state = f"offset {self.offset}" if self.done and not self.error else f"{self.error}" if self.done else "on its way"
         return f"<Receipt of {self.count}: {state}>"
+
+
+class Receipt(ReceiptView):
+    """Of a blocking producer."""
+
+    __slots__ = ()
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The first offset, once all of it is durable. `timeout` in seconds, default: the producer's. Raises what went wrong."""
+        if not self.done:
+            self._owner._await(self._parcels, timeout)
+        return self._outcome()
 
 
 def check_times(timeout: float | None, heartbeat_ms: int | None) -> None:
@@ -229,11 +235,7 @@ class Producer:
             if drive.wait(done, time.monotonic_ns() + int(timeout * 1e9)):
                 drive.settle()
                 return
-            sent = [parcel for parcel in parcels if not any(lane.session.withdraw(parcel) for lane in engine.lanes.values())]
-            error = too_late(engine, timeout, bool(sent))
-            for parcel in parcels:
-                if parcel not in sent:
-                    parcel.settle(-1, error)
+            error = engine.give_up(parcels, lambda sent: too_late(engine, timeout, sent))
             drive.settle()
         raise error
 
@@ -249,10 +251,7 @@ class Producer:
             if not drive.wait(lambda: not engine.unanswered, time.monotonic_ns() + int(timeout * 1e9)):
                 raise too_late(engine, timeout, True)
             drive.settle()
-            failed, engine.failed = engine.failed, []
-        for parcel in failed:
-            if not parcel.raised and parcel.error is not None:
-                raise parcel.error
+            engine.raise_failed()
 
     def close(self, timeout: float | None = None) -> None:
         """Flush, then end. What `flush` raises is raised after the end."""

@@ -90,6 +90,10 @@ class Delivery:
         """Whether the lease can still be answered."""
         return self.epoch == self.session.epoch
 
+    def expired(self, now_ns: int) -> bool:
+        """Whether the lease has surely ended: it began before the delivery arrived."""
+        return now_ns >= self.received_ns + self.timeout_ms * 1_000_000
+
     def finish(self, index: int) -> bool:
         """Note one plain finish (`EVERY`: all that is not answered yet), from any thread; True if the session did not have to look
         at this delivery before.
@@ -189,6 +193,7 @@ class ConsumerSession:
         self.unconfirmed = 0  # plain finishes told on this link since the last confirmed barrier
         self.unconfirmed_lost = 0  # the same, of links that were lost; the next flush tells
         self.stale = 0  # answers that came too late
+        self.stale_told = 0  # of those, how many a flush has told of
         self._request = 1
         self._told: dict[int, int] = {}  # request -> unconfirmed when it was sent
 

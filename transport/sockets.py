@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import zmq
+import zmq.backend
 
 from .block import Block
 from .codec import block_frames, decode, encode
@@ -34,6 +35,14 @@ assert HIGH_WATER_MARK > WINDOW_BLOCKS_MAX
 GONE_EVENTS: Final = int(zmq.EVENT_DISCONNECTED)
 RETRY_EVENTS: Final = int(zmq.EVENT_CLOSED) | int(zmq.EVENT_CONNECT_RETRIED)
 _EVENT: Final = struct.Struct("=HI")
+
+# The binding's own methods, without the conversions to enums of those above them: a block needs ten calls.
+_send: Final[Any] = zmq.backend.Socket.send
+_get: Final[Any] = zmq.backend.Socket.get
+_NOW: Final = int(zmq.NOBLOCK)
+_NOW_MORE: Final = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
+_EVENTS: Final = int(zmq.EVENTS)
+_POLLIN: Final = int(zmq.POLLIN)
 
 Socket = zmq.Socket[bytes]
 _contexts: dict[int, zmq.Context[Socket]] = {}  # by pid; inherited ones stay here, untouched
@@ -104,8 +113,7 @@ def send_frames(socket: Socket, frames: Sequence[Any]) -> bool:
     last = len(frames) - 1
     try:
         for index, frame in enumerate(frames):
-            large = len(frame) > COPY_BYTES_MAX
-            socket.send(frame, zmq.NOBLOCK if index == last else zmq.NOBLOCK | zmq.SNDMORE, copy=not large)
+            _send(socket, frame, _NOW if index == last else _NOW_MORE, len(frame) <= COPY_BYTES_MAX)
     except zmq.Again:
         # Only the first frame can fail so: a message that has begun is let in whole.
         return False
@@ -119,7 +127,7 @@ def send_word(socket: Socket, envelope: Sequence[bytes], word: Wire, blocks: Seq
 
 def readable(socket: Socket) -> bool:
     """Whether a whole message is there."""
-    return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+    return bool(_get(socket, _EVENTS) & _POLLIN)
 
 
 def recv_frames(socket: Socket) -> list[Any] | None:

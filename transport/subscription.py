@@ -94,6 +94,22 @@ class ConsumerEngine(Engine):
         """When to give up waiting for a link: `FAR_NS` while there is one."""
         return FAR_NS if self.link.up else self.down_ns + timeout_ns
 
+    def news(self, was_up: bool) -> bool:
+        """Something to look at for who waits for a delivery."""
+        return bool(self.session.arrived) or self.error is not None or self.link.up != was_up
+
+    def raise_refused(self) -> None:
+        """What the broker refused, told once; the next call tries again."""
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+
+    def give_up_at(self, now_ns: int, timeout: float) -> None:
+        """Raise if there was no link for the whole time-out; the next call waits as long again."""
+        if now_ns >= self.unreachable(int(timeout * 1e9)):
+            self.down_ns = now_ns
+            raise self.too_late(timeout, "no link to")
+
     def too_late(self, timeout: float, what: str) -> BrokerUnreachable:
         why = self.link.trouble or self.link.state.value
         text = f"{what} {self.target} at {self.address.url} within {timeout:g} s ({why}). {ADVICE}"
