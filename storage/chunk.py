@@ -15,7 +15,7 @@ from ..transport.block import DISK_MAGIC, HEADER_BYTES, Block, Header, check_col
 from ..transport.errors import ZsqError
 from .errors import Damaged, ForeignDirectory
 from .files import Files
-from .index import Index
+from .index import Entry, Index
 from .log_format import (
     ALIGNMENT,
     CHUNK_HEADER_BYTES,
@@ -149,20 +149,14 @@ class Chunk:
             entry = index.by_time(key) if by_time else index.by_offset(key)
             if entry is None:
                 break
-            if CHUNK_HEADER_BYTES <= entry.position < self.end_position:
-                header = decode_disk_header(self._pread(HEADER_BYTES, entry.position), self.header.seed)
-                if header is not None and header.first_offset == entry.offset and header.time_ns == entry.time_ns:
-                    return entry.position
+            if self._agrees(entry):
+                return entry.position
         return CHUNK_HEADER_BYTES
 
     def load_index(self, *, rebuild: bool = False) -> Index:
         """The index from its file, or built anew from the headers (and written, if the chunk is sealed)."""
         if not rebuild:
-            try:
-                data = self.files.read_file(self.index_path, INDEX_BYTES_MAX)
-            except OSError:
-                data = b""
-            self.index = Index.decode(data, self.header.seed, self.index_every_bytes)
+            self.index = self._saved_index()
             if self.index is not None:
                 return self.index
         index = Index(self.index_every_bytes)
@@ -174,6 +168,34 @@ class Chunk:
         if self.sealed:
             self.save_index()
         return index
+
+    def _saved_index(self) -> Index | None:
+        try:
+            data = self.files.read_file(self.index_path, INDEX_BYTES_MAX)
+        except OSError:
+            return None
+        return Index.decode(data, self.header.seed, self.index_every_bytes)
+
+    def resume(self, offset: int) -> Entry | None:
+        """A block at or before `offset` (absolute) from which a walk may begin, by the saved index; None: begin at the first.
+
+        The index in memory is then what lies before it.
+        """
+        self.index = Index(self.index_every_bytes)
+        saved = self._saved_index()
+        entry = None if saved is None else saved.by_offset(offset - self.base_offset)
+        if saved is None or entry is None or not self._agrees(entry):
+            return None
+        saved.cut(entry.position)
+        self.index = saved
+        return entry
+
+    def _agrees(self, entry: Entry) -> bool:
+        """Whether the block header that an index entry points at is there and is the one it means."""
+        if not CHUNK_HEADER_BYTES <= entry.position < self.end_position:
+            return False
+        header = decode_disk_header(self._pread(HEADER_BYTES, entry.position), self.header.seed)
+        return header is not None and header.first_offset == entry.offset and header.time_ns == entry.time_ns
 
     def save_index(self) -> None:
         """Write the index beside the chunk. It is a cache: neither synced nor missed if this fails."""

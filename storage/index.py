@@ -1,11 +1,11 @@
 """Where in a chunk an offset or a time lies: sparse entries in memory, and as a file beside a sealed chunk.
 
 An index is a cache. It holds at most one entry per `every_bytes` of chunk, each the place of a block's header; what
-lies between is walked. The chunk that is being written keeps its index in memory only (1.5 MiB for 256 MiB of
-the smallest blocks): recovery reads that chunk anyway. When the chunk is sealed the index is written beside it,
-unsynced. A file that is missing, short, of another chunk, or wrong in any bit is not believed (its head carries
-the chunk's seed, the count and a checksum) and rebuilt; and whoever follows an entry still checks that the header
-there agrees, because the chunk may have been damaged since.
+lies between is walked. The chunk that is being written keeps its index in memory (1.5 MiB for 256 MiB of the
+smallest blocks) and writes it beside itself now and then, so that recovery need not read what was synced long
+ago, and when it is sealed; never synced. A file that is missing, short, of another chunk,
+or wrong in any bit is not believed (its head carries the chunk's seed, the count and a checksum) and rebuilt; and
+whoever follows an entry still checks that the header there agrees, because the chunk may have changed since.
 
 Rejected: one entry a block, written as blocks are (a second file to write for every append, for what recovery
 does not need), and a binary search in the file by pread (no memory, but 17 system calls a look-up).

@@ -39,6 +39,7 @@ from .log_reader import Hole, LogReader
 
 SPACE_CHECK_BYTES: Final = 1024 * 1024  # free space is asked again after this many bytes,
 SPACE_CHECK_NS: Final = 100_000_000  # or this long
+INDEX_SAVES: Final = 16  # in the life of a chunk; recovery begins to read where the last one known to be synced points
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -85,7 +86,7 @@ class Log:
 
     def __init__(
         self, files: Files, folder: str, uuid: bytes, options: LogOptions,
-        bases: list[int], active: Chunk, last_time_ns: int, block_count: int, holes: Sequence[Hole] = (),
+        bases: list[int], active: Chunk, last_time_ns: int, holes: Sequence[Hole] = (),
     ) -> None:  # fmt: skip
         self._files = files
         self._folder = folder
@@ -94,9 +95,9 @@ class Log:
         self._active = active
         self._reader = LogReader(files, folder, uuid, options.index_every_bytes, bases, active, holes)
         self._last_time_ns = last_time_ns
-        self._block_count = block_count
         self._ticket: SyncTicket | None = None
         self._failed = ""
+        self._index_save_at = active.end_position + options.chunk_bytes // INDEX_SAVES
         self._synced_position = active.end_position
         self._synced_end = active.end_offset
         self._written = 0
@@ -176,7 +177,9 @@ class Log:
         chunk.end_offset = chunk.base_offset + offset
         self._last_time_ns = time_ns
         self._written += total
-        self._block_count += len(blocks)
+        if position >= self._index_save_at:
+            chunk.save_index()
+            self._index_save_at = position + self._options.chunk_bytes // INDEX_SAVES
         return first_offset, time_ns
 
     def _write(self, chunk: Chunk, pieces: list[Any]) -> None:
@@ -229,7 +232,7 @@ class Log:
         self._active = new
         self._synced_position = new.end_position
         self._synced_end = base_offset
-        self._block_count = 0
+        self._index_save_at = self._options.chunk_bytes // INDEX_SAVES
         return new
 
     def _seal(self, chunk: Chunk) -> None:
@@ -239,9 +242,7 @@ class Log:
             except StoreFailed as error:
                 raise self._fail(str(error)) from error
         self._sync_active()
-        footer = ChunkFooter(
-            chunk.end_offset - chunk.base_offset, self._last_time_ns - chunk.header.base_time_ns, chunk.end_position, self._block_count
-        )
+        footer = ChunkFooter(chunk.end_offset - chunk.base_offset, self._last_time_ns - chunk.header.base_time_ns, chunk.end_position)
         self._write(chunk, [encode_footer(footer, chunk.header.seed)])
         try:
             self._files.sync(chunk.fd)
@@ -336,6 +337,7 @@ class Log:
         try:
             if not self._failed and (self._ticket is None or self._ticket.error is None):
                 self.sync()
+                self._active.save_index()
         finally:
             self._reader.close()
             self._failed = self._failed or "the log is closed"

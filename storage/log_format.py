@@ -34,8 +34,8 @@ INDEX_MAGIC: Final = b"ZSQI"
 
 # magic, version, flags, base offset, base time, seed, uuid, spare, crc
 _CHUNK_HEAD: Final = struct.Struct("<4sHHqqI16s16s")
-# magic, version, flags, next offset and last time (both relative), data end, block count, spare, crc
-_FOOTER: Final = struct.Struct("<4sHHqqqI24s")
+# magic, version, flags, next offset and last time (both relative), data end, spare, crc
+_FOOTER: Final = struct.Struct("<4sHHqqq28s")
 # magic, version, entry size, seed of the chunk, count of entries, crc of the entries, spare, crc
 _INDEX_HEAD: Final = struct.Struct("<4sHHIII8s")
 _CRC: Final = struct.Struct("<I")
@@ -81,7 +81,6 @@ class ChunkFooter(NamedTuple):
     next_offset: int
     last_time_ns: int
     data_end: int
-    block_count: int
     flags: int = 0
 
 
@@ -133,9 +132,7 @@ def decode_chunk_header(buffer: Buffer) -> ChunkHeader:
 
 
 def encode_footer(footer: ChunkFooter, seed: int) -> bytes:
-    head = _FOOTER.pack(
-        FOOTER_MAGIC, VERSION, footer.flags, footer.next_offset, footer.last_time_ns, footer.data_end, footer.block_count, bytes(24)
-    )
+    head = _FOOTER.pack(FOOTER_MAGIC, VERSION, footer.flags, footer.next_offset, footer.last_time_ns, footer.data_end, bytes(28))
     return head + _CRC.pack(crc32c(head, seed))
 
 
@@ -143,10 +140,10 @@ def decode_footer(buffer: Buffer, seed: int, position: int) -> ChunkFooter | Non
     """The footer that stands at `position`, or None where these bytes are not one."""
     if len(buffer) != FOOTER_BYTES or crc32c(memoryview(buffer)[: _FOOTER.size], seed) != _CRC.unpack_from(buffer, _FOOTER.size)[0]:
         return None
-    magic, version, flags, next_offset, last_time_ns, data_end, block_count, _ = _FOOTER.unpack_from(buffer)
+    magic, version, flags, next_offset, last_time_ns, data_end, _ = _FOOTER.unpack_from(buffer)
     if magic != FOOTER_MAGIC or version != VERSION or data_end != position:
         return None
-    return ChunkFooter(next_offset, last_time_ns, data_end, block_count, flags)
+    return ChunkFooter(next_offset, last_time_ns, data_end, flags)
 
 
 def encode_disk_header(header: Header, offset: int, time_ns: int, unsynced_bytes: int, seed: int) -> bytes:

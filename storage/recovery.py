@@ -12,8 +12,9 @@ We do not promise to survive: a disk that says "synced" and lies, two damages in
 a bit that rots in the last block written before a crash (it cannot be told from a torn write), someone who edits the files.
 
 Steps: sync the folder; drop a chunk that was being created; walk the last chunk (all others are whole: a roll syncs
-them) and check every block; decide what a bad stretch is; cut a torn tail, sync; write back what may lie in the page
-cache only, sync; bring the producers' rows up to date from the headers; commit the checkpoint.
+them) from the checkpoint on, or from its start where the saved index is of no use, and check every block; decide
+what a bad stretch is; cut a torn tail, sync; write back what may lie in the page cache only, sync; bring the
+producers' rows up to date from the headers; commit the checkpoint.
 
 What is a bad stretch? If it is known to have been synced (the state store says so, or a block behind it does: each
 says how much before it was synced when it was written), it is damage: its bytes stay, its offsets become a hole, what lies behind
@@ -34,7 +35,6 @@ from typing import Final
 from .chunk import Chunk, open_chunk
 from .errors import Damaged, StoreFailed
 from .files import Files
-from .index import Index
 from .log import Log, LogOptions
 from .log_format import (
     BAD_SUFFIX,
@@ -67,12 +67,11 @@ class RecoveryReport:
 
 @dataclass(slots=True)
 class _End:
-    """Where a good prefix ends: position in the file, next offset (absolute), time of its last block (absolute), number of blocks."""
+    """Where a good prefix ends: position in the file, next offset and time of its last block (both absolute)."""
 
     position: int
     offset: int
     time_ns: int
-    blocks: int
 
 
 @dataclass(slots=True)
@@ -115,7 +114,7 @@ def recover_log(
         )
         chunk.sealed = True  # what lies behind the end stays for whoever wants to look; the next append begins a chunk
         chunk.end_offset = synced_end
-    log = Log(files, folder, uuid, options, bases, chunk, end.time_ns, end.blocks, scan.holes)
+    log = Log(files, folder, uuid, options, bases, chunk, end.time_ns, scan.holes)
     report.chunks = len(bases)
     report.end = log.end
     report.holes = log.holes
@@ -146,18 +145,25 @@ def _open_last(files: Files, folder: str, uuid: bytes, bases: list[int], options
 
 
 def _scan(chunk: Chunk, synced_end: int, report: RecoveryReport) -> _Scan:
-    """Check each block of the last chunk, build its index, note what is bad and what was synced."""
+    """Check each block of the last chunk, build its index, note what is bad and what was synced.
+
+    From the checkpoint on, if the saved index finds it: what lies before it was synced, and is checked when it is read.
+    """
     base, base_time_ns = chunk.base_offset, chunk.header.base_time_ns
-    chunk.index = index = Index(chunk.index_every_bytes)
-    end = _End(CHUNK_HEADER_BYTES, base, base_time_ns, 0)
+    entry = chunk.resume(synced_end)
+    end = _End(CHUNK_HEADER_BYTES, base, base_time_ns)
+    if entry is not None:
+        end = _End(entry.position, base + entry.offset, base_time_ns + entry.time_ns)
+    index = chunk.index
+    assert index is not None
     scan = _Scan(end)
     in_bad = False
-    for stretch in chunk.walk(CHUNK_HEADER_BYTES, columns=not chunk.sealed):
+    for stretch in chunk.walk(end.position, columns=not chunk.sealed):
         header = stretch.header
         report.scanned_bytes += stretch.end - stretch.position
         if not stretch.good or header is None:
             if not in_bad:
-                scan.bad.append((_End(stretch.position, end.offset, end.time_ns, end.blocks), False))
+                scan.bad.append((_End(stretch.position, end.offset, end.time_ns), False))
             in_bad = True
             continue
         if in_bad:
@@ -172,7 +178,7 @@ def _scan(chunk: Chunk, synced_end: int, report: RecoveryReport) -> _Scan:
             scan.write_back_from = stretch.position
         if base + header.first_offset > end.offset:
             scan.holes.append(Hole(end.offset, base + header.first_offset - end.offset))
-        end = _End(stretch.end, base + header.next_offset, base_time_ns + header.time_ns, end.blocks + 1)
+        end = _End(stretch.end, base + header.next_offset, base_time_ns + header.time_ns)
     scan.end = end
     return scan
 

@@ -51,7 +51,7 @@ def examples() -> dict[str, bytes]:
         "block header on the wire": BLOCK.wire_header(),
         "block header on disk": encode_disk_header(BLOCK.header, 0, 250, 0, SEED),
         "columns": bytes(BLOCK.columns),
-        "footer": encode_footer(ChunkFooter(2, 250, CHUNK_HEADER_BYTES + BLOCK.length, 1), SEED),
+        "footer": encode_footer(ChunkFooter(2, 250, CHUNK_HEADER_BYTES + BLOCK.length), SEED),
         "index": index.encode(SEED),
         "hole key": hole_key,
         "hole row": _wrap(hole_key, _HOLE_ROW.pack(1, 2, 0)),
@@ -84,7 +84,7 @@ def test_the_document_shows_nothing_else() -> None:
 
 def test_round_trips() -> None:
     assert decode_chunk_header(encode_chunk_header(CHUNK)) == CHUNK
-    footer = ChunkFooter(5, 6, 128, 7)
+    footer = ChunkFooter(5, 6, 128)
     assert decode_footer(encode_footer(footer, SEED), SEED, 128) == footer
     disk = encode_disk_header(BLOCK.header, 3, 250, 4096, SEED)
     header = decode_disk_header(disk, SEED)

@@ -82,7 +82,9 @@ def test_a_roll_syncs_before_it_appends(desk: Desk) -> None:
     desk.publish(count=20)
     desk.files.log.clear()
     desk.publish(count=20)
-    assert desk.files.log == ["sync", "writev", "sync", "open_new", "writev", "open_new", "writev", "sync", "sync_folder", "writev"]
+    index = ["open_new", "writev"]
+    create = ["open_new", "writev", "sync", "sync_folder"]
+    assert desk.files.log == ["sync", "writev", "sync", "remove", *index, *create, "writev", *index]
     assert desk.log.chunks == (0, 20)
     assert desk.log.synced_end == 20
     assert desk.log.unsynced_bytes > 0

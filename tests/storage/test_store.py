@@ -82,7 +82,13 @@ def test_on_the_real_system(tmp_path_factory: pytest.TempPathFactory, files: Fil
         ticket.run()
         assert store.log.finish_sync(ticket) == 5002 + 2 * turn
         store.close()
-    assert sorted(path.name for path in (tmp_path / "t").iterdir()) == ["00000000000000005000.chunk", "lock", "state", "topic"]
+    assert sorted(path.name for path in (tmp_path / "t").iterdir()) == [
+        "00000000000000005000.chunk",
+        "00000000000000005000.index",
+        "lock",
+        "state",
+        "topic",
+    ]
     assert (tmp_path / "t").stat().st_mode & 0o777 == 0o700
 
 
