@@ -1,6 +1,6 @@
 """python -m zsq.apps.demo ARCHIVE: what scripts/demo runs."""
 
-from zsq.apps.demo.main import main
+from .main import main
 
 if __name__ == "__main__":
     main()
