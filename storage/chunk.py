@@ -8,12 +8,13 @@ number: bytes in a message's body cannot pass for a block, because who wrote the
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from ..transport.block import DISK_MAGIC, HEADER_BYTES, Block, Header, check_columns
 from ..transport.errors import ZsqError
-from .errors import Damaged, ForeignDirectory
+from .errors import ForeignDirectory, StoreFailed
 from .files import Files
 from .index import Entry, Index
 from .log_format import (
@@ -34,6 +35,7 @@ WALK_BYTES: Final = 1024 * 1024  # read at once when blocks are checked whole
 HEADERS_BYTES: Final = 16 * 1024  # read at once when only headers are wanted
 SEARCH_BYTES: Final = 1024 * 1024  # read at once when the next header is looked for
 READ_BYTES_MIN: Final = 4096
+PAGE_BYTES: Final = 4096  # what a disk that fails to read loses at a time
 INDEX_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
@@ -49,7 +51,9 @@ class Stretch(NamedTuple):
 class Chunk:
     """An open chunk file. `end_position` is where its blocks end, `end_offset` (absolute) the offset that follows them."""
 
-    __slots__ = ("base_offset", "end_offset", "end_position", "fd", "files", "folder", "header", "index", "index_every_bytes", "sealed")
+    __slots__ = (
+        "base_offset", "end_offset", "end_position", "fd", "files", "folder", "header", "index", "index_every_bytes", "lenient", "sealed",
+    )  # fmt: skip
 
     def __init__(self, files: Files, folder: str, fd: int, header: ChunkHeader, index_every_bytes: int) -> None:
         self.files = files
@@ -62,6 +66,8 @@ class Chunk:
         self.end_position = CHUNK_HEADER_BYTES
         self.end_offset = header.base_offset
         self.sealed = False
+        self.lenient = True
+        """Bytes that the disk cannot read count as damaged. Not in recovery: that would cut off what may be readable tomorrow."""
 
     @property
     def path(self) -> str:
@@ -114,10 +120,20 @@ class Chunk:
         return self.end_position
 
     def _pread(self, size: int, position: int) -> bytes:
+        size = min(size, self.end_position - position)
         try:
-            return self.files.pread(self.fd, min(size, self.end_position - position), position)
+            return self.files.pread(self.fd, size, position)
         except OSError as error:
-            raise Damaged(f"{self.path} cannot be read at {position}: {error}") from error
+            if error.errno != errno.EIO or not self.lenient:
+                raise StoreFailed(f"{self.path} cannot be read at {position}: {error}") from error
+        return b"".join(self._pread_page(min(PAGE_BYTES, size - at), position + at) for at in range(0, size, PAGE_BYTES))
+
+    def _pread_page(self, size: int, position: int) -> bytes:
+        """Zeros where the disk has lost the page: the checksums make damage of it, and only of the blocks that lie there."""
+        try:
+            return self.files.pread(self.fd, size, position)
+        except OSError:
+            return bytes(size)
 
     def locate(self, offset: int) -> tuple[int, int, int]:
         """(position, first offset) of the block that holds `offset`, or of the first after it, at worst of the chunk's end.

@@ -89,6 +89,8 @@ class FaultyFiles(Files):
         self.fail: dict[str, dict[int, int]] = {}
         self.short: dict[int, int] = {}
         """Number of a writev from now -> bytes it takes before it stops."""
+        self.unreadable = ("", 0)
+        """A file's name and the position of a byte that the disk cannot read."""
         self.free = 1 << 40
         self.seed = 0
         self._calls: dict[str, int] = {}
@@ -165,12 +167,16 @@ class FaultyFiles(Files):
         return fd
 
     def open_read(self, path: str) -> int:
+        self._count("open_read")
         fd = super().open_read(path)
         self._nodes[fd] = self._find(path)
         return fd
 
     def pread(self, fd: int, size: int, position: int) -> bytes:
         self._count("pread")
+        name, bad = self.unreadable
+        if name and position <= bad < position + size and self._tree_name(fd) == name:
+            raise OSError(errno.EIO, f"{name} cannot be read at {bad}, by plan")
         return super().pread(fd, size, position)
 
     def close(self, fd: int) -> None:
@@ -276,6 +282,9 @@ class FaultyFiles(Files):
 
     def _node(self, fd: int) -> Node:
         return self._nodes[fd]
+
+    def _tree_name(self, fd: int) -> str:
+        return os.path.basename(os.path.realpath(f"/proc/self/fd/{fd}"))
 
     def _find(self, path: str) -> Node:
         node = self._tree

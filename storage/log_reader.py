@@ -9,6 +9,7 @@ few readers. Others find their chunk by its name and their block by the chunk's 
 
 from __future__ import annotations
 
+import errno
 from bisect import bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ from typing import Final, NamedTuple
 
 from ..transport.block import Block, Header
 from .chunk import Chunk, open_chunk
-from .errors import Damaged, ForeignDirectory
+from .errors import Damaged, ForeignDirectory, StoreFailed
 from .files import Files
 from .log_format import chunk_name, wire_header
 
@@ -168,7 +169,9 @@ class LogReader:
             try:
                 chunk = open_chunk(self._files, self._folder, base, self._uuid, self._index_every_bytes)
             except OSError as error:
-                raise Damaged(f"the chunk of offset {base} in {self._folder} cannot be opened: {error}") from error
+                text = f"the chunk of offset {base} in {self._folder} cannot be opened: {error}"
+                # Gone or unreadable is damage; too many open files is not: messages must not be stepped over for that.
+                raise (Damaged if error.errno in {errno.ENOENT, errno.EIO} else StoreFailed)(text) from error
             if not chunk.sealed:  # its footer is damaged: what the next one's name says
                 following = self._next_base(base)
                 assert following is not None

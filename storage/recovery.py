@@ -101,9 +101,11 @@ def recover_log(
             raise Damaged(
                 f"{folder} holds no readable chunk of the topic's log; restore them, or move the folder away (from offset {base_offset})"
             )
+        chunk.lenient = False
         scan = _scan(chunk, synced_end, report)
         _decide(chunk, scan, synced_end, report)
         _write_back(chunk, scan, synced_end, report)
+        chunk.lenient = True
     except OSError as error:
         raise StoreFailed(f"{folder} cannot be recovered: {error}") from error
     end = scan.end

@@ -261,6 +261,18 @@ def test_short_writes_are_cut_back(desk: Desk, written: int) -> None:
     assert desk.check() == [0, 1]
 
 
+def test_what_was_refused_does_not_come_back(desk: Desk) -> None:
+    """The first block of a refused append was written whole before the space ended; then the power goes, and the cut with it."""
+    desk.publish()
+    desk.sync()
+    size = desk.log.read(0, 1, 3)[0].length
+    desk.files.short = {desk.files._calls["writev"] + 1: size + 10}
+    with pytest.raises(DiskFull):
+        desk.publish(blocks=2)
+    desk.crash(lambda number, change: 0 if change.kind == "truncate" else len(change.data) or 1)
+    assert desk.check() == [0]
+
+
 def test_below_the_reserve_nothing_is_taken_and_later_it_goes_on(desk: Desk) -> None:
     desk.files.free = 100
     with pytest.raises(DiskFull):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from zsq.storage.errors import Damaged, ForeignDirectory
+from zsq.storage.errors import Damaged, ForeignDirectory, StoreFailed
 from zsq.storage.log_format import CHUNK_HEADER_BYTES, IDENTITY_NAME, bad_name, index_name
 from zsq.storage.store import StoreOptions
 from zsq.transport.block import pack
@@ -235,6 +236,25 @@ def test_chunks_of_another_topic_are_refused(two_chunks: Desk, tmp_path: Path, d
     two_chunks.replace(two_chunks.chunk_path(3), desk.chunk_path(0).read_bytes())
     with pytest.raises(ForeignDirectory):
         two_chunks.open()
+
+
+@pytest.mark.parametrize("base", [0, 3])
+def test_what_the_disk_cannot_read_is_damage_and_only_that(two_chunks: Desk, base: int) -> None:
+    """Reads fail for ever in one place (the block after the chunk's first): it is named, and stepped over."""
+    position = two_chunks.chunk_path(base).read_bytes().index(b"ZSQD", CHUNK_HEADER_BYTES + 8)
+    two_chunks.open()
+    two_chunks.files.unreadable = (two_chunks.chunk_path(base).name, position)
+    assert two_chunks.check(lost_max=5) == [sequence for sequence in range(5) if not base <= sequence < base + 3]
+    assert two_chunks.damage == ([(0, 3)] if base == 0 else [(3, 2)])
+
+
+def test_too_many_open_files_is_not_damage(two_chunks: Desk) -> None:
+    two_chunks.open()
+    two_chunks.restart()  # the first opening read the old chunk for its producers
+    two_chunks.files.fail["open_read"] = {two_chunks.files._calls.get("open_read", 0) + 1: errno.EMFILE}
+    with pytest.raises(StoreFailed):
+        two_chunks.log.read(0, 1, 5)
+    assert two_chunks.check() == [0, 1, 2, 3, 4]
 
 
 def test_no_chunk_left_is_refused(desk: Desk) -> None:
