@@ -142,7 +142,9 @@ class Chunk:
         """
         relative = offset - self.base_offset
         before = 0
-        for stretch in self.walk(self._entry_position(relative, by_time=False), columns=False):
+        # A reader that comes from the chunk before needs no index: so going through a backlog loads none.
+        start = CHUNK_HEADER_BYTES if relative <= 0 else self._entry_position(relative, by_time=False)
+        for stretch in self.walk(start, columns=False):
             if stretch.header is None:
                 continue
             if stretch.header.next_offset > relative:
