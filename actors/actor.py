@@ -20,6 +20,7 @@ from typing import Any
 
 import zmq
 
+from ..storage.errors import StorageError
 from ..transport.errors import E_BAD_COMMAND, UsageError, ZsqError
 from ..transport.protocol import Ask, Born, Done, Failed, Gone, Order, Pulse, Stop, Wire
 from . import options
@@ -125,7 +126,7 @@ class Actor:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the supervisor decides
         try:
             data = self.on_start()
-        except (ZsqError, StartFailed, OSError, zmq.ZMQError) as error:
+        except (ZsqError, StorageError, StartFailed, OSError, zmq.ZMQError) as error:
             log.error("%s cannot start: %s", self.title, error)
             code = error.code if isinstance(error, ZsqError) else type(error).__name__
             self.supervisor.send((), Failed(self.key, code, str(error)))

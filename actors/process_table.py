@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from .child import ChildSpec
-from .process import die_with_parent, set_title
+from .process import die_with_parent, keep_memory, set_title
 
 log = logging.getLogger("zsq")
 
@@ -43,6 +43,7 @@ class Child:
     stats: dict[str, Any] = field(default_factory=dict)
     started_ns: int = field(default_factory=time.monotonic_ns)
     failure: str = ""
+    owner: Any = None  # the topic group it belongs to, if any
 
 
 class ProcessTable:
@@ -72,7 +73,7 @@ class ProcessTable:
         self.forkserver_pid: int = server._forkserver_pid
         self._epoll.register(self._forkserver_pidfd, select.EPOLLIN)
 
-    def start(self, spec: ChildSpec) -> Child:
+    def start(self, spec: ChildSpec, owner: Any = None) -> Child:
         """Start it; it is `up` when it has said Born. The caller must have seen its predecessor's end."""
         ours, theirs = self._context.Pipe()
         main = sys.modules["__main__"]
@@ -85,7 +86,7 @@ class ProcessTable:
             sys.modules["__main__"] = main
         theirs.close()
         assert process.pid is not None
-        child = Child(spec, process.pid, ours, process)
+        child = Child(spec, process.pid, ours, process, owner=owner)
         self.children[spec.key] = child
         self._by_fd[ours.fileno()] = child
         self._epoll.register(ours.fileno(), select.EPOLLIN)
@@ -141,6 +142,7 @@ def child_main(spec: ChildSpec, endpoint: str, lifeline: Connection, forkserver_
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # stopping is the supervisor's word; `kill -9` is understood by all
     signal.set_wakeup_fd(-1)
     set_title(spec.title)
+    keep_memory()
     logging.basicConfig(level=log_level.upper(), format=f"%(asctime)s %(levelname)s [{spec.title}] %(message)s", force=True)
     pidfd = os.pidfd_open(os.getpid())
     multiprocessing.reduction.send_handle(lifeline, pidfd, os.getppid())

@@ -82,7 +82,6 @@ def broker_statistics(supervisor: Supervisor, topic: str, channel: str) -> dict[
          "private_bytes": private_bytes(supervisor.table.forkserver_pid)},
     ]  # fmt: skip
     for child in sorted(supervisor.table.children.values(), key=lambda child: child.spec.key):
-        group = supervisor.group_of(child)
         processes.append(
             {
                 "name": child.spec.title,
@@ -91,7 +90,7 @@ def broker_statistics(supervisor: Supervisor, topic: str, channel: str) -> dict[
                 "state": child.state,
                 "uptime_s": round((now - child.started_ns) / 1e9, 1),
                 "private_bytes": child.stats.get("private_bytes", 0),
-                "restarts": group.restarts.count if group is not None else 0,
+                "restarts": child.owner.restarts.count if child.owner is not None else 0,
             }
         )
     return {

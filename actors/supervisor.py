@@ -13,7 +13,6 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import zmq
@@ -52,8 +51,8 @@ class Supervisor:
         self._workers_wanted = 1
         self._stop_deadlines: dict[int, int] = {}
         self._stopping = False
+        self._generation_over = False
         self._ready = False
-        self._deferred: list[Callable[[], None]] = []
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.context.set(zmq.MAX_SOCKETS, options.SOCKETS_MAX)
         self.port = Port(self.context, zmq.ROUTER)
@@ -73,10 +72,10 @@ class Supervisor:
 
     # Children
 
-    def start(self, spec: ChildSpec) -> Child:
+    def start(self, spec: ChildSpec, owner: TopicGroup | None = None) -> Child:
         if len(self.table.children) >= options.PROCESSES_MAX:
             raise ZsqError(E_LIMIT, f"a node runs at most {options.PROCESSES_MAX} processes")
-        return self.table.start(spec)
+        return self.table.start(spec, owner)
 
     def stop_child(self, child: Child) -> None:
         """Ask it to end; kill it when it does not within its time."""
@@ -97,9 +96,6 @@ class Supervisor:
 
     def _of_kind(self, kind: str) -> list[Child]:
         return [child for child in self.singles.values() if child.spec.kind == kind]
-
-    def group_of(self, child: Child) -> TopicGroup | None:
-        return next((group for group in self.groups.values() if child in group.children()), None)
 
     def add_group(self, name: str, row: Any) -> TopicGroup:
         group = self.groups[name] = TopicGroup(self, name, row)
@@ -203,20 +199,18 @@ class Supervisor:
         if word.key in self.singles:
             self.channels_changed = True
             return
-        group = self.group_of(child)
-        if group is not None:
-            group.born(child)
+        if child.owner is not None:
+            child.owner.born(child)
 
     def _on_processes(self) -> None:
         ended, forkserver_dead = self.table.changes()
-        if forkserver_dead and not self._stopping:
+        if forkserver_dead and not self._generation_over:
             # Its children take its death as theirs: this generation is over, and a service manager starts the next.
             print("zsq: the forkserver ended unexpectedly; this broker ends, start it again", file=sys.stderr)
             self.exit_code = 1
-            self._stopping = True
-            self.singles.clear()
-            self.groups.clear()
-            return
+            self._stopping = self._generation_over = True
+        if self._generation_over:
+            return  # nothing is started again: what lives is about to die
         for child in ended:
             self._stop_deadlines.pop(child.spec.key, None)
             if child.state != "stopping" and not self._stopping:
@@ -224,10 +218,8 @@ class Supervisor:
             self._tell_gone(child)
             if self.singles.pop(child.spec.key, None) is not None:
                 self._single_ended(child)
-                continue
-            for group in list(self.groups.values()):
-                if child in (group.storage, group.topic, *group.channels.values()):
-                    group.died(child)
+            elif child.owner is not None:
+                child.owner.died(child)
 
     def _tell_gone(self, child: Child) -> None:
         """Gateways drop their links to it; if it was a gateway, topics and channels drop what was behind it."""

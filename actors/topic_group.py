@@ -105,7 +105,7 @@ class TopicGroup:
             "front": self.supervisor.endpoint(numbers[1]),
             "reader": self.supervisor.endpoint(numbers[2]),
         }
-        self.storage = self.supervisor.start(ChildSpec(numbers[0], "storage", f"storage {self.name}", settings))
+        self.storage = self.supervisor.start(ChildSpec(numbers[0], "storage", f"storage {self.name}", settings), self)
 
     def born(self, child: Child) -> None:
         if child is self.storage and self.state is GroupState.STORAGE:
@@ -116,19 +116,16 @@ class TopicGroup:
                 self.channels.setdefault(channel, None)
             number = self.supervisor.new_key()
             settings = {"front": self.supervisor.endpoint(number), "storage": child.spec.settings["front"]}
-            self.topic = self.supervisor.start(ChildSpec(number, "topic", f"topic {self.name}", settings))
+            self.topic = self.supervisor.start(ChildSpec(number, "topic", f"topic {self.name}", settings), self)
         elif child is self.topic and self.state is GroupState.TOPIC:
             self._go("topic_up")
             for channel in self.channels:
                 if channel not in self._failed_channels:
                     self._start_channel(channel)
             self._tell("", None)
-        else:
-            for channel, process in self.channels.items():
-                if process is child:
-                    self._tell(channel, None)
-                    self.supervisor.channels_changed = True
-                    return
+        elif child.spec.kind == "channel" and self.channels.get(child.spec.settings["channel"]) is child:
+            self._tell(child.spec.settings["channel"], None)
+            self.supervisor.channels_changed = True
 
     def _start_channel(self, channel: str) -> None:
         assert self.storage is not None
@@ -141,7 +138,8 @@ class TopicGroup:
             "storage": self.storage.spec.settings["front"],
             "scan": self.supervisor.scan_endpoint,
         }
-        self.channels[channel] = self.supervisor.start(ChildSpec(number, "channel", f"channel {self.name}/{channel}", settings))
+        spec = ChildSpec(number, "channel", f"channel {self.name}/{channel}", settings)
+        self.channels[channel] = self.supervisor.start(spec, self)
 
     def want(self, channel: str, then: Then) -> None:
         """Call `then` when the topic (and the channel, made if it is not there) is up, or with the error."""
@@ -182,12 +180,12 @@ class TopicGroup:
 
     def died(self, child: Child) -> None:
         """A process of this group has ended; nobody else opens its files before the whole pair is gone."""
-        for channel, process in self.channels.items():
-            if process is child:
-                self.channels[channel] = None
-                self.supervisor.channels_changed = True
-                if self.state is GroupState.UP:
-                    self._restart_channel(channel)
+        channel = child.spec.settings.get("channel", "")
+        if channel and self.channels.get(channel) is child:
+            self.channels[channel] = None
+            self.supervisor.channels_changed = True
+            if self.state is GroupState.UP:
+                self._restart_channel(channel)
         if self.state is GroupState.STOPPING:
             self._stop_next()
             return

@@ -1,0 +1,47 @@
+"""The backlog costs disk, not memory: private memory of every process with 1 message waiting and with 10 million."""
+
+from __future__ import annotations
+
+import pytest
+from support.broker import Broker, wait_for
+
+import zsq
+
+BACKLOG = 10_000_000
+BLOCK = 10_000
+GROWTH_BYTES_MAX = 10 * 1024 * 1024
+
+
+def private(broker: Broker) -> dict[str, int]:
+    return {actor["name"]: actor["private_bytes"] for actor in broker.actors()}
+
+
+@pytest.mark.slow
+def test_ten_million_waiting_cost_no_memory(broker: Broker) -> None:
+    bodies = [b"%019d" % n for n in range(BLOCK)]
+    with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer:
+        admin.create_channel("big", "c")
+        producer.publish("big", b"one")
+        with zsq.Consumer(broker.ipc, "big", "c") as consumer:
+            message = consumer.receive(10)
+            assert message is not None
+            message.requeue(delay=3_000)
+        before = private(broker)
+        for _ in range(BACKLOG // BLOCK):
+            producer.publish_many("big", bodies, wait=False)
+        producer.flush()
+        (row,) = admin.stats("big", "c")["topics"][0]["channels"]
+        assert row["depth"] == BACKLOG
+
+        def growth() -> dict[str, int]:
+            now = private(broker)
+            return {name: now[name] - size for name, size in before.items() if now[name] - size >= GROWTH_BYTES_MAX}
+
+        wait_for(lambda: not growth(), 15, "memory within 10 MB of what one message costs")
+        with zsq.Consumer(broker.ipc, "big", "c", ready=BLOCK) as consumer:  # and while the backlog is read
+            for _ in range(20):
+                batch = consumer.receive_batch(10)
+                assert batch is not None
+                batch.finish()
+            consumer.flush()
+        wait_for(lambda: not growth(), 15, "memory within 10 MB after reading")
