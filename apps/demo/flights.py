@@ -87,10 +87,9 @@ class Tally:
         for body in bodies:
             try:
                 number = number_of(body)
-                known = 0 <= number < len(self.expected) and self.expected[number] == body
             except ValueError:
-                known = False
-            if known:
+                number = -1
+            if 0 <= number < len(self.expected) and self.expected[number] == body:
                 self.counts[number] += 1
             else:
                 self.strangers += 1
