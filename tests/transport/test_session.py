@@ -1,0 +1,438 @@
+"""A producer's session: its table, its window, and that no order of losses loses, doubles or reorders a block."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zsq.transport.block import Block, decode_header, pack
+from zsq.transport.errors import E_CHECKSUM, E_CLOSING, E_DISK_FULL, E_HELLO, E_LIMIT, E_SEQUENCE, E_TOPIC_FAILED, Refused, UsageError
+from zsq.transport.protocol import Beat, Deliver, Stored, Unstored, Welcome
+from zsq.transport.session import (
+    PRODUCER_TABLE,
+    WINDOW_BLOCKS_MAX,
+    Parcel,
+    ProducerEvent,
+    ProducerSession,
+    ProducerState,
+    Reaction,
+)
+
+CREDIT = 1 << 20
+
+
+def block(number: int = 0, size: int = 1) -> Block:
+    return pack([b"%d" % number + b"." * size])
+
+
+def opened(*, credit: int = CREDIT, expected: int = 0) -> ProducerSession:
+    session = ProducerSession(iter(range(1, 1000)))
+    session.begin(1000)
+    assert session.on_welcome(Welcome(1, expected, credit, 1000)) is Reaction.UP
+    return session
+
+
+def send(session: ProducerSession, n: int) -> list[Parcel]:
+    parcels = [Parcel(block(i)) for i in range(n)]
+    for parcel in parcels:
+        session.add(parcel)
+        assert session.take() is parcel
+    return parcels
+
+
+# The table
+
+
+@pytest.mark.parametrize("state", ProducerState)
+def test_each_state_has_its_row_and_can_be_lost(state: ProducerState) -> None:
+    assert PRODUCER_TABLE[state][ProducerEvent.LOST] is ProducerState.DOWN
+
+
+def test_every_state_can_be_reached() -> None:
+    reached = {ProducerState.DOWN}
+    for _ in ProducerState:
+        reached |= {after for state in reached for after in PRODUCER_TABLE[state].values()}
+    assert reached == set(ProducerState)
+
+
+@pytest.mark.parametrize(
+    ("word", "state"),
+    [
+        (Stored(((0, 0),)), ProducerState.DOWN),
+        (Stored(((0, 0),)), ProducerState.GREETING),
+        (Welcome(1, 0, 1, 1), ProducerState.OPEN),
+        (Welcome(1, 0, 1, 1), ProducerState.DOWN),
+        (Beat(), ProducerState.OPEN),
+        (Deliver(1, (), 1), ProducerState.OPEN),
+    ],
+)
+def test_a_word_without_a_place_is_an_error(word: Any, state: ProducerState) -> None:
+    session = ProducerSession(iter((1, 2)))
+    session.state = state
+    with pytest.raises(UsageError):
+        session.on_word(word)
+
+
+# The window
+
+
+def test_sequences_count_blocks_from_zero() -> None:
+    session = opened()
+    parcels = send(session, 3)
+    headers = [decode_header(parcel.wire_header(session.producer_id)) for parcel in parcels]
+    assert [(h.producer_id, h.sequence) for h in headers] == [(1, 0), (1, 1), (1, 2)]
+    assert session.on_stored(Stored(((0, 10), (1, 11), (2, -1)))) is Reaction.NOTHING
+    assert [(p.done, p.first_offset, p.block) for p in parcels] == [(True, 10, None), (True, 11, None), (True, -1, None)]
+    assert not session.unanswered
+    assert session.window_bytes == session.queue_bytes == 0
+
+
+def test_credit_bounds_what_is_out_but_one_goes_always() -> None:
+    size = block(0, 1000).length
+    session = opened(credit=2 * size)
+    parcels = [Parcel(block(i, 1000)) for i in range(3)]
+    for parcel in parcels:
+        session.add(parcel)
+    assert (session.take(), session.take(), session.take()) == (parcels[0], parcels[1], None)
+    session.on_stored(Stored(((0, 0),)))
+    assert session.take() is parcels[2]
+    small = opened(credit=1)
+    small.add(parcels[0])
+    assert small.take() is parcels[0]
+
+
+def test_the_number_of_blocks_out_is_bounded_too() -> None:
+    session = opened(credit=1 << 40)
+    for parcel in [Parcel(block())] * 1:
+        session.add(parcel)
+    session.window = {i: Parcel(block()) for i in range(WINDOW_BLOCKS_MAX)}
+    assert session.take() is None
+
+
+def test_nothing_goes_before_the_welcome() -> None:
+    session = ProducerSession(iter((1, 2)))
+    session.add(Parcel(block()))
+    assert session.take() is None
+    session.begin(1000)
+    assert session.take() is None
+
+
+def test_after_a_loss_all_unanswered_go_again_in_order_with_their_numbers() -> None:
+    session = opened()
+    parcels = send(session, 4)
+    session.on_stored(Stored(((0, 0),)))
+    session.lost()
+    hello = session.begin(1000)
+    assert hello.producer_id == 1
+    # The topic has stored 1 and 2, but the answers were lost; they are sent all the same, to learn their offsets.
+    assert session.on_welcome(Welcome(2, 3, CREDIT, 1000)) is Reaction.UP
+    assert [session.take() for _ in range(4)] == [*parcels[1:], None]
+    assert [parcel.sequence for parcel in parcels[1:]] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("code", [E_SEQUENCE, E_CLOSING, E_HELLO])
+def test_what_blames_the_link_restarts_it(code: str) -> None:
+    session = opened()
+    parcels = send(session, 2)
+    assert session.on_unstored(Unstored(1, 0, code, "")) is Reaction.RESTART
+    assert session.state is ProducerState.DOWN
+    assert list(session.queue) == parcels
+
+
+@pytest.mark.parametrize("code", [E_DISK_FULL, E_LIMIT, E_CHECKSUM, E_TOPIC_FAILED])
+def test_the_last_block_refused_frees_its_number(code: str) -> None:
+    session = opened()
+    first, second = send(session, 2)
+    assert session.on_unstored(Unstored(1, 1, code, "no")) is Reaction.NOTHING
+    assert second.done
+    assert second.error is not None
+    assert second.error.code == code
+    assert session.refused == [second]
+    [third] = send(session, 1)
+    assert (third.sequence, session.producer_id, first.done) == (1, 1, False)
+
+
+def test_a_refused_block_with_later_ones_settles_under_a_new_id() -> None:
+    session = opened()
+    first, second, third, fourth = send(session, 4)
+    assert session.on_unstored(Unstored(1, 1, E_DISK_FULL, "full")) is Reaction.NOTHING
+    assert session.state is ProducerState.SETTLING
+    assert session.on_unstored(Unstored(2, 1, E_SEQUENCE, "gap")) is Reaction.NOTHING
+    assert session.take() is None, "what has no number waits until the old ones are settled"
+    assert session.on_stored(Stored(((0, 0),))) is Reaction.RENEW
+    assert (session.producer_id, session.next_sequence, session.state) == (2, 0, ProducerState.DOWN)
+    session.begin(1000)
+    session.on_welcome(Welcome(1, 0, CREDIT, 1000))
+    assert (session.take(), session.take()) == (third, fourth)
+    assert (third.sequence, fourth.sequence) == (0, 1)
+    assert first.done
+    assert second.error is not None
+
+
+def test_a_block_sent_twice_gives_its_number_to_nobody() -> None:
+    session = opened()
+    send(session, 1)
+    session.lost()
+    session.begin(1000)
+    session.on_welcome(Welcome(2, 0, CREDIT, 1000))
+    assert session.take() is not None
+    assert session.on_unstored(Unstored(0, 0, E_DISK_FULL, "full")) is Reaction.RENEW
+    assert session.producer_id == 2
+
+
+def test_settling_survives_a_loss() -> None:
+    session = opened()
+    first, _, third = send(session, 3)
+    session.on_unstored(Unstored(1, 1, E_DISK_FULL, "full"))
+    session.lost()
+    assert session.begin(1000).producer_id == 1
+    assert session.on_welcome(Welcome(2, 0, CREDIT, 1000)) is Reaction.UP
+    assert (session.take(), session.take()) == (first, None)
+    assert session.on_stored(Stored(((0, 5),))) is Reaction.RENEW
+    assert third.sequence == -1
+
+
+def test_a_topic_that_forgot_gets_a_new_producer() -> None:
+    session = opened()
+    send(session, 3)
+    session.on_stored(Stored(((0, 0), (1, 1))))
+    session.lost()
+    session.begin(1000)
+    assert session.on_welcome(Welcome(2, 1, CREDIT, 1000)) is Reaction.RENEW
+    assert (session.producer_id, session.forgotten) == (2, 1)
+    assert [parcel.sequence for parcel in session.queue] == [-1]
+
+
+def test_somebody_else_with_our_id() -> None:
+    session = ProducerSession(iter((1, 2)))
+    session.begin(1000)
+    assert session.on_welcome(Welcome(1, 7, CREDIT, 1000)) is Reaction.RENEW
+    assert session.producer_id == 2
+
+
+def test_only_what_was_never_sent_can_be_withdrawn() -> None:
+    session = opened()
+    [sent] = send(session, 1)
+    waiting, foreign = Parcel(block()), Parcel(block())
+    session.add(waiting)
+    assert not session.withdraw(sent)
+    assert not session.withdraw(foreign)
+    assert session.withdraw(waiting)
+    assert session.queue_bytes == 0
+
+
+def test_fail_ends_all_and_gives_up_numbers_that_may_be_stored() -> None:
+    session = opened()
+    [sent] = send(session, 1)
+    session.lost()
+    waiting = Parcel(block())
+    session.add(waiting)
+    session.fail(Refused(E_TOPIC_FAILED, "broken"))
+    assert sent.error is waiting.error is not None
+    assert session.producer_id == 2
+    assert not session.unanswered
+
+
+# Any order of losses
+
+
+class ModelTopic:
+    """Takes exactly the next sequence of each producer, from the link that said Hello last; durable when `sync` says so."""
+
+    def __init__(self) -> None:
+        self.expected: dict[int, int] = {}
+        self.stored: list[bytes] = []
+        self.places: dict[tuple[int, int], int] = {}
+        self.hellos: dict[int, int] = {}  # link -> producer id
+        self.pending: deque[tuple[int, int, int, bytes]] = deque()  # link, producer, sequence, what
+        self.answers: deque[tuple[int, Any]] = deque()
+        self.refusing = 0
+
+    def refuse(self) -> None:
+        """The next block is refused at sight, while earlier ones may be pending."""
+        self.refusing += 1
+
+    def take(self, link: int, word: Any) -> None:
+        if word[0] == "hello":
+            self.hellos = {other: producer for other, producer in self.hellos.items() if producer != word[1]}
+            self.hellos[link] = word[1]
+            self.answers.append((link, Welcome(1, self.expected.get(word[1], 0), 4 * 200, 1000)))
+            return
+        _, producer, sequence, what = word
+        expected = self.expected.get(producer, 0)
+        if self.hellos.get(link) != producer:
+            self.answers.append((link, Unstored(sequence, -1, E_HELLO, "")))
+        elif sequence == expected and self.refusing:
+            self.refusing -= 1
+            self.answers.append((link, Unstored(sequence, expected, E_LIMIT, "")))
+        elif sequence == expected:
+            self.expected[producer] = expected + 1
+            self.pending.append((link, producer, sequence, what))
+        elif any(entry[1:3] == (producer, sequence) for entry in self.pending):
+            self.pending.append((link, producer, sequence, what))
+        elif sequence < expected:
+            self.answers.append((link, Stored(((sequence, self.places.get((producer, sequence), -1)),))))
+        else:
+            self.answers.append((link, Unstored(sequence, expected, E_SEQUENCE, "")))
+
+    def sync(self) -> None:
+        """One pending append is durable."""
+        if self.pending:
+            link, producer, sequence, what = self.pending.popleft()
+            if (producer, sequence) not in self.places:
+                self.places[producer, sequence] = len(self.stored)
+                self.stored.append(what)
+            self.answers.append((link, Stored(((sequence, self.places[producer, sequence]),))))
+
+    def fail(self) -> None:
+        """The append fails, and with it all that are on their way."""
+        lost = [entry for entry in self.pending if entry[1:3] not in self.places]
+        self.pending.clear()
+        for _, producer, sequence, _ in lost:
+            self.expected[producer] = min(self.expected[producer], sequence)
+        for link, producer, sequence, _ in lost:
+            self.answers.append((link, Unstored(sequence, self.expected[producer], E_DISK_FULL, "")))
+
+    def die(self) -> None:
+        """kill -9: what is durable stays, what is pending may be either; here it is gone."""
+        for _, producer, sequence, _ in self.pending:
+            if (producer, sequence) not in self.places:
+                self.expected[producer] = min(self.expected[producer], sequence)
+        self.pending.clear()
+        self.hellos.clear()
+        self.answers.clear()
+
+
+class World:
+    """A session, the pipes of all its links, old ones too, and the topic."""
+
+    def __init__(self) -> None:
+        self.session = ProducerSession(count(1))
+        self.topic = ModelTopic()
+        self.pipes: dict[int, deque[Any]] = {}
+        self.link = 0
+        self.parcels: list[tuple[bytes, Parcel]] = []
+
+    def publish(self) -> None:
+        what = b"%d" % len(self.parcels)
+        parcel = Parcel(pack([what]))
+        self.parcels.append((what, parcel))
+        self.session.add(parcel)
+        self.pump()
+
+    def connect(self) -> None:
+        self.link += 1
+        hello = self.session.begin(1000)
+        self.pipes[self.link] = deque([("hello", hello.producer_id)])
+
+    def lose(self) -> None:
+        if self.session.state is not ProducerState.DOWN:
+            self.session.lost()
+        self.connect()
+
+    def pump(self) -> None:
+        while (parcel := self.session.take()) is not None:
+            assert parcel.block is not None
+            what = parcel.block.body.value(0)
+            self.pipes[self.link].append(("pub", self.session.producer_id, parcel.sequence, what))
+
+    def deliver(self, link: int) -> None:
+        """The topic takes one word of this link, which may long be dead."""
+        if self.pipes.get(link):
+            self.topic.take(link, self.pipes[link].popleft())
+
+    def answer(self) -> None:
+        """The client hears one answer, if it is of its present link."""
+        while self.topic.answers:
+            link, word = self.topic.answers.popleft()
+            if link == self.link and self.session.state is not ProducerState.DOWN:
+                reaction = self.session.on_word(word)
+                if reaction in (Reaction.RENEW, Reaction.RESTART):
+                    self.connect()
+                self.pump()
+                return
+
+    def drop(self, link: int) -> None:
+        """What lies in an old pipe is lost."""
+        if link != self.link:
+            self.pipes.pop(link, None)
+
+    def finish(self) -> None:
+        for _ in range(10_000):
+            if not self.session.unanswered:
+                return
+            for link in list(self.pipes):
+                self.deliver(link)
+            self.topic.sync()
+            self.answer()
+        raise AssertionError("it never comes to rest")
+
+
+ACTIONS = (*("publish", "deliver", "deliver", "sync", "answer", "answer") * 3, "lose", "lose", "fail", "refuse", "die", "drop")
+steps = st.lists(st.tuples(st.sampled_from(ACTIONS), st.sampled_from((0, 0, 0, 1, 2))), min_size=20, max_size=80)
+
+
+def run(world: World, script: list[tuple[str, int]]) -> Iterator[str]:
+    world.connect()
+    for action, back in script:
+        if action in ("deliver", "drop"):
+            getattr(world, action)(world.link - back)
+        elif action in ("sync", "fail", "refuse"):
+            getattr(world.topic, action)()
+        elif action == "die":
+            world.topic.die()
+            world.lose()
+        else:
+            getattr(world, action)()
+        yield action
+    world.finish()
+
+
+def check(world: World) -> None:
+    stored = [what for what, parcel in world.parcels if parcel.error is None]
+    assert world.topic.stored == stored, "each confirmed block is stored once, in order, and no refused one"
+    assert all(parcel.done for _, parcel in world.parcels)
+    for what, parcel in world.parcels:
+        if parcel.error is None and parcel.first_offset >= 0:
+            assert world.topic.stored[parcel.first_offset] == what
+    assert world.session.window_bytes == world.session.queue_bytes == 0
+
+
+@settings(max_examples=400, deadline=None)
+@given(steps)
+def test_no_order_of_losses_loses_doubles_or_reorders(script: list[tuple[str, int]]) -> None:
+    world = World()
+    for _ in run(world, script):
+        assert world.session.window_bytes == sum(parcel.length for parcel in world.session.window.values())
+    check(world)
+
+
+def test_the_pipe_that_delivers_five_after_two() -> None:
+    """A DEALER's pipe outlives its server: the restarted one sees the end of what was sent, and must not take it."""
+    world = World()
+    world.connect()
+    world.deliver(1)
+    world.answer()
+    for _ in range(4):
+        world.publish()
+    world.deliver(1)
+    world.topic.sync()
+    world.answer()
+    old = world.pipes[1]
+    old.popleft()  # 1 dies with the server
+    old.popleft()  # and 2
+    world.topic.die()
+    world.deliver(1)
+    assert world.topic.expected == {1: 1}, "3 is refused: its link has not said Hello here"
+    world.topic.hellos[1] = 1
+    world.topic.take(1, ("pub", 1, 3, b"3"))
+    assert world.topic.expected == {1: 1}, "and it is refused as a gap where it has"
+    world.lose()
+    world.finish()
+    check(world)
