@@ -281,7 +281,7 @@ class Consumer:
         if errors:
             raise errors[0]
 
-    async def _handle(self, message: Message, handler: Handler, delay: Any, on_error: Any) -> None:
+    async def _handle(self, message: Message, handler: Handler, delay: float | Callable[[Any], float], on_error: Any) -> None:
         try:
             await handler(message)
         except Exception as error:
