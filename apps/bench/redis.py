@@ -56,7 +56,11 @@ class Client:
     def __init__(self, path: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.settimeout(WAIT_S)
-        self._socket.connect(path)
+        try:
+            self._socket.connect(path)
+        except OSError:
+            self._socket.close()
+            raise
         self._file = self._socket.makefile("rb", buffering=1 << 20)
 
     def __enter__(self) -> Client:  # noqa: PYI034
@@ -120,7 +124,7 @@ def _running(server: str, folder: Path) -> Iterator[str]:
         process = subprocess.Popen([server, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             deadline = time.monotonic() + WAIT_S
-            while not Path(path).exists():
+            while not _answers(path):
                 if process.poll() is not None or time.monotonic() > deadline:
                     raise RedisFailed("redis-server did not start")
                 time.sleep(0.02)
@@ -128,3 +132,9 @@ def _running(server: str, folder: Path) -> Iterator[str]:
         finally:
             process.terminate()
             process.wait(WAIT_S)
+
+
+def _answers(path: str) -> bool:
+    with contextlib.suppress(OSError), Client(path) as client:
+        return client.ask([(b"PING",)]) == [b"PONG"]
+    return False
