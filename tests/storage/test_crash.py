@@ -96,6 +96,8 @@ def test_power_cut_before_every_change(tmp_path: Path, desk: Desk, loss: str) ->
         other.publish()
         other.sync()
         other.check()
+        other.crash(keep_all)  # what was cut off must not follow what came in its place
+        other.check()
         other.abandon()
 
 
@@ -171,6 +173,8 @@ def test_creation_is_whole_or_not_at_all(tmp_path: Path, desk: Desk) -> None:
             try:
                 create_store(files, f"{root}/t", IDENTITY, SMALL)
                 finished = True
+                assert files.pending == []
+                assert files.log.count("sync_folder") == 3, "state, the folder under its temporary name, its parent"
             except PowerCut:
                 finished = False
             files.crash(loss)

@@ -129,9 +129,24 @@ def test_a_torn_block_before_a_whole_one_is_cut_with_it_and_kept_aside(desk: Des
     desk.flip(path, (end + 70) * 8)
     report = desk.open().report
     assert report.cut_bytes == len(whole) - end
+    assert desk.files.log[desk.files.log.index("truncate") + 1] == "sync"
     assert desk.check() == [0]
     assert len(desk.path(bad_name(0, end)).read_bytes()) == report.cut_bytes
     assert desk.log.end == 3
+
+
+def test_a_chunk_that_was_being_created_is_removed(desk: Desk) -> None:
+    desk.publish()
+    for data in (b"", bytes(100), bytes(CHUNK_HEADER_BYTES)):
+        desk.abandon_cleanly()
+        desk.replace(desk.chunk_path(3), data)
+        report = desk.open().report
+        assert report.notes
+        assert not report.alarms
+        assert desk.files.log[:3] == ["sync_folder", "remove", "sync_folder"]
+        assert desk.check() == [0]
+    desk.publish()
+    assert desk.check() == [0]
 
 
 def test_damage_found_by_a_read_is_named_once_and_stepped_over(desk: Desk) -> None:
