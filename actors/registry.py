@@ -48,7 +48,7 @@ class Registry:
         """Read it, or begin one in an empty directory. Never begins where something else lies."""
         present = set(self._files.list(str(self._data_dir)))
         if "registry.json" not in present:
-            strangers = present - {"lock", "run", "run.json", "log", "zsqd.pid", "topics", "trash", "registry.json.tmp"}
+            strangers = present - {"lock", "run", "run.json", "log", "zsqd.json", "zsqd.lock", "topics", "trash", "registry.json.tmp"}
             if strangers or ("topics" in present and self._files.list(str(self._data_dir / "topics"))):
                 raise ForeignDirectory(
                     f"{self._data_dir} is not empty and has no registry.json: not a data directory of zsq,"
