@@ -141,3 +141,23 @@ def test_wrong_usage(daemon: Daemon) -> None:
     assert daemon("jump").returncode == 2
     assert daemon("stop", "--fail").returncode == 2
     assert daemon("stop", "--wait", "long").returncode == 1
+
+
+@pytest.mark.parametrize("verb", ["start", ""])
+def test_with_the_real_broker(tmp_path: Path, verb: str) -> None:
+    """In an empty directory, killed and started again in the background; in front, ended by its service manager."""
+    daemon = Daemon(tmp_path / "data", tmp_path)
+    if verb:
+        started = daemon("start", "--no-listen")
+        assert (started.returncode, started.stderr) == (0, "")
+        kill_and_wait(daemon.pid("serve"))
+        wait_for_ready(daemon, 2)
+        assert daemon("status").returncode == 0
+        assert daemon("stop").returncode == 0
+    else:
+        with subprocess.Popen(daemon.line("", "--no-listen"), env=daemon.environment, stderr=subprocess.PIPE, text=True) as front:
+            assert front.stderr is not None
+            assert f"(pid {front.pid})" in front.stderr.readline()
+            front.terminate()
+            assert front.wait(30) == 0
+    assert daemon("status").returncode == 3
