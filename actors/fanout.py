@@ -62,6 +62,8 @@ class Fanout:
             place.next_offset = -1
             return True
         place.granted = granted
+        # It may have been given up and be new here: what was sent to it before, it knows, and its window bounds what it grants.
+        place.sent = max(place.sent, granted - options.WINDOW_BYTES_MAX)
         if next_offset >= self.head:
             place.next_offset, place.number = next_offset, self._first_number + len(self._ring)
             return True
@@ -71,13 +73,18 @@ class Fanout:
             if block.first_offset <= next_offset:
                 place.next_offset, place.number = next_offset, number
                 return True
+        if next_offset >= self.end:  # a paused topic's: storage would show it nothing either, so it waits here
+            place.next_offset, place.number = next_offset, self._first_number - 1
+            return True
         place.next_offset = -1
         return False
 
-    def credit(self, peer: Peer, granted: int) -> None:
+    def credit(self, peer: Peer, granted: int) -> bool:
+        """False: it has no place here. It was given up and cannot know that: tell it that it is behind."""
         place = self._places.get(peer)
         if place is not None:
             place.granted = max(place.granted, granted)
+        return place is not None
 
     def detach(self, peer: Peer) -> None:
         self._places.pop(peer, None)
@@ -86,8 +93,9 @@ class Fanout:
         """(channel, consecutive blocks) to send now; an empty list means: tell it that it is behind."""
         out: list[tuple[Peer, list[Block]]] = []
         last = self._first_number + len(self._ring)
+        end = self.end
         for peer, place in self._places.items():
-            if place.next_offset < 0 or place.number >= last or place.granted <= place.sent:
+            if not 0 <= place.next_offset < end or place.number >= last or place.granted <= place.sent:
                 continue
             if place.number < self._first_number:
                 place.next_offset = -1

@@ -151,7 +151,8 @@ class Topic(Actor):
         self._offer()
 
     def on_credit_word(self, port: Port, mail: Mail) -> None:
-        self.fanout.credit(mail.envelope, cast("p.Credit", mail.word).credit_bytes)
+        if not self.fanout.credit(mail.envelope, cast("p.Credit", mail.word).credit_bytes):
+            port.send(mail.envelope, p.Behind(self.fanout.end))
         self._offer()
 
     def _offer(self) -> None:
