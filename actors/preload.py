@@ -1,12 +1,14 @@
 """What the forkserver imports before it forks, and its own end: it dies with the supervisor."""
 
 import os
+import signal
 
 from . import channel, gateway, process, scan_loop, scan_worker, storage_actor, topic
 
 _supervisor = int(os.environ.get("ZSQ_SUPERVISOR_PID", "0"))
 if _supervisor:
     process.die_with_parent(_supervisor)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a service manager may send it to all; the supervisor decides the order
     process.set_title("forkserver")
 
 ACTORS = {

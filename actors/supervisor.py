@@ -114,8 +114,9 @@ class Supervisor:
         wake_read.setblocking(False)
         wake_write.setblocking(False)
         signal.set_wakeup_fd(wake_write.fileno(), warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # under nohup it stays ignored
+                signal.signal(number, self._on_signal)
         self.table.start_forkserver()
         self._start_single("scan_loop", {"front": self.scan_endpoint}, "scan loop")
         self._start_single("scan_worker", {}, "scan worker")

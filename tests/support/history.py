@@ -33,6 +33,7 @@ class ChannelHistory:
     delivered: dict[int, int] = field(default_factory=dict)  # number -> times
     attempts: dict[int, int] = field(default_factory=dict)
     confirmed: set[int] = field(default_factory=set)
+    doubtful: set[int] = field(default_factory=set)  # a finish whose answer was lost: it may have taken effect or not
     errors: list[str] = field(default_factory=list)
 
 
@@ -62,6 +63,7 @@ class History:
             if message.attempts < row.attempts.get(number, 0):
                 row.errors.append(f"attempts of {number} fell from {row.attempts[number]} to {message.attempts}")
             row.attempts[number] = message.attempts
+            row.doubtful.discard(number)
             row.delivered[number] = row.delivered.get(number, 0) + 1
             self._at(message.offset, number, row.errors)
         return number
@@ -70,10 +72,15 @@ class History:
         with self.lock:
             self.channels[channel].confirmed |= numbers
 
-    def all_confirmed(self, channel: str) -> bool:
+    def doubt(self, channel: str, number: int) -> None:
+        with self.lock:
+            self.channels[channel].doubtful.add(number)
+
+    def all_finished(self, channel: str) -> bool:
+        """As far as can be known from outside; the caller also looks at the channel's depth."""
         with self.lock:
             row = self.channels.get(channel)
-            return row is not None and self.acknowledged <= row.confirmed
+            return row is not None and self.acknowledged <= row.confirmed | row.doubtful
 
     def check(self, url: str, topic: str) -> None:
         """After the end: everything against the log and the channels."""
