@@ -37,7 +37,9 @@ class StartFailed(Exception):
 
 
 class Actor:
-    """Base of all children. Subclasses give `on_start`, handlers `on_<word>`, and what they want of the other hooks."""
+    """Base of all children. Subclasses give `on_start`, handlers `on_<word>_word`, and what they want of the other hooks."""
+
+    sockets_max = 64  # a context's tables cost 24 bytes a socket it might have; only those that dial many raise it
 
     def __init__(self, key: int, title: str, settings: dict[str, Any]) -> None:
         self.key = key
@@ -118,7 +120,7 @@ class Actor:
     def run(self, supervisor_endpoint: str, lifeline: int) -> None:
         self._lifeline = lifeline
         self.context = zmq.Context()
-        self.context.set(zmq.MAX_SOCKETS, options.SOCKETS_MAX)
+        self.context.set(zmq.MAX_SOCKETS, self.sockets_max)
         self._poller = zmq.Poller()
         self._poller.register(lifeline, zmq.POLLIN)
         self.supervisor = self.open_dealer(supervisor_endpoint)

@@ -49,12 +49,13 @@ TRANSITIONS: Final[dict[FeedState, dict[str, FeedState]]] = {
 class Feed:
     """Decides what to ask for next; `request` numbers tell answers to old questions from the present one."""
 
-    __slots__ = ("_asked", "_attach", "_channel", "_request", "granted", "received", "state")
+    __slots__ = ("_asked", "_attach", "_channel", "_next", "_request", "granted", "received", "state")
 
     def __init__(self, channel: str) -> None:
         self._channel = channel
         self._request = 0
         self._asked = 0  # the offset of the Fetch that is out
+        self._next = 0  # what was next at the last turn
         self._attach = False  # an Attach must go out
         self.granted = 0
         self.received = 0
@@ -101,6 +102,9 @@ class Feed:
     def next_word(self, next_offset: int, window_bytes: int, request: int) -> Attach | Credit | Fetch | None:
         """What to send now, given the offset that is next and how much is held. `request` is used if it is a Fetch."""
         room = WINDOW_BYTES_MAX - window_bytes
+        if next_offset < self._next and self.state is FeedState.ATTACHED:
+            self._attach = True  # blocks were dropped between two turns: the topic must send them again
+        self._next = next_offset
         if self.state is FeedState.ATTACHED:
             if self._attach:
                 self._attach = False

@@ -38,6 +38,8 @@ class _Link(NamedTuple):
 class Gateway(Actor):
     """Settings: listen ("host:port"), supervisor (endpoint)."""
 
+    sockets_max = options.SOCKETS_MAX
+
     def on_start(self) -> dict[str, Any]:
         listen = self.settings["listen"]
         self.front = self._listen(Port(self.context, zmq.ROUTER))

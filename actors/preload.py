@@ -1,5 +1,6 @@
 """What the forkserver imports before it forks, and its own end: it dies with the supervisor."""
 
+import gc
 import os
 import signal
 
@@ -19,3 +20,7 @@ ACTORS = {
     "scan_worker": scan_worker.ScanWorker,
     "gateway": gateway.Gateway,
 }
+
+if _supervisor:
+    gc.collect()
+    gc.freeze()  # a collection in a child would write to every object's page, and so copy what all children share

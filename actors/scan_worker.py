@@ -17,6 +17,8 @@ _IDLE_NS = 60_000 * _MS  # a channel not asked for so long is forgotten; it may 
 class ScanWorker(Actor):
     """Settings: front (endpoint, where the scan loop sends orders)."""
 
+    sockets_max = options.SOCKETS_MAX
+
     def on_start(self) -> dict[str, Any]:
         self.front = self.open_router(self.settings["front"])
         self._channels: dict[str, tuple[Port, int]] = {}  # endpoint -> port, last used
