@@ -105,7 +105,7 @@ def test_every_bit_of_every_value(state: StateStore, tmp_path: Path) -> None:
     assert store.load().channels == {"a": ROW}
 
 
-@pytest.mark.parametrize("what", ["gone", "moved", "old", "doubled"])
+@pytest.mark.parametrize("what", ["gone", "moved", "old", "doubled", "swapped"])
 def test_rows_that_vanish_move_or_come_back(state: StateStore, tmp_path: Path, what: str) -> None:
     """Each value is right in itself: only the sum over all rows, or the key inside, tells."""
     state.commit(StateBatch(hole_puts=[("a", 5, 2, 1, 0), ("a", 9, 2, 1, 0)]))
@@ -117,12 +117,13 @@ def test_rows_that_vanish_move_or_come_back(state: StateStore, tmp_path: Path, w
     state = StateStore(str(tmp_path))
     state.commit(StateBatch(hole_puts=[("a", 5, 1, 2, 0)]))
     state.close()
-    changes = {
+    changes: dict[str, Any] = {
         "gone": lambda txn: txn.delete(first),
         "moved": lambda txn: txn.put(second, bytes(txn.get(first))),
         "old": lambda txn: txn.put(first, old[0]),
         "doubled": lambda txn: txn.put(b"ha\0" + (6).to_bytes(8, "big"), old[0]),
     }
+    changes["swapped"] = lambda txn: (txn.put(b"x", txn.get(first)), txn.put(first, txn.get(second)), txn.put(second, txn.pop(b"x")))
     tamper(tmp_path, changes[what])
     state = StateStore(str(tmp_path))
     with pytest.raises(Damaged):
