@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -90,4 +92,29 @@ def test_redis_does_the_same_work(tmp_path: Path) -> None:
     assert server is not None
     for produces, consumes in ((True, True), (True, False), (False, True)):
         assert redis.rate(server, tmp_path, Shape(2_000, 200, 100), produces, consumes) > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+SMALL = {
+    "e2e": ("--messages", "5000", "--batch", "500"),
+    "publish": ("--messages", "5000", "--single"),
+    "consume": ("--messages", "5000", "--single"),
+    "fanout": ("--messages", "5000"),
+    "latency": ("--seconds", "0.3", "--rate", "200"),
+    "clients": ("--seconds", "0.3", "--count", "8"),
+    "processes": ("--count", "2"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALL)
+def test_each_benchmark_runs_and_leaves_nothing(name: str, tmp_path: Path) -> None:
+    line = [sys.executable, "-P", "-m", "zsq.apps.bench", name, "--rounds", "1", "--json", "--folder", str(tmp_path), *SMALL[name]]
+    ended = subprocess.run(line, capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout)
+    assert found["benchmark"] == name
+    assert all(measure["median"] > 0 for measure in found["measures"])
+    if name in {"e2e", "publish", "consume", "fanout"}:
+        assert any(measure["limit"] for measure in found["measures"])
     assert list(tmp_path.iterdir()) == []
