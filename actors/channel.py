@@ -164,13 +164,14 @@ class Channel(Actor):
                 self.delivery.lost(wanted, blocks[0].first_offset if blocks else wanted + 1)
             for block in blocks:
                 self.delivery.shelve(block)
-        elif self.feed.read(word.request, self.delivery.window_end, not blocks or blocks[-1].next_offset >= word.head):
+        elif self.feed.read(word.request, not blocks or blocks[-1].next_offset >= word.head):
             for block in blocks:
                 self.delivery.offer(block, from_storage=True)
 
     # Each turn
 
     def on_turn(self) -> None:
+        self.delivery.rest()
         detach = self.feed.wanted(self.delivery.is_wanted() and not self.stopping)
         if detach is not None:
             self.topic.send((), detach)

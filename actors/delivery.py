@@ -84,8 +84,6 @@ class Delivery:
         for token in list(consumer.tokens):
             self._uncommitted.extend(self._end_lease(token).runs)
             self.dirty = True
-        if not self.consumers:
-            self._drop_blocks()
         return True
 
     def lost_consumers(self, now_ns: int) -> list[Peer]:
@@ -132,6 +130,12 @@ class Delivery:
             kept.extend(left)
         self._again = kept
         self.dirty = True
+
+    def rest(self) -> None:
+        """Once a turn: without consumers hold no blocks. The feed goes off for the same reason; while it is on, the window must not
+        shrink, for what comes goes on where it ended and would look like a gap."""
+        if not self.consumers:
+            self._drop_blocks()
 
     def _drop_blocks(self) -> None:
         """Give the memory back: what is in the window will be read again."""
@@ -246,8 +250,6 @@ class Delivery:
         if lease is None or lease.consumer.peer != peer:
             return [], tuple(ranges) or (UNKNOWN_DELIVERY,)
         taken, left, refused = take(lease.runs, ranges)
-        if not taken:
-            return [], refused
         lease.consumer.in_flight -= total(taken)
         self._lease_rows += len(left) - len(lease.runs)
         lease.runs = left

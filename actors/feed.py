@@ -49,13 +49,11 @@ TRANSITIONS: Final[dict[FeedState, dict[str, FeedState]]] = {
 class Feed:
     """Decides what to ask for next; `request` numbers tell answers to old questions from the present one."""
 
-    __slots__ = ("_asked", "_attach", "_channel", "_next", "_request", "granted", "received", "state")
+    __slots__ = ("_attach", "_channel", "_request", "granted", "received", "state")
 
     def __init__(self, channel: str) -> None:
         self._channel = channel
         self._request = 0
-        self._asked = 0  # the offset of the Fetch that is out
-        self._next = 0  # what was next at the last turn
         self._attach = False  # an Attach must go out
         self.granted = 0
         self.received = 0
@@ -83,16 +81,9 @@ class Feed:
         """The topic does not hold what is next (it said so, or sent a later block)."""
         self._go("behind")
 
-    def read(self, request: int, next_offset: int, caught_up: bool) -> bool:
-        """An answer to a Fetch; False for one that nobody waits for.
-
-        Blocks may have been dropped since the question (the last consumer left, the next one came). Then the answer begins
-        behind `next_offset`, which would look like a gap of storage's and be taken for a loss: ask again.
-        """
+    def read(self, request: int, caught_up: bool) -> bool:
+        """An answer to a Fetch; False for one that nobody waits for."""
         if self.state is not FeedState.READING or request != self._request:
-            return False
-        if next_offset < self._asked:
-            self._go("read")
             return False
         self._go("caught_up" if caught_up else "read")
         if caught_up:
@@ -102,9 +93,6 @@ class Feed:
     def next_word(self, next_offset: int, window_bytes: int, request: int) -> Attach | Credit | Fetch | None:
         """What to send now, given the offset that is next and how much is held. `request` is used if it is a Fetch."""
         room = WINDOW_BYTES_MAX - window_bytes
-        if next_offset < self._next and self.state is FeedState.ATTACHED:
-            self._attach = True  # blocks were dropped between two turns: the topic must send them again
-        self._next = next_offset
         if self.state is FeedState.ATTACHED:
             if self._attach:
                 self._attach = False
@@ -116,6 +104,5 @@ class Feed:
         elif self.state is FeedState.BEHIND and room >= WINDOW_BYTES_MAX // 2:
             self._go("fetch")
             self._request = request
-            self._asked = next_offset
             return Fetch(request, next_offset, room)
         return None

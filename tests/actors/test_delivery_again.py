@@ -228,6 +228,7 @@ def test_one_that_leaves_gives_its_messages_back_and_the_last_one_the_memory(des
     token = desk.send_one().token
     assert desk.channel.unsubscribe(A)
     assert not desk.channel.unsubscribe(A)
+    desk.channel.rest()
     assert desk.channel.fin(A, token, ALL) == (UNKNOWN_DELIVERY,)
     assert (desk.channel.window_bytes, desk.channel.window_end) == (0, 2)
     assert desk.stats() == (8, 0, 0)

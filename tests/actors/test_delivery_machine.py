@@ -136,6 +136,7 @@ class DeliveryMachine(RuleBasedStateMachine):
     def leave_now_and_then(self, peer: Peer, dice: int) -> None:
         if dice == 3:
             self.leave(peer)
+            self.channel.rest()
 
     def leave(self, peer: Peer) -> None:
         assert self.channel.unsubscribe(peer) == (self.seen.pop(peer, None) is not None)

@@ -78,26 +78,15 @@ def test_credit_is_a_running_total_of_what_came_and_what_has_room() -> None:
     assert feed.next_word(9, 0, 4) == p.Attach("c", 9, options.WINDOW_BYTES_MAX + quarter + 5)
 
 
-def test_what_was_dropped_is_asked_for_again() -> None:
-    feed = feed_in(FeedState.ATTACHED)
-    assert feed.next_word(9, 0, 3) is None
-    assert feed.next_word(5, 0, 4) == p.Attach("c", 5, options.WINDOW_BYTES_MAX)
-
-
 @pytest.mark.parametrize(
-    ("request_number", "window_end", "caught_up", "taken", "state"),
-    [
-        (2, 0, False, True, FeedState.BEHIND),
-        (2, 0, True, True, FeedState.ATTACHED),
-        (1, 0, True, False, FeedState.READING),
-        (2, -1, True, False, FeedState.BEHIND),  # what came between was dropped meanwhile: not a gap of storage's
-    ],
+    ("request_number", "caught_up", "taken", "state"),
+    [(2, False, True, FeedState.BEHIND), (2, True, True, FeedState.ATTACHED), (1, True, False, FeedState.READING)],
 )
-def test_answers_to_reads(request_number: int, window_end: int, caught_up: bool, taken: bool, state: FeedState) -> None:
+def test_answers_to_reads(request_number: int, caught_up: bool, taken: bool, state: FeedState) -> None:
     feed = feed_in(FeedState.READING)
-    assert feed.read(request_number, window_end, caught_up) is taken
+    assert feed.read(request_number, caught_up) is taken
     assert feed.state is state
-    assert not feed_in(FeedState.BEHIND).read(2, 0, True)
+    assert not feed_in(FeedState.BEHIND).read(2, True)
 
 
 class ChannelShell:
@@ -115,6 +104,7 @@ class ChannelShell:
         self.got: list[int] = []
 
     def turn(self) -> None:
+        self.delivery.rest()
         detach = self.feed.wanted(self.delivery.is_wanted())
         if detach is not None:
             self.down.append(detach)
@@ -149,7 +139,7 @@ class ChannelShell:
 
     def from_storage(self) -> None:
         word, blocks = self.reads.popleft()
-        if self.feed.read(word.request, self.delivery.window_end, not blocks or blocks[-1].next_offset >= word.head):
+        if self.feed.read(word.request, not blocks or blocks[-1].next_offset >= word.head):
             for block in blocks:
                 self.delivery.offer(block, from_storage=True)
 
@@ -255,12 +245,17 @@ class FeedMachine(RuleBasedStateMachine):
 
     @rule(number=NUMBER, ready=st.sampled_from([0, 1, 10]))
     def change(self, number: int, ready: int) -> None:
-        """The only consumer goes and comes, maybe between two turns: what was held is dropped."""
+        """The only consumer goes and comes, all between two turns."""
         self.channels[number].join(ready)
+
+    @rule(number=NUMBER)
+    def leave(self, number: int) -> None:
+        self.channels[number].delivery.unsubscribe((b"c",))
 
     @rule(number=NUMBER, ready=st.sampled_from([0, 10]))
     def set_ready(self, number: int, ready: int) -> None:
-        self.channels[number].delivery.set_ready((b"c",), ready)
+        if self.channels[number].delivery.consumers:
+            self.channels[number].delivery.set_ready((b"c",), ready)
 
     @rule(consuming=st.booleans())
     def settle(self, consuming: bool) -> None:
