@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import struct
 import sys
 from collections.abc import Callable
@@ -315,11 +316,13 @@ def calls_of(work: Callable[[], object]) -> int:
         nonlocal number
         number += event in {"call", "c_call"}
 
+    gc.disable()  # its callbacks would be counted too
     sys.setprofile(profile)
     try:
         work()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return number
 
 
