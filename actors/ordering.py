@@ -7,7 +7,7 @@ Rules (DESIGN 4.2):
   gap would make the resent ones look old and lose them.
 * A producer says Hello on each link first; without it E_HELLO. (A DEALER's pipe outlives its server, so words meant for the
   topic's predecessor can arrive here.)
-* When an append fails, all appends on their way fail with it (storage refuses the old epoch), and each producer's expected
+* When an append fails, those behind it fail with it (storage refuses the old epoch), and each producer's expected
   number goes back to its first failed block.
 * `offset -1` in an answer: stored, but where is no longer remembered.
 """
@@ -194,11 +194,13 @@ class Ordering:
             link.out_bytes = max(0, link.out_bytes - entry.block.length)
 
     def failed(self, request: int, code: str, text: str) -> list[Reply]:
-        """An append failed: so do all on their way and all that wait here; producers go back to their first failed block."""
+        """An append failed: so do those behind it and all that wait here; producers go back to their first failed block.
+
+        Those before it are written, and their answers only wait for a sync: to call them failed would store them twice.
+        """
         if request not in self._out:
             return []
-        lost = [entry for batch in self._out.values() for entry in batch] + self._queue
-        self._out.clear()
+        lost = [entry for number in [n for n in self._out if n >= request] for entry in self._out.pop(number)] + self._queue
         self._queue = []
         self.epoch += 1
         for entry in lost:

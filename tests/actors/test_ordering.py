@@ -1,0 +1,269 @@
+"""A topic's order: sequences, repeats, failed appends, credit, expiry; case by case."""
+
+from __future__ import annotations
+
+import pytest
+
+from zsq.actors import options
+from zsq.actors.ordering import Ordering, Reply
+from zsq.transport.block import Block, pack
+from zsq.transport.errors import E_DISK_FULL, E_HELLO, E_LIMIT, E_SEQUENCE
+from zsq.transport.protocol import Stored, Unstored
+
+S = 1_000_000_000
+NOW = 1_000 * S
+A, B, C = (b"a",), (b"b",), (b"gateway-1", b"c")
+ID = 77
+
+
+def block(sequence: int, *, producer_id: int = ID, count: int = 1, size: int = 1) -> Block:
+    return pack([b"x" * size] * count, producer_id=producer_id, sequence=sequence)
+
+
+def greeted(known: dict[int, tuple[int, list[tuple[int, int]]]] | None = None) -> Ordering:
+    ordering = Ordering(known or {})
+    assert ordering.hello(A, ID, 30 * S, NOW) is not None
+    return ordering
+
+
+def publish(ordering: Ordering, *sequences: int, peer: tuple[bytes, ...] = A) -> list[Reply]:
+    return [reply for sequence in sequences for reply in ordering.publish(peer, block(sequence), NOW)]
+
+
+def brief(replies: list[Reply]) -> list[tuple[bytes, object]]:
+    """(peer, what is stored) or (peer, (sequence, expected, code))."""
+    found: list[tuple[bytes, object]] = []
+    for peer, word in replies:
+        found.append((peer[-1], word.blocks if isinstance(word, Stored) else (word.sequence, word.expected, word.code)))
+    return found
+
+
+def append(ordering: Ordering) -> int:
+    handed = ordering.next_append()
+    assert handed is not None
+    return handed[0]
+
+
+@pytest.mark.parametrize(
+    ("sequences", "answers"),
+    [
+        ((0, 1, 2), []),
+        ((0, 0, 1, 0), []),  # pending ones wait for their first
+        ((0, 2), [(2, 1, E_SEQUENCE)]),
+        ((1,), [(1, 0, E_SEQUENCE)]),
+        ((0, 2, 3, 1, 2), [(2, 1, E_SEQUENCE), (3, 1, E_SEQUENCE)]),
+        ((2**64 - 1,), [(2**64 - 1, 0, E_SEQUENCE)]),
+    ],
+)
+def test_exactly_the_next_sequence_is_taken(sequences: tuple[int, ...], answers: list[tuple[int, int, str]]) -> None:
+    ordering = greeted()
+    assert [answer for _, answer in brief(publish(ordering, *sequences))] == answers
+    handed = ordering.next_append()
+    taken = [placed.header.sequence for placed in handed[1]] if handed else []
+    assert taken == list(range(len(taken)))
+
+
+@pytest.mark.parametrize(
+    ("known", "sequence", "answer"),
+    [
+        ((3, [(1, 10), (2, 20)]), 2, ((2, 20),)),
+        ((3, [(1, 10), (2, 20)]), 1, ((1, 10),)),
+        ((3, [(1, 10), (2, 20)]), 0, ((0, -1),)),  # stored, but where is no longer remembered
+        ((3, [(1, 10), (2, 20)]), 4, (4, 3, E_SEQUENCE)),
+    ],
+)
+def test_what_was_recovered_is_answered_like_the_first_time(
+    known: tuple[int, list[tuple[int, int]]], sequence: int, answer: object
+) -> None:
+    ordering = greeted({ID: known})
+    assert brief(publish(ordering, sequence)) == [(b"a", answer)]
+    assert ordering.next_append() is None
+    assert ordering.hello(B, ID, 30 * S, NOW) == (3, options.CREDIT_BYTES)
+
+
+def test_stored_blocks_are_answered_with_their_places_and_handed_on() -> None:
+    ordering = greeted()
+    for sequence, count in enumerate((5, 1, 2)):
+        ordering.publish(A, block(sequence, count=count), NOW)
+    assert not ordering.idle()
+    replies, placed = ordering.appended(append(ordering), 100)
+    assert brief(replies) == [(b"a", ((0, 100), (1, 105), (2, 106)))]
+    assert [(placed_block.header.sequence, offset) for placed_block, offset in placed] == [(0, 100), (1, 105), (2, 106)]
+    assert ordering.idle()
+    assert brief(publish(ordering, 1)) == [(b"a", ((1, 105),))]
+    assert ordering.appended(1, 100) == ([], []), "answered already"
+
+
+def test_a_repeat_on_a_new_link_is_answered_there() -> None:
+    ordering = greeted()
+    publish(ordering, 0, 1)
+    assert ordering.hello(B, ID, 30 * S, NOW) == (2, options.CREDIT_BYTES)
+    assert publish(ordering, 0, peer=B) == []
+    replies, placed = ordering.appended(append(ordering), 0)
+    assert (b"b", ((0, 0),)) in brief(replies)
+    assert len(placed) == 2
+
+
+@pytest.mark.parametrize("peer", [A, B])
+def test_without_hello_nothing_is_taken(peer: tuple[bytes, ...]) -> None:
+    ordering = Ordering({})
+    ordering.hello(A, ID + 1, 30 * S, NOW)
+    assert brief(publish(ordering, 0, peer=peer)) == [(peer[0], (0, -1, E_HELLO))]
+
+
+def test_appends_are_bounded_in_bytes_and_in_number() -> None:
+    ordering = greeted()
+    large = options.APPEND_BYTES_MAX // 2
+    sequence = 0
+    for _ in range(options.APPENDS_OUT_MAX + 1):
+        ordering._links[A].out_bytes = 0
+        for _ in range(2):
+            assert ordering.publish(A, block(sequence, size=large // 2, count=2 - sequence % 2), NOW) == []
+            sequence += 1
+    sizes = []
+    while (handed := ordering.next_append()) is not None:
+        sizes.append(sum(one.length for one in handed[1]))
+    assert len(sizes) == options.APPENDS_OUT_MAX
+    assert max(sizes) <= options.APPEND_BYTES_MAX
+    ordering.appended(1, 0)
+    assert ordering.next_append() is not None
+
+
+# Failures
+
+
+def test_a_failed_append_takes_those_behind_it_along() -> None:
+    ordering = greeted()
+    ordering.hello(B, ID + 1, 30 * S, NOW)
+    publish(ordering, 0, 1)
+    first = append(ordering)
+    publish(ordering, 2)
+    ordering.publish(B, block(0, producer_id=ID + 1), NOW)
+    append(ordering)
+    publish(ordering, 3)
+    replies = ordering.failed(first, E_DISK_FULL, "full")
+    assert brief(replies) == [
+        (b"a", (0, 0, E_DISK_FULL)),
+        (b"a", (1, 0, E_DISK_FULL)),
+        (b"a", (2, 0, E_DISK_FULL)),
+        (b"b", (0, 0, E_DISK_FULL)),
+        (b"a", (3, 0, E_DISK_FULL)),
+    ]
+    assert (ordering.epoch, ordering.idle()) == (1, True)
+    assert ordering.failed(first + 1, E_DISK_FULL, "full") == [], "its blocks were answered"
+    assert ordering._links[A].out_bytes == 0
+    assert publish(ordering, 0, 1) == []
+
+
+def test_what_was_written_before_a_failed_append_is_stored() -> None:
+    """Storage answers a write that fails at once, and those before it after their sync."""
+    ordering = greeted()
+    publish(ordering, 0)
+    first = append(ordering)
+    publish(ordering, 1)
+    second = append(ordering)
+    publish(ordering, 2)
+    assert brief(ordering.failed(second, E_DISK_FULL, "full")) == [(b"a", (1, 1, E_DISK_FULL)), (b"a", (2, 1, E_DISK_FULL))]
+    assert publish(ordering, 0) == [], "still pending"
+    assert not ordering.idle()
+    replies, placed = ordering.appended(first, 40)
+    assert brief(replies) == [(b"a", ((0, 40),))]
+    assert len(placed) == 1
+    assert publish(ordering, 1) == []
+
+
+# Limits
+
+
+def test_more_than_the_credit_is_refused() -> None:
+    ordering = greeted()
+    ordering._links[A].credit_bytes = 250
+    assert publish(ordering, 0, 1) == []
+    assert brief(publish(ordering, 2)) == [(b"a", (2, 2, E_LIMIT))]
+    ordering.appended(append(ordering), 0)
+    assert publish(ordering, 2) == []
+    ordering.appended(append(ordering), 2)
+    assert ordering.publish(A, block(3, size=1_000), NOW) == [], "one block always"
+
+
+def test_the_pool_is_shared_and_given_back() -> None:
+    ordering = Ordering({})
+    granted = 0
+    number = 0
+    while (welcome := ordering.hello((b"%d" % number,), number + 1, 30 * S, NOW)) is not None:
+        granted += welcome[1]
+        number += 1
+        assert options.CREDIT_BYTES_MIN <= welcome[1] <= options.CREDIT_BYTES
+        assert granted <= options.CREDIT_POOL_BYTES
+    assert number >= 100
+    ordering.bye((b"0",))
+    assert ordering.hello(A, ID, 30 * S, NOW) is not None
+    assert ordering.hello(A, ID, 30 * S, NOW) is not None, "again on the same link: its own credit is free"
+
+
+def test_too_many_producers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "PRODUCERS_MAX", 2)
+    ordering = Ordering({1: (5, []), 2: (5, [])})
+    assert ordering.hello(A, ID, 30 * S, NOW) is not None
+    assert brief(publish(ordering, 0)) == [(b"a", (0, 0, E_LIMIT))]
+
+
+def test_recent_answers_are_bounded() -> None:
+    ordering = greeted()
+    for sequence in range(options.RECENT_SEQUENCES + 1):
+        publish(ordering, sequence)
+        ordering.appended(append(ordering), sequence)
+    assert brief(publish(ordering, 0, 1)) == [(b"a", ((0, -1),)), (b"a", ((1, 1),))]
+
+
+# Time
+
+
+def test_silent_links_end_and_others_stay() -> None:
+    ordering = greeted()
+    ordering.hello(C, ID + 1, 10 * S, NOW)
+    ordering.expire(NOW + 20 * S)
+    assert ordering.peers() == [A, C]
+    assert ordering.seen(A, NOW + 15 * S)
+    ordering.expire(NOW + 61 * S)
+    assert ordering.peers() == [A]
+    assert not ordering.seen(C, NOW)
+    ordering.expire(NOW + 76 * S)
+    assert ordering.peers() == []
+
+
+def test_a_gateways_peers_go_with_it() -> None:
+    ordering = greeted()
+    ordering.hello(C, ID + 1, 10 * S, NOW)
+    ordering.gone(b"gateway-1")
+    assert ordering.peers() == [A]
+
+
+def test_producers_are_forgotten_a_week_after_their_last_use() -> None:
+    """Also those that were recovered and never heard of since."""
+    week = options.PRODUCER_KEPT_S * S
+    ordering = greeted({1: (5, [])})
+    publish(ordering, 0)
+    ordering.expire(NOW)
+    ordering.bye(A)
+    ordering.expire(NOW + week + 1)
+    assert 1 not in ordering._producers
+    assert ID in ordering._producers, "a block of it is pending"
+    ordering.appended(append(ordering), 0)
+    ordering.expire(NOW + week + 1)
+    assert not ordering._producers
+
+
+def test_a_linked_producer_is_remembered() -> None:
+    ordering = greeted({ID: (5, [])})
+    later = NOW + 2 * options.PRODUCER_KEPT_S * S
+    ordering.seen(A, later)
+    ordering.expire(later)
+    assert brief(publish(ordering, 4)) == [(b"a", ((4, -1),))]
+    assert ordering.statistics() == {"producers": 1, "pending_appends": 0, "queued_blocks": 0}
+
+
+def test_replies_are_words() -> None:
+    (reply,) = publish(greeted(), 9)
+    assert isinstance(reply.word, Unstored)
+    assert "0 was expected" in reply.word.text
