@@ -113,7 +113,9 @@ class Ordering:
             self.bye(peer)
         limit = now_ns - options.PRODUCER_KEPT_S * 1_000_000_000
         linked = {link.producer_id for link in self._links.values()}
-        for pid in [p for p, row in self._producers.items() if 0 < row.used_ns < limit and not row.waiting and p not in linked]:
+        for row in self._producers.values():
+            row.used_ns = row.used_ns or now_ns  # recovered: from now on
+        for pid in [p for p, row in self._producers.items() if row.used_ns < limit and not row.waiting and p not in linked]:
             del self._producers[pid]
 
     # Blocks come
