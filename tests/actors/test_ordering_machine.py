@@ -1,0 +1,229 @@
+"""Several producers, a topic and its storage: resends, lost links, failing writes, restarts. Each block is stored once and in order.
+
+A producer numbers its blocks and never gives up: after any doubt it opens a new link, says Hello and sends again what is not answered.
+The old link's words may still arrive. Storage writes, syncs later, and answers a write that fails at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+from unittest import mock
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from zsq.actors import options
+from zsq.actors.ordering import Ordering
+from zsq.transport.block import Block, pack
+from zsq.transport.errors import E_DISK_FULL
+from zsq.transport.protocol import Stored, Unstored
+
+S = 1_000_000_000
+PRODUCER = st.integers(0, 2)
+Peer = tuple[bytes, ...]
+
+
+class Append(NamedTuple):
+    request: int
+    epoch: int
+    blocks: list[Block]
+
+
+class Answer(NamedTuple):
+    """Of storage: where it lies, or None for a failure."""
+
+    request: int
+    first_offset: int | None
+
+
+class Producer:
+    """Its side of the protocol; `links` are the pipes to the topic, of which old ones may still hold words."""
+
+    def __init__(self, number: int) -> None:
+        self.id = number + 1
+        self.made = 0
+        self.told: dict[int, int] = {}  # sequence -> offset
+        self.unanswered: dict[int, Block] = {}
+        self.peer: Peer = ()
+        self.links: dict[Peer, deque[Block | str]] = {}
+        self.reconnect()
+
+    def reconnect(self) -> None:
+        self.peer = (b"%d-%d" % (self.id, len(self.links)),)
+        self.links[self.peer] = deque(["hello", *self.unanswered.values()])
+
+    def make(self) -> None:
+        block = pack([b"x"] * (1 + self.made % 3), producer_id=self.id, sequence=self.made)
+        self.made += 1
+        self.unanswered[block.header.sequence] = block
+        self.links[self.peer].append(block)
+
+
+class OrderingMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.small = mock.patch.multiple(options, APPEND_BYTES_MAX=250, APPENDS_OUT_MAX=3, CREDIT_BYTES=400, RECENT_SEQUENCES=3)
+        self.small.start()
+        self.producers = [Producer(number) for number in range(3)]
+        self.replies: dict[Peer, deque[Stored | Unstored]] = {}
+        self.disk: list[Block] = []
+        self.synced = 0  # blocks
+        self.offered: list[tuple[int, int]] = []  # what channels were shown
+        self.start()
+
+    def start(self) -> None:
+        rows: dict[int, tuple[int, list[tuple[int, int]]]] = {}
+        offset = 0
+        for block in self.disk:
+            recent = rows.get(block.header.producer_id, (0, []))[1]
+            rows[block.header.producer_id] = block.header.sequence + 1, [*recent, (block.header.sequence, offset)][-2:]
+            offset += block.count
+        self.ordering = Ordering(rows)
+        self.synced = len(self.disk)
+        self.epoch = 0
+        self.appends: deque[Append] = deque()  # to storage
+        self.written: deque[tuple[int, int, int]] = deque()  # request, first offset, blocks on disk after it
+        self.answers: deque[Answer] = deque()  # from storage
+
+    # Producers
+
+    @rule(number=PRODUCER, blocks=st.integers(1, 4))
+    def make(self, number: int, blocks: int) -> None:
+        for _ in range(blocks):
+            self.producers[number].make()
+
+    @rule(number=PRODUCER)
+    def reconnect(self, number: int) -> None:
+        self.producers[number].reconnect()
+
+    @rule(number=PRODUCER, count=st.integers(1, 6))
+    def read_replies(self, number: int, count: int) -> None:
+        producer = self.producers[number]
+        replies = self.replies.setdefault(producer.peer, deque())
+        for _ in range(min(count, len(replies))):
+            word = replies.popleft()
+            if isinstance(word, Unstored):
+                producer.reconnect()
+                return
+            for sequence, offset in word.blocks:
+                self.check_answer(producer, sequence, offset)
+                producer.unanswered.pop(sequence, None)
+
+    def check_answer(self, producer: Producer, sequence: int, offset: int) -> None:
+        """Stored means on disk, at that place."""
+        place = 0
+        for block in self.disk[: self.synced]:
+            if (block.header.producer_id, block.header.sequence) == (producer.id, sequence):
+                assert offset in (place, -1)
+                assert producer.told.setdefault(sequence, place) == place
+                return
+            place += block.count
+        raise AssertionError(f"{producer.id}/{sequence} was said to be stored")
+
+    # The topic
+
+    @rule(number=PRODUCER, count=st.integers(1, 6), newest=st.booleans())
+    def to_topic(self, number: int, count: int, newest: bool) -> None:
+        producer = self.producers[number]
+        waiting = [peer for peer, words in producer.links.items() if words]
+        if not waiting:
+            return
+        peer = waiting[-1 if newest else 0]
+        for _ in range(min(count, len(producer.links[peer]))):
+            word = producer.links[peer].popleft()
+            if isinstance(word, str):
+                welcome = self.ordering.hello(peer, producer.id, 30 * S, S)
+                assert welcome is not None
+                assert welcome[0] > max(producer.told, default=-1), "it forgot what it has answered"
+                continue
+            for to, answer in self.ordering.publish(peer, word, S):
+                self.replies.setdefault(to, deque()).append(answer)
+
+    @rule()
+    def append(self) -> None:
+        while (handed := self.ordering.next_append()) is not None:
+            self.appends.append(Append(handed[0], self.ordering.epoch, handed[1]))
+
+    @rule(count=st.integers(1, 4))
+    def from_storage(self, count: int) -> None:
+        for _ in range(min(count, len(self.answers))):
+            answer = self.answers.popleft()
+            if answer.first_offset is None:
+                replies = self.ordering.failed(answer.request, E_DISK_FULL, "full")
+            else:
+                replies, placed = self.ordering.appended(answer.request, answer.first_offset)
+                self.offered += [(offset, block.count) for block, offset in placed]
+            for to, word in replies:
+                self.replies.setdefault(to, deque()).append(word)
+
+    # Storage
+
+    @rule(count=st.integers(1, 3), full=st.integers(0, 3))
+    def write(self, count: int, full: int) -> None:
+        for _ in range(min(count, len(self.appends))):
+            append = self.appends.popleft()
+            if append.epoch < self.epoch:
+                self.answers.append(Answer(append.request, None))
+            elif full == 3:
+                self.epoch = append.epoch + 1
+                self.answers.append(Answer(append.request, None))
+            else:
+                first_offset = sum(block.count for block in self.disk)
+                self.disk += append.blocks
+                self.written.append((append.request, first_offset, len(self.disk)))
+
+    @rule()
+    def sync(self) -> None:
+        while self.written:
+            request, first_offset, self.synced = self.written.popleft()
+            self.answers.append(Answer(request, first_offset))
+
+    @rule(kept=st.integers(0, 5), dice=st.integers(0, 3))
+    def restart(self, kept: int, dice: int) -> None:
+        """Storage and topic share one fate. Of what was not synced any beginning may have reached the disk."""
+        if dice == 2:
+            del self.disk[self.synced + kept :]
+            del self.offered[:]
+            self.start()
+            for producer in self.producers:
+                producer.reconnect()
+
+    # Laws
+
+    @invariant()
+    def each_once_and_in_order(self) -> None:
+        for producer in self.producers:
+            stored = [block.header.sequence for block in self.disk if block.header.producer_id == producer.id]
+            assert stored == list(range(len(stored)))
+        for (offset, count), (following, _) in zip(self.offered, self.offered[1:], strict=False):
+            assert offset + count == following, "channels are shown all, in order"
+
+    def teardown(self) -> None:
+        try:
+            for _ in range(400):
+                for number, producer in enumerate(self.producers):
+                    self.to_topic(number, 6, False)
+                    self.append()
+                    self.write(3, 0)
+                    self.sync()
+                    self.from_storage(4)
+                    self.read_replies(number, 6)
+                    if (
+                        producer.unanswered
+                        and not any(producer.links.values())
+                        and self.ordering.idle()
+                        and not self.replies[producer.peer]
+                    ):
+                        producer.reconnect()
+                if not any(producer.unanswered for producer in self.producers):
+                    break
+            assert not any(producer.unanswered for producer in self.producers)
+            assert len(self.disk) == sum(producer.made for producer in self.producers)
+        finally:
+            self.small.stop()
+
+
+TestOrdering = OrderingMachine.TestCase
+TestOrdering.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
