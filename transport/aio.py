@@ -90,7 +90,7 @@ class Producer:
     async def publish(
         self,
         topic: str,
-        body: bytes,
+        body: bytes | bytearray | memoryview,
         *,
         key: Text = None,
         tag: Text = None,
@@ -100,15 +100,15 @@ class Producer:
         """Publish one message; durable when it returns, unless it lingers."""
         if delay is not None:
             raise UsageError(E_UNSUPPORTED, "delayed publish comes with a later version; publish when it is due")
-        body = as_body(body)
+        payload = as_body(body)
         attributes = None if key is None and tag is None and headers is None else as_attributes(key, tag, headers)
         if not self._lingers:
             keys, tags, packed = (None if value is None else [value] for value in attributes or (None, None, None))
-            receipt = await self._push(topic, (pack([body], keys=keys, tags=tags, headers=packed),))
+            receipt = await self._push(topic, (pack([payload], keys=keys, tags=tags, headers=packed),))
             await receipt.wait()
             return receipt
         turner = self._turner()
-        parcel, index = turner.engine.linger(topic, body, attributes)
+        parcel, index = turner.engine.linger(topic, payload, attributes)
         turner.settle()
         await self._make_room(turner, topic)
         return Receipt(self, (parcel,), index, 1)

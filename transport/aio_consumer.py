@@ -18,7 +18,7 @@ from .address import parse
 from .consumer import READY, make_session, missed_finishes
 from .drive import inherit
 from .engine import FAR_NS
-from .errors import E_BAD_ARGUMENT, E_CLOSING, Refused, UsageError, ZsqError
+from .errors import E_BAD_ARGUMENT, E_CLOSING, LeaseLost, Refused, UsageError, ZsqError
 from .message import BatchView, MessageView, as_delay_ms
 from .names import check_name
 from .producer import TIMEOUT_S, check_times
@@ -140,6 +140,7 @@ class Consumer:
         )
         engine.raise_refused()
         if not ready:
+            engine.down_ns = time.monotonic_ns()
             raise engine.too_late(timeout, "could not subscribe to")
 
     async def receive_batch(self, timeout: float | None = None) -> Batch | None:
@@ -237,7 +238,8 @@ class Consumer:
         if turner is None or turner.pid != os.getpid():
             return
         session = turner.engine.session
-        await self._confirm(turner, session.barrier(), self._timeout if timeout is None else timeout)
+        with contextlib.suppress(LeaseLost):  # counted by the session, and told below
+            await self._confirm(turner, session.barrier(), self._timeout if timeout is None else timeout)
         missed_finishes(session)
 
     # Running a handler
@@ -255,6 +257,8 @@ class Consumer:
         See `zsq.Consumer.run`."""
         if concurrency < 1:
             raise UsageError(E_BAD_ARGUMENT, f"a concurrency of {concurrency} is none")
+        if self._closing:
+            raise Refused(E_CLOSING, "this consumer is closed; make a new one")
         delay = backoff if requeue_delay is None else requeue_delay
         loop = asyncio.get_running_loop()
         caught = (signal.SIGTERM, signal.SIGINT) if signals else ()

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 from .address import Address, Target, parse
 from .block import Block
 from .consumer import Consumer
-from .drive import Drive, inherit, remember
+from .drive import Drive, inherit, ours, remember
 from .errors import E_BAD_ARGUMENT, E_CLOSING, CorruptBlock, Refused, UsageError
 from .message import Batch, Message
 from .names import check_name
@@ -79,13 +79,11 @@ class _Asker:
         remember(self)
 
     def _ask(self, make: Callable[[int], Wire], *, repeatable: bool) -> tuple[Any, list[Block]]:
-        drive = self._made
         if self._closed:
             raise Refused(E_CLOSING, "this client is closed; make a new one")
+        drive = self._made
         if drive is None or drive.pid != os.getpid():
-            if drive is not None:
-                inherit(drive)
-            drive = self._made = Drive(RequestEngine(self._address, self._target))
+            drive = ours(lambda: self._made, self._make)
         with drive.lock:
             engine = drive.engine
             number = engine.number()
@@ -96,6 +94,10 @@ class _Asker:
         if request.error is not None:
             raise request.error
         return request.answer, request.blocks
+
+    def _make(self, inherited: Drive[RequestEngine] | None) -> Drive[RequestEngine]:
+        self._made = Drive(RequestEngine(self._address, self._target))
+        return self._made
 
     def close(self, timeout: float | None = None) -> None:
         """End; nothing is in progress."""

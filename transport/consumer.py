@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Final, Self, cast
 
 from .address import parse
-from .drive import Drive, inherit, remember
+from .drive import Drive, inherit, ours, remember
 from .engine import FAR_NS
 from .errors import E_BAD_ARGUMENT, E_CLOSING, E_LEASE, LeaseLost, Refused, UsageError
 from .message import Batch, Message
@@ -85,18 +85,22 @@ class Consumer:
     def _drive(self) -> Drive[ConsumerEngine]:
         """This process's drive, with its link begun."""
         made = self._made
-        if made is None or made.pid != os.getpid():
-            if made is not None:
-                inherit(made)
-                self._messages = deque()
-                self._busy = set()
-            if self._closing:
-                raise Refused(E_CLOSING, "this consumer is closed; make a new one")
-            url, ready, message_timeout, label, heartbeat_ms = self._options
-            engine = ConsumerEngine(parse(url), self.topic, self.channel, make_session(ready, message_timeout, label), heartbeat_ms)
-            engine.on_void = self._messages.clear
-            made = self._made = Drive(engine, keeper="zsq consumer")
-        return made
+        return made if made is not None and made.pid == os.getpid() else ours(lambda: self._made, self._make)
+
+    def _make(self, inherited: Drive[ConsumerEngine] | None) -> Drive[ConsumerEngine]:
+        self._check_open()
+        if inherited is not None:
+            self._messages = deque()
+            self._busy = set()
+        url, ready, message_timeout, label, heartbeat_ms = self._options
+        engine = ConsumerEngine(parse(url), self.topic, self.channel, make_session(ready, message_timeout, label), heartbeat_ms)
+        engine.on_void = self._messages.clear
+        self._made = Drive(engine, keeper="zsq consumer")
+        return self._made
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise Refused(E_CLOSING, "this consumer is closed; make a new one")
 
     @property
     def stale(self) -> int:
@@ -117,6 +121,7 @@ class Consumer:
             drive.settle()
             engine.raise_refused()
             if not ready:
+                engine.down_ns = time.monotonic_ns()
                 raise engine.too_late(timeout, "could not subscribe to")
 
     def receive_batch(self, timeout: float | None = None) -> Batch | None:
@@ -274,7 +279,8 @@ class Consumer:
             return
         with drive.lock:
             session = drive.engine.session
-            self._confirm(drive, session.barrier(), self._timeout if timeout is None else timeout)
+            with contextlib.suppress(LeaseLost):  # counted by the session, and told below
+                self._confirm(drive, session.barrier(), self._timeout if timeout is None else timeout)
             missed_finishes(session)
 
     # Running a handler
@@ -296,6 +302,7 @@ class Consumer:
         """
         if concurrency < 1:
             raise UsageError(E_BAD_ARGUMENT, f"a concurrency of {concurrency} is none")
+        self._check_open()
         runner = Runner(self, handler, backoff if requeue_delay is None else requeue_delay, on_error)
         with contextlib.ExitStack() as stack:
             stack.callback(self.close)

@@ -212,8 +212,34 @@ def _drain(fd: int) -> None:
         os.eventfd_read(fd)
 
 
+_Made = TypeVar("_Made", bound=Drive[Any])
+_making: threading.Lock = threading.Lock()  # several threads may be the first to use a client
+
+
+def _after_fork() -> None:
+    global _making
+    _making = threading.Lock()  # whoever held it is not here
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def ours(get: Callable[[], _Made | None], make: Callable[[_Made | None], _Made]) -> _Made:
+    """This process's drive of a client: `get()` if it is there, else `make(inherited)`, by one thread only.
+
+    A parent's drive in a forked child is never touched, never collected.
+    """
+    with _making:
+        found = get()
+        if found is not None and found.pid == os.getpid():
+            return found
+        if found is not None:
+            inherit(found)
+        return make(found)
+
+
 def inherit(drive: object) -> None:
-    """A parent's drive in a forked child: never touched, never collected."""
+    """Keep what belongs to the parent for good, so that no destructor runs on it."""
     _inherited.append(drive)
 
 

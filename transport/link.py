@@ -181,6 +181,8 @@ class Link:
         self._attempts = 0
         self.trouble = ""
         self.peer.on_up(now_ns)
+        if self.heartbeat_ms:
+            self.engine.sooner(now_ns + self.heartbeat_ms * MS)
 
     # Ending
 

@@ -9,9 +9,9 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from .address import ADVICE, parse
-from .block import Block, pack
+from .block import MESSAGE_BYTES_MAX, Block, pack
 from .codec import HeaderValue
-from .drive import Drive, inherit, remember
+from .drive import Drive, inherit, ours, remember
 from .errors import E_BAD_ARGUMENT, E_CLOSING, E_TIMEOUT, E_UNSUPPORTED, BrokerUnreachable, Refused, UsageError
 from .lane import QUEUE_BYTES_MAX, Lane, ProducerEngine, Text, as_attributes, as_body, pack_many
 from .protocol import HEARTBEAT_MS_MAX, HEARTBEAT_MS_MIN
@@ -135,21 +135,19 @@ class Producer:
 
     def _drive(self) -> Drive[ProducerEngine]:
         """This process's drive: made when first needed."""
-        made = self._made
-        if made is None or made.pid != os.getpid():
-            if self._closed:
-                raise Refused(E_CLOSING, "this producer is closed; make a new one")
-            if made is not None:
-                inherit(made)
-            made = self._made = Drive(make_engine(*self._options), keeper="zsq producer")
-        elif self._closed:
+        if self._closed:
             raise Refused(E_CLOSING, "this producer is closed; make a new one")
-        return made
+        made = self._made
+        return made if made is not None and made.pid == os.getpid() else ours(lambda: self._made, self._make)
+
+    def _make(self, inherited: Drive[ProducerEngine] | None) -> Drive[ProducerEngine]:
+        self._made = Drive(make_engine(*self._options), keeper="zsq producer")
+        return self._made
 
     def publish(
         self,
         topic: str,
-        body: bytes,
+        body: bytes | bytearray | memoryview,
         *,
         key: Text = None,
         tag: Text = None,
@@ -160,18 +158,17 @@ class Producer:
         `BrokerUnreachable` after the time-out."""
         if delay is not None:
             raise UsageError(E_UNSUPPORTED, "delayed publish comes with a later version; publish when it is due")
-        if type(body) is not bytes or len(body) > 1_000_000:
-            body = as_body(body)
+        payload = body if type(body) is bytes and len(body) <= MESSAGE_BYTES_MAX else as_body(body)
         attributes = None if key is None and tag is None and headers is None else as_attributes(key, tag, headers)
         if not self._lingers:
             keys, tags, packed = (None if value is None else [value] for value in attributes or (None, None, None))
-            receipt = self._push(topic, (pack([body], keys=keys, tags=tags, headers=packed),))
+            receipt = self._push(topic, (pack([payload], keys=keys, tags=tags, headers=packed),))
             receipt.wait()
             return receipt
         drive = self._drive()
         with drive.lock:
             engine = drive.engine
-            parcel, index = engine.linger(topic, body, attributes)
+            parcel, index = engine.linger(topic, payload, attributes)
             if not index or engine.waiters:
                 drive.settle()
             if engine.lanes[topic].session.queue_bytes > QUEUE_BYTES_MAX:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from collections import deque
@@ -27,7 +26,7 @@ class FakeBroker:
     """Listens on RUN/supervisor, RUN/1 (topic), RUN/2 (reader), RUN/3 (channel). What it stored survives `die` and `start`.
 
     Faults, to be set from the test: `refuse` (code for the next blocks), `lose_answers` (store, do not answer), `silent` (answer
-    nothing), `lookup_error`. `heard` has every word that came, `news` tells when one came.
+    nothing), `deaf_to` (kinds of words), `lookup_error`. `heard` has every word that came, `news` tells when one came.
     """
 
     def __init__(self, run: Path) -> None:
@@ -40,6 +39,7 @@ class FakeBroker:
         self.refuse: deque[str] = deque()
         self.lose_answers = 0
         self.silent = False
+        self.deaf_to: set[type[p.Wire]] = set()
         self.lookup_error: tuple[str, str] | None = None
         self.manage_data: dict[str, Any] = {}
         self.hold_stored = False
@@ -124,16 +124,18 @@ class FakeBroker:
 
     def _take(self, end: Any, envelope: list[bytes], word: p.Wire, payload: list[Any]) -> None:
         self.heard.append(word)
-        if self.silent:
+        if self.silent or type(word) in self.deaf_to:
             return
         handler = getattr(self, f"on_{type(word).__name__.lower()}", None)
         answer = handler(tuple(envelope), word, payload) if handler is not None else None
         if answer is not None:
             self.say(end, tuple(envelope), answer)
 
-    def say(self, end: Any, envelope: Envelope, word: p.Wire, blocks: tuple[Block, ...] = ()) -> None:
-        with contextlib.suppress(zmq.ZMQError):
-            sockets.send_word(end, envelope, word, blocks)
+    def say(self, end: Any, envelope: Envelope, word: p.Wire, blocks: tuple[Block, ...] = ()) -> bool:
+        try:
+            return sockets.send_word(end, envelope, word, blocks)
+        except zmq.ZMQError:  # the peer is gone
+            return False
 
     def on_lookup(self, _: Envelope, word: p.Lookup, __: Any) -> p.Wire:
         if self.lookup_error is not None:
@@ -254,7 +256,9 @@ class FakeBroker:
                 self.leases[self._token] = (envelope, set(range(block.first_offset, block.next_offset)))
                 self.given[envelope] += block.count
                 run = (block.first_offset, block.count, attempts)
-                self.say(self.ends["3"], envelope, p.Deliver(self._token, (run,), sub.message_timeout_ms or 60_000), (block,))
+                if not self.say(self.ends["3"], envelope, p.Deliver(self._token, (run,), sub.message_timeout_ms or 60_000), (block,)):
+                    self.on_bye(envelope, p.Bye(), ())
+                    return
 
     def put(self, *bodies: bytes) -> None:
         """Store messages as if published; before `start`, or by `call`."""
@@ -273,3 +277,15 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeBroker]:
     made.start()
     yield made
     made.die()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    """No client leaves its thread behind."""
+    before = set(threading.enumerate())
+    yield
+    left = [thread for thread in threading.enumerate() if thread.name.startswith("zsq") and thread not in before]
+    for thread in left:
+        thread.join(2)
+
+    assert not [thread for thread in left if thread.is_alive()]
