@@ -27,6 +27,7 @@ from .subscription import TELL_NS, ConsumerEngine
 log = logging.getLogger("zsq")
 
 READY: Final = 2500
+TELL_SHARE: Final = 4  # while more is at hand, finishes are told when they are this part of the credit: fewer wake-ups of everybody
 _SHARED: Final = object()
 
 
@@ -169,7 +170,7 @@ class Consumer:
             now = time.monotonic_ns()
             deadline_ns = FAR_NS if timeout is None else now + int(timeout * 1e9)
             engine.start()
-            if session.dirty or session.words:
+            if not session.arrived or session.untold >= session.ready // TELL_SHARE:
                 engine.tell(now)
             while not self._closing:
                 if shared and self._messages:

@@ -218,6 +218,12 @@ class ConsumerSession:
             del delivery.finished[:count]  # what another thread appends meanwhile stays
         return self.words
 
+    @property
+    def untold(self) -> int:
+        """About how many finishes wait to be told."""
+        dirty = self.dirty
+        return dirty[0].block.count * len(dirty) if dirty else 0
+
     def _fin(self, delivery: Delivery, indexes: Sequence[int], request: int) -> None:
         if not self._answerable(delivery):
             self.stale += len(indexes)
