@@ -94,9 +94,16 @@ class OrderingMachine(RuleBasedStateMachine):
         for _ in range(blocks):
             self.producers[number].make()
 
-    @rule(number=PRODUCER)
-    def reconnect(self, number: int) -> None:
+    @rule(number=PRODUCER, blocks=st.integers(1, 4))
+    def publish(self, number: int, blocks: int) -> None:
+        self.make(number, blocks)
+        self.to_topic(number, 9, True)
+        self.append()
+
+    @rule(number=PRODUCER, resent=st.integers(0, 9))
+    def reconnect(self, number: int, resent: int) -> None:
         self.producers[number].reconnect()
+        self.to_topic(number, resent, True)
 
     @rule(number=PRODUCER, count=st.integers(1, 6))
     def read_replies(self, number: int, count: int) -> None:
@@ -160,13 +167,14 @@ class OrderingMachine(RuleBasedStateMachine):
 
     # Storage
 
-    @rule(count=st.integers(1, 3), full=st.integers(0, 3))
+    @rule(count=st.integers(1, 3), full=st.integers(0, 5))
     def write(self, count: int, full: int) -> None:
-        for _ in range(min(count, len(self.appends))):
+        """The append of number `full` meets a full disk."""
+        for number in range(min(count, len(self.appends))):
             append = self.appends.popleft()
             if append.epoch < self.epoch:
                 self.answers.append(Answer(append.request, None))
-            elif full == 3:
+            elif number == full:
                 self.epoch = append.epoch + 1
                 self.answers.append(Answer(append.request, None))
             else:
@@ -206,7 +214,7 @@ class OrderingMachine(RuleBasedStateMachine):
                 for number, producer in enumerate(self.producers):
                     self.to_topic(number, 6, False)
                     self.append()
-                    self.write(3, 0)
+                    self.write(3, 9)
                     self.sync()
                     self.from_storage(4)
                     self.read_replies(number, 6)
@@ -226,4 +234,4 @@ class OrderingMachine(RuleBasedStateMachine):
 
 
 TestOrdering = OrderingMachine.TestCase
-TestOrdering.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestOrdering.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
