@@ -29,6 +29,7 @@ class ScanPlan:
         self._endpoints: dict[int, str] = {}
         self._order: list[int] = []
         self._due: DeadlineHeap[int] = DeadlineHeap()
+        self._hinted: dict[int, int] = {}  # key -> due ns, told since it was chosen last
         self._missed: dict[int, tuple[int, int]] = {}  # key -> (times, since ns)
 
     def __len__(self) -> int:
@@ -40,6 +41,7 @@ class ScanPlan:
         for key in self._endpoints.keys() - present.keys():
             self._due.remove(key)
             self._missed.pop(key, None)
+            self._hinted.pop(key, None)
         for key in present.keys() - self._endpoints.keys():
             self._due.set(key, 0)
         self._endpoints = present
@@ -48,6 +50,7 @@ class ScanPlan:
     def hint(self, key: int, next_due_ns: int) -> None:
         if key in self._endpoints:
             self._due.set(key, next_due_ns)
+            self._hinted[key] = next_due_ns
 
     def select(self, now_ns: int, pick: Callable[[int], int]) -> list[tuple[int, str]]:
         """The next round: due channels first, then random ones, 20 in all. `pick(n)` gives a number below n."""
@@ -57,6 +60,8 @@ class ScanPlan:
         for _ in range(min(options.SCAN_SELECTION - len(chosen), len(self._order))):
             key = self._order[pick(len(self._order))]
             chosen.setdefault(key, self._endpoints[key])
+        for key in chosen:
+            self._hinted.pop(key, None)
         return list(chosen.items())
 
     def answered(self, results: Iterable[tuple[int, int, int]], now_ns: int) -> tuple[bool, list[int]]:
@@ -77,8 +82,10 @@ class ScanPlan:
                 continue
             self._missed.pop(key, None)
             dirty += state
-            if next_due_ns:
-                self._due.set(key, next_due_ns)
+            # A hint that came since may have overtaken this answer, which came by a worker: the earlier of the two.
+            times_due = [due for due in (next_due_ns, self._hinted.pop(key, 0)) if due]
+            if times_due:
+                self._due.set(key, min(times_due))
             else:
                 self._due.remove(key)
         return count > 0 and dirty > options.SCAN_DIRTY_SHARE * count, hung

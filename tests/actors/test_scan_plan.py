@@ -1,0 +1,163 @@
+"""Which channels are scanned when, in virtual time, with NSQ's numbers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from zsq.actors import options
+from zsq.actors.scan_plan import ScanPlan, pool_size
+
+S = 1_000_000_000
+NOW = 100 * S
+LATER = NOW + 60 * S
+
+
+def plan_of(count: int) -> ScanPlan:
+    """Channels 0 to count - 1, none of them due."""
+    plan = ScanPlan()
+    plan.set_channels((key, f"ipc://{key}") for key in range(count))
+    while chosen := [key for key, _ in plan.select(NOW, lambda n: 0)]:
+        plan.answered([(key, 0, 0) for key in chosen], NOW)
+        if len(chosen) < options.SCAN_SELECTION:
+            break
+    return plan
+
+
+def picking(seed: int = 0) -> Callable[[int], int]:
+    return random.Random(seed).randrange
+
+
+def keys(plan: ScanPlan, now_ns: int = NOW, pick: Callable[[int], int] | None = None) -> list[int]:
+    return [key for key, _ in plan.select(now_ns, pick or picking())]
+
+
+@pytest.mark.parametrize(("channels", "workers"), [(0, 1), (1, 1), (7, 1), (8, 2), (12, 3), (16, 4), (17, 4), (1_000, 4)])
+def test_the_pool_is_a_quarter_of_the_channels(channels: int, workers: int) -> None:
+    assert pool_size(channels) == workers
+
+
+def test_a_new_channel_is_due_at_once() -> None:
+    plan = ScanPlan()
+    plan.set_channels([(1, "ipc://1"), (2, "ipc://2")])
+    assert sorted(plan.select(NOW, picking())) == [(1, "ipc://1"), (2, "ipc://2")]
+    plan.set_channels([(2, "ipc://2"), (3, "ipc://3")])
+    assert 3 in keys(plan)
+    assert len(plan) == 2
+
+
+def test_twenty_are_taken_the_due_ones_first() -> None:
+    plan = plan_of(1_000)
+    for key in range(500, 530):
+        plan.hint(key, NOW - 1_000 + key)
+    first = keys(plan)
+    assert first == list(range(500, 520))
+    second = keys(plan)
+    assert second[:10] == list(range(520, 530))
+    assert len(second) == len(set(second)) <= options.SCAN_SELECTION
+    assert len(second) > 15, "filled up with random ones"
+
+
+def test_few_channels_are_no_problem() -> None:
+    assert ScanPlan().select(NOW, picking()) == []
+    assert set(keys(plan_of(3))) <= {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("dirty", "asked", "again"), [(0, 20, False), (5, 20, False), (6, 20, True), (1, 3, True), (0, 0, False), (1, 4, False)]
+)
+def test_it_goes_round_again_while_more_than_a_quarter_was_dirty(dirty: int, asked: int, again: bool) -> None:
+    plan = plan_of(30)
+    results = [(key, int(key < dirty), 0) for key in range(asked)]
+    assert plan.answered(results, NOW) == (again, [])
+
+
+def test_the_answer_says_when_to_come_again() -> None:
+    plan = plan_of(100)
+    plan.answered([(7, 0, NOW + S), (8, 0, LATER)], NOW)
+    assert plan.wait_ms(NOW) == options.SCAN_INTERVAL_MS
+    assert plan.wait_ms(NOW + S - 5_000_000) == 6
+    assert plan.wait_ms(NOW + S) == plan.wait_ms(NOW + 9 * S) == 1
+    assert keys(plan, NOW + S)[0] == 7
+    plan.answered([(7, 1, 0)], NOW + S)
+    assert keys(plan, NOW + 2 * S, lambda n: 50) == [50]
+
+
+def test_a_hint_brings_it_forward() -> None:
+    plan = plan_of(100)
+    plan.answered([(7, 0, LATER)], NOW)
+    plan.hint(7, NOW + S)
+    plan.hint(1_000, NOW)  # of a channel that is gone
+    assert keys(plan, NOW + S, lambda n: 50) == [7, 50]
+
+
+@pytest.mark.parametrize("answer_due_ns", [0, LATER])
+def test_a_hint_is_not_undone_by_an_answer_that_it_overtook(answer_due_ns: int) -> None:
+    """The channel answers a worker, then hints to the loop; the worker's report comes last."""
+    plan = plan_of(100)
+    plan.hint(7, NOW)
+    assert 7 in keys(plan)
+    plan.hint(7, NOW + S)
+    plan.answered([(7, 0, answer_due_ns)], NOW)
+    assert keys(plan, NOW + S, lambda n: 50) == [7, 50]
+    plan.answered([(7, 1, answer_due_ns)], NOW + S)
+    assert keys(plan, NOW + 2 * S, lambda n: 50) == [50]
+
+
+def test_one_that_misses_a_scan_is_asked_again_soon() -> None:
+    plan = plan_of(1_000)
+    plan.hint(7, NOW)
+    assert 7 in keys(plan)
+    plan.answered([(7, -1, 0)], NOW)
+    assert 7 in keys(plan, NOW + options.SCAN_ANSWER_MS * 1_000_000)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "hung_at"),
+    [([0, 1, 2, 3], None), ([0, 5, 9.9], None), ([0, 5, 10], 10), ([0, 11, 12], 12), ([0, 1, 2, 3, 10.5], 10.5), ([0, 60], None)],
+)
+def test_hung_is_who_missed_three_scans_and_ten_seconds(seconds: list[float], hung_at: float | None) -> None:
+    plan = plan_of(5)
+    found = [second for second in seconds if plan.answered([(3, -1, 0), (4, 0, 0)], NOW + int(second * S))[1] == [3]]
+    assert found == ([] if hung_at is None else [hung_at])
+
+
+def test_an_answer_forgives_misses() -> None:
+    plan = plan_of(5)
+    for second in (0, 5, 9):
+        plan.answered([(3, -1, 0)], NOW + second * S)
+    plan.answered([(3, 0, 0)], NOW + 10 * S)
+    for second in (11, 15):
+        assert plan.answered([(3, -1, 0)], NOW + second * S) == (False, [])
+
+
+def test_those_who_left_meanwhile_do_not_count() -> None:
+    plan = plan_of(5)
+    plan.set_channels([(1, "ipc://1")])
+    assert plan.answered([(3, -1, 0), (4, 1, LATER), (1, 0, 0)], NOW) == (False, [])
+    assert keys(plan, LATER) == [1]
+
+
+@pytest.mark.parametrize("due", [1, 20, 40])
+def test_with_a_thousand_channels_an_expiry_is_met_within_two_rounds(due: int) -> None:
+    plan = plan_of(1_000)
+    chosen = random.Random(due).sample(range(1_000), due)
+    for key in range(1_000):
+        plan.answered([(key, 0, NOW + 2 * S if key in chosen else LATER)], NOW)
+    pick = picking(due)
+    met: set[int] = set()
+    for _ in range(2):
+        met.update(keys(plan, NOW + 2 * S, pick))
+    assert met >= set(chosen)
+
+
+def test_the_safety_net_meets_everyone_in_the_end() -> None:
+    """Without any hint: 20 of 100 at random, ten rounds a second."""
+    plan = plan_of(100)
+    pick = picking(3)
+    met: set[int] = set()
+    for _ in range(100):
+        met.update(keys(plan, NOW, pick))
+    assert len(met) == 100
