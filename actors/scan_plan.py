@@ -79,6 +79,8 @@ class ScanPlan:
                 if times + 1 >= options.SCAN_MISSED_MAX and now_ns - since_ns >= options.SCAN_HUNG_S * _NS_PER_S:
                     hung.append(key)
                     del self._missed[key]
+                if key not in self._due:  # it was chosen because it was due, and may still be
+                    self._due.set(key, now_ns + options.SCAN_ANSWER_MS * 1_000_000)
                 continue
             self._missed.pop(key, None)
             dirty += state
