@@ -22,10 +22,11 @@ import zmq
 
 from ..storage.errors import StorageError
 from ..transport.errors import E_BAD_COMMAND, UsageError, ZsqError
+from ..transport.memory import release_memory
 from ..transport.protocol import Ask, Born, Done, Failed, Gone, Order, Pulse, Stop, Wire
 from . import options
 from .port import Envelope, Mail, Port
-from .process import private_bytes, release_memory
+from .process import private_bytes
 
 log = logging.getLogger("zsq")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import resource
@@ -11,8 +10,6 @@ import signal
 import setproctitle
 
 _PR_SET_PDEATHSIG = 1
-_M_TRIM_THRESHOLD = -1
-_M_MMAP_THRESHOLD = -3
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -38,23 +35,6 @@ def private_bytes(pid: int | str = "self") -> int:
     except OSError:
         return 0
     return total
-
-
-def keep_memory() -> None:
-    """Do not give each freed block back at once: a block's frame comes and goes a thousand times a second.
-
-    By default glibc maps and unmaps 200 KB each time, and the kernel clears every page of it: 50 page faults a block and hop (measured:
-    a quarter of the topic's time). `release_memory` gives all of it back when the actor is idle.
-    """
-    with contextlib.suppress(AttributeError):  # another C library has its own ways
-        _libc.mallopt(_M_MMAP_THRESHOLD, 32 * 1024 * 1024)
-        _libc.mallopt(_M_TRIM_THRESHOLD, 64 * 1024 * 1024)
-
-
-def release_memory() -> None:
-    """Give freed blocks back to the system."""
-    with contextlib.suppress(AttributeError):
-        _libc.malloc_trim(0)
 
 
 def raise_file_limit() -> None:

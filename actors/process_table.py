@@ -22,8 +22,9 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
+from ..transport.memory import keep_memory
 from .child import ChildSpec
-from .process import die_with_parent, keep_memory, set_title
+from .process import die_with_parent, set_title
 
 log = logging.getLogger("zsq")
 

@@ -26,7 +26,7 @@ from .child import ENDS_TREE, ChildSpec, RestartIntensity
 from .management import Management
 from .options import ServeOptions
 from .port import Mail, Port
-from .process import private_bytes, raise_file_limit, release_memory, set_title
+from .process import raise_file_limit, set_title
 from .process_table import Child, ProcessTable
 from .registry import Registry
 from .topic_group import TopicGroup
@@ -314,10 +314,6 @@ class Supervisor:
 
         places = [child.data["endpoint"] for child in self._of_kind("gateway")] + [f"ipc://{self.run_dir}"]
         print(f"zsq {__version__} ready: {', '.join(places)} (pid {os.getpid()})", file=sys.stderr, flush=True)
-
-    def statistics(self) -> dict[str, Any]:
-        release_memory()
-        return {"private_bytes": private_bytes()}
 
 
 def serve(serve_options: ServeOptions) -> int:

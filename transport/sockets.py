@@ -20,6 +20,7 @@ import zmq.backend
 from .block import Block
 from .codec import block_frames, decode, encode
 from .errors import E_BAD_COMMAND, UsageError
+from .memory import keep_memory
 from .protocol import FRAME_BYTES_MAX, FRAMES_MAX, HEARTBEAT_MS, READY_MAX, Wire
 from .session import WINDOW_BLOCKS_MAX
 
@@ -53,6 +54,7 @@ def context() -> zmq.Context[Socket]:
     pid = os.getpid()
     found = _contexts.get(pid)
     if found is None or found.closed:
+        keep_memory()
         found = zmq.Context()
         found.set(zmq.MAX_SOCKETS, SOCKETS_MAX)
         _contexts[pid] = found
