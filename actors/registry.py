@@ -66,7 +66,7 @@ class Registry:
             self.uuid, self.node, self.next_number = data["uuid"], data["node"], data["next_number"]
             self.topics = {name: TopicRow(**row) for name, row in data["topics"].items()}
             self.ended = data["ended"]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ForeignDirectory(f"{self._path} cannot be read ({error}); restore it from a backup") from None
 
     def save(self) -> None:

@@ -1,0 +1,139 @@
+"""The registry on a real directory: what is kept, what is refused, what goes to the trash."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zsq.actors.registry import Registry, TopicRow
+from zsq.storage.errors import ForeignDirectory
+from zsq.storage.files import Files
+
+
+def opened(folder: Path) -> Registry:
+    registry = Registry(Files(), folder, 3)
+    registry.open()
+    return registry
+
+
+def test_an_empty_directory_becomes_ours(tmp_path: Path) -> None:
+    registry = opened(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["registry.json", "topics", "trash"]
+    again = opened(tmp_path)
+    assert (again.uuid, again.node, again.topics, again.ended) == (registry.uuid, 3, {}, {})
+
+
+@pytest.mark.parametrize("name", ["lock", "run", "run.json", "topics", "trash", "registry.json.tmp"])
+def test_what_an_interrupted_start_left_is_no_stranger(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir() if name in ("run", "topics", "trash") else (tmp_path / name).write_text("")
+    assert opened(tmp_path).uuid == opened(tmp_path).uuid
+
+
+@pytest.mark.parametrize("name", ["letters.txt", "topics/000001"])
+def test_a_foreign_directory_is_refused_and_left_alone(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(ForeignDirectory):
+        opened(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [Path(name).parts[0]]
+
+
+@pytest.mark.parametrize(
+    "damage", [b"", b"{", b"[]", b"7", b"null", b"{}", b"\xff", '{"topics": []}', '{"topics": {"a": {}}}', '{"version": 2}']
+)
+def test_a_registry_that_cannot_be_read_is_refused_and_left_alone(tmp_path: Path, damage: bytes | str) -> None:
+    opened(tmp_path)
+    path = tmp_path / "registry.json"
+    if isinstance(damage, str):
+        damage = json.dumps(json.loads(path.read_text()) | json.loads(damage)).encode()
+    path.write_bytes(damage)
+    with pytest.raises(ForeignDirectory):
+        opened(tmp_path)
+    assert path.read_bytes() == damage
+
+
+def test_topics_are_kept(tmp_path: Path) -> None:
+    registry = opened(tmp_path)
+    clicks = registry.add("clicks", "always")
+    registry.add("views", "interval")
+    registry.set_state("clicks", "live")
+    again = opened(tmp_path)
+    assert again.topics == registry.topics
+    assert again.topics["clicks"] == TopicRow(1, clicks.uuid, "always", 0, "live")
+    assert again.topics["views"].state == "new"
+    assert again.next_number == 3
+    assert again.folder(clicks) == str(tmp_path / "topics" / "000001")
+
+
+def test_a_topic_made_again_goes_on_behind_the_old_offsets(tmp_path: Path) -> None:
+    registry = opened(tmp_path)
+    old = registry.add("clicks", "always")
+    registry.set_state("clicks", "deleting", 1_234)
+    registry.remove("clicks")
+    new = opened(tmp_path).add("clicks", "always")
+    assert (new.base_offset, new.number) == (1_234, 2)
+    assert new.uuid != old.uuid
+    assert opened(tmp_path).add("others", "always").base_offset == 0
+
+
+def test_what_is_removed_is_gone_at_once(tmp_path: Path) -> None:
+    registry = opened(tmp_path)
+    row = registry.add("clicks", "always")
+    kept = Path(registry.folder(registry.add("views", "always")))
+    for folder in (Path(registry.folder(row)), kept):
+        (folder / "log").mkdir(parents=True)
+        (folder / "log" / "chunk").write_bytes(b"data")
+    registry.remove("clicks")
+    assert not Path(registry.folder(row)).exists()
+    assert list((tmp_path / "trash").iterdir()) == []
+    assert (kept / "log" / "chunk").read_bytes() == b"data"
+    assert list(opened(tmp_path).topics) == ["views"]
+
+
+def test_a_removal_that_was_cut_off_is_finished(tmp_path: Path) -> None:
+    """Its files are in the trash, its row is still there; as at the next start."""
+    registry = opened(tmp_path)
+    row = registry.add("clicks", "always")
+    Path(registry.folder(row)).mkdir()
+    registry.set_state("clicks", "deleting", 9)
+    Path(registry.folder(row)).rename(tmp_path / "trash" / "000001-x")
+    again = opened(tmp_path)
+    assert again.topics["clicks"].state == "deleting"
+    again.remove("clicks")
+    again.empty_trash()
+    assert list((tmp_path / "trash").iterdir()) == []
+    assert (opened(tmp_path).topics, opened(tmp_path).ended) == ({}, {"clicks": 9})
+
+
+class _Steps(Files):
+    """Writes down what is done."""
+
+    def __init__(self, steps: list[str]) -> None:
+        super().__init__()
+        self.steps = steps
+
+    def write_file(self, path: str, data: bytes) -> None:
+        self.steps.append(f"write {Path(path).name}")
+        super().write_file(path, data)
+
+    def rename(self, old: str, new: str) -> None:
+        self.steps.append(f"rename {Path(old).name} {Path(new).name}")
+        super().rename(old, new)
+
+    def sync_folder(self, path: str) -> None:
+        self.steps.append(f"sync {Path(path).name}")
+        super().sync_folder(path)
+
+
+def test_a_save_is_whole_or_not_there(tmp_path: Path) -> None:
+    opened(tmp_path)
+    (tmp_path / "registry.json.tmp").write_text("{ of a save that was cut off")
+    steps: list[Any] = []
+    registry = Registry(_Steps(steps), tmp_path, 3)
+    registry.open()
+    registry.add("clicks", "always")
+    assert steps == ["write registry.json.tmp", "rename registry.json.tmp registry.json", f"sync {tmp_path.name}"]
+    assert list(opened(tmp_path).topics) == ["clicks"]
