@@ -31,7 +31,7 @@ def make(data_dir: Path) -> str:
 def _named(pointer: Path) -> str:
     try:
         return str(json.loads(pointer.read_text())["run"])
-    except (ValueError, KeyError, OSError):
+    except (ValueError, KeyError, TypeError, OSError):
         return ""
 
 
