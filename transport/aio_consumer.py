@@ -322,7 +322,7 @@ class Consumer:
             session.leave()
             confirm = session.barrier()
             self._tell(turner)
-            if not await turner.wait(lambda: confirm.done, deadline_ns) or confirm.error is not None or session.unconfirmed_lost:
+            if not await turner.wait(lambda: confirm.done, deadline_ns) or confirm.error is not None:
                 log.warning("consumer of %s/%s ends with finishes unconfirmed; they may come again", self.topic, self.channel)
         finally:
             turner.stop(linger_ms=1000)

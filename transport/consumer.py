@@ -354,7 +354,7 @@ class Consumer:
                 drive.wait(lambda: not self._busy - {me}, deadline_ns)
                 confirm = session.barrier()
                 drive.engine.tell(time.monotonic_ns())
-                if not drive.wait(lambda: confirm.done, deadline_ns) or confirm.error is not None or session.unconfirmed_lost:
+                if not drive.wait(lambda: confirm.done, deadline_ns) or confirm.error is not None:
                     log.warning("consumer of %s/%s ends with finishes unconfirmed; they may come again", self.topic, self.channel)
         finally:
             with drive.lock:
