@@ -1,4 +1,4 @@
-"""The blocking consumer, Admin and Reader against a small broker."""
+"""The blocking consumer against a small broker."""
 
 from __future__ import annotations
 
@@ -369,65 +369,3 @@ def test_a_forked_child_subscribes_by_itself(broker: Broker) -> None:
     consumer.close()
     assert broker.finished == [0]
     assert broker.count(p.Sub) == 2
-
-
-# Admin and Reader
-
-
-def test_admin(broker: Broker) -> None:
-    broker.manage_data = {"existed": True}
-    with zsq.Admin(broker.url) as admin:
-        assert admin.create_topic("t", sync="never") == {"existed": True}
-        admin.create_channel("t", "c")
-        admin.pause("t", "c")
-        admin.unpause("t")
-        admin.empty("t", "c")
-        admin.delete_channel("t", "c", force=True)
-        assert admin.stats("t")["health"] == "OK"
-        assert admin.ping() == "OK"
-        with pytest.raises(zsq.NotFound, match="absent"):
-            admin.delete_topic("absent")
-        with pytest.raises(zsq.UsageError):
-            admin.create_topic("t", sync="sometimes")
-        with pytest.raises(zsq.UsageError):
-            admin.stats(channel="c")
-    words = [(w.action, w.topic, w.channel, w.options) for w in broker.heard if type(w) is p.Manage]
-    assert words[0] == ("create", "t", "", {"sync": "never"})
-    assert words[-2] == ("delete", "t", "c", {"force": True})
-
-
-def test_admin_when_the_link_is_lost(broker: Broker) -> None:
-    with zsq.Admin(broker.url, timeout=5) as admin:
-        admin.ping()
-        broker.deaf_to |= {p.Manage, p.Stats}
-        killer = threading.Thread(target=lambda: (broker.wait_for(lambda: broker.count(p.Manage) == 1), broker.die()))
-        killer.start()
-        with pytest.raises(zsq.BrokerUnreachable, match="look whether"):
-            admin.create_topic("t")
-        killer.join(5)
-        broker.start()
-        killer = threading.Thread(target=lambda: (broker.wait_for(lambda: broker.count(p.Stats) >= 2), broker.die()))
-        killer.start()
-
-        def start_again() -> None:
-            killer.join(5)
-            broker.deaf_to.clear()
-            broker.start()
-
-        starter = threading.Thread(target=start_again)
-        starter.start()
-        assert admin.ping() == "OK", "a question that changes nothing is asked again"
-        starter.join(5)
-
-
-def test_reader(broker: Broker) -> None:
-    put(broker, *numbers(10))
-    put(broker, *numbers(5, 10))
-    with zsq.Reader(broker.url, "t") as reader:
-        found = reader.read(12)
-        assert (found.start, found.head, [block.first_offset for block in found.blocks]) == (0, 15, [10])
-        assert reader.read(15).blocks == []
-        with pytest.raises(zsq.UsageError):
-            reader.read(-1)
-    with pytest.raises(zsq.Refused, match="closed"):
-        reader.read(0)
