@@ -45,7 +45,7 @@ def plain(count: int) -> Block:
 
 
 def full(count: int) -> Block:
-    """Every column, with nulls and with times. A column larger than one value may be is looked at more closely: so is each of both blocks."""
+    """Every column, with nulls and times. One that is larger than a single value may be is looked at more closely: in both blocks."""
     keys = [None, b"y" * 100] * (count // 2)
     headers = [None, b"z"] * (count // 2)
     return pack([b"x" * 20] * count, keys=keys, tags=keys, headers=headers, times=range(count), producer_id=ID)
