@@ -39,6 +39,7 @@ _EVENT: Final = struct.Struct("=HI")
 
 # The binding's own methods, without the conversions to enums of those above them: a block needs ten calls.
 _send: Final[Any] = zmq.backend.Socket.send
+_recv: Final[Any] = zmq.backend.Socket.recv
 _get: Final[Any] = zmq.backend.Socket.get
 _NOW: Final = int(zmq.NOBLOCK)
 _NOW_MORE: Final = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
@@ -135,9 +136,14 @@ def readable(socket: Socket) -> bool:
 def recv_frames(socket: Socket) -> list[Any] | None:
     """The next message's frames, not copied; None where there is none."""
     try:
-        return socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        frame = _recv(socket, _NOW, False)
     except zmq.Again:
         return None
+    frames = [frame]
+    while frame.more:
+        frame = _recv(socket, _NOW, False)  # a message comes whole
+        frames.append(frame)
+    return frames
 
 
 def recv_word(socket: Socket) -> tuple[list[bytes], Wire, list[Any]] | None:
