@@ -101,8 +101,9 @@ def through_topic_and_channel(block: Block) -> Callable[[], None]:
 @pytest.mark.parametrize("make", [plain, full])
 def test_ten_thousand_messages_take_as_many_calls_as_ten(make: Callable[[int], Block]) -> None:
     calls(through_topic_and_channel(make(10)))  # what is done once in a process is done now
-    few = calls(through_topic_and_channel(make(10)))
-    assert calls(through_topic_and_channel(make(10_000))) == few
+    # The least of three: what other tests left behind may be finalized in between.
+    few = min(calls(through_topic_and_channel(make(10))) for _ in range(3))
+    assert min(calls(through_topic_and_channel(make(10_000))) for _ in range(3)) == few
     assert few < 1_000, "and they are not many"
 
 

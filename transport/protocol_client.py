@@ -1,0 +1,331 @@
+"""The words between clients and the broker, and the limits both keep. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+# fmt: off
+__all__ = [
+    "DEFAULT_URL",
+    "FRAMES_MAX",
+    "FRAME_BYTES_MAX",
+    "HEARTBEAT_MS",
+    "HEARTBEAT_MS_MAX",
+    "HEARTBEAT_MS_MIN",
+    "LOCAL_HEARTBEAT_MS",
+    "MESSAGE_TIMEOUT_MS",
+    "MESSAGE_TIMEOUT_MS_MAX",
+    "MESSAGE_TIMEOUT_MS_MIN",
+    "PRODUCER_WINDOW_BYTES",
+    "PROTOCOL_VERSION",
+    "RANGES_MAX",
+    "READY_MAX",
+    "REQUEUE_DELAY_MS_MAX",
+    "RUN_BYTES_MAX",
+    "Answer",
+    "Beat",
+    "Blocks",
+    "Bye",
+    "Deliver",
+    "Done",
+    "Failed",
+    "Fetch",
+    "Fin",
+    "Hello",
+    "Lookup",
+    "Manage",
+    "Open",
+    "Pub",
+    "Range",
+    "Ready",
+    "Req",
+    "Run",
+    "Stats",
+    "Stored",
+    "Sub",
+    "Subscribed",
+    "Touch",
+    "Unstored",
+    "Welcome",
+    "Wire",
+]
+# fmt: on
+
+PROTOCOL_VERSION: Final = 1
+
+FRAME_BYTES_MAX: Final = 16 * 1024 * 1024  # MAXMSGSIZE of bound sockets: a frame over our limits still gets its E_TOO_BIG
+FRAMES_MAX: Final = 1024  # of one message
+HEARTBEAT_MS: Final = 30_000
+HEARTBEAT_MS_MIN: Final = 1_000
+HEARTBEAT_MS_MAX: Final = 60_000
+LOCAL_HEARTBEAT_MS: Final = 1_000
+MESSAGE_TIMEOUT_MS: Final = 60_000
+MESSAGE_TIMEOUT_MS_MIN: Final = 1_000
+MESSAGE_TIMEOUT_MS_MAX: Final = 900_000
+REQUEUE_DELAY_MS_MAX: Final = 3_600_000
+READY_MAX: Final = 100_000
+RANGES_MAX: Final = 10_000  # of one answer
+RUN_BYTES_MAX: Final = 256 * 1024  # blocks that travel together, unless one alone is larger
+PRODUCER_WINDOW_BYTES: Final = 16 * 1024 * 1024
+DEFAULT_URL: Final = "tcp://127.0.0.1:4153"
+
+Run = tuple[int, int, int]  # first offset, count, attempts
+Range = tuple[int, int]  # first offset, count
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """Base of all messages. `request` 0 means: no answer wanted, or not an answer."""
+
+    op: ClassVar[int] = 0
+
+
+# Anybody to anybody
+
+
+@dataclass(frozen=True, slots=True)
+class Beat(Wire):
+    """I am here. Sent when nothing else was sent for one heartbeat interval; answered with a Beat by brokers to clients."""
+
+    op: ClassVar[int] = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Done(Wire):
+    """Request carried out; `data` depends on the request."""
+
+    op: ClassVar[int] = 2
+    request: int
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed(Wire):
+    """Request refused; nothing was changed unless the text says so."""
+
+    op: ClassVar[int] = 3
+    request: int
+    code: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bye(Wire):
+    """The sender ends. From a broker: open a new link after a lookup. From a consumer: what it holds is requeued at once."""
+
+    op: ClassVar[int] = 4
+
+
+# Client to gateway (first message of a link over tcp)
+
+
+@dataclass(frozen=True, slots=True)
+class Open(Wire):
+    """Make this link talk to: "supervisor", "topic" (to publish), "reader" (offset reads), "channel". Answered by Done or Failed.
+
+    Topics and channels are made on first use if `create`.
+    """
+
+    op: ClassVar[int] = 10
+    request: int
+    kind: str
+    topic: str
+    channel: str
+    create: bool
+
+
+# Client to supervisor
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup(Wire):
+    """Where is it? Done.data: {"topic": endpoint, "reader": endpoint, "channel": endpoint or "", "uuid": str}."""
+
+    op: ClassVar[int] = 11
+    request: int
+    topic: str
+    channel: str
+    create: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Manage(Wire):
+    """`action`: create, delete, pause, unpause, empty; on the topic, or on the channel if one is named. `options` by action."""
+
+    op: ClassVar[int] = 12
+    request: int
+    action: str
+    topic: str
+    channel: str
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Stats(Wire):
+    """Done.data: the statistics (see docs), of everything or of one topic or channel, freshly asked from the actors."""
+
+    op: ClassVar[int] = 13
+    request: int
+    topic: str
+    channel: str
+
+
+# Producer and topic
+
+
+@dataclass(frozen=True, slots=True)
+class Hello(Wire):
+    """A producer begins, or begins again on a new socket. Answered by Welcome."""
+
+    op: ClassVar[int] = 20
+    version: int
+    producer_id: int
+    heartbeat_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome(Wire):
+    """`expected`: the producer's next sequence. `credit_bytes`: how many bytes of unanswered blocks it may have out."""
+
+    op: ClassVar[int] = 21
+    incarnation: int
+    expected: int
+    credit_bytes: int
+    heartbeat_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pub(Wire):
+    """One block (two frames follow); its header carries producer id and sequence. Answered by Stored or Unstored."""
+
+    op: ClassVar[int] = 22
+
+
+@dataclass(frozen=True, slots=True)
+class Stored(Wire):
+    """These blocks are as durable as the topic promises: (sequence, first offset or -1 where it is no longer remembered)."""
+
+    op: ClassVar[int] = 23
+    blocks: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unstored(Wire):
+    """Block `sequence` was not taken. `expected` is the sequence that would be, -1 where that is not known. E_HELLO: say Hello first."""
+
+    op: ClassVar[int] = 24
+    sequence: int
+    expected: int
+    code: str
+    text: str
+
+
+# Consumer and channel
+
+
+@dataclass(frozen=True, slots=True)
+class Sub(Wire):
+    """A consumer begins with `ready` messages of credit; `message_timeout_ms` 0 is the default. Answered by Subscribed or Failed."""
+
+    op: ClassVar[int] = 30
+    request: int
+    version: int
+    ready: int
+    message_timeout_ms: int
+    heartbeat_ms: int
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribed(Wire):
+    op: ClassVar[int] = 31
+    request: int
+    incarnation: int
+    message_timeout_ms: int
+    heartbeat_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver(Wire):
+    """A delivery (one block follows): its lease token, the runs in the block's order, and how long the lease lasts."""
+
+    op: ClassVar[int] = 32
+    token: int
+    runs: tuple[Run, ...]
+    timeout_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ready(Wire):
+    """Credit: how many messages this consumer may hold at a time (NSQ's RDY)."""
+
+    op: ClassVar[int] = 33
+    ready: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fin(Wire):
+    """Finished: those `ranges` of the delivery, all of it if empty. With a request number, answered by Answer after the commit."""
+
+    op: ClassVar[int] = 34
+    request: int
+    token: int
+    ranges: tuple[Range, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Req(Wire):
+    """Again: those `ranges` (all if empty) after `delay_ms` (0: at once; at most an hour, clamped)."""
+
+    op: ClassVar[int] = 35
+    request: int
+    token: int
+    ranges: tuple[Range, ...]
+    delay_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Touch(Wire):
+    """More time for the delivery: its timeout from now, at most the maximum since it was sent."""
+
+    op: ClassVar[int] = 36
+    request: int
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer(Wire):
+    """To Fin, Req, Touch: the ranges that were not under this lease any more and stayed as they were.
+
+    To an answer without a request number it is sent only if there are such. The range (-1, 0) stands for all of a
+    delivery that is not known (any more).
+    """
+
+    op: ClassVar[int] = 37
+    request: int
+    token: int
+    refused: tuple[Range, ...]
+
+
+# Offset readers and storage
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch(Wire):
+    """Blocks from the one that holds `offset` on, about `bytes_max` of them (at least one, if there is one). Answered by Blocks."""
+
+    op: ClassVar[int] = 40
+    request: int
+    offset: int
+    bytes_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks(Wire):
+    """Blocks follow, consecutive. `start`: oldest offset kept; `head`: the durable end (next offset to come)."""
+
+    op: ClassVar[int] = 41
+    request: int
+    start: int
+    head: int
