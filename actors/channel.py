@@ -160,13 +160,15 @@ class Channel(Actor):
         self._head = max(self._head, word.head)
         wanted = self._fetches.pop(word.request, None)
         if wanted is not None:
-            if not blocks or blocks[0].first_offset > wanted:
-                self.delivery.lost(wanted, blocks[0].first_offset if blocks else wanted + 1)
+            following = blocks[0].first_offset if blocks else word.next_offset
+            if following > wanted:
+                self.delivery.lost(wanted, following)
             for block in blocks:
                 self.delivery.shelve(block)
-        elif self.feed.read(word.request, not blocks or blocks[-1].next_offset >= word.head):
+        elif self.feed.read(word.request, word.next_offset >= word.head):
             for block in blocks:
                 self.delivery.offer(block, from_storage=True)
+            self.delivery.step_over(word.next_offset)
 
     # Each turn
 

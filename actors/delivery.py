@@ -115,6 +115,15 @@ class Delivery:
         self.window_end = block.next_offset
         return True
 
+    def step_over(self, next_offset: int) -> None:
+        """Storage has nothing from the window's end to there, and never will."""
+        if next_offset > self.window_end:
+            self.counters["lost_count"] += next_offset - self.window_end
+            if not self._window:
+                self.next_offset = next_offset
+            self.window_end = next_offset
+            self.dirty = True
+
     def shelve(self, block: Block) -> None:
         """A block that was asked for through `wanted`."""
         self._shelf.put(block)
@@ -175,6 +184,7 @@ class Delivery:
         if not new:
             return None
         block = self._window[0]
+        self.next_offset = max(self.next_offset, block.first_offset)  # over a gap, where there is one
         start = self.next_offset - block.first_offset
         stop = min(block.count, start + room)
         run = (self.next_offset, stop - start, 1)
@@ -183,8 +193,6 @@ class Delivery:
             self._window.popleft()
             self.window_bytes -= block.length
             self._shelf.put(block)
-            if self._window:  # over a gap, where there is one
-                self.next_offset = max(self.next_offset, self._window[0].first_offset)
         return self._lease(consumer, [run], [(block, start, stop)], now_ns)
 
     def _collect_again(self, quota: int) -> tuple[list[tuple[Block, int, int]], list[Run]]:
@@ -383,17 +391,6 @@ class Delivery:
             "requeued_waiting": again,
             "window_end": self.window_end,
             "client_count": len(self.consumers),
-            "clients": [
-                {
-                    "client_id": c.label,
-                    "ready_count": c.ready,
-                    "in_flight_count": c.in_flight,
-                    "message_count": c.message_count,
-                    "finish_count": c.finish_count,
-                    "requeue_count": c.requeue_count,
-                    "connect_ts": c.connect_ts,
-                }
-                for c in self.consumers.values()
-            ],
+            "clients": [consumer.statistics() for consumer in self.consumers.values()],
             **self.counters,
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..transport.block import Block
 from ..transport.protocol import Run
@@ -46,6 +46,17 @@ class Consumer:
     requeue_count: int = 0
     again_last: bool = False
     tokens: set[int] = field(default_factory=set)
+
+    def statistics(self) -> dict[str, Any]:
+        return {
+            "client_id": self.label,
+            "ready_count": self.ready,
+            "in_flight_count": self.in_flight,
+            "message_count": self.message_count,
+            "finish_count": self.finish_count,
+            "requeue_count": self.requeue_count,
+            "connect_ts": self.connect_ts,
+        }
 
 
 @dataclass(slots=True)

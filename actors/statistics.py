@@ -49,6 +49,13 @@ def _channels(group: TopicGroup) -> list[dict[str, Any]]:
     return rows
 
 
+def _health(group: TopicGroup) -> str:
+    if group.state is not GroupState.UP:
+        return f"{group.state.value} {group.failure}".strip()
+    alarms = group.storage.data.get("alarms") if group.storage is not None else ()
+    return "; ".join(alarms) if alarms else "OK"
+
+
 def _topic(group: TopicGroup, channel: str) -> dict[str, Any]:
     topic = group.topic.stats if group.topic is not None else {}
     storage = group.storage.stats if group.storage is not None else {}
@@ -57,7 +64,7 @@ def _topic(group: TopicGroup, channel: str) -> dict[str, Any]:
         "topic_name": group.name,
         "uuid": group.row.uuid,
         "sync": group.row.sync,
-        "health": "OK" if group.state is GroupState.UP else f"{group.state.value} {group.failure}".strip(),
+        "health": _health(group),
         "depth": waiting,
         "backend_depth": waiting,
         "message_count": topic.get("message_count", 0),

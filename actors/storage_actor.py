@@ -86,7 +86,9 @@ class StorageActor(Actor):
         if self.mode == "interval":
             self.every(options.SYNC_INTERVAL_MS, self._start_sync)
         log.info("%s: %s", self.title, self.store.report)
-        return {"channels": {name: bool(row.get("paused")) for name, row in self._channels.items()}, "head": self._log.synced_end}
+        for alarm in self.store.report.alarms:
+            log.error("%s: %s", self.title, alarm)
+        return {"channels": list(self._channels), "alarms": list(self.store.report.alarms)}
 
     def _open(self, settings: dict[str, Any]) -> Store:
         identity = Identity(settings["name"], settings["uuid"], settings["base_offset"])
@@ -316,8 +318,10 @@ class StorageActor(Actor):
         if word.offset < 0 or word.bytes_max < 0:
             raise UsageError(E_BAD_ARGUMENT, "offset and bytes_max are 0 or more")
         bytes_max = min(max(1, word.bytes_max), options.READ_BYTES_MAX)
-        blocks = self._read(max(word.offset, self._log.start), bytes_max, end)
-        port.send(mail.envelope, p.Blocks(word.request, self._log.start, end), blocks[: p.FRAMES_MAX // 2])
+        offset = max(word.offset, self._log.start)
+        blocks = self._read(offset, bytes_max, end)[: p.FRAMES_MAX // 2]
+        next_offset = self._log.skip(blocks[-1].next_offset if blocks else offset)
+        port.send(mail.envelope, p.Blocks(word.request, self._log.start, end, next_offset), blocks)
 
     def _read(self, offset: int, bytes_max: int, end: int) -> list[Block]:
         """Damage is set aside by the log when it is met, and stepped over by the next read; readers see the gap."""

@@ -26,11 +26,13 @@ SYNCS = ("always", "interval", "never")
 
 class Fetched(NamedTuple):
     """What a read found. `start`: oldest offset kept; `head`: the next offset to come; `blocks`: consecutive, the first one holds the
-    offset that was asked for, none if there is nothing yet."""
+    offset that was asked for or, where that is lost or not kept any more, what follows; none if there is nothing yet.
+    `next_offset`: where to read on."""
 
     start: int
     head: int
     blocks: list[Block]
+    next_offset: int
 
 
 # Requests, as words: shared with asyncio
@@ -63,7 +65,7 @@ def fetch(offset: int, bytes_max: int) -> Callable[[int], Wire]:
 
 def fetched(answer: Any, blocks: list[Block]) -> Fetched:
     assert isinstance(answer, Blocks)
-    return Fetched(answer.start, answer.head, blocks)
+    return Fetched(answer.start, answer.head, blocks, answer.next_offset)
 
 
 class _Asker:

@@ -323,9 +323,13 @@ class Fetch(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Blocks(Wire):
-    """Blocks follow, consecutive. `start`: oldest offset kept; `head`: the durable end (next offset to come)."""
+    """Blocks follow, consecutive. `start`: oldest offset kept; `head`: the durable end (next offset to come).
+
+    `next_offset`: where reading goes on. It is above the last block where what lies between is lost (damage).
+    """
 
     op: ClassVar[int] = 41
     request: int
     start: int
     head: int
+    next_offset: int

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from zsq.actors.delivery import UNKNOWN_DELIVERY
+from zsq.actors.delivery import UNKNOWN_DELIVERY, Delivery
+from zsq.actors.lease import Consumer
+from zsq.transport.block import pack
 from zsq.transport.errors import UsageError
 
 if TYPE_CHECKING:
@@ -149,3 +151,20 @@ def test_each_message_of_a_gathered_delivery_is_answered_by_itself(desk: Desk) -
     assert not desk.channel.fin(A, parcel.token, [(2, 1)])
     assert not desk.channel.fin(A, parcel.token, [(5, 1), (7, 1)])
     assert desk.stats() == (0, 0, 0)
+
+
+def test_what_storage_has_not_is_stepped_over() -> None:
+    """Damage at the end, in front of it, and between blocks: the cursor passes it, counted, and goes on with what follows."""
+    channel = Delivery(1, 0, (), {}, paused=False)
+    channel.subscribe(Consumer((b"a",), "", 100, 60, 60, 0, 0))
+    channel.step_over(3)
+    assert (channel.next_offset, channel.window_end) == (3, 3)
+    assert channel.offer(pack([b"3", b"4"], first_offset=3), from_storage=True)
+    channel.step_over(8)
+    assert channel.offer(pack([b"8"], first_offset=8), from_storage=True)
+    first, second = channel.next_parcel(0), channel.next_parcel(0)
+    assert first is not None
+    assert second is not None
+    assert (first.runs, second.runs) == (((3, 2, 1),), ((8, 1, 1),))
+    assert channel.counters["lost_count"] == 3 + 3
+    assert channel.next_parcel(0) is None

@@ -215,7 +215,7 @@ class FeedMachine(RuleBasedStateMachine):
         for block in self.log:
             if word.offset < block.next_offset <= self.fanout.end and sum(b.length for b in found) < word.bytes_max:
                 found.append(block)
-        channel.reads.append((p.Blocks(word.request, 0, self.fanout.end), found))
+        channel.reads.append((p.Blocks(word.request, 0, self.fanout.end, found[-1].next_offset if found else word.offset), found))
 
     @rule(paused=st.booleans())
     def pause(self, paused: bool) -> None:

@@ -201,3 +201,50 @@ def test_the_gateway_lets_no_inner_words_in(broker: Broker) -> None:
         socket.close()
         context.term()
     still_serves(broker)
+
+
+def test_a_damaged_block_costs_only_itself(broker: Broker) -> None:
+    with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer:
+        admin.create_channel("t", "c")
+        for word in (b"first", b"second", b"third"):
+            producer.publish_many("t", [word + b" one", word + b" two"])
+    assert broker.stop() == 0
+    (chunk,) = (broker.data_dir / "topics").glob("*/*.chunk")
+    data = bytearray(chunk.read_bytes())
+    data[data.index(b"second two")] ^= 1
+    chunk.write_bytes(data)
+    broker.start()
+    with zsq.Consumer(broker.ipc, "t", "c") as consumer:
+        got = [consumer.receive(10) for _ in range(4)]
+        assert [m.body for m in got if m is not None] == [b"first one", b"first two", b"third one", b"third two"]
+        assert [m.offset for m in got if m is not None] == [0, 1, 4, 5]
+        assert consumer.receive(0.3) is None
+    with zsq.Admin(broker.ipc) as admin:
+        (row,) = admin.stats("t", "c")["topics"][0]["channels"]
+        assert row["lost_count"] == 2
+    with zsq.Reader(broker.ipc, "t") as reader:
+        first = reader.read(0)
+        assert first.blocks[0].body.values() == [b"first one", b"first two"]
+        assert reader.read(2).blocks[0].first_offset == 4
+
+
+def test_damage_at_the_very_end_does_not_stop_a_channel(broker: Broker) -> None:
+    with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer:
+        admin.create_channel("t", "c")
+        producer.publish("t", b"whole")
+        producer.publish("t", b"damaged")
+    assert broker.stop() == 0
+    (chunk,) = (broker.data_dir / "topics").glob("*/*.chunk")
+    data = bytearray(chunk.read_bytes())
+    data[data.index(b"damaged")] ^= 1
+    chunk.write_bytes(data)
+    broker.start()
+    with zsq.Producer(broker.ipc) as producer, zsq.Consumer(broker.ipc, "t", "c") as consumer:
+        first = consumer.receive(10)
+        assert first is not None
+        assert first.body == b"whole"
+        assert consumer.receive(0.3) is None
+        assert producer.publish("t", b"after").offset == 2  # the offset of what was lost is not given again
+        after = consumer.receive(10)
+        assert after is not None
+        assert (after.body, after.offset) == (b"after", 2)

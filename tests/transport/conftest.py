@@ -182,7 +182,7 @@ class FakeBroker:
 
     def on_fetch(self, envelope: Envelope, word: p.Fetch, _: Any) -> None:
         blocks = tuple(block for block in self.log if block.next_offset > word.offset)[:10]
-        self.say(self.ends["2"], envelope, p.Blocks(word.request, 0, self.head), blocks)
+        self.say(self.ends["2"], envelope, p.Blocks(word.request, 0, self.head, blocks[-1].next_offset if blocks else word.offset), blocks)
 
     # Consumers
 
