@@ -85,8 +85,10 @@ class Actor:
 
     # Tools for subclasses
 
-    def open_router(self, endpoint: str) -> Port:
+    def open_router(self, endpoint: str, allowed: frozenset[type[Wire]] | None = None) -> Port:
+        """Bind; only `allowed` words are taken there, the others are answered E_BAD_COMMAND."""
         port = Port(self.context, zmq.ROUTER)
+        port.allowed = allowed
         port.socket.bind(endpoint)
         return self._listen(port)
 
@@ -200,7 +202,7 @@ class Actor:
         handler = self._handlers[kind]
         if port is self.supervisor and isinstance(word, (Stop, Ask, Gone, Order)):
             self._on_supervisor(word)
-        elif handler is not None:
+        elif handler is not None and (port.allowed is None or kind in port.allowed):
             handler(port, mail)
         else:
             raise UsageError(E_BAD_COMMAND, f"{self.title} does not know {kind.__name__}")

@@ -141,9 +141,9 @@ class Delivery:
         self.dirty = True
 
     def rest(self) -> None:
-        """Once a turn: without consumers hold no blocks. The feed goes off for the same reason; while it is on, the window must not
+        """Once a turn: hold no blocks that nobody wants. The feed goes off for the same reason; while it is on, the window must not
         shrink, for what comes goes on where it ended and would look like a gap."""
-        if not self.consumers:
+        if not self.is_wanted():
             self._drop_blocks()
 
     def _drop_blocks(self) -> None:

@@ -12,7 +12,6 @@ from ..transport.errors import (
     E_BAD_COMMAND,
     E_CLOSING,
     E_LIMIT,
-    E_NOT_EMPTY,
     E_NOT_FOUND,
     E_TIMEOUT,
     E_UNSUPPORTED,
@@ -23,9 +22,10 @@ from ..transport.errors import (
 )
 from ..transport.names import check_name, is_ephemeral
 from . import options
+from .deletion import delete
 from .port import Envelope, Mail
 from .process_table import Child
-from .statistics import broker_statistics, unfinished
+from .statistics import broker_statistics
 from .topic_group import GroupState, TopicGroup
 
 if TYPE_CHECKING:
@@ -45,9 +45,9 @@ class _Order(NamedTuple):
 
 
 class _Report:
-    """A gathering of fresh pulses: whom it still waits for, and what then."""
+    """A gathering of fresh pulses (or of ends): whom it waits for, and what then (`then(False)` if some were missed)."""
 
-    def __init__(self, waiting: set[int], then: Callable[[], None], deadline_ns: int) -> None:
+    def __init__(self, waiting: set[int], then: Callable[[bool], None], deadline_ns: int) -> None:
         self.waiting = waiting
         self.then = then
         self.deadline_ns = deadline_ns
@@ -77,12 +77,12 @@ class Management:
             elif not isinstance(word, p.Bye):
                 raise UsageError(E_BAD_COMMAND, f"the supervisor does not know {type(word).__name__}")
         except ZsqError as error:
-            self._fail(mail.envelope, request, error)
+            self.fail(mail.envelope, request, error)
 
-    def _done(self, envelope: Envelope, request: int, data: dict[str, Any]) -> None:
+    def done(self, envelope: Envelope, request: int, data: dict[str, Any]) -> None:
         self.supervisor.port.send(envelope, p.Done(request, data))
 
-    def _fail(self, envelope: Envelope, request: int, error: ZsqError) -> None:
+    def fail(self, envelope: Envelope, request: int, error: ZsqError) -> None:
         self.supervisor.port.send(envelope, p.Failed(request, error.code, error.text))
 
     # Finding
@@ -121,11 +121,11 @@ class Management:
 
         def then(error: ZsqError | None) -> None:
             if error is not None:
-                self._fail(envelope, word.request, error)
+                self.fail(envelope, word.request, error)
             elif word.channel and group.channels.get(word.channel) is None:
-                self._fail(envelope, word.request, NotFound(E_NOT_FOUND, f"channel {word.channel!r} does not exist"))
+                self.fail(envelope, word.request, NotFound(E_NOT_FOUND, f"channel {word.channel!r} does not exist"))
             else:
-                self._done(envelope, word.request, group.endpoints(word.channel))
+                self.done(envelope, word.request, group.endpoints(word.channel))
 
         if word.channel and word.channel not in group.channels and not word.create:
             group.want("", lambda error: self._lookup_again(envelope, word, error))
@@ -138,7 +138,7 @@ class Management:
                 raise error
             self._lookup(envelope, word)
         except ZsqError as failure:
-            self._fail(envelope, word.request, failure)
+            self.fail(envelope, word.request, failure)
 
     # Managing
 
@@ -152,28 +152,28 @@ class Management:
         if word.channel and word.channel not in group.channels:
             raise NotFound(E_NOT_FOUND, f"channel {word.channel!r} of topic {word.topic!r} does not exist")
         if word.action == "delete":
-            self._delete(envelope, word, group)
+            delete(self, envelope, word, group)
             return
 
         def ready(error: ZsqError | None) -> None:
             child = group.channels.get(word.channel) if word.channel else group.topic
             if error is not None or child is None:
-                self._fail(envelope, word.request, error or Refused(E_CLOSING, "it is being started again; try in a moment"))
+                self.fail(envelope, word.request, error or Refused(E_CLOSING, "it is being started again; try in a moment"))
                 return
             head = int(group.topic.stats.get("end", 0)) if group.topic else 0
             order_options = {str(key): value for key, value in word.options.items()} | {"head": head}
-            self._order(child, word.action, order_options, lambda data, failure: self._relay(envelope, word.request, data, failure))
+            self.order(child, word.action, order_options, lambda data, failure: self.relay(envelope, word.request, data, failure))
 
         if word.action == "empty" and word.channel:  # needs the head as it is now
-            self._gather(self._scope(group), lambda: group.want(word.channel, ready))
+            self.gather(self.scope(group), lambda complete: group.want(word.channel, ready))
         else:
             group.want(word.channel, ready)
 
-    def _relay(self, envelope: Envelope, request: int, data: dict[str, Any] | None, error: ZsqError | None) -> None:
+    def relay(self, envelope: Envelope, request: int, data: dict[str, Any] | None, error: ZsqError | None) -> None:
         if error is not None:
-            self._fail(envelope, request, error)
+            self.fail(envelope, request, error)
         else:
-            self._done(envelope, request, data or {})
+            self.done(envelope, request, data or {})
 
     def _create(self, envelope: Envelope, word: p.Manage) -> None:
         existed = word.topic in self.supervisor.groups
@@ -185,62 +185,13 @@ class Management:
             self._channel(group, word.channel, create=True)
 
         def then(error: ZsqError | None) -> None:
-            self._relay(envelope, word.request, {"existed": existed}, error)
+            self.relay(envelope, word.request, {"existed": existed}, error)
 
         group.want(word.channel, then)
 
-    def _delete(self, envelope: Envelope, word: p.Manage, group: TopicGroup) -> None:
-        def decide() -> None:
-            left = unfinished(group, word.channel)
-            if left and not word.options.get("force"):
-                what = f"channel {word.channel!r}" if word.channel else f"topic {word.topic!r}"
-                text = f"{what} has {left} messages that are not finished; drain it, or delete it with force and lose them"
-                self._fail(envelope, word.request, Refused(E_NOT_EMPTY, text))
-            elif word.channel:
-                self._delete_channel(envelope, word, group)
-            else:
-                self._delete_topic(envelope, word, group)
-
-        self._gather(self._scope(group), decide)
-
-    def _delete_topic(self, envelope: Envelope, word: p.Manage, group: TopicGroup) -> None:
-        registry = self.supervisor.registry
-        head = int(group.storage.stats.get("head", group.row.base_offset)) if group.storage else group.row.base_offset
-        registry.set_state(group.name, "deleting", max(head, registry.ended.get(group.name, 0)))
-
-        def stopped() -> None:
-            registry.remove(group.name)
-            self.supervisor.groups.pop(group.name, None)
-            self._done(envelope, word.request, {})
-
-        group.stop(stopped)
-
-    def _delete_channel(self, envelope: Envelope, word: p.Manage, group: TopicGroup) -> None:
-        """Its process ends, then its rows go: a channel exists if and only if its row is committed."""
-        child = group.channels.get(word.channel)
-        storage = group.storage
-        if storage is None or group.state is not GroupState.UP:
-            self._fail(envelope, word.request, Refused(E_CLOSING, "its topic is being started again; try in a moment"))
-            return
-        group.drop_channel(word.channel)
-        if child is not None:
-            self.supervisor.stop_child(child)
-
-        def send() -> None:
-            self._order(storage, "drop", {"channel": word.channel}, lambda d, e: self._relay(envelope, word.request, d, e))
-
-        self._after_end(child, send)
-
-    def _after_end(self, child: Child | None, then: Callable[[], None]) -> None:
-        if child is None or child.state == "ended":
-            then()
-            return
-        self._request += 1
-        self._reports[self._request] = _Report({child.spec.key}, then, time.monotonic_ns() + int(_ANSWER_S * _NS_PER_S))
-
     # Orders to actors
 
-    def _order(self, child: Child, action: str, order_options: dict[str, Any], callback: Callback) -> None:
+    def order(self, child: Child, action: str, order_options: dict[str, Any], callback: Callback) -> None:
         if len(self._orders) >= options.WAITERS_MAX:
             raise Refused(E_LIMIT, "too many orders are on their way already")
         self._request += 1
@@ -260,12 +211,12 @@ class Management:
 
     # Statistics
 
-    def _scope(self, group: TopicGroup | None) -> list[Child]:
+    def scope(self, group: TopicGroup | None) -> list[Child]:
         groups = [group] if group is not None else list(self.supervisor.groups.values())
         return [child for one in groups for child in one.children() if child.state == "up"]
 
-    def _gather(self, children: list[Child], then: Callable[[], None]) -> None:
-        """Ask for fresh pulses, then go on; after a second with what is known."""
+    def gather(self, children: list[Child], then: Callable[[bool], None]) -> None:
+        """Ask for fresh pulses, then go on; after a second with what is known, and `False`."""
         if len(self._reports) >= options.WAITERS_MAX:
             raise Refused(E_LIMIT, "too many questions are on their way already")
         self._request += 1
@@ -283,20 +234,28 @@ class Management:
         for request, report in list(self._reports.items()):
             report.waiting &= self.supervisor.table.children.keys()  # the dead answer nothing
             if not report.waiting and self._reports.pop(request, None) is not None:
-                report.then()
+                report.then(True)
+
+    def after_end(self, child: Child | None, then: Callable[[bool], None]) -> None:
+        """Go on when the process has ended; with `False` if it does not."""
+        if child is None or child.state == "ended":
+            then(True)
+            return
+        self._request += 1
+        self._reports[self._request] = _Report({child.spec.key}, then, time.monotonic_ns() + int(_ANSWER_S * _NS_PER_S))
 
     def _stats(self, envelope: Envelope, word: p.Stats) -> None:
         group = self._group(word.topic, create=False) if word.topic else None
         if word.channel and group is not None and word.channel not in group.channels:
             raise NotFound(E_NOT_FOUND, f"channel {word.channel!r} of topic {word.topic!r} does not exist")
-        children = self._scope(group)
+        children = self.scope(group)
         if group is None:
             children += [child for child in self.supervisor.singles.values() if child.state == "up"]
 
-        def then() -> None:
-            self._done(envelope, word.request, broker_statistics(self.supervisor, word.topic, word.channel))
+        def then(complete: bool) -> None:
+            self.done(envelope, word.request, broker_statistics(self.supervisor, word.topic, word.channel))
 
-        self._gather(children, then)
+        self.gather(children, then)
 
     # Time
 
@@ -306,7 +265,7 @@ class Management:
         for request, report in list(self._reports.items()):
             if now_ns > report.deadline_ns:
                 del self._reports[request]
-                report.then()
+                report.then(False)
         for request, order in list(self._orders.items()):
             if order.key not in self.supervisor.table.children:
                 del self._orders[request]
@@ -320,4 +279,6 @@ class Management:
         orders, self._orders = self._orders, {}
         for order in orders.values():
             order.callback(None, Refused(E_CLOSING, "the broker is stopping"))
-        self._reports.clear()
+        reports, self._reports = self._reports, {}
+        for report in reports.values():
+            report.then(False)

@@ -45,6 +45,7 @@ class Port:
         if kind == zmq.ROUTER:
             self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
             self.socket.setsockopt(zmq.HANDSHAKE_IVL, 5_000)
+        self.allowed: frozenset[type[Wire]] | None = None  # words that may come in here; None: any
         self.garbage = 0  # messages that were no words, and whose sender could not be told
 
     def receive(self, limit: int) -> Iterator[Mail | tuple[Envelope, UsageError]]:

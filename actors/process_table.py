@@ -44,6 +44,7 @@ class Child:
     stats: dict[str, Any] = field(default_factory=dict)
     started_ns: int = field(default_factory=time.monotonic_ns)
     failure: str = ""
+    told_to_stop: bool = False  # its end is no failure; `state` cannot say so once it has ended
     owner: Any = None  # the topic group it belongs to, if any
 
 

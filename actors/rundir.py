@@ -24,6 +24,9 @@ def make(data_dir: Path) -> str:
         wanted.mkdir(mode=0o700)
         return str(wanted)
     short = tempfile.mkdtemp(prefix="zsq-")  # mkdtemp makes it 0700
+    if len(os.fsencode(short)) + 1 + _NAME_BYTES_MAX > IPC_PATH_BYTES_MAX:
+        os.rmdir(short)
+        short = tempfile.mkdtemp(prefix="zsq-", dir="/tmp")
     pointer.write_text(json.dumps({"run": short}))
     return short
 

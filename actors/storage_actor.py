@@ -24,13 +24,15 @@ from ..storage.state import ProducerRow, StateBatch, producer_after
 from ..storage.store import Identity, Store, StoreOptions, create_store, open_store
 from ..transport import protocol as p
 from ..transport.block import Block
-from ..transport.errors import E_BAD_ARGUMENT, E_CLOSING, E_DISK_FULL, Refused, UsageError
+from ..transport.errors import E_BAD_ARGUMENT, E_CLOSING, E_DISK_FULL, Refused, UsageError, ZsqError
 from . import options
 from .actor import Actor, StartFailed
 from .port import Envelope, Mail, Port
 from .worker_thread import WorkerThread
 
 log = logging.getLogger("zsq")
+FRONT_WORDS = frozenset((p.OpenTopic, p.Append, p.OpenChannel, p.Save, p.Pause, p.Empty, p.Fetch))  # its topic and channels
+READER_WORDS = frozenset((p.Fetch, p.Beat, p.Bye))  # offset readers: anybody
 _Answers = list[tuple[Port, Envelope, p.Wire]]
 
 
@@ -65,6 +67,7 @@ class StorageActor(Actor):
         self._applied = table.applied_offset
         self._owners: dict[str, Envelope] = {}
         self._epoch = 0
+        self._sealed = False
         self._failure: tuple[str, str] | None = None
         self._written: deque[_Pending] = deque()
         self._ticket: SyncTicket | None = None
@@ -79,8 +82,8 @@ class StorageActor(Actor):
         self._state_thread = WorkerThread(self.context, "state")
         self.listen_raw(self._sync_thread.socket)
         self.listen_raw(self._state_thread.socket)
-        self.front = self.open_router(settings["front"])
-        self.reader = self.open_router(settings["reader"])
+        self.front = self.open_router(settings["front"], FRONT_WORDS)
+        self.reader = self.open_router(settings["reader"], READER_WORDS)
         self.every(options.CHECKPOINT_INTERVAL_MS, self._checkpoint)
         self.every(options.CHECKPOINT_INTERVAL_MS, self._retry_commit)
         if self.mode == "interval":
@@ -118,13 +121,15 @@ class StorageActor(Actor):
             code, text = self._failure or (E_CLOSING, "an append before it failed")
             port.send(mail.envelope, p.Failed(word.request, code, text))
             return
-        blocks = mail.blocks()
         try:
+            if self._sealed:
+                raise Refused(E_CLOSING, "the topic is being deleted")
+            blocks = mail.blocks()
             first_offset, time_ns = self._log.append(blocks, time.time_ns())
-        except DiskFull as error:
+        except (DiskFull, ZsqError) as error:
             self._epoch = word.epoch + 1
-            self._failure = (E_DISK_FULL, str(error))
-            port.send(mail.envelope, p.Failed(word.request, E_DISK_FULL, str(error)))
+            self._failure = (error.code, error.text) if isinstance(error, ZsqError) else (E_DISK_FULL, str(error))
+            port.send(mail.envelope, p.Failed(word.request, *self._failure))
             return
         producers = self._place(blocks, first_offset)
         self._written.append(_Pending(mail.envelope, word.request, first_offset, time_ns, self._log.end, producers))
@@ -275,7 +280,13 @@ class StorageActor(Actor):
         self._answer_after_commit(port, mail, {})
 
     def on_order(self, word: p.Order) -> dict[str, Any] | None:
-        """Drop a channel's rows: its process has ended, the supervisor says so."""
+        """seal: take no more, and say where the topic ends; unseal. drop: a channel that ended, with its rows."""
+        if word.action == "seal":
+            self._sealed = True
+            return {"head": self._log.end}
+        if word.action == "unseal":
+            self._sealed = False
+            return {}
         if word.action != "drop":
             return super().on_order(word)
         name = str(word.options["channel"])
@@ -309,7 +320,7 @@ class StorageActor(Actor):
     # Reads
 
     def _channel_end(self) -> int:
-        end: int = self._log.synced_end
+        end: int = self._log.end if self.mode == "interval" else self._log.synced_end  # as far as the topic offers
         return end if self._visible_end < 0 else min(end, self._visible_end)
 
     def on_fetch_word(self, port: Port, mail: Mail) -> None:

@@ -79,8 +79,9 @@ class Supervisor:
 
     def stop_child(self, child: Child) -> None:
         """Ask it to end; kill it when it does not within its time."""
-        if child.state == "stopping":
+        if child.told_to_stop:
             return
+        child.told_to_stop = True
         if child.state == "up":
             self.port.send(child.envelope, p.Stop())
             self._stop_deadlines[child.spec.key] = time.monotonic_ns() + int(child.spec.stop_timeout_s * 1e9)
@@ -178,6 +179,8 @@ class Supervisor:
                 child.stats = child.stats | word.stats
                 if word.request:
                     self.management.reported(word.request, word.key)
+        elif isinstance(word, (p.PoolSize, p.Hung)) and not any(c.envelope == mail.envelope for c in self._of_kind("scan_loop")):
+            log.warning("%s from somebody who is not the scan loop: ignored", type(word).__name__)
         elif isinstance(word, p.PoolSize):
             self._workers_wanted = word.workers
             self._size_pool()
@@ -214,7 +217,7 @@ class Supervisor:
             return  # nothing is started again: what lives is about to die
         for child in ended:
             self._stop_deadlines.pop(child.spec.key, None)
-            if child.state != "stopping" and not self._stopping:
+            if not child.told_to_stop and not self._stopping:
                 log.warning("%s (pid %d) ended%s", child.spec.title, child.pid, f": {child.failure}" if child.failure else "")
             self._tell_gone(child)
             if self.singles.pop(child.spec.key, None) is not None:
@@ -239,7 +242,7 @@ class Supervisor:
 
     def _single_ended(self, child: Child) -> None:
         self.channels_changed = True
-        if self._stopping or child.state == "stopping":
+        if self._stopping or child.told_to_stop:
             return
         kind = child.spec.kind
         intensity = self._intensity.setdefault(kind, RestartIntensity())

@@ -16,6 +16,7 @@ from .ordering import Ordering, Reply
 from .port import Mail, Port
 
 _MS = 1_000_000
+FRONT_WORDS = frozenset((p.Hello, p.Pub, p.Beat, p.Bye, p.Attach, p.Credit))  # producers and channels
 
 
 class Topic(Actor):
@@ -32,7 +33,7 @@ class Topic(Actor):
         producers = {int(pid): (row[0], row[1]) for pid, row in table["producers"].items()}
         self.ordering = Ordering(producers)
         self.fanout = Fanout(table["head"], table["visible_end"])
-        self.front = self.open_router(self.settings["front"])
+        self.front = self.open_router(self.settings["front"], FRONT_WORDS)
         self._head_told = -1
         self._paused_request = 0
         self._requests: dict[int, int] = {}  # ours to storage -> the supervisor's

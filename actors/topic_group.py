@@ -14,7 +14,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
-from ..transport.errors import E_LIMIT, E_TOPIC_FAILED, ZsqError
+from ..transport.errors import E_CLOSING, E_LIMIT, E_TOPIC_FAILED, ZsqError
 from . import options
 from .child import ChildSpec, RestartIntensity
 from .process_table import Child
@@ -72,7 +72,7 @@ class TopicGroup:
         self._channel_restarts: dict[str, RestartIntensity] = {}
         self._failed_channels: set[str] = set()
         self._waiting: list[tuple[str, Then]] = []  # channel ("" for the topic), whom to tell
-        self._stopped: Callable[[], None] | None = None
+        self._stopped: list[Callable[[], None]] = []
 
     def _go(self, event: str) -> None:
         self.state = TRANSITIONS[self.state][event]
@@ -217,7 +217,7 @@ class TopicGroup:
 
     def stop(self, then: Callable[[], None]) -> None:
         """Channels, topic, storage; each may finish what it has begun. `then` when all are gone."""
-        self._stopped = then
+        self._stopped.append(then)
         self._go("stop")
         self._stop_next()
 
@@ -230,9 +230,9 @@ class TopicGroup:
                     self.supervisor.stop_child(child)
                 return
         self._go("stopped")
-        self._tell(None, ZsqError(E_TOPIC_FAILED, f"topic {self.name!r} was stopped"))
-        then, self._stopped = self._stopped, None
-        if then is not None:
+        self._tell(None, ZsqError(E_CLOSING, f"topic {self.name!r} was stopped; try again"))
+        told, self._stopped = self._stopped, []
+        for then in told:
             then()
 
     def drop_channel(self, channel: str) -> None:
