@@ -53,6 +53,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         error.show()
         return error.exit_code
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):
+            return DONE  # click ends with 1 where a pipe is broken
+        raise
     except (click.Abort, KeyboardInterrupt):
         return _fail("E_INTERRUPTED interrupted", FAILED)
     except UsageError as error:

@@ -6,6 +6,7 @@ or finds its pipe broken, gives the rest back. `tail` reads by offset and takes 
 
 from __future__ import annotations
 
+import contextlib
 import select
 import sys
 import threading
@@ -14,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import click
 
 from ...transport.errors import E_BAD_ARGUMENT, UsageError
-from .options import stop_signals, with_broker
+from .options import Stopping, stop_signals, with_broker
 
 if TYPE_CHECKING:
     from ...transport.block import Block
@@ -41,7 +42,12 @@ def sub(topic: str, channel: str, count: int | None, url: str, timeout: float) -
     check_name(topic)
     check_name(channel, "channel")
     ready = READY if count is None else min(READY, count)
-    with stop_signals() as stopping, Consumer(url, topic, channel, ready=ready, timeout=timeout) as consumer:
+    with stop_signals() as stopping, contextlib.ExitStack() as stack:
+        try:
+            with stopping.interruptible():
+                consumer = stack.enter_context(Consumer(url, topic, channel, ready=ready, timeout=timeout))
+        except KeyboardInterrupt:
+            return  # before there was a broker
         drain(consumer, sys.stdout.buffer, count, stopping)
 
 
@@ -107,9 +113,16 @@ def tail(topic: str, count: int | None, start: str | None, follow: bool, url: st
         follow_topic(reader, sys.stdout.buffer, where, count, stopping, follow)
 
 
-def follow_topic(reader: Reader, out: IO[bytes], where: str, count: int | None, stopping: threading.Event, follow: bool) -> int:
-    """Write until `count` messages, a signal, a broken pipe, or (without `follow`) the end; returns the next offset."""
-    fetched = reader.read(0, 1)
+def follow_topic(reader: Reader, out: IO[bytes], where: str, count: int | None, stopping: Stopping, follow: bool) -> None:
+    """Write until `count` messages, a signal, a broken pipe, or (without `follow`) the end."""
+    # A signal ends at once what waits for the broker, but never cuts a line.
+    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
+        _follow(reader, out, where, count, stopping, follow)
+
+
+def _follow(reader: Reader, out: IO[bytes], where: str, count: int | None, stopping: Stopping, follow: bool) -> None:
+    with stopping.interruptible():
+        fetched = reader.read(0, 1)
     offset: int = {"earliest": fetched.start, "latest": fetched.head}.get(where, -1)
     offset = int(where) if offset < 0 else offset
     end: int = fetched.head
@@ -117,7 +130,8 @@ def follow_topic(reader: Reader, out: IO[bytes], where: str, count: int | None, 
     while not stopping.is_set() and (count is None or written < count) and not pipe_broken(out):
         if not follow and offset >= end:
             break
-        fetched = reader.read(offset)
+        with stopping.interruptible():
+            fetched = reader.read(offset)
         before = offset
         for block in fetched.blocks:
             bodies = bodies_from(block, offset)
@@ -128,6 +142,8 @@ def follow_topic(reader: Reader, out: IO[bytes], where: str, count: int | None, 
             write_lines(out, bodies)
             written += len(bodies)
             offset = max(offset, block.next_offset)
+        if count is None or written < count:
+            offset = max(offset, fetched.next_offset)  # what lies between is lost
         if offset == before:
             if offset < fetched.start:
                 offset = fetched.start  # older ones are gone
@@ -135,7 +151,6 @@ def follow_topic(reader: Reader, out: IO[bytes], where: str, count: int | None, 
                 break
             else:
                 stopping.wait(FOLLOW_S)
-    return offset
 
 
 def bodies_from(block: Block, offset: int) -> list[bytes]:

@@ -48,15 +48,34 @@ def _resolve(context: click.Context, _: click.Parameter, value: str | None) -> s
     return str(found)
 
 
+class Stopping(threading.Event):
+    """Set by a signal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits = False
+
+    @contextlib.contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """While inside, a signal also raises `KeyboardInterrupt`: for waiting on a broker, where nothing is half done."""
+        self.waits = True
+        try:
+            yield
+        finally:
+            self.waits = False
+
+
 @contextlib.contextmanager
-def stop_signals() -> Iterator[threading.Event]:
+def stop_signals() -> Iterator[Stopping]:
     """While inside, SIGINT and SIGTERM set the event instead of ending the process; a second one ends it as usual."""
-    stopping = threading.Event()
+    stopping = Stopping()
     before: dict[signal.Signals, Any] = {}
 
     def on_signal(number: int, _: FrameType | None) -> None:
         stopping.set()
         restore(signal.Signals(number))
+        if stopping.waits:
+            raise KeyboardInterrupt
 
     def restore(number: signal.Signals) -> None:
         handler = before[number]

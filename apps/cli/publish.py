@@ -67,15 +67,17 @@ def pub(topic: str, source: IO[bytes], batch: int, url: str, timeout: float) -> 
     receipts: deque[Receipt] = deque()
     try:
         with stop_signals() as stopping, _bar(source) as advance, Producer(url, timeout=timeout) as producer:
-            for found in lines(source.fileno(), stopping.is_set):
-                for first in range(0, len(found), batch):
-                    bodies = found[first : first + batch]
-                    receipts.append(producer.publish_many(topic, bodies, wait=False))
-                    while len(receipts) > RECEIPTS_MAX or (receipts and receipts[0].done):
-                        stored += _settle(receipts, timeout)
-                    advance(sum(map(len, bodies)) + len(bodies))
-            while receipts:
-                stored += _settle(receipts, timeout)
+            try:
+                for found in lines(source.fileno(), stopping.is_set):
+                    for first in range(0, len(found), batch):
+                        bodies = found[first : first + batch]
+                        receipts.append(producer.publish_many(topic, bodies, wait=False))
+                        while len(receipts) > RECEIPTS_MAX or (receipts and receipts[0].done):
+                            stored += _settle(receipts, timeout)
+                        advance(sum(map(len, bodies)) + len(bodies))
+            finally:  # what was sent before a line that cannot be is stored, and counted
+                while receipts:
+                    stored += _settle(receipts, timeout)
             if stopping.is_set():
                 raise KeyboardInterrupt
     finally:

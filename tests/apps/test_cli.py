@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from zsq.apps.cli import app, consume, options, publish, stats
+from zsq.apps.cli.options import Stopping
 from zsq.transport import block, protocol
 from zsq.transport.block import Block, pack
 from zsq.transport.errors import BrokerUnreachable, NotFound, Refused, UsageError
@@ -202,7 +203,8 @@ class ReaderDouble:
         if not found and self.later and offset >= self.head:
             self.add(self.later)
             self.later = 0
-        return type("Fetched", (), {"start": self.start, "head": self.head, "blocks": found})
+        reads_on = found[-1].next_offset if found else offset
+        return type("Fetched", (), {"start": self.start, "head": self.head, "blocks": found, "next_offset": reads_on})
 
 
 @pytest.mark.parametrize(
@@ -218,14 +220,14 @@ class ReaderDouble:
 def test_tail_without_following(where: str, count: int | None, expected: range) -> None:
     out = io.BytesIO()
     reader: Any = ReaderDouble(4, 6, start=10)
-    consume.follow_topic(reader, out, where, count, threading.Event(), follow=False)
+    consume.follow_topic(reader, out, where, count, Stopping(), follow=False)
     assert out.getvalue() == b"".join(b"%d\n" % i for i in expected)
 
 
 def test_tail_follows() -> None:
     out = io.BytesIO()
     reader: Any = ReaderDouble(4, later=2)
-    assert consume.follow_topic(reader, out, "latest", 2, threading.Event(), follow=True) == 6
+    consume.follow_topic(reader, out, "latest", 2, Stopping(), follow=True)
     assert out.getvalue() == b"4\n5\n"
 
 

@@ -145,3 +145,33 @@ def test_serve_says_why_it_cannot(shell: Shell, tmp_path: Path) -> None:
     second = shell("serve", "--no-listen", "--data-dir", str(shell.broker.data_dir), code=1)
     assert str(shell.broker.process.pid).encode() in second
     assert b"No such file" in shell("serve", "--no-listen", "--data-dir", str(tmp_path / "none/data"), code=1)
+
+
+def test_what_came_before_a_line_that_is_too_long_is_stored_and_counted(shell: Shell) -> None:
+    said = shell("pub", "long", stdin=b"one\n" + b"x" * (1 << 20) + b"x\nafter\n", code=2)
+    assert b"1 messages stored" in said
+    assert b"E_TOO_BIG" in said
+    assert shell("tail", "long", "--no-follow") == b"one\n"
+
+
+def test_tail_into_a_closed_pipe_is_done(shell: Shell) -> None:
+    shell("pub", "closed", stdin=LINES)
+    with shell.open("tail", "closed", "--from", "earliest") as tail:
+        assert tail.stdout is not None
+        assert tail.stdin is not None
+        tail.stdout.close()
+        assert tail.wait(30) == 0
+
+
+@pytest.mark.parametrize("arguments", [("sub", "topic", "channel"), ("tail", "topic")])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_at_once_what_waits_for_a_broker(shell: Shell, arguments: tuple[str, ...], number: signal.Signals) -> None:
+    with shell.open("--url", "ipc:///nowhere/run", *arguments) as waiting:
+        catches = 0
+        while not catches >> (number - 1) & 1:  # until it has its handlers
+            status = Path(f"/proc/{waiting.pid}/status").read_text()
+            catches = int(next(line for line in status.splitlines() if line.startswith("SigCgt")).split()[1], 16)
+            if number == signal.SIGINT and not catches >> (signal.SIGTERM - 1) & 1:
+                catches = 0  # Python's own
+        waiting.send_signal(number)
+        assert waiting.wait(5) == 0
