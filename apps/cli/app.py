@@ -47,15 +47,17 @@ for _command in (serve, pub, sub, tail, stats, topic, channel):
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Carry out a command line (default: this process's) and return its exit code; never a traceback for an expected error."""
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115 - closed by who started us (`<&-`): empty
     try:
         code = app.main(args=None if arguments is None else list(arguments), prog_name="zsq", standalone_mode=False)
         return code if isinstance(code, int) else DONE
     except click.ClickException as error:
         error.show()
         return error.exit_code
-    except SystemExit as error:
-        if isinstance(error.__context__, BrokenPipeError):
-            return DONE  # click ends with 1 where a pipe is broken
+    except SystemExit:
+        if "PacifyFlushWrapper" in type(sys.stdout).__name__:
+            return DONE  # the pipe is broken: click has put this in place of stdout, and ends with 1
         raise
     except (click.Abort, KeyboardInterrupt):
         return _fail("E_INTERRUPTED interrupted", FAILED)

@@ -34,6 +34,9 @@ READY: Final = 2500
 def sub(topic: str, channel: str, count: int | None, url: str, timeout: float) -> None:
     """Write the messages of CHANNEL to standard output, a line each, and finish them.
 
+    TOPIC and CHANNEL are made if they are missing. The first channel of a topic gets all that waits there, a later one what is
+    published from then on; `zsq tail` reads what is older.
+
     Ctrl-C and SIGTERM finish what was written and give back the rest.
     """
     from ...transport.client import Consumer

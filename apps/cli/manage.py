@@ -22,11 +22,15 @@ def channel() -> None:
 @click.option("--sync", type=click.Choice(SYNC_MODES), default="always", show_default=True, help="When a publish is answered.")
 @with_broker
 def topic_create(topic: str, sync: str, url: str, timeout: float) -> None:
-    """Make TOPIC; nothing happens if it exists."""
+    """Make TOPIC; if it exists it stays as it is."""
     from ...transport.client import Admin
 
     with Admin(url, timeout=timeout) as admin:
-        admin.create_topic(topic, sync=sync)
+        found = admin.create_topic(topic, sync=sync)
+        if found.get("existed"):
+            now = admin.stats(topic)["topics"][0]["sync"]
+            if now != sync:
+                click.echo(f"zsq: topic {topic!r} exists, with --sync {now}; that was not changed", err=True)
 
 
 @topic.command("delete")
@@ -46,7 +50,10 @@ def topic_delete(topic: str, force: bool, url: str, timeout: float) -> None:
 @click.argument("channel")
 @with_broker
 def channel_create(topic: str, channel: str, url: str, timeout: float) -> None:
-    """Make CHANNEL on TOPIC (and TOPIC, if need be); the first channel of a topic gets all that waits there."""
+    """Make CHANNEL on TOPIC (and TOPIC, if need be).
+
+    The first channel of a topic gets all that waits there, a later one what is published from then on.
+    """
     from ...transport.client import Admin
 
     with Admin(url, timeout=timeout) as admin:

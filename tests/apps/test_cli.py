@@ -231,6 +231,16 @@ def test_tail_follows() -> None:
     assert out.getvalue() == b"4\n5\n"
 
 
+@pytest.mark.parametrize("arguments", [["--help"], ["pub", "--help"]])
+def test_help_into_a_closed_pipe_is_done(arguments: list[str]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    line = [sys.executable, "-P", "-m", "zsq", *arguments]
+    ended = subprocess.run(line, stdout=write, stderr=subprocess.PIPE, timeout=30, check=False)
+    os.close(write)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
 def test_tail_refuses_a_strange_offset() -> None:
     ended = zsq("tail", "topic", "--from", "yesterday")
     assert (ended.returncode, ended.stdout) == (2, "")

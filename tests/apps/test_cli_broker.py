@@ -175,3 +175,16 @@ def test_a_signal_ends_at_once_what_waits_for_a_broker(shell: Shell, arguments: 
                 catches = 0  # Python's own
         waiting.send_signal(number)
         assert waiting.wait(5) == 0
+
+
+def test_a_topic_that_is_there_says_what_was_not_changed(shell: Shell) -> None:
+    shell("topic", "create", "there", "--sync", "never")
+    with shell.open("topic", "create", "there") as again:
+        assert again.communicate(timeout=30)[1] == b"zsq: topic 'there' exists, with --sync never; that was not changed\n"
+    assert again.returncode == 0
+
+
+def test_pub_without_standard_input_publishes_nothing(shell: Shell) -> None:
+    line = " ".join(shell.line("pub", "closed-input")) + " <&-"
+    ended = subprocess.run(["sh", "-c", line], env=shell.environment, capture_output=True, timeout=30, check=False)
+    assert (ended.returncode, ended.stderr[:17]) == (0, b"0 messages stored")

@@ -140,7 +140,7 @@ def test_a_pid_used_again_is_not_ours(daemon: Daemon) -> None:
 def test_wrong_usage(daemon: Daemon) -> None:
     assert daemon("jump").returncode == 2
     assert daemon("stop", "--fail").returncode == 2
-    assert daemon("stop", "--wait", "long").returncode == 1
+    assert daemon("stop", "--wait", "long").returncode == 2
 
 
 @pytest.mark.parametrize("verb", ["start", ""])
