@@ -85,9 +85,11 @@ class Actor:
 
     # Tools for subclasses
 
-    def open_router(self, endpoint: str, allowed: frozenset[type[Wire]] | None = None) -> Port:
-        """Bind; only `allowed` words are taken there, the others are answered E_BAD_COMMAND."""
+    def open_router(self, endpoint: str, allowed: frozenset[type[Wire]] | None = None, *, answers_max: int = 0) -> Port:
+        """Bind; only `allowed` words are taken there, the others are answered E_BAD_COMMAND. `answers_max`: unread messages a peer."""
         port = Port(self.context, zmq.ROUTER)
+        if answers_max:
+            port.socket.setsockopt(zmq.SNDHWM, answers_max)
         port.allowed = allowed
         port.socket.bind(endpoint)
         return self._listen(port)
@@ -141,6 +143,10 @@ class Actor:
         gc.freeze()  # what was imported lives as long as the process: never look at it again
         try:
             self._loop()
+        except Exception as error:
+            log.exception("%s ends", self.title)
+            self.supervisor.send((), Failed(self.key, type(error).__name__, str(error)))
+            raise
         finally:
             self.on_end()
             self._close()
@@ -161,6 +167,8 @@ class Actor:
                         os._exit(0)  # the supervisor is dead: nothing may be answered any more, nothing needs to be closed
                     by_socket = {port.socket: port for port in self._ports}
                     port = by_socket.get(source)
+                if port is not None and port.socket.closed:
+                    continue  # closed by what another source said in this same round
                 if port is not None:
                     self._drain(port)
                 else:

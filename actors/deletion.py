@@ -51,6 +51,9 @@ class _Deletion:
         if not complete:
             return ZsqError(E_TIMEOUT, "not all processes said within a second what they hold; try again, or delete with force")
         left = unfinished(self.group, self.word.channel)
+        if left is None:
+            text = "a channel of it is being started again or has failed, so what it holds is not known; try again, or delete with force"
+            return Refused(E_CLOSING, text)
         if not left:
             return None
         what = f"channel {self.word.channel!r}" if self.word.channel else f"topic {self.word.topic!r}"
@@ -92,7 +95,13 @@ class _Deletion:
         if self.group.state in (GroupState.STOPPING, GroupState.ENDED):
             self._fail(Refused(E_CLOSING, "it is being deleted already"))
             return
-        registry.set_state(self.group.name, "deleting", max(end, registry.ended.get(self.group.name, 0)))
+        try:
+            registry.set_state(self.group.name, "deleting", max(end, registry.ended.get(self.group.name, 0)))
+        except Refused as error:
+            if self.group.storage is not None:
+                self.management.order(self.group.storage, "unseal", {}, lambda data, error: None)
+            self._fail(error)
+            return
 
         def stopped() -> None:
             registry.remove(self.group.name)
@@ -120,15 +129,20 @@ class _Deletion:
             self._fail(Refused(E_CLOSING, "its topic is being started again, or it is being deleted already; try in a moment"))
             return
         child = self.group.channels[name]
+        self.group.deleting.add(name)  # who wants it meanwhile is told to wait: a second process would stand on the old row
         self.group.drop_channel(name)
         if child is not None:
             self.management.supervisor.stop_child(child)
 
         def drop(ended: bool) -> None:
             if not ended:
+                self.group.deleting.discard(name)
                 self._fail(ZsqError(E_TIMEOUT, f"the process of channel {name!r} did not end; its rows were kept"))
                 return
-            answer = (self.envelope, self.word.request)
-            self.management.order(storage, "drop", {"channel": name}, lambda data, error: self.management.relay(*answer, data, error))
+            self.management.order(storage, "drop", {"channel": name}, answer)
+
+        def answer(data: dict[str, Any] | None, error: ZsqError | None) -> None:
+            self.group.deleting.discard(name)
+            self.management.relay(self.envelope, self.word.request, data, error)
 
         self.management.after_end(child, drop)

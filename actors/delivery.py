@@ -164,7 +164,7 @@ class Delivery:
             consumer = self._turns[0]
             self._turns.rotate(-1)
             room = consumer.ready - consumer.in_flight
-            if room > 0:
+            if room > 0 and consumer.bytes_out < options.CONSUMER_BYTES_MAX:
                 parcel = self._for(consumer, room, now_ns)
                 if parcel is None:
                     self._turns.rotate(1)  # nothing waits: the turn stays where it was
@@ -231,7 +231,9 @@ class Delivery:
     def _lease(self, consumer: Consumer, runs: list[Run], parts: list[tuple[Block, int, int]], now_ns: int) -> Parcel:
         self._token += 1
         count = total(runs)
-        self._leases[self._token] = Lease(consumer, sorted(runs), now_ns)  # answers are matched in ascending order
+        size = sum(block.length * (stop - start) // block.count for block, start, stop in parts)
+        consumer.bytes_out += size
+        self._leases[self._token] = Lease(consumer, sorted(runs), now_ns, size)  # answers are matched in ascending order
         self._lease_rows += len(runs)
         self._deadlines.set(self._token, now_ns + consumer.timeout_ns)
         consumer.tokens.add(self._token)
@@ -246,6 +248,7 @@ class Delivery:
         self._deadlines.remove(token)
         self._lease_rows -= len(lease.runs)
         lease.consumer.tokens.discard(token)
+        lease.consumer.bytes_out -= lease.size
         lease.consumer.in_flight -= total(lease.runs)
         return lease
 

@@ -133,6 +133,7 @@ class Gateway(Actor):
         if port is None:
             port = self.actors[endpoint] = self.open_dealer(endpoint, self._routing_id())
         self.links[client] = _Link(word.kind, endpoint, port)
+        self._seen[client] = time.monotonic_ns()
         self.front.send((client,), p.Done(word.request, {}))
 
     def on_done_word(self, port: Port, mail: Mail) -> None:

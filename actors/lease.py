@@ -41,6 +41,7 @@ class Consumer:
     seen_ns: int
     connect_ts: int
     in_flight: int = 0
+    bytes_out: int = 0  # of deliveries that are not wholly answered
     message_count: int = 0
     finish_count: int = 0
     requeue_count: int = 0
@@ -64,3 +65,4 @@ class Lease:
     consumer: Consumer
     runs: Sequence[Run]
     sent_ns: int
+    size: int = 0  # bytes, about

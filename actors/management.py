@@ -11,6 +11,7 @@ from ..transport.errors import (
     E_BAD_ARGUMENT,
     E_BAD_COMMAND,
     E_CLOSING,
+    E_INTERNAL,
     E_LIMIT,
     E_NOT_FOUND,
     E_TIMEOUT,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from .supervisor import Supervisor
 
 _NS_PER_S = 1_000_000_000
-_ANSWER_S = 30.0
+_ANSWER_S = 20.0  # below a client's own patience, so that it hears what happened
 _REPORT_S = 1.0
 
 Callback = Callable[[dict[str, Any] | None, ZsqError | None], None]
@@ -78,6 +79,8 @@ class Management:
                 raise UsageError(E_BAD_COMMAND, f"the supervisor does not know {type(word).__name__}")
         except ZsqError as error:
             self.fail(mail.envelope, request, error)
+        except OSError as error:
+            self.fail(mail.envelope, request, Refused(E_INTERNAL, f"the system refuses: {error.strerror or error}"))
 
     def done(self, envelope: Envelope, request: int, data: dict[str, Any]) -> None:
         self.supervisor.port.send(envelope, p.Done(request, data))
@@ -99,6 +102,8 @@ class Management:
             raise UsageError(E_UNSUPPORTED, "topics in memory only come with a later version; use a name without #ephemeral")
         if len(self.supervisor.groups) >= options.TOPICS_MAX:
             raise Refused(E_LIMIT, f"a node has at most {options.TOPICS_MAX} topics")
+        if not self.supervisor.can_start(3):
+            raise Refused(E_LIMIT, f"this node runs {options.PROCESSES_MAX} processes at most: no room for another topic")
         sync = sync or self.supervisor.options.sync
         if sync not in options.SYNC_MODES:
             raise UsageError(E_BAD_ARGUMENT, f"sync is one of {', '.join(options.SYNC_MODES)}, not {sync!r}")
@@ -193,7 +198,8 @@ class Management:
 
     def order(self, child: Child, action: str, order_options: dict[str, Any], callback: Callback) -> None:
         if len(self._orders) >= options.WAITERS_MAX:
-            raise Refused(E_LIMIT, "too many orders are on their way already")
+            callback(None, Refused(E_LIMIT, "too many orders are on their way already"))
+            return
         self._request += 1
         self._orders[self._request] = _Order(callback, time.monotonic_ns() + int(_ANSWER_S * _NS_PER_S), child.spec.key)
         if not self.supervisor.port.send(child.envelope, p.Order(self._request, action, order_options)):

@@ -21,6 +21,7 @@ GATHER_COUNT_MAX: Final = 1_000  # messages of one delivery that do not lie toge
 GATHER_BYTES_MAX: Final = 1 * MIB
 FETCHES_MAX: Final = 4  # outstanding reads of blocks for redelivery
 CONSUMERS_MAX: Final = 10_000
+CONSUMER_BYTES_MAX: Final = 16 * MIB  # delivered to one consumer and unanswered: credit counts messages, memory counts bytes
 
 # Topic
 RING_BYTES_MAX: Final = 2 * MIB  # newest blocks, for channels a little behind; the others read from storage
@@ -29,14 +30,17 @@ CREDIT_BYTES: Final = 8 * MIB  # one producer's
 CREDIT_BYTES_MIN: Final = 256 * KIB
 APPEND_BYTES_MAX: Final = 2 * MIB  # blocks handed to storage as one append
 APPENDS_OUT_MAX: Final = 8  # appends on their way; more wait in the topic and are gathered
-PRODUCERS_MAX: Final = 100_000
+PRODUCERS_MAX: Final = 20_000  # remembered a topic; beyond it the one not used for longest is forgotten
 RECENT_SEQUENCES: Final = 256  # answers remembered for repeated blocks, by producer
 PRODUCER_KEPT_S: Final = 7 * 86_400
 
 # Storage
 CHECKPOINT_INTERVAL_MS: Final = 1_000
 INLINE_SYNC_BYTES_MAX: Final = 64 * KIB  # a small lone append is synced in line: a thread's two wake-ups cost more than it gains
-READ_BYTES_MAX: Final = 4 * MIB
+READ_BYTES_MAX: Final = 4 * MIB  # of one answer to a channel
+READER_BYTES_MAX: Final = 1 * MIB  # of one answer to an offset reader
+READER_ANSWERS_MAX: Final = 32  # unread ones a reader; further ones are dropped, and asked for again
+RETRY_S_MAX: Final = 60.0  # between tries to start a topic that cannot start
 LOCK_WAIT_S: Final = 10.0
 
 # Scan: NSQ's numbers (nsqd's queueScanLoop)
@@ -52,7 +56,7 @@ SCAN_HUNG_S: Final = 10.0
 
 # Processes
 PULSE_MS: Final = 1_000
-START_TIMEOUT_S: Final = 30.0
+START_TIMEOUT_S: Final = 120.0  # recovery reads the last chunk
 STOP_TIMEOUT_S: Final = 10.0
 RESTARTS_MAX: Final = 20
 RESTARTS_WITHIN_S: Final = 60.0

@@ -68,6 +68,7 @@ class Ordering:
         self._queue: list[_Entry] = []
         self._out: OrderedDict[int, list[_Entry]] = OrderedDict()
         self._request = 0
+        self._held_bytes = 0  # of blocks taken and not yet answered, of all producers
         self._credit_granted = 0
         self.epoch = 0
 
@@ -130,7 +131,9 @@ class Ordering:
         producer = self._producers.get(producer_id)
         if producer is None:
             if len(self._producers) >= options.PRODUCERS_MAX:
-                text = f"{options.PRODUCERS_MAX} producers are remembered already; rows expire a week after their last use"
+                self._forget_oldest()
+            if len(self._producers) >= options.PRODUCERS_MAX:
+                text = f"{options.PRODUCERS_MAX} producers are at work already; close some"
                 return [Reply(peer, Unstored(sequence, 0, E_LIMIT, text))]
             producer = self._producers[producer_id] = _Producer(0)
         producer.used_ns = now_ns
@@ -138,6 +141,10 @@ class Ordering:
             if link.out_bytes and link.out_bytes + block.length > link.credit_bytes:
                 text = f"more than the credit of {link.credit_bytes} unanswered bytes; wait for answers"
                 return [Reply(peer, Unstored(sequence, producer.expected, E_LIMIT, text))]
+            if self._held_bytes + block.length > options.CREDIT_POOL_BYTES:
+                text = "the topic holds as much as it may; wait until storage has caught up"
+                return [Reply(peer, Unstored(sequence, producer.expected, E_LIMIT, text))]
+            self._held_bytes += block.length
             link.out_bytes += block.length
             producer.expected += 1
             producer.waiting[sequence] = [peer]
@@ -190,7 +197,15 @@ class Ordering:
             offset += entry.block.count
         return [Reply(peer, Stored(tuple(blocks))) for peer, blocks in answers.items()], placed
 
+    def _forget_oldest(self) -> None:
+        """A bound on memory: producers not used for longest, without a link and with nothing pending, begin anew if they come back."""
+        linked = {link.producer_id for link in self._links.values()}
+        idle = [(row.used_ns, pid) for pid, row in self._producers.items() if not row.waiting and pid not in linked]
+        for _, pid in sorted(idle)[: max(1, options.PRODUCERS_MAX // 20)]:  # many at once: the search is paid for rarely
+            del self._producers[pid]
+
     def _answered(self, entry: _Entry) -> None:
+        self._held_bytes -= entry.block.length
         link = self._links.get(entry.peer)
         if link is not None and link.producer_id == entry.producer_id:
             link.out_bytes = max(0, link.out_bytes - entry.block.length)

@@ -155,6 +155,6 @@ def child_main(spec: ChildSpec, endpoint: str, lifeline: Connection, forkserver_
         ACTORS[spec.kind](spec.key, spec.title, spec.settings).run(endpoint, lifeline.fileno())
     except SystemExit:
         raise
-    except BaseException:
-        log.exception("%s ends", spec.title)
+    except BaseException as error:
+        log.debug("%s ended by %r", spec.title, error)
         os._exit(4)

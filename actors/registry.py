@@ -10,13 +10,18 @@ name ended, so offsets are never reused, and gets a new uuid.
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ..storage.errors import ForeignDirectory
+from ..storage.errors import ForeignDirectory, ShortWrite
 from ..storage.files import Files
+from ..transport.errors import E_DISK_FULL, E_INTERNAL, Refused
+
+log = logging.getLogger("zsq")
 
 _FILE_BYTES_MAX = 64 * 1024 * 1024
 VERSION = 1
@@ -70,7 +75,14 @@ class Registry:
             raise ForeignDirectory(f"{self._path} cannot be read ({error}); restore it from a backup") from None
 
     def save(self) -> None:
-        """Durable when it returns: new file, synced, renamed over the old one, directory synced."""
+        """Durable when it returns: new file, synced, renamed over the old, directory synced. `Refused` where the disk does not take it."""
+        try:
+            self._write()
+        except OSError as error:
+            code = E_DISK_FULL if isinstance(error, ShortWrite) or error.errno in (errno.ENOSPC, errno.EDQUOT) else E_INTERNAL
+            raise Refused(code, f"the registry cannot be written: {error.strerror or error}; nothing was changed") from None
+
+    def _write(self) -> None:
         data = {
             "version": VERSION,
             "uuid": self.uuid,
@@ -90,26 +102,38 @@ class Registry:
         row = TopicRow(self.next_number, uuid.uuid4().hex, sync, self.ended.get(name, 0))
         self.next_number += 1
         self.topics[name] = row
-        self.save()
+        try:
+            self.save()
+        except Refused:
+            del self.topics[name]
+            raise
         return row
 
     def set_state(self, name: str, state: str, next_offset: int | None = None) -> None:
-        self.topics[name].state = state
+        row = self.topics[name]
+        before, row.state = row.state, state
+        ended = dict(self.ended)
         if next_offset is not None:
             self.ended[name] = next_offset
-        self.save()
+        try:
+            self.save()
+        except Refused:
+            row.state, self.ended = before, ended
+            raise
 
     def remove(self, name: str) -> None:
-        """The topic's files go to the trash by one rename; then the row goes."""
-        row = self.topics[name]
+        """The topic's files go to the trash by one rename; then the row goes. What the disk refuses is finished at the next start."""
+        row = self.topics.pop(name)
         folder = self.folder(row)
-        if self._files.exists(folder):
-            self._files.rename(folder, str(self._data_dir / "trash" / f"{row.number:06d}-{row.uuid}"))
-            self._files.sync_folder(str(self._data_dir / "trash"))
-            self._files.sync_folder(str(self._data_dir / "topics"))
-        del self.topics[name]
-        self.save()
-        self.empty_trash()
+        try:
+            if self._files.exists(folder):
+                self._files.rename(folder, str(self._data_dir / "trash" / f"{row.number:06d}-{row.uuid}"))
+                self._files.sync_folder(str(self._data_dir / "trash"))
+                self._files.sync_folder(str(self._data_dir / "topics"))
+            self.save()
+            self.empty_trash()
+        except (OSError, Refused) as error:
+            log.error("topic %s is deleted, its files not yet: %s", name, error)
 
     def empty_trash(self) -> None:
         trash = self._data_dir / "trash"

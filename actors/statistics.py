@@ -13,8 +13,11 @@ if TYPE_CHECKING:
     from .supervisor import Supervisor
 
 
-def unfinished(group: TopicGroup, channel: str = "") -> int:
-    """Messages that a channel (or the fullest of all) has not finished; without channels what waits for a first one."""
+def unfinished(group: TopicGroup, channel: str = "") -> int | None:
+    """Messages that a channel (or the fullest of all) has not finished; without channels what waits for a first one. None: not known."""
+    children = [child for name, child in group.channels.items() if not channel or name == channel]
+    if any(child is None or child.state != "up" or "next_offset" not in child.stats for child in children):
+        return None
     rows = [row for row in _channels(group) if not channel or row["channel_name"] == channel]
     if rows:
         return max(int(row["depth"] + row["in_flight_count"] + row["deferred_count"]) for row in rows)
@@ -44,7 +47,8 @@ def _channels(group: TopicGroup) -> list[dict[str, Any]]:
         if "next_offset" in row:
             row["depth"] = max(0, end - row["next_offset"]) + row.pop("requeued_waiting", 0)
             row["backend_depth"] = max(0, end - row.pop("window_end", end))
-        row["health"] = "OK" if child is not None and child.state == "up" else "starting"
+        up = child is not None and child.state == "up"
+        row["health"] = "OK" if up else "failed" if name in group.failed_channels() else "starting"
         rows.append(row)
     return rows
 
@@ -52,8 +56,11 @@ def _channels(group: TopicGroup) -> list[dict[str, Any]]:
 def _health(group: TopicGroup) -> str:
     if group.state is not GroupState.UP:
         return f"{group.state.value} {group.failure}".strip()
-    alarms = group.storage.data.get("alarms") if group.storage is not None else ()
-    return "; ".join(alarms) if alarms else "OK"
+    said = list(group.storage.data.get("alarms", ())) if group.storage is not None else []
+    said += [f"channel {name} failed too often" for name in sorted(group.failed_channels())]
+    if group.failure and group.storage is not None and not group.storage.stats.get("appends"):
+        said.append(f"started again and not written to since: {group.failure}")
+    return "; ".join(said) if said else "OK"
 
 
 def _topic(group: TopicGroup, channel: str) -> dict[str, Any]:
@@ -81,7 +88,7 @@ def broker_statistics(supervisor: Supervisor, topic: str, channel: str) -> dict[
     from .. import __version__
 
     groups = [group for name, group in sorted(supervisor.groups.items()) if not topic or name == topic]
-    failed = [group.name for group in supervisor.groups.values() if group.state is GroupState.FAILED]
+    failed = [group.name for group in supervisor.groups.values() if group.state is GroupState.FAILED or group.failed_channels()]
     now = time.monotonic_ns()
     processes = [
         {"name": "supervisor", "pid": os.getpid(), "kind": "supervisor", "private_bytes": private_bytes(), "restarts": 0},

@@ -67,6 +67,7 @@ class StorageActor(Actor):
         self._applied = table.applied_offset
         self._owners: dict[str, Envelope] = {}
         self._epoch = 0
+        self._appends = 0
         self._sealed = False
         self._failure: tuple[str, str] | None = None
         self._written: deque[_Pending] = deque()
@@ -83,7 +84,7 @@ class StorageActor(Actor):
         self.listen_raw(self._sync_thread.socket)
         self.listen_raw(self._state_thread.socket)
         self.front = self.open_router(settings["front"], FRONT_WORDS)
-        self.reader = self.open_router(settings["reader"], READER_WORDS)
+        self.reader = self.open_router(settings["reader"], READER_WORDS, answers_max=options.READER_ANSWERS_MAX)
         self.every(options.CHECKPOINT_INTERVAL_MS, self._checkpoint)
         self.every(options.CHECKPOINT_INTERVAL_MS, self._retry_commit)
         if self.mode == "interval":
@@ -160,10 +161,16 @@ class StorageActor(Actor):
     def _synced(self) -> None:
         """The ticket's sync has returned: everything written before it began is durable."""
         assert self._ticket is not None
-        end = self._log.finish_sync(self._ticket)
+        self._log.finish_sync(self._ticket)
         self._ticket = None
+        self._answer_durable()
+
+    def _answer_durable(self) -> None:
+        """Also what a roll has synced on its way, whether or not the append that made it roll was stored."""
+        end = self._log.synced_end
         while self._written and self._written[0].end <= end:
             done = self._written.popleft()
+            self._appends += 1
             if self.mode != "interval":
                 self.front.send(done.envelope, p.Appended(done.request, done.first_offset, done.time_ns))
             for producer_id, sequence, first_offset in done.producers:
@@ -187,6 +194,8 @@ class StorageActor(Actor):
                 self._committed(tag)
 
     def on_turn(self) -> None:
+        if self._written and self._written[0].end <= self._log.synced_end:
+            self._answer_durable()
         if self._log.unsynced_bytes and self._ticket is None and self.mode != "interval":
             self._start_sync()
         self._commit()
@@ -227,6 +236,8 @@ class StorageActor(Actor):
     def _expire_producers(self, batch: StateBatch) -> None:
         limit = time.time_ns() - options.PRODUCER_KEPT_S * 1_000_000_000
         old = [pid for pid, row in self._producers.items() if row.used_ns < limit]
+        if len(self._producers) > options.PRODUCERS_MAX + 1_000:  # a bound, not an expiry: those not used for longest go
+            old = sorted(self._producers, key=lambda pid: self._producers[pid].used_ns)[:1_000]
         for pid in old[:1_000]:
             del self._producers[pid]
             batch.producers.pop(pid, None)
@@ -328,7 +339,7 @@ class StorageActor(Actor):
         end = self._channel_end() if port is self.front else self._log.synced_end
         if word.offset < 0 or word.bytes_max < 0:
             raise UsageError(E_BAD_ARGUMENT, "offset and bytes_max are 0 or more")
-        bytes_max = min(max(1, word.bytes_max), options.READ_BYTES_MAX)
+        bytes_max = min(max(1, word.bytes_max), options.READ_BYTES_MAX if port is self.front else options.READER_BYTES_MAX)
         offset = max(word.offset, self._log.start)
         blocks = self._read(offset, bytes_max, end)[: p.FRAMES_MAX // 2]
         next_offset = self._log.skip(blocks[-1].next_offset if blocks else offset)
@@ -364,12 +375,14 @@ class StorageActor(Actor):
             self._sync_thread.close()
             self._state_thread.close()
             self.store.close()
-        else:  # a failure: nothing may wait for these files any more
+        else:  # a failure: nothing may wait for these files any more, but what was told goes out
+            self.context.destroy(linger=200)
             logging.shutdown()
             os._exit(4)
 
     def statistics(self) -> dict[str, Any]:
         return {
+            "appends": self._appends,
             "start": self._log.start,
             "head": self._log.synced_end,
             "waiting": self._waiting,

@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import zmq
@@ -46,7 +47,10 @@ class Supervisor:
         self.singles: dict[int, Child] = {}  # scan loop, workers, gateways
         self.channels_changed = False
         self.exit_code = 0
-        self._key = int(time.time() * 10) % (1 << 30)  # keys are incarnations: not reused by the next life
+        # Keys are incarnations, in endpoints and lease tokens: begun at random, so that the next life has others.
+        self._key = int.from_bytes(os.urandom(4), "little") & 0x3FFF_FFFF
+        self._signals = 0
+        self._looked_ns = 0
         self._intensity: dict[str, RestartIntensity] = {}
         self._workers_wanted = 1
         self._stop_deadlines: dict[int, int] = {}
@@ -75,7 +79,21 @@ class Supervisor:
     def start(self, spec: ChildSpec, owner: TopicGroup | None = None) -> Child:
         if len(self.table.children) >= options.PROCESSES_MAX:
             raise ZsqError(E_LIMIT, f"a node runs at most {options.PROCESSES_MAX} processes")
-        return self.table.start(spec, owner)
+        try:
+            return self.table.start(spec, owner)
+        except OSError as error:
+            raise ZsqError(E_LIMIT, f"{spec.title} cannot be started: {error.strerror or error}; raise the limits of this user") from None
+
+    def can_start(self, count: int) -> bool:
+        """Whether so many more processes are within the limit; asked before anything is promised."""
+        return len(self.table.children) + count <= options.PROCESSES_MAX
+
+    def guarded(self, group: TopicGroup, step: Callable[[], None]) -> None:
+        """What fails here fails its topic, never the others."""
+        try:
+            step()
+        except (ZsqError, OSError) as error:
+            group.fail(str(error))
 
     def stop_child(self, child: Child) -> None:
         """Ask it to end; kill it when it does not within its time."""
@@ -100,7 +118,7 @@ class Supervisor:
 
     def add_group(self, name: str, row: Any) -> TopicGroup:
         group = self.groups[name] = TopicGroup(self, name, row)
-        group.start()
+        self.guarded(group, group.start)
         return group
 
     # Life
@@ -145,6 +163,8 @@ class Supervisor:
         return self.exit_code
 
     def _turn(self, poller: zmq.Poller, wake: socket.socket) -> None:
+        if self._signals and not self._stopping:
+            self.stop(0)
         for source, _ in poller.poll(100):
             if source is self.port.socket:
                 for mail in self.port.receive(options.DRAIN_MAX):
@@ -155,15 +175,19 @@ class Supervisor:
         self._on_processes()
         self.management.tick(time.monotonic_ns())
         self._kill_late()
+        for group in list(self.groups.values()):
+            self.guarded(group, group.tick)
         if self.channels_changed:
             self._tell_scan()
         if not self._ready:
             self._tell_ready()
 
     def _on_signal(self, number: int, frame: object) -> None:
-        if not self._stopping:
-            log.info("stopping on %s", signal.Signals(number).name)
-        self.stop(0)
+        """Only a note: it may interrupt a send between two frames. A second one does not wait for anybody."""
+        self._signals += 1
+        if self._signals > 1:
+            for child in list(self.table.children.values()):
+                self.table.kill(child)
 
     def _on_mail(self, mail: Any) -> None:
         if not isinstance(mail, Mail):
@@ -190,7 +214,8 @@ class Supervisor:
                 log.error("%s does not answer the scan: killed, to be started again", child.spec.title)
                 self.table.kill(child)
         elif isinstance(word, p.Failed) and word.request in self.table.children:
-            self.table.children[word.request].failure = f"cannot start: {word.code} {word.text}"
+            child = self.table.children[word.request]
+            child.failure = f"{'cannot start: ' if child.state == 'starting' else ''}{word.code} {word.text}"
         else:
             self.management.on_mail(mail)
 
@@ -204,7 +229,7 @@ class Supervisor:
             self.channels_changed = True
             return
         if child.owner is not None:
-            child.owner.born(child)
+            self.guarded(child.owner, lambda: child.owner.born(child))
 
     def _on_processes(self) -> None:
         ended, forkserver_dead = self.table.changes()
@@ -223,7 +248,10 @@ class Supervisor:
             if self.singles.pop(child.spec.key, None) is not None:
                 self._single_ended(child)
             elif child.owner is not None:
-                child.owner.died(child)
+                self._group_lost(child)
+
+    def _group_lost(self, child: Child) -> None:
+        self.guarded(child.owner, lambda: child.owner.died(child))
 
     def _tell_gone(self, child: Child) -> None:
         """Gateways drop their links to it; if it was a gateway, topics and channels drop what was behind it."""
@@ -286,6 +314,7 @@ class Supervisor:
         """In reverse order: gateways, scan, then each topic's channels, topic, storage. Everyone who waits is answered."""
         if self._stopping:
             return
+        log.info("stopping")
         self._stopping = True
         self.exit_code = exit_code
         self.management.stop()
@@ -303,6 +332,13 @@ class Supervisor:
                 if child is not None:
                     log.warning("%s did not stop in time: killed", child.spec.title)
                     self.table.kill(child)
+        if now - self._looked_ns < 1_000_000_000:
+            return
+        self._looked_ns = now
+        for child in list(self.table.children.values()):
+            if child.state == "starting" and now - child.started_ns > options.START_TIMEOUT_S * 1e9:
+                log.error("%s did not start within %g s: killed", child.spec.title, options.START_TIMEOUT_S)
+                self.table.kill(child)
 
     def _ended(self) -> bool:
         return self._stopping and not self.table.children

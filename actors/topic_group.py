@@ -3,6 +3,7 @@
 NEW -> STORAGE -> TOPIC -> UP          started in this order, each when the one before is up
 any of these -> CLEARING               storage or topic died: the others are killed, and their ends awaited
 CLEARING -> STORAGE | FAILED           started again, or given up when it happens too often
+CLEARING, waiting                      it cannot start: tried again after 1, 2, 4 ... 60 s
 UP -> STOPPING -> ENDED                stopped in reverse order: channels, topic, storage
 """
 
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
-from ..transport.errors import E_CLOSING, E_LIMIT, E_TOPIC_FAILED, ZsqError
+from ..transport.errors import E_CLOSING, E_LIMIT, E_TOPIC_FAILED, Refused, ZsqError
 from . import options
 from .child import ChildSpec, RestartIntensity
 from .process_table import Child
@@ -53,6 +54,8 @@ TRANSITIONS: Final[dict[GroupState, dict[str, GroupState]]] = {
     GroupState.ENDED: {"stop": GroupState.STOPPING},
 }
 
+FINAL: Final = ("cannot start: ForeignDirectory", "cannot start: Damaged")  # a person must look; trying again does not help
+
 Then = Callable[[ZsqError | None], None]
 
 
@@ -72,6 +75,9 @@ class TopicGroup:
         self._channel_restarts: dict[str, RestartIntensity] = {}
         self._failed_channels: set[str] = set()
         self._waiting: list[tuple[str, Then]] = []  # channel ("" for the topic), whom to tell
+        self.deleting: set[str] = set()  # channels whose rows are about to go
+        self._retry_ns = 0  # CLEARING: not started again before
+        self._tries = 0
         self._stopped: list[Callable[[], None]] = []
 
     def _go(self, event: str) -> None:
@@ -81,13 +87,16 @@ class TopicGroup:
         found = [self.storage, self.topic, *self.channels.values()]
         return [child for child in found if child is not None and child.state != "ended"]
 
+    def failed_channels(self) -> frozenset[str]:
+        return frozenset(self._failed_channels)
+
     def settled(self) -> bool:
         """Nothing of it is on its way up."""
         if self.state is GroupState.UP:
             return all(
                 (child is not None and child.state == "up") or name in self._failed_channels for name, child in self.channels.items()
             )
-        return self.state in (GroupState.FAILED, GroupState.ENDED)
+        return self.state in (GroupState.FAILED, GroupState.ENDED) or self._retry_ns > 0
 
     # Up
 
@@ -111,7 +120,10 @@ class TopicGroup:
         if child is self.storage and self.state is GroupState.STORAGE:
             self._go("storage_up")
             if self.row.state == "new":
-                self.supervisor.registry.set_state(self.name, "live")
+                try:
+                    self.supervisor.registry.set_state(self.name, "live")
+                except Refused as error:
+                    log.error("topic %s stays marked as new: %s", self.name, error)  # harmless: its directory is there
             for channel in child.data["channels"]:
                 self.channels.setdefault(channel, None)
             number = self.supervisor.new_key()
@@ -119,6 +131,7 @@ class TopicGroup:
             self.topic = self.supervisor.start(ChildSpec(number, "topic", f"topic {self.name}", settings), self)
         elif child is self.topic and self.state is GroupState.TOPIC:
             self._go("topic_up")
+            self._tries = 0
             for channel in self.channels:
                 if channel not in self._failed_channels:
                     self._start_channel(channel)
@@ -143,7 +156,10 @@ class TopicGroup:
 
     def want(self, channel: str, then: Then) -> None:
         """Call `then` when the topic (and the channel, made if it is not there) is up, or with the error."""
-        if self.state is GroupState.FAILED:
+        if channel in self.deleting:
+            then(ZsqError(E_CLOSING, f"channel {channel!r} is being deleted; try again in a moment"))
+            return
+        if self.state is GroupState.FAILED or self._retry_ns:
             then(ZsqError(E_TOPIC_FAILED, f"topic {self.name!r} failed: {self.failure}"))
             return
         if channel in self._failed_channels:
@@ -197,6 +213,23 @@ class TopicGroup:
         if self.state is GroupState.CLEARING and not self.children():
             self._start_again()
 
+    def fail(self, text: str) -> None:
+        """A step of its way up went wrong (a limit, an error of the system): all of it ends, and is tried again later."""
+        log.error("topic %s: %s", self.name, text)
+        if self.state not in (GroupState.STORAGE, GroupState.TOPIC, GroupState.UP, GroupState.CLEARING):
+            return
+        self.failure = f"cannot start: {text}"
+        self._go("died")
+        for child in self.children():
+            self.supervisor.table.kill(child)
+        if not self.children():
+            self._start_again()
+
+    def tick(self) -> None:
+        if self._retry_ns and time.monotonic_ns() >= self._retry_ns and self.state is GroupState.CLEARING:
+            self._retry_ns = 0
+            self.start()
+
     def _restart_channel(self, channel: str) -> None:
         restarts = self._channel_restarts.setdefault(channel, RestartIntensity())
         if restarts.may_restart(time.monotonic_ns()):
@@ -208,7 +241,14 @@ class TopicGroup:
 
     def _start_again(self) -> None:
         self.storage = self.topic = None
-        if self.restarts.may_restart(time.monotonic_ns()) and not self.failure.startswith("cannot start"):
+        if self.failure.startswith("cannot start") and not self.failure.startswith(FINAL):
+            pause_s = min(options.RETRY_S_MAX, 2.0**self._tries)
+            self._tries += 1
+            self._retry_ns = time.monotonic_ns() + int(pause_s * 1e9)
+            log.error("topic %s: %s; tried again in %g s", self.name, self.failure, pause_s)
+            self._tell(None, ZsqError(E_TOPIC_FAILED, f"topic {self.name!r}: {self.failure}; it is tried again"))
+            return
+        if not self.failure.startswith(FINAL) and self.restarts.may_restart(time.monotonic_ns()):
             self.start()
             return
         self._go("give_up")
@@ -237,6 +277,7 @@ class TopicGroup:
 
     def drop_channel(self, channel: str) -> None:
         self.channels.pop(channel, None)
+        self._tell(channel, ZsqError(E_CLOSING, f"channel {channel!r} was deleted"))
         self._failed_channels.discard(channel)
         self.supervisor.channels_changed = True
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from .errors import E_BAD_ARGUMENT, UsageError
-from .protocol import DEFAULT_URL
+from .protocol import DEFAULT_URL, HEARTBEAT_MS, LOCAL_HEARTBEAT_MS
 
 IPC_PATH_BYTES_MAX: Final = 107
 ADVICE: Final = "Is `zsq serve` running there? See --url and $ZSQ_URL"  # ends the text of each time-out
@@ -41,6 +41,11 @@ class Address:
 
     url: str
     direct: bool
+
+    @property
+    def heartbeat_ms(self) -> int:
+        """The default for its links."""
+        return LOCAL_HEARTBEAT_MS if self.direct else HEARTBEAT_MS
 
     def endpoint(self) -> str:
         """What to connect to first: the gateway, or the supervisor. Read anew for each attempt: a broker may have moved."""

@@ -18,7 +18,7 @@ from .engine import Engine
 from .errors import E_BAD_ARGUMENT, E_BAD_COMMAND, E_TOO_BIG, UsageError, ZsqError, from_wire
 from .link import Link
 from .names import check_name
-from .protocol import HEARTBEAT_MS, Failed, Pub, Wire
+from .protocol import Failed, Pub, Wire
 from .session import UNKNOWN_OFFSET, Parcel, ProducerSession, Reaction
 
 log = logging.getLogger("zsq")
@@ -159,7 +159,7 @@ class ProducerEngine(Engine):
         self.linger_ns = linger_ns
         self.batch_bytes = min(batch_bytes, BATCH_BYTES_MAX)
         self.batch_count = min(batch_count, BLOCK_COUNT_MAX)
-        self.heartbeat_ms = heartbeat_ms or HEARTBEAT_MS
+        self.heartbeat_ms = heartbeat_ms or address.heartbeat_ms
         self.lanes: dict[str, Lane] = {}
         self.failed: list[Parcel] = []
 

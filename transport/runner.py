@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 import random
 import signal
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from .errors import ZsqError
+from .errors import E_BAD_ARGUMENT, UsageError, ZsqError
 from .message import Message
 
 if TYPE_CHECKING:
@@ -33,6 +34,9 @@ class Runner:
     """What each thread of `Consumer.run` does; the first error of the broker's ends all of them."""
 
     def __init__(self, consumer: Consumer, handler: Handler, delay: float | Callable[[Message], float], on_error: Any) -> None:
+        if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__):
+            text = "the handler is a coroutine function, which nobody would await here; use zsq.aio.Consumer, or a plain function"
+            raise UsageError(E_BAD_ARGUMENT, text)
         self.consumer = consumer
         self.handler = handler
         self.delay = delay
@@ -49,7 +53,7 @@ class Runner:
 
     def handle(self, message: Message) -> None:
         try:
-            self.handler(message)
+            result = self.handler(message)
         except Exception as error:
             if self.on_error is not None:
                 self.on_error(message, error)
@@ -58,6 +62,10 @@ class Runner:
             if not message.answered:
                 message.requeue(self.delay(message) if callable(self.delay) else self.delay)
         else:
+            if inspect.iscoroutine(result):  # of a lambda or a partial: it has not run, so the message is not done
+                result.close()
+                message.requeue()
+                raise UsageError(E_BAD_ARGUMENT, "the handler returned a coroutine, which nobody awaits here; use zsq.aio.Consumer")
             if not message.answered:
                 message.finish()
 

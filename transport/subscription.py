@@ -13,7 +13,7 @@ from .engine import FAR_NS, Engine
 from .errors import E_TIMEOUT, BrokerUnreachable, ZsqError
 from .link import Link
 from .names import check_name
-from .protocol import HEARTBEAT_MS, Wire
+from .protocol import Wire
 from .session import Reaction
 from .session_consumer import ConsumerSession, ConsumerState
 
@@ -28,7 +28,7 @@ class ConsumerEngine(Engine):
         super().__init__()
         self.address = address
         self.session = session
-        self.heartbeat_ms = heartbeat_ms or HEARTBEAT_MS
+        self.heartbeat_ms = heartbeat_ms or address.heartbeat_ms
         self.target = Target("channel", check_name(topic), check_name(channel, "channel"))
         self.link = Link(self, address, self.target, self, self.heartbeat_ms)
         self.error: ZsqError | None = None  # the broker refused the subscription

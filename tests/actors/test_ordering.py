@@ -201,11 +201,40 @@ def test_the_pool_is_shared_and_given_back() -> None:
     assert ordering.hello(A, ID, 30 * S, NOW) is not None, "again on the same link: its own credit is free"
 
 
-def test_too_many_producers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_producer_not_used_for_longest_is_forgotten_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "PRODUCERS_MAX", 2)
     ordering = Ordering({1: (5, []), 2: (5, [])})
+    assert ordering.hello((b"b",), 2, 30 * S, NOW) is not None
     assert ordering.hello(A, ID, 30 * S, NOW) is not None
+    assert brief(publish(ordering, 0)) == []
+    known = ordering.hello((b"c",), 1, 30 * S, NOW)
+    assert known is not None
+    assert known[0] == 0, "1 had no link; it begins anew"
+    known = ordering.hello((b"b",), 2, 30 * S, NOW)
+    assert known is not None
+    assert known[0] == 5, "2 has a link and is remembered"
+
+
+def test_too_many_producers_at_work_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "PRODUCERS_MAX", 2)
+    ordering = Ordering({1: (5, []), 2: (5, [])})
+    for peer, producer_id in (((b"b",), 1), ((b"c",), 2)):
+        assert ordering.hello(peer, producer_id, 30 * S, NOW) is not None
+    monkeypatch.setattr(options, "PRODUCERS_MAX", 3)
+    assert ordering.hello(A, ID, 30 * S, NOW) is not None
+    monkeypatch.setattr(options, "PRODUCERS_MAX", 2)
     assert brief(publish(ordering, 0)) == [(b"a", (0, 0, E_LIMIT))]
+
+
+def test_blocks_held_are_bounded_whatever_the_links_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A producer that says Hello again gets its credit back while its blocks still wait: the topic counts bytes too."""
+    ordering = Ordering({})
+    for sequence in range(3):
+        assert ordering.hello(A, ID, 30 * S, NOW) is not None
+        if sequence == 2:
+            monkeypatch.setattr(options, "CREDIT_POOL_BYTES", 1)
+        found = brief(publish(ordering, sequence))
+        assert found == ([] if sequence < 2 else [(b"a", (2, 2, E_LIMIT))])
 
 
 def test_recent_answers_are_bounded() -> None:

@@ -369,3 +369,18 @@ def test_a_forked_child_subscribes_by_itself(broker: Broker) -> None:
     consumer.close()
     assert broker.finished == [0]
     assert broker.count(p.Sub) == 2
+
+
+def test_a_coroutine_is_no_handler_here(broker: Broker) -> None:
+    """Nobody would await it: each message would count as done, and nothing of it would have run."""
+
+    async def handler(message: zsq.Message) -> None:
+        raise AssertionError("never awaited")
+
+    put(broker, b"precious")
+    with zsq.Consumer(broker.url, "t", "c") as consumer:
+        with pytest.raises(zsq.UsageError, match="coroutine"):
+            consumer.run(handler, signals=False)
+        with pytest.raises(zsq.UsageError, match="coroutine"):
+            consumer.run(lambda message: handler(message), signals=False)
+    assert broker.finished == []

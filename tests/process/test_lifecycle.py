@@ -1,0 +1,87 @@
+"""Starting, stopping, failing and coming back: the supervisor's own promises."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.broker import Broker, free_port, kill, wait_for
+
+import zsq
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_a_signal_in_the_middle_of_the_start_ends_it(tmp_path: Path, signals: int) -> None:
+    """The socket is there before the processes are: a signal then must not be forgotten."""
+    command = [sys.executable, "-m", "zsq", "serve", "--data-dir", str(tmp_path / "data"), "--listen", f"127.0.0.1:{free_port()}"]
+    serve = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        wait_for((tmp_path / "data" / "run" / "supervisor").exists, 20, "the supervisor's socket")
+        for _ in range(signals):
+            serve.send_signal(signal.SIGTERM)
+        assert serve.wait(20) in (0, -signal.SIGTERM)
+    finally:
+        serve.kill()
+        serve.wait()
+
+
+def test_what_is_not_known_is_not_deleted(broker: Broker) -> None:
+    """A channel that is being started again cannot say what it holds: without force it stays, and so does its backlog."""
+    with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer:
+        admin.create_channel("t", "c")
+        producer.publish("t", b"precious")
+        (storage,), (channel,) = broker.pids("storage"), broker.pids("channel")
+        os.kill(storage, signal.SIGSTOP)  # so the channel cannot come up again
+        try:
+            kill(channel)
+            broker.wait_gone([channel])
+            with pytest.raises(zsq.ZsqError):
+                admin.delete_channel("t", "c")
+        finally:
+            os.kill(storage, signal.SIGCONT)
+        with zsq.Consumer(broker.ipc, "t", "c") as consumer:
+            message = consumer.receive(20)
+            assert message is not None
+            assert message.body == b"precious"
+
+
+def test_questions_make_no_topics(broker: Broker) -> None:
+    """Questions about names that are not there are answered, and nothing is made or kept."""
+    with zsq.Admin(broker.ipc) as admin:
+        for number in range(200):
+            with pytest.raises(zsq.NotFound):
+                admin.stats(f"nobody-{number}")
+        assert admin.stats()["topics"] in ([], ())
+
+
+@pytest.mark.slow
+def test_a_topic_that_cannot_start_is_tried_again(broker: Broker) -> None:
+    with zsq.Producer(broker.ipc) as producer:
+        producer.publish("t", b"1")
+    assert broker.stop() == 0
+    (lock,) = (broker.data_dir / "topics").glob("*/lock")
+    held = os.open(lock, os.O_RDWR)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)  # stands for a predecessor that takes long to die
+        broker.start()
+        with zsq.Admin(broker.ipc) as admin:
+            wait_for(lambda: "lock" in admin.stats("t")["topics"][0]["health"].lower(), 30, "the reason in the topic's health")
+    finally:
+        os.close(held)
+    with zsq.Producer(broker.ipc) as producer:
+        wait_for(lambda: _published(producer), 60, "the topic's return")
+    with zsq.Reader(broker.ipc, "t") as reader:
+        assert reader.read(0).blocks[0].body.values() == [b"1"]
+
+
+def _published(producer: zsq.Producer) -> bool:
+    try:
+        producer.publish("t", b"2")
+    except zsq.Refused:
+        return False
+    return True
