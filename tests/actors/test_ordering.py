@@ -207,6 +207,7 @@ def test_the_producer_not_used_for_longest_is_forgotten_when_there_are_too_many(
     assert ordering.hello((b"b",), 2, 30 * S, NOW) is not None
     assert ordering.hello(A, ID, 30 * S, NOW) is not None
     assert brief(publish(ordering, 0)) == []
+    ordering.bye(A)
     known = ordering.hello((b"c",), 1, 30 * S, NOW)
     assert known is not None
     assert known[0] == 0, "1 had no link; it begins anew"
