@@ -134,8 +134,8 @@ class Actor:
         try:
             data = self.on_start()
         except (ZsqError, StorageError, StartFailed, OSError, zmq.ZMQError) as error:
-            log.error("%s cannot start: %s", self.title, error)
-            code = error.code if isinstance(error, ZsqError) else type(error).__name__
+            log.debug("%s cannot start: %s", self.title, error)  # the supervisor says it to people
+            code = error.code if isinstance(error, ZsqError) else "E_START" if isinstance(error, StartFailed) else type(error).__name__
             self.supervisor.send((), Failed(self.key, code, str(error)))
             self._close()
             raise SystemExit(3) from None

@@ -48,7 +48,8 @@ class Gateway(Actor):
         try:
             self.front.socket.bind(f"tcp://{listen}")
         except zmq.ZMQError as error:
-            raise StartFailed(f"cannot listen on tcp://{listen}: {error}; is another broker running? choose another --listen") from None
+            reason = zmq.strerror(error.errno or 0)
+            raise StartFailed(f"cannot listen on tcp://{listen}: {reason}; is another broker running? choose another --listen") from None
         self.actors: dict[str, Port] = {}  # endpoint -> our dealer there
         self.links: dict[bytes, _Link] = {}
         self._seen: dict[bytes, int] = {}

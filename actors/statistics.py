@@ -90,9 +90,11 @@ def broker_statistics(supervisor: Supervisor, topic: str, channel: str) -> dict[
     groups = [group for name, group in sorted(supervisor.groups.items()) if not topic or name == topic]
     failed = [group.name for group in supervisor.groups.values() if group.state is GroupState.FAILED or group.failed_channels()]
     now = time.monotonic_ns()
+    uptime_s = round(time.time() - supervisor.started, 1)
     processes = [
-        {"name": "supervisor", "pid": os.getpid(), "kind": "supervisor", "private_bytes": private_bytes(), "restarts": 0},
-        {"name": "forkserver", "pid": supervisor.table.forkserver_pid, "kind": "forkserver", "restarts": 0,
+        {"name": "supervisor", "pid": os.getpid(), "kind": "supervisor", "restarts": 0, "uptime_s": uptime_s,
+         "private_bytes": private_bytes()},
+        {"name": "forkserver", "pid": supervisor.table.forkserver_pid, "kind": "forkserver", "restarts": 0, "uptime_s": uptime_s,
          "private_bytes": private_bytes(supervisor.table.forkserver_pid)},
     ]  # fmt: skip
     for child in sorted(supervisor.table.children.values(), key=lambda child: child.spec.key):

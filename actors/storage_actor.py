@@ -89,7 +89,9 @@ class StorageActor(Actor):
         self.every(options.CHECKPOINT_INTERVAL_MS, self._retry_commit)
         if self.mode == "interval":
             self.every(options.SYNC_INTERVAL_MS, self._start_sync)
-        log.info("%s: %s", self.title, self.store.report)
+        report = self.store.report
+        noteworthy = report.cut_bytes or report.replayed_blocks or report.holes or report.notes or report.alarms
+        log.log(logging.INFO if noteworthy else logging.DEBUG, "%s: %s", self.title, report)
         for alarm in self.store.report.alarms:
             log.error("%s: %s", self.title, alarm)
         return {"channels": list(self._channels), "alarms": list(self.store.report.alarms)}

@@ -274,7 +274,8 @@ class Supervisor:
             return
         kind = child.spec.kind
         intensity = self._intensity.setdefault(kind, RestartIntensity())
-        if (kind == "gateway" and child.failure) or not intensity.may_restart(time.monotonic_ns()):
+        unusable = kind == "gateway" and not child.envelope  # it never came up: its address cannot be had
+        if unusable or not intensity.may_restart(time.monotonic_ns()):
             assert kind in ENDS_TREE
             print(f"zsq: {child.spec.title} {child.failure or 'ends again and again'}", file=sys.stderr)
             self.stop(1)
