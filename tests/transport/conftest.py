@@ -193,7 +193,9 @@ class FakeBroker:
         self._deliver()
 
     def on_ready(self, envelope: Envelope, word: p.Ready, _: Any) -> None:
-        old = self.consumers[envelope]
+        old = self.consumers.get(envelope)
+        if old is None:
+            return  # it said Bye meanwhile
         self.consumers[envelope] = p.Sub(old.request, 1, word.ready, 0, old.heartbeat_ms, old.label)
         self._deliver()
 
