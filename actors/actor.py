@@ -55,7 +55,6 @@ class Actor:
         self._timers: list[list[Any]] = []  # [due_ns, interval_ns, function]
         self._handlers: dict[type[Wire], Callable[[Port, Mail], None] | None] = {}
         self._poller: zmq.Poller
-        self._started_ns = time.monotonic_ns()
 
     # To be given by subclasses
 

@@ -38,7 +38,6 @@ class Channel(Actor):
         self._request = 1
         self._save_out = 0  # request of the Save on its way
         self._save_now = True
-        self._saved_ns = 0
         self._barriers: deque[tuple[Envelope, p.Wire]] = deque()  # answered with the commit after the one on its way
         self._barriers_out: list[tuple[Envelope, p.Wire]] = []
         self._orders: list[int] = []

@@ -46,7 +46,6 @@ class Port:
             self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
             self.socket.setsockopt(zmq.HANDSHAKE_IVL, 5_000)
         self.allowed: frozenset[type[Wire]] | None = None  # words that may come in here; None: any
-        self.garbage = 0  # messages that were no words, and whose sender could not be told
 
     def receive(self, limit: int) -> Iterator[Mail | tuple[Envelope, UsageError]]:
         """What is there, at most `limit` messages; a frame that is no word comes as (envelope, error)."""
@@ -56,8 +55,7 @@ class Port:
             except zmq.Again:
                 return
             if frames is None:
-                self.garbage += 1
-                continue
+                continue  # no envelope: there is nobody to answer
             envelope, control, rest = frames
             try:
                 yield Mail(envelope, decode(control), rest)

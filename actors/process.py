@@ -43,12 +43,3 @@ def raise_file_limit() -> None:
     wanted = hard if hard != resource.RLIM_INFINITY else 1_048_576
     if soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def is_alive(pidfd: int) -> bool:
-    """Whether the process behind the pidfd still runs."""
-    import select
-
-    poller = select.poll()
-    poller.register(pidfd, select.POLLIN)
-    return not poller.poll(0)

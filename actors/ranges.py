@@ -75,14 +75,3 @@ def take(runs: Sequence[Run], ranges: Sequence[Range]) -> tuple[list[Run], list[
         left.append(current)
         left.extend(runs[position + 1 :])
     return taken, left, refused
-
-
-def merge(runs: Iterable[Run]) -> list[Run]:
-    """Ascending, neighbours with the same attempts joined."""
-    merged: list[Run] = []
-    for start, count, attempts in sorted(runs):
-        if merged and merged[-1][0] + merged[-1][1] == start and merged[-1][2] == attempts:
-            merged[-1] = (merged[-1][0], merged[-1][1] + count, attempts)
-        else:
-            merged.append((start, count, attempts))
-    return merged

@@ -7,6 +7,7 @@ import time
 from typing import Any, cast
 
 from ..transport import protocol as p
+from . import options
 from .actor import Actor
 from .port import Mail, Port
 from .scan_plan import ScanPlan, pool_size
@@ -29,7 +30,7 @@ class ScanLoop(Actor):
         self._next_round_ns = 0
         self._rounds = 0
         self._random = random.Random()
-        self.every(5_000, self._resize)
+        self.every(options.SCAN_REFRESH_MS, self._resize)
         return {"front": self.settings["front"]}
 
     def on_targets_word(self, port: Port, mail: Mail) -> None:

@@ -35,7 +35,6 @@ class Topic(Actor):
         self.fanout = Fanout(table["head"], table["visible_end"])
         self.front = self.open_router(self.settings["front"], FRONT_WORDS)
         self._head_told = -1
-        self._paused_request = 0
         self._requests: dict[int, int] = {}  # ours to storage -> the supervisor's
         self._request = 1
         self._messages = 0

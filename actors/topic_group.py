@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..transport.errors import E_CLOSING, E_LIMIT, E_TOPIC_FAILED, Refused, ZsqError
 from . import options
-from .child import ChildSpec, RestartIntensity
+from .child import FATE, KINDS, ChildSpec, RestartIntensity
 from .process_table import Child
 from .registry import TopicRow
 
@@ -205,7 +205,7 @@ class TopicGroup:
         if self.state is GroupState.STOPPING:
             self._stop_next()
             return
-        if child is self.storage or child is self.topic:
+        if FATE[child.spec.kind] == "topic_group" and child in (self.storage, self.topic):
             self.failure = child.failure or f"{child.spec.title} (pid {child.pid}) ended"
             self._go("died")
             for other in self.children():
@@ -263,7 +263,7 @@ class TopicGroup:
 
     def _stop_next(self) -> None:
         living = self.children()
-        for kind in ("channel", "topic", "storage"):
+        for kind in reversed(KINDS):
             stage = [child for child in living if child.spec.kind == kind]
             if stage:
                 for child in stage:

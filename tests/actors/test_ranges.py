@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsq.actors.ranges import Range, Run, merge, take, total
+from zsq.actors.ranges import Range, Run, take, total
 
 
 @st.composite
@@ -53,12 +51,3 @@ def test_take_is_set_arithmetic(runs: list[Run], ranges: list[Range]) -> None:
 @given(runs_of())
 def test_no_ranges_take_all(runs: list[Run]) -> None:
     assert take(runs, ()) == (runs, [], [])
-
-
-@given(runs_of().flatmap(st.permutations))
-def test_merge_joins_equal_neighbours(runs: list[Run]) -> None:
-    merged = merge(runs)
-    assert spread(merged) == spread(runs)
-    assert merged == sorted(merged)
-    for (start, count, attempts), (following, _, other) in pairwise(merged):
-        assert (start + count, attempts) != (following, other)
