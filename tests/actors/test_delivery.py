@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from zsq.actors import options
 from zsq.actors.delivery import UNKNOWN_DELIVERY, Delivery
 from zsq.actors.lease import Consumer
 from zsq.transport.block import pack
@@ -168,3 +169,18 @@ def test_what_storage_has_not_is_stepped_over() -> None:
     assert (first.runs, second.runs) == (((3, 2, 1),), ((8, 1, 1),))
     assert channel.counters["lost_count"] == 3 + 3
     assert channel.next_parcel(0) is None
+
+
+def test_a_consumer_that_does_not_answer_holds_a_bound_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Credit counts messages; a consumer that never reads must not cost the channel its credit times a megabyte."""
+    monkeypatch.setattr(options, "CONSUMER_BYTES_MAX", 1_000)
+    channel = Delivery(1, 0, (), {}, paused=False)
+    channel.subscribe(Consumer(A, "", 100, 60, 60, 0, 0))
+    for offset in range(3):
+        assert channel.offer(pack([b"x" * 900], first_offset=offset))
+    first, second = channel.next_parcel(0), channel.next_parcel(0)
+    assert first is not None
+    assert second is not None, "the first was below the bound"
+    assert channel.next_parcel(0) is None
+    assert not channel.fin(A, first.token, ())
+    assert channel.next_parcel(0) is not None

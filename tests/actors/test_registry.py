@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from zsq.actors.registry import Registry, TopicRow
 from zsq.storage.errors import ForeignDirectory
 from zsq.storage.files import Files
+from zsq.transport.errors import Refused
 
 
 def opened(folder: Path) -> Registry:
@@ -137,3 +139,31 @@ def test_a_save_is_whole_or_not_there(tmp_path: Path) -> None:
     registry.add("clicks", "always")
     assert steps == ["write registry.json.tmp", "rename registry.json.tmp registry.json", f"sync {tmp_path.name}"]
     assert list(opened(tmp_path).topics) == ["clicks"]
+
+
+class FullDisk(Files):
+    """Takes no new file."""
+
+    def write_file(self, path: str, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_refuses_and_changes_nothing(tmp_path: Path) -> None:
+    """Any client may name a new topic: that must not end the supervisor, nor leave a topic that only memory knows."""
+    good = Registry(Files(), tmp_path, 0)
+    good.open()
+    good.add("old", "always")
+    full = Registry(FullDisk(), tmp_path, 0)
+    full.open()
+    with pytest.raises(Refused, match="E_DISK_FULL"):
+        full.add("new", "always")
+    assert list(full.topics) == ["old"]
+    with pytest.raises(Refused, match="E_DISK_FULL"):
+        full.set_state("old", "deleting", 7)
+    assert full.topics["old"].state == "new"
+    assert full.ended == {}
+    full.remove("old")
+    assert "old" not in full.topics
+    again = Registry(Files(), tmp_path, 0)
+    again.open()
+    assert list(again.topics) == ["old"], "what the disk did not take is finished at the next start"
