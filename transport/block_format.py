@@ -34,6 +34,8 @@ TAG_NULLS: Final = 32
 HEADERS_NULLS: Final = 64
 _COLUMN_BITS_KNOWN: Final = 127
 COMPRESSION_MASK: Final = 15  # of the flags; reserved, not built
+IN_GROUP: Final = 16  # flag, on disk only: part of an atomic group, which counts only if its mark follows
+MARK: Final = 32  # flag, on disk only: no messages, but the end of an atomic group and its transaction
 
 # magic, version, columns, flags, length, count, first offset, time, producer, sequence, columns crc, reserved x 2
 _HEAD: Final = struct.Struct("<4sBBHIIqqQQIII")
@@ -99,7 +101,7 @@ def decode_header(buffer: Buffer, *, magic: bytes = WIRE_MAGIC, seed: int = 0) -
     header = Header(columns, *rest)
     if header.flags & COMPRESSION_MASK:
         raise UsageError(E_BAD_BLOCK, "compressed blocks are reserved, not built; send the columns as they are")
-    if not 1 <= header.count <= BLOCK_COUNT_MAX:
+    if not (0 if header.flags & MARK else 1) <= header.count <= BLOCK_COUNT_MAX:
         raise UsageError(E_TOO_BIG if header.count else E_BAD_BLOCK, f"a block holds 1 to {BLOCK_COUNT_MAX} messages, not {header.count}")
     if header.length > BLOCK_BYTES_MAX:
         raise UsageError(E_TOO_BIG, f"a block of {header.length} bytes is over the limit of {BLOCK_BYTES_MAX}; send smaller batches")

@@ -35,6 +35,8 @@ __all__ = [
     "Hello",
     "Lookup",
     "Manage",
+    "Measure",
+    "OffsetAt",
     "Open",
     "Pub",
     "Range",
@@ -333,3 +335,25 @@ class Blocks(Wire):
     start: int
     head: int
     next_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetAt(Wire):
+    """To storage's reader. Done.data {"offset": the first one stored at `time_ns` (since 1970) or later, the durable end if there is
+    none; "start", "head": as in Blocks}."""
+
+    op: ClassVar[int] = 42
+    request: int
+    time_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Measure(Wire):
+    """To storage's reader: how many bytes lie between two offsets? Done.data {"bytes": about, by the index; "offset": the largest at most
+    `end` that has no more than about `bytes_max` between `start` and it, but some; "start", "head"}. `end` -1: the durable end."""
+
+    op: ClassVar[int] = 43
+    request: int
+    start: int
+    end: int
+    bytes_max: int
