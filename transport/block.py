@@ -221,17 +221,17 @@ def _split(header: Header, columns: memoryview) -> tuple[tuple[Column | None, ..
         validity = None
         if nulls:
             validity = columns[position : position + (count + 7) // 8]
-            position += _padded((count + 7) // 8)
+            position += padded((count + 7) // 8)
         offsets_bytes = (count + 1) * 4
-        if position + _padded(offsets_bytes) > end:
+        if position + padded(offsets_bytes) > end:
             raise UsageError(E_BAD_BLOCK, "a column's offsets leave the block")
         offsets = columns[position : position + offsets_bytes].cast("i")
-        position += _padded(offsets_bytes)
+        position += padded(offsets_bytes)
         size = offsets[count] - offsets[0]
-        if offsets[0] < 0 or size < 0 or position + _padded(size) > end:
+        if offsets[0] < 0 or size < 0 or position + padded(size) > end:
             raise UsageError(E_BAD_BLOCK, "a column's bytes leave the block")
         found.append(Column(offsets, columns[position : position + size], validity))
-        position += _padded(size)
+        position += padded(size)
     times = None
     if header.columns & HAS_TIMES:
         if position + count * 8 > end:
@@ -243,15 +243,15 @@ def _split(header: Header, columns: memoryview) -> tuple[tuple[Column | None, ..
     return tuple(found), times
 
 
-def _padded(size: int) -> int:
+def padded(size: int) -> int:
     return (size + 7) & ~7
 
 
-def _pad(size: int) -> bytes:
+def pad(size: int) -> bytes:
     return _PAD[-size & 7]
 
 
-def _seal(
+def seal(
     pieces: list[Any], size: int, bits: int, count: int, *, first_offset: int, time_ns: int, producer_id: int, sequence: int, flags: int = 0
 ) -> Block:
     """Join the pieces of the columns (`size` bytes) with the trailer (the only copy), checksum them, make the header."""
@@ -298,8 +298,8 @@ def pack(
         if None in values:
             bits |= nulls
             pieces.append(_bitmap(value is not None for value in values))
-            pieces.append(_pad((count + 7) // 8))
-            size += _padded((count + 7) // 8)
+            pieces.append(pad((count + 7) // 8))
+            size += padded((count + 7) // 8)
             full = [b"" if value is None else value for value in values]
         size += _pack_column(pieces, full, size_max, what)
     if times is not None:
@@ -308,7 +308,7 @@ def pack(
         pieces.append(struct.pack(f"<{count}q", *times))
         size += count * 8
     try:
-        return _seal(pieces, size, bits, count, first_offset=first_offset, time_ns=time_ns, producer_id=producer_id, sequence=sequence)
+        return seal(pieces, size, bits, count, first_offset=first_offset, time_ns=time_ns, producer_id=producer_id, sequence=sequence)
     except TypeError as error:
         raise UsageError(E_BAD_BLOCK, f"messages, keys, tags and headers must be bytes; encode text first ({error})") from None
 
@@ -324,10 +324,10 @@ def _pack_column(pieces: list[Any], values: Sequence[Any], size_max: int, what: 
         offsets = struct.pack(f"<{len(ends)}i", *ends)
     except (TypeError, struct.error) as error:
         raise UsageError(E_BAD_BLOCK, f"a {what} must be bytes: {error}") from None  # join() finds text among them
-    pieces += (offsets, _pad(len(offsets)))
+    pieces += (offsets, pad(len(offsets)))
     pieces += values
-    pieces.append(_pad(ends[-1]))
-    return _padded(len(offsets)) + _padded(ends[-1])
+    pieces.append(pad(ends[-1]))
+    return padded(len(offsets)) + padded(ends[-1])
 
 
 def _bitmap(present: Iterable[bool]) -> bytes:
@@ -361,14 +361,14 @@ def cut(block: Block, start: int, stop: int) -> Block:
             continue
         if column.validity is not None:
             shifted = int.from_bytes(column.validity, "little") >> start & ((1 << count) - 1)
-            pieces += (shifted.to_bytes((count + 7) // 8, "little"), _pad((count + 7) // 8))
+            pieces += (shifted.to_bytes((count + 7) // 8, "little"), pad((count + 7) // 8))
         first = column.offsets[0]
         data = column.data[column.offsets[start] - first : column.offsets[stop] - first]
-        pieces += (column.offsets[start : stop + 1].cast("B"), _pad((count + 1) * 4), data, _pad(len(data)))
+        pieces += (column.offsets[start : stop + 1].cast("B"), pad((count + 1) * 4), data, pad(len(data)))
     if times is not None:
         pieces.append(times[start:stop].cast("B"))
     old = block.header
-    return _seal(pieces, sum(map(len, pieces)), old.columns, count, first_offset=old.first_offset + start, time_ns=old.time_ns,
+    return seal(pieces, sum(map(len, pieces)), old.columns, count, first_offset=old.first_offset + start, time_ns=old.time_ns,
                  producer_id=old.producer_id, sequence=old.sequence, flags=old.flags)  # fmt: skip
 
 
