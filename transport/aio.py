@@ -19,7 +19,7 @@ from typing import Any, Self, TypeVar
 from .address import Target, parse
 from .aio_consumer import Batch, Consumer, Message
 from .block import Block, pack
-from .client import Fetched, create_topic, fetch, fetched, manage, stats
+from .client import BYTES_ANY, END, Fetched, Measured, create_topic, fetch, fetched, manage, measure, measured, offset_at, seek, stats
 from .codec import HeaderValue
 from .drive import inherit
 from .errors import E_BAD_ARGUMENT, E_CLOSING, E_UNSUPPORTED, CorruptBlock, Refused, UsageError
@@ -218,7 +218,7 @@ class _Asker:
         number = engine.number()
         request = engine.ask(number, make(number), repeatable=repeatable)
         if not await turner.wait(lambda: request.done, time.monotonic_ns() + int(self._timeout * 1e9)):
-            engine.give_up(number)
+            engine.give_up(request)
             raise engine.too_late(self._timeout)
         if request.error is not None:
             raise request.error
@@ -271,6 +271,9 @@ class Admin(_Asker):
     async def empty(self, topic: str, channel: str | None = None) -> dict[str, Any]:
         return await self._do(manage("empty", topic, channel, {}))
 
+    async def seek(self, topic: str, channel: str, offset: int, forward: bool = False) -> dict[str, Any]:
+        return await self._do(seek(topic, channel, offset, forward))
+
     async def stats(self, topic: str | None = None, channel: str | None = None) -> dict[str, Any]:
         return await self._do(stats(topic, channel), repeatable=True)
 
@@ -293,3 +296,20 @@ class Reader(_Asker):
                 if attempt == 2:
                     raise
         raise AssertionError("unreachable")
+
+    async def head(self) -> tuple[int, int]:
+        answer, _ = await self._ask(fetch(END, 1), repeatable=True)
+        return answer.start, answer.head
+
+    async def offset_at(self, time_ns: int) -> int:
+        answer, _ = await self._ask(offset_at(time_ns), repeatable=True)
+        return int(answer.data["offset"])
+
+    async def measure(self, start: int, end: int = -1, bytes_max: int = BYTES_ANY) -> Measured:
+        answer, _ = await self._ask(measure(start, end, bytes_max), repeatable=True)
+        return measured(answer)
+
+    async def uuid(self) -> str:
+        await self.head()
+        assert self._made is not None
+        return str(self._made.engine.link.opened.get("uuid", ""))

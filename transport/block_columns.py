@@ -101,7 +101,8 @@ def _largest(offsets: memoryview, size: int, size_max: int) -> int:
         if largest <= size_max:
             return largest
     ends = offsets.tolist()
-    return max(map(sub, islice(ends, 1, None), ends))
+    found: int = max(map(sub, islice(ends, 1, None), ends))
+    return found
 
 
 def slice_bitmap(bitmap: memoryview, start: int, count: int) -> memoryview | None:

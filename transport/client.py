@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Final, NamedTuple
 
-from .address import Address, Target, parse
+from .address import Target
+from .asker import Asker
 from .block import Block
 from .consumer import Consumer
-from .drive import Drive, inherit, ours, remember
-from .errors import E_BAD_ARGUMENT, E_CLOSING, CorruptBlock, Refused, UsageError
+from .errors import E_BAD_ARGUMENT, CorruptBlock, UsageError
 from .message import Batch, Message
 from .names import check_name
-from .producer import TIMEOUT_S, Producer, Receipt, check_times
-from .protocol import Blocks, Done, Fetch, Manage, Stats, Wire
-from .requester import RequestEngine
+from .producer import TIMEOUT_S, Producer, Receipt
+from .protocol import Blocks, Done, Fetch, Manage, Measure, OffsetAt, Stats, Wire
 
-__all__ = ["Admin", "Batch", "Consumer", "Fetched", "Message", "Producer", "Reader", "Receipt"]
+__all__ = ["Admin", "Batch", "Consumer", "Fetched", "Measured", "Message", "Producer", "Reader", "Receipt"]
 
+BYTES_ANY: Final = (1 << 63) - 1  # no bound
+END: Final = 1 << 62  # an offset that no topic reaches
 SYNCS = ("always", "interval", "never")
 
 
@@ -33,6 +31,16 @@ class Fetched(NamedTuple):
     head: int
     blocks: list[Block]
     next_offset: int
+
+
+class Measured(NamedTuple):
+    """How much lies between two offsets. `bytes`: about, on disk; `offset`: where about `bytes_max` of them end; `start`: oldest offset
+    kept; `head`: the next offset to come."""
+
+    bytes: int
+    offset: int
+    start: int
+    head: int
 
 
 # Requests, as words: shared with asyncio
@@ -63,65 +71,33 @@ def fetch(offset: int, bytes_max: int) -> Callable[[int], Wire]:
     return lambda number: Fetch(number, offset, bytes_max)
 
 
+def offset_at(time_ns: int) -> Callable[[int], Wire]:
+    return lambda number: OffsetAt(number, min(max(time_ns, -END), END))
+
+
+def measure(start: int, end: int, bytes_max: int) -> Callable[[int], Wire]:
+    if start < 0 or end < -1 or bytes_max < 1:
+        raise UsageError(E_BAD_ARGUMENT, "start and end are offsets (end -1: the durable end), bytes_max is 1 or more")
+    return lambda number: Measure(number, start, end, bytes_max)
+
+
+def measured(answer: Any) -> Measured:
+    data = _data(answer)
+    return Measured(data["bytes"], data["offset"], data["start"], data["head"])
+
+
+def seek(topic: str, channel: str, offset: int, forward: bool) -> Callable[[int], Wire]:
+    if offset < 0:
+        raise UsageError(E_BAD_ARGUMENT, "an offset is 0 or more")
+    return manage("seek", topic, channel, {"offset": offset, "forward": forward})
+
+
 def fetched(answer: Any, blocks: list[Block]) -> Fetched:
     assert isinstance(answer, Blocks)
     return Fetched(answer.start, answer.head, blocks, answer.next_offset)
 
 
-class _Asker:
-    """Asks one target, a request at a time for each thread. Fork-safe like the other clients."""
-
-    def __init__(self, url: str | None, target: Target, timeout: float) -> None:
-        check_times(timeout, None)
-        self._address: Address = parse(url)
-        self._target = target
-        self._timeout = timeout
-        self._closed = False
-        self._made: Drive[RequestEngine] | None = None
-        remember(self)
-
-    def _ask(self, make: Callable[[int], Wire], *, repeatable: bool) -> tuple[Any, list[Block]]:
-        if self._closed:
-            raise Refused(E_CLOSING, "this client is closed; make a new one")
-        drive = self._made
-        if drive is None or drive.pid != os.getpid():
-            drive = ours(lambda: self._made, self._make)
-        with drive.lock:
-            engine = drive.engine
-            number = engine.number()
-            request = engine.ask(number, make(number), repeatable=repeatable)
-            if not drive.wait(lambda: request.done, time.monotonic_ns() + int(self._timeout * 1e9)):
-                engine.give_up(number)
-                raise engine.too_late(self._timeout)
-        if request.error is not None:
-            raise request.error
-        return request.answer, request.blocks
-
-    def _make(self, inherited: Drive[RequestEngine] | None) -> Drive[RequestEngine]:
-        self._made = Drive(RequestEngine(self._address, self._target))
-        return self._made
-
-    def close(self, timeout: float | None = None) -> None:
-        """End; nothing is in progress."""
-        self._closed = True
-        drive, self._made = self._made, None
-        if drive is None:
-            return
-        if drive.pid != os.getpid():
-            inherit(drive)
-            return
-        with drive.lock:
-            drive.stop(linger_ms=200)
-        drive.end()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
-
-class Admin(_Asker):
+class Admin(Asker):
     """Topics and channels by command. `timeout` in seconds, for each call.
 
     A call whose link is lost raises `BrokerUnreachable`: whether it took effect is then not known.
@@ -161,6 +137,14 @@ class Admin(_Asker):
         """Clear what waits: of a topic, what waits for its first channel; of a channel, its backlog."""
         return self._manage("empty", topic, channel)
 
+    def seek(self, topic: str, channel: str, offset: int, forward: bool = False) -> dict[str, Any]:
+        """The channel goes on from `offset` (at least the oldest kept, at most the end): back, to read again, or forward, to leave out.
+
+        What it holds and what is not finished behind it is cleared. With `forward` it never goes back. Durable when it returns.
+        """
+        answer, _ = self._ask(seek(topic, channel, offset, forward), repeatable=True)
+        return _data(answer)
+
     def stats(self, topic: str | None = None, channel: str | None = None) -> dict[str, Any]:
         """Statistics of everything, of one topic or of one channel, freshly asked."""
         answer, _ = self._ask(stats(topic, channel), repeatable=True)
@@ -171,7 +155,7 @@ class Admin(_Asker):
         return str(self.stats().get("health", "OK"))
 
 
-class Reader(_Asker):
+class Reader(Asker):
     """Reads a topic by offset; no channel takes part, nothing is finished. `NotFound` where there is no such topic."""
 
     def __init__(self, url: str | None, topic: str, *, timeout: float = TIMEOUT_S) -> None:
@@ -187,6 +171,30 @@ class Reader(_Asker):
                 if attempt == 2:
                     raise
         raise AssertionError("unreachable")
+
+    def head(self) -> tuple[int, int]:
+        """(oldest offset kept, next offset to come): what can be read now."""
+        answer, _ = self._ask(fetch(END, 1), repeatable=True)
+        return answer.start, answer.head
+
+    def offset_at(self, time_ns: int) -> int:
+        """The first offset that was stored at this time (nanoseconds since 1970) or later; the end if there is none."""
+        answer, _ = self._ask(offset_at(time_ns), repeatable=True)
+        return int(_data(answer)["offset"])
+
+    def measure(self, start: int, end: int = -1, bytes_max: int = BYTES_ANY) -> Measured:
+        """How many bytes lie from `start` to `end` (-1: the durable end), and at which offset about `bytes_max` of them end.
+
+        By the index, without reading messages. That offset is above `start` if anything lies there, and at most `end`.
+        """
+        return measured(self._ask(measure(start, end, bytes_max), repeatable=True)[0])
+
+    def uuid(self) -> str:
+        """Of the topic as it is now: one that was deleted and made again has another."""
+        self.head()
+        drive = self._made
+        assert drive is not None
+        return str(drive.engine.link.opened.get("uuid", ""))
 
 
 def _data(answer: Any) -> dict[str, Any]:

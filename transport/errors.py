@@ -8,6 +8,7 @@ The wire carries `(code, text)`; `from_wire` turns it into the class that stands
 * `LeaseLost`: the message is not yours any more; nothing was changed.
 * `CorruptBlock`: a checksum failed; the bytes were not used.
 * `BrokerUnreachable`: nobody answered in time; it is not known whether the request took effect.
+* `DataLoss`: offsets that were asked for are not there any more.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ E_BAD_COMMAND: Final = "E_BAD_COMMAND"
 E_BAD_ARGUMENT: Final = "E_BAD_ARGUMENT"
 E_CHECKSUM: Final = "E_CHECKSUM"
 E_CLOSING: Final = "E_CLOSING"
+E_DATA_LOSS: Final = "E_DATA_LOSS"
 E_DISK_FULL: Final = "E_DISK_FULL"
 E_EXISTS: Final = "E_EXISTS"
 E_HELLO: Final = "E_HELLO"
@@ -72,6 +74,10 @@ class BrokerUnreachable(ZsqError):
     """No broker answered within the time-out; whether the request took effect is not known."""
 
 
+class DataLoss(ZsqError):
+    """Messages that were asked for are not there any more (retention, damage, a topic made again); the text names the offsets."""
+
+
 _CLASS_OF: Final[dict[str, type[ZsqError]]] = {
     E_BAD_NAME: UsageError,
     E_BAD_BLOCK: UsageError,
@@ -81,6 +87,7 @@ _CLASS_OF: Final[dict[str, type[ZsqError]]] = {
     E_EXISTS: UsageError,
     E_UNSUPPORTED: UsageError,
     E_CHECKSUM: CorruptBlock,
+    E_DATA_LOSS: DataLoss,
     E_NOT_FOUND: NotFound,
     E_LEASE: LeaseLost,
     E_UNREACHABLE: BrokerUnreachable,

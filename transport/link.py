@@ -39,7 +39,7 @@ RECEIVE_MAX: Final = 500  # messages a turn; what is left over is due at once
 FAR_NS: Final = 1 << 62
 _BEAT: Final = [b"", encode(Beat())]
 _BYE: Final = [b"", encode(Bye())]
-_AGAIN: Final = frozenset({E_HELLO, E_CLOSING, E_UNREACHABLE})  # refusals of the moment
+AGAIN: Final = frozenset({E_HELLO, E_CLOSING, E_UNREACHABLE})  # refusals of the moment
 
 
 class LinkState(Enum):
@@ -96,15 +96,19 @@ class Peer(Protocol):
 
 
 class Link:
-    """`heartbeat_ms` 0: no heartbeats (targets that have no leases and no windows)."""
+    """`heartbeat_ms` 0: no heartbeats (targets that have no leases and no windows). `again`: codes of refusals that may pass."""
 
-    def __init__(self, engine: Engine, address: Address, target: Target, peer: Peer, heartbeat_ms: int = 0) -> None:
+    def __init__(
+        self, engine: Engine, address: Address, target: Target, peer: Peer, heartbeat_ms: int = 0, again: frozenset[str] = AGAIN
+    ) -> None:
         self.engine = engine
         self.address = address
         self.target = target
         self.peer = peer
         self.state = _S.IDLE
         self.trouble = ""  # what happened last, for error messages
+        self.refusal: ZsqError | None = None  # why the attempts since it was last up did not succeed, if somebody said so
+        self.opened: dict[str, Any] = {}  # what the supervisor or the gateway answered about the target
         self.heartbeat_ms = heartbeat_ms
         self.sent_ns = 0
         self.heard_ns = 0
@@ -117,6 +121,7 @@ class Link:
         self._again_ns = 0  # waiting: when
         self._attempts = 0
         self._outbox: list[list[Any]] = []  # what the pipe did not take; see `send`
+        self._passing = again
 
     # Beginning
 
@@ -180,6 +185,7 @@ class Link:
         self._step(_E.GREETED)
         self._attempts = 0
         self.trouble = ""
+        self.refusal = None
         self.peer.on_up(now_ns)
         if self.heartbeat_ms:
             self.engine.sooner(now_ns + self.heartbeat_ms * MS)
@@ -211,7 +217,8 @@ class Link:
             self.peer.on_lost()
 
     def _refuse(self, now_ns: int, error: ZsqError) -> None:
-        if error.code in _AGAIN:
+        self.refusal = error
+        if error.code in self._passing:
             self._die(now_ns, str(error))
             return
         before = self.state
@@ -297,12 +304,15 @@ class Link:
             if not isinstance(endpoint, str) or not endpoint:
                 self._die(now_ns, f"the supervisor does not know where {self.target} is")
                 return
+            self.opened = word.data
             self._disconnect()
             try:
                 self._connect(endpoint)
             except zmq.ZMQError as error:
                 self._die(now_ns, f"cannot connect to {self.target} at {endpoint}: {error}")
                 return
+        else:
+            self.opened = word.data
         self._reached(now_ns)
 
     # Watching

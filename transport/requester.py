@@ -20,9 +20,10 @@ IDLE_NS: Final = 20_000_000_000  # a link that was silent for so long is opened 
 class Request:
     """One request on its way. `repeatable`: asking twice does no harm, so it is sent again when the link is lost."""
 
-    __slots__ = ("answer", "blocks", "done", "error", "repeatable", "sent", "word")
+    __slots__ = ("answer", "blocks", "done", "error", "number", "repeatable", "sent", "word")
 
-    def __init__(self, word: Wire, repeatable: bool) -> None:
+    def __init__(self, number: int, word: Wire, repeatable: bool) -> None:
+        self.number = number
         self.word = word
         self.repeatable = repeatable
         self.sent = False
@@ -56,7 +57,7 @@ class RequestEngine(Engine):
     def ask(self, number: int, word: Wire, *, repeatable: bool) -> Request:
         """`word` carries `number`. It is sent as soon as there is a link."""
         now = time.monotonic_ns()
-        request = self._requests[number] = Request(word, repeatable)
+        request = self._requests[number] = Request(number, word, repeatable)
         if self.link.up and now - self.link.heard_ns > IDLE_NS:
             self.link.restart(now, "idle", at_once=True)
         elif self.link.up:
@@ -66,8 +67,8 @@ class RequestEngine(Engine):
             self.link.start(now)
         return request
 
-    def give_up(self, number: int) -> None:
-        self._requests.pop(number, None)
+    def give_up(self, request: Request) -> None:
+        self._requests.pop(request.number, None)
 
     def _send(self, request: Request, now_ns: int) -> None:
         request.sent = True

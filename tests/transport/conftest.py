@@ -182,7 +182,20 @@ class FakeBroker:
 
     def on_fetch(self, envelope: Envelope, word: p.Fetch, _: Any) -> None:
         blocks = tuple(block for block in self.log if block.next_offset > word.offset)[:10]
-        self.say(self.ends["2"], envelope, p.Blocks(word.request, 0, self.head, blocks[-1].next_offset if blocks else word.offset), blocks)
+        start = self.log[0].first_offset if self.log else self.head
+        next_offset = blocks[-1].next_offset if blocks else word.offset
+        self.say(self.ends["2"], envelope, p.Blocks(word.request, start, self.head, next_offset), blocks)
+
+    def on_offsetat(self, _: Envelope, word: p.OffsetAt, __: Any) -> p.Wire:
+        offset = next((block.first_offset for block in self.log if block.header.time_ns >= word.time_ns), self.head)
+        return p.Done(word.request, {"offset": offset, "start": 0, "head": self.head})
+
+    def on_measure(self, _: Envelope, word: p.Measure, __: Any) -> p.Wire:
+        end = self.head if word.end < 0 else word.end
+        within = [block for block in self.log if word.start <= block.first_offset < end]
+        fitting = [block for i, block in enumerate(within) if not i or sum(b.length for b in within[: i + 1]) <= word.bytes_max]
+        offset = fitting[-1].next_offset if fitting else word.start
+        return p.Done(word.request, {"bytes": sum(b.length for b in within), "offset": offset, "start": 0, "head": self.head})
 
     # Consumers
 
