@@ -40,8 +40,8 @@ class Channel(Actor):
         self._save_now = True
         self._barriers: deque[tuple[Envelope, p.Wire]] = deque()  # answered with the commit after the one on its way
         self._barriers_out: list[tuple[Envelope, p.Wire]] = []
-        self._orders: list[int] = []
-        self._orders_out: list[int] = []
+        self._orders: list[tuple[int, dict[str, Any]]] = []  # answered likewise
+        self._orders_out: list[tuple[int, dict[str, Any]]] = []
         self._fetches: dict[int, int] = {}  # request -> offset wanted for a redelivery
         self._hinted_ns = 0
         self.every(options.SAVE_INTERVAL_MS, self._save_if_dirty)
@@ -252,8 +252,8 @@ class Channel(Actor):
         self.delivery.committed()
         for envelope, answer in self._barriers_out:
             self.front.send(envelope, answer)
-        for request in self._orders_out:
-            self.answer_order(request, {})
+        for request, data in self._orders_out:
+            self.answer_order(request, data)
         self._barriers_out, self._orders_out = [], []
 
     def on_failed_word(self, port: Port, mail: Mail) -> None:
@@ -270,18 +270,32 @@ class Channel(Actor):
     # Orders
 
     def on_order(self, word: p.Order) -> dict[str, Any] | None:
+        data: dict[str, Any] = {}
         if word.action in ("pause", "unpause"):
             self.delivery.paused = word.action == "pause"
         elif word.action == "empty":
             self._head = max(self._head, int(word.options.get("head", 0)))
-            self.delivery.empty(self._head)
-            self._fetches.clear()
-            self.feed.behind()
+            self._move(max(self._head, self.delivery.next_offset))
+        elif word.action == "seek":
+            data["offset"] = self._seek(word.options)
         else:
             return super().on_order(word)
-        self._orders.append(word.request)  # answered when it is durable
+        self._orders.append((word.request, data))  # answered when it is durable
         self._save_now = True
         return None
+
+    def _seek(self, order: dict[str, Any]) -> int:
+        """To `offset`, within what the log holds (`start`, `head`); with `forward` only if that is farther on. Returns where it is then."""
+        self._head = max(self._head, int(order["head"]))
+        offset = min(max(int(order["offset"]), int(order["start"])), self._head)
+        if not order.get("forward") or offset > self.delivery.next_offset:
+            self._move(offset)
+        return self.delivery.next_offset
+
+    def _move(self, offset: int) -> None:
+        self.delivery.seek(offset)
+        self._fetches.clear()
+        self.feed.moved()
 
     def on_stop(self) -> bool:
         """What was answered is committed, then consumers are told to look for a successor."""

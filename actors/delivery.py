@@ -365,8 +365,8 @@ class Delivery:
     def waits_for_commit(self) -> bool:
         return bool(self._uncommitted)
 
-    def empty(self, head: int) -> None:
-        """Clear the backlog, leases included: what consumers hold cannot be answered any more."""
+    def seek(self, offset: int) -> None:
+        """Go on at `offset`, and clear all before it, leases included: what consumers hold cannot be answered any more."""
         for token in list(self._leases):
             self._end_lease(token)
         self._again.clear()
@@ -374,7 +374,7 @@ class Delivery:
         self._committing.clear()
         self._deferred.clear()
         self._deferred_runs.clear()
-        self.next_offset = max(self.next_offset, head)
+        self.next_offset = offset
         self._drop_blocks()
         self.dirty = True
 

@@ -48,6 +48,22 @@ class Fanout:
         self._ring_bytes += placed.length
         self.head = placed.next_offset
 
+    def advance(self, head: int) -> bool:
+        """Blocks became durable that never were in the topic's hands (a commit in storage): who wants them reads them there. False if not new.
+
+        Nothing in the ring is next to what comes now, so it goes, and a number is left out for what is not here: whoever waits there is behind.
+        """
+        if head <= self.head:
+            return False
+        self.head = head
+        self._first_number += len(self._ring) + 1
+        self._ring.clear()
+        self._ring_bytes = 0
+        for place in self._places.values():
+            if place.next_offset >= head:  # it has read them already
+                place.number = self._first_number
+        return True
+
     def trim(self) -> None:
         """After `offers`: keep the ring within its bytes; all of it goes while nobody is attached."""
         keep = options.RING_BYTES_MAX if any(place.next_offset >= 0 for place in self._places.values()) else 0

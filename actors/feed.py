@@ -7,6 +7,8 @@ States, as one table. A block carries its offset, so pushes and reads cannot be 
     BEHIND    what is next lies in storage only; nothing asked yet (no room)
     READING   a Fetch is out
 
+A channel that is moved to another offset reads from there, and takes no answer to what it asked before.
+
 Credit is a running total since the link began (granted and sent both only grow), so that words crossing each other on
 the way cannot grant the same bytes twice.
 """
@@ -28,18 +30,25 @@ class FeedState(Enum):
 
 
 TRANSITIONS: Final[dict[FeedState, dict[str, FeedState]]] = {
-    FeedState.OFF: {"wanted": FeedState.ATTACHED, "unwanted": FeedState.OFF, "behind": FeedState.OFF},
-    FeedState.ATTACHED: {"wanted": FeedState.ATTACHED, "unwanted": FeedState.OFF, "behind": FeedState.BEHIND},
+    FeedState.OFF: {"wanted": FeedState.ATTACHED, "unwanted": FeedState.OFF, "behind": FeedState.OFF, "moved": FeedState.OFF},
+    FeedState.ATTACHED: {
+        "wanted": FeedState.ATTACHED,
+        "unwanted": FeedState.OFF,
+        "behind": FeedState.BEHIND,
+        "moved": FeedState.BEHIND,
+    },
     FeedState.BEHIND: {
         "wanted": FeedState.BEHIND,
         "unwanted": FeedState.OFF,
         "behind": FeedState.BEHIND,
+        "moved": FeedState.BEHIND,
         "fetch": FeedState.READING,
     },
     FeedState.READING: {
         "wanted": FeedState.READING,
         "unwanted": FeedState.OFF,
         "behind": FeedState.READING,
+        "moved": FeedState.BEHIND,
         "read": FeedState.BEHIND,
         "caught_up": FeedState.ATTACHED,
     },
@@ -80,6 +89,10 @@ class Feed:
     def behind(self) -> None:
         """The topic does not hold what is next (it said so, or sent a later block)."""
         self._go("behind")
+
+    def moved(self) -> None:
+        """The channel goes on at another offset."""
+        self._go("moved")
 
     def read(self, request: int, caught_up: bool) -> bool:
         """An answer to a Fetch; False for one that nobody waits for."""

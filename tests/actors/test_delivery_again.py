@@ -258,14 +258,14 @@ def test_a_paused_channel_sends_nothing_and_takes_answers(desk: Desk) -> None:
     assert desk.told(desk.send()) == [("a", ((2, 2, 2),)), ("a", ((4, 2, 1),))]
 
 
-def test_empty_clears_everything_also_what_is_being_committed(desk: Desk) -> None:
+def test_seeking_clears_everything_also_what_is_being_committed(desk: Desk) -> None:
     desk.join(A, 9)
     desk.come(2, 2, 2, 6)
     waits, delayed, held, _ = desk.send()
     desk.channel.req(A, waits.token, ALL, 0, desk.wall_ns)
     desk.channel.req(A, delayed.token, ALL, 9 * S, desk.wall_ns)
     assert [row[0] for row in desk.channel.changes().holes_put] == [4, 6, 0, 2]
-    desk.channel.empty(12)
+    desk.channel.seek(12)
     desk.channel.committed()
     assert desk.stats() == (0, 0, 0)
     assert desk.channel.consumers[A].in_flight == 0
@@ -273,6 +273,25 @@ def test_empty_clears_everything_also_what_is_being_committed(desk: Desk) -> Non
     assert desk.send() == []
     changes = desk.commit()
     assert (changes.next_offset, changes.holes_put, sorted(changes.holes_gone)) == (12, (), [0, 2, 4, 6])
+
+
+@pytest.mark.parametrize("offset", [0, 3, 5])
+def test_seeking_back_delivers_again_from_there_and_once(desk: Desk, offset: int) -> None:
+    desk.join(A, 100)
+    desk.come(4, 4)
+    first, second = desk.send()
+    desk.channel.req(A, first.token, [(1, 2)], 0, desk.wall_ns)
+    desk.channel.req(A, first.token, [(3, 1)], 9 * S, desk.wall_ns)
+    desk.channel.seek(offset)
+    assert desk.channel.fin(A, second.token, ALL) == (UNKNOWN_DELIVERY,)
+    assert desk.channel.window_end == offset
+    assert desk.stats() == (8 - offset, 0, 0)
+    assert desk.commit() == Changes(offset, (), ())
+    desk.scan(3_000)
+    for first_offset in (0, 4):
+        desk.channel.offer(desk.block_at(first_offset, 4), from_storage=True)
+    got = [(run[0], run[1], run[2]) for parcel in desk.send() for run in parcel.runs]
+    assert got == ([(0, 4, 1), (4, 4, 1)] if offset == 0 else [(3, 1, 1), (4, 4, 1)] if offset == 3 else [(5, 3, 1)])
 
 
 # Commits

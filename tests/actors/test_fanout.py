@@ -127,3 +127,48 @@ def test_one_that_was_given_up_is_told_when_it_grants_more(monkeypatch: pytest.M
     assert fanout.attach(A, -1, 0)
     assert fanout.attach(A, 0, 10 * SMALL.length)
     assert sent(fanout) == [("a", [0])]
+
+
+@pytest.mark.parametrize(
+    ("next_offset", "told", "then"),
+    [(20, [("a", [])], []), (10, [("a", [])], []), (-1, [], []), (100, [], [("a", [100, 110])])],
+)
+def test_what_storage_committed_by_itself_is_read_there(
+    next_offset: int, told: list[tuple[str, list[int]]], then: list[tuple[str, list[int]]]
+) -> None:
+    """Attached at the head, within the ring, not at all; and one that has read it before the topic heard of it."""
+    fanout = Fanout(0)
+    add(fanout, blocks=2)
+    assert fanout.attach(A, next_offset, PLENTY)
+    assert fanout.advance(100)
+    assert (fanout.head, len(fanout._ring), fanout._ring_bytes) == (100, 0, 0)
+    assert sent(fanout) == told
+    assert not fanout.advance(100)
+    assert not fanout.attach(B, 99, PLENTY)
+    assert fanout.attach(B, 100, PLENTY)
+    add(fanout, blocks=2)
+    assert sent(fanout) == [*then, ("b", [100, 110])]
+    fanout.trim()
+    add(fanout)
+    assert ("b", [120]) in sent(fanout)
+
+
+def test_a_channel_without_credit_is_told_when_it_grants_more() -> None:
+    fanout = Fanout(0)
+    assert fanout.attach(A, 0, 1)
+    add(fanout, blocks=2)
+    assert sent(fanout) == [("a", [0])]
+    assert fanout.advance(100)
+    assert sent(fanout) == []
+    assert fanout.credit(A, PLENTY)
+    assert sent(fanout) == [("a", [])]
+
+
+def test_a_paused_topic_does_not_show_what_was_committed() -> None:
+    fanout = Fanout(0, visible_end=0)
+    assert fanout.attach(A, 0, PLENTY)
+    assert fanout.advance(100)
+    assert fanout.end == 0
+    assert sent(fanout) == []
+    fanout.visible_end = -1
+    assert sent(fanout) == [("a", [])]

@@ -31,7 +31,7 @@ def test_each_state_knows_what_may_happen_in_it() -> None:
     assert set(TRANSITIONS) == set(FeedState)
     own = {FeedState.OFF: set(), FeedState.ATTACHED: set(), FeedState.BEHIND: {"fetch"}, FeedState.READING: {"read", "caught_up"}}
     for state, row in TRANSITIONS.items():
-        assert set(row) == {"wanted", "unwanted", "behind"} | own[state]
+        assert set(row) == {"wanted", "unwanted", "behind", "moved"} | own[state]
         assert row["unwanted"] is FeedState.OFF
         assert set(row.values()) <= set(FeedState)
 
@@ -89,6 +89,19 @@ def test_answers_to_reads(request_number: int, caught_up: bool, taken: bool, sta
     assert not feed_in(FeedState.BEHIND).read(2, True)
 
 
+@pytest.mark.parametrize("state", list(FeedState))
+def test_one_that_was_moved_reads_from_there(state: FeedState) -> None:
+    """And an answer about the old place is not for it: its blocks would look like a gap."""
+    feed = feed_in(state)
+    feed.moved()
+    assert feed.state is (FeedState.OFF if state is FeedState.OFF else FeedState.BEHIND)
+    assert not feed.read(2, True)
+    if state is not FeedState.OFF:
+        assert feed.next_word(7, 0, 9) == p.Fetch(9, 7, options.WINDOW_BYTES_MAX)
+        assert not feed.read(2, True)
+        assert feed.read(9, True)
+
+
 class ChannelShell:
     """The channel's side as its shell does it; its queues are the sockets."""
 
@@ -127,6 +140,11 @@ class ChannelShell:
                 self.got.extend(range(first, first + count))
             self.delivery.fin(parcel.peer, parcel.token, ())
 
+    def seek(self, offset: int) -> None:
+        self.start, self.got = offset, []
+        self.delivery.seek(offset)
+        self.feed.moved()
+
     def from_topic(self) -> None:
         word, blocks = self.up.popleft()
         if isinstance(word, p.Behind):
@@ -155,6 +173,8 @@ class FeedMachine(RuleBasedStateMachine):
         for patch in self.patches:
             patch.start()
         self.log: list[Block] = []
+        self.end = 0  # of the log; the topic may not know yet
+        self.words: deque[int | Block] = deque()  # storage to topic: heads, and blocks that were appended
         self.fanout = Fanout(0)
         self.channels: list[ChannelShell] = []
 
@@ -162,17 +182,38 @@ class FeedMachine(RuleBasedStateMachine):
     def begin(self, blocks: int, starts: list[int]) -> None:
         self.publish(blocks, 9)
         for start in starts:
-            self.channels.append(ChannelShell(min(start, self.fanout.head)))
+            self.channels.append(ChannelShell(min(start, self.end)))
             self.channels[-1].join(10)
 
     # The topic and storage
 
     @rule(blocks=st.integers(1, 12), size=st.integers(0, 20))
     def publish(self, blocks: int, size: int) -> None:
+        self.words.extend(self.stored(blocks, size))
+        self.hear()
+
+    @rule(blocks=st.integers(1, 12), size=st.integers(0, 20))
+    def commit(self, blocks: int, size: int) -> None:
+        """In storage alone: the topic will hear where the log ends now."""
+        self.stored(blocks, size)
+        self.words.append(self.end)
+
+    def stored(self, blocks: int, size: int) -> list[Block]:
+        found = []
         for i in range(blocks):
-            block = with_place(pack([b"x" * size] * (1 + i % 4)), self.fanout.head, 0)
-            self.log.append(block)
-            self.fanout.add(block, block.first_offset, 0)
+            found.append(with_place(pack([b"x" * size] * (1 + i % 4)), self.end, 0))
+            self.end = found[-1].next_offset
+        self.log += found
+        return found
+
+    @rule()
+    def hear(self) -> None:
+        while self.words:
+            word = self.words.popleft()
+            if isinstance(word, Block):
+                self.fanout.add(word, word.first_offset, 0)
+            else:
+                self.fanout.advance(word)
         self.offer()
 
     def offer(self) -> None:
@@ -212,13 +253,15 @@ class FeedMachine(RuleBasedStateMachine):
             return
         word = channel.fetches.popleft()
         found: list[Block] = []
+        end = self.end if self.fanout.visible_end < 0 else min(self.end, self.fanout.visible_end)
         for block in self.log:
-            if word.offset < block.next_offset <= self.fanout.end and sum(b.length for b in found) < word.bytes_max:
+            if word.offset < block.next_offset <= end and sum(b.length for b in found) < word.bytes_max:
                 found.append(block)
-        channel.reads.append((p.Blocks(word.request, 0, self.fanout.end, found[-1].next_offset if found else word.offset), found))
+        channel.reads.append((p.Blocks(word.request, 0, end, found[-1].next_offset if found else word.offset), found))
 
     @rule(paused=st.booleans())
     def pause(self, paused: bool) -> None:
+        self.hear()
         if not paused or self.fanout.visible_end < 0:
             self.fanout.visible_end = self.fanout.head if paused else -1
         self.offer()
@@ -243,6 +286,11 @@ class FeedMachine(RuleBasedStateMachine):
     def consume(self, number: int, parcels: int) -> None:
         self.channels[number].consume(parcels)
 
+    @rule(number=NUMBER, offset=st.integers(0, 60))
+    def seek(self, number: int, offset: int) -> None:
+        end = self.end if self.fanout.visible_end < 0 else min(self.end, self.fanout.visible_end)
+        self.channels[number].seek(min(offset, end))
+
     @rule(number=NUMBER, ready=st.sampled_from([0, 1, 10]))
     def change(self, number: int, ready: int) -> None:
         """The only consumer goes and comes, all between two turns."""
@@ -260,6 +308,7 @@ class FeedMachine(RuleBasedStateMachine):
     @rule(consuming=st.booleans())
     def settle(self, consuming: bool) -> None:
         """With nothing new all words are spoken soon: nobody asks again and again for what is not there."""
+        self.hear()
         for _ in range(60 + 4 * len(self.log)):
             for number, channel in enumerate(self.channels):
                 self.to_topic(number)
