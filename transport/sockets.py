@@ -26,6 +26,7 @@ from .session import WINDOW_BLOCKS_MAX
 
 COPY_BYTES_MAX: Final = 16 * 1024  # larger frames are sent without a copy
 # Above every credit (blocks of a producer, deliveries and their answers of a consumer), so that credit bounds, not a silent mark.
+PUSH_HIGH_WATER_MARK: Final = 1_000  # messages; a stage's writer has fewer out
 HIGH_WATER_MARK: Final = 2 * READY_MAX + 10_000
 SOCKETS_MAX: Final = 16_384
 RECONNECT_MS: Final = 50
@@ -72,6 +73,23 @@ def make_dealer() -> Socket:
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MS_MAX)
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
     socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, HEARTBEAT_MS // 1000)
+    return socket
+
+
+def make_push(endpoint: str) -> Socket:
+    """A connected PUSH. It has no answers: what it takes may never arrive, so somebody must count what does."""
+    socket: Socket = context().socket(zmq.PUSH)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.SNDHWM, PUSH_HIGH_WATER_MARK)
+    socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MS_MAX)
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, HEARTBEAT_MS // 1000)
+    try:
+        socket.connect(endpoint)
+    except zmq.ZMQError:
+        socket.close(linger=0)
+        raise
     return socket
 
 

@@ -18,7 +18,12 @@ Broker = Any
 
 def in_broker(broker: Broker, act: Callable[[], object]) -> None:
     done = threading.Event()
-    broker.call(lambda: (act(), done.set()))
+
+    def call() -> None:
+        act()
+        done.set()
+
+    broker.call(call)
     assert done.wait(5)
 
 
