@@ -49,9 +49,9 @@ class Fanout:
         self.head = placed.next_offset
 
     def advance(self, head: int) -> bool:
-        """Blocks became durable that never were in the topic's hands (a commit in storage): who wants them reads them there. False if not new.
+        """Blocks became durable that never were in the topic's hands (a commit in storage): channels read them there. False if not new.
 
-        Nothing in the ring is next to what comes now, so it goes, and a number is left out for what is not here: whoever waits there is behind.
+        Nothing in the ring is next to what comes now, so it goes; and a number is left out for what is not here: who waits there is behind.
         """
         if head <= self.head:
             return False

@@ -43,6 +43,24 @@ READER_ANSWERS_MAX: Final = 32  # unread ones a reader; further ones are dropped
 RETRY_S_MAX: Final = 60.0  # between tries to start a topic that cannot start
 LOCK_WAIT_S: Final = 10.0
 
+# Staging
+STAGE_CREDIT_POOL_BYTES: Final = 32 * MIB  # what all writers may have on their way to one topic
+STAGE_CREDIT_BYTES: Final = 4 * MIB  # one writer's
+STAGE_CREDIT_BYTES_MIN: Final = 256 * KIB
+STAGE_SEAL_WAIT_S: Final = 5.0  # a seal waits so long for pushes that are still on their way
+STAGE_GAP_RETELL_S: Final = 1.0  # what was sent again for a gap may have been lost as well
+STAGE_OPEN_KEPT_S: Final = 15 * 60.0  # a stage that is not used any more, and was not finally sealed
+STAGE_SEALED_KEPT_S: Final = 24 * 3600.0  # ... that was: its driver may be down, and come back to commit it
+STAGES_MAX: Final = 20_000  # of a topic: twice what one commit may name
+STAGES_PER_LINK_MAX: Final = 64
+STAGE_LINKS_MAX: Final = 10_000
+STAGE_SEALS_MAX: Final = 16  # of one stage that wait
+STAGE_TURN_BYTES: Final = 4 * MIB  # taken in one turn of the loop: publishers wait no longer than writing it takes
+PUSH_MARK: Final = 128  # pushes of one writer that storage holds unread, should it send more than its credit; more wait with the writer
+PUSH_MARK_GATEWAY: Final = 10_000  # a gateway drops what is above it, so it lies above the credit
+TRANSACTIONS_MAX: Final = 100_000  # remembered a topic
+JOB_KEPT_S: Final = 7 * 86_400
+
 # Scan: NSQ's numbers (nsqd's queueScanLoop)
 SCAN_INTERVAL_MS: Final = 100
 SCAN_REFRESH_MS: Final = 5_000
