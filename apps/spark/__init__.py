@@ -1,0 +1,25 @@
+"""ZSQ as a data source of Spark: `register(spark)`, then `.format("zsq")` reads, writes and streams."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["register"]
+
+
+def register(spark: SparkSession) -> None:
+    """Make `.format("zsq")` known to this session. Calling it again does no harm, nor where `pyspark_zsq` was found already."""
+    try:
+        from pyspark.errors import AnalysisException
+
+        from .data_source import ZsqDataSource
+    except ImportError as error:
+        raise ImportError(f"Spark's data source needs pyspark 4 and pyarrow: pip install 'zsq[spark]' ({error})") from error
+    try:
+        spark.dataSource.register(ZsqDataSource)
+    except AnalysisException as error:
+        if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):
+            raise

@@ -1,0 +1,36 @@
+"""Streaming reads for PySpark 4.2 and later: admission control, Trigger.AvailableNow, how far behind the query is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows, SupportsTriggerAvailableNow
+
+from .offsets import Place
+from .stream import FollowingReader
+
+__all__ = ["AdmittingReader"]
+
+
+class AdmittingReader(FollowingReader, SupportsTriggerAvailableNow):
+    """Spark tells where the query stands, and how much it may take."""
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        if self._options.offsets_max:
+            return ReadMaxRows(self._options.offsets_max)
+        return ReadMaxBytes(self._options.bytes_max) if self._options.bytes_max else ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        place = Place.from_json(start)
+        self._follow(place)
+        offsets_max = bytes_max = 0
+        if not isinstance(limit, ReadAllAvailable):  # both limits may be set, and Spark knows of one
+            offsets_max = limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.offsets_max
+            bytes_max = limit.max_bytes if isinstance(limit, ReadMaxBytes) else self._options.bytes_max
+        return self._plan.latest(place, offsets_max=offsets_max, bytes_max=bytes_max).as_json()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._plan.stop_at_present_head()
+
+    def reportLatestOffset(self) -> dict[str, Any]:
+        return self._plan.head().as_json()

@@ -1,0 +1,158 @@
+"""From blocks to Arrow: the source's record batches out of the blocks' own buffers. No object is made for a row, headers excepted.
+
+A block's columns have Arrow's layout, so `body`, `key` and `tag` are wrapped, not copied. A block that is a slice of another keeps
+its offset values; then the first is subtracted from all by one call to Arrow's kernels. What is the same in each row (topic, partition)
+is made once for the largest block and sliced. A batch of 128 rows takes Spark twice as long a row as one of 1024, so blocks of
+fewer messages are laid together, which copies them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...transport.block import Block, Column
+from ...transport.block_format import BLOCK_COUNT_MAX
+from ...transport.codec import HeaderValue, unpack_headers
+from .schema import HEADERS
+
+__all__ = ["BatchMaker", "arrow_schema"]
+
+ROWS_MIN: Final = 1024  # of a batch, where there are so many
+JOIN_BYTES_MAX: Final = 4 * 1024 * 1024  # and where that many are no more than this
+
+_TIME: Final = pa.timestamp("us", tz="UTC")
+_HEADER_LIST: Final = pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))
+_TYPES: Final[dict[str, pa.DataType]] = {
+    "key": pa.binary(),
+    "value": pa.binary(),
+    "topic": pa.string(),
+    "partition": pa.int32(),
+    "offset": pa.int64(),
+    "timestamp": _TIME,
+    "timestampType": pa.int32(),
+    "tag": pa.string(),
+    HEADERS: _HEADER_LIST,
+}
+LOG_TIME: Final = 1  # Kafka's numbers of timestampType: when the log took it,
+OWN_TIME: Final = 0  # or a time that the message brought
+
+
+def arrow_schema(columns: Sequence[str]) -> pa.Schema:
+    """Exactly what Spark makes of the source's schema: it refuses batches whose types differ."""
+    return pa.schema([(name, _TYPES[name]) for name in columns])
+
+
+# What does not depend on the block: made once a process, sliced for each batch
+
+
+@cache
+def _numbers() -> pa.Array:
+    """0, 1, 2 ... for the largest block."""
+    return pa.array(range(BLOCK_COUNT_MAX), pa.int64())
+
+
+@cache
+def _same(value: Any, kind: pa.DataType) -> pa.Array:
+    """`value` for each row of the largest block."""
+    return pa.repeat(pa.scalar(value, kind), BLOCK_COUNT_MAX)
+
+
+@cache
+def _nulls(kind: pa.DataType) -> pa.Array:
+    return pa.nulls(BLOCK_COUNT_MAX, kind)
+
+
+# One column of one block
+
+
+def wrap(column: Column | None, count: int, kind: pa.DataType) -> pa.Array:
+    """A block's column as an Arrow array of `kind` (binary or string) over the same bytes; nulls where the block has none."""
+    if column is None:
+        return _nulls(kind).slice(0, count)
+    offsets = pa.py_buffer(column.offsets)
+    first = column.offsets[0]
+    if first:
+        shifted = pa.Array.from_buffers(pa.int32(), count + 1, [None, offsets])
+        offsets = pc.subtract(shifted, pa.scalar(first, pa.int32())).buffers()[1]
+    validity = None if column.validity is None else pa.py_buffer(column.validity)
+    return pa.Array.from_buffers(kind, count, [validity, offsets, pa.py_buffer(column.data)])
+
+
+def _times(block: Block) -> pa.Array:
+    times = block.times
+    if times is None:
+        return pa.repeat(pa.scalar(block.header.time_ns // 1000, _TIME), block.count)
+    own = pa.Array.from_buffers(pa.int64(), block.count, [None, pa.py_buffer(times)])
+    return pc.floor_divide(own, 1000).view(_TIME) if hasattr(pc, "floor_divide") else pc.divide(own, 1000).view(_TIME)
+
+
+def _header_rows(block: Block) -> pa.Array:
+    """The one column that costs objects: each row's map is unpacked."""
+    if block.headers is None:
+        return _nulls(_HEADER_LIST).slice(0, block.count)
+    rows = [
+        None if packed is None else [{"key": key, "value": _as_bytes(value)} for key, value in unpack_headers(packed).items()]
+        for packed in block.headers.values()
+    ]
+    return pa.array(rows, _HEADER_LIST)
+
+
+def _as_bytes(value: HeaderValue) -> bytes | None:
+    """Bytes as they are, text as UTF-8, numbers and truth as JSON writes them."""
+    if value is None or isinstance(value, bytes):
+        return value
+    if isinstance(value, bool):
+        return b"true" if value else b"false"
+    return str(value).encode()
+
+
+class BatchMaker:
+    """Makes record batches of `columns` from a topic's blocks."""
+
+    def __init__(self, topic: str, columns: Sequence[str]) -> None:
+        makers: dict[str, Callable[[Block], pa.Array]] = {
+            "key": lambda block: wrap(block.key, block.count, _TYPES["key"]),
+            "value": lambda block: wrap(block.body, block.count, _TYPES["value"]),
+            "topic": lambda block: _same(topic, pa.string()).slice(0, block.count),
+            "partition": lambda block: _same(0, pa.int32()).slice(0, block.count),
+            "offset": lambda block: pc.add(_numbers().slice(0, block.count), block.first_offset),
+            "timestamp": _times,
+            "timestampType": lambda block: _same(LOG_TIME if block.times is None else OWN_TIME, pa.int32()).slice(0, block.count),
+            "tag": lambda block: wrap(block.tag, block.count, _TYPES["tag"]),
+            HEADERS: _header_rows,
+        }
+        self.schema = arrow_schema(columns)
+        self._makers = [makers[name] for name in columns]
+
+    def batch(self, block: Block, start: int, stop: int) -> pa.RecordBatch:
+        """The block's messages of the offsets `start` to `stop`, of which it has at least one."""
+        made = pa.RecordBatch.from_arrays([make(block) for make in self._makers], schema=self.schema)
+        first = max(start, block.first_offset)
+        last = min(stop, block.next_offset)
+        assert first < last, "a block that holds nothing of the range"
+        return made if last - first == block.count else made.slice(first - block.first_offset, last - first)
+
+    def batches(self, blocks: Iterable[Block], start: int, stop: int) -> Iterator[pa.RecordBatch]:
+        """Batches of those messages, of at least 1024 rows where there are so many; `blocks` each hold some of them."""
+        waiting: list[pa.RecordBatch] = []
+        rows = size = 0
+        for block in blocks:
+            made = self.batch(block, start, stop)
+            waiting.append(made)
+            rows += made.num_rows
+            size += block.length
+            if rows >= ROWS_MIN or size >= JOIN_BYTES_MAX:
+                yield _joined(waiting)
+                waiting = []
+                rows = size = 0
+        if waiting:
+            yield _joined(waiting)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)

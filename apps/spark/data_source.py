@@ -1,0 +1,61 @@
+"""The data source `zsq`: what Spark finds under `.format("zsq")`."""
+
+from __future__ import annotations
+
+import os
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, DataSourceStreamWriter, DataSourceWriter
+from pyspark.sql.types import StructType
+
+from ...transport.address import parse
+from ...transport.protocol import DEFAULT_URL
+from .options import SinkOptions, SourceOptions, sink_options, source_options, wrong
+from .schema import ddl, simple
+from .sink import BatchWriter, stream_writer
+from .source import BatchReader
+from .stream import stream_reader
+
+__all__ = ["ZsqDataSource"]
+
+
+class ZsqDataSource(DataSource):
+    """Made on the driver for each load and save. $ZSQ_URL is the driver's, and goes to the executors with the options."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "zsq"
+
+    def _source(self, streaming: bool) -> SourceOptions:
+        options = source_options(self.options, os.environ.get("ZSQ_URL") or DEFAULT_URL, streaming=streaming)
+        parse(options.url)
+        return options
+
+    def _sink(self, streaming: bool) -> SinkOptions:
+        options = sink_options(self.options, os.environ.get("ZSQ_URL") or DEFAULT_URL, streaming=streaming)
+        parse(options.url)
+        return options
+
+    def _checked(self, schema: StructType, options: SourceOptions) -> SourceOptions:
+        """A schema of the user's own cannot be honoured: Spark does not convert what a source yields."""
+        if schema.simpleString() != simple(options.columns):
+            raise wrong(
+                f"the source makes the columns {ddl(options.columns)}; leave out .schema(...), choose columns by option 'columns',"
+                " and parse value with from_json or from_csv"
+            )
+        return options
+
+    def schema(self) -> str:
+        # Not known here: batch or stream. What both refuse is said at load() already, the rest when the plan is made.
+        return ddl(self._source("channel" in self.options).columns)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return BatchReader(self._checked(schema, self._source(False)))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return stream_reader(self._checked(schema, self._source(True)))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        return BatchWriter(self._sink(False), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        return stream_writer(self._sink(True), schema, overwrite)

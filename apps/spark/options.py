@@ -1,0 +1,255 @@
+"""What `.option(...)` says, checked and typed: one class for the source, one for the sink. Pure.
+
+Names are those of Spark's Kafka connector wherever they mean the same. Spark hands all names over in lower case. A name that is
+none of ours but looks like one, or belongs to the Kafka connector, is refused with what to write instead: a misspelt
+`startingOffset` would else silently read from somewhere else. Anything more foreign is left alone (`path`, `checkpointLocation`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from ...transport.errors import E_BAD_ARGUMENT, UsageError
+from ...transport.names import check_name
+from ...transport.protocol_staging import TRANSACTION_APP_BYTES_MAX
+from .schema import COLUMNS, HEADERS, SOURCE_COLUMNS
+
+__all__ = ["EARLIEST", "LATEST", "SINK_NAMES", "SOURCE_NAMES", "Point", "SinkOptions", "SourceOptions", "sink_options", "source_options"]
+
+TIMEOUT_S: Final = 120.0
+INT64_MAX: Final = (1 << 63) - 1
+
+SOURCE_NAMES: Final = (
+    "url", "topic", "subscribe", "startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp",
+    "startingOffsetsByTimestamp", "endingOffsetsByTimestamp", "maxOffsetsPerTrigger", "maxBytesPerTrigger", "minPartitions",
+    "failOnDataLoss", "channel", "includeHeaders", "columns", "timeout",
+)  # fmt: skip
+SINK_NAMES: Final = ("url", "topic", "txnAppId", "txnVersion", "timeout")
+_NAMES: Final = {name.lower(): name for name in (*SOURCE_NAMES, *SINK_NAMES)}
+# What Spark itself, or a person who follows its guides, adds to any format.
+_FOREIGN: Final = frozenset({"checkpointlocation", "path", "paths", "queryname", "mergeschema", "timezone"})
+_KAFKA: Final = {
+    "subscribepattern": "write option 'subscribe' with the topics, separated by commas",
+    "assign": "a topic has one partition: write option 'subscribe'",
+    "minoffsetspertrigger": "leave it out and set the trigger's processing time",
+    "maxtriggerdelay": "leave it out and set the trigger's processing time",
+    "maxrecordsperpartition": "write option 'minPartitions'",
+    "startingoffsetsbytimestampstrategy": "leave it out: where no message is that new, reading starts at the end",
+    "groupidprefix": "write option 'channel' if a channel shall follow the query",
+    "kafka.group.id": "write option 'channel' if a channel shall follow the query",
+    "kafka.bootstrap.servers": "write option 'url', as in tcp://HOST:4153",
+}
+
+
+class Point(NamedTuple):
+    """Where in a topic: `kind` is "earliest", "latest", "offset" (`value` is one) or "time" (milliseconds since 1970)."""
+
+    kind: str
+    value: int = 0
+
+
+EARLIEST: Final = Point("earliest")
+LATEST: Final = Point("latest")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """`starting` and `ending` have a point for each topic. A limit that is not set is 0."""
+
+    url: str
+    topics: tuple[str, ...]
+    columns: tuple[str, ...]
+    starting: Mapping[str, Point]
+    ending: Mapping[str, Point]
+    offsets_max: int
+    bytes_max: int
+    partitions_min: int
+    fail_on_data_loss: bool
+    channel: str
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    """`topic` is "" where the column says it; `app` is "" and `version` -1 where the user named no transaction."""
+
+    url: str
+    topic: str
+    app: str
+    version: int
+    timeout_s: float
+
+
+def wrong(text: str) -> UsageError:
+    return UsageError(E_BAD_ARGUMENT, text)
+
+
+def source_options(options: Mapping[str, str], url: str, *, streaming: bool) -> SourceOptions:
+    """Of `spark.read` or `spark.readStream`; `url` is the broker's where no option names one. `UsageError` says what to write."""
+    given = _given(options)
+    topics = _topics(given)
+    starting = _points(given, "starting", topics)
+    ending = _points(given, "ending", topics)
+    if streaming:
+        _refuse(given, ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"), "a streaming query has no end; use spark.read")
+    else:
+        _refuse(given, ("channel",), "a channel follows the commits of a streaming query; use spark.readStream")
+        if LATEST in (starting or {}).values():
+            raise wrong("startingOffsets 'latest' of a batch leaves nothing to read: write 'earliest', an offset, or startingTimestamp")
+        if EARLIEST in (ending or {}).values():
+            raise wrong("endingOffsets 'earliest' leaves nothing to read: write 'latest', an offset, or endingTimestamp")
+    return SourceOptions(
+        url=given.get("url") or url,
+        topics=topics,
+        columns=_columns(given),
+        starting=starting or dict.fromkeys(topics, LATEST if streaming else EARLIEST),
+        ending=ending or dict.fromkeys(topics, LATEST),
+        offsets_max=_whole(given, "maxOffsetsPerTrigger"),
+        bytes_max=_whole(given, "maxBytesPerTrigger", sizes=True),
+        partitions_min=_whole(given, "minPartitions"),
+        fail_on_data_loss=_flag(given, "failOnDataLoss", True),
+        channel=check_name(given["channel"], "channel") if "channel" in given else "",
+        timeout_s=_timeout(given),
+    )
+
+
+def sink_options(options: Mapping[str, str], url: str, *, streaming: bool) -> SinkOptions:
+    """Of `df.write` or `df.writeStream`. `UsageError` says what to write."""
+    given = _given(options)
+    app, version = given.get("txnAppId", ""), _whole(given, "txnVersion", least=0, missing=-1)
+    if ("txnAppId" in given) != ("txnVersion" in given):
+        raise wrong("txnAppId and txnVersion belong together: give both, as .option('txnAppId', NAME).option('txnVersion', batch_id)")
+    if "txnAppId" in given and streaming:
+        raise wrong("txnAppId and txnVersion are for df.write within foreachBatch; writeStream takes the query's id and the batch's number")
+    if "txnAppId" in given and not 0 < len(app.encode()) <= TRANSACTION_APP_BYTES_MAX:
+        raise wrong(f"txnAppId {app[:40]!r} has {len(app.encode())} bytes; 1 to {TRANSACTION_APP_BYTES_MAX} are allowed")
+    topic = check_name(given["topic"]) if "topic" in given else ""
+    if not topic and "subscribe" in given:
+        raise wrong("'subscribe' is an option of the source; name the topic to write to by option 'topic' or by a column of that name")
+    return SinkOptions(given.get("url") or url, topic, app, version, _timeout(given))
+
+
+def _given(options: Mapping[str, str]) -> dict[str, str]:
+    """Our options by their proper names; refuses what looks like one of them and is not."""
+    found = {}
+    for name, value in options.items():
+        lower = name.lower()
+        if lower in _NAMES:
+            found[_NAMES[lower]] = str(value).strip()
+        elif lower in _KAFKA:
+            raise wrong(f"option {name!r} is of the Kafka connector, zsq has none: {_KAFKA[lower]}")
+        elif lower.startswith("kafka."):
+            raise wrong(f"option {name!r} is of the Kafka connector, zsq has none; the broker is named by option 'url'")
+        elif lower not in _FOREIGN:
+            close = difflib.get_close_matches(lower, _NAMES, n=1, cutoff=0.8)
+            if close:
+                raise wrong(f"there is no option {name!r}; did you mean {_NAMES[close[0]]!r}?")
+    return found
+
+
+def _refuse(given: Mapping[str, str], names: Sequence[str], why: str) -> None:
+    for name in names:
+        if name in given:
+            raise wrong(f"option {name!r} does not belong here: {why}")
+
+
+def _topics(given: Mapping[str, str]) -> tuple[str, ...]:
+    if "topic" in given and "subscribe" in given:
+        raise wrong("options 'topic' and 'subscribe' mean the same: give one of them")
+    text = given.get("topic", given.get("subscribe", ""))
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise wrong("no topic is named: write .option('topic', NAME), or .option('subscribe', 'NAME,NAME') for several")
+    return tuple(sorted({check_name(name) for name in names}))
+
+
+def _columns(given: Mapping[str, str]) -> tuple[str, ...]:
+    with_headers = _flag(given, "includeHeaders", False)
+    if "columns" not in given:
+        return (*SOURCE_COLUMNS, HEADERS) if with_headers else SOURCE_COLUMNS
+    proper = {name.lower(): name for name in COLUMNS}
+    names = [name.strip() for name in given["columns"].split(",") if name.strip()]
+    unknown = [name for name in names if name.lower() not in proper]
+    if unknown or not names or len({name.lower() for name in names}) != len(names):
+        what = f"there is no column {unknown[0]!r}" if unknown else "it names none, or one twice"
+        raise wrong(f"option 'columns' {given['columns']!r}: {what}; it takes some of {', '.join(COLUMNS)}")
+    return tuple(proper[name.lower()] for name in names)
+
+
+def _points(given: Mapping[str, str], side: str, topics: tuple[str, ...]) -> dict[str, Point] | None:
+    """The side's point for each topic, by the form that the Kafka connector prefers; None where no option says anything."""
+    stamp, stamps, offsets = f"{side}Timestamp", f"{side}OffsetsByTimestamp", f"{side}Offsets"
+    if stamp in given:
+        return dict.fromkeys(topics, Point("time", _whole(given, stamp, least=0)))
+    if stamps in given:
+        return {topic: Point("time", value) for topic, value in _by_topic(given, stamps, topics, least=0).items()}
+    if offsets not in given:
+        return None
+    words = {"earliest": EARLIEST, "latest": LATEST}
+    if given[offsets].lower() in words:
+        return dict.fromkeys(topics, words[given[offsets].lower()])
+    signs = {-2: EARLIEST, -1: LATEST}
+    found = _by_topic(given, offsets, topics, least=-2)
+    return {topic: signs.get(value, Point("offset", value)) for topic, value in found.items()}
+
+
+def _by_topic(given: Mapping[str, str], name: str, topics: tuple[str, ...], *, least: int) -> dict[str, int]:
+    """A number for each topic, from {"topic": number} or the Kafka connector's {"topic": {"0": number}}."""
+    usual = '"earliest", "latest" or ' if name.endswith("Offsets") else ""
+    form = f'option {name!r} {given[name][:80]!r}: it takes {usual}JSON as {{"{topics[0]}": 17}}'
+    try:
+        read = json.loads(given[name])
+    except ValueError as error:
+        raise wrong(f"{form} ({error})") from None
+    if type(read) is not dict:
+        raise wrong(form)
+    if sorted(read) != sorted(topics):
+        raise wrong(f"option {name!r} must name each topic: it names {', '.join(sorted(read)) or 'none'}, read are {', '.join(topics)}")
+    found = {}
+    for topic, value in read.items():
+        number: Any = value
+        if type(value) is dict:
+            if list(value) != ["0"]:
+                raise wrong(f'{form}; topic {topic} has one partition, "0", not {", ".join(map(repr, value)) or "none"}')
+            number = value["0"]
+        if type(number) is not int or not least <= number <= INT64_MAX:
+            raise wrong(f"{form}; for topic {topic} it says {number!r}, which is no number from {least} on")
+        found[topic] = number
+    return found
+
+
+_SIZES: Final = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mb": 1 << 20, "g": 1 << 30, "gb": 1 << 30}
+
+
+def _whole(given: Mapping[str, str], name: str, *, least: int = 1, missing: int = 0, sizes: bool = False) -> int:
+    """A whole number, at least `least`; with `sizes` also as Spark writes them (64m)."""
+    if name not in given:
+        return missing
+    text = given[name].lower()
+    digits = text.rstrip("bkmg") if sizes else text
+    unit = _SIZES.get(text[len(digits) :], 0)
+    if not (digits.isascii() and digits.isdecimal() and unit) or not least <= int(digits) * unit <= INT64_MAX:
+        raise wrong(f"option {name!r} is {given[name]!r}; it takes a whole number from {least} on{', as 1048576 or 1m' if sizes else ''}")
+    return int(digits) * unit
+
+
+def _flag(given: Mapping[str, str], name: str, missing: bool) -> bool:
+    text = given.get(name, str(missing)).lower()
+    if text not in {"true", "false"}:
+        raise wrong(f"option {name!r} is {given[name]!r}; it takes 'true' or 'false'")
+    return text == "true"
+
+
+def _timeout(given: Mapping[str, str]) -> float:
+    text = given.get("timeout", "")
+    try:
+        seconds = float(text.lower().removesuffix("s")) if text else TIMEOUT_S
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds <= 86_400:
+        raise wrong(f"option 'timeout' is {text!r}; it takes seconds, more than 0 and at most a day")
+    return seconds

@@ -1,0 +1,190 @@
+"""From Arrow to blocks: the sink's record batches packed out of Arrow's own buffers. No object is made for a row, headers excepted.
+
+Blocks are 128 to 256 KB: a batch of Spark's (10,000 rows, or up to 64 MB) is cut into equal parts by bytes, found by bisection in its
+offsets; batches that are smaller wait for each other. Each block is one join of slices of the batch's buffers.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice, pairwise
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...transport.block import Block, Column
+from ...transport.block_columns import join_columns, slice_bitmap
+from ...transport.block_format import BLOCK_COUNT_MAX
+from ...transport.codec import pack_headers
+from ...transport.errors import E_BAD_ARGUMENT, UsageError
+from .schema import HEADERS
+
+__all__ = ["BLOCK_BYTES", "Packer", "rows_as_batches", "several_topics", "topic_of"]
+
+BLOCK_BYTES: Final = 256 * 1024  # of a block at most, unless one message is larger; the least is half of it, but for the last one
+_NOTHING: Final = memoryview(b"")
+
+
+class Strip(NamedTuple):
+    """One binary column of a batch as views: int32 `offsets` (rows + 1; the first need not be 0) into `data`; the bit of row 0 in
+    `bitmap` is `bit`; None where no value is null."""
+
+    offsets: memoryview
+    data: memoryview
+    bitmap: memoryview | None
+    bit: int
+
+    def column(self, start: int, stop: int) -> Column:
+        """Rows `start` to `stop` as a block's column."""
+        offsets = self.offsets[start : stop + 1]
+        validity = None if self.bitmap is None else slice_bitmap(self.bitmap, self.bit + start, stop - start)
+        return Column(offsets, self.data[offsets[0] : offsets[-1]], validity)
+
+
+def strip_of(array: pa.Array) -> Strip | None:
+    """The buffers of a binary or string array, large ones made small; None where all is null."""
+    if pa.types.is_null(array.type) or array.null_count == len(array):
+        return None
+    if pa.types.is_large_binary(array.type):
+        array = array.cast(pa.binary())
+    elif pa.types.is_large_string(array.type):
+        array = array.cast(pa.string())
+    assert pa.types.is_binary(array.type) or pa.types.is_string(array.type), array.type
+    validity, offsets, data = array.buffers()
+    first = array.offset
+    ends = memoryview(offsets).cast("B")[4 * first : 4 * (first + len(array) + 1)].cast("i")
+    bitmap = memoryview(validity).cast("B") if array.null_count else None
+    return Strip(ends, _NOTHING if data is None else memoryview(data).cast("B"), bitmap, first)
+
+
+def _header_strip(array: pa.Array) -> Strip | None:
+    """The one column that costs objects: each row's headers are packed as a block carries them."""
+    if array.null_count == len(array):
+        return None
+    return strip_of(pa.array([_packed(row) for row in array.to_pylist()], pa.binary()))
+
+
+def _packed(row: list[Any] | None) -> bytes | None:
+    """`row` is of an array of structs or, as Arrow hands maps over, of pairs."""
+    if row is None:
+        return None
+    pairs = [(header["key"], header["value"]) if isinstance(header, dict) else header for header in row if header is not None]
+    found = dict(pairs)
+    if None in found:
+        raise _wrong("a header has a null key; filter it out")
+    if len(found) < len(pairs):
+        names = sorted(key for key, _ in pairs)
+        twice = next(a for a, b in pairwise(names) if a == b)
+        raise _wrong(f"header {twice!r} occurs twice in one row; a message has one value for each header: join them, or rename one")
+    return pack_headers(found)
+
+
+def topic_of(batch: pa.RecordBatch, before: str) -> str:
+    """The one topic that column 'topic' names in all rows; `before` is what earlier batches said ("" for none)."""
+    column = batch.column("topic")
+    names = pc.unique(column.slice(0, 1) if column.null_count == len(column) else column).to_pylist()
+    if before and before not in names:
+        names.append(before)
+    if None in names:
+        raise _wrong("column 'topic' is null in some rows: name the topic by .option('topic', NAME), or filter these rows out")
+    if len(names) > 1:
+        raise several_topics(names)
+    return str(names[0])
+
+
+def several_topics(names: list[Any]) -> UsageError:
+    shown = ", ".join(sorted(map(str, names))[:5])
+    return _wrong(
+        f"the rows are for several topics ({shown}); one write goes to one topic, as a transaction is one topic's:"
+        " write once for each, with a filter on column 'topic', or name one by .option('topic', NAME)"
+    )
+
+
+_ROWS: Final = 10_000  # of a batch that is made from rows
+_OF_SPARK: Final = {
+    "array<struct<key:string,value:binary>>": pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
+    "array<struct<key:string,value:string>>": pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())])),
+    "map<string,binary>": pa.map_(pa.string(), pa.binary()),
+    "map<string,string>": pa.map_(pa.string(), pa.string()),
+    "binary": pa.binary(),
+    "void": pa.null(),
+}
+
+
+def rows_as_batches(rows: Iterable[Any], fields: Sequence[tuple[str, str]]) -> Iterator[pa.RecordBatch]:
+    """Record batches from Spark's rows, where Spark does not give Arrow; `fields` are names and Spark's types, which were checked."""
+    kinds = pa.schema([(name, _OF_SPARK.get(kind, pa.string())) for name, kind in fields])
+    source = iter(rows)
+    while found := list(islice(source, _ROWS)):
+        columns = zip(*found, strict=True)
+        arrays = [pa.array(list(column), kind) for column, kind in zip(columns, kinds.types, strict=True)]
+        yield pa.RecordBatch.from_arrays(arrays, schema=kinds)
+
+
+class Packer:
+    """Packs record batches of one `write()` into blocks; which columns there are is the same in each batch."""
+
+    def __init__(self, block_bytes: int = BLOCK_BYTES) -> None:
+        self._block_bytes = block_bytes
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_rows = 0
+        self._waiting_bytes = 0
+
+    def blocks(self, batch: pa.RecordBatch) -> Iterator[Block]:
+        """Blocks of what is enough for one; the rest waits for the next batch or `rest`."""
+        if not batch.num_rows:
+            return
+        nulls = batch.column("value").null_count
+        if nulls:
+            raise _wrong(f"column 'value' is null in {nulls} rows; a message has a value, even if empty: filter them, or use coalesce")
+        self._waiting.append(batch)
+        self._waiting_rows += batch.num_rows
+        self._waiting_bytes += batch.nbytes
+        if self._waiting_bytes >= self._block_bytes // 2 or self._waiting_rows >= BLOCK_COUNT_MAX:
+            yield from self.rest()
+
+    def rest(self) -> Iterator[Block]:
+        """Blocks of all that waits."""
+        batches, self._waiting = self._waiting, []
+        self._waiting_rows = self._waiting_bytes = 0
+        if batches:
+            yield from self._cut(batches[0] if len(batches) == 1 else pa.concat_batches(batches))
+
+    def _cut(self, batch: pa.RecordBatch) -> Iterator[Block]:
+        names = batch.schema.names
+        body = strip_of(batch.column("value"))
+        assert body is not None  # null values were refused
+        key, tag = (strip_of(batch.column(name)) if name in names else None for name in ("key", "tag"))
+        headers = _header_strip(batch.column(HEADERS)) if HEADERS in names else None
+        strips = [strip for strip in (body, key, tag, headers) if strip is not None]
+        start = 0
+        for stop in cuts(strips, batch.num_rows, self._block_bytes):
+            optional = (None if strip is None else strip.column(start, stop) for strip in (key, tag, headers))
+            yield join_columns(stop - start, body.column(start, stop), *optional)
+            start = stop
+
+
+def cuts(strips: list[Strip], rows: int, block_bytes: int) -> list[int]:
+    """Where to cut: the ends of parts of about equal bytes, each at most `block_bytes` (unless one row is more) and 10,000 rows."""
+    firsts = sum(strip.offsets[0] for strip in strips)
+
+    def weight(row: int) -> int:
+        return sum([strip.offsets[row] for strip in strips]) - firsts + 4 * row * len(strips)
+
+    total = weight(rows)
+    parts = max(-(-total // block_bytes), -(-rows // BLOCK_COUNT_MAX))
+    ends = [0]
+    for part in range(1, parts):
+        end = bisect_left(range(rows), total * part // parts, lo=ends[-1], key=weight)
+        end = min(end, ends[-1] + BLOCK_COUNT_MAX)
+        if end > ends[-1]:
+            ends.append(end)
+    while rows - ends[-1] > BLOCK_COUNT_MAX:
+        ends.append(ends[-1] + BLOCK_COUNT_MAX)
+    return [*ends[1:], rows] if ends[-1] < rows else ends[1:]
+
+
+def _wrong(text: str) -> UsageError:
+    return UsageError(E_BAD_ARGUMENT, text)

@@ -1,0 +1,71 @@
+"""Which columns the source makes and the sink takes, in Spark's words. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from ...transport.errors import E_BAD_ARGUMENT, UsageError
+
+__all__ = ["COLUMNS", "HEADERS", "SINK_COLUMNS", "SOURCE_COLUMNS", "check_sink_columns", "ddl", "simple"]
+
+HEADERS: Final = "headers"
+_TYPES: Final = {
+    "key": "binary",
+    "value": "binary",
+    "topic": "string",
+    "partition": "int",
+    "offset": "bigint",
+    "timestamp": "timestamp",
+    "timestampType": "int",
+    "tag": "string",
+    HEADERS: "array<struct<key:string,value:binary>>",
+}
+COLUMNS: Final = tuple(_TYPES)
+SOURCE_COLUMNS: Final = tuple(name for name in COLUMNS if name != HEADERS)  # headers cost an object a row: on demand, as in Kafka's
+
+SINK_COLUMNS: Final = ("value", "key", "tag", HEADERS, "topic")
+_TEXT: Final = ("string", "varchar", "char")
+_ACCEPTED: Final = {
+    "value": ("binary", *_TEXT),
+    "key": ("binary", *_TEXT, "void"),
+    "tag": (*_TEXT, "binary", "void"),
+    "topic": (*_TEXT, "void"),
+    HEADERS: ("array<struct<key:string,value:binary>>", "array<struct<key:string,value:string>>",
+              "map<string,binary>", "map<string,string>", "void"),
+}  # fmt: skip
+
+
+def ddl(columns: Sequence[str]) -> str:
+    """The source's schema as Spark reads it."""
+    return ", ".join(f"{name} {_TYPES[name]}" for name in columns)
+
+
+def simple(columns: Sequence[str]) -> str:
+    """The same as Spark's `simpleString`; reading DDL takes a Spark session, which Spark's Python processes have not."""
+    return f"struct<{','.join(f'{name}:{_TYPES[name]}' for name in columns)}>"
+
+
+def check_sink_columns(fields: Sequence[tuple[str, str]], topic: str) -> None:
+    """`fields`: name and Spark's simpleString of its type; `topic`: the option's. `UsageError` names the column and what is accepted."""
+    names = [name for name, _ in fields]
+    for name, kind in fields:
+        if name not in _ACCEPTED:
+            raise _wrong(f"the sink has no column {name!r} ({kind}): it takes {', '.join(SINK_COLUMNS)}; select those before you write")
+        if not kind.startswith(_ACCEPTED[name]):
+            accepted = " or ".join(one for one in _ACCEPTED[name] if one not in {"varchar", "char", "void"})
+            raise _wrong(f"column {name!r} is of type {kind}; the sink takes {accepted}: cast it, or use to_json for a struct")
+    for name in set(names):
+        if names.count(name) > 1:
+            raise _wrong(f"column {name!r} occurs twice; select it once")
+    if "value" not in names:
+        found = ", ".join(f"{name} {kind}" for name, kind in fields) or "none"
+        raise _wrong(
+            f"the sink needs a column 'value' (binary or string), there is: {found}; as in select(to_json(struct('*')).alias('value'))"
+        )
+    if not topic and "topic" not in names:
+        raise _wrong("no topic is named: write .option('topic', NAME), or add a column 'topic' that has the same name in each row")
+
+
+def _wrong(text: str) -> UsageError:
+    return UsageError(E_BAD_ARGUMENT, text)

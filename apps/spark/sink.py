@@ -1,0 +1,238 @@
+"""Writing: executors are PUSH producers whose rows are staged; the driver's commit makes them part of the topic, once and all together.
+
+A `write()` call is one stage, named by its own uuid: a retried, speculative or zombie task stages anew, and only what the commit names
+counts. The transaction is (query id, number of the batch) of a streaming query, (txnAppId, txnVersion) where the user names one, else a
+uuid of the job. A transaction is committed at most once, so a batch that Spark repeats after a crash is answered and not stored again.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyspark
+from pyspark import TaskContext
+from pyspark.sql import Row
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from ...transport.errors import E_UNSUPPORTED, BrokerUnreachable, Refused, UsageError, ZsqError, from_wire
+from ...transport.protocol_staging import STAGE_PARTS_MAX, StagePart
+from ...transport.stage_writer import StageCommitter, StageWriter
+from .logs import LOGGER
+from .options import SinkOptions, wrong
+from .packing import Packer, rows_as_batches, several_topics, topic_of
+from .schema import check_sink_columns
+
+__all__ = ["BatchWriter", "Staged", "Transaction", "stream_writer"]
+
+try:  # came with PySpark 4.1
+    from pyspark.sql.datasource import DataSourceStreamArrowWriter
+
+    ARROW_STREAMS = True
+except ImportError:
+    ARROW_STREAMS = False
+
+# Spark's own names of what a task may know about its query; not public, so a test looks after them.
+QUERY_ID: Final = "sql.streaming.queryId"  # the same after a restart from the checkpoint
+BATCH_ID: Final = "streaming.sql.batchId"
+ABORT_TIMEOUT_S: Final = 10.0  # stages that are not aborted go by themselves after a time
+PAUSE_S: Final = 0.5  # before a commit that was refused for now is tried again
+ADVICE: Final = {
+    "app": "Start it again when the broker is well: what is repeated is not stored twice",
+    "job": "Look whether it is in the topic before you write it again; with txnAppId and txnVersion a repeat is not stored twice",
+}
+
+
+class Transaction(NamedTuple):
+    """`kind` "app": remembered for good; "job": for days."""
+
+    app: str
+    version: int
+    kind: str
+
+
+class Staged(WriterCommitMessage):
+    """What a task tells the driver: its sealed stage (None where it had no rows, or the transaction is committed already)."""
+
+    def __init__(self, topic: str, part: StagePart | None, transaction: Transaction) -> None:
+        self.topic = topic
+        self.part = part
+        self.transaction = transaction
+
+
+def check_sink(options: SinkOptions, schema: StructType, overwrite: bool) -> None:
+    """On the driver, before anything runs: `UsageError` for a mode or columns that cannot be."""
+    if overwrite:
+        raise wrong(
+            'a topic is not overwritten: write with mode("append") (streams: outputMode("append") or "update");'
+            " to empty a topic before, use `zsq topic empty NAME`"
+        )
+    check_sink_columns([(field.name, field.dataType.simpleString()) for field in schema.fields], options.topic)
+
+
+def stage_rows(options: SinkOptions, transaction: Transaction, partition: int, batches: Iterable[pa.RecordBatch]) -> Staged:
+    """On an executor: push the rows as blocks and seal them. What is returned is on the broker's disk, and not visible yet."""
+    topic = options.topic
+    packer = Packer()
+    writer: StageWriter | None = None
+    try:
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            if not options.topic:
+                topic = topic_of(batch, topic)
+            if writer is None:
+                writer = StageWriter(
+                    options.url, topic, transaction.app, transaction.version,
+                    kind=transaction.kind, partition=partition, timeout=options.timeout_s,
+                )  # fmt: skip
+            for block in packer.blocks(batch):
+                writer.push(block)
+            if writer.committed:
+                break  # somebody wrote this batch before: its rows need not even be made
+        if writer is None:
+            return Staged(topic, None, transaction)
+        for block in packer.rest():
+            writer.push(block)
+        return Staged(topic, writer.seal(), transaction)
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+def commit_parts(options: SinkOptions, messages: Sequence[WriterCommitMessage | None], what: str) -> None:
+    """On the driver: make the sealed stages part of their topic, trying until the time-out. Nothing to do where no task had rows."""
+    staged = [message for message in messages if isinstance(message, Staged) and message.topic and message.part is not None]
+    topics = sorted({message.topic for message in staged})
+    transactions = {message.transaction for message in staged}
+    if not staged:
+        return
+    if len(topics) > 1:
+        raise several_topics(topics)
+    if len(transactions) > 1:
+        raise wrong(f"the tasks of {what} do not agree which transaction they belong to: {sorted(transactions)}")
+    if len(staged) > STAGE_PARTS_MAX:
+        raise wrong(f"{what} has {len(staged)} partitions with rows, over the limit of {STAGE_PARTS_MAX}: use coalesce or repartition")
+    [transaction] = transactions
+    parts = [message.part for message in staged if message.part is not None]
+    done = _commit(options, topics[0], transaction, parts, what)
+    if done.get("repeated"):
+        LOGGER.info("%s was in topic %s already: nothing was stored again", what, topics[0])
+
+
+def _commit(options: SinkOptions, topic: str, transaction: Transaction, parts: list[StagePart], what: str) -> dict[str, Any]:
+    deadline = time.monotonic() + options.timeout_s
+    while True:
+        left = max(0.1, deadline - time.monotonic())
+        try:
+            with StageCommitter(options.url, topic, timeout=left, create=False) as committer:
+                return committer.commit(transaction.app, transaction.version, parts, transaction.kind)
+        except (Refused, BrokerUnreachable) as error:
+            if time.monotonic() + PAUSE_S >= deadline:
+                text = f"{what} was not committed to topic {topic} within {options.timeout_s:g} s: {error.text}. {ADVICE[transaction.kind]}"
+                raise from_wire(error.code, text) from None
+            time.sleep(PAUSE_S)
+
+
+def abort_parts(options: SinkOptions, messages: Sequence[WriterCommitMessage | None], known: Transaction | None, what: str) -> None:
+    """Drop what was staged. Never raises: Spark is failing the batch already, and what stays goes by itself after a time."""
+    try:
+        staged = [message for message in messages if isinstance(message, Staged)]
+        named: dict[str, list[bytes]] = {options.topic: []} if options.topic else {}
+        for message in staged:
+            if message.topic:
+                stages = named.setdefault(message.topic, [])
+                stages += [message.part[0]] if message.part is not None else []
+        transaction = known or next((message.transaction for message in staged), None)
+        if transaction is None:
+            return  # no task got as far as to tell it
+        for topic, stages in named.items():
+            with StageCommitter(options.url, topic, timeout=min(ABORT_TIMEOUT_S, options.timeout_s), create=False) as committer:
+                committer.abort(transaction.app, transaction.version, stages)
+    except Exception as error:
+        why = error.text if isinstance(error, ZsqError) else repr(error)
+        LOGGER.warning("%s: what was staged could not be dropped now and goes by itself after a time (%s)", what, why)
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """`df.write.format("zsq")`. Made once on the driver and pickled, so the job's uuid is the same for all its tasks and the commit."""
+
+    def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
+        check_sink(options, schema, overwrite)
+        self._options = options
+        if options.app:
+            self._transaction = Transaction(options.app, options.version, "app")
+            self._what = f"transaction {options.app} {options.version}"
+        else:
+            self._transaction = Transaction(str(uuid.uuid4()), 0, "job")
+            self._what = "the write"
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        context = TaskContext.get()
+        return stage_rows(self._options, self._transaction, context.partitionId() if context else 0, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        commit_parts(self._options, messages, self._what)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        abort_parts(self._options, messages, self._transaction, self._what)
+
+
+def stream_transaction() -> tuple[Transaction, int]:
+    """In a task: the transaction of its micro-batch, and the number of its partition."""
+    context = TaskContext.get()
+    query, batch = (context.getLocalProperty(name) if context else None for name in (QUERY_ID, BATCH_ID))
+    if not query or not str(batch or "").isdecimal():
+        text = (
+            f"Spark {pyspark.__version__} does not tell its tasks which query and batch they belong to ({QUERY_ID}: {query!r},"
+            f" {BATCH_ID}: {batch!r}), so zsq cannot write this stream exactly once. Write from foreachBatch with df.write and the"
+            " options txnAppId and txnVersion, and report this version"
+        )
+        raise UsageError(E_UNSUPPORTED, text)
+    return Transaction(str(query), int(str(batch)), "app"), context.partitionId()  # type: ignore[union-attr]
+
+
+class _StreamWriter(DataSourceStreamWriter):
+    """The driver's side of `df.writeStream.format("zsq")`, made anew for each call: all it knows comes with the messages."""
+
+    def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
+        check_sink(options, schema, overwrite)
+        self._options = options
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        for message in messages:
+            if isinstance(message, Staged) and message.transaction.version != batchId:
+                raise wrong(f"a task staged for batch {message.transaction.version}, Spark commits batch {batchId}")
+        commit_parts(self._options, messages, f"batch {batchId}")
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        abort_parts(self._options, messages, None, f"batch {batchId}")
+
+
+class RowStreamWriter(_StreamWriter):
+    """For PySpark 4.0, which hands rows to streaming writers."""
+
+    def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
+        super().__init__(options, schema, overwrite)
+        self._fields = [(field.name, field.dataType.simpleString()) for field in schema.fields]
+
+    def write(self, iterator: Iterator[Row]) -> WriterCommitMessage:
+        return stage_rows(self._options, *stream_transaction(), rows_as_batches(iterator, self._fields))
+
+
+if ARROW_STREAMS:
+
+    class ArrowStreamWriter(_StreamWriter, DataSourceStreamArrowWriter):  # pyright: ignore[reportPossiblyUnboundVariable]
+        """For PySpark 4.1 and later."""
+
+        def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+            return stage_rows(self._options, *stream_transaction(), iterator)
+
+
+def stream_writer(options: SinkOptions, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+    made = ArrowStreamWriter if ARROW_STREAMS else RowStreamWriter
+    return made(options, schema, overwrite)

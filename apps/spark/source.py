@@ -1,0 +1,62 @@
+"""Reading: a partition's offsets as Arrow batches on an executor, and the plan of a batch on the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from ...transport.range_reader import RangeReader
+from .columns import BatchMaker
+from .logs import LOGGER, TopicLogs
+from .offsets import Span
+from .options import SourceOptions
+from .planning import BatchPlan
+
+__all__ = ["BatchReader", "RangePartition", "partitions_of", "read_range"]
+
+
+class RangePartition(InputPartition):
+    """One task: offsets `start` to `stop` of a topic."""
+
+    def __init__(self, topic: str, start: int, stop: int) -> None:
+        super().__init__((topic, start, stop))
+        self.topic = topic
+        self.start = start
+        self.stop = stop
+
+
+def partitions_of(spans: Sequence[Span]) -> list[RangePartition]:
+    return [RangePartition(span.topic, span.start, span.stop) for span in spans]
+
+
+def read_range(options: SourceOptions, part: InputPartition) -> Iterator[pa.RecordBatch]:
+    """On an executor: the partition's messages, in order. Storage reads ahead while Spark takes what is here."""
+    if not isinstance(part, RangePartition):  # Spark's stand-in where there was nothing to plan
+        return
+    with RangeReader(
+        options.url, part.topic, part.start, part.stop, timeout=options.timeout_s, fail_on_data_loss=options.fail_on_data_loss
+    ) as blocks:
+        yield from BatchMaker(part.topic, options.columns).batches(blocks, part.start, part.stop)
+        if blocks.lost:
+            LOGGER.warning(
+                "%d messages of topic %s are lost and left out, as (offset, count): %s", blocks.lost, part.topic, blocks.gaps[:20]
+            )
+
+
+class BatchReader(DataSourceReader):
+    """`spark.read.format("zsq")`."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        logs = TopicLogs(self._options.url, self._options.timeout_s)
+        try:
+            return partitions_of(BatchPlan(self._options, logs).partitions())
+        finally:
+            logs.close()
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_range(self._options, partition)

@@ -1,0 +1,115 @@
+"""Streaming reads, as every PySpark 4 has them: where a query begins, its micro-batches, and the channel that follows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+
+from .logs import LOGGER, Channel, TopicLogs
+from .offsets import Place
+from .options import SourceOptions
+from .planning import StreamPlan
+from .source import partitions_of, read_range
+
+__all__ = ["FollowingReader", "PlainStreamReader", "stream_reader"]
+
+
+def stream_reader(options: SourceOptions) -> DataSourceStreamReader:
+    """The class that this PySpark can drive: `latestOffset` with arguments would make an older one fail, without them it ignores limits."""
+    try:
+        from .admission import AdmittingReader
+    except ImportError:
+        return PlainStreamReader(options)
+    return AdmittingReader(options)
+
+
+class FollowingReader(DataSourceStreamReader):
+    """What `spark.readStream.format("zsq")` does in every version of Spark.
+
+    The driver's side lives in one Python process for the query's life and keeps its connections there. The object is also pickled, for
+    `read` on executors, before the first connection is made.
+    """
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._logs: TopicLogs | None = None
+        self._made: StreamPlan | None = None
+        self._channel: Channel | None = None
+
+    @property
+    def _plan(self) -> StreamPlan:
+        if self._made is None:
+            self._logs = TopicLogs(self._options.url, self._options.timeout_s)
+            self._made = StreamPlan(self._options, self._logs)
+        return self._made
+
+    def _follow(self, place: Place) -> Channel | None:
+        """The channel, made where the query starts if there is none yet."""
+        if not self._options.channel:
+            return None
+        if self._channel is None:
+            self._channel = Channel(self._options.url, self._options.channel)
+        self._channel.begin({topic: offset for topic, offset in place.offsets.items() if topic in self._options.topics})
+        return self._channel
+
+    def initialOffset(self) -> dict[str, Any]:
+        place = self._plan.initial()
+        self._follow(place)
+        return place.as_json()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        begun = Place.from_json(start)
+        self._follow(begun)
+        return partitions_of(self._plan.partitions(begun, Place.from_json(end)))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_range(self._options, partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        place = Place.from_json(end)
+        channel = self._follow(place)
+        if channel is not None:
+            channel.advance(dict(place.offsets))
+
+    def stop(self) -> None:
+        if self._logs is not None:
+            self._logs.close()
+        if self._channel is not None:
+            self._channel.close()
+        self._logs = self._made = self._channel = None
+
+
+class PlainStreamReader(FollowingReader):
+    """For PySpark 4.0 and 4.1, whose `latestOffset` is not told where the query stands.
+
+    The limits then count from what this process knows: the last place it answered or was told. After a restart on a checkpoint with
+    nothing left to repeat it knows none, and the first micro-batch takes all there is.
+    """
+
+    def __init__(self, options: SourceOptions) -> None:
+        super().__init__(options)
+        self._at: Place | None = None
+
+    def initialOffset(self) -> dict[str, Any]:
+        found = super().initialOffset()
+        self._at = Place.from_json(found)
+        return found
+
+    def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]
+        limited = self._options.offsets_max or self._options.bytes_max
+        if self._at is None:
+            if limited:
+                LOGGER.warning("maxOffsetsPerTrigger and maxBytesPerTrigger hold from the second micro-batch on: PySpark 4.2 can do better")
+            self._at = self._plan.head()
+        else:
+            self._at = self._plan.latest(self._at, offsets_max=self._options.offsets_max, bytes_max=self._options.bytes_max)
+        self._follow(self._at)
+        return self._at.as_json()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        if self._at is None:
+            self._at = Place.from_json(end)  # a batch of before the restart is repeated
+        return super().partitions(start, end)

@@ -1,0 +1,82 @@
+"""Places as the checkpoint keeps them; admission; how ranges are cut into partitions."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zsq import UsageError
+from zsq.apps.spark.offsets import PARTITION_BYTES, Place, Span, admit, split
+
+NAMES = st.sampled_from("abcd")
+
+
+def test_the_checkpoint_form_is_fixed() -> None:
+    place = Place({"b": 2, "a": 1}, {"a": "ua", "b": "ub"})
+    written = {"version": 1, "topics": {"a": {"0": 1}, "b": {"0": 2}}, "uuids": {"a": "ua", "b": "ub"}}
+    assert json.dumps(place.as_json()) == json.dumps(written), "Spark compares places as text"
+    assert Place.from_json(written) == place
+    assert Place.from_json(json.dumps(written)) == place
+
+
+@pytest.mark.parametrize(
+    ("read", "text"),
+    [
+        ({"version": 2, "topics": {}, "uuids": {}}, "upgrade this one"),
+        ({"clicks": {"0": 5}}, "a checkpointLocation of its own"),
+        ("no json", "a checkpointLocation of its own"),
+        ([], "a checkpointLocation of its own"),
+        ({"version": 1, "topics": {"a": 5}, "uuids": {"a": "u"}}, "a checkpointLocation of its own"),
+        ({"version": 1, "topics": {"a": {"0": 5}}, "uuids": {}}, "a checkpointLocation of its own"),
+        ({"version": 1, "topics": {"a": {"0": -5}}, "uuids": {"a": "u"}}, "cannot be"),
+    ],
+)
+def test_foreign_checkpoints_are_refused(read: Any, text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        Place.from_json(read)
+
+
+@given(st.dictionaries(NAMES, st.integers(0, 10**12), min_size=1), st.integers(1, 10**12))
+def test_admission(waiting: dict[str, int], most: int) -> None:
+    found = admit(waiting, most)
+    assert found.keys() == waiting.keys()
+    assert all(found[topic] <= count for topic, count in waiting.items())
+    assert all(found[topic] > 0 for topic, count in waiting.items() if count), "no topic starves"
+    assert sum(found.values()) <= max(most, sum(waiting.values()) and most + len(waiting))
+    if sum(waiting.values()) <= most:
+        assert found == waiting
+    if len(waiting) == 1:
+        assert sum(found.values()) <= most
+
+
+SPANS = st.lists(
+    st.builds(lambda name, start, count, size: Span(name, start, start + count, size), NAMES, st.integers(0, 10**9), st.integers(0, 10**6),
+              st.integers(0, 10**10)),
+    max_size=4, unique_by=lambda span: span.topic,
+)  # fmt: skip
+
+
+@given(SPANS, st.integers(0, 200))
+def test_split_loses_nothing(spans: list[Span], least: int) -> None:
+    parts = split(spans, least)
+    for span in spans:
+        own = [part for part in parts if part.topic == span.topic]
+        assert all(part.start < part.stop for part in own), "no empty task"
+        edges = [span.start, *(part.stop for part in own)]
+        if span.stop > span.start:
+            assert [part.start for part in own] == edges[:-1]
+            assert edges[-1] == span.stop
+            assert len(own) >= min(span.stop - span.start, -(-span.size_bytes // PARTITION_BYTES))
+    assert len(parts) >= min(least, sum(span.stop - span.start for span in spans))
+
+
+def test_split_by_bytes_and_by_wish() -> None:
+    assert split([Span("a", 0, 100, PARTITION_BYTES)]) == [Span("a", 0, 100, PARTITION_BYTES)]
+    assert [(part.start, part.stop) for part in split([Span("a", 0, 100, PARTITION_BYTES + 1)])] == [(0, 50), (50, 100)]
+    assert [(part.start, part.stop) for part in split([Span("a", 10, 13)], 5)] == [(10, 11), (11, 12), (12, 13)]
+    assert len(split([Span("a", 0, 10), Span("b", 0, 30)], 8)) == 8
+    assert split([Span("a", 5, 5)]) == []

@@ -1,0 +1,146 @@
+"""Options of source and sink: what is taken, and what is said about the rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from zsq import UsageError
+from zsq.apps.spark.options import EARLIEST, LATEST, Point, SinkOptions, SourceOptions, sink_options, source_options
+
+URL = "tcp://127.0.0.1:4153"
+
+
+def source(*, streaming: bool = False, **options: Any) -> SourceOptions:
+    # Spark hands names over in lower case.
+    return source_options({"topic": "t"} | {name.lower(): value for name, value in options.items()}, URL, streaming=streaming)
+
+
+def sink(streaming: bool = False, **options: str) -> SinkOptions:
+    return sink_options({name.lower(): value for name, value in options.items()}, URL, streaming=streaming)
+
+
+def test_defaults() -> None:
+    batch = source()
+    assert batch.url == URL
+    assert batch.topics == ("t",)
+    assert batch.columns == ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "tag")
+    assert (batch.starting, batch.ending) == ({"t": EARLIEST}, {"t": LATEST})
+    assert (batch.offsets_max, batch.bytes_max, batch.partitions_min) == (0, 0, 0)
+    assert batch.fail_on_data_loss
+    assert batch.timeout_s == 120
+    assert source(streaming=True).starting == {"t": LATEST}
+    assert sink() == SinkOptions(URL, "", "", -1, 120.0)
+
+
+def test_everything_said() -> None:
+    found = source_options(
+        {"subscribe": "b, a,b", "url": "ipc:///run", "maxoffsetspertrigger": "10", "maxbytespertrigger": "2m", "minpartitions": "3",
+         "failondataloss": "FALSE", "channel": "c", "includeheaders": "true", "timeout": "1.5", "startingoffsets": "earliest"},
+        URL, streaming=True,
+    )  # fmt: skip
+    assert found.topics == ("a", "b")
+    assert found.url == "ipc:///run"
+    assert found.columns[-1] == "headers"
+    assert (found.offsets_max, found.bytes_max, found.partitions_min) == (10, 2 << 20, 3)
+    assert (found.fail_on_data_loss, found.channel, found.timeout_s) == (False, "c", 1.5)
+    assert sink(topic="t", txnAppId="a", txnVersion="0", timeout="9s") == SinkOptions(URL, "t", "a", 0, 9.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "point"),
+    [
+        ({"startingOffsets": "Earliest"}, EARLIEST),
+        ({"startingOffsets": '{"t": 7}'}, Point("offset", 7)),
+        ({"startingOffsets": '{"t": {"0": 7}}'}, Point("offset", 7)),
+        ({"startingOffsets": '{"t": -2}'}, EARLIEST),
+        ({"startingTimestamp": "1700000000000"}, Point("time", 1_700_000_000_000)),
+        ({"startingOffsetsByTimestamp": '{"t": {"0": 5}}'}, Point("time", 5)),
+        ({"startingTimestamp": "1", "startingOffsetsByTimestamp": '{"t": 2}', "startingOffsets": '{"t": 3}'}, Point("time", 1)),
+        ({"startingOffsetsByTimestamp": '{"t": 2}', "startingOffsets": '{"t": 3}'}, Point("time", 2)),
+    ],
+)
+def test_starting_points(options: dict[str, Any], point: Point) -> None:
+    assert source(**options).starting == {"t": point}
+    assert source(streaming=True, **options).starting == {"t": point}
+
+
+def test_ending_points() -> None:
+    assert source(endingOffsets='{"t": -1}').ending == {"t": LATEST}
+    assert source(endingTimestamp="3").ending == {"t": Point("time", 3)}
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"topic": ""}, r"no topic is named: write \.option\('topic', NAME\)"),
+        ({"topic": "a b"}, "is not legal"),
+        ({"subscribe": "t"}, "give one of them"),
+        ({"subscribePattern": "t.*"}, "of the Kafka connector.*'subscribe' with the topics"),
+        ({"assign": "{}"}, "a topic has one partition"),
+        ({"kafka.bootstrap.servers": "h"}, "option 'url'"),
+        ({"kafka.client.id": "h"}, "the broker is named by option 'url'"),
+        ({"startingOffset": "earliest"}, "did you mean 'startingOffsets'"),
+        ({"maxOffsetPerTrigger": "5"}, "did you mean 'maxOffsetsPerTrigger'"),
+        ({"startingOffsets": "first"}, '"earliest", "latest" or JSON as {"t": 17}'),
+        ({"startingOffsets": "[1]"}, 'JSON as {"t": 17}'),
+        ({"startingOffsets": '{"u": 1}'}, "it names u, read are t"),
+        ({"startingOffsets": '{"t": -3}'}, "says -3"),
+        ({"startingOffsets": '{"t": true}'}, "says True"),
+        ({"startingOffsets": '{"t": {"1": 3}}'}, "has one partition, \"0\", not '1'"),
+        ({"startingOffsets": "latest"}, "leaves nothing to read"),
+        ({"startingOffsets": '{"t": -1}'}, "leaves nothing to read"),
+        ({"endingOffsets": "earliest"}, "leaves nothing to read"),
+        ({"startingTimestamp": "yesterday"}, "whole number from 0 on"),
+        ({"maxOffsetsPerTrigger": "0"}, "whole number from 1 on"),
+        ({"maxOffsetsPerTrigger": "1m"}, "whole number"),
+        ({"maxBytesPerTrigger": "1x"}, "1048576 or 1m"),
+        ({"minPartitions": "9" * 30}, "whole number"),
+        ({"failOnDataLoss": "maybe"}, "'true' or 'false'"),
+        ({"channel": "c"}, r"use spark\.readStream"),
+        ({"columns": "value,nope"}, "no column 'nope'"),
+        ({"columns": "value,Value"}, "one twice"),
+        ({"columns": ","}, "it names none"),
+        ({"timeout": "soon"}, "it takes seconds"),
+        ({"timeout": "0"}, "it takes seconds"),
+        ({"timeout": "nan"}, "it takes seconds"),
+    ],
+)
+def test_what_a_batch_refuses(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        source(**options)
+
+
+@pytest.mark.parametrize("name", ["endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"])
+def test_a_stream_has_no_end(name: str) -> None:
+    with pytest.raises(UsageError, match=r"has no end; use spark\.read"):
+        source(streaming=True, **{name: '{"t": 1}' if "Offsets" in name else "1"})
+
+
+def test_columns_are_taken_in_the_order_given() -> None:
+    assert source(columns="Offset, value,HEADERS").columns == ("offset", "value", "headers")
+
+
+def test_foreign_options_are_left_alone() -> None:
+    assert source(path="/x", checkpointLocation="/y", mergeSchema="true", header="true").topics == ("t",)
+    assert sink(startingOffsets="earliest", topic="t").topic == "t"
+
+
+@pytest.mark.parametrize(
+    ("streaming", "options", "text"),
+    [
+        (False, {"txnAppId": "a"}, "belong together"),
+        (False, {"txnVersion": "1"}, "belong together"),
+        (False, {"txnAppId": "a", "txnVersion": "-1"}, "whole number from 0 on"),
+        (False, {"txnAppId": "", "txnVersion": "1"}, "1 to 256 are allowed"),
+        (False, {"txnAppId": "ä" * 129, "txnVersion": "1"}, "has 258 bytes"),
+        (True, {"txnAppId": "a", "txnVersion": "1"}, "foreachBatch"),
+        (False, {"subscribe": "t"}, "option of the source"),
+        (False, {"topic": "a,b"}, "not legal"),
+        (False, {"topics": "t"}, "did you mean 'topic'"),
+    ],
+)
+def test_what_a_sink_refuses(streaming: bool, options: dict[str, str], text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        sink(streaming, **options)
