@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import pytest
 import zmq
+from support.fake_stages import FakeStages
 
 from zsq.transport import protocol as p
 from zsq.transport import sockets
@@ -289,6 +290,14 @@ class FakeBroker:
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeBroker]:
     run = tmp_path_factory.mktemp("run")
     made = FakeBroker(run)
+    made.start()
+    yield made
+    made.die()
+
+
+@pytest.fixture
+def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeStages]:
+    made = FakeStages(tmp_path_factory.mktemp("run"))
     made.start()
     yield made
     made.die()

@@ -1,0 +1,201 @@
+"""A small storage in a thread: stages by the rules of PROTOCOL.md, in memory, and faults to order."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import zmq
+
+from zsq.transport import protocol as p
+from zsq.transport import sockets
+from zsq.transport.block import Block, check_block
+from zsq.transport.codec import frames_blocks
+
+CREDIT: Final = 256 * 1024
+
+
+class FakeStages:
+    """RUN/supervisor, RUN/1 (stage), RUN/2 (PULL), in a thread. What is sealed survives `die` and `start`.
+
+    Faults: `lose` (numbers of pushes to drop, by their order of arrival), `failures` (codes answered to the next pushes),
+    `hold` (pushes are not read while set), `deaf_to` (kinds of words).
+    """
+
+    def __init__(self, run: Path) -> None:
+        self.run = run
+        self.url = f"ipc://{run}"
+        self.stages: dict[bytes, list[Block]] = {}
+        self.sealed: dict[bytes, int] = {}
+        self.final: set[bytes] = set()
+        self.committed: dict[tuple[str, int], dict[str, Any]] = {}
+        self.lose: set[int] = set()
+        self.failures: deque[str] = deque()
+        self.refuse_open: deque[str] = deque()
+        self.hold = False
+        self.deaf_to: set[type[p.Wire]] = set()
+        self.heard: list[p.Wire] = []
+        self.pushes = 0
+        self.out_max = 0
+        self.news = threading.Condition()
+        self._seals: list[tuple[list[bytes], p.Seal]] = []
+        self._owners: dict[bytes, list[bytes]] = {}
+        self._told: dict[bytes, int] = {}
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._wake = os.eventfd(0)
+        self._stop = threading.Event()
+        up = threading.Event()
+        self._thread = threading.Thread(target=self._loop, args=(up,), daemon=True)
+        self._thread.start()
+        assert up.wait(5)
+
+    def die(self, keep: int = 0) -> None:
+        """As by kill -9; of what was not sealed `keep` blocks survive."""
+        if self._thread is None:
+            return
+        self._stop.set()
+        self.wake()
+        self._thread.join(5)
+        os.close(self._wake)
+        self._thread = None
+        for stage, blocks in self.stages.items():
+            del blocks[self.sealed.get(stage, 0) + keep :]
+        self._seals.clear()
+        self._owners.clear()
+        self._told.clear()
+
+    def wake(self) -> None:
+        os.eventfd_write(self._wake, 1)
+
+    def let_go(self) -> None:
+        self.hold = False
+        self.wake()
+
+    def wait_for(self, condition: Callable[[], bool], timeout: float = 10.0) -> None:
+        with self.news:
+            assert self.news.wait_for(condition, timeout), "it did not come to that"
+
+    def count(self, kind: type[p.Wire]) -> int:
+        return sum(type(word) is kind for word in self.heard)
+
+    def bodies(self, stage: bytes) -> list[bytes]:
+        return [body for block in self.stages[stage] for body in block.body.values() if body is not None]
+
+    def _loop(self, up: threading.Event) -> None:
+        self._router = {name: sockets.make_router(f"ipc://{self.run}/{name}") for name in ("supervisor", "1")}
+        pull: Any = sockets.context().socket(zmq.PULL)
+        pull.bind(f"ipc://{self.run}/2")
+        poller = zmq.Poller()
+        for end in (*self._router.values(), self._wake):
+            poller.register(end, zmq.POLLIN)
+        poller.register(pull, zmq.POLLIN)
+        up.set()
+        while not self._stop.is_set():
+            if self.hold:
+                poller.modify(pull, 0)
+            else:
+                poller.modify(pull, zmq.POLLIN)
+            if any(end == self._wake for end, _ in poller.poll()):
+                os.eventfd_read(self._wake)
+            for end in self._router.values():
+                while (frames := sockets.recv_frames(end)) is not None:
+                    self._take(end, *sockets.open_frames(frames))
+            while not self.hold and (frames := sockets.recv_frames(pull)) is not None:
+                self._pushed(frames)
+            self._answer_seals()
+            with self.news:
+                self.news.notify_all()
+        for end in (*self._router.values(), pull):
+            end.close(linger=0)
+        for name in ("supervisor", "1", "2"):
+            (self.run / name).unlink(missing_ok=True)
+
+    def _say(self, envelope: list[bytes] | None, word: p.Wire) -> None:
+        if envelope is not None:
+            try:
+                sockets.send_word(self._router["1"], envelope, word)
+            except zmq.ZMQError:  # the peer is gone
+                return
+
+    def _take(self, end: Any, envelope: list[bytes], word: p.Wire, _: list[Any]) -> None:
+        self.heard.append(word)
+        if type(word) in self.deaf_to:
+            return
+        if isinstance(word, p.Lookup):
+            places = {"stage": f"ipc://{self.run}/1", "push": f"ipc://{self.run}/2", "uuid": "0"}
+            sockets.send_word(end, envelope, p.Done(word.request, places))
+        elif isinstance(word, p.OpenStage):
+            self._open(envelope, word)
+        elif isinstance(word, p.Seal):
+            self._seals.append((envelope, word))
+        elif isinstance(word, p.Commit):
+            key = (word.app, word.version)
+            repeated = key in self.committed
+            self.committed.setdefault(key, {"first_offset": 0, "messages": sum(part[2] for part in word.parts)})
+            self._say(envelope, p.Done(word.request, {**self.committed[key], "repeated": repeated}))
+        elif isinstance(word, p.Abort):
+            dropped = sum(self.stages.pop(stage, None) is not None for stage in word.stages)
+            self._say(envelope, p.Done(word.request, {"dropped": dropped, "committed": False}))
+        elif isinstance(word, p.Beat):
+            self._say(envelope, p.Beat())
+
+    def _open(self, envelope: list[bytes], word: p.OpenStage) -> None:
+        if self.refuse_open:
+            self._say(envelope, p.Failed(word.request, self.refuse_open.popleft(), "as the test wants it"))
+            return
+        blocks = self.stages.setdefault(word.stage, [])
+        self._owners[word.stage] = envelope
+        self._told.pop(word.stage, None)
+        committed = (word.app, word.version) in self.committed
+        data = {"expected": len(blocks), "sealed": self.sealed.get(word.stage, 0), "credit_bytes": CREDIT, "committed": committed}
+        self._say(envelope, p.Done(word.request, data))
+
+    def _pushed(self, frames: list[Any]) -> None:
+        assert frames[0].bytes == b"-"
+        _, word, payload = sockets.open_frames(frames)
+        assert isinstance(word, p.Push)
+        self.pushes += 1
+        if self.pushes in self.lose or word.stage not in self.stages or word.stage in self.final:
+            return
+        block = frames_blocks([bytes(frame.buffer) for frame in payload])[0]
+        check_block(block)
+        blocks, owner = self.stages[word.stage], self._owners.get(word.stage)
+        number = block.header.sequence
+        if number > len(blocks):
+            if self._told.get(word.stage) != len(blocks):
+                self._told[word.stage] = len(blocks)
+                self._say(owner, p.Missing(0, word.stage, len(blocks)))
+        elif number == len(blocks):
+            if self.failures:
+                self._say(owner, p.Failed(0, self.failures.popleft(), "as the test wants it"))
+                return
+            blocks.append(block)
+            self._say(owner, p.Staged(word.stage, len(blocks)))
+
+    def _answer_seals(self) -> None:
+        for envelope, seal in list(self._seals):
+            blocks = self.stages.get(seal.stage)
+            if blocks is None:
+                self._seals.remove((envelope, seal))
+                continue
+            if len(blocks) < seal.blocks:
+                if self._told.get(seal.stage) == len(blocks) or self.hold:
+                    continue
+                self._say(envelope, p.Missing(seal.request, seal.stage, len(blocks)))
+                self._seals.remove((envelope, seal))
+                continue
+            self._seals.remove((envelope, seal))
+            checksum = 0
+            for block in blocks[: seal.blocks]:
+                checksum = p.checksum_after(checksum, block.header.columns_crc)
+            assert (seal.checksum, seal.size_bytes) == (checksum, sum(b.length for b in blocks[: seal.blocks]))
+            self.sealed[seal.stage] = seal.blocks
+            if seal.final:
+                self.final.add(seal.stage)
+            self._say(envelope, p.Done(seal.request, {"messages": sum(b.count for b in blocks[: seal.blocks])}))
