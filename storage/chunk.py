@@ -4,6 +4,8 @@ A walk tells a chunk's content as stretches: blocks that are good, and what is n
 but whose columns are not has a known end and known offsets. Where the header itself is bad, the next one is
 looked for by its magic in steps of 8 bytes and believed by its checksum, which is seeded with the chunk's random
 number: bytes in a message's body cannot pass for a block, because who wrote them cannot know the seed.
+
+Marks are blocks without messages; here they are walked like all others, and never found, read or put in an index.
 """
 
 from __future__ import annotations
@@ -12,12 +14,13 @@ import errno
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from ..transport.block import DISK_MAGIC, HEADER_BYTES, Block, Header, check_columns
+from ..transport.block import DISK_MAGIC, HEADER_BYTES, MARK, TRAILER_BYTES, Block, Header, check_columns
 from ..transport.errors import ZsqError
 from .errors import ForeignDirectory, StoreFailed
 from .files import Files
 from .index import Entry, Index
 from .log_format import (
+    ADOPTED,
     ALIGNMENT,
     CHUNK_HEADER_BYTES,
     FOOTER_BYTES,
@@ -30,6 +33,7 @@ from .log_format import (
     index_name,
     wire_header,
 )
+from .mark import Mark, decode_mark
 
 WALK_BYTES: Final = 1024 * 1024  # read at once when blocks are checked whole
 HEADERS_BYTES: Final = 16 * 1024  # read at once when only headers are wanted
@@ -152,11 +156,33 @@ class Chunk:
             before = stretch.header.next_offset
         return self.end_position, self.end_offset, before + self.base_offset
 
+    def extent(self, offset: int) -> tuple[int, int, int]:
+        """(position, end, next offset) of the block that holds `offset`, or of the first after it, at worst of the chunk's end."""
+        position = self.locate(offset)[0]
+        if position < self.end_position:
+            header = decode_disk_header(self._pread(HEADER_BYTES, position), self.header.seed)
+            if header is not None:
+                return position, position + header.length, header.next_offset + self.base_offset
+        return self.end_position, self.end_position, self.end_offset
+
+    def boundary(self, position: int) -> tuple[int, int]:
+        """(position, offset) of the last border between blocks at or before `position`."""
+        index = self.index if self.index is not None else self.load_index()
+        entry = index.by_position(position)
+        start = entry.position if entry is not None and self._agrees(entry) else CHUNK_HEADER_BYTES
+        found = CHUNK_HEADER_BYTES, self.base_offset
+        for stretch in self.walk(start, columns=False):
+            if stretch.header is not None and stretch.position <= position:
+                found = stretch.position, stretch.header.first_offset + self.base_offset
+            if stretch.end > position:
+                return found
+        return self.end_position, self.end_offset
+
     def offset_at(self, time_ns: int) -> int | None:
         """The first offset stored at `time_ns` or later, None if all are older."""
         relative = time_ns - self.header.base_time_ns
         for stretch in self.walk(self._entry_position(relative, by_time=True), columns=False):
-            if stretch.header is not None and stretch.header.time_ns >= relative:
+            if stretch.header is not None and stretch.header.count and stretch.header.time_ns >= relative:
                 return stretch.header.first_offset + self.base_offset
         return None
 
@@ -180,7 +206,7 @@ class Chunk:
         index = Index(self.index_every_bytes)
         for stretch in self.walk(CHUNK_HEADER_BYTES, columns=False):
             header = stretch.header
-            if header is not None and stretch.position >= index.next_position:
+            if header is not None and header.count and stretch.position >= index.next_position:
                 index.note(header.first_offset, stretch.position, header.time_ns)
         self.index = index
         if self.sealed:
@@ -216,8 +242,9 @@ class Chunk:
         return header is not None and header.first_offset == entry.offset and header.time_ns == entry.time_ns
 
     def save_index(self) -> None:
-        """Write the index beside the chunk. It is a cache: neither synced nor missed if this fails."""
-        assert self.index is not None
+        """Write the index, if there is one, beside the chunk. It is a cache: neither synced nor missed if this fails."""
+        if self.index is None:
+            return
         try:
             if self.files.exists(self.index_path):
                 self.files.remove(self.index_path)
@@ -235,32 +262,60 @@ class Chunk:
         About `bytes_max` bytes, at least one block if the first is good and below the end; none if it is bad.
         """
         blocks: list[Block] = []
-        size = min(max(bytes_max, READ_BYTES_MIN), self.end_position - position)
-        data = memoryview(self._pread(size, position))
-        at = 0
-        while at + HEADER_BYTES <= len(data):
-            header = decode_disk_header(data[at : at + HEADER_BYTES], self.header.seed)
-            if header is None or header.next_offset + self.base_offset > end or position + at + header.length > self.end_position:
-                break
-            if at + header.length > len(data):
+        begin = window_at = position
+        window = memoryview(b"")
+        while position < self.end_position and position - begin < max(bytes_max, 1):
+            start = position - window_at
+            if start + HEADER_BYTES > len(window):
                 if blocks:
                     break
-                data = memoryview(self._pread(header.length, position))
-            columns = data[at + HEADER_BYTES : at + header.length]
+                window = memoryview(self._pread(max(bytes_max, READ_BYTES_MIN), position))
+                window_at, start = position, 0
+            header = decode_disk_header(window[start : start + HEADER_BYTES], self.header.seed)
+            if header is None or header.next_offset + self.base_offset > end or position + header.length > self.end_position:
+                break
+            if header.flags & MARK:
+                position += header.length
+                begin += header.length
+                continue
+            if start + header.length > len(window):
+                if blocks:
+                    break
+                window = memoryview(self._pread(header.length, position))
+                window_at, start = position, 0
+            columns = window[start + HEADER_BYTES : start + header.length]
             if not columns_agree(header, columns):
                 break
             blocks.append(Block(wire_header(header, self.header), columns, columns))
-            at += header.length
-            if at >= bytes_max:
-                break
-        return blocks, position + at
+            position += header.length
+        return blocks, position
 
-    def next_good(self, position: int, offset: int) -> int | None:
-        """The first offset (absolute) of the next wholly good block: `offset` where that stands at `position`; None if there is none."""
+    def next_good(self, position: int) -> tuple[int, int] | None:
+        """(position, first offset) of the next wholly good block with messages, from `position` on; None if there is none."""
         for stretch in self.walk(position, columns=True):
-            if stretch.good and stretch.header is not None:
-                return max(offset, stretch.header.first_offset + self.base_offset)
+            if stretch.good and stretch.header is not None and stretch.header.count:
+                return stretch.position, stretch.header.first_offset + self.base_offset
         return None
+
+    @property
+    def adopted(self) -> bool:
+        return bool(self.header.flags & ADOPTED)
+
+    def mark_at(self, position: int) -> Mark | None:
+        """The mark whose block begins at `position`; None where there is none, or it is damaged."""
+        header = decode_disk_header(self._pread(HEADER_BYTES, position), self.header.seed)
+        if header is None or not header.flags & MARK:
+            return None
+        columns = memoryview(self._pread(header.length - HEADER_BYTES, position + HEADER_BYTES))
+        return decode_mark(columns) if columns_agree(header, columns) else None
+
+    def last_position(self) -> int:
+        """Where the last block of a sealed chunk begins: its trailer says how long it is. If that is damaged: where the first begins."""
+        position = self.end_position - TRAILER_BYTES
+        position = self.end_position - int.from_bytes(self._pread(TRAILER_BYTES, position)[:4], "little")
+        if position < CHUNK_HEADER_BYTES or decode_disk_header(self._pread(HEADER_BYTES, position), self.header.seed) is None:
+            return CHUNK_HEADER_BYTES
+        return position
 
 
 def columns_agree(header: Header, columns: memoryview) -> bool:

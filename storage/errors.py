@@ -13,6 +13,11 @@ Raised as they are by `files.py` and the rest of this folder; `OSError` never le
 
 from __future__ import annotations
 
+import errno
+from typing import Final
+
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
 
 class StorageError(Exception):
     """The root of all errors of the storage layer."""
@@ -53,3 +58,8 @@ class ShortWrite(OSError):
     def __init__(self, written: int) -> None:
         super().__init__(f"only {written} bytes were written")
         self.written = written
+
+
+def is_full(error: OSError) -> bool:
+    """Whether a write failed for want of space: it may be cut back and tried again later."""
+    return isinstance(error, ShortWrite) or error.errno in _FULL

@@ -67,6 +67,10 @@ class Index:
         """The last entry of a block stored before `time_ns`."""
         return self._entry(bisect_left(self._times, time_ns) - 1)
 
+    def by_position(self, position: int) -> Entry | None:
+        """The last entry at or before `position`."""
+        return self._entry(bisect_right(self._positions, position) - 1)
+
     def _entry(self, number: int) -> Entry | None:
         return None if number < 0 else Entry(self._offsets[number], self._positions[number], self._times[number])
 

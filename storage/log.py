@@ -12,73 +12,55 @@ fdatasync, one of them could have been told of success for pages that the other 
 
 Roll: sync the old chunk, write its footer, sync, write the index; create the new one, sync it, sync the folder;
 then append. So a chunk that is not the last is on disk whole, and recovery looks only at the last.
+
+Group: blocks that count together or not at all (`group.py` plans them, `mark.py` ends them), durable when the call returns. Small ones are
+appended with their mark in one write. Where staged files become chunks (`adoption.py`), all is prepared and synced
+first, and renaming the file that carries the mark is the commit: what fails before leaves nothing, what fails after it ends the log, and
+recovery finishes it. The end moves once, at the end, so nobody sees a part.
 """
 
 from __future__ import annotations
 
-import errno
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
-from ..transport.block import HEADER_BYTES, Block, Header
+from ..transport.block import HEADER_BYTES, IN_GROUP, Block, Header
+from .adoption import Adoption
 from .chunk import Chunk, create_chunk
-from .errors import DiskFull, ShortWrite, StoreFailed
+from .errors import DiskFull, StoreFailed, is_full
 from .files import IOV_MAX, Files
+from .group import ADOPT_BYTES, GROUP_APPEND_BYTES_MAX, Group, StagedPart, make_mark, plan_group, read_blocks
 from .log_format import (
     CHUNK_HEADER_BYTES,
     FOOTER_BYTES,
     ChunkFooter,
     ChunkHeader,
     encode_chunk_header,
-    encode_disk_header,
     encode_footer,
 )
 from .log_reader import Hole, LogReader
+from .mark import Mark, encode_mark, encode_mark_header
+from .placing import place
+from .space import Space
+from .sync_ticket import SyncTicket as SyncTicket
+from .transactions import Transaction
 
-SPACE_CHECK_BYTES: Final = 1024 * 1024  # free space is asked again after this many bytes,
-SPACE_CHECK_NS: Final = 100_000_000  # or this long
 INDEX_SAVES: Final = 16  # in the life of a chunk; recovery begins to read where the last one known to be synced points
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """`chunk_bytes`: roll before a chunk would pass it; `reserve_bytes`: refuse appends that would leave less free."""
+    """`chunk_bytes`: roll before a chunk would pass it; `reserve_bytes`: refuse appends that would leave less free.
+
+    Of a group, parts of `adopt_bytes` become chunks, and so do the largest of the others until at most `group_append_bytes` are left.
+    """
 
     chunk_bytes: int
     index_every_bytes: int
     reserve_bytes: int
-
-
-class SyncTicket:
-    """One fdatasync: what was written when it was made is durable once `run` returned and `finish_sync` took it."""
-
-    __slots__ = ("_files", "_lock", "base_offset", "done", "end", "error", "fd", "position", "written")
-
-    def __init__(self, files: Files, chunk: Chunk, written: int) -> None:
-        self._files = files
-        self._lock = threading.Lock()
-        self.fd = chunk.fd
-        self.base_offset = chunk.base_offset
-        self.end = chunk.end_offset
-        self.position = chunk.end_position
-        self.written = written
-        self.done = False
-        self.error: OSError | None = None
-
-    def run(self) -> None:
-        """Sync, once: whoever comes second waits and learns the same. `StoreFailed` if it failed."""
-        with self._lock:
-            if not self.done:
-                try:
-                    self._files.sync(self.fd)
-                except OSError as error:
-                    self.error = error
-                self.done = True
-        if self.error is not None:
-            raise StoreFailed(f"fdatasync failed ({self.error}); what was not acknowledged may be lost") from self.error
+    adopt_bytes: int = ADOPT_BYTES
+    group_append_bytes: int = GROUP_APPEND_BYTES_MAX
 
 
 class Log:
@@ -102,8 +84,7 @@ class Log:
         self._synced_end = active.end_offset
         self._written = 0
         self._synced = 0
-        self._space_asked_ns = 0
-        self._space_bytes = 0
+        self._space = Space(files, folder, options.reserve_bytes)
 
     @property
     def start(self) -> int:
@@ -149,38 +130,100 @@ class Log:
         total = 0
         for block in blocks:
             total += block.header.length
-        self._check_space(total, now_ns)
+        self._space.take(total, now_ns)
         time_ns = now_ns if now_ns > self._last_time_ns else self._last_time_ns
-        chunk = self._active
-        position = chunk.end_position
-        if chunk.sealed or (position > CHUNK_HEADER_BYTES and position + total + FOOTER_BYTES > self._options.chunk_bytes):
-            chunk = self._roll(chunk.end_offset, time_ns)
-            position = chunk.end_position
+        chunk = self._room_for(total, time_ns)
         first_offset = chunk.end_offset
-        offset = first_offset - chunk.base_offset
-        chunk_time_ns = time_ns - chunk.header.base_time_ns
-        seed = chunk.header.seed
-        index = chunk.index
-        assert index is not None
-        pieces: list[Any] = []
-        for block in blocks:
-            header = block.header
-            assert header.length == HEADER_BYTES + len(block.columns)
-            pieces.append(encode_disk_header(header, offset, chunk_time_ns, position - self._synced_position, seed))
-            pieces.append(block.columns)
-            if position >= index.next_position:
-                index.note(offset, position, chunk_time_ns)
-            offset += header.count
-            position += header.length
+        pieces, offset, position = place(chunk, blocks, time_ns, self._synced_position)
         self._write(chunk, pieces)
-        chunk.end_position = position
-        chunk.end_offset = chunk.base_offset + offset
-        self._last_time_ns = time_ns
+        self._move_to(position, offset, time_ns)
         self._written += total
         if position >= self._index_save_at:
             chunk.save_index()
             self._index_save_at = position + self._options.chunk_bytes // INDEX_SAVES
         return first_offset, time_ns
+
+    def _room_for(self, total: int, time_ns: int) -> Chunk:
+        """The active chunk, or the next one where `total` bytes would not fit."""
+        chunk = self._active
+        position = chunk.end_position
+        if chunk.sealed or (position > CHUNK_HEADER_BYTES and position + total + FOOTER_BYTES > self._options.chunk_bytes):
+            return self._roll(chunk.end_offset, time_ns)
+        return chunk
+
+    def append_group(self, transaction: Transaction, parts: Sequence[StagedPart], now_ns: int) -> Group:
+        """All parts at once, durable when this returns. Without messages nothing is written.
+
+        `DiskFull`, `Damaged` (a staged file is not as it was sealed): nothing was stored and the parts are as they were.
+        `StoreFailed`: unknown, and from now on for ever; recovery finishes it or finds nothing of it.
+        """
+        self._check()
+        time_ns = max(now_ns, self._last_time_ns)
+        plan = plan_group(parts, self._options.adopt_bytes, self._options.group_append_bytes)
+        if not plan.messages:
+            return Group(self.end, 0, time_ns)
+        blocks = read_blocks(self._files, plan.appended)
+        mark = make_mark(transaction, parts, plan, self.end)
+        columns = encode_mark(mark)
+        total = sum(block.header.length for block in blocks) + HEADER_BYTES + len(columns)
+        self._space.take(total, now_ns)
+        chunk = self._room_for(total, time_ns) if blocks else self._active
+        if plan.adopted:
+            self._adopt(chunk, blocks, mark, time_ns)
+        else:
+            pieces, offset, position = place(chunk, blocks, time_ns, self._synced_position, IN_GROUP)
+            distance = position - self._synced_position
+            pieces += (encode_mark_header(columns, offset, time_ns - chunk.header.base_time_ns, distance, chunk.header.seed), columns)
+            self._write(chunk, pieces)
+            self._sync_file()
+            self._move_to(position + HEADER_BYTES + len(columns), offset, time_ns)
+        self._written += total
+        self._synced = self._written
+        self._synced_position, self._synced_end = self._active.end_position, self._active.end_offset
+        return Group(mark.first_offset, mark.messages, time_ns)
+
+    def _adopt(self, chunk: Chunk, blocks: Sequence[Block], mark: Mark, time_ns: int) -> None:
+        """Blocks behind the active chunk's end, and staged files as the chunks that follow it; the last of them is the active one then."""
+        data_end = chunk.end_position + sum(block.header.length for block in blocks)
+        if not chunk.sealed and data_end > CHUNK_HEADER_BYTES:
+            mark = mark._replace(unsealed=(chunk.base_offset, data_end, time_ns if blocks else self._last_time_ns))
+        adoption = Adoption(self._files, self._folder, self._uuid, self._options.index_every_bytes, mark, time_ns)
+        offset = chunk.end_offset - chunk.base_offset
+        try:
+            adoption.prepare()
+            if blocks:
+                pieces, offset, _ = place(chunk, blocks, time_ns, self._synced_position, IN_GROUP)
+                self._write(chunk, pieces)
+            self._sync_file()
+            adoption.commit()
+        except OSError as error:
+            adoption.close()
+            self._cut_back(chunk, error)
+        except StoreFailed as error:
+            adoption.close()
+            raise self._fail(str(error)) from error
+        except BaseException:
+            adoption.close()
+            raise
+        try:
+            active = adoption.finish()
+        except OSError as error:
+            raise self._fail(f"the group from offset {mark.first_offset} on is not in its place yet: {error}") from error
+        self._move_to(data_end, offset, time_ns if blocks else self._last_time_ns)
+        if mark.unsealed:
+            try:
+                self._seal(chunk)
+            except DiskFull:
+                chunk.sealed = True  # readers do without its footer, and nothing more is written to it
+        self._active = active
+        self._last_time_ns = time_ns
+        self._reader.add(active, [adopted.base_offset for adopted in mark.adopted[:-1]])
+
+    def _move_to(self, position: int, offset: int, time_ns: int) -> None:
+        """The active chunk's new end; `offset` is relative to it."""
+        self._active.end_position = position
+        self._active.end_offset = self._active.base_offset + offset
+        self._last_time_ns = time_ns
 
     def _write(self, chunk: Chunk, pieces: list[Any]) -> None:
         """All pieces behind the chunk's end, or none of them."""
@@ -194,20 +237,21 @@ class Log:
                 self._files.writev(chunk.fd, part, position)
                 position += sum(map(len, part))
         except OSError as error:
-            if chunk.index is not None:
-                chunk.index.cut(chunk.end_position)
             self._cut_back(chunk, error)
 
-    def _cut_back(self, chunk: Chunk, error: OSError) -> None:
+    def _cut_back(self, chunk: Chunk, error: OSError) -> NoReturn:
         """After a failed or short write: the file ends where it did before, on disk too, or the log is finished."""
-        if not isinstance(error, ShortWrite) and error.errno not in _FULL:
+        if not is_full(error):
             raise self._fail(f"a write to {chunk.path} failed: {error}") from error
         try:
-            self._files.truncate(chunk.fd, chunk.end_position)
-            self._files.sync(chunk.fd)
+            if not chunk.sealed:
+                if chunk.index is not None:
+                    chunk.index.cut(chunk.end_position)
+                self._files.truncate(chunk.fd, chunk.end_position)
+                self._files.sync(chunk.fd)
         except OSError as second:
             raise self._fail(f"a failed write to {chunk.path} could not be cut back: {second}") from second
-        self._space_bytes = 0
+        self._space.forget()
         raise DiskFull(f"no space to write to {chunk.path}: {error}") from error
 
     def _roll(self, base_offset: int, time_ns: int) -> Chunk:
@@ -215,12 +259,13 @@ class Log:
         old = self._active
         if not old.sealed:
             self._seal(old)
+        self._run_ticket()  # which may have begun on the old one when it was sealed already
         header = ChunkHeader(base_offset, time_ns, self._files.random_seed(), self._uuid)
         try:
             new = create_chunk(self._files, self._folder, header, encode_chunk_header(header), self._options.index_every_bytes)
         except OSError as error:
-            if isinstance(error, ShortWrite) or error.errno in _FULL:
-                self._space_bytes = 0
+            if is_full(error):
+                self._space.forget()
                 raise DiskFull(f"no space for a new chunk in {self._folder}: {error}") from error
             raise self._fail(f"a new chunk in {self._folder} could not be made: {error}") from error
         try:
@@ -236,11 +281,6 @@ class Log:
         return new
 
     def _seal(self, chunk: Chunk) -> None:
-        if self._ticket is not None:
-            try:
-                self._ticket.run()
-            except StoreFailed as error:
-                raise self._fail(str(error)) from error
         self._sync_active()
         footer = ChunkFooter(chunk.end_offset - chunk.base_offset, self._last_time_ns - chunk.header.base_time_ns, chunk.end_position)
         self._write(chunk, [encode_footer(footer, chunk.header.seed)])
@@ -275,19 +315,29 @@ class Log:
     def sync(self) -> int:
         """All that is written, now, in this thread."""
         self._check()
-        if self._ticket is not None:
-            self._ticket.run()
         self._sync_active()
         return self._synced_end
 
     def _sync_active(self) -> None:
+        self._sync_file()
+        self._synced_position = self._active.end_position
+        self._synced_end = self._active.end_offset
+        self._synced = self._written
+
+    def _sync_file(self) -> None:
+        """What is written to the active chunk is on disk, whether it counts yet or not."""
+        self._run_ticket()
         try:
             self._files.sync(self._active.fd)
         except OSError as error:
             raise self._fail(f"fdatasync of {self._active.path} failed: {error}") from error
-        self._synced_position = self._active.end_position
-        self._synced_end = self._active.end_offset
-        self._synced = self._written
+
+    def _run_ticket(self) -> None:
+        if self._ticket is not None:
+            try:
+                self._ticket.run()
+            except StoreFailed as error:
+                raise self._fail(str(error)) from error
 
     # Reading
 
@@ -304,8 +354,12 @@ class Log:
         found = self._reader.offset_at(time_ns)
         return self._active.end_offset if found is None else found
 
-    def headers(self, offset: int) -> Iterator[Header]:
-        """Wire-form headers of all blocks from the one that holds `offset` on. For recovery: columns are not checked."""
+    def measure(self, start: int, end: int, bytes_max: int) -> tuple[int, int]:
+        """How many bytes lie between two offsets, and where `bytes_max` of them end: see `LogReader.measure`."""
+        return self._reader.measure(start, min(end, self._active.end_offset), bytes_max)
+
+    def headers(self, offset: int) -> Iterator[tuple[Header, Mark | None]]:
+        """Wire-form headers, and what marks say, from the block that holds `offset` on: see `LogReader.headers`."""
         return self._reader.headers(offset)
 
     # Ends
@@ -317,20 +371,6 @@ class Log:
     def _fail(self, text: str) -> StoreFailed:
         self._failed = text
         return StoreFailed(text)
-
-    def _check_space(self, total: int, now_ns: int) -> None:
-        """Asks the system rarely while there is much, at each append while there is not."""
-        if total <= self._space_bytes and 0 <= now_ns - self._space_asked_ns < SPACE_CHECK_NS:
-            self._space_bytes -= total
-            return
-        free = self._files.free_bytes(self._folder) - self._options.reserve_bytes
-        if free < total:
-            self._space_bytes = 0
-            raise DiskFull(
-                f"{self._folder}: {free + self._options.reserve_bytes} bytes are free, {self._options.reserve_bytes} are kept in reserve"
-            )
-        self._space_asked_ns = now_ns
-        self._space_bytes = min(SPACE_CHECK_BYTES, free - total)
 
     def close(self) -> None:
         """Sync what is written, unless a sync failed before, and close the files."""

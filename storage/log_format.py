@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from ..transport.block import DISK_MAGIC, HEADER_BYTES, Buffer, Header, decode_header, encode_header
+from ..transport.block import DISK_MAGIC, HEADER_BYTES, IN_GROUP, MARK, Buffer, Header, decode_header, encode_header
 from ..transport.errors import ZsqError
 from .errors import Damaged, ForeignDirectory
 
@@ -62,7 +62,12 @@ TEMPORARY_SUFFIX: Final = ".tmp"
 IDENTITY_NAME: Final = "topic"
 LOCK_NAME: Final = "lock"
 STATE_NAME: Final = "state"
+STAGING_NAME: Final = "staging"
+PART_SUFFIX: Final = ".part"
 _DIGITS: Final = 20
+
+ADOPTED: Final = 1  # flag of a chunk header: the chunk was staged, synced and renamed, not appended to here
+_ON_DISK_ONLY: Final = IN_GROUP | MARK  # flags of a block
 
 
 class ChunkHeader(NamedTuple):
@@ -95,6 +100,11 @@ def index_name(base_offset: int) -> str:
 def bad_name(base_offset: int, position: int) -> str:
     """Where bytes are kept that were cut off although something valid lay behind them."""
     return f"{base_offset:0{_DIGITS}d}-{position}{BAD_SUFFIX}"
+
+
+def part_name(stage: bytes, number: int) -> str:
+    """A file of a stage, in the staging folder."""
+    return f"{stage.hex()}-{number}{PART_SUFFIX}"
 
 
 def parse_chunk_name(name: str) -> int | None:
@@ -162,9 +172,9 @@ def decode_disk_header(buffer: Buffer, seed: int) -> Header | None:
 
 
 def wire_header(header: Header, chunk: ChunkHeader) -> Header:
-    """The wire form of a header in disk form: absolute offset and time, spare fields zero as they came."""
+    """The wire form of a header in disk form: absolute offset and time, spare fields zero as they came, not a word of groups."""
     return Header(
-        header.columns, header.flags, header.length, header.count, header.first_offset + chunk.base_offset,
+        header.columns, header.flags & ~_ON_DISK_ONLY, header.length, header.count, header.first_offset + chunk.base_offset,
         header.time_ns + chunk.base_time_ns, header.producer_id, header.sequence, header.columns_crc, 0, header.reserved_2,
     )  # fmt: skip
 

@@ -19,7 +19,8 @@ from ..transport.block import Block, Header
 from .chunk import Chunk, open_chunk
 from .errors import Damaged, ForeignDirectory, StoreFailed
 from .files import Files
-from .log_format import chunk_name, wire_header
+from .log_format import CHUNK_HEADER_BYTES, chunk_name, wire_header
+from .mark import Mark
 
 OPEN_CHUNKS_MAX: Final = 4  # sealed ones with descriptor and index; the index of the smallest blocks takes 1.5 MiB
 HINTS_MAX: Final = 64
@@ -53,13 +54,19 @@ class LogReader:
         self._active = active
         self._sealed: OrderedDict[int, Chunk] = OrderedDict()
         self._hints: OrderedDict[int, tuple[int, int]] = OrderedDict()
+        self._sizes: dict[int, int] = {}
 
-    def add(self, active: Chunk) -> None:
-        """A new chunk is written from now on. No sync runs on the old one any more: a roll waits for it."""
+    def add(self, active: Chunk, before: Sequence[int] = ()) -> None:
+        """A new chunk is the last from now on; `before`: others that came with it. No sync runs on the old one: a roll waits for it."""
         old = self._active
         self._active = active
-        self.bases.append(active.base_offset)
-        self._keep(old)
+        bases = (*before, active.base_offset)
+        if old.base_offset == bases[0]:  # it was empty, and its name is another file's now
+            self.bases.pop()
+            old.close()
+        else:
+            self._keep(old)
+        self.bases += bases
 
     def close(self) -> None:
         for chunk in (*self._sealed.values(), self._active):
@@ -83,14 +90,16 @@ class LogReader:
                 if first > offset:
                     raise self._lost(chunk.path, before, first)
                 blocks, position = chunk.read(position, bytes_max, end)
+                good = None if blocks else chunk.next_good(position)
+                if good is not None and good[1] <= first:  # nothing lost: it is not wholly below the end, or only a mark is bad
+                    blocks, position = chunk.read(good[0], bytes_max, end)
+                    if not blocks:
+                        return []
                 if blocks:
                     self._hint(blocks[-1].next_offset, chunk.base_offset, position)
                     return blocks
-                following = chunk.next_good(position, first)
-                if following == first:
-                    return []  # good, but not wholly below the end
-                if following is not None:
-                    raise self._lost(chunk.path, first, following)
+                if good is not None:
+                    raise self._lost(chunk.path, first, good[1])
                 before = first
             next_base = self._next_base(chunk.base_offset)
             following = chunk.end_offset if next_base is None else next_base
@@ -113,7 +122,8 @@ class LogReader:
     def _lost(self, path: str, offset: int, following: int) -> Damaged:
         """Remember a hole, so that the next read steps over it."""
         hole = Hole(offset, following - offset)
-        insort(self.holes, hole)
+        if hole not in self.holes:
+            insort(self.holes, hole)
         return Damaged(f"{hole.count} messages from offset {offset} on are lost: {path} is damaged there", offset, hole.count)
 
     def skip(self, offset: int) -> int:
@@ -125,32 +135,87 @@ class LogReader:
                 offset = hole.next_offset
         return offset
 
-    def headers(self, offset: int) -> Iterator[Header]:
-        """Wire-form headers of all blocks from the one that holds `offset` on. For recovery: columns are not checked."""
+    def headers(self, offset: int) -> Iterator[tuple[Header, Mark | None]]:
+        """Wire-form headers of all blocks from the one that holds `offset` on, for recovery: columns are not checked.
+
+        Marks come with what they say, damaged ones (count 0 too) with None. Of adopted chunks only a mark at their end comes: their blocks
+        have no producer, and there may be many.
+        """
         offset = max(offset, self.bases[0])
         for base in self.bases[bisect_right(self.bases, offset) - 1 :]:
             try:
                 chunk = self._readable(base, offset)
             except Damaged:
                 continue  # it is among the holes now
-            for stretch in chunk.walk(chunk.locate(offset)[0], columns=False):
+            position = chunk.last_position() if chunk.adopted else chunk.locate(offset)[0]
+            for stretch in chunk.walk(position, columns=False):
                 if stretch.good and stretch.header is not None:
-                    yield wire_header(stretch.header, chunk.header)
+                    mark = None if stretch.header.count else chunk.mark_at(stretch.position)
+                    yield wire_header(stretch.header, chunk.header), mark
+
+    def measure(self, start: int, end: int, bytes_max: int) -> tuple[int, int]:
+        """How many bytes the blocks between two offsets have, and up to which border of a block they are no more than `bytes_max`.
+
+        The second is at most `end`, and above `start`: the first block counts whatever its size. What is lost has no bytes.
+        """
+        start = max(start, self.bases[0])
+        if start >= end:
+            return 0, start
+        total = 0
+        found = -1
+        for base in self.bases[bisect_right(self.bases, start) - 1 :]:
+            if base >= end:
+                break
+            try:
+                before, size = self._span(base, start, end)
+                if found < 0 and total + size > bytes_max:
+                    found = self._chunk(base).boundary(before + bytes_max - total)[1]
+                    if found <= start:
+                        found = self._chunk(base).extent(start)[2]
+            except Damaged:
+                continue
+            total += size
+        return total, end if found < 0 else min(found, end)
+
+    def _span(self, base: int, start: int, end: int) -> tuple[int, int]:
+        """(position, bytes) of what lies between two offsets in one chunk. A chunk that lies between them whole is opened once only."""
+        next_base = self._next_base(base)
+        whole = start <= base and next_base is not None and end >= next_base
+        if whole and base in self._sizes:
+            return CHUNK_HEADER_BYTES, self._sizes[base]
+        chunk = self._readable(base, base)
+        first = CHUNK_HEADER_BYTES if start <= base else chunk.extent(start)[0]
+        last = chunk.end_position
+        if end < (chunk.end_offset if next_base is None else next_base):
+            last = chunk.extent(end - 1)[1]
+        if whole:
+            self._sizes[base] = last - first
+        return first, last - first
 
     def offset_at(self, time_ns: int) -> int | None:
         """The first offset stored at `time_ns` or later."""
         low, high = 0, len(self.bases) - 1
         while low < high:  # the last chunk that begins before that time
             middle = (low + high + 1) // 2
-            if self._chunk(self.bases[middle]).header.base_time_ns < time_ns:
+            if self._begins_before(self.bases[middle], time_ns):
                 low = middle
             else:
                 high = middle - 1
         for base in self.bases[low:]:
-            found = self._chunk(base).offset_at(time_ns)
+            try:
+                found = self._readable(base, base).offset_at(time_ns)
+            except Damaged:
+                continue
             if found is not None:
                 return found
         return None
+
+    def _begins_before(self, base: int, time_ns: int) -> bool:
+        """False where it cannot be read: then the search begins earlier, and only takes longer."""
+        try:
+            return self._readable(base, base).header.base_time_ns < time_ns
+        except Damaged:
+            return False
 
     def _hint(self, offset: int, base: int, position: int) -> None:
         self._hints[offset] = (base, position)

@@ -32,6 +32,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
+from ..transport.block import IN_GROUP
+from .adoption import finish_after_crash
 from .chunk import Chunk, open_chunk
 from .errors import Damaged, StoreFailed
 from .files import Files
@@ -46,6 +48,7 @@ from .log_format import (
 )
 from .log_reader import Hole
 from .state import ChannelRow, ProducerRow, StateBatch, Table, producer_after
+from .transactions import later_of, superseded
 
 COPY_BYTES: Final = 4 * 1024 * 1024
 
@@ -80,6 +83,8 @@ class _Scan:
 
     end: _End
     bad: list[tuple[_End, bool]] = field(default_factory=list)
+    groups: list[tuple[_End, int]] = field(default_factory=list)
+    """Where each group of this chunk begins, and the position behind its mark; -1: it has none."""
     holes: list[Hole] = field(default_factory=list)
     attested: int = 0
     write_back_from: int = -1
@@ -95,12 +100,15 @@ def recover_log(
     report = RecoveryReport()
     try:
         files.sync_folder(folder)
-        bases = [base for name in files.list(folder) if (base := parse_chunk_name(name)) is not None]
+        bases = _bases(files, folder)
         chunk = _open_last(files, folder, uuid, bases, options, report)
         if chunk is None:
             raise Damaged(
                 f"{folder} holds no readable chunk of the topic's log; restore them, or move the folder away (from offset {base_offset})"
             )
+        if chunk.adopted:
+            finish_after_crash(chunk, report.notes, report.alarms)
+            bases = _bases(files, folder)
         chunk.lenient = False
         scan = _scan(chunk, synced_end, report)
         _decide(chunk, scan, synced_end, report)
@@ -121,6 +129,10 @@ def recover_log(
     report.end = log.end
     report.holes = log.holes
     return log, report
+
+
+def _bases(files: Files, folder: str) -> list[int]:
+    return [base for name in files.list(folder) if (base := parse_chunk_name(name)) is not None]
 
 
 def _open_last(files: Files, folder: str, uuid: bytes, bases: list[int], options: LogOptions, report: RecoveryReport) -> Chunk | None:
@@ -159,7 +171,7 @@ def _scan(chunk: Chunk, synced_end: int, report: RecoveryReport) -> _Scan:
     index = chunk.index
     assert index is not None
     scan = _Scan(end)
-    in_bad = False
+    in_bad = in_group = False
     for stretch in chunk.walk(end.position, columns=not chunk.sealed):
         header = stretch.header
         report.scanned_bytes += stretch.end - stretch.position
@@ -174,7 +186,12 @@ def _scan(chunk: Chunk, synced_end: int, report: RecoveryReport) -> _Scan:
         before = unsynced_bytes(header)
         if before is not None:
             scan.attested = max(scan.attested, stretch.position - before)
-        if stretch.position >= index.next_position:
+        if header.flags & IN_GROUP and not in_group:
+            scan.groups.append((_End(stretch.position, end.offset, end.time_ns), -1))
+        elif not header.flags & IN_GROUP and in_group:  # normally its mark; if that is damaged, what follows vouches for the group
+            scan.groups[-1] = (scan.groups[-1][0], stretch.end)
+        in_group = bool(header.flags & IN_GROUP)
+        if header.count and stretch.position >= index.next_position:
             index.note(header.first_offset, stretch.position, header.time_ns)
         if scan.write_back_from < 0 and base + header.next_offset > synced_end:
             scan.write_back_from = stretch.position
@@ -187,22 +204,38 @@ def _scan(chunk: Chunk, synced_end: int, report: RecoveryReport) -> _Scan:
 
 def _decide(chunk: Chunk, scan: _Scan, synced_end: int, report: RecoveryReport) -> None:
     """Which bad stretches are damage (they stay, as holes) and where the first torn write is (all from there on is cut)."""
+
+    def known(start: _End) -> bool:
+        return start.position < scan.attested or start.offset < synced_end or chunk.sealed
+
+    cut: _End | None = None
     for start, good_behind in scan.bad:
-        if start.position < scan.attested or start.offset < synced_end or chunk.sealed:
+        if known(start):
             report.alarms.append(f"{chunk.path}: damage at position {start.position}, offset {start.offset}; stepped over")
             continue
-        size = chunk.files.size(chunk.fd)
+        cut = start
         if good_behind:
-            _copy_aside(chunk, start.position, size, report)
-        report.notes.append(f"{chunk.path}: {size - start.position} bytes of an unfinished write cut off at {start.position}")
-        report.cut_bytes = size - start.position
-        chunk.files.truncate(chunk.fd, start.position)
-        chunk.files.sync(chunk.fd)
-        scan.end = start
-        scan.holes = [hole for hole in scan.holes if hole.first_offset < start.offset]
-        assert chunk.index is not None
-        chunk.index.cut(start.position)
+            _copy_aside(chunk, start.position, chunk.files.size(chunk.fd), report)
         break
+    for start, end_position in scan.groups:
+        if cut is not None and start.position >= cut.position:
+            break
+        if end_position >= 0 and (cut is None or end_position <= cut.position):
+            continue
+        if known(start):
+            report.alarms.append(f"{chunk.path}: the mark of the group from offset {start.offset} on is damaged; its messages stay")
+        else:
+            cut = start
+    if cut is not None:
+        size = chunk.files.size(chunk.fd)
+        report.notes.append(f"{chunk.path}: {size - cut.position} bytes of an unfinished write cut off at {cut.position}")
+        report.cut_bytes = size - cut.position
+        chunk.files.truncate(chunk.fd, cut.position)
+        chunk.files.sync(chunk.fd)
+        scan.end = cut
+        scan.holes = [hole for hole in scan.holes if hole.first_offset < cut.offset]
+        assert chunk.index is not None
+        chunk.index.cut(cut.position)
     if chunk.sealed and scan.end.offset < chunk.end_offset:  # its last blocks are damaged; the footer knows how many there were
         scan.holes.append(Hole(scan.end.offset, chunk.end_offset - scan.end.offset))
         scan.end.offset = chunk.end_offset
@@ -235,7 +268,7 @@ def _write_back(chunk: Chunk, scan: _Scan, synced_end: int, report: RecoveryRepo
     size = files.size(chunk.fd)
     start = scan.write_back_from
     if synced_end <= chunk.base_offset:
-        start = 0
+        start = 0 if not chunk.adopted else chunk.end_position  # its name came after its syncs, so that all of it is on disk
     elif start < 0:
         start = chunk.end_position  # the footer, if there is one
     start = min(start, size)
@@ -250,18 +283,30 @@ def replay(log: Log, table: Table, report: RecoveryReport) -> StateBatch | None:
     """What the checkpoint lacks: producers' rows from the headers behind it, and cursors that no log stands behind; None if nothing."""
     batch = StateBatch(applied_offset=log.end, synced_end=log.end)
     producers: dict[int, ProducerRow] = {}
-    for header in log.headers(table.applied_offset):
-        report.replayed_blocks += 1
-        if header.producer_id:
-            row = producers.get(header.producer_id) or table.producers.get(header.producer_id)
-            producers[header.producer_id] = producer_after(row, header.sequence, header.first_offset, header.time_ns)
+    # One block further back: a mark stands behind its group, so one at the checkpoint may or may not be applied.
+    for header, mark in log.headers(max(table.applied_offset - 1, 0)):
+        if mark is not None:
+            row = mark.row(header.time_ns)
+            app = mark.transaction.app
+            batch.transactions[app] = later_of(batch.transactions.get(app) or table.transactions.get(app), row)
+            batch.stage_gones += (*superseded(table.stages, app, row.version), *mark.parts)
+        elif not header.count:
+            report.alarms.append(f"the mark of the group before offset {header.first_offset} is damaged: its transaction is not known")
+        elif header.next_offset > table.applied_offset:
+            report.replayed_blocks += 1
+            if header.producer_id:
+                known = producers.get(header.producer_id) or table.producers.get(header.producer_id)
+                producers[header.producer_id] = producer_after(known, header.sequence, header.first_offset, header.time_ns)
     if log.holes != report.holes:
         report.alarms.append(f"a chunk behind the checkpoint cannot be read; lost are now {[tuple(hole) for hole in log.holes]}")
         report.holes = log.holes
     batch.producers = producers
+    batch.transactions = {app: row for app, row in batch.transactions.items() if table.transactions.get(app) != row}
+    batch.stage_gones = [stage for stage in dict.fromkeys(batch.stage_gones) if stage in table.stages]
     _clamp(log.end, table, batch, report)
-    changed = producers or batch.channel_puts or batch.hole_gones or batch.waiting is not None or batch.paused_end is not None
-    if not changed and table.applied_offset == log.end and table.synced_end == log.end:
+    changes = (producers, batch.transactions, batch.stage_gones, batch.channel_puts, batch.hole_gones)
+    moved = batch.waiting is not None or batch.paused_end is not None
+    if not any(changes) and not moved and table.applied_offset == log.end and table.synced_end == log.end:
         return None
     return batch
 

@@ -5,6 +5,8 @@
     "c" name                 a channel's row, as its channel wrote it
     "h" name 0 start         a hole behind a channel's cursor: count, attempts, due time
     "p" producer id          a producer's next sequence and its last blocks
+    "s" stage                a stage as of its last seal
+    "t" app                  an app's last committed transaction
 
 The caller syncs the log first: no commit may name an offset that is not on disk.
 
@@ -29,6 +31,7 @@ from crc32c import crc32c
 
 from ..transport.codec import pack_value, unpack_value
 from .errors import Damaged, DiskFull, ForeignDirectory, StoreFailed
+from .transactions import StagedFile, StageRow, TransactionRow
 
 VERSION: Final = 1
 MAP_BYTES: Final = 16 * 1024 * 1024  # address space, not memory and not disk; doubled when full
@@ -39,6 +42,8 @@ _META: Final = b"m"
 _CHANNEL: Final = b"c"
 _HOLE: Final = b"h"
 _PRODUCER: Final = b"p"
+_STAGE: Final = b"s"
+_TRANSACTION: Final = b"t"
 _U64: Final = struct.Struct(">Q")  # big-endian, so that rows lie in order
 _HEAD: Final = struct.Struct("<IH")  # crc, length of the key
 _HOLE_ROW: Final = struct.Struct("<qqq")
@@ -77,6 +82,8 @@ class Table:
     channels: dict[str, ChannelRow] = field(default_factory=dict)
     holes: dict[str, list[HoleRow]] = field(default_factory=dict)
     producers: dict[int, ProducerRow] = field(default_factory=dict)
+    stages: dict[bytes, StageRow] = field(default_factory=dict)
+    transactions: dict[str, TransactionRow] = field(default_factory=dict)
     applied_offset: int = 0
     synced_end: int = 0
     paused_end: int = -1
@@ -85,7 +92,10 @@ class Table:
 
 @dataclass(slots=True)
 class StateBatch:
-    """One commit. None: leave as it is. `hole_puts` rows: (channel, start, count, attempts, due_ns). Drops go before puts."""
+    """One commit. None: leave as it is. `hole_puts` rows: (channel, start, count, attempts, due_ns).
+
+    Drops go before puts, and so does what is gone.
+    """
 
     channel_puts: dict[str, ChannelRow] = field(default_factory=dict)
     hole_puts: list[tuple[str, int, int, int, int]] = field(default_factory=list)
@@ -93,6 +103,10 @@ class StateBatch:
     channel_drops: list[str] = field(default_factory=list)
     producers: dict[int, ProducerRow] = field(default_factory=dict)
     producers_gone: list[int] = field(default_factory=list)
+    stage_puts: dict[bytes, StageRow] = field(default_factory=dict)
+    stage_gones: list[bytes] = field(default_factory=list)
+    transactions: dict[str, TransactionRow] = field(default_factory=dict)
+    transactions_gone: list[str] = field(default_factory=list)
     applied_offset: int | None = None
     synced_end: int | None = None
     paused_end: int | None = None
@@ -223,6 +237,12 @@ def _take_row(table: Table, key: bytes, data: bytes) -> None:
         table.holes.setdefault(name, []).append(HoleRow(start, *_HOLE_ROW.unpack(data)))
     elif kind == _PRODUCER:
         table.producers[_U64.unpack(rest)[0]] = ProducerRow(*unpack_value(data))
+    elif kind == _STAGE:
+        row = unpack_value(data)
+        row["files"] = tuple(StagedFile(*file) for file in row["files"])
+        table.stages[rest] = StageRow(**row)
+    elif kind == _TRANSACTION:
+        table.transactions[rest.decode()] = TransactionRow(*unpack_value(data))
     else:
         raise Damaged(f"the state has a row of an unknown kind: {key[:80]!r}")
 
@@ -269,6 +289,14 @@ def _apply(txn: Any, batch: StateBatch) -> None:
         rows.delete(_PRODUCER + _U64.pack(producer_id))
     for producer_id, producer in batch.producers.items():
         rows.put(_PRODUCER + _U64.pack(producer_id), pack_value(tuple(producer)))
+    for stage in batch.stage_gones:
+        rows.delete(_STAGE + stage)
+    for stage, staged in batch.stage_puts.items():
+        rows.put(_STAGE + stage, pack_value(staged._asdict()))
+    for app in batch.transactions_gone:
+        rows.delete(_TRANSACTION + app.encode())
+    for app, transaction in batch.transactions.items():
+        rows.put(_TRANSACTION + app.encode(), pack_value(tuple(transaction)))
     changes = {"applied": batch.applied_offset, "synced": batch.synced_end, "paused": batch.paused_end, "waiting": batch.waiting}
     meta.update({name: value for name, value in changes.items() if value is not None})
     meta["synced"] = max(meta["synced"], meta["applied"])

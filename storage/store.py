@@ -4,6 +4,7 @@
     DIR/lock                  held while open; the holder's pid inside, for people
     DIR/<first offset>.chunk  the log; .index beside each sealed one
     DIR/state/                LMDB
+    DIR/staging/              what is not committed yet; made when first needed
 
 A directory that is missing is refused and not made: an empty topic in place of a lost mount would give old offsets again.
 `create_store` makes all of it under a temporary name and renames, so there is no half of one.
@@ -20,9 +21,12 @@ from crc32c import crc32c
 from .chunk import create_chunk
 from .errors import DiskFull, ForeignDirectory, ShortWrite, StorageError, StoreFailed
 from .files import Files
+from .group import ADOPT_BYTES, GROUP_APPEND_BYTES_MAX
 from .log import Log, LogOptions
-from .log_format import IDENTITY_NAME, LOCK_NAME, STATE_NAME, TEMPORARY_SUFFIX, VERSION, ChunkHeader, encode_chunk_header
+from .log_format import IDENTITY_NAME, LOCK_NAME, STAGING_NAME, STATE_NAME, TEMPORARY_SUFFIX, VERSION, ChunkHeader, encode_chunk_header
 from .recovery import RecoveryReport, recover_log, replay
+from .stage_recovery import recover_stages
+from .staging import Staging
 from .state import MAP_BYTES, StateBatch, StateStore
 
 CHUNK_BYTES: Final = 256 * 1024 * 1024
@@ -37,13 +41,15 @@ class StoreOptions:
     """`chunk_bytes`: size at which a chunk is sealed. `index_every_bytes`: at most one index entry in so many.
 
     `map_bytes`: address space of the state store to begin with. `reserve_bytes`: free space below which appends are
-    refused; None: the smaller of 1 GiB and 5% of the file system.
+    refused; None: the smaller of 1 GiB and 5% of the file system. `adopt_bytes`, `group_append_bytes`: see `LogOptions`.
     """
 
     chunk_bytes: int = CHUNK_BYTES
     index_every_bytes: int = INDEX_EVERY_BYTES
     map_bytes: int = MAP_BYTES
     reserve_bytes: int | None = None
+    adopt_bytes: int = ADOPT_BYTES
+    group_append_bytes: int = GROUP_APPEND_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +69,23 @@ class Identity:
 
 
 class Store:
-    """An open directory. `log` belongs to one thread, `state` to one thread (another, if you like)."""
+    """An open directory. `log` and `staging` belong to one thread, `state` to one thread (another, if you like)."""
 
-    def __init__(self, files: Files, directory: str, lock: int, log: Log, state: StateStore, report: RecoveryReport) -> None:
+    def __init__(
+        self, files: Files, directory: str, lock: int, log: Log, state: StateStore, staging: Staging, report: RecoveryReport
+    ) -> None:
         self.files = files
         self.directory = directory
         self.log = log
         self.state = state
+        self.staging = staging
         self.report = report
         self._lock = lock
 
     def close(self) -> None:
         """Sync the log, note in the state what is synced, free the lock. Errors come out, but everything is closed."""
         try:
+            self.staging.close()
             self.log.close()
             self.state.commit(StateBatch(synced_end=self.log.synced_end))
         finally:
@@ -125,20 +135,22 @@ def open_store(files: Files, directory: str, options: StoreOptions, identity: Id
             reserve_bytes = options.reserve_bytes
             if reserve_bytes is None:
                 reserve_bytes = min(RESERVE_BYTES_MAX, files.total_bytes(directory) // RESERVE_SHARE)
-            log_options = LogOptions(options.chunk_bytes, options.index_every_bytes, reserve_bytes)
-            log, state, report = _recover(files, directory, options, log_options, identity)
+            log_options = LogOptions(
+                options.chunk_bytes, options.index_every_bytes, reserve_bytes, options.adopt_bytes, options.group_append_bytes
+            )
+            log, state, staging, report = _recover(files, directory, options, log_options, identity)
         except BaseException:
             files.close(lock)
             raise
     except OSError as error:
         raise StoreFailed(f"{directory} cannot be opened: {error}") from error
     report.notes[:0] = notes
-    return Store(files, directory, lock, log, state, report)
+    return Store(files, directory, lock, log, state, staging, report)
 
 
 def _recover(
     files: Files, directory: str, options: StoreOptions, log_options: LogOptions, identity: Identity
-) -> tuple[Log, StateStore, RecoveryReport]:
+) -> tuple[Log, StateStore, Staging, RecoveryReport]:
     state = StateStore(f"{directory}/{STATE_NAME}", options.map_bytes)
     try:
         if state.uuid() != identity.uuid_bytes:
@@ -149,13 +161,19 @@ def _recover(
             batch = replay(log, table, report)
             if batch is not None:
                 state.commit(batch)
+            rows = {name: row for name, row in table.stages.items() if batch is None or name not in batch.stage_gones}
+            folder = f"{directory}/{STAGING_NAME}"
+            stages, damaged, number = recover_stages(files, folder, identity.uuid_bytes, rows, report)
+            if damaged:
+                state.commit(StateBatch(stage_gones=damaged))
+            staging = Staging(files, folder, identity.uuid_bytes, options.chunk_bytes, log_options.reserve_bytes, stages, number)
         except BaseException:
             _close_quietly(log)
             raise
     except BaseException:
         state.close()
         raise
-    return log, state, report
+    return log, state, staging, report
 
 
 def _close_quietly(log: Log) -> None:

@@ -1,0 +1,129 @@
+"""What an atomic group consists of: which staged parts are appended and which become chunks, and the mark that says so.
+
+Appending costs their bytes a second time, a chunk costs a header, a sync and a rename: about a millisecond, whatever its size.
+So parts of ADOPT_BYTES become chunks. What is appended together is bounded (other publishers wait for it), and so are its blocks, each
+of which costs a few microseconds for its new header; beyond that the largest of the rest become chunks too.
+
+Offsets: first those of the appended parts, then those of the adopted ones, each in the order of the commit; so a part's rows stay together.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from ..transport.block import HEADER_BYTES, Block
+from .chunk import columns_agree
+from .errors import Damaged, StoreFailed
+from .files import Files
+from .log_format import CHUNK_HEADER_BYTES, decode_disk_header, part_name
+from .mark import Adopted, Mark
+from .transactions import StagedFile, Transaction
+
+ADOPT_BYTES: Final = 4 * 1024 * 1024
+GROUP_APPEND_BYTES_MAX: Final = 16 * 1024 * 1024
+GROUP_APPEND_BLOCKS_MAX: Final = 4096
+
+
+class StagedPart(NamedTuple):
+    """A finally sealed stage: its files lie in `folder`, synced, footers and all."""
+
+    stage: bytes
+    folder: str
+    files: tuple[StagedFile, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.data_end - CHUNK_HEADER_BYTES for file in self.files)
+
+    @property
+    def blocks(self) -> int:
+        return sum(file.blocks for file in self.files)
+
+    @property
+    def messages(self) -> int:
+        return sum(file.messages for file in self.files)
+
+    def path(self, file: StagedFile) -> str:
+        return f"{self.folder}/{part_name(self.stage, file.number)}"
+
+
+class Group(NamedTuple):
+    """What was committed: offsets from `first_offset` on, all stored at one time."""
+
+    first_offset: int
+    messages: int
+    time_ns: int
+
+
+class Plan(NamedTuple):
+    """Parts with messages, in the order of the commit."""
+
+    appended: list[StagedPart]
+    adopted: list[StagedPart]
+
+    @property
+    def messages(self) -> int:
+        return sum(part.messages for part in (*self.appended, *self.adopted))
+
+
+def plan_group(parts: Sequence[StagedPart], adopt_bytes: int, append_bytes_max: int) -> Plan:
+    """Who is appended and who is adopted."""
+    parts = [part for part in parts if part.files]
+    adopted = {i for i, part in enumerate(parts) if len(part.files) > 1 or part.size_bytes >= adopt_bytes}
+    rest = sorted((i for i in range(len(parts)) if i not in adopted), key=lambda i: parts[i].size_bytes)
+    size = blocks = 0
+    for n, i in enumerate(rest):
+        size += parts[i].size_bytes
+        blocks += parts[i].blocks
+        if size > append_bytes_max or blocks > GROUP_APPEND_BLOCKS_MAX:
+            adopted.update(rest[n:])
+            break
+    return Plan([part for i, part in enumerate(parts) if i not in adopted], [parts[i] for i in sorted(adopted)])
+
+
+def make_mark(transaction: Transaction, parts: Sequence[StagedPart], plan: Plan, first_offset: int) -> Mark:
+    appended = sum(part.messages for part in plan.appended)
+    base_offset = first_offset + appended
+    adopted = []
+    for part in plan.adopted:
+        for file in part.files:
+            adopted.append(Adopted(part.stage, file.number, file.seed, base_offset, file.messages, file.data_end))
+            base_offset += file.messages
+    return Mark(transaction, first_offset, base_offset - first_offset, appended, tuple(part.stage for part in parts), tuple(adopted))
+
+
+def read_blocks(files: Files, parts: Sequence[StagedPart]) -> list[Block]:
+    """All blocks of these parts, checked. `Damaged` where a file is gone or not as it was sealed."""
+    blocks: list[Block] = []
+    for part in parts:
+        for file in part.files:
+            path = part.path(file)
+            try:
+                data = memoryview(files.read_file(path, file.data_end))
+            except OSError as error:
+                if error.errno in {errno.ENOENT, errno.EIO}:
+                    raise Damaged(f"{path} cannot be read: {error}") from error
+                raise StoreFailed(f"{path} cannot be read: {error}") from error
+            blocks += _blocks_in(data, file, path)
+    return blocks
+
+
+def _blocks_in(data: memoryview, file: StagedFile, path: str) -> list[Block]:
+    blocks: list[Block] = []
+    position = CHUNK_HEADER_BYTES
+    messages = 0
+    while position < len(data):
+        header = decode_disk_header(data[position : position + HEADER_BYTES], file.seed)
+        if header is None or header.first_offset != messages:
+            break
+        columns = data[position + HEADER_BYTES : position + header.length]
+        if not columns_agree(header, columns):
+            break
+        blocks.append(Block(header, columns, columns))
+        messages += header.count
+        position += header.length
+    if (len(blocks), messages, position) != (file.blocks, file.messages, file.data_end):
+        raise Damaged(f"{path} is damaged at {position}: {len(blocks)} of {file.blocks} blocks are as they were sealed")
+    return blocks
