@@ -124,9 +124,10 @@ class Bye(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Open(Wire):
-    """Make this link talk to: "supervisor", "topic" (to publish), "reader" (offset reads), "channel". Answered by Done or Failed.
+    """Make this link talk to: "supervisor", "topic" (to publish), "reader" (offset reads), "channel", "stage" (to write exactly once).
 
-    Topics and channels are made on first use if `create`.
+    Topics and channels are made on first use if `create`. Answered by Done or Failed; Done.data has for readers and stages {"uuid": str},
+    for stages also {"push_port": int, "route": bytes}.
     """
 
     op: ClassVar[int] = 10
@@ -142,7 +143,7 @@ class Open(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Lookup(Wire):
-    """Where is it? Done.data: {"topic": endpoint, "reader": endpoint, "channel": endpoint or "", "uuid": str}."""
+    """Where is it? Done.data: {"topic", "reader", "stage", "push": endpoints, "channel": endpoint or "", "uuid": str}."""
 
     op: ClassVar[int] = 11
     request: int
@@ -153,7 +154,7 @@ class Lookup(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Manage(Wire):
-    """`action`: create, delete, pause, unpause, empty; on the topic, or on the channel if one is named. `options` by action."""
+    """`action`: create, delete, pause, unpause, empty, seek; on the topic, or on the channel if one is named. `options` by action."""
 
     op: ClassVar[int] = 12
     request: int

@@ -20,14 +20,16 @@ from zsq.transport.codec import decode, encode
 from zsq.transport.link import LINK_TABLE
 from zsq.transport.session import PRODUCER_TABLE
 from zsq.transport.session_consumer import CONSUMER_TABLE
+from zsq.transport.session_stage import STAGE_TABLE
 
 DOCUMENT: Final = Path(__file__).resolve().parents[2] / "transport" / "PROTOCOL.md"
 GROUPS: Final = {
     "Anybody to anybody": range(1, 10),
     "Links": range(10, 20),
     "Producer and topic": range(20, 30),
-    "Consumer and channel": range(30, 40),
-    "Offset readers and storage": range(40, 50),
+    "Consumer and channel": range(30, 38),
+    "Offset readers and storage": range(40, 44),
+    "Stages": (38, *range(44, 50)),
     "Inside the broker": range(50, 128),
 }
 
@@ -94,6 +96,7 @@ PARTS: Final = {
     "producer": lambda: table(PRODUCER_TABLE),
     "consumer": lambda: table(CONSUMER_TABLE),
     "link": lambda: table(LINK_TABLE),
+    "stage": lambda: table(STAGE_TABLE),
     "errors": error_codes,
     "limits": limits,
 }
