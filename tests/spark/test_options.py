@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from zsq import UsageError
@@ -12,12 +10,12 @@ from zsq.apps.spark.options import EARLIEST, LATEST, Point, SinkOptions, SourceO
 URL = "tcp://127.0.0.1:4153"
 
 
-def source(*, streaming: bool = False, **options: Any) -> SourceOptions:
+def source(streaming: bool = False, /, **options: str) -> SourceOptions:
     # Spark hands names over in lower case.
     return source_options({"topic": "t"} | {name.lower(): value for name, value in options.items()}, URL, streaming=streaming)
 
 
-def sink(streaming: bool = False, **options: str) -> SinkOptions:
+def sink(streaming: bool = False, /, **options: str) -> SinkOptions:
     return sink_options({name.lower(): value for name, value in options.items()}, URL, streaming=streaming)
 
 
@@ -30,7 +28,7 @@ def test_defaults() -> None:
     assert (batch.offsets_max, batch.bytes_max, batch.partitions_min) == (0, 0, 0)
     assert batch.fail_on_data_loss
     assert batch.timeout_s == 120
-    assert source(streaming=True).starting == {"t": LATEST}
+    assert source(True).starting == {"t": LATEST}
     assert sink() == SinkOptions(URL, "", "", -1, 120.0)
 
 
@@ -61,9 +59,9 @@ def test_everything_said() -> None:
         ({"startingOffsetsByTimestamp": '{"t": 2}', "startingOffsets": '{"t": 3}'}, Point("time", 2)),
     ],
 )
-def test_starting_points(options: dict[str, Any], point: Point) -> None:
+def test_starting_points(options: dict[str, str], point: Point) -> None:
     assert source(**options).starting == {"t": point}
-    assert source(streaming=True, **options).starting == {"t": point}
+    assert source(True, **options).starting == {"t": point}
 
 
 def test_ending_points() -> None:
@@ -107,7 +105,7 @@ def test_ending_points() -> None:
         ({"timeout": "nan"}, "it takes seconds"),
     ],
 )
-def test_what_a_batch_refuses(options: dict[str, Any], text: str) -> None:
+def test_what_a_batch_refuses(options: dict[str, str], text: str) -> None:
     with pytest.raises(UsageError, match=text):
         source(**options)
 
@@ -115,7 +113,7 @@ def test_what_a_batch_refuses(options: dict[str, Any], text: str) -> None:
 @pytest.mark.parametrize("name", ["endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"])
 def test_a_stream_has_no_end(name: str) -> None:
     with pytest.raises(UsageError, match=r"has no end; use spark\.read"):
-        source(streaming=True, **{name: '{"t": 1}' if "Offsets" in name else "1"})
+        source(True, **{name: '{"t": 1}' if "Offsets" in name else "1"})
 
 
 def test_columns_are_taken_in_the_order_given() -> None:

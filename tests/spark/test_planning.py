@@ -1,0 +1,287 @@
+"""What a query reads next, against topics made up here: limits, data loss, AvailableNow, and the reader for older PySparks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import zsq
+from zsq.apps.spark.logs import Extent
+from zsq.apps.spark.offsets import Place
+from zsq.apps.spark.options import source_options
+from zsq.apps.spark.planning import BatchPlan, StreamPlan
+from zsq.apps.spark.stream import PlainStreamReader, stream_reader
+from zsq.transport.client import Measured
+from zsq.transport.errors import E_NOT_FOUND, DataLoss, NotFound
+
+MESSAGE_BYTES = 100
+
+
+class MadeUp:
+    """Topics by their extents, each message of 100 bytes, stored at one millisecond an offset."""
+
+    def __init__(self, **extents: tuple[int, int] | tuple[int, int, str]) -> None:
+        self.extents = {topic: Extent(*extent, *(["u-" + topic] if len(extent) == 2 else [])) for topic, extent in extents.items()}
+
+    def set(self, topic: str, start: int, head: int, uuid: str = "") -> None:
+        self.extents[topic] = Extent(start, head, uuid or "u-" + topic)
+
+    def extent(self, topic: str) -> Extent:
+        if topic not in self.extents:
+            raise NotFound(E_NOT_FOUND, f"there is no topic {topic}")
+        return self.extents[topic]
+
+    def offset_at(self, topic: str, time_ms: int) -> int:
+        extent = self.extent(topic)
+        return min(max(time_ms, extent.start), extent.head)
+
+    def measure(self, topic: str, start: int, stop: int, bytes_max: int = (1 << 63) - 1) -> Measured:
+        assert start < stop
+        size = (stop - start) * MESSAGE_BYTES
+        return Measured(size, start + max(1, min(stop - start, bytes_max // MESSAGE_BYTES)), *self.extent(topic)[:2])
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def options(streaming: bool = True, /, **given: str) -> Any:
+    return source_options({"topic": "a", **{name.lower(): value for name, value in given.items()}}, "tcp://h:1", streaming=streaming)
+
+
+def stream(logs: MadeUp, **given: str) -> StreamPlan:
+    return StreamPlan(options(**given), logs)
+
+
+def ranges(spans: list[Any]) -> list[tuple[str, int, int]]:
+    return [(span.topic, span.start, span.stop) for span in spans]
+
+
+def at(uuid: str = "u-a", **offsets: int) -> Place:
+    return Place(offsets, {topic: uuid if topic == "a" else f"u-{topic}" for topic in offsets})
+
+
+# Batches
+
+
+@pytest.mark.parametrize(
+    ("given_options", "found"),
+    [
+        ({}, [("a", 10, 50)]),
+        ({"startingOffsets": '{"a": 20}', "endingOffsets": '{"a": 30}'}, [("a", 20, 30)]),
+        ({"startingTimestamp": "15", "endingTimestamp": "45"}, [("a", 15, 45)]),
+        ({"endingTimestamp": "9999"}, [("a", 10, 50)]),
+        ({"startingOffsets": '{"a": 30}', "endingOffsets": '{"a": 20}'}, []),
+        ({"minPartitions": "4"}, [("a", 10, 20), ("a", 20, 30), ("a", 30, 40), ("a", 40, 50)]),
+    ],
+)
+def test_batches(given_options: dict[str, str], found: list[tuple[str, int, int]]) -> None:
+    assert ranges(BatchPlan(options(False, **given_options), MadeUp(a=(10, 50))).partitions()) == found
+
+
+@pytest.mark.parametrize(
+    ("given_options", "text", "rest"),
+    [
+        ({"startingOffsets": '{"a": 5}'}, "offsets 5 to 9 of topic a are not kept any more: it now begins at 10", [("a", 10, 50)]),
+        ({"endingOffsets": '{"a": 60}'}, "topic a ends at offset 50, before 60", [("a", 10, 50)]),
+        ({"startingOffsets": '{"a": 70}'}, "topic a ends at offset 50, before 70", []),
+    ],
+)
+def test_data_loss_of_a_batch(
+    given_options: dict[str, str], text: str, rest: list[tuple[str, int, int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    logs = MadeUp(a=(10, 50))
+    with pytest.raises(DataLoss, match=f"{text}.*set option 'failOnDataLoss' to 'false'"):
+        BatchPlan(options(False, **given_options), logs).partitions()
+    with caplog.at_level(logging.WARNING, "zsq.spark"):
+        assert ranges(BatchPlan(options(False, failOnDataLoss="false", **given_options), logs).partitions()) == rest
+    assert text in caplog.text
+
+
+def test_an_unknown_topic() -> None:
+    with pytest.raises(NotFound, match="no topic a"):
+        BatchPlan(options(False), MadeUp()).partitions()
+
+
+# Streams
+
+
+def test_a_stream_from_its_beginning() -> None:
+    logs = MadeUp(a=(10, 50))
+    assert stream(logs).initial() == at(a=50)
+    plan = stream(logs, startingOffsets="earliest")
+    begin = plan.initial()
+    assert begin == at(a=10)
+    end = plan.latest(begin)
+    assert end == at(a=50)
+    assert plan.latest(end) == end, "the same place where nothing waits"
+    assert ranges(plan.partitions(begin, end)) == [("a", 10, 50)]
+    assert ranges(plan.partitions(end, end)) == []
+    logs.set("a", 10, 80)
+    assert plan.latest(end) == at(a=80)
+    assert ranges(plan.partitions(begin, end)) == [("a", 10, 50)], "a batch that is repeated is the same"
+
+
+def test_limits() -> None:
+    logs = MadeUp(a=(0, 1000), b=(0, 100))
+    plan = StreamPlan(source_options({"subscribe": "a,b"}, "tcp://h:1", streaming=True), logs)
+    begin = at(a=0, b=0)
+    assert plan.latest(begin, offsets_max=110).offsets == {"a": 100, "b": 10}
+    assert plan.latest(begin, bytes_max=110 * MESSAGE_BYTES).offsets == {"a": 100, "b": 10}
+    assert plan.latest(begin, offsets_max=55, bytes_max=10**9).offsets == {"a": 50, "b": 5}
+    assert plan.latest(begin, offsets_max=55, bytes_max=11 * MESSAGE_BYTES).offsets == {"a": 10, "b": 1}
+    assert plan.latest(begin, bytes_max=1).offsets == {"a": 1, "b": 1}, "some of each, or nothing would ever go on"
+
+
+@given(st.integers(0, 100), st.integers(0, 500), st.integers(0, 50), st.integers(0, 5000))
+def test_each_step_leads_on_to_the_end(start: int, count: int, offsets_max: int, bytes_max: int) -> None:
+    plan = stream(MadeUp(a=(start, start + count)))
+    place = at(a=start)
+    for _ in range(600):
+        after = plan.latest(place, offsets_max=offsets_max, bytes_max=bytes_max)
+        if after == place:
+            break
+        assert place.offsets["a"] < after.offsets["a"] <= start + count
+        assert not offsets_max or after.offsets["a"] - place.offsets["a"] <= offsets_max
+        place = after
+    assert place == at(a=start + count)
+
+
+def test_available_now_ends() -> None:
+    logs = MadeUp(a=(0, 100))
+    plan = stream(logs)
+    plan.stop_at_present_head()
+    logs.set("a", 0, 500)
+    assert plan.head() == at(a=500), "what is reported is how far the topic really reaches"
+    place = at(a=0)
+    for expected in (40, 80, 100, 100):
+        place = plan.latest(place, offsets_max=40)
+        assert place == at(a=expected)
+
+
+def test_a_topic_made_again_is_data_loss(caplog: pytest.LogCaptureFixture) -> None:
+    logs = MadeUp(a=(50, 80, "other"))
+    fails: list[Callable[[StreamPlan], object]] = [lambda plan: plan.latest(at(a=50)), lambda plan: plan.partitions(at(a=40), at(a=50))]
+    for fail in fails:
+        with pytest.raises(DataLoss, match="deleted and made again"):
+            fail(stream(logs))
+    plan = stream(logs, failOnDataLoss="false")
+    with caplog.at_level(logging.WARNING, "zsq.spark"):
+        end = plan.latest(at(a=50), offsets_max=10)
+        assert end == at(uuid="other", a=60)
+        assert ranges(plan.partitions(at(a=50), end)) == [("a", 50, 60)]
+        assert ranges(plan.partitions(at(a=40), at(a=50))) == [], "the old one's offsets are nobody else's"
+    assert "deleted and made again" in caplog.text
+
+
+def test_what_retention_took_is_data_loss() -> None:
+    logs = MadeUp(a=(30, 80))
+    fails: list[Callable[[StreamPlan], object]] = [lambda plan: plan.latest(at(a=20)), lambda plan: plan.partitions(at(a=20), at(a=50))]
+    for fail in fails:
+        with pytest.raises(DataLoss, match="offsets 20 to 29 of topic a are not kept any more"):
+            fail(stream(logs))
+    plan = stream(logs, failOnDataLoss="false")
+    assert plan.latest(at(a=20), offsets_max=5) == at(a=35)
+    assert ranges(plan.partitions(at(a=20), at(a=50))) == [("a", 30, 50)]
+    assert ranges(plan.partitions(at(a=10), at(a=20))) == [], "a batch whose all is gone"
+
+
+def test_a_log_that_ends_too_early_is_data_loss() -> None:
+    logs = MadeUp(a=(0, 30))
+    fails: list[Callable[[StreamPlan], object]] = [lambda plan: plan.latest(at(a=50)), lambda plan: plan.partitions(at(a=20), at(a=50))]
+    for fail in fails:
+        with pytest.raises(DataLoss, match="topic a ends at offset 30, before 50"):
+            fail(stream(logs))
+    plan = stream(logs, failOnDataLoss="false")
+    assert plan.latest(at(a=50)) == at(a=30)
+    assert ranges(plan.partitions(at(a=50), at(a=30))) == []
+    assert ranges(plan.partitions(at(a=20), at(a=50))) == [("a", 20, 30)]
+
+
+def test_topics_join_and_leave_a_query(caplog: pytest.LogCaptureFixture) -> None:
+    logs = MadeUp(a=(10, 20), b=(5, 9))
+    plan = StreamPlan(source_options({"subscribe": "a,b"}, "tcp://h:1", streaming=True), logs)
+    end = plan.latest(at(a=15))
+    assert end.offsets == {"a": 20, "b": 9}, "a topic that is new to the query is read from its oldest message on"
+    assert ranges(plan.partitions(at(a=15), end)) == [("a", 15, 20), ("b", 5, 9)]
+    alone = stream(logs)
+    with caplog.at_level(logging.WARNING, "zsq.spark"):
+        assert ranges(alone.partitions(at(a=15, b=5), at(a=20, b=9))) == [("a", 15, 20)]
+    assert "topic b is in the checkpoint" in caplog.text
+
+
+# The reader for PySpark 4.0 and 4.1
+
+
+def plain(monkeypatch: pytest.MonkeyPatch, logs: MadeUp, **given: str) -> PlainStreamReader:
+    monkeypatch.setattr("zsq.apps.spark.stream.TopicLogs", lambda url, timeout: logs)
+    return PlainStreamReader(options(**given))
+
+
+def test_limits_without_being_told_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    logs = MadeUp(a=(0, 100))
+    reader = plain(monkeypatch, logs, startingOffsets="earliest", maxOffsetsPerTrigger="40")
+    assert Place.from_json(reader.initialOffset()) == at(a=0)
+    assert [Place.from_json(reader.latestOffset()).offsets["a"] for _ in range(4)] == [40, 80, 100, 100]
+    parts = reader.partitions(at(a=0).as_json(), at(a=40).as_json())
+    assert [(part.start, part.stop) for part in parts] == [(0, 40)]  # type: ignore[attr-defined]
+
+
+def test_limits_after_a_restart(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    logs = MadeUp(a=(0, 100))
+    repeats = plain(monkeypatch, logs, maxOffsetsPerTrigger="40")
+    repeats.partitions(at(a=0).as_json(), at(a=40).as_json())
+    assert Place.from_json(repeats.latestOffset()) == at(a=80)
+    knows_nothing = plain(monkeypatch, logs, maxOffsetsPerTrigger="40")
+    with caplog.at_level(logging.WARNING, "zsq.spark"):
+        assert Place.from_json(knows_nothing.latestOffset()) == at(a=100)
+    assert "from the second micro-batch on" in caplog.text
+
+
+def test_the_class_is_chosen_by_what_pyspark_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    from zsq.apps.spark.admission import AdmittingReader
+
+    assert type(stream_reader(options())) is AdmittingReader
+    monkeypatch.setitem(sys.modules, "zsq.apps.spark.admission", None)  # as if its import failed
+    assert type(stream_reader(options())) is PlainStreamReader
+
+
+def test_both_limits_hold_though_spark_knows_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+
+    from zsq.apps.spark.admission import AdmittingReader
+
+    monkeypatch.setattr("zsq.apps.spark.stream.TopicLogs", lambda url, timeout: MadeUp(a=(0, 100)))
+    reader = AdmittingReader(options(maxOffsetsPerTrigger="40", maxBytesPerTrigger="1k"))
+    assert reader.getDefaultReadLimit() == ReadMaxRows(40)
+    start = at(a=0).as_json()
+    assert Place.from_json(reader.latestOffset(start, reader.getDefaultReadLimit())) == at(a=10)
+    assert Place.from_json(reader.latestOffset(start, ReadAllAvailable())) == at(a=100)
+    assert AdmittingReader(options(maxBytesPerTrigger="1k")).getDefaultReadLimit() == ReadMaxBytes(1024)
+    assert AdmittingReader(options()).getDefaultReadLimit() == ReadAllAvailable()
+
+
+def test_a_channel_that_cannot_be_moved_fails_nothing(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    class NoAnswer:
+        def __init__(self, *_: Any, **__: Any) -> None:
+            self.close = lambda: None
+
+        def __getattr__(self, name: str) -> Any:
+            def fail(*_: Any, **__: Any) -> None:
+                raise zsq.BrokerUnreachable("E_TIMEOUT", "nobody there")
+
+            return fail
+
+    monkeypatch.setattr("zsq.apps.spark.logs.Admin", NoAnswer)
+    reader = plain(monkeypatch, MadeUp(a=(0, 100)), channel="c")
+    with caplog.at_level(logging.WARNING, "zsq.spark"):
+        reader.initialOffset()
+        reader.commit(at(a=50).as_json())
+        reader.stop()
+    assert caplog.text.count("channel a/c could not be made") == 2

@@ -1,0 +1,274 @@
+"""What a sink tells the broker and Spark, with stages made up here: retries, aborts, messages, and what is refused."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from typing import Any, ClassVar, Self
+
+import pyarrow as pa
+import pytest
+from pyspark import TaskContext
+from pyspark.sql import types as t
+
+import zsq
+from zsq.apps.spark import sink
+from zsq.apps.spark.options import SinkOptions
+from zsq.apps.spark.sink import ArrowStreamWriter, BatchWriter, RowStreamWriter, Staged, Transaction, stream_writer
+from zsq.transport.errors import E_CLOSING, E_DISK_FULL, E_NOT_FOUND, E_TIMEOUT
+
+SCHEMA = t.StructType([t.StructField("value", t.BinaryType()), t.StructField("topic", t.StringType())])
+JOB = Transaction("app", 3, "app")
+
+
+def options(topic: str = "t", timeout_s: float = 5.0, app: str = "") -> SinkOptions:
+    return SinkOptions("tcp://h:1", topic, app, 3 if app else -1, timeout_s)
+
+
+def batch(*values: bytes, topic: str = "t") -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array(values, pa.binary()), pa.array([topic] * len(values))], names=["value", "topic"])
+
+
+def part(number: int) -> Any:
+    return (bytes([number]) * 16, 1, 1, 100, 7)
+
+
+class Writer:
+    """Stands for a StageWriter; `made` are all of them."""
+
+    made: ClassVar[list[Writer]] = []
+    committed = False
+    error: Exception | None = None
+
+    def __init__(self, url: str, topic: str, app: str, version: int, **more: Any) -> None:
+        self.asked = (url, topic, app, version, more)
+        self.rows: list[bytes] = []
+        self.closed = False
+        Writer.made.append(self)
+
+    def push(self, block: Any) -> None:
+        if self.error is not None:
+            raise self.error
+        self.rows += block.body.values()
+
+    def seal(self) -> Any:
+        return None if self.committed else part(len(Writer.made))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Committer:
+    """Stands for a StageCommitter; `answers` are given in order, an exception is raised; `asked` is what it was asked."""
+
+    answers: ClassVar[list[Any]] = []
+    asked: ClassVar[list[Any]] = []
+
+    def __init__(self, url: str, topic: str, *, timeout: float, create: bool) -> None:
+        assert timeout > 0
+        assert not create, "a commit makes no topic"
+        self.topic = topic
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is open."""
+
+    def _answer(self, *asked: Any) -> Any:
+        Committer.asked.append((self.topic, *asked))
+        answer = Committer.answers.pop(0) if Committer.answers else {}
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def commit(self, app: str, version: int, parts: Any, kind: str) -> Any:
+        return self._answer("commit", app, version, list(parts), kind)
+
+    def abort(self, app: str, version: int, stages: Any) -> Any:
+        return self._answer("abort", app, version, list(stages))
+
+
+@pytest.fixture(autouse=True)
+def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sink, "StageWriter", Writer)
+    monkeypatch.setattr(sink, "StageCommitter", Committer)
+    monkeypatch.setattr(sink, "PAUSE_S", 0.01)
+    for name, value in (("made", []), ("committed", False), ("error", None)):
+        monkeypatch.setattr(Writer, name, value)
+    monkeypatch.setattr(Committer, "answers", [])
+    monkeypatch.setattr(Committer, "asked", [])
+
+
+# A task
+
+
+def test_a_task_stages_its_rows() -> None:
+    found = sink.stage_rows(options(), JOB, 5, [batch(b"a", b"b"), batch(), batch(b"c")])
+    [writer] = Writer.made
+    assert writer.asked == ("tcp://h:1", "t", "app", 3, {"kind": "app", "partition": 5, "timeout": 5.0})
+    assert writer.rows == [b"a", b"b", b"c"]
+    assert writer.closed
+    assert (found.topic, found.part, found.transaction) == ("t", part(1), JOB)
+    again = pickle.loads(pickle.dumps(found))
+    assert vars(again) == vars(found), "Spark carries it from the executor to the driver"
+
+
+def test_a_task_without_rows_makes_no_stage() -> None:
+    found = sink.stage_rows(options(""), JOB, 0, [batch()])
+    assert not Writer.made
+    assert found.part is None
+
+
+def test_the_column_names_the_topic_where_no_option_does() -> None:
+    assert sink.stage_rows(options(""), JOB, 0, [batch(b"a", topic="c")]).topic == "c"
+    assert sink.stage_rows(options("o"), JOB, 0, [batch(b"a", topic="c"), batch(b"a", topic="d")]).topic == "o"
+    with pytest.raises(zsq.UsageError, match=r"several topics \(c, d\).*write once for each"):
+        sink.stage_rows(options(""), JOB, 0, [batch(b"a", topic="c"), batch(b"a", topic="d")])
+    assert Writer.made[-1].closed, "what was staged is given up"
+
+
+def test_a_task_of_a_committed_transaction_takes_no_more_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Writer, "committed", True)
+    large = batch(*[b"x" * 1000] * 1000)
+    batches = iter([large, large, large])
+    assert sink.stage_rows(options(), JOB, 0, batches).part is None
+    assert len(list(batches)) == 2
+
+
+def test_a_task_that_fails_gives_its_stage_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Writer, "error", zsq.BrokerUnreachable(E_TIMEOUT, "no answer"))
+    with pytest.raises(zsq.BrokerUnreachable, match="no answer"):
+        sink.stage_rows(options(), JOB, 0, [batch(b"a")])
+    assert Writer.made[0].closed
+
+
+# The driver
+
+
+def staged(number: int, topic: str = "t", transaction: Transaction = JOB) -> Staged:
+    return Staged(topic, part(number), transaction)
+
+
+def test_a_commit_names_the_parts_in_the_order_of_partitions() -> None:
+    sink.commit_parts(options(), [staged(2), Staged("t", None, JOB), staged(1)], "batch 3")
+    assert Committer.asked == [("t", "commit", "app", 3, [part(2), part(1)], "app")]
+
+
+def test_nothing_is_committed_where_there_were_no_rows() -> None:
+    sink.commit_parts(options(), [Staged("", None, JOB), None], "batch 3")
+    assert not Committer.asked
+
+
+def test_partitions_of_several_topics_are_refused() -> None:
+    with pytest.raises(zsq.UsageError, match=r"several topics \(a, b\)"):
+        sink.commit_parts(options(""), [staged(1, "a"), staged(2, "b")], "batch 3")
+    with pytest.raises(zsq.UsageError, match="do not agree"):
+        sink.commit_parts(options(), [staged(1), staged(2, transaction=Transaction("app", 4, "app"))], "batch 3")
+    with pytest.raises(zsq.UsageError, match=r"10001 partitions.*coalesce"):
+        sink.commit_parts(options(), [staged(1)] * 10_001, "batch 3")
+    assert not Committer.asked
+
+
+def test_a_commit_is_tried_until_it_is_answered() -> None:
+    Committer.answers += [zsq.Refused(E_DISK_FULL, "full"), zsq.BrokerUnreachable(E_TIMEOUT, "away"), {"repeated": True}]
+    sink.commit_parts(options(), [staged(1)], "batch 3")
+    assert len(Committer.asked) == 3
+
+
+def test_a_commit_gives_up_in_the_end_and_says_what_to_do() -> None:
+    Committer.answers += [zsq.Refused(E_CLOSING, "the broker stops")] * 1000
+    with pytest.raises(zsq.Refused, match=r"batch 3 was not committed to topic t within 0\.1 s: the broker stops\. Start it again"):
+        sink.commit_parts(options(timeout_s=0.1), [staged(1)], "batch 3")
+    with pytest.raises(zsq.Refused, match="Look whether it is in the topic before you write it again"):
+        sink.commit_parts(options(timeout_s=0.1), [staged(1, transaction=Transaction("u", 0, "job"))], "the write")
+
+
+def test_a_commit_that_cannot_be_is_not_tried_again() -> None:
+    Committer.answers += [zsq.NotFound(E_NOT_FOUND, "part 1 is gone")]
+    with pytest.raises(zsq.NotFound, match="part 1 is gone"):
+        sink.commit_parts(options(), [staged(1)], "batch 3")
+    assert len(Committer.asked) == 1
+
+
+def test_aborts_name_what_is_known() -> None:
+    sink.abort_parts(options(), [staged(1), None, Staged("t", None, JOB)], None, "batch 3")
+    sink.abort_parts(options(""), [staged(1, "a"), None, staged(2, "b")], None, "batch 3")
+    sink.abort_parts(options(), [None, None], Transaction("u", 0, "job"), "the write")
+    assert Committer.asked == [
+        ("t", "abort", "app", 3, [part(1)[0]]),
+        ("a", "abort", "app", 3, [part(1)[0]]),
+        ("b", "abort", "app", 3, [part(2)[0]]),
+        ("t", "abort", "u", 0, []),
+    ]
+    sink.abort_parts(options(), [None], None, "batch 3")
+    assert len(Committer.asked) == 4, "which transaction it was is not known"
+
+
+def test_an_abort_never_raises(caplog: pytest.LogCaptureFixture) -> None:
+    Committer.answers += [zsq.BrokerUnreachable(E_TIMEOUT, "away"), RuntimeError("a bug")]
+    with caplog.at_level(logging.WARNING, "zsq.spark"):
+        for _ in range(2):
+            sink.abort_parts(options(), [staged(1)], None, "batch 3")
+    assert caplog.text.count("goes by itself after a time") == 2
+
+
+# What Spark makes
+
+
+def test_a_batch_writer_has_one_job_id_wherever_it_is_used() -> None:
+    writer = BatchWriter(options(), SCHEMA, overwrite=False)
+    copies = [pickle.loads(pickle.dumps(writer)) for _ in range(2)]
+    messages = [copy.write(iter([batch(b"a")])) for copy in copies]
+    assert len({message.transaction for message in messages}) == 1
+    assert messages[0].transaction[1:] == (0, "job")
+    assert BatchWriter(options(), SCHEMA, overwrite=False)._transaction != writer._transaction
+    assert BatchWriter(options(app="mine"), SCHEMA, overwrite=False)._transaction == Transaction("mine", 3, "app")
+
+
+@pytest.mark.parametrize("make", [BatchWriter, ArrowStreamWriter, RowStreamWriter])
+def test_overwriting_is_refused(make: Any) -> None:
+    with pytest.raises(zsq.UsageError, match=r'mode\("append"\).*`zsq topic empty NAME`'):
+        make(options(), SCHEMA, overwrite=True)
+
+
+def test_a_stream_writer_for_each_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert type(stream_writer(options(), SCHEMA, False)) is ArrowStreamWriter
+    monkeypatch.setattr(sink, "ARROW_STREAMS", False)
+    assert type(stream_writer(options(), SCHEMA, False)) is RowStreamWriter
+
+
+class Context:
+    """Stands for a task's context that knows these local properties."""
+
+    def __init__(self, **known: str) -> None:
+        self.known = {sink.QUERY_ID: known.get("query"), sink.BATCH_ID: known.get("batch")}
+
+    def getLocalProperty(self, name: str) -> str | None:
+        return self.known[name]
+
+    def partitionId(self) -> int:
+        return 2
+
+
+def test_a_stream_task_is_of_its_query_and_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TaskContext, "get", lambda: Context(query="q", batch="7"))
+    writer = RowStreamWriter(options(), SCHEMA, overwrite=False)
+    message = writer.write(iter([(bytearray(b"a"), None)]))  # type: ignore[list-item]
+    assert isinstance(message, Staged)
+    assert message.transaction == Transaction("q", 7, "app")
+    assert Writer.made[0].rows == [b"a"]
+    assert Writer.made[0].asked[4]["partition"] == 2
+    writer.commit([message], 7)
+    with pytest.raises(zsq.UsageError, match="staged for batch 7, Spark commits batch 8"):
+        writer.commit([message], 8)
+    assert len(Committer.asked) == 1
+
+
+@pytest.mark.parametrize("context", [None, Context(), Context(query="q"), Context(batch="1"), Context(query="q", batch="x")])
+def test_a_spark_that_names_its_batches_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch, context: Context | None) -> None:
+    import pyspark
+
+    monkeypatch.setattr(TaskContext, "get", lambda: context)
+    with pytest.raises(zsq.UsageError, match=f"Spark {pyspark.__version__} does not tell.*txnAppId and txnVersion"):
+        ArrowStreamWriter(options(), SCHEMA, overwrite=False).write(iter([]))

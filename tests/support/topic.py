@@ -1,0 +1,59 @@
+"""A topic as a test sees it without Spark: what is put in, what is found there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from support.broker import Broker
+
+import zsq
+
+
+class Topic:
+    """A topic by name, on a broker; it need not be there yet."""
+
+    def __init__(self, broker: Broker, name: str) -> None:
+        self.broker = broker
+        self.name = name
+        self.url = broker.ipc
+
+    @property
+    def options(self) -> dict[str, str]:
+        """For Spark, either side."""
+        return {"url": self.url, "topic": self.name, "timeout": "60"}
+
+    def create(self) -> Topic:
+        with zsq.Admin(self.url) as admin:
+            admin.create_topic(self.name)
+        return self
+
+    def delete(self) -> None:
+        with zsq.Admin(self.url) as admin:
+            admin.delete_topic(self.name, force=True)
+
+    def put(self, *bodies: bytes, **more: Any) -> None:
+        with zsq.Producer(self.url) as producer:
+            producer.publish_many(self.name, list(bodies), **more)
+
+    def head(self) -> int:
+        with zsq.Reader(self.url, self.name) as reader:
+            return reader.head()[1]
+
+    def bodies(self) -> list[bytes]:
+        """All that is kept, in order."""
+        found: list[bytes] = []
+        with zsq.Reader(self.url, self.name) as reader:
+            offset, head = reader.head()
+            while offset < head:
+                got = reader.read(offset)
+                for block in got.blocks:
+                    found += block.body.values()  # type: ignore[arg-type]
+                offset = got.next_offset
+        return found
+
+    def channel(self, name: str) -> dict[str, Any]:
+        """Its statistics."""
+        with zsq.Admin(self.url) as admin:
+            [topic] = admin.stats(self.name, name)["topics"]
+        [found] = topic["channels"]
+        return dict(found)
