@@ -12,12 +12,13 @@ from typing import ClassVar, Final
 
 from crc32c import crc32c
 
+from .errors import E_BAD_ARGUMENT, UsageError
 from .protocol_client import Wire
 
 # fmt: off
 __all__ = [
     "STAGE_BYTES", "STAGE_PARTS_MAX", "TRANSACTION_APP_BYTES_MAX", "TRANSACTION_KINDS", "Abort", "Commit", "Missing",
-    "OpenStage", "Push", "Seal", "StagePart", "Staged", "checksum_after",
+    "OpenStage", "Push", "Seal", "StagePart", "Staged", "check_transaction", "checksum_after",
 ]
 # fmt: on
 
@@ -32,6 +33,16 @@ StagePart = tuple[bytes, int, int, int, int]  # stage, blocks, messages, bytes (
 def checksum_after(checksum: int, columns_crc: int) -> int:
     """A stage's checksum with one more block (0 at first): CRC-32C over the blocks' own checksums, so what counts is content and order."""
     return int(crc32c(columns_crc.to_bytes(4, "little"), checksum))
+
+
+def check_transaction(app: str, version: int, kind: str) -> None:
+    """`UsageError` E_BAD_ARGUMENT for what names no transaction."""
+    if not isinstance(app, str) or not 1 <= len(app.encode()) <= TRANSACTION_APP_BYTES_MAX:
+        raise UsageError(E_BAD_ARGUMENT, f"a transaction's app is text of 1 to {TRANSACTION_APP_BYTES_MAX} bytes, not {app!r:.60}")
+    if not isinstance(version, int) or not 0 <= version < 1 << 63:
+        raise UsageError(E_BAD_ARGUMENT, f"a transaction's version is a number from 0 to 2^63 - 1, not {version!r:.60}")
+    if kind not in TRANSACTION_KINDS:
+        raise UsageError(E_BAD_ARGUMENT, f"a transaction is of kind {' or '.join(TRANSACTION_KINDS)}, not {kind!r:.60}")
 
 
 @dataclass(frozen=True, slots=True)

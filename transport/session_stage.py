@@ -21,12 +21,10 @@ latter two it all begins on new sockets with OpenStage, whose answer says where 
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import Any, Final, NamedTuple
 
 from .block import Block, Header, encode_header
 from .errors import (
-    E_BAD_ARGUMENT,
     E_BAD_COMMAND,
     E_CLOSING,
     E_DISK_FULL,
@@ -40,20 +38,20 @@ from .errors import (
     ZsqError,
     from_wire,
 )
-from .protocol import (
-    TRANSACTION_APP_BYTES_MAX,
-    TRANSACTION_KINDS,
-    Done,
-    Failed,
-    Missing,
-    OpenStage,
-    Seal,
-    Staged,
-    StagePart,
-    Wire,
-    checksum_after,
-)
+from .protocol import Done, Failed, Missing, OpenStage, Seal, Staged, StagePart, Wire, checksum_after
 from .session import Reaction
+from .session_stage_states import ENDED, STAGE_TABLE, StageEvent, StageState
+
+__all__ = [
+    "OUT_BLOCKS_MAX",
+    "PASSING",
+    "PAUSE_NS",
+    "STALL_NS",
+    "WINDOW_BYTES",
+    "Entry",
+    "StageSession",
+    "StageState",
+]
 
 WINDOW_BYTES: Final = 32 * 1024 * 1024
 SEALS_A_WINDOW: Final = 4  # an interim seal is due when this part of the window is sent and not sealed
@@ -66,59 +64,7 @@ FAR_NS: Final = 1 << 62
 PASSING: Final = frozenset({E_DISK_FULL, E_LIMIT})  # refusals that the writer waits out
 _AGAIN: Final = frozenset({E_CLOSING, E_UNREACHABLE})  # those that blame the link
 
-
-def check_transaction(app: str, version: int, kind: str) -> None:
-    """`UsageError` E_BAD_ARGUMENT for what names no transaction."""
-    if not isinstance(app, str) or not 1 <= len(app.encode()) <= TRANSACTION_APP_BYTES_MAX:
-        raise UsageError(E_BAD_ARGUMENT, f"a transaction's app is text of 1 to {TRANSACTION_APP_BYTES_MAX} bytes, not {app!r:.60}")
-    if not isinstance(version, int) or not 0 <= version < 1 << 63:
-        raise UsageError(E_BAD_ARGUMENT, f"a transaction's version is a number from 0 to 2^63 - 1, not {version!r:.60}")
-    if kind not in TRANSACTION_KINDS:
-        raise UsageError(E_BAD_ARGUMENT, f"a transaction is of kind {' or '.join(TRANSACTION_KINDS)}, not {kind!r:.60}")
-
-
-class StageState(Enum):
-    DOWN = "down"  # no link
-    OPENING = "opening"  # OpenStage is sent
-    OPEN = "open"  # blocks go out as the credit allows
-    PAUSED = "paused"  # the broker cannot take more at the moment
-    SEALED = "sealed"  # finally: all is durable
-    COMMITTED = "committed"  # the transaction is, whoever wrote it: nothing more is wanted
-    FAILED = "failed"  # for good; `error` says why
-
-
-class StageEvent(Enum):
-    BEGIN = "begin"  # a new link: OpenStage goes out
-    OPENED = "Done to OpenStage"
-    STAGED = "Staged"
-    MISSING = "Missing"
-    SEALED = "Done to an interim Seal"
-    FINISHED = "Done to the final Seal"
-    COMMITTED = "committed or superseded"
-    PAUSE = "Failed, for the moment"
-    RESUME = "pause is over"
-    FAIL = "Failed"
-    LOST = "link lost"
-
-
 _S, _E = StageState, StageEvent
-_ENDS: Final = {_E.COMMITTED: _S.COMMITTED, _E.FAIL: _S.FAILED, _E.LOST: _S.DOWN}
-_LATE: Final = (_E.STAGED, _E.MISSING, _E.FAIL, _E.LOST)  # change nothing any more
-STAGE_TABLE: Final[dict[StageState, dict[StageEvent, StageState]]] = {
-    _S.DOWN: {_E.BEGIN: _S.OPENING, _E.FAIL: _S.FAILED, _E.LOST: _S.DOWN},
-    _S.OPENING: {_E.OPENED: _S.OPEN, _E.STAGED: _S.OPENING, **_ENDS},
-    _S.OPEN: {
-        _E.STAGED: _S.OPEN, _E.MISSING: _S.OPEN, _E.SEALED: _S.OPEN, _E.FINISHED: _S.SEALED, _E.PAUSE: _S.PAUSED, **_ENDS,
-    },
-    _S.PAUSED: {
-        _E.STAGED: _S.PAUSED, _E.MISSING: _S.PAUSED, _E.SEALED: _S.PAUSED, _E.FINISHED: _S.SEALED, _E.PAUSE: _S.PAUSED,
-        _E.RESUME: _S.OPEN, **_ENDS,
-    },
-    _S.SEALED: dict.fromkeys(_LATE, _S.SEALED),
-    _S.COMMITTED: dict.fromkeys(_LATE, _S.COMMITTED),
-    _S.FAILED: dict.fromkeys(_LATE, _S.FAILED),
-}  # fmt: skip
-ENDED: Final = frozenset({_S.SEALED, _S.COMMITTED, _S.FAILED})
 
 
 class Entry(NamedTuple):

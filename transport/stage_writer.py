@@ -25,8 +25,9 @@ from .drive import Drive, inherit, ours, remember
 from .errors import E_BAD_ARGUMENT, E_CLOSING, Refused, UsageError
 from .names import check_name
 from .producer import check_times
-from .protocol import STAGE_PARTS_MAX, Abort, Commit, Done, StagePart
-from .session_stage import WINDOW_BYTES, StageSession, StageState, check_transaction
+from .protocol import STAGE_PARTS_MAX, Abort, Commit, Done, StagePart, check_transaction
+from .session_stage import WINDOW_BYTES, StageSession
+from .session_stage_states import StageState
 from .stage_engine import BYE_LINGER_MS, StageEngine
 
 __all__ = ["STAGE_TIMEOUT_S", "StageCommitter", "StagePart", "StageWriter"]

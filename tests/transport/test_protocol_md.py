@@ -20,7 +20,7 @@ from zsq.transport.codec import decode, encode
 from zsq.transport.link import LINK_TABLE
 from zsq.transport.session import PRODUCER_TABLE
 from zsq.transport.session_consumer import CONSUMER_TABLE
-from zsq.transport.session_stage import STAGE_TABLE
+from zsq.transport.session_stage_states import STAGE_TABLE
 
 DOCUMENT: Final = Path(__file__).resolve().parents[2] / "transport" / "PROTOCOL.md"
 GROUPS: Final = {
