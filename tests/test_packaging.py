@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -22,7 +24,7 @@ def project() -> dict[str, Any]:
 
 def packages_on_disk() -> list[str]:
     folders = {path.parent for layer in LAYERS for path in (ROOT / layer).rglob("*.py")}
-    return sorted(["zsq", *(f"zsq.{folder.relative_to(ROOT).as_posix().replace('/', '.')}" for folder in folders)])
+    return sorted(["pyspark_zsq", "zsq", *(f"zsq.{folder.relative_to(ROOT).as_posix().replace('/', '.')}" for folder in folders)])
 
 
 def run(*arguments: str | Path, folder: Path, **environment: str) -> str:
@@ -35,9 +37,8 @@ def run(*arguments: str | Path, folder: Path, **environment: str) -> str:
 
 def test_every_folder_is_a_package_of_the_wheel() -> None:
     assert sorted(project()["tool"]["setuptools"]["packages"]) == packages_on_disk(), "add the folder to pyproject.toml"
-    assert not [
-        name for name in packages_on_disk()[1:] if not (ROOT / name.removeprefix("zsq.").replace(".", "/") / "__init__.py").is_file()
-    ]
+    folders = [name.removeprefix("zsq.").replace(".", "/") for name in packages_on_disk() if name != "zsq"]
+    assert not [folder for folder in folders if not (ROOT / folder / "__init__.py").is_file()]
 
 
 def test_the_root_has_no_stray_module() -> None:
@@ -69,7 +70,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     copy = folder / "source"
     copy.mkdir()
-    for name in ("__init__.py", "__main__.py", "py.typed", "pyproject.toml", "README.md", "LICENSE", *LAYERS):
+    for name in ("__init__.py", "__main__.py", "py.typed", "pyproject.toml", "README.md", "LICENSE", "pyspark_zsq", *LAYERS):
         run("cp", "-r", ROOT / name, copy, folder=folder)
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel")
     run(*pip, "--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", folder, copy, folder=folder)
@@ -81,14 +82,21 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_what_the_folders_hold(wheel: Path) -> None:
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     on_disk = {path.relative_to(ROOT).as_posix() for layer in LAYERS for path in (ROOT / layer).rglob("*.py")}
-    assert names == {f"zsq/{name}" for name in (*on_disk, "__init__.py", "__main__.py", "py.typed")}
+    own = {f"zsq/{name}" for name in (*on_disk, "__init__.py", "__main__.py", "py.typed")}
+    assert names == {*own, "pyspark_zsq/__init__.py"}
+
+
+def installed(wheel: Path, folder: Path) -> Path:
+    """Where the wheel was unpacked as pip does it."""
+    target = folder / "site"
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "install")
+    run(*pip, "--quiet", "--no-deps", "--no-index", "--target", target, wheel, folder=folder)
+    return target
 
 
 @pytest.mark.slow
 def test_the_wheel_works_alone(wheel: Path, tmp_path: Path) -> None:
-    target = tmp_path / "site"
-    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "install")
-    run(*pip, "--quiet", "--no-deps", "--no-index", "--target", target, wheel, folder=tmp_path)
+    target = installed(wheel, tmp_path)
     modules = sorted(
         f"zsq.{path.relative_to(ROOT).with_suffix('').as_posix().replace('/', '.').removesuffix('.__init__')}"
         for layer in LAYERS
@@ -101,3 +109,40 @@ def test_the_wheel_works_alone(wheel: Path, tmp_path: Path) -> None:
     version = run(sys.executable, "-m", "zsq", "--version", folder=tmp_path, PYTHONPATH=str(target))
     assert re.fullmatch(r"zsq \d+\.\d+\.\d+\n", version)
     assert (target / "bin/zsq").is_file()
+
+
+SPARK: Final = """
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
+from zsq.apps.spark import register
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+said = []
+for step in (lambda: None, lambda: register(spark), lambda: register(spark)):
+    step()
+    try:
+        spark.read.format("zsq").load()
+    except AnalysisException as error:
+        said.append("no topic is named" in str(error))
+spark.stop()
+print(said)
+"""
+
+
+@pytest.mark.slow
+def test_spark_finds_the_wheels_source_by_itself(wheel: Path, tmp_path: Path) -> None:
+    """`pyspark_zsq`: no call is needed, and `register` does no harm, nor twice."""
+    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+        assert "CI" not in os.environ, "continuous integration must have a Java"
+        pytest.skip("there is no Java on this machine")
+    java = {name: os.environ[name] for name in ("JAVA_HOME", "PATH") if name in os.environ}
+    target = installed(wheel, tmp_path)
+    where = {"PYTHONPATH": str(target), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", **java}
+    assert run(sys.executable, "-c", SPARK, folder=tmp_path, **where).split("\n")[-2] == "[True, True, True]"
+
+
+@pytest.mark.slow
+def test_without_pyarrow_other_sources_are_not_lost(wheel: Path, tmp_path: Path) -> None:
+    """Spark imports `pyspark_zsq` when any Python data source is first used: that must not fail."""
+    target = installed(wheel, tmp_path)
+    program = "import sys; sys.modules['pyarrow'] = None; import pyspark_zsq; print(hasattr(pyspark_zsq, 'DefaultSource'))"
+    assert run(sys.executable, "-c", program, folder=tmp_path, PYTHONPATH=str(target)) == "False\n"

@@ -57,3 +57,11 @@ class Topic:
             [topic] = admin.stats(self.name, name)["topics"]
         [found] = topic["channels"]
         return dict(found)
+
+    def made(self) -> bool:
+        """Whether it is there."""
+        try:
+            self.head()
+        except zsq.NotFound:
+            return False
+        return True

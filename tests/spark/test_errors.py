@@ -1,0 +1,115 @@
+"""What a Spark user reads when something is wrong: the exception that Spark raises, and in it what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support.broker import Broker, free_port
+from support.topic import Topic
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.slow
+
+
+def said(action: Callable[[], Any]) -> str:
+    from pyspark.errors import PySparkException
+
+    with pytest.raises(PySparkException) as caught:
+        action()
+    return str(caught.value)
+
+
+def load(spark: SparkSession, topic: Topic | None, **options: str) -> Callable[[], Any]:
+    given = {**(topic.options if topic else {}), **options}
+    return lambda: spark.read.format("zsq").options(**given).load().collect()
+
+
+def test_options_are_checked_at_load(spark: SparkSession, topic: Topic) -> None:
+    assert "no topic is named: write .option('topic', NAME)" in said(lambda: spark.read.format("zsq").load())
+    assert "no topic is named" in said(lambda: spark.readStream.format("zsq").load())
+    assert "did you mean 'startingOffsets'" in said(load(spark, topic, startingOffset="earliest"))
+    assert "write tcp://HOST:PORT" in said(load(spark, topic, url="localhost"))
+    assert "use spark.readStream" in said(load(spark, topic.create(), channel="c"))
+
+
+def test_an_unknown_topic(spark: SparkSession, topic: Topic) -> None:
+    text = said(load(spark, topic))
+    assert f"there is no topic {topic.name} at {topic.url}" in text
+    assert f"`zsq topic create {topic.name}`" in text
+
+
+def test_a_schema_of_ones_own(spark: SparkSession, topic: Topic) -> None:
+    topic.put(b"1")
+    rows = spark.read.format("zsq").options(**topic.options)
+    assert "leave out .schema(...)" in said(lambda: rows.schema("value int").load().collect())
+    same = spark.read.format("zsq").options(**topic.options, columns="value,offset").schema("value binary, offset long").load()
+    assert same.collect() == [(b"1", 0)]
+
+
+def test_offsets_that_are_not_there(spark: SparkSession, topic: Topic) -> None:
+    topic.put(b"1")
+    text = said(load(spark, topic, endingOffsets=f'{{"{topic.name}": 5}}'))
+    assert "E_DATA_LOSS" in text
+    assert f"topic {topic.name} ends at offset 1, before 5" in text
+    assert "'failOnDataLoss' to 'false'" in text
+
+
+@pytest.mark.parametrize(
+    ("query", "text"),
+    [
+        ("select 1 as value", "column 'value' is of type int; the sink takes binary or string"),
+        ("select named_struct('a', 1) as value", "to_json"),
+        ("select 'x' as key", "needs a column 'value'"),
+        ("select 'x' as value, 1L as offset", "no column 'offset' (bigint)"),
+        ("select 'x' as value, array('a') as headers", "column 'headers' is of type array<string>"),
+        ("select cast(null as string) as value", "column 'value' is null in 1 rows"),
+        ("select repeat('x', 1048577) as value", "message of 1048577 bytes is over the limit of 1048576 bytes"),
+    ],
+)
+def test_rows_that_the_sink_refuses(spark: SparkSession, topic: Topic, query: str, text: str) -> None:
+    assert text in said(lambda: spark.sql(query).write.format("zsq").mode("append").options(**topic.options).save())
+
+
+def test_modes(spark: SparkSession, topic: Topic) -> None:
+    rows = spark.sql("select 'x' as value")
+    text = said(lambda: rows.write.format("zsq").mode("overwrite").options(**topic.options).save())
+    assert 'mode("append")' in text
+    assert "zsq topic empty" in text
+
+
+def test_several_topics(spark: SparkSession, broker: Broker, topic: Topic) -> None:
+    def save(query: str) -> Callable[[], Any]:
+        return lambda: spark.sql(query).write.format("zsq").mode("append").option("url", topic.url).save()
+
+    assert "no topic is named" in said(save("select 'x' as value"))
+    within = "select 'x' as value, concat('a', id) as topic from range(0, 2, 1, 1)"
+    assert "several topics (a0, a1)" in said(save(within))
+    across = "select 'x' as value, concat('b', id) as topic from range(0, 2, 1, 2)"
+    assert "several topics (b0, b1)" in said(save(across))
+    assert not any(Topic(broker, name).head() for name in ("b0", "b1")), "nothing of it can be seen"
+
+
+def test_a_broker_that_is_away(spark: SparkSession, topic: Topic, tmp_path: Path) -> None:
+    away = f"tcp://127.0.0.1:{free_port()}"
+    advice = "Is `zsq serve` running there?"
+    assert advice in said(load(spark, topic, url=away, timeout="1"))
+    options = {**topic.options, "url": away, "timeout": "1"}
+    assert advice in said(lambda: spark.sql("select 'x' as value").write.format("zsq").mode("append").options(**options).save())
+
+    def stream() -> None:
+        writer = spark.readStream.format("zsq").options(**options).load().writeStream.format("noop")
+        writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start().awaitTermination(60)
+
+    assert advice in said(stream)
+
+
+def test_a_stream_does_not_take_a_transaction(spark: SparkSession, topic: Topic, tmp_path: Path) -> None:
+    rows = spark.readStream.format("rate").load().selectExpr("cast(value as string) as value")
+    writer = rows.writeStream.format("zsq").options(**topic.options, txnAppId="a", txnVersion="1")
+    text = said(lambda: writer.option("checkpointLocation", str(tmp_path / "c")).start().awaitTermination(60))
+    assert "foreachBatch" in text
