@@ -1,5 +1,5 @@
 """The asyncio clients under their public name, `zsq.aio`; they live in transport/aio.py."""
 
-from ..transport.aio import Admin, Batch, Consumer, Fetched, Message, Producer, Reader, Receipt, run
+from ..transport.aio import Admin, Batch, Consumer, Fetched, Measured, Message, Producer, Reader, Receipt, run
 
-__all__ = ["Admin", "Batch", "Consumer", "Fetched", "Message", "Producer", "Reader", "Receipt", "run"]
+__all__ = ["Admin", "Batch", "Consumer", "Fetched", "Measured", "Message", "Producer", "Reader", "Receipt", "run"]

@@ -31,7 +31,7 @@ from .requester import RequestEngine
 from .session import Parcel
 from .turner import Turner
 
-__all__ = ["Admin", "Batch", "Consumer", "Fetched", "Message", "Producer", "Reader", "Receipt", "run"]
+__all__ = ["Admin", "Batch", "Consumer", "Fetched", "Measured", "Message", "Producer", "Reader", "Receipt", "run"]
 
 _T = TypeVar("_T")
 

@@ -107,7 +107,7 @@ class Link:
         self.peer = peer
         self.state = _S.IDLE
         self.trouble = ""  # what happened last, for error messages
-        self.refusal: ZsqError | None = None  # why the attempts since it was last up did not succeed, if somebody said so
+        self.refusal: ZsqError | None = None  # why the last attempt did not succeed, if the broker said so
         self.opened: dict[str, Any] = {}  # what the supervisor or the gateway answered about the target
         self.heartbeat_ms = heartbeat_ms
         self.sent_ns = 0
@@ -206,6 +206,7 @@ class Link:
     def _die(self, now_ns: int, why: str, *, at_once: bool = False) -> None:
         before = self.state
         self.trouble = why
+        self.refusal = None
         log.debug("link to %s: %s", self.target, why)
         self._disconnect()
         self._step(_E.DIED)
@@ -217,12 +218,13 @@ class Link:
             self.peer.on_lost()
 
     def _refuse(self, now_ns: int, error: ZsqError) -> None:
-        self.refusal = error
         if error.code in self._passing:
             self._die(now_ns, str(error))
+            self.refusal = error
             return
         before = self.state
         self.trouble = str(error)
+        self.refusal = error
         self._disconnect()
         self._step(_E.REFUSE)
         if before in (_S.GREETING, _S.UP):

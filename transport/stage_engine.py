@@ -168,7 +168,7 @@ class StageEngine(Engine):
         refusal = session.refusal or link.refusal
         where = f"{link.target} at {self.address.url}"
         have = f"{session.received} of {session.total} blocks have arrived, {session.base} are durable"
-        if refusal is not None:
+        if refusal is not None and refusal.code in PASSING:
             return Refused(refusal.code, f"{where} did not take the rows for {timeout:g} s: {refusal.text} ({have})")
         why = self._stalled or link.trouble or ("no answer" if link.up else link.state.value)
         return BrokerUnreachable(E_TIMEOUT, f"{where}: nothing moved for {timeout:g} s ({why}); {have}. {ADVICE}")

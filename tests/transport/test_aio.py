@@ -149,12 +149,17 @@ def test_admin_and_reader(broker: Broker, run: Run) -> None:
             await admin.pause("t")
             await admin.unpause("t")
             await admin.empty("t", "c")
+            await admin.seek("t", "c", 5)
             await admin.delete_channel("t", "c")
             with pytest.raises(zsq.NotFound):
                 await admin.delete_topic("absent", force=True)
         async with zsq.aio.Reader(broker.url, "t") as reader:
             found = await reader.read(0)
             assert (found.head, [block.count for block in found.blocks]) == (2, [2])
+            assert await reader.head() == (0, 2)
+            assert await reader.uuid() == "0"
+            assert await reader.offset_at(1) == 0
+            assert (await reader.measure(0)).offset == 2
         with pytest.raises(zsq.Refused, match="closed"):
             await reader.read(0)
 
