@@ -162,6 +162,7 @@ class FaultyFiles(Files):
     # Calls that do not
 
     def open_append(self, path: str) -> int:
+        self._count("open_append")
         fd = super().open_append(path)
         self._nodes[fd] = self._find(path)
         return fd

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from ..transport.block import HEADER_BYTES, Block
 from .chunk import columns_agree
-from .errors import Damaged, StoreFailed
+from .errors import Damaged
 from .files import Files
 from .log_format import CHUNK_HEADER_BYTES, decode_disk_header, part_name
 from .mark import Adopted, Mark
@@ -95,7 +95,7 @@ def make_mark(transaction: Transaction, parts: Sequence[StagedPart], plan: Plan,
 
 
 def read_blocks(files: Files, parts: Sequence[StagedPart]) -> list[Block]:
-    """All blocks of these parts, checked. `Damaged` where a file is gone or not as it was sealed."""
+    """All blocks of these parts, checked. `Damaged` where a file is gone or not as it was sealed; other `OSError`s as they come."""
     blocks: list[Block] = []
     for part in parts:
         for file in part.files:
@@ -105,7 +105,7 @@ def read_blocks(files: Files, parts: Sequence[StagedPart]) -> list[Block]:
             except OSError as error:
                 if error.errno in {errno.ENOENT, errno.EIO}:
                     raise Damaged(f"{path} cannot be read: {error}") from error
-                raise StoreFailed(f"{path} cannot be read: {error}") from error
+                raise
             blocks += _blocks_in(data, file, path)
     return blocks
 

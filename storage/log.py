@@ -162,7 +162,10 @@ class Log:
         plan = plan_group(parts, self._options.adopt_bytes, self._options.group_append_bytes)
         if not plan.messages:
             return Group(self.end, 0, time_ns)
-        blocks = read_blocks(self._files, plan.appended)
+        try:
+            blocks = read_blocks(self._files, plan.appended)
+        except OSError as error:
+            raise self._fail(f"staged files cannot be read: {error}") from error
         mark = make_mark(transaction, parts, plan, self.end)
         columns = encode_mark(mark)
         total = sum(block.header.length for block in blocks) + HEADER_BYTES + len(columns)

@@ -72,6 +72,7 @@ class Staging:
         self._count = sum(len(stage.files) for stage in self._stages.values())
         self._open = OpenFiles(files)
         self._dropped: list[tuple[StateBatch, list[StageFile]]] = []
+        self._tickets: list[StageTicket] = []
         self._made = files.exists(folder)
         self._failed = ""
 
@@ -231,6 +232,7 @@ class Staging:
         ticket = StageTicket(self._files, found, self._folder)
         for file, _, _ in ticket.targets:
             file.pins += 1
+        self._tickets.append(ticket)
         return ticket
 
     def _write_footer(self, file: StageFile) -> None:
@@ -242,6 +244,8 @@ class Staging:
     def finish_seal(self, ticket: StageTicket) -> StageRow:
         """After `ticket.run`: the row to commit. `NotFound` where the stage was dropped meanwhile."""
         assert ticket.done
+        self._check()
+        self._tickets.remove(ticket)
         stage = ticket.stage
         alive = self._stages.get(stage.name) is stage
         for file, _, written in ticket.targets:
@@ -249,9 +253,6 @@ class Staging:
             file.synced = max(file.synced, written)
             if file.synced == file.written and (not alive or stage.ended or file is not stage.files[-1]):
                 self._open.close(file)
-        if stage.error is not None:
-            self._failed = f"a sync of staged files failed: {stage.error}"
-        self._check()
         if not alive:
             raise NotFound(E_NOT_FOUND, f"stage {stage.name.hex()} was dropped")
         stage.names = max(stage.names, ticket.names)
@@ -291,5 +292,7 @@ class Staging:
         self._failed = self._failed or "staging is closed"
 
     def _check(self) -> None:
+        if any(ticket.stage.error for ticket in self._tickets):
+            self._failed = "a sync of staged files failed"
         if self._failed:
             raise StoreFailed(self._failed)
