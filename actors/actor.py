@@ -53,7 +53,6 @@ class Actor:
         self._lifeline = -1
         self._ports: list[Port] = []
         self._timers: list[list[Any]] = []  # [due_ns, interval_ns, function]
-        self._handlers: dict[type[Wire], Callable[[Port, Mail], None] | None] = {}
         self._poller: zmq.Poller
 
     # To be given by subclasses
@@ -96,6 +95,12 @@ class Actor:
     def open_dealer(self, endpoint: str, routing_id: bytes = b"") -> Port:
         port = Port(self.context, zmq.DEALER, routing_id=routing_id)
         port.socket.connect(endpoint)
+        return self._listen(port)
+
+    def open_pull(self, endpoint: str, mark: int) -> Port:
+        """Bind a PULL; at most `mark` messages of a peer lie here unread, the others wait with the peer."""
+        port = Port(self.context, zmq.PULL, mark=mark)
+        port.socket.bind(endpoint)
         return self._listen(port)
 
     def _listen(self, port: Port) -> Port:
@@ -204,9 +209,9 @@ class Actor:
     def _dispatch(self, port: Port, mail: Mail) -> None:
         word = mail.word
         kind = type(word)
-        if kind not in self._handlers:
-            self._handlers[kind] = getattr(self, f"on_{kind.__name__.lower()}_word", None)
-        handler = self._handlers[kind]
+        if kind not in port.handlers:
+            port.handlers[kind] = getattr(port.words_to or self, f"on_{kind.__name__.lower()}_word", None)
+        handler = port.handlers[kind]
         if port is self.supervisor and isinstance(word, (Stop, Ask, Gone, Order)):
             self._on_supervisor(word)
         elif handler is not None and (port.allowed is None or kind in port.allowed):

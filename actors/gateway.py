@@ -3,6 +3,9 @@
 A link begins with Open; what follows is passed on as it came, with the client's routing id as one more part of the
 envelope, so the actors see each client apart. Only words that a client may say are let through (by their opcode: one
 byte of the control frame); the inner words of actors are not to be had from outside.
+
+PUSH writers have no link: their blocks come in at a port of their own and name, in one frame before all else, the storage
+that they are for. Nothing waits for one that does not take more: the block is dropped, and the writer learns of the gap on its link.
 """
 
 from __future__ import annotations
@@ -22,9 +25,11 @@ from .port import Mail, Port
 ALLOWED: Final[dict[str, frozenset[int]]] = {
     "supervisor": frozenset(w.op for w in (p.Lookup, p.Manage, p.Stats, p.Beat, p.Bye)),
     "topic": frozenset(w.op for w in (p.Hello, p.Pub, p.Beat, p.Bye)),
-    "reader": frozenset(w.op for w in (p.Fetch, p.Beat, p.Bye)),
+    "reader": frozenset(w.op for w in (p.Fetch, p.OffsetAt, p.Measure, p.Beat, p.Bye)),
+    "stage": frozenset(w.op for w in (p.OpenStage, p.Seal, p.Commit, p.Abort, p.Beat, p.Bye)),
     "channel": frozenset(w.op for w in (p.Sub, p.Ready, p.Fin, p.Req, p.Touch, p.Beat, p.Bye)),
 }
+PUSH_FRAMES: Final = 5  # route, empty, control, header, columns
 LINKS_MAX: Final = 10_000
 _SILENT_NS: Final = 3 * p.HEARTBEAT_MS_MAX * 1_000_000  # a link without a word for so long is forgotten
 
@@ -35,21 +40,25 @@ class _Link(NamedTuple):
     port: Port
 
 
+class Route(NamedTuple):
+    """Where the pushes for one storage go."""
+
+    endpoint: str
+    port: Port
+
+
 class Gateway(Actor):
-    """Settings: listen ("host:port"), supervisor (endpoint)."""
+    """Settings: listen and push ("host:port"), supervisor (endpoint)."""
 
     sockets_max = options.SOCKETS_MAX
 
     def on_start(self) -> dict[str, Any]:
         listen = self.settings["listen"]
-        self.front = self._listen(Port(self.context, zmq.ROUTER))
-        self.front.socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
-        self.front.socket.setsockopt(zmq.BACKLOG, 1_024)
-        try:
-            self.front.socket.bind(f"tcp://{listen}")
-        except zmq.ZMQError as error:
-            reason = zmq.strerror(error.errno or 0)
-            raise StartFailed(f"cannot listen on tcp://{listen}: {reason}; is another broker running? choose another --listen") from None
+        self.front = self._bind(Port(self.context, zmq.ROUTER), listen, "--listen")
+        self.pushes = self._bind(Port(self.context, zmq.PULL, mark=options.PUSH_MARK), self.settings["push"], "--listen-push")
+        self.push_port = int(self.pushes.socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+        self.routes: dict[bytes, Route] = {}
+        self.pushes_dropped = 0
         self.actors: dict[str, Port] = {}  # endpoint -> our dealer there
         self.links: dict[bytes, _Link] = {}
         self._seen: dict[bytes, int] = {}
@@ -57,7 +66,17 @@ class Gateway(Actor):
         self._request = 0
         self.asking = self.open_dealer(self.settings["supervisor"])
         self.every(30_000, self._forget)
-        return {"endpoint": self.front.socket.getsockopt_string(zmq.LAST_ENDPOINT)}
+        return {"endpoint": self.front.socket.getsockopt_string(zmq.LAST_ENDPOINT), "push_port": self.push_port}
+
+    def _bind(self, port: Port, listen: str, option: str) -> Port:
+        port.socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+        port.socket.setsockopt(zmq.BACKLOG, 1_024)
+        try:
+            port.socket.bind(f"tcp://{listen}")
+        except zmq.ZMQError as error:
+            reason = zmq.strerror(error.errno or 0)
+            raise StartFailed(f"cannot listen on tcp://{listen}: {reason}; is another broker running? choose another {option}") from None
+        return self._listen(port)
 
     def _routing_id(self) -> bytes:
         return f"gateway-{self.key}".encode()
@@ -66,6 +85,8 @@ class Gateway(Actor):
         """Forward without decoding; only Open is for the gateway itself."""
         if port is self.front:
             self._forward_in()
+        elif port is self.pushes:
+            self._forward_pushes()
         elif port is self.supervisor or port is self.asking:
             super()._drain(port)
         else:
@@ -97,6 +118,17 @@ class Gateway(Actor):
             elif op == p.Bye.op:
                 self.links.pop(client, None)
 
+    def _forward_pushes(self) -> None:
+        for _ in range(options.DRAIN_MAX):
+            try:
+                frames: list[Any] = self.pushes.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            self._worked = True
+            route = self.routes.get(frames[0].bytes)
+            if route is None or len(frames) != PUSH_FRAMES or not route.port.send_frames(frames):
+                self.pushes_dropped += 1
+
     def _forward_out(self, port: Port) -> None:
         for _ in range(options.DRAIN_MAX):
             try:
@@ -122,26 +154,39 @@ class Gateway(Actor):
             self._fail(client, 0, error.code, error.text)
             return
         if word.kind == "supervisor":
-            self._attach(client, word, self.settings["supervisor"])
+            self._attach(client, word, self.settings["supervisor"], {})
             return
         self._request += 1
         self._opens[self._request] = (client, word)
         channel = word.channel if word.kind == "channel" else ""
         self.asking.send((), p.Lookup(self._request, word.topic, channel, word.create))
 
-    def _attach(self, client: bytes, word: p.Open, endpoint: str) -> None:
+    def _attach(self, client: bytes, word: p.Open, endpoint: str, data: dict[str, Any]) -> None:
         port = self.actors.get(endpoint)
         if port is None:
             port = self.actors[endpoint] = self.open_dealer(endpoint, self._routing_id())
         self.links[client] = _Link(word.kind, endpoint, port)
         self._seen[client] = time.monotonic_ns()
-        self.front.send((client,), p.Done(word.request, {}))
+        self.front.send((client,), p.Done(word.request, data))
+
+    def _route(self, endpoint: str) -> bytes:
+        """The name that pushes to this storage bear: of this one life of it, so that what is meant for its predecessor leads nowhere."""
+        name = endpoint.rpartition("/")[2].encode()
+        if name not in self.routes:
+            port = Port(self.context, zmq.PUSH, mark=options.PUSH_MARK_GATEWAY)
+            port.socket.connect(endpoint)
+            self.routes[name] = Route(endpoint, port)
+        return name
 
     def on_done_word(self, port: Port, mail: Mail) -> None:
         word = cast("p.Done", mail.word)
         client, asked = self._opens.pop(word.request, (b"", None))
-        if asked is not None:
-            self._attach(client, asked, word.data[asked.kind])
+        if asked is None:
+            return
+        data: dict[str, Any] = {"uuid": word.data["uuid"]}
+        if asked.kind == "stage":
+            data |= {"push_port": self.push_port, "route": self._route(word.data["push"])}
+        self._attach(client, asked, word.data[asked.kind], data)
 
     def on_failed_word(self, port: Port, mail: Mail) -> None:
         word = cast("p.Failed", mail.word)
@@ -161,6 +206,8 @@ class Gateway(Actor):
         port = self.actors.pop(who, None)
         if port is not None:
             self.close_port(port)
+        for name in [name for name, route in self.routes.items() if route.endpoint == who]:
+            self.routes.pop(name).port.close()
         for client in [client for client, link in self.links.items() if link.endpoint == who]:
             self._end_link(client)
 
@@ -177,7 +224,9 @@ class Gateway(Actor):
             self._end_link(client)
         for client, asked in self._opens.values():
             self._fail(client, asked.request, E_UNREACHABLE, "the gateway is stopping")
+        for route in self.routes.values():
+            route.port.close()
         return True
 
     def statistics(self) -> dict[str, Any]:
-        return {"links": len(self.links), "actors": len(self.actors)}
+        return {"links": len(self.links), "actors": len(self.actors), "pushes_dropped": self.pushes_dropped}

@@ -26,7 +26,7 @@ from . import options
 from .deletion import delete
 from .port import Envelope, Mail
 from .process_table import Child
-from .statistics import broker_statistics
+from .statistics import broker_statistics, reach
 from .topic_group import GroupState, TopicGroup
 
 if TYPE_CHECKING:
@@ -151,8 +151,10 @@ class Management:
         if word.action == "create":
             self._create(envelope, word)
             return
-        if word.action not in ("delete", "pause", "unpause", "empty"):
+        if word.action not in ("delete", "pause", "unpause", "empty", "seek"):
             raise UsageError(E_BAD_COMMAND, f"there is no action {word.action!r}")
+        if word.action == "seek" and not (word.channel and type(word.options.get("offset")) is int):
+            raise UsageError(E_BAD_ARGUMENT, "seek moves a channel: name it, and an offset")
         group = self._group(word.topic, create=False)
         if word.channel and word.channel not in group.channels:
             raise NotFound(E_NOT_FOUND, f"channel {word.channel!r} of topic {word.topic!r} does not exist")
@@ -165,11 +167,10 @@ class Management:
             if error is not None or child is None:
                 self.fail(envelope, word.request, error or Refused(E_CLOSING, "it is being started again; try in a moment"))
                 return
-            head = int(group.topic.stats.get("end", 0)) if group.topic else 0
-            order_options = {str(key): value for key, value in word.options.items()} | {"head": head}
+            order_options = {str(key): value for key, value in word.options.items()} | reach(group)
             self.order(child, word.action, order_options, lambda data, failure: self.relay(envelope, word.request, data, failure))
 
-        if word.action == "empty" and word.channel:  # needs the head as it is now
+        if word.action in ("empty", "seek") and word.channel:  # needs the head as it is now
             self.gather(self.scope(group), lambda complete: group.want(word.channel, ready))
         else:
             group.want(word.channel, ready)

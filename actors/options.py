@@ -55,11 +55,12 @@ STAGES_MAX: Final = 20_000  # of a topic: twice what one commit may name
 STAGES_PER_LINK_MAX: Final = 64
 STAGE_LINKS_MAX: Final = 10_000
 STAGE_SEALS_MAX: Final = 16  # of one stage that wait
+STAGE_ANSWERS_MAX: Final = 10_000  # unread ones a writer
+STAGE_TICK_MS: Final = 250
+STAGE_EXPIRE_MS: Final = 1_000
 STAGE_TURN_BYTES: Final = 4 * MIB  # taken in one turn of the loop: publishers wait no longer than writing it takes
 PUSH_MARK: Final = 128  # pushes of one writer that storage holds unread, should it send more than its credit; more wait with the writer
 PUSH_MARK_GATEWAY: Final = 10_000  # a gateway drops what is above it, so it lies above the credit
-TRANSACTIONS_MAX: Final = 100_000  # remembered a topic
-JOB_KEPT_S: Final = 7 * 86_400
 
 # Scan: NSQ's numbers (nsqd's queueScanLoop)
 SCAN_INTERVAL_MS: Final = 100
@@ -90,12 +91,24 @@ DRAIN_MAX: Final = 256  # messages taken from one socket in one turn of the loop
 class ServeOptions:
     """What `zsq serve` is told.
 
-    `gateway`: host:port of the ZeroMQ gateway, "" for none. `sync`: mode of topics made without one.
+    `gateway`: host:port of the ZeroMQ gateway, "" for none; `gateway_push`: where it takes what PUSH writers send, "" for the
+    port that `push_listen` chooses. `sync`: mode of topics made without one. `stage_timeout_s`: how long an unused stage is kept, sealed or
+    not; 0: STAGE_OPEN_KEPT_S and STAGE_SEALED_KEPT_S.
     """
 
     data_dir: Path
     gateway: str = "127.0.0.1:4153"
+    gateway_push: str = ""
     node_id: int = 0
     chunk_bytes: int = 256 * MIB
     log_level: str = "info"
     sync: str = "always"
+    stage_timeout_s: float = 0.0
+
+
+def push_listen(serve_options: ServeOptions) -> str:
+    """host:port for PUSH writers: as told, else 4154 beside the usual 4153, else any free port (0) of the same host."""
+    if serve_options.gateway_push or not serve_options.gateway:
+        return serve_options.gateway_push
+    host, _, port = serve_options.gateway.rpartition(":")
+    return f"{host}:{4154 if port == '4153' else 0}"

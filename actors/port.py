@@ -7,7 +7,7 @@ out; the small frames (envelope, control, headers) are plain bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import zmq
@@ -32,20 +32,22 @@ class Mail(NamedTuple):
 
 
 class Port:
-    """`kind` is zmq.ROUTER or zmq.DEALER. Nothing is opened before bind or connect."""
+    """`kind` is zmq.ROUTER or zmq.DEALER; PULL only receives, PUSH only sends. Nothing is opened before bind or connect."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], kind: int, *, routing_id: bytes = b"") -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], kind: int, *, routing_id: bytes = b"", mark: int = 20_000) -> None:
         self.socket = context.socket(kind)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
-        self.socket.setsockopt(zmq.SNDHWM, 20_000)  # above every credit: memory is bounded by bytes, not by messages
-        self.socket.setsockopt(zmq.RCVHWM, 20_000)
+        self.socket.setsockopt(zmq.SNDHWM, mark)  # above every credit: memory is bounded by bytes, not by messages
+        self.socket.setsockopt(zmq.RCVHWM, mark)
         if routing_id:
             self.socket.setsockopt(zmq.ROUTING_ID, routing_id)
         if kind == zmq.ROUTER:
             self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
             self.socket.setsockopt(zmq.HANDSHAKE_IVL, 5_000)
         self.allowed: frozenset[type[Wire]] | None = None  # words that may come in here; None: any
+        self.words_to: object | None = None  # who handles them; None: the actor itself
+        self.handlers: dict[type[Wire], Callable[[Port, Mail], None] | None] = {}  # found so far
 
     def receive(self, limit: int) -> Iterator[Mail | tuple[Envelope, UsageError]]:
         """What is there, at most `limit` messages; a frame that is no word comes as (envelope, error)."""

@@ -261,10 +261,20 @@ class Stages:
     def sealed(self, stage: bytes, blocks: int, final: bool) -> None:
         """The stage's row says so, and is committed."""
         row = self._stages.get(stage)
-        if row is None:
-            return
+        if row is None or not row.sealing or blocks > row.blocks:
+            return  # dropped, or dropped and begun again
         row.durable, row.final, row.sealing = blocks, final, False
         self._look(row)
+
+    def unsealed(self, stage: bytes, code: str, text: str) -> None:
+        """It could not be sealed (no space): whoever waits for that is told, and asks again later."""
+        row = self._stages[stage]
+        row.sealing, row.closed = False, row.final
+        due = [word for word in row.waiting if word.blocks <= row.blocks]
+        for word in due:
+            row.waiting.remove(word)
+            if row.owner is not None:
+                self.replies.append(Reply(row.owner, Failed(word.request, code, text)))
 
     def is_sealing(self, stage: bytes) -> bool:
         row = self._stages.get(stage)

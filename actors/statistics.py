@@ -24,6 +24,16 @@ def unfinished(group: TopicGroup, channel: str = "") -> int | None:
     return _waiting(group)
 
 
+def reach(group: TopicGroup) -> dict[str, int]:
+    """Between which offsets a channel of this topic can be."""
+    topic = group.topic.stats if group.topic is not None else {}
+    storage = group.storage.stats if group.storage is not None else {}
+    end = int(topic.get("end", 0))
+    if not topic.get("paused"):
+        end = max(end, int(storage.get("head", 0)))  # it may know of a commit that the topic has not heard of
+    return {"start": int(storage.get("start", 0)), "head": end}
+
+
 def _waiting(group: TopicGroup) -> int:
     stats = group.storage.stats if group.storage is not None else {}
     return max(0, int(stats.get("head", 0)) - int(stats.get("waiting", 0)))
@@ -79,6 +89,9 @@ def _topic(group: TopicGroup, channel: str) -> dict[str, Any]:
         "paused": topic.get("paused", False),
         "head": max(int(topic.get("head", 0)), int(storage.get("head", 0))),
         "start": storage.get("start", 0),
+        "stages": storage.get("stages", 0),
+        "staged_bytes": storage.get("staged_bytes", 0),
+        "transactions": storage.get("transactions", 0),
         "channels": [row for row in _channels(group) if not channel or row["channel_name"] == channel],
     }
 

@@ -140,7 +140,8 @@ class Supervisor:
         self._start_single("scan_loop", {"front": self.scan_endpoint}, "scan loop")
         self._start_single("scan_worker", {}, "scan worker")
         if self.options.gateway:
-            self._start_single("gateway", {"listen": self.options.gateway, "supervisor": self._own_endpoint()}, "gateway zeromq")
+            listen = {"listen": self.options.gateway, "push": options.push_listen(self.options)}
+            self._start_single("gateway", listen | {"supervisor": self._own_endpoint()}, "gateway zeromq")
         self.registry.empty_trash()
         for name, row in list(self.registry.topics.items()):
             if row.state == "deleting":
@@ -254,17 +255,17 @@ class Supervisor:
         self.guarded(child.owner, lambda: child.owner.died(child))
 
     def _tell_gone(self, child: Child) -> None:
-        """Gateways drop their links to it; if it was a gateway, topics and channels drop what was behind it."""
+        """Gateways drop their links to it; if it was a gateway, those it led to drop what was behind it."""
         if self._stopping:
             return
         if child.spec.kind == "gateway":
             for other in list(self.table.children.values()):
-                if other.spec.kind in ("topic", "channel") and other.state == "up":
+                if other.spec.kind in ("topic", "channel", "storage") and other.state == "up":
                     self.port.send(other.envelope, p.Gone(f"gateway-{child.spec.key}"))
             return
         for gateway in self._of_kind("gateway"):
             if gateway.state == "up":
-                for name in ("front", "reader"):
+                for name in ("front", "reader", "stage", "push"):
                     if name in child.spec.settings:
                         self.port.send(gateway.envelope, p.Gone(child.spec.settings[name]))
 
@@ -352,7 +353,8 @@ class Supervisor:
         self._ready = True
         from .. import __version__
 
-        places = [child.data["endpoint"] for child in self._of_kind("gateway")] + [f"ipc://{self.run_dir}"]
+        gateways = [child.data for child in self._of_kind("gateway")]
+        places = [f"{data['endpoint']} (push port {data['push_port']})" for data in gateways] + [f"ipc://{self.run_dir}"]
         print(f"zsq {__version__} ready: {', '.join(places)} (pid {os.getpid()})", file=sys.stderr, flush=True)
 
 

@@ -124,6 +124,13 @@ class Topic(Actor):
             self._bytes += block.length
         self._offer()
 
+    def on_head_word(self, port: Port, mail: Mail) -> None:
+        """Storage committed a group that was staged there: these messages never were in this topic's hands."""
+        before = self.fanout.head
+        if port is self.storage and self.fanout.advance(cast("p.Head", mail.word).head):
+            self._messages += self.fanout.head - before
+            self._offer()
+
     def on_failed_word(self, port: Port, mail: Mail) -> None:
         word = cast("p.Failed", mail.word)
         if port is not self.storage:

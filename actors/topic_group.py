@@ -102,7 +102,7 @@ class TopicGroup:
 
     def start(self) -> None:
         self._go("start")
-        numbers = [self.supervisor.new_key() for _ in range(3)]
+        numbers = [self.supervisor.new_key() for _ in range(5)]
         settings = {
             "name": self.name,
             "uuid": self.row.uuid,
@@ -113,6 +113,9 @@ class TopicGroup:
             "chunk_bytes": self.supervisor.options.chunk_bytes,
             "front": self.supervisor.endpoint(numbers[1]),
             "reader": self.supervisor.endpoint(numbers[2]),
+            "stage": self.supervisor.endpoint(numbers[3]),
+            "push": self.supervisor.endpoint(numbers[4]),
+            "stage_timeout_s": self.supervisor.options.stage_timeout_s,
         }
         self.storage = self.supervisor.start(ChildSpec(numbers[0], "storage", f"storage {self.name}", settings), self)
 
@@ -286,9 +289,12 @@ class TopicGroup:
         assert self.storage is not None
         assert self.topic is not None
         child = self.channels.get(channel)
+        of_storage = self.storage.spec.settings
         return {
             "topic": self.topic.spec.settings["front"],
-            "reader": self.storage.spec.settings["reader"],
+            "reader": of_storage["reader"],
+            "stage": of_storage["stage"],
+            "push": of_storage["push"],
             "channel": child.spec.settings["front"] if child is not None else "",
             "uuid": self.row.uuid,
         }

@@ -49,6 +49,14 @@ def test_a_gap_is_told_again_after_a_while(desk: StageTable) -> None:
         assert len(desk.told()) == told
 
 
+def test_a_gap_is_told_on_a_new_link_at_once(desk: StageTable) -> None:
+    desk.open()
+    desk.push(3)
+    desk.open(B)
+    desk.push(4)
+    assert desk.told() == [(b"a", Missing(0, ONE, 0)), (b"b", Missing(0, ONE, 0))]
+
+
 def test_what_nobody_opened_is_dropped_and_counted(desk: StageTable) -> None:
     assert desk.push(0) == []
     assert desk.stages.statistics()["pushes_dropped"] == 1
@@ -157,6 +165,30 @@ def test_one_seal_of_a_stage_is_carried_out_at_a_time(desk: StageTable) -> None:
     assert desk.told() == [(b"a", Done(6, {"messages": 3}))]
 
 
+def test_only_what_the_row_says_is_durable(desk: StageTable) -> None:
+    desk.open()
+    desk.push(0)
+    desk.seal(5, 1, final=False)
+    desk.push(1)
+    desk.stages.sealed(ONE, 1, False)
+    assert desk.open()["sealed"] == 1
+    desk.stages.sealed(ONE, 2, False)  # of a stage of that name that was dropped
+    assert desk.open()["sealed"] == 1
+
+
+def test_a_full_disk_lets_a_seal_be_asked_again(desk: StageTable) -> None:
+    desk.open()
+    desk.push(0)
+    desk.seal(5, 1)
+    desk.stages.seals.clear()
+    desk.stages.unsealed(ONE, E_DISK_FULL, "no space")
+    assert desk.told() == [(b"a", Failed(5, E_DISK_FULL, "no space"))]
+    assert desk.push(1) == [1]
+    desk.seal(6, 2)
+    assert desk.sync().final
+    assert desk.told() == [(b"a", Done(6, {"messages": 3}))]
+
+
 @pytest.mark.parametrize(
     "change", [{"size_bytes": 1}, {"checksum": 1}, {"blocks": 1, "final": True}, {"size_bytes": 0, "blocks": 2, "checksum": 0}]
 )
@@ -209,7 +241,7 @@ def test_a_seal_of_what_is_not_there(desk: StageTable) -> None:
 
 
 def test_credit_comes_of_one_pool(desk: StageTable) -> None:
-    peers = []
+    peers: list[tuple[bytes, ...]] = []
     while desk.stages._granted + options.STAGE_CREDIT_BYTES_MIN <= options.STAGE_CREDIT_POOL_BYTES:
         peers.append((b"%d" % len(peers),))
         credit = desk.open(peers[-1], b"%016d" % len(peers))["credit_bytes"]

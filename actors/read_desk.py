@@ -1,0 +1,70 @@
+"""Storage's desk for reads by offset, by time and by bytes: of its channels, and of readers from outside (Spark, tail)."""
+
+from __future__ import annotations
+
+import logging
+from typing import cast
+
+from ..storage.errors import Damaged
+from ..storage.log import Log
+from ..transport import protocol as p
+from ..transport.block import Block
+from ..transport.errors import E_BAD_ARGUMENT, UsageError
+from . import options
+from .port import Mail, Port
+
+log = logging.getLogger("zsq")
+
+READER_WORDS = frozenset((p.Fetch, p.OffsetAt, p.Measure, p.Beat, p.Bye))
+
+
+class ReadDesk:
+    """Handles the words of readers from outside, who see what is durable; `fetch` serves the channels too."""
+
+    def __init__(self, store_log: Log, title: str) -> None:
+        self._log = store_log
+        self._title = title
+
+    def fetch(self, port: Port, mail: Mail, end: int, bytes_max: int) -> None:
+        """Blocks below `end`, about `bytes_max` of them at most."""
+        word = cast("p.Fetch", mail.word)
+        if word.offset < 0 or word.bytes_max < 0:
+            raise UsageError(E_BAD_ARGUMENT, "offset and bytes_max are 0 or more")
+        offset = max(word.offset, self._log.start)
+        blocks = self._read(offset, min(max(1, word.bytes_max), bytes_max), end)[: p.FRAMES_MAX // 2]
+        next_offset = self._log.skip(blocks[-1].next_offset if blocks else offset)
+        port.send(mail.envelope, p.Blocks(word.request, self._log.start, end, next_offset), blocks)
+
+    def _read(self, offset: int, bytes_max: int, end: int) -> list[Block]:
+        """Damage is set aside by the log when it is met, and stepped over by the next read; readers see the gap."""
+        while True:
+            try:
+                return self._log.read(offset, bytes_max, end)
+            except Damaged as damage:
+                log.error("%s: %s", self._title, damage)
+
+    # Readers from outside
+
+    def on_fetch_word(self, port: Port, mail: Mail) -> None:
+        self.fetch(port, mail, self._log.synced_end, options.READER_BYTES_MAX)
+
+    def _within(self, offset: int) -> int:
+        return min(max(offset, self._log.start), self._log.synced_end)
+
+    def on_offsetat_word(self, port: Port, mail: Mail) -> None:
+        word = cast("p.OffsetAt", mail.word)
+        data = {"offset": self._within(self._log.offset_at(word.time_ns)), "start": self._log.start, "head": self._log.synced_end}
+        port.send(mail.envelope, p.Done(word.request, data))
+
+    def on_measure_word(self, port: Port, mail: Mail) -> None:
+        word = cast("p.Measure", mail.word)
+        head = self._log.synced_end
+        start, end = self._within(word.start), head if word.end < 0 else self._within(word.end)
+        size, offset = self._log.measure(start, max(start, end), max(1, word.bytes_max))
+        port.send(mail.envelope, p.Done(word.request, {"bytes": size, "offset": offset, "start": self._log.start, "head": head}))
+
+    def on_beat_word(self, port: Port, mail: Mail) -> None:
+        port.send(mail.envelope, p.Beat())
+
+    def on_bye_word(self, port: Port, mail: Mail) -> None:
+        """Nothing is kept of a reader."""

@@ -1,0 +1,299 @@
+"""Storage's desk for staging: takes pushes, seals on a thread of its own, commits transactions into the log. `stages.py` decides.
+
+Orders that must hold:
+
+* A seal is answered after its files are synced and its row is committed.
+* A commit is answered once its group is in the log and synced; its row in the state may lag, the log brings it back. Of an empty
+  one only the row tells, so it is answered after that.
+* The files of a stage that is gone go after the commit of what says so.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, cast
+
+from ..storage.errors import Damaged, DiskFull, StoreFailed
+from ..storage.state import Table
+from ..storage.store import Store
+from ..storage.transactions import TRANSACTIONS_MAX, Transaction, TransactionRow, forgettable
+from ..transport import protocol as p
+from ..transport.block import Block, check_block
+from ..transport.errors import (
+    E_BAD_BLOCK,
+    E_CHECKSUM,
+    E_CLOSING,
+    E_DISK_FULL,
+    E_LIMIT,
+    CorruptBlock,
+    NotFound,
+    Refused,
+    UsageError,
+    ZsqError,
+)
+from . import options
+from .port import Mail, Port
+from .stages import SealNow, Stages
+from .state_desk import StateDesk
+from .worker_thread import WorkerThread
+
+log = logging.getLogger("zsq")
+
+STAGE_WORDS = frozenset((p.OpenStage, p.Seal, p.Commit, p.Abort, p.Beat, p.Bye))  # writers and committers
+_NS_PER_S = 1_000_000_000
+_FORGET_EVERY_NS = 3600 * _NS_PER_S
+
+
+class StageDesk:
+    """`port`: where writers' words come in; `on_committed`: called when a group is in the log. Both are given before the first word."""
+
+    port: Port
+    on_committed: Callable[[], None]
+
+    def __init__(self, store: Store, state: StateDesk, thread: WorkerThread, table: Table, stage_timeout_s: float) -> None:
+        self.core = Stages()
+        self.thread = thread
+        self.closing = False
+        self._log, self._staging, self._state = store.log, store.staging, state
+        self._transactions: dict[str, TransactionRow] = dict(table.transactions)
+        self._open_kept_s = stage_timeout_s or options.STAGE_OPEN_KEPT_S
+        self._sealed_kept_s = stage_timeout_s or options.STAGE_SEALED_KEPT_S
+        self._committed_messages = 0
+        self._forgot_ns = 0
+        for stage, facts in self._staging.stages().items():
+            counts = (facts.blocks, facts.messages, facts.size_bytes, facts.checksum)
+            self.core.recovered(stage, facts.transaction, counts, facts.final)
+
+    # Pushes
+
+    def take_pushes(self, port: Port) -> None:
+        """What lies there, but not more than is written quickly; each stage's blocks by one write."""
+        now_ns = time.monotonic_ns()
+        taken: dict[bytes, list[Block]] = {}
+        size = 0
+        for mail in port.receive(options.DRAIN_MAX):
+            if not isinstance(mail, Mail) or not isinstance(mail.word, p.Push):
+                self.core.pushes_dropped += 1
+                continue
+            stage = mail.word.stage
+            try:
+                block = _one_block(mail)
+                if self.core.push(stage, block.header.sequence, now_ns):
+                    _check(block)
+                    taken.setdefault(stage, []).append(block)
+            except ZsqError as error:
+                log.warning("a block of stage %s is refused: %s", stage.hex(), error)
+                taken.pop(stage, None)
+                self.core.kill(stage, error)
+                continue
+            size += block.length
+            if size >= options.STAGE_TURN_BYTES:
+                break
+        for stage, blocks in taken.items():
+            self._write(stage, blocks, now_ns)
+
+    def _write(self, stage: bytes, blocks: list[Block], now_ns: int) -> None:
+        try:
+            self._staging.append(stage, blocks)
+        except DiskFull as error:
+            self.core.refused(stage, E_DISK_FULL, str(error), now_ns)
+        except ZsqError as error:
+            self.core.refused(stage, error.code, error.text, now_ns)
+        else:
+            self.core.arrived(stage, blocks, now_ns)
+
+    # Writers
+
+    def on_openstage_word(self, port: Port, mail: Mail) -> None:
+        word = cast("p.OpenStage", mail.word)
+        self._check_open()
+        transaction = _transaction(word.app, word.version, word.kind)
+        now_ns = time.monotonic_ns()
+        if self._find(word.app, word.version) is not None:
+            self.core.link(mail.envelope, now_ns)
+            data = {"expected": 0, "sealed": 0, "credit_bytes": 0, "committed": True}
+        else:
+            self.core.check_open(word.stage, transaction)
+            self.core.link(mail.envelope, now_ns)
+            self._staging.open(word.stage, transaction, word.partition, time.time_ns())
+            data = self.core.opened(mail.envelope, word.stage, transaction, now_ns)
+        port.send(mail.envelope, p.Done(word.request, data))
+
+    def on_seal_word(self, port: Port, mail: Mail) -> None:
+        self._check_open()
+        self.core.seal(mail.envelope, cast("p.Seal", mail.word), time.monotonic_ns())
+
+    def on_beat_word(self, port: Port, mail: Mail) -> None:
+        """Also of those that only commit; a writer that was given up has been told so."""
+        self.core.seen(mail.envelope, time.monotonic_ns())
+        port.send(mail.envelope, p.Beat())
+
+    def on_bye_word(self, port: Port, mail: Mail) -> None:
+        self.core.bye(mail.envelope)
+
+    def _check_open(self) -> None:
+        if self.closing:
+            raise Refused(E_CLOSING, "the topic is stopping or being deleted; try again in a moment")
+
+    def turn(self) -> None:
+        """Once a turn of the loop: tell what has arrived, and begin the seals that are due."""
+        core = self.core
+        core.turn()
+        orders, core.seals = core.seals, []
+        for order in orders:
+            self._begin_seal(order)
+        replies, core.replies = core.replies, []
+        for peer, word in replies:
+            if not self.port.send(peer, word):
+                core.bye(peer)  # dead or stuck: what it has to know it asks for on its next link
+
+    def tick(self) -> None:
+        self.core.tick(time.monotonic_ns())
+
+    # Seals
+
+    def _begin_seal(self, order: SealNow) -> None:
+        try:
+            ticket = self._staging.begin_seal(order.stage, order.final)
+        except DiskFull as error:
+            self.core.unsealed(order.stage, E_DISK_FULL, str(error))
+        except NotFound:
+            return  # dropped in this same turn, and whoever waited was told
+        else:
+            self.thread.submit(ticket, ticket.run)
+
+    def on_results(self) -> None:
+        """The thread's socket is readable."""
+        for ticket, value in self.thread.results():
+            if isinstance(value, Exception):
+                raise StoreFailed(f"sync of a stage failed: {value}") from value
+            try:
+                row = self._staging.finish_seal(ticket)
+            except NotFound:
+                continue
+            stage = ticket.stage.name
+            self._state.batch.stage_puts[stage] = row
+            self._state.then(partial(self.core.sealed, stage, row.blocks, row.final))
+
+    # Transactions
+
+    def _find(self, app: str, version: int) -> TransactionRow | None:
+        """Its row, if this version or a later one is committed."""
+        row = self._transactions.get(app)
+        return row if row is not None and version <= row.version else None
+
+    def on_commit_word(self, port: Port, mail: Mail) -> None:
+        word = cast("p.Commit", mail.word)
+        transaction = _transaction(word.app, word.version, word.kind)
+        done = self._find(word.app, word.version)
+        if done is not None:
+            same = done.version == word.version
+            answer = {"first_offset": done.first_offset if same else -1, "messages": done.messages if same else 0, "repeated": True}
+            self._drop(self.core.of(word.app, done.version, older=True), "its transaction is committed", superseded=True)
+            self._state.then(partial(port.send, mail.envelope, p.Done(word.request, answer)))  # an empty one's row may be on its way
+            return
+        self._check_open()
+        parts = self.core.check_parts(transaction, word.parts)
+        if word.app not in self._transactions:
+            self._make_room()
+        try:
+            group = self._log.append_group(transaction, [self._staging.part(stage) for stage in parts], time.time_ns())
+        except DiskFull as error:
+            raise Refused(E_DISK_FULL, f"nothing was committed: {error}") from error
+        except Damaged as error:
+            raise CorruptBlock(E_CHECKSUM, f"nothing was committed: {error}; write the batch again") from error
+        row = TransactionRow(word.version, word.kind, group.first_offset, group.messages, group.time_ns)
+        self._transactions[word.app] = self._state.batch.transactions[word.app] = row
+        self._state.cover(self._log.synced_end)
+        self._drop(self.core.of(word.app, word.version, older=True), "its transaction is committed", superseded=True)
+        data = {"first_offset": group.first_offset, "messages": group.messages, "repeated": False}
+        answer_now = partial(port.send, mail.envelope, p.Done(word.request, data))
+        if group.messages:
+            self._committed_messages += group.messages
+            self.on_committed()
+            answer_now()
+        else:
+            self._state.then(answer_now)
+
+    def on_abort_word(self, port: Port, mail: Mail) -> None:
+        word = cast("p.Abort", mail.word)
+        named = [stage for stage in word.stages if isinstance(stage, bytes)]
+        committed = bool(word.app) and self._find(word.app, word.version) is not None
+        stages = self.core.known([*named, *(self.core.of(word.app, word.version) if word.app else ())])
+        self._drop(stages, "it was aborted")
+        if word.request:
+            data = {"dropped": len(stages), "committed": committed}
+            self._state.then(partial(port.send, mail.envelope, p.Done(word.request, data)))
+
+    def _drop(self, stages: Iterable[bytes], text: str, *, superseded: bool = False) -> None:
+        stages = list(stages)
+        if stages:
+            batch = self._state.batch
+            self.core.forget(stages, text, superseded=superseded)
+            self._staging.drop(stages, batch)
+            self._state.then(partial(self._staging.purge, batch))
+
+    def _make_room(self) -> None:
+        """For one app more: `Refused` E_LIMIT where as many are remembered as may be, and none of them is a job's."""
+        if len(self._transactions) < TRANSACTIONS_MAX:
+            return
+        self._forget_transactions()
+        if len(self._transactions) >= TRANSACTIONS_MAX:
+            raise Refused(E_LIMIT, f"a topic remembers the transactions of {TRANSACTIONS_MAX} apps; use the same app name for each run")
+
+    def _forget_transactions(self) -> None:
+        for app in forgettable(self._transactions, time.time_ns()):
+            del self._transactions[app]
+            self._state.batch.transactions.pop(app, None)
+            self._state.batch.transactions_gone.append(app)
+
+    # Time
+
+    def expire(self) -> None:
+        """Stages that nobody uses any more, and transactions of old jobs."""
+        now_ns, wall_ns = time.monotonic_ns(), time.time_ns()
+        for kept_s, final in ((self._open_kept_s, False), (self._sealed_kept_s, True)):
+            kept_ns = int(kept_s * _NS_PER_S)
+            idle = [stage for stage in self._staging.idle(wall_ns - kept_ns) if self.core.is_final(stage) is final]
+            orphans = self.core.orphans(idle, now_ns - kept_ns)
+            if orphans:
+                log.info("%d stages were not used for %g s and are removed", len(orphans), kept_s)
+                self._drop(orphans, f"it was not used for {kept_s:g} s")
+        if now_ns - self._forgot_ns > _FORGET_EVERY_NS:
+            self._forgot_ns = now_ns
+            self._forget_transactions()
+
+    def stop(self) -> None:
+        """Writers are told to look for a successor; seals that are on their way still end."""
+        self.closing = True
+        for peer in self.core.peers():
+            self.port.send(peer, p.Bye())
+            self.core.bye(peer)
+
+    def is_idle(self) -> bool:
+        return not self.thread.pending and not self.core.seals
+
+    def statistics(self) -> dict[str, Any]:
+        return {"transactions": len(self._transactions), "committed_messages": self._committed_messages, **self.core.statistics()}
+
+
+def _transaction(app: str, version: int, kind: str) -> Transaction:
+    p.check_transaction(app, version, kind)
+    return Transaction(app, version, kind)
+
+
+def _one_block(mail: Mail) -> Block:
+    blocks = mail.blocks()
+    if len(blocks) != 1:
+        raise UsageError(E_BAD_BLOCK, f"a push carries one block, not {len(blocks)}")
+    return blocks[0]
+
+
+def _check(block: Block) -> None:
+    header = block.header
+    if header.flags or header.reserved_1 or header.reserved_2 or header.producer_id:
+        raise UsageError(E_BAD_BLOCK, "a staged block has no flags and no producer")
+    check_block(block)

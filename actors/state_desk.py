@@ -1,0 +1,98 @@
+"""What storage has to commit: gathered into one batch while the batch before it is with its thread, and committed behind the log.
+
+Two orders hold here. A batch goes to its thread only when the log is synced beyond all it speaks of, so state never runs ahead. And
+the same batch is tried again after a full disk, before any later one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+from ..storage.errors import DiskFull, StoreFailed
+from ..storage.state import ProducerRow, StateBatch, StateStore
+from .worker_thread import WorkerThread
+
+log = logging.getLogger("zsq")
+
+Action = Callable[[], object]
+
+
+class StateDesk:
+    """`batch` is what goes next; `applied` the offset up to which the last committed one counts."""
+
+    def __init__(self, thread: WorkerThread, store: StateStore, applied: int, title: str) -> None:
+        self.thread = thread
+        self.batch = StateBatch()
+        self.applied = applied
+        self.wanted = False  # somebody waits for the batch
+        self.disk_full = False
+        self._store = store
+        self._title = title
+        self._holes: dict[tuple[str, int], tuple[int, int, int] | None] = {}  # of the batch; the later word wins
+        self._end = 0
+        self._then: list[Action] = []
+        self._out: Callable[[], None] | None = None
+
+    def cover(self, end: int) -> None:
+        """The batch speaks of offsets up to there."""
+        self._end = max(self._end, end)
+
+    def then(self, action: Action) -> None:
+        """Commit soon, and do this when all that is in the batch by now is on disk."""
+        self._then.append(action)
+        self.wanted = True
+
+    def put_hole(self, channel: str, start: int, row: tuple[int, int, int] | None) -> None:
+        """A hole's (count, attempts, due_ns), or None: it is gone."""
+        self._holes[channel, start] = row
+
+    def drop_channel(self, channel: str) -> None:
+        self._holes = {key: row for key, row in self._holes.items() if key[0] != channel}
+        self.batch.channel_puts.pop(channel, None)
+        self.batch.channel_drops.append(channel)
+
+    def is_idle(self) -> bool:
+        return not self.wanted and not self.thread.pending
+
+    def may_commit(self) -> bool:
+        return self.wanted and not self.thread.pending and not self.disk_full
+
+    def waits_for_log(self, synced_end: int) -> bool:
+        return synced_end < self._end
+
+    def commit(self, synced_end: int, producers: Mapping[int, ProducerRow]) -> None:
+        """Hand the batch over, and begin the next. `producers`: their rows that changed, as of `synced_end`."""
+        assert self.may_commit()
+        assert not self.waits_for_log(synced_end)
+        batch, self.batch, self.wanted = self.batch, StateBatch(), False
+        holes, self._holes = self._holes, {}
+        then, self._then = self._then, []
+        batch.hole_gones = [key for key, row in holes.items() if row is None]
+        batch.hole_puts = [(*key, *row) for key, row in holes.items() if row is not None]
+        batch.applied_offset = batch.synced_end = synced_end
+        batch.producers = dict(producers)
+        self._out = lambda: self.thread.submit((synced_end, then), lambda: self._store.commit(batch))
+        self._out()
+
+    def retry(self) -> None:
+        """After a full disk."""
+        if self.disk_full and not self.thread.pending and self._out is not None:
+            self._out()
+
+    def on_results(self) -> None:
+        """The thread's socket is readable. `StoreFailed` where it is not known what was committed."""
+        for tag, value in self.thread.results():
+            if isinstance(value, DiskFull):
+                log.error("%s: the state store has no space; finishes wait for it: %s", self._title, value)
+                self.disk_full = True
+            elif isinstance(value, Exception):
+                raise StoreFailed(f"commit failed: {value}") from value
+            else:
+                self.disk_full = False
+                self._committed(*tag)
+
+    def _committed(self, applied: int, then: list[Action]) -> None:
+        self.applied = applied
+        for action in then:
+            action()
