@@ -30,9 +30,12 @@ from zsq.storage.log_format import (
     unsynced_bytes,
     wire_header,
 )
-from zsq.storage.state import _HOLE_ROW, _hole_key, _wrap
+from zsq.storage.mark import Adopted, Mark, encode_mark, encode_mark_header
+from zsq.storage.state import _HOLE_ROW, _STAGE, _TRANSACTION, _hole_key, _wrap
 from zsq.storage.store import Identity, _encode_identity
-from zsq.transport.block import Header, pack
+from zsq.storage.transactions import StagedFile, StageRow, Transaction, TransactionRow
+from zsq.transport.block import IN_GROUP, Header, pack
+from zsq.transport.codec import pack_value
 
 SEED: Final = 0x12345678
 UUID: Final = bytes.fromhex("00112233445566778899aabbccddeeff")
@@ -45,16 +48,28 @@ def examples() -> dict[str, bytes]:
     index = Index(4096)
     index.note(0, CHUNK_HEADER_BYTES, 250)
     hole_key = _hole_key("archive", 1000)
+    stage = bytes(range(16))
+    mark = encode_mark(
+        Mark(Transaction("q", 7, "app"), 1000, 8, 2, (stage,), (Adopted(stage, 3, SEED, 1002, 6, 1024),), (1000, 256, CHUNK.base_time_ns))
+    )
+    row = StageRow("q", 7, "app", 0, 2, 6, 896, 5, True, (StagedFile(3, SEED, 2, 6, 1024),), 250)
+    transaction_key = _TRANSACTION + b"q"
     return {
         "identity": _encode_identity(Identity("clicks", UUID.hex(), 1000)),
         "chunk header": encode_chunk_header(CHUNK),
         "block header on the wire": BLOCK.wire_header(),
         "block header on disk": encode_disk_header(BLOCK.header, 0, 250, 0, SEED),
         "columns": bytes(BLOCK.columns),
+        "header of a block in a group": encode_disk_header(BLOCK.header._replace(flags=IN_GROUP), 0, 250, 0, SEED),
+        "header of a mark": encode_mark_header(mark, 6, 0, 0, SEED),
+        "columns of a mark": mark,
+        "header of an adopted chunk": encode_chunk_header(CHUNK._replace(base_offset=1002, flags=1)),
         "footer": encode_footer(ChunkFooter(2, 250, CHUNK_HEADER_BYTES + BLOCK.length), SEED),
         "index": index.encode(SEED),
         "hole key": hole_key,
         "hole row": _wrap(hole_key, _HOLE_ROW.pack(1, 2, 0)),
+        "stage row": _wrap(_STAGE + stage, pack_value(row._asdict())),
+        "transaction row": _wrap(transaction_key, pack_value(tuple(TransactionRow(7, "app", 1000, 8, 250)))),
     }
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from zsq.storage.errors import Damaged, ForeignDirectory
 from zsq.storage.state import RECENT_MAX, HoleRow, ProducerRow, StateBatch, StateStore, Table, producer_after
+from zsq.storage.transactions import StagedFile, StageRow, TransactionRow
 
 UUID = bytes(range(16))
 ROW: dict[str, Any] = {"id": 3, "next": 10, "paused": False, "created_ns": 5, "counters": {"finished": 7}}
@@ -35,8 +36,13 @@ def test_new(state: StateStore) -> None:
 
 def test_all_kinds_of_rows(state: StateStore, tmp_path: Path) -> None:
     producer = ProducerRow(9, 100, ((7, 70), (8, 80)))
+    stage = StageRow("query", 7, "app", 1, 2, 6, 800, 2**32 - 1, True, (StagedFile(3, 9, 2, 6, 928),), 50)
+    transaction = TransactionRow(7, "app", 12, 6, 90)
     state.commit(
         StateBatch(
+            stage_puts={b"s" * 16: stage, b"t" * 16: stage._replace(files=())},
+            transactions={"query": transaction, "jöb": transaction._replace(kind="job")},
+
             channel_puts={"a": ROW, "a.b": {**ROW, "id": 4}},
             hole_puts=[("a", 5, 2, 1, 0), ("a", 300, 1, 2, 77), ("a.b", 5, 1, 1, 0)],
             producers={2**63 + 1: producer},
@@ -49,7 +55,12 @@ def test_all_kinds_of_rows(state: StateStore, tmp_path: Path) -> None:
     assert table.channels == {"a": ROW, "a.b": {**ROW, "id": 4}}
     assert table.holes == {"a": [HoleRow(5, 2, 1, 0), HoleRow(300, 1, 2, 77)], "a.b": [HoleRow(5, 1, 1, 0)]}
     assert table.producers == {2**63 + 1: producer}
+    assert table.stages == {b"s" * 16: stage, b"t" * 16: stage._replace(files=())}
+    assert table.stages[b"s" * 16].files[0].data_end == 928
+    assert table.transactions == {"query": transaction, "jöb": transaction._replace(kind="job")}
     assert (table.applied_offset, table.synced_end, table.paused_end, table.waiting) == (20, 20, 15, 6)
+    gone = StateBatch(stage_gones=[b"s" * 16, b"t" * 16, b"u" * 16], transactions_gone=["query", "jöb", "nobody"])
+    state.commit(gone)
     state.commit(StateBatch(channel_drops=["a"], hole_gones=[("a.b", 5), ("nobody", 1)], producers_gone=[2**63 + 1, 5], paused_end=-1))
     assert state.load() == Table(channels={"a.b": {**ROW, "id": 4}}, applied_offset=20, synced_end=20, waiting=6)
 

@@ -1,0 +1,410 @@
+"""Groups on a good day: offsets, times, what readers see of marks and adopted chunks, measures, and replay."""
+
+from __future__ import annotations
+
+import threading
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zsq.storage.errors import Damaged, DiskFull
+from zsq.storage.faulty_files import keep_all, keep_none
+from zsq.storage.group import GROUP_APPEND_BLOCKS_MAX, StagedPart, plan_group
+from zsq.storage.log_format import CHUNK_HEADER_BYTES, chunk_name, decode_chunk_header
+from zsq.storage.mark import Adopted, Mark, decode_mark, encode_mark
+from zsq.storage.state import StateBatch
+from zsq.storage.transactions import (
+    JOB_KEPT_NS,
+    TRANSACTIONS_MAX,
+    StagedFile,
+    StageRow,
+    Transaction,
+    TransactionRow,
+    forgettable,
+    later_of,
+    superseded,
+)
+from zsq.transport.block import Block, pack
+
+if TYPE_CHECKING:
+    from tests.storage.conftest import Desk
+
+
+def part(name: str, *sizes: int, blocks: int = 1) -> StagedPart:
+    return StagedPart(
+        name.encode().ljust(16), "/s", tuple(StagedFile(i, 1, blocks, blocks, CHUNK_HEADER_BYTES + size) for i, size in enumerate(sizes))
+    )
+
+
+def named(parts: list[StagedPart]) -> str:
+    return "".join(one.stage.decode().strip() for one in parts)
+
+
+def test_who_is_adopted() -> None:
+    parts = [part("a", 10), part("b", 400), part("c", 30), part("d"), part("e", 20, 5), part("f", 100)]
+    plan = plan_group(parts, 400, 1000)
+    assert (named(plan.appended), named(plan.adopted)) == ("acf", "be"), "large ones, and those of several files; empty ones are nothing"
+    plan = plan_group(parts, 400, 139)
+    assert (named(plan.appended), named(plan.adopted)) == ("ac", "bef"), "the largest of the others until the rest fits"
+    assert named(plan_group(parts, 400, 140).appended) == "acf"
+    many = [part("a", 10, blocks=GROUP_APPEND_BLOCKS_MAX), part("b", 5)]
+    assert named(plan_group(many, 400, 1000).appended) == "b", "each block costs its time"
+
+
+def test_a_mark_goes_around() -> None:
+    mark = Mark(
+        Transaction("äpp", 2**62, "job"), 2**60, 10, 4, (b"a" * 16, b"b" * 16), (Adopted(b"b" * 16, 3, 9, 2**60 + 4, 6, 128),), (5, 6, 7)
+    )
+    columns = encode_mark(mark)
+    assert len(columns) % 8 == 0
+    assert decode_mark(memoryview(columns)) == mark
+    for bad in (b"", bytes(64), b"\3\0\0\0\x80\0\0\0", columns[8:]):
+        with pytest.raises(ValueError):
+            decode_mark(bad)
+
+
+def test_an_appended_group(group_desk: Desk) -> None:
+    group_desk.publish()
+    a, b = group_desk.stage("a", 1), group_desk.stage("b", 1, blocks=1)
+    group_desk.seal(b, a)
+    group_desk.files.log.clear()
+    assert group_desk.commit(1, a, b) == (3, 6, group_desk.now_ns)
+    assert group_desk.files.log == ["writev", "sync", "remove", "remove"], "one write, one sync; the files go when the state is committed"
+    assert group_desk.log.chunks == (0,)
+    assert group_desk.log.unsynced_bytes == 0
+    assert group_desk.log.end == group_desk.log.synced_end == 9
+    blocks = group_desk.log.read(0, 1 << 20, 9)
+    assert [block.first_offset for block in blocks] == [0, 3, 5, 7]
+    assert [block.header.sequence for block in blocks[1:]] == [0, 1, 0]
+    assert group_desk.staging.stages() == {}
+    group_desk.publish()
+    group_desk.sync()
+    assert group_desk.check() == [0, 1]
+    group_desk.restart()
+    assert group_desk.check() == [0, 1]
+
+
+def test_an_adopted_group(group_desk: Desk) -> None:
+    """Its bytes are not written again; blocks before it become durable with it; the next chunk begins at the next append."""
+    group_desk.publish()
+    a, b, c = group_desk.stage("a", 1, blocks=9), group_desk.stage("b", 1), group_desk.stage("c", 1, blocks=4)
+    group_desk.seal(a, b, c)
+    written = sum(len(change.data) for change in group_desk.files.pending)
+    group_desk.files.log.clear()
+    group = group_desk.commit(1, a, b, c)
+    assert group[:2] == (3, 30)
+    assert group_desk.log.synced_end == group_desk.log.end == 33
+    assert group_desk.log.chunks[0:2] == (0, 7), "the small part lies in the chunk before"
+    assert group_desk.files.log.count("rename") == len(group_desk.log.chunks) - 1
+    assert group_desk.files.log.count("sync_folder") == 2
+    assert written < 2000
+    for base in group_desk.log.chunks[1:]:
+        header = decode_chunk_header(group_desk.path(chunk_name(base)).read_bytes()[:CHUNK_HEADER_BYTES])
+        assert (header.base_offset, header.base_time_ns, header.flags) == (base, group.time_ns, 1)
+    group_desk.acknowledged = 1
+    group_desk.crash(keep_none)
+    assert group_desk.check() == [0]
+    group_desk.publish()
+    group_desk.sync()
+    assert group_desk.log.chunks[-1] == 33
+    assert group_desk.check() == [0, 1]
+
+
+def test_groups_of_adopted_parts_one_behind_the_other(group_desk: Desk) -> None:
+    """Nothing between them, no message before them: the empty chunk's name is taken over, and no mark is lost."""
+    for version in range(1, 5):
+        key = group_desk.stage(f"s{version}", version, blocks=4)
+        group_desk.seal(key)
+        group_desk.commit(version, key, lag=True)
+        assert [block.first_offset for block in group_desk.read_all()] == list(range(0, 8 * version, 2))
+    assert group_desk.log.chunks == (0, 8, 16, 24)
+    report = group_desk.crash(keep_none).report
+    assert report.alarms == []
+    assert group_desk.check() == []
+    assert group_desk.store is not None
+    assert group_desk.store.state.load().transactions["query"].version == 4
+
+
+def test_an_empty_commit_writes_nothing(group_desk: Desk) -> None:
+    key = group_desk.stage("a", 1, blocks=0)
+    group_desk.seal(key)
+    group_desk.files.log.clear()
+    transaction = Transaction("query", 1, "app")
+    assert group_desk.log.append_group(transaction, [group_desk.staging.part(key)], 5_000) == (0, 0, 5_000)
+    assert group_desk.log.append_group(transaction, [], 5_000) == (0, 0, 5_000)
+    assert group_desk.files.log == []
+
+
+def test_time_never_goes_back_in_groups(group_desk: Desk) -> None:
+    group_desk.log.append([pack([b"x"])], 9_000)
+    for version, blocks in ((1, 1), (2, 4)):
+        key = group_desk.stage(f"s{version}", version, blocks=blocks)
+        group_desk.seal(key)
+        assert group_desk.commit(version, key).time_ns == 9_000
+    assert group_desk.log.append([pack([b"y"])], 10)[1] == 9_000
+
+
+def test_a_group_inside_an_outstanding_sync(group_desk: Desk) -> None:
+    for version, blocks in ((1, 1), (2, 4)):
+        key = group_desk.stage(f"s{version}", version, blocks=blocks)
+        group_desk.seal(key)
+        group_desk.publish()
+        ticket = group_desk.log.begin_sync()
+        group_desk.commit(version, key)
+        assert ticket.done, "the commit ran it: a failed write-back is told once only"
+        ticket.run()
+        assert group_desk.log.finish_sync(ticket) == group_desk.log.end
+        assert group_desk.log.unsynced_bytes == 0
+    ticket = group_desk.log.begin_sync()  # on the adopted chunk
+    for _ in range(12):  # so many rolls that its file is closed
+        group_desk.publish(count=15)
+    ticket.run()
+    group_desk.log.finish_sync(ticket)
+    group_desk.sync()
+    assert len(group_desk.check()) == 14
+
+
+def test_a_group_waits_for_a_sync_in_the_other_thread(group_desk: Desk) -> None:
+    key = group_desk.stage("a", 1)
+    group_desk.seal(key)
+    group_desk.publish()
+    ticket = group_desk.log.begin_sync()
+    thread = threading.Thread(target=ticket.run)
+    thread.start()
+    group_desk.commit(1, key)
+    thread.join(10)
+    group_desk.log.finish_sync(ticket)
+    assert group_desk.check() == [0]
+
+
+def test_below_the_reserve_no_group_is_taken(group_desk: Desk) -> None:
+    keys = [group_desk.stage("a", 1), group_desk.stage("b", 1, blocks=5)]
+    group_desk.seal(*keys)
+    group_desk.files.free = 100
+    group_desk.now_ns += 10**9
+    with pytest.raises(DiskFull):
+        group_desk.commit(1, *keys)
+    with pytest.raises(DiskFull):
+        group_desk.stage("c", 1)
+    group_desk.staged.pop(b"c".ljust(16, b"_"))
+    group_desk.files.free = 1 << 30
+    group_desk.commit(1, *keys)
+    assert group_desk.check() == []
+
+
+def test_replay_knows_the_later_version_and_forgets_older_stages(group_desk: Desk) -> None:
+    keys = [group_desk.stage(f"s{version}", version, blocks=1 + 3 * (version % 2)) for version in (1, 2, 3)]
+    zombie, next_one = group_desk.stage("zombie", 3), group_desk.stage("next", 4)
+    group_desk.seal(*keys, zombie, next_one)
+    for version in (1, 2, 3):
+        group_desk.commit(version, keys[version - 1], lag=True)
+    group_desk.sealed.pop(zombie)
+    group_desk.crash(keep_all)
+    assert list(group_desk.staging.stages()) == [next_one]
+    assert group_desk.store is not None
+    table = group_desk.store.state.load()
+    assert table.transactions == {"query": TransactionRow(3, "app", *group_desk.groups[3])}
+    assert list(table.stages) == [next_one]
+    assert group_desk.check() == []
+    assert group_desk.restart().report.notes == []
+
+
+def test_a_mark_at_the_checkpoint_is_seen(group_desk: Desk) -> None:
+    """The checkpoint came to the group's end without its transaction: whoever wrote it did not know the order."""
+    for version, blocks in ((1, 1), (2, 4)):
+        key = group_desk.stage(f"s{version}", version, blocks=blocks)
+        group_desk.seal(key)
+        group_desk.commit(version, key, lag=True)
+        assert group_desk.store is not None
+        group_desk.store.state.commit(StateBatch(applied_offset=group_desk.log.end))
+        group_desk.crash(keep_all)
+        assert group_desk.check() == []
+        assert group_desk.store.state.load().transactions["query"].version == version
+
+
+def test_time_to_offset(group_desk: Desk) -> None:
+    """Publishers at 1010 and so on, between them an appended group and an adopted one."""
+    starts: list[tuple[int, int]] = []
+    for turn in range(12):
+        group_desk.publish(count=4)
+        starts.append((group_desk.now_ns, group_desk.log.end - 4))
+        if turn % 3 == 0:
+            key = group_desk.stage(f"s{turn}", turn, blocks=1 + turn)
+            group_desk.seal(key)
+            group = group_desk.commit(turn, key)
+            starts.append((group.time_ns, group.first_offset))
+    group_desk.sync()
+    for _ in range(2):
+        before = 0
+        for time_ns, offset in starts:
+            for asked in (before + 1, time_ns):
+                assert group_desk.log.offset_at(asked) == offset
+            before = time_ns
+        assert group_desk.log.offset_at(before + 1) == group_desk.log.end
+        group_desk.restart()
+
+
+def test_time_to_offset_steps_over_a_lost_chunk(group_desk: Desk) -> None:
+    for _ in range(12):
+        group_desk.publish(count=10)
+    group_desk.sync()
+    bases = group_desk.log.chunks
+    assert len(bases) > 5
+    group_desk.abandon_cleanly()
+    group_desk.replace(group_desk.path(chunk_name(bases[2])), b"x" * 500)
+    group_desk.open()
+    wanted = next(block for block in group_desk.read_all() if block.first_offset >= bases[3])
+    for time_ns in range(wanted.header.time_ns - 15, wanted.header.time_ns + 1):
+        assert group_desk.log.offset_at(time_ns) == wanted.first_offset
+    assert group_desk.log.offset_at(0) == 0
+    holes = group_desk.log.holes
+    assert group_desk.log.measure(0, group_desk.log.end, 10**9)[1] == group_desk.log.end
+    assert group_desk.log.holes == holes, "one hole, however often it is met"
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_measure(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    """Against a naive sum over all blocks. Marks count as bytes, so there is some play, and it is known."""
+    desk = grouped_desk(tmp_path_factory, data)
+    blocks = desk.read_all()
+    end = desk.log.end
+    marks = 1000 * len(desk.groups)
+    for _ in range(10):
+        start = data.draw(st.integers(0, end - 1))
+        stop = data.draw(st.integers(start + 1, end))
+        limit = data.draw(st.sampled_from([0, 1, 100, 500, 1500, 10**6]))
+        size, offset = desk.log.measure(start, stop, limit)
+        mine = [block for block in blocks if block.next_offset > start and block.first_offset < stop]
+        exact = sum(block.length for block in mine)
+        assert exact <= size <= exact + marks
+        assert start < offset <= stop
+        assert offset == stop or any(block.next_offset == offset for block in mine), "a border of blocks"
+        taken = [block for block in mine if block.first_offset < offset]
+        assert len(taken) == 1 or sum(block.length for block in taken) <= limit
+        if offset < stop:
+            following = next(block for block in mine if block.first_offset == offset)
+            assert sum(block.length for block in taken) + following.length + marks > limit, "there was room for more"
+    assert desk.log.measure(end, end, 5) == (0, end)
+    assert desk.log.measure(0, end + 5, 10**9)[1] == end
+    desk.abandon()
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_reads_from_any_offset(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    desk = grouped_desk(tmp_path_factory, data)
+    end = desk.log.end
+    first = [block.first_offset for block in desk.read_all() for _ in range(block.count)]
+    assert len(first) == end
+    for offset in data.draw(st.lists(st.integers(0, end - 1), max_size=20)):
+        limit = data.draw(st.integers(offset + 1, end))
+        blocks = desk.log.read(offset, data.draw(st.sampled_from([1, 500, 5000])), limit)
+        if blocks:
+            assert blocks[0].first_offset == first[offset]
+            assert blocks[-1].next_offset <= limit
+            assert all(a.next_offset == b.first_offset for a, b in pairwise(blocks))
+        else:
+            assert limit < end
+            assert first[limit] == first[offset]
+    desk.abandon()
+
+
+def grouped_desk(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> Desk:
+    """A few publishes and groups of any size; maybe opened anew."""
+    import sys
+
+    conftest = sys.modules["tests.storage.conftest"]
+    desk: Desk = conftest.Desk(tmp_path_factory.mktemp("desk"), conftest.GROUPS)
+    desk.open()
+    desk.publish()
+    for version in range(1, data.draw(st.integers(2, 5))):
+        for count in data.draw(st.lists(st.integers(1, 20), max_size=4)):
+            desk.publish(count=count)
+        keys = [desk.stage(f"{version}.{i}", version, blocks=n) for i, n in enumerate(data.draw(st.lists(st.integers(0, 9), max_size=3)))]
+        desk.seal(*keys)
+        desk.commit(version, *keys)
+        if not any(desk.tried[version].values()):
+            del desk.tried[version], desk.groups[version]
+    desk.sync()
+    if data.draw(st.booleans()):
+        desk.restart()
+    return desk
+
+
+def test_a_part_that_is_not_what_was_sealed_is_refused(group_desk: Desk) -> None:
+    """Gone, short, or with a wrong byte: nothing happens, and what was there can be committed without it."""
+    good = [group_desk.stage("a", 1), group_desk.stage("b", 1, blocks=4)]
+    bad = [group_desk.stage("c", 1), group_desk.stage("d", 1, blocks=4)]
+    group_desk.seal(*good, *bad)
+    paths = [Path(file.path) for key in bad for file in group_desk.staging._stages[key].files]
+    for key, path in zip(bad, paths, strict=True):
+        whole = path.read_bytes()
+        for data in (None, whole[:100], whole[:200], whole[: len(whole) // 2], b"x" * len(whole)):
+            path.unlink(missing_ok=True)
+            if data is not None:
+                path.write_bytes(data)
+            with pytest.raises(Damaged):
+                group_desk.commit(1, *good, key)
+            assert group_desk.log.end == 0
+    group_desk.drop(*bad)
+    group_desk.commit(1, *good)
+    assert group_desk.check() == []
+
+
+def test_a_wrong_byte_in_an_appended_part_is_noticed_before_it_is_stored(group_desk: Desk) -> None:
+    key = group_desk.stage("a", 1)
+    group_desk.seal(key)
+    (file,) = group_desk.staging._stages[key].files
+    path = Path(file.path)
+    whole = path.read_bytes()
+    for byte in range(CHUNK_HEADER_BYTES, file.data_end):
+        path.write_bytes(whole[:byte] + bytes([whole[byte] ^ 4]) + whole[byte + 1 :])
+        with pytest.raises(Damaged):
+            group_desk.commit(1, key)
+    path.write_bytes(whole)
+    group_desk.commit(1, key)
+    assert group_desk.check() == []
+
+
+def test_rows() -> None:
+    old = TransactionRow(3, "app", 10, 5, 7)
+    assert later_of(None, old) == old
+    assert later_of(old, old._replace(version=2, first_offset=1)) == old
+    assert later_of(old, old._replace(version=4)).version == 4
+    rows = {
+        bytes([i]): StageRow(app, version, "app", 0, 0, 0, 0, 0, True, (), 0)
+        for i, (app, version) in enumerate([("a", 1), ("a", 2), ("b", 1), ("a", 3)])
+    }
+    assert superseded(rows, "a", 2) == [b"\0", b"\1"]
+
+
+def test_jobs_are_forgotten_after_a_week_or_when_there_is_no_room() -> None:
+    now = 10 * JOB_KEPT_NS
+    rows = {f"q{i}": TransactionRow(1, "app", 0, 0, 0) for i in range(5)}
+    rows |= {f"j{i}": TransactionRow(1, "job", 0, 0, now - i * JOB_KEPT_NS // 3) for i in range(6)}
+    assert forgettable(rows, now) == ["j5", "j4"]
+    many = {f"q{i}": rows["q0"] for i in range(TRANSACTIONS_MAX - 5)} | rows
+    assert forgettable(many, now) == ["j5", "j4"]
+    assert forgettable(many | {"q-1": rows["q0"], "q-2": rows["q0"], "q-3": rows["q0"]}, now) == ["j5", "j4", "j3", "j2", "j1"]
+
+
+def test_blocks_of_a_staged_file_keep_their_columns(group_desk: Desk) -> None:
+    """Keys, tags, headers, times: what was pushed is what is read, appended or adopted."""
+    sent = pack([b"body" * 200, b""], keys=[b"k", None], tags=[None, b"t"], headers=[b"\x80", None], times=[7, 8])
+    small = pack([b"body", b""], keys=[b"k", None], tags=[None, b"t"], headers=[b"\x80", None], times=[7, 8])
+    for version, block in ((1, small), (2, sent)):
+        key = bytes([version]) * 16
+        group_desk.staging.open(key, Transaction("q", version, "app"), 0, 5)
+        group_desk.staging.append(key, [Block(block.header, block.payload)], 5)
+        ticket = group_desk.staging.begin_seal(key, final=True, now_ns=5)
+        ticket.run()
+        group_desk.staging.finish_seal(ticket)
+        group_desk.log.append_group(Transaction("q", version, "app"), [group_desk.staging.part(key)], 9)
+        (found,) = group_desk.log.read(group_desk.log.end - 1, 1, group_desk.log.end)
+        assert bytes(found.columns) == block.payload
+        assert found.header == block.header._replace(first_offset=2 * version - 2, time_ns=9)
