@@ -1,0 +1,132 @@
+"""Faults at named points of a Spark write: the sink's writers wrapped, so that a test stops a task or a commit exactly where it wants.
+
+A rule is a file `TOPIC.POINT` in a folder that the test and all of Spark's processes see. Whoever comes to the point first takes the
+rule (by a rename, so one alone), leaves a file that says which process it is, and waits until the test opens the gate, or raises.
+
+Each call of the sink's write leaves a file `TOPIC.begun.PARTITION.UUID`, so that a test can count the attempts.
+
+Points: `write.PARTITION.N` before the Nth Arrow batch is handed to the sink, `write.PARTITION.end` behind the last one and before the
+seal, `sealed.PARTITION` when the sink's write has returned; `commit.BATCH.before`, `commit.BATCH.after` (batch jobs: BATCH is "job").
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+NAME = "zsq_chaos"
+WAIT_S = 300.0
+
+
+class Gate:
+    """The test's side of a rule."""
+
+    def __init__(self, folder: Path, topic: str, point: str, action: str = "wait") -> None:
+        self.rule = folder / f"{topic}.{point}"
+        self.reached = folder / f"{topic}.{point}.reached"
+        self.go = folder / f"{topic}.{point}.go"
+        draft = folder / f"{topic}.{point}.draft"
+        draft.write_text(action)
+        draft.rename(self.rule)
+
+    def here(self) -> dict[str, Any] | None:
+        """{"pid", "parents": pids upwards} of the process that came, or None."""
+        try:
+            found: dict[str, Any] = json.loads(self.reached.read_text())
+        except FileNotFoundError:
+            return None
+        return found
+
+    def open(self) -> None:
+        self.go.touch()
+
+
+def parents(pid: int) -> list[int]:
+    """Upwards, without init."""
+    found: list[int] = []
+    while True:
+        status = Path(f"/proc/{pid}/stat").read_text()
+        pid = int(status.rpartition(")")[2].split()[1])
+        if pid <= 1:
+            return found
+        found.append(pid)
+
+
+def meet(folder: str, topic: str, point: str) -> None:
+    """In Spark's processes: does what the rule for this point says, if there is one."""
+    rule = Path(folder) / f"{topic}.{point}"
+    taken = Path(folder) / f"{topic}.{point}.taken"
+    try:
+        rule.rename(taken)
+    except FileNotFoundError:
+        return
+    action = taken.read_text()
+    draft = Path(folder) / f"{topic}.{point}.who"
+    draft.write_text(json.dumps({"pid": os.getpid(), "parents": parents(os.getpid())}))
+    draft.rename(Path(folder) / f"{topic}.{point}.reached")
+    if action == "raise":
+        raise RuntimeError(f"raised on purpose at {point}")
+    go, waited = Path(folder) / f"{topic}.{point}.go", 0.0
+    while not go.exists():
+        select.select([], [], [], 0.01)  # no event crosses so many processes
+        waited += 0.01
+        if waited > WAIT_S:
+            raise TimeoutError(f"nobody opened {point}")
+
+
+def attempts(folder: Path, topic: str) -> int:
+    """How many tasks began to write to the topic, repeated ones included."""
+    return len(list(folder.glob(f"{topic}.begun.*")))
+
+
+def through(batches: Iterator[Any], folder: str, topic: str, partition: int) -> Iterator[Any]:
+    (Path(folder) / f"{topic}.begun.{partition}.{uuid.uuid4()}").touch()
+    for number, batch in enumerate(batches):
+        meet(folder, topic, f"write.{partition}.{number}")
+        yield batch
+    meet(folder, topic, f"write.{partition}.end")
+
+
+def twist(writer: Any, folder: str, topic: str) -> Any:
+    """The same writer, with points to stop at. The class is made anew, so that Spark still sees what kind of writer it is."""
+    kind: Any = type(writer)
+
+    def write(self: Any, iterator: Iterator[Any]) -> Any:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        partition = context.partitionId() if context is not None else 0
+        message = kind.write(self, through(iterator, folder, topic, partition))
+        meet(folder, topic, f"sealed.{partition}")
+        return message
+
+    def commit(self: Any, messages: Any, *batch: int) -> None:
+        name = str(batch[0]) if batch else "job"
+        meet(folder, topic, f"commit.{name}.before")
+        kind.commit(self, messages, *batch)
+        meet(folder, topic, f"commit.{name}.after")
+
+    writer.__class__ = type("Twisted", (kind,), {"write": write, "commit": commit, "__slots__": ()})
+    return writer
+
+
+def chaotic(source: Any, folder: str) -> Any:
+    """A data source class like `source`, named NAME, whose writers stop where the folder's rules say."""
+
+    class Chaotic(source):  # type: ignore[misc]
+        @classmethod
+        def name(cls) -> str:
+            return NAME
+
+        def writer(self, schema: Any, overwrite: bool) -> Any:
+            return twist(source.writer(self, schema, overwrite), folder, self.options["topic"])
+
+        def streamWriter(self, schema: Any, overwrite: bool) -> Any:
+            return twist(source.streamWriter(self, schema, overwrite), folder, self.options["topic"])
+
+    return Chaotic

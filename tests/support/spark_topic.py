@@ -1,0 +1,114 @@
+"""What a test asks of a topic that Spark writes to: what is staged, what is visible, and a trap that springs within a commit."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from support.broker import Broker, kill, wait_for
+
+import zsq
+
+
+class Topic:
+    """A topic of `broker`, and the folder where storage keeps it."""
+
+    def __init__(self, broker: Broker, name: str) -> None:
+        self.broker, self.name = broker, name
+
+    def row(self) -> dict[str, Any]:
+        with zsq.Admin(self.broker.ipc) as admin:
+            [row] = admin.stats(self.name)["topics"]
+        found: dict[str, Any] = row
+        return found
+
+    def create(self) -> Topic:
+        with zsq.Admin(self.broker.ipc) as admin:
+            admin.create_topic(self.name)
+        return self
+
+    def head(self) -> int:
+        """The next offset: 0 as long as nothing was committed."""
+        with zsq.Reader(self.broker.ipc, self.name) as reader:
+            return reader.read(0, 1).head
+
+    @property
+    def folder(self) -> Path:
+        """Where its log lies."""
+        for path in (self.broker.data_dir / "topics").iterdir():
+            first, _, _ = (path / "topic").read_text().partition("\n")
+            if json.loads(first)["name"] == self.name:
+                return path
+        raise AssertionError(f"topic {self.name} has no folder")
+
+    def storage_pid(self) -> int:
+        [pid] = [actor["pid"] for actor in self.broker.actors() if actor["name"] == f"storage {self.name}"]
+        return int(pid)
+
+    def wait_staged(self, size_bytes: int = 1) -> None:
+        wait_for(lambda: self.row()["staged_bytes"] >= size_bytes, 60, f"{size_bytes} bytes staged in {self.name}")
+
+    def no_stage_left(self, timeout_s: float = 15.0) -> None:
+        wait_for(lambda: not self.row()["stages"], timeout_s, f"no stage left in {self.name}")
+        wait_for(lambda: not list((self.folder / "staging").glob("*")), timeout_s, f"no staged file left of {self.name}")
+
+    def kill_storage(self) -> int:
+        """SIGKILL; returns when a successor is up."""
+        pid = self.storage_pid()
+        kill(pid)
+
+        def follows() -> bool:
+            found = [a for a in self.broker.actors() if a["name"] == f"storage {self.name}" and a.get("state") == "up"]
+            return bool(found) and found[0]["pid"] != pid
+
+        wait_for(follows, 30, f"a new storage of {self.name}")
+        return pid
+
+
+def crash(broker: Broker, *first: int) -> None:
+    """SIGKILL the supervisor, and before it the pids in `first`; all actors end by themselves."""
+    assert broker.process is not None
+    pids = sorted({actor["pid"] for actor in broker.actors()} - {broker.process.pid})
+    for pid in first:
+        kill(pid)
+    broker.process.kill()
+    broker.process.wait(20)
+    broker.wait_gone(pids)
+
+
+class Trap:
+    """A thread that kills `pids` at once when `sprung(state)` of the topic's folder comes true: the middle of a commit, or as near as
+    a process can come to it from outside. `state` is the names and sizes of its chunks."""
+
+    def __init__(self, folder: Path, pids: list[int], sprung: Callable[[dict[str, int]], bool]) -> None:
+        self._folder, self._pids, self._sprung = folder, pids, sprung
+        self._stop = threading.Event()
+        self.caught = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._stop.is_set():
+            if self._sprung(chunks(self._folder)):
+                for pid in self._pids:
+                    kill(pid)
+                self.caught.set()
+                return
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(10)
+
+
+def chunks(folder: Path) -> dict[str, int]:
+    """Name and size of each chunk in the folder."""
+    found = {}
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith(".chunk"):
+                found[entry.name] = entry.stat().st_size
+    return found
