@@ -25,7 +25,7 @@ class ZsqDataSource(DataSource):
     def name(cls) -> str:
         return "zsq"
 
-    def _source(self, streaming: bool) -> SourceOptions:
+    def _source(self, streaming: bool | None) -> SourceOptions:
         options = source_options(self.options, os.environ.get("ZSQ_URL") or DEFAULT_URL, streaming=streaming)
         parse(options.url)
         return options
@@ -45,8 +45,8 @@ class ZsqDataSource(DataSource):
         return options
 
     def schema(self) -> str:
-        # Not known here: batch or stream. What both refuse is said at load() already, the rest when the plan is made.
-        return ddl(self._source("channel" in self.options).columns)
+        # What batch and stream both refuse is said at load() already, the rest when the plan is made.
+        return ddl(self._source(None).columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return BatchReader(self._checked(schema, self._source(False)))

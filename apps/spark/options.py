@@ -88,15 +88,18 @@ def wrong(text: str) -> UsageError:
     return UsageError(E_BAD_ARGUMENT, text)
 
 
-def source_options(options: Mapping[str, str], url: str, *, streaming: bool) -> SourceOptions:
-    """Of `spark.read` or `spark.readStream`; `url` is the broker's where no option names one. `UsageError` says what to write."""
+def source_options(options: Mapping[str, str], url: str, *, streaming: bool | None) -> SourceOptions:
+    """Of `spark.readStream` or `spark.read` (None: not known which); `url` is the broker's where no option names one.
+
+    `UsageError` says what to write.
+    """
     given = _given(options)
     topics = _topics(given)
     starting = _points(given, "starting", topics)
     ending = _points(given, "ending", topics)
     if streaming:
         _refuse(given, ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"), "a streaming query has no end; use spark.read")
-    else:
+    elif streaming is not None:
         _refuse(given, ("channel",), "a channel follows the commits of a streaming query; use spark.readStream")
         if LATEST in (starting or {}).values():
             raise wrong("startingOffsets 'latest' of a batch leaves nothing to read: write 'earliest', an offset, or startingTimestamp")

@@ -116,6 +116,11 @@ def test_a_stream_has_no_end(name: str) -> None:
         source(True, **{name: '{"t": 1}' if "Offsets" in name else "1"})
 
 
+def test_before_it_is_known_whether_it_streams() -> None:
+    for given in ({"startingOffsets": "latest"}, {"channel": "c"}, {"endingOffsets": "latest"}):
+        source_options({"topic": "t", **given}, URL, streaming=None)
+
+
 def test_columns_are_taken_in_the_order_given() -> None:
     assert source(columns="Offset, value,HEADERS").columns == ("offset", "value", "headers")
 
