@@ -1,0 +1,112 @@
+"""Storage or the whole broker killed while Spark writes: the query goes on by itself, and each row is in the topic exactly once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.broker import Broker
+from support.spark_chaos import attempts
+from support.spark_cluster import Job, SparkDriver, met, ranges
+from support.spark_rows import exactly_once
+from support.spark_topic import Topic, Trap, chunks, crash
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+SIZE = 200
+SMALL, LARGE = 1_000, 25_000  # rows of a task: 5 MB are more than what is appended and not adopted
+FILES = 6  # two a batch
+BATCHES = [0, 1, 2]
+
+
+class Query:
+    """A streaming query of three batches, two tasks each, into a topic."""
+
+    def __init__(self, spark: SparkDriver, topic: Topic, folder: Path, rows: int) -> None:
+        self._spark, self._topic, self._rows = spark, topic, rows
+        self._arguments: dict[str, Any] = {
+            "source": ranges(folder / "ranges", files=FILES, rows=rows),
+            "checkpoint": str(folder / "checkpoint"),
+            "size": SIZE,
+            "options": {"url": topic.broker.ipc, "topic": topic.name},
+        }
+
+    def start(self) -> Job:
+        return self._spark.submit("stream", **self._arguments)
+
+    def went_on(self, job: Job) -> None:
+        """To the end, without an error, without any task tried again, each row once."""
+        assert job.result()["batches"] == BATCHES
+        assert attempts(self._spark.chaos, self._topic.name) == FILES, "no task failed"
+        exactly_once(self._topic.broker.ipc, self._topic.name, range(FILES * self._rows), SIZE)
+        self._topic.no_stage_left()
+
+
+def test_storage_killed_while_staging(spark: SparkDriver, topic: Topic) -> None:
+    """Once behind an interim seal, so that part of the stage is on disk and part has to be sent again, and once before the final seal."""
+    count, size = 60_000, 1_000
+    gates = [spark.gate(topic.name, f"write.0.{batch}") for batch in ("45", "end")]
+    writing = {"url": topic.broker.ipc, "topic": topic.name}
+    job = spark.submit("write", first=0, count=count, partitions=1, size=size, options=writing)
+    for gate in gates:
+        met(gate, job)
+        topic.wait_staged(32 << 20)
+        topic.kill_storage()
+        gate.open()
+    job.result()
+    assert attempts(spark.chaos, topic.name) == 1, "the task went on"
+    exactly_once(topic.broker.ipc, topic.name, range(count), size)
+    topic.no_stage_left()
+
+
+@pytest.mark.parametrize("rows", [SMALL, LARGE])
+def test_storage_killed_between_seal_and_commit(spark: SparkDriver, topic: Topic, tmp_path: Path, rows: int) -> None:
+    query = Query(spark, topic, tmp_path, rows)
+    gate = spark.gate(topic.name, "commit.1.before")
+    job = query.start()
+    met(gate, job)
+    topic.kill_storage()
+    gate.open()
+    query.went_on(job)
+
+
+@pytest.mark.parametrize("rows", [SMALL, LARGE])
+@pytest.mark.parametrize("point", ["before", "after"])
+def test_broker_killed_around_the_commit(spark: SparkDriver, broker: Broker, topic: Topic, tmp_path: Path, point: str, rows: int) -> None:
+    """The commit is tried, or the next batch written, while no broker is there."""
+    query = Query(spark, topic, tmp_path, rows)
+    gate = spark.gate(topic.name, f"commit.1.{point}")
+    job = query.start()
+    met(gate, job)
+    visible = topic.head()
+    assert visible == (2 if point == "before" else 4) * rows
+    crash(broker)
+    gate.open()
+    broker.start()
+    query.went_on(job)
+
+
+@pytest.mark.parametrize(
+    ("rows", "moment"), [(SMALL, "growth"), (LARGE, "growth"), (LARGE, "adoption")], ids=["appended", "marked", "adopted"]
+)
+def test_broker_killed_within_the_commit(spark: SparkDriver, broker: Broker, topic: Topic, tmp_path: Path, rows: int, moment: str) -> None:
+    """At the first sign of it on disk: the last chunk grew, or a staged file became a chunk."""
+    query = Query(spark, topic, tmp_path, rows)
+    gate = spark.gate(topic.name, "commit.1.before")
+    job = query.start()
+    met(gate, job)
+    before = chunks(topic.folder)
+    assert broker.process is not None
+    watched = (lambda now: now != before) if moment == "growth" else (lambda now: now.keys() != before.keys())
+    trap = Trap(topic.folder, [topic.storage_pid(), broker.process.pid], watched)
+    pids = sorted(actor["pid"] for actor in broker.actors() if actor["pid"] != broker.process.pid)
+    try:
+        gate.open()
+        assert trap.caught.wait(60), "the commit came"
+    finally:
+        trap.close()
+    broker.process.wait(20)
+    broker.wait_gone(pids)
+    broker.start()
+    query.went_on(job)
