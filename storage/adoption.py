@@ -15,6 +15,7 @@ The staging folder is not synced after the renames: a name that came back in it 
 from __future__ import annotations
 
 import errno
+from typing import Final
 
 from .chunk import Chunk, open_chunk
 from .errors import Damaged, ForeignDirectory, StoreFailed
@@ -33,6 +34,8 @@ from .log_format import (
     part_name,
 )
 from .mark import Adopted, Mark, encode_mark, encode_mark_header
+
+OPEN_FILES_MAX: Final = 64  # written, and then synced together
 
 
 def part_path(folder: str, adopted: Adopted) -> str:
@@ -57,13 +60,17 @@ class Adoption:
 
     def prepare(self) -> None:
         """`Damaged` where a file is not what was sealed; any error leaves stages that can be prepared again."""
-        for adopted in self._mark.adopted[:-1]:
-            fd = self._open(adopted)
+        others, carrier = self._mark.adopted[:-1], self._mark.adopted[-1]
+        for at in range(0, len(others), OPEN_FILES_MAX):
+            fds: list[int] = []
             try:
-                self._write(fd, adopted, b"")
+                for adopted in others[at : at + OPEN_FILES_MAX]:
+                    fds.append(self._open(adopted))
+                    self._write(fds[-1], adopted, b"")
+                self._sync(fds)
             finally:
-                self._files.close(fd)
-        carrier = self._mark.adopted[-1]
+                for fd in fds:
+                    self._files.close(fd)
         fd = self._open(carrier)
         header = ChunkHeader(carrier.base_offset, self._time_ns, carrier.seed, self._uuid, ADOPTED)
         self.chunk = Chunk(self._files, self._folder, fd, header, self._index_every_bytes)
@@ -72,6 +79,7 @@ class Adoption:
         self.chunk.end_position = self._write(fd, carrier, head + columns)
         self.chunk.end_offset = self._mark.next_offset
         self.chunk.sealed = True
+        self._sync([fd])
 
     def _open(self, adopted: Adopted) -> int:
         path = part_path(self._folder, adopted)
@@ -101,11 +109,13 @@ class Adoption:
         self._files.writev(fd, [mark, footer], adopted.data_end)
         if self._files.size(fd) > data_end + FOOTER_BYTES:
             self._files.truncate(fd, data_end + FOOTER_BYTES)
-        try:
-            self._files.sync(fd)
-        except OSError as error:  # never to be tried again on these pages, full disk or not
-            raise StoreFailed(f"fdatasync of a staged file of {adopted.stage.hex()} failed: {error}") from error
         return data_end
+
+    def _sync(self, fds: list[int]) -> None:
+        try:
+            self._files.sync_all(fds)
+        except OSError as error:  # never to be tried again on these pages, full disk or not
+            raise StoreFailed(f"fdatasync of a staged file failed: {error}") from error
 
     def commit(self) -> None:
         """The rename that decides; durable by `finish`. `OSError`: it did not happen."""

@@ -136,6 +136,10 @@ class FaultyFiles(Files):
             change.apply(len(change.data))
         self._forget(mine)
 
+    def sync_all(self, fds: Sequence[int]) -> None:
+        for fd in fds:
+            self.sync(fd)
+
     def sync_folder(self, path: str) -> None:
         self._step("sync_folder")
         folder = self._find(path)

@@ -105,6 +105,8 @@ class Desk:
         if self.store is not None:
             self.store.state.close()
             self.store = None
+        for fd in (*self.files._nodes, *self.files._locks):
+            self.files.close(fd)
 
     def abandon_cleanly(self) -> None:
         assert self.store is not None
@@ -148,7 +150,8 @@ class Desk:
         """
         found = []
         blocks = self.read_all()
-        self.check_groups(blocks)
+        if self.options is GROUPS:
+            self.check_groups(blocks)
         for block in blocks:
             if not block.header.producer_id:
                 continue

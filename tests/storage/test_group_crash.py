@@ -159,7 +159,10 @@ def go_on(desk: Desk) -> None:
     desk.check()
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+QUICK = ("all kept", "none kept", "names only", "the oldest dropped", "torn at 100")
+
+
+@pytest.mark.parametrize("loss", [loss if loss in QUICK else pytest.param(loss, marks=pytest.mark.slow) for loss in LOSSES])
 @pytest.mark.parametrize("work", WORKS)
 def test_power_cut_before_every_change(tmp_path: Path, group_desk: Desk, work: str, loss: str) -> None:
     for other in cut_at_each(group_desk, tmp_path, WORKS[work]):

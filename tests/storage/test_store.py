@@ -167,6 +167,10 @@ def test_the_seam(tmp_path: Path, files: Files) -> None:
     files.truncate(fd, 4)
     assert files.size(fd) == 4
     files.sync(fd)
+    files.sync_all([fd])
+    files.sync_all([fd] * 20)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        files.sync_all([fd, 9_999, fd])
     files.advise_sequential(fd)
     files.advise_done(fd, 0, 4)
     files.close(fd)
