@@ -11,6 +11,7 @@ that they are for. Nothing waits for one that does not take more: the block is d
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, cast
 
 import zmq
@@ -40,11 +41,31 @@ class _Link(NamedTuple):
     port: Port
 
 
-class Route(NamedTuple):
-    """Where the pushes for one storage go."""
+class Route:
+    """Where the pushes for one storage go. ZeroMQ counts messages, memory bytes: so its mark follows the largest block of late."""
 
-    endpoint: str
-    port: Port
+    def __init__(self, endpoint: str, port: Port) -> None:
+        self.endpoint = endpoint
+        self.port = port
+        self._largest = 0
+
+    def send(self, frames: Sequence[Any]) -> bool:
+        """False: there is no room, or it is no whole push."""
+        if len(frames) != PUSH_FRAMES:
+            return False
+        size = len(frames[-1])
+        if size > self._largest:
+            self._set(size)
+        return self.port.send_frames(frames)
+
+    def relax(self) -> None:
+        """Now and then: smaller blocks may come now."""
+        self._set(0)
+
+    def _set(self, largest: int) -> None:
+        self._largest = largest
+        mark = min(options.PUSH_GATEWAY_MARK, options.PUSH_GATEWAY_BYTES // max(1, largest))
+        self.port.socket.setsockopt(zmq.SNDHWM, mark)
 
 
 class Gateway(Actor):
@@ -126,7 +147,7 @@ class Gateway(Actor):
                 return
             self._worked = True
             route = self.routes.get(frames[0].bytes)
-            if route is None or len(frames) != PUSH_FRAMES or not route.port.send_frames(frames):
+            if route is None or not route.send(frames):
                 self.pushes_dropped += 1
 
     def _forward_out(self, port: Port) -> None:
@@ -173,7 +194,7 @@ class Gateway(Actor):
         """The name that pushes to this storage bear: of this one life of it, so that what is meant for its predecessor leads nowhere."""
         name = endpoint.rpartition("/")[2].encode()
         if name not in self.routes:
-            port = Port(self.context, zmq.PUSH, mark=options.PUSH_MARK_GATEWAY)
+            port = Port(self.context, zmq.PUSH, mark=options.PUSH_GATEWAY_MARK)
             port.socket.connect(endpoint)
             self.routes[name] = Route(endpoint, port)
         return name
@@ -212,6 +233,8 @@ class Gateway(Actor):
             self._end_link(client)
 
     def _forget(self) -> None:
+        for route in self.routes.values():
+            route.relax()
         limit = time.monotonic_ns() - _SILENT_NS
         for client in [client for client, seen in self._seen.items() if seen < limit]:
             del self._seen[client]

@@ -73,8 +73,11 @@ def _number(value: Any) -> str:
 def _topics(found: dict[str, Any]) -> Table:
     up = max(0, int(time.time() - float(found.get("start_time", time.time()))))
     title = f"zsq {found.get('version', '?')}, pid {found.get('pid', '?')}, up {_duration(up)}, health {found.get('health', '?')}"
-    fields = ("depth", "message_count", "message_bytes", "start", "head", "staged_bytes")
-    table = _table(title, ("topic", "state"), ("depth", "messages", "bytes", "oldest", "next", "staged bytes"))
+    fields: tuple[str, ...] = ("depth", "message_count", "message_bytes", "start", "head")
+    names: tuple[str, ...] = ("depth", "messages", "bytes", "oldest", "next")
+    if any(topic.get("stages") for topic in found["topics"]):  # rows that Spark's executors wrote, and no driver has committed yet
+        fields, names = (*fields, "stages", "staged_bytes"), (*names, "stages", "staged bytes")
+    table = _table(title, ("topic", "state"), names)
     for topic in found["topics"]:
         state = [topic.get("sync", "")] + (["paused"] if topic.get("paused") else [])
         if topic.get("health", "OK") != "OK":

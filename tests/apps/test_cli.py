@@ -290,3 +290,15 @@ def test_tables_show_what_there_is() -> None:
     for shown in ("up 5 min", "1,234,567", "always, paused, E_TOPIC_FAILED", "archive", "worker-1", "zsq: topic clicks", "4.6 MB", "2 h"):
         assert shown in text
     assert len(stats.tables(STATS, whole=False)) == 3
+    assert "staged" not in text
+
+
+def test_stages_are_shown_where_there_are_any() -> None:
+    from rich.console import Console
+
+    out = io.StringIO()
+    topics = [STATS["topics"][0] | {"stages": 3, "staged_bytes": 4_711_000}]
+    for table in stats.tables(STATS | {"topics": topics}, whole=False):
+        Console(file=out, width=160).print(table)
+    assert "staged bytes" in out.getvalue()
+    assert "4,711,000" in out.getvalue()

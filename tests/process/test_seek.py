@@ -1,0 +1,137 @@
+"""Channels moved to other offsets, and readers that ask by time and by bytes, on real processes."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from support.broker import Broker, kill
+from support.stages import TOPIC, bodies_of, write
+
+import zsq
+from zsq.transport.stage_writer import StageCommitter
+
+BODIES = bodies_of("m", 1_000)
+
+
+@pytest.fixture
+def consumer_of(broker: Broker) -> zsq.Consumer:
+    with zsq.Producer(broker.ipc) as producer, zsq.Admin(broker.ipc) as admin:
+        admin.create_channel(TOPIC, "c")
+        for first in range(0, 600, 100):
+            producer.publish_many(TOPIC, BODIES[first : first + 100])
+        with StageCommitter(broker.ipc, TOPIC) as committer:
+            committer.commit("app", 1, [write(broker.ipc, BODIES[600:900], per_block=70)])
+        producer.publish_many(TOPIC, BODIES[900:])
+    return zsq.Consumer(broker.ipc, TOPIC, "c", ready=50, heartbeat_ms=1_000)
+
+
+def take(consumer: zsq.Consumer, count: int) -> list[int]:
+    """Offsets of the next messages, finished."""
+    found = []
+    for _ in range(count):
+        message = consumer.receive(20)
+        assert message is not None
+        assert message.body == BODIES[message.offset]
+        found.append(message.offset)
+        message.finish()
+    return found
+
+
+def drained(consumer: zsq.Consumer) -> list[int]:
+    found = []
+    while (message := consumer.receive(0.5)) is not None:
+        found.append(message.offset)
+        message.finish()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("offset", "forward", "expected"),
+    [
+        (0, False, 0),
+        (150, False, 150),
+        (677, False, 677),  # in the middle of a block that was committed
+        (990, False, 990),
+        (5_000, False, 1_000),
+        (990, True, 990),
+        (10, True, None),
+    ],
+)
+def test_seek(broker: Broker, consumer_of: zsq.Consumer, offset: int, forward: bool, expected: int | None) -> None:
+    with consumer_of as consumer, zsq.Admin(broker.ipc) as admin:
+        held = [consumer.receive(20) for _ in range(10)]
+        assert take(consumer, 290)[-1] == 299
+        if expected is None:
+            at = admin.seek(TOPIC, "c", offset, forward=forward)["offset"]
+            assert at >= 300
+            for message in held:
+                assert message is not None
+                message.finish(sync=True)
+            assert drained(consumer) == list(range(300, 1_000))
+            return
+        assert admin.seek(TOPIC, "c", offset, forward=forward)["offset"] == expected
+        for message in held:
+            assert message is not None
+            with pytest.raises(zsq.LeaseLost):
+                message.finish(sync=True)
+        got = drained(consumer)
+        before = len(got) - (1_000 - expected)
+        assert got[before:] == list(range(expected, 1_000))
+        assert got[:before] == list(range(300, 300 + before)), "what lay with the consumer already, or was on its way there"
+        assert before <= 100
+        row = admin.stats(TOPIC, "c")["topics"][0]["channels"][0]
+        assert (row["depth"], row["deferred_count"], row["lost_count"]) == (0, 0, 0)
+
+
+def test_a_seek_is_durable_when_it_is_answered(broker: Broker, consumer_of: zsq.Consumer) -> None:
+    with zsq.Admin(broker.ipc) as admin:
+        admin.seek(TOPIC, "c", 800)
+        for kind in ("channel", "storage"):
+            (victim,) = broker.pids(kind)
+            kill(victim)
+            broker.wait_gone([victim])
+        with consumer_of as consumer:
+            assert take(consumer, 200) == list(range(800, 1_000))
+            admin.seek(TOPIC, "c", 100)
+            assert take(consumer, 900) == list(range(100, 1_000))
+
+
+def test_a_seek_that_cannot_be(broker: Broker, consumer_of: zsq.Consumer) -> None:
+    with zsq.Admin(broker.ipc) as admin, consumer_of:
+        with pytest.raises(zsq.NotFound):
+            admin.seek(TOPIC, "nobody", 0)
+        with pytest.raises(zsq.UsageError):
+            admin.seek(TOPIC, "", 0)
+
+
+@pytest.mark.parametrize("way", ["ipc", "tcp"])
+def test_reads_by_time_and_by_bytes(broker: Broker, way: str) -> None:
+    url = broker.ipc if way == "ipc" else broker.tcp
+    before_ns = time.time_ns()
+    with zsq.Producer(url) as producer, StageCommitter(url, TOPIC) as committer:
+        producer.publish_many(TOPIC, bodies_of("a", 100, 1_000))
+        middle_ns = time.time_ns()
+        large = write(url, bodies_of("b", 6_000, 1_000), per_block=50)
+        small = write(url, bodies_of("c", 100, 1_000))
+        committer.commit("app", 1, [large, small])
+        after_ns = time.time_ns()
+        producer.publish_many(TOPIC, bodies_of("d", 100, 1_000))
+    with zsq.Reader(url, TOPIC) as reader, zsq.Admin(url) as admin:
+        assert reader.head() == (0, 6_300)
+        assert reader.uuid() == admin.stats(TOPIC)["topics"][0]["uuid"]
+        asked = [0, before_ns, middle_ns, after_ns, time.time_ns()]
+        assert [reader.offset_at(at) for at in asked] == [0, 0, 100, 6_200, 6_300]
+        whole = reader.measure(0)
+        assert 6_300_000 <= whole.bytes <= 7_000_000
+        assert whole.offset == 6_300
+        part = reader.measure(100, 6_200, 1_000_000)
+        assert 100 < part.offset < 2_500
+        assert reader.measure(6_300).bytes == 0
+        assert reader.measure(50, 10).bytes == 0
+        at, steps = 0, 0
+        while at < 6_300:
+            before, at = at, reader.measure(at, -1, 500_000).offset
+            assert at > before
+            steps += 1
+        assert 8 <= steps <= 30

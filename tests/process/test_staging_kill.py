@@ -1,0 +1,210 @@
+"""kill -9, and stopped processes, while stages are written, sealed and committed: each row is there once, and no writer fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+from support.broker import Broker, kill, wait_for
+from support.stages import TOPIC, blocks_of, bodies_of, staged_files, stored, topic_row, write
+
+import zsq
+from zsq.transport.stage_writer import StageCommitter, StagePart, StageWriter
+
+ROWS = 20_000
+BODIES = bodies_of("row", ROWS, 100)
+PER_BLOCK = 20
+
+
+class Task(threading.Thread):
+    """A task in the background, as an executor runs it; told when it may pass half of its blocks."""
+
+    def __init__(self, work: Callable[[Task], Any]) -> None:
+        super().__init__(daemon=True)
+        self.half = threading.Event()
+        self.go = threading.Event()
+        self._work = work
+        self._result: Any = None
+        self._failure: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._result = self._work(self)
+        except BaseException as error:
+            self._failure = error
+
+    def result(self) -> Any:
+        self.join(90)
+        assert not self.is_alive()
+        if self._failure is not None:
+            raise self._failure
+        return self._result
+
+
+def write_in_halves(url: str, version: int = 1, window_bytes: int = 32 << 20) -> Callable[[Task], StagePart | None]:
+    def work(task: Task) -> StagePart | None:
+        with StageWriter(url, TOPIC, "app", version, heartbeat_ms=1_000, window_bytes=window_bytes) as writer:
+            for number, block in enumerate(blocks_of(BODIES, PER_BLOCK)):
+                if number == ROWS // PER_BLOCK // 2:
+                    task.half.set()
+                    assert task.go.wait(60)
+                writer.push(block)
+            return writer.seal()
+
+    return work
+
+
+def killed(broker: Broker, kind: str) -> None:
+    (victim,) = broker.pids(kind)
+    kill(victim)
+    broker.wait_gone([victim])
+
+
+@pytest.mark.parametrize("window_bytes", [32 << 20, 200_000])
+@pytest.mark.parametrize("kind", ["storage", "topic", "gateway"])
+def test_a_kill_between_pushes(broker: Broker, kind: str, window_bytes: int) -> None:
+    """With the small window most of it is durable by interim seals when storage dies, and the writer has let go of it."""
+    url = broker.tcp if kind == "gateway" else broker.ipc
+    task = Task(write_in_halves(url, window_bytes=window_bytes))
+    assert task.half.wait(30)
+    if window_bytes == 200_000:
+        wait_for(lambda: topic_row(broker)["staged_bytes"] > 500_000, 20, "interim seals")
+    killed(broker, kind)
+    task.go.set()
+    part = task.result()
+    assert stored(broker.ipc) == []
+    with StageCommitter(url, TOPIC) as committer:
+        assert committer.commit("app", 1, [part])["messages"] == ROWS
+    assert stored(broker.ipc) == BODIES
+
+
+def test_storage_is_killed_again_and_again_while_tasks_write(broker: Broker) -> None:
+    urls = [broker.ipc, broker.tcp, broker.ipc]
+    tasks = [Task(write_in_halves(url, window_bytes=300_000)) for url in urls]
+    for task in tasks:
+        task.go.set()
+    for _ in range(3):
+        (victim,) = [actor["pid"] for actor in wait_for_actor(broker, "storage")]
+        kill(victim)
+        broker.wait_gone([victim])
+    parts = [task.result() for task in tasks]
+    with StageCommitter(broker.ipc, TOPIC) as committer:
+        committer.commit("app", 1, parts)
+    assert stored(broker.ipc) == BODIES * 3
+
+
+def wait_for_actor(broker: Broker, kind: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+
+    def up() -> bool:
+        found[:] = [actor for actor in broker.actors() if actor["kind"] == kind and actor["state"] == "up"]
+        return bool(found)
+
+    wait_for(up, 30, f"{kind} to be up")
+    return found
+
+
+@pytest.mark.parametrize("victim", ["storage", "everything"])
+def test_a_kill_between_seal_and_commit(broker: Broker, victim: str) -> None:
+    part = write(broker.ipc, BODIES)
+    if victim == "storage":
+        killed(broker, victim)
+    else:
+        everyone = [actor["pid"] for actor in broker.actors()]
+        for pid in everyone:
+            kill(pid)
+        broker.wait_gone(everyone)
+        assert broker.process is not None
+        broker.process.wait(10)
+        broker.start()
+    with StageCommitter(broker.ipc, TOPIC) as committer:
+        done = committer.commit("app", 1, [part])
+        assert (done["messages"], done["repeated"]) == (ROWS, False)
+    assert stored(broker.ipc) == BODIES
+
+
+@pytest.mark.parametrize("rows", [200, ROWS * 3])
+def test_a_kill_right_after_the_commit_was_sent(broker: Broker, rows: int) -> None:
+    """It may have taken effect or not; the committer asks again. Appended parts, and one that becomes a chunk."""
+    bodies = bodies_of("row", rows, 100)
+    expected: list[bytes] = []
+    with StageCommitter(broker.ipc, TOPIC) as committer:
+        for version in range(4):
+            part = write(broker.ipc, bodies, version=version, per_block=500)
+            (storage,) = [actor["pid"] for actor in wait_for_actor(broker, "storage")]
+            committing = Task(partial(commit, committer, version, part))
+            if version % 2:
+                wait_for(partial(reaches, broker, len(expected) + 1), 20, "the commit's effect")
+            kill(storage)
+            broker.wait_gone([storage])
+            assert committing.result()["messages"] == rows
+            expected += bodies
+            assert stored(broker.ipc) == expected
+            assert committer.commit("app", version, [part])["repeated"] is True
+    wait_for(lambda: not staged_files(broker), 20, "an empty staging folder")
+
+
+def commit(committer: StageCommitter, version: int, part: StagePart, task: Task) -> dict[str, Any]:
+    return committer.commit("app", version, [part])
+
+
+def reaches(broker: Broker, head: int) -> bool:
+    with zsq.Reader(broker.ipc, TOPIC) as reader:
+        return reader.head()[1] >= head
+
+
+def test_a_commit_waits_in_the_pipe_of_a_stopped_storage_that_is_killed(broker: Broker) -> None:
+    part = write(broker.ipc, BODIES)
+    (storage,) = broker.pids("storage")
+    os.kill(storage, signal.SIGSTOP)
+    with StageCommitter(broker.ipc, TOPIC) as committer:
+        committing = Task(lambda task: committer.commit("app", 1, [part]))
+        kill(storage)
+        broker.wait_gone([storage])
+        done = committing.result()
+    assert (done["messages"], done["repeated"]) == (ROWS, False)
+    assert stored(broker.ipc) == BODIES
+
+
+@pytest.mark.parametrize("way", ["ipc", "tcp"])
+def test_a_stopped_storage_goes_on(broker: Broker, way: str) -> None:
+    """It is stopped for longer than two heartbeats; what was pushed meanwhile waits with the writer."""
+    task = Task(write_in_halves(broker.ipc if way == "ipc" else broker.tcp))
+    assert task.half.wait(30)
+    (storage,) = broker.pids("storage")
+    os.kill(storage, signal.SIGSTOP)
+    try:
+        task.go.set()
+        task.join(6)
+        assert task.is_alive(), "nothing is sealed while storage stands still"
+    finally:
+        os.kill(storage, signal.SIGCONT)
+    part = task.result()
+    with StageCommitter(broker.ipc, TOPIC) as committer:
+        committer.commit("app", 1, [part])
+    assert stored(broker.ipc) == BODIES
+
+
+def test_channels_see_a_commit_over_a_kill(broker: Broker) -> None:
+    """Attached at the head before it, in order and once after it."""
+    with zsq.Admin(broker.ipc) as admin, zsq.Consumer(broker.ipc, TOPIC, "c", ready=500, heartbeat_ms=1_000) as consumer:
+        admin.create_channel(TOPIC, "c")
+        assert consumer.receive(0.2) is None
+        part = write(broker.ipc, BODIES[:1_000])
+        with StageCommitter(broker.ipc, TOPIC) as committer:
+            committer.commit("app", 1, [part])
+            killed(broker, "storage")
+            committer.commit("app", 2, [write(broker.ipc, BODIES[1_000:2_000], version=2)])
+        got: dict[int, bytes] = {}
+        while len(got) < 2_000:
+            message = consumer.receive(30)
+            assert message is not None
+            got[message.offset] = message.body
+            message.finish()
+        assert [got[offset] for offset in range(2_000)] == BODIES[:2_000]
