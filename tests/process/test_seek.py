@@ -15,7 +15,7 @@ BODIES = bodies_of("m", 1_000)
 
 
 @pytest.fixture
-def consumer_of(broker: Broker) -> zsq.Consumer:
+def consumer(broker: Broker) -> zsq.Consumer:
     with zsq.Producer(broker.ipc) as producer, zsq.Admin(broker.ipc) as admin:
         admin.create_channel(TOPIC, "c")
         for first in range(0, 600, 100):
@@ -58,8 +58,8 @@ def drained(consumer: zsq.Consumer) -> list[int]:
         (10, True, None),
     ],
 )
-def test_seek(broker: Broker, consumer_of: zsq.Consumer, offset: int, forward: bool, expected: int | None) -> None:
-    with consumer_of as consumer, zsq.Admin(broker.ipc) as admin:
+def test_seek(broker: Broker, consumer: zsq.Consumer, offset: int, forward: bool, expected: int | None) -> None:
+    with consumer, zsq.Admin(broker.ipc) as admin:
         held = [consumer.receive(20) for _ in range(10)]
         assert take(consumer, 290)[-1] == 299
         if expected is None:
@@ -84,21 +84,21 @@ def test_seek(broker: Broker, consumer_of: zsq.Consumer, offset: int, forward: b
         assert (row["depth"], row["deferred_count"], row["lost_count"]) == (0, 0, 0)
 
 
-def test_a_seek_is_durable_when_it_is_answered(broker: Broker, consumer_of: zsq.Consumer) -> None:
+def test_a_seek_is_durable_when_it_is_answered(broker: Broker, consumer: zsq.Consumer) -> None:
     with zsq.Admin(broker.ipc) as admin:
         admin.seek(TOPIC, "c", 800)
         for kind in ("channel", "storage"):
             (victim,) = broker.pids(kind)
             kill(victim)
             broker.wait_gone([victim])
-        with consumer_of as consumer:
+        with consumer:
             assert take(consumer, 200) == list(range(800, 1_000))
             admin.seek(TOPIC, "c", 100)
             assert take(consumer, 900) == list(range(100, 1_000))
 
 
-def test_a_seek_that_cannot_be(broker: Broker, consumer_of: zsq.Consumer) -> None:
-    with zsq.Admin(broker.ipc) as admin, consumer_of:
+def test_a_seek_that_cannot_be(broker: Broker, consumer: zsq.Consumer) -> None:
+    with zsq.Admin(broker.ipc) as admin, consumer:
         with pytest.raises(zsq.NotFound):
             admin.seek(TOPIC, "nobody", 0)
         with pytest.raises(zsq.UsageError):
