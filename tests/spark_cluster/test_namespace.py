@@ -1,0 +1,89 @@
+"""An executor on a machine of its own, as far as the network knows: in a network namespace, joined to this one by a pair of veth."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.broker import Broker, free_port
+from support.spark_cluster import SparkDriver, Standalone, met
+from support.spark_rows import exactly_once
+from support.spark_topic import Topic
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+HERE, THERE = "198.18.153.1", "198.18.153.2"  # of the range that is kept for tests of networks (RFC 2544)
+ROWS = 40_000
+SIZE = 200
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=10)
+
+
+@pytest.fixture(scope="module")
+def namespace() -> Iterator[str]:
+    """Its name; skips where this machine does not let us make one."""
+    name = f"zsq{os.getpid()}"
+    near, far = f"zn{os.getpid()}", f"zf{os.getpid()}"
+    try:
+        ip("netns", "add", name)
+    except (OSError, subprocess.SubprocessError) as error:
+        pytest.skip(f"no network namespaces here: {error}")
+    try:
+        try:
+            ip("link", "add", near, "type", "veth", "peer", "name", far)
+            ip("link", "set", far, "netns", name)
+            ip("addr", "add", f"{HERE}/30", "dev", near)
+            ip("link", "set", near, "up")
+            ip("-n", name, "addr", "add", f"{THERE}/30", "dev", far)
+            ip("-n", name, "link", "set", far, "up")
+            ip("-n", name, "link", "set", "lo", "up")
+        except subprocess.SubprocessError as error:
+            pytest.skip(f"no veth here: {error}")
+        yield name
+    finally:
+        with contextlib.suppress(subprocess.SubprocessError):
+            ip("link", "del", near)
+        ip("netns", "del", name)
+
+
+@pytest.fixture(scope="module")
+def broker(namespace: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    one = Broker(tmp_path_factory.mktemp("zsq") / "data")
+    one.extra = ("--listen", f"{HERE}:{one.port}", "--listen-push", f"{HERE}:{free_port()}")
+    try:
+        yield one.start()
+    finally:
+        one.close()
+
+
+@pytest.fixture(scope="module")
+def spark(namespace: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkDriver]:
+    folder = tmp_path_factory.mktemp("spark")
+    cluster = Standalone(folder / "cluster", [THERE], cores=2, host=HERE)
+    one = SparkDriver(folder / "driver", cluster.url, address=HERE, spark__executor__memory="512m")
+    try:
+        cluster.start([["ip", "netns", "exec", namespace]])
+        yield one.start()
+    finally:
+        one.close()
+        cluster.close()
+
+
+def test_executor_in_another_namespace(spark: SparkDriver, broker: Broker, topic: Topic, namespace: str, tmp_path: Path) -> None:
+    url = f"tcp://{HERE}:{broker.port}"
+    gate = spark.gate(topic.name, "write.0.5")
+    job = spark.submit("write", first=0, count=ROWS, partitions=2, size=SIZE, options={"url": url, "topic": topic.name})
+    who = met(gate, job)
+    assert os.stat(f"/proc/{who['pid']}/ns/net").st_ino == os.stat(f"/run/netns/{namespace}").st_ino, "it runs over there"
+    gate.open()
+    job.result()
+    exactly_once(broker.ipc, topic.name, range(ROWS), SIZE)
+    topic.no_stage_left()
+    found = spark.submit("read", options={"url": url, "topic": topic.name, "minPartitions": "2"}).result()
+    assert found["rows"] == found["numbers"] == ROWS
