@@ -122,5 +122,18 @@ def processes(count: int, size: int, rounds: int, **common: Any) -> None:
     )
 
 
+@bench.command()
+@click.option("--rows", type=click.IntRange(10_000, 50_000_000), default=2_000_000, help="Of each round, at each size.")
+@click.option("--sizes", default="200,1024", help="Bytes of a value, separated by commas.")
+@_common
+def spark(rows: int, sizes: str, size: int, rounds: int, **common: Any) -> None:
+    """Spark's sink and source, beside an Arrow sink that throws away and a reader of prebuilt Arrow batches; micro-batches."""
+    from .spark import spark as measure  # Spark is an extra
+
+    wanted = tuple(int(number) for number in sizes.split(","))
+    settings = {"rows": f"{rows:,}", "values": f"{sizes} B"}
+    _run("spark", settings, common | {"rounds": rounds}, lambda broker, report: measure(broker, report, rows, wanted, rounds))
+
+
 def main() -> None:
     bench(prog_name="bench")

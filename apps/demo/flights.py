@@ -14,8 +14,14 @@ from pathlib import Path
 from typing import Final
 
 FLIGHTS: Final = 336_776
+# Of a message's body, in order: the row's number in the file, then the file's own columns.
+COLUMNS: Final = (
+    "row", "year", "month", "day", "dep_time", "sched_dep_time", "dep_delay", "arr_time", "sched_arr_time", "arr_delay",
+    "carrier", "flight", "tailnum", "origin", "dest", "air_time", "distance", "hour", "minute", "time_hour",
+)  # fmt: skip
 _CARRIER: Final = 9
 _DELAY: Final = 8
+_SCHEDULED: Final = 4
 
 
 @dataclass(slots=True)
@@ -45,10 +51,16 @@ def read_rows(archive: Path) -> list[bytes]:
         assert member is not None
         with zipfile.ZipFile(io.BytesIO(member.read())) as zipped:
             head, *rows = zipped.read("flights.csv").splitlines()
-    columns = head.split(b",")
-    if columns[_CARRIER] != b"carrier" or columns[_DELAY] != b"arr_delay":
+    if tuple(head.decode().split(",")) != COLUMNS[1:]:
         raise ValueError(f"not the flights that were expected: {head!r}")
     return rows
+
+
+def write_csv(path: Path, bodies: Iterable[bytes]) -> None:
+    """The flights as a file for Spark, with the number of each row as the first column."""
+    with path.open("wb") as out:
+        out.write(",".join(COLUMNS).encode() + b"\n")
+        out.writelines(body + b"\n" for body in bodies)
 
 
 def message_of(number: int, row: bytes) -> bytes:
@@ -69,6 +81,21 @@ def add_up(rows: Iterable[bytes]) -> dict[str, Carrier]:
     for row in rows:
         fields = row.split(b",", _CARRIER + 1)
         found.setdefault(fields[_CARRIER].decode(), Carrier()).add(fields[_DELAY])
+    return found
+
+
+def hour_of(fields: list[bytes]) -> str:
+    """The scheduled hour of departure, as `2013-01-31 05`."""
+    year, month, day = map(int, fields[:3])
+    return f"{year:04}-{month:02}-{day:02} {int(fields[_SCHEDULED]) // 100:02}"
+
+
+def add_up_hours(rows: Iterable[bytes]) -> dict[tuple[str, str], Carrier]:
+    """By scheduled hour and carrier: what the streaming query is to find."""
+    found: dict[tuple[str, str], Carrier] = {}
+    for row in rows:
+        fields = row.split(b",", _CARRIER + 1)
+        found.setdefault((hour_of(fields), fields[_CARRIER].decode()), Carrier()).add(fields[_DELAY])
     return found
 
 

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable
-from dataclasses import asdict
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from ...transport.client import Consumer, Message
 from ..cli.options import stop_signals
-from .flights import add_up, number_of
+from .flights import Carrier, add_up, number_of
 
 TOPIC: Final = "flights"
 WORKERS: Final = "workers"
 TOTALS: Final = "totals"
+HOURS: Final = "flights-by-hour"
+REPORT: Final = "report"
 FAILURE_SHARE: Final = 0.02
 POLL_S: Final = 0.2
 RETRY_DELAY_S: Final = 0.2  # a failed flight is tried again soon, by whichever worker is free
@@ -77,6 +80,42 @@ def total(url: str, counters: Any, results: Path, summary: Path, flights: int, s
                 batch.finish()
     carriers = {name: asdict(carrier) for name, carrier in add_up(map(row_of, counted)).items()}
     summary.write_text(json.dumps(carriers))
+
+
+@dataclass(slots=True)
+class Hours:
+    """What the channel of the second topic delivered: the sums of all micro-batches, added up by hour and carrier."""
+
+    totals: dict[tuple[str, str], Carrier] = field(default_factory=dict)
+    messages: int = 0
+
+    def add(self, body: bytes) -> None:
+        found = json.loads(body)
+        total = self.totals.setdefault((found["hour"], found["carrier"]), Carrier())
+        total.flights += found["flights"]
+        total.arrived += found["arrived"]
+        total.delay_minutes += found["delay"]
+        self.messages += 1
+
+
+def receive_hours(consumer: Consumer, count: int, limit_s: float, show: Callable[[int], None]) -> Hours:
+    """Consume the second topic's channel until `count` messages have come, each finished."""
+    hours = Hours()
+    seen = bytearray(count)
+    left = count
+    deadline = time.monotonic() + limit_s
+    while left and time.monotonic() < deadline:
+        batch = consumer.receive_batch(timeout=POLL_S)
+        if batch is None:
+            continue
+        for offset, body in zip(batch.offsets, batch.bodies, strict=True):
+            if not seen[offset]:  # or it was delivered again
+                seen[offset] = 1
+                left -= 1
+                hours.add(body)
+        batch.finish()
+        show(count - left)
+    return hours
 
 
 def row_of(body: bytes) -> bytes:

@@ -10,9 +10,11 @@ from typing import Final
 
 import pytest
 
-from zsq.apps.demo.flights import Carrier, Tally, add_up, carrier_of, message_of, number_of, read_rows
+from zsq.apps.demo.chaos import below
+from zsq.apps.demo.flights import COLUMNS, Carrier, Tally, add_up, add_up_hours, carrier_of, message_of, number_of, read_rows, write_csv
+from zsq.apps.demo.work import Hours
 
-HEAD: Final = b"year,month,day,dep_time,sched_dep_time,dep_delay,arr_time,sched_arr_time,arr_delay,carrier,flight,tailnum"
+HEAD: Final = ",".join(COLUMNS[1:]).encode()
 ROWS: Final = [
     b"2013,1,1,517,515,2,830,819,%s,%s,1545,N14228" % row for row in ((b"11", b"UA"), (b"-4", b"AA"), (b"", b"UA"), (b"20", b"UA"))
 ]
@@ -60,3 +62,29 @@ def test_rows_come_out_of_the_archive(tmp_path: Path) -> None:
         member.size = len(inner.getvalue())
         package.addfile(member, io.BytesIO(inner.getvalue()))
     assert read_rows(archive) == ROWS
+
+
+def test_the_csv_for_spark_has_the_number_of_each_row(tmp_path: Path) -> None:
+    path = tmp_path / "flights.csv"
+    write_csv(path, BODIES)
+    assert path.read_bytes().splitlines() == [b"row," + HEAD, *BODIES]
+
+
+def test_totals_by_hour() -> None:
+    late = b"2013,12,31,NA,2359,NA,NA,5,NA,UA,1,N1"
+    found = add_up_hours([*ROWS, late])
+    assert found[("2013-01-01 05", "UA")] == Carrier(3, 2, 31)
+    assert found[("2013-12-31 23", "UA")] == Carrier(1, 0, 0)
+
+
+def test_sums_of_micro_batches_are_added_up() -> None:
+    hours = Hours()
+    for flights, delay in ((2, 10), (3, -4)):
+        hours.add(b'{"hour":"2013-01-01 05","carrier":"UA","flights":%d,"arrived":1,"delay":%d}' % (flights, delay))
+    assert hours.totals == {("2013-01-01 05", "UA"): Carrier(5, 2, 6)}
+    assert hours.messages == 2
+
+
+def test_descendants_of_a_process() -> None:
+    assert below(1, lambda: {2: 1, 3: 2, 4: 9, 5: 3, 9: 0}) == [2, 3, 5]
+    assert below(77, lambda: {2: 1}) == []
