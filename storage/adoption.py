@@ -176,7 +176,7 @@ def _is_there(files: Files, path: str, seed: int) -> bool:
 
 
 def _seal_unsealed(chunk: Chunk, mark: Mark, notes: list[str]) -> None:
-    """The footer of the chunk before the adopted ones. Readers can do without, so what hinders it is only noted."""
+    """The footer of the chunk before the adopted ones. Readers can do without: it need not be synced, and what hinders it is only noted."""
     base_offset, data_end, last_time_ns = mark.unsealed
     files = chunk.files
     try:
@@ -186,7 +186,6 @@ def _seal_unsealed(chunk: Chunk, mark: Mark, notes: list[str]) -> None:
                 end_offset = mark.first_offset + mark.appended - base_offset
                 footer = ChunkFooter(end_offset, last_time_ns - old.header.base_time_ns, data_end)
                 files.writev(old.fd, [encode_footer(footer, old.header.seed)], data_end)
-                files.sync(old.fd)
         finally:
             old.close()
     except (Damaged, ForeignDirectory, OSError) as error:

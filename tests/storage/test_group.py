@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from itertools import pairwise
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zsq.storage.errors import Damaged, DiskFull
+from zsq.storage.errors import Damaged, DiskFull, StoreFailed
 from zsq.storage.faulty_files import keep_all, keep_none
 from zsq.storage.group import GROUP_APPEND_BLOCKS_MAX, StagedPart, plan_group
 from zsq.storage.log_format import CHUNK_HEADER_BYTES, chunk_name, decode_chunk_header
@@ -408,3 +409,41 @@ def test_blocks_of_a_staged_file_keep_their_columns(group_desk: Desk) -> None:
         (found,) = group_desk.log.read(group_desk.log.end - 1, 1, group_desk.log.end)
         assert bytes(found.columns) == block.payload
         assert found.header == block.header._replace(first_offset=2 * version - 2, time_ns=9)
+
+
+def test_a_shorter_mark_after_a_longer_one_that_failed(group_desk: Desk) -> None:
+    """What the first try has left behind the footer is cut off: a footer is looked for at the end of the file."""
+    keys = [group_desk.stage(name, 1, blocks=5) for name in "abcd"]
+    group_desk.seal(*keys)
+    group_desk.files.fail["rename"] = {1: errno.ENOSPC}
+    with pytest.raises(DiskFull):
+        group_desk.commit(1, *keys)
+    group_desk.drop(*keys[:3])
+    del group_desk.tried[1]
+    group_desk.commit(1, keys[3])
+    group_desk.restart()
+    last = group_desk.chunk_path(group_desk.log.chunks[-1]).read_bytes()
+    assert last[-64:-60] == b"ZSQF"
+    assert group_desk.check() == []
+
+
+def test_recovery_finishes_a_commit_and_says_so(group_desk: Desk) -> None:
+    """All is in its place, with its name on disk, and the chunk before it has its footer."""
+    keys = [group_desk.stage(name, 1, blocks=5) for name in "abc"]
+    group_desk.seal(*keys)
+    group_desk.publish()
+    group_desk.files.fail["rename"] = {2: errno.EIO}
+    with pytest.raises(StoreFailed):
+        group_desk.commit(1, *keys)
+    group_desk.crash(keep_all)
+    log = group_desk.files.log
+    assert log[log.index("rename") :][:3] == ["rename", "rename", "sync_folder"]
+    assert group_desk.store is not None
+    report = group_desk.store.report
+    assert any("2 files in place" in note for note in report.notes)
+    assert report.alarms == []
+    group_desk.sync()
+    assert group_desk.check() == [0]
+    for base in group_desk.log.chunks:
+        assert group_desk.chunk_path(base).read_bytes()[-64:-60] == b"ZSQF"
+    assert group_desk.restart().report.notes == []
