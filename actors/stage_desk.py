@@ -192,7 +192,6 @@ class StageDesk:
         if done is not None:
             same = done.version == word.version
             answer = {"first_offset": done.first_offset if same else -1, "messages": done.messages if same else 0, "repeated": True}
-            self._drop(self.core.of(word.app, done.version, older=True), "its transaction is committed", superseded=True)
             self._state.then(partial(port.send, mail.envelope, p.Done(word.request, answer)))  # an empty one's row may be on its way
             return
         self._check_open()

@@ -1,154 +1,20 @@
-"""Storage's desks for stages and for state on a real store, with threads that run when they are told: what is answered when."""
+"""What storage's desk for stages answers, and when: after which sync, after which commit."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
+from support.stage_bench import ONE, TWO, A, Bench, blocks, seal_of
 
 from zsq.actors import options, stage_desk
-from zsq.actors.port import Envelope, Mail, Port
-from zsq.actors.stage_desk import StageDesk
-from zsq.actors.state_desk import StateDesk
-from zsq.actors.worker_thread import WorkerThread
+from zsq.actors.port import Mail
 from zsq.storage.errors import Damaged, DiskFull, StoreFailed
-from zsq.storage.files import Files
-from zsq.storage.state import StateBatch
-from zsq.storage.store import Identity, Store, StoreOptions, create_store, open_store
 from zsq.transport import protocol as p
-from zsq.transport.block import Block, pack
-from zsq.transport.errors import CorruptBlock, Refused
-from zsq.transport.protocol import checksum_after
-
-ONE, TWO = b"1" * 16, b"2" * 16
-A: Envelope = (b"a",)
-IDENTITY = Identity("t", "0" * 31 + "1")
-
-
-class Thread:
-    """Jobs wait until `run`."""
-
-    def __init__(self) -> None:
-        self.jobs: list[tuple[Any, Callable[[], Any]]] = []
-        self.done: list[tuple[Any, Any]] = []
-        self.pending = 0
-
-    def submit(self, tag: Any, job: Callable[[], Any]) -> None:
-        self.pending += 1
-        self.jobs.append((tag, job))
-
-    def run(self) -> None:
-        for tag, job in self.jobs:
-            try:
-                value = job()
-            except Exception as error:
-                value = error
-            self.done.append((tag, value))
-        self.jobs.clear()
-
-    def results(self) -> list[tuple[Any, Any]]:
-        found, self.done = self.done, []
-        self.pending -= len(found)
-        return found
-
-
-class Wire:
-    """A port's place: pushes to come in, words that went out."""
-
-    def __init__(self) -> None:
-        self.mails: list[Mail] = []
-        self.sent: list[p.Wire] = []
-        self.taken = 0
-
-    def receive(self, limit: int) -> Iterator[Mail]:
-        for _ in range(min(limit, len(self.mails))):
-            self.taken += 1
-            yield self.mails.pop(0)
-
-    def send(self, envelope: Envelope, word: p.Wire, blocks: Any = ()) -> bool:
-        self.sent.append(word)
-        return envelope == A
-
-
-class Bench:
-    """Both desks, in the verbs of the trade."""
-
-    def __init__(self, directory: str) -> None:
-        self.directory = directory
-        create_store(Files(), directory, IDENTITY)
-        self.start()
-
-    def start(self) -> None:
-        directory = self.directory
-        self.store: Store = open_store(Files(), directory, StoreOptions(reserve_bytes=0), IDENTITY)
-        self.stage_thread, self.state_thread = Thread(), Thread()
-        table = self.store.state.load()
-        self.state = StateDesk(cast("WorkerThread", self.state_thread), self.store.state, table.applied_offset, "storage t")
-        self.desk = StageDesk(self.store, self.state, cast("WorkerThread", self.stage_thread), table, 0.0)
-        self.wire = Wire()
-        self.port = self.desk.port = cast("Port", self.wire)
-        self.desk.on_committed = lambda: self.wire.sent.append(p.Head(self.store.log.synced_end))
-
-    def say(self, word: p.Wire, blocks: list[Block] | None = None) -> list[p.Wire]:
-        """A writer's word; what was sent by the end of the turn."""
-        handler = getattr(self.desk, f"on_{type(word).__name__.lower()}_word")
-        handler(self.port, Mail(A, word, []))
-        return self.turn()
-
-    def push(self, stage: bytes, *blocks: Block) -> list[p.Wire]:
-        for block in blocks:
-            self.wire.mails.append(Mail((b"-",), p.Push(stage), [block.wire_header(), block.payload]))
-        self.desk.take_pushes(self.port)
-        return self.turn()
-
-    def turn(self) -> list[p.Wire]:
-        self.desk.turn()
-        return self.told()
-
-    def told(self) -> list[p.Wire]:
-        found, self.wire.sent = self.wire.sent, []
-        return found
-
-    def sync_stages(self) -> list[p.Wire]:
-        self.stage_thread.run()
-        self.desk.on_results()
-        return self.turn()
-
-    def commit_state(self) -> list[p.Wire]:
-        assert self.state.may_commit()
-        self.state.commit(self.store.log.synced_end, {})
-        self.state_thread.run()
-        self.state.on_results()
-        return self.turn()
-
-    def sealed(self, stage: bytes, *blocks: Block, version: int = 1) -> p.StagePart:
-        self.say(p.OpenStage(1, stage, "app", version, "app", 0))
-        self.push(stage, *blocks)
-        seal = seal_of(stage, *blocks)
-        self.say(seal)
-        self.sync_stages()
-        assert p.Done(seal.request, {"messages": sum(block.count for block in blocks)}) in self.commit_state()
-        return stage, len(blocks), sum(block.count for block in blocks), seal.size_bytes, seal.checksum
-
-    def files(self) -> list[str]:
-        return sorted(path.name for path in Path(self.directory).glob("staging/*"))
-
-    def restart(self) -> None:
-        self.store.close()
-        self.start()
-
-
-def seal_of(stage: bytes, *blocks: Block, final: bool = True) -> p.Seal:
-    checksum = 0
-    for block in blocks:
-        checksum = checksum_after(checksum, block.header.columns_crc)
-    return p.Seal(5, stage, len(blocks), sum(block.length for block in blocks), checksum, final)
-
-
-def blocks(count: int) -> list[Block]:
-    return [pack([b"m%d" % n] * 2, sequence=n) for n in range(count)]
+from zsq.transport.block import Block
+from zsq.transport.errors import CorruptBlock, Refused, from_wire
 
 
 @pytest.fixture
@@ -183,6 +49,15 @@ def test_a_stage_that_is_dropped_while_it_is_sealed_stays_dropped(bench: Bench) 
     assert bench.commit_state() == [p.Done(6, {"dropped": 1, "committed": False})]
     assert bench.store.state.load().stages == {}
     assert bench.files() == []
+
+
+def test_a_stage_that_is_dropped_before_its_seal_begins(bench: Bench) -> None:
+    bench.say(p.OpenStage(1, ONE, "app", 1, "app", 0))
+    bench.push(ONE, *blocks(3))
+    bench.desk.on_seal_word(bench.port, Mail(A, seal_of(ONE, *blocks(3)), []))
+    (told,) = bench.say(p.Abort(0, "app", 1, ()))
+    assert isinstance(told, p.Failed)
+    assert bench.stage_thread.jobs == []
 
 
 def test_a_failed_sync_ends_it(bench: Bench) -> None:
@@ -297,6 +172,27 @@ def test_a_full_disk_refuses_blocks_and_takes_them_later(bench: Bench, monkeypat
     assert bench.commit_state() == [p.Done(5, {"messages": 4})]
 
 
+@pytest.mark.parametrize("bad", [{"flags": 16}, {"producer_id": 7}, {"reserved_1": 1}, {"reserved_2": 1}, {"columns_crc": 1}, {"count": 3}])
+def test_a_bad_block_ends_its_stage_and_no_other(bench: Bench, bad: dict[str, int]) -> None:
+    for stage in (ONE, TWO):
+        bench.say(p.OpenStage(1, stage, "app", 1, "app", 0))
+    good = blocks(3)
+    wrong = Block(good[2].header._replace(**bad), good[2].payload)
+    for stage in (ONE, TWO):
+        for block in (*good[:2], wrong if stage == ONE else good[2]):
+            bench.wire.mails.append(Mail((b"-",), p.Push(stage), [block.wire_header(), block.payload]))
+    bench.desk.take_pushes(bench.port)
+    told, staged = bench.turn()
+    assert isinstance(told, p.Failed)
+    assert told.request == 0
+    assert staged == p.Staged(TWO, 3)
+    with pytest.raises(type(from_wire(told.code, told.text))):
+        bench.say(seal_of(ONE, *good[:2]))
+    bench.say(seal_of(TWO, *good))
+    bench.sync_stages()
+    assert bench.commit_state() == [p.Done(5, {"messages": 6})]
+
+
 def test_a_turn_takes_no_more_than_its_share(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "STAGE_TURN_BYTES", 2 * blocks(1)[0].length)
     bench.say(p.OpenStage(1, ONE, "app", 1, "app", 0))
@@ -320,58 +216,3 @@ def test_stages_expire_by_their_kind(bench: Bench, monkeypatch: pytest.MonkeyPat
         bench.commit_state()
         assert list(bench.store.staging.stages()) == left
         assert len(bench.files()) == len(left)
-
-
-# State
-
-
-def test_state_waits_for_the_log_and_tries_a_full_disk_again_in_order(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    state = bench.state
-    done: list[str] = []
-    bench.store.log.append([pack([b"x"] * 5)], 1)
-    bench.store.log.sync()
-    state.cover(5)
-    state.then(lambda: done.append("first"))
-    assert state.waits_for_log(4)
-    assert not state.waits_for_log(5)
-    written: list[StateBatch] = []
-    commit = bench.store.state.commit
-
-    def full(batch: StateBatch) -> None:
-        written.append(batch)
-        if len(written) < 3:
-            raise DiskFull("full")
-        commit(batch)
-
-    monkeypatch.setattr(bench.store.state, "commit", full)
-    state.commit(5, {})
-    state.then(lambda: done.append("second"))
-    assert not state.may_commit()
-    for _ in range(2):
-        bench.state_thread.run()
-        state.on_results()
-        assert done == []
-        assert not state.may_commit(), "no later batch passes it"
-        state.retry()
-    bench.state_thread.run()
-    state.on_results()
-    assert done == ["first"]
-    assert written[0] is written[1] is written[2]
-    assert state.applied == 5
-    bench.commit_state()
-    assert done == ["first", "second"]
-    assert state.is_idle()
-
-
-def test_of_two_words_about_a_hole_the_later_counts(bench: Bench) -> None:
-    state = bench.state
-    state.put_hole("c", 5, (1, 1, 0))
-    state.put_hole("c", 5, None)
-    state.put_hole("c", 7, None)
-    state.put_hole("c", 7, (2, 2, 0))
-    state.put_hole("d", 1, (1, 1, 0))
-    state.drop_channel("d")
-    state.then(lambda: None)
-    bench.commit_state()
-    table = bench.store.state.load()
-    assert {name: [tuple(hole) for hole in holes] for name, holes in table.holes.items()} == {"c": [(7, 2, 2, 0)]}

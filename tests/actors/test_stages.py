@@ -137,6 +137,15 @@ def test_a_seal_waits_for_what_is_on_its_way(desk: StageTable) -> None:
     assert desk.told() == [(b"a", Done(5, {"messages": 6}))]
 
 
+def test_a_seal_has_its_time_from_when_it_came(desk: StageTable) -> None:
+    desk.open()
+    desk.push(0)
+    desk.now_ns += 9 * S
+    desk.seal(5, 3)
+    desk.stages.tick(desk.now_ns + S)
+    assert desk.told() == []
+
+
 def test_a_seal_names_what_does_not_come(desk: StageTable) -> None:
     desk.open()
     desk.push(0)

@@ -1,0 +1,145 @@
+"""Storage's desks for stages and for state on a real store, with threads that run when they are told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+from zsq.actors.port import Envelope, Mail, Port
+from zsq.actors.stage_desk import StageDesk
+from zsq.actors.state_desk import StateDesk
+from zsq.actors.worker_thread import WorkerThread
+from zsq.storage.files import Files
+from zsq.storage.store import Identity, Store, StoreOptions, create_store, open_store
+from zsq.transport import protocol as p
+from zsq.transport.block import Block, pack
+from zsq.transport.protocol import checksum_after
+
+ONE, TWO = b"1" * 16, b"2" * 16
+A: Envelope = (b"a",)
+IDENTITY = Identity("t", "0" * 31 + "1")
+
+
+class Thread:
+    """Jobs wait until `run`."""
+
+    def __init__(self) -> None:
+        self.jobs: list[tuple[Any, Callable[[], Any]]] = []
+        self.done: list[tuple[Any, Any]] = []
+        self.pending = 0
+
+    def submit(self, tag: Any, job: Callable[[], Any]) -> None:
+        self.pending += 1
+        self.jobs.append((tag, job))
+
+    def run(self) -> None:
+        for tag, job in self.jobs:
+            try:
+                value = job()
+            except Exception as error:
+                value = error
+            self.done.append((tag, value))
+        self.jobs.clear()
+
+    def results(self) -> list[tuple[Any, Any]]:
+        found, self.done = self.done, []
+        self.pending -= len(found)
+        return found
+
+
+class Wire:
+    """A port's place: pushes to come in, words that went out."""
+
+    def __init__(self) -> None:
+        self.mails: list[Mail] = []
+        self.sent: list[p.Wire] = []
+        self.taken = 0
+
+    def receive(self, limit: int) -> Iterator[Mail]:
+        for _ in range(min(limit, len(self.mails))):
+            self.taken += 1
+            yield self.mails.pop(0)
+
+    def send(self, envelope: Envelope, word: p.Wire, blocks: Any = ()) -> bool:
+        self.sent.append(word)
+        return envelope == A
+
+
+class Bench:
+    """Both desks, in the verbs of the trade."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        create_store(Files(), directory, IDENTITY)
+        self.start()
+
+    def start(self) -> None:
+        directory = self.directory
+        self.store: Store = open_store(Files(), directory, StoreOptions(reserve_bytes=0), IDENTITY)
+        self.stage_thread, self.state_thread = Thread(), Thread()
+        table = self.store.state.load()
+        self.state = StateDesk(cast("WorkerThread", self.state_thread), self.store.state, table.applied_offset, "storage t")
+        self.desk = StageDesk(self.store, self.state, cast("WorkerThread", self.stage_thread), table, 0.0)
+        self.wire = Wire()
+        self.port = self.desk.port = cast("Port", self.wire)
+        self.desk.on_committed = lambda: self.wire.sent.append(p.Head(self.store.log.synced_end))
+
+    def say(self, word: p.Wire, blocks: list[Block] | None = None) -> list[p.Wire]:
+        """A writer's word; what was sent by the end of the turn."""
+        handler = getattr(self.desk, f"on_{type(word).__name__.lower()}_word")
+        handler(self.port, Mail(A, word, []))
+        return self.turn()
+
+    def push(self, stage: bytes, *blocks: Block) -> list[p.Wire]:
+        for block in blocks:
+            self.wire.mails.append(Mail((b"-",), p.Push(stage), [block.wire_header(), block.payload]))
+        self.desk.take_pushes(self.port)
+        return self.turn()
+
+    def turn(self) -> list[p.Wire]:
+        self.desk.turn()
+        return self.told()
+
+    def told(self) -> list[p.Wire]:
+        found, self.wire.sent = self.wire.sent, []
+        return found
+
+    def sync_stages(self) -> list[p.Wire]:
+        self.stage_thread.run()
+        self.desk.on_results()
+        return self.turn()
+
+    def commit_state(self) -> list[p.Wire]:
+        assert self.state.may_commit()
+        self.state.commit(self.store.log.synced_end, {})
+        self.state_thread.run()
+        self.state.on_results()
+        return self.turn()
+
+    def sealed(self, stage: bytes, *blocks: Block, version: int = 1) -> p.StagePart:
+        self.say(p.OpenStage(1, stage, "app", version, "app", 0))
+        self.push(stage, *blocks)
+        seal = seal_of(stage, *blocks)
+        self.say(seal)
+        self.sync_stages()
+        assert p.Done(seal.request, {"messages": sum(block.count for block in blocks)}) in self.commit_state()
+        return stage, len(blocks), sum(block.count for block in blocks), seal.size_bytes, seal.checksum
+
+    def files(self) -> list[str]:
+        return sorted(path.name for path in Path(self.directory).glob("staging/*"))
+
+    def restart(self) -> None:
+        self.store.close()
+        self.start()
+
+
+def seal_of(stage: bytes, *blocks: Block, final: bool = True) -> p.Seal:
+    checksum = 0
+    for block in blocks:
+        checksum = checksum_after(checksum, block.header.columns_crc)
+    return p.Seal(5, stage, len(blocks), sum(block.length for block in blocks), checksum, final)
+
+
+def blocks(count: int) -> list[Block]:
+    return [pack([b"m%d" % n] * 2, sequence=n) for n in range(count)]
