@@ -46,6 +46,8 @@ def test_version_and_wrong_usage() -> None:
     assert zsq("sub", "topic").returncode == 2
     assert zsq("serve").returncode == 2
     assert "--listen" in zsq("serve", "--data-dir", "/nowhere", "--listen", "4153").stderr
+    assert "--listen-push" in zsq("serve", "--data-dir", "/nowhere", "--listen-push", "here:0").stderr
+    assert zsq("serve", "--data-dir", "/nowhere", "--stage-timeout", "0").returncode == 2
     wrong = zsq("stats", "--url", "http://localhost")
     assert wrong.returncode == 2
     assert "neither tcp://" in wrong.stderr

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,8 @@ from zsq.transport.block import pack
 from zsq.transport.codec import block_frames, decode, encode
 
 
-def serve(data_dir: Path, port: int, *before: str) -> subprocess.CompletedProcess[str]:
-    command = [*before, sys.executable, "-m", "zsq", "serve", "--data-dir", str(data_dir), "--listen", f"127.0.0.1:{port}"]
+def serve(data_dir: Path, port: int, *more: str, before: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    command = [*before, sys.executable, "-m", "zsq", "serve", "--data-dir", str(data_dir), "--listen", f"127.0.0.1:{port}", *more]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
@@ -48,6 +49,13 @@ def test_a_port_in_use_is_named(broker: Broker, tmp_path: Path) -> None:
     still_serves(broker)
 
 
+def test_a_push_port_in_use_is_named(broker: Broker, tmp_path: Path) -> None:
+    second = serve(tmp_path / "other", free_port(), "--listen-push", f"127.0.0.1:{broker.port}")
+    assert second.returncode == 1
+    assert f"127.0.0.1:{broker.port}" in second.stderr
+    assert "--listen-push" in second.stderr
+
+
 def test_a_directory_without_permission_is_named(tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o500)
@@ -55,7 +63,7 @@ def test_a_directory_without_permission_is_named(tmp_path: Path) -> None:
     if os.geteuid() == 0:  # root writes everywhere, unless it gives that up
         mortal = ["setpriv", "--inh-caps=-all", "--bounding-set=-dac_override,-dac_read_search"]
         assert shutil.which(mortal[0]), "util-linux has it"
-    refused = serve(closed / "data", free_port(), *mortal)
+    refused = serve(closed / "data", free_port(), before=mortal)
     assert refused.returncode == 1
     assert "ermission denied" in refused.stderr
     assert str(closed) in refused.stderr
