@@ -352,6 +352,10 @@ def test_a_part_that_is_not_what_was_sealed_is_refused(group_desk: Desk) -> None
             with pytest.raises(Damaged):
                 group_desk.commit(1, *good, key)
             assert group_desk.log.end == 0
+        path.write_bytes(whole)
+        group_desk.files.unreadable = (path.name, 3 if key is bad[1] else 150)
+        with pytest.raises(Damaged):
+            group_desk.commit(1, *good, key)
     group_desk.drop(*bad)
     group_desk.commit(1, *good)
     assert group_desk.check() == []

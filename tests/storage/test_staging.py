@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
 from zsq.storage import stage, staging
-from zsq.storage.errors import StoreFailed
+from zsq.storage.errors import DiskFull, StoreFailed
 from zsq.storage.faulty_files import keep_all, keep_none
 from zsq.storage.log_format import CHUNK_HEADER_BYTES, STAGING_NAME
 from zsq.storage.stage import checksum_after
@@ -396,3 +396,25 @@ def test_any_order(tmp_path: Path, group_desk: Desk) -> None:
 
     Here.make = staticmethod(make)
     run_state_machine_as_test(Here, settings=settings(max_examples=40, stateful_step_count=25, deadline=None))
+
+
+def test_what_was_cut_back_does_not_count_as_synced(group_desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file gave way, synced, to the stage's next one, for which there was no space: what takes its place must be synced again."""
+    monkeypatch.setattr(stage, "OPEN_FILES_MAX", 1)
+    group_desk.staging.open(STAGE, ONE, 0, 1)
+    group_desk.files.fail["open_new"] = {2: errno.ENOSPC}
+    with pytest.raises(DiskFull):
+        group_desk.staging.append(STAGE, [pack([b"x" * 600], sequence=i) for i in (0, 1)], 1)
+    group_desk.files.fail["open_new"] = {4: errno.ENOSPC}
+    group_desk.staging.append(STAGE, [pack([b"x"])], 1)
+    with pytest.raises(DiskFull):
+        group_desk.staging.append(STAGE, [pack([b"x" * 300], sequence=i) for i in (1, 2, 3)], 1)
+    group_desk.staging.append(STAGE, [pack([b"y"], sequence=1)], 1)
+    ticket = group_desk.staging.begin_seal(STAGE, final=True)
+    ticket.run()
+    row = group_desk.staging.finish_seal(ticket)
+    assert group_desk.store is not None
+    group_desk.store.state.commit(StateBatch(stage_puts={STAGE: row}))
+    group_desk.crash(keep_none)
+    group_desk.log.append_group(ONE, [group_desk.staging.part(STAGE)], 9)
+    assert [block.body.value(0) for block in group_desk.read_all()] == [b"x", b"y"]
