@@ -132,7 +132,7 @@ class StreamPlan(_Plan):
         for topic, size in admit(sizes, bytes_max).items():
             if size < sizes[topic]:
                 stop = self._logs.measure(topic, offsets[topic], offsets[topic] + some[topic], size).offset
-                admitted[topic] = min(some[topic], max(1, stop - offsets[topic]))
+                admitted[topic] = min(some[topic], stop - offsets[topic])
         return admitted
 
     def partitions(self, start: Place, end: Place) -> list[Span]:

@@ -90,6 +90,12 @@ def test_blocks_are_of_good_size() -> None:
     assert [block.count for block in packed(short)] == [8334, 8333, 8333]
 
 
+def test_many_tiny_rows_before_large_ones() -> None:
+    rows = [b""] * 45_000 + [b"y" * 500_000] * 3
+    blocks = packed(pa.RecordBatch.from_arrays([pa.array(rows)], names=["value"]))
+    assert [body for block in blocks for body in block.body.values()] == rows
+
+
 def test_one_large_row_among_small_ones() -> None:
     rows = [b"x" * 10] * 500 + [b"y" * 1_000_000] + [b"z"] * 500
     blocks = packed(pa.RecordBatch.from_arrays([pa.array(rows)], names=["value"]))

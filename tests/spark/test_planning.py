@@ -176,6 +176,8 @@ def test_a_topic_made_again_is_data_loss(caplog: pytest.LogCaptureFixture) -> No
         assert ranges(plan.partitions(at(a=50), end)) == [("a", 50, 60)]
         assert ranges(plan.partitions(at(a=40), at(a=50))) == [], "the old one's offsets are nobody else's"
     assert "deleted and made again" in caplog.text
+    planned = ranges(stream(logs).partitions(at(a=40), at(uuid="other", a=60)))
+    assert planned == [("a", 50, 60)], "a batch that was planned so is repeated so"
 
 
 def test_what_retention_took_is_data_loss() -> None:
