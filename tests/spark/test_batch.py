@@ -14,7 +14,7 @@ import zsq
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # a time-out cuts the talk with the JVM and fails all that follow
 
 NUMBERS = "cast(cast(id as string) as binary) as value"
 

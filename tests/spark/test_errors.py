@@ -13,7 +13,7 @@ from support.topic import Topic
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # a time-out cuts the talk with the JVM and fails all that follow
 
 
 def said(action: Callable[[], Any]) -> str:
@@ -103,7 +103,7 @@ def test_a_broker_that_is_away(spark: SparkSession, topic: Topic, tmp_path: Path
 
     def stream() -> None:
         writer = spark.readStream.format("zsq").options(**options).load().writeStream.format("noop")
-        writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start().awaitTermination(60)
+        writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start().awaitTermination(120)
 
     assert advice in said(stream)
 
@@ -111,5 +111,5 @@ def test_a_broker_that_is_away(spark: SparkSession, topic: Topic, tmp_path: Path
 def test_a_stream_does_not_take_a_transaction(spark: SparkSession, topic: Topic, tmp_path: Path) -> None:
     rows = spark.readStream.format("rate").load().selectExpr("cast(value as string) as value")
     writer = rows.writeStream.format("zsq").options(**topic.options, txnAppId="a", txnVersion="1")
-    text = said(lambda: writer.option("checkpointLocation", str(tmp_path / "c")).start().awaitTermination(60))
+    text = said(lambda: writer.option("checkpointLocation", str(tmp_path / "c")).start().awaitTermination(120))
     assert "foreachBatch" in text

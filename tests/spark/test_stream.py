@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # a time-out cuts the talk with the JVM and fails all that follow
 
 
 def read(spark: SparkSession, topic: Topic, **options: str) -> DataFrame:
@@ -35,7 +35,7 @@ def start(rows: DataFrame, topic: Topic, checkpoint: Path, now: bool = True, /, 
 def run(rows: DataFrame, topic: Topic, checkpoint: Path, **options: str) -> list[int]:
     """To the present end; how many rows each micro-batch had."""
     query = start(rows, topic, checkpoint, True, **options)
-    assert query.awaitTermination(100)
+    assert query.awaitTermination(200)
     return [step["numInputRows"] for step in query.recentProgress if step["numInputRows"]]
 
 
@@ -43,7 +43,7 @@ def error_of(query: StreamingQuery) -> str:
     from pyspark.errors import StreamingQueryException
 
     with pytest.raises(StreamingQueryException) as caught:
-        query.awaitTermination(60)
+        query.awaitTermination(120)
     return str(caught.value)
 
 
@@ -183,7 +183,7 @@ def test_each_batch_named_by_the_user(spark: SparkSession, topic: Topic, other: 
 
     rows = read(spark, topic, maxOffsetsPerTrigger="100")
     query = rows.writeStream.foreachBatch(twice).option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
-    assert query.awaitTermination(100)
+    assert query.awaitTermination(200)
     assert other.bodies() == numbers(0, 200)
 
 
@@ -216,5 +216,5 @@ def test_the_keys_that_spark_keeps_to_itself(spark: SparkSession, topic: Topic, 
     )
     writer = rows.writeStream.format("memory").queryName("told").option("checkpointLocation", str(checkpoint))
     query = writer.trigger(availableNow=True).start()
-    assert query.awaitTermination(100)
+    assert query.awaitTermination(200)
     assert {tuple(row) for row in spark.table("told").collect()} == {(query.id, "0"), (query.id, "1")}
