@@ -1,0 +1,98 @@
+"""The driver killed before the broker's commit and after it, and started again on its checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.broker import Broker
+from support.spark_cluster import Job, SparkDriver, met, ranges
+from support.spark_rows import exactly_once, value_of
+from support.spark_topic import Topic
+
+import zsq
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+SIZE = 200
+KEPT_S = 6  # short, as the last thing shown here is that abandoned stages go
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    one = Broker(tmp_path_factory.mktemp("zsq") / "data", "--stage-timeout", str(KEPT_S))
+    try:
+        yield one.start()
+    finally:
+        one.close()
+
+
+@contextlib.contextmanager
+def driver(folder: Path) -> Iterator[SparkDriver]:
+    one = SparkDriver(folder, "local-cluster[1,2,1024]")
+    try:
+        yield one.start()
+    finally:
+        one.close()
+
+
+class Query:
+    def __init__(self, topic: Topic, checkpoint: Path, source: dict[str, str]) -> None:
+        self.topic = topic
+        self._arguments: dict[str, Any] = {
+            "source": source,
+            "checkpoint": str(checkpoint),
+            "size": SIZE,
+            "options": {"url": topic.broker.ipc, "topic": topic.name},
+        }
+
+    def start(self, spark: SparkDriver) -> Job:
+        return spark.submit("stream", **self._arguments)
+
+    def stop_at(self, spark: SparkDriver, point: str) -> int:
+        """Run until the point is reached; returns the topic's head then."""
+        gate = spark.gate(self.topic.name, point)
+        met(gate, self.start(spark))
+        return self.topic.head()
+
+
+def publish(topic: Topic, first: int, count: int) -> None:
+    with zsq.Producer(topic.broker.ipc) as producer:
+        producer.publish_many(topic.name, [value_of(number, SIZE) for number in range(first, first + count)])
+
+
+def test_driver_killed_before_and_after_the_commit(broker: Broker, tmp_path: Path) -> None:
+    """Two queries at once, one of files and one that copies a topic to which producers write on; and a job that is never repeated."""
+    filed, given, copied, orphan = (Topic(broker, name).create() for name in ("filed", "given", "copied", "orphan"))
+    one = Query(filed, tmp_path / "one", ranges(tmp_path / "ranges", files=6, rows=1000))
+    source = {"format": "zsq", "url": broker.ipc, "topic": given.name, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "1500"}
+    two = Query(copied, tmp_path / "two", source)
+    publish(given, 0, 4000)
+
+    with driver(tmp_path / "first") as spark:
+        gate = spark.gate(orphan.name, "write.0.10")
+        met(gate, spark.submit("write", first=0, count=20_000, partitions=1, size=SIZE, options={"url": broker.ipc, "topic": orphan.name}))
+        orphan.wait_staged()
+        assert one.stop_at(spark, "commit.0.before") == 0
+        assert two.stop_at(spark, "commit.0.after") == 1500
+        spark.kill()
+    publish(given, 4000, 1000)
+
+    with driver(tmp_path / "second") as spark:
+        jobs = [query.start(spark) for query in (one, two)]
+        assert jobs[0].result()["batches"] == [0, 1, 2], "it began with the batch that was not committed"
+        batches = jobs[1].result()["batches"]
+    assert batches[0] == 0, "Spark repeated the batch that was committed"
+    exactly_once(broker.ipc, filed.name, range(6000), SIZE)
+    exactly_once(broker.ipc, copied.name, range(5000), SIZE)
+    ends = json.loads((tmp_path / "two/offsets" / str(batches[-1])).read_text().splitlines()[-1])
+    assert "5000" in json.dumps(ends), "the checkpoint says how far the source was read"
+
+    assert orphan.head() == 0
+    for topic in (filed, copied, orphan):
+        topic.no_stage_left(KEPT_S + 20)
+    assert orphan.head() == 0
