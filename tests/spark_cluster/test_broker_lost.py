@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from support.broker import Broker
 from support.spark_chaos import attempts
 from support.spark_cluster import Job, SparkDriver, met, ranges
 from support.spark_rows import exactly_once
-from support.spark_topic import Topic, Trap, chunks, crash
+from support.spark_topic import Topic, Trap, crash, files
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -87,20 +88,28 @@ def test_broker_killed_around_the_commit(spark: SparkDriver, broker: Broker, top
     query.went_on(job)
 
 
-@pytest.mark.parametrize(
-    ("rows", "moment"), [(SMALL, "growth"), (LARGE, "growth"), (LARGE, "adoption")], ids=["appended", "marked", "adopted"]
-)
-def test_broker_killed_within_the_commit(spark: SparkDriver, broker: Broker, topic: Topic, tmp_path: Path, rows: int, moment: str) -> None:
-    """At the first sign of it on disk: the last chunk grew, or a staged file became a chunk."""
+def of_kind(found: dict[str, int], ending: str) -> dict[str, int]:
+    return {name: size for name, size in found.items() if name.endswith(ending)}
+
+
+# The first signs of a commit on disk: the last chunk grows by the group; a staged file gets its footer; it becomes a chunk
+SIGNS: dict[str, Callable[[dict[str, int], dict[str, int]], bool]] = {
+    "appended": lambda before, now: of_kind(now, ".chunk") != of_kind(before, ".chunk"),
+    "prepared": lambda before, now: of_kind(now, ".part") != of_kind(before, ".part"),
+    "adopted": lambda before, now: of_kind(now, ".chunk").keys() != of_kind(before, ".chunk").keys(),
+}
+
+
+@pytest.mark.parametrize(("sign", "rows"), [("appended", SMALL), ("prepared", LARGE), ("adopted", LARGE)])
+def test_broker_killed_within_the_commit(spark: SparkDriver, broker: Broker, topic: Topic, tmp_path: Path, sign: str, rows: int) -> None:
     query = Query(spark, topic, tmp_path, rows)
     gate = spark.gate(topic.name, "commit.1.before")
     job = query.start()
     met(gate, job)
-    before = chunks(topic.folder)
+    before = files(topic.folder)
     assert broker.process is not None
-    watched = (lambda now: now != before) if moment == "growth" else (lambda now: now.keys() != before.keys())
-    trap = Trap(topic.folder, [topic.storage_pid(), broker.process.pid], watched)
     pids = sorted(actor["pid"] for actor in broker.actors() if actor["pid"] != broker.process.pid)
+    trap = Trap(topic.folder, [topic.storage_pid(), broker.process.pid], lambda now: SIGNS[sign](before, now))
     try:
         gate.open()
         assert trap.caught.wait(60), "the commit came"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -81,8 +82,8 @@ def crash(broker: Broker, *first: int) -> None:
 
 
 class Trap:
-    """A thread that kills `pids` at once when `sprung(state)` of the topic's folder comes true: the middle of a commit, or as near as
-    a process can come to it from outside. `state` is the names and sizes of its chunks."""
+    """A thread that kills `pids` at once when `sprung(files(folder))` of the topic's folder comes true: the middle of a commit, or as
+    near as a process can come to it from outside."""
 
     def __init__(self, folder: Path, pids: list[int], sprung: Callable[[dict[str, int]], bool]) -> None:
         self._folder, self._pids, self._sprung = folder, pids, sprung
@@ -93,7 +94,7 @@ class Trap:
 
     def _watch(self) -> None:
         while not self._stop.is_set():
-            if self._sprung(chunks(self._folder)):
+            if self._sprung(files(self._folder)):
                 for pid in self._pids:
                     kill(pid)
                 self.caught.set()
@@ -104,11 +105,13 @@ class Trap:
         self._thread.join(10)
 
 
-def chunks(folder: Path) -> dict[str, int]:
-    """Name and size of each chunk in the folder."""
+def files(folder: Path) -> dict[str, int]:
+    """Name and size of each chunk of a topic, and of each staged file: those end with .chunk and .part."""
     found = {}
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.endswith(".chunk"):
-                found[entry.name] = entry.stat().st_size
+    for path in (folder, folder / "staging"):
+        with os.scandir(path) as entries:
+            for entry in entries:
+                if entry.name.endswith((".chunk", ".part")):
+                    with contextlib.suppress(FileNotFoundError):  # it was renamed
+                        found[entry.name] = entry.stat().st_size
     return found
