@@ -42,7 +42,8 @@ class Fanout:
         return self.head if self.visible_end < 0 else min(self.head, self.visible_end)
 
     def add(self, block: Block, first_offset: int, time_ns: int) -> None:
-        """A block became durable."""
+        """A block became durable. Storage tells of all that lies before it first, so heads never fall."""
+        assert first_offset >= self.head
         placed = with_place(block, first_offset, time_ns)
         self._ring.append(placed)
         self._ring_bytes += placed.length

@@ -64,7 +64,8 @@ class Route:
 
     def _set(self, largest: int) -> None:
         self._largest = largest
-        mark = min(options.PUSH_GATEWAY_MARK, options.PUSH_GATEWAY_BYTES // max(1, largest))
+        fitting = options.PUSH_GATEWAY_BYTES // max(1, largest)
+        mark = min(options.PUSH_GATEWAY_MARK, max(options.PUSH_GATEWAY_MARK_MIN, fitting))
         self.port.socket.setsockopt(zmq.SNDHWM, mark)
 
 

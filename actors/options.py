@@ -60,8 +60,10 @@ STAGE_TICK_MS: Final = 250
 STAGE_EXPIRE_MS: Final = 1_000
 STAGE_TURN_BYTES: Final = 4 * MIB  # taken in one turn of the loop: publishers wait no longer than writing it takes
 PUSH_MARK: Final = 128  # pushes of one writer that storage holds unread, should it send more than its credit; more wait with the writer
+assert PUSH_MARK * 256 * KIB <= STAGE_CREDIT_POOL_BYTES  # in blocks of the size that Spark's sink makes
 PUSH_GATEWAY_BYTES: Final = 48 * MIB  # pushes for one storage that a gateway holds; further ones are dropped, so it lies above the credit
 PUSH_GATEWAY_MARK: Final = 10_000  # ... and in number
+PUSH_GATEWAY_MARK_MIN: Final = 32  # however large: one writer's large blocks shall not drop the others' small ones
 assert PUSH_GATEWAY_BYTES > STAGE_CREDIT_POOL_BYTES
 
 # Scan: NSQ's numbers (nsqd's queueScanLoop)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support.broker import Broker, kill
@@ -95,6 +98,38 @@ def test_a_seek_is_durable_when_it_is_answered(broker: Broker, consumer: zsq.Con
             assert take(consumer, 200) == list(range(800, 1_000))
             admin.seek(TOPIC, "c", 100)
             assert take(consumer, 900) == list(range(100, 1_000))
+
+
+def test_an_answer_to_an_older_question_is_not_taken_after_a_seek(broker: Broker) -> None:
+    """Storage is stopped with a read on its way; what it answers lies behind the new offset, and is no gap."""
+    bodies = [b"%06d" % n + bytes(10_000) for n in range(2_000)]
+    with (
+        zsq.Producer(broker.ipc) as producer,
+        zsq.Admin(broker.ipc) as admin,
+        zsq.Consumer(broker.ipc, "big", "c", ready=100, heartbeat_ms=30_000) as consumer,
+        ThreadPoolExecutor() as pool,
+    ):
+        admin.create_channel("big", "c")
+        for first in range(0, 2_000, 20):
+            producer.publish_many("big", bodies[first : first + 20])
+        (storage,) = broker.pids("storage")
+        message = consumer.receive(20)
+        os.kill(storage, signal.SIGSTOP)
+        try:
+            last = -1
+            while message is not None:
+                last = message.offset
+                message.finish()
+                message = consumer.receive(1)
+            assert 100 < last < 1_900, "all that the channel held"
+            seeking = pool.submit(admin.seek, "big", "c", 5)
+            assert consumer.receive(3) is None, "time for the order to reach the channel"
+        finally:
+            os.kill(storage, signal.SIGCONT)
+        assert seeking.result(20)["offset"] == 5
+        got = [found.offset for _ in range(50) if (found := consumer.receive(10)) is not None]
+        assert got == list(range(5, 55))
+        assert admin.stats("big", "c")["topics"][0]["channels"][0]["lost_count"] == 0
 
 
 def test_a_seek_that_cannot_be(broker: Broker, consumer: zsq.Consumer) -> None:

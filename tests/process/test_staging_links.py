@@ -1,0 +1,128 @@
+"""What writers' links are told when something at the other end goes, and what they leave behind when they go."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import zmq
+from support.broker import Broker, kill, wait_for
+from support.stages import TOPIC, RawStage, private_bytes
+
+from zsq.actors import options
+from zsq.actors.port import Port
+from zsq.transport import protocol as p
+from zsq.transport.block import Block, pack
+from zsq.transport.stage_writer import StageCommitter, StageWriter
+
+STAGE = b"0123456789abcdef"
+MEMORY_MAX = 64 * 1024 * 1024
+
+
+@pytest.mark.parametrize("way", ["ipc", "tcp"])
+def test_writers_are_told_that_the_broker_stops(broker: Broker, way: str) -> None:
+    raw = RawStage(broker, over_tcp=way == "tcp")
+    try:
+        raw.open(STAGE)
+        assert broker.process is not None
+        broker.process.terminate()
+        assert raw.hear() == p.Bye()
+        assert broker.stop() == 0
+    finally:
+        raw.close()
+
+
+def test_writers_behind_a_gateway_are_told_that_storage_died(broker: Broker) -> None:
+    """At once, not after two heartbeats of 30 s."""
+    raw = RawStage(broker, over_tcp=True)
+    try:
+        raw.open(STAGE)
+        (storage,) = broker.pids("storage")
+        kill(storage)
+        assert raw.hear() == p.Bye()
+    finally:
+        raw.close()
+
+
+def test_credit_behind_a_gateway_that_died_is_free(broker: Broker) -> None:
+    """At once, not after two heartbeats of 30 s."""
+    far, near = RawStage(broker, over_tcp=True), RawStage(broker)
+    try:
+        for number in range(20):
+            far.open(b"%016d" % number)
+        assert near.open(STAGE)["credit_bytes"] < options.STAGE_CREDIT_BYTES
+        (gateway,) = broker.pids("gateway")
+        kill(gateway)
+        wait_for(lambda: near.open(STAGE)["credit_bytes"] == options.STAGE_CREDIT_BYTES, 15, "the credit of those behind the gateway")
+    finally:
+        far.close()
+        near.close()
+
+
+def test_the_push_port_of_a_gateway_that_was_started_again(broker: Broker) -> None:
+    block = pack([b"x" * 1_000] * 100)
+    with StageWriter(broker.tcp, TOPIC, "app", 1, heartbeat_ms=1_000) as writer:
+        for round_number in range(3):
+            for _ in range(30):
+                writer.push(block)
+            if round_number < 2:
+                (gateway,) = broker.pids("gateway")
+                kill(gateway)
+                broker.wait_gone([gateway])
+        part = writer.seal()
+    with StageCommitter(broker.tcp, TOPIC) as committer:
+        assert committer.commit("app", 1, [part])["messages"] == 9_000
+
+
+def test_a_gateway_holds_a_bounded_part_of_what_a_stopped_storage_does_not_take(broker: Broker) -> None:
+    """300 MB from a writer that does not wait for credit; what does not fit is dropped, and other topics are served on."""
+    raw, other = RawStage(broker, over_tcp=True), RawStage(broker, topic="other", over_tcp=True)
+    try:
+        raw.open(STAGE)
+        other.open(STAGE)
+        before = private_bytes(broker)["gateway zeromq"]
+        storages = {actor["name"]: actor["pid"] for actor in broker.actors() if actor["kind"] == "storage"}
+        stopped = storages[f"storage {TOPIC}"]
+        os.kill(stopped, signal.SIGSTOP)
+        try:
+            block = pack([b"x" * 1_000] * 250)
+            for number in range(1_200):
+                raw.push(STAGE, [Block(block.header._replace(sequence=number), block.payload)])
+            other.push(STAGE, [pack([b"x"])])
+            other.hear_staged(STAGE, 1)
+            assert private_bytes(broker)["gateway zeromq"] - before < MEMORY_MAX
+        finally:
+            os.kill(stopped, signal.SIGCONT)
+        told: list[p.Wire] = []
+
+        def hears_of_the_gap() -> bool:
+            raw.push(STAGE, [Block(block.header._replace(sequence=1_200), block.payload)])  # it may be dropped like those before it
+            if not raw.hears_nothing(0.1):
+                told.append(raw.hear())
+            return bool(told) and isinstance(told[-1], p.Missing)
+
+        wait_for(hears_of_the_gap, 20, "the news of what is missing")
+        assert {type(word) for word in told} == {p.Staged, p.Missing}, "what was held has arrived"
+    finally:
+        raw.close()
+        other.close()
+
+
+def test_a_pull_socket_leaves_with_the_writer_what_is_above_its_mark(tmp_path: Path) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    port = Port(context, zmq.PULL, mark=4)
+    port.socket.bind(f"ipc://{tmp_path}/pull")
+    push = context.socket(zmq.PUSH)
+    push.linger = 0
+    push.sndhwm = 4
+    push.connect(f"ipc://{tmp_path}/pull")
+    sent = 0
+    while push.poll(500, zmq.POLLOUT):
+        push.send(bytes(1 << 20))
+        sent += 1
+        assert sent < 30
+    push.close()
+    port.socket.close()
+    context.term()
