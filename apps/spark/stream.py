@@ -86,7 +86,7 @@ class PlainStreamReader(FollowingReader):
     """For PySpark 4.0 and 4.1, whose `latestOffset` is not told where the query stands.
 
     The limits then count from what this process knows: the last place it answered or was told. After a restart on a checkpoint with
-    nothing left to repeat it knows none, and the first micro-batch takes all there is.
+    nothing left to repeat it knows none, and the first micro-batch takes all there is; so does the only one of Trigger.AvailableNow.
     """
 
     def __init__(self, options: SourceOptions) -> None:
@@ -106,8 +106,7 @@ class PlainStreamReader(FollowingReader):
             self._at = self._plan.head()
         else:
             self._at = self._plan.latest(self._at, offsets_max=self._options.offsets_max, bytes_max=self._options.bytes_max)
-        self._follow(self._at)
-        return self._at.as_json()
+        return self._at.as_json()  # an end: the channel begins at a start, which is not known here
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         if self._at is None:

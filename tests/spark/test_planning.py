@@ -244,6 +244,21 @@ def test_limits_after_a_restart(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
     assert "from the second micro-batch on" in caplog.text
 
 
+def test_a_channel_begins_at_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trigger.AvailableNow of PySpark 4.0 asks for the end before the beginning."""
+    begun: list[dict[str, int]] = []
+
+    class Recorder:
+        def __init__(self, url: str, name: str) -> None:
+            self.begin = begun.append
+
+    monkeypatch.setattr("zsq.apps.spark.stream.Channel", Recorder)
+    reader = plain(monkeypatch, MadeUp(a=(0, 100)), startingOffsets='{"a": 40}', channel="c")
+    reader.latestOffset()
+    reader.initialOffset()
+    assert begun == [{"a": 40}]
+
+
 def test_the_class_is_chosen_by_what_pyspark_can(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
