@@ -182,7 +182,7 @@ class Chunk:
         """The first offset stored at `time_ns` or later, None if all are older."""
         relative = time_ns - self.header.base_time_ns
         for stretch in self.walk(self._entry_position(relative, by_time=True), columns=False):
-            if stretch.header is not None and stretch.header.count and stretch.header.time_ns >= relative:
+            if stretch.header is not None and stretch.header.time_ns >= relative:
                 return stretch.header.first_offset + self.base_offset
         return None
 

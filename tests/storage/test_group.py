@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from zsq.storage.errors import Damaged, DiskFull, StoreFailed
 from zsq.storage.faulty_files import keep_all, keep_none
 from zsq.storage.group import GROUP_APPEND_BLOCKS_MAX, StagedPart, plan_group
-from zsq.storage.log_format import CHUNK_HEADER_BYTES, chunk_name, decode_chunk_header
+from zsq.storage.log_format import CHUNK_HEADER_BYTES, chunk_name, decode_chunk_header, index_name
 from zsq.storage.mark import Adopted, Mark, decode_mark, encode_mark
 from zsq.storage.state import StateBatch
 from zsq.storage.transactions import (
@@ -161,12 +162,14 @@ def test_a_group_inside_an_outstanding_sync(group_desk: Desk) -> None:
         assert group_desk.log.finish_sync(ticket) == group_desk.log.end
         assert group_desk.log.unsynced_bytes == 0
     ticket = group_desk.log.begin_sync()  # on the adopted chunk
+    group_desk.publish()
+    assert ticket.done, "the roll ran it: the file may be closed from here on"
     for _ in range(12):  # so many rolls that its file is closed
         group_desk.publish(count=15)
     ticket.run()
     group_desk.log.finish_sync(ticket)
     group_desk.sync()
-    assert len(group_desk.check()) == 14
+    assert len(group_desk.check()) == 15
 
 
 def test_a_group_waits_for_a_sync_in_the_other_thread(group_desk: Desk) -> None:
@@ -345,7 +348,8 @@ def test_a_part_that_is_not_what_was_sealed_is_refused(group_desk: Desk) -> None
     paths = [Path(file.path) for key in bad for file in group_desk.staging._stages[key].files]
     for key, path in zip(bad, paths, strict=True):
         whole = path.read_bytes()
-        for data in (None, whole[:100], whole[:200], whole[: len(whole) // 2], b"x" * len(whole)):
+        other = Path(group_desk.staging._stages[good[1]].files[0].path).read_bytes()
+        for data in (None, other + bytes(500), whole[:100], whole[:200], whole[: len(whole) // 2], b"x" * len(whole)):
             path.unlink(missing_ok=True)
             if data is not None:
                 path.write_bytes(data)
@@ -451,3 +455,41 @@ def test_recovery_finishes_a_commit_and_says_so(group_desk: Desk) -> None:
     for base in group_desk.log.chunks:
         assert group_desk.chunk_path(base).read_bytes()[-64:-60] == b"ZSQF"
     assert group_desk.restart().report.notes == []
+
+
+def test_a_refused_group_leaves_the_adopted_chunk_before_it_alone(group_desk: Desk) -> None:
+    keys = [group_desk.stage("a", 1, blocks=5), group_desk.stage("b", 2, blocks=5)]
+    group_desk.seal(*keys)
+    group_desk.commit(1, keys[0])
+    group_desk.files.fail["rename"] = {group_desk.files._calls["rename"] + 1: errno.ENOSPC}
+    with pytest.raises(DiskFull):
+        group_desk.commit(2, keys[1])
+    assert group_desk.chunk_path().read_bytes()[-64:-60] == b"ZSQF"
+    group_desk.commit(2, keys[1])
+    assert group_desk.check() == []
+
+
+def test_marks_are_not_indexed(tmp_path: Path, group_desk: Desk) -> None:
+    """The index is the same whoever makes it: the log as it writes, recovery, or a reader who lost it."""
+    (tmp_path / "each").mkdir()
+    desk = type(group_desk)(tmp_path / "each", replace(group_desk.options, index_every_bytes=1, chunk_bytes=4096))
+    desk.open()
+    for version in (1, 2):
+        desk.publish()
+        key = desk.stage(f"s{version}", version, blocks=1)
+        desk.seal(key)
+        desk.commit(version, key, lag=True)
+    desk.publish()
+    chunk = desk.log._active
+    assert chunk.index is not None
+    assert len(chunk.index) == 5
+    assert len(desk.log.read(0, 1 << 20, desk.log.end)) == 5, "a mark ends no read"
+    written = chunk.index.encode(1)
+    assert chunk.load_index(rebuild=True).encode(1) == written
+    desk.abandon()
+    desk.path(index_name(0)).unlink(missing_ok=True)
+    desk.files.crash(keep_all)
+    desk.open()
+    assert desk.log._active.index is not None
+    assert desk.log._active.index.encode(1) == written
+    desk.abandon()

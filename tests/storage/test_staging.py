@@ -418,3 +418,12 @@ def test_what_was_cut_back_does_not_count_as_synced(group_desk: Desk, monkeypatc
     group_desk.crash(keep_none)
     group_desk.log.append_group(ONE, [group_desk.staging.part(STAGE)], 9)
     assert [block.body.value(0) for block in group_desk.read_all()] == [b"x", b"y"]
+
+
+def test_a_refused_append_gives_its_space_back(group_desk: Desk) -> None:
+    key = group_desk.stage("a", 1)
+    (file,) = group_desk.staging._stages[key].files
+    group_desk.files.short = {group_desk.files._calls["writev"] + 1: 100}
+    with pytest.raises(DiskFull):
+        group_desk.staging.append(key, [pack([b"x"], sequence=2)])
+    assert Path(file.path).stat().st_size == file.data_end
