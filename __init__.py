@@ -15,12 +15,15 @@ if TYPE_CHECKING:
     from .transport.errors import (
         BrokerUnreachable,
         CorruptBlock,
+        DataLoss,
         LeaseLost,
         NotFound,
         Refused,
         UsageError,
         ZsqError,
     )
+    from .transport.range_reader import RangeReader
+    from .transport.stage_writer import StageCommitter, StageWriter
 
 __version__ = "0.1.0"
 
@@ -30,20 +33,29 @@ __all__ = [
     "BrokerUnreachable",
     "Consumer",
     "CorruptBlock",
+    "DataLoss",
     "LeaseLost",
     "Message",
     "NotFound",
     "Producer",
+    "RangeReader",
     "Reader",
     "Receipt",
     "Refused",
+    "StageCommitter",
+    "StageWriter",
     "UsageError",
     "ZsqError",
     "__version__",
     "aio",
 ]
 
-_CLIENT: Final = frozenset({"Admin", "Batch", "Consumer", "Message", "Producer", "Reader", "Receipt"})
+_CLIENT: Final = dict.fromkeys(("Admin", "Batch", "Consumer", "Message", "Producer", "Reader", "Receipt"), ".transport.client")
+_HOMES: Final = _CLIENT | {
+    "RangeReader": ".transport.range_reader",
+    "StageCommitter": ".transport.stage_writer",
+    "StageWriter": ".transport.stage_writer",
+}  # the others: errors
 
 
 def __getattr__(name: str) -> Any:
@@ -51,7 +63,7 @@ def __getattr__(name: str) -> Any:
         return import_module(".aio", __name__)
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = import_module(".transport.client" if name in _CLIENT else ".transport.errors", __name__)
+    module = import_module(_HOMES.get(name, ".transport.errors"), __name__)
     value = getattr(module, name)
     globals()[name] = value
     return value
