@@ -31,7 +31,7 @@ class Ban(NamedTuple):
 
 BANS: Final = (
     Ban("sleep", r"\b(time|asyncio)\.sleep\(", "wait for an event with a time-out", ("tests/",)),
-    Ban("files", r"(?<![.\w])(?<!def )(os\.(?!path\b)\w+|open)\(", "call Files, the one seam to the system", ("storage/",), ("storage/files.py",)),
+    Ban("files", r"(?<![.\w])(?<!def )(os\.(?!path\b)\w+|open)\(", "call Files, the one seam", ("storage/",), ("storage/files.py",)),
     Ban("print", r"(?<![.\w])print\(", "log it, or return it: only programs print", ("storage/", "transport/", "actors/"), SPEAKS),
     Ban("pickle", r"\bpickle\.\w+\(|import pickle\b|from pickle\b", "msgpack by codec.py: nothing is unpickled", ("",), ("tests/",)),
     Ban("bare except", r"\bexcept\s*:", "name the exception: `except Exception` at the very least"),
