@@ -61,7 +61,7 @@ class StageDesk:
         self._transactions: dict[str, TransactionRow] = dict(table.transactions)
         self._open_kept_s = stage_timeout_s or options.STAGE_OPEN_KEPT_S
         self._sealed_kept_s = stage_timeout_s or options.STAGE_SEALED_KEPT_S
-        self._committed_messages = 0
+        self._committed_bytes = 0
         self._forgot_ns = 0
         for stage, facts in self._staging.stages().items():
             counts = (facts.blocks, facts.messages, facts.size_bytes, facts.checksum)
@@ -211,7 +211,7 @@ class StageDesk:
         data = {"first_offset": group.first_offset, "messages": group.messages, "repeated": False}
         answer_now = partial(port.send, mail.envelope, p.Done(word.request, data))
         if group.messages:
-            self._committed_messages += group.messages
+            self._committed_bytes += sum(part[3] for part in word.parts)
             self.on_committed()
             answer_now()
         else:
@@ -276,7 +276,7 @@ class StageDesk:
         return not self.thread.pending and not self.core.seals
 
     def statistics(self) -> dict[str, Any]:
-        return {"transactions": len(self._transactions), "committed_messages": self._committed_messages, **self.core.statistics()}
+        return {"transactions": len(self._transactions), "committed_bytes": self._committed_bytes, **self.core.statistics()}
 
 
 def _transaction(app: str, version: int, kind: str) -> Transaction:

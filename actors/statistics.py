@@ -85,7 +85,7 @@ def _topic(group: TopicGroup, channel: str) -> dict[str, Any]:
         "depth": waiting,
         "backend_depth": waiting,
         "message_count": topic.get("message_count", 0),
-        "message_bytes": topic.get("message_bytes", 0),
+        "message_bytes": topic.get("message_bytes", 0) + storage.get("committed_bytes", 0),
         "paused": topic.get("paused", False),
         "head": max(int(topic.get("head", 0)), int(storage.get("head", 0))),
         "start": storage.get("start", 0),

@@ -66,6 +66,7 @@ def test_parts_become_messages_at_once_in_their_order(shared: Broker, url: str, 
         assert committer.commit("app", 0, [])["repeated"], "an earlier version"
     row = topic_row(shared, topic)
     assert (row["stages"], row["transactions"], row["head"], row["message_count"]) == (0, 1, 502, 502)
+    assert row["message_bytes"] > parts[0][3] + parts[1][3]
 
 
 def test_the_files_of_a_stage_go(broker: Broker) -> None:
