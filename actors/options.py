@@ -46,7 +46,8 @@ LOCK_WAIT_S: Final = 10.0
 # Staging
 STAGE_CREDIT_POOL_BYTES: Final = 32 * MIB  # what all writers may have on their way to one topic
 STAGE_CREDIT_BYTES: Final = 4 * MIB  # one writer's
-STAGE_CREDIT_BYTES_MIN: Final = 256 * KIB
+STAGE_CREDIT_BYTES_MIN: Final = 64 * KIB  # less than a block of Spark's: one at a time, but the executors of a large cluster all get on
+STAGE_WRITERS_MAX: Final = 512  # with credit at a time; the pool may be passed by those with the least
 STAGE_SEAL_WAIT_S: Final = 5.0  # a seal waits so long for pushes that are still on their way
 STAGE_GAP_RETELL_S: Final = 1.0  # what was sent again for a gap may have been lost as well
 STAGE_OPEN_KEPT_S: Final = 15 * 60.0  # a stage that is not used any more, and was not finally sealed

@@ -72,6 +72,7 @@ class Stages:
         self._links: dict[Peer, _Link] = {}
         self._grown: dict[bytes, None] = {}
         self._granted = 0
+        self._writers = 0  # stages with credit
 
     def recovered(self, stage: bytes, transaction: Transaction, counts: tuple[int, int, int, int], final: bool) -> None:
         """A stage that storage found: all of it is durable. `counts`: blocks, messages, bytes, checksum."""
@@ -91,13 +92,15 @@ class Stages:
         if row is not None and row.failure is not None:
             raise row.failure
         if self._credit(row) == 0:
-            raise Refused(E_LIMIT, "too many writers at once: their credit is used up; it is free again when some end")
+            raise Refused(E_LIMIT, f"{options.STAGE_WRITERS_MAX} write to this topic at once already; there is room again when some end")
 
     def _credit(self, row: Stage | None) -> int:
-        """A share of what is left: the first get all they can use, and many still get something. 0: nothing is left."""
-        free = options.STAGE_CREDIT_POOL_BYTES - self._granted + (row.credit_bytes if row is not None else 0)
-        credit = min(options.STAGE_CREDIT_BYTES, max(free // 8, options.STAGE_CREDIT_BYTES_MIN))
-        return credit if credit <= free else 0
+        """A share of what is left: the first get all they can use, and hundreds still get something. 0: too many already."""
+        mine = row.credit_bytes if row is not None else 0
+        if not mine and self._writers >= options.STAGE_WRITERS_MAX:
+            return 0
+        free = options.STAGE_CREDIT_POOL_BYTES - self._granted + mine
+        return min(options.STAGE_CREDIT_BYTES, max(free // 8, options.STAGE_CREDIT_BYTES_MIN))
 
     def link(self, peer: Peer, now_ns: int) -> None:
         """A peer that opens; also one whose transaction is committed already, so that its later words are understood."""
@@ -118,11 +121,13 @@ class Stages:
         row.owner, row.credit_bytes = peer, credit
         row.told = -1
         self._granted += credit
+        self._writers += 1
         self._links[peer].stages.add(stage)
         return {"expected": row.taken, "sealed": row.durable, "credit_bytes": credit, "committed": False}
 
     def _disown(self, row: Stage) -> None:
         self._granted -= row.credit_bytes
+        self._writers -= row.credit_bytes > 0
         row.credit_bytes = 0
         row.waiting.clear()
         if row.owner is not None:

@@ -250,16 +250,17 @@ def test_a_seal_of_what_is_not_there(desk: StageTable) -> None:
 
 
 def test_credit_comes_of_one_pool(desk: StageTable) -> None:
-    peers: list[tuple[bytes, ...]] = []
-    while desk.stages._granted + options.STAGE_CREDIT_BYTES_MIN <= options.STAGE_CREDIT_POOL_BYTES:
-        peers.append((b"%d" % len(peers),))
-        credit = desk.open(peers[-1], b"%016d" % len(peers))["credit_bytes"]
-        assert options.STAGE_CREDIT_BYTES_MIN <= credit <= options.STAGE_CREDIT_BYTES
+    """The first get what they can use, the last of hundreds enough for a block at a time."""
+    peers = [(b"%d" % n,) for n in range(options.STAGE_WRITERS_MAX)]
+    granted = [desk.open(peer, b"%016d" % n)["credit_bytes"] for n, peer in enumerate(peers)]
+    assert granted[0] == options.STAGE_CREDIT_BYTES
+    assert granted == sorted(granted, reverse=True)
+    assert granted[-1] == options.STAGE_CREDIT_BYTES_MIN
+    assert sum(granted) <= 2 * options.STAGE_CREDIT_POOL_BYTES
     with pytest.raises(Refused, match="E_LIMIT"):
         desk.open(A, ONE)
-    assert len(peers) > 20
-    assert desk.stages._granted <= options.STAGE_CREDIT_POOL_BYTES
-    assert desk.open(peers[-1], b"%016d" % len(peers))["credit_bytes"] == options.STAGE_CREDIT_BYTES_MIN, "to its own share"
+    again = desk.open(peers[-1], b"%016d" % (len(peers) - 1))
+    assert again["credit_bytes"] == options.STAGE_CREDIT_BYTES_MIN, "to its own share"
     for peer in peers:
         desk.stages.bye(peer)
     assert desk.stages._granted == 0

@@ -271,7 +271,10 @@ class StagesMachine(RuleBasedStateMachine):
     @invariant()
     def credit_adds_up(self) -> None:
         rows = self.stages._stages.values()
-        assert self.stages._granted == sum(row.credit_bytes for row in rows) <= options.STAGE_CREDIT_POOL_BYTES
+        owned = [row for row in rows if row.credit_bytes]
+        pool = options.STAGE_CREDIT_POOL_BYTES + len(owned) * options.STAGE_CREDIT_BYTES_MIN
+        assert self.stages._granted == sum(row.credit_bytes for row in owned) <= pool
+        assert self.stages._writers == len(owned)
         for row in rows:
             assert (row.owner is None) == (row.credit_bytes == 0)
             assert row.owner is None or row.name in self.stages._links[row.owner].stages
