@@ -21,6 +21,7 @@ recovery finishes it. The end moves once, at the end, so nobody sees a part.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
@@ -214,10 +215,8 @@ class Log:
             raise self._fail(f"the group from offset {mark.first_offset} on is not in its place yet: {error}") from error
         self._move_to(data_end, offset, time_ns if blocks else self._last_time_ns)
         if mark.unsealed:
-            try:
+            with contextlib.suppress(DiskFull):  # readers do without its footer
                 self._seal(chunk)
-            except DiskFull:
-                chunk.sealed = True  # readers do without its footer, and nothing more is written to it
         self._active = active
         self._last_time_ns = time_ns
         self._reader.add(active, [adopted.base_offset for adopted in mark.adopted[:-1]])
