@@ -13,7 +13,7 @@ from support.spark_cluster import Job, SparkDriver, met, ranges
 from support.spark_rows import exactly_once
 from support.spark_topic import Topic, Trap, crash, files
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 SIZE = 200
 SMALL, LARGE = 1_000, 25_000  # rows of a task: 5 MB are more than what is appended and not adopted
@@ -119,3 +119,23 @@ def test_broker_killed_within_the_commit(spark: SparkDriver, broker: Broker, top
     broker.wait_gone(pids)
     broker.start()
     query.went_on(job)
+
+
+def test_broker_killed_while_a_query_reads_and_writes(spark: SparkDriver, broker: Broker, topic: Topic, tmp_path: Path) -> None:
+    """From a topic into another one: its tasks are in the middle of both, and its next batch is planned, with a new broker."""
+    source = Topic(broker, f"{topic.name[:50]}-source").create()
+    given = {"url": broker.ipc, "topic": source.name}
+    spark.submit("write", first=0, count=3 * LARGE, partitions=2, size=SIZE, options=given).result()
+    reading = {"format": "zsq", **given, "startingOffsets": "earliest", "maxOffsetsPerTrigger": str(LARGE), "minPartitions": "2"}
+    writing = {"url": broker.ipc, "topic": topic.name}
+    gate = spark.gate(topic.name, "write.0.2")
+    job = spark.submit("stream", source=reading, checkpoint=str(tmp_path / "checkpoint"), size=SIZE, options=writing)
+    met(gate, job)
+    topic.wait_staged()
+    crash(broker)
+    gate.open()
+    broker.start()
+    assert job.result()["batches"] == BATCHES
+    assert attempts(spark.chaos, topic.name) == 2 * len(BATCHES), "no task failed"
+    exactly_once(broker.ipc, topic.name, range(3 * LARGE), SIZE)
+    topic.no_stage_left()

@@ -14,7 +14,7 @@ from support.spark_cluster import SparkDriver, Standalone, met
 from support.spark_rows import exactly_once
 from support.spark_topic import Topic
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 HERE, THERE = "198.18.153.1", "198.18.153.2"  # of the range that is kept for tests of networks (RFC 2544)
 ROWS = 40_000

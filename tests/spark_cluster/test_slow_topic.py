@@ -12,17 +12,19 @@ from support.spark_cluster import SparkDriver, met
 from support.spark_rows import exactly_once
 from support.spark_topic import Topic
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 ROWS = 200_000
 SIZE = 1_000
 TURN_S = 0.2
 GROWTH_BYTES_MAX = 64 << 20
-FAR = 40  # Arrow batches of 1,000 rows: 40 MB, more than may be on the way
+BATCH = 10_000  # rows of an Arrow batch, as Spark makes them unless told otherwise: 10 MB
+FAR = 5  # batches: more than may be on the way
 
 
 @pytest.mark.parametrize("over", ["ipc", "tcp"])
 def test_a_slow_topic_slows_the_executors(spark: SparkDriver, broker: Broker, topic: Topic, over: str) -> None:
+    spark.submit("conf", key="spark.sql.execution.arrow.maxRecordsPerBatch", value=str(BATCH)).result()
     url = getattr(broker, over)
     writing = {"url": url, "topic": topic.name}
     first = [spark.gate(topic.name, f"write.{partition}.1") for partition in (0, 1)]

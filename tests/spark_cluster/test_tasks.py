@@ -15,7 +15,7 @@ from support.spark_topic import Topic
 
 import zsq
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 ROWS = 60_000
 SIZE = 200
