@@ -47,7 +47,7 @@ LOCK_WAIT_S: Final = 10.0
 STAGE_CREDIT_POOL_BYTES: Final = 32 * MIB  # what all writers may have on their way to one topic
 STAGE_CREDIT_BYTES: Final = 4 * MIB  # one writer's
 STAGE_CREDIT_BYTES_MIN: Final = 64 * KIB  # less than a block of Spark's: one at a time, but the executors of a large cluster all get on
-STAGE_WRITERS_MAX: Final = 512  # with credit at a time; the pool may be passed by those with the least
+STAGE_WRITERS_MAX: Final = 256  # with credit at a time; the pool may be passed by those with the least
 STAGE_SEAL_WAIT_S: Final = 5.0  # a seal waits so long for pushes that are still on their way
 STAGE_GAP_RETELL_S: Final = 1.0  # what was sent again for a gap may have been lost as well
 STAGE_OPEN_KEPT_S: Final = 15 * 60.0  # a stage that is not used any more, and was not finally sealed
@@ -62,7 +62,9 @@ STAGE_EXPIRE_MS: Final = 1_000
 STAGE_TURN_BYTES: Final = 4 * MIB  # taken in one turn of the loop: publishers wait no longer than writing it takes
 PUSH_MARK: Final = 128  # pushes of one writer that storage holds unread, should it send more than its credit; more wait with the writer
 assert PUSH_MARK * 256 * KIB <= STAGE_CREDIT_POOL_BYTES  # in blocks of the size that Spark's sink makes
-PUSH_GATEWAY_BYTES: Final = 48 * MIB  # pushes for one storage that a gateway holds; further ones are dropped, so it lies above the credit
+PUSH_GATEWAY_BYTES: Final = (
+    48 * MIB
+)  # pushes for one storage that a gateway holds; further ones are dropped, and pushed again: above the credit of all but very many writers
 PUSH_GATEWAY_MARK: Final = 10_000  # ... and in number
 PUSH_GATEWAY_MARK_MIN: Final = 32  # however large: one writer's large blocks shall not drop the others' small ones
 assert PUSH_GATEWAY_BYTES > STAGE_CREDIT_POOL_BYTES

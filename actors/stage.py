@@ -30,6 +30,7 @@ class Stage:
     told: int = -1  # the gap before which block was told,
     told_ns: int = 0  # and when
     grown_ns: int = 0
+    used_ns: int = 0  # by its writer, monotonic; see `Stages.orphans`
     owner: Peer | None = None
     credit_bytes: int = 0
     closed: bool = False  # a final seal agrees with what arrived: nothing more is taken
@@ -45,7 +46,7 @@ class Stage:
             self.size_bytes += block.length
             self.checksum = checksum_after(self.checksum, block.header.columns_crc)
         assert self.blocks <= self.taken
-        self.grown_ns = now_ns
+        self.grown_ns = self.used_ns = now_ns
 
     def answer(self, word: Seal) -> Wire | None:
         """To a seal, or None while it has to wait.

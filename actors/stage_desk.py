@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, cast
 
 from ..storage.errors import Damaged, DiskFull, StoreFailed
-from ..storage.state import Table
+from ..storage.state import StateBatch, Table
 from ..storage.store import Store
 from ..storage.transactions import TRANSACTIONS_MAX, Transaction, TransactionRow, forgettable
 from ..transport import protocol as p
@@ -65,7 +65,7 @@ class StageDesk:
         self._forgot_ns = 0
         for stage, facts in self._staging.stages().items():
             counts = (facts.blocks, facts.messages, facts.size_bytes, facts.checksum)
-            self.core.recovered(stage, facts.transaction, counts, facts.final)
+            self.core.recovered(stage, facts.transaction, counts, facts.final, time.monotonic_ns())
 
     # Pushes
 
@@ -116,6 +116,8 @@ class StageDesk:
             self.core.link(mail.envelope, now_ns)
             data = {"expected": 0, "sealed": 0, "credit_bytes": 0, "committed": True}
         else:
+            if word.app not in self._transactions:
+                self._make_room()  # here already, not when all of it is staged
             self.core.check_open(word.stage, transaction)
             self.core.link(mail.envelope, now_ns)
             self._staging.open(word.stage, transaction, word.partition, time.time_ns())
@@ -170,6 +172,8 @@ class StageDesk:
         for ticket, value in self.thread.results():
             if isinstance(value, Exception):
                 raise StoreFailed(f"sync of a stage failed: {value}") from value
+            if ticket is None:
+                continue  # files were removed
             try:
                 row = self._staging.finish_seal(ticket)
             except NotFound:
@@ -233,7 +237,13 @@ class StageDesk:
             batch = self._state.batch
             self.core.forget(stages, text, superseded=superseded)
             self._staging.drop(stages, batch)
-            self._state.then(partial(self._staging.purge, batch))
+            self._state.then(partial(self._purge, batch))
+
+    def _purge(self, batch: StateBatch) -> None:
+        """On the thread: to give back the space of 256 MiB takes the system a tenth of a second."""
+        files = self._staging.purged(batch)
+        if files:
+            self.thread.submit(None, partial(self._staging.remove, files))
 
     def _make_room(self) -> None:
         """For one app more: `Refused` E_LIMIT where as many are remembered as may be, and none of them is a job's."""
@@ -253,14 +263,11 @@ class StageDesk:
 
     def expire(self) -> None:
         """Stages that nobody uses any more, and transactions of old jobs."""
-        now_ns, wall_ns = time.monotonic_ns(), time.time_ns()
-        for kept_s, final in ((self._open_kept_s, False), (self._sealed_kept_s, True)):
-            kept_ns = int(kept_s * _NS_PER_S)
-            idle = [stage for stage in self._staging.idle(wall_ns - kept_ns) if self.core.is_final(stage) is final]
-            orphans = self.core.orphans(idle, now_ns - kept_ns)
-            if orphans:
-                log.info("%d stages were not used for %g s and are removed", len(orphans), kept_s)
-                self._drop(orphans, f"it was not used for {kept_s:g} s")
+        now_ns = time.monotonic_ns()
+        orphans = self.core.orphans(now_ns, int(self._open_kept_s * _NS_PER_S), int(self._sealed_kept_s * _NS_PER_S))
+        if orphans:
+            log.info("%d stages were not used for long and are removed", len(orphans))
+            self._drop(orphans, "it was not used for too long (zsq serve --stage-timeout)")
         if now_ns - self._forgot_ns > _FORGET_EVERY_NS:
             self._forgot_ns = now_ns
             self._forget_transactions()

@@ -74,9 +74,14 @@ class Stages:
         self._granted = 0
         self._writers = 0  # stages with credit
 
-    def recovered(self, stage: bytes, transaction: Transaction, counts: tuple[int, int, int, int], final: bool) -> None:
-        """A stage that storage found: all of it is durable. `counts`: blocks, messages, bytes, checksum."""
-        self._stages[stage] = Stage(stage, transaction, *counts, durable=counts[0], final=final, taken=counts[0], closed=final)
+    def recovered(self, stage: bytes, transaction: Transaction, counts: tuple[int, int, int, int], final: bool, now_ns: int) -> None:
+        """A stage that storage found: all of it is durable. `counts`: blocks, messages, bytes, checksum.
+
+        Its time begins anew: its writer may have computed for long, with a link that lived until storage died.
+        """
+        row = Stage(stage, transaction, *counts, durable=counts[0], final=final, taken=counts[0], closed=final)
+        row.used_ns = now_ns
+        self._stages[stage] = row
 
     # Links
 
@@ -120,6 +125,7 @@ class Stages:
         self._disown(row)
         row.owner, row.credit_bytes = peer, credit
         row.told = -1
+        row.used_ns = now_ns
         self._granted += credit
         self._writers += 1
         self._links[peer].stages.add(stage)
@@ -131,6 +137,7 @@ class Stages:
         row.credit_bytes = 0
         row.waiting.clear()
         if row.owner is not None:
+            row.used_ns = max(row.used_ns, self._links[row.owner].seen_ns)
             self._links[row.owner].stages.discard(row.name)
             row.owner = None
 
@@ -332,17 +339,21 @@ class Stages:
             found[stage] = None
         return [stage for stage in found if self._stages[stage].blocks]
 
-    def orphans(self, stages: Iterable[bytes], before_ns: int) -> list[bytes]:
-        """Those of `stages` whose link has not been heard of since `before_ns` either."""
+    def orphans(self, now_ns: int, open_kept_ns: int, sealed_kept_ns: int) -> list[bytes]:
+        """Stages that were not used for so long, by the monotonic clock. A living link uses its stage; a finally sealed
+        one is used by all of its transaction: a job whose first task sealed long ago is still at work."""
+        last: dict[Transaction, int] = {}
+        used: dict[bytes, int] = {}
+        for row in self._stages.values():
+            seen_ns = self._links[row.owner].seen_ns if row.owner is not None else 0
+            used[row.name] = max(row.used_ns, seen_ns)
+            last[row.transaction] = max(last.get(row.transaction, 0), used[row.name])
         found = []
-        for stage in self.known(stages):
-            owner = self._stages[stage].owner
-            if not self._stages[stage].sealing and (owner is None or self._links[owner].seen_ns < before_ns):
-                found.append(stage)
+        for row in self._stages.values():
+            used_ns, kept_ns = (last[row.transaction], sealed_kept_ns) if row.final else (used[row.name], open_kept_ns)
+            if not row.sealing and used_ns < now_ns - kept_ns:
+                found.append(row.name)
         return found
-
-    def is_final(self, stage: bytes) -> bool:
-        return self._stages[stage].final
 
     def messages(self, stages: Iterable[bytes]) -> int:
         return sum(self._stages[stage].messages for stage in stages)

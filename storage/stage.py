@@ -14,7 +14,7 @@ from .files import Files
 from .log_format import CHUNK_HEADER_BYTES
 from .transactions import StagedFile, StageRow, Transaction
 
-OPEN_FILES_MAX: Final = 256  # descriptors: one a writer at work; a quarter of what a process usually may have
+OPEN_FILES_MAX: Final = 320  # descriptors: one a writer at work (256 at most) and some; a third of what a process usually may have
 
 
 def checksum_after(checksum: int, columns_crc: int) -> int:

@@ -277,14 +277,26 @@ class Staging:
 
     def purge(self, batch: StateBatch | None = None) -> None:
         """Remove the files of what was dropped into this batch, which is committed now; None: into all. What became a chunk has gone."""
+        self.remove(self.purged(batch))
+
+    def purged(self, batch: StateBatch | None = None) -> list[StageFile]:
+        """What `purge` would remove, for `remove` in another thread: files that nobody knows any more."""
         kept = []
+        found: list[StageFile] = []
         for dropped, files in self._dropped:
             if batch is not None and dropped is not batch:
                 kept.append((dropped, files))
                 continue
-            for file in files:
-                self._remove(file)
+            found += files
         self._dropped = kept
+        self._count -= len(found)
+        return found
+
+    def remove(self, files: Iterable[StageFile]) -> None:
+        """In any thread. What cannot be removed now is at the next start."""
+        for file in files:
+            with contextlib.suppress(OSError):
+                self._files.remove(file.path)
 
     def close(self) -> None:
         """Close all files; what is not sealed is lost."""

@@ -51,6 +51,16 @@ def test_a_stage_that_is_dropped_while_it_is_sealed_stays_dropped(bench: Bench) 
     assert bench.files() == []
 
 
+def test_files_are_removed_on_the_thread(bench: Bench) -> None:
+    """A large one takes long: publishers do not wait for it."""
+    bench.sealed(ONE, *blocks(3))
+    bench.say(p.Abort(6, "", 0, (ONE,)))
+    bench.commit_state()
+    assert bench.files_now() != []
+    bench.sync_stages()
+    assert bench.files_now() == []
+
+
 def test_a_stage_that_is_dropped_before_its_seal_begins(bench: Bench) -> None:
     bench.say(p.OpenStage(1, ONE, "app", 1, "app", 0))
     bench.push(ONE, *blocks(3))

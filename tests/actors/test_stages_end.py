@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.stage_table import FAR, ONE, TWO, B, StageTable, T
+from support.stage_table import FAR, ONE, TWO, A, B, S, StageTable, T
 
 from zsq.actors.stage import Transaction
 from zsq.transport.errors import NotFound, UsageError, ZsqError
@@ -86,24 +86,52 @@ def test_an_aborted_stage_is_gone(desk: StageTable) -> None:
     desk.stages.sealed(ONE, 1, False)  # its sync comes back late
 
 
+def orphans(desk: StageTable, after_s: int, *, open_s: int = 10, sealed_s: int = 100) -> list[bytes]:
+    return desk.stages.orphans(desk.now_ns + after_s * S, open_s * S, sealed_s * S)
+
+
 def test_stages_in_use_are_no_orphans(desk: StageTable) -> None:
     desk.open()
     desk.open(B, TWO)
-    desk.stages.bye(B)
-    desk.stages.recovered(b"3" * 16, T, (2, 3, 100, 5), True)
-    both = [ONE, TWO, b"3" * 16]
-    assert desk.stages.orphans(both, desk.now_ns) == [TWO, b"3" * 16]
-    assert desk.stages.orphans(both, desk.now_ns + 1) == both
+    assert orphans(desk, 10) == []
+    assert orphans(desk, 11) == [ONE, TWO]
+    desk.now_ns += 8 * S
+    desk.stages.seen(A, desk.now_ns)  # its writer computes for long: the link beats
+    assert orphans(desk, 10) == [TWO]
+    desk.stages.bye(A)
+    assert orphans(desk, 10) == [TWO], "the time counts from the end of the link"
+    assert orphans(desk, 11) == [ONE, TWO]
+
+
+def test_a_stage_that_is_being_sealed_is_no_orphan(desk: StageTable) -> None:
+    desk.open()
     desk.push(0)
     desk.seal(1, 1)
-    assert desk.stages.orphans(both, desk.now_ns + 1) == both[1:], "its sync is on its way"
     assert desk.stages.is_sealing(ONE)
+    assert orphans(desk, 1_000) == []
+
+
+def test_sealed_stages_are_kept_while_their_transaction_is_at_work(desk: StageTable) -> None:
+    desk.sealed(1)
+    other: Transaction = ("another", 1, "job")
+    desk.stages.recovered(b"3" * 16, other, (2, 3, 100, 5), True, desk.now_ns)
+    desk.now_ns += 90 * S
+    desk.open(B, TWO)
+    assert orphans(desk, 11) == [b"3" * 16, TWO]
+    assert orphans(desk, 101) == [ONE, b"3" * 16, TWO]
+
+
+def test_the_time_of_a_recovered_stage_begins_anew(desk: StageTable) -> None:
+    desk.now_ns += 1_000_000 * S
+    desk.stages.recovered(ONE, T, (2, 3, 100, 5), False, desk.now_ns)
+    assert orphans(desk, 10) == []
+    assert orphans(desk, 11) == [ONE]
 
 
 def test_what_was_recovered_goes_on(desk: StageTable) -> None:
     word = desk.seal_of(0, 2)
-    desk.stages.recovered(ONE, T, (2, 3, word.size_bytes, word.checksum), False)
-    desk.stages.recovered(TWO, T, (2, 3, word.size_bytes, word.checksum), True)
+    desk.stages.recovered(ONE, T, (2, 3, word.size_bytes, word.checksum), False, desk.now_ns)
+    desk.stages.recovered(TWO, T, (2, 3, word.size_bytes, word.checksum), True, desk.now_ns)
     assert desk.open() | {"credit_bytes": 0} == {"expected": 2, "sealed": 2, "credit_bytes": 0, "committed": False}
     assert desk.push(0, 1, 2) == [2]
     assert desk.push(2, stage=TWO) == []

@@ -104,7 +104,7 @@ class StagesMachine(RuleBasedStateMachine):
             for header in row.blocks:
                 checksum = checksum_after(checksum, header.columns_crc)
             self.files[stage] = list(row.blocks)
-            self.stages.recovered(stage, T, (len(row.blocks), messages, size, checksum), row.final)
+            self.stages.recovered(stage, T, (len(row.blocks), messages, size, checksum), row.final, self.now_ns)
 
     # Writers
 

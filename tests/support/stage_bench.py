@@ -127,6 +127,12 @@ class Bench:
         return stage, len(blocks), sum(block.count for block in blocks), seal.size_bytes, seal.checksum
 
     def files(self) -> list[str]:
+        """Once the thread has removed what it is to remove."""
+        if self.stage_thread.jobs and all(tag is None for tag, _ in self.stage_thread.jobs):
+            self.sync_stages()
+        return self.files_now()
+
+    def files_now(self) -> list[str]:
         return sorted(path.name for path in Path(self.directory).glob("staging/*"))
 
     def restart(self) -> None:
