@@ -109,6 +109,10 @@ def recover_log(
         if chunk.adopted:
             finish_after_crash(chunk, report.notes, report.alarms)
             bases = _bases(files, folder)
+            if not chunk.sealed:
+                report.alarms.append(f"{chunk.path}: its footer is damaged")
+                # All the same nothing more is written to it: replay takes an adopted chunk to hold one group and nothing else.
+                chunk.sealed = True
         chunk.lenient = False
         scan = _scan(chunk, synced_end, report)
         _decide(chunk, scan, synced_end, report)
