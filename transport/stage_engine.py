@@ -139,7 +139,6 @@ class StageEngine(Engine):
             raise UsageError(E_BAD_COMMAND, f"cannot push to {endpoint}: {error}") from None
         self._push_endpoint = str(endpoint)
         self._head = [route, b"", encode(Push(self.session.stage))]
-        self.progress_ns = now_ns
         self.pump(now_ns)
         self.sooner(0)
 

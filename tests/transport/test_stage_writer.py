@@ -147,6 +147,29 @@ def test_credit_holds_the_writer_back(storage: FakeStages) -> None:
     writer.close()
 
 
+def test_a_link_that_comes_and_goes_is_no_progress(storage: FakeStages, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that is pushed arrives, so the link is opened anew again and again: the time-out still counts."""
+    monkeypatch.setattr(session_stage, "STALL_NS", 100_000_000)
+    storage.hold = True
+    over = threading.Event()
+
+    def let_go_in_the_end() -> None:
+        storage.wait_for(lambda: over.is_set() or storage.count(p.OpenStage) == 7)
+        if not over.is_set():
+            storage.let_go()
+
+    helper = threading.Thread(target=let_go_in_the_end)
+    helper.start()
+    with StageWriter(storage.url, "t", "app", 1, timeout=0.9) as writer:
+        push(writer, 1)
+        with pytest.raises(zsq.BrokerUnreachable, match="nothing moved for 0.9 s"):
+            writer.seal()
+        assert storage.count(p.OpenStage) > 1
+    over.set()
+    storage.wake()
+    helper.join(10)
+
+
 def test_many_small_blocks(storage: FakeStages) -> None:
     with StageWriter(storage.url, "t", "app", 1) as writer:
         push(writer, 3000, size=5)
