@@ -31,6 +31,7 @@ from .errors import (
     E_INTERNAL,
     E_LIMIT,
     E_NOT_FOUND,
+    E_TOPIC_FAILED,
     E_UNREACHABLE,
     NotFound,
     Refused,
@@ -61,7 +62,7 @@ STALL_DOUBLINGS_MAX: Final = 3
 PAUSE_NS: Final = 1_000_000_000  # before what was refused for the moment is pushed again
 FAR_NS: Final = 1 << 62
 
-PASSING: Final = frozenset({E_DISK_FULL, E_LIMIT})  # refusals that the writer waits out
+PASSING: Final = frozenset({E_DISK_FULL, E_LIMIT, E_TOPIC_FAILED})  # refusals that the writer waits out: the broker tries again too
 _AGAIN: Final = frozenset({E_CLOSING, E_UNREACHABLE})  # those that blame the link
 
 _S, _E = StageState, StageEvent

@@ -14,7 +14,7 @@ import zsq
 from zsq.transport import protocol as p
 from zsq.transport import session_stage
 from zsq.transport.block import Block, pack
-from zsq.transport.errors import E_BAD_BLOCK, E_DISK_FULL, E_LIMIT, E_NOT_FOUND
+from zsq.transport.errors import E_BAD_BLOCK, E_DISK_FULL, E_LIMIT, E_NOT_FOUND, E_TOPIC_FAILED
 from zsq.transport.stage_writer import StageCommitter, StageWriter
 
 
@@ -162,7 +162,7 @@ def test_a_link_that_comes_and_goes_is_no_progress(storage: FakeStages, monkeypa
     helper.start()
     with StageWriter(storage.url, "t", "app", 1, timeout=0.9) as writer:
         push(writer, 1)
-        with pytest.raises(zsq.BrokerUnreachable, match="nothing moved for 0.9 s"):
+        with pytest.raises(zsq.BrokerUnreachable, match=r"nothing moved for 0\.9 s"):
             writer.seal()
         assert storage.count(p.OpenStage) > 1
     over.set()
@@ -202,6 +202,16 @@ def test_no_credit_left_is_waited_out(storage: FakeStages) -> None:
         assert writer.seal() is not None
     storage.refuse_open.extend([E_LIMIT] * 1000)
     with StageWriter(storage.url, "t", "app", 1, timeout=0.3) as writer, pytest.raises(zsq.Refused, match="E_LIMIT"):
+        writer.push(block(0))
+
+
+def test_a_topic_that_is_started_again_is_waited_for(storage: FakeStages) -> None:
+    storage.refuse_open.extend([E_TOPIC_FAILED, E_TOPIC_FAILED])
+    with StageWriter(storage.url, "t", "app", 1) as writer:
+        push(writer, 10)
+        assert writer.seal() is not None
+    storage.refuse_open.extend([E_TOPIC_FAILED] * 1000)
+    with StageWriter(storage.url, "t", "app", 1, timeout=0.3) as writer, pytest.raises(zsq.Refused, match="E_TOPIC_FAILED .*as the test wants it"):
         writer.push(block(0))
 
 
