@@ -10,11 +10,11 @@ Offsets: first those of the appended parts, then those of the adopted ones, each
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from ..transport.block import HEADER_BYTES, Block
-from .chunk import columns_agree
+from ..transport.block import HEADER_BYTES, Block, Header
+from .chunk import WALK_BYTES, columns_agree
 from .errors import Damaged
 from .files import Files
 from .log_format import CHUNK_HEADER_BYTES, decode_disk_header, part_name
@@ -24,6 +24,8 @@ from .transactions import StagedFile, Transaction
 ADOPT_BYTES: Final = 4 * 1024 * 1024
 GROUP_APPEND_BYTES_MAX: Final = 16 * 1024 * 1024
 GROUP_APPEND_BLOCKS_MAX: Final = 4096
+ADOPTED_FILES_FEW: Final = 32
+MERGE_BELOW_BYTES: Final = 32 * 1024 * 1024
 
 
 class StagedPart(NamedTuple):
@@ -49,6 +51,13 @@ class StagedPart(NamedTuple):
         return f"{self.folder}/{part_name(self.stage, file.number)}"
 
 
+class Merged(NamedTuple):
+    """`part` holds the blocks of those named in `replaced`, in the order of the commit: see `merging.py`."""
+
+    part: StagedPart
+    replaced: frozenset[bytes]
+
+
 class Group(NamedTuple):
     """What was committed: offsets from `first_offset` on, all stored at one time."""
 
@@ -66,6 +75,22 @@ class Plan(NamedTuple):
     @property
     def messages(self) -> int:
         return sum(part.messages for part in (*self.appended, *self.adopted))
+
+
+def plan_merge(parts: Sequence[StagedPart], adopt_bytes: int, append_bytes_max: int) -> list[StagedPart]:
+    """Who is to be merged before the commit, in its order."""
+    single = [part for part in parts if len(part.files) == 1]
+    small = [part for part in single if part.size_bytes < adopt_bytes]
+    large = [part for part in single if adopt_bytes <= part.size_bytes < MERGE_BELOW_BYTES]
+    merge_small = sum(part.size_bytes for part in small) > append_bytes_max or sum(part.blocks for part in small) > GROUP_APPEND_BLOCKS_MAX
+    merge_large = sum(len(part.files) for part in parts) - len(small) > ADOPTED_FILES_FEW and len(large) > 1
+    chosen = {part.stage for part in (*(small if merge_small else ()), *(large if merge_large else ()))}
+    return [part for part in parts if part.stage in chosen]
+
+
+def placed(parts: Sequence[StagedPart], merged: Merged | None) -> Sequence[StagedPart]:
+    """What takes the place of these parts: the merged one first, as the small ones are without it, and the rest in order."""
+    return parts if merged is None else [merged.part, *(part for part in parts if part.stage not in merged.replaced)]
 
 
 def plan_group(parts: Sequence[StagedPart], adopt_bytes: int, append_bytes_max: int) -> Plan:
@@ -95,35 +120,49 @@ def make_mark(transaction: Transaction, parts: Sequence[StagedPart], plan: Plan,
 
 
 def read_blocks(files: Files, parts: Sequence[StagedPart]) -> list[Block]:
-    """All blocks of these parts, checked. `Damaged` where a file is gone or not as it was sealed; other `OSError`s as they come."""
-    blocks: list[Block] = []
-    for part in parts:
-        for file in part.files:
-            path = part.path(file)
+    """All blocks of these parts, checked: see `walk_staged`."""
+    return [Block(header, columns, columns) for part in parts for header, columns in walk_staged(files, part)]
+
+
+def walk_staged(files: Files, part: StagedPart) -> Iterator[tuple[Header, memoryview]]:
+    """The blocks of a part, checked. `Damaged` where a file is gone or not as it was sealed; other `OSError`s as they come."""
+    for file in part.files:
+        path = part.path(file)
+        try:
+            fd = files.open_read(path)
             try:
-                data = memoryview(files.read_file(path, file.data_end))
-            except OSError as error:
-                if error.errno in {errno.ENOENT, errno.EIO}:
-                    raise Damaged(f"{path} cannot be read: {error}") from error
-                raise
-            blocks += _blocks_in(data, file, path)
-    return blocks
+                yield from _walk_file(files, fd, file, path)
+            finally:
+                files.close(fd)
+        except OSError as error:
+            if error.errno in {errno.ENOENT, errno.EIO}:
+                raise Damaged(f"{path} cannot be read: {error}") from error
+            raise
 
 
-def _blocks_in(data: memoryview, file: StagedFile, path: str) -> list[Block]:
-    blocks: list[Block] = []
-    position = CHUNK_HEADER_BYTES
-    messages = 0
-    while position < len(data):
-        header = decode_disk_header(data[position : position + HEADER_BYTES], file.seed)
+def _walk_file(files: Files, fd: int, file: StagedFile, path: str) -> Iterator[tuple[Header, memoryview]]:
+    blocks = messages = 0
+    position = window_at = CHUNK_HEADER_BYTES
+    window = memoryview(b"")
+
+    def read(size: int) -> memoryview:
+        return memoryview(files.pread(fd, min(size, file.data_end - position), position))
+
+    while position < file.data_end:
+        start = position - window_at
+        if start + HEADER_BYTES > len(window):
+            window, window_at, start = read(WALK_BYTES), position, 0
+        header = decode_disk_header(window[start : start + HEADER_BYTES], file.seed)
         if header is None or header.first_offset != messages:
             break
-        columns = data[position + HEADER_BYTES : position + header.length]
+        if start + header.length > len(window):
+            window, window_at, start = read(max(WALK_BYTES, header.length)), position, 0
+        columns = window[start + HEADER_BYTES : start + header.length]
         if not columns_agree(header, columns):
             break
-        blocks.append(Block(header, columns, columns))
+        yield header, columns
+        blocks += 1
         messages += header.count
         position += header.length
-    if (len(blocks), messages, position) != (file.blocks, file.messages, file.data_end):
-        raise Damaged(f"{path} is damaged at {position}: {len(blocks)} of {file.blocks} blocks are as they were sealed")
-    return blocks
+    if (blocks, messages, position) != (file.blocks, file.messages, file.data_end):
+        raise Damaged(f"{path} is damaged at {position}: {blocks} of {file.blocks} blocks are as they were sealed")

@@ -31,7 +31,7 @@ from .adoption import Adoption
 from .chunk import Chunk, create_chunk
 from .errors import DiskFull, StoreFailed, is_full
 from .files import IOV_MAX, Files
-from .group import ADOPT_BYTES, GROUP_APPEND_BYTES_MAX, Group, StagedPart, make_mark, plan_group, read_blocks
+from .group import ADOPT_BYTES, GROUP_APPEND_BYTES_MAX, Group, Merged, StagedPart, make_mark, placed, plan_group, plan_merge, read_blocks
 from .log_format import (
     CHUNK_HEADER_BYTES,
     FOOTER_BYTES,
@@ -42,6 +42,7 @@ from .log_format import (
 )
 from .log_reader import Hole, LogReader
 from .mark import Mark, encode_mark, encode_mark_header
+from .merging import Merge
 from .placing import place
 from .space import Space
 from .sync_ticket import SyncTicket as SyncTicket
@@ -152,15 +153,23 @@ class Log:
             return self._roll(chunk.end_offset, time_ns)
         return chunk
 
-    def append_group(self, transaction: Transaction, parts: Sequence[StagedPart], now_ns: int) -> Group:
-        """All parts at once, durable when this returns. Without messages nothing is written.
+    def begin_merge(self, parts: Sequence[StagedPart]) -> Merge | None:
+        """What is to be done, in any thread, before `append_group` gets these parts; None: nothing."""
+        options = self._options
+        chosen = plan_merge(parts, options.adopt_bytes, options.group_append_bytes)
+        if not chosen:
+            return None
+        return Merge(self._files, self._uuid, options.chunk_bytes, Space(self._files, self._folder, options.reserve_bytes), chosen)
+
+    def append_group(self, transaction: Transaction, parts: Sequence[StagedPart], now_ns: int, merged: Merged | None = None) -> Group:
+        """All parts at once, durable when this returns. Without messages nothing is written. `merged`: of `begin_merge`.
 
         `DiskFull`, `Damaged` (a staged file is not as it was sealed): nothing was stored and the parts are as they were.
         `StoreFailed`: unknown, and from now on for ever; recovery finishes it or finds nothing of it.
         """
         self._check()
         time_ns = max(now_ns, self._last_time_ns)
-        plan = plan_group(parts, self._options.adopt_bytes, self._options.group_append_bytes)
+        plan = plan_group(placed(parts, merged), self._options.adopt_bytes, self._options.group_append_bytes)
         if not plan.messages:
             return Group(self.end, 0, time_ns)
         try:

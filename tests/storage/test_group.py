@@ -123,6 +123,7 @@ def test_groups_of_adopted_parts_one_behind_the_other(group_desk: Desk) -> None:
         group_desk.seal(key)
         group_desk.commit(version, key, lag=True)
         assert [block.first_offset for block in group_desk.read_all()] == list(range(0, 8 * version, 2))
+        assert len(group_desk.files._nodes) == version, "the empty chunk's file is closed"
     assert group_desk.log.chunks == (0, 8, 16, 24)
     report = group_desk.crash(keep_none).report
     assert report.alarms == []
@@ -496,3 +497,16 @@ def test_marks_are_not_indexed(tmp_path: Path, group_desk: Desk) -> None:
     assert desk.log._active.index is not None
     assert desk.log._active.index.encode(1) == written
     desk.abandon()
+
+
+def test_an_empty_commit_is_not_forgotten_for_the_mark_before_it(group_desk: Desk) -> None:
+    """It has a row and no mark; the last mark is read again at each start."""
+    key = group_desk.stage("a", 1)
+    group_desk.seal(key)
+    group = group_desk.commit(1, key)
+    assert group_desk.store is not None
+    row = TransactionRow(2, "app", group_desk.log.end, 0, group.time_ns)
+    group_desk.store.state.commit(StateBatch(transactions={"query": row}))
+    for _ in range(2):
+        group_desk.restart()
+        assert group_desk.store.state.load().transactions == {"query": row}

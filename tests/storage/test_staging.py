@@ -108,11 +108,13 @@ def test_a_seal_covers_what_was_staged_before_it(group_desk: Desk) -> None:
     group_desk.stage("a", 1)
     thread.join(10)
     row = area.finish_seal(ticket)
+    path = Path(group_desk.staging._stages[key].files[0].path)
     assert (row.blocks, area.facts(key).sealed_blocks, area.facts(key).blocks) == (2, 2, 4)
     assert group_desk.store is not None
     group_desk.store.state.commit(StateBatch(stage_puts={key: row}))
-    group_desk.crash(keep_none)
+    group_desk.crash(keep_all)
     assert group_desk.staging.open(key, Transaction("query", 1, "app"), 0, 1) == (2, 2)
+    assert path.stat().st_size == row.files[0].data_end, "what no row names is cut off"
     group_desk.after_crash()
     group_desk.stage("a", 1, blocks=3)
     group_desk.seal(key)
