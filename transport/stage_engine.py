@@ -8,6 +8,7 @@ if it takes nothing all the same, a timer tries again.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any, Final
 
 import zmq
@@ -17,7 +18,7 @@ from .address import ADVICE, Address, Target
 from .block import Block
 from .codec import encode
 from .engine import Engine
-from .errors import E_BAD_COMMAND, E_TIMEOUT, BrokerUnreachable, Refused, UsageError, ZsqError
+from .errors import E_BAD_COMMAND, E_TIMEOUT, BrokerUnreachable, NotFound, Refused, UsageError, ZsqError
 from .link import AGAIN, Link, LinkState
 from .protocol import Abort, Push, Wire
 from .session import Reaction
@@ -137,6 +138,7 @@ class StageEngine(Engine):
             self._push = sockets.make_push(str(endpoint))
         except zmq.ZMQError as error:
             raise UsageError(E_BAD_COMMAND, f"cannot push to {endpoint}: {error}") from None
+        self.link.target = replace(self.link.target, create=False)  # a topic that is deleted from now on stays so
         self._push_endpoint = str(endpoint)
         self._head = [route, b"", encode(Push(self.session.stage))]
         self.pump(now_ns)
@@ -159,6 +161,9 @@ class StageEngine(Engine):
         self.session.lost()
 
     def on_refused(self, error: ZsqError) -> None:
+        if isinstance(error, NotFound) and self._push_endpoint:
+            topic = self.link.target.topic
+            error = NotFound(error.code, f"topic {topic} was deleted while rows were being written to it: {error.text}")
         self.session.fail(error)
 
     def too_late(self, timeout: float) -> ZsqError:

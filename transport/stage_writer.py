@@ -41,6 +41,7 @@ class StageWriter:
     `kind`: "app" (versions ascend, remembered for good) or "job" (remembered for 7 days). `partition`: of the writer, for people.
     `timeout`: seconds that any call waits while nothing moves, reconnects included: then `BrokerUnreachable`, or `Refused` where the broker
     said why (a full disk). `window_bytes` bounds what is kept in memory: blocks that are not durable yet, to push them again.
+    `create`: make the topic if it is not there when the writer begins; one that is deleted later is not made again.
     The first push waits for the broker's answer. Thread-safe; belongs to the process that pushed first.
     """
 

@@ -211,7 +211,10 @@ def test_a_topic_that_is_started_again_is_waited_for(storage: FakeStages) -> Non
         push(writer, 10)
         assert writer.seal() is not None
     storage.refuse_open.extend([E_TOPIC_FAILED] * 1000)
-    with StageWriter(storage.url, "t", "app", 1, timeout=0.3) as writer, pytest.raises(zsq.Refused, match="E_TOPIC_FAILED .*as the test wants it"):
+    with (
+        StageWriter(storage.url, "t", "app", 1, timeout=0.3) as writer,
+        pytest.raises(zsq.Refused, match=r"E_TOPIC_FAILED .*as the test wants it"),
+    ):
         writer.push(block(0))
 
 
@@ -238,6 +241,19 @@ def test_a_stage_that_is_gone(storage: FakeStages) -> None:
         storage.start()
         with pytest.raises(zsq.NotFound, match="write the partition again"):
             push(writer, 50, 50)
+
+
+def test_a_topic_that_is_deleted_is_not_made_again(storage: FakeStages) -> None:
+    with StageWriter(storage.url, "t", "app", 1) as writer:
+        push(writer, 1)
+        storage.die()
+        storage.refuse_open.append(E_NOT_FOUND)
+        storage.start()
+        with pytest.raises(zsq.NotFound, match="topic t was deleted while rows were being written to it: as the test wants it"):
+            writer.seal()
+    looked = [word.create for word in storage.heard if isinstance(word, p.Lookup)]
+    assert looked[0]
+    assert not any(looked[1:])
 
 
 def test_closing_without_a_seal_gives_the_stage_up(storage: FakeStages) -> None:
