@@ -18,13 +18,17 @@ from .requester import Request, RequestEngine
 
 
 class Asker:
-    """Asks one target, a request at a time for each thread. Fork-safe like the other clients."""
+    """Asks one target, a request at a time for each thread. Fork-safe like the other clients.
 
-    def __init__(self, url: str | None, target: Target, timeout: float) -> None:
+    `patient`: a topic that failed and is started again, or a limit, is waited out until the time-out; else it is refused at once.
+    """
+
+    def __init__(self, url: str | None, target: Target, timeout: float, *, patient: bool = False) -> None:
         check_times(timeout, None)
         self._address: Address = parse(url)
         self._target = target
         self._timeout = timeout
+        self._patient = patient
         self._closed = False
         self._made: Drive[RequestEngine] | None = None
         remember(self)
@@ -66,7 +70,7 @@ class Asker:
                 drive.engine.give_up(request)
 
     def _make(self, inherited: Drive[RequestEngine] | None) -> Drive[RequestEngine]:
-        self._made = Drive(RequestEngine(self._address, self._target))
+        self._made = Drive(RequestEngine(self._address, self._target, patient=self._patient))
         return self._made
 
     def close(self, timeout: float | None = None) -> None:

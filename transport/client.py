@@ -156,10 +156,13 @@ class Admin(Asker):
 
 
 class Reader(Asker):
-    """Reads a topic by offset; no channel takes part, nothing is finished. `NotFound` where there is no such topic."""
+    """Reads a topic by offset; no channel takes part, nothing is finished. `NotFound` where there is no such topic.
 
-    def __init__(self, url: str | None, topic: str, *, timeout: float = TIMEOUT_S) -> None:
-        super().__init__(url, Target("reader", check_name(topic), create=False), timeout)
+    `patient`: wait, up to `timeout`, also for a topic that failed and is started again; else that is `Refused` at once.
+    """
+
+    def __init__(self, url: str | None, topic: str, *, timeout: float = TIMEOUT_S, patient: bool = False) -> None:
+        super().__init__(url, Target("reader", check_name(topic), create=False), timeout, patient=patient)
         self.topic = topic
 
     def read(self, offset: int, bytes_max: int = 1 << 20) -> Fetched:

@@ -27,7 +27,8 @@ class RangeReader(Asker):
     Offsets that are not there (removed by retention, damaged, beyond the end) raise `DataLoss` E_DATA_LOSS where they come in order;
     or, with `fail_on_data_loss=False`, are left out, listed in `gaps` as (first offset, count), and counted in `lost`. With `uuid`
     (see `Reader.uuid`) a topic that was made again under the same name is data loss too, whatever `fail_on_data_loss` says.
-    `NotFound` where there is no such topic; `BrokerUnreachable` if one answer takes longer than `timeout` seconds, reconnects included.
+    `NotFound` where there is no such topic; `BrokerUnreachable` if one answer takes longer than `timeout` seconds, reconnects included,
+    or `Refused` where the broker said why (a topic that cannot be started).
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class RangeReader(Asker):
         fail_on_data_loss: bool = True,
         uuid: str = "",
     ) -> None:
-        super().__init__(url, Target("reader", check_name(topic), create=False), timeout)
+        super().__init__(url, Target("reader", check_name(topic), create=False), timeout, patient=True)
         if not 0 <= start <= end or bytes_max < 1:
             raise UsageError(E_BAD_ARGUMENT, f"a range of offsets is 0 <= start <= end, not {start} to {end}; bytes_max is 1 or more")
         self.topic = topic

@@ -9,12 +9,24 @@ from .address import ADVICE, Address, Target
 from .block import Block, check_columns
 from .codec import encode
 from .engine import Engine
-from .errors import E_BAD_COMMAND, E_TIMEOUT, E_UNREACHABLE, BrokerUnreachable, UsageError, ZsqError, from_wire
-from .link import Link
+from .errors import (
+    E_BAD_COMMAND,
+    E_LIMIT,
+    E_TIMEOUT,
+    E_TOPIC_FAILED,
+    E_UNREACHABLE,
+    BrokerUnreachable,
+    UsageError,
+    ZsqError,
+    from_wire,
+)
+from .link import AGAIN, Link
 from .protocol import Blocks, Done, Failed, Wire
 from .session import Reaction
 
 IDLE_NS: Final = 20_000_000_000  # a link that was silent for so long is opened anew: its other end may have forgotten it
+
+PASSING: Final = frozenset({E_LIMIT, E_TOPIC_FAILED})  # refusals of a link that a patient asker waits out
 
 
 class Request:
@@ -39,13 +51,13 @@ class Request:
 
 
 class RequestEngine(Engine):
-    """Requests by number, over one link; its peer."""
+    """Requests by number, over one link; its peer. `patient`: what the broker refuses for now is asked again until the time-out."""
 
-    def __init__(self, address: Address, target: Target) -> None:
+    def __init__(self, address: Address, target: Target, *, patient: bool = False) -> None:
         super().__init__()
         self.address = address
         self.target = target
-        self.link = Link(self, address, target, self)
+        self.link = Link(self, address, target, self, again=AGAIN | PASSING if patient else AGAIN)
         self.add(self.link)
         self._requests: dict[int, Request] = {}
         self._number = 0
@@ -110,7 +122,10 @@ class RequestEngine(Engine):
         for request in requests.values():
             request.settle(error=error)
 
-    def too_late(self, timeout: float) -> BrokerUnreachable:
+    def too_late(self, timeout: float) -> ZsqError:
+        refusal = self.link.refusal
+        if refusal is not None and refusal.code in PASSING:
+            return from_wire(refusal.code, f"{self.target} at {self.address.url} could not be reached for {timeout:g} s: {refusal.text}")
         why = self.link.trouble or ("no answer" if self.link.up else self.link.state.value)
         text = f"{self.target} at {self.address.url} did not answer within {timeout:g} s ({why}). {ADVICE}"
         return BrokerUnreachable(E_TIMEOUT, text)

@@ -44,7 +44,7 @@ class TopicLogs:
 
     def _reader(self, topic: str) -> Reader:
         if topic not in self._readers:
-            self._readers[topic] = Reader(self._url, topic, timeout=self._timeout_s)
+            self._readers[topic] = Reader(self._url, topic, timeout=self._timeout_s, patient=True)
         return self._readers[topic]
 
     def extent(self, topic: str) -> Extent:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zsq
-from zsq.apps.spark.logs import Extent
+from zsq.apps.spark.logs import Extent, TopicLogs
 from zsq.apps.spark.offsets import Place
 from zsq.apps.spark.options import source_options
 from zsq.apps.spark.planning import BatchPlan, StreamPlan
@@ -257,6 +257,11 @@ def test_a_channel_begins_at_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
     reader.latestOffset()
     reader.initialOffset()
     assert begun == [{"a": 40}]
+
+
+def test_what_the_driver_asks_waits_for_a_topic_that_is_started_again() -> None:
+    with TopicLogs("tcp://h:1", 5)._reader("a") as reader:
+        assert reader._patient
 
 
 def test_the_class_is_chosen_by_what_pyspark_can(monkeypatch: pytest.MonkeyPatch) -> None:

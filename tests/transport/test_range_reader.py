@@ -10,7 +10,7 @@ import pytest
 
 import zsq
 from zsq.transport import protocol as p
-from zsq.transport.errors import E_DATA_LOSS, DataLoss
+from zsq.transport.errors import E_DATA_LOSS, E_TOPIC_FAILED, DataLoss
 from zsq.transport.range_reader import RangeReader
 
 Broker = Any
@@ -126,6 +126,35 @@ def test_death_of_the_broker_in_between(broker: Broker) -> None:
         broker.start()
         found += [block.first_offset for block in blocks]
     assert found == list(range(0, 350, 10))
+
+
+@pytest.mark.parametrize("make", [lambda url: RangeReader(url, "t", 0, 10), lambda url: zsq.Reader(url, "t", timeout=5, patient=True)])
+def test_a_topic_that_is_started_again_is_waited_for(broker: Broker, make: Callable[[str], Any]) -> None:
+    fill(broker, 1)
+    broker.lookup_error = (E_TOPIC_FAILED, "cannot start; it is tried again")
+
+    def mend() -> None:
+        broker.wait_for(lambda: broker.count(p.Lookup) >= 2)
+        broker.lookup_error = None
+
+    mender = threading.Thread(target=mend)
+    mender.start()
+    with make(broker.url) as reader:
+        assert (reader.head()[1] if isinstance(reader, zsq.Reader) else len(offsets(reader))) == 10
+    mender.join(5)
+
+
+def test_a_topic_that_stays_down(broker: Broker) -> None:
+    fill(broker, 1)
+    broker.lookup_error = (E_TOPIC_FAILED, "its disk is full")
+    text = r"E_TOPIC_FAILED reader t at .* could not be reached for 0\.3 s: its disk is full"
+    with RangeReader(broker.url, "t", 0, 10, timeout=0.3) as reader, pytest.raises(zsq.Refused, match=text):
+        offsets(reader)
+    before = broker.count(p.Lookup)
+    assert before > 1
+    with zsq.Reader(broker.url, "t") as impatient, pytest.raises(zsq.Refused, match=r"E_TOPIC_FAILED its disk is full"):
+        impatient.head()
+    assert broker.count(p.Lookup) == before + 1
 
 
 def test_wrong_ranges(broker: Broker) -> None:
