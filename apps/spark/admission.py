@@ -22,12 +22,13 @@ class AdmittingReader(FollowingReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         place = Place.from_json(start)
-        self._follow(place)
         offsets_max = bytes_max = 0
         if not isinstance(limit, ReadAllAvailable):  # both limits may be set, and Spark knows of one
             offsets_max = limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.offsets_max
             bytes_max = limit.max_bytes if isinstance(limit, ReadMaxBytes) else self._options.bytes_max
-        return self._plan.latest(place, offsets_max=offsets_max, bytes_max=bytes_max).as_json()
+        latest = self._plan.latest(place, offsets_max=offsets_max, bytes_max=bytes_max)
+        self._follow(place)
+        return latest.as_json()
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._plan.stop_at_present_head()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Mapping
 from typing import Final, NamedTuple, Protocol
 
 from ...transport.client import Admin, Measured, Reader
 from ...transport.errors import E_NOT_FOUND, NotFound, Refused, ZsqError
+from .offsets import Place
 
 __all__ = ["LOGGER", "Channel", "Extent", "Logs", "TopicLogs"]
 
@@ -78,30 +80,45 @@ class TopicLogs:
 
 
 class Channel:
-    """The channel that follows a query, so that retention waits for it and its backlog shows. It only follows: where the query goes on
-    is in Spark's checkpoint. So nothing here fails the query."""
+    """The channel that follows a query, so that its backlog shows. It only follows: where the query goes on is in Spark's checkpoint. So
+    nothing here fails the query. To move it on clears what it holds, so it must be the query's own."""
 
     def __init__(self, url: str, name: str) -> None:
         self._name = name
         self._admin = Admin(url, timeout=CHANNEL_TIMEOUT_S)
         self._ready: set[str] = set()
 
-    def begin(self, offsets: dict[str, int]) -> None:
-        """Make the channel where there is none yet, at these offsets; done once for each topic."""
-        for topic in sorted(offsets.keys() - self._ready):
+    def begin(self, place: Place, logs: Logs, *, new: bool) -> None:
+        """Make the channel where there is none yet, at this place; done once for each topic. `new`: so is the query."""
+        for topic in sorted(place.offsets.keys() - self._ready):
             try:
-                if not self._admin.create_channel(topic, self._name).get("existed"):
-                    self._admin.seek(topic, self._name, offsets[topic])
+                # Making a channel makes its topic too, so look first. One that was made again has no such offset.
+                if logs.extent(topic).uuid != place.uuids[topic]:
+                    continue
+                if self._admin.create_channel(topic, self._name).get("existed"):
+                    self._check(topic, new)
+                else:
+                    self._admin.seek(topic, self._name, place.offsets[topic])
                 self._ready.add(topic)
             except ZsqError as error:
                 LOGGER.warning("channel %s/%s could not be made, the query goes on without it for now: %s", topic, self._name, error)
 
-    def advance(self, offsets: dict[str, int]) -> None:
+    def _check(self, topic: str, new: bool) -> None:
+        """It was there already: warn unless it looks like this query's own."""
+        found = [channel for one in self._admin.stats(topic, self._name)["topics"] for channel in one["channels"]]
+        consumers = sum(channel.get("client_count", 0) for channel in found)
+        if new or consumers:
+            text = "channel %s/%s %s. The query's commits move it on and clear what waits in it: give the query a channel of its own"
+            LOGGER.warning(text, topic, self._name, f"has {consumers} consumers" if consumers else "was there before this query began")
+
+    def advance(self, offsets: Mapping[str, int]) -> None:
         """Spark is done with what is below these offsets."""
         for topic in sorted(offsets.keys() & self._ready):
             try:
                 self._admin.seek(topic, self._name, offsets[topic], forward=True)
             except ZsqError as error:
+                if isinstance(error, NotFound):
+                    self._ready.discard(topic)
                 LOGGER.warning("channel %s/%s stays behind, the next batch takes it on: %s", topic, self._name, error)
 
     def close(self) -> None:

@@ -19,13 +19,13 @@ __all__ = ["BatchPlan", "StreamPlan"]
 class _Plan:
     def __init__(self, options: SourceOptions, logs: Logs) -> None:
         self._options = options
-        self._logs = logs
+        self.logs = logs
 
     def _resolve(self, topic: str, point: Point, extent: Extent) -> int:
         if point.kind == "offset":
             return point.value
         if point.kind == "time":
-            return self._logs.offset_at(topic, point.value)
+            return self.logs.offset_at(topic, point.value)
         return extent.start if point.kind == "earliest" else extent.head
 
     def _lost(self, text: str) -> None:
@@ -48,7 +48,7 @@ class _Plan:
     def _measured(self, topic: str, start: int, stop: int) -> Span:
         if stop <= start:
             return Span(topic, start, start)
-        return Span(topic, start, stop, self._logs.measure(topic, start, stop).bytes)
+        return Span(topic, start, stop, self.logs.measure(topic, start, stop).bytes)
 
     def _split(self, spans: list[Span]) -> list[Span]:
         return split(spans, self._options.partitions_min)
@@ -60,7 +60,7 @@ class BatchPlan(_Plan):
     def partitions(self) -> list[Span]:
         spans = []
         for topic in self._options.topics:
-            extent = self._logs.extent(topic)
+            extent = self.logs.extent(topic)
             start = self._resolve(topic, self._options.starting[topic], extent)
             stop = self._resolve(topic, self._options.ending[topic], extent)
             spans.append(self._measured(topic, *self._within(topic, start, stop, extent)))
@@ -75,7 +75,7 @@ class StreamPlan(_Plan):
         self._target: Mapping[str, Extent] | None = None
 
     def _extents(self) -> dict[str, Extent]:
-        return {topic: self._logs.extent(topic) for topic in self._options.topics}
+        return {topic: self.logs.extent(topic) for topic in self._options.topics}
 
     def initial(self) -> Place:
         """Where a query without a checkpoint begins."""
@@ -127,11 +127,11 @@ class StreamPlan(_Plan):
     def _by_bytes(self, offsets: Mapping[str, int], waiting: Mapping[str, int], bytes_max: int) -> dict[str, int]:
         """As `admit`, by bytes: each topic its share, and at least what storage can tell apart."""
         some = {topic: count for topic, count in waiting.items() if count}
-        sizes = {topic: max(1, self._logs.measure(topic, offsets[topic], offsets[topic] + count).bytes) for topic, count in some.items()}
+        sizes = {topic: max(1, self.logs.measure(topic, offsets[topic], offsets[topic] + count).bytes) for topic, count in some.items()}
         admitted = dict(waiting)
         for topic, size in admit(sizes, bytes_max).items():
             if size < sizes[topic]:
-                stop = self._logs.measure(topic, offsets[topic], offsets[topic] + some[topic], size).offset
+                stop = self.logs.measure(topic, offsets[topic], offsets[topic] + some[topic], size).offset
                 admitted[topic] = min(some[topic], stop - offsets[topic])
         return admitted
 
@@ -142,7 +142,7 @@ class StreamPlan(_Plan):
             if topic not in self._options.topics:
                 LOGGER.warning("topic %s is in the checkpoint, but the query does not read it any more", topic)
                 continue
-            extent = self._logs.extent(topic)
+            extent = self.logs.extent(topic)
             if end.uuids[topic] != extent.uuid:
                 self._lost(f"topic {topic} was deleted and made again: what it held up to offset {stop} is gone (uuid {end.uuids[topic]})")
                 first, stop = max(extent.start, start.offsets.get(topic, 0)), min(stop, extent.head)

@@ -46,24 +46,26 @@ class FollowingReader(DataSourceStreamReader):
             self._made = StreamPlan(self._options, self._logs)
         return self._made
 
-    def _follow(self, place: Place) -> Channel | None:
-        """The channel, made where the query starts if there is none yet."""
+    def _follow(self, place: Place, *, new: bool = False) -> Channel | None:
+        """The channel, made where the query starts if there is none yet. After planning: that finds out whether the topics are there."""
         if not self._options.channel:
             return None
         if self._channel is None:
             self._channel = Channel(self._options.url, self._options.channel)
-        self._channel.begin({topic: offset for topic, offset in place.offsets.items() if topic in self._options.topics})
+        known = {topic: offset for topic, offset in place.offsets.items() if topic in self._options.topics}
+        self._channel.begin(Place(known, place.uuids), self._plan.logs, new=new)
         return self._channel
 
     def initialOffset(self) -> dict[str, Any]:
         place = self._plan.initial()
-        self._follow(place)
+        self._follow(place, new=True)
         return place.as_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         begun = Place.from_json(start)
+        planned = self._plan.partitions(begun, Place.from_json(end))
         self._follow(begun)
-        return partitions_of(self._plan.partitions(begun, Place.from_json(end)))
+        return partitions_of(planned)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_range(self._options, partition)
@@ -72,7 +74,7 @@ class FollowingReader(DataSourceStreamReader):
         place = Place.from_json(end)
         channel = self._follow(place)
         if channel is not None:
-            channel.advance(dict(place.offsets))
+            channel.advance(place.offsets)
 
     def stop(self) -> None:
         if self._logs is not None:

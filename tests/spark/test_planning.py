@@ -49,6 +49,28 @@ class MadeUp:
         """Nothing is open."""
 
 
+class Admin:
+    """Stands for the broker's channels; `asked` is what was done to them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked: list[tuple[Any, ...]] = []
+        self.existed = self.gone = False
+        self.consumers = 0
+        monkeypatch.setattr("zsq.apps.spark.logs.Admin", lambda url, timeout: self)
+
+    def create_channel(self, topic: str, channel: str) -> dict[str, Any]:
+        self.asked.append(("create", topic, channel))
+        return {"existed": self.existed}
+
+    def seek(self, topic: str, channel: str, offset: int, forward: bool = False) -> None:
+        if self.gone:
+            raise NotFound(E_NOT_FOUND, f"there is no channel {channel}")
+        self.asked.append(("seek", topic, channel, offset, forward))
+
+    def stats(self, topic: str, channel: str) -> dict[str, Any]:
+        return {"topics": [{"topic_name": topic, "channels": [{"channel_name": channel, "client_count": self.consumers}]}]}
+
+
 def options(streaming: bool = True, /, **given: str) -> Any:
     return source_options({"topic": "a", **{name.lower(): value for name, value in given.items()}}, "tcp://h:1", streaming=streaming)
 
@@ -246,17 +268,62 @@ def test_limits_after_a_restart(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
 
 def test_a_channel_begins_at_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trigger.AvailableNow of PySpark 4.0 asks for the end before the beginning."""
-    begun: list[dict[str, int]] = []
-
-    class Recorder:
-        def __init__(self, url: str, name: str) -> None:
-            self.begin = begun.append
-
-    monkeypatch.setattr("zsq.apps.spark.stream.Channel", Recorder)
+    admin = Admin(monkeypatch)
     reader = plain(monkeypatch, MadeUp(a=(0, 100)), startingOffsets='{"a": 40}', channel="c")
     reader.latestOffset()
     reader.initialOffset()
-    assert begun == [{"a": 40}]
+    assert admin.asked == [("create", "a", "c"), ("seek", "a", "c", 40, False)]
+    reader.commit(at(a=60).as_json())
+    assert admin.asked[2:] == [("seek", "a", "c", 60, True)]
+
+
+def test_following_makes_no_topic(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """To make a channel makes its topic, so a topic that was deleted must not be followed."""
+    from zsq.apps.spark.admission import AdmittingReader
+
+    admin = Admin(monkeypatch)
+    monkeypatch.setattr("zsq.apps.spark.stream.TopicLogs", lambda url, timeout: MadeUp())
+    reader = AdmittingReader(options(channel="c"))
+    start, end = at(a=0).as_json(), at(a=10).as_json()
+    for ask in (
+        reader.initialOffset,
+        lambda: reader.latestOffset(start, reader.getDefaultReadLimit()),
+        lambda: reader.partitions(start, end),
+    ):
+        with caplog.at_level(logging.WARNING, "zsq.spark"), pytest.raises(NotFound, match="no topic a"):
+            ask()
+    assert not caplog.text, "it is the query that fails"
+    reader.commit(end)
+    assert "channel a/c could not be made" in caplog.text
+    monkeypatch.setattr("zsq.apps.spark.stream.TopicLogs", lambda url, timeout: MadeUp(a=(0, 5, "u-2")))
+    again = AdmittingReader(options(channel="c"))
+    again.commit(end)
+    assert not admin.asked, "nor one that was made again, at an offset of its predecessor"
+
+
+def test_a_channel_that_goes_with_its_topic_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    admin = Admin(monkeypatch)
+    reader = plain(monkeypatch, MadeUp(a=(0, 100)), channel="c")
+    reader.commit(at(a=10).as_json())
+    admin.gone = True
+    reader.commit(at(a=20).as_json())
+    admin.gone = False
+    reader.commit(at(a=30).as_json())
+    assert admin.asked[-3:] == [("create", "a", "c"), ("seek", "a", "c", 30, False), ("seek", "a", "c", 30, True)]
+
+
+def test_a_channel_of_others_is_warned_about(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    admin = Admin(monkeypatch)
+    admin.existed = True
+    with caplog.at_level(logging.WARNING, "zsq.spark"):
+        plain(monkeypatch, MadeUp(a=(0, 100)), channel="c").partitions(at(a=0).as_json(), at(a=5).as_json())
+        assert not caplog.text, "after a restart the channel is the query's own"
+        plain(monkeypatch, MadeUp(a=(0, 100)), channel="c").initialOffset()
+        assert "channel a/c was there before this query began" in caplog.text
+        admin.consumers = 2
+        plain(monkeypatch, MadeUp(a=(0, 100)), channel="c").partitions(at(a=0).as_json(), at(a=5).as_json())
+        assert "channel a/c has 2 consumers" in caplog.text
+    assert all(word[0] != "seek" for word in admin.asked), "it stays where it is"
 
 
 def test_what_the_driver_asks_waits_for_a_topic_that_is_started_again() -> None:
