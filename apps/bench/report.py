@@ -14,11 +14,12 @@ from rich.table import Table
 
 @dataclass(slots=True)
 class Measure:
-    """One thing measured in every round; `limit` marks what the others are compared with."""
+    """One thing measured in every round; `limit` marks what the others are compared with: `against` this one only, if it is named."""
 
     name: str
     unit: str
     limit: bool = False
+    against: str = ""
     values: list[float] = field(default_factory=list)
 
     @property
@@ -36,12 +37,13 @@ class Report:
     measures: dict[str, Measure] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def add(self, name: str, unit: str, *values: float, limit: bool = False) -> None:
-        self.measures.setdefault(name, Measure(name, unit, limit)).values.extend(values)
+    def add(self, name: str, unit: str, *values: float, limit: bool = False, against: str = "") -> None:
+        self.measures.setdefault(name, Measure(name, unit, limit, against)).values.extend(values)
 
     def ratios(self, measure: Measure) -> dict[str, float]:
-        """To every limit of the same unit."""
+        """To every limit of the same unit, or to the one it is to be held against."""
         limits = [other for other in self.measures.values() if other.limit and other.unit == measure.unit and other is not measure]
+        limits = [other for other in limits if measure.against in ("", other.name)]
         return {} if measure.limit else {other.name: measure.median / other.median for other in limits if other.median}
 
     def as_json(self) -> str:
@@ -58,13 +60,17 @@ class Report:
         if any("raw pyzmq" in name for name in self.measures):
             console.print("raw pyzmq: the same bytes over the same hops of five processes, nothing packed or stored", style="dim")
         limits = [m for m in self.measures.values() if m.limit]
+        single = any(m.against for m in self.measures.values())
         table = Table("what", box=box.SIMPLE_HEAD)
-        for name in ("median", "unit", "least", "most", *(f"of {m.name}" for m in limits)):
+        for name in ("median", "unit", "least", "most", *(["ratio to"] if single else [f"of {m.name}" for m in limits])):
             table.add_column(name, justify="right")
         for measure in self.measures.values():
             ratios = self.ratios(measure)
             numbers = (_short(measure.median), measure.unit, _short(min(measure.values)), _short(max(measure.values)))
-            table.add_row(measure.name, *numbers, *(f"{ratios[m.name]:.2f}" if m.name in ratios else "" for m in limits))
+            columns = [f"{ratios[m.name]:.2f}" if m.name in ratios else "" for m in limits]
+            if single:
+                columns = [", ".join(f"{ratio:.2f} {name}" for name, ratio in ratios.items())]
+            table.add_row(measure.name, *numbers, *columns)
         console.print(table)
         for note in self.notes:
             console.print(note, highlight=False)

@@ -21,6 +21,9 @@ from ..local_spark import spark_session
 from .report import Report, percentile
 from .spark_peers import Prebuilt, ThrowAway
 
+SINK: Final = "write: Arrow sink that throws away"
+SOURCE: Final = "read: prebuilt Arrow"
+FLOOR: Final = "micro-batch: rate source to noop"
 PARTITIONS: Final = 8
 BATCH_ROWS: Final = 10_000  # of the prebuilt Arrow batches: the most that Spark itself sends
 TUPLES_SHARE: Final = 4  # tuples are slow: a quarter of the rows is enough to tell how slow
@@ -42,30 +45,32 @@ def spark(broker: Broker, report: Report, rows: int, sizes: tuple[int, ...], rou
 
 
 def _round(session: SparkSession, admin: Admin, url: str, report: Report, rows: int, size: int, topic: str, *, keep: bool) -> None:
-    def measure(name: str, count: int, job: Callable[[], None], *, limit: bool = False) -> None:
+    def measure(name: str, count: int, job: Callable[[], None], against: str = "") -> None:
         start = time.monotonic()
         job()
         if keep:
-            report.add(f"{name}, {size} B", "rows/s", count / (time.monotonic() - start), limit=limit)
+            rate = count / (time.monotonic() - start)
+            report.add(f"{name}, {size} B", "rows/s", rate, limit=not against, against=f"{against}, {size} B" if against else "")
 
     data = rows_of(session, rows, size)
-    measure("write: Arrow sink that throws away", rows, lambda: data.write.format(ThrowAway.name()).mode("append").save(), limit=True)
-    measure("write: ZSQ", rows, lambda: data.write.format("zsq").options(url=url, topic=topic).mode("append").save())
+    measure(SINK, rows, lambda: data.write.format(ThrowAway.name()).mode("append").save())
+    measure("write: ZSQ", rows, lambda: data.write.format("zsq").options(url=url, topic=topic).mode("append").save(), SINK)
     measure(
         "write: foreachPartition, thrown away",
         rows // TUPLES_SHARE,
         lambda: rows_of(session, rows // TUPLES_SHARE, size).foreachPartition(_drain),
+        SINK,
     )
     [found] = admin.stats(topic)["topics"]
     if found["head"] != rows:
         raise AssertionError(f"{rows} rows were written, the topic has {found['head']}")
 
     prebuilt = session.read.format(Prebuilt.name()).options(rows=rows, size=size, batch=BATCH_ROWS, partitions=PARTITIONS)
-    measure("read: prebuilt Arrow", rows, lambda: noop(prebuilt.options(how="arrow").load()), limit=True)
+    measure(SOURCE, rows, lambda: noop(prebuilt.options(how="arrow").load()))
     ours = session.read.format("zsq").options(url=url, topic=topic, minPartitions=PARTITIONS)
-    measure("read: ZSQ", rows, lambda: noop(ours.load()))
+    measure("read: ZSQ", rows, lambda: noop(ours.load()), SOURCE)
     few = prebuilt.options(how="tuples", rows=rows // TUPLES_SHARE)
-    measure("read: tuples", rows // TUPLES_SHARE, lambda: noop(few.load()))
+    measure("read: tuples", rows // TUPLES_SHARE, lambda: noop(few.load()), SOURCE)
     admin.delete_topic(topic, force=True)
 
 
@@ -88,7 +93,7 @@ def _latency(session: SparkSession, admin: Admin, broker: Broker, report: Report
     url, topic = broker.url, "bench-latency"
     admin.create_topic(topic)
     rate = session.readStream.format("rate-micro-batch").option("rowsPerBatch", MICRO_ROWS).option("numPartitions", 1).load()
-    _micro_batches(broker.folder, report, "micro-batch: rate source to noop", rate.writeStream.format("noop"), limit=True)
+    _micro_batches(broker.folder, report, FLOOR, rate.writeStream.format("noop"))
     source = session.readStream.format("zsq").options(url=url, topic=topic, startingOffsets="earliest", maxOffsetsPerTrigger=MICRO_ROWS)
     bodies = [b"%d" % number for number in range(MICRO_ROWS)]
     with Producer(url) as producer:
@@ -99,7 +104,7 @@ def _latency(session: SparkSession, admin: Admin, broker: Broker, report: Report
     _micro_batches(broker.folder, report, "micro-batch: ZSQ to ZSQ", both)
 
 
-def _micro_batches(folder: Path, report: Report, name: str, writer: Any, *, limit: bool = False) -> None:
+def _micro_batches(folder: Path, report: Report, name: str, writer: Any) -> None:
     checkpoint = folder / name.replace(":", "").replace(" ", "-")
     query = writer.option("checkpointLocation", str(checkpoint)).start()
     try:
@@ -111,4 +116,10 @@ def _micro_batches(folder: Path, report: Report, name: str, writer: Any, *, limi
         found = [float(progress["durationMs"]["triggerExecution"]) for progress in query.recentProgress]
     finally:
         query.stop()
-    report.add(name, "ms", percentile(found[WARM_BATCHES : WARM_BATCHES + MICRO_BATCHES], 0.5), limit=limit)
+    report.add(
+        name,
+        "ms",
+        percentile(found[WARM_BATCHES : WARM_BATCHES + MICRO_BATCHES], 0.5),
+        limit=name == FLOOR,
+        against="" if name == FLOOR else FLOOR,
+    )

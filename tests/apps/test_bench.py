@@ -44,6 +44,19 @@ def test_a_report_has_medians_and_ratios_of_the_same_unit() -> None:
     assert "0.50" in out.getvalue()
 
 
+def test_a_measure_may_be_held_against_one_limit_only() -> None:
+    from rich.console import Console
+
+    report = Report("spark", {}, {"cpu": "one"})
+    report.add("read limit", "rows/s", 4.0, limit=True)
+    report.add("write limit", "rows/s", 10.0, limit=True)
+    report.add("read", "rows/s", 3.0, against="read limit")
+    out = io.StringIO()
+    report.show(Console(file=out, width=160))
+    assert json.loads(report.as_json())["measures"][2]["ratios"] == {"read limit": 0.75}
+    assert "0.75 read limit" in out.getvalue()
+
+
 def test_the_machine_is_described(tmp_path: Path) -> None:
     found = machine.describe(tmp_path)
     assert {"cpu", "cores", "kernel", "file system", "nsqd", "redis-server", "nats-server"} <= set(found)
