@@ -89,7 +89,11 @@ def _times(block: Block) -> pa.Array:
     if times is None:
         return pa.repeat(pa.scalar(block.header.time_ns // 1000, _TIME), block.count)
     own = pa.Array.from_buffers(pa.int64(), block.count, [None, pa.py_buffer(times)])
-    return pc.divide(own, pa.scalar(1000, pa.int64())).view(_TIME)
+    thousand = pa.scalar(1000, pa.int64())
+    micros = pc.divide(own, thousand)
+    if pc.min(own).as_py() < 0:  # it rounds toward zero: before 1970 that is up
+        micros = pc.subtract(micros, pc.less(own, pc.multiply(micros, thousand)).cast(pa.int64()))
+    return micros.view(_TIME)
 
 
 def _header_rows(block: Block) -> pa.Array:

@@ -59,6 +59,18 @@ def strip_of(array: pa.Array) -> Strip | None:
     return Strip(ends, _NOTHING if data is None else memoryview(data).cast("B"), bitmap, first)
 
 
+def _checked_text(array: pa.Array, name: str) -> pa.Array:
+    """Text is UTF-8 in ZSQ. Neither Spark nor Arrow sees to it: bytes may be cast to a string unchecked. Arrow's cast from binary does."""
+    if array.null_count == len(array):
+        return array
+    try:
+        return array.cast(pa.binary()).cast(pa.string())
+    except pa.ArrowInvalid:
+        raise _wrong(
+            f"column {name!r} holds bytes that are no UTF-8 in some row; a {name} is text: encode it, as by hex or base64"
+        ) from None
+
+
 def _header_strip(array: pa.Array) -> Strip | None:
     """The one column that costs objects: each row's headers are packed as a block carries them."""
     if array.null_count == len(array):
@@ -156,7 +168,8 @@ class Packer:
         names = batch.schema.names
         body = strip_of(batch.column("value"))
         assert body is not None  # null values were refused
-        key, tag = (strip_of(batch.column(name)) if name in names else None for name in ("key", "tag"))
+        key = strip_of(batch.column("key")) if "key" in names else None
+        tag = strip_of(_checked_text(batch.column("tag"), "tag")) if "tag" in names else None
         headers = _header_strip(batch.column(HEADERS)) if HEADERS in names else None
         strips = [strip for strip in (body, key, tag, headers) if strip is not None]
         start = 0

@@ -79,6 +79,18 @@ def test_text_values_are_bytes() -> None:
     assert (block.key, block.tag, block.headers) == (None, None, None), "a column of nulls is left out"
 
 
+@pytest.mark.parametrize("kind", [pa.binary(), pa.string(), pa.large_binary(), pa.large_string()])
+def test_a_tag_is_text(kind: pa.DataType) -> None:
+    """Also where Spark says so: it casts bytes to a string without a look."""
+    tags = pa.array([b"ok", None, b"\xff\xfe"], pa.large_binary() if kind in (pa.large_binary(), pa.large_string()) else pa.binary())
+    made = pa.RecordBatch.from_arrays([pa.array([b"a", b"b", b"c"]), tags.view(kind)], names=["value", "tag"])
+    [block] = packed(made.slice(0, 2))
+    assert block.tag is not None
+    assert block.tag.values() == [b"ok", None]
+    with pytest.raises(UsageError, match="column 'tag' holds bytes that are no UTF-8"):
+        packed(made)
+
+
 def test_blocks_are_of_good_size() -> None:
     rows = pa.RecordBatch.from_arrays([pa.array([b"x" * 200] * 10_000)], names=["value"])
     sizes = [block.length for block in packed(rows)]
@@ -249,7 +261,7 @@ def expected(rows: list[Row], first: int, times_ns: list[int], kind: int) -> lis
 @given(st.lists(ROW, min_size=1, max_size=40), st.data())
 def test_blocks_come_back_as_rows(rows: list[Row], data: st.DataObject) -> None:
     first = data.draw(st.integers(0, 2**60))
-    times = data.draw(st.none() | st.lists(st.integers(0, 2**60), min_size=len(rows), max_size=len(rows)))
+    times = data.draw(st.none() | st.lists(st.integers(-(2**60), 2**60), min_size=len(rows), max_size=len(rows)))
     block = block_of(rows, first, 1_700_000_000_123_456_789, times)
     start = data.draw(st.integers(0, len(rows) - 1))
     stop = data.draw(st.integers(start + 1, len(rows)))
