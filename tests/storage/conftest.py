@@ -284,6 +284,25 @@ class Desk:
         self.sealed = {key: promise for key, promise in self.sealed.items() if key in facts}
         return [version for version, parts in self.tried.items() if version not in self.groups and parts.keys() <= facts.keys()]
 
+    def go_on(self) -> None:
+        """After a crash: what was not committed is committed, and the topic lives."""
+        for version in self.after_crash():
+            self.commit(version, *self.tried[version])
+            self.check()
+        found = self.check()
+        self.sent = self.sent[: found[-1] + 1] if found else []
+        self.publish()
+        self.sync()
+        self.check()
+
+    def fresh(self, root: Path, number: int) -> Desk:
+        """Another topic like this one."""
+        folder = root / f"run{number}"
+        folder.mkdir()
+        made = type(self)(folder, self.options)
+        made.open()
+        return made
+
     # Bytes
 
     def path(self, name: str) -> Path:

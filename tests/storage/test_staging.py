@@ -8,9 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
 from zsq.storage import stage, staging
 from zsq.storage.errors import DiskFull, StoreFailed
@@ -300,104 +297,6 @@ def test_the_store_closes_staged_files(group_desk: Desk) -> None:
     group_desk.stage("a", 1)
     group_desk.abandon_cleanly()
     assert group_desk.files._nodes == {}
-
-
-class Machine(RuleBasedStateMachine):
-    """Publishers, writers, seals, commits, aborts, restarts and crashes in any order; after each step all promises hold."""
-
-    desk: Desk
-    folder: Path
-
-    @initialize()
-    def start(self) -> None:
-        self.desk = self.make()
-        self.version = 1
-        self.desk.open()
-
-    make: staticmethod  # type: ignore[type-arg]
-
-    @rule(blocks=st.integers(1, 3), count=st.integers(1, 12))
-    def publish(self, blocks: int, count: int) -> None:
-        self.desk.publish(blocks=blocks, count=count)
-
-    @rule()
-    def sync(self) -> None:
-        self.desk.sync()
-
-    @rule(name=st.sampled_from("abc"), blocks=st.integers(0, 9))
-    def push(self, name: str, blocks: int) -> None:
-        name = f"{name}{self.version}"
-        if not self.desk.sealed.get(name.encode().ljust(16, b"_"), (0, False))[1]:
-            self.desk.stage(name, self.version, blocks=blocks)
-
-    @precondition(lambda self: self.desk.staged)
-    @rule(data=st.data(), final=st.booleans())
-    def seal(self, data: st.DataObject, final: bool) -> None:
-        key = data.draw(st.sampled_from(sorted(self.desk.staged)))
-        if not self.desk.sealed.get(key, (0, False))[1]:
-            self.desk.seal(key, final=final)
-
-    @precondition(lambda self: any(final for _, final in self.desk.sealed.values()))
-    @rule(data=st.data(), lag=st.booleans())
-    def commit(self, data: st.DataObject, lag: bool) -> None:
-        ready = sorted(key for key, (_, final) in self.desk.sealed.items() if final and self.desk.staged[key])
-        keys = data.draw(st.lists(st.sampled_from(ready), unique=True, min_size=1)) if ready else []
-        if keys:
-            self.desk.commit(self.version, *keys, lag=lag)
-            rest = list(self.desk.staged)
-            self.desk.drop(*rest, lag=lag)
-            self.version += 1
-            if lag:
-                self.crash(data)
-
-    @precondition(lambda self: self.desk.staged)
-    @rule(data=st.data())
-    def abort(self, data: st.DataObject) -> None:
-        self.desk.drop(data.draw(st.sampled_from(sorted(self.desk.staged))))
-
-    @rule()
-    def restart(self) -> None:
-        self.desk.restart()
-        self.desk.after_crash()
-
-    @rule(data=st.data())
-    def crash(self, data: st.DataObject) -> None:
-        choose = data.draw(st.sampled_from([keep_all, keep_none, None]))
-        if choose is None:
-            numbers = data.draw(st.randoms(use_true_random=False))
-            self.desk.crash(lambda number, change: numbers.randint(0, max(1, len(change.data))))
-        else:
-            self.desk.crash(choose)
-        self.desk.after_crash()
-        found = self.desk.check()
-        self.desk.sent = self.desk.sent[: found[-1] + 1] if found else []
-        self.desk.offsets = {sequence: offset for sequence, offset in self.desk.offsets.items() if sequence in found}
-
-    @invariant()
-    def promises_hold(self) -> None:
-        if hasattr(self, "desk"):
-            self.desk.check_groups(list(self.desk.read_all()))
-
-    def teardown(self) -> None:
-        if hasattr(self, "desk"):
-            self.desk.abandon()
-
-
-def test_any_order(tmp_path: Path, group_desk: Desk) -> None:
-    number = 0
-
-    def make() -> Desk:
-        nonlocal number
-        number += 1
-        folder = tmp_path / f"run{number}"
-        folder.mkdir()
-        return type(group_desk)(folder, group_desk.options)
-
-    class Here(Machine):
-        pass
-
-    Here.make = staticmethod(make)
-    run_state_machine_as_test(Here, settings=settings(max_examples=40, stateful_step_count=25, deadline=None))
 
 
 def test_what_was_cut_back_does_not_count_as_synced(group_desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
