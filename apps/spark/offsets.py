@@ -58,12 +58,13 @@ class Place:
 
 
 class Span(NamedTuple):
-    """Offsets `start` to `stop` (exclusive) of a topic, about `size_bytes` of them."""
+    """Offsets `start` to `stop` (exclusive) of a topic, about `size_bytes` of them; `uuid`: of the topic when this was planned."""
 
     topic: str
     start: int
     stop: int
     size_bytes: int = 0
+    uuid: str = ""
 
 
 def admit(waiting: Mapping[str, int], most: int) -> dict[str, int]:
@@ -86,5 +87,5 @@ def split(spans: Sequence[Span], partitions_min: int = 0, partition_bytes: int =
         by_wish = -(-partitions_min * count // total)  # rounded up: the wish is a minimum
         pieces = min(count, max(1, by_bytes, by_wish), PARTITIONS_MAX)
         edges = [span.start + count * i // pieces for i in range(pieces + 1)]
-        parts += [Span(span.topic, start, stop, span.size_bytes // pieces) for start, stop in pairwise(edges)]
+        parts += [Span(span.topic, start, stop, span.size_bytes // pieces, span.uuid) for start, stop in pairwise(edges)]
     return parts

@@ -45,10 +45,9 @@ class _Plan:
         stop = min(stop, extent.head)
         return min(max(start, extent.start), stop), stop
 
-    def _measured(self, topic: str, start: int, stop: int) -> Span:
-        if stop <= start:
-            return Span(topic, start, start)
-        return Span(topic, start, stop, self.logs.measure(topic, start, stop).bytes)
+    def _measured(self, topic: str, start: int, stop: int, uuid: str) -> Span:
+        size_bytes = self.logs.measure(topic, start, stop).bytes if stop > start else 0
+        return Span(topic, start, max(start, stop), size_bytes, uuid)
 
     def _split(self, spans: list[Span]) -> list[Span]:
         return split(spans, self._options.partitions_min)
@@ -63,7 +62,7 @@ class BatchPlan(_Plan):
             extent = self.logs.extent(topic)
             start = self._resolve(topic, self._options.starting[topic], extent)
             stop = self._resolve(topic, self._options.ending[topic], extent)
-            spans.append(self._measured(topic, *self._within(topic, start, stop, extent)))
+            spans.append(self._measured(topic, *self._within(topic, start, stop, extent), extent.uuid))
         return self._split(spans)
 
 
@@ -150,5 +149,5 @@ class StreamPlan(_Plan):
                 first, stop = self._within(topic, extent.start, stop, extent)  # new to the query, or made again and told so before
             else:
                 first, stop = self._within(topic, start.offsets[topic], stop, extent)
-            spans.append(self._measured(topic, first, max(first, stop)))
+            spans.append(self._measured(topic, first, stop, extent.uuid))
         return self._split(spans)

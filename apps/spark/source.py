@@ -18,17 +18,18 @@ __all__ = ["BatchReader", "RangePartition", "partitions_of", "read_range"]
 
 
 class RangePartition(InputPartition):
-    """One task: offsets `start` to `stop` of a topic."""
+    """One task: offsets `start` to `stop` of a topic, and of no other that was made under its name after the planning."""
 
-    def __init__(self, topic: str, start: int, stop: int) -> None:
-        super().__init__((topic, start, stop))
+    def __init__(self, topic: str, start: int, stop: int, uuid: str) -> None:
+        super().__init__((topic, start, stop, uuid))
         self.topic = topic
         self.start = start
         self.stop = stop
+        self.uuid = uuid
 
 
 def partitions_of(spans: Sequence[Span]) -> list[RangePartition]:
-    return [RangePartition(span.topic, span.start, span.stop) for span in spans]
+    return [RangePartition(span.topic, span.start, span.stop, span.uuid) for span in spans]
 
 
 def read_range(options: SourceOptions, part: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -36,8 +37,9 @@ def read_range(options: SourceOptions, part: InputPartition) -> Iterator[pa.Reco
     if not isinstance(part, RangePartition):  # Spark's stand-in where there was nothing to plan
         return
     with RangeReader(
-        options.url, part.topic, part.start, part.stop, timeout=options.timeout_s, fail_on_data_loss=options.fail_on_data_loss
-    ) as blocks:
+        options.url, part.topic, part.start, part.stop,
+        timeout=options.timeout_s, fail_on_data_loss=options.fail_on_data_loss, uuid=part.uuid,
+    ) as blocks:  # fmt: skip
         yield from BatchMaker(part.topic, options.columns).batches(blocks, part.start, part.stop)
         if blocks.lost:
             LOGGER.warning(

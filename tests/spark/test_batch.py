@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import pickle
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,9 @@ import pytest
 from support.topic import Topic
 
 import zsq
+from zsq.apps.spark.options import source_options
+from zsq.apps.spark.source import BatchReader
+from zsq.transport.errors import DataLoss
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -152,6 +156,20 @@ def test_a_range_reads_the_same_each_time(spark: SparkSession, topic: Topic) -> 
         found.add(tuple(part.selectExpr("count(*)", digest).first() or ()))
         topic.put(b"more", b"and more")
     assert len(found) == 1
+
+
+def test_a_topic_made_again_after_planning_is_not_read(topic: Topic) -> None:
+    """Not even with failOnDataLoss=false: a task would mix two topics. A query that is tried again plans anew."""
+    topic.put(b"old", b"old")
+    reader = BatchReader(source_options({**topic.options, "failondataloss": "false"}, topic.url, streaming=False))
+    [part] = reader.partitions()
+    assert sum(batch.num_rows for batch in reader.read(pickle.loads(pickle.dumps(part)))) == 2
+    topic.delete()
+    topic.put(b"new", b"new")
+    with pytest.raises(DataLoss, match="deleted and made again"):
+        list(reader.read(part))
+    [part] = reader.partitions()
+    assert sum(batch.num_rows for batch in reader.read(part)) == 2
 
 
 def test_over_tcp(spark: SparkSession, topic: Topic) -> None:

@@ -15,6 +15,7 @@ from zsq.apps.spark.logs import Extent, TopicLogs
 from zsq.apps.spark.offsets import Place
 from zsq.apps.spark.options import source_options
 from zsq.apps.spark.planning import BatchPlan, StreamPlan
+from zsq.apps.spark.source import partitions_of
 from zsq.apps.spark.stream import PlainStreamReader, stream_reader
 from zsq.transport.client import Measured
 from zsq.transport.errors import E_NOT_FOUND, DataLoss, NotFound
@@ -103,6 +104,13 @@ def at(uuid: str = "u-a", **offsets: int) -> Place:
 )
 def test_batches(given_options: dict[str, str], found: list[tuple[str, int, int]]) -> None:
     assert ranges(BatchPlan(options(False, **given_options), MadeUp(a=(10, 50))).partitions()) == found
+
+
+def test_tasks_know_which_making_of_the_topic_they_are_for() -> None:
+    spans = BatchPlan(options(False, minPartitions="2"), MadeUp(a=(0, 10, "u-7"))).partitions()
+    assert [part.uuid for part in partitions_of(spans)] == ["u-7", "u-7"]
+    spans = stream(MadeUp(a=(0, 10, "u-7"))).partitions(at("u-7", a=0), at("u-7", a=10))
+    assert [part.uuid for part in partitions_of(spans)] == ["u-7"]
 
 
 @pytest.mark.parametrize(
