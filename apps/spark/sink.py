@@ -40,6 +40,7 @@ except ImportError:
 QUERY_ID: Final = "sql.streaming.queryId"  # the same after a restart from the checkpoint
 BATCH_ID: Final = "streaming.sql.batchId"
 ABORT_TIMEOUT_S: Final = 10.0  # stages that are not aborted go by themselves after a time
+ATTEMPT_S: Final = 15.0  # a commit may be repeated, and a link to a host that died in silence must not use up the time-out
 PAUSE_S: Final = 0.5  # before a commit that was refused for now is tried again
 ADVICE: Final = {
     "app": "Start it again when the broker is well: what is repeated is not stored twice",
@@ -129,7 +130,7 @@ def _commit(options: SinkOptions, topic: str, transaction: Transaction, parts: l
     while True:
         left = max(0.1, deadline - time.monotonic())
         try:
-            with StageCommitter(options.url, topic, timeout=left, create=False) as committer:
+            with StageCommitter(options.url, topic, timeout=min(left, ATTEMPT_S), create=False) as committer:
                 return committer.commit(transaction.app, transaction.version, parts, transaction.kind)
         except (Refused, BrokerUnreachable) as error:
             if time.monotonic() + PAUSE_S >= deadline:

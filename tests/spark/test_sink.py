@@ -63,11 +63,13 @@ class Committer:
 
     answers: ClassVar[list[Any]] = []
     asked: ClassVar[list[Any]] = []
+    timeouts: ClassVar[list[float]] = []
 
     def __init__(self, url: str, topic: str, *, timeout: float, create: bool) -> None:
         assert timeout > 0
         assert not create, "a commit makes no topic"
         self.topic = topic
+        Committer.timeouts.append(timeout)
 
     def __enter__(self) -> Self:
         return self
@@ -98,6 +100,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Writer, name, value)
     monkeypatch.setattr(Committer, "answers", [])
     monkeypatch.setattr(Committer, "asked", [])
+    monkeypatch.setattr(Committer, "timeouts", [])
 
 
 # A task
@@ -174,6 +177,12 @@ def test_a_commit_is_tried_until_it_is_answered() -> None:
     Committer.answers += [zsq.Refused(E_DISK_FULL, "full"), zsq.BrokerUnreachable(E_TIMEOUT, "away"), {"repeated": True}]
     sink.commit_parts(options(), [staged(1)], "batch 3")
     assert len(Committer.asked) == 3
+
+
+def test_one_attempt_of_a_commit_does_not_use_up_the_time_out() -> None:
+    Committer.answers += [zsq.BrokerUnreachable(E_TIMEOUT, "no answer"), {}]
+    sink.commit_parts(options(timeout_s=120), [staged(1)], "batch 3")
+    assert Committer.timeouts == [15, 15]
 
 
 def test_a_commit_gives_up_in_the_end_and_says_what_to_do() -> None:
