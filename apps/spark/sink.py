@@ -140,20 +140,22 @@ def _commit(options: SinkOptions, topic: str, transaction: Transaction, parts: l
 
 
 def abort_parts(options: SinkOptions, messages: Sequence[WriterCommitMessage | None], known: Transaction | None, what: str) -> None:
-    """Drop what was staged. Never raises: Spark is failing the batch already, and what stays goes by itself after a time."""
+    """Drop what was staged. Never raises: Spark is failing the batch already, and what stays goes by itself after a time.
+
+    A job's transaction is its own, so all of it goes. One of an app may be tried again by a successor whose stages an old driver must not
+    touch: there only the stages that the messages name go, the rest with the transaction's next commit or in time.
+    """
     try:
-        staged = [message for message in messages if isinstance(message, Staged)]
-        named: dict[str, list[bytes]] = {options.topic: []} if options.topic else {}
-        for message in staged:
-            if message.topic:
-                stages = named.setdefault(message.topic, [])
-                stages += [message.part[0]] if message.part is not None else []
-        transaction = known or next((message.transaction for message in staged), None)
-        if transaction is None:
-            return  # no task got as far as to tell it
+        named: dict[str, list[bytes]] = {}
+        for message in messages:
+            if isinstance(message, Staged) and message.part is not None:
+                named.setdefault(message.topic, []).append(message.part[0])
+        app, version = (known.app, known.version) if known is not None and known.kind == "job" else ("", 0)
+        if app and options.topic:
+            named.setdefault(options.topic, [])  # what tasks have staged that did not get as far as to tell it
         for topic, stages in named.items():
             with StageCommitter(options.url, topic, timeout=min(ABORT_TIMEOUT_S, options.timeout_s), create=False) as committer:
-                committer.abort(transaction.app, transaction.version, stages)
+                committer.abort(app, version, stages)
     except Exception as error:
         why = error.text if isinstance(error, ZsqError) else repr(error)
         LOGGER.warning("%s: what was staged could not be dropped now and goes by itself after a time (%s)", what, why)

@@ -200,18 +200,24 @@ def test_a_commit_that_cannot_be_is_not_tried_again() -> None:
     assert len(Committer.asked) == 1
 
 
-def test_aborts_name_what_is_known() -> None:
-    sink.abort_parts(options(), [staged(1), None, Staged("t", None, JOB)], None, "batch 3")
-    sink.abort_parts(options(""), [staged(1, "a"), None, staged(2, "b")], None, "batch 3")
-    sink.abort_parts(options(), [None, None], Transaction("u", 0, "job"), "the write")
+def test_the_abort_of_an_apps_transaction_drops_only_what_it_names() -> None:
+    """A successor may be at the same batch, and an old driver's abort come late."""
+    sink.abort_parts(options(), [staged(1), None, Staged("t", None, JOB), staged(2)], None, "batch 3")
+    sink.abort_parts(options(""), [staged(1, "a"), None, staged(2, "b")], JOB, "transaction app 3")
     assert Committer.asked == [
-        ("t", "abort", "app", 3, [part(1)[0]]),
-        ("a", "abort", "app", 3, [part(1)[0]]),
-        ("b", "abort", "app", 3, [part(2)[0]]),
-        ("t", "abort", "u", 0, []),
+        ("t", "abort", "", 0, [part(1)[0], part(2)[0]]),
+        ("a", "abort", "", 0, [part(1)[0]]),
+        ("b", "abort", "", 0, [part(2)[0]]),
     ]
-    sink.abort_parts(options(), [None], None, "batch 3")
-    assert len(Committer.asked) == 4, "which transaction it was is not known"
+    sink.abort_parts(options(), [None, Staged("t", None, JOB)], JOB, "transaction app 3")
+    assert len(Committer.asked) == 3, "none is named"
+
+
+def test_the_abort_of_a_job_drops_all_of_it() -> None:
+    job = Transaction("u", 0, "job")
+    sink.abort_parts(options(), [None, None], job, "the write")
+    sink.abort_parts(options(""), [staged(1, "a", job), None], job, "the write")
+    assert Committer.asked == [("t", "abort", "u", 0, []), ("a", "abort", "u", 0, [part(1)[0]])]
 
 
 def test_an_abort_never_raises(caplog: pytest.LogCaptureFixture) -> None:
