@@ -19,7 +19,7 @@ from pyspark.sql import Row
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from ...transport.errors import E_UNSUPPORTED, BrokerUnreachable, Refused, UsageError, ZsqError, from_wire
+from ...transport.errors import E_UNSUPPORTED, BrokerUnreachable, NotFound, Refused, UsageError, ZsqError, from_wire
 from ...transport.protocol_staging import STAGE_PARTS_MAX, StagePart
 from ...transport.stage_writer import StageCommitter, StageWriter
 from .logs import LOGGER
@@ -105,24 +105,38 @@ def stage_rows(options: SinkOptions, transaction: Transaction, partition: int, b
             writer.close()
 
 
-def commit_parts(options: SinkOptions, messages: Sequence[WriterCommitMessage | None], what: str) -> None:
-    """On the driver: make the sealed stages part of their topic, trying until the time-out. Nothing to do where no task had rows."""
-    staged = [message for message in messages if isinstance(message, Staged) and message.topic and message.part is not None]
+def commit_parts(options: SinkOptions, messages: Sequence[WriterCommitMessage | None], known: Transaction | None, what: str) -> None:
+    """On the driver: make the sealed stages part of their topic, trying until the time-out. `known`: the transaction, if it is known here.
+
+    Where no task had rows, the version of an app is recorded all the same, if the topic is there: what is below it must be skipped.
+    """
+    told = [message for message in messages if isinstance(message, Staged)]
+    staged = [message for message in told if message.topic and message.part is not None]
     topics = sorted({message.topic for message in staged})
-    transactions = {message.transaction for message in staged}
-    if not staged:
-        return
+    transactions = {message.transaction for message in told}
+    if known is not None:
+        transactions.add(known)
     if len(topics) > 1:
         raise several_topics(topics)
     if len(transactions) > 1:
         raise wrong(f"the tasks of {what} do not agree which transaction they belong to: {sorted(transactions)}")
     if len(staged) > STAGE_PARTS_MAX:
         raise wrong(f"{what} has {len(staged)} partitions with rows, over the limit of {STAGE_PARTS_MAX}: use coalesce or repartition")
+    topic = topics[0] if topics else options.topic
+    if not topic or not transactions:
+        return
     [transaction] = transactions
+    if not staged and transaction.kind == "job":
+        return
     parts = [message.part for message in staged if message.part is not None]
-    done = _commit(options, topics[0], transaction, parts, what)
+    try:
+        done = _commit(options, topic, transaction, parts, what)
+    except NotFound:
+        if parts:
+            raise
+        return  # nothing goes into a topic that is not there
     if done.get("repeated"):
-        LOGGER.info("%s was in topic %s already: nothing was stored again", what, topics[0])
+        LOGGER.info("%s was in topic %s already: nothing was stored again", what, topic)
 
 
 def _commit(options: SinkOptions, topic: str, transaction: Transaction, parts: list[StagePart], what: str) -> dict[str, Any]:
@@ -179,7 +193,7 @@ class BatchWriter(DataSourceArrowWriter):
         return stage_rows(self._options, self._transaction, context.partitionId() if context else 0, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        commit_parts(self._options, messages, self._what)
+        commit_parts(self._options, messages, self._transaction, self._what)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         abort_parts(self._options, messages, self._transaction, self._what)
@@ -210,7 +224,7 @@ class _StreamWriter(DataSourceStreamWriter):
         for message in messages:
             if isinstance(message, Staged) and message.transaction.version != batchId:
                 raise wrong(f"a task staged for batch {message.transaction.version}, Spark commits batch {batchId}")
-        commit_parts(self._options, messages, f"batch {batchId}")
+        commit_parts(self._options, messages, None, f"batch {batchId}")
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         abort_parts(self._options, messages, None, f"batch {batchId}")

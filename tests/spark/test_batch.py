@@ -111,6 +111,15 @@ def test_a_named_transaction_is_stored_once(spark: SparkSession, topic: Topic) -
     assert topic.head() == 4000, "jobs without a name are each their own"
 
 
+def test_an_empty_version_counts(spark: SparkSession, topic: Topic) -> None:
+    rows = spark.range(1000).selectExpr(NUMBERS)
+    write(rows.limit(0), topic, txnAppId="loader", txnVersion="1")
+    assert not topic.made(), "no topic is made for nothing"
+    for version, wanted in (("1", rows), ("2", rows.limit(0)), ("2", rows), ("3", rows.where("value is null")), ("3", rows), ("4", rows)):
+        write(wanted, topic, txnAppId="loader", txnVersion=version)
+    assert topic.head() == 2000, "of versions 1 and 4"
+
+
 def test_ranges_and_columns(spark: SparkSession, topic: Topic) -> None:
     topic.put(*[b"%d" % i for i in range(5000)])
     part = read(

@@ -154,49 +154,62 @@ def staged(number: int, topic: str = "t", transaction: Transaction = JOB) -> Sta
 
 
 def test_a_commit_names_the_parts_in_the_order_of_partitions() -> None:
-    sink.commit_parts(options(), [staged(2), Staged("t", None, JOB), staged(1)], "batch 3")
+    sink.commit_parts(options(), [staged(2), Staged("t", None, JOB), staged(1)], None, "batch 3")
     assert Committer.asked == [("t", "commit", "app", 3, [part(2), part(1)], "app")]
 
 
-def test_nothing_is_committed_where_there_were_no_rows() -> None:
-    sink.commit_parts(options(), [Staged("", None, JOB), None], "batch 3")
+def test_an_empty_version_of_an_app_is_recorded() -> None:
+    """Else a version below it would be stored if it came again."""
+    sink.commit_parts(options(), [Staged("t", None, JOB), None], None, "batch 3")
+    sink.commit_parts(options(), [], JOB, "transaction app 3")
+    assert Committer.asked == [("t", "commit", "app", 3, [], "app")] * 2
+    Committer.answers += [zsq.NotFound(E_NOT_FOUND, "there is no topic t")]
+    sink.commit_parts(options(), [], JOB, "transaction app 3")
+    assert len(Committer.asked) == 3, "asked once, and no topic is made for nothing"
+
+
+def test_nothing_is_committed_where_nothing_is_known() -> None:
+    job = Transaction("u", 0, "job")
+    sink.commit_parts(options(""), [Staged("", None, JOB), None], JOB, "transaction app 3")
+    sink.commit_parts(options(), [], None, "batch 3")
+    sink.commit_parts(options(), [Staged("t", None, job)], job, "the write")
     assert not Committer.asked
 
 
 def test_partitions_of_several_topics_are_refused() -> None:
     with pytest.raises(zsq.UsageError, match=r"several topics \(a, b\)"):
-        sink.commit_parts(options(""), [staged(1, "a"), staged(2, "b")], "batch 3")
+        sink.commit_parts(options(""), [staged(1, "a"), staged(2, "b")], None, "batch 3")
     with pytest.raises(zsq.UsageError, match="do not agree"):
-        sink.commit_parts(options(), [staged(1), staged(2, transaction=Transaction("app", 4, "app"))], "batch 3")
+        sink.commit_parts(options(), [staged(1), staged(2, transaction=Transaction("app", 4, "app"))], None, "batch 3")
     with pytest.raises(zsq.UsageError, match=r"10001 partitions.*coalesce"):
-        sink.commit_parts(options(), [staged(1)] * 10_001, "batch 3")
+        sink.commit_parts(options(), [staged(1)] * 10_001, None, "batch 3")
     assert not Committer.asked
 
 
 def test_a_commit_is_tried_until_it_is_answered() -> None:
     Committer.answers += [zsq.Refused(E_DISK_FULL, "full"), zsq.BrokerUnreachable(E_TIMEOUT, "away"), {"repeated": True}]
-    sink.commit_parts(options(), [staged(1)], "batch 3")
+    sink.commit_parts(options(), [staged(1)], None, "batch 3")
     assert len(Committer.asked) == 3
 
 
 def test_one_attempt_of_a_commit_does_not_use_up_the_time_out() -> None:
     Committer.answers += [zsq.BrokerUnreachable(E_TIMEOUT, "no answer"), {}]
-    sink.commit_parts(options(timeout_s=120), [staged(1)], "batch 3")
+    sink.commit_parts(options(timeout_s=120), [staged(1)], None, "batch 3")
     assert Committer.timeouts == [15, 15]
 
 
 def test_a_commit_gives_up_in_the_end_and_says_what_to_do() -> None:
     Committer.answers += [zsq.Refused(E_CLOSING, "the broker stops")] * 1000
     with pytest.raises(zsq.Refused, match=r"batch 3 was not committed to topic t within 0\.1 s: the broker stops\. Start it again"):
-        sink.commit_parts(options(timeout_s=0.1), [staged(1)], "batch 3")
+        sink.commit_parts(options(timeout_s=0.1), [staged(1)], None, "batch 3")
     with pytest.raises(zsq.Refused, match="Look whether it is in the topic before you write it again"):
-        sink.commit_parts(options(timeout_s=0.1), [staged(1, transaction=Transaction("u", 0, "job"))], "the write")
+        sink.commit_parts(options(timeout_s=0.1), [staged(1, transaction=Transaction("u", 0, "job"))], None, "the write")
 
 
 def test_a_commit_that_cannot_be_is_not_tried_again() -> None:
     Committer.answers += [zsq.NotFound(E_NOT_FOUND, "part 1 is gone")]
     with pytest.raises(zsq.NotFound, match="part 1 is gone"):
-        sink.commit_parts(options(), [staged(1)], "batch 3")
+        sink.commit_parts(options(), [staged(1)], None, "batch 3")
     assert len(Committer.asked) == 1
 
 
