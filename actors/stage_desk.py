@@ -5,6 +5,8 @@ Orders that must hold:
 * A seal is answered after its files are synced and its row is committed.
 * A commit is answered once its group is in the log and synced; its row in the state may lag, the log brings it back. Of an empty
   one only the row tells, so it is answered after that.
+* A commit of many small parts is merged on the thread first. Meanwhile its stages stay, whatever is asked: words about its app, and
+  aborts of its stages, are taken up when it has ended.
 * The files of a stage that is gone go after the commit of what says so.
 """
 
@@ -17,6 +19,7 @@ from functools import partial
 from typing import Any, cast
 
 from ..storage.errors import Damaged, DiskFull, StoreFailed
+from ..storage.group import Merged
 from ..storage.state import StateBatch, Table
 from ..storage.store import Store
 from ..storage.transactions import TRANSACTIONS_MAX, Transaction, TransactionRow, forgettable
@@ -24,17 +27,16 @@ from ..transport import protocol as p
 from ..transport.block import Block, check_block
 from ..transport.errors import (
     E_BAD_BLOCK,
-    E_CHECKSUM,
     E_CLOSING,
     E_DISK_FULL,
     E_LIMIT,
-    CorruptBlock,
     NotFound,
     Refused,
     UsageError,
     ZsqError,
 )
 from . import options
+from .commit_queue import CommitQueue, PendingCommit, refusal
 from .port import Mail, Port
 from .stages import SealNow, Stages
 from .state_desk import StateDesk
@@ -63,6 +65,7 @@ class StageDesk:
         self._sealed_kept_s = stage_timeout_s or options.STAGE_SEALED_KEPT_S
         self._committed_bytes = 0
         self._forgot_ns = 0
+        self._queue = CommitQueue(thread, self._commit_merged, self._again)
         for stage, facts in self._staging.stages().items():
             counts = (facts.blocks, facts.messages, facts.size_bytes, facts.checksum)
             self.core.recovered(stage, facts.transaction, counts, facts.final, time.monotonic_ns())
@@ -116,8 +119,7 @@ class StageDesk:
             self.core.link(mail.envelope, now_ns)
             data = {"expected": 0, "sealed": 0, "credit_bytes": 0, "committed": True}
         else:
-            if word.app not in self._transactions:
-                self._make_room()  # here already, not when all of it is staged
+            self._make_room(word.app)  # here already, not when all of it is staged
             self.core.check_open(word.stage, transaction)
             self.core.link(mail.envelope, now_ns)
             self._staging.open(word.stage, transaction, word.partition, time.time_ns())
@@ -170,6 +172,9 @@ class StageDesk:
     def on_results(self) -> None:
         """The thread's socket is readable."""
         for ticket, value in self.thread.results():
+            if isinstance(ticket, PendingCommit):
+                self._queue.stepped(ticket, value, self.closing)
+                continue
             if isinstance(value, Exception):
                 raise StoreFailed(f"sync of a stage failed: {value}") from value
             if ticket is None:
@@ -198,16 +203,30 @@ class StageDesk:
             answer = {"first_offset": done.first_offset if same else -1, "messages": done.messages if same else 0, "repeated": True}
             self._state.then(partial(port.send, mail.envelope, p.Done(word.request, answer)))  # an empty one's row may be on its way
             return
+        if self._queue.waits(port, mail, word.app):
+            return
         self._check_open()
-        parts = self.core.check_parts(transaction, word.parts)
-        if word.app not in self._transactions:
-            self._make_room()
+        stages = self.core.check_parts(transaction, word.parts)
+        self._make_room(word.app)
+        merge = self._log.begin_merge([self._staging.part(stage) for stage in stages])
+        if merge is None:
+            self._commit(port, mail, transaction, stages, None)
+            return
+        self._queue.add(PendingCommit(port, mail, transaction, stages, merge))
+
+    def _commit_merged(self, pending: PendingCommit) -> None:
+        self._make_room(pending.transaction.app)
+        self._commit(pending.port, pending.mail, pending.transaction, pending.stages, pending.merge.merged)
+
+    def _again(self, port: Port, mail: Mail) -> None:
+        (self.on_commit_word if isinstance(mail.word, p.Commit) else self.on_abort_word)(port, mail)
+
+    def _commit(self, port: Port, mail: Mail, transaction: Transaction, stages: list[bytes], merged: Merged | None) -> None:
+        word = cast("p.Commit", mail.word)
         try:
-            group = self._log.append_group(transaction, [self._staging.part(stage) for stage in parts], time.time_ns())
-        except DiskFull as error:
-            raise Refused(E_DISK_FULL, f"nothing was committed: {error}") from error
-        except Damaged as error:
-            raise CorruptBlock(E_CHECKSUM, f"nothing was committed: {error}; write the batch again") from error
+            group = self._log.append_group(transaction, [self._staging.part(stage) for stage in stages], time.time_ns(), merged)
+        except (DiskFull, Damaged) as error:
+            raise refusal(error) from error
         row = TransactionRow(word.version, word.kind, group.first_offset, group.messages, group.time_ns)
         self._transactions[word.app] = self._state.batch.transactions[word.app] = row
         self._state.cover(self._log.synced_end)
@@ -224,6 +243,8 @@ class StageDesk:
     def on_abort_word(self, port: Port, mail: Mail) -> None:
         word = cast("p.Abort", mail.word)
         named = [stage for stage in word.stages if isinstance(stage, bytes)]
+        if self._queue.waits(port, mail, word.app, named):
+            return
         committed = bool(word.app) and self._find(word.app, word.version) is not None
         stages = self.core.known([*named, *(self.core.of(word.app, word.version) if word.app else ())])
         self._drop(stages, "it was aborted")
@@ -245,9 +266,9 @@ class StageDesk:
         if files:
             self.thread.submit(None, partial(self._staging.remove, files))
 
-    def _make_room(self) -> None:
-        """For one app more: `Refused` E_LIMIT where as many are remembered as may be, and none of them is a job's."""
-        if len(self._transactions) < TRANSACTIONS_MAX:
+    def _make_room(self, app: str) -> None:
+        """For this app, if it is a new one: `Refused` E_LIMIT where as many are remembered as may be, and none of them is a job's."""
+        if app in self._transactions or len(self._transactions) < TRANSACTIONS_MAX:
             return
         self._forget_transactions()
         if len(self._transactions) >= TRANSACTIONS_MAX:
@@ -265,6 +286,8 @@ class StageDesk:
         """Stages that nobody uses any more, and transactions of old jobs."""
         now_ns = time.monotonic_ns()
         orphans = self.core.orphans(now_ns, int(self._open_kept_s * _NS_PER_S), int(self._sealed_kept_s * _NS_PER_S))
+        committing = self._queue.stages()
+        orphans = [stage for stage in orphans if stage not in committing]
         if orphans:
             log.info("%d stages were not used for long and are removed", len(orphans))
             self._drop(orphans, "it was not used for too long (zsq serve --stage-timeout)")

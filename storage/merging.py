@@ -5,15 +5,15 @@ to be appended is copied first: blocks as they are, with headers that fit their 
 is a part like any finally sealed one, of a name of its own that no row knows: the parts it was made of stay until the commit, and after a
 crash its files are removed at start like all files without a row (or finished, if the mark names them).
 
-A merge is made in the log's thread, and its steps run in any thread, one after the other. Each is bounded, so that seals which wait for the same
-thread get their turn in between.
+A merge is made in the log's thread, and its steps run in any thread, one after the other. Each is bounded, so that seals which wait
+for the same thread get their turn in between.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, Final
 
 from ..transport.block import Header
@@ -89,6 +89,9 @@ class Merge:
             if is_full(error):
                 raise DiskFull(f"no space to merge staged files in {self._folder}: {error}") from error
             raise StoreFailed(f"staged files in {self._folder} could not be merged: {error}") from error
+        except BaseException:
+            self._source.close()
+            raise
 
     def _copy(self) -> int:
         """One piece into the file at hand, or into a new one; its bytes."""
@@ -145,7 +148,7 @@ class Merge:
         return f"{self._folder}/{part_name(self._name, number)}"
 
     def discard(self) -> None:
-        """Its commit will not be, or not with it: remove what was made. What cannot be removed now is at the next start."""
+        """Its commit has ended: remove what was made and is no chunk now, by its name. What cannot be removed now is at the next start."""
         self._source.close()
         self._next = None
         if self._fd >= 0:
@@ -158,6 +161,6 @@ class Merge:
 
     # Reading
 
-    def _blocks(self) -> Iterator[tuple[Header, memoryview]]:
+    def _blocks(self) -> Generator[tuple[Header, memoryview]]:
         for part in self._parts:
             yield from walk_staged(self._files, part)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from zsq.storage.errors import Damaged
+from zsq.storage.errors import Damaged, DiskFull
 from zsq.storage.faulty_files import Choose, FaultyFiles, keep_all
 from zsq.storage.files import Files
 from zsq.storage.group import Group
@@ -198,12 +198,24 @@ class Desk:
             self.store.state.commit(StateBatch(stage_puts={key: row}))
             self.sealed[key] = (row.blocks, final)
 
-    def commit(self, version: int, *keys: bytes, lag: bool = False) -> Group:
-        """One group. `lag`: the process would die before the state is committed."""
+    def commit(self, version: int, *keys: bytes, lag: bool = False, merge: bool = False) -> Group:
+        """One group. `lag`: the process would die before the state is committed; `merge`: its small parts before, if there are many."""
         self.tried[version] = {key: list(self.staged[key]) for key in keys}
         self.now_ns += 10
         transaction = Transaction(APP, version, "app")
-        group = self.groups[version] = self.log.append_group(transaction, [self.staging.part(key) for key in keys], self.now_ns)
+        parts = [self.staging.part(key) for key in keys]
+        merging = self.log.begin_merge(parts) if merge else None
+        while merging is not None and not merging.done:
+            merging.step()
+        merged = None if merging is None else merging.merged
+        try:
+            group = self.groups[version] = self.log.append_group(transaction, parts, self.now_ns, merged)
+        except (Damaged, DiskFull):
+            if merging is not None:
+                merging.discard()
+            raise
+        if merging is not None:
+            merging.discard()
         batch = StateBatch(transactions={APP: TransactionRow(version, "app", *group)}, applied_offset=self.log.end)
         self.drop(*keys, batch=batch, lag=lag)
         return group

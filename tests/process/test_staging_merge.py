@@ -1,0 +1,126 @@
+"""A commit of very many small parts on real processes: others go on publishing, few chunks come of it, and a kill does not matter."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.broker import Broker, kill, wait_for
+from support.stages import TOPIC, bodies_of, staged_files, stored, topic_row, write
+
+import zsq
+from zsq.transport.stage_writer import StageCommitter, StagePart
+
+PARTS = 300
+BODIES = {n: bodies_of(f"part{n}", 1, 64 * 1024) for n in range(PARTS)}
+
+
+def parts_of(broker: Broker, version: int) -> list[StagePart]:
+    return [write(broker.ipc, BODIES[n], version=version) for n in range(PARTS)]
+
+
+def chunks(broker: Broker) -> int:
+    return len(list(Path(broker.data_dir).glob("topics/*/*.chunk")))
+
+
+class Task(threading.Thread):
+    """A commit that goes on in a thread."""
+
+    def __init__(self, committer: StageCommitter, version: int, parts: list[StagePart]) -> None:
+        super().__init__(daemon=True)
+        self.committer, self.version, self.parts = committer, version, parts
+        self.done: dict[str, Any] = {}
+        self.start()
+
+    def run(self) -> None:
+        self.done = self.committer.commit("app", self.version, self.parts)
+
+    def result(self) -> dict[str, Any]:
+        self.join(60)
+        assert self.done, "the commit did not end well"
+        return self.done
+
+    def is_merging(self, broker: Broker) -> bool:
+        """Or past it."""
+        names = {part[0].hex() for part in self.parts}
+        return bool(self.done) or any(name.split("-")[0] not in names for name in staged_files(broker)) or topic_row(broker)["head"] > 0
+
+
+class Live(threading.Thread):
+    """A publisher that waits for each answer; `longest`: the longest wait in seconds."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(daemon=True)
+        self.url = url
+        self.acknowledged: list[bytes] = []
+        self.longest = 0.0
+        self.ending = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        with zsq.Producer(self.url) as producer:
+            while not self.ending.is_set():
+                body = f"live{len(self.acknowledged)}".encode()
+                begun = time.monotonic()
+                producer.publish(TOPIC, body)
+                self.longest = max(self.longest, time.monotonic() - begun)
+                self.acknowledged.append(body)
+
+    def end(self) -> list[bytes]:
+        self.ending.set()
+        self.join(60)
+        return self.acknowledged
+
+
+def test_others_publish_while_very_many_small_parts_are_committed(broker: Broker) -> None:
+    parts = parts_of(broker, 1)
+    live = Live(broker.ipc)
+    wait_for(lambda: len(live.acknowledged) > 5, 20, "a publisher at work")
+    live.longest = 0.0
+    before = len(live.acknowledged)
+    with StageCommitter(broker.ipc, TOPIC) as committer:
+        done = committer.commit("app", 1, parts)
+        assert done["messages"] == PARTS
+        assert len(live.acknowledged) > before
+        longest = live.longest
+        published = live.end()
+        assert committer.commit("app", 1, parts)["repeated"] is True
+    found = stored(broker.ipc)
+    assert [body for body in found if not body.startswith(b"live")] == [body for n in range(PARTS) for body in BODIES[n]]
+    assert [body for body in found if body.startswith(b"live")] == published
+    assert chunks(broker) <= 3
+    assert longest < 2.0, "a publisher waited as if the merge were done in storage's loop"
+    wait_for(lambda: not staged_files(broker), 20, "an empty staging folder")
+
+
+def test_an_abort_during_the_merge_comes_too_late(broker: Broker) -> None:
+    parts = parts_of(broker, 1)
+    with StageCommitter(broker.ipc, TOPIC) as committer, StageCommitter(broker.ipc, TOPIC) as other:
+        committing = Task(committer, 1, parts)
+        wait_for(lambda: committing.is_merging(broker), 20, "the merge")
+        assert other.abort("app", 1, [part[0] for part in parts])["committed"] is True
+        assert other.commit("app", 1, parts)["messages"] == PARTS
+        assert committing.result()["messages"] == PARTS
+    assert stored(broker.ipc) == [body for n in range(PARTS) for body in BODIES[n]]
+    wait_for(lambda: not staged_files(broker), 20, "an empty staging folder")
+
+
+@pytest.mark.parametrize("after", [0, 1])
+def test_a_kill_during_the_merge(broker: Broker, after: int) -> None:
+    """`after`: so many files of the merge are there."""
+    parts = parts_of(broker, 1)
+    with StageCommitter(broker.ipc, TOPIC) as committer:
+        committing = Task(committer, 1, parts)
+        if after:
+            wait_for(lambda: committing.is_merging(broker), 20, "the merge")
+        (storage,) = broker.pids("storage")
+        kill(storage)
+        broker.wait_gone([storage])
+        assert committing.result()["messages"] == PARTS
+        assert committer.commit("app", 1, parts)["repeated"] is True
+    assert stored(broker.ipc) == [body for n in range(PARTS) for body in BODIES[n]]
+    assert chunks(broker) <= 3
+    wait_for(lambda: not staged_files(broker), 20, "an empty staging folder")
