@@ -198,11 +198,12 @@ class Producer:
 class _Asker:
     """Asks one target; any number of tasks may ask at once."""
 
-    def __init__(self, url: str | None, target: Target, timeout: float) -> None:
+    def __init__(self, url: str | None, target: Target, timeout: float, *, patient: bool = False) -> None:
         check_times(timeout, None)
         self._address = parse(url)
         self._target = target
         self._timeout = timeout
+        self._patient = patient
         self._closed = False
         self._made: Turner[RequestEngine] | None = None
 
@@ -213,7 +214,7 @@ class _Asker:
         if turner is None or turner.pid != os.getpid():
             if turner is not None:
                 inherit(turner)
-            turner = self._made = Turner(RequestEngine(self._address, self._target))
+            turner = self._made = Turner(RequestEngine(self._address, self._target, patient=self._patient))
         engine = turner.engine
         number = engine.number()
         request = engine.ask(number, make(number), repeatable=repeatable)
@@ -284,8 +285,8 @@ class Admin(_Asker):
 class Reader(_Asker):
     """Reads a topic by offset; see `zsq.Reader`."""
 
-    def __init__(self, url: str | None, topic: str, *, timeout: float = TIMEOUT_S) -> None:
-        super().__init__(url, Target("reader", check_name(topic), create=False), timeout)
+    def __init__(self, url: str | None, topic: str, *, timeout: float = TIMEOUT_S, patient: bool = False) -> None:
+        super().__init__(url, Target("reader", check_name(topic), create=False), timeout, patient=patient)
         self.topic = topic
 
     async def read(self, offset: int, bytes_max: int = 1 << 20) -> Fetched:
