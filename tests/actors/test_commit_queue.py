@@ -130,8 +130,10 @@ def _seal(bench: Bench, stage: bytes) -> p.StagePart:
 def test_a_failed_one_leaves_all_as_it_was(bench: Bench, monkeypatch: pytest.MonkeyPatch, where: str, error: Exception, code: str) -> None:
     parts = two_parts(bench)
     names = bench.files_now()
+    calls = []
 
     def fail(*arguments: Any) -> None:
+        calls.append(1)
         raise error
 
     with monkeypatch.context() as patch:
@@ -143,6 +145,7 @@ def test_a_failed_one_leaves_all_as_it_was(bench: Bench, monkeypatch: pytest.Mon
         bench.say(p.Commit(10, "app", 1, "app", parts))
         told = merge_all(bench)
     assert [(word.request, word.code) for word in told if isinstance(word, p.Failed)] == [(9, code), (10, code)]
+    assert len(calls) == 1, "who asked again is answered the same"
     assert bench.files_now() == names
     bench.say(p.Commit(11, "app", 1, "app", parts))
     assert merge_all(bench) == [p.Head(8), done(11, 8)]
@@ -162,13 +165,15 @@ def test_an_abort_that_waits_for_a_failed_one_is_done(bench: Bench, monkeypatch:
     assert bench.files() == []
 
 
+@pytest.mark.parametrize("steps", [1, 3])
 @pytest.mark.parametrize("how", ["deleted", "stopped"])
-def test_the_end_of_the_topic_ends_it(bench: Bench, how: str) -> None:
+def test_the_end_of_the_topic_ends_it(bench: Bench, how: str, steps: int) -> None:
     parts = two_parts(bench)
     names = bench.files_now()
     bench.say(p.Commit(9, "app", 1, "app", parts))
     bench.say(p.Commit(10, "app", 1, "app", parts))
-    bench.sync_stages()
+    for _ in range(steps):
+        bench.sync_stages()
     if how == "deleted":
         bench.desk.closing = True
     else:

@@ -211,6 +211,22 @@ def test_each_failing_call_of_a_merge(tmp_path: Path, group_desk: Desk, call: st
         assert (refused > 0, failed) == (expected, 0)
 
 
+@pytest.mark.usefixtures("small_steps")
+def test_what_is_merged_is_on_disk(group_desk: Desk) -> None:
+    """So the commit, which syncs each of these files once more, finds only its own few bytes to write."""
+    desk = group_desk
+    merge = desk.log.begin_merge([desk.staging.part(key) for key in prepared(desk)])
+    assert merge is not None
+    while not merge.done:
+        merge.step()
+    part = merge.merged.part
+    assert len(part.files) > 1
+    before = [Path(part.path(file)).read_bytes()[: file.data_end] for file in part.files]
+    desk.abandon()
+    desk.files.crash(keep_none)
+    assert [Path(part.path(file)).read_bytes()[: file.data_end] for file in part.files] == before
+
+
 def test_a_damaged_part_is_named_and_nothing_is_left(group_desk: Desk) -> None:
     desk = group_desk
     keys = prepared(desk)
