@@ -225,9 +225,13 @@ def test_refusals_for_good(storage: FakeStages) -> None:
             with pytest.raises(zsq.NotFound, match="as the test wants it"):
                 writer.push(block(0))
     storage.failures.append(E_BAD_BLOCK)
-    with StageWriter(storage.url, "t", "app", 1) as writer, pytest.raises(zsq.UsageError, match=E_BAD_BLOCK):
-        push(writer, 5)  # its answer may come within
+
+    def push_and_seal(writer: StageWriter) -> None:
+        push(writer, 5)
         writer.seal()
+
+    with StageWriter(storage.url, "t", "app", 1) as writer, pytest.raises(zsq.UsageError, match=E_BAD_BLOCK):
+        push_and_seal(writer)  # the answer comes while it does either
     storage.wait_for(lambda: storage.count(p.Abort) == 1)
 
 
