@@ -251,7 +251,7 @@ def test_orphans_go_after_their_time(tmp_path: Path) -> None:
     try:
         broker.start()
         sealed = write(broker.ipc, bodies_of("sealed", 10))
-        with StageWriter(broker.ipc, TOPIC, "app", 1, heartbeat_ms=1_000) as writer, StageCommitter(broker.ipc, TOPIC) as committer:
+        with StageWriter(broker.ipc, TOPIC, "at work", 1, heartbeat_ms=1_000) as writer, StageCommitter(broker.ipc, TOPIC) as committer:
             writer.push(pack([b"open"]))
             victim = subprocess.Popen([sys.executable, "-c", KILLED, broker.ipc, TOPIC], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             assert victim.stdout is not None
@@ -264,7 +264,7 @@ def test_orphans_go_after_their_time(tmp_path: Path) -> None:
             with pytest.raises(zsq.NotFound):
                 committer.commit("app", 1, [sealed])
             part = writer.seal()
-            committer.commit("app", 1, [part])
+            committer.commit("at work", 1, [part])
         assert stored(broker.ipc) == [b"open"]
     finally:
         broker.close()
