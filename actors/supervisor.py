@@ -275,7 +275,8 @@ class Supervisor:
             return
         kind = child.spec.kind
         intensity = self._intensity.setdefault(kind, RestartIntensity())
-        unusable = kind == "gateway" and not child.envelope  # it never came up: its address cannot be had
+        # It said that it cannot listen there. (One that was killed before it was up said nothing, and is started again.)
+        unusable = kind == "gateway" and not child.envelope and bool(child.failure)
         if unusable or not intensity.may_restart(time.monotonic_ns()):
             assert kind in ENDS_TREE
             print(f"zsq: {child.spec.title} {child.failure or 'ends again and again'}", file=sys.stderr)

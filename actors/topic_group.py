@@ -205,6 +205,8 @@ class TopicGroup:
             self.supervisor.channels_changed = True
             if self.state is GroupState.UP:
                 self._restart_channel(channel)
+        if self.state is GroupState.ENDED:
+            return  # another one of it ended at the same moment, and was the last that lived
         if self.state is GroupState.STOPPING:
             self._stop_next()
             return
