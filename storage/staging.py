@@ -93,10 +93,6 @@ class Staging:
             raise UsageError(E_BAD_ARGUMENT, f"stage {stage.hex()} is not sealed")
         return StagedPart(stage, self._folder, tuple(file.row() for file in found.files))
 
-    def idle(self, before_ns: int) -> list[bytes]:
-        """Stages not used since."""
-        return [name for name, stage in self._stages.items() if stage.used_ns < before_ns]
-
     def _get(self, stage: bytes) -> Stage:
         found = self._stages.get(stage)
         if found is None:
