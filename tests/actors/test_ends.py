@@ -1,0 +1,34 @@
+"""What the supervisor makes of processes that end at an awkward moment."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from zsq.actors.supervisor import Supervisor
+from zsq.actors.topic_group import GroupState, TopicGroup
+
+
+def test_the_second_of_two_that_end_at_once_changes_nothing() -> None:
+    group = TopicGroup(cast("Any", None), "t", cast("Any", None))
+    storage: Any = SimpleNamespace(spec=SimpleNamespace(settings={}, kind="storage"), state="ended", failure="")
+    group.storage = storage
+    group.state = GroupState.ENDED  # by the end of its topic, told a moment ago
+    group.died(storage)
+    assert group.state is GroupState.ENDED
+
+
+@pytest.mark.parametrize(("failure", "ends"), [("", False), ("cannot start: E_START cannot listen on tcp://127.0.0.1:1", True)])
+def test_a_gateway_that_never_came_up(failure: str, ends: bool) -> None:
+    """Killed before it was up: started again. Its address cannot be had: the broker says so and ends."""
+    did: list[str] = []
+    supervisor: Any = SimpleNamespace(
+        channels_changed=False, _stopping=False, _intensity={},
+        stop=lambda code: did.append("stop"), _start_single=lambda *_: did.append("start"),
+    )  # fmt: skip
+    spec = SimpleNamespace(kind="gateway", settings={"listen": "127.0.0.1:1"}, title="gateway zeromq")
+    gateway: Any = SimpleNamespace(told_to_stop=False, envelope=(), failure=failure, spec=spec)
+    Supervisor._single_ended(supervisor, gateway)
+    assert did == (["stop"] if ends else ["start"])
