@@ -243,7 +243,7 @@ class Channel(Actor):
         self._barriers_out, self._barriers = list(self._barriers), deque()
         self._orders_out, self._orders = self._orders, []
         row = {"next": changes.next_offset, "paused": self.delivery.paused, "counters": self.delivery.counters}
-        self.storage.send((), p.Save(self._save_out, self.name, row, changes.holes_put, changes.holes_gone))
+        self.storage.send((), p.Save(self._save_out, self.name, row, changes.holes_put, changes.holes_gone, False, False))
 
     def on_done_word(self, port: Port, mail: Mail) -> None:
         if cast("p.Done", mail.word).request != self._save_out:

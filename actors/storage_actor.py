@@ -23,9 +23,10 @@ from ..storage.state import ProducerRow, producer_after
 from ..storage.store import Identity, Store, StoreOptions, create_store, open_store
 from ..transport import protocol as p
 from ..transport.block import Block
-from ..transport.errors import E_BAD_ARGUMENT, E_CLOSING, E_DISK_FULL, Refused, UsageError, ZsqError
+from ..transport.errors import E_CLOSING, E_DISK_FULL, Refused, ZsqError
 from . import options
 from .actor import Actor, StartFailed
+from .channel_desk import ChannelDesk
 from .port import Envelope, Mail, Port
 from .read_desk import READER_WORDS, ReadDesk
 from .stage_desk import STAGE_WORDS, StageDesk
@@ -60,11 +61,8 @@ class StorageActor(Actor):
         self.store = self._open(settings)
         self._log = self.store.log
         table = self.store.state.load()
-        self._channels, self._waiting, self._visible_end = dict(table.channels), table.waiting, table.paused_end
-        self._holes = {name: {hole[0]: tuple(hole) for hole in holes} for name, holes in table.holes.items()}
         self._producers: dict[int, ProducerRow] = dict(table.producers)
         self._producers_changed: set[int] = set()
-        self._owners: dict[str, Envelope] = {}
         self._epoch = 0
         self._appends = 0
         self._sealed = False
@@ -74,6 +72,7 @@ class StorageActor(Actor):
         self._topic: Envelope | None = None
         self._sync_thread = WorkerThread(self.context, "sync")
         self._state = StateDesk(WorkerThread(self.context, "state"), self.store.state, table.applied_offset, self.title)
+        self._channels = ChannelDesk(self._log, self._state, table, self.mode)
         self._stages = StageDesk(self.store, self._state, WorkerThread(self.context, "stage"), table, settings["stage_timeout_s"])
         for thread in (self._sync_thread, self._state.thread, self._stages.thread):
             self.listen_raw(thread.socket)
@@ -95,7 +94,7 @@ class StorageActor(Actor):
         log.log(logging.INFO if noteworthy else logging.DEBUG, "%s: %s", self.title, report)
         for alarm in self.store.report.alarms:
             log.error("%s: %s", self.title, alarm)
-        return {"channels": list(self._channels), "alarms": list(self.store.report.alarms)}
+        return {"channels": list(self._channels.rows), "alarms": list(self.store.report.alarms)}
 
     def _open(self, settings: dict[str, Any]) -> Store:
         identity = Identity(settings["name"], settings["uuid"], settings["base_offset"])
@@ -116,7 +115,7 @@ class StorageActor(Actor):
 
     def on_opentopic_word(self, port: Port, mail: Mail) -> None:
         rows = {pid: (row.next_sequence, row.recent) for pid, row in self._producers.items()}
-        data = {"producers": rows, "head": self._log.end, "visible_end": self._visible_end}
+        data = {"producers": rows, "head": self._log.end, "visible_end": self._channels.visible_end}
         self._topic = mail.envelope
         port.send(mail.envelope, p.Done(cast("p.OpenTopic", mail.word).request, data))
 
@@ -248,46 +247,6 @@ class StorageActor(Actor):
             changed.pop(pid, None)
             self._state.batch.producers_gone.append(pid)
 
-    def _answer_after_commit(self, port: Port, mail: Mail, data: dict[str, Any]) -> None:
-        self._state.then(partial(port.send, mail.envelope, p.Done(getattr(mail.word, "request", 0), data)))
-
-    # Channels' rows
-
-    def on_openchannel_word(self, port: Port, mail: Mail) -> None:
-        word = cast("p.OpenChannel", mail.word)
-        row = self._channels.get(word.channel)
-        if row is None:
-            if len(self._channels) >= options.CHANNELS_MAX:
-                raise Refused("E_LIMIT", f"a topic has at most {options.CHANNELS_MAX} channels")
-            start = self._waiting if not self._channels else self._log.synced_end
-            row = {"next": start, "paused": False, "created_ns": time.time_ns(), "counters": {}}
-            self._channels[word.channel] = row
-            self._state.batch.channel_puts[word.channel] = row
-        self._owners[word.channel] = mail.envelope  # words of a dead predecessor may still lie in its pipe
-        holes = tuple(self._holes.get(word.channel, {}).values())
-        data = {"row": row, "holes": holes, "end": self._channel_end(), "start": self._log.start}
-        self._answer_after_commit(port, mail, data)
-
-    def on_save_word(self, port: Port, mail: Mail) -> None:
-        word = cast("p.Save", mail.word)
-        if self._owners.get(word.channel) != mail.envelope:
-            raise Refused(E_CLOSING, f"channel {word.channel!r} has another owner now")
-        row = self._channels[word.channel] | word.row
-        if not isinstance(row.get("next"), int):
-            raise UsageError(E_BAD_ARGUMENT, "a channel's row says where it is")
-        self._channels[word.channel] = row
-        self._state.batch.channel_puts[word.channel] = row
-        self._state.cover(row["next"])
-        # The batch may already hold older changes of the same rows: the later word wins.
-        holes = self._holes.setdefault(word.channel, {})
-        for start in word.holes_gone:
-            if holes.pop(start, None) is not None:
-                self._state.put_hole(word.channel, start, None)
-        for start, count, attempts, due_ns in word.holes_put:
-            holes[start] = (start, count, attempts, due_ns)
-            self._state.put_hole(word.channel, start, (count, attempts, due_ns))
-        self._answer_after_commit(port, mail, {})
-
     def on_order(self, word: p.Order) -> dict[str, Any] | None:
         """seal: take no more, and say where the topic ends; unseal. drop: a channel that ended, with its rows."""
         if word.action == "seal":
@@ -299,38 +258,27 @@ class StorageActor(Actor):
         if word.action != "drop":
             return super().on_order(word)
         name = str(word.options["channel"])
-        if name not in self._channels:
+        if name not in self._channels.rows:
             return {}
-        self._holes.pop(name, None)
-        del self._channels[name]
-        self._owners.pop(name, None)
-        self._state.drop_channel(name)
-        if not self._channels:  # from here on messages wait for a first channel again
-            self._waiting = self._state.batch.waiting = self._log.synced_end
-        self._state.then(partial(self.answer_order, word.request, {}))
+        self._channels.drop(name, partial(self.answer_order, word.request, {}))
         return None
 
+    # Words that the channel desk answers
+
+    def on_openchannel_word(self, port: Port, mail: Mail) -> None:
+        self._channels.on_openchannel_word(port, mail)
+
+    def on_save_word(self, port: Port, mail: Mail) -> None:
+        self._channels.on_save_word(port, mail)
+
     def on_pause_word(self, port: Port, mail: Mail) -> None:
-        paused = cast("p.Pause", mail.word).paused
-        if not paused or self._visible_end < 0:  # pausing twice does not move the end
-            self._visible_end = self._log.end if paused else -1
-        self._state.batch.paused_end = self._visible_end
-        self._state.cover(self._visible_end)
-        self._answer_after_commit(port, mail, {"visible_end": self._visible_end})
+        self._channels.on_pause_word(port, mail)
 
     def on_empty_word(self, port: Port, mail: Mail) -> None:
-        if not self._channels:
-            self._waiting = self._state.batch.waiting = self._log.synced_end
-        self._answer_after_commit(port, mail, {})
-
-    # Reads
-
-    def _channel_end(self) -> int:
-        end: int = self._log.end if self.mode == "interval" else self._log.synced_end  # as far as the topic offers
-        return end if self._visible_end < 0 else min(end, self._visible_end)
+        self._channels.on_empty_word(port, mail)
 
     def on_fetch_word(self, port: Port, mail: Mail) -> None:
-        self._reads.fetch(port, mail, self._channel_end(), options.READ_BYTES_MAX)
+        self._reads.fetch(port, mail, self._channels.end(), options.READ_BYTES_MAX)
 
     # The end
 
@@ -359,8 +307,8 @@ class StorageActor(Actor):
             "appends": self._appends,
             "start": self._log.start,
             "head": self._log.synced_end,
-            "waiting": self._waiting,
-            "channels": len(self._channels),
+            "waiting": self._channels.waiting,
+            "channels": len(self._channels.rows),
             "producers_known": len(self._producers),
             **self._stages.statistics(),
         }

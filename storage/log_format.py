@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from ..transport.block import DISK_MAGIC, HEADER_BYTES, IN_GROUP, MARK, Buffer, Header, decode_header, encode_header
+from ..transport.block import DELAYED, DISK_MAGIC, HEADER_BYTES, IN_GROUP, MARK, Buffer, Header, decode_header, encode_header
 from ..transport.errors import ZsqError
 from .errors import Damaged, ForeignDirectory
 
@@ -67,7 +67,7 @@ PART_SUFFIX: Final = ".part"
 _DIGITS: Final = 20
 
 ADOPTED: Final = 1  # flag of a chunk header: the chunk was staged, synced and renamed, not appended to here
-_ON_DISK_ONLY: Final = IN_GROUP | MARK  # flags of a block
+_ON_DISK_ONLY: Final = IN_GROUP | MARK | DELAYED  # flags of a block
 
 
 class ChunkHeader(NamedTuple):

@@ -88,6 +88,8 @@ class Table:
     synced_end: int = 0
     paused_end: int = -1
     waiting: int = 0
+    start: int = 0
+    """Chunks that end at or below this offset are removed, or are to be."""
 
 
 @dataclass(slots=True)
@@ -111,6 +113,7 @@ class StateBatch:
     synced_end: int | None = None
     paused_end: int | None = None
     waiting: int | None = None
+    start: int | None = None
 
 
 class StateStore:
@@ -135,6 +138,7 @@ class StateStore:
             "synced": waiting,
             "paused": -1,
             "waiting": waiting,
+            "start": waiting,
             "rows": 0,
             "sum": 0,
         }
@@ -170,6 +174,7 @@ class StateStore:
         table.synced_end = meta["synced"]
         table.paused_end = meta["paused"]
         table.waiting = meta["waiting"]
+        table.start = meta["start"]
         return table
 
     def uuid(self) -> bytes:
@@ -297,7 +302,13 @@ def _apply(txn: Any, batch: StateBatch) -> None:
         rows.delete(_TRANSACTION + app.encode())
     for app, transaction in batch.transactions.items():
         rows.put(_TRANSACTION + app.encode(), pack_value(tuple(transaction)))
-    changes = {"applied": batch.applied_offset, "synced": batch.synced_end, "paused": batch.paused_end, "waiting": batch.waiting}
+    changes = {
+        "applied": batch.applied_offset,
+        "synced": batch.synced_end,
+        "paused": batch.paused_end,
+        "waiting": batch.waiting,
+        "start": batch.start,
+    }
     meta.update({name: value for name, value in changes.items() if value is not None})
     meta["synced"] = max(meta["synced"], meta["applied"])
     txn.put(_META, _wrap(_META, pack_value(meta)))

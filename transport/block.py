@@ -30,6 +30,7 @@ from .block_format import (
     BLOCK_BYTES_MAX,
     BLOCK_COUNT_MAX,
     COMPRESSION_MASK,
+    DELAYED,
     DISK_MAGIC,
     HAS_HEADERS,
     HAS_KEY,
@@ -59,8 +60,8 @@ from .errors import E_BAD_BLOCK, E_CHECKSUM, E_TOO_BIG, CorruptBlock, UsageError
 
 # fmt: off
 __all__ = [
-    "BLOCK_BYTES_MAX", "BLOCK_COUNT_MAX", "COMPRESSION_MASK", "DISK_MAGIC", "HAS_HEADERS", "HAS_KEY", "HAS_TAG",
-    "HAS_TIMES", "HEADERS_BYTES_MAX", "HEADERS_NULLS", "HEADER_BYTES", "IN_GROUP", "KEY_BYTES_MAX", "KEY_NULLS", "MARK",
+    "BLOCK_BYTES_MAX", "BLOCK_COUNT_MAX", "COMPRESSION_MASK", "DELAYED", "DISK_MAGIC", "HAS_HEADERS", "HAS_KEY",
+    "HAS_TAG", "HAS_TIMES", "HEADERS_BYTES_MAX", "HEADERS_NULLS", "HEADER_BYTES", "IN_GROUP", "KEY_BYTES_MAX", "KEY_NULLS", "MARK",
     "MESSAGE_BYTES_MAX", "TAG_BYTES_MAX", "TAG_NULLS", "TRAILER_BYTES", "TRAILER_MAGIC", "VERSION", "WIRE_MAGIC",
     "Block", "Buffer", "Column", "Header", "Limits", "check_block", "check_columns", "cut", "decode_header",
     "encode_header", "gather", "open_block", "pack", "with_place",

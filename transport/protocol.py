@@ -11,15 +11,16 @@ from __future__ import annotations
 
 from typing import Final
 
-from . import protocol_client, protocol_inner, protocol_staging
+from . import protocol_client, protocol_delayed, protocol_inner, protocol_staging
 from .protocol_client import *
 from .protocol_client import Wire
+from .protocol_delayed import *
 from .protocol_inner import *
 from .protocol_staging import *
 
-__all__ = [*protocol_client.__all__, *protocol_inner.__all__, *protocol_staging.__all__, "WORDS"]
+__all__ = [*protocol_client.__all__, *protocol_delayed.__all__, *protocol_inner.__all__, *protocol_staging.__all__, "WORDS"]
 
-_named = [getattr(file, name) for file in (protocol_client, protocol_inner, protocol_staging) for name in file.__all__]
+_named = [getattr(file, name) for file in (protocol_client, protocol_delayed, protocol_inner, protocol_staging) for name in file.__all__]
 _words = [word for word in _named if isinstance(word, type) and issubclass(word, Wire) and word is not Wire]
 WORDS: Final[dict[int, type[Wire]]] = {word.op: word for word in _words}
 assert len(WORDS) == len(_words), "an opcode is used twice"

@@ -154,7 +154,10 @@ class Lookup(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Manage(Wire):
-    """`action`: create, delete, pause, unpause, empty, seek; on the topic, or on the channel if one is named. `options` by action."""
+    """`action`: create, delete, pause, unpause, empty, seek; on the topic, or on the channel if one is named. `options` by action.
+
+    On topics also: configure (retention and bounds), chunks (Done.data: their statistics), delayed (`do`: list, count, cancel).
+    """
 
     op: ClassVar[int] = 12
     request: int

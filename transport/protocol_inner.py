@@ -9,7 +9,7 @@ from .protocol_client import Wire
 
 # fmt: off
 __all__ = [
-    "Append", "Appended", "Ask", "Attach", "Behind", "Born", "Credit", "Empty", "Gone", "Head", "Hint", "Hung", "Offer",
+    "Append", "Appended", "Ask", "Attach", "Behind", "Born", "Credit", "Dropped", "Due", "Empty", "Gone", "Head", "Hint", "Hung", "Offer",
     "OpenChannel", "OpenTopic", "Order", "Pause", "PoolSize", "Pulse", "Save", "Scan", "ScanOrder", "ScanReport", "Scanned",
     "Stop", "Targets",
 ]
@@ -72,7 +72,12 @@ class OpenChannel(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Save(Wire):
-    """Channel to storage: commit these rows. `holes_put`: (start, count, attempts, due_ns); `holes_gone`: starts. Done after the commit."""
+    """Channel to storage: commit these rows. `holes_put`: (start, count, attempts, due_ns); `holes_gone`: starts. Done after the commit.
+
+    A row with a due time is *deferred*: it lies in the state store only, ordered by that time, until Due brings it back. The same start
+    put with due time 0, or gone, is deferred no more. `clear`: all deferred rows go before these puts. `more`: what follows
+    in the next Save belongs to the same commit (a frame has a largest size); only the last one is answered.
+    """
 
     op: ClassVar[int] = 61
     request: int
@@ -80,6 +85,8 @@ class Save(Wire):
     row: dict[str, Any]
     holes_put: tuple[tuple[int, int, int, int], ...]
     holes_gone: tuple[int, ...]
+    clear: bool
+    more: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +143,29 @@ class Empty(Wire):
     request: int
 
 
+@dataclass(frozen=True, slots=True)
+class Due(Wire):
+    """Channel to storage: which of my deferred rows are due by `until_ns` (wall clock)? The earliest `limit` of them.
+
+    Done.data: {"rows": ((start, count, attempts, due_ns), ...), "next_due_ns": of the earliest one behind those, 0 for none,
+    "deferred": messages in all deferred rows}. They stay deferred until a Save says otherwise.
+    """
+
+    op: ClassVar[int] = 68
+    request: int
+    channel: str
+    until_ns: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped(Wire):
+    """Storage to channel: offsets below `start` are not there any more, finished or not (the topic's bound, `drop-oldest`)."""
+
+    op: ClassVar[int] = 69
+    start: int
+
+
 # Scan
 
 
@@ -150,7 +180,7 @@ class ScanOrder(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Scan(Wire):
-    """Scan worker to a channel: process what is due now."""
+    """Scan worker to a channel or a storage: process what is due now."""
 
     op: ClassVar[int] = 71
     request: int
@@ -158,7 +188,7 @@ class Scan(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Scanned(Wire):
-    """Channel to scan worker: whether something was due, and the next due time (monotonic ns of this machine, 0 for none)."""
+    """Channel or storage to scan worker: whether something was due, and the next due time (monotonic ns of this machine, 0 for none)."""
 
     op: ClassVar[int] = 72
     request: int
@@ -177,7 +207,7 @@ class ScanReport(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Hint(Wire):
-    """Channel to scan loop: my next due time became earlier."""
+    """Channel or storage to scan loop: my next due time became earlier."""
 
     op: ClassVar[int] = 74
     key: int
@@ -234,7 +264,7 @@ class Order(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Targets(Wire):
-    """Supervisor to scan loop: the channels there are, as (key, endpoint); workers as endpoints."""
+    """Supervisor to scan loop: the channels and storages there are, as (key, endpoint); workers as endpoints."""
 
     op: ClassVar[int] = 85
     channels: tuple[tuple[int, str], ...]

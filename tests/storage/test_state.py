@@ -30,7 +30,7 @@ def fresh(folder: Path, map_bytes: int = 1 << 20) -> StateStore:
 
 
 def test_new(state: StateStore) -> None:
-    assert state.load() == Table(applied_offset=4, synced_end=4, waiting=4)
+    assert state.load() == Table(applied_offset=4, synced_end=4, waiting=4, start=4)
     assert state.uuid() == UUID
 
 
@@ -62,7 +62,7 @@ def test_all_kinds_of_rows(state: StateStore, tmp_path: Path) -> None:
     gone = StateBatch(stage_gones=[b"s" * 16, b"t" * 16, b"u" * 16], transactions_gone=["query", "jöb", "nobody"])
     state.commit(gone)
     state.commit(StateBatch(channel_drops=["a"], hole_gones=[("a.b", 5), ("nobody", 1)], producers_gone=[2**63 + 1, 5], paused_end=-1))
-    assert state.load() == Table(channels={"a.b": {**ROW, "id": 4}}, applied_offset=20, synced_end=20, waiting=6)
+    assert state.load() == Table(channels={"a.b": {**ROW, "id": 4}}, applied_offset=20, synced_end=20, waiting=6, start=4)
 
 
 def test_a_dropped_channel_may_be_made_again_in_the_same_commit(state: StateStore) -> None:
