@@ -1,7 +1,8 @@
 """Storage: the only owner of a topic's files. Appends in groups with one sync, commits state behind the log, answers reads.
 
 Three threads besides the loop, reached over inproc: one syncs the log, so that the next appends are written meanwhile; one commits the
-state store (`state_desk.py`), one syncs staged files (`stage_desk.py`). Orders that must hold:
+state store (`state_desk.py`), one syncs staged files (`stage_desk.py`). A fourth comes with its first job: housekeeping, for what takes
+long and nobody waits for. Orders that must hold:
 
 * An append is answered after a sync that began after its write (mode `always`).
 * Producers' rows count durable blocks only, and are committed together with the offset up to which they count.
@@ -13,7 +14,7 @@ import logging
 import os
 import time
 from collections import deque
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple, cast
 
 from ..storage.errors import DiskFull, Locked, StoreFailed
@@ -95,6 +96,16 @@ class StorageActor(Actor):
         for alarm in self.store.report.alarms:
             log.error("%s: %s", self.title, alarm)
         return {"channels": list(self._channels.rows), "alarms": list(self.store.report.alarms)}
+
+    @cached_property
+    def _house(self) -> WorkerThread:
+        """For removals, copies, checks. A job's tag is called in the loop with its value or exception. Most topics never need it."""
+        thread = WorkerThread(self.context, "house")
+        self.listen_raw(thread.socket)
+        return thread
+
+    def _house_is_idle(self) -> bool:
+        return "_house" not in self.__dict__ or not self._house.pending
 
     def _open(self, settings: dict[str, Any]) -> Store:
         identity = Identity(settings["name"], settings["uuid"], settings["base_offset"])
@@ -186,6 +197,9 @@ class StorageActor(Actor):
             self._state.on_results()
         elif source is self._stages.thread.socket:
             self._stages.on_results()
+        elif source is not self._sync_thread.socket:
+            for then, value in self._house.results():
+                then(value)
         else:
             for _, value in self._sync_thread.results():
                 if isinstance(value, Exception):
@@ -290,11 +304,12 @@ class StorageActor(Actor):
         if self._ticket is None and self._state.is_idle() and self._stages.is_idle():
             self._checkpoint()
         self._commit()
-        return self._ticket is None and self._state.is_idle() and self._stages.is_idle()
+        return self._ticket is None and self._state.is_idle() and self._stages.is_idle() and self._house_is_idle()
 
     def on_end(self) -> None:
         if self.stopping:
-            for thread in (self._sync_thread, self._stages.thread, self._state.thread):
+            house = (self._house,) if "_house" in self.__dict__ else ()
+            for thread in (*house, self._sync_thread, self._stages.thread, self._state.thread):
                 thread.close()
             self.store.close()
         else:  # a failure: nothing may wait for these files any more, but what was told goes out
