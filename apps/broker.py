@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -48,19 +48,31 @@ def temporary_broker(*options: str, prefix: str = "zsq-", under: Path | None = N
     """`zsq serve` in a new directory below `under` (default: the system's temporary one); ends and is removed with the block."""
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=under))
     try:
-        log = folder / "broker.log"
-        line = [sys.executable, "-P", "-m", "zsq", "serve", "--data-dir", str(folder / "data"), *options]
-        with log.open("wb") as out:
-            # A session of its own: Ctrl-C at the terminal is ours to answer, in order.
-            process = subprocess.Popen(line, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True)
-        try:
-            broker = Broker(process, folder, log)
-            _wait_until_ready(broker)
+        with _serve(folder, folder / "broker.log", options) as broker:
             yield broker
-        finally:
-            _end(process)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def serve_again(broker: Broker, *options: str) -> Iterator[Broker]:
+    """On the data directory of one that has ended; the directory stays."""
+    with _serve(broker.folder, broker.folder / "broker-again.log", ("--no-listen", *options)) as again:
+        yield again
+
+
+@contextlib.contextmanager
+def _serve(folder: Path, log: Path, options: Sequence[str]) -> Iterator[Broker]:
+    line = [sys.executable, "-P", "-m", "zsq", "serve", "--data-dir", str(folder / "data"), *options]
+    with log.open("wb") as out:
+        # A session of its own: Ctrl-C at the terminal is ours to answer, in order.
+        process = subprocess.Popen(line, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True)
+    try:
+        broker = Broker(process, folder, log)
+        _wait_until_ready(broker)
+        yield broker
+    finally:
+        _end(process)
 
 
 def _wait_until_ready(broker: Broker) -> None:

@@ -14,10 +14,12 @@ from rich.console import Console
 from ...transport.errors import ZsqError
 from ..broker import Broker, BrokerFailed, temporary_broker
 from . import machine, single, throughput
+from .backlog import backlog as measure_backlog
 from .crew import MemberFailed
 from .loads import Shape
 from .redis import RedisFailed
 from .report import Report
+from .storage import storage
 
 DURABLE: Final = {
     "always": "answered after fdatasync",
@@ -84,6 +86,7 @@ def _throughput(name: str, help_text: str, measure: Callable[[Broker, Report, Sh
 _throughput("e2e", "One producer and one consumer at once.", throughput.e2e, 1_000_000)
 _throughput("publish", "One producer alone.", throughput.publish_alone, 1_000_000)
 _throughput("consume", "One consumer on a backlog.", throughput.consume_alone, 1_000_000)
+_throughput("storage", "The log alone and a producer, beside writev + fdatasync; bytes written for each byte stored.", storage, 500_000)
 _throughput("fanout", "Four channels on one topic, a consumer each.", throughput.fanout, 500_000)
 
 
@@ -120,6 +123,20 @@ def processes(count: int, size: int, rounds: int, **common: Any) -> None:
         common | {"rounds": rounds},
         lambda broker, report: single.processes(broker, report, count, rounds),
     )
+
+
+@bench.command()
+@click.option(
+    "--waiting", type=click.IntRange(100_000, 1_000_000_000), default=10_000_000, help="Messages of 20 bytes behind the slow channel."
+)
+@click.option("--messages", type=click.IntRange(10_000, 50_000_000), default=1_000_000, help="Of each round.")
+@_common
+def backlog(waiting: int, messages: int, size: int, rounds: int, **common: Any) -> None:
+    """Rates and memory with an empty and a huge backlog, and a start after kill -9 with all of it waiting and a full last chunk."""
+    shape = Shape(messages, size, 1000)
+    settings = {"waiting": f"{waiting:,}", "messages": f"{messages:,}", "body": f"{size} B", "block": "1,000 messages"}
+    measure = lambda broker, report: measure_backlog(broker, report, waiting, shape, rounds)  # noqa: E731
+    _run("backlog", settings, common | {"rounds": rounds}, measure)
 
 
 @bench.command()

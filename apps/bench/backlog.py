@@ -1,0 +1,123 @@
+"""Behind a slow channel: rates and memory with nothing waiting and with very much, and a start after everything was killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Final
+
+from ...transport.client import Admin, Consumer, Producer
+from ..broker import Broker, serve_again
+from .crew import Crew
+from .loads import WAIT_S, Shape, Start, consume, publish
+from .report import Report
+
+RATE: Final = "messages/s"
+TOPIC: Final = "backlog"
+SLOW: Final = "slow"
+BLOCK: Final = 10_000
+MIB: Final = 1 << 20
+
+
+def backlog(broker: Broker, report: Report, waiting: int, shape: Shape, rounds: int) -> None:
+    """One topic: a channel that reads nothing lets all of it wait; another one, which is up to date, is measured before and after."""
+    with Admin(broker.url) as admin:
+        admin.create_channel(TOPIC, SLOW)
+        admin.create_channel(TOPIC, "live")
+    _rates(broker, report, shape, rounds, "empty")
+    memory = _memory(broker)
+    _fill(broker, report, waiting)
+    _rates(broker, report, shape, rounds, "full")
+    grown = {name: size - memory[name] for name, size in _memory(broker).items() if name in memory}
+    worst = max(grown, key=lambda name: grown[name])
+    report.add(f"growth of the process that grew most ({worst})", "MiB", grown[worst] / MIB)
+    for kind in ("publish and consume", "publish", "consume the backlog's begin"):
+        empty, full = report.measures.get(f"{kind}, empty"), report.measures.get(f"{kind}, full")
+        if empty is not None and full is not None:
+            report.add(f"{kind}: full by empty", "ratio", full.median / empty.median)
+    _restart(broker, report)
+
+
+def _rates(broker: Broker, report: Report, shape: Shape, rounds: int, when: str) -> None:
+    for _ in range(rounds):
+        with Crew() as crew:
+            crew.add(consume, broker.url, TOPIC, "live", shape, shape.messages + 1)
+            crew.add(publish, broker.url, TOPIC, shape)
+            begin = crew.go()
+            report.add(f"publish and consume, {when}", RATE, shape.messages / (max(crew.ends()) - begin))
+        with Crew() as crew:
+            crew.add(publish, broker.url, TOPIC, shape)
+            begin = crew.go()
+            report.add(f"publish, {when}", RATE, shape.messages / (crew.ends()[0] - begin))
+        with Crew() as crew:  # live has the last round before it, slow begins at the oldest
+            crew.add(_drain, broker.url, "live", shape.messages + 1)
+            crew.go()
+            crew.results()
+        with Crew() as crew:
+            crew.add(_drain, broker.url, SLOW, shape.messages)
+            begin = crew.go()
+            report.add(f"consume the backlog's begin, {when}", RATE, shape.messages / (crew.ends()[0] - begin))
+
+
+def _drain(start: Start, url: str, channel: str, count: int) -> float:
+    """Finish at least so many messages."""
+    seen = 0
+    deadline = time.monotonic() + WAIT_S
+    with Consumer(url, TOPIC, channel, ready=20_000) as consumer:
+        start()
+        while seen < count and time.monotonic() < deadline:
+            batch = consumer.receive_batch(timeout=1.0)
+            if batch is not None:
+                seen += len(batch)
+                batch.finish()
+        consumer.flush()
+    if seen < count:
+        raise ValueError(f"{seen:,} of {count:,} messages came in {WAIT_S:.0f} s")
+    return time.monotonic()
+
+
+def _fill(broker: Broker, report: Report, waiting: int) -> None:
+    """So many messages of 20 bytes, and then until the last chunk is nearly full."""
+    bodies = [b"%020d" % number for number in range(BLOCK)]
+    begin = time.monotonic()
+    with Producer(broker.url) as producer:
+        for _ in range(waiting // BLOCK):
+            producer.publish_many(TOPIC, bodies, wait=False)
+        producer.flush(WAIT_S)
+        report.add("filling", RATE, waiting / (time.monotonic() - begin))
+        while _last_chunk(broker.data_dir) < 240 * MIB:
+            producer.publish_many(TOPIC, bodies)
+    with Admin(broker.url) as admin:
+        admin.empty(TOPIC, "live")
+        rows = admin.stats(TOPIC)["topics"][0]["channels"]
+    report.notes.append("waiting: " + ", ".join(f"{row['channel_name']} {row['depth']:,}" for row in rows))
+
+
+def _last_chunk(data_dir: Path) -> int:
+    chunks = sorted((data_dir / "topics").glob("*/*.chunk"))
+    return chunks[-1].stat().st_size
+
+
+def _memory(broker: Broker) -> dict[str, int]:
+    time.sleep(3.0)  # what a process holds for its last load it gives back when it is idle
+    with Admin(broker.url) as admin:
+        return {row["name"]: row["private_bytes"] for row in admin.stats()["processes"]}
+
+
+def _restart(broker: Broker, report: Report) -> None:
+    """kill -9 of everything at once, while there is a full chunk and all that waits; until the topic answers again."""
+    with Admin(broker.url) as admin:
+        pids = [row["pid"] for row in admin.stats()["processes"]]
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    broker.process.wait(30)
+    begin = time.monotonic()
+    with serve_again(broker) as again, Admin(again.url) as admin:
+        report.add("until the broker was ready", "s", time.monotonic() - begin)
+        with Producer(again.url) as producer:
+            producer.publish(TOPIC, b"first")
+        report.add("start after kill -9 until a publish was durable", "s", time.monotonic() - begin)
+        rows = admin.stats(TOPIC)["topics"][0]["channels"]
+        report.notes.append("after the restart: " + ", ".join(f"{row['channel_name']} {row['depth']:,}" for row in rows))

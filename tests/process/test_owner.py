@@ -1,0 +1,106 @@
+"""Law 3: only a topic's storage process ever has that topic's files open, or mapped, whatever the others do meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from support.broker import Broker, kill, wait_for
+
+import zsq
+from zsq.transport.block import pack
+
+
+def held(pid: int, folder: Path) -> set[str]:
+    """Paths below `folder` that the process has open or mapped."""
+    found: set[str] = set()
+    with contextlib.suppress(OSError):  # it ended meanwhile
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                found.add(os.readlink(f"/proc/{pid}/fd/{fd}"))
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+            found.add(line.split(maxsplit=5)[-1])
+    return {path for path in found if path.startswith(f"{folder}/")}
+
+
+def processes() -> Iterator[tuple[int, str]]:
+    """All processes of this machine that may be looked at, with their titles."""
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError):
+                yield int(name), Path(f"/proc/{name}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+
+
+class Watch:
+    """Looks at every process again and again; who held what of which topic's folder."""
+
+    def __init__(self, topics: Path) -> None:
+        self.holders: dict[tuple[str, str], set[str]] = {}  # (title, folder) -> paths
+        self.rounds = 0
+        self._topics = topics
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0.005):
+            for pid, title in processes():
+                for path in held(pid, self._topics):
+                    folder = path.removeprefix(f"{self._topics}/").split("/")[0]
+                    self.holders.setdefault((title or str(pid), folder), set()).add(path)
+            self.rounds += 1
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(10)
+
+
+def test_only_storage_ever_has_a_topics_files(broker: Broker) -> None:
+    watch = Watch(broker.data_dir / "topics")
+    try:
+        use(broker, "clicks")
+        use(broker, "orders")
+        kill(next(actor["pid"] for actor in broker.actors() if actor["name"] == "storage clicks"))
+        use(broker, "clicks")
+        rounds = watch.rounds
+        wait_for(lambda: watch.rounds > rounds + 3, what="a few more looks")
+    finally:
+        watch.close()
+    holders = {title.removeprefix("zsq: ") for title, _ in watch.holders}
+    assert holders == {"storage clicks", "storage orders"}
+    folders = {title: {folder for other, folder in watch.holders if other == title} for title, _ in watch.holders}
+    assert all(len(found) == 1 for found in folders.values()), folders
+    seen = {Path(path).name.split(".")[-1] for paths in watch.holders.values() for path in paths}
+    assert {"lock", "chunk", "mdb"} <= seen  # else the look itself is blind
+
+
+def use(broker: Broker, topic: str) -> None:
+    """All that makes others ask for what lies in files: a backlog, redeliveries, seeks, reads by offset, staging, statistics."""
+    bodies = [b"%01000d" % number for number in range(1000)]
+    with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.tcp) as producer:
+        admin.create_channel(topic, "c")
+        for _ in range(8):
+            producer.publish_many(topic, bodies)
+        with zsq.Consumer(broker.ipc, topic, "c", ready=500) as consumer:
+            for _ in range(4):
+                batch = consumer.receive_batch(10)
+                assert batch is not None
+                batch.requeue(delay=0.05)
+                batch = consumer.receive_batch(10)
+                assert batch is not None
+                batch.finish()
+            consumer.flush()
+        admin.seek(topic, "c", 0)
+        with zsq.Reader(broker.tcp, topic) as reader:
+            assert reader.read(10).blocks
+            assert reader.offset_at(0) == 0
+        app = os.urandom(4).hex()
+        with zsq.StageWriter(broker.tcp, topic, app, 1) as writer, zsq.StageCommitter(broker.tcp, topic) as committer:
+            writer.push(pack(bodies))
+            committer.commit(app, 1, [writer.seal()])
+        admin.empty(topic, "c")
+        admin.stats()
