@@ -34,6 +34,30 @@ class ChannelDesk:
         self.visible_end = table.paused_end
         self._holes = {name: {hole[0]: tuple(hole) for hole in holes} for name, holes in table.holes.items()}
         self.owners: dict[str, Envelope] = {}
+        self._floors = {name: self._first_unfinished(name) for name in self.rows}  # of committed rows
+        self._floor_waiting = self.waiting
+
+    def floor(self) -> int:
+        """No channel, offline ones included, has anything unfinished below this offset; without a channel, nothing waits below it.
+
+        As committed: what a crash now would leave. So it may be used to remove chunks.
+        """
+        return min(self._floors.values(), default=self._floor_waiting)
+
+    def _first_unfinished(self, name: str) -> int:
+        following: int = self.rows[name]["next"]
+        return min(following, min(self._holes.get(name, ()), default=following))
+
+    def _set_floor(self, name: str, floor: int | None, waiting: int) -> None:
+        """The commit that says so is on disk. None: the channel is gone."""
+        self._floors.pop(name, None)
+        if floor is not None:
+            self._floors[name] = floor
+        self._floor_waiting = waiting
+
+    def _then_floor(self, name: str) -> None:
+        floor = self._first_unfinished(name) if name in self.rows else None
+        self._state.then(partial(self._set_floor, name, floor, self.waiting))
 
     def end(self) -> int:
         """As far as the topic offers."""
@@ -53,6 +77,7 @@ class ChannelDesk:
         self.owners[word.channel] = mail.envelope  # words of a dead predecessor may still lie in its pipe
         holes = tuple(self._holes.get(word.channel, {}).values())
         data = {"row": row, "holes": holes, "end": self.end(), "start": self._log.start}
+        self._then_floor(word.channel)
         self._answer_after_commit(port, mail, data)
 
     def on_save_word(self, port: Port, mail: Mail) -> None:
@@ -73,6 +98,7 @@ class ChannelDesk:
         for start, count, attempts, due_ns in word.holes_put:
             holes[start] = (start, count, attempts, due_ns)
             self._state.put_hole(word.channel, start, (count, attempts, due_ns))
+        self._then_floor(word.channel)
         self._answer_after_commit(port, mail, {})
 
     def on_pause_word(self, port: Port, mail: Mail) -> None:
@@ -86,6 +112,7 @@ class ChannelDesk:
     def on_empty_word(self, port: Port, mail: Mail) -> None:
         if not self.rows:
             self.waiting = self._state.batch.waiting = self._log.synced_end
+            self._then_floor("")
         self._answer_after_commit(port, mail, {})
 
     def drop(self, name: str, then: Callable[[], None]) -> None:
@@ -96,6 +123,7 @@ class ChannelDesk:
         self._state.drop_channel(name)
         if not self.rows:  # from here on messages wait for a first channel again
             self.waiting = self._state.batch.waiting = self._log.synced_end
+        self._then_floor(name)
         self._state.then(then)
 
     def _answer_after_commit(self, port: Port, mail: Mail, data: dict[str, Any]) -> None:
