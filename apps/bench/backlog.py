@@ -15,57 +15,61 @@ from .loads import WAIT_S, Shape, Start, consume, publish
 from .report import Report
 
 RATE: Final = "messages/s"
-TOPIC: Final = "backlog"
+EMPTY: Final = "empty"
+FULL: Final = "full"
 SLOW: Final = "slow"
+LIVE: Final = "live"
 BLOCK: Final = 10_000
 MIB: Final = 1 << 20
 
 
 def backlog(broker: Broker, report: Report, waiting: int, shape: Shape, rounds: int) -> None:
-    """One topic: a channel that reads nothing lets all of it wait; another one, which is up to date, is measured before and after."""
+    """Two topics alike, but that in one of them everything waits for a channel that reads nothing; they are measured in turns."""
     with Admin(broker.url) as admin:
-        admin.create_channel(TOPIC, SLOW)
-        admin.create_channel(TOPIC, "live")
-    _rates(broker, report, shape, rounds, "empty")
+        for topic in (EMPTY, FULL):
+            admin.create_channel(topic, SLOW)
+            admin.create_channel(topic, LIVE)
+    with Crew() as crew:  # the oldest of the backlog are of the shape that is measured
+        crew.add(publish, broker.url, FULL, Shape(shape.messages * rounds, shape.size, shape.block))
+        crew.go()
+        crew.results()
     memory = _memory(broker)
     _fill(broker, report, waiting)
-    _rates(broker, report, shape, rounds, "full")
     grown = {name: size - memory[name] for name, size in _memory(broker).items() if name in memory}
     worst = max(grown, key=lambda name: grown[name])
     report.add(f"growth of the process that grew most ({worst})", "MiB", grown[worst] / MIB)
-    for kind in ("publish and consume", "publish", "consume the backlog's begin"):
-        empty, full = report.measures.get(f"{kind}, empty"), report.measures.get(f"{kind}, full")
-        if empty is not None and full is not None:
-            report.add(f"{kind}: full by empty", "ratio", full.median / empty.median)
+    for number in range(rounds):
+        for topic in (EMPTY, FULL) if number % 2 else (FULL, EMPTY):
+            _rates(broker, report, shape, topic)
+    for kind in ("publish and consume", "publish", "consume the oldest"):
+        ratio = report.measures[f"{kind}, {FULL}"].median / report.measures[f"{kind}, {EMPTY}"].median
+        report.add(f"{kind}: full by empty", "ratio", ratio)
     _restart(broker, report)
 
 
-def _rates(broker: Broker, report: Report, shape: Shape, rounds: int, when: str) -> None:
-    for _ in range(rounds):
-        with Crew() as crew:
-            crew.add(consume, broker.url, TOPIC, "live", shape, shape.messages + 1)
-            crew.add(publish, broker.url, TOPIC, shape)
-            begin = crew.go()
-            report.add(f"publish and consume, {when}", RATE, shape.messages / (max(crew.ends()) - begin))
-        with Crew() as crew:
-            crew.add(publish, broker.url, TOPIC, shape)
-            begin = crew.go()
-            report.add(f"publish, {when}", RATE, shape.messages / (crew.ends()[0] - begin))
-        with Crew() as crew:  # live has the last round before it, slow begins at the oldest
-            crew.add(_drain, broker.url, "live", shape.messages + 1)
-            crew.go()
-            crew.results()
-        with Crew() as crew:
-            crew.add(_drain, broker.url, SLOW, shape.messages)
-            begin = crew.go()
-            report.add(f"consume the backlog's begin, {when}", RATE, shape.messages / (crew.ends()[0] - begin))
+def _rates(broker: Broker, report: Report, shape: Shape, topic: str) -> None:
+    with Crew() as crew:
+        crew.add(consume, broker.url, topic, LIVE, shape, shape.messages + 1)
+        crew.add(publish, broker.url, topic, shape)
+        begin = crew.go()
+        report.add(f"publish and consume, {topic}", RATE, shape.messages / (max(crew.ends()) - begin))
+    with Crew() as crew:
+        crew.add(publish, broker.url, topic, shape)
+        begin = crew.go()
+        report.add(f"publish, {topic}", RATE, shape.messages / (crew.ends()[0] - begin))
+    with Admin(broker.url) as admin:
+        admin.empty(topic, LIVE)
+    with Crew() as crew:
+        crew.add(_drain, broker.url, topic, SLOW, shape.messages)
+        begin = crew.go()
+        report.add(f"consume the oldest, {topic}", RATE, shape.messages / (crew.ends()[0] - begin))
 
 
-def _drain(start: Start, url: str, channel: str, count: int) -> float:
+def _drain(start: Start, url: str, topic: str, channel: str, count: int) -> float:
     """Finish at least so many messages."""
     seen = 0
     deadline = time.monotonic() + WAIT_S
-    with Consumer(url, TOPIC, channel, ready=20_000) as consumer:
+    with Consumer(url, topic, channel, ready=20_000) as consumer:
         start()
         while seen < count and time.monotonic() < deadline:
             batch = consumer.receive_batch(timeout=1.0)
@@ -84,14 +88,14 @@ def _fill(broker: Broker, report: Report, waiting: int) -> None:
     begin = time.monotonic()
     with Producer(broker.url) as producer:
         for _ in range(waiting // BLOCK):
-            producer.publish_many(TOPIC, bodies, wait=False)
+            producer.publish_many(FULL, bodies, wait=False)
         producer.flush(WAIT_S)
         report.add("filling", RATE, waiting / (time.monotonic() - begin))
         while _last_chunk(broker.data_dir) < 240 * MIB:
-            producer.publish_many(TOPIC, bodies)
+            producer.publish_many(FULL, bodies)
     with Admin(broker.url) as admin:
-        admin.empty(TOPIC, "live")
-        rows = admin.stats(TOPIC)["topics"][0]["channels"]
+        admin.empty(FULL, LIVE)
+        rows = admin.stats(FULL)["topics"][0]["channels"]
     report.notes.append("waiting: " + ", ".join(f"{row['channel_name']} {row['depth']:,}" for row in rows))
 
 
@@ -117,7 +121,7 @@ def _restart(broker: Broker, report: Report) -> None:
     with serve_again(broker) as again, Admin(again.url) as admin:
         report.add("until the broker was ready", "s", time.monotonic() - begin)
         with Producer(again.url) as producer:
-            producer.publish(TOPIC, b"first")
+            producer.publish(FULL, b"first")
         report.add("start after kill -9 until a publish was durable", "s", time.monotonic() - begin)
-        rows = admin.stats(TOPIC)["topics"][0]["channels"]
+        rows = admin.stats(FULL)["topics"][0]["channels"]
         report.notes.append("after the restart: " + ", ".join(f"{row['channel_name']} {row['depth']:,}" for row in rows))
