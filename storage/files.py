@@ -90,6 +90,9 @@ class Files:
     def size(self, fd: int) -> int:
         return os.fstat(fd).st_size
 
+    def size_of(self, path: str) -> int:
+        return os.stat(path).st_size
+
     def rename(self, old: str, new: str) -> None:
         """`new` is replaced if it is a file or an empty folder."""
         os.rename(old, new)
@@ -136,6 +139,19 @@ class Files:
         with contextlib.suppress(OSError):  # a full disk must not keep a store from being opened
             os.ftruncate(fd, 0)
             os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+        return fd
+
+    def lock_folder(self, path: str) -> int:
+        """Hold the folder itself as nsqd holds its data path (flock, exclusive), until the descriptor is closed; `Locked` if it is held."""
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            raise Locked(f"{path} is held by another process, an nsqd or a program with a disk queue there; stop that one first") from None
+        except BaseException:
+            os.close(fd)
+            raise
         return fd
 
     def advise_sequential(self, fd: int) -> None:

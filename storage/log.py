@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 from ..transport.block import HEADER_BYTES, IN_GROUP, Block, Header
@@ -31,15 +30,9 @@ from .adoption import Adoption
 from .chunk import Chunk, create_chunk
 from .errors import DiskFull, StoreFailed, is_full
 from .files import IOV_MAX, Files
-from .group import ADOPT_BYTES, GROUP_APPEND_BYTES_MAX, Group, Merged, StagedPart, make_mark, placed, plan_group, plan_merge, read_blocks
-from .log_format import (
-    CHUNK_HEADER_BYTES,
-    FOOTER_BYTES,
-    ChunkFooter,
-    ChunkHeader,
-    encode_chunk_header,
-    encode_footer,
-)
+from .group import Group, Merged, StagedPart, make_mark, placed, plan_group, plan_merge, read_blocks
+from .log_format import CHUNK_HEADER_BYTES, FOOTER_BYTES, ChunkFooter, ChunkHeader, encode_chunk_header, encode_footer
+from .log_options import LogOptions as LogOptions
 from .log_reader import Hole, LogReader
 from .mark import Mark, encode_mark, encode_mark_header
 from .merging import Merge
@@ -49,20 +42,6 @@ from .sync_ticket import SyncTicket as SyncTicket
 from .transactions import Transaction
 
 INDEX_SAVES: Final = 16  # in the life of a chunk; recovery begins to read where the last one known to be synced points
-
-
-@dataclass(frozen=True, slots=True)
-class LogOptions:
-    """`chunk_bytes`: roll before a chunk would pass it; `reserve_bytes`: refuse appends that would leave less free.
-
-    Of a group, parts of `adopt_bytes` become chunks, and so do the largest of the others until at most `group_append_bytes` are left.
-    """
-
-    chunk_bytes: int
-    index_every_bytes: int
-    reserve_bytes: int
-    adopt_bytes: int = ADOPT_BYTES
-    group_append_bytes: int = GROUP_APPEND_BYTES_MAX
 
 
 class Log:
@@ -76,6 +55,7 @@ class Log:
         self._folder = folder
         self._uuid = uuid
         self._options = options
+        self.chunk_bytes = options.chunk_bytes  # a bound of the topic may make it smaller
         self._active = active
         self._reader = LogReader(files, folder, uuid, options.index_every_bytes, bases, active, holes)
         self._last_time_ns = last_time_ns
@@ -121,6 +101,16 @@ class Log:
     def last_time_ns(self) -> int:
         return self._last_time_ns
 
+    @property
+    def end_position(self) -> int:
+        """The bytes of the last chunk."""
+        return self._active.end_position
+
+    @property
+    def written_bytes(self) -> int:
+        """Since it was opened."""
+        return self._written
+
     # Writing
 
     def append(self, blocks: Sequence[Block], now_ns: int) -> tuple[int, int]:
@@ -142,14 +132,14 @@ class Log:
         self._written += total
         if position >= self._index_save_at:
             chunk.save_index()
-            self._index_save_at = position + self._options.chunk_bytes // INDEX_SAVES
+            self._index_save_at = position + self.chunk_bytes // INDEX_SAVES
         return first_offset, time_ns
 
     def _room_for(self, total: int, time_ns: int) -> Chunk:
         """The active chunk, or the next one where `total` bytes would not fit."""
         chunk = self._active
         position = chunk.end_position
-        if chunk.sealed or (position > CHUNK_HEADER_BYTES and position + total + FOOTER_BYTES > self._options.chunk_bytes):
+        if chunk.sealed or (position > CHUNK_HEADER_BYTES and position + total + FOOTER_BYTES > self.chunk_bytes):
             return self._roll(chunk.end_offset, time_ns)
         return chunk
 
@@ -265,6 +255,16 @@ class Log:
         self._space.forget()
         raise DiskFull(f"no space to write to {chunk.path}: {error}") from error
 
+    def roll(self, now_ns: int) -> None:
+        """Seal the ongoing chunk before its time, if it has any message. `DiskFull`, `StoreFailed` as by `append`."""
+        self._check()
+        if self.end > self._active.base_offset:
+            self._roll(self.end, max(now_ns, self._last_time_ns))
+
+    def forget(self, start: int) -> None:
+        """Chunks that lie wholly below `start` are about to be removed: from now on readers there get what follows."""
+        self._reader.forget(start)
+
     def _roll(self, base_offset: int, time_ns: int) -> Chunk:
         """Seal the active chunk and begin the next at `base_offset`. Where space ends in between, a later call goes on."""
         old = self._active
@@ -288,7 +288,7 @@ class Log:
         self._active = new
         self._synced_position = new.end_position
         self._synced_end = base_offset
-        self._index_save_at = self._options.chunk_bytes // INDEX_SAVES
+        self._index_save_at = self.chunk_bytes // INDEX_SAVES
         return new
 
     def _seal(self, chunk: Chunk) -> None:
