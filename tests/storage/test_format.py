@@ -31,7 +31,7 @@ from zsq.storage.log_format import (
     wire_header,
 )
 from zsq.storage.mark import Adopted, Mark, encode_mark, encode_mark_header
-from zsq.storage.state import _HOLE_ROW, _STAGE, _TRANSACTION, _hole_key, _wrap
+from zsq.storage.state_rows import HOLE_ROW, STAGE, TRANSACTION, deferred_key, due_key, hole_key, wrap
 from zsq.storage.store import Identity, _encode_identity
 from zsq.storage.transactions import StagedFile, StageRow, Transaction, TransactionRow
 from zsq.transport.block import IN_GROUP, Header, pack
@@ -47,13 +47,12 @@ def examples() -> dict[str, bytes]:
     """What FORMAT.md shows, by the names it gives."""
     index = Index(4096)
     index.note(0, CHUNK_HEADER_BYTES, 250)
-    hole_key = _hole_key("archive", 1000)
     stage = bytes(range(16))
     mark = encode_mark(
         Mark(Transaction("q", 7, "app"), 1000, 8, 2, (stage,), (Adopted(stage, 3, SEED, 1002, 6, 1024),), (1000, 256, CHUNK.base_time_ns))
     )
     row = StageRow("q", 7, "app", 0, 2, 6, 896, 5, True, (StagedFile(3, SEED, 2, 6, 1024),), 250)
-    transaction_key = _TRANSACTION + b"q"
+    transaction_key = TRANSACTION + b"q"
     return {
         "identity": _encode_identity(Identity("clicks", UUID.hex(), 1000)),
         "chunk header": encode_chunk_header(CHUNK),
@@ -66,10 +65,12 @@ def examples() -> dict[str, bytes]:
         "header of an adopted chunk": encode_chunk_header(CHUNK._replace(base_offset=1002, flags=1)),
         "footer": encode_footer(ChunkFooter(2, 250, CHUNK_HEADER_BYTES + BLOCK.length), SEED),
         "index": index.encode(SEED),
-        "hole key": hole_key,
-        "hole row": _wrap(hole_key, _HOLE_ROW.pack(1, 2, 0)),
-        "stage row": _wrap(_STAGE + stage, pack_value(row._asdict())),
-        "transaction row": _wrap(transaction_key, pack_value(tuple(TransactionRow(7, "app", 1000, 8, 250)))),
+        "hole key": hole_key("archive", 1000),
+        "hole row": wrap(hole_key("archive", 1000), HOLE_ROW.pack(1, 2, 0)),
+        "deferred key": deferred_key("archive", 1000),
+        "due key": due_key("archive", CHUNK.base_time_ns, 1000),
+        "stage row": wrap(STAGE + stage, pack_value(row._asdict())),
+        "transaction row": wrap(transaction_key, pack_value(tuple(TransactionRow(7, "app", 1000, 8, 250)))),
     }
 
 

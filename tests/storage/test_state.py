@@ -44,7 +44,7 @@ def test_all_kinds_of_rows(state: StateStore, tmp_path: Path) -> None:
             transactions={"query": transaction, "jöb": transaction._replace(kind="job")},
 
             channel_puts={"a": ROW, "a.b": {**ROW, "id": 4}},
-            hole_puts=[("a", 5, 2, 1, 0), ("a", 300, 1, 2, 77), ("a.b", 5, 1, 1, 0)],
+            hole_puts=[("a", 5, 2, 1, 0), ("a", 300, 1, 2, 0), ("a.b", 5, 1, 1, 0)],
             producers={2**63 + 1: producer},
             applied_offset=20, paused_end=15, waiting=6,
         )
@@ -53,7 +53,7 @@ def test_all_kinds_of_rows(state: StateStore, tmp_path: Path) -> None:
     state = StateStore(str(tmp_path))
     table = state.load()
     assert table.channels == {"a": ROW, "a.b": {**ROW, "id": 4}}
-    assert table.holes == {"a": [HoleRow(5, 2, 1, 0), HoleRow(300, 1, 2, 77)], "a.b": [HoleRow(5, 1, 1, 0)]}
+    assert table.holes == {"a": [HoleRow(5, 2, 1, 0), HoleRow(300, 1, 2, 0)], "a.b": [HoleRow(5, 1, 1, 0)]}
     assert table.producers == {2**63 + 1: producer}
     assert table.stages == {b"s" * 16: stage, b"t" * 16: stage._replace(files=())}
     assert table.stages[b"s" * 16].files[0].data_end == 928

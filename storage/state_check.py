@@ -1,0 +1,178 @@
+"""Is an LMDB environment sound? Asked in a process of its own, because LMDB may die of a flipped bit (SIGBUS, SIGSEGV, an abort).
+
+    python -m zsq.storage.state_check DIR
+
+reads every row of DIR/data.mdb against its checksum (all rows of ours have the same envelope, see `state_rows.py`), for a state store
+adds up its counts and sums too, and then commits to a copy of it, which makes LMDB use the pages that it holds for free. What is wrong
+comes out as JSON, a list of sentences; the exit code is 0 if there is none. Nothing in DIR is changed.
+
+The copy lies beside DIR and is removed again. Where there is no room for one, the commit is not tried.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+import lmdb
+
+from .errors import Damaged, ForeignDirectory
+from .files import Files
+from .state import StateStore
+from .state_rows import META, SMALL_RANGES, unwrap, unwrap_meta
+from .state_transaction import rows_of
+
+DATA_NAME: Final = "data.mdb"
+COPY_SUFFIX: Final = ".check"
+COPY_BYTES: Final = 4 * 1024 * 1024
+CHECK_S: Final = 60.0
+_FINDINGS_MAX: Final = 100
+_TRIAL_COMMITS: Final = 4  # LMDB uses pages again that were freed two commits before
+_TRIAL_ROWS_MAX: Final = 1_000
+_TRIAL_KEY: Final = b"~trial%d"
+_TRIAL_BYTES: Final = 3_000
+
+
+class Verdict(NamedTuple):
+    """`finished`: the check came to its end, or to the death of its process; else the time was not enough, and nothing is known."""
+
+    findings: list[str]
+    finished: bool
+
+
+def check_environment(path: str, timeout_s: float = CHECK_S) -> list[str]:
+    """What is wrong with the environment in the folder `path`, as sentences; empty: it is sound. Nobody may have it open to write."""
+    return examine(path, timeout_s).findings
+
+
+def examine(path: str, timeout_s: float = CHECK_S) -> Verdict:
+    command = [sys.executable, "-m", __spec__.name if __spec__ is not None else __name__, path]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=timeout_s, check=False)
+    except subprocess.TimeoutExpired:
+        return Verdict([f"{path} could not be checked within {timeout_s:g} s"], finished=False)
+    except OSError as error:
+        return Verdict([f"{path} could not be checked: {error}"], finished=False)
+    if done.returncode < 0:
+        name = signal.Signals(-done.returncode).name
+        finished = -done.returncode not in {signal.SIGKILL, signal.SIGTERM, signal.SIGINT}  # somebody else's doing
+        return Verdict([f"{path}: LMDB died of it ({name})"], finished)
+    try:
+        found = json.loads(done.stdout)
+    except ValueError:
+        return Verdict([f"{path} could not be checked: {done.stderr.decode(errors='replace')[-500:]}"], finished=False)
+    return Verdict([str(one) for one in found], finished=True)
+
+
+def findings(path: str) -> list[str]:
+    """The check itself. It may kill the process that calls it."""
+    if not Files().exists(f"{path}/{DATA_NAME}"):
+        return [f"{path} holds no {DATA_NAME}"]
+    found = _read(path)
+    return found or _write_to_a_copy(path)
+
+
+def _read(path: str) -> list[str]:
+    found: list[str] = []
+    try:
+        with contextlib.closing(lmdb.open(path, lock=False, readonly=True, create=False, readahead=True)) as env, env.begin() as txn:
+            entries = 0
+            for key, value in rows_of(txn, b""):
+                entries += 1
+                with _noting(found):
+                    unwrap(key, value)
+                if len(found) >= _FINDINGS_MAX:
+                    return found
+            if entries != txn.stat()["entries"]:
+                found.append(f"{path}: {entries} rows can be read, {txn.stat()['entries']} are counted")
+            is_state = _is_state(txn)
+    except lmdb.Error as error:
+        return [*found, f"{path}: {error}"]
+    if is_state and not found:
+        with contextlib.closing(StateStore(path)) as store:
+            found += store.walk()
+    return found
+
+
+def _is_state(txn: Any) -> bool:
+    try:
+        return {"rows", "sum", "applied"} <= unwrap_meta(txn.get(META)).keys()
+    except (Damaged, ForeignDirectory, ValueError, KeyError, TypeError):
+        return False
+
+
+def _write_to_a_copy(path: str) -> list[str]:
+    files = Files()
+    copy = path.rstrip("/") + COPY_SUFFIX
+    try:
+        if files.exists(copy):
+            files.remove_tree(copy)
+        files.make_folder(copy)
+        try:
+            _copy(files, f"{path}/{DATA_NAME}", f"{copy}/{DATA_NAME}")
+            return [sentence.replace(copy, path) for sentence in _trial(copy)]
+        finally:
+            files.remove_tree(copy)
+    except OSError:
+        return []
+
+
+def _copy(files: Files, source: str, target: str) -> None:
+    reading, writing = files.open_read(source), files.open_new(target)
+    try:
+        for position in range(0, files.size(reading), COPY_BYTES):
+            files.writev(writing, [files.pread(reading, COPY_BYTES, position)], position)
+    finally:
+        files.close(reading)
+        files.close(writing)
+
+
+def _trial(path: str) -> list[str]:
+    """Write rows anew, make some, remove them: so that all of LMDB's lists of free pages are used; then read it all again."""
+    found: list[str] = []
+    try:
+        with contextlib.closing(lmdb.open(path, lock=False, create=False, sync=False, map_size=1 << 40)) as env:
+            for turn in range(_TRIAL_COMMITS):
+                with env.begin(write=True) as txn:
+                    _churn(txn, turn)
+    except lmdb.Error as error:
+        found.append(f"{path}: a commit fails: {error}")
+    return found or _read(path)
+
+
+def _churn(txn: Any, turn: int) -> None:
+    for begin, end in SMALL_RANGES:
+        old = [(key, value) for _, (key, value) in zip(range(_TRIAL_ROWS_MAX), rows_of(txn, begin, end), strict=False)]
+        for key, _ in old:
+            txn.delete(key)
+        for key, value in old:
+            txn.put(key, value)
+    for number in range(_TRIAL_ROWS_MAX):
+        key = _TRIAL_KEY % number
+        if turn % 2:
+            txn.delete(key)
+        else:
+            txn.put(key, bytes(_TRIAL_BYTES))
+
+
+@contextlib.contextmanager
+def _noting(found: list[str]) -> Iterator[None]:
+    try:
+        yield
+    except Damaged as error:
+        found.append(str(error))
+
+
+def main(arguments: list[str]) -> int:
+    found = findings(arguments[0])
+    sys.stdout.write(json.dumps(found))
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,221 @@
+"""Rows of one LMDB transaction: ranges of them, puts and deletes that keep counts and sums, and how a batch becomes rows.
+
+Nothing here begins, commits or ends a transaction, or knows how many there are: `state.py` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ..transport.codec import pack_value
+from .errors import Damaged
+from .state_rows import (
+    DEFERRED,
+    DUE,
+    HOLE,
+    HOLE_ROW,
+    META,
+    SMALL_RANGES,
+    SUM_MASK,
+    TOTAL_ROW,
+    DeferredTotal,
+    StateBatch,
+    change_meta,
+    crc_of,
+    deferred_key,
+    due_key,
+    due_of,
+    hole_key,
+    prefix,
+    small_gones,
+    small_puts,
+    start_of,
+    total_key,
+    unwrap,
+    unwrap_meta,
+    wrap,
+)
+
+
+def rows_of(txn: Any, begin: bytes, end: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+    """Rows from `begin` up to `end`; without one, those whose key begins with `begin`."""
+    cursor = txn.cursor()
+    if not cursor.set_range(begin) if begin else not cursor.first():
+        return
+    for key, value in cursor:
+        if key >= end if end else not key.startswith(begin):
+            return
+        yield key, value
+
+
+def small_rows_of(txn: Any) -> Iterator[tuple[bytes, bytes]]:
+    for begin, end in SMALL_RANGES:
+        for key, value in rows_of(txn, begin, end):
+            if key != META:
+                yield key, value
+
+
+def first_of(txn: Any, begin: bytes) -> bytes:
+    """The first key that begins so; empty: there is none."""
+    cursor = txn.cursor()
+    return bytes(cursor.key()) if cursor.set_range(begin) and cursor.key().startswith(begin) else b""
+
+
+def with_firsts(txn: Any, channel: str, total: DeferredTotal) -> DeferredTotal:
+    if not total.rows:
+        return total
+    start, due = first_of(txn, prefix(DEFERRED, channel)), first_of(txn, prefix(DUE, channel))
+    if not start or not due:
+        raise Damaged(f"the deferred rows of channel {channel!r} are gone")
+    return total._replace(first_start=start_of(start), next_due_ns=due_of(due))
+
+
+def remove_rows(txn: Any, begin: bytes) -> list[bytes]:
+    """Remove the rows whose keys begin so; their values."""
+    removed = []
+    cursor = txn.cursor()
+    found = cursor.set_range(begin)
+    while found and cursor.key().startswith(begin):
+        removed.append(bytes(cursor.value()[:4]))
+        found = cursor.delete() and bool(cursor.key())
+    return removed
+
+
+class SmallRows:
+    """Puts and deletes of small rows in one transaction that keep their count and sum."""
+
+    def __init__(self, txn: Any, meta: dict[str, Any]) -> None:
+        self.txn = txn
+        self.meta = meta
+
+    def put(self, key: bytes, data: bytes) -> None:
+        self.delete(key)
+        value = wrap(key, data)
+        self.txn.put(key, value)
+        self.meta["rows"] += 1
+        self.meta["sum"] = (self.meta["sum"] + crc_of(value)) & SUM_MASK
+
+    def delete(self, key: bytes) -> None:
+        old = self.txn.pop(key)
+        if old is not None:
+            self._gone(old)
+
+    def delete_all(self, begin: bytes) -> None:
+        for old in remove_rows(self.txn, begin):
+            self._gone(old)
+
+    def _gone(self, old: bytes) -> None:
+        self.meta["rows"] -= 1
+        self.meta["sum"] = (self.meta["sum"] - crc_of(old)) & SUM_MASK
+
+    def save(self) -> None:
+        self.txn.put(META, wrap(META, pack_value(self.meta)))
+
+
+class DeferredRows:
+    """Deferred rows of one transaction, with each channel's total: [rows, messages, sum of checksums]."""
+
+    def __init__(self, txn: Any) -> None:
+        self._txn = txn
+        self._totals: dict[str, list[int]] = {}
+        self._before: dict[str, list[int]] = {}
+
+    def _total(self, channel: str) -> list[int]:
+        if channel not in self._totals:
+            key = total_key(channel)
+            value = self._txn.get(key)
+            self._totals[channel] = list(TOTAL_ROW.unpack(unwrap(key, value))) if value is not None else [0, 0, 0]
+            self._before[channel] = list(self._totals[channel])
+        return self._totals[channel]
+
+    def counted(self, channel: str) -> DeferredTotal:
+        return DeferredTotal(*self._total(channel)[:2])
+
+    def put(self, channel: str, start: int, count: int, attempts: int, due_ns: int) -> None:
+        self.delete(channel, start)
+        total = self._total(channel)
+        for key, data in (
+            (deferred_key(channel, start), HOLE_ROW.pack(count, attempts, due_ns)),
+            (due_key(channel, due_ns, start), b""),
+        ):
+            value = wrap(key, data)
+            self._txn.put(key, value)
+            total[2] = (total[2] + crc_of(value)) & SUM_MASK
+        total[0] += 1
+        total[1] += count
+
+    def delete(self, channel: str, start: int) -> None:
+        total = self._total(channel)
+        if not total[0]:
+            return
+        key = deferred_key(channel, start)
+        value = self._txn.pop(key)
+        if value is None:
+            return
+        count, _, due_ns = HOLE_ROW.unpack(unwrap(key, value))
+        due = self._txn.pop(due_key(channel, due_ns, start))
+        if due is None:
+            raise Damaged(f"the deferred row {key[:80]!r} does not stand under its due time")
+        total[0] -= 1
+        total[1] -= count
+        total[2] = (total[2] - crc_of(value) - crc_of(due)) & SUM_MASK
+
+    def clear(self, channel: str) -> None:
+        total = self._total(channel)
+        if total[0]:
+            for kind in (DEFERRED, DUE):
+                remove_rows(self._txn, prefix(kind, channel))
+            total[:] = [0, 0, 0]
+
+    def save(self, rows: SmallRows) -> None:
+        """Write the totals that changed; a channel without deferred rows has none."""
+        for channel, total in self._totals.items():
+            if total == self._before[channel]:
+                continue
+            if total[0]:
+                rows.put(total_key(channel), TOTAL_ROW.pack(*total))
+            else:
+                rows.delete(total_key(channel))
+
+    def wrong(self, channel: str) -> list[str]:
+        """Add up all rows of a channel: what does not agree with its total."""
+        rows = messages = total = 0
+        for key, value in rows_of(self._txn, prefix(DEFERRED, channel)):
+            rows += 1
+            count, _, due_ns = HOLE_ROW.unpack(unwrap(key, value))
+            messages += count
+            total += crc_of(value)
+            if self._txn.get(due_key(channel, due_ns, start_of(key))) is None:
+                return [f"the deferred row {key[:80]!r} does not stand under its due time"]
+        for _, value in rows_of(self._txn, prefix(DUE, channel)):
+            total += crc_of(value)
+        if [rows, messages, total & SUM_MASK] != self._total(channel):
+            return [f"channel {channel!r}: {rows} deferred rows of {messages} messages do not agree with their total"]
+        return []
+
+
+def apply(txn: Any, batch: StateBatch) -> None:
+    rows = SmallRows(txn, unwrap_meta(txn.get(META)))
+    deferred = DeferredRows(txn)
+    for name in batch.channel_drops:
+        rows.delete_all(prefix(HOLE, name))
+    for name in (*batch.channel_drops, *batch.deferred_clears):
+        deferred.clear(name)
+    for key in small_gones(batch):
+        rows.delete(key)
+    for channel, start in batch.hole_gones:
+        rows.delete(hole_key(channel, start))
+        deferred.delete(channel, start)
+    for channel, start, count, attempts, due_ns in batch.hole_puts:
+        if due_ns:
+            rows.delete(hole_key(channel, start))
+            deferred.put(channel, start, count, attempts, due_ns)
+        else:
+            deferred.delete(channel, start)
+            rows.put(hole_key(channel, start), HOLE_ROW.pack(count, attempts, 0))
+    for key, data in small_puts(batch).items():
+        rows.put(key, data)
+    deferred.save(rows)
+    change_meta(rows.meta, batch)
+    rows.save()
