@@ -1,0 +1,305 @@
+"""Messages that are not due yet, in an LMDB environment of their own beside the log: DIR/delayed/, made when first needed.
+
+A delayed publish commits here, with its producer's sequence; the message moves to the log when due, and its row goes. The life of a row:
+
+| step | on disk after it | a crash before the next step |
+|---|---|---|
+| `put`, synced | a row; only now the publish is answered | it waits |
+| `due` | as before | it waits |
+| append to the log, flag DELAYED, key in the header | the row; perhaps the block | recovery cuts the block off, or keeps it |
+| sync of the log | both; only now channels see it | recovery removes the row: the log behind the checkpoint has its key |
+| `remove`, synced | the block | |
+| the state store's checkpoint passes the block | the block | nobody looks for its key again |
+
+So a message is in the log once: the checkpoint must not pass a moved block whose row is still here, and a row is never moved while one of
+it is being cancelled (whoever calls sees to both, `actors/delayed_desk.py`).
+
+Why not in the state store? Ten million messages are gigabytes; that store is loaded whole, snapshotted, and rebuilt from the log,
+and none of this can be done with messages that are nowhere else. Here nothing is held in memory but the producers.
+
+LMDB's pages have no checksums: so each value carries its key and a checksum, and the meta row the count and sum of all rows. A row
+that fails is set aside in a file, counted as lost and shown; the others go on. An environment that cannot be opened or read, or
+whose reading kills the process, is rescued by `delayed_rescue.py`; `attempting` is how the next life learns of that.
+
+One thread at a time uses it: without a lock file LMDB must not be read while it is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import lmdb
+
+from ..transport.block import Block
+from ..transport.codec import pack_value, unpack_value
+from .delayed_format import (
+    META,
+    PRODUCER,
+    ROW,
+    VERSION,
+    DelayedKey,
+    DelayedProducer,
+    DelayedRow,
+    count_of,
+    decode_row,
+    parse_producer_key,
+    parse_row_key,
+    producer_key,
+    row_key,
+    unwrap,
+    without,
+    wrap,
+)
+from .delayed_rows import (
+    Listed,
+    MapFull,
+    Rows,
+    holder,
+    listed_of,
+    prefixed,
+    prefixed_keys,
+    read_meta,
+    summary_of,
+    translated,
+)
+from .errors import Damaged, DiskFull, ForeignDirectory
+
+MAP_BYTES: Final = 16 * 1024 * 1024  # address space, not memory and not disk; doubled when full
+MAP_BYTES_MAX: Final = 1 << 42
+RECENT_MAX: Final = 8  # blocks a producer row remembers
+PRODUCERS_MAX: Final = 20_000
+PRODUCER_KEPT_NS: Final = 7 * 86_400 * 1_000_000_000
+EXPIRED_MAX: Final = 1_000  # producer rows dropped by one put
+EMPTY: Final[dict[str, Any]] = {"version": VERSION, "serial": 0, "rows": 0, "messages": 0, "bytes": 0, "sum": 0, "lost": 0}
+
+
+class DelayedStore:
+    """An open environment."""
+
+    def __init__(self, path: str, uuid: bytes, *, map_bytes: int = MAP_BYTES, create: bool = False, first_serial: int = 0) -> None:
+        """`ForeignDirectory` if it is another topic's or of another version, `Damaged` if it cannot be read."""
+        self.path = path
+        self.attempting: Callable[[str], None] = lambda what: None
+        """Called with a word before something is done for the first time in this life, and with "" once it went well."""
+        self.set_aside: Callable[[bytes, bytes, str], None] = lambda key, value, why: None
+        """Called with a damaged row's key and value before it is deleted."""
+        self._tried: set[str] = set()
+        with translated(path):
+            self._env = lmdb.open(path, map_size=map_bytes, max_dbs=0, lock=False, create=create, readahead=False, meminit=True)
+        try:
+            self._map_bytes = int(self._env.info()["map_size"])
+            if create:
+                self._create(uuid, first_serial)
+            self._load(uuid)
+        except BaseException:
+            self._env.close()
+            raise
+
+    def _create(self, uuid: bytes, first_serial: int) -> None:
+        meta = {**EMPTY, "uuid": uuid, "serial": first_serial}
+        with translated(self.path), self._env.begin(write=True) as txn:
+            txn.put(META, wrap(META, pack_value(meta)))
+
+    def _load(self, uuid: bytes) -> None:
+        producers: dict[int, DelayedProducer] = {}
+        with translated(self.path), self._env.begin() as txn:
+            meta = read_meta(txn)
+            if meta["uuid"] != uuid:
+                raise ForeignDirectory(f"{self.path} holds the delayed messages of another topic")
+            for key, value in prefixed(txn, PRODUCER):
+                producers[parse_producer_key(key)] = DelayedProducer(*unpack_value(unwrap(key, value)))
+            self.summary = summary_of(txn, meta)
+        self.producers = producers
+        """As of the last commit."""
+
+    def close(self) -> None:
+        self._env.close()
+
+    # In
+
+    def put(self, blocks: Sequence[tuple[Block, int]], used_ns: int) -> list[DelayedKey]:
+        """Blocks with their due times, durable when this returns, and with them their producers' sequences: the key of each.
+
+        All or nothing. `DiskFull`: nothing changed. `StoreFailed`: unknown; end and recover.
+        """
+        keys: list[DelayedKey] = []
+        producers: dict[int, DelayedProducer] = {}
+
+        def work(rows: Rows) -> None:
+            keys.clear()
+            producers.clear()
+            for block, due_ns in blocks:
+                key = DelayedKey(due_ns, rows.meta["serial"])
+                rows.meta["serial"] += block.count
+                rows.add(DelayedRow(key, block))
+                keys.append(key)
+                producer_id, sequence = block.header.producer_id, block.header.sequence
+                known = producers.get(producer_id) or self.producers.get(producer_id)
+                recent = (*(known.recent if known else ()), (sequence, *key))[-RECENT_MAX:]
+                producers[producer_id] = DelayedProducer(sequence + 1, used_ns, recent)
+            for producer_id, producer in producers.items():
+                rows.put(producer_key(producer_id), pack_value(tuple(producer)))
+            for producer_id in gone:
+                rows.delete(producer_key(producer_id))
+
+        gone = self._expired(used_ns, {block.header.producer_id for block, _ in blocks})
+        self._commit("put", work)
+        self.producers.update(producers)
+        for producer_id in gone:
+            del self.producers[producer_id]
+        return keys
+
+    def _expired(self, now_ns: int, but: set[int]) -> list[int]:
+        """Producers not used for a week; where there are too many all the same, those not used for longest."""
+        limit = now_ns - PRODUCER_KEPT_NS
+        old = [pid for pid, row in self.producers.items() if row.used_ns < limit and pid not in but]
+        if len(self.producers) - len(old) > PRODUCERS_MAX:
+            old = sorted(self.producers.keys() - but, key=lambda pid: self.producers[pid].used_ns)
+        return old[:EXPIRED_MAX]
+
+    # Out
+
+    def due(self, now_ns: int, bytes_max: int, rows_max: int) -> list[DelayedRow]:
+        """The earliest rows that are due by then: at least one if there is one, about `bytes_max` and `rows_max` of them at most.
+
+        Damaged ones on the way are set aside, and gone. That the count speaks of messages and no row is there is damage as well.
+        """
+        found: list[DelayedRow] = []
+        damaged: list[tuple[bytes, bytes, str]] = []
+        first = True
+        size = 0
+        with self._trying("due"), translated(self.path), self._env.begin() as txn:
+            for key, value in prefixed(txn, ROW):
+                first = False
+                try:
+                    if parse_row_key(key).due_ns > now_ns:
+                        break
+                    row = decode_row(key, value)
+                except Damaged as error:
+                    damaged.append((key, value, str(error)))
+                else:
+                    size += row.block.length
+                    if found and (size > bytes_max or len(found) >= rows_max):
+                        break
+                    found.append(row)
+                if len(damaged) >= rows_max:
+                    break
+        if damaged:
+            self._drop_damaged(damaged)
+        elif first and self.summary.messages:
+            self._commit("due", lambda rows: None)
+        return found
+
+    def _drop_damaged(self, damaged: Sequence[tuple[bytes, bytes, str]]) -> None:
+        for key, value, why in damaged:
+            self.set_aside(key, value, why)
+
+        def work(rows: Rows) -> None:
+            for key, value, _ in damaged:
+                rows.drop(key, min(count_of(key, value), rows.meta["messages"]))
+
+        self._commit("due", work)
+
+    def remove(self, keys: Iterable[DelayedKey]) -> None:
+        """Rows whose blocks are in the log; those that are gone already stay gone. Errors as in `put`."""
+        wanted = [row_key(key) for key in keys]
+
+        def work(rows: Rows) -> None:
+            for key in wanted:
+                rows.take(key)
+
+        self._commit("remove", work)
+
+    def cancel(self, keys: Sequence[DelayedKey]) -> list[bool]:
+        """Take these messages out, durable when this returns; False for those that do not wait (any more)."""
+        answers: list[bool] = []
+
+        def work(rows: Rows) -> None:
+            chosen: dict[DelayedKey, tuple[DelayedRow, set[int]]] = {}
+            answers.clear()
+            for key in keys:
+                row = holder(rows.txn, key)
+                if row is None:
+                    answers.append(False)
+                    continue
+                serials = chosen.setdefault(row.key, (row, set()))[1]
+                answers.append(key.serial not in serials)
+                serials.add(key.serial)
+            for row, serials in chosen.values():
+                rows.take(row_key(row.key))
+                for rest in without(row, serials):
+                    rows.add(rest)
+
+        self._commit("cancel", work)
+        return answers
+
+    def cancel_some(self, rows_max: int) -> int:
+        """Take out all messages of the first rows, at most so many rows; how many messages that was, 0: nothing waits any more."""
+        taken = 0
+
+        def work(rows: Rows) -> None:
+            nonlocal taken
+            before = rows.meta["messages"]
+            keys = [key for key, _ in zip(prefixed_keys(rows.txn, ROW), range(rows_max), strict=False)]
+            for key in keys:
+                rows.take(key)
+            taken = before - rows.meta["messages"]
+
+        self._commit("cancel", work)
+        return taken
+
+    # Looking
+
+    def listed(self, after: DelayedKey | None, limit: int, body_bytes: int) -> list[Listed]:
+        """Messages in the order of their keys, those behind `after`. Damaged rows are left out here; `due` sets them aside."""
+        found: list[Listed] = []
+        with translated(self.path), self._env.begin() as txn:
+            start = holder(txn, after) if after is not None else None
+            begin = row_key(start.key if start is not None else after) if after is not None else ROW
+            for key, value in prefixed(txn, ROW, begin):
+                try:
+                    row = decode_row(key, value)
+                except Damaged:
+                    continue
+                for index in range(row.block.count):
+                    own = DelayedKey(row.key.due_ns, row.key.serial + index)
+                    if after is not None and own <= after:
+                        continue
+                    if len(found) >= limit:
+                        return found
+                    found.append(listed_of(own, row.block, index, body_bytes))
+        return found
+
+    # Commits
+
+    def _commit(self, what: str, work: Callable[[Rows], None]) -> None:
+        with self._trying(what):
+            while True:
+                try:
+                    with translated(self.path), self._env.begin(write=True) as txn:
+                        rows = Rows(txn)
+                        work(rows)
+                        summary = rows.finish()
+                    self.summary = summary
+                    return
+                except MapFull as error:
+                    if self._map_bytes * 2 > MAP_BYTES_MAX:
+                        raise DiskFull(f"{self.path} has reached its limit of {MAP_BYTES_MAX} bytes") from error
+                    self._map_bytes *= 2
+                    self._env.set_mapsize(self._map_bytes)
+
+    @contextmanager
+    def _trying(self, what: str) -> Iterator[None]:
+        if what in self._tried:
+            yield
+            return
+        self.attempting(what)
+        try:
+            yield
+        except DiskFull:
+            self.attempting("")  # says nothing about the environment
+            raise
+        self._tried.add(what)
+        self.attempting("")

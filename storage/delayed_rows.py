@@ -1,0 +1,184 @@
+"""Rows of the delayed messages' environment inside a transaction, and what LMDB's errors mean."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import lmdb
+
+from ..transport.block import Block
+from ..transport.codec import pack_value, unpack_value
+from .delayed_format import (
+    META,
+    ROW,
+    SUM_MASK,
+    VERSION,
+    DelayedKey,
+    DelayedRow,
+    count_of,
+    crc_of,
+    decode_row,
+    encode_row,
+    parse_row_key,
+    row_key,
+    unwrap,
+    wrap,
+)
+from .errors import Damaged, DiskFull, ForeignDirectory, StorageError, StoreFailed
+
+
+class DelayedSummary(NamedTuple):
+    """What waits. `next_due_ns`: 0 where nothing does. `lost`: messages that damage cost, ever."""
+
+    messages: int = 0
+    bytes: int = 0
+    next_due_ns: int = 0
+    lost: int = 0
+
+
+class Listed(NamedTuple):
+    """One message that waits; `size` is its body's."""
+
+    key: DelayedKey
+    size: int
+    body: bytes
+    message_tag: bytes | None
+    message_key: bytes | None
+
+
+class MapFull(StorageError):
+    """More address space is needed; the caller of the transaction sees to it."""
+
+
+class Rows:
+    """The rows of one transaction, and the meta row that counts them."""
+
+    def __init__(self, txn: Any) -> None:
+        self.txn = txn
+        self.meta = read_meta(txn)
+
+    def put(self, key: bytes, data: bytes) -> None:
+        self.put_value(key, wrap(key, data))
+
+    def put_value(self, key: bytes, value: bytes) -> None:
+        self.delete(key)
+        self.txn.put(key, value)
+        self.meta["rows"] += 1
+        self.meta["sum"] = (self.meta["sum"] + crc_of(value)) & SUM_MASK
+
+    def delete(self, key: bytes) -> bytes | None:
+        old: bytes | None = self.txn.pop(key)
+        if old is not None:
+            self.meta["rows"] -= 1
+            self.meta["sum"] = (self.meta["sum"] - crc_of(old)) & SUM_MASK
+        return old
+
+    def add(self, row: DelayedRow) -> None:
+        self.put_value(*encode_row(row))
+        self.meta["messages"] += row.block.count
+        self.meta["bytes"] += row.block.length
+
+    def take(self, key: bytes) -> None:
+        """A row that has done its duty, if it is there."""
+        value = self.delete(key)
+        if value is not None:
+            self.meta["messages"] -= count_of(key, value)
+            self.meta["bytes"] -= max(0, len(value) - 6 - len(key))
+
+    def drop(self, key: bytes, count: int) -> None:
+        """A damaged row."""
+        value = self.delete(key)
+        if value is not None:
+            self.meta["messages"] -= count
+            self.meta["bytes"] -= max(0, len(value) - 6 - len(key))
+            self.meta["lost"] += count
+
+    def finish(self) -> DelayedSummary:
+        """Write the meta row. Where it counts messages and there is no row, they are lost: what a damaged page held, nobody can name."""
+        meta = self.meta
+        meta["messages"] = max(0, meta["messages"])
+        if not any(True for _ in prefixed_keys(self.txn, ROW)):
+            meta["lost"] += meta["messages"]
+            meta["messages"] = meta["bytes"] = 0
+        meta["bytes"] = max(0, meta["bytes"])
+        self.txn.put(META, wrap(META, pack_value(meta)))
+        return summary_of(self.txn, meta)
+
+
+def read_meta(txn: Any) -> dict[str, Any]:
+    value = txn.get(META)
+    if value is None:
+        raise Damaged("the delayed messages have no meta row")
+    meta: dict[str, Any] = unpack_value(unwrap(META, value))
+    if meta["version"] != VERSION:
+        raise ForeignDirectory(f"delayed messages of version {meta['version']}: only version {VERSION} is known here; use a newer zsq")
+    return meta
+
+
+def prefixed(txn: Any, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+    """Rows of one kind in order, from `start` on."""
+    cursor = txn.cursor()
+    if cursor.set_range(start or prefix):
+        for key, value in cursor:
+            if not key.startswith(prefix):
+                return
+            yield key, value
+
+
+def prefixed_keys(txn: Any, prefix: bytes) -> Iterator[bytes]:
+    cursor = txn.cursor()
+    if cursor.set_range(prefix):
+        for key in cursor.iternext(keys=True, values=False):
+            if not key.startswith(prefix):
+                return
+            yield key
+
+
+def summary_of(txn: Any, meta: Mapping[str, Any]) -> DelayedSummary:
+    first = next(prefixed_keys(txn, ROW), None)
+    return DelayedSummary(meta["messages"], meta["bytes"], 0 if first is None else parse_row_key(first).due_ns, meta["lost"])
+
+
+def holder(txn: Any, key: DelayedKey) -> DelayedRow | None:
+    """The row that a message lies in; None where there is none, or it is damaged."""
+    wanted = row_key(key)
+    cursor = txn.cursor()
+    if not cursor.set_range(wanted) or cursor.key() != wanted:
+        moved = cursor.prev() if cursor.key() else cursor.last()
+        if not moved or not cursor.key().startswith(ROW):
+            return None
+    try:
+        row = decode_row(cursor.key(), cursor.value())
+    except Damaged:
+        return None
+    return row if row.holds(key) else None
+
+
+def listed_of(key: DelayedKey, block: Block, index: int, body_bytes: int) -> Listed:
+    body = block.body.value(index) or b""
+    tag, own = block.tag, block.key
+    message_tag = None if tag is None else tag.value(index)
+    return Listed(key, len(body), body[:body_bytes], message_tag, None if own is None else own.value(index))
+
+
+@contextmanager
+def translated(path: str) -> Iterator[None]:
+    """What an error of LMDB means to the caller."""
+    try:
+        yield
+    except lmdb.MapFullError as error:
+        raise MapFull(str(error)) from error
+    except lmdb.Error as error:
+        text = f"{path}: {error}"
+        number = error.args[0] if error.args and isinstance(error.args[0], int) else 0
+        if number == errno.ENOSPC or "No space left" in text or isinstance(error, lmdb.DiskError):
+            raise DiskFull(text) from error
+        if "No such file" in text:
+            raise ForeignDirectory(f"{text}; it is made once, and never again in its place") from error
+        unreadable = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.PageFullError)
+        if isinstance(error, unreadable):
+            raise Damaged(text) from error
+        raise StoreFailed(text) from error
