@@ -1,0 +1,177 @@
+"""A disk that fails: full, then with space again; syncs that return an error. Nothing acknowledged is lost, and it goes on by itself."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.broker import Broker, wait_for
+
+import zsq
+from zsq.transport.errors import E_DISK_FULL, Refused, ZsqError
+
+MIB = 1 << 20
+BODY = os.urandom(1000)
+SABOTAGE = Path(__file__).parents[1] / "support" / "sabotage"
+
+
+class SmallDiskBroker(Broker):
+    """On a file system of 64 MiB that only it can see."""
+
+    def start(self) -> Broker:
+        self.data_dir.mkdir(exist_ok=True)
+        serve = f"exec {sys.executable} -m zsq serve --data-dir {self.data_dir} --listen 127.0.0.1:{self.port}"
+        script = f"mount -t tmpfs -o size=64m none {self.data_dir} && {serve}"
+        with self.log.open("ab") as log:
+            command = ["unshare", "--map-root-user", "--mount", "sh", "-c", script]
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        wait_for(lambda: b" ready: " in self.log.read_bytes() or self._exited(), 30, "the broker's ready line")
+        assert not self._exited(), self.log.read_text()[-2000:]
+        return self
+
+    @property
+    def ipc(self) -> str:
+        return self.tcp  # its sockets lie where only it can see them
+
+    @property
+    def inside(self) -> Path:
+        assert self.process is not None
+        return Path(f"/proc/{self.process.pid}/root{self.data_dir}")
+
+
+def has_namespaces() -> bool:
+    return (
+        shutil.which("unshare") is not None
+        and not subprocess.run(
+            ["unshare", "--map-root-user", "--mount", "sh", "-c", "mount -t tmpfs -o size=1m none /mnt"], capture_output=True, check=False
+        ).returncode
+    )
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[SmallDiskBroker]:
+    if not has_namespaces():
+        pytest.skip("a file system of one's own needs unshare(1) and user namespaces")
+    one = SmallDiskBroker(tmp_path / "data")
+    try:
+        one.start()
+        yield one
+    finally:
+        one.close()
+
+
+def depth(broker: Broker, topic: str) -> int:
+    with zsq.Admin(broker.tcp) as admin:
+        return int(admin.stats(topic)["topics"][0]["channels"][0]["depth"])
+
+
+def test_a_full_disk_refuses_publishes_and_serves_consumers(small: SmallDiskBroker) -> None:
+    with zsq.Admin(small.tcp) as admin:
+        admin.create_channel("t", "c")
+        pids = sorted(actor["pid"] for actor in small.actors())
+    ballast = small.inside / "ballast"
+    stored = 0
+    with zsq.Producer(small.tcp, timeout=20) as producer:
+        producer.publish_many("t", [BODY] * 1000)
+        stored += 1000
+        fill(ballast)
+        more = publish_until_refused(producer)
+        assert more > 0
+        stored += more
+        assert depth(small, "t") == stored
+        consume(small, 1500)  # finishes are committed all the same
+        assert depth(small, "t") == stored - 1500
+        with pytest.raises(Refused, match=E_DISK_FULL):
+            producer.publish_many("t", [BODY] * 1000)
+        ballast.unlink()
+        wait_for(lambda: accepted(producer), 20, "publishing by itself once there is space")
+    assert depth(small, "t") == stored - 1500 + 1
+    consume(small, stored - 1500 + 1)
+    assert depth(small, "t") == 0
+    assert sorted(actor["pid"] for actor in small.actors()) == pids, "nobody died of it"
+
+
+def fill(ballast: Path) -> None:
+    """All but some 6 MiB of the file system; 3.2 of it are the reserve."""
+    space = os.statvfs(ballast.parent)
+    with ballast.open("wb") as file:
+        left = space.f_bavail * space.f_frsize - 6 * MIB
+        while left > 0:
+            left -= file.write(bytes(min(left, MIB)))
+
+
+def publish_until_refused(producer: zsq.Producer) -> int:
+    """How many messages went in before the broker said that its disk is full."""
+    stored = 0
+    refused = None
+    while refused is None and stored < 100_000:
+        try:
+            producer.publish_many("t", [BODY] * 1000)
+            stored += 1000
+        except Refused as error:
+            refused = error
+    assert refused is not None, "100 MB went onto a disk of 64"
+    assert refused.code == E_DISK_FULL
+    assert "reserve" in refused.text or "space" in refused.text
+    return stored
+
+
+def accepted(producer: zsq.Producer) -> bool:
+    with contextlib.suppress(ZsqError):
+        producer.publish("t", BODY)
+        return True
+    return False
+
+
+def consume(broker: Broker, count: int) -> None:
+    """Exactly so many, confirmed."""
+    with zsq.Consumer(broker.tcp, "t", "c", ready=100) as consumer:
+        while count:
+            message = consumer.receive(10)
+            assert message is not None
+            message.finish()
+            count -= 1
+        consumer.flush()
+
+
+@pytest.fixture
+def sabotaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Broker, Path]]:
+    flag = tmp_path / "fail"
+    monkeypatch.setenv("PYTHONPATH", str(SABOTAGE))
+    monkeypatch.setenv("ZSQ_SABOTAGE", str(flag))
+    one = Broker(tmp_path / "data")
+    try:
+        yield one.start(), flag
+    finally:
+        one.close()
+
+
+def test_after_a_failed_sync_the_log_is_read_anew_and_health_is_bad_until_an_append(sabotaged: tuple[Broker, Path]) -> None:
+    broker, flag = sabotaged
+    with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc, timeout=30) as producer:
+        admin.create_channel("t", "c")
+        producer.publish_many("t", [b"%d" % n for n in range(100)])
+        [before] = [actor["pid"] for actor in broker.actors() if actor["name"] == "storage t"]
+        flag.touch()
+        receipt = producer.publish_many("t", [b"%d" % n for n in range(100, 200)], wait=False)
+        broker.wait_gone([before])
+        assert not receipt.done, "nothing is acknowledged that no sync vouches for"
+        flag.unlink()
+        wait_for(lambda: "sync" in str(admin.stats("t")["topics"][0]["health"]) or receipt.done, 30, "bad health, or good again")
+        receipt.wait(30)
+        producer.publish("t", b"200")
+        wait_for(lambda: admin.stats("t")["topics"][0]["health"] == "OK", 10, "good health after an append")
+        with zsq.Consumer(broker.ipc, "t", "c") as consumer:
+            seen = []
+            while len(seen) < 201:
+                message = consumer.receive(10)
+                assert message is not None
+                seen.append(int(message.body))
+                message.finish()
+    assert seen == list(range(201)), "each once, in order: the resent ones were known by their sequence"

@@ -1,0 +1,20 @@
+"""On PYTHONPATH of a broker under test: its syncs fail with EIO as long as the file that ZSQ_SABOTAGE names is there."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+_flag = os.environ.get("ZSQ_SABOTAGE", "")
+_fdatasync = os.fdatasync
+
+
+def _sync(fd: int) -> None:
+    path = os.readlink(f"/proc/self/fd/{fd}")
+    if _flag and os.path.exists(_flag) and path.endswith(".chunk"):
+        raise OSError(errno.EIO, "sabotaged", path)
+    _fdatasync(fd)
+
+
+if _flag:
+    os.fdatasync = _sync
