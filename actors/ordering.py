@@ -10,28 +10,33 @@ Rules (DESIGN 4.2):
 * When an append fails, those behind it fail with it (storage refuses the old epoch), and each producer's expected
   number goes back to its first failed block.
 * `offset -1` in an answer: stored, but where is no longer remembered.
+* A delayed block commits elsewhere, and fails by itself. So a producer's blocks of the two kinds never overtake each other: a delayed
+  one is handed over when no plain one of its producer waits here, and after it nothing of that producer until its answer. Else block 6
+  could be durable while delayed 5 is not, and 5, sent again, would be taken for stored. What must wait is *held* with its producer; the
+  others pass. One request of delayed blocks is out at a time, whatever came meanwhile goes together.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..transport.block import Block
 from ..transport.errors import E_HELLO, E_LIMIT, E_SEQUENCE
-from ..transport.protocol import Stored, Unstored
+from ..transport.protocol import Delayed, Stored, Unstored
 from . import options
 
 Peer = tuple[bytes, ...]
+Place = tuple[int, ...]  # (first offset,), or of a delayed block (due time, serial)
 
 
 class Reply(NamedTuple):
     """An effect: send this word to this peer."""
 
     peer: Peer
-    word: Stored | Unstored
+    word: Stored | Unstored | Delayed
 
 
 class _Entry(NamedTuple):
@@ -39,14 +44,19 @@ class _Entry(NamedTuple):
     sequence: int
     block: Block
     peer: Peer
+    delay_ms: int = 0  # 0: not delayed
 
 
 @dataclass(slots=True)
 class _Producer:
     expected: int  # the next sequence to accept: stored and pending ones are below it
     used_ns: int = 0
-    recent: OrderedDict[int, int] = field(default_factory=OrderedDict)  # sequence -> first offset
+    recent: OrderedDict[int, Place] = field(default_factory=OrderedDict)  # by sequence
     waiting: dict[int, list[Peer]] = field(default_factory=dict)  # pending sequence -> whom to answer
+    held: deque[_Entry] = field(default_factory=deque)  # must not go yet
+    plain: int = 0  # of its entries in the queue
+    delayed: int = 0  # of its entries in the queue of delayed ones
+    delayed_out: bool = False  # some are with storage
 
 
 @dataclass(slots=True)
@@ -61,11 +71,15 @@ class _Link:
 class Ordering:
     """`(event, now) -> effects` for one topic. The shell moves what `next_append` returns to storage and sends the replies."""
 
-    def __init__(self, producers: Mapping[int, tuple[int, Sequence[tuple[int, int]]]]) -> None:
-        """`producers`: id -> (next sequence, recent (sequence, first offset)), as storage recovered them."""
-        self._producers = {pid: _Producer(nxt, 0, OrderedDict(recent)) for pid, (nxt, recent) in producers.items()}
+    def __init__(self, producers: Mapping[int, tuple[int, Sequence[Sequence[int]]]]) -> None:
+        """`producers`: id -> (next sequence, recent (sequence, first offset) or (sequence, due time, serial)), as recovered."""
+        self._producers = {
+            pid: _Producer(nxt, 0, OrderedDict((one[0], tuple(one[1:])) for one in recent)) for pid, (nxt, recent) in producers.items()
+        }
         self._links: dict[Peer, _Link] = {}
         self._queue: list[_Entry] = []
+        self._delayed: list[_Entry] = []
+        self._delayed_out: tuple[int, list[_Entry]] | None = None
         self._out: OrderedDict[int, list[_Entry]] = OrderedDict()
         self._request = 0
         self._held_bytes = 0  # of blocks taken and not yet answered, of all producers
@@ -121,7 +135,7 @@ class Ordering:
 
     # Blocks come
 
-    def publish(self, peer: Peer, block: Block, now_ns: int) -> list[Reply]:
+    def publish(self, peer: Peer, block: Block, now_ns: int, delay_ms: int = 0) -> list[Reply]:
         """Take the block, or say why not. The caller has checked checksums and limits."""
         sequence, producer_id = block.header.sequence, block.header.producer_id
         link = self._links.get(peer)
@@ -148,16 +162,32 @@ class Ordering:
             link.out_bytes += block.length
             producer.expected += 1
             producer.waiting[sequence] = [peer]
-            self._queue.append(_Entry(producer_id, sequence, block, peer))
+            producer.held.append(_Entry(producer_id, sequence, block, peer, delay_ms))
+            self._release(producer)
             return []
         if sequence in producer.waiting:
             if peer not in producer.waiting[sequence]:
                 producer.waiting[sequence].append(peer)
             return []
         if sequence < producer.expected:
-            return [Reply(peer, Stored(((sequence, producer.recent.get(sequence, -1)),)))]
+            place = producer.recent.get(sequence, ())
+            return [Reply(peer, Delayed(sequence, *_as_key(place)) if delay_ms else Stored(((sequence, _as_offset(place)),)))]
         text = f"sequence {sequence} came where {producer.expected} was expected; resend from there"
         return [Reply(peer, Unstored(sequence, producer.expected, E_SEQUENCE, text))]
+
+    def _release(self, producer: _Producer) -> None:
+        """What may go now, in order."""
+        while producer.held:
+            if producer.held[0].delay_ms:
+                if producer.plain or producer.delayed_out:
+                    return
+                self._delayed.append(producer.held.popleft())
+                producer.delayed += 1
+            else:
+                if producer.delayed or producer.delayed_out:
+                    return
+                self._queue.append(producer.held.popleft())
+                producer.plain += 1
 
     # Appends go and are answered
 
@@ -175,7 +205,54 @@ class Ordering:
         batch, self._queue = self._queue[:count], self._queue[count:]
         self._request += 1
         self._out[self._request] = batch
+        for entry in batch:
+            producer = self._producers[entry.producer_id]
+            producer.plain -= 1
+            if producer.held:
+                self._release(producer)
         return self._request, [entry.block for entry in batch]
+
+    def next_delayed(self) -> tuple[int, list[Block], list[int]] | None:
+        """(request, blocks, delays in ms) to hand to storage now, behind all that `next_append` gave, or None."""
+        if not self._delayed or self._delayed_out is not None:
+            return None
+        size = 0
+        count = 0
+        for entry in self._delayed:
+            size += entry.block.length
+            if (count and size > options.APPEND_BYTES_MAX) or count >= 500:
+                break
+            count += 1
+        batch, self._delayed = self._delayed[:count], self._delayed[count:]
+        for entry in batch:
+            producer = self._producers[entry.producer_id]
+            producer.delayed -= 1
+            producer.delayed_out = True
+        self._request += 1
+        self._delayed_out = self._request, batch
+        return self._request, [entry.block for entry in batch], [entry.delay_ms for entry in batch]
+
+    def kept(self, request: int, keys: Sequence[tuple[int, int]]) -> list[Reply]:
+        """Storage has these delayed blocks: their replies; and their producers go on."""
+        if self._delayed_out is None or self._delayed_out[0] != request:
+            return []
+        batch = self._take_delayed_out()
+        replies = []
+        for entry, key in zip(batch, keys, strict=True):
+            self._answered(entry)
+            producer = self._producers[entry.producer_id]
+            self._remember(producer, entry.sequence, tuple(key))
+            replies += [Reply(peer, Delayed(entry.sequence, *key)) for peer in producer.waiting.pop(entry.sequence, ())]
+        for producer_id in dict.fromkeys(entry.producer_id for entry in batch):
+            self._release(self._producers[producer_id])
+        return replies
+
+    def _take_delayed_out(self) -> list[_Entry]:
+        batch = self._delayed_out[1] if self._delayed_out is not None else []
+        self._delayed_out = None
+        for entry in batch:
+            self._producers[entry.producer_id].delayed_out = False
+        return batch
 
     def appended(self, request: int, first_offset: int) -> tuple[list[Reply], list[tuple[Block, int]]]:
         """Storage has it: replies (one Stored a peer), and the blocks with their offsets, to be offered to channels."""
@@ -189,13 +266,16 @@ class Ordering:
             self._answered(entry)
             placed.append((entry.block, offset))
             producer = self._producers[entry.producer_id]
-            producer.recent[entry.sequence] = offset
-            if len(producer.recent) > options.RECENT_SEQUENCES:
-                producer.recent.popitem(last=False)
+            self._remember(producer, entry.sequence, (offset,))
             for peer in producer.waiting.pop(entry.sequence, ()):
                 answers.setdefault(peer, []).append((entry.sequence, offset))
             offset += entry.block.count
         return [Reply(peer, Stored(tuple(blocks))) for peer, blocks in answers.items()], placed
+
+    def _remember(self, producer: _Producer, sequence: int, place: Place) -> None:
+        producer.recent[sequence] = place
+        if len(producer.recent) > options.RECENT_SEQUENCES:
+            producer.recent.popitem(last=False)
 
     def _forget_oldest(self) -> None:
         """A bound on memory: producers not used for longest, without a link and with nothing pending, begin anew if they come back."""
@@ -214,12 +294,29 @@ class Ordering:
         """An append failed: so do those behind it and all that wait here; producers go back to their first failed block.
 
         Those before it are written, and their answers only wait for a sync: to call them failed would store them twice.
+        Where delayed blocks failed, it concerns what their producers have sent since, and nobody else.
         """
+        if self._delayed_out is not None and request == self._delayed_out[0]:
+            lost = self._take_delayed_out()
+            return self._fail(lost, {entry.producer_id for entry in lost}, code, text)
         if request not in self._out:
             return []
         lost = [entry for number in [n for n in self._out if n >= request] for entry in self._out.pop(number)] + self._queue
+        if self._delayed_out is not None and self._delayed_out[0] > request:  # storage refuses it: its epoch is over
+            lost += self._take_delayed_out()
         self._queue = []
         self.epoch += 1
+        return self._fail(lost, self._producers.keys(), code, text)
+
+    def _fail(self, lost: list[_Entry], concerned: Collection[int], code: str, text: str) -> list[Reply]:
+        """These, and what else waits here of these producers."""
+        lost += [entry for entry in self._delayed if entry.producer_id in concerned]
+        self._delayed = [entry for entry in self._delayed if entry.producer_id not in concerned]
+        for producer_id in concerned:
+            producer = self._producers[producer_id]
+            lost += producer.held
+            producer.held.clear()
+            producer.delayed = producer.plain = 0
         for entry in lost:
             self._answered(entry)
             producer = self._producers[entry.producer_id]
@@ -236,7 +333,16 @@ class Ordering:
 
     def idle(self) -> bool:
         """Nothing pending: whoever waited has been answered."""
-        return not self._queue and not self._out
+        return not self._queue and not self._out and not self._delayed and self._delayed_out is None
 
     def statistics(self) -> dict[str, Any]:
-        return {"producers": len(self._links), "pending_appends": len(self._out), "queued_blocks": len(self._queue)}
+        pending = len(self._out) + (self._delayed_out is not None)
+        return {"producers": len(self._links), "pending_appends": pending, "queued_blocks": len(self._queue) + len(self._delayed)}
+
+
+def _as_offset(place: Place) -> int:
+    return place[0] if len(place) == 1 else -1
+
+
+def _as_key(place: Place) -> tuple[int, int]:
+    return (place[0], place[1]) if len(place) == 2 else (-1, -1)

@@ -1,7 +1,8 @@
 """Several producers, a topic and its storage: resends, lost links, failing writes, restarts. Each block is stored once and in order.
 
 A producer numbers its blocks and never gives up: after any doubt it opens a new link, says Hello and sends again what is not answered.
-The old link's words may still arrive. Storage writes, syncs later, and answers a write that fails at once.
+The old link's words may still arrive. Storage writes, syncs later, and answers a write that fails at once. Some blocks are
+delayed: they commit elsewhere, after what was written before them is synced, and fail alone.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from zsq.actors import options
 from zsq.actors.ordering import Ordering
 from zsq.transport.block import Block, pack
 from zsq.transport.errors import E_DISK_FULL
-from zsq.transport.protocol import Stored, Unstored
+from zsq.transport.protocol import Delayed, Stored, Unstored
 
 S = 1_000_000_000
 PRODUCER = st.integers(0, 2)
@@ -29,13 +30,15 @@ class Append(NamedTuple):
     request: int
     epoch: int
     blocks: list[Block]
+    delayed: bool = False
 
 
 class Answer(NamedTuple):
-    """Of storage: where it lies, or None for a failure."""
+    """Of storage: where it lies, or None for a failure; of delayed blocks their keys."""
 
     request: int
     first_offset: int | None
+    keys: list[tuple[int, int]] | None = None
 
 
 class Producer:
@@ -44,7 +47,8 @@ class Producer:
     def __init__(self, number: int) -> None:
         self.id = number + 1
         self.made = 0
-        self.told: dict[int, int] = {}  # sequence -> offset
+        self.told: dict[int, int | tuple[int, int]] = {}  # sequence -> offset, or the key of a delayed one
+        self.delayed: set[int] = set()
         self.unanswered: dict[int, Block] = {}
         self.peer: Peer = ()
         self.links: dict[Peer, deque[Block | str]] = {}
@@ -54,8 +58,10 @@ class Producer:
         self.peer = (b"%d-%d" % (self.id, len(self.links)),)
         self.links[self.peer] = deque(["hello", *self.unanswered.values()])
 
-    def make(self) -> None:
+    def make(self, delayed: bool) -> None:
         block = pack([b"x"] * (1 + self.made % 3), producer_id=self.id, sequence=self.made)
+        if delayed:
+            self.delayed.add(self.made)
         self.made += 1
         self.unanswered[block.header.sequence] = block
         self.links[self.peer].append(block)
@@ -69,34 +75,40 @@ class OrderingMachine(RuleBasedStateMachine):
         self.producers = [Producer(number) for number in range(3)]
         self.replies: dict[Peer, deque[Stored | Unstored]] = {}
         self.disk: list[Block] = []
+        self.kept: list[Block] = []  # delayed blocks, durable
         self.synced = 0  # blocks
         self.offered: list[tuple[int, int]] = []  # what channels were shown
         self.start()
 
     def start(self) -> None:
-        rows: dict[int, tuple[int, list[tuple[int, int]]]] = {}
+        rows: dict[int, tuple[int, list[tuple[int, ...]]]] = {}
         offset = 0
         for block in self.disk:
             recent = rows.get(block.header.producer_id, (0, []))[1]
             rows[block.header.producer_id] = block.header.sequence + 1, [*recent, (block.header.sequence, offset)][-2:]
             offset += block.count
+        for serial, block in enumerate(self.kept):
+            expected, recent = rows.get(block.header.producer_id, (0, []))
+            key = (block.header.sequence, 9, serial)
+            rows[block.header.producer_id] = max(expected, block.header.sequence + 1), [*recent, key][-2:]
         self.ordering = Ordering(rows)
         self.synced = len(self.disk)
         self.epoch = 0
         self.appends: deque[Append] = deque()  # to storage
         self.written: deque[tuple[int, int, int]] = deque()  # request, first offset, blocks on disk after it
+        self.delayed: deque[tuple[Append, int]] = deque()  # with the blocks of the log that must be synced before
         self.answers: deque[Answer] = deque()  # from storage
 
     # Producers
 
-    @rule(number=PRODUCER, blocks=st.integers(1, 4))
-    def make(self, number: int, blocks: int) -> None:
-        for _ in range(blocks):
-            self.producers[number].make()
+    @rule(number=PRODUCER, kinds=st.lists(st.booleans(), min_size=1, max_size=4))
+    def make(self, number: int, kinds: list[bool]) -> None:
+        for delayed in kinds:
+            self.producers[number].make(delayed)
 
-    @rule(number=PRODUCER, blocks=st.integers(1, 4))
-    def publish(self, number: int, blocks: int) -> None:
-        self.make(number, blocks)
+    @rule(number=PRODUCER, kinds=st.lists(st.booleans(), min_size=1, max_size=4))
+    def publish(self, number: int, kinds: list[bool]) -> None:
+        self.make(number, kinds)
         self.to_topic(number, 9, True)
         self.append()
 
@@ -114,9 +126,24 @@ class OrderingMachine(RuleBasedStateMachine):
             if isinstance(word, Unstored):
                 producer.reconnect()
                 return
+            if isinstance(word, Delayed):
+                self.check_key(producer, word)
+                producer.unanswered.pop(word.sequence, None)
+                continue
             for sequence, offset in word.blocks:
                 self.check_answer(producer, sequence, offset)
                 producer.unanswered.pop(sequence, None)
+
+    def check_key(self, producer: Producer, word: Delayed) -> None:
+        """Kept means durable, and every answer names the same key."""
+        assert word.sequence in producer.delayed
+        (serial,) = [
+            serial
+            for serial, block in enumerate(self.kept)
+            if (block.header.producer_id, block.header.sequence) == (producer.id, word.sequence)
+        ]
+        assert (word.due_ns, word.serial) in ((9, serial), (-1, -1))
+        assert producer.told.setdefault(word.sequence, (9, serial)) == (9, serial)
 
     def check_answer(self, producer: Producer, sequence: int, offset: int) -> None:
         """Stored means on disk, at that place."""
@@ -145,19 +172,24 @@ class OrderingMachine(RuleBasedStateMachine):
                 assert welcome is not None
                 assert welcome[0] > max(producer.told, default=-1), "it forgot what it has answered"
                 continue
-            for to, answer in self.ordering.publish(peer, word, S):
+            for to, answer in self.ordering.publish(peer, word, S, 9 * (word.header.sequence in producer.delayed)):
                 self.replies.setdefault(to, deque()).append(answer)
 
     @rule()
     def append(self) -> None:
         while (handed := self.ordering.next_append()) is not None:
             self.appends.append(Append(handed[0], self.ordering.epoch, handed[1]))
+        while (delayed := self.ordering.next_delayed()) is not None:
+            assert all(ms == 9 for ms in delayed[2])
+            self.appends.append(Append(delayed[0], self.ordering.epoch, delayed[1], True))
 
     @rule(count=st.integers(1, 4))
     def from_storage(self, count: int) -> None:
         for _ in range(min(count, len(self.answers))):
             answer = self.answers.popleft()
-            if answer.first_offset is None:
+            if answer.keys is not None:
+                replies = self.ordering.kept(answer.request, answer.keys)
+            elif answer.first_offset is None:
                 replies = self.ordering.failed(answer.request, E_DISK_FULL, "full")
             else:
                 replies, placed = self.ordering.appended(answer.request, answer.first_offset)
@@ -172,8 +204,10 @@ class OrderingMachine(RuleBasedStateMachine):
         """The append of number `full` meets a full disk."""
         for number in range(min(count, len(self.appends))):
             append = self.appends.popleft()
-            if append.epoch < self.epoch:
+            if append.epoch < self.epoch or (number == full and append.delayed):
                 self.answers.append(Answer(append.request, None))
+            elif append.delayed:
+                self.delayed.append((append, len(self.disk)))
             elif number == full:
                 self.epoch = append.epoch + 1
                 self.answers.append(Answer(append.request, None))
@@ -187,6 +221,17 @@ class OrderingMachine(RuleBasedStateMachine):
         while self.written:
             request, first_offset, self.synced = self.written.popleft()
             self.answers.append(Answer(request, first_offset))
+
+    @rule(full=st.booleans())
+    def keep(self, full: bool) -> None:
+        while self.delayed and self.delayed[0][1] <= self.synced:
+            append, _ = self.delayed.popleft()
+            if full:
+                self.answers.append(Answer(append.request, None))
+                continue
+            keys = [(9, len(self.kept) + index) for index in range(len(append.blocks))]
+            self.kept += append.blocks
+            self.answers.append(Answer(append.request, 0, keys))
 
     @rule(kept=st.integers(0, 5), dice=st.integers(0, 3))
     def restart(self, kept: int, dice: int) -> None:
@@ -204,7 +249,11 @@ class OrderingMachine(RuleBasedStateMachine):
     def each_once_and_in_order(self) -> None:
         for producer in self.producers:
             stored = [block.header.sequence for block in self.disk if block.header.producer_id == producer.id]
-            assert stored == list(range(len(stored)))
+            kept = [block.header.sequence for block in self.kept if block.header.producer_id == producer.id]
+            assert stored == sorted(stored)
+            assert set(kept) <= producer.delayed
+            assert not producer.delayed & set(stored)
+            assert sorted(stored + kept) == list(range(len(stored + kept))), "none is stored before the one before it, whatever their kinds"
         for (offset, count), (following, _) in zip(self.offered, self.offered[1:], strict=False):
             assert offset + count == following, "channels are shown all, in order"
 
@@ -216,6 +265,7 @@ class OrderingMachine(RuleBasedStateMachine):
                     self.append()
                     self.write(3, 9)
                     self.sync()
+                    self.keep(False)
                     self.from_storage(4)
                     self.read_replies(number, 6)
                     if (
@@ -228,7 +278,7 @@ class OrderingMachine(RuleBasedStateMachine):
                 if not any(producer.unanswered for producer in self.producers):
                     break
             assert not any(producer.unanswered for producer in self.producers)
-            assert len(self.disk) == sum(producer.made for producer in self.producers)
+            assert len(self.disk) + len(self.kept) == sum(producer.made for producer in self.producers)
         finally:
             self.small.stop()
 
