@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from . import aio
+    from .storage.disk_queue import DiskQueue
     from .transport.client import Admin, Batch, Consumer, Message, Producer, Reader, Receipt
     from .transport.errors import (
         BrokerUnreachable,
@@ -34,6 +35,7 @@ __all__ = [
     "Consumer",
     "CorruptBlock",
     "DataLoss",
+    "DiskQueue",
     "LeaseLost",
     "Message",
     "NotFound",
@@ -52,6 +54,7 @@ __all__ = [
 
 _CLIENT: Final = dict.fromkeys(("Admin", "Batch", "Consumer", "Message", "Producer", "Reader", "Receipt"), ".transport.client")
 _HOMES: Final = _CLIENT | {
+    "DiskQueue": ".storage.disk_queue",
     "RangeReader": ".transport.range_reader",
     "StageCommitter": ".transport.stage_writer",
     "StageWriter": ".transport.stage_writer",

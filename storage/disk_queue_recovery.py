@@ -1,0 +1,241 @@
+"""What a disk queue's folder really holds, found out when it is opened; and what NSQ would lose of it, kept.
+
+Where metadata and data agree nothing is read but the metadata. Where they do not (a crash; NSQ counts a few thousand messages between two
+of its syncs), data counts, not metadata:
+
+* the write file is longer than the metadata says, or later files are there: what is whole in them is kept, and writing goes on in a
+  new file, as NSQ does;
+* a record that stops in the middle of the last file, or zeros at its end: a write that never finished; cut off;
+* the metadata is missing or no metadata: reading begins at the first file. NSQ would begin at file 0 and write over it;
+* the write file is shorter than the metadata says: what is gone is gone, and said; NSQ would write on behind its end, with zeros
+  between;
+* the read file is not there: it was read to its end and removed before the metadata said so; reading goes on with the next one;
+* files before the read file: they were read, and their removal was lost with the power; removed.
+
+The depth is then counted, not believed.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from .disk_queue_format import (
+    LENGTH_BYTES,
+    META_BYTES_MAX,
+    Meta,
+    data_name,
+    decode_length,
+    decode_meta,
+    encode_meta,
+    meta_name,
+    parse_data_name,
+)
+from .errors import Damaged
+from .files import Files
+from .log_format import TEMPORARY_SUFFIX
+
+WALK_BYTES: Final = 1024 * 1024
+
+
+@dataclass(slots=True)
+class QueueReport:
+    """What was found when a queue was opened. `notes`: sentences for people; empty where all was as it was left."""
+
+    clean: bool = True
+    salvaged_bytes: int = 0
+    cut_bytes: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a queue lies, and which sizes of records can be."""
+
+    files: Files
+    folder: str
+    name: str
+    size_min: int
+    size_max: int
+
+    def data_path(self, number: int) -> str:
+        return f"{self.folder}/{data_name(self.name, number)}"
+
+    @property
+    def meta_path(self) -> str:
+        return f"{self.folder}/{meta_name(self.name)}"
+
+    def numbers(self) -> list[int]:
+        """Of the data files that are there, ascending."""
+        found = (parse_data_name(name) for name in self.files.list(self.folder))
+        return sorted(one[1] for one in found if one is not None and one[0] == self.name)
+
+    def size(self, number: int) -> int:
+        """-1 if there is no such file."""
+        path = self.data_path(number)
+        if not self.files.exists(path):
+            return -1
+        fd = self.files.open_read(path)
+        try:
+            return self.files.size(fd)
+        finally:
+            self.files.close(fd)
+
+
+def write_meta(place: Place, meta: Meta) -> None:
+    """On disk when it returns, whole or not at all."""
+    files = place.files
+    temporary = place.meta_path + TEMPORARY_SUFFIX
+    if files.exists(temporary):
+        files.remove(temporary)
+    files.write_file(temporary, encode_meta(meta))
+    files.rename(temporary, place.meta_path)
+    files.sync_folder(place.folder)
+
+
+def recover(place: Place) -> tuple[Meta, QueueReport]:
+    """Where to read and write from now on; on disk where it differs from what was there. `OSError` as it comes."""
+    report = QueueReport()
+    numbers = place.numbers()
+    meta = _read_meta(place, report)
+    if meta is None and not numbers:
+        return Meta(), report
+    if meta is None:
+        report.notes.append(f"{place.meta_path} is missing; reading begins at file {numbers[0]}")
+        meta = Meta(0, numbers[0], 0, numbers[0], 0)
+        report.clean = False
+    for number in [number for number in numbers if number < meta.read_file]:
+        place.files.remove(place.data_path(number))
+        numbers.remove(number)
+        report.notes.append(f"{place.data_path(number)} was read before; removed")
+    reading = _reading_from(place, meta, numbers, report)
+    writing = _writing_to(place, meta, numbers, report)
+    found = Meta(meta.depth, *reading, *writing)
+    if reading[0] not in numbers:  # there is nothing to read
+        reading = writing
+    drifted = (found.depth <= 0) != (reading >= writing)
+    if report.clean and found == meta and not drifted:
+        return meta, report
+    if found[1:] != meta[1:]:
+        report.clean = False
+    if reading > writing:
+        found = found._replace(read_file=writing[0], read_position=writing[1])
+    for number in [number for number in numbers if number >= meta.write_file]:  # the page cache may know them, and the disk not yet
+        fd = place.files.open_append(place.data_path(number))
+        try:
+            place.files.sync(fd)
+        finally:
+            place.files.close(fd)
+    found = found._replace(depth=count_records(place, found))
+    if found != meta:
+        report.notes.append(f"{place.name}: {found.depth} messages are there, where the metadata said {meta.depth}")
+        write_meta(place, found)
+    return found, report
+
+
+def _read_meta(place: Place, report: QueueReport) -> Meta | None:
+    files = place.files
+    if not files.exists(place.meta_path):
+        return None
+    data = files.read_file(place.meta_path, META_BYTES_MAX)
+    try:
+        return decode_meta(data)
+    except Damaged as error:
+        report.notes.append(f"{place.meta_path}: {error}")
+        return None
+
+
+def _reading_from(place: Place, meta: Meta, numbers: list[int], report: QueueReport) -> tuple[int, int]:
+    """The read file and position, or the next there is where that file is gone or too short."""
+    number, position = meta.read_file, meta.read_position
+    if number in numbers and position > place.size(number):
+        report.notes.append(f"{place.data_path(number)} is shorter than where reading was; the rest of it is lost")
+        number, position = number + 1, 0
+    while number not in numbers and number < max(numbers, default=0):
+        number, position = number + 1, 0
+    return number, position
+
+
+def _writing_to(place: Place, meta: Meta, numbers: list[int], report: QueueReport) -> tuple[int, int]:
+    """The write file and position: as the metadata says if that is the end, else a file of its own behind all that is there."""
+    last = max((*numbers, meta.write_file))
+    size = max(place.size(last), 0)
+    if report.clean and last == meta.write_file and size == meta.write_position:
+        return last, size
+    report.clean = False
+    known = 0 if last > meta.write_file else meta.write_position
+    if size < known:
+        report.notes.append(f"{place.data_path(last)} has {size} bytes, and had {known}: what lay behind is lost")
+        return last + 1, 0
+    if not size:
+        return last, 0
+    end = _cut_tail(place, last, known, size, report)
+    report.salvaged_bytes += end - known
+    return last + 1, 0
+
+
+def _cut_tail(place: Place, number: int, known: int, size: int, report: QueueReport) -> int:
+    """Cut off a write that never finished; other rubbish stays, and is set aside when reading comes to it. Returns the file's end."""
+    end = known
+    for record in walk_records(place, number, known):
+        end = record[1]
+    rest = size - end
+    if not rest:
+        return size
+    files = place.files
+    fd = files.open_append(place.data_path(number))
+    try:
+        head = files.pread(fd, LENGTH_BYTES, end)
+        torn = rest < LENGTH_BYTES or (
+            place.size_min <= decode_length(head) <= place.size_max and end + LENGTH_BYTES + decode_length(head) > size
+        )
+        if not torn and not _is_zeros(files, fd, end, size):
+            report.notes.append(f"{place.data_path(number)}: no message can be read at {end}, {rest} bytes before its end")
+            return size
+        files.truncate(fd, end)
+        files.sync(fd)
+    finally:
+        files.close(fd)
+    report.cut_bytes += rest
+    report.notes.append(f"{place.data_path(number)}: {rest} bytes of a write that never finished were cut off at {end}")
+    return end
+
+
+def _is_zeros(files: Files, fd: int, begin: int, end: int) -> bool:
+    return not any(files.pread(fd, min(WALK_BYTES, end - at), at).strip(b"\0") for at in range(begin, end, WALK_BYTES))
+
+
+def walk_records(place: Place, number: int, position: int) -> Iterator[tuple[int, int]]:
+    """(begin, end) of each record's payload from `position` on, as far as the disk and their lengths allow."""
+    files = place.files
+    fd = files.open_read(place.data_path(number))
+    try:
+        size = files.size(fd)
+        window, window_at = memoryview(b""), position
+        while position + LENGTH_BYTES <= size:
+            if position + LENGTH_BYTES > window_at + len(window):
+                window, window_at = memoryview(files.pread(fd, WALK_BYTES, position)), position
+            length = decode_length(window, position - window_at)
+            begin = position + LENGTH_BYTES
+            if not place.size_min <= length <= place.size_max or begin + length > size:
+                return
+            position = begin + length
+            yield begin, position
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+    finally:
+        files.close(fd)
+
+
+def count_records(place: Place, meta: Meta) -> int:
+    """How many can be read between the read and the write position."""
+    total = 0
+    for number in place.numbers():
+        if meta.read_file <= number <= meta.write_file:
+            begin = meta.read_position if number == meta.read_file else 0
+            end = meta.write_position if number == meta.write_file else -1
+            total += sum(1 for record in walk_records(place, number, begin) if end < 0 or record[1] <= end)
+    return total
