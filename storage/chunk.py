@@ -1,27 +1,20 @@
-"""One chunk file: walking its blocks, finding one, reading some. Writing is the log's.
+"""One chunk: finding a block in it, reading some. Walking is `chunk_file.py`'s, writing is the log's.
 
-A walk tells a chunk's content as stretches: blocks that are good, and what is not. A block whose header is good
-but whose columns are not has a known end and known offsets. Where the header itself is bad, the next one is
-looked for by its magic in steps of 8 bytes and believed by its checksum, which is seeded with the chunk's random
-number: bytes in a message's body cannot pass for a block, because who wrote them cannot know the seed.
-
-Marks are blocks without messages; here they are walked like all others, and never found, read or put in an index.
+Marks are blocks without messages; they are walked like all others, and never found, read or put in an index.
 """
 
 from __future__ import annotations
 
-import errno
-from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from ..transport.block import DISK_MAGIC, HEADER_BYTES, MARK, TRAILER_BYTES, Block, Header, check_columns
-from ..transport.errors import ZsqError
-from .errors import ForeignDirectory, StoreFailed
+from ..transport.block import HEADER_BYTES, MARK, Block
+from .chunk_book import ChunkState, Facts
+from .chunk_file import ChunkFile, columns_agree
+from .errors import ForeignDirectory
 from .files import Files
 from .index import Entry, Index
 from .log_format import (
     ADOPTED,
-    ALIGNMENT,
     CHUNK_HEADER_BYTES,
     FOOTER_BYTES,
     ChunkFooter,
@@ -35,130 +28,64 @@ from .log_format import (
 )
 from .mark import Mark, decode_mark
 
-WALK_BYTES: Final = 1024 * 1024  # read at once when blocks are checked whole
-HEADERS_BYTES: Final = 16 * 1024  # read at once when only headers are wanted
-SEARCH_BYTES: Final = 1024 * 1024  # read at once when the next header is looked for
 READ_BYTES_MIN: Final = 4096
-PAGE_BYTES: Final = 4096  # what a disk that fails to read loses at a time
 INDEX_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
-class Stretch(NamedTuple):
-    """Bytes `position` to `end` of a chunk. `header` (disk form) is None where it could not be read."""
+class Place(NamedTuple):
+    """Where a block begins, and its first offset; and where the one before it ends: what lies between is lost. Offsets are absolute."""
 
     position: int
-    end: int
-    header: Header | None
-    good: bool
+    first_offset: int
+    lost_position: int
+    lost_offset: int
 
 
-class Chunk:
-    """An open chunk file. `end_position` is where its blocks end, `end_offset` (absolute) the offset that follows them."""
+class Good(NamedTuple):
+    """The next good block: where it begins, its first offset, and how many bad stretches lie before it."""
 
-    __slots__ = (
-        "base_offset", "end_offset", "end_position", "fd", "files", "folder", "header", "index", "index_every_bytes", "lenient", "sealed",
-    )  # fmt: skip
+    position: int
+    first_offset: int
+    skipped: int
+
+
+class Chunk(ChunkFile):
+    """An open chunk. `end_offset` (absolute) is the offset that follows its blocks."""
+
+    __slots__ = ("end_offset", "index", "index_every_bytes", "last_time_ns", "sealed", "sequential")
 
     def __init__(self, files: Files, folder: str, fd: int, header: ChunkHeader, index_every_bytes: int) -> None:
-        self.files = files
-        self.folder = folder
-        self.fd = fd
-        self.header = header
-        self.base_offset = header.base_offset
+        super().__init__(files, folder, fd, header)
         self.index_every_bytes = index_every_bytes
         self.index: Index | None = None
-        self.end_position = CHUNK_HEADER_BYTES
         self.end_offset = header.base_offset
         self.sealed = False
-        self.lenient = True
-        """Bytes that the disk cannot read count as damaged. Not in recovery: that would cut off what may be readable tomorrow."""
-
-    @property
-    def path(self) -> str:
-        return f"{self.folder}/{chunk_name(self.base_offset)}"
+        self.sequential = False
+        """The operating system was told that it is read from front to back."""
+        self.last_time_ns = header.base_time_ns
+        """Of its last block, as its footer says; before that not known here."""
 
     @property
     def index_path(self) -> str:
         return f"{self.folder}/{index_name(self.base_offset)}"
 
-    def close(self) -> None:
-        self.files.close(self.fd)
-
-    def walk(self, position: int, *, columns: bool) -> Iterator[Stretch]:
-        """From the block at `position` to the end of the chunk; `columns`: check these too, not only the headers."""
-        window = memoryview(b"")
-        window_at = position
-        while position < self.end_position:
-            start = position - window_at
-            if start + HEADER_BYTES > len(window):
-                window = memoryview(self._pread(WALK_BYTES if columns else HEADERS_BYTES, position))
-                window_at, start = position, 0
-            header = decode_disk_header(window[start : start + HEADER_BYTES], self.header.seed)
-            if header is None:
-                end = self._find_header(position + ALIGNMENT)
-                yield Stretch(position, end, None, False)
-                position = end
-                continue
-            end = position + header.length
-            good = end <= self.end_position
-            if good and columns:
-                if start + header.length > len(window):
-                    window = memoryview(self._pread(max(WALK_BYTES, header.length), position))
-                    window_at, start = position, 0
-                good = columns_agree(header, window[start + HEADER_BYTES : start + header.length])
-            yield Stretch(position, min(end, self.end_position), header, good)
-            position = end
-
-    def _find_header(self, position: int) -> int:
-        """The next place, from `position` on, where a header of this chunk stands; `end_position` if there is none."""
-        while position < self.end_position:
-            data = self._pread(SEARCH_BYTES, position)
-            at = data.find(DISK_MAGIC)
-            while 0 <= at <= len(data) - HEADER_BYTES:
-                if (position + at) % ALIGNMENT == 0 and decode_disk_header(data[at : at + HEADER_BYTES], self.header.seed) is not None:
-                    return position + at
-                at = data.find(DISK_MAGIC, at + 1)
-            if position + len(data) >= self.end_position or not data:
-                break
-            position += max(len(data) - HEADER_BYTES, ALIGNMENT) & -ALIGNMENT  # a header may lie across the border
-        return self.end_position
-
-    def _pread(self, size: int, position: int) -> bytes:
-        size = min(size, self.end_position - position)
-        try:
-            return self.files.pread(self.fd, size, position)
-        except OSError as error:
-            if error.errno != errno.EIO or not self.lenient:
-                raise StoreFailed(f"{self.path} cannot be read at {position}: {error}") from error
-        return b"".join(self._pread_page(min(PAGE_BYTES, size - at), position + at) for at in range(0, size, PAGE_BYTES))
-
-    def _pread_page(self, size: int, position: int) -> bytes:
-        """Zeros where the disk has lost the page: the checksums make damage of it, and only of the blocks that lie there."""
-        try:
-            return self.files.pread(self.fd, size, position)
-        except OSError:
-            return bytes(size)
-
-    def locate(self, offset: int) -> tuple[int, int, int]:
-        """(position, first offset) of the block that holds `offset`, or of the first after it, at worst of the chunk's end.
-
-        And the end of the block before it: what lies between is lost. All offsets are absolute.
-        """
+    def locate(self, offset: int) -> Place:
+        """The block that holds `offset`, or the first after it, at worst the chunk's end."""
         relative = offset - self.base_offset
         before = 0
         # A reader that comes from the chunk before needs no index: so going through a backlog loads none.
-        start = CHUNK_HEADER_BYTES if relative <= 0 else self._entry_position(relative, by_time=False)
+        before_end = start = CHUNK_HEADER_BYTES if relative <= 0 else self._entry_position(relative, by_time=False)
         for stretch in self.walk(start, columns=False):
             if stretch.header is None:
                 continue
             if stretch.header.next_offset > relative:
-                return stretch.position, stretch.header.first_offset + self.base_offset, before + self.base_offset
-            before = stretch.header.next_offset
-        return self.end_position, self.end_offset, before + self.base_offset
+                return Place(stretch.position, stretch.header.first_offset + self.base_offset, before_end, before + self.base_offset)
+            before, before_end = stretch.header.next_offset, stretch.end
+        return Place(self.end_position, self.end_offset, before_end, before + self.base_offset)
 
     def extent(self, offset: int) -> tuple[int, int, int]:
         """(position, end, next offset) of the block that holds `offset`, or of the first after it, at worst of the chunk's end."""
-        position = self.locate(offset)[0]
+        position = self.locate(offset).position
         if position < self.end_position:
             header = decode_disk_header(self._pread(HEADER_BYTES, position), self.header.seed)
             if header is not None:
@@ -290,12 +217,22 @@ class Chunk:
             position += header.length
         return blocks, position
 
-    def next_good(self, position: int) -> tuple[int, int] | None:
-        """(position, first offset) of the next wholly good block with messages, from `position` on; None if there is none."""
+    def next_good(self, position: int) -> Good:
+        """The next wholly good block with messages, from `position` on; the chunk's end if there is none."""
+        skipped = 0
         for stretch in self.walk(position, columns=True):
             if stretch.good and stretch.header is not None and stretch.header.count:
-                return stretch.position, stretch.header.first_offset + self.base_offset
-        return None
+                return Good(stretch.position, stretch.header.first_offset + self.base_offset, skipped)
+            skipped += not stretch.good
+        return Good(self.end_position, self.end_offset, skipped)
+
+    def facts(self) -> Facts:
+        """As it is now."""
+        state = ChunkState.ADOPTED if self.adopted else ChunkState.SEALED
+        if not self.sealed:
+            state = ChunkState.ONGOING if self.end_position > CHUNK_HEADER_BYTES else ChunkState.NEW
+        size = self.end_position + (FOOTER_BYTES if self.sealed else 0)
+        return Facts(size, state, self.header.base_time_ns, self.last_time_ns, self.end_offset)
 
     @property
     def adopted(self) -> bool:
@@ -311,19 +248,8 @@ class Chunk:
 
     def last_position(self) -> int:
         """Where the last block of a sealed chunk begins: its trailer says how long it is. If that is damaged: where the first begins."""
-        position = self.end_position - TRAILER_BYTES
-        position = self.end_position - int.from_bytes(self._pread(TRAILER_BYTES, position)[:4], "little")
-        if position < CHUNK_HEADER_BYTES or decode_disk_header(self._pread(HEADER_BYTES, position), self.header.seed) is None:
-            return CHUNK_HEADER_BYTES
-        return position
-
-
-def columns_agree(header: Header, columns: memoryview) -> bool:
-    try:
-        check_columns(header, columns)
-    except ZsqError:
-        return False
-    return True
+        found = self.block_before(self.end_position)
+        return CHUNK_HEADER_BYTES if found is None else found[0]
 
 
 def create_chunk(files: Files, folder: str, header: ChunkHeader, encoded: bytes, index_every_bytes: int) -> Chunk:
@@ -360,6 +286,7 @@ def open_chunk(files: Files, folder: str, base_offset: int, uuid: bytes, index_e
         chunk.sealed = footer is not None
         chunk.end_position = size if footer is None else footer.data_end
         chunk.end_offset = base_offset + (0 if footer is None else footer.next_offset)
+        chunk.last_time_ns += 0 if footer is None else footer.last_time_ns
     except BaseException:
         files.close(fd)
         raise

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from ..transport.block import HEADER_BYTES, Block, Header
-from .chunk import WALK_BYTES, columns_agree
+from .chunk_file import WALK_BYTES, columns_agree
 from .errors import Damaged
 from .files import Files
 from .log_format import CHUNK_HEADER_BYTES, decode_disk_header, part_name

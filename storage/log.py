@@ -38,6 +38,7 @@ from .mark import Mark, encode_mark, encode_mark_header
 from .merging import Merge
 from .placing import place
 from .space import Space
+from .survey import Survey
 from .sync_ticket import SyncTicket as SyncTicket
 from .transactions import Transaction
 
@@ -57,7 +58,8 @@ class Log:
         self._options = options
         self.chunk_bytes = options.chunk_bytes  # a bound of the topic may make it smaller
         self._active = active
-        self._reader = LogReader(files, folder, uuid, options.index_every_bytes, bases, active, holes)
+        self.reader = self._reader = LogReader(files, folder, uuid, options.index_every_bytes, bases, active, holes, options.ring_bytes)
+        self.survey = Survey(files, folder, uuid, options.index_every_bytes, self.reader)
         self._last_time_ns = last_time_ns
         self._ticket: SyncTicket | None = None
         self._failed = ""
@@ -130,6 +132,7 @@ class Log:
         self._write(chunk, pieces)
         self._move_to(position, offset, time_ns)
         self._written += total
+        self._reader.wrote(first_offset, blocks, time_ns, total, now_ns)
         if position >= self._index_save_at:
             chunk.save_index()
             self._index_save_at = position + self.chunk_bytes // INDEX_SAVES

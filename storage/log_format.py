@@ -98,8 +98,20 @@ def index_name(base_offset: int) -> str:
 
 
 def bad_name(base_offset: int, position: int) -> str:
-    """Where bytes are kept that were cut off although something valid lay behind them."""
+    """Where the bytes of a damaged stretch are kept, and those that were cut off although something valid lay behind them."""
     return f"{base_offset:0{_DIGITS}d}-{position}{BAD_SUFFIX}"
+
+
+def parse_bad_name(name: str) -> tuple[int, int] | None:
+    """(base offset, position), or None where the name is not that of such a file."""
+    digits, _, position = name.removesuffix(BAD_SUFFIX).partition("-")
+    if (
+        not name.endswith(BAD_SUFFIX)
+        or len(digits) != _DIGITS
+        or not (digits.isascii() and digits.isdigit() and position.isascii() and position.isdigit())
+    ):
+        return None
+    return int(digits), int(position)
 
 
 def part_name(stage: bytes, number: int) -> str:

@@ -1,48 +1,52 @@
 """Reading a log: which chunk, which block, what is lost. Knows the files of the log and which few of them are open.
 
 Holes: offsets whose block was lost. A read never returns a gap inside; asked for an offset in a hole it returns
-what follows the hole. `skip` tells where that is.
+what follows the hole. `skip` tells where that is. What is known of damage is `damage.py`'s.
 
 A reader that goes on where it stopped needs no look-up: the end of each read is remembered as a hint, for the last
-few readers. Others find their chunk by its name and their block by the chunk's index.
+few readers. Others find their chunk by its name and their block by the chunk's index. The newest blocks come from the ring, and behind
+readers that are far back pages are given back.
 """
 
 from __future__ import annotations
 
 import errno
-from bisect import bisect_right, insort
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from ..transport.block import Block, Header
-from .chunk import Chunk, open_chunk
+from .chunk import Chunk, Good, Place, open_chunk
+from .chunk_book import ChunkBook
+from .damage import Bad, DamageBook
+from .damage import Hole as Hole
 from .errors import Damaged, ForeignDirectory, StoreFailed
 from .files import Files
-from .log_format import CHUNK_HEADER_BYTES, chunk_name, wire_header
+from .give_back import GiveBack
+from .log_format import CHUNK_HEADER_BYTES, FOOTER_BYTES, wire_header
 from .mark import Mark
+from .ring import RING_BYTES, Ring
 
 OPEN_CHUNKS_MAX: Final = 4  # sealed ones with descriptor and index; the index of the smallest blocks takes 1.5 MiB
 HINTS_MAX: Final = 64
 
 
-class Hole(NamedTuple):
-    """Offsets that have no message any more."""
+class _Hint(NamedTuple):
+    """Where a reader goes on, and up to where pages were given back behind it."""
 
-    first_offset: int
-    count: int  # type: ignore[assignment]  # a tuple has a method of that name; nobody counts in a hole
-
-    @property
-    def next_offset(self) -> int:
-        return self.first_offset + self.count
+    base: int
+    position: int
+    given_back: int
 
 
 class LogReader:
     """`bases`: the first offset of each chunk, ascending; the last is the active one, which the log writes."""
 
     def __init__(
-        self, files: Files, folder: str, uuid: bytes, index_every_bytes: int, bases: list[int], active: Chunk, holes: Sequence[Hole]
-    ) -> None:
+        self, files: Files, folder: str, uuid: bytes, index_every_bytes: int, bases: list[int], active: Chunk, holes: Sequence[Hole],
+        ring_bytes: int = RING_BYTES,
+    ) -> None:  # fmt: skip
         assert bases
         assert bases[-1] == active.base_offset
         self._files = files
@@ -50,11 +54,23 @@ class LogReader:
         self._uuid = uuid
         self._index_every_bytes = index_every_bytes
         self.bases = bases
-        self.holes = sorted(holes)
+        self.damage = DamageBook(files, folder, holes)
+        self.ring = Ring(ring_bytes)
+        self.book = ChunkBook()
+        self.give_back = GiveBack(bases, self.book.facts)
         self._active = active
         self._sealed: OrderedDict[int, Chunk] = OrderedDict()
-        self._hints: OrderedDict[int, tuple[int, int]] = OrderedDict()
-        self._sizes: dict[int, int] = {}
+        self._hints: OrderedDict[int, _Hint] = OrderedDict()
+
+    @property
+    def holes(self) -> list[Hole]:
+        return self.damage.holes
+
+    def wrote(self, first_offset: int, blocks: Sequence[Block], time_ns: int, total: int, now_ns: int) -> None:
+        """An append to the active chunk has succeeded."""
+        self._active.last_time_ns = time_ns
+        self.book.of(self._active.base_offset).written_bytes += total
+        self.ring.push(first_offset, blocks, time_ns, total, now_ns)
 
     def add(self, active: Chunk, before: Sequence[int] = ()) -> None:
         """A new chunk is the last from now on; `before`: others that came with it. No sync runs on the old one: a roll waits for it."""
@@ -65,8 +81,24 @@ class LogReader:
             self.bases.pop()
             old.close()
         else:
+            if old.sealed:
+                self.book.facts[old.base_offset] = old.facts()
             self._keep(old)
         self.bases += bases
+
+    def forget(self, start: int) -> None:
+        """Chunks that lie wholly below `start` are about to be removed: from now on reads there give what follows."""
+        gone = max(bisect_right(self.bases, start) - 1, 0)
+        for base in self.bases[:gone]:
+            chunk = self._sealed.pop(base, None)
+            if chunk is not None:
+                chunk.close()
+        del self.bases[:gone]  # in place: it is lent to `give_back`
+        kept = self.bases[0]
+        for offset in [offset for offset, hint in self._hints.items() if hint.base < kept]:
+            del self._hints[offset]
+        self.damage.forget_below(kept)
+        self.book.forget_below(kept)
 
     def close(self) -> None:
         for chunk in (*self._sealed.values(), self._active):
@@ -77,63 +109,84 @@ class LogReader:
         """Whole blocks below `end`, from the one that holds `offset` on (from what follows, where that is lost or not kept any more).
 
         About `bytes_max` bytes, at least one block if there is one. Headers are in wire form; both checksums were
-        checked. `Damaged` names offsets that turned out to be lost; the next read steps over them.
+        checked, now or when the block came. `Damaged` names offsets that turned out to be lost; the next read steps over them.
         """
         offset = self.skip(max(offset, self.bases[0]))
+        if offset < end:
+            kept = self.ring.read(offset, bytes_max, end)
+            if kept is not None:
+                if kept:
+                    activity = self.book.of(self.bases[bisect_right(self.bases, offset) - 1])
+                    activity.ring_reads += 1
+                    activity.ring_bytes += sum(block.header.length for block in kept)
+                return kept
         while offset < end:
-            base, position = self._hints.get(offset, (-1, 0))
-            chunk = self._readable(base if position else self.bases[bisect_right(self.bases, offset) - 1], offset)
-            first = before = offset
-            if not position:
-                position, first, before = chunk.locate(offset)
-            if position < chunk.end_position:
-                if first > offset:
-                    raise self._lost(chunk.path, before, first)
-                blocks, position = chunk.read(position, bytes_max, end)
+            hint = self._hints.get(offset)
+            chunk = self._readable(self.bases[bisect_right(self.bases, offset) - 1] if hint is None else hint.base, offset)
+            place = chunk.locate(offset) if hint is None else Place(hint.position, offset, hint.position, offset)
+            lost_position, lost_offset = place.lost_position, place.lost_offset
+            if place.position < chunk.end_position:
+                if place.first_offset > offset:
+                    raise self._lost(chunk, lost_position, lost_offset, Good(place.position, place.first_offset, 1))
+                blocks, position = chunk.read(place.position, bytes_max, end)
                 good = None if blocks else chunk.next_good(position)
-                if good is not None and good[1] <= first:  # nothing lost: it is not wholly below the end, or only a mark is bad
-                    blocks, position = chunk.read(good[0], bytes_max, end)
+                if good is not None and good.position < chunk.end_position and good.first_offset <= place.first_offset:
+                    # Nothing is lost: it is not wholly below the end, or only a mark is bad.
+                    blocks, position = chunk.read(good.position, bytes_max, end)
                     if not blocks:
                         return []
                 if blocks:
-                    self._hint(blocks[-1].next_offset, chunk.base_offset, position)
+                    self._was_read(chunk, hint, place.position, position, blocks)
                     return blocks
-                if good is not None:
-                    raise self._lost(chunk.path, first, good[1])
-                before = first
-            next_base = self._next_base(chunk.base_offset)
+                if good is not None and good.position < chunk.end_position:
+                    raise self._lost(chunk, position, place.first_offset, good)
+                lost_position, lost_offset = position, place.first_offset
+            next_base = self.next_base(chunk.base_offset)
             following = chunk.end_offset if next_base is None else next_base
-            if following > before:
-                raise self._lost(chunk.path, before, following)
+            if following > lost_offset:
+                raise self._lost(chunk, lost_position, lost_offset, Good(chunk.end_position, following, 1))
             if next_base is None:
                 return []
+            if hint is not None:
+                self.give_back.left(chunk, hint.given_back, self._active)
             self._hints.pop(offset, None)  # it led to the end of a chunk that was the last one then
             offset = next_base
         return []
 
+    def _was_read(self, chunk: Chunk, hint: _Hint | None, start: int, position: int, blocks: list[Block]) -> None:
+        activity = self.book.of(chunk.base_offset)
+        activity.file_reads += 1
+        activity.file_bytes += position - start
+        given_back = start
+        if hint is not None or start == CHUNK_HEADER_BYTES:
+            self.give_back.begins(chunk, position, self._active)
+            if hint is not None:
+                given_back = self.give_back.read(chunk, hint.given_back, position, self._active)
+        self._hints[blocks[-1].next_offset] = _Hint(chunk.base_offset, position, given_back)
+        if len(self._hints) > HINTS_MAX:
+            self._hints.popitem(last=False)
+
     def _readable(self, base: int, offset: int) -> Chunk:
         try:
-            return self._chunk(base)
-        except (Damaged, ForeignDirectory):
-            following = self._next_base(base)
+            return self.open(base)
+        except (Damaged, ForeignDirectory) as error:
+            following = self.next_base(base)
             assert following is not None  # the active chunk is open
-            raise self._lost(f"{self._folder}/{chunk_name(base)}", max(base, offset), following) from None
+            first = max(base, offset)
+            self.damage.note(Bad(base, 0, 0, first, following - first, str(error)))
+            raise Damaged(f"{following - first} messages from offset {first} on are lost: {error}", first, following - first) from None
 
-    def _lost(self, path: str, offset: int, following: int) -> Damaged:
-        """Remember a hole, so that the next read steps over it."""
-        hole = Hole(offset, following - offset)
-        if hole not in self.holes:
-            insort(self.holes, hole)
-        return Damaged(f"{hole.count} messages from offset {offset} on are lost: {path} is damaged there", offset, hole.count)
+    def _lost(self, chunk: Chunk, position: int, offset: int, good: Good) -> Damaged:
+        """Remember a hole, so that the next read steps over it; `good` is what follows it."""
+        count = good.first_offset - offset
+        size = good.position - position
+        why = "its checksum does not agree" if size else "the file ends before it"
+        self.damage.note(Bad(chunk.base_offset, position, size, offset, count, why, blocks=max(good.skipped, 1)))
+        return Damaged(f"{count} messages from offset {offset} on are lost: {chunk.path} is damaged there ({why})", offset, count)
 
     def skip(self, offset: int) -> int:
         """`offset`, or what follows the hole that it lies in."""
-        for hole in self.holes[max(bisect_right(self.holes, (offset + 1, 0)) - 1, 0) :]:
-            if hole.first_offset > offset:
-                break
-            if offset < hole.next_offset:
-                offset = hole.next_offset
-        return offset
+        return self.damage.skip(offset)
 
     def headers(self, offset: int) -> Iterator[tuple[Header, Mark | None]]:
         """Wire-form headers of all blocks from the one that holds `offset` on, for recovery: columns are not checked.
@@ -147,7 +200,7 @@ class LogReader:
                 chunk = self._readable(base, offset)
             except Damaged:
                 continue  # it is among the holes now
-            position = chunk.last_position() if chunk.adopted else chunk.locate(offset)[0]
+            position = chunk.last_position() if chunk.adopted else chunk.locate(offset).position
             for stretch in chunk.walk(position, columns=False):
                 if stretch.good and stretch.header is not None:
                     mark = None if stretch.header.count else chunk.mark_at(stretch.position)
@@ -169,9 +222,9 @@ class LogReader:
             try:
                 before, size = self._span(base, start, end)
                 if found < 0 and total + size > bytes_max:
-                    found = self._chunk(base).boundary(before + bytes_max - total)[1]
+                    found = self.open(base).boundary(before + bytes_max - total)[1]
                     if found <= start:
-                        found = self._chunk(base).extent(start)[2]
+                        found = self.open(base).extent(start)[2]
             except Damaged:
                 continue
             total += size
@@ -179,17 +232,15 @@ class LogReader:
 
     def _span(self, base: int, start: int, end: int) -> tuple[int, int]:
         """(position, bytes) of what lies between two offsets in one chunk. A chunk that lies between them whole is opened once only."""
-        next_base = self._next_base(base)
-        whole = start <= base and next_base is not None and end >= next_base
-        if whole and base in self._sizes:
-            return CHUNK_HEADER_BYTES, self._sizes[base]
+        next_base = self.next_base(base)
+        facts = self.book.facts.get(base)
+        if facts is not None and facts.next_offset >= 0 and start <= base and next_base is not None and end >= next_base:
+            return CHUNK_HEADER_BYTES, facts.bytes - CHUNK_HEADER_BYTES - FOOTER_BYTES
         chunk = self._readable(base, base)
         first = CHUNK_HEADER_BYTES if start <= base else chunk.extent(start)[0]
         last = chunk.end_position
         if end < (chunk.end_offset if next_base is None else next_base):
             last = chunk.extent(end - 1)[1]
-        if whole:
-            self._sizes[base] = last - first
         return first, last - first
 
     def offset_at(self, time_ns: int) -> int | None:
@@ -217,16 +268,12 @@ class LogReader:
         except Damaged:
             return False
 
-    def _hint(self, offset: int, base: int, position: int) -> None:
-        self._hints[offset] = (base, position)
-        if len(self._hints) > HINTS_MAX:
-            self._hints.popitem(last=False)
-
-    def _next_base(self, base: int) -> int | None:
+    def next_base(self, base: int) -> int | None:
         following = bisect_right(self.bases, base)
         return self.bases[following] if following < len(self.bases) else None
 
-    def _chunk(self, base: int) -> Chunk:
+    def open(self, base: int) -> Chunk:
+        """`Damaged`, `ForeignDirectory` where that cannot be. Closed again when others were used since."""
         if base == self._active.base_offset:
             return self._active
         chunk = self._sealed.get(base)
@@ -237,8 +284,10 @@ class LogReader:
                 text = f"the chunk of offset {base} in {self._folder} cannot be opened: {error}"
                 # Gone or unreadable is damage; too many open files is not: messages must not be stepped over for that.
                 raise (Damaged if error.errno in {errno.ENOENT, errno.EIO} else StoreFailed)(text) from error
-            if not chunk.sealed:  # its footer is damaged: what the next one's name says
-                following = self._next_base(base)
+            if chunk.sealed:
+                self.book.facts[base] = chunk.facts()
+            else:  # its footer is damaged: what the next one's name says
+                following = self.next_base(base)
                 assert following is not None
                 chunk.end_offset = following
             self._keep(chunk)

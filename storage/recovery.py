@@ -29,25 +29,27 @@ what it had synced), the log goes on behind that, with a hole.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Final
 
 from ..transport.block import IN_GROUP
 from .adoption import finish_after_crash
 from .chunk import Chunk, open_chunk
+from .damage import BAD_KEPT_BYTES_MAX, CUT_OFF, DAMAGED, Bad, keep_bytes
 from .errors import Damaged, StoreFailed
 from .files import Files
 from .log import Log, LogOptions
 from .log_format import (
     BAD_SUFFIX,
     CHUNK_HEADER_BYTES,
-    bad_name,
     chunk_name,
     parse_chunk_name,
     unsynced_bytes,
 )
 from .log_reader import Hole
 from .state import ChannelRow, ProducerRow, StateBatch, Table, producer_after
+from .survey import AT_START_MAX, recall
 from .transactions import later_of, superseded
 
 COPY_BYTES: Final = 4 * 1024 * 1024
@@ -66,6 +68,22 @@ class RecoveryReport:
     holes: tuple[Hole, ...] = ()
     notes: list[str] = field(default_factory=list)
     alarms: list[str] = field(default_factory=list)
+    now_ns: int = 0
+    duration_ms: int = 0
+
+    def sentence(self) -> str:
+        """One line for the log of the process and for people."""
+        said = [f"{self.chunks} chunks, {self.scanned_bytes} bytes checked"]
+        if self.cut_bytes:
+            said.append(f"{self.cut_bytes} bytes of unfinished writes cut off")
+        if self.rewritten_bytes:
+            said.append(f"{self.rewritten_bytes} bytes written back")
+        if self.replayed_blocks:
+            said.append(f"{self.replayed_blocks} blocks replayed")
+        if self.holes:
+            said.append(f"{sum(hole.count for hole in self.holes)} messages lost in {len(self.holes)} stretches")
+        said += [f"{len(found)} {name}" for found, name in ((self.notes, "notes"), (self.alarms, "alarms")) if found]
+        return f"recovered in {self.duration_ms} ms up to offset {self.end}: {', '.join(said)}"
 
 
 @dataclass(slots=True)
@@ -78,11 +96,21 @@ class _End:
 
 
 @dataclass(slots=True)
+class _BadStretch:
+    """Bad blocks in a row. `end`: the position where a good one follows, at worst the end of the file; `next_offset`: its offset, or -1."""
+
+    start: _End
+    end: int
+    next_offset: int = -1
+    blocks: int = 1
+
+
+@dataclass(slots=True)
 class _Scan:
-    """The last chunk as found. `bad`: where each bad stretch begins. `attested`: known to have been synced below this position."""
+    """The last chunk as found. `attested`: known to have been synced below this position."""
 
     end: _End
-    bad: list[tuple[_End, bool]] = field(default_factory=list)
+    bad: list[_BadStretch] = field(default_factory=list)
     groups: list[tuple[_End, int]] = field(default_factory=list)
     """Where each group of this chunk begins, and the position behind its mark; -1: it has none."""
     holes: list[Hole] = field(default_factory=list)
@@ -97,7 +125,7 @@ def recover_log(
 
     `StoreFailed` for I/O errors, `ForeignDirectory` for another topic's chunks.
     """
-    report = RecoveryReport()
+    report = RecoveryReport(now_ns=time.time_ns())
     try:
         files.sync_folder(folder)
         bases = _bases(files, folder)
@@ -128,7 +156,15 @@ def recover_log(
         )
         chunk.sealed = True  # what lies behind the end stays for whoever wants to look; the next append begins a chunk
         chunk.end_offset = synced_end
+    chunk.last_time_ns = end.time_ns
     log = Log(files, folder, uuid, options, bases, chunk, end.time_ns, scan.holes)
+    try:
+        report.notes += recall(files, folder, log.reader)
+        job = log.survey.take(AT_START_MAX)
+        report.alarms += log.survey.learn(job()) if job is not None else ()
+    except OSError as error:
+        log.reader.close()
+        raise StoreFailed(f"{folder} cannot be recovered: {error}") from error
     report.chunks = len(bases)
     report.end = log.end
     report.holes = log.holes
@@ -181,11 +217,13 @@ def _scan(chunk: Chunk, synced_end: int, report: RecoveryReport) -> _Scan:
         report.scanned_bytes += stretch.end - stretch.position
         if not stretch.good or header is None:
             if not in_bad:
-                scan.bad.append((_End(stretch.position, end.offset, end.time_ns), False))
+                scan.bad.append(_BadStretch(_End(stretch.position, end.offset, end.time_ns), stretch.end, blocks=0))
             in_bad = True
+            scan.bad[-1].end = stretch.end
+            scan.bad[-1].blocks += 1
             continue
         if in_bad:
-            scan.bad[-1] = (scan.bad[-1][0], True)
+            scan.bad[-1].next_offset = base + header.first_offset
             in_bad = False
         before = unsynced_bytes(header)
         if before is not None:
@@ -213,13 +251,16 @@ def _decide(chunk: Chunk, scan: _Scan, synced_end: int, report: RecoveryReport) 
         return start.position < scan.attested or start.offset < synced_end or chunk.sealed
 
     cut: _End | None = None
-    for start, good_behind in scan.bad:
+    for bad in scan.bad:
+        start = bad.start
         if known(start):
             report.alarms.append(f"{chunk.path}: damage at position {start.position}, offset {start.offset}; stepped over")
             continue
         cut = start
-        if good_behind:
-            _copy_aside(chunk, start.position, chunk.files.size(chunk.fd), report)
+        if bad.next_offset >= 0:
+            size = chunk.files.size(chunk.fd) - start.position
+            why = "an unfinished write, with whole blocks behind it"
+            _set_aside(chunk, Bad(chunk.base_offset, start.position, size, start.offset, 0, why, CUT_OFF), report)
         break
     for start, end_position in scan.groups:
         if cut is not None and start.position >= cut.position:
@@ -246,22 +287,24 @@ def _decide(chunk: Chunk, scan: _Scan, synced_end: int, report: RecoveryReport) 
     if not chunk.sealed:
         chunk.end_position = scan.end.position
     chunk.end_offset = scan.end.offset
+    for bad in scan.bad:
+        if known(bad.start) and (cut is None or bad.start.position < cut.position):
+            following = bad.next_offset if bad.next_offset >= 0 else max(scan.end.offset, synced_end)
+            count = max(following - bad.start.offset, 0)  # 0: a mark, whose group's messages stay
+            why = "its checksum does not agree"
+            size = bad.end - bad.start.position
+            _set_aside(chunk, Bad(chunk.base_offset, bad.start.position, size, bad.start.offset, count, why, blocks=bad.blocks), report)
 
 
-def _copy_aside(chunk: Chunk, position: int, size: int, report: RecoveryReport) -> None:
-    """Keep what is about to be cut off. Best effort: a full disk must not keep the topic from starting."""
-    path = f"{chunk.folder}/{bad_name(chunk.base_offset, position)}"
-    files = chunk.files
+def _set_aside(chunk: Chunk, bad: Bad, report: RecoveryReport) -> None:
+    """Keep what is about to be cut off, or is damaged. Best effort: a full disk must not keep the topic from starting."""
+    path = f"{chunk.folder}/{bad.name}"
     try:
-        if files.exists(path):
-            files.remove(path)
-        fd = files.open_new(path)
-        try:
-            for at in range(position, size, COPY_BYTES):
-                files.writev(fd, [files.pread(chunk.fd, min(COPY_BYTES, size - at), at)], at - position)
-        finally:
-            files.close(fd)
-        report.notes.append(f"{path}: keeps {size - position} bytes that were cut off with whole blocks among them")
+        if bad.kind == DAMAGED and chunk.files.exists(path):
+            return  # from an earlier start
+        whole = bad.bytes if bad.kind == CUT_OFF else BAD_KEPT_BYTES_MAX
+        kept = keep_bytes(chunk.files, chunk.folder, bad, report.now_ns, whole)
+        report.notes.append(f"{path}: keeps {kept} bytes that are {bad.kind}: {bad.why}")
     except OSError as error:
         report.notes.append(f"{path}: could not be written ({error})")
 

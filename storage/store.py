@@ -13,6 +13,7 @@ A directory that is missing is refused and not made: an empty topic in place of 
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,6 +26,8 @@ from .group import ADOPT_BYTES, GROUP_APPEND_BYTES_MAX
 from .log import Log, LogOptions
 from .log_format import IDENTITY_NAME, LOCK_NAME, STAGING_NAME, STATE_NAME, TEMPORARY_SUFFIX, VERSION, ChunkHeader, encode_chunk_header
 from .recovery import RecoveryReport, recover_log, replay
+from .removal import remove_below
+from .ring import RING_BYTES
 from .stage_recovery import recover_stages
 from .staging import Staging
 from .state import MAP_BYTES, StateBatch, StateStore
@@ -41,7 +44,7 @@ class StoreOptions:
     """`chunk_bytes`: size at which a chunk is sealed. `index_every_bytes`: at most one index entry in so many.
 
     `map_bytes`: address space of the state store to begin with. `reserve_bytes`: free space below which appends are
-    refused; None: the smaller of 1 GiB and 5% of the file system. `adopt_bytes`, `group_append_bytes`: see `LogOptions`.
+    refused; None: the smaller of 1 GiB and 5% of the file system. `adopt_bytes`, `group_append_bytes`, `ring_bytes`: see `LogOptions`.
     """
 
     chunk_bytes: int = CHUNK_BYTES
@@ -50,6 +53,7 @@ class StoreOptions:
     reserve_bytes: int | None = None
     adopt_bytes: int = ADOPT_BYTES
     group_append_bytes: int = GROUP_APPEND_BYTES_MAX
+    ring_bytes: int = RING_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +130,7 @@ def create_store(files: Files, directory: str, identity: Identity, options: Stor
 def open_store(files: Files, directory: str, options: StoreOptions, identity: Identity) -> Store:
     """Lock, recover, open. `Locked`, `ForeignDirectory`, `Damaged` (the state, or all chunks), `StoreFailed` for I/O errors."""
     directory = directory.rstrip("/")
+    began_ns = time.monotonic_ns()
     if not files.exists(f"{directory}/{STATE_NAME}"):
         raise ForeignDirectory(f"{directory} is not the directory of a topic, or is not mounted; it is not made anew in its place")
     try:
@@ -136,7 +141,12 @@ def open_store(files: Files, directory: str, options: StoreOptions, identity: Id
             if reserve_bytes is None:
                 reserve_bytes = min(RESERVE_BYTES_MAX, files.total_bytes(directory) // RESERVE_SHARE)
             log_options = LogOptions(
-                options.chunk_bytes, options.index_every_bytes, reserve_bytes, options.adopt_bytes, options.group_append_bytes
+                options.chunk_bytes,
+                options.index_every_bytes,
+                reserve_bytes,
+                options.adopt_bytes,
+                options.group_append_bytes,
+                options.ring_bytes,
             )
             log, state, staging, report = _recover(files, directory, options, log_options, identity)
         except BaseException:
@@ -145,6 +155,7 @@ def open_store(files: Files, directory: str, options: StoreOptions, identity: Id
     except OSError as error:
         raise StoreFailed(f"{directory} cannot be opened: {error}") from error
     report.notes[:0] = notes
+    report.duration_ms = (time.monotonic_ns() - began_ns) // 1_000_000
     return Store(files, directory, lock, log, state, staging, report)
 
 
@@ -156,8 +167,15 @@ def _recover(
         if state.uuid() != identity.uuid_bytes:
             raise ForeignDirectory(f"{directory}: its state belongs to another topic")
         table = state.load()
+        removed = remove_below(files, directory, table.start)
         log, report = recover_log(files, directory, identity.uuid_bytes, identity.base_offset, log_options, table.synced_end)
         try:
+            expected = max(table.start, identity.base_offset)
+            if log.start > expected:
+                lost = log.start - expected
+                report.alarms.append(f"{directory}: {lost} messages from offset {expected} on are missing: their chunks are gone")
+            if removed:
+                report.notes.append(f"{directory}: {removed} files of chunks below offset {table.start} were still there; removed")
             batch = replay(log, table, report)
             if batch is not None:
                 state.commit(batch)

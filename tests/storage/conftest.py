@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,8 @@ from zsq.storage.transactions import Transaction, TransactionRow
 from zsq.transport.block import Block, pack
 
 IDENTITY = Identity("clicks", "00112233445566778899aabbccddeeff")
-SMALL = StoreOptions(chunk_bytes=1024, index_every_bytes=256, map_bytes=1 << 20, reserve_bytes=0)
-GROUPS = StoreOptions(chunk_bytes=1024, index_every_bytes=256, map_bytes=1 << 20, reserve_bytes=0, adopt_bytes=500, group_append_bytes=900)
+SMALL = StoreOptions(chunk_bytes=1024, index_every_bytes=256, map_bytes=1 << 20, reserve_bytes=0, ring_bytes=0)
+GROUPS = replace(SMALL, adopt_bytes=500, group_append_bytes=900)
 PRODUCER = 77
 APP = "query"
 
@@ -330,9 +331,13 @@ class Desk:
         self.files.reset()
 
     def flip(self, path: Path, bit: int) -> None:
-        data = bytearray(path.read_bytes())
-        data[bit >> 3] ^= 1 << (bit & 7)
-        self.replace(path, bytes(data))
+        self.replace(path, self.flipped(path.read_bytes(), bit))
+
+    @staticmethod
+    def flipped(data: bytes, bit: int) -> bytes:
+        changed = bytearray(data)
+        changed[bit >> 3] ^= 1 << (bit & 7)
+        return bytes(changed)
 
 
 @pytest.fixture

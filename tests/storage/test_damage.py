@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from zsq.storage.damage import BAD_HEAD_BYTES, CUT_OFF, decode_bad_head
 from zsq.storage.errors import Damaged, ForeignDirectory, StoreFailed
 from zsq.storage.log_format import CHUNK_HEADER_BYTES, IDENTITY_NAME, bad_name, index_name
 from zsq.storage.store import StoreOptions
@@ -131,7 +132,14 @@ def test_a_torn_block_before_a_whole_one_is_cut_with_it_and_kept_aside(desk: Des
     assert report.cut_bytes == len(whole) - end
     assert desk.files.log[desk.files.log.index("truncate") + 1] == "sync"
     assert desk.check() == [0]
-    assert len(desk.path(bad_name(0, end)).read_bytes()) == report.cut_bytes
+    kept = desk.path(bad_name(0, end)).read_bytes()
+    head = decode_bad_head(kept)
+    assert head is not None
+    assert (head.bad.kind, head.bad.position, head.kept) == (CUT_OFF, end, report.cut_bytes)
+    assert kept[BAD_HEAD_BYTES:] == desk.flipped(whole, (end + 70) * 8)[end:]
+    assert report.holes == ()
+    desk.restart()
+    assert desk.log.holes == (), "what was never acknowledged is no hole"
     assert desk.log.end == 3
 
 
@@ -200,7 +208,7 @@ def test_index_lost_short_garbage_or_of_another_chunk(two_chunks: Desk) -> None:
         bytes(len(good)),
         good[::-1],
         stale,
-        *(flipped(good, bit) for bit in range(len(good) * 8)),
+        *(two_chunks.flipped(good, bit) for bit in range(len(good) * 8)),
     ):
         path.unlink(missing_ok=True)
         if data is not None:
@@ -211,12 +219,6 @@ def test_index_lost_short_garbage_or_of_another_chunk(two_chunks: Desk) -> None:
             assert two_chunks.log.read(offset, 1, 5)[0].first_offset == offset
         two_chunks.abandon_cleanly()
         assert path.read_bytes() == good, "rebuilt as it was"
-
-
-def flipped(data: bytes, bit: int) -> bytes:
-    changed = bytearray(data)
-    changed[bit >> 3] ^= 1 << (bit & 7)
-    return bytes(changed)
 
 
 def test_an_index_entry_is_believed_only_if_the_header_agrees(two_chunks: Desk) -> None:

@@ -9,6 +9,7 @@ from typing import Final
 import pytest
 
 import zsq.storage
+from zsq.storage.damage import Bad, BadHead, encode_bad_head
 from zsq.storage.errors import Damaged, ForeignDirectory
 from zsq.storage.index import Index
 from zsq.storage.log_format import (
@@ -65,6 +66,9 @@ def examples() -> dict[str, bytes]:
         "header of an adopted chunk": encode_chunk_header(CHUNK._replace(base_offset=1002, flags=1)),
         "footer": encode_footer(ChunkFooter(2, 250, CHUNK_HEADER_BYTES + BLOCK.length), SEED),
         "index": index.encode(SEED),
+        "head of a damaged block": encode_bad_head(
+            BadHead(Bad(1000, 128, 128, 1000, 2, "its checksum does not agree"), CHUNK.base_time_ns, 128, 0x12345678)
+        ),
         "hole key": hole_key("archive", 1000),
         "hole row": wrap(hole_key("archive", 1000), HOLE_ROW.pack(1, 2, 0)),
         "deferred key": deferred_key("archive", 1000),

@@ -1,0 +1,123 @@
+"""What a start need not wait for: whether old chunks are there and whole, and whether what was damaged before still is.
+
+Recovery looks at the last chunk only, so that its time does not grow with the backlog. The others are opened once, header and footer,
+a few at a time: the newest by recovery itself, the rest in some other thread while the topic serves. So a chunk that somebody
+removed, or whose end is gone, is an alarm soon after the start and not when a reader comes there months later; and sizes and times of all
+chunks are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from .chunk import open_chunk
+from .chunk_book import ChunkState, Facts
+from .damage import DAMAGED, Bad, BadHead, bad_heads
+from .errors import StorageError
+from .files import Files
+from .log_format import chunk_name
+from .log_reader import LogReader
+
+AT_START_MAX: Final = 32  # opened before the topic serves
+STEP_CHUNKS: Final = 64  # opened by one job
+CHECK_BYTES_MAX: Final = 64 * 1024 * 1024  # of known damage that is read again at a start; beyond it is believed
+
+
+class Found(NamedTuple):
+    """One chunk: its facts, or why it cannot be used."""
+
+    base_offset: int
+    facts: Facts | None
+    why: str
+
+
+def recall(files: Files, folder: str, reader: LogReader) -> list[str]:
+    """The holes of the `.bad` files, those left out that can be read again. Returns notes."""
+    notes = []
+    budget = CHECK_BYTES_MAX
+    bases = set(reader.bases)
+    for head in bad_heads(files, folder):
+        bad = head.bad
+        if bad.kind != DAMAGED or bad.base_offset not in bases:
+            continue
+        budget -= bad.bytes
+        if budget >= 0 and _is_whole(reader, head):
+            notes.append(f"{folder}/{bad.name}: what it keeps can be read again in its chunk; the file is not needed any more")
+        else:
+            reader.damage.known(bad)
+    if reader.damage.blocks:
+        notes.append(f"{folder}: {reader.damage.messages} messages in {reader.damage.blocks} blocks are known to be lost")
+    return notes
+
+
+def _is_whole(reader: LogReader, head: BadHead) -> bool:
+    bad = head.bad
+    end = bad.position + bad.bytes
+    try:
+        for stretch in reader.open(bad.base_offset).walk(bad.position, columns=True):
+            if not stretch.good:
+                return False
+            if stretch.end >= end:
+                return True
+    except StorageError:
+        return False
+    return False
+
+
+def survey(files: Files, folder: str, uuid: bytes, bases: Sequence[int], index_every_bytes: int) -> list[Found]:
+    """Open these chunks, one after another. In any thread: nothing is shared but the files."""
+    found = []
+    for base in bases:
+        try:
+            chunk = open_chunk(files, folder, base, uuid, index_every_bytes)
+        except (StorageError, OSError) as error:
+            found.append(Found(base, None, str(error)))
+            continue
+        facts = chunk.facts()
+        found.append(Found(base, facts if chunk.sealed else facts._replace(state=ChunkState.SEALED, next_offset=-1), ""))
+        chunk.close()
+    return found
+
+
+class Survey:
+    """What is still to be looked at, newest first."""
+
+    def __init__(self, files: Files, folder: str, uuid: bytes, index_every_bytes: int, reader: LogReader) -> None:
+        self._files = files
+        self._folder = folder
+        self._uuid = uuid
+        self._index_every_bytes = index_every_bytes
+        self._reader = reader
+        self._waiting = reader.bases[:-1]  # the last one is recovery's
+
+    def take(self, count: int = STEP_CHUNKS) -> Callable[[], list[Found]] | None:
+        """A job for any thread; `learn` takes its result. None: all is known."""
+        bases, self._waiting = self._waiting[-count:], self._waiting[:-count]
+        if not bases:
+            return None
+        return lambda: survey(self._files, self._folder, self._uuid, bases, self._index_every_bytes)
+
+    def learn(self, found: Sequence[Found]) -> list[str]:
+        """Alarms. A chunk that was removed meanwhile, because it was finished, is none."""
+        alarms = []
+        reader = self._reader
+        for base, facts, why in found:
+            following = reader.next_base(base)
+            if base not in reader.bases or following is None:
+                continue
+            path = f"{self._folder}/{chunk_name(base)}"
+            if facts is None:
+                alarms.append(f"{path} cannot be used, with {following - base} messages: {why}")
+                reader.damage.note(Bad(base, 0, 0, base, following - base, why))
+                continue
+            reader.book.facts[base] = facts
+            if facts.next_offset < 0:
+                alarms.append(f"{path}: its footer is missing or damaged; `zsq fsck --repair` writes it anew")
+            elif facts.next_offset > following:
+                alarms.append(f"{path} ends at offset {facts.next_offset}, and the next chunk begins at {following}")
+            elif facts.next_offset < following:
+                lost = following - facts.next_offset
+                alarms.append(f"{lost} messages are missing: {path} ends at offset {facts.next_offset}, the next one begins at {following}")
+                reader.damage.note(Bad(base, facts.bytes, 0, facts.next_offset, lost, "the chunk that held them is missing"))
+        return alarms
