@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..storage.retention import changed, resolve
 from ..transport import protocol as p
 from ..transport.errors import (
     E_BAD_ARGUMENT,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 _NS_PER_S = 1_000_000_000
 _ANSWER_S = 20.0  # below a client's own patience, so that it hears what happened
 _REPORT_S = 1.0
+_OF_STORAGE = ("configure", "chunks", "delayed")  # actions that the topic's storage carries out
 
 Callback = Callable[[dict[str, Any] | None, ZsqError | None], None]
 
@@ -90,7 +92,7 @@ class Management:
 
     # Finding
 
-    def _group(self, topic: str, create: bool, sync: str = "") -> TopicGroup:
+    def _group(self, topic: str, create: bool, sync: str = "", retention: Mapping[str, Any] | None = None) -> TopicGroup:
         """The topic's group, made if asked for."""
         check_name(topic)
         group = self.supervisor.groups.get(topic)
@@ -107,7 +109,9 @@ class Management:
         sync = sync or self.supervisor.options.sync
         if sync not in options.SYNC_MODES:
             raise UsageError(E_BAD_ARGUMENT, f"sync is one of {', '.join(options.SYNC_MODES)}, not {sync!r}")
-        return self.supervisor.add_group(topic, self.supervisor.registry.add(topic, sync))
+        own = changed({}, retention or {})
+        resolve(self.supervisor.options.retention, own)
+        return self.supervisor.add_group(topic, self.supervisor.registry.add(topic, sync, own))
 
     def _channel(self, group: TopicGroup, channel: str, create: bool) -> None:
         check_name(channel, "channel")
@@ -151,7 +155,7 @@ class Management:
         if word.action == "create":
             self._create(envelope, word)
             return
-        if word.action not in ("delete", "pause", "unpause", "empty", "seek"):
+        if word.action not in ("delete", "pause", "unpause", "empty", "seek", *_OF_STORAGE):
             raise UsageError(E_BAD_COMMAND, f"there is no action {word.action!r}")
         if word.action == "seek" and not (word.channel and type(word.options.get("offset")) is int):
             raise UsageError(E_BAD_ARGUMENT, "seek moves a channel: name it, and an offset")
@@ -161,19 +165,33 @@ class Management:
         if word.action == "delete":
             delete(self, envelope, word, group)
             return
+        order_options = {str(key): value for key, value in word.options.items()}
+        if word.action == "configure":
+            order_options = self._configure(group, word, order_options)
 
         def ready(error: ZsqError | None) -> None:
             child = group.channels.get(word.channel) if word.channel else group.topic
+            if word.action in _OF_STORAGE:
+                child = group.storage
             if error is not None or child is None:
                 self.fail(envelope, word.request, error or Refused(E_CLOSING, "it is being started again; try in a moment"))
                 return
-            order_options = {str(key): value for key, value in word.options.items()} | reach(group)
-            self.order(child, word.action, order_options, lambda data, failure: self.relay(envelope, word.request, data, failure))
+            known = {} if word.action in _OF_STORAGE else reach(group)
+            self.order(child, word.action, order_options | known, lambda data, failure: self.relay(envelope, word.request, data, failure))
 
         if word.action in ("empty", "seek") and word.channel:  # needs the head as it is now
             self.gather(self.scope(group), lambda complete: group.want(word.channel, ready))
         else:
             group.want(word.channel, ready)
+
+    def _configure(self, group: TopicGroup, word: p.Manage, changes: dict[str, Any]) -> dict[str, Any]:
+        """Durable in the registry; what holds now, for the storage to take up. If it dies before that, its successor starts with it."""
+        if word.channel:
+            raise UsageError(E_BAD_ARGUMENT, "configure is for topics")
+        own = changed(group.row.retention, changes)
+        found = resolve(self.supervisor.options.retention, own)
+        self.supervisor.registry.configure(group.name, own)
+        return found.as_dict()
 
     def relay(self, envelope: Envelope, request: int, data: dict[str, Any] | None, error: ZsqError | None) -> None:
         if error is not None:
@@ -185,7 +203,7 @@ class Management:
         existed = word.topic in self.supervisor.groups
         if word.channel:
             check_name(word.channel, "channel")
-        group = self._group(word.topic, create=True, sync=str(word.options.get("sync", "")))
+        group = self._group(word.topic, create=True, sync=str(word.options.get("sync", "")), retention=_retention(word.options))
         if word.channel:
             existed = word.channel in group.channels
             self._channel(group, word.channel, create=True)
@@ -289,3 +307,10 @@ class Management:
         reports, self._reports = self._reports, {}
         for report in reports.values():
             report.then(False)
+
+
+def _retention(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = settings.get("retention") or {}
+    if not isinstance(found, dict):
+        raise UsageError(E_BAD_ARGUMENT, "retention is a map of settings")
+    return {str(key): value for key, value in found.items()}

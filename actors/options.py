@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 KIB: Final = 1024
 MIB: Final = 1024 * 1024
@@ -16,6 +17,11 @@ SYNC_INTERVAL_MS: Final = 100  # `interval`: EQueue's number; NSQ waits 2 s
 WINDOW_BYTES_MAX: Final = 4 * MIB  # blocks a channel holds ahead of its consumers: 20 of 200 KB hide a hop's latency
 CACHE_BYTES_MAX: Final = 4 * MIB  # blocks kept for messages that are requeued; older ones are read from storage again
 HOLE_ROWS_MAX: Final = 10_000  # beyond it no new messages are taken until old ones are done
+DEFERRED_ROWS_MAX: Final = 10_000_000  # requeued with a delay, on disk: about 200 bytes each; beyond it no new messages are taken
+DUE_HELD_MAX: Final = HOLE_ROWS_MAX // 2  # deferred rows that are due come back while fewer are held, so that new messages still come
+DUE_ROWS_MAX: Final = 1_000  # of one answer
+SAVE_ROWS_MAX: Final = 50_000  # of one frame: 36 bytes a row at most, so under 2 MB
+SAVE_PAGES_MAX: Final = 200  # of one commit; what a channel holds of a few million in flight, every second one answered
 SAVE_INTERVAL_MS: Final = 200  # a cursor's changes are committed a few times a second
 GATHER_COUNT_MAX: Final = 1_000  # messages of one delivery that do not lie together
 GATHER_BYTES_MAX: Final = 1 * MIB
@@ -40,6 +46,7 @@ INLINE_SYNC_BYTES_MAX: Final = 64 * KIB  # a small lone append is synced in line
 READ_BYTES_MAX: Final = 4 * MIB  # of one answer to a channel
 READER_BYTES_MAX: Final = 1 * MIB  # of one answer to an offset reader
 READER_ANSWERS_MAX: Final = 32  # unread ones a reader; further ones are dropped, and asked for again
+RETENTION_TICK_MS: Final = 1_000  # space is back within seconds
 RETRY_S_MAX: Final = 60.0  # between tries to start a topic that cannot start
 LOCK_WAIT_S: Final = 10.0
 
@@ -100,7 +107,8 @@ class ServeOptions:
 
     `gateway`: host:port of the ZeroMQ gateway, "" for none; `gateway_push`: where it takes what PUSH writers send, "" for the
     port that `push_listen` chooses. `sync`: mode of topics made without one. `stage_timeout_s`: how long an unused stage is kept, sealed or
-    not; 0: STAGE_OPEN_KEPT_S and STAGE_SEALED_KEPT_S.
+    not; 0: STAGE_OPEN_KEPT_S and STAGE_SEALED_KEPT_S. `retention`: what holds for topics that have no setting of their own, by the names of
+    `storage.retention.Retention`.
     """
 
     data_dir: Path
@@ -111,6 +119,7 @@ class ServeOptions:
     log_level: str = "info"
     sync: str = "always"
     stage_timeout_s: float = 0.0
+    retention: Mapping[str, Any] = field(default_factory=dict)
 
 
 def push_listen(serve_options: ServeOptions) -> str:

@@ -29,6 +29,19 @@ def check(ranges: Sequence[Range]) -> None:
         raise UsageError(E_BAD_ARGUMENT, f"ranges are at most {RANGES_MAX} pairs of numbers: first offset, count")
 
 
+def above(runs: Iterable[Run], start: int) -> tuple[list[Run], list[Run]]:
+    """(what of the runs lies at or above `start`, what lies below), in their order."""
+    kept: list[Run] = []
+    below: list[Run] = []
+    for first, count, attempts in runs:
+        cut = min(max(start - first, 0), count)
+        if cut:
+            below.append((first, cut, attempts))
+        if cut < count:
+            kept.append((first + cut, count - cut, attempts))
+    return kept, below
+
+
 def take(runs: Sequence[Run], ranges: Sequence[Range]) -> tuple[list[Run], list[Run], list[Range]]:
     """Split `runs` by the answered `ranges`: (taken, left, refused).
 

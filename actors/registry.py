@@ -1,9 +1,10 @@
 """The registry: which topics there are, where they lie, and the offsets of those that are gone. One small file, replaced whole.
 
     {"version": 1, "uuid": of this data directory, "node": 0, "next_number": 3,
-     "topics": {"clicks": {"number": 1, "uuid": "...", "sync": "always", "base_offset": 0, "state": "live"}},
+     "topics": {"clicks": {"number": 1, "uuid": "...", "sync": "always", "base_offset": 0, "state": "live", "retention": {}}},
      "ended": {"old": 1234}}
 
+`retention` holds what was set for the topic; all else follows the broker's own settings.
 A row is `new` until its directory is known to exist, `live`, or `deleting`. A topic made again starts at the offset where the one of that
 name ended, so offsets are never reused, and gets a new uuid.
 """
@@ -14,8 +15,10 @@ import errno
 import json
 import logging
 import uuid
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ..storage.errors import ForeignDirectory, ShortWrite
 from ..storage.files import Files
@@ -34,6 +37,7 @@ class TopicRow:
     sync: str
     base_offset: int
     state: str = "new"
+    retention: dict[str, Any] = field(default_factory=dict)
 
 
 class Registry:
@@ -98,8 +102,8 @@ class Registry:
         self._files.rename(temporary, self._path)
         self._files.sync_folder(str(self._data_dir))
 
-    def add(self, name: str, sync: str) -> TopicRow:
-        row = TopicRow(self.next_number, uuid.uuid4().hex, sync, self.ended.get(name, 0))
+    def add(self, name: str, sync: str, retention: Mapping[str, Any] | None = None) -> TopicRow:
+        row = TopicRow(self.next_number, uuid.uuid4().hex, sync, self.ended.get(name, 0), retention=dict(retention or {}))
         self.next_number += 1
         self.topics[name] = row
         try:
@@ -108,6 +112,15 @@ class Registry:
             del self.topics[name]
             raise
         return row
+
+    def configure(self, name: str, retention: Mapping[str, Any]) -> None:
+        row = self.topics[name]
+        before, row.retention = row.retention, dict(retention)
+        try:
+            self.save()
+        except Refused:
+            row.retention = before
+            raise
 
     def set_state(self, name: str, state: str, next_offset: int | None = None) -> None:
         row = self.topics[name]

@@ -50,10 +50,12 @@ _FORGET_EVERY_NS = 3600 * _NS_PER_S
 
 
 class StageDesk:
-    """`port`: where writers' words come in; `on_committed`: called when a group is in the log. Both are given before the first word."""
+    """`port`: where writers' words come in; `on_committed`: called when a group is in the log; `admit`: raises where so many bytes
+    would pass the topic's bound. All are given before the first word."""
 
     port: Port
     on_committed: Callable[[], None]
+    admit: Callable[[int], None]
 
     def __init__(self, store: Store, state: StateDesk, thread: WorkerThread, table: Table, stage_timeout_s: float) -> None:
         self.core = Stages()
@@ -208,6 +210,7 @@ class StageDesk:
         self._check_open()
         stages = self.core.check_parts(transaction, word.parts)
         self._make_room(word.app)
+        self.admit(sum(part[3] for part in word.parts))
         merge = self._log.begin_merge([self._staging.part(stage) for stage in stages])
         if merge is None:
             self._commit(port, mail, transaction, stages, None)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
+from ..storage.retention import Retention, resolve
 from ..transport.errors import E_CLOSING, E_LIMIT, E_TOPIC_FAILED, Refused, ZsqError
 from . import options
 from .child import FATE, KINDS, ChildSpec, RestartIntensity
@@ -83,6 +84,10 @@ class TopicGroup:
     def _go(self, event: str) -> None:
         self.state = TRANSITIONS[self.state][event]
 
+    def retention(self) -> Retention:
+        """What was set for this topic, over what the broker was told."""
+        return resolve(self.supervisor.options.retention, self.row.retention)
+
     def children(self) -> list[Child]:
         found = [self.storage, self.topic, *self.channels.values()]
         return [child for child in found if child is not None and child.state != "ended"]
@@ -110,6 +115,7 @@ class TopicGroup:
             "sync": self.row.sync,
             "directory": self.supervisor.registry.folder(self.row),
             "create": self.row.state == "new",
+            "retention": self.retention().as_dict(),
             "chunk_bytes": self.supervisor.options.chunk_bytes,
             "front": self.supervisor.endpoint(numbers[1]),
             "reader": self.supervisor.endpoint(numbers[2]),

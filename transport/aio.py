@@ -14,16 +14,32 @@ import os
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 from .address import Target, parse
 from .aio_consumer import Batch, Consumer, Message
 from .block import Block, pack
-from .client import BYTES_ANY, END, Fetched, Measured, create_topic, fetch, fetched, manage, measure, measured, offset_at, seek, stats
+from .client import (
+    BYTES_ANY,
+    END,
+    Fetched,
+    Measured,
+    RetentionSettings,
+    configure_topic,
+    create_topic,
+    fetch,
+    fetched,
+    manage,
+    measure,
+    measured,
+    offset_at,
+    seek,
+    stats,
+)
 from .codec import HeaderValue
 from .drive import inherit
-from .errors import E_BAD_ARGUMENT, E_CLOSING, E_UNSUPPORTED, CorruptBlock, Refused, UsageError
-from .lane import QUEUE_BYTES_MAX, ProducerEngine, Text, as_attributes, as_body, pack_many
+from .errors import E_BAD_ARGUMENT, E_CLOSING, CorruptBlock, Refused, UsageError
+from .lane import QUEUE_BYTES_MAX, ProducerEngine, Text, as_attributes, as_body, as_delay_ms, pack_many
 from .names import check_name
 from .producer import TIMEOUT_S, ReceiptView, check_times, make_engine, too_late
 from .protocol import Wire
@@ -97,15 +113,16 @@ class Producer:
         headers: Mapping[str, HeaderValue] | None = None,
         delay: float | None = None,
     ) -> Receipt:
-        """Publish one message; durable when it returns, unless it lingers."""
-        if delay is not None:
-            raise UsageError(E_UNSUPPORTED, "delayed publish comes with a later version; publish when it is due")
+        """Publish one message; durable when it returns, unless it lingers. `delay`: seconds, see `zsq.Producer.publish`."""
+        delay_ms = as_delay_ms(delay)
         payload = as_body(body)
         attributes = None if key is None and tag is None and headers is None else as_attributes(key, tag, headers)
-        if not self._lingers:
+        if not self._lingers or delay_ms:
             keys, tags, packed = (None if value is None else [value] for value in attributes or (None, None, None))
-            receipt = await self._push(topic, (pack([payload], keys=keys, tags=tags, headers=packed),))
-            await receipt.wait()
+            times = [time.time_ns()] if delay_ms else None
+            receipt = await self._push(topic, (pack([payload], keys=keys, tags=tags, headers=packed, times=times),), delay_ms)
+            if not self._lingers:
+                await receipt.wait()
             return receipt
         turner = self._turner()
         parcel, index = turner.engine.linger(topic, payload, attributes)
@@ -121,22 +138,24 @@ class Producer:
         keys: Sequence[Text] | None = None,
         tags: Sequence[Text] | None = None,
         headers: Sequence[Mapping[str, HeaderValue] | None] | None = None,
+        delay: float | None = None,
         wait: bool = True,
     ) -> Receipt:
         """Publish messages in order, cut into blocks; with `wait=False` it returns when they are handed over."""
-        receipt = await self._push(topic, pack_many(bodies, keys, tags, headers))
+        delay_ms = as_delay_ms(delay)
+        receipt = await self._push(topic, pack_many(bodies, keys, tags, headers, time.time_ns() if delay_ms else None), delay_ms)
         if wait:
             await receipt.wait()
         return receipt
 
-    async def _push(self, topic: str, blocks: Iterable[Block]) -> Receipt:
+    async def _push(self, topic: str, blocks: Iterable[Block], delay_ms: int) -> Receipt:
         turner = self._turner()
         lane = turner.engine.lane(topic)
         lane.seal(time.monotonic_ns())  # what was published before goes before
         parcels = []
         for block in blocks:
             await self._make_room(turner, topic)
-            parcels.append(Parcel(block))
+            parcels.append(Parcel(block, delay_ms))
             lane.push(parcels[-1], time.monotonic_ns())
         turner.settle()
         return Receipt(self, tuple(parcels), 0, sum(parcel.count for parcel in parcels))
@@ -251,8 +270,11 @@ class Admin(_Asker):
         data: dict[str, Any] = answer.data
         return data
 
-    async def create_topic(self, name: str, sync: str = "always") -> dict[str, Any]:
-        return await self._do(create_topic(name, sync))
+    async def create_topic(self, name: str, sync: str = "always", **retention: Unpack[RetentionSettings]) -> dict[str, Any]:
+        return await self._do(create_topic(name, sync, retention))
+
+    async def configure_topic(self, name: str, **retention: Unpack[RetentionSettings]) -> dict[str, Any]:
+        return await self._do(configure_topic(name, retention), repeatable=True)
 
     async def create_channel(self, topic: str, channel: str) -> dict[str, Any]:
         return await self._do(manage("create", topic, channel, {}))

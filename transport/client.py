@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypedDict, Unpack
 
 from .address import Target
 from .asker import Asker
@@ -52,10 +52,32 @@ def manage(action: str, topic: str, channel: str | None, options: dict[str, Any]
     return lambda number: Manage(number, action, topic, name, options)
 
 
-def create_topic(name: str, sync: str) -> Callable[[int], Wire]:
+class RetentionSettings(TypedDict, total=False):
+    """How long a topic keeps what; -1: no such bound, None: what the broker was started with. A chunk (a log file) is the unit.
+
+    `keep_*` bounds what every channel has finished: it goes when any of them is passed (by default beyond 1 GiB). `max_*` bounds what is
+    unfinished: beyond `max_bytes` publishes are refused (E_TOPIC_FULL) with `when_full` "reject", the default; with "drop-oldest" the
+    oldest chunks go although unfinished, also those older than `max_s` seconds.
+    """
+
+    keep_bytes: int | None
+    keep_s: float | None
+    keep_chunks: int | None
+    max_bytes: int | None
+    max_s: float | None
+    when_full: Literal["reject", "drop-oldest"] | None
+
+
+def create_topic(name: str, sync: str, retention: RetentionSettings | None = None) -> Callable[[int], Wire]:
     if sync not in SYNCS:
         raise UsageError(E_BAD_ARGUMENT, f"sync {sync!r} is none of {', '.join(SYNCS)}")
-    return manage("create", name, None, {"sync": sync})
+    return manage("create", name, None, {"sync": sync, "retention": dict(retention or {})})
+
+
+def configure_topic(name: str, retention: RetentionSettings) -> Callable[[int], Wire]:
+    if not retention:
+        raise UsageError(E_BAD_ARGUMENT, f"say what to change: {', '.join(RetentionSettings.__annotations__)}")
+    return manage("configure", name, None, dict(retention))
 
 
 def stats(topic: str | None, channel: str | None) -> Callable[[int], Wire]:
@@ -110,9 +132,14 @@ class Admin(Asker):
         answer, _ = self._ask(manage(action, topic, channel, options), repeatable=False)
         return _data(answer)
 
-    def create_topic(self, name: str, sync: str = "always") -> dict[str, Any]:
+    def create_topic(self, name: str, sync: str = "always", **retention: Unpack[RetentionSettings]) -> dict[str, Any]:
         """`sync`: always, interval or never. {"existed": True} if it was there; then nothing was changed."""
-        answer, _ = self._ask(create_topic(name, sync), repeatable=False)
+        answer, _ = self._ask(create_topic(name, sync, retention), repeatable=False)
+        return _data(answer)
+
+    def configure_topic(self, name: str, **retention: Unpack[RetentionSettings]) -> dict[str, Any]:
+        """How long it keeps what, see `RetentionSettings`. {"retention": all that holds now}. Durable and in effect when it returns."""
+        answer, _ = self._ask(configure_topic(name, retention), repeatable=True)
         return _data(answer)
 
     def create_channel(self, topic: str, channel: str) -> dict[str, Any]:

@@ -1,15 +1,18 @@
-"""zsq topic and zsq channel: create, delete, pause, unpause, empty."""
+"""zsq topic and zsq channel: create, set, show, delete, pause, unpause, empty."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import click
 
 from .options import SYNC_MODES, with_broker
+from .retention import described, given_retention, with_retention
 
 
 @click.group()
 def topic() -> None:
-    """Create, delete, pause, unpause or empty a topic."""
+    """Create, set, show, delete, pause, unpause or empty a topic."""
 
 
 @click.group()
@@ -20,17 +23,54 @@ def channel() -> None:
 @topic.command("create")
 @click.argument("topic")
 @click.option("--sync", type=click.Choice(SYNC_MODES), default="always", show_default=True, help="When a publish is answered.")
+@with_retention(default=False)
 @with_broker
-def topic_create(topic: str, sync: str, url: str, timeout: float) -> None:
+def topic_create(topic: str, sync: str, url: str, timeout: float, **retention: Any) -> None:
     """Make TOPIC; if it exists it stays as it is."""
     from ...transport.client import Admin
 
+    given = given_retention(retention)
     with Admin(url, timeout=timeout) as admin:
-        found = admin.create_topic(topic, sync=sync)
+        found = admin.create_topic(topic, sync=sync, **given)
         if found.get("existed"):
-            now = admin.stats(topic)["topics"][0]["sync"]
-            if now != sync:
-                click.echo(f"zsq: topic {topic!r} exists, with --sync {now}; that was not changed", err=True)
+            now = admin.stats(topic)["topics"][0]
+            if now["sync"] != sync:
+                click.echo(f"zsq: topic {topic!r} exists, with --sync {now['sync']}; that was not changed", err=True)
+            if any(now.get("retention", {}).get(name) != value for name, value in given.items()):
+                click.echo(f"zsq: topic {topic!r} exists; what it keeps was not changed, zsq topic set does that", err=True)
+
+
+@topic.command("set")
+@click.argument("topic")
+@with_retention(default=True)
+@with_broker
+def topic_set(topic: str, url: str, timeout: float, **retention: Any) -> None:
+    """Change how long TOPIC keeps what, now and for good; what is not named stays as it is."""
+    from ...transport.client import Admin
+
+    given = given_retention(retention)
+    if not given:
+        raise click.UsageError("say what to change: --keep-bytes, --keep-time, --keep-chunks, --max-bytes, --max-age or --when-full")
+    with Admin(url, timeout=timeout) as admin:
+        click.echo(described(admin.configure_topic(topic, **given)["retention"]))
+
+
+@topic.command("show")
+@click.argument("topic")
+@with_broker
+def topic_show(topic: str, url: str, timeout: float) -> None:
+    """Show how TOPIC is set, and what of it is on disk."""
+    from ...transport.client import Admin
+    from ...transport.names import check_name
+
+    check_name(topic)
+    with Admin(url, timeout=timeout) as admin:
+        found = admin.stats(topic)["topics"][0]
+    click.echo(f"topic      {found['topic_name']}, uuid {found['uuid']}, sync {found['sync']}, health {found['health']}")
+    click.echo(f"offsets    {found['start']} to {found['head']}")
+    click.echo(f"on disk    {found['log_bytes']:,} bytes, {found['finished_bytes']:,} of them finished by all channels")
+    click.echo(f"gone       {found['removed_bytes']:,} bytes since it was started; {found['dropped_count']:,} messages dropped unfinished")
+    click.echo(described(found["retention"]))
 
 
 @topic.command("delete")

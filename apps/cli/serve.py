@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 
 from .options import SYNC_MODES
+from .retention import given_retention, with_keep
 
 DEFAULT_LISTEN: Final = "127.0.0.1:4153"
 
@@ -38,6 +39,7 @@ DEFAULT_LISTEN: Final = "127.0.0.1:4153"
     metavar="SECONDS",
     help="How long staged rows that nobody commits are kept; default: 15 min, and 24 h once a task has sealed them.",
 )
+@with_keep(default=False)
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True)
 def serve(
     data_dir: Path,
@@ -49,6 +51,7 @@ def serve(
     chunk_bytes: int | None,
     stage_timeout: float | None,
     log_level: str,
+    **keep: Any,
 ) -> int:
     """Run the broker on DIR until SIGTERM or Ctrl-C.
 
@@ -61,7 +64,7 @@ def serve(
     from ...actors.options import ServeOptions
     from ...actors.supervisor import serve as serve_broker
 
-    more = {} if chunk_bytes is None else {"chunk_bytes": chunk_bytes}
+    more: dict[str, Any] = {} if chunk_bytes is None else {"chunk_bytes": chunk_bytes}
     gateway, push = ("", "") if no_listen else (listen, listen_push)
     options = ServeOptions(
         data_dir=data_dir,
@@ -71,6 +74,7 @@ def serve(
         log_level=log_level,
         sync=sync,
         stage_timeout_s=stage_timeout or 0.0,
+        retention=given_retention(keep),
         **more,
     )
     return serve_broker(options)

@@ -79,10 +79,11 @@ class Bench:
         self.store: Store = open_store(Files(), directory, StoreOptions(reserve_bytes=0), IDENTITY)
         self.stage_thread, self.state_thread = Thread(), Thread()
         table = self.store.state.load()
-        self.state = StateDesk(cast("WorkerThread", self.state_thread), self.store.state, table.applied_offset, "storage t")
+        self.state = StateDesk(cast("WorkerThread", self.state_thread), self.store.state, table, "storage t")
         self.desk = StageDesk(self.store, self.state, cast("WorkerThread", self.stage_thread), table, 0.0)
         self.wire = Wire()
         self.port = self.desk.port = cast("Port", self.wire)
+        self.desk.admit = lambda total: None
         self.desk.on_committed = lambda: self.wire.sent.append(p.Head(self.store.log.synced_end))
 
     def say(self, word: p.Wire, blocks: list[Block] | None = None) -> list[p.Wire]:

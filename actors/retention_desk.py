@@ -1,0 +1,179 @@
+"""Storage's desk for retention: carries out a topic's policy once a second, and refuses what would pass a bound.
+
+Orders that must hold:
+
+* The floor is what channels have *committed*: a channel that crashes now comes back at or above it.
+* The new start is committed before any file goes, and the log forgets the chunks before their files do: nobody reads what is half gone.
+* Channels are told the new start by the port on which they get their blocks, so before any block from behind it.
+* Files go on the housekeeping thread, a round of chunks at a time; the loop never waits for the system to give back space.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from ..storage.errors import DiskFull
+from ..storage.removal import LogKeeper, finished_bytes, remove_below
+from ..storage.retention import CHUNKS_A_ROUND_MAX, Retention, View, chunk_bytes, plan, resolve
+from ..storage.store import Store
+from ..transport.block import Block
+from ..transport.errors import E_TOPIC_FULL, Refused
+from ..transport.protocol import Dropped, Wire
+from .channel_desk import ChannelDesk
+from .port import Envelope
+from .state_desk import StateDesk
+
+log = logging.getLogger("zsq")
+
+MEASURE_NS = 100_000_000  # a full topic is measured again at most so often: who is refused asks again soon
+RETRY_NS = 10_000_000_000  # after files could not be removed
+
+
+class _Jobs(Protocol):
+    def submit(self, tag: Any, job: Callable[[], Any]) -> None: ...
+
+
+class RetentionDesk:
+    """`house` gives the thread for removals; `tell` sends a word to a channel."""
+
+    def __init__(
+        self, store: Store, uuid: bytes, state: StateDesk, channels: ChannelDesk, settings: Mapping[str, Any], title: str,
+        house: Callable[[], _Jobs], tell: Callable[[Envelope, Wire], object],
+    ) -> None:  # fmt: skip
+        self._store = store
+        self._log = store.log
+        self._keeper = LogKeeper(store.files, store.directory, uuid, store.log)
+        self._state = state
+        self._channels = channels
+        self._title = title
+        self._house = house
+        self._tell = tell
+        self._usual_chunk_bytes = store.log.chunk_bytes
+        self._removing = False
+        self._left_below = 0  # files below it could not be removed
+        self._retry_ns = 0
+        self._unfinished = 0  # bytes, as measured when `written_bytes` of the log was `_unfinished_at`
+        self._unfinished_at = 0
+        self._measured_ns = 0
+        self.refused_count = 0
+        self.removed_bytes = 0
+        self.dropped_count = 0
+        self.policy: Retention
+        self.configure(settings)
+
+    def configure(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """In effect when it returns: for the next publish, and with the next tick."""
+        self.policy = resolve(settings)
+        self._log.chunk_bytes = chunk_bytes(self.policy, self._usual_chunk_bytes)
+        self._measure()
+        return self.policy.as_dict()
+
+    # What comes in
+
+    def admit(self, blocks: Sequence[Block]) -> None:
+        """`Refused` E_TOPIC_FULL for a publish that would pass the bound; what was accepted before (delayed) is not asked again."""
+        if self.policy.rejects_above >= 0:
+            self.admit_bytes(sum(block.header.length for block in blocks))
+
+    def admit_bytes(self, total: int) -> None:
+        bound = self.policy.rejects_above
+        if bound < 0 or self._now_unfinished() + total <= bound:
+            return
+        if time.monotonic_ns() - self._measured_ns >= MEASURE_NS:
+            self._measure()
+            if self._now_unfinished() + total <= bound:
+                return
+        self.refused_count += 1
+        raise Refused(
+            E_TOPIC_FULL,
+            f"{total} bytes more would pass the topic's bound: {self._now_unfinished()} of max_bytes {bound} are not finished by all"
+            " channels; finish or empty what waits, delete a channel that nobody reads, or raise it (zsq topic set --max-bytes)",
+        )
+
+    def _now_unfinished(self) -> int:
+        """At most: what was finished since it was measured still counts."""
+        return self._unfinished + self._log.written_bytes - self._unfinished_at
+
+    def _measure(self) -> None:
+        if self.policy.rejects_above >= 0:
+            self._unfinished = self._keeper.unfinished_bytes(self._channels.floor())
+            self._unfinished_at = self._log.written_bytes
+            self._measured_ns = time.monotonic_ns()
+
+    # What goes
+
+    def tick(self) -> None:
+        """Once a second, and when a full round was removed."""
+        self._measure()
+        self._remove_what_is_left()
+        if self._removing:
+            return
+        view = self._view()
+        found = plan(self.policy, view, self._keeper.last_time_ns)
+        if found.roll:
+            try:
+                self._log.roll(view.now_ns)
+            except DiskFull as error:  # it stays as it is; what is sealed already can go, and makes room
+                log.debug("%s: not sealed before its time: %s", self._title, error)
+        if found.chunks:
+            self._remove(found.start, found.chunks, view)
+
+    def _view(self) -> View:
+        return self._keeper.view(self.policy, self._channels.floor(), self._state.applied, time.time_ns())
+
+    def _remove(self, start: int, chunks: int, view: View) -> None:
+        """Commit that the log begins at `start`; then the chunks go."""
+        self._removing = True
+        dropped = max(0, start - max(view.floor, view.bases[0]))
+        self._state.batch.start = start
+        self._state.cover(start)
+        self._channels.dropped(start)
+        self._state.then(partial(self._committed, start, chunks, dropped))
+
+    def _committed(self, start: int, chunks: int, dropped: int) -> None:
+        size = self._keeper.forget(start)
+        self.removed_bytes += size
+        self.dropped_count += dropped
+        for envelope in self._channels.owners.values():
+            self._tell(envelope, Dropped(start))
+        if dropped:
+            text = "%s: %d messages below offset %d are dropped, not finished by all channels: the topic's bound is passed"
+            log.warning(text, self._title, dropped, start)
+        log.debug("%s: %d chunks of %d bytes below offset %d go", self._title, chunks, size, start)
+        self._submit(start, chunks)
+
+    def _submit(self, start: int, chunks: int) -> None:
+        job = partial(remove_below, self._store.files, self._store.directory, start)
+        self._house().submit(partial(self._removed, start, chunks), job)
+
+    def _removed(self, start: int, chunks: int, value: int | Exception) -> None:
+        """The thread is done with it."""
+        self._removing = False
+        if isinstance(value, OSError):
+            log.error("%s: files below offset %d cannot be removed: %s; tried again in 10 s", self._title, start, value)
+            self._left_below, self._retry_ns = start, time.monotonic_ns() + RETRY_NS
+        elif isinstance(value, Exception):
+            raise value
+        elif chunks == CHUNKS_A_ROUND_MAX:
+            self.tick()
+
+    def _remove_what_is_left(self) -> None:
+        if self._left_below and not self._removing and time.monotonic_ns() >= self._retry_ns:
+            start, self._left_below = self._left_below, 0
+            self._removing = True
+            self._submit(start, 0)
+
+    def statistics(self) -> dict[str, Any]:
+        view = self._view()
+        return {
+            "log_bytes": sum(view.sizes),
+            "finished_bytes": finished_bytes(view),
+            "removed_bytes": self.removed_bytes,
+            "dropped_count": self.dropped_count,
+            "refused_count": self.refused_count,
+            "retention": self.policy.as_dict(),
+        }

@@ -1,0 +1,98 @@
+"""Sizes and times as people write them: 10GiB, 1.5MB, 7d, 1h30m. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import click
+
+UNITS_BYTES: Final = {
+    "": 1, "b": 1,
+    "k": 1024, "kib": 1024, "kb": 1000,
+    "m": 1024**2, "mib": 1024**2, "mb": 1000**2,
+    "g": 1024**3, "gib": 1024**3, "gb": 1000**3,
+    "t": 1024**4, "tib": 1024**4, "tb": 1000**4,
+}  # fmt: skip
+UNITS_S: Final = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+NO_BOUND: Final = ("none", "-1")
+BYTES_MAX: Final = 1 << 62
+SECONDS_MAX: Final = 100 * 366 * 86_400
+
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
+_PART: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
+
+
+def parse_bytes(text: str) -> int:
+    """1GiB, 500MB (powers of 1000), 64k (powers of 1024, as of dd), 4096. `ValueError` says what is wrong."""
+    match = _SIZE.fullmatch(text.strip().lower())
+    if match is None or match[2] not in UNITS_BYTES:
+        raise ValueError(f"{text!r} is not a size: write a number of bytes, or one with KiB, MiB, GiB, TiB (or kB, MB, GB, TB)")
+    found = float(match[1]) * UNITS_BYTES[match[2]] if "." in match[1] else int(match[1]) * UNITS_BYTES[match[2]]
+    if found > BYTES_MAX:
+        raise ValueError(f"{text!r} is larger than any disk")
+    return round(found)
+
+
+def parse_seconds(text: str) -> float:
+    """90, 90s, 15m, 1h30m, 7d, 2w, 500ms: seconds. `ValueError` says what is wrong."""
+    given = text.strip().lower()
+    if re.fullmatch(r"\d+(\.\d+)?", given):
+        given += "s"
+    total, at = 0.0, 0
+    while at < len(given):
+        match = _PART.match(given, at)
+        if match is None or match[2] not in UNITS_S:
+            break
+        total, at = total + float(match[1]) * UNITS_S[match[2]], match.end()
+    if not given or at < len(given):
+        raise ValueError(f"{text!r} is not a time: write seconds, or numbers with s, m, h, d, w, as in 90, 15m, 1h30m, 7d")
+    if total > SECONDS_MAX:
+        raise ValueError(f"{text!r} is longer than a hundred years")
+    return total
+
+
+class _Quantity(click.ParamType):  # type: ignore[type-arg]  # generic to the checker only
+    """`none` is -1, no bound; `default`, where it is allowed, is given back as it is."""
+
+    def __init__(self, *, default: bool = False) -> None:
+        self.takes_default = default
+
+    def parse(self, text: str) -> float:
+        raise NotImplementedError
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> object:
+        if not isinstance(value, str):
+            return value
+        word = value.strip().lower()
+        if word in NO_BOUND:
+            return -1
+        if word == "default" and self.takes_default:
+            return word
+        try:
+            return self.parse(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Size(_Quantity):
+    name = "size"
+
+    def parse(self, text: str) -> float:
+        return parse_bytes(text)
+
+
+class Seconds(_Quantity):
+    name = "time"
+
+    def parse(self, text: str) -> float:
+        return parse_seconds(text)
+
+
+class Count(_Quantity):
+    name = "count"
+
+    def parse(self, text: str) -> float:
+        if not text.strip().isdecimal():
+            raise ValueError(f"{text!r} is not a number of 0 or more")
+        return min(int(text), BYTES_MAX)
