@@ -6,6 +6,7 @@ Nothing here waits; the shells (`producer.py`, `aio.py`) turn the engine.
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from .engine import Engine
 from .errors import E_BAD_ARGUMENT, E_BAD_COMMAND, E_TOO_BIG, UsageError, ZsqError, from_wire
 from .link import Link
 from .names import check_name
-from .protocol import Failed, Pub, Wire
+from .protocol import DELAY_MS_MAX, Failed, Pub, PubDelayed, Wire
 from .session import UNKNOWN_OFFSET, Parcel, ProducerSession, Reaction
 
 log = logging.getLogger("zsq")
@@ -100,7 +101,8 @@ class Lane:
             sent = False
             while (parcel := session.take()) is not None:
                 assert parcel.block is not None
-                link.send([b"", _PUB, parcel.wire_header(session.producer_id), parcel.block.payload], now_ns)
+                control = encode(PubDelayed(parcel.delay_ms)) if parcel.delay_ms else _PUB
+                link.send([b"", control, parcel.wire_header(session.producer_id), parcel.block.payload], now_ns)
                 sent = True
             if not sent or not link.receive(now_ns):
                 return
@@ -231,6 +233,15 @@ class ProducerEngine(Engine):
 # What a person gives, as bytes
 
 
+def as_delay_ms(delay: float | None) -> int:
+    """Seconds to whole milliseconds, rounded up: never early. 0 for None and 0."""
+    if delay is None or delay == 0:
+        return 0
+    if not 0 < delay * 1000 <= DELAY_MS_MAX:  # NaN is neither
+        raise UsageError(E_BAD_ARGUMENT, f"a delay of {delay} s is outside of 0 to {DELAY_MS_MAX // 1000} s, which is 366 days")
+    return math.ceil(delay * 1000)
+
+
 def as_body(body: Any) -> bytes:
     """A body as bytes that nobody changes any more; `UsageError` for text or what is too large."""
     if type(body) is not bytes:
@@ -269,8 +280,13 @@ def as_attributes(key: Text, tag: Text, headers: Mapping[str, HeaderValue] | Non
     return as_text(key, KEY_BYTES_MAX, "key"), as_text(tag, TAG_BYTES_MAX, "tag"), as_headers(headers)
 
 
-def pack_many(bodies: Sequence[bytes], keys: Sequence[Text] | None, tags: Sequence[Text] | None, headers: Any) -> Iterator[Block]:
-    """Blocks of at most 10,000 messages and about 5 MiB, in order. What is wrong is told before the first block is yielded."""
+def pack_many(
+    bodies: Sequence[bytes], keys: Sequence[Text] | None, tags: Sequence[Text] | None, headers: Any, time_ns: int | None = None
+) -> Iterator[Block]:
+    """Blocks of at most 10,000 messages and about 5 MiB, in order. What is wrong is told before the first block is yielded.
+
+    `time_ns`: the messages' own time, where it is not to be that of their storing.
+    """
     bodies = bodies if isinstance(bodies, list | tuple) else list(bodies)
     count = len(bodies)
     if not count:
@@ -286,15 +302,22 @@ def pack_many(bodies: Sequence[bytes], keys: Sequence[Text] | None, tags: Sequen
     # Most calls are one block: packing counts sizes and checks types anyway, so only what is left over is looked at twice.
     if count == 1 or (count <= BLOCK_COUNT_MAX and count * 1024 <= BATCH_BYTES_MAX):
         try:
-            return iter((pack(bodies, **columns),))
+            return iter((pack(bodies, times=_times(time_ns, count), **columns),))
         except UsageError as error:
             if error.code != E_TOO_BIG or count == 1:
                 raise
     bodies = [as_body(body) for body in bodies]
     spans = list(_spans(bodies, columns))
     if len(spans) == 1 and spans[0] == (0, count):
-        return iter((pack(bodies, **columns),))
-    return (pack(bodies[a:b], **{name: column and column[a:b] for name, column in columns.items()}) for a, b in spans)
+        return iter((pack(bodies, times=_times(time_ns, count), **columns),))
+    return (
+        pack(bodies[a:b], times=_times(time_ns, b - a), **{name: column and column[a:b] for name, column in columns.items()})
+        for a, b in spans
+    )
+
+
+def _times(time_ns: int | None, count: int) -> list[int] | None:
+    return None if time_ns is None else [time_ns] * count
 
 
 def _spans(bodies: Sequence[bytes], columns: Mapping[str, Any]) -> Iterator[tuple[int, int]]:

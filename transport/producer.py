@@ -12,8 +12,8 @@ from .address import ADVICE, parse
 from .block import MESSAGE_BYTES_MAX, Block, pack
 from .codec import HeaderValue
 from .drive import Drive, inherit, ours, remember
-from .errors import E_BAD_ARGUMENT, E_CLOSING, E_TIMEOUT, E_UNSUPPORTED, BrokerUnreachable, Refused, UsageError
-from .lane import QUEUE_BYTES_MAX, Lane, ProducerEngine, Text, as_attributes, as_body, pack_many
+from .errors import E_BAD_ARGUMENT, E_CLOSING, E_TIMEOUT, BrokerUnreachable, Refused, UsageError
+from .lane import QUEUE_BYTES_MAX, Lane, ProducerEngine, Text, as_attributes, as_body, as_delay_ms, pack_many
 from .protocol import HEARTBEAT_MS_MAX, HEARTBEAT_MS_MIN
 from .session import Parcel
 
@@ -43,11 +43,31 @@ class ReceiptView:
 
     @property
     def offset(self) -> int | None:
-        """The first message's offset; None while it is not known, -1 where it is stored but the broker no longer remembers where."""
+        """The first message's offset; None while it is not known, -1 where it is stored but the broker no longer remembers where.
+
+        A delayed message has none before it is due: -1, and a `key`.
+        """
         first = self._parcels[0]
         if not first.done or first.error is not None:
             return None
         return first.first_offset + self._index if first.first_offset >= 0 else -1
+
+    @property
+    def key(self) -> str | None:
+        """The first delayed message's key, 32 hex digits, by which it can be cancelled; None where there is none (yet)."""
+        return next(iter(self.delayed_keys()), None)
+
+    def delayed_keys(self) -> list[str]:
+        """The keys of all delayed messages of which it is known by now that they wait; empty for a publish without delay.
+
+        Also empty where an answer was lost and the broker no longer remembers them when asked again: `zsq delayed list` shows them.
+        """
+        found = []
+        for parcel in self._parcels:
+            if parcel.key is not None:
+                due_ns, serial = parcel.key
+                found += [f"{due_ns:016x}{serial + index:016x}" for index in range(parcel.count)]
+        return found
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
@@ -67,7 +87,8 @@ class ReceiptView:
         return offset
 
     def __repr__(self) -> str:
-        state = f"offset {self.offset}" if self.done and not self.error else f"{self.error}" if self.done else "on its way"
+        where = f"offset {self.offset}" if self.key is None else f"delayed, {self.key}"
+        state = where if self.done and not self.error else f"{self.error}" if self.done else "on its way"
         return f"<Receipt of {self.count}: {state}>"
 
 
@@ -155,15 +176,20 @@ class Producer:
         delay: float | None = None,
     ) -> Receipt:
         """Publish one message. `UsageError` for a bad name or what is too large, `Refused` if the broker cannot take it now,
-        `BrokerUnreachable` after the time-out."""
-        if delay is not None:
-            raise UsageError(E_UNSUPPORTED, "delayed publish comes with a later version; publish when it is due")
+        `BrokerUnreachable` after the time-out.
+
+        `delay`: seconds (at most 366 days) after which it comes into the topic, never earlier. It is durable as any other when this
+        returns, does not linger, and its receipt has a `key` in place of an offset.
+        """
+        delay_ms = as_delay_ms(delay)
         payload = body if type(body) is bytes and len(body) <= MESSAGE_BYTES_MAX else as_body(body)
         attributes = None if key is None and tag is None and headers is None else as_attributes(key, tag, headers)
-        if not self._lingers:
+        if not self._lingers or delay_ms:
             keys, tags, packed = (None if value is None else [value] for value in attributes or (None, None, None))
-            receipt = self._push(topic, (pack([payload], keys=keys, tags=tags, headers=packed),))
-            receipt.wait()
+            times = [time.time_ns()] if delay_ms else None
+            receipt = self._push(topic, (pack([payload], keys=keys, tags=tags, headers=packed, times=times),), delay_ms)
+            if not self._lingers:
+                receipt.wait()
             return receipt
         drive = self._drive()
         with drive.lock:
@@ -183,18 +209,20 @@ class Producer:
         keys: Sequence[Text] | None = None,
         tags: Sequence[Text] | None = None,
         headers: Sequence[Mapping[str, HeaderValue] | None] | None = None,
+        delay: float | None = None,
         wait: bool = True,
     ) -> Receipt:
-        """Publish messages in order, cut into blocks of at most 10,000 messages and about 5 MiB.
+        """Publish messages in order, cut into blocks of at most 10,000 messages and about 5 MiB. `delay`: of all of them, see `publish`.
 
         With `wait=False` it returns when they are handed over (at most 16 MiB wait to be sent); use the receipt, or `flush`.
         """
-        receipt = self._push(topic, pack_many(bodies, keys, tags, headers))
+        delay_ms = as_delay_ms(delay)
+        receipt = self._push(topic, pack_many(bodies, keys, tags, headers, time.time_ns() if delay_ms else None), delay_ms)
         if wait:
             receipt.wait()
         return receipt
 
-    def _push(self, topic: str, blocks: Iterable[Block]) -> Receipt:
+    def _push(self, topic: str, blocks: Iterable[Block], delay_ms: int) -> Receipt:
         drive = self._drive()
         parcels = []
         count = 0
@@ -205,7 +233,7 @@ class Producer:
             for block in blocks:
                 if lane.session.queue_bytes > QUEUE_BYTES_MAX:
                     self._make_room(drive, lane)
-                parcel = Parcel(block)
+                parcel = Parcel(block, delay_ms)
                 parcels.append(parcel)
                 count += block.count
                 lane.push(parcel, time.monotonic_ns())

@@ -25,7 +25,7 @@ from typing import Final
 
 from .block import Block, Header, encode_header
 from .errors import E_BAD_COMMAND, E_CLOSING, E_HELLO, E_SEQUENCE, UsageError, ZsqError, from_wire
-from .protocol import HEARTBEAT_MS, PROTOCOL_VERSION, Hello, Stored, Unstored, Welcome, Wire
+from .protocol import HEARTBEAT_MS, PROTOCOL_VERSION, Delayed, Hello, Stored, Unstored, Welcome, Wire
 
 WINDOW_BLOCKS_MAX: Final = 4096  # unanswered blocks of one link; sockets' high-water marks lie above it
 UNKNOWN_OFFSET: Final = -1  # stored, but the topic no longer remembers where
@@ -45,7 +45,7 @@ class ProducerEvent(Enum):
     BEGIN = "begin"  # a new link: Hello goes out
     WELCOME = "Welcome"
     FORGOTTEN = "Welcome that forgot"  # the topic expects less than it had told us is stored
-    STORED = "Stored"
+    STORED = "Stored, Delayed"
     REFUSED = "Unstored"  # this block failed, its number is free
     SPOILED = "Unstored, later ones sent"
     AGAIN = "Unstored, begin again"  # E_SEQUENCE, E_HELLO, E_CLOSING
@@ -77,12 +77,18 @@ class Reaction(Enum):
 
 
 class Parcel:
-    """A block on its way to be stored. Publishers share it with the session: they look at `done`, `error`, `first_offset`."""
+    """A block on its way to be stored. Publishers share it with the session: they look at `done`, `error`, `first_offset`.
 
-    __slots__ = ("block", "count", "done", "error", "first_offset", "length", "raised", "sends", "sequence")
+    `delay_ms` 0: at once. Of a delayed one the answer is `key`: due time and serial of its first message, None where the topic no longer
+    remembers them.
+    """
 
-    def __init__(self, block: Block | None = None) -> None:
+    __slots__ = ("block", "count", "delay_ms", "done", "error", "first_offset", "key", "length", "raised", "sends", "sequence")
+
+    def __init__(self, block: Block | None = None, delay_ms: int = 0) -> None:
         self.block = block
+        self.delay_ms = delay_ms
+        self.key: tuple[int, int] | None = None
         self.count = block.count if block is not None else 0
         self.length = block.length if block is not None else 0
         self.sequence = -1
@@ -176,6 +182,8 @@ class ProducerSession:
             return self.on_stored(word)
         if type(word) is Unstored:
             return self.on_unstored(word)
+        if type(word) is Delayed:
+            return self.on_delayed(word)
         if type(word) is Welcome:
             return self.on_welcome(word)
         raise UsageError(E_BAD_COMMAND, f"a producer does not take {type(word).__name__}")
@@ -209,6 +217,16 @@ class ProducerSession:
             if parcel is not None:
                 self.window_bytes -= parcel.length
                 parcel.settle(first_offset)
+        return Reaction.RENEW if self._settled() else Reaction.NOTHING
+
+    def on_delayed(self, word: Delayed) -> Reaction:
+        """It waits in the topic: as durable as what is stored, and answered in the same row of numbers."""
+        self._step(_E.STORED)
+        parcel = self.window.pop(word.sequence, None)
+        if parcel is not None:
+            self.window_bytes -= parcel.length
+            parcel.key = (word.due_ns, word.serial) if word.serial >= 0 else None
+            parcel.settle(UNKNOWN_OFFSET)
         return Reaction.RENEW if self._settled() else Reaction.NOTHING
 
     def on_unstored(self, word: Unstored) -> Reaction:

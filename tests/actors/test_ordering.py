@@ -34,7 +34,10 @@ def brief(replies: list[Reply]) -> list[tuple[bytes, object]]:
     """(peer, what is stored) or (peer, (sequence, expected, code))."""
     found: list[tuple[bytes, object]] = []
     for peer, word in replies:
-        found.append((peer[-1], word.blocks if isinstance(word, Stored) else (word.sequence, word.expected, word.code)))
+        if isinstance(word, Unstored):
+            found.append((peer[-1], (word.sequence, word.expected, word.code)))
+        else:
+            found.append((peer[-1], word.blocks if isinstance(word, Stored) else (word.sequence, word.due_ns, word.serial)))
     return found
 
 

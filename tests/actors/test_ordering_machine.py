@@ -73,7 +73,7 @@ class OrderingMachine(RuleBasedStateMachine):
         self.small = mock.patch.multiple(options, APPEND_BYTES_MAX=250, APPENDS_OUT_MAX=3, CREDIT_BYTES=400, RECENT_SEQUENCES=3)
         self.small.start()
         self.producers = [Producer(number) for number in range(3)]
-        self.replies: dict[Peer, deque[Stored | Unstored]] = {}
+        self.replies: dict[Peer, deque[Stored | Unstored | Delayed]] = {}
         self.disk: list[Block] = []
         self.kept: list[Block] = []  # delayed blocks, durable
         self.synced = 0  # blocks

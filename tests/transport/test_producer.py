@@ -13,7 +13,7 @@ import pytest
 
 import zsq
 from zsq.transport import protocol as p
-from zsq.transport.errors import E_DISK_FULL, E_SEQUENCE, E_TOPIC_FAILED, E_UNSUPPORTED
+from zsq.transport.errors import E_BAD_ARGUMENT, E_DISK_FULL, E_SEQUENCE, E_TOPIC_FAILED
 
 Broker = Any
 
@@ -47,7 +47,9 @@ def test_publish_many_is_cut_into_blocks(broker: Broker) -> None:
         (lambda p: p.publish("t", b"", headers={"a": "b" * 20_000}), zsq.UsageError, "E_TOO_BIG"),
         (lambda p: p.publish("t", b"", headers={"a": object()}), zsq.UsageError, "E_BAD_ARGUMENT"),
         (lambda p: p.publish("../t", b""), zsq.UsageError, "E_BAD_NAME"),
-        (lambda p: p.publish("t", b"", delay=1.0), zsq.UsageError, E_UNSUPPORTED),
+        (lambda p: p.publish("t", b"", delay=-1.0), zsq.UsageError, E_BAD_ARGUMENT),
+        (lambda p: p.publish("t", b"", delay=float("nan")), zsq.UsageError, E_BAD_ARGUMENT),
+        (lambda p: p.publish_many("t", [b""], delay=366 * 86_400 + 0.001), zsq.UsageError, E_BAD_ARGUMENT),
         (lambda p: p.publish_many("t", []), zsq.UsageError, "E_BAD_ARGUMENT"),
         (lambda p: p.publish_many("t", [b"a"], keys=[]), zsq.UsageError, "E_BAD_ARGUMENT"),
         (lambda p: p.publish_many("t", [b"a", "b"]), zsq.UsageError, "E_BAD_BLOCK"),
