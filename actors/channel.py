@@ -12,9 +12,10 @@ from ..transport.block import cut, gather
 from ..transport.errors import E_BAD_ARGUMENT, E_BAD_COMMAND, E_HELLO, E_LIMIT, UsageError
 from . import options
 from .actor import Actor, StartFailed
+from .deferred import Deferred
 from .delivery import Delivery
 from .feed import Feed
-from .lease import Consumer
+from .lease import Consumer, save_pages
 from .port import Envelope, Mail, Port
 
 log = logging.getLogger("zsq")
@@ -30,7 +31,8 @@ class Channel(Actor):
         self.storage = self.open_dealer(self.settings["storage"])
         data = self._opened()
         row, self._head = data["row"], data["end"]
-        self.delivery = Delivery(self.key, row["next"], data["holes"], row["counters"], row["paused"])
+        self.delivery = Delivery(self.key, row["next"], data["holes"], row["counters"], row["paused"], Deferred(*data["deferred"]))
+        self.delivery.drop_below(data["start"])
         self.feed = Feed(self.name)
         self.topic = self.open_dealer(self.settings["topic"])
         self.scan = self.open_dealer(self.settings["scan"])
@@ -43,19 +45,23 @@ class Channel(Actor):
         self._orders: list[tuple[int, dict[str, Any]]] = []  # answered likewise
         self._orders_out: list[tuple[int, dict[str, Any]]] = []
         self._fetches: dict[int, int] = {}  # request -> offset wanted for a redelivery
+        self._due_out = 0  # request of the Due on its way
         self._hinted_ns = 0
         self.every(options.SAVE_INTERVAL_MS, self._save_if_dirty)
         return {"front": self.settings["front"]}
 
     def _opened(self) -> dict[str, Any]:
+        """Storage's answer; many holes come in several."""
         self.storage.send((), p.OpenChannel(1, self.name))
-        if not self.storage.socket.poll(10_000):
-            raise StartFailed("storage did not answer within 10 s")
-        for mail in self.storage.receive(1):
-            if isinstance(mail, Mail) and isinstance(mail.word, p.Done):
-                return mail.word.data
-            raise StartFailed(f"storage refuses the channel: {mail[1]}")
-        raise StartFailed("storage did not answer")
+        holes: list[Any] = []
+        while self.storage.socket.poll(10_000):
+            for mail in self.storage.receive(1):
+                if not isinstance(mail, Mail) or not isinstance(mail.word, p.Done):
+                    raise StartFailed(f"storage refuses the channel: {mail[1]}")
+                holes += mail.word.data["holes"]
+                if not mail.word.data["more"]:
+                    return mail.word.data | {"holes": holes}
+        raise StartFailed("storage did not answer within 10 s")
 
     # Consumers
 
@@ -153,6 +159,11 @@ class Channel(Actor):
         self._head = max(self._head, cast("p.Behind", mail.word).head)
         self.feed.behind()
 
+    def on_dropped_word(self, port: Port, mail: Mail) -> None:
+        """Of storage; no block from behind the new start was sent before."""
+        if port is self.storage and self.delivery.drop_below(cast("p.Dropped", mail.word).start):
+            self.feed.moved()
+
     def on_head_word(self, port: Port, mail: Mail) -> None:
         self._head = max(self._head, cast("p.Head", mail.word).head)
 
@@ -183,6 +194,7 @@ class Channel(Actor):
             self._deliver()
         if self._save_now or self.delivery.waits_for_commit():
             self._save()
+        self._ask_for_due()
         self._ask_for_blocks()
         self._hint()
 
@@ -226,6 +238,12 @@ class Channel(Actor):
         self._hinted_ns = self.delivery.next_due(now, wall)
         port.send(mail.envelope, p.Scanned(cast("p.Scan", mail.word).request, dirty, self._hinted_ns))
 
+    def _ask_for_due(self) -> None:
+        if not self._due_out and not self.stopping and self.delivery.deferred.may_ask(self.delivery.held):
+            self._request += 1
+            self._due_out = self._request
+            self.storage.send((), p.Due(self._due_out, self.name, time.time_ns(), options.DUE_ROWS_MAX))
+
     # Commits
 
     def _save_if_dirty(self) -> None:
@@ -243,10 +261,15 @@ class Channel(Actor):
         self._barriers_out, self._barriers = list(self._barriers), deque()
         self._orders_out, self._orders = self._orders, []
         row = {"next": changes.next_offset, "paused": self.delivery.paused, "counters": self.delivery.counters}
-        self.storage.send((), p.Save(self._save_out, self.name, row, changes.holes_put, changes.holes_gone, False, False))
+        for save in save_pages(self._save_out, self.name, row, changes):
+            self.storage.send((), save)
 
     def on_done_word(self, port: Port, mail: Mail) -> None:
-        if cast("p.Done", mail.word).request != self._save_out:
+        word = cast("p.Done", mail.word)
+        if word.request == self._due_out:
+            self._due_out = 0
+            self.delivery.came_due(word.data["rows"], word.data["next_due_ns"], time.time_ns())
+        if word.request != self._save_out:
             return
         self._save_out = 0
         self.delivery.committed()
@@ -295,6 +318,7 @@ class Channel(Actor):
     def _move(self, offset: int) -> None:
         self.delivery.seek(offset)
         self._fetches.clear()
+        self._due_out = 0
         self.feed.moved()
 
     def on_stop(self) -> bool:

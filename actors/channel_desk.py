@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from ..storage.log import Log
-from ..storage.state import Table
+from ..storage.state import DeferredTotal, HoleRow, StateStore, Table
 from ..transport import protocol as p
 from ..transport.errors import E_BAD_ARGUMENT, E_CLOSING, Refused, UsageError
 from . import options
@@ -32,32 +32,15 @@ class ChannelDesk:
         self.rows: dict[str, ChannelRow] = dict(table.channels)
         self.waiting = table.waiting
         self.visible_end = table.paused_end
-        self._holes = {name: {hole[0]: tuple(hole) for hole in holes} for name, holes in table.holes.items()}
         self.owners: dict[str, Envelope] = {}
-        self._floors = {name: self._first_unfinished(name) for name in self.rows}  # of committed rows
-        self._floor_waiting = self.waiting
+        self._pages: dict[str, list[p.Save]] = {}  # of commits that are not whole yet
 
     def floor(self) -> int:
         """No channel, offline ones included, has anything unfinished below this offset; without a channel, nothing waits below it.
 
         As committed: what a crash now would leave. So it may be used to remove chunks.
         """
-        return min(self._floors.values(), default=self._floor_waiting)
-
-    def _first_unfinished(self, name: str) -> int:
-        following: int = self.rows[name]["next"]
-        return min(following, min(self._holes.get(name, ()), default=following))
-
-    def _set_floor(self, name: str, floor: int | None, waiting: int) -> None:
-        """The commit that says so is on disk. None: the channel is gone."""
-        self._floors.pop(name, None)
-        if floor is not None:
-            self._floors[name] = floor
-        self._floor_waiting = waiting
-
-    def _then_floor(self, name: str) -> None:
-        floor = self._first_unfinished(name) if name in self.rows else None
-        self._state.then(partial(self._set_floor, name, floor, self.waiting))
+        return min(self._state.floors.values(), default=self._state.waiting)
 
     def end(self) -> int:
         """As far as the topic offers."""
@@ -75,15 +58,34 @@ class ChannelDesk:
             self.rows[word.channel] = row
             self._state.batch.channel_puts[word.channel] = row
         self.owners[word.channel] = mail.envelope  # words of a dead predecessor may still lie in its pipe
-        holes = tuple(self._holes.get(word.channel, {}).values())
-        data = {"row": row, "holes": holes, "end": self.end(), "start": self._log.start}
-        self._then_floor(word.channel)
-        self._answer_after_commit(port, mail, data)
+        self._pages.pop(word.channel, None)
+        # Its holes are read once all that its predecessor has sent is on disk; nobody else writes them from here on.
+        read = partial(self._state.read, partial(_kept, channel=word.channel), partial(self._opened, port, mail))
+        self._state.then(read)
+
+    def _opened(self, port: Port, mail: Mail, kept: tuple[list[HoleRow], DeferredTotal]) -> None:
+        """Answer, in as many words as keep each frame small."""
+        word = cast("p.OpenChannel", mail.word)
+        row = self.rows.get(word.channel)
+        if row is None or self.owners.get(word.channel) != mail.envelope:
+            return  # dropped meanwhile, or opened once more
+        holes, total = [tuple(hole) for hole in kept[0]], kept[1]
+        data = {"row": row, "end": self.end(), "start": self._log.start, "deferred": (total.rows, total.messages, total.next_due_ns)}
+        size = options.SAVE_ROWS_MAX
+        for at in range(0, max(len(holes), 1), size):
+            more = at + size < len(holes)
+            port.send(mail.envelope, p.Done(word.request, data | {"holes": tuple(holes[at : at + size]), "more": more}))
 
     def on_save_word(self, port: Port, mail: Mail) -> None:
         word = cast("p.Save", mail.word)
-        if self.owners.get(word.channel) != mail.envelope:
-            raise Refused(E_CLOSING, f"channel {word.channel!r} has another owner now")
+        self._check_owner(mail, word.channel)
+        pages = self._pages.setdefault(word.channel, [])
+        pages.append(word)
+        if len(pages) > options.SAVE_PAGES_MAX:
+            raise Refused("E_LIMIT", f"a commit has at most {options.SAVE_PAGES_MAX} pages")
+        if word.more:
+            return
+        del self._pages[word.channel]
         row = self.rows[word.channel] | word.row
         if not isinstance(row.get("next"), int):
             raise UsageError(E_BAD_ARGUMENT, "a channel's row says where it is")
@@ -91,15 +93,27 @@ class ChannelDesk:
         self._state.batch.channel_puts[word.channel] = row
         self._state.cover(row["next"])
         # The batch may already hold older changes of the same rows: the later word wins.
-        holes = self._holes.setdefault(word.channel, {})
-        for start in word.holes_gone:
-            if holes.pop(start, None) is not None:
+        if word.clear:
+            self._state.clear_deferred(word.channel)
+        for page in pages:
+            for start in page.holes_gone:
                 self._state.put_hole(word.channel, start, None)
-        for start, count, attempts, due_ns in word.holes_put:
-            holes[start] = (start, count, attempts, due_ns)
-            self._state.put_hole(word.channel, start, (count, attempts, due_ns))
-        self._then_floor(word.channel)
+            for start, count, attempts, due_ns in page.holes_put:
+                self._state.put_hole(word.channel, start, (count, attempts, due_ns))
         self._answer_after_commit(port, mail, {})
+
+    def on_due_word(self, port: Port, mail: Mail) -> None:
+        word = cast("p.Due", mail.word)
+        self._check_owner(mail, word.channel)
+        limit = min(max(word.limit, 0), options.DUE_ROWS_MAX)
+        self._state.read(
+            lambda store: (*store.due(word.channel, word.until_ns, limit), store.deferred(word.channel).messages),
+            partial(_answer_due, port, mail),
+        )
+
+    def _check_owner(self, mail: Mail, channel: str) -> None:
+        if self.owners.get(channel) != mail.envelope:
+            raise Refused(E_CLOSING, f"channel {channel!r} has another owner now")
 
     def on_pause_word(self, port: Port, mail: Mail) -> None:
         paused = cast("p.Pause", mail.word).paused
@@ -112,19 +126,33 @@ class ChannelDesk:
     def on_empty_word(self, port: Port, mail: Mail) -> None:
         if not self.rows:
             self.waiting = self._state.batch.waiting = self._log.synced_end
-            self._then_floor("")
         self._answer_after_commit(port, mail, {})
+
+    def dropped(self, start: int) -> None:
+        """What lies below is about to be removed, finished or not: it waits for no first channel any more."""
+        if not self.rows and self.waiting < start:
+            self.waiting = self._state.batch.waiting = start
 
     def drop(self, name: str, then: Callable[[], None]) -> None:
         """Forget a channel that ended, with its rows; `then` when that is committed."""
-        self._holes.pop(name, None)
+        self._pages.pop(name, None)
         del self.rows[name]
         self.owners.pop(name, None)
         self._state.drop_channel(name)
         if not self.rows:  # from here on messages wait for a first channel again
             self.waiting = self._state.batch.waiting = self._log.synced_end
-        self._then_floor(name)
         self._state.then(then)
 
     def _answer_after_commit(self, port: Port, mail: Mail, data: dict[str, Any]) -> None:
         self._state.then(partial(port.send, mail.envelope, p.Done(getattr(mail.word, "request", 0), data)))
+
+
+def _kept(store: StateStore, channel: str) -> tuple[list[HoleRow], DeferredTotal]:
+    """In the state store's thread: a channel's holes, and what its deferred ones come to."""
+    return store.holes(channel), store.deferred(channel)
+
+
+def _answer_due(port: Port, mail: Mail, found: tuple[list[HoleRow], int, int]) -> None:
+    rows, next_due_ns, messages = found
+    data = {"rows": tuple(tuple(row) for row in rows), "next_due_ns": next_due_ns, "deferred": messages}
+    port.send(mail.envelope, p.Done(cast("p.Due", mail.word).request, data))

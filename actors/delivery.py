@@ -5,7 +5,7 @@ Where a message can be, once the cursor has passed it:
     in flight    under a lease of one consumer
     again        to be delivered again, its attempt number committed
     uncommitted  to be delivered again, after its attempt number is committed
-    deferred     not before a due time (wall clock)
+    deferred     not before a due time (wall clock): in the state store only, once that is committed (`deferred.py`)
     finished     nowhere any more
 
 All but the last are *holes*: rows (start, count, attempts, due) that are committed in the state store with the cursor. A row's
@@ -24,10 +24,12 @@ from typing import Any
 from ..transport.block import Block
 from ..transport.protocol import MESSAGE_TIMEOUT_MS_MAX, Range, Run
 from . import options
+from .again import collect
+from .deferred import Deferred, Row
 from .in_flight import DeadlineHeap
-from .lease import Changes, Consumer, Hole, Lease, Parcel, Peer
-from .ranges import check, take, total
-from .shelf import BlockShelf, bytes_between
+from .lease import COUNTERS, Changes, Consumer, Hole, Lease, Parcel, Peer
+from .ranges import above, check, take, total
+from .shelf import BlockShelf
 
 UNKNOWN_DELIVERY: Range = (-1, 0)
 _MS = 1_000_000
@@ -36,15 +38,19 @@ _MS = 1_000_000
 class Delivery:
     """One channel. Commands come from consumers, blocks from the feed; parcels and changes go out."""
 
-    def __init__(self, incarnation: int, next_offset: int, holes: Iterable[Hole], counters: dict[str, int], paused: bool) -> None:
+    def __init__(
+        self, incarnation: int, next_offset: int, holes: Iterable[Hole], counters: dict[str, int], paused: bool,
+        deferred: Deferred | None = None,
+    ) -> None:  # fmt: skip
         self.next_offset = next_offset  # the next to take
         self.window_end = next_offset  # the next to come from the feed
         self.window_bytes = 0
         self.paused = paused
-        self.counters = {"message_count": 0, "finish_count": 0, "requeue_count": 0, "timeout_count": 0, "lost_count": 0} | counters
+        self.counters = dict.fromkeys(COUNTERS, 0) | counters
         self.consumers: dict[Peer, Consumer] = {}
         self.wanted: set[int] = set()  # offsets whose blocks are needed for a redelivery and not on the shelf
         self.dirty = False
+        self._start = 0  # nothing below it is there any more
         self._token = (incarnation & 0x7FFFFFFF) << 32
         self._turns: deque[Consumer] = deque()
         self._window: deque[Block] = deque()
@@ -55,15 +61,11 @@ class Delivery:
         self._again: deque[Run] = deque()
         self._uncommitted: list[Run] = []
         self._committing: list[Run] = []
-        self._deferred: DeadlineHeap[int] = DeadlineHeap()
-        self._deferred_runs: dict[int, tuple[int, int]] = {}  # start -> count, attempts
-        self._saved: dict[int, tuple[int, int, int]] = {}
-        for start, count, attempts, due_ns in holes:
-            self._saved[start] = (count, attempts, due_ns)
-            if due_ns:
-                self._defer((start, count, attempts), due_ns)
-            else:
-                self._uncommitted.append((start, count, attempts))
+        self.deferred = deferred or Deferred()
+        self._saved: dict[int, tuple[int, int]] = {}  # start -> count, attempts
+        for start, count, attempts, _ in holes:
+            self._saved[start] = (count, attempts)
+            self._uncommitted.append((start, count, attempts))
 
     # Consumers
 
@@ -172,11 +174,10 @@ class Delivery:
         return None
 
     def _for(self, consumer: Consumer, room: int, now_ns: int) -> Parcel | None:
-        rows = self._lease_rows + len(self._again) + len(self._uncommitted) + len(self._committing) + len(self._deferred)
-        new = bool(self._window) and rows < options.HOLE_ROWS_MAX
+        new = bool(self._window) and self.held + self.deferred.uncommitted < options.HOLE_ROWS_MAX and not self.deferred.is_full()
         if self._again and not (new and consumer.again_last):
             quota = min(room, max(1, consumer.ready // 2)) if new else room
-            parts, runs = self._collect_again(min(quota, options.GATHER_COUNT_MAX))
+            parts, runs = collect(self._again, min(quota, options.GATHER_COUNT_MAX), self._find, self.wanted)
             if runs:
                 consumer.again_last = True
                 return self._lease(consumer, runs, parts, now_ns)
@@ -195,32 +196,10 @@ class Delivery:
             self._shelf.put(block)
         return self._lease(consumer, [run], [(block, start, stop)], now_ns)
 
-    def _collect_again(self, quota: int) -> tuple[list[tuple[Block, int, int]], list[Run]]:
-        """Up to `quota` messages whose blocks are at hand; the offsets of those that are not go to `wanted`."""
-        parts: list[tuple[Block, int, int]] = []
-        runs: list[Run] = []
-        waiting: list[Run] = []
-        size = 0
-        while self._again and quota > 0 and size < options.GATHER_BYTES_MAX and len(waiting) < options.FETCHES_MAX:
-            first, count, attempts = self._again.popleft()
-            block = self._find(first)
-            if block is None:
-                self.wanted.add(first)
-                waiting.append((first, count, attempts))
-                continue
-            start = first - block.first_offset
-            stop = min(block.count, start + count, start + quota)
-            size += bytes_between(block, start, stop)
-            if parts and size > options.GATHER_BYTES_MAX:  # one part may be as large as its block; several must fit into a block
-                self._again.appendleft((first, count, attempts))
-                break
-            parts.append((block, start, stop))
-            runs.append((first, stop - start, attempts))
-            quota -= stop - start
-            if stop - start < count:
-                self._again.appendleft((first + stop - start, count - (stop - start), attempts))
-        self._again.extendleft(reversed(waiting))
-        return parts, runs
+    @property
+    def held(self) -> int:
+        """Rows behind the cursor, without deferred ones."""
+        return self._lease_rows + len(self._again) + len(self._uncommitted) + len(self._committing)
 
     def _find(self, offset: int) -> Block | None:
         block = self._shelf.find(offset)
@@ -286,8 +265,7 @@ class Delivery:
         if peer in self.consumers:
             self.consumers[peer].requeue_count += count
         if delay_ns > 0:
-            for run in taken:
-                self._defer(run, wall_ns + delay_ns)
+            self.deferred.put(taken, wall_ns + delay_ns)
         else:
             self._uncommitted.extend(taken)
         return refused
@@ -301,10 +279,6 @@ class Delivery:
         self._deadlines.set(token, min(now_ns + lease.consumer.timeout_ns, cap))
         return ()
 
-    def _defer(self, run: Run, due_ns: int) -> None:
-        self._deferred.set(run[0], due_ns)
-        self._deferred_runs[run[0]] = (run[1], run[2])
-
     # The scan
 
     def scan(self, now_ns: int, wall_ns: int) -> bool:
@@ -317,12 +291,17 @@ class Delivery:
             self.counters["timeout_count"] += total(lease.runs)
             self._uncommitted.extend(lease.runs)
             found = True
-        while (start := self._deferred.pop_due(wall_ns)) is not None:
-            count, attempts = self._deferred_runs.pop(start)
-            self._uncommitted.append((start, count, attempts))
-            found = True
+        wanted = self.deferred.wanted
+        due = self.deferred.due(wall_ns, self.held)
+        self._uncommitted.extend(due)
+        found = found or bool(due)
         self.dirty = self.dirty or found
-        return found
+        return found or self.deferred.wanted > wanted
+
+    def came_due(self, rows: Sequence[Row], next_due_ns: int, wall_ns: int) -> None:
+        """The store's answer: these are to be delivered again, once they are no longer deferred there."""
+        self._uncommitted.extend(self.deferred.came(rows, next_due_ns, wall_ns))
+        self.dirty = self.dirty or bool(rows)
 
     def next_due(self, now_ns: int, wall_ns: int) -> int:
         """When the next scan has something to do, in monotonic ns; 0 for never."""
@@ -330,8 +309,8 @@ class Delivery:
         lease = self._deadlines.next_due()
         if lease is not None:
             times.append(lease)
-        due = self._deferred.next_due()
-        if due is not None:
+        due = self.deferred.next_due(self.held)
+        if due:
             times.append(now_ns + due - wall_ns)
         return max(1, min(times)) if times else 0
 
@@ -339,28 +318,26 @@ class Delivery:
 
     def changes(self) -> Changes:
         """What changed since the last call; one commit is out at a time. Redeliveries wait for it."""
-        self._committing, self._uncommitted = self._uncommitted, []
-        rows: dict[int, tuple[int, int, int]] = {}
+        (self._committing, below), self._uncommitted = self._still_there(self._uncommitted), []
+        rows: dict[int, tuple[int, int]] = {}
         for lease in self._leases.values():
-            for start, count, attempts in lease.runs:
-                rows[start] = (count, attempts, 0)
-        for start, count, attempts in self._again:
-            rows[start] = (count, attempts, 0)
-        for start, count, attempts in self._committing:
-            rows[start] = (count, attempts + 1, 0)
-        for due_ns, start in self._deferred.items():
-            rows[start] = (*self._deferred_runs[start], due_ns)
+            rows.update((start, (count, attempts)) for start, count, attempts in lease.runs)
+        rows.update((start, (count, attempts)) for start, count, attempts in self._again)
+        rows.update((start, (count, attempts + 1)) for start, count, attempts in self._committing)
+        deferred, clear = self.deferred.take()
         saved = self._saved
-        put = tuple((start, *row) for start, row in rows.items() if saved.get(start) != row)
-        gone = tuple(saved.keys() - rows.keys())
+        put = (*((start, *row, 0) for start, row in rows.items() if saved.get(start) != row), *deferred)
+        gone = saved.keys() - rows.keys() - {row[0] for row in deferred}  # a put of the same start is enough
+        gone |= {run[0] for run in below} - rows.keys()  # of those that came due the store has rows which nobody here knows
         self._saved = rows
         self.dirty = False
-        return Changes(self.next_offset, put, gone)
+        return Changes(self.next_offset, put, tuple(gone), clear)
 
     def committed(self) -> None:
         """The last `changes` are on disk: their redeliveries may be sent."""
         self._again.extend((start, count, attempts + 1) for start, count, attempts in self._committing)
         self._committing = []
+        self.deferred.committed()
 
     def waits_for_commit(self) -> bool:
         return bool(self._uncommitted)
@@ -372,11 +349,33 @@ class Delivery:
         self._again.clear()
         self._uncommitted.clear()
         self._committing.clear()
-        self._deferred.clear()
-        self._deferred_runs.clear()
+        self.deferred.clear()
         self.next_offset = offset
         self._drop_blocks()
         self.dirty = True
+
+    def drop_below(self, start: int) -> bool:
+        """Nothing below `start` is there any more, the topic's bound has taken it: what waits is given up, and counted.
+
+        What consumers hold is theirs until they answer; only then it is found to be gone. True if the next message is another now.
+        """
+        self._start = max(self._start, start)
+        self._again = deque(self._still_there(self._again)[0])
+        self._committing = self._still_there(self._committing)[0]
+        self.wanted = {offset for offset in self.wanted if offset >= start}
+        self.dirty = True
+        if self.next_offset >= start:
+            return False
+        self.counters["dropped_count"] += start - self.next_offset
+        self.next_offset = start
+        self._drop_blocks()
+        return True
+
+    def _still_there(self, runs: Iterable[Run]) -> tuple[list[Run], list[Run]]:
+        """(what is kept, what was below the start and is counted)."""
+        found = above(runs, self._start)
+        self.counters["dropped_count"] += total(found[1])
+        return found
 
     # What it looks like from outside
 
@@ -388,7 +387,7 @@ class Delivery:
             "depth": depth,
             "backend_depth": max(0, head - self.window_end),
             "in_flight_count": sum(total(lease.runs) for lease in self._leases.values()),
-            "deferred_count": sum(count for count, _ in self._deferred_runs.values()),
+            "deferred_count": self.deferred.messages,
             "paused": self.paused,
             "next_offset": self.next_offset,
             "requeued_waiting": again,

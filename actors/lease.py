@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ..transport.block import Block
-from ..transport.protocol import Run
+from ..transport.protocol import Run, Save
+from . import options
+
+COUNTERS: Final = ("message_count", "finish_count", "requeue_count", "timeout_count", "lost_count", "dropped_count")  # of a channel, durable
 
 Peer = tuple[bytes, ...]
 Hole = tuple[int, int, int, int]  # start, count, attempts, due_ns
@@ -24,11 +27,19 @@ class Parcel(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """What is to be committed: the cursor, rows to write, starts of rows to remove."""
+    """What is to be committed: the cursor, rows to write, starts of rows to remove; `clear`: all deferred rows go before."""
 
     next_offset: int
     holes_put: tuple[Hole, ...]
     holes_gone: tuple[int, ...]
+    clear: bool = False
+
+
+def save_pages(request: int, channel: str, row: dict[str, Any], changes: Changes) -> list[Save]:
+    """The words of one commit: as many as keep each frame small. The last one carries `more` False and is answered."""
+    puts, gones, size = changes.holes_put, changes.holes_gone, options.SAVE_ROWS_MAX
+    pages = [slice(at, at + size) for at in range(0, max(len(puts), len(gones), 1), size)]
+    return [Save(request, channel, row, puts[page], gones[page], changes.clear, page is not pages[-1]) for page in pages]
 
 
 @dataclass(slots=True)

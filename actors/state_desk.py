@@ -1,5 +1,7 @@
 """What storage has to commit: gathered into one batch while the batch before it is with its thread, and committed behind the log.
 
+Reads of the store go through its thread too (`read`): LMDB without its lock file must not be read while another thread commits.
+
 Two orders hold here. A batch goes to its thread only when the log is synced beyond all it speaks of, so state never runs ahead. And
 the same batch is tried again after a full disk, before any later one.
 """
@@ -8,9 +10,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 from ..storage.errors import DiskFull, StoreFailed
-from ..storage.state import ProducerRow, StateBatch, StateStore
+from ..storage.state import ProducerRow, StateBatch, StateStore, Table
 from .worker_thread import WorkerThread
 
 log = logging.getLogger("zsq")
@@ -19,12 +23,17 @@ Action = Callable[[], object]
 
 
 class StateDesk:
-    """`batch` is what goes next; `applied` the offset up to which the last committed one counts."""
+    """`batch` is what goes next; `applied` the offset up to which the last committed one counts.
 
-    def __init__(self, thread: WorkerThread, store: StateStore, applied: int, title: str) -> None:
+    `floors`: below which offset a channel has finished everything; `waiting`: where a first channel would begin. Both as committed.
+    """
+
+    def __init__(self, thread: WorkerThread, store: StateStore, table: Table, title: str) -> None:
         self.thread = thread
         self.batch = StateBatch()
-        self.applied = applied
+        self.applied = table.applied_offset
+        self.floors = {name: table.first_unfinished(name) for name in table.channels}
+        self.waiting = table.waiting
         self.wanted = False  # somebody waits for the batch
         self.disk_full = False
         self._store = store
@@ -46,6 +55,15 @@ class StateDesk:
     def put_hole(self, channel: str, start: int, row: tuple[int, int, int] | None) -> None:
         """A hole's (count, attempts, due_ns), or None: it is gone."""
         self._holes[channel, start] = row
+
+    def clear_deferred(self, channel: str) -> None:
+        """Those that are in the batch, too."""
+        self._holes = {key: None if key[0] == channel and row and row[2] else row for key, row in self._holes.items()}
+        self.batch.deferred_clears.append(channel)
+
+    def read(self, job: Callable[[StateStore], Any], action: Callable[[Any], object]) -> None:
+        """Do `action` with what `job` finds in the store as last committed."""
+        self.thread.submit(("read", action), lambda: job(self._store))
 
     def drop_channel(self, channel: str) -> None:
         self._holes = {key: row for key, row in self._holes.items() if key[0] != channel}
@@ -72,7 +90,7 @@ class StateDesk:
         batch.hole_puts = [(*key, *row) for key, row in holes.items() if row is not None]
         batch.applied_offset = batch.synced_end = synced_end
         batch.producers = dict(producers)
-        self._out = lambda: self.thread.submit((synced_end, then), lambda: self._store.commit(batch))
+        self._out = lambda: self.thread.submit(("commit", (synced_end, batch.waiting, then)), partial(_commit, self._store, batch))
         self._out()
 
     def retry(self) -> None:
@@ -81,18 +99,29 @@ class StateDesk:
             self._out()
 
     def on_results(self) -> None:
-        """The thread's socket is readable. `StoreFailed` where it is not known what was committed."""
-        for tag, value in self.thread.results():
-            if isinstance(value, DiskFull):
+        """The thread's socket is readable. `StoreFailed` where it is not known what was committed, or what was read is damaged."""
+        for (kind, tag), value in self.thread.results():
+            if kind == "commit" and isinstance(value, DiskFull):
                 log.error("%s: the state store has no space; finishes wait for it: %s", self._title, value)
                 self.disk_full = True
             elif isinstance(value, Exception):
-                raise StoreFailed(f"commit failed: {value}") from value
+                raise StoreFailed(f"{kind} failed: {value}") from value
+            elif kind == "read":
+                tag(value)
             else:
                 self.disk_full = False
-                self._committed(*tag)
+                self._committed(value, *tag)
 
-    def _committed(self, applied: int, then: list[Action]) -> None:
+    def _committed(self, floors: dict[str, int | None], applied: int, waiting: int | None, then: list[Action]) -> None:
         self.applied = applied
+        self.floors = {name: floor for name, floor in (self.floors | floors).items() if floor is not None}
+        self.waiting = self.waiting if waiting is None else waiting
         for action in then:
             action()
+
+
+def _commit(store: StateStore, batch: StateBatch) -> dict[str, int | None]:
+    """In the thread. The new floor of each channel that the batch changed."""
+    store.commit(batch)
+    names = {*batch.channel_puts, *batch.channel_drops}
+    return {name: store.first_unfinished(name) for name in names}

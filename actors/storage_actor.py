@@ -28,14 +28,15 @@ from ..transport.errors import E_CLOSING, E_DISK_FULL, Refused, ZsqError
 from . import options
 from .actor import Actor, StartFailed
 from .channel_desk import ChannelDesk
+from .log_desk import LogDesk
 from .port import Envelope, Mail, Port
 from .read_desk import READER_WORDS, ReadDesk
+from .retention_desk import RetentionDesk
 from .stage_desk import STAGE_WORDS, StageDesk
 from .state_desk import StateDesk
 from .worker_thread import WorkerThread
 
-log = logging.getLogger("zsq")
-FRONT_WORDS = frozenset((p.OpenTopic, p.Append, p.OpenChannel, p.Save, p.Pause, p.Empty, p.Fetch))  # its topic and channels
+FRONT_WORDS = frozenset((p.OpenTopic, p.Append, p.OpenChannel, p.Save, p.Due, p.Pause, p.Empty, p.Fetch))  # its topic and channels
 
 
 class _Pending(NamedTuple):
@@ -72,29 +73,33 @@ class StorageActor(Actor):
         self._ticket: SyncTicket | None = None
         self._topic: Envelope | None = None
         self._sync_thread = WorkerThread(self.context, "sync")
-        self._state = StateDesk(WorkerThread(self.context, "state"), self.store.state, table.applied_offset, self.title)
+        self._state = StateDesk(WorkerThread(self.context, "state"), self.store.state, table, self.title)
         self._channels = ChannelDesk(self._log, self._state, table, self.mode)
         self._stages = StageDesk(self.store, self._state, WorkerThread(self.context, "stage"), table, settings["stage_timeout_s"])
         for thread in (self._sync_thread, self._state.thread, self._stages.thread):
             self.listen_raw(thread.socket)
         self.front = self.open_router(settings["front"], FRONT_WORDS)
+        self._retention = RetentionDesk(
+            self.store, bytes.fromhex(settings["uuid"]), self._state, self._channels, settings["retention"], self.title,
+            lambda: self._house, self.front.send,
+        )  # fmt: skip
         self._stages.port = self.open_router(settings["stage"], STAGE_WORDS, answers_max=options.STAGE_ANSWERS_MAX)
         self._stages.port.words_to = self._stages
         self._stages.on_committed = self._group_committed
+        self._stages.admit = self._retention.admit_bytes
         self.push = self.open_pull(settings["push"], options.PUSH_MARK)
         self.reader = self.open_router(settings["reader"], READER_WORDS, answers_max=options.READER_ANSWERS_MAX)
         self.reader.words_to = self._reads = ReadDesk(self._log, self.title)
         self.every(options.CHECKPOINT_INTERVAL_MS, self._checkpoint)
         self.every(options.CHECKPOINT_INTERVAL_MS, self._state.retry)
+        self.every(options.RETENTION_TICK_MS, lambda: None if self.stopping else self._retention.tick())
         self.every(options.STAGE_TICK_MS, self._stages.tick)
         self.every(options.STAGE_EXPIRE_MS, self._stages.expire)
         if self.mode == "interval":
             self.every(options.SYNC_INTERVAL_MS, self._start_sync)
-        report = self.store.report
-        noteworthy = report.cut_bytes or report.replayed_blocks or report.holes or report.notes or report.alarms
-        log.log(logging.INFO if noteworthy else logging.DEBUG, "%s: %s", self.title, report)
-        for alarm in self.store.report.alarms:
-            log.error("%s: %s", self.title, alarm)
+        self._upkeep = LogDesk(self.store, self.title, lambda: self._house)
+        self._reads.alarm = self._upkeep.alarm
+        self.every(options.CHECKPOINT_INTERVAL_MS, lambda: None if self.stopping else self._upkeep.tick(time.time_ns()))
         return {"channels": list(self._channels.rows), "alarms": list(self.store.report.alarms)}
 
     @cached_property
@@ -140,6 +145,7 @@ class StorageActor(Actor):
             if self._sealed:
                 raise Refused(E_CLOSING, "the topic is being deleted")
             blocks = mail.blocks()
+            self._retention.admit(blocks)
             first_offset, time_ns = self._log.append(blocks, time.time_ns())
         except (DiskFull, ZsqError) as error:
             self._epoch = word.epoch + 1
@@ -262,13 +268,17 @@ class StorageActor(Actor):
             self._state.batch.producers_gone.append(pid)
 
     def on_order(self, word: p.Order) -> dict[str, Any] | None:
-        """seal: take no more, and say where the topic ends; unseal. drop: a channel that ended, with its rows."""
+        """seal: take no more, and say where the topic ends; unseal. configure: retention. chunks: their statistics. drop: a channel that ended, with its rows."""
         if word.action == "seal":
             self._sealed = self._stages.closing = True
             return {"head": self._log.end}
         if word.action == "unseal":
             self._sealed = self._stages.closing = False
             return {}
+        if word.action == "configure":
+            return {"retention": self._retention.configure(word.options)}
+        if word.action == "chunks":
+            return self._upkeep.chunks()
         if word.action != "drop":
             return super().on_order(word)
         name = str(word.options["channel"])
@@ -284,6 +294,9 @@ class StorageActor(Actor):
 
     def on_save_word(self, port: Port, mail: Mail) -> None:
         self._channels.on_save_word(port, mail)
+
+    def on_due_word(self, port: Port, mail: Mail) -> None:
+        self._channels.on_due_word(port, mail)
 
     def on_pause_word(self, port: Port, mail: Mail) -> None:
         self._channels.on_pause_word(port, mail)
@@ -325,5 +338,7 @@ class StorageActor(Actor):
             "waiting": self._channels.waiting,
             "channels": len(self._channels.rows),
             "producers_known": len(self._producers),
+            **self._upkeep.statistics(),
+            **self._retention.statistics(),
             **self._stages.statistics(),
         }

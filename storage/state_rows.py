@@ -102,6 +102,12 @@ class Table:
     start: int = 0
     """Chunks that end at or below this offset are removed, or are to be."""
 
+    def first_unfinished(self, channel: str) -> int:
+        """The lowest offset that a channel has not finished, deferred ones included."""
+        deferred = self.deferred.get(channel)
+        firsts = [hole.start for hole in self.holes.get(channel, ())] + ([deferred.first_start] if deferred else [])
+        return min([int(self.channels[channel]["next"]), *firsts])
+
 
 @dataclass(slots=True)
 class StateBatch:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from zsq.actors.deferred import Deferred
 from zsq.actors.delivery import Delivery
 from zsq.actors.lease import Changes, Consumer, Hole, Parcel
 from zsq.transport.block import Block, pack, with_place
@@ -18,7 +19,9 @@ class Desk:
     """A channel with consumers, in the verbs of its trade."""
 
     def __init__(self, next_offset: int = 0, holes: Sequence[Hole] = ()) -> None:
-        self.channel = Delivery(5, next_offset, holes, {}, paused=False)
+        self.kept = {hole[0]: hole for hole in holes if hole[3]}  # deferred in the store
+        deferred = Deferred(len(self.kept), sum(hole[1] for hole in self.kept.values()), min((h[3] for h in self.kept.values()), default=0))
+        self.channel = Delivery(5, next_offset, [hole for hole in holes if not hole[3]], {}, paused=False, deferred=deferred)
         self.end = next_offset
         self.now_ns = 100 * S
         self.wall_ns = 5_000 * S
@@ -50,13 +53,31 @@ class Desk:
 
     def commit(self) -> Changes:
         changes = self.channel.changes()
+        if changes.clear:
+            self.kept.clear()
+        for hole in changes.holes_put:
+            self.kept.pop(hole[0], None)
+            if hole[3]:
+                self.kept[hole[0]] = hole
         self.channel.committed()
         return changes
 
     def scan(self, seconds: float = 0.0) -> bool:
+        """Then the store is asked what is due, if it may be."""
         self.now_ns += int(seconds * S)
         self.wall_ns += int(seconds * S)
-        return self.channel.scan(self.now_ns, self.wall_ns)
+        found = self.channel.scan(self.now_ns, self.wall_ns)
+        self.ask()
+        return found
+
+    def ask(self, limit: int = 1_000) -> int:
+        """How many rows came."""
+        if not self.channel.deferred.may_ask(self.channel.held):
+            return 0
+        rows = sorted((hole for hole in self.kept.values() if hole[3] <= self.wall_ns), key=lambda hole: hole[3])[:limit]
+        following = min((hole[3] for hole in self.kept.values() if hole not in rows), default=0)
+        self.channel.came_due(rows, following, self.wall_ns)
+        return len(rows)
 
     def stats(self) -> tuple[int, int, int]:
         """(depth, in flight, deferred)."""

@@ -44,11 +44,80 @@ def test_a_delayed_requeue_comes_back_when_due(desk: Desk) -> None:
     assert desk.stats() == (0, 2, 2)
     assert desk.commit().holes_put == ((0, 1, 1, 0), (3, 1, 1, 0), (1, 2, 1, desk.wall_ns + 30 * S))
     assert not desk.scan(29)
+    assert desk.channel.next_due(desk.now_ns, desk.wall_ns) == desk.now_ns + S
     assert desk.scan(1)
     assert desk.stats() == (2, 2, 0)
     assert desk.send() == []
-    desk.commit()
+    assert desk.commit().holes_put == ((1, 2, 2, 0),)
+    assert desk.kept == {}
     assert desk.told(desk.send()) == [("a", ((1, 2, 2),))]
+
+
+def test_a_short_delay_ends_before_its_commit(desk: Desk) -> None:
+    desk.join(A, 10)
+    desk.come(4)
+    desk.channel.req(A, desk.send_one().token, [(1, 2)], S // 10, desk.wall_ns)
+    assert desk.channel.next_due(desk.now_ns, desk.wall_ns) == desk.now_ns + S // 10
+    assert desk.scan(0.1)
+    assert desk.stats() == (2, 2, 0)
+    assert sorted(desk.commit().holes_put) == [(0, 1, 1, 0), (1, 2, 2, 0), (3, 1, 1, 0)]
+    assert desk.told(desk.send()) == [("a", ((1, 2, 2),))]
+
+
+def test_the_store_is_asked_again_only_when_what_it_named_is_taken_from_it(desk: Desk) -> None:
+    desk.join(A, 10)
+    desk.come(4, 4)
+    for parcel in desk.send():
+        for offset in range(parcel.runs[0][0], parcel.runs[0][0] + 4):
+            desk.channel.req(A, parcel.token, [(offset, 1)], (offset + 1) * S, desk.wall_ns)
+    desk.channel.changes()
+    assert not desk.scan(100), "what is on its way is not there yet"
+    desk.channel.committed()
+    desk.kept = {offset: (offset, 1, 1, desk.wall_ns - 100 * S + (offset + 1) * S) for offset in range(8)}
+    assert desk.channel.scan(desk.now_ns, desk.wall_ns)
+    assert not desk.channel.scan(desk.now_ns, desk.wall_ns), "told once"
+    assert desk.ask(limit=3) == 3
+    assert desk.ask() == 0
+    desk.channel.changes()
+    assert desk.ask() == 0
+    desk.channel.committed()
+    desk.kept = {offset: row for offset, row in desk.kept.items() if offset >= 3}
+    assert desk.ask() == 5, "without another scan"
+    desk.commit()
+    assert desk.ask() == 0
+    assert sorted(run[0] for parcel in desk.send() for run in parcel.runs) == list(range(8))
+
+
+def test_what_is_due_stays_on_disk_while_much_is_held(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "DUE_HELD_MAX", 2)
+    desk.come(2, 2, 2)
+    desk.join(A, 4)
+    first, second = desk.send()
+    desk.channel.req(A, first.token, ALL, S, desk.wall_ns)
+    desk.commit()
+    desk.join(B, 2)
+    desk.send()
+    assert desk.channel.held == 2
+    assert not desk.scan(5)
+    assert desk.channel.next_due(desk.now_ns, desk.wall_ns) > desk.now_ns
+    desk.channel.fin(A, second.token, ALL)
+    assert desk.scan()
+    assert desk.stats()[2] == 0
+
+
+def test_no_new_messages_while_too_many_are_deferred(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "DEFERRED_ROWS_MAX", 1)
+    desk.join(A, 4)
+    desk.come(2, 2)
+    first, second = desk.send()
+    desk.channel.req(A, first.token, ALL, S, desk.wall_ns)
+    desk.come(2)
+    desk.commit()
+    desk.channel.fin(A, second.token, ALL)
+    assert desk.send() == []
+    desk.scan(1)
+    desk.commit()
+    assert desk.told(desk.send()) == [("a", ((0, 2, 2),)), ("a", ((4, 2, 1),))]
 
 
 def test_half_of_the_credit_is_for_redeliveries_while_new_ones_wait(desk: Desk) -> None:
@@ -264,7 +333,7 @@ def test_seeking_clears_everything_also_what_is_being_committed(desk: Desk) -> N
     waits, delayed, held, _ = desk.send()
     desk.channel.req(A, waits.token, ALL, 0, desk.wall_ns)
     desk.channel.req(A, delayed.token, ALL, 9 * S, desk.wall_ns)
-    assert [row[0] for row in desk.channel.changes().holes_put] == [4, 6, 0, 2]
+    assert sorted(row[0] for row in desk.channel.changes().holes_put) == [0, 2, 4, 6]
     desk.channel.seek(12)
     desk.channel.committed()
     assert desk.stats() == (0, 0, 0)
@@ -272,7 +341,9 @@ def test_seeking_clears_everything_also_what_is_being_committed(desk: Desk) -> N
     assert desk.channel.fin(A, held.token, ALL) == (UNKNOWN_DELIVERY,)
     assert desk.send() == []
     changes = desk.commit()
-    assert (changes.next_offset, changes.holes_put, sorted(changes.holes_gone)) == (12, (), [0, 2, 4, 6])
+    assert (changes.next_offset, changes.holes_put, sorted(changes.holes_gone)) == (12, (), [0, 4, 6])
+    assert changes.clear, "what is deferred on disk goes too"
+    assert not desk.commit().clear
 
 
 @pytest.mark.parametrize("offset", [0, 3, 5])
@@ -286,7 +357,7 @@ def test_seeking_back_delivers_again_from_there_and_once(desk: Desk, offset: int
     assert desk.channel.fin(A, second.token, ALL) == (UNKNOWN_DELIVERY,)
     assert desk.channel.window_end == offset
     assert desk.stats() == (8 - offset, 0, 0)
-    assert desk.commit() == Changes(offset, (), ())
+    assert desk.commit() == Changes(offset, (), (), clear=True)
     desk.scan(3_000)
     for first_offset in (0, 4):
         desk.channel.offer(desk.block_at(first_offset, 4), from_storage=True)

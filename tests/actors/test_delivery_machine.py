@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from zsq.actors import options
+from zsq.actors.deferred import Deferred
 from zsq.actors.delivery import UNKNOWN_DELIVERY, Delivery
 from zsq.actors.lease import Changes, Consumer
 from zsq.transport.block import Block, gather, pack, with_place
@@ -41,7 +42,9 @@ class Commit(NamedTuple):
 class DeliveryMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.small = mock.patch.multiple(options, CACHE_BYTES_MAX=250, HOLE_ROWS_MAX=10, GATHER_COUNT_MAX=7, GATHER_BYTES_MAX=60)
+        self.small = mock.patch.multiple(
+            options, CACHE_BYTES_MAX=250, HOLE_ROWS_MAX=10, DUE_HELD_MAX=6, GATHER_COUNT_MAX=7, GATHER_BYTES_MAX=60
+        )
         self.small.start()
         self.log: list[Block] = []
         self.states: list[str | int] = []
@@ -50,7 +53,8 @@ class DeliveryMachine(RuleBasedStateMachine):
         self.tokens = [1]  # all that were ever seen
         self.pending: Commit | None = None
         self.stored_next = 0
-        self.stored: dict[int, tuple[int, int, int]] = {}
+        self.stored: dict[int, tuple[int, int]] = {}
+        self.kept: dict[int, tuple[int, int, int]] = {}  # deferred: count, attempts, due
         self.safe: list[str | int] = []  # the model at the last commit
         self.seen: dict[Peer, int] = {}
         self.now_ns = 1_000 * S
@@ -59,8 +63,10 @@ class DeliveryMachine(RuleBasedStateMachine):
 
     def start(self) -> None:
         self.lives += 1
-        rows = [(start, *row) for start, row in self.stored.items()]
-        self.channel = Delivery(self.lives, self.stored_next, rows, {}, paused=False)
+        rows = [(start, *row, 0) for start, row in self.stored.items()]
+        next_due_ns = min((row[2] for row in self.kept.values()), default=0)
+        deferred = Deferred(len(self.kept), sum(row[0] for row in self.kept.values()), next_due_ns)
+        self.channel = Delivery(self.lives, self.stored_next, rows, {}, paused=False, deferred=deferred)
         self.leases.clear()
         self.seen.clear()
         self.sent: set[int] = set()  # in this life
@@ -264,13 +270,29 @@ class DeliveryMachine(RuleBasedStateMachine):
         for token in [token for token, lease in self.leases.items() if lease[2] <= self.now_ns]:
             self.give_back(token)
             found = True
+        away = self.kept | {row[0]: row[1:] for row in (self.pending.changes.holes_put if self.pending else ()) if row[3]}
+        asleep = {start + i for start, row in away.items() for i in range(row[0])}
         for offset, state in enumerate(self.states):
-            if isinstance(state, int) and state <= self.now_ns:
+            if isinstance(state, int) and state <= self.now_ns and offset not in asleep:
                 self.states[offset] = WAITS
                 found = True
-        assert self.channel.scan(self.now_ns, self.now_ns) == found
+        asked = self.channel.deferred.wanted
+        assert self.channel.scan(self.now_ns, self.now_ns) == (found or self.channel.deferred.wanted > asked)
         due = self.channel.next_due(self.now_ns, self.now_ns)
-        assert due > self.now_ns or not due
+        assert due > self.now_ns or not due or self.channel.held >= options.DUE_HELD_MAX
+
+    @precondition(lambda self: self.channel.deferred.may_ask(self.channel.held))
+    @rule(limit=st.integers(1, 3))
+    def due(self, limit: int) -> None:
+        """The store names the earliest. They stay there until a commit takes them."""
+        ordered = sorted((row[2], start, row[0], row[1]) for start, row in self.kept.items())
+        rows = [(start, count, attempts, due) for due, start, count, attempts in ordered if due <= self.now_ns][:limit]
+        following = ordered[len(rows)][0] if len(ordered) > len(rows) else 0
+        self.channel.came_due(rows, following, self.now_ns)
+        for start, count, _, due in rows:
+            for offset in range(start, start + count):
+                assert self.states[offset] == due, "it was taken before"
+                self.states[offset] = WAITS
 
     @rule(dice=st.integers(0, 9))
     def empty(self, dice: int) -> None:
@@ -300,12 +322,21 @@ class DeliveryMachine(RuleBasedStateMachine):
         changes, self.safe = self.pending
         assert changes.next_offset >= self.stored_next
         self.stored_next = changes.next_offset
+        if changes.clear:
+            self.kept.clear()
         for start in changes.holes_gone:
             del self.stored[start]
-        for start, *row in changes.holes_put:
-            self.stored[start] = (row[0], row[1], row[2])
+        for start, count, attempts, due in changes.holes_put:
+            self.kept.pop(start, None)
+            self.stored.pop(start, None)
+            if due:
+                self.kept[start] = (count, attempts, due)
+            else:
+                self.stored[start] = (count, attempts)
         self.pending = None
-        unfinished = {start + i for start, row in self.stored.items() for i in range(row[0])}
+        rows = [(start, row[0]) for start, row in (*self.stored.items(), *self.kept.items())]
+        unfinished = {start + i for start, count in rows for i in range(count)}
+        assert len(unfinished) == sum(count for _, count in rows), "a message stands twice"
         assert unfinished == {o for o in range(self.stored_next) if self.safe[o] != FINISHED}
 
     @rule(written=st.booleans(), dice=st.integers(0, 2))
@@ -352,6 +383,8 @@ class DeliveryMachine(RuleBasedStateMachine):
                 break
             self.seen[(b"last",)] = self.channel.consumers[(b"last",)].seen_ns = self.now_ns
             self.scan(61)
+            if self.channel.deferred.may_ask(self.channel.held):
+                self.due(3)
             self.save()
             self.committed()
             self.feed(3)
@@ -363,7 +396,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         self.save()
         self.committed()
         assert set(self.states) <= {FINISHED}
-        assert (self.stored_next, self.stored) == (self.head, {})
+        assert (self.stored_next, self.stored, self.kept) == (self.head, {}, {})
 
 
 TestDelivery = DeliveryMachine.TestCase
