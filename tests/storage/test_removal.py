@@ -1,0 +1,250 @@
+"""How chunks go: behind the committed start, all of them, whatever happens on the way, and never the last."""
+
+from __future__ import annotations
+
+import errno
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from zsq.storage.faulty_files import PowerCut, keep_all, keep_none
+from zsq.storage.log_format import bad_name, chunk_name, index_name
+from zsq.storage.removal import LogKeeper, finished_bytes, remove_below
+from zsq.storage.retention import Retention
+from zsq.storage.state import StateBatch
+
+if TYPE_CHECKING:
+    from tests.storage.conftest import Desk
+
+
+def fill(desk: Desk) -> int:
+    """Some chunks, all of it synced and behind the checkpoint, one with a file set aside; the base of the fourth."""
+    while len(desk.log.chunks) < 6:
+        desk.publish(blocks=2)
+    desk.sync()
+    assert desk.store is not None
+    desk.store.state.commit(StateBatch(applied_offset=desk.log.end))
+    desk.files.write_file(desk.directory + "/" + bad_name(desk.log.chunks[1], 128), b"bad")
+    desk.files.write_file(desk.directory + "/" + bad_name(desk.log.chunks[4], 128), b"bad")
+    desk.files.sync_folder(desk.directory)
+    return desk.log.chunks[3]
+
+
+def remove(desk: Desk, start: int) -> None:
+    assert desk.store is not None
+    desk.store.state.commit(StateBatch(start=start))
+    desk.log.forget(start)
+    remove_below(desk.files, desk.directory, start)
+
+
+def log_names(desk: Desk) -> list[str]:
+    return [name for name in desk.files.list(desk.directory) if name[:1].isdigit()]
+
+
+def check(desk: Desk, start: int) -> None:
+    """The log is what lies at or above `start`, whole, and nothing else is there."""
+    assert desk.log.start == start
+    blocks = desk.read_all()
+    assert not desk.damage
+    assert blocks[0].first_offset == start
+    for before, after in pairwise(blocks):
+        assert before.next_offset == after.first_offset
+    assert blocks[-1].next_offset == desk.log.end
+    for block in blocks:
+        assert tuple(block.body.values()) == desk.sent[block.header.sequence]
+    assert [name for name in log_names(desk) if int(name[:20]) < start] == []
+
+
+def test_chunks_go_with_all_that_belongs_to_them(desk: Desk) -> None:
+    start = fill(desk)
+    before = log_names(desk)
+    bases = desk.log.chunks
+    assert {index_name(bases[0]), bad_name(bases[1], 128)} <= set(before)
+    remove(desk, start)
+    check(desk, start)
+    assert log_names(desk) == [name for name in before if int(name[:20]) >= start]
+    assert bad_name(bases[4], 128) in log_names(desk)
+    desk.restart()
+    check(desk, start)
+    desk.publish()
+    desk.sync()
+    check(desk, start)
+
+
+def test_they_go_oldest_first_and_each_after_its_other_files(desk: Desk) -> None:
+    """So whatever is left is a log without a gap, and no file without its chunk."""
+    start = fill(desk)
+    bases = desk.log.chunks[:3]
+    gone: list[str] = []
+    remove_one = desk.files.remove
+
+    def remove_noted(path: str) -> None:
+        gone.append(path.rpartition("/")[2])
+        remove_one(path)
+
+    desk.files.remove = remove_noted  # type: ignore[method-assign]
+    remove(desk, start)
+    assert [int(name[:20]) for name in gone] == sorted(int(name[:20]) for name in gone)
+    for base in bases:
+        mine = [name for name in gone if int(name[:20]) == base]
+        assert mine[-1] == chunk_name(base)
+
+
+@pytest.mark.parametrize("loss", [keep_all, keep_none])
+def test_power_cut_at_every_step_of_a_removal(tmp_path: Path, desk: Desk, loss: object) -> None:
+    assert callable(loss)
+    for at in range(1, 20):
+        (tmp_path / f"run{at}").mkdir()
+        other = type(desk)(tmp_path / f"run{at}")
+        other.open()
+        start = fill(other)
+        other.files.power_cut_at = other.files.changes + at
+        try:
+            remove(other, start)
+            finished = True
+        except PowerCut:
+            finished = False
+        other.crash(loss)
+        check(other, start)
+        other.crash(keep_none)  # recovery made its removals durable
+        check(other, start)
+        other.abandon()
+    assert finished, "more points than a removal has changes"
+
+
+def test_names_that_come_back_alone_are_removed_too(desk: Desk) -> None:
+    """Removals that were not synced may be undone in any choice: the chunk stays gone, what belonged to it is back."""
+    start = fill(desk)
+    bases = desk.log.chunks
+    remove(desk, start)
+    desk.files.write_file(f"{desk.directory}/{index_name(bases[0])}", b"index")
+    desk.files.write_file(f"{desk.directory}/{bad_name(bases[1], 128)}", b"bad")
+    desk.files.write_file(f"{desk.directory}/{chunk_name(bases[2])}", b"chunk")
+    store = desk.restart()
+    check(desk, start)
+    assert any("removed" in note for note in store.report.notes)
+
+
+def test_before_the_commit_nothing_goes(desk: Desk) -> None:
+    fill(desk)
+    before = log_names(desk)
+    desk.crash(keep_all)
+    assert desk.log.start == 0
+    assert [name for name in log_names(desk) if name.endswith(".chunk")] == [name for name in before if name.endswith(".chunk")]
+
+
+def test_a_start_beyond_the_log_takes_all_but_the_last_chunk(desk: Desk) -> None:
+    """It cannot be: the state never runs ahead. But if it does, a log is left."""
+    fill(desk)
+    last = desk.log.chunks[-1]
+    desk.abandon_cleanly()
+    remove_below(desk.files, desk.directory, 10**9)
+    desk.open()
+    check(desk, last)
+
+
+@pytest.mark.parametrize("start", [0, 1])
+def test_nothing_lies_below(desk: Desk, start: int) -> None:
+    fill(desk)
+    before = log_names(desk)
+    desk.log.forget(start)
+    assert remove_below(desk.files, desk.directory, start) == 0
+    assert log_names(desk) == before
+    assert desk.log.start == 0
+
+
+def test_other_names_are_left_alone(desk: Desk) -> None:
+    start = fill(desk)
+    others = ["topic", "lock", "state", "notes.txt", "1.chunk", "0" * 20, "0" * 20 + ".txt", "x" * 20 + ".chunk"]
+    for name in others[3:]:
+        desk.files.write_file(f"{desk.directory}/{name}", b"")
+    remove(desk, start)
+    assert set(others) <= set(desk.files.list(desk.directory))
+
+
+def test_what_could_not_be_removed_goes_the_next_time(desk: Desk) -> None:
+    start = fill(desk)
+    desk.files.fail["remove"] = {desk.files._calls.get("remove", 0) + 3: errno.EIO}
+    with pytest.raises(OSError, match="Input/output error"):
+        remove(desk, start)
+    left = [name for name in log_names(desk) if int(name[:20]) < start]
+    assert left
+    assert desk.log.start == start
+    assert remove_below(desk.files, desk.directory, start) == len(left)
+    check(desk, start)
+
+
+def test_readers_get_what_follows(desk: Desk) -> None:
+    """One that stands at a removed chunk's end, one inside, one before: none sees damage, or a file that is gone."""
+    start = fill(desk)
+    log = desk.log
+    for offset in (0, log.chunks[1], log.chunks[2]):
+        assert log.read(offset, 10**6, log.end)
+    first_of_kept = log.read(start, 1, log.end)[0]
+    inside = log.chunks[2]
+    remove(desk, start)
+    for offset in (0, 1, inside, inside + 1, start - 1, start):
+        assert log.read(offset, 1, log.end)[0].first_offset == first_of_kept.first_offset == start
+    assert log.holes == ()
+    assert log.measure(0, log.end, 1 << 60) == log.measure(start, log.end, 1 << 60)
+    assert log.offset_at(0) == start
+
+
+def test_sizes_and_times(desk: Desk) -> None:
+    start = fill(desk)
+    log = desk.log
+    keeper = LogKeeper(desk.files, desk.directory, b"\0" * 16, log)
+    shown = keeper.view(Retention(keep_s=1), floor=log.chunks[2] + 1, applied=log.end, now_ns=desk.now_ns)
+    files = [Path(f"{desk.directory}/{chunk_name(base)}").stat().st_size for base in log.chunks]
+    assert list(shown.sizes) == files
+    assert finished_bytes(shown) == files[0] + files[1]
+    assert finished_bytes(shown._replace(floor=log.end)) == sum(files)
+    rest = log.measure(log.chunks[2] + 1, log.chunks[3], 1 << 60)[0]
+    assert 0 < rest <= files[2]
+    assert keeper.unfinished_bytes(log.chunks[2] + 1) == rest + sum(files[3:])
+    assert keeper.unfinished_bytes(log.end) == 0
+    assert keeper.unfinished_bytes(log.end - 1) < files[-1]
+    removed = keeper.forget(start)
+    assert removed == sum(files[:3])
+    assert keeper.forget(start) == 0
+    assert keeper.unfinished_bytes(0) == keeper.unfinished_bytes(start)
+
+
+def test_the_time_of_a_chunks_last_message(desk: Desk) -> None:
+    fill(desk)
+    identity = bytes.fromhex("00112233445566778899aabbccddeeff")
+    keeper = LogKeeper(desk.files, desk.directory, identity, desk.log)
+    last = {}
+    for block in desk.read_all():
+        chunk = max(i for i, base in enumerate(desk.log.chunks) if base <= block.first_offset)
+        last[chunk] = block.header.time_ns
+    assert [keeper.last_time_ns(chunk) for chunk in range(6)] == [last[chunk] for chunk in range(6)]
+    by_age = keeper.view(Retention(keep_s=1), 0, 0, desk.now_ns)
+    assert by_age.first_time_ns == next(b for b in desk.read_all() if b.first_offset == desk.log.chunks[5]).header.time_ns
+    # One whose footer cannot be read: what the next one says. Later, so it is kept longer and not shorter.
+    path = desk.chunk_path(desk.log.chunks[2])
+    path.write_bytes(path.read_bytes()[:-1])
+    keeper = LogKeeper(desk.files, desk.directory, identity, desk.log)
+    assert keeper.last_time_ns(2) == last[3]
+    path.unlink()
+    keeper = LogKeeper(desk.files, desk.directory, identity, desk.log)
+    assert keeper.last_time_ns(2) == last[3]
+    assert keeper.view(Retention(), 0, 0, 0).sizes[2] == 0
+
+
+def test_a_roll_before_its_time(desk: Desk) -> None:
+    desk.log.roll(5)
+    assert desk.log.chunks == (0,), "an empty chunk is not sealed"
+    desk.publish(blocks=2)
+    end = desk.log.end
+    desk.log.roll(desk.now_ns)
+    assert desk.log.chunks == (0, end)
+    assert desk.log.synced_end == end
+    desk.publish()
+    desk.sync()
+    desk.restart()
+    assert [block.first_offset for block in desk.read_all()] == [0, 3, end]
+    remove(desk, end)
+    check(desk, end)

@@ -1,0 +1,254 @@
+"""Which chunks may go: tables for each rule, and properties that no policy may break."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zsq.storage.retention import (
+    CHUNK_BYTES_MIN,
+    CHUNKS_A_ROUND_MAX,
+    MAX_BYTES_MIN,
+    MIB,
+    Plan,
+    Retention,
+    View,
+    changed,
+    chunk_bytes,
+    plan,
+    resolve,
+)
+from zsq.transport.errors import UsageError
+
+S = 1_000_000_000
+NOW = 1_000_000 * S
+FOREVER: dict[str, Any] = {"keep_bytes": -1}
+ALL = 1 << 40
+
+
+def view(chunks: int = 5, floor: int = ALL, applied: int = ALL, size: int = MIB, unfinished: int | None = None, idle_s: float = 0) -> View:
+    """Chunks of 10 messages and `size` bytes, one a minute, the last with 5 messages and half the bytes; all times end `idle_s` ago."""
+    end = chunks * 10 - 5
+    bases = [10 * i for i in range(chunks)]
+    floor = min(floor, end)
+    if unfinished is None:
+        unfinished = (end - floor) * size // 10
+    last = NOW - int(idle_s * S)
+    return View(bases, [size] * (chunks - 1) + [size // 2], end, floor, min(applied, end), unfinished, last - 30 * S, last, NOW)
+
+
+def plan_for(policy: Retention, shown: View) -> Plan:
+    """The n-th chunk's last message came a minute before the next one's."""
+    last = len(shown.bases) - 1
+    return plan(policy, shown, lambda chunk: shown.last_time_ns - (last - chunk) * 60 * S)
+
+
+@pytest.mark.parametrize(
+    ("settings", "shown", "chunks"),
+    [
+        ({}, view(), 0),  # 1 GiB is kept
+        ({"keep_bytes": 0}, view(), 4),
+        ({"keep_bytes": 0}, view(floor=40), 4),
+        ({"keep_bytes": 0}, view(floor=39), 3),  # one message of the fourth is not finished
+        ({"keep_bytes": 0}, view(floor=9), 0),
+        ({"keep_bytes": 0}, view(floor=0), 0),
+        ({"keep_bytes": 0}, view(applied=39), 3),  # the checkpoint has not passed it
+        ({"keep_bytes": 0}, view(applied=0), 0),
+        ({"keep_bytes": 2 * MIB}, view(), 2),
+        ({"keep_bytes": 2 * MIB - 1}, view(), 3),
+        ({"keep_bytes": 2 * MIB}, view(floor=35), 1),  # what is not finished does not count
+        ({"keep_bytes": 2 * MIB}, view(applied=15), 1),
+        ({"keep_chunks": 0} | FOREVER, view(), 4),
+        ({"keep_chunks": 3} | FOREVER, view(), 1),
+        ({"keep_chunks": 4} | FOREVER, view(), 0),
+        ({"keep_chunks": 1} | FOREVER, view(floor=25), 1),
+        ({"keep_s": 179} | FOREVER, view(), 2),  # 240, 180, 120, 60 s old
+        ({"keep_s": 180} | FOREVER, view(), 1),
+        ({"keep_s": 0} | FOREVER, view(floor=20), 2),
+        ({"keep_s": 179, "keep_bytes": MIB}, view(), 3),  # any bound that is passed lets it go
+        (FOREVER, view(), 0),
+        ({"keep_bytes": 0}, view(chunks=200), CHUNKS_A_ROUND_MAX),
+        ({"keep_bytes": 0}, view(chunks=1), 0),  # never the ongoing one
+    ],
+)
+def test_finished_chunks(settings: dict[str, Any], shown: View, chunks: int) -> None:
+    assert plan_for(Retention(**settings), shown)[:2] == (shown.bases[chunks], chunks)
+
+
+BOUND = {"max_bytes": MAX_BYTES_MIN, "when_full": "drop-oldest"} | FOREVER  # 8 MiB
+AGED = {"max_s": 150, "when_full": "drop-oldest"} | FOREVER
+
+
+@pytest.mark.parametrize(
+    ("settings", "shown", "chunks"),
+    [
+        (BOUND, view(20, floor=0), 12),  # 19.5 MiB: 7.5 are left
+        (BOUND, view(20, floor=0, applied=50), 5),
+        (BOUND, view(20, floor=50), 12),  # finished ones before them go too: offsets stay dense
+        (BOUND, view(20, floor=55), 12),
+        (BOUND, view(20, floor=115), 0),  # 8 MiB exactly
+        (BOUND, view(20, floor=114), 12),
+        (BOUND, view(20, floor=195), 0),
+        (BOUND | {"when_full": "reject"}, view(20, floor=0), 0),
+        (BOUND, view(200, floor=0), CHUNKS_A_ROUND_MAX),
+        (AGED, view(5, floor=0), 2),
+        (AGED, view(5, floor=25), 0),  # finished ones are no matter of this bound
+        (AGED, view(5, floor=5), 2),
+        (AGED, view(5, floor=0, applied=15), 1),
+        (BOUND | {"keep_bytes": 0}, view(20, floor=50), 12),
+        (BOUND | {"keep_bytes": 0}, view(5, floor=30), 3),
+    ],
+)
+def test_unfinished_chunks(settings: dict[str, Any], shown: View, chunks: int) -> None:
+    assert plan_for(Retention(**settings), shown)[:2] == (shown.bases[chunks], chunks)
+
+
+@pytest.mark.parametrize(
+    ("settings", "shown", "roll"),
+    [
+        ({"keep_bytes": 0}, view(idle_s=3), True),
+        ({"keep_bytes": 0}, view(idle_s=1), False),  # half a MiB, and written to a moment ago: not a roll for each message
+        ({"keep_bytes": 0}, view(idle_s=1, size=2 * MIB), True),
+        ({"keep_bytes": 0}, view(idle_s=3, floor=44), False),  # one message of it is not finished
+        ({"keep_bytes": MIB // 2}, view(idle_s=3), False),
+        ({"keep_bytes": MIB // 2 - 1}, view(idle_s=3), True),
+        ({"keep_bytes": 10 * MIB}, view(idle_s=3), False),
+        ({"keep_chunks": 0} | FOREVER, view(idle_s=3), True),
+        ({"keep_chunks": 1} | FOREVER, view(idle_s=3), False),
+        ({"keep_s": 2} | FOREVER, view(idle_s=3), True),
+        ({"keep_s": 4} | FOREVER, view(idle_s=3), False),
+        ({"keep_s": 400} | FOREVER, view(idle_s=29), False),  # begun 59 s ago
+        ({"keep_s": 400} | FOREVER, view(idle_s=31, floor=0), True),  # a slow topic: else its newest message would keep the oldest
+        ({"keep_s": 7 * 86_400} | FOREVER, view(idle_s=31), False),
+        (BOUND, view(1, floor=0, size=20 * MIB), True),  # made before the bound was
+        (BOUND, view(1, floor=0, size=16 * MIB), False),
+        (BOUND | {"when_full": "reject"}, view(1, floor=0, size=20 * MIB), False),
+        (BOUND, view(9, floor=0, size=20 * MIB), True),
+        (AGED, view(1, floor=0, idle_s=151), True),
+        (FOREVER, view(idle_s=10**6), False),
+    ],
+)
+def test_the_ongoing_chunk_is_sealed_where_it_would_go(settings: dict[str, Any], shown: View, roll: bool) -> None:
+    assert plan_for(Retention(**settings), shown).roll is roll
+
+
+def test_an_empty_ongoing_chunk_is_never_sealed() -> None:
+    empty = view(idle_s=10**6)._replace(end=40, floor=40)
+    assert plan_for(Retention(keep_bytes=0, keep_s=0), empty) == (40, 4, False)
+
+
+def test_ages_are_asked_only_where_one_is_bounded() -> None:
+    def never(chunk: int) -> int:
+        raise AssertionError("reading a chunk's footer for nothing")
+
+    plan(Retention(keep_bytes=0), view(), never)
+    plan(Retention(**BOUND), view(20, floor=0), never)
+
+
+def test_a_clock_that_was_set_back_makes_nothing_old() -> None:
+    shown = view()._replace(now_ns=NOW - 10_000 * S)
+    assert plan_for(Retention(keep_bytes=-1, keep_s=0, max_s=1, when_full="drop-oldest"), shown) == (0, 0, False)
+
+
+sizes = st.lists(st.integers(0, 5 * MIB), min_size=1, max_size=100)
+policies = st.builds(
+    Retention,
+    keep_bytes=st.integers(-1, 20 * MIB),
+    keep_s=st.sampled_from([-1, 0, 100, 1000.5]),
+    keep_chunks=st.integers(-1, 9),
+    max_bytes=st.sampled_from([-1, MAX_BYTES_MIN, 20 * MIB]),
+    max_s=st.sampled_from([-1, 1, 600]),
+    when_full=st.just("drop-oldest"),
+)
+
+
+@st.composite
+def views(draw: st.DrawFn) -> View:
+    found = draw(sizes)
+    counts = draw(st.lists(st.integers(1, 9), min_size=len(found), max_size=len(found)))
+    bases = [sum(counts[:i]) for i in range(len(found))]
+    end = bases[-1] + draw(st.integers(0, 9))
+    floor, applied = draw(st.integers(0, end)), draw(st.integers(0, end))
+    at = max(i for i, base in enumerate(bases) if base <= floor)
+    unfinished = 0 if floor == end else sum(found[at + 1 :]) + draw(st.integers(0, found[at]))
+    return View(bases, found, end, floor, applied, unfinished, NOW - 100 * S, NOW - draw(st.sampled_from([0, 10, 5000])) * S, NOW)
+
+
+@given(policies, views())
+def test_whatever_the_policy(policy: Retention, shown: View) -> None:
+    found = plan_for(policy, shown)
+    assert found.start == shown.bases[found.chunks] <= shown.applied or not found.chunks
+    assert found.chunks <= min(len(shown.bases) - 1, CHUNKS_A_ROUND_MAX)
+    if policy.max_bytes < 0 and policy.max_s < 0:
+        assert found.start <= shown.floor or not found.chunks, "unfinished messages go only where a bound says so"
+    if found.start > shown.floor and found.chunks and policy.max_s < 0:
+        assert shown.unfinished_bytes > policy.max_bytes >= 0
+        before = shown.unfinished_bytes - sum(shown.sizes[max(i for i, b in enumerate(shown.bases) if b <= shown.floor) + 1 : found.chunks])
+        assert before > policy.max_bytes, "not a chunk more than needed"
+
+
+@given(policies, views())
+def test_round_for_round_it_comes_to_an_end_within_the_bounds(policy: Retention, shown: View) -> None:
+    """What a plan leaves behind needs nothing more, apart from the ongoing chunk."""
+    shown = shown._replace(applied=shown.end)
+    for _ in range(3):
+        found = plan_for(policy, shown)
+        gone = found.chunks
+        at = max(i for i, base in enumerate(shown.bases) if base <= shown.floor)
+        left = shown.unfinished_bytes if gone <= at else min(shown.unfinished_bytes, sum(shown.sizes[gone:]))
+        floor = max(shown.floor, found.start)
+        shown = shown._replace(
+            bases=shown.bases[gone:], sizes=shown.sizes[gone:], floor=floor, unfinished_bytes=left if floor < shown.end else 0
+        )
+    assert plan_for(policy, shown).chunks == 0
+    finished = [size for base, size in zip(shown.bases[1:], shown.sizes, strict=False) if base <= shown.floor]
+    assert policy.keep_bytes < 0 or sum(finished) <= policy.keep_bytes
+    assert policy.keep_chunks < 0 or len(finished) <= policy.keep_chunks
+    if 0 <= policy.max_bytes < shown.unfinished_bytes:
+        assert sum(shown.sizes[:-1]) == sum(finished), "only the ongoing chunk is left"
+        assert plan_for(policy, shown).roll or shown.end == shown.bases[-1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"keep_bytes": -2}, "keep_bytes"),
+        ({"keep_bytes": 1.5}, "keep_bytes"),
+        ({"keep_bytes": True}, "keep_bytes"),
+        ({"keep_bytes": "1GiB"}, "keep_bytes"),
+        ({"keep_s": float("nan")}, "keep_s"),
+        ({"keep_s": float("inf")}, "keep_s"),
+        ({"keep_s": -0.5}, "keep_s"),
+        ({"keep_s": "7d"}, "keep_s"),
+        ({"keep_chunks": None}, "keep_chunks"),
+        ({"max_bytes": MAX_BYTES_MIN - 1}, "at least 8388608"),
+        ({"max_bytes": 0}, "at least"),
+        ({"max_s": 5}, "drop-oldest only"),
+        ({"max_s": 0, "when_full": "drop-oldest"}, "at least 1 s"),
+        ({"when_full": "drop"}, "reject or drop-oldest"),
+        ({"when_full": 1}, "when_full"),
+        ({"keep": 1}, "no setting keep"),
+    ],
+)
+def test_settings_that_make_no_sense(settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(UsageError, match=text) as error:
+        resolve(settings)
+    assert error.value.code == "E_BAD_ARGUMENT"
+
+
+def test_settings_over_settings() -> None:
+    assert resolve() == Retention() == Retention(keep_bytes=1024 * MIB, when_full="reject")
+    own = changed({"keep_bytes": 5, "max_bytes": MAX_BYTES_MIN}, {"keep_bytes": None, "keep_s": 60})
+    assert own == {"max_bytes": MAX_BYTES_MIN, "keep_s": 60}
+    assert resolve({"keep_bytes": 7, "keep_s": 1}, own) == Retention(keep_bytes=7, keep_s=60, max_bytes=MAX_BYTES_MIN)
+    assert resolve(resolve(own).as_dict()) == resolve(own)
+
+
+@pytest.mark.parametrize(
+    ("max_bytes", "expected"), [(-1, 256), (MAX_BYTES_MIN, CHUNK_BYTES_MIN // MIB), (80 * MIB, 10), (10_000 * MIB, 256)]
+)
+def test_chunks_are_smaller_where_a_bound_is(max_bytes: int, expected: int) -> None:
+    assert chunk_bytes(Retention(max_bytes=max_bytes), 256 * MIB) == expected * MIB
