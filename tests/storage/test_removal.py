@@ -167,7 +167,7 @@ def test_other_names_are_left_alone(desk: Desk) -> None:
 def test_what_could_not_be_removed_goes_the_next_time(desk: Desk) -> None:
     start = fill(desk)
     desk.files.fail["remove"] = {desk.files._calls.get("remove", 0) + 3: errno.EIO}
-    with pytest.raises(OSError, match="Input/output error"):
+    with pytest.raises(OSError, match="EIO"):
         remove(desk, start)
     left = [name for name in log_names(desk) if int(name[:20]) < start]
     assert left

@@ -1,0 +1,197 @@
+"""Retention on real processes: what goes, what never goes, what is refused, and space that comes back within seconds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.broker import Broker, kill, wait_for
+
+import zsq
+
+TOPIC = "clicks"
+MIB = 1 << 20
+BODY = b"." * 64 * 1024
+BACK_S = 5.0
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    one = Broker(tmp_path / "data", "--chunk-bytes", str(MIB), "--keep-bytes", "none")
+    try:
+        yield one.start()
+    finally:
+        one.close()
+
+
+@pytest.fixture
+def admin(broker: Broker) -> Iterator[zsq.Admin]:
+    with zsq.Admin(broker.ipc) as one:
+        yield one
+
+
+def publish(broker: Broker, mib: int, first: int = 0) -> int:
+    """So many MiB of numbered messages; the next number."""
+    with zsq.Producer(broker.ipc) as producer:
+        for at in range(first, first + mib * 16, 8):
+            producer.publish_many(TOPIC, [b"%d " % (at + i) + BODY for i in range(8)])
+    return first + mib * 16
+
+
+def finish(broker: Broker, channel: str, count: int) -> list[int]:
+    """The numbers of the next messages, finished and confirmed."""
+    found = []
+    with zsq.Consumer(broker.ipc, TOPIC, channel, ready=8) as consumer:
+        while len(found) < count:
+            message = consumer.receive(20)
+            assert message is not None, f"{len(found)} of {count} came"
+            found.append(int(message.body.split()[0]))
+            message.finish()
+    return found
+
+
+def files_of(broker: Broker) -> list[Path]:
+    folder = next(iter((broker.data_dir / "topics").iterdir()))
+    return sorted(folder.glob("*.chunk"))
+
+
+def on_disk(broker: Broker) -> int:
+    """Bytes; a file may go while they are counted."""
+    total = 0
+    for path in files_of(broker):
+        try:
+            total += path.stat().st_size
+        except FileNotFoundError:
+            continue
+    return total
+
+
+def shown(admin: zsq.Admin) -> dict[str, Any]:
+    found: dict[str, Any] = admin.stats(TOPIC)["topics"][0]
+    return found
+
+
+def test_finished_chunks_go_within_seconds_and_the_rest_is_read_on(broker: Broker, admin: zsq.Admin) -> None:
+    admin.create_channel(TOPIC, "c")
+    publish(broker, 8)
+    assert finish(broker, "c", 100) == list(range(100))
+    assert len(files_of(broker)) >= 8, "nothing goes where nothing is bounded"
+    assert admin.configure_topic(TOPIC, keep_bytes=0)["retention"]["keep_bytes"] == 0
+    wait_for(lambda: on_disk(broker) < 2.5 * MIB, BACK_S, "finished chunks are gone")
+    topic = shown(admin)
+    assert topic["start"] > 80
+    assert topic["dropped_count"] == 0
+    assert topic["removed_bytes"] > 5 * MIB
+    assert topic["log_bytes"] == pytest.approx(on_disk(broker), rel=0.1)
+    with zsq.Reader(broker.ipc, TOPIC) as reader:
+        found = reader.read(0)
+        assert (found.start, found.blocks[0].first_offset) == (topic["start"], topic["start"])
+        assert bytes(found.blocks[0].body.values()[0]).startswith(b"%d " % topic["start"])
+    assert finish(broker, "c", 28) == list(range(100, 128))
+    # Also the chunk that is being written, once all of it is finished.
+    wait_for(lambda: on_disk(broker) < 0.1 * MIB, BACK_S, "the ongoing chunk is gone")
+    assert finish_new(broker) == 128
+
+
+def finish_new(broker: Broker) -> int:
+    publish(broker, 1, 128)
+    return finish(broker, "c", 16)[0]
+
+
+@pytest.mark.slow
+def test_an_offline_channel_holds_its_chunks_for_ever(broker: Broker, admin: zsq.Admin) -> None:
+    """Over a restart and a kill too; nothing but its deletion gives them back."""
+    admin.create_channel(TOPIC, "offline")
+    admin.create_channel(TOPIC, "c")
+    admin.configure_topic(TOPIC, keep_bytes=0, keep_s=0, keep_chunks=0)
+    publish(broker, 4)
+    finish(broker, "c", 64)
+    assert broker.stop() == 0
+    broker.start()
+    kill(broker.pids("storage")[0])
+    wait_for(lambda: shown(admin)["health"] != "" and len(shown(admin)["channels"]) == 2, 20, "it is up again")
+    seen = shown(admin)["log_bytes"]
+    deadline = time.monotonic() + 3.5  # three ticks
+    wait_for(lambda: time.monotonic() > deadline)
+    topic = shown(admin)
+    assert (topic["start"], topic["dropped_count"]) == (0, 0)
+    assert topic["log_bytes"] >= seen > 4 * MIB
+    assert finish(broker, "offline", 64) == list(range(64))
+    wait_for(lambda: on_disk(broker) < 0.1 * MIB, BACK_S, "all is finished now")
+
+
+def test_a_topic_without_channels_keeps_what_waits_for_the_first(broker: Broker, admin: zsq.Admin) -> None:
+    admin.create_topic(TOPIC, keep_bytes=0)
+    publish(broker, 3)
+    deadline = time.monotonic() + 2.5
+    wait_for(lambda: time.monotonic() > deadline)
+    assert shown(admin)["start"] == 0
+    assert finish(broker, "first", 48) == list(range(48))
+    wait_for(lambda: on_disk(broker) < 0.1 * MIB, BACK_S, "the first channel has finished them")
+
+
+def test_a_full_topic_refuses_and_takes_again_when_channels_have_finished(broker: Broker, admin: zsq.Admin) -> None:
+    admin.create_topic(TOPIC, max_bytes=8 * MIB)
+    admin.create_channel(TOPIC, "c")
+    with pytest.raises(zsq.Refused) as refusal:
+        publish(broker, 12)
+    assert refusal.value.code == "E_TOPIC_FULL"
+    assert "max_bytes 8388608" in refusal.value.text
+    topic = shown(admin)
+    assert topic["refused_count"] >= 1
+    taken = topic["head"]
+    assert 7 * MIB < taken * len(BODY) <= 8 * MIB
+    assert topic["dropped_count"] == 0
+    with pytest.raises(zsq.Refused):
+        publish(broker, 1, taken)
+    assert finish(broker, "c", taken) == list(range(taken)), "nothing that was taken is lost, nothing that was refused is there"
+    wait_for(lambda: _publishes(broker, taken), BACK_S, "there is room again")
+    assert finish(broker, "c", 16)[0] == taken
+    admin.configure_topic(TOPIC, max_bytes=-1)
+    publish(broker, 12, taken + 16)
+
+
+def _publishes(broker: Broker, first: int) -> bool:
+    try:
+        publish(broker, 1, first)
+    except zsq.Refused:
+        return False
+    return True
+
+
+def test_drop_oldest_loses_the_oldest_and_counts_it(broker: Broker, admin: zsq.Admin) -> None:
+    admin.create_topic(TOPIC, max_bytes=8 * MIB, when_full="drop-oldest")
+    admin.create_channel(TOPIC, "c")
+    publish(broker, 24)
+    wait_for(lambda: on_disk(broker) <= 9.5 * MIB, BACK_S, "the bound holds")
+    topic = shown(admin)
+    start = topic["start"]
+    assert 384 - 8 * 16 <= start < 384
+    assert topic["dropped_count"] == start
+    wait_for(lambda: shown(admin)["channels"][0]["dropped_count"] == start, 5, "the channel has counted it")
+    assert shown(admin)["channels"][0]["depth"] == 384 - start
+    assert finish(broker, "c", 384 - start) == list(range(start, 384))
+    channel = shown(admin)["channels"][0]
+    assert (channel["lost_count"], channel["dropped_count"], channel["finish_count"]) == (0, start, 384 - start)
+
+
+def test_settings_are_kept_over_a_restart(broker: Broker, admin: zsq.Admin) -> None:
+    admin.create_topic(TOPIC, keep_s=3600)
+    admin.configure_topic(TOPIC, keep_chunks=3, max_bytes=16 * MIB)
+    admin.configure_topic(TOPIC, max_bytes=None)
+    wanted = {"keep_bytes": -1, "keep_s": 3600, "keep_chunks": 3, "max_bytes": -1, "max_s": -1, "when_full": "reject"}
+    assert shown(admin)["retention"] == wanted
+    broker.stop()
+    broker.start()
+    assert shown(admin)["retention"] == wanted
+    for wrong in ({"max_s": 60}, {"keep_bytes": -2}, {"when_full": "maybe"}, {"max_bytes": 5}, {"keep": 1}):
+        with pytest.raises(zsq.UsageError):
+            admin.configure_topic(TOPIC, **wrong)  # type: ignore[arg-type]
+    with pytest.raises(zsq.UsageError):
+        admin.configure_topic(TOPIC)
+    assert shown(admin)["retention"] == wanted
+    with pytest.raises(zsq.NotFound):
+        admin.configure_topic("nobody", keep_chunks=1)
