@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 from ..storage.errors import Damaged
@@ -23,7 +25,7 @@ class ReadDesk:
 
     def __init__(self, store_log: Log, title: str) -> None:
         self._log = store_log
-        self._title = title
+        self.alarm: Callable[[str], None] = partial(log.error, "%s: %s", title)
 
     def fetch(self, port: Port, mail: Mail, end: int, bytes_max: int) -> None:
         """Blocks below `end`, about `bytes_max` of them at most."""
@@ -41,7 +43,7 @@ class ReadDesk:
             try:
                 return self._log.read(offset, bytes_max, end)
             except Damaged as damage:
-                log.error("%s: %s", self._title, damage)
+                self.alarm(str(damage))
 
     # Readers from outside
 

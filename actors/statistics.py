@@ -66,7 +66,7 @@ def _channels(group: TopicGroup) -> list[dict[str, Any]]:
 def _health(group: TopicGroup) -> str:
     if group.state is not GroupState.UP:
         return f"{group.state.value} {group.failure}".strip()
-    said = list(group.storage.data.get("alarms", ())) if group.storage is not None else []
+    said = list(group.storage.stats.get("alarms") or group.storage.data.get("alarms", ())) if group.storage is not None else []
     said += [f"channel {name} failed too often" for name in sorted(group.failed_channels())]
     if group.failure and group.storage is not None and not group.storage.stats.get("appends"):
         said.append(f"started again and not written to since: {group.failure}")
@@ -95,6 +95,10 @@ def _topic(group: TopicGroup, channel: str) -> dict[str, Any]:
         "dropped_count": storage.get("dropped_count", 0),
         "refused_count": storage.get("refused_count", 0),
         "retention": storage.get("retention", {}),
+        "chunks": storage.get("chunks", 0),
+        "damaged_blocks": storage.get("damaged_blocks", 0),
+        "lost_messages": storage.get("lost_messages", 0),
+        "recovery": storage.get("recovery", {}),
         "stages": storage.get("stages", 0),
         "staged_bytes": storage.get("staged_bytes", 0),
         "transactions": storage.get("transactions", 0),

@@ -268,7 +268,7 @@ class StorageActor(Actor):
             self._state.batch.producers_gone.append(pid)
 
     def on_order(self, word: p.Order) -> dict[str, Any] | None:
-        """seal: take no more, and say where the topic ends; unseal. configure: retention. chunks: their statistics. drop: a channel that ended, with its rows."""
+        """seal: take no more, and say where the topic ends; unseal. configure; chunks: statistics. drop: a channel's rows."""
         if word.action == "seal":
             self._sealed = self._stages.closing = True
             return {"head": self._log.end}

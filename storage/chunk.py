@@ -232,7 +232,11 @@ class Chunk(ChunkFile):
         if not self.sealed:
             state = ChunkState.ONGOING if self.end_position > CHUNK_HEADER_BYTES else ChunkState.NEW
         size = self.end_position + (FOOTER_BYTES if self.sealed else 0)
-        return Facts(size, state, self.header.base_time_ns, self.last_time_ns, self.end_offset)
+        first_time_ns = self.header.base_time_ns
+        if not first_time_ns and self.end_position > CHUNK_HEADER_BYTES:  # a topic's first chunk is made before there is a message
+            header = decode_disk_header(self._pread(HEADER_BYTES, CHUNK_HEADER_BYTES), self.header.seed)
+            first_time_ns = 0 if header is None else header.time_ns
+        return Facts(size, state, first_time_ns, self.last_time_ns, self.end_offset)
 
     @property
     def adopted(self) -> bool:

@@ -2,7 +2,7 @@
 
 EQueue's chunk statistics: totals since this process began, and the rate over the last full second. Only chunks with which anything
 was done have counters. Facts of sealed chunks are learnt when they are opened for a reader, or by a survey in some other thread, and never
-asked for again, as such a chunk does not change: so telling about ten thousand chunks opens none.
+asked for again, as such a chunk does not change: so telling about ten thousand chunks opens none. A read is counted where it begins.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class ChunkBook:
             row |= {"first_time_ns": None, "last_time_ns": None}
             if facts is not None:
                 row |= {"bytes": facts.bytes, "state": str(facts.state)}
-                row |= {"first_time_ns": facts.first_time_ns, "last_time_ns": facts.last_time_ns}
+                row |= {"first_time_ns": facts.first_time_ns or None, "last_time_ns": facts.last_time_ns or None}
             rows.append(row | _counted([self._activities[base]] if base in self._activities else []) | {"bad": bad.get(base, 0)})
         older = bases[:-rows_max]
         found = {"chunks": rows, "total": self._sum(bases, ends[-1] - bases[0], active, bad, [self._gone])}

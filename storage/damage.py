@@ -107,9 +107,7 @@ def decode_bad_head(data: bytes) -> BadHead | None:
     base = int(found["chunk"].partition(".")[0]) if found.get("zsq") == "bad" and found.get("version") == VERSION else -1
     if base < 0:
         return None
-    bad = Bad(
-        base, found["position"], found["bytes"], found["first_offset"], found["count"], found["why"], found["kind"], found["blocks"]
-    )
+    bad = Bad(base, found["position"], found["bytes"], found["first_offset"], found["count"], found["why"], found["kind"], found["blocks"])
     return BadHead(bad, found["time_ns"], found["kept"], found["crc"])
 
 
@@ -194,6 +192,13 @@ class DamageBook:
     def messages(self) -> int:
         """How many are lost."""
         return sum(hole.count for hole in self._holes)
+
+    def by_chunk(self) -> dict[int, int]:
+        """Bad blocks by their chunk's first offset."""
+        found: dict[int, int] = {}
+        for bad in self._noted.values():
+            found[bad.base_offset] = found.get(bad.base_offset, 0) + bad.blocks
+        return found
 
     def add(self, hole: Hole) -> None:
         """One more; those that it touches more than at their border become one with it."""

@@ -63,6 +63,7 @@ IDENTITY_NAME: Final = "topic"
 LOCK_NAME: Final = "lock"
 STATE_NAME: Final = "state"
 STAGING_NAME: Final = "staging"
+DELAYED_NAME: Final = "delayed"
 PART_SUFFIX: Final = ".part"
 _DIGITS: Final = 20
 
@@ -184,11 +185,21 @@ def decode_disk_header(buffer: Buffer, seed: int) -> Header | None:
 
 
 def wire_header(header: Header, chunk: ChunkHeader) -> Header:
-    """The wire form of a header in disk form: absolute offset and time, spare fields zero as they came, not a word of groups."""
+    """The wire form of a header in disk form: absolute offset and time, spare fields zero as they came, not a word of groups and delays."""
+    own = not header.flags & DELAYED  # else due time and serial stand there
     return Header(
         header.columns, header.flags & ~_ON_DISK_ONLY, header.length, header.count, header.first_offset + chunk.base_offset,
-        header.time_ns + chunk.base_time_ns, header.producer_id, header.sequence, header.columns_crc, 0, header.reserved_2,
+        header.time_ns + chunk.base_time_ns, header.producer_id if own else 0, header.sequence if own else 0, header.columns_crc, 0,
+        header.reserved_2,
     )  # fmt: skip
+
+
+def replay_header(header: Header, chunk: ChunkHeader) -> Header:
+    """As `wire_header`, but of a block that was published with a delay the flag, due time and serial stay, for recovery."""
+    found = wire_header(header, chunk)
+    if header.flags & DELAYED:
+        found = found._replace(flags=DELAYED, producer_id=header.producer_id, sequence=header.sequence)
+    return found
 
 
 def unsynced_bytes(header: Header) -> int | None:

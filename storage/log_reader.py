@@ -14,7 +14,7 @@ import errno
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ..transport.block import Block, Header
 from .chunk import Chunk, Good, Place, open_chunk
@@ -24,7 +24,7 @@ from .damage import Hole as Hole
 from .errors import Damaged, ForeignDirectory, StoreFailed
 from .files import Files
 from .give_back import GiveBack
-from .log_format import CHUNK_HEADER_BYTES, FOOTER_BYTES, wire_header
+from .log_format import CHUNK_HEADER_BYTES, FOOTER_BYTES, replay_header
 from .mark import Mark
 from .ring import RING_BYTES, Ring
 
@@ -184,6 +184,10 @@ class LogReader:
         self.damage.note(Bad(chunk.base_offset, position, size, offset, count, why, blocks=max(good.skipped, 1)))
         return Damaged(f"{count} messages from offset {offset} on are lost: {chunk.path} is damaged there ({why})", offset, count)
 
+    def chunk_rows(self) -> dict[str, Any]:
+        """Statistics of the chunks: see `ChunkBook.rows`."""
+        return self.book.rows(self.bases, self._active.facts(), self.damage.by_chunk())
+
     def skip(self, offset: int) -> int:
         """`offset`, or what follows the hole that it lies in."""
         return self.damage.skip(offset)
@@ -204,7 +208,7 @@ class LogReader:
             for stretch in chunk.walk(position, columns=False):
                 if stretch.good and stretch.header is not None:
                     mark = None if stretch.header.count else chunk.mark_at(stretch.position)
-                    yield wire_header(stretch.header, chunk.header), mark
+                    yield replay_header(stretch.header, chunk.header), mark
 
     def measure(self, start: int, end: int, bytes_max: int) -> tuple[int, int]:
         """How many bytes the blocks between two offsets have, and up to which border of a block they are no more than `bytes_max`.

@@ -8,13 +8,14 @@ chunks are known.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from .chunk import open_chunk
 from .chunk_book import ChunkState, Facts
 from .damage import DAMAGED, Bad, BadHead, bad_heads
-from .errors import StorageError
+from .errors import Damaged, ForeignDirectory, StorageError
 from .files import Files
 from .log_format import chunk_name
 from .log_reader import LogReader
@@ -71,8 +72,12 @@ def survey(files: Files, folder: str, uuid: bytes, bases: Sequence[int], index_e
     for base in bases:
         try:
             chunk = open_chunk(files, folder, base, uuid, index_every_bytes)
-        except (StorageError, OSError) as error:
+        except (Damaged, ForeignDirectory) as error:
             found.append(Found(base, None, str(error)))
+            continue
+        except OSError as error:
+            if error.errno in {errno.ENOENT, errno.EIO}:  # others, as too many open files, say nothing of the chunk
+                found.append(Found(base, None, str(error)))
             continue
         facts = chunk.facts()
         found.append(Found(base, facts if chunk.sealed else facts._replace(state=ChunkState.SEALED, next_offset=-1), ""))

@@ -1,0 +1,178 @@
+"""The ring against the file: the same blocks, no read of the file, bounded in bytes and in time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zsq.storage.ring import Ring
+from zsq.transport.block import Block, pack
+
+if TYPE_CHECKING:
+    from tests.storage.conftest import Desk
+
+SECOND = 1_000_000_000
+
+
+@pytest.fixture
+def ringed(tmp_path: Path, desk: Desk) -> Desk:
+    """A log with a ring of a few blocks."""
+    folder = tmp_path / "ringed"
+    folder.mkdir()
+    made = type(desk)(folder, replace(desk.options, ring_bytes=2000))
+    made.open()
+    return made
+
+
+def block(count: int, number: int = 0) -> Block:
+    return pack([b"%d/%d" % (number, i) for i in range(count)], producer_id=5, sequence=number)
+
+
+def kept(ring: Ring) -> tuple[int, int]:
+    return ring.start, ring.end
+
+
+def test_reads_from_the_ring_are_those_from_the_file(ringed: Desk) -> None:
+    for number in range(30):
+        ringed.publish(blocks=1 + number % 3, count=1 + number % 4)
+    ring = ringed.log.reader.ring
+    assert 0 < ring.start < ring.end == ringed.log.end
+    found = {offset: ringed.log.read(offset, 600, ringed.log.end) for offset in range(ring.start, ringed.log.end)}
+    preads = ringed.files._calls["pread"]
+    assert all(ringed.log.read(offset, 600, ringed.log.end) for offset in found)
+    assert ringed.files._calls["pread"] == preads, "nothing is read that is still there"
+    ring.clear()
+    for offset, blocks in found.items():
+        (first, *_) = ringed.log.read(offset, 600, ringed.log.end)
+        assert blocks[0].header == first.header
+        assert bytes(blocks[0].columns) == bytes(first.columns)
+        assert first.first_offset <= offset < first.next_offset
+        assert all(one.next_offset == two.first_offset for one, two in pairwise(blocks))
+    assert ringed.files._calls["pread"] > preads
+
+
+def test_nothing_at_or_above_the_given_end_is_shown(ringed: Desk) -> None:
+    for _ in range(3):
+        ringed.publish(count=3)
+    assert [found.first_offset for found in ringed.log.read(0, 1 << 20, 6)] == [0, 3]
+    assert ringed.log.read(6, 1 << 20, 6) == []
+    assert ringed.log.read(6, 1 << 20, 8) == [], "half a block is not shown"
+    assert ringed.files._calls.get("pread", 0) <= 6, "nor looked for in the file"
+
+
+def test_a_failed_append_is_not_kept(ringed: Desk) -> None:
+    ringed.publish()
+    ringed.files.short[1 + ringed.files._calls["writev"]] = 10
+    with pytest.raises(Exception, match="no space"):
+        ringed.publish()
+    assert kept(ringed.log.reader.ring) == (0, 3)
+
+
+def test_a_group_begins_it_anew(tmp_path: Path, desk: Desk) -> None:
+    folder = tmp_path / "groups"
+    folder.mkdir()
+    made = type(desk)(folder, replace(desk.options, ring_bytes=100_000))
+    made.open()
+    made.publish()
+    key = made.stage("a", 1)
+    made.seal(key)
+    made.commit(1, key)
+    end = made.log.end
+    made.publish()
+    assert kept(made.log.reader.ring) == (end, end + 3), "without a gap up to its end, or not at all"
+    assert len([one for found in (made.log.read(0, 1 << 20, end + 3),) for one in found]) > 0
+
+
+def test_what_is_old_goes_and_the_newest_stays() -> None:
+    ring = Ring(1 << 20, 5 * SECOND)
+    for number in range(4):
+        ring.push(number * 2, [block(2)], 7, 100, number * SECOND)
+    ring.expire(6 * SECOND)
+    assert kept(ring) == (4, 8)
+    assert ring.bytes == 200
+    ring.expire(100 * SECOND)
+    assert kept(ring) == (0, 0)
+    assert ring.read(4, 100, 8) is None
+    ring.push(8, [block(1)], 7, 100, 101 * SECOND)
+    assert kept(ring) == (8, 9)
+
+
+def test_bytes_are_bounded_and_freed_at_once() -> None:
+    ring = Ring(250)
+    blocks = [[block(1, number)] for number in range(5)]
+    for number in range(5):
+        ring.push(number, blocks[number], 7, 100, 0)
+        assert ring.bytes <= 250
+    assert kept(ring) == (3, 5)
+    held: list[Any] = [append.blocks for append in ring._appends]
+    assert blocks[0] not in held
+    ring.push(5, [block(1)], 7, 251, 0)
+    assert (ring.bytes, ring.read(4, 1, 6)) == (0, None), "what is larger than the ring is not kept, and makes a gap"
+
+
+def test_a_ring_of_nothing() -> None:
+    ring = Ring(0)
+    ring.push(0, [block(1)], 7, 100, 0)
+    assert (ring.bytes, ring.read(0, 1, 1)) == (0, None)
+
+
+@given(
+    st.lists(
+        st.tuples(st.lists(st.integers(1, 4), min_size=1, max_size=3), st.integers(0, 3), st.booleans()),
+        max_size=40,
+    ),
+    st.integers(0, 150),
+    st.integers(1, 600),
+    st.integers(0, 150),
+)
+def test_against_a_model(pushes: list[tuple[list[int], int, bool]], offset: int, bytes_max: int, end: int) -> None:
+    """A list of blocks, cut at the front; time-outs and gaps in between."""
+    ring = Ring(700, 5)
+    model: list[list[tuple[int, Block, int]]] = []
+    sizes: list[tuple[int, int]] = []
+    following = now = 0
+    for counts, passed, gap in pushes:
+        now += passed
+        ring.expire(now)
+        while sizes and now - sizes[0][1] >= 5:
+            model.pop(0), sizes.pop(0)
+        if gap:
+            following += 10
+            model, sizes = [], []
+        blocks = [block(count) for count in counts]
+        total = sum(one.length for one in blocks)
+        ring.push(following, blocks, now, total, now)
+        entry = []
+        for one in blocks:
+            entry.append((following, one, now))
+            following += one.count
+        model.append(entry)
+        sizes.append((total, now))
+        while sum(size for size, _ in sizes) > 700:
+            model.pop(0), sizes.pop(0)
+    everything = [one for entry in model for one in entry]
+    found = ring.read(offset, bytes_max, end)
+    if not any(first <= offset < first + one.count for first, one, _ in everything):
+        assert found is None
+        return
+    assert found is not None
+    expected: list[tuple[int, int]] = []
+    size = 0
+    for first, one, time_ns in everything:
+        if first + one.count <= offset:
+            continue
+        if first + one.count > end or (expected and size + one.length > bytes_max):
+            break
+        size += one.length
+        expected.append((first, time_ns))
+        if size >= bytes_max:
+            break
+    assert [(one.first_offset, one.header.time_ns) for one in found] == expected
+    assert sum(one.length for one in found[:-1]) < max(bytes_max, 1), "about so many bytes"
+    assert all(one.next_offset <= end for one in found)
