@@ -250,6 +250,15 @@ class DelayedStore:
         self._commit("cancel", work)
         return taken
 
+    def adjust(self, serial: int, lost: int) -> None:
+        """After a rescue: serials go on at least there, and so many messages are lost."""
+
+        def work(rows: Rows) -> None:
+            rows.meta["serial"] = max(rows.meta["serial"], serial)
+            rows.meta["lost"] += lost
+
+        self._commit("adjust", work)
+
     # Looking
 
     def listed(self, after: DelayedKey | None, limit: int, body_bytes: int) -> list[Listed]:

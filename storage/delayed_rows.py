@@ -96,11 +96,11 @@ class Rows:
             self.meta["bytes"] -= max(0, len(value) - 6 - len(key))
             self.meta["lost"] += count
 
-    def finish(self) -> DelayedSummary:
+    def finish(self, *, missing_is_lost: bool = True) -> DelayedSummary:
         """Write the meta row. Where it counts messages and there is no row, they are lost: what a damaged page held, nobody can name."""
         meta = self.meta
         meta["messages"] = max(0, meta["messages"])
-        if not any(True for _ in prefixed_keys(self.txn, ROW)):
+        if missing_is_lost and next(prefixed_keys(self.txn, ROW), None) is None:
             meta["lost"] += meta["messages"]
             meta["messages"] = meta["bytes"] = 0
         meta["bytes"] = max(0, meta["bytes"])

@@ -33,7 +33,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Final
 
-from ..transport.block import IN_GROUP
+from ..transport.block import DELAYED, IN_GROUP
 from .adoption import finish_after_crash
 from .chunk import Chunk, open_chunk
 from .damage import BAD_KEPT_BYTES_MAX, CUT_OFF, DAMAGED, Bad, keep_bytes
@@ -341,7 +341,7 @@ def replay(log: Log, table: Table, report: RecoveryReport) -> StateBatch | None:
             report.alarms.append(f"the mark of the group before offset {header.first_offset} is damaged: its transaction is not known")
         elif header.next_offset > table.applied_offset:
             report.replayed_blocks += 1
-            if header.producer_id:
+            if header.producer_id and not header.flags & DELAYED:  # delayed ones committed their sequence when they were published
                 known = producers.get(header.producer_id) or table.producers.get(header.producer_id)
                 producers[header.producer_id] = producer_after(known, header.sequence, header.first_offset, header.time_ns)
     if log.holes != report.holes:

@@ -20,6 +20,8 @@ from typing import Final
 from crc32c import crc32c
 
 from .chunk import create_chunk
+from .delayed import DelayedStore
+from .delayed_recovery import make_delayed, open_delayed
 from .errors import DiskFull, ForeignDirectory, ShortWrite, StorageError, StoreFailed
 from .files import Files
 from .group import ADOPT_BYTES, GROUP_APPEND_BYTES_MAX
@@ -76,15 +78,25 @@ class Store:
     """An open directory. `log` and `staging` belong to one thread, `state` to one thread (another, if you like)."""
 
     def __init__(
-        self, files: Files, directory: str, lock: int, log: Log, state: StateStore, staging: Staging, report: RecoveryReport
-    ) -> None:
+        self, files: Files, directory: str, lock: int, log: Log, state: StateStore, staging: Staging, report: RecoveryReport,
+        uuid: bytes = b"", delayed: DelayedStore | None = None,
+    ) -> None:  # fmt: skip
         self.files = files
         self.directory = directory
         self.log = log
         self.state = state
         self.staging = staging
         self.report = report
+        self.delayed = delayed
+        """What is not due yet; None while there never was any. Belongs to one thread, which may be another."""
+        self._uuid = uuid
         self._lock = lock
+
+    def make_delayed(self, now_ns: int) -> DelayedStore:
+        """The environment of delayed messages, made when first needed."""
+        if self.delayed is None:
+            self.delayed = make_delayed(self.files, self.directory, self._uuid, now_ns)
+        return self.delayed
 
     def close(self) -> None:
         """Sync the log, note in the state what is synced, free the lock. Errors come out, but everything is closed."""
@@ -94,6 +106,8 @@ class Store:
             self.state.commit(StateBatch(synced_end=self.log.synced_end))
         finally:
             self.state.close()
+            if self.delayed is not None:
+                self.delayed.close()
             self.files.close(self._lock)
 
 
@@ -148,7 +162,7 @@ def open_store(files: Files, directory: str, options: StoreOptions, identity: Id
                 options.group_append_bytes,
                 options.ring_bytes,
             )
-            log, state, staging, report = _recover(files, directory, options, log_options, identity)
+            log, state, staging, delayed, report = _recover(files, directory, options, log_options, identity)
         except BaseException:
             files.close(lock)
             raise
@@ -156,18 +170,19 @@ def open_store(files: Files, directory: str, options: StoreOptions, identity: Id
         raise StoreFailed(f"{directory} cannot be opened: {error}") from error
     report.notes[:0] = notes
     report.duration_ms = (time.monotonic_ns() - began_ns) // 1_000_000
-    return Store(files, directory, lock, log, state, staging, report)
+    return Store(files, directory, lock, log, state, staging, report, identity.uuid_bytes, delayed)
 
 
 def _recover(
     files: Files, directory: str, options: StoreOptions, log_options: LogOptions, identity: Identity
-) -> tuple[Log, StateStore, Staging, RecoveryReport]:
+) -> tuple[Log, StateStore, Staging, DelayedStore | None, RecoveryReport]:
     state = StateStore(f"{directory}/{STATE_NAME}", options.map_bytes)
     try:
         if state.uuid() != identity.uuid_bytes:
             raise ForeignDirectory(f"{directory}: its state belongs to another topic")
         table = state.load()
         removed = remove_below(files, directory, table.start)
+        delayed = None
         log, report = recover_log(files, directory, identity.uuid_bytes, identity.base_offset, log_options, table.synced_end)
         try:
             expected = max(table.start, identity.base_offset)
@@ -176,6 +191,10 @@ def _recover(
                 report.alarms.append(f"{directory}: {lost} messages from offset {expected} on are missing: their chunks are gone")
             if removed:
                 report.notes.append(f"{directory}: {removed} files of chunks below offset {table.start} were still there; removed")
+            # What has moved is forgotten there before the checkpoint passes it: nobody looks for it again.
+            delayed = open_delayed(
+                files, directory, identity.uuid_bytes, log, table.applied_offset, time.time_ns(), report.notes, report.alarms
+            )
             batch = replay(log, table, report)
             if batch is not None:
                 state.commit(batch)
@@ -187,11 +206,13 @@ def _recover(
             staging = Staging(files, folder, identity.uuid_bytes, options.chunk_bytes, log_options.reserve_bytes, stages, number)
         except BaseException:
             _close_quietly(log)
+            if delayed is not None:
+                delayed.close()
             raise
     except BaseException:
         state.close()
         raise
-    return log, state, staging, report
+    return log, state, staging, delayed, report
 
 
 def _close_quietly(log: Log) -> None:

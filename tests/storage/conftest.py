@@ -105,6 +105,8 @@ class Desk:
         self.lagging = None
         if self.store is not None:
             self.store.state.close()
+            if self.store.delayed is not None:
+                self.store.delayed.close()
             self.store = None
         for fd in (*self.files._nodes, *self.files._locks):
             self.files.close(fd)

@@ -174,7 +174,7 @@ def change(store: DelayedStore, key: DelayedKey, position: int) -> None:
     """Flip a bit of a row's value as a rotten disk would: LMDB does not notice."""
     store.close()
     with lmdb.open(store.path, lock=False) as env, env.begin(write=True) as txn:
-        value = bytearray(txn.get(row_key(key)))
+        value = bytearray(txn.get(row_key(key)) or b"")
         value[position] ^= 4
         txn.put(row_key(key), bytes(value))
 

@@ -1,0 +1,264 @@
+"""Delayed messages become due: into the log once, whatever dies in between; and what a damaged environment costs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from zsq.storage.delayed import DelayedStore
+from zsq.storage.delayed_format import DelayedKey, DelayedRow, due_block
+from zsq.storage.delayed_recovery import moved_keys
+from zsq.storage.errors import ForeignDirectory
+from zsq.storage.faulty_files import PowerCut, keep_all, keep_none
+from zsq.storage.state import StateBatch
+from zsq.transport.block import pack
+
+if TYPE_CHECKING:
+    from tests.storage.conftest import Desk
+
+PUBLISHER = 99
+BLOCKS = [(b"a", b"b"), (b"c",), (b"d", b"e", b"f")]
+
+
+def delayed(desk: Desk) -> DelayedStore:
+    assert desk.store is not None
+    return desk.store.make_delayed(1_000)
+
+
+def publish(desk: Desk) -> list[DelayedKey]:
+    made = [(pack(list(bodies), producer_id=PUBLISHER, sequence=number), 10 + number) for number, bodies in enumerate(BLOCKS)]
+    return delayed(desk).put(made, 5)
+
+
+def move(desk: Desk, now_ns: int = 99) -> list[DelayedRow]:
+    """What the storage actor does, in its order."""
+    store = delayed(desk)
+    rows = store.due(now_ns, 1 << 20, 99)
+    desk.log.append([due_block(row) for row in rows], desk.now_ns)
+    desk.log.sync()
+    store.remove([row.key for row in rows])
+    return rows
+
+
+def checkpoint(desk: Desk) -> None:
+    assert desk.store is not None
+    desk.store.state.commit(StateBatch(synced_end=desk.log.synced_end, applied_offset=desk.log.synced_end))
+
+
+def in_log(desk: Desk) -> list[bytes]:
+    blocks = desk.read_all()
+    assert all(not block.header.flags for block in blocks)
+    mine = [block for block in blocks if not block.header.producer_id]
+    assert all(block.header.sequence == 0 for block in mine), "due time and serial are no business of readers"
+    return [body or b"" for block in mine for body in block.body.values()]
+
+
+def waiting(desk: Desk) -> list[bytes]:
+    assert desk.store is not None
+    if desk.store.delayed is None:
+        return []
+    return [one.body for one in desk.store.delayed.listed(None, 999, 999)]
+
+
+def test_what_is_due_goes_to_the_log(desk: Desk) -> None:
+    keys = publish(desk)
+    assert [row.key for row in move(desk, 10)] == keys[:1]
+    assert (in_log(desk), waiting(desk)) == ([b"a", b"b"], [b"c", b"d", b"e", b"f"])
+    assert moved_keys(desk.log, 0) == keys[:1]
+    assert moved_keys(desk.log, 1) == keys[:1]
+    assert moved_keys(desk.log, 2) == []
+    desk.restart()
+    assert (in_log(desk), waiting(desk)) == ([b"a", b"b"], [b"c", b"d", b"e", b"f"])
+    assert delayed(desk).producers[PUBLISHER].next_sequence == 3
+
+
+@pytest.mark.parametrize("loss", [keep_all, keep_none], ids=["all kept", "none kept"])
+def test_power_cut_before_every_change(tmp_path: Path, desk: Desk, loss: object) -> None:
+    """Also inside the recovery that follows, and with the checkpoint of the state store at any place before."""
+    everything = sorted(body for bodies in BLOCKS for body in bodies)
+    at = 0
+    finished = False
+    while not finished:
+        at += 1
+        (tmp_path / f"run{at}").mkdir()
+        other = type(desk)(tmp_path / f"run{at}")
+        other.open()
+        other.publish()
+        publish(other)
+        other.files.power_cut_at = other.files.changes + at
+        try:
+            for now_ns in (10, 11, 12):
+                move(other, now_ns)
+                other.publish()
+                checkpoint(other) if now_ns == 11 else None
+            finished = True
+        except PowerCut:
+            pass
+        for _ in range(2):
+            other.crash(loss)  # type: ignore[arg-type]
+            assert sorted(in_log(other) + waiting(other)) == everything, f"before change {at}"
+            assert other.store is not None
+            table = other.store.state.load()
+            assert PUBLISHER not in table.producers
+            assert not any(pid > 1 << 32 or pid == 10 for pid in table.producers), "a due time was taken for a producer"
+        move(other)
+        assert sorted(in_log(other)) == everything
+        other.abandon()
+    assert at > 5
+
+
+def test_a_crash_between_the_sync_and_the_deletion(desk: Desk) -> None:
+    """The one moment at which it lies in both."""
+    publish(desk)
+    store = delayed(desk)
+    rows = store.due(99, 1 << 20, 2)
+    desk.log.append([due_block(row) for row in rows], desk.now_ns)
+    desk.log.sync()
+    desk.crash(keep_none)
+    assert (in_log(desk), waiting(desk)) == ([b"a", b"b", b"c"], [b"d", b"e", b"f"])
+    assert desk.store is not None
+    assert any("had moved" in note for note in desk.store.report.notes)
+    desk.crash(keep_none)
+    assert (in_log(desk), waiting(desk)) == ([b"a", b"b", b"c"], [b"d", b"e", b"f"])
+
+
+def test_making_the_environment_is_whole_or_not_at_all(tmp_path: Path, desk: Desk) -> None:
+    finished = False
+    for at in range(1, 20):
+        (tmp_path / f"make{at}").mkdir()
+        other = type(desk)(tmp_path / f"make{at}")
+        other.open()
+        other.files.power_cut_at = other.files.changes + at
+        try:
+            publish(other)
+            finished = True
+        except PowerCut:
+            pass
+        other.crash(keep_none)
+        found = waiting(other)
+        assert found == [b"a", b"b", b"c", b"d", b"e", b"f"] or (found == [] and not finished)
+        if not found:
+            assert len(publish(other)) == 3
+        other.abandon()
+        if finished:
+            return
+    raise AssertionError("more changes than making one has")
+
+
+def test_another_topics_environment_and_one_without_its_file_are_refused(desk: Desk) -> None:
+    publish(desk)
+    desk.abandon_cleanly()
+    data = desk.path("delayed/data.mdb")
+    kept = data.read_bytes()
+    data.unlink()
+    with pytest.raises(ForeignDirectory):
+        desk.open()
+    assert not data.exists(), "it is not made anew in its place"
+    data.write_bytes(kept)
+    desk.open()
+    assert len(waiting(desk)) == 6
+
+
+# Damage
+
+
+def test_an_environment_that_cannot_be_opened_is_set_aside_and_said(desk: Desk) -> None:
+    publish(desk)
+    desk.abandon_cleanly()
+    desk.replace(desk.path("delayed/data.mdb"), b"\xff" * 8192)
+    store = desk.open()
+    assert waiting(desk) == []
+    assert any("unknown number" in alarm for alarm in store.report.alarms)
+    assert desk.path("delayed.bad-0/data.mdb").read_bytes() == b"\xff" * 8192
+    assert len(publish(desk)) == 3
+    desk.restart()
+    assert len(waiting(desk)) == 6
+
+
+def test_after_a_death_the_environment_is_looked_through_and_what_is_whole_is_saved(desk: Desk) -> None:
+    """A marker of the life before; one leaf is rotten. The rows of other leaves survive, the lost ones are counted."""
+    store = delayed(desk)
+    for number in range(40):
+        store.put([(pack([b"%03d" % number + bytes(400)], producer_id=PUBLISHER, sequence=number), 10 + number)], 5)
+    desk.abandon_cleanly()
+    path = desk.path("delayed/data.mdb")
+    data = bytearray(path.read_bytes())
+    at = data.rfind(b"020" + bytes(400))
+    assert at > 0
+    while at >= 0:  # in old copies of the page too
+        data[at] ^= 1
+        at = data.rfind(b"020" + bytes(400), 0, at)
+    desk.replace(path, bytes(data))
+    desk.open()
+    assert len(waiting(desk)) == 39, "listed are those that are whole"
+    desk.abandon_cleanly()
+    desk.path("delayed.attempt").write_bytes(b"due")
+    desk.files.reset()
+    found = desk.open()
+    assert len(waiting(desk)) == 39
+    assert found.delayed is not None
+    assert (found.delayed.summary.messages, found.delayed.summary.lost) == (39, 1)
+    assert any("1 delayed messages are lost" in alarm for alarm in found.report.alarms)
+    assert not desk.path("delayed.attempt").exists()
+    assert found.delayed.producers[PUBLISHER].next_sequence == 40
+    (key,) = found.delayed.put([(pack([b"z"], producer_id=PUBLISHER, sequence=40), 99)], 5)
+    assert key.serial >= 1_040, "no serial comes again"
+    assert desk.path("delayed.bad-0/data.mdb").read_bytes() == bytes(data)
+
+
+def test_a_needless_look_changes_nothing(desk: Desk) -> None:
+    publish(desk)
+    desk.abandon_cleanly()
+    desk.path("delayed.attempt").write_bytes(b"put")
+    desk.files.reset()
+    store = desk.open()
+    assert len(waiting(desk)) == 6
+    assert store.report.alarms == []
+    assert not desk.path("delayed.bad-0").exists()
+
+
+def test_the_marker_stands_while_something_is_tried_for_the_first_time(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = publish(desk)
+    desk.restart()
+    store = delayed(desk)
+    seen: list[bool] = []
+    mark = desk.path("delayed.attempt")
+    monkeypatch.setattr("zsq.storage.delayed.decode_row", lambda key, value: seen.append(mark.exists()))
+    with pytest.raises(AttributeError):
+        store.due(99, 1, 1)
+    assert seen == [True]
+    assert mark.read_bytes() == b"due", "and stays when it went wrong"
+    assert keys
+
+
+def test_a_crash_in_the_middle_of_a_rescue_is_finished(desk: Desk) -> None:
+    publish(desk)
+    desk.abandon_cleanly()
+    folder = Path(desk.directory)
+    (folder / "delayed").rename(folder / "delayed.ready")
+    desk.files.reset()
+    desk.open()
+    assert len(waiting(desk)) == 6
+    desk.abandon_cleanly()
+    (folder / "delayed.ready").mkdir()
+    (folder / "delayed.ready/data.mdb").write_bytes((folder / "delayed/data.mdb").read_bytes())
+    (folder / "delayed/data.mdb").write_bytes(b"\xff" * 8192)
+    desk.files.reset()
+    desk.open()
+    assert len(waiting(desk)) == 6
+    assert (folder / "delayed.bad-0/data.mdb").exists()
+
+
+def test_a_damaged_row_is_kept_as_a_file(desk: Desk) -> None:
+    store = delayed(desk)
+    key = DelayedKey(10, 1_000)
+    store.set_aside(b"d" + bytes(16), b"\x01\x02\x03", "it is damaged")
+    (path,) = Path(desk.directory).glob("delayed-*.bad")
+    head, _, rest = path.read_bytes().partition(b"\n")
+    line, _, crc = head.rpartition(b" ")
+    assert json.loads(line)["why"] == "it is damaged"
+    assert (rest, len(crc)) == (b"\x01\x02\x03", 8)
+    assert key.text()
