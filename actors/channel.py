@@ -56,6 +56,8 @@ class Channel(Actor):
         holes: list[Any] = []
         while self.storage.socket.poll(10_000):
             for mail in self.storage.receive(1):
+                if isinstance(mail, Mail) and isinstance(mail.word, p.Dropped):
+                    continue  # the answer comes after it, and knows
                 if not isinstance(mail, Mail) or not isinstance(mail.word, p.Done):
                     raise StartFailed(f"storage refuses the channel: {mail[1]}")
                 holes += mail.word.data["holes"]

@@ -10,7 +10,7 @@ from ..transport.block import Block
 from ..transport.protocol import Run, Save
 from . import options
 
-COUNTERS: Final = ("message_count", "finish_count", "requeue_count", "timeout_count", "lost_count", "dropped_count")  # of a channel, durable
+COUNTERS: Final = ("message_count", "finish_count", "requeue_count", "timeout_count", "lost_count", "dropped_count")  # durable
 
 Peer = tuple[bytes, ...]
 Hole = tuple[int, int, int, int]  # start, count, attempts, due_ns

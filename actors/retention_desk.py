@@ -42,7 +42,7 @@ class RetentionDesk:
 
     def __init__(
         self, store: Store, uuid: bytes, state: StateDesk, channels: ChannelDesk, settings: Mapping[str, Any], title: str,
-        house: Callable[[], _Jobs], tell: Callable[[Envelope, Wire], object],
+        house: Callable[[], _Jobs], tell: Callable[[Envelope, Wire], object], dropped_count: int = 0,
     ) -> None:  # fmt: skip
         self._store = store
         self._log = store.log
@@ -61,7 +61,7 @@ class RetentionDesk:
         self._measured_ns = 0
         self.refused_count = 0
         self.removed_bytes = 0
-        self.dropped_count = 0
+        self.dropped_count = dropped_count
         self.policy: Retention
         self.configure(settings)
 
@@ -129,7 +129,7 @@ class RetentionDesk:
         """Commit that the log begins at `start`; then the chunks go."""
         self._removing = True
         dropped = max(0, start - max(view.floor, view.bases[0]))
-        self._state.batch.start = start
+        self._state.batch.start, self._state.batch.dropped = start, self.dropped_count + dropped
         self._state.cover(start)
         self._channels.dropped(start)
         self._state.then(partial(self._committed, start, chunks, dropped))

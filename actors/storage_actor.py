@@ -81,7 +81,7 @@ class StorageActor(Actor):
         self.front = self.open_router(settings["front"], FRONT_WORDS)
         self._retention = RetentionDesk(
             self.store, bytes.fromhex(settings["uuid"]), self._state, self._channels, settings["retention"], self.title,
-            lambda: self._house, self.front.send,
+            lambda: self._house, self.front.send, table.dropped,
         )  # fmt: skip
         self._stages.port = self.open_router(settings["stage"], STAGE_WORDS, answers_max=options.STAGE_ANSWERS_MAX)
         self._stages.port.words_to = self._stages

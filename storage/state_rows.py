@@ -101,6 +101,8 @@ class Table:
     waiting: int = 0
     start: int = 0
     """Chunks that end at or below this offset are removed, or are to be."""
+    dropped: int = 0
+    """Messages that went with them although not every channel had passed them."""
 
     def first_unfinished(self, channel: str) -> int:
         """The lowest offset that a channel has not finished, deferred ones included."""
@@ -132,6 +134,7 @@ class StateBatch:
     paused_end: int | None = None
     waiting: int | None = None
     start: int | None = None
+    dropped: int | None = None
 
 
 def wrap(key: bytes, data: bytes) -> bytes:
@@ -174,6 +177,7 @@ def new_meta(uuid: bytes, waiting: int) -> dict[str, Any]:
         "paused": -1,
         "waiting": waiting,
         "start": waiting,
+        "dropped": 0,
         "rows": 0,
         "sum": 0,
     }
@@ -185,6 +189,7 @@ def take_meta(table: Table, meta: Mapping[str, Any]) -> None:
     table.paused_end = meta["paused"]
     table.waiting = meta["waiting"]
     table.start = meta["start"]
+    table.dropped = meta["dropped"]
 
 
 def change_meta(meta: dict[str, Any], batch: StateBatch) -> None:
@@ -194,6 +199,7 @@ def change_meta(meta: dict[str, Any], batch: StateBatch) -> None:
         "paused": batch.paused_end,
         "waiting": batch.waiting,
         "start": batch.start,
+        "dropped": batch.dropped,
     }
     meta.update({name: value for name, value in changes.items() if value is not None})
     meta["synced"] = max(meta["synced"], meta["applied"])
