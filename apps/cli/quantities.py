@@ -19,8 +19,8 @@ NO_BOUND: Final = ("none", "-1")
 BYTES_MAX: Final = 1 << 62
 SECONDS_MAX: Final = 100 * 366 * 86_400
 
-_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
-_PART: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.ASCII)
+_PART: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)\s*", re.ASCII)
 
 
 def parse_bytes(text: str) -> int:
@@ -37,7 +37,7 @@ def parse_bytes(text: str) -> int:
 def parse_seconds(text: str) -> float:
     """90, 90s, 15m, 1h30m, 7d, 2w, 500ms: seconds. `ValueError` says what is wrong."""
     given = text.strip().lower()
-    if re.fullmatch(r"\d+(\.\d+)?", given):
+    if re.fullmatch(r"\d+(\.\d+)?", given, re.ASCII):
         given += "s"
     total, at = 0.0, 0
     while at < len(given):
@@ -93,6 +93,6 @@ class Count(_Quantity):
     name = "count"
 
     def parse(self, text: str) -> float:
-        if not text.strip().isdecimal():
+        if not (text.isascii() and text.strip().isdecimal()):
             raise ValueError(f"{text!r} is not a number of 0 or more")
         return min(int(text), BYTES_MAX)

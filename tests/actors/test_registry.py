@@ -167,3 +167,26 @@ def test_a_full_disk_refuses_and_changes_nothing(tmp_path: Path) -> None:
     again = Registry(Files(), tmp_path, 0)
     again.open()
     assert list(again.topics) == ["old"], "what the disk did not take is finished at the next start"
+
+
+def test_what_a_topic_keeps_is_kept(tmp_path: Path) -> None:
+    registry = opened(tmp_path)
+    registry.add("clicks", "always", {"keep_s": 60})
+    registry.add("views", "always")
+    registry.configure("views", {"keep_bytes": -1, "when_full": "drop-oldest"})
+    again = opened(tmp_path)
+    assert again.topics["clicks"].retention == {"keep_s": 60}
+    assert again.topics["views"].retention == {"keep_bytes": -1, "when_full": "drop-oldest"}
+
+
+def test_settings_that_cannot_be_written_do_not_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = opened(tmp_path)
+    registry.add("clicks", "always", {"keep_s": 60})
+
+    def full(path: str, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(registry._files, "write_file", full)
+    with pytest.raises(Refused):
+        registry.configure("clicks", {})
+    assert registry.topics["clicks"].retention == opened(tmp_path).topics["clicks"].retention == {"keep_s": 60}
