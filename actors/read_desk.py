@@ -17,6 +17,8 @@ from .port import Mail, Port
 
 log = logging.getLogger("zsq")
 
+NEWEST_MAX = 10_000  # each block of them is looked at, and others wait meanwhile
+
 READER_WORDS = frozenset((p.Fetch, p.OffsetAt, p.Measure, p.Beat, p.Bye))
 
 
@@ -55,7 +57,10 @@ class ReadDesk:
 
     def on_offsetat_word(self, port: Port, mail: Mail) -> None:
         word = cast("p.OffsetAt", mail.word)
-        data = {"offset": self._within(self._log.offset_at(word.time_ns)), "start": self._log.start, "head": self._log.synced_end}
+        if not 0 <= word.newest <= NEWEST_MAX:
+            raise UsageError(E_BAD_ARGUMENT, f"of the newest messages 1 to {NEWEST_MAX} can be asked for, not {word.newest}")
+        offset = self._log.reader.newest(word.newest, self._log.synced_end) if word.newest else self._log.offset_at(word.time_ns)
+        data = {"offset": self._within(offset), "start": self._log.start, "head": self._log.synced_end}
         port.send(mail.envelope, p.Done(word.request, data))
 
     def on_measure_word(self, port: Port, mail: Mail) -> None:

@@ -24,7 +24,7 @@ from .damage import Hole as Hole
 from .errors import Damaged, ForeignDirectory, StoreFailed
 from .files import Files
 from .give_back import GiveBack
-from .log_format import CHUNK_HEADER_BYTES, FOOTER_BYTES, replay_header
+from .log_format import ALIGNMENT, CHUNK_HEADER_BYTES, FOOTER_BYTES, replay_header
 from .mark import Mark
 from .ring import RING_BYTES, Ring
 
@@ -246,6 +246,35 @@ class LogReader:
         if end < (chunk.end_offset if next_base is None else next_base):
             last = chunk.extent(end - 1)[1]
         return first, last - first
+
+    def newest(self, count: int, end: int) -> int:
+        """The offset from which on the newest `count` messages below `end` lie (fewer where there are no more); lost ones do not count.
+
+        By walking back, block by block from the end: the trailer of each says where it begins.
+        """
+        left = count
+        found = end
+        for base in self.bases[bisect_right(self.bases, end) - 1 :: -1]:
+            try:
+                chunk = self._readable(base, base)
+            except Damaged:
+                continue
+            position = chunk.end_position
+            while position > CHUNK_HEADER_BYTES and left > 0:
+                before = chunk.block_before(position)
+                if before is None:  # its end is damaged
+                    border = chunk.boundary(position - ALIGNMENT)[0]
+                    after = next(chunk.walk(border, columns=False)).end
+                    position = after if after < position else border
+                    continue
+                position, header = before
+                if header.first_offset + base < end:
+                    lies = min(header.next_offset + base, end) - (header.first_offset + base)
+                    found = header.first_offset + base + max(0, lies - left)
+                    left -= lies
+            if left <= 0:
+                break
+        return found
 
     def offset_at(self, time_ns: int) -> int | None:
         """The first offset stored at `time_ns` or later."""

@@ -32,6 +32,7 @@ from .client import (
     manage,
     measure,
     measured,
+    newest,
     offset_at,
     seek,
     stats,
@@ -45,6 +46,7 @@ from .producer import TIMEOUT_S, ReceiptView, check_times, make_engine, too_late
 from .protocol import Wire
 from .requester import RequestEngine
 from .session import Parcel
+from .stored import StoredMessage, stored
 from .turner import Turner
 
 __all__ = ["Admin", "Batch", "Consumer", "Fetched", "Measured", "Message", "Producer", "Reader", "Receipt", "run"]
@@ -300,6 +302,9 @@ class Admin(_Asker):
     async def stats(self, topic: str | None = None, channel: str | None = None) -> dict[str, Any]:
         return await self._do(stats(topic, channel), repeatable=True)
 
+    async def chunks(self, topic: str) -> dict[str, Any]:
+        return await self._do(manage("chunks", topic, None, {}), repeatable=True)
+
     async def ping(self) -> str:
         return str((await self.stats()).get("health", "OK"))
 
@@ -327,6 +332,13 @@ class Reader(_Asker):
     async def offset_at(self, time_ns: int) -> int:
         answer, _ = await self._ask(offset_at(time_ns), repeatable=True)
         return int(answer.data["offset"])
+
+    async def newest(self, count: int) -> int:
+        answer, _ = await self._ask(newest(count), repeatable=True)
+        return int(answer.data["offset"])
+
+    async def message(self, offset: int) -> StoredMessage:
+        return stored(self.topic, offset, await self.read(offset, 1))
 
     async def measure(self, start: int, end: int = -1, bytes_max: int = BYTES_ANY) -> Measured:
         answer, _ = await self._ask(measure(start, end, bytes_max), repeatable=True)

@@ -14,23 +14,14 @@ from .message import Batch, Message
 from .names import check_name
 from .producer import TIMEOUT_S, Producer, Receipt
 from .protocol import Blocks, Done, Fetch, Manage, Measure, OffsetAt, Stats, Wire
+from .stored import Fetched, StoredMessage, stored
 
 __all__ = ["Admin", "Batch", "Consumer", "Fetched", "Measured", "Message", "Producer", "Reader", "Receipt"]
 
 BYTES_ANY: Final = (1 << 63) - 1  # no bound
+NEWEST_MAX: Final = 10_000
 END: Final = 1 << 62  # an offset that no topic reaches
 SYNCS = ("always", "interval", "never")
-
-
-class Fetched(NamedTuple):
-    """What a read found. `start`: oldest offset kept; `head`: the next offset to come; `blocks`: consecutive, the first one holds the
-    offset that was asked for or, where that is lost or not kept any more, what follows; none if there is nothing yet.
-    `next_offset`: where to read on."""
-
-    start: int
-    head: int
-    blocks: list[Block]
-    next_offset: int
 
 
 class Measured(NamedTuple):
@@ -95,6 +86,12 @@ def fetch(offset: int, bytes_max: int) -> Callable[[int], Wire]:
 
 def offset_at(time_ns: int) -> Callable[[int], Wire]:
     return lambda number: OffsetAt(number, min(max(time_ns, -END), END))
+
+
+def newest(count: int) -> Callable[[int], Wire]:
+    if not 1 <= count <= NEWEST_MAX:
+        raise UsageError(E_BAD_ARGUMENT, f"of the newest messages 1 to {NEWEST_MAX} can be asked for, not {count}")
+    return lambda number: OffsetAt(number, 0, count)
 
 
 def measure(start: int, end: int, bytes_max: int) -> Callable[[int], Wire]:
@@ -177,6 +174,11 @@ class Admin(Asker):
         answer, _ = self._ask(stats(topic, channel), repeatable=True)
         return _data(answer)
 
+    def chunks(self, topic: str) -> dict[str, Any]:
+        """Of a topic's log files: {"chunks": the newest 1,000, "older": the others in a sum, "total": all}, see `zsq stats --chunks`."""
+        answer, _ = self._ask(manage("chunks", topic, None, {}), repeatable=True)
+        return _data(answer)
+
     def ping(self) -> str:
         """The broker's health: "OK", or what is wrong with it."""
         return str(self.stats().get("health", "OK"))
@@ -211,6 +213,15 @@ class Reader(Asker):
         """The first offset that was stored at this time (nanoseconds since 1970) or later; the end if there is none."""
         answer, _ = self._ask(offset_at(time_ns), repeatable=True)
         return int(_data(answer)["offset"])
+
+    def newest(self, count: int) -> int:
+        """The offset from which on the newest `count` messages lie (at most 10,000; fewer where there are no more)."""
+        answer, _ = self._ask(newest(count), repeatable=True)
+        return int(_data(answer)["offset"])
+
+    def message(self, offset: int) -> StoredMessage:
+        """One message. `NotFound` where it is removed, damaged, or not published yet."""
+        return stored(self.topic, offset, self.read(offset, 1))
 
     def measure(self, start: int, end: int = -1, bytes_max: int = BYTES_ANY) -> Measured:
         """How many bytes lie from `start` to `end` (-1: the durable end), and at which offset about `bytes_max` of them end.

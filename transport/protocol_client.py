@@ -344,11 +344,12 @@ class Blocks(Wire):
 @dataclass(frozen=True, slots=True)
 class OffsetAt(Wire):
     """To storage's reader. Done.data {"offset": the first one stored at `time_ns` (since 1970) or later, the durable end if there is
-    none; "start", "head": as in Blocks}."""
+    none; "start", "head": as in Blocks}. With `newest` (1 to 10,000) in place of a time: where that many messages lie before the end."""
 
     op: ClassVar[int] = 42
     request: int
     time_ns: int
+    newest: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from ... import __version__
 from ...transport.errors import E_INTERNAL, BrokerUnreachable, UsageError, ZsqError
 from .consume import sub, tail
 from .manage import channel, topic
+from .message import message
 from .publish import pub
 from .serve import serve
 from .stats import stats
@@ -41,7 +42,7 @@ def app(url: str | None) -> None:
     """
 
 
-for _command in (serve, pub, sub, tail, stats, topic, channel):
+for _command in (serve, pub, sub, tail, message, stats, topic, channel):
     app.add_command(_command)
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 POLL_S: Final = 0.2  # how soon a signal or a broken pipe is noticed while nothing arrives
 FOLLOW_S: Final = 0.1  # how often `tail` asks for more at the head
 READY: Final = 2500
+NEWEST_MAX: Final = 10_000  # as transport's
 
 
 @click.command()
@@ -101,19 +102,22 @@ def pipe_broken(out: Any) -> bool:
 @click.argument("topic")
 @click.option("-n", "count", type=click.IntRange(min=1), metavar="N", help="End after N messages.")
 @click.option("--from", "start", metavar="WHERE", help="earliest, latest or an offset; default: latest, with --no-follow earliest.")
+@click.option("--last", type=click.IntRange(1, NEWEST_MAX), metavar="N", help="Begin with the newest N messages that are there.")
 @click.option("--follow/--no-follow", default=True, show_default=True, help="Wait for more at the end, or end there.")
 @with_broker
-def tail(topic: str, count: int | None, start: str | None, follow: bool, url: str, timeout: float) -> None:
+def tail(topic: str, count: int | None, start: str | None, last: int | None, follow: bool, url: str, timeout: float) -> None:
     """Write TOPIC's messages from an offset on; no channel takes part, nothing is finished."""
     where = start or ("latest" if follow else "earliest")
     if where not in {"earliest", "latest"} and not (where.isascii() and where.isdecimal()):
         raise UsageError(E_BAD_ARGUMENT, f"--from {where!r} is neither earliest, latest nor an offset")
+    if start and last:
+        raise UsageError(E_BAD_ARGUMENT, "--from and --last each say where to begin; give one of them")
     from ...transport.client import Reader
     from ...transport.names import check_name
 
     check_name(topic)
     with stop_signals() as stopping, Reader(url, topic, timeout=timeout) as reader:
-        follow_topic(reader, sys.stdout.buffer, where, count, stopping, follow)
+        follow_topic(reader, sys.stdout.buffer, where if last is None else str(reader.newest(last)), count, stopping, follow)
 
 
 def follow_topic(reader: Reader, out: IO[bytes], where: str, count: int | None, stopping: Stopping, follow: bool) -> None:

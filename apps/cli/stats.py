@@ -18,18 +18,23 @@ if TYPE_CHECKING:
 @click.argument("topic", required=False)
 @click.argument("channel", required=False)
 @click.option("--json", "as_json", is_flag=True, help="All numbers as one JSON object.")
+@click.option("--chunks", is_flag=True, help="The files of TOPIC's log: sizes, times, what is written and read.")
 @with_broker
-def stats(topic: str | None, channel: str | None, as_json: bool, url: str, timeout: float) -> None:
+def stats(topic: str | None, channel: str | None, as_json: bool, chunks: bool, url: str, timeout: float) -> None:
     """Show topics, channels, consumers and the broker's processes; of one TOPIC or CHANNEL if named."""
     from ...transport.client import Admin
+    from ...transport.errors import E_BAD_ARGUMENT, UsageError
     from ...transport.names import check_name
+
+    if chunks and (topic is None or channel is not None):
+        raise UsageError(E_BAD_ARGUMENT, "--chunks shows the log of one topic: zsq stats --chunks TOPIC")
 
     if topic is not None:
         check_name(topic)
     if channel is not None:
         check_name(channel, "channel")
     with Admin(url, timeout=timeout) as admin:
-        found = admin.stats(topic, channel)
+        found = admin.chunks(topic) if chunks and topic else admin.stats(topic, channel)
     if as_json:
         click.echo(json.dumps(found, indent=2, default=str))
         return
@@ -38,7 +43,7 @@ def stats(topic: str | None, channel: str | None, as_json: bool, url: str, timeo
     console = Console()
     if not console.is_terminal:
         console = Console(width=160)  # a table that is cut to 80 columns is of no use in a file
-    for table in tables(found, whole=topic is None):
+    for table in [chunk_table(str(topic), found)] if chunks else tables(found, whole=topic is None):
         console.print(table)
 
 
@@ -52,6 +57,28 @@ def tables(found: dict[str, Any], *, whole: bool) -> list[Table]:
     if whole:
         shown.append(_processes(found.get("processes", ())))
     return shown
+
+
+def chunk_table(topic: str, found: dict[str, Any]) -> Table:
+    """A row a chunk, oldest first; those that are not told one by one in a row before them, and the sum."""
+    counts = ("written_bytes", "written_bytes_s", "ring_reads", "ring_reads_s", "file_reads", "file_reads_s", "file_read_bytes_s", "bad")
+    names = ("written", "written/s", "ring reads", "/s", "file reads", "/s", "file bytes/s", "bad")
+    table = _table(f"chunks of {topic}", ("from offset", "state", "first", "last"), ("messages", "bytes", *names))
+
+    def row(first: str, state: str, of: dict[str, Any]) -> None:
+        numbers = [_number(of.get(field)) for field in ("messages", "bytes", *counts)]
+        table.add_row(first, state, _time(of.get("first_time_ns")), _time(of.get("last_time_ns")), *numbers)
+
+    if "older" in found:
+        row(f"{found['older']['chunks']:,} older", "", found["older"])
+    for chunk in found["chunks"]:
+        row(str(chunk["first_offset"]), chunk["state"], chunk)
+    row(f"all {found['total']['chunks']:,}", "", found["total"])
+    return table
+
+
+def _time(time_ns: int | None) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_ns / 1e9)) if time_ns else ""
 
 
 def _table(title: str, texts: tuple[str, ...], numbers: tuple[str, ...]) -> Table:
