@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,7 +44,7 @@ def publish(broker: Broker, mib: int, first: int = 0) -> int:
 
 def finish(broker: Broker, channel: str, count: int) -> list[int]:
     """The numbers of the next messages, finished and confirmed."""
-    found = []
+    found: list[int] = []
     with zsq.Consumer(broker.ipc, TOPIC, channel, ready=8) as consumer:
         while len(found) < count:
             message = consumer.receive(20)
@@ -89,7 +90,7 @@ def test_finished_chunks_go_within_seconds_and_the_rest_is_read_on(broker: Broke
     with zsq.Reader(broker.ipc, TOPIC) as reader:
         found = reader.read(0)
         assert (found.start, found.blocks[0].first_offset) == (topic["start"], topic["start"])
-        assert bytes(found.blocks[0].body.values()[0]).startswith(b"%d " % topic["start"])
+        assert (found.blocks[0].body.values()[0] or b"").startswith(b"%d " % topic["start"])
     assert finish(broker, "c", 28) == list(range(100, 128))
     # Also the chunk that is being written, once all of it is finished.
     wait_for(lambda: on_disk(broker) < 0.1 * MIB, BACK_S, "the ongoing chunk is gone")
@@ -187,11 +188,65 @@ def test_settings_are_kept_over_a_restart(broker: Broker, admin: zsq.Admin) -> N
     broker.stop()
     broker.start()
     assert shown(admin)["retention"] == wanted
-    for wrong in ({"max_s": 60}, {"keep_bytes": -2}, {"when_full": "maybe"}, {"max_bytes": 5}, {"keep": 1}):
+    wrongs: list[dict[str, Any]] = [{"max_s": 60}, {"keep_bytes": -2}, {"when_full": "maybe"}, {"max_bytes": 5}, {"keep": 1}]
+    for wrong in wrongs:
         with pytest.raises(zsq.UsageError):
-            admin.configure_topic(TOPIC, **wrong)  # type: ignore[arg-type]
+            admin.configure_topic(TOPIC, **wrong)
     with pytest.raises(zsq.UsageError):
         admin.configure_topic(TOPIC)
     assert shown(admin)["retention"] == wanted
     with pytest.raises(zsq.NotFound):
         admin.configure_topic("nobody", keep_chunks=1)
+
+
+@pytest.mark.slow
+def test_storage_is_killed_again_and_again_while_chunks_go(broker: Broker, admin: zsq.Admin) -> None:
+    """Each message comes at least once, none is called lost or dropped, and at the end the space is back."""
+    admin.create_topic(TOPIC, keep_bytes=0)
+    admin.create_channel(TOPIC, "c")
+    count, seen = 400, set()
+    with zsq.Producer(broker.ipc) as producer, zsq.Consumer(broker.ipc, TOPIC, "c", ready=8, heartbeat_ms=1_000) as consumer:
+        for number in range(count):
+            producer.publish(TOPIC, b"%d " % number + BODY)
+            message = consumer.receive(20)
+            assert message is not None
+            seen.add(int(message.body.split()[0]))
+            with contextlib.suppress(zsq.LeaseLost):
+                message.finish()
+            if number % 80 == 79:
+                kill(broker.pids("storage")[0])
+        while len(seen) < count:
+            message = consumer.receive(20)
+            assert message is not None, f"{count - len(seen)} are missing"
+            seen.add(int(message.body.split()[0]))
+            with contextlib.suppress(zsq.LeaseLost):
+                message.finish()
+        wait_for(lambda: _is_drained(admin), 20, "all is finished")
+    channel = shown(admin)["channels"][0]
+    assert (channel["lost_count"], channel["dropped_count"], shown(admin)["dropped_count"]) == (0, 0, 0)
+    wait_for(lambda: on_disk(broker) < 0.1 * MIB, BACK_S * 2, "space is back")
+
+
+def _is_drained(admin: zsq.Admin) -> bool:
+    channels = shown(admin)["channels"]
+    return bool(channels) and channels[0]["depth"] == channels[0]["in_flight_count"] == 0 and "next_offset" in channels[0]
+
+
+@pytest.mark.slow
+def test_storage_is_killed_again_and_again_while_the_oldest_are_dropped(broker: Broker, admin: zsq.Admin) -> None:
+    """What a channel gets and what it was told is dropped is together all there was; nothing that was dropped comes back."""
+    admin.create_topic(TOPIC, max_bytes=8 * MIB, when_full="drop-oldest")
+    admin.create_channel(TOPIC, "c")
+    number = 0
+    for _ in range(6):
+        number = publish(broker, 5, number)
+        kill(broker.pids("storage")[0])
+        wait_for(lambda: shown(admin)["head"] > 0 and shown(admin)["channels"][0]["health"] == "OK", 20, "it is up again")
+    wait_for(lambda: on_disk(broker) <= 9.5 * MIB, BACK_S * 2, "the bound holds")
+    start = shown(admin)["start"]
+    assert start > number // 2
+    found = finish(broker, "c", number - start)
+    assert found == list(range(start, number))
+    wait_for(lambda: shown(admin)["channels"][0]["dropped_count"] == start, 5, "all that went is counted")
+    assert shown(admin)["dropped_count"] == start
+    assert shown(admin)["channels"][0]["lost_count"] == 0

@@ -78,8 +78,8 @@ def test_finished_chunks(settings: dict[str, Any], shown: View, chunks: int) -> 
     assert plan_for(Retention(**settings), shown)[:2] == (shown.bases[chunks], chunks)
 
 
-BOUND = {"max_bytes": MAX_BYTES_MIN, "when_full": "drop-oldest"} | FOREVER  # 8 MiB
-AGED = {"max_s": 150, "when_full": "drop-oldest"} | FOREVER
+BOUND: dict[str, Any] = {"max_bytes": MAX_BYTES_MIN, "when_full": "drop-oldest"} | FOREVER  # 8 MiB
+AGED: dict[str, Any] = {"max_s": 150, "when_full": "drop-oldest"} | FOREVER
 
 
 @pytest.mark.parametrize(
