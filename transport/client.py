@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, NamedTuple, TypedDict, Unpack
 
 from .address import Target
@@ -62,7 +62,7 @@ class RetentionSettings(TypedDict, total=False):
 def create_topic(name: str, sync: str, retention: RetentionSettings | None = None) -> Callable[[int], Wire]:
     if sync not in SYNCS:
         raise UsageError(E_BAD_ARGUMENT, f"sync {sync!r} is none of {', '.join(SYNCS)}")
-    return manage("create", name, None, {"sync": sync, "retention": dict(retention or {})})
+    return manage("create", name, None, {"sync": sync} | ({"retention": dict(retention)} if retention else {}))
 
 
 def configure_topic(name: str, retention: RetentionSettings) -> Callable[[int], Wire]:
@@ -168,6 +168,31 @@ class Admin(Asker):
         """
         answer, _ = self._ask(seek(topic, channel, offset, forward), repeatable=True)
         return _data(answer)
+
+    def delayed_list(self, topic: str, after: str = "", limit: int = 1_000) -> list[dict[str, Any]]:
+        """Delayed messages that wait, the one due next first: key, due_ns, size, body (its first 200 bytes), tag, message_key.
+
+        At most `limit` (1,000); for more, ask with `after` the last one's key.
+        """
+        answer, _ = self._ask(manage("delayed", topic, None, {"do": "list", "after": after, "limit": limit}), repeatable=True)
+        return list(_data(answer)["messages"])
+
+    def delayed_count(self, topic: str) -> dict[str, int]:
+        """What waits: messages, bytes, next_due_ns (0: nothing); and lost: what damage has cost."""
+        answer, _ = self._ask(manage("delayed", topic, None, {"do": "count"}), repeatable=True)
+        return _data(answer)
+
+    def delayed_cancel(self, topic: str, keys: Sequence[str]) -> list[bool]:
+        """Take delayed messages out by their keys (1,000 at most), durable when it returns. False: it does not wait (any more)."""
+        return list(self._manage("delayed", topic, do="cancel", keys=tuple(keys))["cancelled"])
+
+    def delayed_cancel_all(self, topic: str) -> int:
+        """Take out all that wait; how many that were. In several steps, so that others get their turn: what comes meanwhile may stay."""
+        total, more = 0, True
+        while more:
+            answer = self._manage("delayed", topic, do="cancel", all=True)
+            total, more = total + int(answer["cancelled"]), bool(answer["more"] and answer["cancelled"])
+        return total
 
     def stats(self, topic: str | None = None, channel: str | None = None) -> dict[str, Any]:
         """Statistics of everything, of one topic or of one channel, freshly asked."""
