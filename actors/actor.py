@@ -239,8 +239,8 @@ class Actor:
             if data is not None:
                 self.answer_order(word.request, data)
 
-    def answer_order(self, request: int, data: dict[str, Any]) -> None:
-        self.supervisor.send((), Done(request, data))
+    def answer_order(self, request: int, data: dict[str, Any] | ZsqError) -> None:
+        self.supervisor.send((), Failed(request, data.code, data.text) if isinstance(data, ZsqError) else Done(request, data))
 
     def pulse(self, request: int = 0) -> None:
         stats = self.statistics()

@@ -25,7 +25,7 @@ from .port import Mail, Port
 
 ALLOWED: Final[dict[str, frozenset[int]]] = {
     "supervisor": frozenset(w.op for w in (p.Lookup, p.Manage, p.Stats, p.Beat, p.Bye)),
-    "topic": frozenset(w.op for w in (p.Hello, p.Pub, p.Beat, p.Bye)),
+    "topic": frozenset(w.op for w in (p.Hello, p.Pub, p.PubDelayed, p.Beat, p.Bye)),
     "reader": frozenset(w.op for w in (p.Fetch, p.OffsetAt, p.Measure, p.Beat, p.Bye)),
     "stage": frozenset(w.op for w in (p.OpenStage, p.Seal, p.Commit, p.Abort, p.Beat, p.Bye)),
     "channel": frozenset(w.op for w in (p.Sub, p.Ready, p.Fin, p.Req, p.Touch, p.Beat, p.Bye)),

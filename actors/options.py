@@ -50,6 +50,16 @@ RETENTION_TICK_MS: Final = 1_000  # space is back within seconds
 RETRY_S_MAX: Final = 60.0  # between tries to start a topic that cannot start
 LOCK_WAIT_S: Final = 10.0
 
+# Delayed messages
+DELAYED_MOVE_BYTES: Final = 2 * MIB  # moved to the log at a time: publishers wait no longer than writing it takes
+DELAYED_MOVE_ROWS: Final = 2_000  # ... and in blocks; singles cost 10 microseconds each
+DELAYED_RETRY_NS: Final = 1_000_000_000  # after a full disk
+DELAYED_LOOK_NS: Final = 10_000_000_000  # something waits: its storage is scanned at least so often, in case the wall clock is put forward
+DELAYED_LIST_MAX: Final = 1_000
+DELAYED_LIST_BODY_BYTES: Final = 200
+DELAYED_CANCEL_MAX: Final = 1_000  # keys of one order
+DELAYED_CANCEL_ROWS: Final = 5_000  # rows of one turn, where all are cancelled
+
 # Staging
 STAGE_CREDIT_POOL_BYTES: Final = 32 * MIB  # what all writers may have on their way to one topic
 STAGE_CREDIT_BYTES: Final = 4 * MIB  # one writer's

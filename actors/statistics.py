@@ -14,14 +14,18 @@ if TYPE_CHECKING:
 
 
 def unfinished(group: TopicGroup, channel: str = "") -> int | None:
-    """Messages that a channel (or the fullest of all) has not finished; without channels what waits for a first one. None: not known."""
+    """Messages that a channel (or the fullest of all) has not finished; without channels what waits for a first one. None: not known.
+
+    What is delayed and not due yet counts too, where it is not about one channel.
+    """
     children = [child for name, child in group.channels.items() if not channel or name == channel]
     if any(child is None or child.state != "up" or "next_offset" not in child.stats for child in children):
         return None
     rows = [row for row in _channels(group) if not channel or row["channel_name"] == channel]
+    delayed = 0 if channel or group.storage is None else int(group.storage.stats.get("delayed_count", 0))
     if rows:
-        return max(int(row["depth"] + row["in_flight_count"] + row["deferred_count"]) for row in rows)
-    return _waiting(group)
+        return delayed + max(int(row["depth"] + row["in_flight_count"] + row["deferred_count"]) for row in rows)
+    return delayed + _waiting(group)
 
 
 def reach(group: TopicGroup) -> dict[str, int]:
@@ -67,6 +71,8 @@ def _health(group: TopicGroup) -> str:
     if group.state is not GroupState.UP:
         return f"{group.state.value} {group.failure}".strip()
     said = list(group.storage.stats.get("alarms") or group.storage.data.get("alarms", ())) if group.storage is not None else []
+    delayed = group.storage.stats.get("delayed_alarm") if group.storage is not None else ""
+    said += [str(delayed)] if delayed else []
     said += [f"channel {name} failed too often" for name in sorted(group.failed_channels())]
     if group.failure and group.storage is not None and not group.storage.stats.get("appends"):
         said.append(f"started again and not written to since: {group.failure}")
@@ -102,6 +108,11 @@ def _topic(group: TopicGroup, channel: str) -> dict[str, Any]:
         "stages": storage.get("stages", 0),
         "staged_bytes": storage.get("staged_bytes", 0),
         "transactions": storage.get("transactions", 0),
+        "delayed_count": storage.get("delayed_count", 0),
+        "delayed_bytes": storage.get("delayed_bytes", 0),
+        "delayed_next_due_ns": storage.get("delayed_next_due_ns", 0),
+        "delayed_lost": storage.get("delayed_lost", 0),
+        "delayed_moved": storage.get("delayed_moved", 0),
         "channels": [row for row in _channels(group) if not channel or row["channel_name"] == channel],
     }
 

@@ -9,14 +9,14 @@ import zmq
 
 from ..transport import protocol as p
 from ..transport.block import check_block
-from ..transport.errors import E_BAD_BLOCK, E_BAD_COMMAND, E_CLOSING, E_LIMIT, UsageError, ZsqError
+from ..transport.errors import E_BAD_ARGUMENT, E_BAD_BLOCK, E_BAD_COMMAND, E_CLOSING, E_LIMIT, UsageError, ZsqError
 from .actor import Actor, StartFailed
 from .fanout import Fanout
 from .ordering import Ordering, Reply
 from .port import Mail, Port
 
 _MS = 1_000_000
-FRONT_WORDS = frozenset((p.Hello, p.Pub, p.Beat, p.Bye, p.Attach, p.Credit))  # producers and channels
+FRONT_WORDS = frozenset((p.Hello, p.Pub, p.PubDelayed, p.Beat, p.Bye, p.Attach, p.Credit))  # producers and channels
 
 
 class Topic(Actor):
@@ -70,23 +70,31 @@ class Topic(Actor):
         port.send(mail.envelope, p.Welcome(self.key, *welcome, heartbeat_ms))
 
     def on_pub_word(self, port: Port, mail: Mail) -> None:
+        self._publish(port, mail, 0)
+
+    def on_pubdelayed_word(self, port: Port, mail: Mail) -> None:
+        self._publish(port, mail, cast("p.PubDelayed", mail.word).delay_ms)
+
+    def _publish(self, port: Port, mail: Mail, delay_ms: int) -> None:
         sequence = -1
         try:
             blocks = mail.blocks()
             if len(blocks) != 1:
-                raise UsageError(E_BAD_COMMAND, f"Pub carries one block, not {len(blocks)}")
+                raise UsageError(E_BAD_COMMAND, f"a publish carries one block, not {len(blocks)}")
             block = blocks[0]
             header = block.header
             sequence = header.sequence
             if header.flags or header.reserved_1 or header.reserved_2:
                 raise UsageError(E_BAD_BLOCK, "a published block has no flags")
             check_block(block)
+            if not 0 <= delay_ms <= p.DELAY_MS_MAX or (delay_ms == 0) != (type(mail.word) is p.Pub):
+                raise UsageError(E_BAD_ARGUMENT, f"a delay is 1 to {p.DELAY_MS_MAX} ms, not {delay_ms}")
             if self.stopping:
                 raise UsageError(E_CLOSING, "the topic is stopping; publish again in a moment")
         except ZsqError as error:
             port.send(mail.envelope, p.Unstored(sequence, -1, error.code, error.text))
             return
-        self._send(self.ordering.publish(mail.envelope, block, time.monotonic_ns()))
+        self._send(self.ordering.publish(mail.envelope, block, time.monotonic_ns(), delay_ms))
 
     def on_beat_word(self, port: Port, mail: Mail) -> None:
         if self.ordering.seen(mail.envelope, time.monotonic_ns()):
@@ -113,6 +121,10 @@ class Topic(Actor):
             request, blocks = append
             if not self.storage.send((), p.Append(request, self.ordering.epoch), blocks):
                 raise RuntimeError("storage takes no more: it is bounded by fewer appends than its pipe holds")
+        if (delayed := self.ordering.next_delayed()) is not None:
+            request, blocks, delays_ms = delayed
+            if not self.storage.send((), p.AppendDelayed(request, self.ordering.epoch, tuple(delays_ms)), blocks):
+                raise RuntimeError("storage takes no more: it is bounded by fewer appends than its pipe holds")
 
     def on_appended_word(self, port: Port, mail: Mail) -> None:
         word = cast("p.Appended", mail.word)
@@ -124,8 +136,13 @@ class Topic(Actor):
             self._bytes += block.length
         self._offer()
 
+    def on_kept_word(self, port: Port, mail: Mail) -> None:
+        word = cast("p.Kept", mail.word)
+        if port is self.storage:
+            self._send(self.ordering.kept(word.request, word.keys))
+
     def on_head_word(self, port: Port, mail: Mail) -> None:
-        """Storage committed a group that was staged there: these messages never were in this topic's hands."""
+        """A group that was staged in storage, or what was delayed there and became due: it never was in this topic's hands."""
         before = self.fanout.head
         if port is self.storage and self.fanout.advance(cast("p.Head", mail.word).head):
             self._messages += self.fanout.head - before

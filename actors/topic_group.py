@@ -122,6 +122,7 @@ class TopicGroup:
             "stage": self.supervisor.endpoint(numbers[3]),
             "push": self.supervisor.endpoint(numbers[4]),
             "stage_timeout_s": self.supervisor.options.stage_timeout_s,
+            "scan": self.supervisor.scan_endpoint,
         }
         self.storage = self.supervisor.start(ChildSpec(numbers[0], "storage", f"storage {self.name}", settings), self)
 
@@ -141,6 +142,7 @@ class TopicGroup:
         elif child is self.topic and self.state is GroupState.TOPIC:
             self._go("topic_up")
             self._tries = 0
+            self.supervisor.channels_changed = True  # its storage may be scanned now
             for channel in self.channels:
                 if channel not in self._failed_channels:
                     self._start_channel(channel)
@@ -206,6 +208,8 @@ class TopicGroup:
     def died(self, child: Child) -> None:
         """A process of this group has ended; nobody else opens its files before the whole pair is gone."""
         channel = child.spec.settings.get("channel", "")
+        if child is self.storage:
+            self.supervisor.channels_changed = True
         if channel and self.channels.get(channel) is child:
             self.channels[channel] = None
             self.supervisor.channels_changed = True

@@ -299,6 +299,24 @@ class Admin(_Asker):
     async def seek(self, topic: str, channel: str, offset: int, forward: bool = False) -> dict[str, Any]:
         return await self._do(seek(topic, channel, offset, forward))
 
+    async def delayed_list(self, topic: str, after: str = "", limit: int = 1_000) -> list[dict[str, Any]]:
+        answer = await self._do(manage("delayed", topic, None, {"do": "list", "after": after, "limit": limit}), repeatable=True)
+        return list(answer["messages"])
+
+    async def delayed_count(self, topic: str) -> dict[str, int]:
+        return await self._do(manage("delayed", topic, None, {"do": "count"}), repeatable=True)
+
+    async def delayed_cancel(self, topic: str, keys: Sequence[str]) -> list[bool]:
+        answer = await self._do(manage("delayed", topic, None, {"do": "cancel", "keys": tuple(keys)}))
+        return list(answer["cancelled"])
+
+    async def delayed_cancel_all(self, topic: str) -> int:
+        total, more = 0, True
+        while more:
+            answer = await self._do(manage("delayed", topic, None, {"do": "cancel", "all": True}))
+            total, more = total + int(answer["cancelled"]), bool(answer["more"] and answer["cancelled"])
+        return total
+
     async def stats(self, topic: str | None = None, channel: str | None = None) -> dict[str, Any]:
         return await self._do(stats(topic, channel), repeatable=True)
 
