@@ -22,7 +22,6 @@ from typing import Any, Final
 
 import lmdb
 
-from ..transport.codec import pack_value
 from .errors import Damaged, DiskFull, ForeignDirectory, StoreFailed
 from .state_rows import (
     CHANNEL,
@@ -52,9 +51,8 @@ from .state_rows import (
     total_key,
     unwrap,
     unwrap_meta,
-    wrap,
 )
-from .state_transaction import DeferredRows, SmallRows, apply, first_of, rows_of, small_rows_of, with_firsts
+from .state_transaction import DeferredRows, SmallRows, apply, first_unfinished, rows_of, small_rows_of, with_firsts
 
 __all__ = [
     "MAP_BYTES",
@@ -93,8 +91,7 @@ class StateStore:
 
     def create(self, uuid: bytes, waiting: int) -> None:
         """The first row of a new store."""
-        with self._env.begin(write=True) as txn:
-            txn.put(META, wrap(META, pack_value(new_meta(uuid, waiting))))
+        self.fill(new_meta(uuid, waiting), ())
 
     def close(self) -> None:
         self._env.close()
@@ -171,7 +168,7 @@ class StateStore:
         return found, 0
 
     def first_unfinished(self, channel: str) -> int | None:
-        """The lowest offset that a channel has not finished, deferred ones included; None: there is no such channel."""
+        """The lowest offset still there that a channel has not finished, deferred ones included; None: there is no such channel."""
         with self._reading() as txn:
             key = CHANNEL + channel.encode()
             value = txn.get(key)
@@ -179,8 +176,9 @@ class StateStore:
                 return None
             table = Table()
             take_row(table, key, unwrap(key, value))
-            firsts = (first_of(txn, prefix(kind, channel)) for kind in (HOLE, DEFERRED))
-            return min([int(table.channels[channel]["next"]), *(start_of(first) for first in firsts if first)])
+            start = unwrap_meta(txn.get(META))["start"]
+            firsts = (first_unfinished(txn, kind, channel, start) for kind in (HOLE, DEFERRED))
+            return min([max(start, int(table.channels[channel]["next"])), *(first for first in firsts if first is not None)])
 
     def walk(self) -> list[str]:
         """Check every row, deferred ones included, against its checksum and all counts and sums: what is wrong, as sentences."""
@@ -222,10 +220,10 @@ class StateStore:
         if self.on_committed is not None:
             self.on_committed(batch)
 
-    def fill(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
-        """Write small rows with their data, the checkpoint (as a map) among them; into a new environment, by one commit."""
+    def fill(self, meta: dict[str, Any], rows: Iterable[tuple[bytes, bytes]]) -> None:
+        """The first rows of a new store: the checkpoint, and small rows with their data; by one commit."""
         with self._env.begin(write=True) as txn:
-            kept = SmallRows(txn, unwrap_meta(txn.get(META)))
+            kept = SmallRows(txn, {**meta, "rows": 0, "sum": 0})
             for key, data in rows:
                 kept.put(key, data)
             kept.save()

@@ -19,6 +19,7 @@ from .state_rows import (
     SMALL_RANGES,
     SUM_MASK,
     TOTAL_ROW,
+    U64,
     DeferredTotal,
     StateBatch,
     change_meta,
@@ -60,6 +61,22 @@ def first_of(txn: Any, begin: bytes) -> bytes:
     """The first key that begins so; empty: there is none."""
     cursor = txn.cursor()
     return bytes(cursor.key()) if cursor.set_range(begin) and cursor.key().startswith(begin) else b""
+
+
+def first_unfinished(txn: Any, kind: bytes, channel: str, start: int) -> int | None:
+    """The lowest offset of a channel's holes of this kind that is not below `start`: what is below is removed, finished or not.
+
+    A deferred one of those may lie there until it is due; it must not hold back what is above.
+    """
+    head = prefix(kind, channel)
+    cursor = txn.cursor()
+    found = cursor.set_range(head + U64.pack(start))
+    following = start_of(bytes(cursor.key())) if found and cursor.key().startswith(head) else None
+    if (cursor.prev() if found else cursor.last()) and cursor.key().startswith(head):
+        key = bytes(cursor.key())
+        if start_of(key) + HOLE_ROW.unpack(unwrap(key, bytes(cursor.value())))[0] > start:
+            return start
+    return following
 
 
 def with_firsts(txn: Any, channel: str, total: DeferredTotal) -> DeferredTotal:

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from zsq.storage.faulty_files import PowerCut, keep_all, keep_none
 from zsq.storage.log_format import bad_name, chunk_name, index_name
 from zsq.storage.removal import LogKeeper, finished_bytes, remove_below
 from zsq.storage.retention import Retention
-from zsq.storage.state import StateBatch
+from zsq.storage.state import StateBatch, StateStore
 
 if TYPE_CHECKING:
     from tests.storage.conftest import Desk
@@ -248,3 +250,30 @@ def test_a_roll_before_its_time(desk: Desk) -> None:
     assert [block.first_offset for block in desk.read_all()] == [0, 3, end]
     remove(desk, end)
     check(desk, end)
+
+
+holes = st.dictionaries(st.integers(0, 40), st.tuples(st.integers(1, 9), st.sampled_from([0, 99])), max_size=8)
+
+
+@given(holes, st.integers(0, 60), st.integers(0, 60))
+def test_the_floor_is_the_first_unfinished_that_is_still_there(
+    tmp_path_factory: pytest.TempPathFactory, given_holes: dict[int, tuple[int, int]], following: int, start: int
+) -> None:
+    """A deferred one below the start may lie there for an hour: it holds nothing back, the part of it above does."""
+    rows = []
+    end = 0
+    for first, (count, due_ns) in sorted(given_holes.items()):
+        if first >= end:
+            rows.append(("c", first, count, 1, due_ns))
+            end = first + count
+    state = StateStore(str(tmp_path_factory.mktemp("floor")), 1 << 20, create=True)
+    try:
+        state.create(bytes(16), 0)
+        others = [(other, 0, 9, 1, due_ns) for other, due_ns in (("b", 0), ("d", 0))]
+        batch = StateBatch(hole_puts=rows + others, start=start)
+        batch.channel_puts = {name: {"next": following} for name in "bcd"}
+        state.commit(batch)
+        unfinished = {offset for _, first, count, _, _ in rows for offset in range(first, first + count)}
+        assert state.first_unfinished("c") == min([offset for offset in unfinished if offset >= start] + [max(start, following)])
+    finally:
+        state.close()
