@@ -2,7 +2,7 @@
 
     {"version": 1, "uuid": of this data directory, "node": 0, "next_number": 3,
      "topics": {"clicks": {"number": 1, "uuid": "...", "sync": "always", "base_offset": 0, "state": "live", "retention": {}}},
-     "ended": {"old": 1234}}
+     "ended": {"old": 1234}, "imports": {digest of what was taken over: {"state": "begun" or "done", ...}}}
 
 `retention` holds what was set for the topic; all else follows the broker's own settings.
 A row is `new` until its directory is known to exist, `live`, or `deleting`. A topic made again starts at the offset where the one of that
@@ -52,6 +52,7 @@ class Registry:
         self.next_number = 1
         self.topics: dict[str, TopicRow] = {}
         self.ended: dict[str, int] = {}
+        self.imports: dict[str, dict[str, Any]] = {}
 
     def open(self) -> None:
         """Read it, or begin one in an empty directory. Never begins where something else lies."""
@@ -75,6 +76,7 @@ class Registry:
             self.uuid, self.node, self.next_number = data["uuid"], data["node"], data["next_number"]
             self.topics = {name: TopicRow(**row) for name, row in data["topics"].items()}
             self.ended = data["ended"]
+            self.imports = data.get("imports", {})
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ForeignDirectory(f"{self._path} cannot be read ({error}); restore it from a backup") from None
 
@@ -94,6 +96,7 @@ class Registry:
             "next_number": self.next_number,
             "topics": {name: asdict(row) for name, row in self.topics.items()},
             "ended": self.ended,
+            "imports": self.imports,
         }
         temporary = self._path + ".tmp"
         if self._files.exists(temporary):

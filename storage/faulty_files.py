@@ -305,7 +305,7 @@ class FaultyFiles(Files):
             found.append((folder, path.rpartition("/")[2], node))
         for folder, name, node in found:
             if node is None:
-                del folder.names_now[name]
+                folder.names_now.pop(name, None)  # a lock, or LMDB's, may not be known here
             else:
                 folder.names_now[name] = node
         self.pending.append(Change(kind, found[-1][0], entries=tuple(found)))

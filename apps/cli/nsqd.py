@@ -1,0 +1,114 @@
+"""zsq import-nsqd and zsq export-nsqd: coming from NSQ, and going back. Both work on directories, without a broker."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from .options import MESSAGE_BYTES_MAX, SYNC_MODES
+
+if TYPE_CHECKING:
+    from ..nsqd.exporting import ExportReport
+    from ..nsqd.importing import ImportReport
+
+_DATA_DIR = click.option(
+    "--data-dir",
+    required=True,
+    envvar="ZSQ_DATA_DIR",
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="ZSQ's data directory; its broker must be stopped. ZSQ_DATA_DIR does the same.",
+)
+
+
+@click.command("import-nsqd")
+@click.argument("nsqd_dir", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@_DATA_DIR
+@click.option("--sync", type=click.Choice(SYNC_MODES), default="always", show_default=True, help="Sync mode of the topics.")
+@click.option("--skip-too-big", is_flag=True, help="Leave out bodies over 8 MiB, which no block can hold, instead of refusing all.")
+def import_nsqd(nsqd_dir: Path, data_dir: Path, sync: str, skip_too_big: bool) -> None:
+    """Take over the data of a stopped nsqd: topics, channels, pauses, and each channel's own backlog with its attempts.
+
+    NSQD_DIR (nsqd's --data-path) is only read. All of it is taken over or, whatever happens, nothing; a second run
+    finds that it was done, and does nothing. What cannot be read is named, with file and position.
+    """
+    from ...storage.files import Files
+    from ..nsqd.importing import import_nsqd as take_over
+
+    with _storage_errors():
+        report = take_over(Files(), str(nsqd_dir.absolute()), data_dir.absolute(), sync=sync, skip_too_big=skip_too_big)
+    _tell_import(report, nsqd_dir)
+
+
+def _tell_import(report: ImportReport, nsqd_dir: Path) -> None:
+    if report.again:
+        click.echo(f"{nsqd_dir} was taken over before; nothing was done")
+        return
+    for topic in report.topics:
+        channels = ", ".join(f"{name} {count}" for name, count in topic.channels.items()) or "no channel"
+        click.echo(f"{topic.name}: {topic.messages} messages ({channels}; {topic.waiting} for all){', paused' if topic.paused else ''}")
+    for note in report.found.notes:
+        click.echo(f"zsq: {note}", err=True)
+    for loss in report.found.lost:
+        click.echo(f"zsq: lost: {loss}", err=True)
+    if report.found.lost_count:
+        click.echo(f"zsq: {report.found.lost_count} places could not be read, {report.found.lost_bytes} bytes in all", err=True)
+
+
+@click.command("export-nsqd")
+@click.argument("out_dir", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("topics", nargs=-1, metavar="[TOPIC]...")
+@_DATA_DIR
+@click.option(
+    "--delayed",
+    type=click.Choice(["refuse", "now", "skip"]),
+    default="refuse",
+    show_default=True,
+    help="Delayed publishes that are not due: nsqd has no place for them on disk. Give them at once, or leave them out.",
+)
+@click.option(
+    "--max-msg-size", type=click.IntRange(1, 2**30), default=MESSAGE_BYTES_MAX, show_default=True, metavar="BYTES", help="nsqd's own."
+)
+@click.option("--skip-too-big", is_flag=True, help="Leave out bodies over that, instead of refusing all.")
+def export_nsqd(out_dir: Path, topics: tuple[str, ...], data_dir: Path, delayed: str, max_msg_size: int, skip_too_big: bool) -> None:
+    """Write a data directory that nsqd 1.3 starts from: what no channel has finished, of all topics or those named.
+
+    OUT_DIR must be new or empty. Keys, tags and headers are left out, NSQ has none; how many is said.
+    """
+    from ...storage.files import Files
+    from ..nsqd.exporting import ExportOptions
+    from ..nsqd.exporting import export_nsqd as give_back
+
+    options = ExportOptions(delayed, max_msg_size, skip_too_big)
+    with _storage_errors():
+        report = give_back(Files(), out_dir.absolute(), data_dir.absolute(), topics, options)
+    _tell_export(report)
+
+
+def _tell_export(report: ExportReport) -> None:
+    for queue, count in report.queues.items():
+        click.echo(f"{queue}: {count} messages")
+    for note in report.notes:
+        click.echo(f"zsq: {note}", err=True)
+
+
+@contextlib.contextmanager
+def _storage_errors() -> Iterator[None]:
+    """Errors of storage as those that the command line knows."""
+    from ...storage.errors import DiskFull, ForeignDirectory, Locked, StorageError
+    from ...transport.errors import E_BAD_ARGUMENT, E_CLOSING, E_DISK_FULL, E_INTERNAL, Refused, UsageError
+
+    try:
+        yield
+    except Locked as error:
+        raise Refused(E_CLOSING, str(error)) from error
+    except ForeignDirectory as error:
+        raise UsageError(E_BAD_ARGUMENT, str(error)) from error
+    except DiskFull as error:
+        raise Refused(E_DISK_FULL, str(error)) from error
+    except StorageError as error:
+        raise Refused(E_INTERNAL, str(error)) from error

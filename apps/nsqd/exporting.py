@@ -1,0 +1,235 @@
+"""Giving a data directory back to nsqd: what no channel has finished, in nsqd's own files.
+
+A channel's queue gets its holes (deferred ones too: nsqd itself makes them ready at a stop) and all from its cursor on; what lies
+behind a topic's pause, or waits for a first channel, goes to the topic's own queue. Built beside OUT_DIR and renamed, so there is no
+half of one.
+
+What NSQ has no place for is named: keys, tags and headers (an imported id becomes the id again), delayed publishes, bodies over its limit.
+Nothing of it is left out silently: without a word on the command line the export is refused.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from ...actors.registry import Registry, TopicRow
+from ...storage.delayed import DelayedStore
+from ...storage.delayed_format import DelayedKey
+from ...storage.disk_queue import FILE_BYTES_MAX, DiskQueue
+from ...storage.disk_queue_format import (
+    NSQ_HEAD_BYTES,
+    NSQ_ID_BYTES,
+    NSQD_NAME,
+    NsqdChannel,
+    NsqdList,
+    NsqdTopic,
+    NsqMessage,
+    encode_message,
+    encode_nsqd,
+    queue_name,
+)
+from ...storage.errors import ForeignDirectory
+from ...storage.files import Files
+from ...storage.log_format import DELAYED_NAME
+from ...storage.store import Identity, Store, StoreOptions, open_store
+from ...transport.codec import unpack_headers
+from ...transport.errors import E_NOT_EMPTY, E_NOT_FOUND, E_TOO_BIG, NotFound, Refused, UsageError, ZsqError
+from ...transport.names import is_ephemeral
+from .building import ID_HEADER
+from .reading import MessageReader, Stored
+
+NSQD_VERSION: Final = "1.3.0"
+BATCH_COUNT: Final = 500
+BATCH_BYTES: Final = 4 * 1024 * 1024
+NSQ_BODY_BYTES: Final = 1024 * 1024  # nsqd's --max-msg-size, if it was not raised
+REFUSE, NOW, SKIP = "refuse", "now", "skip"
+_TEMPORARY: Final = ".export.tmp"
+_NODE_SHIFT: Final = 54  # an id is 10 bits of node and 54 of offset
+_SYNC_AT_CLOSE: Final = 1 << 40
+_DELAYED_AT_ONCE: Final = 16
+_HEX: Final = frozenset("0123456789abcdef")
+
+
+@dataclass(frozen=True, slots=True)
+class ExportOptions:
+    """`delayed`: publishes that are not due yet: refuse, now (give them at once), skip. `skip_too_big`: leave bodies over the limit out."""
+
+    delayed: str = REFUSE
+    body_bytes_max: int = NSQ_BODY_BYTES
+    skip_too_big: bool = False
+    file_bytes_max: int = FILE_BYTES_MAX
+
+
+@dataclass(slots=True)
+class ExportReport:
+    """By queue (`topic` or `topic:channel`) how many messages; and what NSQ has no place for."""
+
+    queues: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+class Span(NamedTuple):
+    """Offsets to be given, sent `attempts` times already."""
+
+    start: int
+    end: int
+    attempts: int
+
+
+def export_nsqd(
+    files: Files, out_dir: Path, data_dir: Path, names: Iterable[str] = (), options: ExportOptions | None = None
+) -> ExportReport:
+    """`Locked` by a running broker, `NotFound`, `Refused` for what would be lost, `ForeignDirectory` where OUT_DIR holds something."""
+    if not files.exists(str(data_dir / "registry.json")):
+        raise ForeignDirectory(f"{data_dir} has no registry.json: it is not a data directory of zsq")
+    if files.exists(str(out_dir)) and files.list(str(out_dir)):
+        raise ForeignDirectory(f"{out_dir} is not empty; an nsqd's data may be there: choose a new one")
+    lock = files.lock(str(data_dir / "lock"))
+    try:
+        registry = Registry(files, data_dir, 0)
+        registry.open()
+        return _Export(files, out_dir, registry, options or ExportOptions()).run(list(names))
+    finally:
+        files.close(lock)
+
+
+class _Export:
+    def __init__(self, files: Files, out_dir: Path, registry: Registry, options: ExportOptions) -> None:
+        self._files = files
+        self._out_dir = str(out_dir)
+        self._temporary = f"{self._out_dir.rstrip('/')}{_TEMPORARY}"
+        self._registry = registry
+        self._options = options
+        self._report = ExportReport()
+        self._dropped: dict[str, int] = {}
+
+    def run(self, names: list[str]) -> ExportReport:
+        files = self._files
+        rows = self._chosen(names)
+        if files.exists(self._temporary):
+            files.remove_tree(self._temporary)
+        files.make_folder(self._temporary)
+        try:
+            topics = [self._topic(name, row) for name, row in rows.items()]
+            files.write_file(f"{self._temporary}/{NSQD_NAME}", encode_nsqd(NsqdList(tuple(topics), NSQD_VERSION)))
+            files.sync_folder(self._temporary)
+            files.rename(self._temporary, self._out_dir)
+        except ZsqError:
+            files.remove_tree(self._temporary)
+            raise
+        files.sync_folder(str(Path(self._out_dir).absolute().parent))
+        self._report.notes += [f"{what}: {count} messages" for what, count in sorted(self._dropped.items())]
+        return self._report
+
+    def _chosen(self, names: list[str]) -> dict[str, TopicRow]:
+        known = {name: row for name, row in self._registry.topics.items() if row.state != "deleting"}
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            raise NotFound(E_NOT_FOUND, f"topics {', '.join(unknown)} are not in this data directory")
+        return {name: row for name, row in known.items() if not names or name in names}
+
+    def _topic(self, name: str, row: TopicRow) -> NsqdTopic:
+        folder = self._registry.folder(row)
+        if not self._files.exists(folder):
+            if row.state == "new":  # its making was not finished
+                return NsqdTopic(name)
+            raise ForeignDirectory(f"{folder}, the directory of topic {name}, is missing; nothing was exported")
+        store = open_store(self._files, folder, StoreOptions(), Identity(name, row.uuid, row.base_offset))
+        try:
+            topic = self._write_topic(name, row, store)
+        finally:
+            store.close()
+        if self._files.exists(f"{folder}/{DELAYED_NAME}"):
+            self._write(name, self._delayed(name, row))  # behind what waits there already
+        return topic
+
+    def _write_topic(self, name: str, row: TopicRow, store: Store) -> NsqdTopic:
+        table = store.state.load()
+        end = store.log.end
+        visible = end if table.paused_end < 0 else table.paused_end
+        reader = MessageReader(store.log, self._report.notes)
+        channels = []
+        for channel, its in table.channels.items():
+            if is_ephemeral(channel):
+                self._report.notes.append(f"{name}/{channel} is ephemeral: nsqd keeps nothing of it on disk; left out")
+                continue
+            channels.append(NsqdChannel(channel, bool(its["paused"])))
+            spans = _spans(store, channel, its, visible)
+            self._write(queue_name(name, channel), reader.messages(spans))
+        waits_from = visible if channels else table.waiting
+        self._write(name, reader.messages([Span(waits_from, end, 0)]))
+        return NsqdTopic(name, table.paused_end >= 0, tuple(channels))
+
+    # Queues
+
+    def _write(self, queue: str, messages: Iterable[Stored]) -> None:
+        count = size = 0
+        batch: list[bytes] = []
+        with DiskQueue(
+            self._temporary, queue, max_bytes_per_file=self._options.file_bytes_max, min_msg_size=NSQ_HEAD_BYTES,
+            max_msg_size=self._options.body_bytes_max + NSQ_HEAD_BYTES, sync_every=_SYNC_AT_CLOSE, files=self._files,
+        ) as out:  # fmt: skip
+            for message in messages:
+                if len(message.body) > self._options.body_bytes_max:
+                    self._too_big(queue, message)
+                    continue
+                batch.append(encode_message(self._converted(message)))
+                count += 1
+                size += len(message.body)
+                if len(batch) >= BATCH_COUNT or size >= BATCH_BYTES:
+                    out.put_many(batch)
+                    batch, size = [], 0
+            out.put_many(batch)
+        self._report.queues[queue] = self._report.queues.get(queue, 0) + count
+
+    def _too_big(self, queue: str, message: Stored) -> None:
+        text = f"{queue}: the body at offset {message.offset} has {len(message.body)} bytes, nsqd's limit is {self._options.body_bytes_max}"
+        if not self._options.skip_too_big:
+            raise UsageError(E_TOO_BIG, f"{text}; raise it there and here (--max-msg-size), or leave such out with --skip-too-big")
+        self._report.notes.append(f"{text}; left out")
+
+    def _converted(self, message: Stored) -> NsqMessage:
+        headers = unpack_headers(message.headers)
+        known = headers.pop(ID_HEADER, "")
+        if not (isinstance(known, str) and len(known) == NSQ_ID_BYTES and _HEX.issuperset(known)):
+            known = f"{self._registry.node << _NODE_SHIFT | message.offset:0{NSQ_ID_BYTES}x}"
+        for what, there in (("keys", message.key), ("tags", message.tag), ("headers", headers)):
+            if there:
+                self._dropped[f"{what} are left out, NSQ has none"] = self._dropped.get(f"{what} are left out, NSQ has none", 0) + 1
+        return NsqMessage(message.timestamp_ns, message.attempts, known.encode(), message.body)
+
+    # Delayed publishes
+
+    def _delayed(self, name: str, row: TopicRow) -> Iterator[Stored]:
+        """What is not due yet: nsqd can hold such only in memory."""
+        store = DelayedStore(f"{self._registry.folder(row)}/{DELAYED_NAME}", bytes.fromhex(row.uuid))
+        try:
+            count = store.summary.messages
+            if not count:
+                return
+            if self._options.delayed == REFUSE:
+                text = f"topic {name} has {count} delayed messages; nsqd cannot keep a delay over a stop: --delayed now gives them at once,"
+                raise Refused(E_NOT_EMPTY, f"{text} --delayed skip leaves them out")
+            verb = "given at once" if self._options.delayed == NOW else "left out"
+            self._report.notes.append(f"{name}: {count} delayed messages are {verb}")
+            after: DelayedKey | None = None
+            while self._options.delayed == NOW and (found := store.listed(after, _DELAYED_AT_ONCE, 1 << 40)):
+                for one in found:
+                    yield Stored(one.key.serial, time.time_ns(), 0, one.body, one.message_key, one.message_tag, None)
+                after = found[-1].key
+        finally:
+            store.close()
+
+
+def _spans(store: Store, channel: str, row: dict[str, Any], end: int) -> Iterator[Span]:
+    """What a channel has not finished, ascending; deferred holes come from disk one by one."""
+    holes = (Span(hole.start, hole.start + hole.count, hole.attempts) for hole in store.state.holes(channel))
+    deferred = (Span(hole.start, hole.start + hole.count, hole.attempts) for hole in store.state.deferred_rows(channel))
+    yield from heapq.merge(holes, deferred)
+    if row["next"] < end:
+        yield Span(row["next"], end, 0)

@@ -1,0 +1,112 @@
+"""The messages of one of nsqd's data files, the readable ones of a damaged file too.
+
+Its records have no checksum and no marks, so a length that is wrong would mislead all that follows; nsqd gives up the rest of the
+file. But each record here begins with a time and 16 hex digits, which noise does not. So a record is believed if what follows it
+begins like one too, or is the end of the file; where that is not so, the next place that begins like one is looked for, first inside
+of it (then its length is what is wrong), then behind.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+from ...storage.disk_queue_format import LENGTH_BYTES, NSQ_HEAD_BYTES, NsqMessage, decode_length, decode_message, looks_like_message
+from ...storage.files import Files
+
+RECORD_BYTES_MAX: Final = 64 * 1024 * 1024  # a length beyond is taken for damage: nsqd's own limit is 1 MiB, unless it was raised
+READ_BYTES: Final = 1024 * 1024
+_HEAD: Final = LENGTH_BYTES + NSQ_HEAD_BYTES
+_CANDIDATE: Final = re.compile(rb"(?s)(?=[\x00-\x04].{13}[0-9a-f]{16})")
+
+
+class Loss(NamedTuple):
+    """Bytes of a file that give no message."""
+
+    file: str
+    position: int
+    bytes: int
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.bytes} bytes at {self.position}: {self.why}"
+
+
+class FileView:
+    """Random reading of one file, through a window that moves on."""
+
+    def __init__(self, files: Files, path: str) -> None:
+        self._files = files
+        self._fd = files.open_read(path)
+        self.size = files.size(self._fd)
+        self._window, self._at = b"", 0
+
+    def close(self) -> None:
+        self._files.close(self._fd)
+
+    def get(self, position: int, size: int) -> bytes:
+        """Fewer bytes only at the end of the file."""
+        start = position - self._at
+        if start < 0 or start + size > len(self._window):
+            self._window, self._at, start = self._files.pread(self._fd, max(size, READ_BYTES), position), position, 0
+        return self._window[start : start + size]
+
+    def begins(self, position: int) -> bool:
+        """Whether a whole record seems to begin there."""
+        head = self.get(position, _HEAD)
+        return looks_like_message(head, 0, RECORD_BYTES_MAX) and position + LENGTH_BYTES + decode_length(head) <= self.size
+
+    def next_record(self, position: int, end: int) -> int:
+        """The first place from `position` on, below `end`, where a whole record seems to begin; `end` if there is none."""
+        while position < end:
+            window = self.get(position, READ_BYTES)
+            for found in _CANDIDATE.finditer(window):
+                at = position + found.start()
+                if at >= end:
+                    return end
+                if self.begins(at):
+                    return at
+            if position + len(window) >= self.size or len(window) <= _HEAD:
+                return end
+            position += len(window) - _HEAD + 1  # a head may lie across the border
+        return end
+
+
+def read_messages(files: Files, path: str, position: int, lost: Callable[[Loss], None]) -> Iterator[tuple[int, NsqMessage]]:
+    """(position, message) of each record from `position` to the end of the file. What cannot be read is told to `lost`."""
+    view = FileView(files, path)
+    try:
+        while position < view.size:
+            end = _end_of(view, position)
+            if end < 0:
+                following = view.next_record(position + 1, view.size)
+                lost(Loss(path, position, following - position, _why(view, position, following)))
+                position = following
+                continue
+            yield position, decode_message(view.get(position, end - position)[LENGTH_BYTES:])
+            position = end
+    finally:
+        view.close()
+
+
+def _end_of(view: FileView, position: int) -> int:
+    """Where the record ends that begins there, -1 where none does, or one whose length is wrong."""
+    if not view.begins(position):
+        return -1
+    end = position + LENGTH_BYTES + decode_length(view.get(position, LENGTH_BYTES))
+    if end == view.size or view.begins(end):
+        return end
+    if view.next_record(position + _HEAD, end) < end:
+        return -1
+    return end
+
+
+def _why(view: FileView, position: int, following: int) -> str:
+    if following == view.size:
+        rest = view.get(position, min(READ_BYTES, following - position))
+        if not rest.strip(b"\0"):
+            return "zeros: a write of which only the size reached the disk"
+        if looks_like_message(rest, 0, RECORD_BYTES_MAX) or following - position < _HEAD:
+            return "a write that was not finished"
+    return "no message can be read there; the message before it may be cut short"

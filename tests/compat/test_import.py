@@ -1,0 +1,205 @@
+"""Taking over what a real nsqd 1.3.0 left: every body, where it was; and what an nsqd might leave besides."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from support.nsqd import backlogs, contents, expected, fixture, message, sha, write_nsqd
+
+from zsq.actors.registry import Registry
+from zsq.apps.nsqd.importing import ImportReport, import_nsqd
+from zsq.storage.disk_queue import DiskQueue
+from zsq.storage.disk_queue_format import NsqdChannel, NsqdList, NsqdTopic, decode_message
+from zsq.storage.errors import DiskFull, ForeignDirectory, Locked
+from zsq.storage.files import Files
+from zsq.storage.store import StoreOptions
+from zsq.transport.errors import UsageError
+
+OPTIONS = StoreOptions(reserve_bytes=0, chunk_bytes=1 << 20)
+ONE = NsqdList((NsqdTopic("t", False, (NsqdChannel("c"),)),), "1.3.0")
+
+
+def take(source: Path, data_dir: Path, *, skip_too_big: bool = False) -> ImportReport:
+    return import_nsqd(Files(), str(source), data_dir, options=OPTIONS, skip_too_big=skip_too_big)
+
+
+# What a real nsqd left
+
+
+def test_a_cleanly_stopped_nsqd_body_for_body(tmp_path: Path) -> None:
+    source = fixture("clean", tmp_path)
+    before = contents(source)
+    report = take(source, tmp_path / "data")
+    assert contents(source) == before, "the source is only read"
+    assert (report.found.lost, report.found.notes) == ([], [])
+    found = backlogs(tmp_path / "data")
+    there = expected("clean")
+    assert found.keys() == there.keys()
+    for name, topic in there.items():
+        assert found[name].paused == topic["paused"]
+        assert [sha(body) for body in found[name].waiting] == topic.get("waiting", [])
+        assert found[name].channels.keys() == topic["channels"].keys()
+        for channel, its in topic["channels"].items():
+            left = found[name].channels[channel]
+            assert Counter(sha(body) for body, _ in left) == Counter(its["left"])
+            assert found[name].stopped[channel] == its["paused"]
+            assert {sha(body) for body, attempts in left if attempts} >= set(its.get("requeued_once", []))
+            with DiskQueue(source, f"{name}:{channel}") as queue:
+                assert Counter(left) == Counter((one.body, one.attempts) for one in map(decode_message, queue))
+
+
+def test_times_and_ids_are_nsqds(tmp_path: Path) -> None:
+    take(fixture("clean", tmp_path), tmp_path / "data")
+    for backlog in backlogs(tmp_path / "data").values():
+        assert all(1_700_000_000 * 10**9 < time_ns < 2_000_000_000 * 10**9 for time_ns in backlog.times)
+        assert all(len(one) == 16 and int(one, 16) for one in backlog.ids)
+
+
+def test_a_killed_nsqd_every_body_at_least_once(tmp_path: Path) -> None:
+    """nsqd itself would write over `never-synced`."""
+    source = fixture("killed", tmp_path)
+    report = take(source, tmp_path / "data")
+    found = backlogs(tmp_path / "data")
+    for name, topic in expected("killed").items():
+        assert set(topic["waiting"]) <= {sha(body) for body in found[name].waiting}
+        assert len(found[name].waiting) == len(topic["waiting"])
+    assert report.found.lost == []
+    assert any("older than its data" in note for note in report.found.notes)
+    assert any("missing" in note for note in report.found.notes)
+
+
+# Once, and only once
+
+
+def test_a_second_run_does_nothing(tmp_path: Path) -> None:
+    source = fixture("clean", tmp_path)
+    take(source, tmp_path / "data")
+    before = sorted(path.relative_to(tmp_path) for path in (tmp_path / "data").rglob("*"))
+    registry = (tmp_path / "data/registry.json").read_bytes()
+    assert take(source, tmp_path / "data").again
+    assert sorted(path.relative_to(tmp_path) for path in (tmp_path / "data").rglob("*")) == before
+    assert (tmp_path / "data/registry.json").read_bytes() == registry
+    assert not (tmp_path / "data/import.tmp").exists()
+
+
+def test_a_name_that_exists_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    take(write_nsqd(tmp_path / "a", ONE, {"t": [[message(1)]]}), tmp_path / "data")
+    other = write_nsqd(tmp_path / "b", NsqdList((*ONE.topics, NsqdTopic("u"))), {"u": [[message(2)]]})
+    before = (tmp_path / "data/registry.json").read_bytes()
+    with pytest.raises(UsageError, match="topics t exist already"):
+        take(other, tmp_path / "data")
+    assert (tmp_path / "data/registry.json").read_bytes() == before
+    assert [path.name for path in (tmp_path / "data/topics").iterdir()] == ["000001"]
+
+
+def test_two_sources_with_different_topics_come_together(tmp_path: Path) -> None:
+    take(write_nsqd(tmp_path / "a", ONE, {"t": [[message(1)]]}), tmp_path / "data")
+    take(write_nsqd(tmp_path / "b", NsqdList((NsqdTopic("u"),)), {"u": [[message(2)]]}), tmp_path / "data")
+    assert {name: len(one.waiting) for name, one in backlogs(tmp_path / "data").items()} == {"t": 0, "u": 1}
+
+
+def test_a_running_nsqd_and_a_running_broker_are_refused(tmp_path: Path) -> None:
+    source = write_nsqd(tmp_path / "a", ONE, {})
+    fd = os.open(source, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with pytest.raises(Locked, match="nsqd"):
+            take(source, tmp_path / "data")
+    finally:
+        os.close(fd)
+    (tmp_path / "data").mkdir()
+    lock = Files().lock(str(tmp_path / "data/lock"))
+    try:
+        with pytest.raises(Locked, match=str(os.getpid())):
+            take(source, tmp_path / "data")
+    finally:
+        os.close(lock)
+    take(source, tmp_path / "data")
+
+
+@pytest.mark.parametrize("what", ["no nsqd.dat", "no data directory of ours"])
+def test_strange_directories_are_refused(tmp_path: Path, what: str) -> None:
+    source = write_nsqd(tmp_path / "a", ONE, {})
+    (tmp_path / "data").mkdir()
+    if what == "no nsqd.dat":
+        (source / "nsqd.dat").unlink()
+    else:
+        (tmp_path / "data/photo.jpg").write_bytes(b"")
+    with pytest.raises(ForeignDirectory):
+        take(source, tmp_path / "data")
+
+
+def test_a_disk_without_room_is_known_before_anything_is_written(tmp_path: Path) -> None:
+    source = write_nsqd(tmp_path / "a", ONE, {"t": [[message(1, size=5000)]]})
+    with pytest.raises(DiskFull, match="5"):
+        import_nsqd(Files(), str(source), tmp_path / "data", options=StoreOptions(reserve_bytes=1 << 60))
+    assert list((tmp_path / "data/topics").iterdir()) == []
+
+
+# Channels
+
+
+def test_each_channel_has_its_own_backlog_and_the_common_one(tmp_path: Path) -> None:
+    """Also where the largest one has messages that were sent before: those come first, and with their attempts."""
+    listed = NsqdList((NsqdTopic("t", False, (NsqdChannel("few"), NsqdChannel("many", True), NsqdChannel("none"))),))
+    few = [message(1, 3), message(2, 0)]
+    many = [message(number, attempts) for number, attempts in ((10, 0), (11, 2), (12, 0), (13, 2), (14, 0))]
+    own = [message(20, 0)]
+    take(write_nsqd(tmp_path / "a", listed, {"t": [own], "t:few": [few], "t:many": [many[:2], many[2:]]}), tmp_path / "data")
+    found = backlogs(tmp_path / "data")["t"]
+    common = (own[0].body, 0)
+    assert found.channels["few"] == [(few[0].body, 3), (few[1].body, 0), common]
+    assert found.channels["many"] == [(many[i].body, many[i].attempts) for i in (1, 3, 0, 2, 4)] + [common]
+    assert found.channels["none"] == [common]
+    assert found.stopped == {"few": False, "many": True, "none": False}
+
+
+def test_a_paused_topics_own_backlog_waits(tmp_path: Path) -> None:
+    listed = NsqdList((NsqdTopic("t", True, (NsqdChannel("c"),)),))
+    take(write_nsqd(tmp_path / "a", listed, {"t": [[message(1)]], "t:c": [[message(2)]]}), tmp_path / "data")
+    found = backlogs(tmp_path / "data")["t"]
+    assert found.channels["c"] == [(message(2).body, 0)]
+    assert found.waiting == [message(1).body]
+
+
+def test_ephemeral_ones_are_left_out_and_named(tmp_path: Path) -> None:
+    listed = NsqdList((NsqdTopic("t", False, (NsqdChannel("c#ephemeral"),)), NsqdTopic("u#ephemeral")))
+    report = take(write_nsqd(tmp_path / "a", listed, {"t": [[message(1)]]}), tmp_path / "data")
+    found = backlogs(tmp_path / "data")
+    assert found.keys() == {"t"}
+    assert (found["t"].channels, len(found["t"].waiting)) == ({}, 1), "a topic whose channels were all ephemeral waits for its first one"
+    assert len(report.found.notes) == 2
+
+
+def test_queues_that_nsqd_dat_does_not_name_are_taken_over(tmp_path: Path) -> None:
+    queues = {"t": [[message(1)]], "v:c": [[message(2)]], "bad name": [[message(3)]]}
+    report = take(write_nsqd(tmp_path / "a", ONE, queues), tmp_path / "data")
+    assert backlogs(tmp_path / "data")["v"].channels == {"c": [(message(2).body, 0)]}
+    assert [note for note in report.found.notes if "bad name" in note]
+
+
+def test_a_name_that_ended_here_goes_on_behind_its_old_offsets(tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    data_dir.mkdir()
+    registry = Registry(Files(), data_dir, 0)
+    registry.open()
+    registry.ended["t"] = 1000
+    registry.save()
+    take(write_nsqd(tmp_path / "a", ONE, {"t:c": [[message(1)]]}), data_dir)
+    registry.open()
+    assert registry.topics["t"].base_offset == 1000
+    assert backlogs(data_dir)["t"].channels["c"] == [(message(1).body, 0)]
+
+
+def test_a_body_that_no_block_holds(tmp_path: Path) -> None:
+    source = write_nsqd(tmp_path / "a", ONE, {"t": [[message(1), message(2, size=9 << 20), message(3, size=7 << 20)]]})
+    with pytest.raises(UsageError, match="--skip-too-big"):
+        take(source, tmp_path / "data")
+    assert not (tmp_path / "data/import.tmp").exists()
+    report = take(source, tmp_path / "data", skip_too_big=True)
+    assert report.found.lost_count == 1
+    assert [body for body, _ in backlogs(tmp_path / "data")["t"].channels["c"]] == [message(1).body, message(3, size=7 << 20).body]

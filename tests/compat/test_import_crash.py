@@ -1,0 +1,133 @@
+"""An import that dies at any change of the disk, or meets a full one: after the next run all is as if it had run once."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+from support.nsqd import Backlog, backlogs, contents, message, write_nsqd
+
+from zsq.actors.registry import Registry
+from zsq.apps.nsqd.importing import import_nsqd
+from zsq.storage.disk_queue_format import NsqdChannel, NsqdList, NsqdTopic
+from zsq.storage.errors import DiskFull, StorageError
+from zsq.storage.faulty_files import Choose, FaultyFiles, PowerCut, keep_all, keep_none
+from zsq.storage.files import Files
+from zsq.storage.store import StoreOptions
+from zsq.transport.errors import ZsqError
+
+OPTIONS = StoreOptions(reserve_bytes=0, map_bytes=1 << 20)
+LISTED = NsqdList((NsqdTopic("t", True, (NsqdChannel("c", True), NsqdChannel("d"))), NsqdTopic("u")))
+QUEUES = {
+    "t": [[message(1), message(2)]],
+    "t:c": [[message(3, 1)], [message(4)]],
+    "t:d": [[message(number, number % 2) for number in range(10, 20)]],
+    "u": [[message(5)]],
+}
+
+
+def plain(found: dict[str, Backlog]) -> dict[str, object]:
+    return {name: (one.paused, one.waiting, one.channels, one.stopped, one.times, one.ids) for name, one in found.items()}
+
+
+def arrange(root: Path) -> tuple[Path, Path]:
+    root.mkdir()
+    data_dir = root / "data"
+    data_dir.mkdir()
+    registry = Registry(Files(), data_dir, 0)
+    registry.open()
+    return write_nsqd(root / "nsqd", LISTED, QUEUES), data_dir
+
+
+@pytest.mark.parametrize(
+    ("choose", "step"),
+    [(keep_none, 9), (keep_all, 10), pytest.param(keep_none, 1, marks=pytest.mark.slow), pytest.param(keep_all, 1, marks=pytest.mark.slow)],
+)
+def test_a_crash_anywhere_and_a_second_run(tmp_path: Path, choose: Choose, step: int) -> None:
+    source, data_dir = arrange(tmp_path / "once")
+    import_nsqd(Files(), str(source), data_dir, options=OPTIONS)
+    wanted = plain(backlogs(data_dir))
+    change = 0
+    committed = 0
+    while True:
+        change += step
+        root = tmp_path / f"{change}"
+        source, data_dir = arrange(root)
+        before = contents(source)
+        files = FaultyFiles(str(root))
+        files.power_cut_at = change
+        try:
+            import_nsqd(files, str(source), data_dir, options=OPTIONS)
+            break
+        except PowerCut:
+            files.crash(choose)
+        registry = Registry(Files(), data_dir, 0)
+        registry.open()
+        assert sorted(registry.topics) in ([], ["t", "u"]), "all of it or nothing"
+        again = import_nsqd(files, str(source), data_dir, options=OPTIONS)
+        assert again.again == bool(registry.topics)
+        committed += again.again
+        assert plain(backlogs(data_dir)) == wanted
+        assert len(list((data_dir / "topics").iterdir())) == 2, "nothing is left over"
+        if not again.again:
+            assert not (data_dir / "import.tmp").exists()
+        assert contents(source) == before
+    assert change > 60
+    assert committed or choose is keep_none or step > 1
+
+
+@pytest.mark.parametrize("call", ["writev", "open_new", "make_folder", "sync", "rename", "sync_folder"])
+def test_a_disk_that_refuses_leaves_nothing_half(tmp_path: Path, call: str) -> None:
+    for number in range(1, 60, 9):
+        root = tmp_path / f"{call}{number}"
+        source, data_dir = arrange(root)
+        files = FaultyFiles(str(root))
+        files.fail = {call: {number: errno.ENOSPC}}
+        try:
+            report = import_nsqd(files, str(source), data_dir, options=OPTIONS)
+        except (StorageError, ZsqError, OSError):
+            files.fail = {}
+            registry = Registry(Files(), data_dir, 0)
+            registry.open()
+            assert sorted(registry.topics) in ([], ["t", "u"])  # both, if only the sync behind the commit failed
+            report = import_nsqd(files, str(source), data_dir, options=OPTIONS)
+        assert not report.again or call == "sync_folder"
+        assert len(plain(backlogs(data_dir))) == 2
+
+
+def test_what_was_begun_and_given_up_takes_no_numbers_from_others(tmp_path: Path) -> None:
+    """A broker that makes a topic between the crash and the second run gets a number, and a folder, of its own."""
+    source, data_dir = arrange(tmp_path / "a")
+
+    class Stopping(Files):
+        def rename(self, old: str, new: str) -> None:
+            if new.endswith("topics/000002"):
+                raise OSError(errno.EIO, "by plan")
+            super().rename(old, new)
+
+    with pytest.raises(OSError, match="by plan"):
+        import_nsqd(Stopping(), str(source), data_dir, options=OPTIONS)
+    assert [path.name for path in (data_dir / "topics").iterdir()] == ["000001"], "it stopped while they were moved in"
+    registry = Registry(Files(), data_dir, 0)
+    registry.open()
+    assert not Path(registry.folder(registry.add("other", "always"))).exists()
+    registry.topics.pop("other")
+    registry.save()
+    import_nsqd(Files(), str(source), data_dir, options=OPTIONS)
+    assert sorted(backlogs(data_dir)) == ["t", "u"]
+
+
+def test_a_full_disk_in_the_middle_gives_its_space_back(tmp_path: Path) -> None:
+    source, data_dir = arrange(tmp_path / "a")
+    files = FaultyFiles(str(tmp_path / "a"))
+    files.free = 3_000
+
+    def less(path: str) -> int:
+        files.free -= 1_000
+        return files.free
+
+    files.free_bytes = less  # type: ignore[method-assign]
+    with pytest.raises(DiskFull):
+        import_nsqd(files, str(source), data_dir, options=OPTIONS)
+    assert not (data_dir / "import.tmp").exists()

@@ -1,0 +1,145 @@
+"""Damaged files of an nsqd: one flipped byte costs one message, and what is lost is named; and runs of attempts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.nsqd import backlogs, message, write_nsqd
+
+from zsq.apps.nsqd.importing import import_nsqd
+from zsq.apps.nsqd.runs import Runs
+from zsq.apps.nsqd.salvage import FileView, Loss, read_messages
+from zsq.storage.disk_queue_format import Meta, NsqdChannel, NsqdList, NsqdTopic, encode_message, encode_meta, encode_record
+from zsq.storage.files import Files
+from zsq.storage.store import StoreOptions
+
+MESSAGES = [message(number, number % 3, size=number) for number in range(20)]
+RECORDS = [encode_record(encode_message(one)) for one in MESSAGES]
+STARTS = [sum(map(len, RECORDS[:number])) for number in range(21)]
+WHOLE = b"".join(RECORDS)
+
+
+def read(folder: Path, data: bytes, position: int = 0) -> tuple[list[bytes], list[Loss]]:
+    path = folder / "t.diskqueue.000000.dat"
+    path.write_bytes(data)
+    lost: list[Loss] = []
+    return [one.body for _, one in read_messages(Files(), str(path), position, lost.append)], lost
+
+
+def test_a_whole_file(tmp_path: Path) -> None:
+    assert read(tmp_path, WHOLE) == ([one.body for one in MESSAGES], [])
+    assert read(tmp_path, WHOLE, STARTS[3])[0] == [one.body for one in MESSAGES[3:]]
+    assert read(tmp_path, b"") == ([], [])
+
+
+def test_any_flipped_bit_of_a_head_costs_its_message_only(tmp_path: Path) -> None:
+    """Lengths, times, ids. Where a length became shorter, the message cannot be told from a whole one: that is said."""
+    for bit in range(30 * 8):
+        broken = bytearray(WHOLE)
+        broken[STARTS[7] + bit // 8] ^= 1 << bit % 8
+        bodies, lost = read(tmp_path, bytes(broken))
+        others = [one.body for one in MESSAGES[:7] + MESSAGES[8:]]
+        if bit // 8 in (12, 13):  # attempts: nothing shows
+            assert (len(bodies), lost) == (20, [])
+            continue
+        kept = [body for body in bodies if body in others]
+        assert kept == others, f"bit {bit}"
+        wrong = [body for body in bodies if body not in others]
+        assert wrong in ([], [MESSAGES[7].body]) or (lost and "cut short" in lost[0].why), f"bit {bit}"
+        assert lost or wrong == [MESSAGES[7].body], f"bit {bit}"
+
+
+def test_a_length_that_swallows_others_is_noticed(tmp_path: Path) -> None:
+    broken = bytearray(WHOLE)
+    broken[STARTS[7] + 2] += 1  # 256 bytes longer
+    bodies, lost = read(tmp_path, bytes(broken))
+    assert bodies == [one.body for one in MESSAGES[:7] + MESSAGES[8:]]
+    assert [(loss.position, loss.bytes) for loss in lost] == [(STARTS[7], len(RECORDS[7]))]
+
+
+@pytest.mark.parametrize(
+    ("tail", "why"),
+    [(RECORDS[0][:-1], "not finished"), (RECORDS[0][:4], "not finished"), (bytes(100), "zeros"), (b"\xff" * 100, "no message")],
+)
+def test_tails(tmp_path: Path, tail: bytes, why: str) -> None:
+    bodies, lost = read(tmp_path, WHOLE + tail)
+    assert bodies == [one.body for one in MESSAGES]
+    assert [(loss.position, loss.bytes) for loss in lost] == [(len(WHOLE), len(tail))]
+    assert why in lost[0].why
+
+
+@settings(deadline=None, max_examples=50)
+@given(data=st.data())
+def test_a_bad_stretch_anywhere_costs_what_it_touches(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    begin = data.draw(st.integers(0, len(WHOLE) - 1))
+    rubbish = data.draw(st.binary(min_size=40, max_size=90))
+    broken = (WHOLE[:begin] + rubbish + WHOLE[begin + len(rubbish) :])[: len(WHOLE)]
+    bodies, _ = read(tmp_path_factory.mktemp("a"), broken)
+    untouched = [one.body for one, at, end in zip(MESSAGES, STARTS, STARTS[1:], strict=False) if end <= begin or at >= begin + len(rubbish)]
+    assert [body for body in bodies if body in untouched] == untouched
+
+
+def test_the_search_crosses_the_borders_of_its_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zsq.apps.nsqd.salvage.READ_BYTES", 64)
+    for gap in range(1, 200, 7):
+        bodies, lost = read(tmp_path, RECORDS[5] + b"\x01" * gap + b"".join(RECORDS[6:]))
+        assert bodies == [one.body for one in MESSAGES[5:]]
+        assert [loss.bytes for loss in lost] == [gap]
+
+
+def test_memory_is_bounded_by_the_window(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(bytes(10 << 20))
+    view = FileView(Files(), str(path))
+    assert view.next_record(0, view.size) == view.size
+    assert len(view._window) <= 1 << 20
+    view.close()
+
+
+def test_where_reading_was_and_what_lies_before(tmp_path: Path) -> None:
+    """Metadata that points into a message, and files that were read already."""
+    listed = NsqdList((NsqdTopic("t", False, (NsqdChannel("c"),)),))
+    source = write_nsqd(tmp_path / "a", listed, {"t:c": [[MESSAGES[1]], MESSAGES[2:6], [MESSAGES[6]]]})
+    for meta, expected, said in (
+        (Meta(4, 1, len(RECORDS[2]), 2, len(RECORDS[6])), MESSAGES[3:7], "were read, and are left out"),
+        (Meta(4, 1, 3, 2, len(RECORDS[6])), MESSAGES[2:7], "no message begins at 3"),
+        (Meta(4, 0, 0, 1, 0), [MESSAGES[1], *MESSAGES[2:7]], "older than its data"),
+    ):
+        (source / "t:c.diskqueue.meta.dat").write_bytes(encode_meta(meta))
+        data_dir = tmp_path / f"data-{meta.read_position}-{meta.read_file}"
+        report = import_nsqd(Files(), str(source), data_dir, options=StoreOptions(reserve_bytes=0))
+        found = sorted(backlogs(data_dir)["t"].channels["c"])
+        assert found == sorted((one.body, one.attempts) for one in expected)
+        assert any(said in note for note in report.found.notes)
+
+
+def test_broken_records_are_named_with_file_and_position_and_the_rest_is_taken(tmp_path: Path) -> None:
+    listed = NsqdList((NsqdTopic("t", False, (NsqdChannel("c"),)),))
+    source = write_nsqd(tmp_path / "a", listed, {"t:c": [MESSAGES]})
+    path = source / "t:c.diskqueue.000000.dat"
+    path.write_bytes(WHOLE[: STARTS[4]] + b"\xff" * len(RECORDS[4]) + WHOLE[STARTS[5] :])
+    report = import_nsqd(Files(), str(source), tmp_path / "data", options=StoreOptions(reserve_bytes=0))
+    assert [(loss.file, loss.position, loss.bytes) for loss in report.found.lost] == [(str(path), STARTS[4], len(RECORDS[4]))]
+    assert len(backlogs(tmp_path / "data")["t"].channels["c"]) == 19
+
+
+# Runs of attempts
+
+
+@given(attempts=st.lists(st.integers(0, 3), max_size=200), runs_max=st.integers(1, 20))
+def test_runs_are_dense_few_and_never_too_low(attempts: list[int], runs_max: int) -> None:
+    runs = Runs(runs_max)
+    for offset, its in enumerate(attempts, 50):
+        runs.add(offset, its)
+    found = runs.finish()
+    assert len(found) <= runs_max
+    flat = [run.attempts for run in found for _ in range(run.count)]
+    assert len(flat) == len(attempts)
+    assert all(higher >= its for higher, its in zip(flat, attempts, strict=True))
+    assert [run.start for run in found] == [50 + sum(run.count for run in found[:number]) for number in range(len(found))]
+    equal = sum(1 for a, b in zip([-1, *attempts], attempts, strict=False) if a != b)
+    if equal <= runs_max:
+        assert flat == attempts, "nothing is coarser than it must be"
