@@ -14,6 +14,7 @@ import logging
 import os
 import time
 from collections import deque
+from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any, NamedTuple, cast
 
@@ -28,6 +29,7 @@ from ..transport.errors import E_CLOSING, E_DISK_FULL, Refused, ZsqError
 from . import options
 from .actor import Actor, StartFailed
 from .channel_desk import ChannelDesk
+from .delayed_desk import DelayedDesk, sequences
 from .log_desk import LogDesk
 from .port import Envelope, Mail, Port
 from .read_desk import READER_WORDS, ReadDesk
@@ -36,11 +38,13 @@ from .stage_desk import STAGE_WORDS, StageDesk
 from .state_desk import StateDesk
 from .worker_thread import WorkerThread
 
-FRONT_WORDS = frozenset((p.OpenTopic, p.Append, p.OpenChannel, p.Save, p.Due, p.Pause, p.Empty, p.Fetch))  # its topic and channels
+_TOPIC_WORDS = (p.OpenTopic, p.Append, p.AppendDelayed, p.Pause, p.Empty)
+_CHANNEL_WORDS = (p.OpenChannel, p.Save, p.Due, p.Fetch)
+FRONT_WORDS = frozenset((*_TOPIC_WORDS, *_CHANNEL_WORDS, p.Scan))
 
 
 class _Pending(NamedTuple):
-    """An append that is written and waits for its sync."""
+    """An append that is written and waits for its sync. `request` 0: delayed messages that became due."""
 
     envelope: Envelope
     request: int
@@ -76,8 +80,10 @@ class StorageActor(Actor):
         self._state = StateDesk(WorkerThread(self.context, "state"), self.store.state, table, self.title)
         self._channels = ChannelDesk(self._log, self._state, table, self.mode)
         self._stages = StageDesk(self.store, self._state, WorkerThread(self.context, "stage"), table, settings["stage_timeout_s"])
-        for thread in (self._sync_thread, self._state.thread, self._stages.thread):
-            self.listen_raw(thread.socket)
+        self._raw: dict[Any, Callable[[], object]] = {}
+        self._listen_to(self._sync_thread, self._sync_results)
+        self._listen_to(self._state.thread, self._state.on_results)
+        self._listen_to(self._stages.thread, self._stages.on_results)
         self.front = self.open_router(settings["front"], FRONT_WORDS)
         self._retention = RetentionDesk(
             self.store, bytes.fromhex(settings["uuid"]), self._state, self._channels, settings["retention"], self.title,
@@ -100,12 +106,23 @@ class StorageActor(Actor):
         self._upkeep = LogDesk(self.store, self.title, lambda: self._house)
         self._reads.alarm = self._upkeep.alarm
         self.every(options.CHECKPOINT_INTERVAL_MS, lambda: None if self.stopping else self._upkeep.tick(time.time_ns()))
+        self._delayed = DelayedDesk(
+            self.store, self.title, lambda: self._delayed_thread, self.front.send, self._delayed_moved, self._hint, self.answer_order
+        )
+        self.every(options.CHECKPOINT_INTERVAL_MS, self._delayed.tick)
         return {"channels": list(self._channels.rows), "alarms": list(self.store.report.alarms)}
 
     @cached_property
     def _house(self) -> WorkerThread:
         """For removals, copies, checks. A job's tag is called in the loop with its value or exception. Most topics never need it."""
-        thread = WorkerThread(self.context, "house")
+        return self._listen_to(WorkerThread(self.context, "house"), lambda: [then(value) for then, value in self._house.results()])
+
+    @cached_property
+    def _delayed_thread(self) -> WorkerThread:
+        return self._listen_to(WorkerThread(self.context, "delayed"), self._delayed.on_results)
+
+    def _listen_to(self, thread: WorkerThread, on_results: Callable[[], object]) -> WorkerThread:
+        self._raw[thread.socket] = on_results
         self.listen_raw(thread.socket)
         return thread
 
@@ -130,9 +147,10 @@ class StorageActor(Actor):
     # Appends
 
     def on_opentopic_word(self, port: Port, mail: Mail) -> None:
-        rows = {pid: (row.next_sequence, row.recent) for pid, row in self._producers.items()}
+        rows = sequences({pid: (row.next_sequence, row.recent) for pid, row in self._producers.items()}, self._delayed.producers())
         data = {"producers": rows, "head": self._log.end, "visible_end": self._channels.visible_end}
         self._topic = mail.envelope
+        self._delayed.opened(not self._sealed)
         port.send(mail.envelope, p.Done(cast("p.OpenTopic", mail.word).request, data))
 
     def on_append_word(self, port: Port, mail: Mail) -> None:
@@ -156,6 +174,37 @@ class StorageActor(Actor):
         self._written.append(_Pending(mail.envelope, word.request, first_offset, time_ns, self._log.end, producers))
         if self.mode == "interval":
             port.send(mail.envelope, p.Appended(word.request, first_offset, time_ns))
+
+    def on_appenddelayed_word(self, port: Port, mail: Mail) -> None:
+        word = cast("p.AppendDelayed", mail.word)
+        try:
+            if word.epoch < self._epoch:
+                raise Refused(*(self._failure or (E_CLOSING, "an append before it failed")))
+            if self._sealed:
+                raise Refused(E_CLOSING, "the topic is being deleted")
+            blocks = mail.blocks()
+            self._retention.admit(blocks)
+            self._delayed.append(mail.envelope, word, blocks, self._log.end)
+        except DiskFull as error:
+            port.send(mail.envelope, p.Failed(word.request, E_DISK_FULL, str(error)))
+
+    def on_scan_word(self, port: Port, mail: Mail) -> None:
+        self._delayed.on_scan_word(port, mail)
+
+    def _delayed_moved(self, end: int) -> None:
+        """Messages that became due are in the log, up to there. The topic never had them: it is told the head, in its turn."""
+        assert self._topic is not None
+        self._written.append(_Pending(self._topic, 0, 0, 0, end, []))
+        if self.mode == "interval":
+            self.front.send(self._topic, p.Head(end))
+
+    def _hint(self, due_ns: int) -> None:
+        """The scan loop shall look at that time (monotonic)."""
+        self._scan.send((), p.Hint(self.key, due_ns))
+
+    @cached_property
+    def _scan(self) -> Port:
+        return self.open_dealer(self.settings["scan"])
 
     def _place(self, blocks: list[Block], first_offset: int) -> list[tuple[int, int, int]]:
         rows = []
@@ -192,32 +241,29 @@ class StorageActor(Actor):
             done = self._written.popleft()
             self._appends += 1
             if self.mode != "interval":
-                self.front.send(done.envelope, p.Appended(done.request, done.first_offset, done.time_ns))
+                head = p.Head(done.end)
+                self.front.send(done.envelope, p.Appended(done.request, done.first_offset, done.time_ns) if done.request else head)
             for producer_id, sequence, first_offset in done.producers:
                 row = producer_after(self._producers.get(producer_id), sequence, first_offset, done.time_ns)
                 self._producers[producer_id] = row
                 self._producers_changed.add(producer_id)
 
     def on_raw(self, source: Any) -> None:
-        if source is self._state.thread.socket:
-            self._state.on_results()
-        elif source is self._stages.thread.socket:
-            self._stages.on_results()
-        elif source is not self._sync_thread.socket:
-            for then, value in self._house.results():
-                then(value)
-        else:
-            for _, value in self._sync_thread.results():
-                if isinstance(value, Exception):
-                    # Never acknowledge from this descriptor again: end, and recover from what is really on disk.
-                    raise StoreFailed(f"sync failed: {value}") from value
-                self._synced()
+        self._raw[source]()
+
+    def _sync_results(self) -> None:
+        for _, value in self._sync_thread.results():
+            if isinstance(value, Exception):
+                # Never acknowledge from this descriptor again: end, and recover from what is really on disk.
+                raise StoreFailed(f"sync failed: {value}") from value
+            self._synced()
 
     def on_turn(self) -> None:
         if self._written and self._written[0].end <= self._log.synced_end:
             self._answer_durable()
-        if self._log.unsynced_bytes and self._ticket is None and self.mode != "interval":
+        if self.mode != "interval" or self._delayed.waits_for_log(self._log.synced_end):
             self._start_sync()
+        self._delayed.turn(self._log.synced_end)
         self._stages.turn()
         self._commit()
 
@@ -247,7 +293,7 @@ class StorageActor(Actor):
 
     def _commit(self) -> None:
         """Hand the batch to its thread, if that is idle and the log is synced beyond what the batch speaks of."""
-        if not self._state.may_commit():
+        if not self._state.may_commit() or self._delayed.holds_checkpoint():
             return
         if self._state.waits_for_log(self._log.synced_end):
             self._start_sync()
@@ -271,14 +317,18 @@ class StorageActor(Actor):
         """seal: take no more, and say where the topic ends; unseal. configure; chunks: statistics. drop: a channel's rows."""
         if word.action == "seal":
             self._sealed = self._stages.closing = True
+            self._delayed.opened(False)  # the end that is told here is the end
             return {"head": self._log.end}
         if word.action == "unseal":
             self._sealed = self._stages.closing = False
+            self._delayed.opened(self._topic is not None)
             return {}
         if word.action == "configure":
             return {"retention": self._retention.configure(word.options)}
         if word.action == "chunks":
             return self._upkeep.chunks()
+        if word.action == "delayed":
+            return self._delayed.on_order(word)
         if word.action != "drop":
             return super().on_order(word)
         name = str(word.options["channel"])
@@ -312,17 +362,19 @@ class StorageActor(Actor):
     def on_stop(self) -> bool:
         """The topic and the channels have ended before; what they sent is written, synced and committed."""
         self._stages.stop()
+        self._delayed.open = False
         if self._log.unsynced_bytes and self._ticket is None:
             self._start_sync()
         if self._ticket is None and self._state.is_idle() and self._stages.is_idle():
             self._checkpoint()
         self._commit()
-        return self._ticket is None and self._state.is_idle() and self._stages.is_idle() and self._house_is_idle()
+        idle = self._ticket is None and self._state.is_idle() and self._stages.is_idle() and self._delayed.is_idle()
+        return idle and self._house_is_idle()
 
     def on_end(self) -> None:
         if self.stopping:
-            house = (self._house,) if "_house" in self.__dict__ else ()
-            for thread in (*house, self._sync_thread, self._stages.thread, self._state.thread):
+            lazy = [self.__dict__[name] for name in ("_house", "_delayed_thread") if name in self.__dict__]
+            for thread in (*lazy, self._sync_thread, self._stages.thread, self._state.thread):
                 thread.close()
             self.store.close()
         else:  # a failure: nothing may wait for these files any more, but what was told goes out
@@ -340,5 +392,6 @@ class StorageActor(Actor):
             "producers_known": len(self._producers),
             **self._upkeep.statistics(),
             **self._retention.statistics(),
+            **self._delayed.statistics(),
             **self._stages.statistics(),
         }

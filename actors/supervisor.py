@@ -214,6 +214,8 @@ class Supervisor:
             if child is not None and child.spec.kind == "channel":
                 log.error("%s does not answer the scan: killed, to be started again", child.spec.title)
                 self.table.kill(child)
+            elif child is not None:  # a sync or a large read may take that long: only its delayed messages wait
+                log.warning("%s has not answered the scan for %g s", child.spec.title, options.SCAN_HUNG_S)
         elif isinstance(word, p.Failed) and word.request in self.table.children:
             child = self.table.children[word.request]
             child.failure = f"{'cannot start: ' if child.state == 'starting' else ''}{word.code} {word.text}"
@@ -302,14 +304,14 @@ class Supervisor:
         if not loops:
             return
         self.channels_changed = False
-        channels = tuple(
+        targets = tuple(
             (child.spec.key, child.spec.settings["front"])
             for group in self.groups.values()
-            for child in group.channels.values()
+            for child in (group.storage, *group.channels.values())  # storages: delayed messages become due there
             if child is not None and child.state == "up"
         )
         workers = tuple(child.spec.settings["front"] for child in self._of_kind("scan_worker") if child.state == "up")
-        self.port.send(loops[0].envelope, p.Targets(channels, workers))
+        self.port.send(loops[0].envelope, p.Targets(targets, workers))
 
     # The end
 

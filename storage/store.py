@@ -79,7 +79,7 @@ class Store:
 
     def __init__(
         self, files: Files, directory: str, lock: int, log: Log, state: StateStore, staging: Staging, report: RecoveryReport,
-        uuid: bytes = b"", delayed: DelayedStore | None = None,
+        uuid: bytes = b"", delayed: DelayedStore | None = None, reserve_bytes: int = 0,
     ) -> None:  # fmt: skip
         self.files = files
         self.directory = directory
@@ -89,6 +89,7 @@ class Store:
         self.report = report
         self.delayed = delayed
         """What is not due yet; None while there never was any. Belongs to one thread, which may be another."""
+        self.reserve_bytes = reserve_bytes
         self._uuid = uuid
         self._lock = lock
 
@@ -170,7 +171,7 @@ def open_store(files: Files, directory: str, options: StoreOptions, identity: Id
         raise StoreFailed(f"{directory} cannot be opened: {error}") from error
     report.notes[:0] = notes
     report.duration_ms = (time.monotonic_ns() - began_ns) // 1_000_000
-    return Store(files, directory, lock, log, state, staging, report, identity.uuid_bytes, delayed)
+    return Store(files, directory, lock, log, state, staging, report, identity.uuid_bytes, delayed, reserve_bytes)
 
 
 def _recover(

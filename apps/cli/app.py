@@ -18,8 +18,10 @@ import click
 from ... import __version__
 from ...transport.errors import E_INTERNAL, BrokerUnreachable, UsageError, ZsqError
 from .consume import sub, tail
+from .delayed import delayed
 from .manage import channel, topic
 from .message import message
+from .nsqd import export_nsqd, import_nsqd
 from .publish import pub
 from .serve import serve
 from .stats import stats
@@ -42,7 +44,7 @@ def app(url: str | None) -> None:
     """
 
 
-for _command in (serve, pub, sub, tail, message, stats, topic, channel):
+for _command in (serve, pub, sub, tail, message, stats, topic, channel, delayed, import_nsqd, export_nsqd):
     app.add_command(_command)
 
 

@@ -21,6 +21,7 @@ import click
 
 from ...transport.errors import E_TOO_BIG, UsageError
 from .options import BLOCK_COUNT_MAX, MESSAGE_BYTES_MAX, stop_signals, with_broker
+from .quantities import Seconds
 
 if TYPE_CHECKING:
     from ...transport.client import Receipt
@@ -55,9 +56,13 @@ def lines(descriptor: int, stopped: Callable[[], bool] = lambda: False) -> Itera
 @click.argument("topic")
 @click.option("--file", "source", type=click.File("rb"), default="-", metavar="FILE", help="Where the lines are; default: standard input.")
 @click.option("--batch", type=click.IntRange(1, BLOCK_COUNT_MAX), default=1000, show_default=True, help="Most messages in one block.")
+@click.option("--delay", type=Seconds(), default=0, metavar="TIME", help="Not before so long from now, as 90s, 10m, 7d; at most 366d.")
 @with_broker
-def pub(topic: str, source: IO[bytes], batch: int, url: str, timeout: float) -> None:
-    """Publish each line as a message to TOPIC; done when all of them are durable."""
+def pub(topic: str, source: IO[bytes], batch: int, delay: float, url: str, timeout: float) -> None:
+    """Publish each line as a message to TOPIC; done when all of them are durable.
+
+    With --delay they wait in the broker, durable as well; see `zsq delayed`.
+    """
     from ...transport.client import Producer
     from ...transport.names import check_name
 
@@ -71,7 +76,7 @@ def pub(topic: str, source: IO[bytes], batch: int, url: str, timeout: float) -> 
                 for found in lines(source.fileno(), stopping.is_set):
                     for first in range(0, len(found), batch):
                         bodies = found[first : first + batch]
-                        receipts.append(producer.publish_many(topic, bodies, wait=False))
+                        receipts.append(producer.publish_many(topic, bodies, delay=delay, wait=False))
                         while len(receipts) > RECEIPTS_MAX or (receipts and receipts[0].done):
                             stored += _settle(receipts, timeout)
                         advance(sum(map(len, bodies)) + len(bodies))
@@ -82,7 +87,8 @@ def pub(topic: str, source: IO[bytes], batch: int, url: str, timeout: float) -> 
                 raise KeyboardInterrupt
     finally:
         elapsed = max(time.monotonic() - start, 1e-9)
-        click.echo(f"{stored:,} messages stored in {topic}, {elapsed:.2f} s, {stored / elapsed:,.0f} a second", err=True)
+        how = f"wait in {topic} until they are due" if delay else f"stored in {topic}"
+        click.echo(f"{stored:,} messages {how}, {elapsed:.2f} s, {stored / elapsed:,.0f} a second", err=True)
 
 
 def _settle(receipts: deque[Receipt], timeout: float) -> int:

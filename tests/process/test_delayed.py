@@ -1,0 +1,193 @@
+"""Delayed publish in a real broker: durable at once, due once, never early, listed and cancelled, also over kills."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+from support.broker import Broker, kill, wait_for
+
+import zsq
+import zsq.aio
+
+S = 1_000_000_000
+
+
+@pytest.fixture
+def producer(broker: Broker) -> Iterator[zsq.Producer]:
+    with zsq.Producer(broker.ipc, timeout=60) as one:
+        yield one
+
+
+@pytest.fixture
+def admin(broker: Broker) -> Iterator[zsq.Admin]:
+    with zsq.Admin(broker.ipc, timeout=60) as one:
+        yield one
+
+
+def take(broker: Broker, count: int, channel: str = "c") -> list[tuple[int, bytes, int, int]]:
+    """(time received, body, timestamp, offset) of the next messages."""
+    found = []
+    with zsq.Consumer(broker.ipc, "t", channel) as consumer:
+        for message in consumer:
+            found.append((time.time_ns(), message.body, message.timestamp_ns, message.offset))
+            message.finish()
+            if len(found) == count:
+                return found
+    return found
+
+
+def topic_stats(admin: zsq.Admin) -> dict[str, int]:
+    found: dict[str, int] = admin.stats("t")["topics"][0]
+    return found
+
+
+def moved_more_than(admin: zsq.Admin, count: int) -> bool:
+    return topic_stats(admin)["head"] > count
+
+
+def stored_times(broker: Broker) -> list[int]:
+    """When each message came into the log."""
+    with zsq.Reader(broker.ipc, "t") as reader:
+        return [block.header.time_ns for block in reader.read(0).blocks for _ in range(block.count)]
+
+
+def test_in_order_of_due_time_and_never_early(broker: Broker, producer: zsq.Producer, admin: zsq.Admin) -> None:
+    admin.create_channel("t", "c")
+    began = time.time_ns()
+    late = producer.publish("t", b"late", delay=1.5, key="k")
+    soon = producer.publish("t", b"soon", delay=0.5)
+    producer.publish("t", b"now")
+    assert late.key is not None
+    assert soon.delayed_keys() == [soon.key]
+    assert late.offset == soon.offset == -1
+    assert topic_stats(admin)["delayed_count"] == 2
+    found = take(broker, 3)
+    assert [body for _, body, _, _ in found] == [b"now", b"soon", b"late"]
+    assert [offset for *_, offset in found] == [0, 1, 2]
+    for (received, _, timestamp, _), stored, delay in zip(found[1:], stored_times(broker)[1:], (0.5, 1.5), strict=True):
+        assert received - began >= delay * S, "early"
+        assert stored - began >= delay * S, "under a time before it was due"
+        assert received - began < (delay + 10) * S
+        assert began <= timestamp < began + 0.5 * S, "a message tells when it was published"
+    wait_for(lambda: topic_stats(admin)["delayed_count"] == 0, 10, "an empty store")
+    assert topic_stats(admin)["delayed_moved"] == 2
+
+
+def test_listed_counted_cancelled(broker: Broker, producer: zsq.Producer, admin: zsq.Admin) -> None:
+    assert admin.create_topic("t") == {"existed": False}
+    assert admin.delayed_count("t")["messages"] == 0
+    assert admin.delayed_list("t") == []
+    assert admin.delayed_cancel("t", ["0" * 32]) == [False]
+    keys = producer.publish_many("t", [b"a" * 300, b"b", b"c"], tags=["x", None, None], delay=3600).delayed_keys()
+    other = producer.publish("t", b"d", delay=1800).key
+    assert other is not None
+    listed = admin.delayed_list("t")
+    assert [one["key"] for one in listed] == [other, *keys]
+    assert (listed[1]["size"], len(listed[1]["body"]), listed[1]["tag"]) == (300, 200, b"x")
+    assert [one["key"] for one in admin.delayed_list("t", after=keys[0], limit=1)] == [keys[1]]
+    count = admin.delayed_count("t")
+    assert (count["messages"], count["next_due_ns"]) == (4, int(other[:16], 16))
+    assert admin.delayed_cancel("t", [keys[1], keys[1], other]) == [True, False, True]
+    assert [one["key"] for one in admin.delayed_list("t")] == [keys[0], keys[2]]
+    with pytest.raises(zsq.Refused, match="E_NOT_EMPTY"):
+        admin.delete_topic("t")
+    assert admin.delayed_cancel_all("t") == 2
+    assert admin.delayed_count("t")["messages"] == 0
+    with pytest.raises(zsq.UsageError):
+        admin.delayed_cancel("t", ["xyz"])
+    admin.delete_topic("t")
+
+
+def test_asyncio_and_tcp(broker: Broker) -> None:
+    async def main() -> None:
+        async with zsq.aio.Producer(broker.tcp) as producer, zsq.aio.Admin(broker.tcp) as admin:
+            receipt = await producer.publish("t", b"x", delay=3600)
+            many = await producer.publish_many("t", [b"y", b"z"], delay=3600)
+            assert [one["key"] for one in await admin.delayed_list("t")] == [receipt.key, *many.delayed_keys()]
+            assert (await admin.delayed_count("t"))["messages"] == 3
+            assert await admin.delayed_cancel("t", [receipt.key or ""]) == [True]
+            assert await admin.delayed_cancel_all("t") == 2
+            lingering = zsq.aio.Producer(broker.tcp, linger_ms=60_000)
+            sent = await lingering.publish("t", b"w", delay=3600)
+            await sent.wait(20)
+            assert (await admin.delayed_count("t"))["messages"] == 1, "a delayed message does not linger"
+            await lingering.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("sync", ["always", "interval", "never"])
+def test_mixed_with_others_each_comes_once(broker: Broker, producer: zsq.Producer, admin: zsq.Admin, sync: str) -> None:
+    """Without waiting for answers, so that the two kinds stand behind each other."""
+    admin.create_topic("t", sync=sync)
+    admin.create_channel("t", "c")
+    receipts = []
+    for number in range(300):
+        delay = 0.2 + number % 5 / 10 if number % 3 == 0 else None
+        receipts.append(producer.publish_many("t", [b"%d-%d" % (number, index) for index in range(3)], delay=delay, wait=False))
+    for receipt in receipts:
+        receipt.wait()
+    found = take(broker, 900)
+    assert sorted(body for _, body, _, _ in found) == sorted(b"%d-%d" % (number, index) for number in range(300) for index in range(3))
+    assert topic_stats(admin)["head"] == 900
+
+
+@pytest.mark.parametrize("kind", ["storage", "topic", "everything"])
+def test_killed_while_some_are_due(broker: Broker, producer: zsq.Producer, admin: zsq.Admin, kind: str) -> None:
+    """Storage dies again and again, while blocks move; what was answered comes, and comes into the log once."""
+    admin.create_channel("t", "c")
+    waiting = []
+    for number in range(200):
+        waiting.append(producer.publish_many("t", [b"%03d-%d" % (number, index) for index in range(5)], delay=1 + number / 100, wait=False))
+    for receipt in waiting[:150]:
+        receipt.wait()
+    for turn in range(3):
+        wait_for(partial(moved_more_than, admin, turn * 100), 30, "moving")
+        actors = broker.actors()
+        victims = [actor["pid"] for actor in actors if kind in (actor["kind"], "everything")]
+        for victim in victims:
+            kill(victim)
+        broker.wait_gone(victims)
+        if kind == "everything":
+            assert broker.process is not None
+            broker.process.wait(10)
+            broker.start()
+            admin.close()
+            admin = zsq.Admin(broker.ipc, timeout=60)
+    for receipt in waiting:
+        receipt.wait(60)
+    found = take(broker, 1000)
+    offsets = {offset: body for _, body, _, offset in found}
+    assert sorted(offsets) == list(range(1000))
+    assert sorted(offsets.values()) == sorted(b"%03d-%d" % (number, index) for number in range(200) for index in range(5))
+    assert topic_stats(admin)["delayed_count"] == 0
+    admin.close()
+
+
+def test_due_while_nobody_was_there(broker: Broker, producer: zsq.Producer, admin: zsq.Admin) -> None:
+    receipt = producer.publish("t", b"x", delay=1)
+    assert receipt.key is not None
+    due_ns = int(receipt.key[:16], 16)
+    assert broker.stop() == 0
+    wait_for(lambda: time.time_ns() > due_ns, 10, "the due time")
+    broker.start()
+    (message,) = take(broker, 1)
+    assert message[1] == b"x"
+
+
+def test_a_storage_that_does_not_answer_the_scan_is_not_killed(broker: Broker, producer: zsq.Producer, admin: zsq.Admin) -> None:
+    producer.publish("t", b"x", delay=3)
+    (storage,) = broker.pids("storage")
+    os.kill(storage, signal.SIGSTOP)
+    try:
+        wait_for(lambda: b"has not answered the scan" in broker.log.read_bytes(), 60, "the warning")
+    finally:
+        os.kill(storage, signal.SIGCONT)
+    assert take(broker, 1)[0][1] == b"x"
+    assert broker.pids("storage") == [storage]
