@@ -250,3 +250,32 @@ def test_storage_is_killed_again_and_again_while_the_oldest_are_dropped(broker: 
     wait_for(lambda: shown(admin)["channels"][0]["dropped_count"] == start, 5, "all that went is counted")
     assert shown(admin)["dropped_count"] == start
     assert shown(admin)["channels"][0]["lost_count"] == 0
+
+
+@pytest.mark.slow
+def test_a_channel_that_holds_what_is_dropped_goes_on_behind_it(broker: Broker, admin: zsq.Admin) -> None:
+    """It had all of it in its hands, so that nothing more would come by itself."""
+    admin.create_topic(TOPIC, keep_bytes=-1)
+    admin.create_channel(TOPIC, "c")
+    with zsq.Consumer(broker.ipc, TOPIC, "c", ready=1) as consumer:
+        old = publish(broker, 2)
+        held = consumer.receive(20)
+        assert held is not None
+        published = time.monotonic()
+        wait_for(lambda: time.monotonic() > published + 4)
+        young = publish(broker, 1, old)
+        admin.configure_topic(TOPIC, max_s=4, when_full="drop-oldest")
+        wait_for(lambda: shown(admin)["start"] > 0, 4, "the old ones are dropped")
+        admin.configure_topic(TOPIC, max_s=-1)
+        start = shown(admin)["start"]
+        assert start < old + 1
+        held.finish()  # what a consumer holds is its own until it answers
+        found = []
+        while not found or found[-1] < young - 1:
+            message = consumer.receive(20)
+            assert message is not None, "it waits for what will never come"
+            found.append(int(message.body.split()[0]))
+            message.finish()
+    assert found == list(range(start, young))
+    channel = shown(admin)["channels"][0]
+    assert (channel["dropped_count"], channel["lost_count"]) == (start - 1, 0)

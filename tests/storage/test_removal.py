@@ -116,6 +116,17 @@ def test_power_cut_at_every_step_of_a_removal(tmp_path: Path, desk: Desk, loss: 
     assert finished, "more points than a removal has changes"
 
 
+def test_what_was_removed_is_durably_gone(desk: Desk) -> None:
+    """Else a power cut gives the space back to nobody until the next start, and a backup has chunks that the state says are gone."""
+    start = fill(desk)
+    remove(desk, start)
+    desk.abandon()
+    desk.files.crash(keep_none)
+    assert [name for name in log_names(desk) if int(name[:20]) < start] == []
+    desk.open()
+    check(desk, start)
+
+
 def test_names_that_come_back_alone_are_removed_too(desk: Desk) -> None:
     """Removals that were not synced may be undone in any choice: the chunk stays gone, what belonged to it is back."""
     start = fill(desk)
@@ -181,6 +192,7 @@ def test_what_could_not_be_removed_goes_the_next_time(desk: Desk) -> None:
 def test_readers_get_what_follows(desk: Desk) -> None:
     """One that stands at a removed chunk's end, one inside, one before: none sees damage, or a file that is gone."""
     start = fill(desk)
+    desk.restart()  # so that reads come from files
     log = desk.log
     for offset in (0, log.chunks[1], log.chunks[2]):
         assert log.read(offset, 10**6, log.end)
