@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from ..storage.errors import DiskFull, StoreFailed
+from ..storage.errors import Damaged, DiskFull, StoreFailed
 from ..storage.state import ProducerRow, StateBatch, StateStore, Table
+from ..storage.state_keeper import StateKeeper
 from .worker_thread import WorkerThread
 
 log = logging.getLogger("zsq")
@@ -36,6 +37,8 @@ class StateDesk:
         self.waiting = table.waiting
         self.wanted = False  # somebody waits for the batch
         self.disk_full = False
+        self.keeper: StateKeeper | None = None
+        self._problem = ""
         self._store = store
         self._title = title
         self._holes: dict[tuple[str, int], tuple[int, int, int] | None] = {}  # of the batch; the later word wins
@@ -93,6 +96,18 @@ class StateDesk:
         self._out = lambda: self.thread.submit(("commit", (synced_end, batch.waiting, then)), partial(_commit, self._store, batch))
         self._out()
 
+    def tick(self) -> None:
+        """Now and then: a snapshot, if it is time for one."""
+        keeper = self.keeper
+        if keeper is None:
+            return
+        if keeper.problem != self._problem:
+            self._problem = keeper.problem
+            if keeper.problem:
+                log.error("%s: %s", self._title, keeper.problem)
+        if keeper.is_due() and not self.thread.pending:
+            self.thread.submit(("read", lambda _: None), keeper.write)
+
     def retry(self) -> None:
         """After a full disk."""
         if self.disk_full and not self.thread.pending and self._out is not None:
@@ -105,6 +120,8 @@ class StateDesk:
                 log.error("%s: the state store has no space; finishes wait for it: %s", self._title, value)
                 self.disk_full = True
             elif isinstance(value, Exception):
+                if isinstance(value, Damaged) and self.keeper is not None:
+                    self.keeper.distrust()  # so that the next start looks at all of it, and makes it again
                 raise StoreFailed(f"{kind} failed: {value}") from value
             elif kind == "read":
                 tag(value)

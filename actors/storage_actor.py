@@ -78,6 +78,7 @@ class StorageActor(Actor):
         self._topic: Envelope | None = None
         self._sync_thread = WorkerThread(self.context, "sync")
         self._state = StateDesk(WorkerThread(self.context, "state"), self.store.state, table, self.title)
+        self._state.keeper = self.store.keeper
         self._channels = ChannelDesk(self._log, self._state, table, self.mode)
         self._stages = StageDesk(self.store, self._state, WorkerThread(self.context, "stage"), table, settings["stage_timeout_s"])
         self._raw: dict[Any, Callable[[], object]] = {}
@@ -98,6 +99,7 @@ class StorageActor(Actor):
         self.reader.words_to = self._reads = ReadDesk(self._log, self.title)
         self.every(options.CHECKPOINT_INTERVAL_MS, self._checkpoint)
         self.every(options.CHECKPOINT_INTERVAL_MS, self._state.retry)
+        self.every(options.CHECKPOINT_INTERVAL_MS, self._state.tick)
         self.every(options.RETENTION_TICK_MS, lambda: None if self.stopping else self._retention.tick())
         self.every(options.STAGE_TICK_MS, self._stages.tick)
         self.every(options.STAGE_EXPIRE_MS, self._stages.expire)

@@ -184,6 +184,14 @@ class Files:
         finally:
             self.close(fd)
 
+    def note(self, path: str, data: bytes) -> None:
+        """A small file, made or written over, and not synced: for what shall outlive this process and need not outlive the machine."""
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, _FILE_MODE)
+        try:
+            os.write(fd, data)
+        finally:
+            os.close(fd)
+
     def read_file(self, path: str, bytes_max: int) -> bytes:
         fd = self.open_read(path)
         try:

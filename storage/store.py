@@ -4,6 +4,8 @@
     DIR/lock                  held while open; the holder's pid inside, for people
     DIR/<first offset>.chunk  the log; .index beside each sealed one
     DIR/state/                LMDB
+    DIR/state.snapshot        a copy of its small rows, to make it again if it is damaged
+    DIR/state.starts          how often it was opened since its last commit
     DIR/staging/              what is not committed yet; made when first needed
 
 A directory that is missing is refused and not made: an empty topic in place of a lost mount would give old offsets again.
@@ -33,6 +35,7 @@ from .ring import RING_BYTES
 from .stage_recovery import recover_stages
 from .staging import Staging
 from .state import MAP_BYTES, StateBatch, StateStore
+from .state_rebuild import OpenedState, open_state
 
 CHUNK_BYTES: Final = 256 * 1024 * 1024
 INDEX_EVERY_BYTES: Final = 4096
@@ -78,13 +81,15 @@ class Store:
     """An open directory. `log` and `staging` belong to one thread, `state` to one thread (another, if you like)."""
 
     def __init__(
-        self, files: Files, directory: str, lock: int, log: Log, state: StateStore, staging: Staging, report: RecoveryReport,
+        self, files: Files, directory: str, lock: int, log: Log, state: OpenedState, staging: Staging, report: RecoveryReport,
         uuid: bytes = b"", delayed: DelayedStore | None = None, reserve_bytes: int = 0,
     ) -> None:  # fmt: skip
         self.files = files
         self.directory = directory
         self.log = log
-        self.state = state
+        self.state = state.store
+        self.keeper = state.keeper
+        """Of the state's snapshot; belongs to the state's thread."""
         self.staging = staging
         self.report = report
         self.delayed = delayed
@@ -105,6 +110,7 @@ class Store:
             self.staging.close()
             self.log.close()
             self.state.commit(StateBatch(synced_end=self.log.synced_end))
+            self.keeper.close()
         finally:
             self.state.close()
             if self.delayed is not None:
@@ -143,15 +149,15 @@ def create_store(files: Files, directory: str, identity: Identity, options: Stor
 
 
 def open_store(files: Files, directory: str, options: StoreOptions, identity: Identity) -> Store:
-    """Lock, recover, open. `Locked`, `ForeignDirectory`, `Damaged` (the state, or all chunks), `StoreFailed` for I/O errors."""
+    """Lock, recover, open. `Locked`, `ForeignDirectory`, `Damaged` (all chunks), `StoreFailed` for I/O errors."""
     directory = directory.rstrip("/")
     began_ns = time.monotonic_ns()
-    if not files.exists(f"{directory}/{STATE_NAME}"):
+    if not any(files.exists(f"{directory}/{STATE_NAME}{suffix}") for suffix in ("", TEMPORARY_SUFFIX)):
         raise ForeignDirectory(f"{directory} is not the directory of a topic, or is not mounted; it is not made anew in its place")
     try:
         lock = files.lock(f"{directory}/{LOCK_NAME}")
         try:
-            notes = _check_identity(files, directory, identity)
+            notes = _mend_identity(files, directory, identity)
             reserve_bytes = options.reserve_bytes
             if reserve_bytes is None:
                 reserve_bytes = min(RESERVE_BYTES_MAX, files.total_bytes(directory) // RESERVE_SHARE)
@@ -163,7 +169,7 @@ def open_store(files: Files, directory: str, options: StoreOptions, identity: Id
                 options.group_append_bytes,
                 options.ring_bytes,
             )
-            log, state, staging, delayed, report = _recover(files, directory, options, log_options, identity)
+            log, opened, staging, delayed, report = _recover(files, directory, options, log_options, identity)
         except BaseException:
             files.close(lock)
             raise
@@ -171,17 +177,15 @@ def open_store(files: Files, directory: str, options: StoreOptions, identity: Id
         raise StoreFailed(f"{directory} cannot be opened: {error}") from error
     report.notes[:0] = notes
     report.duration_ms = (time.monotonic_ns() - began_ns) // 1_000_000
-    return Store(files, directory, lock, log, state, staging, report, identity.uuid_bytes, delayed, reserve_bytes)
+    return Store(files, directory, lock, log, opened, staging, report, identity.uuid_bytes, delayed, reserve_bytes)
 
 
 def _recover(
     files: Files, directory: str, options: StoreOptions, log_options: LogOptions, identity: Identity
-) -> tuple[Log, StateStore, Staging, DelayedStore | None, RecoveryReport]:
-    state = StateStore(f"{directory}/{STATE_NAME}", options.map_bytes)
+) -> tuple[Log, OpenedState, Staging, DelayedStore | None, RecoveryReport]:
+    opened = open_state(files, directory, identity.uuid_bytes, options.map_bytes, time.time_ns())
+    state, table = opened.store, opened.table
     try:
-        if state.uuid() != identity.uuid_bytes:
-            raise ForeignDirectory(f"{directory}: its state belongs to another topic")
-        table = state.load()
         removed = remove_below(files, directory, table.start)
         delayed = None
         log, report = recover_log(files, directory, identity.uuid_bytes, identity.base_offset, log_options, table.synced_end)
@@ -213,7 +217,9 @@ def _recover(
     except BaseException:
         state.close()
         raise
-    return log, state, staging, delayed, report
+    report.notes += opened.notes
+    report.alarms += opened.alarms
+    return log, opened, staging, delayed, report
 
 
 def _close_quietly(log: Log) -> None:
@@ -231,19 +237,27 @@ def _encode_identity(identity: Identity) -> bytes:
     return f"{line}\n{crc32c(line.encode()):08x}\n".encode()
 
 
-def _check_identity(files: Files, directory: str, identity: Identity) -> list[str]:
-    """Refuse another topic's directory. A damaged file is written anew: state and chunks carry the uuid too."""
+def _mend_identity(files: Files, directory: str, identity: Identity) -> list[str]:
+    """A damaged file is written anew: state and chunks carry the uuid too."""
+    if check_identity(files, directory, identity):
+        return []
+    path = f"{directory}/{IDENTITY_NAME}"
+    temporary = path + TEMPORARY_SUFFIX
+    if files.exists(temporary):
+        files.remove(temporary)
+    files.write_file(temporary, _encode_identity(identity))
+    files.rename(temporary, path)
+    files.sync_folder(directory)
+    return [f"{path}: missing or damaged; written anew"]
+
+
+def check_identity(files: Files, directory: str, identity: Identity) -> bool:
+    """False where the file is missing or damaged; `ForeignDirectory` where it is another topic's."""
     path = f"{directory}/{IDENTITY_NAME}"
     data = files.read_file(path, _IDENTITY_BYTES_MAX) if files.exists(path) else b""
     line, _, rest = data.partition(b"\n")
     if rest != b"%08x\n" % crc32c(line):
-        temporary = path + TEMPORARY_SUFFIX
-        if files.exists(temporary):
-            files.remove(temporary)
-        files.write_file(temporary, _encode_identity(identity))
-        files.rename(temporary, path)
-        files.sync_folder(directory)
-        return [f"{path}: missing or damaged; written anew"]
+        return False
     found = json.loads(line)
     if found.get("zsq") != "topic" or found.get("version") != VERSION:
         raise ForeignDirectory(f"{path}: version {found.get('version')}; only version {VERSION} is known here; use a newer zsq")
@@ -251,7 +265,7 @@ def _check_identity(files: Files, directory: str, identity: Identity) -> list[st
         raise ForeignDirectory(
             f"{directory} belongs to topic {found['name']!r} ({found['uuid']}), not to {identity.name!r} ({identity.uuid_bytes.hex()})"
         )
-    return []
+    return True
 
 
 def _parent(directory: str) -> str:

@@ -281,7 +281,8 @@ class Desk:
     def _check_names(self) -> None:
         """No file that nobody knows, in the folder and in its staging; those that are doomed (see `purge`) count as known."""
         bases = self.log.chunks
-        known = {chunk_name(base) for base in bases} | {index_name(base) for base in bases} | {"topic", "lock", "state", STAGING_NAME}
+        known = {chunk_name(base) for base in bases} | {index_name(base) for base in bases}
+        known |= {"topic", "lock", "state", "state.snapshot", "state.snapshot.tmp", "state.starts", STAGING_NAME}
         names = {name for name in self.files.list(self.directory) if not name.endswith(".bad")}
         assert names <= known, f"left over: {names - known}"
         assert {chunk_name(base) for base in bases} <= names

@@ -87,6 +87,8 @@ def test_on_the_real_system(tmp_path_factory: pytest.TempPathFactory, files: Fil
         "00000000000000005000.index",
         "lock",
         "state",
+        "state.snapshot",
+        "state.starts",
         "topic",
     ]
     assert (tmp_path / "t").stat().st_mode & 0o777 == 0o700
