@@ -100,8 +100,10 @@ def _number(value: Any) -> str:
 def _topics(found: dict[str, Any]) -> Table:
     up = max(0, int(time.time() - float(found.get("start_time", time.time()))))
     title = f"zsq {found.get('version', '?')}, pid {found.get('pid', '?')}, up {_duration(up)}, health {found.get('health', '?')}"
-    fields: tuple[str, ...] = ("depth", "message_count", "message_bytes", "start", "head")
-    names: tuple[str, ...] = ("depth", "messages", "bytes", "oldest", "next")
+    fields: tuple[str, ...] = ("depth", "message_count", "message_bytes", "start", "head", "log_bytes")
+    names: tuple[str, ...] = ("depth", "messages", "bytes", "oldest", "next", "on disk")
+    if any(topic.get("dropped_count") for topic in found["topics"]):
+        fields, names = (*fields, "dropped_count"), (*names, "dropped")
     if any(topic.get("stages") for topic in found["topics"]):  # rows that Spark's executors wrote, and no driver has committed yet
         fields, names = (*fields, "stages", "staged_bytes"), (*names, "stages", "staged bytes")
     table = _table(title, ("topic", "state"), names)
@@ -115,8 +117,10 @@ def _topics(found: dict[str, Any]) -> Table:
 
 def _channels(found: dict[str, Any]) -> Table:
     counters = ("message_count", "finish_count", "requeue_count", "timeout_count")
-    fields = ("depth", "in_flight_count", "deferred_count", *counters, "client_count")
-    names = ("depth", "in flight", "deferred", "delivered", "finished", "requeued", "timed out", "consumers")
+    fields: tuple[str, ...] = ("depth", "in_flight_count", "deferred_count", *counters, "client_count")
+    names: tuple[str, ...] = ("depth", "in flight", "deferred", "delivered", "finished", "requeued", "timed out", "consumers")
+    if any(channel.get("dropped_count") for topic in found["topics"] for channel in topic["channels"]):
+        fields, names = (*fields, "dropped_count"), (*names, "dropped")
     table = _table("channels", ("topic", "channel", "state"), names)
     for topic in found["topics"]:
         for channel in topic["channels"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import subprocess
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zsq.apps.broker import Broker, temporary_broker
+from zsq.apps.cli import stats
 from zsq.apps.cli.quantities import SECONDS_MAX, parse_bytes, parse_seconds
 from zsq.apps.cli.retention import POLICIES, described, given_retention
 from zsq.storage import retention
@@ -144,3 +146,22 @@ def test_a_topic_that_is_not_there(shell: Shell) -> None:
     assert "E_NOT_FOUND" in shell("topic", "set", "nobody", "--keep-chunks", "1", code=1)
     assert "E_NOT_FOUND" in shell("topic", "show", "nobody", code=1)
     assert "b" not in [topic["topic_name"] for topic in json.loads(shell("stats", "--json"))["topics"]], "a refused creation makes nothing"
+
+
+def test_what_lies_on_disk_and_what_was_dropped_is_in_the_tables() -> None:
+    from rich.console import Console
+
+    channel: dict[str, Any] = {"channel_name": "c", "depth": 1, "dropped_count": 0}
+    topic: dict[str, Any] = {"topic_name": "t", "log_bytes": 1_234_567, "dropped_count": 0, "channels": [channel]}
+
+    def text() -> str:
+        out = io.StringIO()
+        for table in stats.tables({"topics": [topic]}, whole=False):
+            Console(file=out, width=200).print(table)
+        return out.getvalue()
+
+    assert "1,234,567" in text()
+    assert "dropped" not in text()
+    topic["dropped_count"], channel["dropped_count"] = 9_871, 6_543
+    assert text().count("dropped") == 2
+    assert {"9,871", "6,543"} <= set(text().split())
