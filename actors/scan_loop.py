@@ -1,4 +1,4 @@
-"""The scan loop: decides which channels the workers scan next; owns nothing but the plan (scan_plan.py)."""
+"""The scan loop: decides which channels and storages the workers scan next; owns nothing but the plan (scan_plan.py)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MS = 1_000_000
 
 
 class ScanLoop(Actor):
-    """Settings: front (endpoint, where channels send hints). Workers are dialled when the supervisor names them."""
+    """Settings: front (endpoint, where channels and storages send hints). Workers are dialled when the supervisor names them."""
 
     def on_start(self) -> dict[str, Any]:
         self.plan = ScanPlan()

@@ -4,6 +4,8 @@ NSQ's queueScanLoop: every 100 ms pick 20 channels at random, let the workers pr
 while more than 25% of them were dirty; every 5 s set the pool to a quarter of the channels, 1 to 4. With thousands of channels
 an expiry then waits for luck. So each answer also carries the channel's next due time, and a channel tells when that
 becomes earlier: the due ones are taken first, and random ones fill up as a safety net (a hint may have been lost).
+
+Storages are among them, for their delayed messages: to the plan they are channels.
 """
 
 from __future__ import annotations

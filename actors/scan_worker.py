@@ -1,4 +1,4 @@
-"""A scan worker: asks channels to process what is due, and reports which were dirty. Owns nothing."""
+"""A scan worker: asks channels and storages to process what is due, and reports which were dirty. Owns nothing."""
 
 from __future__ import annotations
 

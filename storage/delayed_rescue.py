@@ -1,6 +1,7 @@
 """Save what can be read of a damaged environment of delayed messages, in processes of their own: reading it may kill whoever does.
 
     python -m zsq.storage.delayed_rescue STEP OLD NEW
+    python -m zsq.storage.delayed_rescue check PATH
 
 A step reads OLD (never writes there) and adds to NEW what it finds whole: `meta` says what the meta row knows, `forward` takes rows
 from the first on, `backward` from the last, `producers` the producers' rows. A step that dies of a damaged page has committed what it
@@ -31,11 +32,12 @@ import lmdb
 
 from ..transport.codec import unpack_value
 from .delayed import DelayedStore
-from .delayed_format import PRODUCER, ROW, DelayedProducer, decode_row, parse_producer_key, unwrap
+from .delayed_format import META, PRODUCER, ROW, SUM_MASK, DelayedProducer, crc_of, decode_row, parse_producer_key, unwrap
 from .delayed_rows import Rows, prefixed, read_meta, translated
 from .errors import Damaged, DiskFull, StorageError, StoreFailed
 from .files import Files
 from .log_format import DELAYED_NAME, TEMPORARY_SUFFIX
+from .state_check import examine
 
 READY_SUFFIX: Final = ".ready"
 BATCH_ROWS: Final = 1_000
@@ -91,11 +93,11 @@ def _put_in_place(files: Files, directory: str) -> str:
     return bad
 
 
-def _run(step: str, old: str, new: str) -> dict[str, int]:
+def _run(step: str, *paths: str) -> dict[str, Any]:
     """What the step said; {} where it died of what it read."""
-    name = __spec__.name if __spec__ is not None else __name__
+    name, old = __spec__.name if __spec__ is not None else __name__, paths[0]
     try:
-        done = subprocess.run([sys.executable, "-m", name, step, old, new], capture_output=True, timeout=STEP_S, check=False)
+        done = subprocess.run([sys.executable, "-m", name, step, *paths], capture_output=True, timeout=STEP_S, check=False)
     except subprocess.TimeoutExpired as error:
         raise StoreFailed(f"{old} could not be rescued within {STEP_S:g} s") from error
     except OSError as error:
@@ -104,11 +106,48 @@ def _run(step: str, old: str, new: str) -> dict[str, int]:
         return {}
     if done.returncode:
         raise StoreFailed(f"{old} could not be rescued: {done.stderr.decode(errors='replace')[-500:]}")
-    found: dict[str, int] = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
+def check_delayed(path: str) -> list[str]:
+    """What is wrong with an environment of delayed messages, as sentences; empty: it is sound. Nobody may have it open to write."""
+    verdict = examine(path)
+    if verdict.findings or not verdict.finished:
+        return verdict.findings
+    try:
+        return [str(sentence) for sentence in _run("check", path).values()]
+    except StoreFailed as error:
+        return [str(error)]
+
+
 # The steps, in a process of their own
+
+
+def counted(path: str) -> dict[str, str]:
+    """Whether the meta row counts what is there: every row was found whole before."""
+    found: dict[str, int] = dict.fromkeys(("rows", "messages", "bytes", "sum"), 0)
+    with translated(path), contextlib.closing(lmdb.open(path, lock=False, readonly=True, create=False, readahead=True)) as env:
+        txn = env.begin()
+        meta = read_meta(txn)
+        for key, value in _all(txn):
+            found["rows"] += 1
+            found["sum"] = (found["sum"] + crc_of(value)) & SUM_MASK
+            if key.startswith(ROW):
+                block = decode_row(key, value).block
+                found["messages"] += block.count
+                found["bytes"] += block.length
+        txn.abort()
+    wrong = {name: f"{path}: its {name} are {value}, and {meta[name]} are counted" for name, value in found.items() if value != meta[name]}
+    if meta["lost"]:
+        wrong["lost"] = f"{path}: damage has cost {meta['lost']} delayed messages before"
+    return wrong
+
+
+def _all(txn: Any) -> Iterator[tuple[bytes, bytes]]:
+    for key, value in txn.cursor():
+        if key != META:
+            yield key, value
 
 
 def take_step(step: str, old: str, new: str) -> dict[str, int]:
@@ -185,6 +224,6 @@ def _add_some(batch: Rows, found: Iterator[tuple[bytes, bytes]], stop_at_known: 
 
 if __name__ == "__main__":
     try:
-        sys.stdout.write(json.dumps(take_step(*sys.argv[1:])))
+        sys.stdout.write(json.dumps(counted(sys.argv[2]) if sys.argv[1] == "check" else take_step(*sys.argv[1:])))
     except DiskFull as failure:
         sys.exit(str(failure))

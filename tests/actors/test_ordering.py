@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import pytest
 
 from zsq.actors import options
@@ -20,7 +22,7 @@ def block(sequence: int, *, producer_id: int = ID, count: int = 1, size: int = 1
     return pack([b"x" * size] * count, producer_id=producer_id, sequence=sequence)
 
 
-def greeted(known: dict[int, tuple[int, list[tuple[int, int]]]] | None = None) -> Ordering:
+def greeted(known: Mapping[int, tuple[int, Sequence[Sequence[int]]]] | None = None) -> Ordering:
     ordering = Ordering(known or {})
     assert ordering.hello(A, ID, 30 * S, NOW) is not None
     return ordering
@@ -300,3 +302,99 @@ def test_replies_are_words() -> None:
     (reply,) = publish(greeted(), 9)
     assert isinstance(reply.word, Unstored)
     assert "0 was expected" in reply.word.text
+
+
+# Delayed blocks
+
+
+def later(ordering: Ordering, *sequences: int, peer: tuple[bytes, ...] = A, producer_id: int = ID) -> list[Reply]:
+    return [
+        reply for sequence in sequences for reply in ordering.publish(peer, block(sequence, producer_id=producer_id), NOW, delay_ms=60_000)
+    ]
+
+
+def handed(ordering: Ordering) -> tuple[list[int], list[int]]:
+    """Sequences that go to storage now: plain ones, and delayed ones behind them."""
+    plain: list[int] = []
+    while (append := ordering.next_append()) is not None:
+        plain += [one.header.sequence for one in append[1]]
+    delayed = ordering.next_delayed()
+    if delayed is None:
+        return plain, []
+    assert delayed[2] == [60_000] * len(delayed[1])
+    return plain, [one.header.sequence for one in delayed[1]]
+
+
+def test_the_two_kinds_of_a_producer_do_not_overtake_each_other() -> None:
+    ordering = greeted()
+    ordering.hello(B, ID + 1, 30 * S, NOW)
+    assert publish(ordering, 0) == later(ordering, 1, 2) == publish(ordering, 3) == later(ordering, 4) == []
+    ordering.publish(B, block(0, producer_id=ID + 1), NOW)
+    assert handed(ordering) == ([0, 0], [1, 2]), "others pass"
+    ordering.publish(B, block(1, producer_id=ID + 1), NOW)
+    later(ordering, 2, peer=B, producer_id=ID + 1)
+    assert handed(ordering) == ([1], []), "one request of delayed blocks at a time"
+    assert not ordering.idle()
+    assert brief(ordering.kept(2, [(9, 50), (9, 51)])) == [(b"a", (1, 9, 50)), (b"a", (2, 9, 51))]
+    assert handed(ordering) == ([3], [2, 4])
+
+
+def test_a_repeated_delayed_block_is_answered_like_the_first_time() -> None:
+    ordering = greeted({ID: (7, [(4, 40), (5, 9, 50)])})
+    assert brief(later(ordering, 5)) == [(b"a", (5, 9, 50))]
+    assert brief(later(ordering, 3)) == [(b"a", (3, -1, -1))], "kept, but under which key is no longer remembered"
+    assert brief(publish(ordering, 4)) == [(b"a", ((4, 40),))]
+    assert later(ordering, 7, 7) == []
+    assert handed(ordering) == ([], [7])
+    assert brief(ordering.kept(1, [(9, 52)])) == [(b"a", (7, 9, 52))]
+    assert brief(later(ordering, 7)) == [(b"a", (7, 9, 52))]
+    assert ordering.kept(1, [(9, 52)]) == [], "answered already"
+
+
+def test_where_delayed_blocks_fail_only_their_producers_are_concerned() -> None:
+    ordering = greeted()
+    ordering.hello(B, ID + 1, 30 * S, NOW)
+    later(ordering, 0)
+    publish(ordering, 1)
+    later(ordering, 2)
+    ordering.publish(B, block(0, producer_id=ID + 1), NOW)
+    assert handed(ordering) == ([0], [0])
+    ordering.publish(B, block(1, producer_id=ID + 1), NOW)
+    full = ordering.failed(2, E_DISK_FULL, "full")
+    assert brief(full) == [(b"a", (sequence, 0, E_DISK_FULL)) for sequence in (0, 1, 2)]
+    assert ordering.epoch == 0, "appends that are on their way go on"
+    assert handed(ordering) == ([1], [])
+    assert later(ordering, 0) == []
+    assert handed(ordering) == ([], [0])
+    assert ordering._links[A].out_bytes == block(0).length
+
+
+def test_a_failed_append_takes_the_delayed_ones_behind_it_along_and_not_those_before() -> None:
+    ordering = greeted()
+    ordering.hello(B, ID + 1, 30 * S, NOW)
+    later(ordering, 0, peer=B, producer_id=ID + 1)
+    assert handed(ordering) == ([], [0])
+    publish(ordering, 0)
+    later(ordering, 1)
+    assert handed(ordering) == ([0], [])
+    assert [answer for _, answer in brief(ordering.failed(2, E_DISK_FULL, "full"))] == [(0, 0, E_DISK_FULL), (1, 0, E_DISK_FULL)]
+    assert brief(ordering.kept(1, [(9, 5)])) == [(b"b", (0, 9, 5))], "it was before"
+    publish(ordering, 0)
+    later(ordering, 1)
+    assert handed(ordering) == ([0], [1])
+    assert brief(ordering.failed(3, E_DISK_FULL, "full")) == [(b"a", (0, 0, E_DISK_FULL)), (b"a", (1, 0, E_DISK_FULL))]
+    assert ordering.kept(4, [(9, 6)]) == [], "storage refuses it, its epoch is over"
+    assert ordering.idle()
+    assert ordering.statistics() == {"producers": 2, "pending_appends": 0, "queued_blocks": 0}
+
+
+def test_delayed_requests_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    ordering = greeted()
+    monkeypatch.setattr(options, "APPEND_BYTES_MAX", 2 * block(0).length)
+    later(ordering, 0, 1, 2)
+    assert handed(ordering) == ([], [0, 1])
+    publish(ordering, 3)
+    ordering.kept(1, [(9, 1), (9, 2)])
+    assert handed(ordering) == ([], [2]), "what is left of them goes before what came after"
+    ordering.kept(2, [(9, 3)])
+    assert handed(ordering) == ([3], [])

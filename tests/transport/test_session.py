@@ -8,7 +8,7 @@ import pytest
 
 from zsq.transport.block import Block, decode_header, pack
 from zsq.transport.errors import E_CHECKSUM, E_CLOSING, E_DISK_FULL, E_HELLO, E_LIMIT, E_SEQUENCE, E_TOPIC_FAILED, Refused, UsageError
-from zsq.transport.protocol import Beat, Deliver, Stored, Unstored, Welcome
+from zsq.transport.protocol import Beat, Delayed, Deliver, Stored, Unstored, Welcome
 from zsq.transport.session import (
     PRODUCER_TABLE,
     WINDOW_BLOCKS_MAX,
@@ -61,6 +61,7 @@ def test_every_state_can_be_reached() -> None:
     [
         (Stored(((0, 0),)), ProducerState.DOWN),
         (Stored(((0, 0),)), ProducerState.GREETING),
+        (Delayed(0, 1, 1), ProducerState.GREETING),
         (Welcome(1, 0, 1, 1), ProducerState.OPEN),
         (Welcome(1, 0, 1, 1), ProducerState.DOWN),
         (Beat(), ProducerState.OPEN),
@@ -86,6 +87,38 @@ def test_sequences_count_blocks_from_zero() -> None:
     assert [(p.done, p.first_offset, p.block) for p in parcels] == [(True, 10, None), (True, 11, None), (True, -1, None)]
     assert not session.unanswered
     assert session.window_bytes == session.queue_bytes == 0
+
+
+def test_delayed_blocks_are_numbered_and_answered_among_the_others() -> None:
+    session = opened()
+    parcels = [Parcel(block(0)), Parcel(block(1), 5_000), Parcel(block(2), 5_000)]
+    for parcel in parcels:
+        session.add(parcel)
+        assert session.take() is parcel
+    assert [parcel.sequence for parcel in parcels] == [0, 1, 2]
+    assert session.on_word(Delayed(1, 9, 50)) is Reaction.NOTHING
+    assert session.on_word(Delayed(2, -1, -1)) is Reaction.NOTHING
+    assert session.on_word(Stored(((0, 7),))) is Reaction.NOTHING
+    assert [(parcel.done, parcel.key, parcel.first_offset) for parcel in parcels] == [
+        (True, None, 7),
+        (True, (9, 50), -1),
+        (True, None, -1),
+    ]
+    assert (session.unanswered, session.window_bytes) == (False, 0)
+
+
+def test_a_delayed_block_that_was_not_answered_is_sent_again_with_its_number_and_delay() -> None:
+    session = opened()
+    parcel = Parcel(block(), 5_000)
+    session.add(parcel)
+    assert session.take() is parcel
+    session.lost()
+    session.begin(1000)
+    session.on_welcome(Welcome(1, 1, CREDIT, 1000))
+    assert session.take() is parcel
+    assert (parcel.sequence, parcel.delay_ms, parcel.sends) == (0, 5_000, 2)
+    session.on_word(Delayed(0, 9, 50))
+    assert parcel.key == (9, 50)
 
 
 def test_credit_bounds_what_is_out_but_one_goes_always() -> None:
