@@ -193,6 +193,9 @@ class DamageBook:
         """How many are lost."""
         return sum(hole.count for hole in self._holes)
 
+    def is_known(self, base_offset: int, position: int) -> bool:
+        return (base_offset, position) in self._noted
+
     def by_chunk(self) -> dict[int, int]:
         """Bad blocks by their chunk's first offset."""
         found: dict[int, int] = {}

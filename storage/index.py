@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from .log_format import CHUNK_HEADER_BYTES, INDEX_ENTRY_BYTES, INDEX_FIELDS, decode_index, encode_index
@@ -70,6 +71,9 @@ class Index:
     def by_position(self, position: int) -> Entry | None:
         """The last entry at or before `position`."""
         return self._entry(bisect_right(self._positions, position) - 1)
+
+    def entries(self) -> Iterator[Entry]:
+        return map(Entry, self._offsets, self._positions, self._times)
 
     def _entry(self, number: int) -> Entry | None:
         return None if number < 0 else Entry(self._offsets[number], self._positions[number], self._times[number])

@@ -44,6 +44,7 @@ from .log_format import (
     BAD_SUFFIX,
     CHUNK_HEADER_BYTES,
     chunk_name,
+    parse_bad_name,
     parse_chunk_name,
     unsynced_bytes,
 )
@@ -116,12 +117,19 @@ class _Scan:
     holes: list[Hole] = field(default_factory=list)
     attested: int = 0
     write_back_from: int = -1
+    kept: frozenset[tuple[int, int] | None] = frozenset()
+    """(base, position) of what was set aside at an earlier start."""
+    base_offset: int = 0
+
+    def tell(self, position: int, report: RecoveryReport) -> list[str]:
+        """Where to say that something is lost there: what was set aside before was told before."""
+        return report.notes if (self.base_offset, position) in self.kept else report.alarms
 
 
 def recover_log(
-    files: Files, folder: str, uuid: bytes, base_offset: int, options: LogOptions, synced_end: int
+    files: Files, folder: str, uuid: bytes, base_offset: int, options: LogOptions, synced_end: int, start: int = 0
 ) -> tuple[Log, RecoveryReport]:
-    """The log as it really is, all of it synced. `synced_end`: what the state store knows to be on disk.
+    """The log as it really is, all of it synced. `synced_end`: what the state store knows to be on disk; `start`: what lies below is removed.
 
     `StoreFailed` for I/O errors, `ForeignDirectory` for another topic's chunks.
     """
@@ -135,7 +143,7 @@ def recover_log(
                 f"{folder} holds no readable chunk of the topic's log; restore them, or move the folder away (from offset {base_offset})"
             )
         if chunk.adopted:
-            finish_after_crash(chunk, report.notes, report.alarms)
+            finish_after_crash(chunk, report.notes, report.alarms, start)
             bases = _bases(files, folder)
             if not chunk.sealed:
                 report.alarms.append(f"{chunk.path}: its footer is damaged")
@@ -150,10 +158,11 @@ def recover_log(
         raise StoreFailed(f"{folder} cannot be recovered: {error}") from error
     end = scan.end
     if end.offset < synced_end:
-        scan.holes.append(Hole(end.offset, synced_end - end.offset))
-        report.alarms.append(
-            f"{folder}: the log ends at offset {end.offset} but was synced up to {synced_end}: {synced_end - end.offset} messages are lost"
-        )
+        lost = Bad(chunk.base_offset, end.position, 0, end.offset, synced_end - end.offset, "the file ends before it", blocks=1)
+        scan.holes.append(lost.hole)
+        text = f"the log ends at offset {end.offset} but was synced up to {synced_end}: {lost.count} messages are lost"
+        scan.tell(lost.position, report).append(f"{folder}: {text}")
+        _set_aside(chunk, lost, report)
         chunk.sealed = True  # what lies behind the end stays for whoever wants to look; the next append begins a chunk
         chunk.end_offset = synced_end
     chunk.last_time_ns = end.time_ns
@@ -210,7 +219,7 @@ def _scan(chunk: Chunk, synced_end: int, report: RecoveryReport) -> _Scan:
         end = _End(entry.position, base + entry.offset, base_time_ns + entry.time_ns)
     index = chunk.index
     assert index is not None
-    scan = _Scan(end)
+    scan = _Scan(end, kept=frozenset(map(parse_bad_name, chunk.files.list(chunk.folder))), base_offset=base)
     in_bad = in_group = False
     for stretch in chunk.walk(end.position, columns=not chunk.sealed):
         header = stretch.header
@@ -254,7 +263,8 @@ def _decide(chunk: Chunk, scan: _Scan, synced_end: int, report: RecoveryReport) 
     for bad in scan.bad:
         start = bad.start
         if known(start):
-            report.alarms.append(f"{chunk.path}: damage at position {start.position}, offset {start.offset}; stepped over")
+            text = f"damage at position {start.position}, offset {start.offset}; stepped over"
+            scan.tell(start.position, report).append(f"{chunk.path}: {text}")
             continue
         cut = start
         if bad.next_offset >= 0:

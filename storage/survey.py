@@ -54,6 +54,8 @@ def recall(files: Files, folder: str, reader: LogReader) -> list[str]:
 
 def _is_whole(reader: LogReader, head: BadHead) -> bool:
     bad = head.bad
+    if not bad.bytes:
+        return False  # there is nothing to be read: the chunk that held it is missing
     end = bad.position + bad.bytes
     try:
         for stretch in reader.open(bad.base_offset).walk(bad.position, columns=True):
@@ -123,6 +125,8 @@ class Survey:
                 alarms.append(f"{path} ends at offset {facts.next_offset}, and the next chunk begins at {following}")
             elif facts.next_offset < following:
                 lost = following - facts.next_offset
+                if reader.damage.is_known(base, facts.bytes):
+                    continue  # somebody has seen it, and let `zsq fsck --repair` note it
                 alarms.append(f"{lost} messages are missing: {path} ends at offset {facts.next_offset}, the next one begins at {following}")
                 reader.damage.note(Bad(base, facts.bytes, 0, facts.next_offset, lost, "the chunk that held them is missing"))
         return alarms

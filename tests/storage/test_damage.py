@@ -46,6 +46,8 @@ def flip_and_check(desk: Desk, path: Path, bit: int) -> None:
     if len(found) < 5:
         assert desk.damage or report.alarms, "a loss nobody is told of"
     desk.abandon_cleanly()
+    for kept in Path(desk.directory).glob("*.bad"):
+        kept.unlink()
     desk.replace(path, good)
 
 

@@ -110,7 +110,7 @@ def test_a_lone_read_gives_nothing_back(tmp_path: Path, desk: Desk) -> None:
     made = backlog(tmp_path, desk, 1 << 20)
     made.fill(PAGES * 6)
     made.desk.log.read(3, 100, made.desk.log.end)
-    assert made.advice == made.sequential == []
+    assert (made.advice, made.sequential) == ([], [])
 
 
 def test_a_refusal_of_the_system_is_nothing(tmp_path: Path, desk: Desk) -> None:
@@ -120,7 +120,8 @@ def test_a_refusal_of_the_system_is_nothing(tmp_path: Path, desk: Desk) -> None:
     def refuse(*_: int) -> None:
         raise OSError
 
-    made.desk.files.advise_done = made.desk.files.advise_sequential = refuse  # type: ignore[method-assign]
+    made.desk.files.advise_done = refuse  # type: ignore[assignment]
+    made.desk.files.advise_sequential = refuse  # type: ignore[assignment]
     made.go_through()
 
 

@@ -1,0 +1,106 @@
+"""zsq fsck on the directory of a real broker: refused while it runs, clean after a stop and after a kill, found and repaired."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.broker import Broker, kill
+
+import zsq
+
+COUNT = 30
+
+
+def fsck(*arguments: str | Path, code: int = 0) -> str:
+    line = [sys.executable, "-P", "-m", "zsq", "fsck", *map(str, arguments)]
+    ended = subprocess.run(line, capture_output=True, timeout=120, check=False, env=os.environ)
+    assert ended.returncode == code, (ended.returncode, ended.stdout.decode(), ended.stderr.decode())
+    return (ended.stdout + ended.stderr).decode()
+
+
+def told(data_dir: Path, *arguments: str, code: int = 0) -> dict[str, Any]:
+    return dict(json.loads(fsck(data_dir, *arguments, "--json", code=code)))
+
+
+@pytest.fixture
+def stopped(tmp_path: Path, broker: Broker) -> Broker:
+    """With a topic of several chunks, one channel that has finished some; stopped."""
+    broker.stop()
+    broker.extra = ("--chunk-bytes", "65536")
+    broker.start()
+    with zsq.Producer(broker.ipc) as producer, zsq.Consumer(broker.ipc, "t", "c", ready=20) as consumer:
+        for number in range(COUNT):
+            producer.publish_many("t", [b"%d.%d " % (number, i) + b"x" * 900 for i in range(10)])
+        message = consumer.receive(20)
+        assert message is not None
+        message.finish()
+        producer.publish("other", b"1")
+    assert broker.stop() == 0
+    return broker
+
+
+def test_refused_while_it_runs_and_where_there_is_nothing(broker: Broker, tmp_path: Path) -> None:
+    assert broker.process is not None
+    assert f"pid {broker.process.pid}" in fsck(broker.data_dir, code=1)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert "no data directory" in fsck(empty, code=1)
+    assert list(empty.iterdir()) == [], "nothing is made there"
+    fsck(tmp_path / "missing", code=2)
+
+
+def test_clean_after_a_stop_and_after_a_kill(stopped: Broker) -> None:
+    found = told(stopped.data_dir)
+    assert found["clean"]
+    assert [(topic["name"], topic["messages"], topic["clean"]) for topic in found["topics"]] == [
+        ("other", 1, True),
+        ("t", COUNT * 10, True),
+    ]
+    assert "t: clean" in fsck(stopped.data_dir, "t")
+    assert "does not exist" in fsck(stopped.data_dir, "nobody", code=1)
+    stopped.start()
+    with zsq.Producer(stopped.ipc) as producer:
+        producer.publish("t", b"one more")
+        assert stopped.process is not None
+        stopped.actors()
+        kill(stopped.process.pid)
+        stopped.process.wait(20)
+    stopped.wait_gone(sorted(stopped._known))
+    assert told(stopped.data_dir)["clean"], "a kill damages nothing"
+
+
+def test_found_repaired_and_served_again(stopped: Broker) -> None:
+    folder = stopped.data_dir / "topics" / "000001"
+    first = folder / f"{0:020d}.chunk"
+    data = bytearray(first.read_bytes())
+    data[data.index(b"2.5 x")] ^= 1
+    first.write_bytes(data)
+    found = told(stopped.data_dir, "t", code=1)
+    (topic,) = found["topics"]
+    (finding,) = topic["findings"]
+    assert (finding["first_offset"], finding["count"], finding["repairable"]) == (20, 10, True)
+    assert "[offsets 20 to 29]" in fsck(stopped.data_dir, code=1)
+    assert "known hole" in fsck(stopped.data_dir, "--repair")
+    assert told(stopped.data_dir)["clean"]
+    stopped.start()
+    with zsq.Admin(stopped.ipc) as admin, zsq.Reader(stopped.ipc, "t") as reader:
+        assert reader.read(20).blocks[0].first_offset == 30
+        (row,) = admin.stats("t")["topics"]
+        assert (row["health"], row["lost_messages"]) == ("OK", 10)
+
+
+def test_a_topic_that_is_gone_or_nobodys(stopped: Broker) -> None:
+    (stopped.data_dir / "topics" / "000001").rename(stopped.data_dir / "topics" / "000009")
+    found = told(stopped.data_dir, code=1)
+    assert "not made anew" in next(topic for topic in found["topics"] if topic["name"] == "t")["findings"][0]["text"]
+    assert "no topic of the registry" in found["findings"][0]["text"]
+    assert not (stopped.data_dir / "topics" / "000001").exists()
+    (stopped.data_dir / "registry.json").write_text("{")
+    assert "cannot be read" in fsck(stopped.data_dir, code=1)
+    assert (stopped.data_dir / "registry.json").read_text() == "{"
