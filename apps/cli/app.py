@@ -19,6 +19,8 @@ from ... import __version__
 from ...transport.errors import E_INTERNAL, BrokerUnreachable, UsageError, ZsqError
 from .consume import sub, tail
 from .delayed import delayed
+from .dump import dump
+from .fsck import fsck
 from .manage import channel, topic
 from .message import message
 from .nsqd import export_nsqd, import_nsqd
@@ -44,7 +46,7 @@ def app(url: str | None) -> None:
     """
 
 
-for _command in (serve, pub, sub, tail, message, stats, topic, channel, delayed, import_nsqd, export_nsqd):
+for _command in (serve, pub, sub, tail, message, stats, topic, channel, delayed, fsck, import_nsqd, export_nsqd, dump):
     app.add_command(_command)
 
 

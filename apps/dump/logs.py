@@ -1,0 +1,191 @@
+"""Chunks, staged parts, `.bad` files of the log, and indexes as records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from crc32c import crc32c
+
+from ...storage.chunk_file import ChunkFile
+from ...storage.damage import BAD_HEAD_BYTES, decode_bad_head
+from ...storage.errors import Damaged, ForeignDirectory
+from ...storage.files import Files
+from ...storage.index import Index
+from ...storage.log_format import (
+    ADOPTED,
+    CHUNK_HEADER_BYTES,
+    FOOTER_BYTES,
+    ChunkHeader,
+    decode_chunk_header,
+    decode_footer,
+    unsynced_bytes,
+)
+from ...storage.mark import decode_mark
+from ...transport.block import (
+    DELAYED,
+    DISK_MAGIC,
+    HAS_HEADERS,
+    HAS_KEY,
+    HAS_TAG,
+    HAS_TIMES,
+    HEADER_BYTES,
+    IN_GROUP,
+    MARK,
+    Block,
+    Header,
+)
+from ...transport.codec import unpack_headers
+from ...transport.errors import ZsqError
+from .record import Record, damaged, record, with_bytes
+
+INDEX_BYTES_MAX: Final = 64 * 1024 * 1024
+SEARCH_BYTES: Final = 1024 * 1024
+_COLUMNS: Final = ((HAS_KEY, "key"), (HAS_TAG, "tag"), (HAS_HEADERS, "headers"), (HAS_TIMES, "times"))
+_FLAGS: Final = ((IN_GROUP, "group"), (MARK, "mark"), (DELAYED, "delayed"))
+
+
+def dump_chunk(files: Files, path: str, *, bodies: bool) -> Iterator[Record]:
+    """A chunk or a staged part: header, blocks, footer."""
+    fd = files.open_read(path)
+    try:
+        size = files.size(fd)
+        head = files.pread(fd, CHUNK_HEADER_BYTES, 0)
+        try:
+            header = decode_chunk_header(head)
+        except (Damaged, ForeignDirectory) as error:
+            yield damaged(error, position=0, bytes=CHUNK_HEADER_BYTES)
+            yield from _without_seed(files, fd, size)
+            return
+        yield from _chunk_header(head, header, size)
+        at = max(size - FOOTER_BYTES, CHUNK_HEADER_BYTES)
+        footer = decode_footer(files.pread(fd, FOOTER_BYTES, at), header.seed, at)
+        chunk = ChunkFile(files, path.rpartition("/")[0], fd, header)
+        chunk.end_position = size if footer is None else footer.data_end
+        for stretch in chunk.walk(CHUNK_HEADER_BYTES, columns=True):
+            found = stretch.header
+            if found is None or not stretch.good:
+                known = {} if found is None else _place(found, header)
+                why = "no block can be read here" if found is None else "the columns do not match their checksum, or are cut short"
+                yield damaged(why, position=stretch.position, bytes=stretch.end - stretch.position, **known)
+                continue
+            columns = files.pread(fd, found.length - HEADER_BYTES, stretch.position + HEADER_BYTES)
+            if found.flags & MARK:
+                yield _mark(found, header, stretch.position, columns)
+                continue
+            yield _block(found, header, stretch.position)
+            if bodies:
+                yield from messages_of(Block(_absolute(found, header), columns))
+        if footer is not None:
+            yield record(
+                "footer", position=footer.data_end, next_offset=header.base_offset + footer.next_offset,
+                last_time_ns=header.base_time_ns + footer.last_time_ns,
+            )  # fmt: skip
+    finally:
+        files.close(fd)
+
+
+def _chunk_header(head: bytes, header: ChunkHeader, size: int) -> Iterator[Record]:
+    half = CHUNK_HEADER_BYTES // 2
+    yield record(
+        "chunk", base_offset=header.base_offset, base_time_ns=header.base_time_ns, seed=f"{header.seed:08x}", uuid=header.uuid.hex(),
+        adopted=bool(header.flags & ADOPTED), bytes=size,
+    )  # fmt: skip
+    if head[:half] != head[half:]:
+        yield damaged("the two copies of the header differ; the good one is used", position=0, bytes=CHUNK_HEADER_BYTES)
+
+
+def _absolute(header: Header, chunk: ChunkHeader) -> Header:
+    return header._replace(first_offset=header.first_offset + chunk.base_offset, time_ns=header.time_ns + chunk.base_time_ns)
+
+
+def _place(header: Header, chunk: ChunkHeader) -> dict[str, Any]:
+    return {"offset": header.first_offset + chunk.base_offset, "count": header.count, "time_ns": header.time_ns + chunk.base_time_ns}
+
+
+def _block(header: Header, chunk: ChunkHeader, position: int) -> Record:
+    found = record("block", position=position, bytes=header.length, **_place(header, chunk))
+    if header.flags & DELAYED:
+        found |= {"due_ns": header.producer_id, "serial": header.sequence}
+    elif header.producer_id:
+        found |= {"producer": f"{header.producer_id:016x}", "sequence": header.sequence}
+    flags = [name for bit, name in _FLAGS if header.flags & bit]
+    if flags:
+        found["flags"] = flags
+    found["columns"] = ["body", *(name for bit, name in _COLUMNS if header.columns & bit)]
+    found["unsynced_bytes"] = unsynced_bytes(header)
+    return found
+
+
+def _mark(header: Header, chunk: ChunkHeader, position: int, columns: bytes) -> Record:
+    try:
+        mark = decode_mark(columns)
+    except ValueError as error:
+        return damaged(error, position=position, bytes=header.length)
+    return record(
+        "mark", position=position, bytes=header.length, time_ns=header.time_ns + chunk.base_time_ns, first_offset=mark.first_offset,
+        messages=mark.messages, appended=mark.appended, app=mark.transaction.app, version=mark.transaction.version,
+        transaction_kind=mark.transaction.kind, parts=[part.hex() for part in mark.parts], adopted=len(mark.adopted),
+    )  # fmt: skip
+
+
+def messages_of(block: Block, **more: Any) -> Iterator[Record]:
+    """Each message of a block whose checksums agree."""
+    try:
+        for index in range(block.count):
+            found = record("message", offset=block.first_offset + index, time_ns=block.time_of(index), **more)
+            columns = {"key": block.key, "tag": block.tag}
+            with_bytes(found, **{name: column.value(index) for name, column in columns.items() if column is not None})
+            if block.headers is not None:
+                found["headers"] = unpack_headers(block.headers.value(index))
+            yield with_bytes(found, body=block.body.value(index))
+    except ZsqError as error:
+        yield damaged(error, offset=block.first_offset)
+
+
+def _without_seed(files: Files, fd: int, size: int) -> Iterator[Record]:
+    """Where blocks seem to begin: without the header's seed none can be checked."""
+    for at in range(0, size, SEARCH_BYTES):
+        window = files.pread(fd, SEARCH_BYTES + len(DISK_MAGIC), at)
+        found = window.find(DISK_MAGIC)
+        while 0 <= found < SEARCH_BYTES:
+            if (at + found) % 8 == 0:
+                yield record("unchecked block", position=at + found)
+            found = window.find(DISK_MAGIC, found + 1)
+
+
+def dump_index(files: Files, path: str) -> Iterator[Record]:
+    data = files.read_file(path, INDEX_BYTES_MAX)
+    seed = int.from_bytes(data[8:12], "little")
+    index = Index.decode(data, seed, 0)
+    if index is None:
+        yield damaged("not the whole, undamaged index of a chunk; it is made anew when needed", bytes=len(data))
+        return
+    yield record("index", seed=f"{seed:08x}", entries=len(index), bytes=len(data))
+    for entry in index.entries():
+        yield record("entry", offset=entry.offset, position=entry.position, ns_after_base=entry.time_ns)
+
+
+def dump_bad(files: Files, path: str) -> Iterator[Record]:
+    """What was set aside of a chunk: the head says what it is, the bytes are as they were found."""
+    data = files.read_file(path, BAD_HEAD_BYTES)
+    head = decode_bad_head(data)
+    if head is None:
+        yield damaged("the head of this .bad file is damaged", bytes=len(data))
+        return
+    fd = files.open_read(path)
+    try:
+        crc, at, size = 0, BAD_HEAD_BYTES, files.size(fd)
+        while at < size:
+            piece = files.pread(fd, SEARCH_BYTES, at)
+            crc = crc32c(piece, crc)
+            at += len(piece)
+    finally:
+        files.close(fd)
+    bad = head.bad
+    yield record(
+        "set aside", chunk=bad.base_offset, position=bad.position, bytes=bad.bytes, first_offset=bad.first_offset, count=bad.count,
+        why=bad.why, reason=bad.kind, blocks=bad.blocks, time_ns=head.time_ns, kept=head.kept,
+    )  # fmt: skip
+    if crc != head.crc or size - BAD_HEAD_BYTES != head.kept:
+        yield damaged("the bytes kept here are not as they were written", bytes=size - BAD_HEAD_BYTES)
