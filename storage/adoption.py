@@ -138,8 +138,9 @@ class Adoption:
             self.chunk.close()
 
 
-def finish_after_crash(chunk: Chunk, notes: list[str], alarms: list[str]) -> None:
-    """Finish what the mark of `chunk` (the last of the log, adopted) names, wherever it stopped. A file that is nowhere is an alarm."""
+def finish_after_crash(chunk: Chunk, notes: list[str], alarms: list[str], start: int = 0) -> None:
+    """Finish what the mark of `chunk` (the last of the log, adopted) names, wherever it stopped. A file that is nowhere is an alarm, unless
+    it was in its place once and has been removed since, as all below `start`."""
     mark = chunk.mark_at(chunk.last_position())
     if mark is None:
         alarms.append(f"{chunk.path}: the mark of its group is damaged; if its commit was not finished, the rest is still in staging")
@@ -148,7 +149,7 @@ def finish_after_crash(chunk: Chunk, notes: list[str], alarms: list[str]) -> Non
     renamed = 0
     for adopted in mark.adopted[:-1]:
         path = chunk_path(folder, adopted)
-        if _is_there(files, path, adopted.seed):
+        if adopted.base_offset < start or _is_there(files, path, adopted.seed):
             continue
         if not files.exists(part_path(folder, adopted)):
             alarms.append(f"{path} is gone, with {adopted.messages} messages from offset {adopted.base_offset} on")
@@ -158,7 +159,7 @@ def finish_after_crash(chunk: Chunk, notes: list[str], alarms: list[str]) -> Non
     if renamed:
         files.sync_folder(folder)
         notes.append(f"{folder}: the commit of {mark.transaction.app!r} {mark.transaction.version} finished: {renamed} files in place")
-    if mark.unsealed:
+    if mark.unsealed and mark.unsealed[0] >= start:
         _seal_unsealed(chunk, mark, notes)
 
 

@@ -129,7 +129,7 @@ class _Scan:
 def recover_log(
     files: Files, folder: str, uuid: bytes, base_offset: int, options: LogOptions, synced_end: int, start: int = 0
 ) -> tuple[Log, RecoveryReport]:
-    """The log as it really is, all of it synced. `synced_end`: what the state store knows to be on disk; `start`: what lies below is removed.
+    """The log as it really is, all of it synced. `synced_end`: what the state store knows to be on disk; `start`: what is below is removed.
 
     `StoreFailed` for I/O errors, `ForeignDirectory` for another topic's chunks.
     """

@@ -188,7 +188,7 @@ def _recover(
     try:
         removed = remove_below(files, directory, table.start)
         delayed = None
-        log, report = recover_log(files, directory, identity.uuid_bytes, identity.base_offset, log_options, table.synced_end)
+        log, report = recover_log(files, directory, identity.uuid_bytes, identity.base_offset, log_options, table.synced_end, table.start)
         try:
             expected = max(table.start, identity.base_offset)
             if log.start > expected:

@@ -289,3 +289,20 @@ def test_the_floor_is_the_first_unfinished_that_is_still_there(
         assert state.first_unfinished("c") == min([offset for offset in unfinished if offset >= start] + [max(start, following)])
     finally:
         state.close()
+
+
+def test_a_group_whose_first_chunks_are_gone_is_no_alarm(group_desk: Desk) -> None:
+    """The mark of the last chunk names all that was adopted with it, and the chunk before: those are looked for at each start."""
+    desk = group_desk
+    desk.publish()
+    keys = [desk.stage(name, 1, blocks=8, size=60) for name in "abc"]
+    desk.seal(*keys)
+    desk.commit(1, *keys)
+    chunks = desk.log.chunks
+    assert len(chunks) > 4, "all three were adopted"
+    remove(desk, chunks[-1])
+    store = desk.restart()
+    assert store.report.alarms == []
+    assert not [note for note in store.report.notes if "cannot be sealed" in note]
+    assert list(desk.log.chunks) == [chunks[-1]]
+    assert desk.read_all()[0].first_offset == chunks[-1]
