@@ -192,6 +192,17 @@ class Files:
         finally:
             os.close(fd)
 
+    def read_note(self, path: str, bytes_max: int) -> bytes:
+        """What `note` wrote last; empty if it never did."""
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return b""
+        try:
+            return os.read(fd, bytes_max)
+        finally:
+            os.close(fd)
+
     def read_file(self, path: str, bytes_max: int) -> bytes:
         fd = self.open_read(path)
         try:

@@ -29,6 +29,7 @@ from .state_rows import CHANNEL, HOLE, HOLE_ROW, META, TOTAL, DeferredTotal, nam
 SNAPSHOT_NAME: Final = "state.snapshot"
 SNAPSHOT_VERSION: Final = 1
 SNAPSHOT_BYTES_MAX: Final = 1 << 31
+SNAPSHOT_HEAD_MAX: Final = 1 << 20  # a thousand channels with deferred holes: about 100 KB
 _LENGTHS: Final = struct.Struct("<HI")
 _CHECKSUM_BYTES: Final = 9  # eight digits and the end of the line
 
@@ -49,7 +50,10 @@ class Snapshot:
 def encode_snapshot(uuid: bytes, time_ns: int, rows: Iterable[Row], deferred: Mapping[str, DeferredTotal]) -> bytes:
     """`rows`: key and wrapped value of each small row, the checkpoint among them."""
     pieces: list[bytes] = []
+    commits = 0
     for key, value in rows:
+        if key == META:
+            commits = unwrap_meta(value)["commits"]
         pieces += (_LENGTHS.pack(len(key), len(value)), key, value)
     body = b"".join(pieces)
     head = {
@@ -57,6 +61,7 @@ def encode_snapshot(uuid: bytes, time_ns: int, rows: Iterable[Row], deferred: Ma
         "version": SNAPSHOT_VERSION,
         "uuid": uuid.hex(),
         "time_ns": time_ns,
+        "commits": commits,
         "rows": len(pieces) // 3,
         "bytes": len(body),
         "crc": crc32c(body),
@@ -68,13 +73,8 @@ def encode_snapshot(uuid: bytes, time_ns: int, rows: Iterable[Row], deferred: Ma
 
 def decode_snapshot(data: bytes) -> Snapshot:
     """`Damaged` if anything of it is not as it was written."""
-    line, _, rest = data.partition(b"\n")
-    if rest[:_CHECKSUM_BYTES] != b"%08x\n" % crc32c(line):
-        raise Damaged("the snapshot's head is damaged")
-    head = json.loads(line)
-    if head.get("zsq") != "state snapshot" or head.get("version") != SNAPSHOT_VERSION:
-        raise Damaged(f"a snapshot of version {head.get('version')}: only version {SNAPSHOT_VERSION} is known here")
-    body = memoryview(rest)[_CHECKSUM_BYTES:]
+    head, begin = _head(data)
+    body = memoryview(data)[begin:]
     if len(body) != head["bytes"] or crc32c(body) != head["crc"]:
         raise Damaged("the snapshot's rows are damaged")
     rows = [(key, unwrap(key, value)) for key, value in _rows(body)]
@@ -87,6 +87,17 @@ def decode_snapshot(data: bytes) -> Snapshot:
         tuple(row for row in rows if row[0] != META),
         deferred,
     )
+
+
+def _head(data: bytes) -> tuple[dict[str, Any], int]:
+    """The head, and where the rows begin."""
+    line, _, rest = data.partition(b"\n")
+    if rest[:_CHECKSUM_BYTES] != b"%08x\n" % crc32c(line):
+        raise Damaged("the snapshot's head is damaged")
+    head: dict[str, Any] = json.loads(line)
+    if head.get("zsq") != "state snapshot" or head.get("version") != SNAPSHOT_VERSION:
+        raise Damaged(f"a snapshot of version {head.get('version')}: only version {SNAPSHOT_VERSION} is known here")
+    return head, len(line) + 1 + _CHECKSUM_BYTES
 
 
 def _rows(body: memoryview) -> Iterator[Row]:
@@ -150,6 +161,15 @@ def read_snapshot(files: Files, directory: str) -> Snapshot | None:
         raise Damaged(f"{path} cannot be read: {error}") from error
     except (Damaged, ValueError, KeyError) as error:
         raise Damaged(f"{path}: {error}") from error
+
+
+def commits_of_snapshot(files: Files, directory: str) -> int:
+    """How many commits the store had made by then; 0: it cannot be told. A store that has made fewer is not the one that was written."""
+    path = f"{directory}/{SNAPSHOT_NAME}"
+    try:
+        return int(_head(files.read_file(path, SNAPSHOT_HEAD_MAX))[0]["commits"]) if files.exists(path) else 0
+    except (OSError, Damaged, ValueError, KeyError):
+        return 0
 
 
 def check_snapshot(files: Files, directory: str) -> list[str]:

@@ -176,9 +176,10 @@ class StateStore:
                 return None
             table = Table()
             take_row(table, key, unwrap(key, value))
-            start = unwrap_meta(txn.get(META))["start"]
+            start: int = unwrap_meta(txn.get(META))["start"]
             firsts = (first_unfinished(txn, kind, channel, start) for kind in (HOLE, DEFERRED))
-            return min([max(start, int(table.channels[channel]["next"])), *(first for first in firsts if first is not None)])
+            following: int = table.channels[channel]["next"]
+            return min([max(start, following), *(first for first in firsts if first is not None)])
 
     def walk(self) -> list[str]:
         """Check every row, deferred ones included, against its checksum and all counts and sums: what is wrong, as sentences."""

@@ -71,9 +71,7 @@ class Starts:
 
     def _read(self) -> tuple[int, list[int]]:
         try:
-            if not self._files.exists(self._path):
-                return 0, []
-            found = json.loads(self._files.read_file(self._path, _NOTE_BYTES_MAX))
+            found = json.loads(self._files.read_note(self._path, _NOTE_BYTES_MAX) or '{"unproven": 0, "starts": []}')
             return int(found["unproven"]), [int(one) for one in found["starts"]]
         except (OSError, ValueError, KeyError, TypeError):
             return 0, []  # torn by the death that it was to note

@@ -19,8 +19,8 @@ from typing import Final
 
 from .errors import Damaged, DiskFull, ForeignDirectory, StoreFailed, is_full
 from .files import Files
-from .log_format import STATE_NAME, TEMPORARY_SUFFIX, parse_chunk_name
-from .snapshot import Snapshot, read_snapshot, rows_without_deferred
+from .log_format import BAD_SUFFIX, STATE_NAME, TEMPORARY_SUFFIX, parse_chunk_name
+from .snapshot import SNAPSHOT_NAME, Snapshot, commits_of_snapshot, read_snapshot, rows_without_deferred
 from .state import StateBatch, StateStore, Table
 from .state_check import CHECK_S, DATA_NAME, examine
 from .state_keeper import UNPROVEN_MAX, Starts, StateKeeper
@@ -67,7 +67,7 @@ def open_state(files: Files, directory: str, uuid: bytes, map_bytes: int, now_ns
     rebuilt = store is None or table is None
     if store is None or table is None:
         alarms += rebuild_state(files, directory, uuid, map_bytes, reason)
-        store, table = _open(files, directory, uuid, map_bytes, prove=False)
+        store, table = _open(files, directory, uuid, map_bytes, prove=False)  # of as many commits as its snapshot
     keeper = StateKeeper(files, directory, uuid, store, table, starts)
     return OpenedState(store, table, keeper, rebuilt, notes, alarms)
 
@@ -94,7 +94,11 @@ def _open(files: Files, directory: str, uuid: bytes, map_bytes: int, *, prove: b
             raise ForeignDirectory(f"{directory}: its state belongs to another topic")
         if prove:  # a commit that kills the process shall do it now
             store.commit(StateBatch())
-        return store, store.load()
+        table = store.load()
+        if table.commits < (known := commits_of_snapshot(files, directory)):
+            # One flipped bit in LMDB's own head brings the commit before back, which is right in itself.
+            raise Damaged(f"{path} has seen {table.commits} commits, its snapshot {known}")
+        return store, table
     except BaseException:
         store.close()
         raise
@@ -123,7 +127,11 @@ def rebuild_state(files: Files, directory: str, uuid: bytes, map_bytes: int, rea
         finally:
             store.close()
         files.sync_folder(temporary)
-        aside = f"{directory}/{BAD_STATE}{_free_number(files, directory)}"
+        number = _free_number(files, directory)
+        aside = f"{directory}/{BAD_STATE}{number}"
+        if snapshot is None and files.exists(f"{directory}/{SNAPSHOT_NAME}"):  # else the new store would be taken for older than it
+            files.rename(f"{directory}/{SNAPSHOT_NAME}", f"{directory}/{SNAPSHOT_NAME}{BAD_SUFFIX}-{number}")
+            files.sync_folder(directory)
         if files.exists(f"{directory}/{STATE_NAME}"):
             files.rename(f"{directory}/{STATE_NAME}", aside)
             files.sync_folder(directory)

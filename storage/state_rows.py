@@ -103,6 +103,7 @@ class Table:
     """Chunks that end at or below this offset are removed, or are to be."""
     dropped: int = 0
     """Messages that went with them although not every channel had passed them."""
+    commits: int = field(default=0, compare=False)
 
     def first_unfinished(self, channel: str) -> int:
         """The lowest offset that a channel has not finished, deferred ones included."""
@@ -180,6 +181,7 @@ def new_meta(uuid: bytes, waiting: int) -> dict[str, Any]:
         "dropped": 0,
         "rows": 0,
         "sum": 0,
+        "commits": 0,
     }
 
 
@@ -189,6 +191,7 @@ def take_meta(table: Table, meta: Mapping[str, Any]) -> None:
     table.paused_end = meta["paused"]
     table.waiting = meta["waiting"]
     table.start = meta["start"]
+    table.commits = meta["commits"]
     table.dropped = meta["dropped"]
 
 
@@ -203,6 +206,7 @@ def change_meta(meta: dict[str, Any], batch: StateBatch) -> None:
     }
     meta.update({name: value for name, value in changes.items() if value is not None})
     meta["synced"] = max(meta["synced"], meta["applied"])
+    meta["commits"] += 1
 
 
 def take_row(table: Table, key: bytes, data: bytes) -> None:
