@@ -89,7 +89,7 @@ class FaultyFiles(Files):
         self.fail: dict[str, dict[int, int]] = {}
         self.short: dict[int, int] = {}
         """Number of a writev from now -> bytes it takes before it stops."""
-        self.unreadable = ("", 0)
+        self.unreadable: tuple[str, int] = ("", 0)
         """A file's name and the position of a byte that the disk cannot read."""
         self.free = 1 << 40
         self.seed = 0

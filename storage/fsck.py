@@ -14,7 +14,7 @@ from typing import Final
 
 from crc32c import crc32c
 
-from .chunk import Chunk
+from .chunk import Chunk, read_footer
 from .damage import BAD_HEAD_BYTES, DAMAGED, Bad, decode_bad_head, keep_bytes
 from .errors import Damaged, StorageError
 from .files import Files
@@ -264,7 +264,9 @@ class _TopicCheck:
             try:
                 header = decode_chunk_header(self._files.pread(fd, CHUNK_HEADER_BYTES, 0))
                 part = Chunk(self._files, folder, fd, header, INDEX_EVERY_BYTES)
-                part.end_position = self._files.size(fd)
+                size = self._files.size(fd)
+                footer = read_footer(self._files, fd, header.seed, size)
+                part.end_position = size if footer is None else footer.data_end
                 bad = [stretch.position for stretch in part.walk(CHUNK_HEADER_BYTES, columns=True) if not stretch.good]
                 if header.uuid != self._identity.uuid_bytes:
                     self._add(DAMAGE, f"{STAGING_NAME}/{name}", "it belongs to another topic")
@@ -274,4 +276,4 @@ class _TopicCheck:
             finally:
                 self._files.close(fd)
             if bad:
-                self._add(NOTE, f"{STAGING_NAME}/{name}", f"no block from {bad[0]} on: an unfinished write, a footer, or damage")
+                self._add(NOTE, f"{STAGING_NAME}/{name}", f"no good block at {bad[0]}: a write that did not finish, or damage")

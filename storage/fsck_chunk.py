@@ -277,7 +277,8 @@ class ChunkCheck:
         if not chunk.sealed:
             return  # nobody trusts that of the last one: recovery cuts it
         if not self._files.exists(chunk.index_path):
-            self._add(NOTE, "it has no index; one is made when it is needed", repair=lambda: self._mend_index(chunk))
+            if not chunk.adopted:  # those never had one
+                self._add(NOTE, "it has no index; one is made when it is needed", repair=lambda: self._mend_index(chunk))
             return
         data = self._files.read_file(chunk.index_path, 64 * 1024 * 1024)
         index = Index.decode(data, chunk.header.seed, self._around.index_every_bytes)

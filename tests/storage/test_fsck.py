@@ -227,6 +227,26 @@ def test_an_unfinished_write_is_a_note(topic: Desk) -> None:
     assert look(topic).findings == []
 
 
+def test_a_missing_index_is_a_note_and_made(topic: Desk) -> None:
+    good = topic.path(index_name(3)).read_bytes()
+    topic.path(index_name(3)).unlink()
+    topic.files.reset()
+    (finding,) = look(topic, repair=True).findings
+    assert (finding.level, finding.repaired) == ("note", "the index built anew")
+    assert topic.path(index_name(3)).read_bytes() == good
+    assert look(topic).findings == []
+
+
+def test_a_damaged_bad_file_is_evidence_only(topic: Desk) -> None:
+    flip_block(topic)
+    look(topic, repair=True)
+    (kept,) = Path(topic.directory).glob("*.bad")
+    topic.flip(kept, 560 * 8)
+    assert any("damaged; it is evidence" in finding.text for finding in look(topic).findings)
+    topic.flip(kept, 30 * 8)
+    assert damage(look(topic)), "what it said is not known any more, and found again"
+
+
 def test_a_group_and_its_stages(group_desk: Desk) -> None:
     group_desk.publish()
     for version, blocks in ((1, 1), (2, 6)):
@@ -237,8 +257,7 @@ def test_a_group_and_its_stages(group_desk: Desk) -> None:
     group_desk.seal(left)
     group_desk.publish()
     group_desk.abandon_cleanly()
-    report = look(group_desk)
-    assert damage(report) == []
+    assert look(group_desk).findings == []
     (part,) = Path(group_desk.directory, "staging").iterdir()
     group_desk.flip(part, (CHUNK_HEADER_BYTES + 70) * 8)
     assert any(finding.path.endswith(part.name) for finding in look(group_desk).findings)

@@ -141,7 +141,7 @@ def test_against_a_model(pushes: list[tuple[list[int], int, bool]], offset: int,
         now += passed
         ring.expire(now)
         while sizes and now - sizes[0][1] >= 5:
-            model.pop(0), sizes.pop(0)
+            del model[0], sizes[0]
         if gap:
             following += 10
             model, sizes = [], []
@@ -155,7 +155,7 @@ def test_against_a_model(pushes: list[tuple[list[int], int, bool]], offset: int,
         model.append(entry)
         sizes.append((total, now))
         while sum(size for size, _ in sizes) > 700:
-            model.pop(0), sizes.pop(0)
+            del model[0], sizes[0]
     everything = [one for entry in model for one in entry]
     found = ring.read(offset, bytes_max, end)
     if not any(first <= offset < first + one.count for first, one, _ in everything):

@@ -1,0 +1,143 @@
+"""The log's upkeep: what goes to the housekeeping thread, what becomes an alarm, and how much of it is repeated."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zsq.actors.log_desk import ALARM_CHARACTERS_MAX, ALARMS_MAX, LogDesk
+from zsq.storage.errors import Damaged
+from zsq.storage.files import Files
+from zsq.storage.state_rows import StateBatch
+from zsq.storage.store import Identity, Store, StoreOptions, create_store, open_store
+from zsq.transport.block import pack
+
+IDENTITY = Identity("clicks", "00112233445566778899aabbccddeeff")
+OPTIONS = StoreOptions(chunk_bytes=460, map_bytes=1 << 20, reserve_bytes=0)
+
+
+class House:
+    """A thread that works when the test says so."""
+
+    def __init__(self) -> None:
+        self.jobs: list[tuple[Callable[[Any], None], Callable[[], Any]]] = []
+
+    def submit(self, tag: Any, job: Callable[[], Any]) -> None:
+        self.jobs.append((tag, job))
+
+    def work(self) -> int:
+        done = 0
+        while self.jobs:
+            then, job = self.jobs.pop(0)
+            try:
+                value = job()
+            except Exception as error:
+                value = error
+            then(value)
+            done += 1
+        return done
+
+
+def filled(folder: Path, files: Files | None = None, blocks: int = 8) -> Store:
+    create_store(Files(), f"{folder}/clicks", IDENTITY, OPTIONS)
+    store = open_store(files or Files(), f"{folder}/clicks", OPTIONS, IDENTITY)
+    for number in range(blocks):
+        store.log.append([pack([b"%d" % number])], 1_000 + number)
+    store.log.sync()
+    store.state.commit(StateBatch(applied_offset=store.log.end, synced_end=store.log.end))
+    return store
+
+
+def spoil(path: Path, what: bytes) -> None:
+    data = bytearray(path.read_bytes())
+    data[data.index(what, 128 + 64)] ^= 1
+    path.write_bytes(data)
+
+
+def test_an_idle_topic_needs_no_thread(tmp_path: Path) -> None:
+    store, house = filled(tmp_path), House()
+    desk = LogDesk(store, "storage clicks", lambda: house)
+    for second in range(20):
+        desk.tick(second * 1_000_000_000)
+    assert not house.jobs
+    assert desk.statistics()["ring_bytes"] == 0, "what is old is not kept in memory"
+    store.close()
+
+
+def test_damage_is_kept_by_the_thread_and_counted_at_once(tmp_path: Path) -> None:
+    store, house = filled(tmp_path), House()
+    desk = LogDesk(store, "storage clicks", lambda: house)
+    store.log.reader.ring.clear()
+    first = Path(store.directory) / f"{0:020d}.chunk"
+    spoil(first, bytes((0, 0, 0, 0, 1, 0, 0, 0)) + b"0")
+    with pytest.raises(Damaged) as raised:
+        store.log.read(0, 1, 8)
+    desk.alarm(str(raised.value))
+    desk.tick(5_000)
+    assert desk.statistics()["lost_messages"] == desk.statistics()["damaged_blocks"] == 1
+    assert desk.chunks()["chunks"][0]["bad"] == 1
+    assert not list(Path(store.directory).glob("*.bad")), "not in the loop"
+    assert house.work() == 1
+    assert len(list(Path(store.directory).glob("*.bad"))) == 1
+    desk.tick(6_000)
+    assert not house.jobs, "once"
+    store.close()
+
+
+def test_a_job_that_fails_is_told_and_the_topic_lives(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store, house = filled(tmp_path), House()
+    desk = LogDesk(store, "storage clicks", lambda: house)
+    with caplog.at_level(logging.ERROR, "zsq"):
+        desk._kept(OSError("broken"))
+        desk._surveyed(OSError("broken too"))
+    assert "broken" in caplog.text
+    assert "broken too" in caplog.text
+    store.close()
+
+
+def test_alarms_are_bounded(tmp_path: Path) -> None:
+    store = filled(tmp_path)
+    desk = LogDesk(store, "storage clicks", House)
+    for number in range(ALARMS_MAX + 5):
+        desk.alarm(f"{number} " + "x" * 1_000)
+    alarms = desk.statistics()["alarms"]
+    assert len(alarms) == ALARMS_MAX + 1
+    assert max(map(len, alarms)) == ALARM_CHARACTERS_MAX
+    assert "5 more" in alarms[-1]
+    store.close()
+
+
+class Limited(Files):
+    """Some chunk cannot be opened."""
+
+    code = 0
+
+    def open_read(self, path: str) -> int:
+        if self.code and path.endswith(f"{3:020d}.chunk"):
+            raise OSError(self.code, "by plan")
+        return super().open_read(path)
+
+
+@pytest.mark.parametrize(("code", "lost"), [(errno.EMFILE, 0), (errno.EIO, 3), (errno.ENOENT, 3)])
+def test_the_survey_goes_through_all_chunks_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, lost: int) -> None:
+    """Too many open files is not damage; a chunk that is gone is."""
+    files = Limited()
+    filled(tmp_path, files, 30).close()
+    monkeypatch.setattr("zsq.storage.recovery.AT_START_MAX", 1)
+    monkeypatch.setattr("zsq.storage.survey.Survey.take.__defaults__", (2,))
+    files.code = code
+    store, house = open_store(files, f"{tmp_path}/clicks", OPTIONS, IDENTITY), House()
+    assert not store.report.holes
+    desk = LogDesk(store, "storage clicks", lambda: house)
+    desk.tick(0)
+    assert len(house.jobs) == 1, "one at a time"
+    assert house.work() == (len(store.log.chunks) - 2 + 1) // 2, "each begins the next"
+    assert desk.statistics()["lost_messages"] == lost
+    assert len(desk.alarms) == (lost > 0)
+    files.code = 0
+    store.close()
