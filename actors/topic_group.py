@@ -16,7 +16,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 from ..storage.retention import Retention, resolve
-from ..transport.errors import E_CLOSING, E_LIMIT, E_TOPIC_FAILED, Refused, ZsqError
+from ..transport.errors import E_CLOSING, E_LIMIT, E_TOPIC_FAILED, Refused, UsageError, ZsqError
 from . import options
 from .child import FATE, KINDS, ChildSpec, RestartIntensity
 from .process_table import Child
@@ -85,8 +85,12 @@ class TopicGroup:
         self.state = TRANSITIONS[self.state][event]
 
     def retention(self) -> Retention:
-        """What was set for this topic, over what the broker was told."""
-        return resolve(self.supervisor.options.retention, self.row.retention)
+        """What was set for this topic, over what the broker was told. Settings that make no sense (edited by hand) remove nothing."""
+        try:
+            return resolve(self.supervisor.options.retention, self.row.retention)
+        except UsageError as error:
+            log.error("topic %s: its settings are not understood (%s): nothing of it is removed until they are set anew", self.name, error)
+            return Retention(keep_bytes=-1)
 
     def children(self) -> list[Child]:
         found = [self.storage, self.topic, *self.channels.values()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Iterator
@@ -177,6 +178,35 @@ def test_drop_oldest_loses_the_oldest_and_counts_it(broker: Broker, admin: zsq.A
     assert finish(broker, "c", 384 - start) == list(range(start, 384))
     channel = shown(admin)["channels"][0]
     assert (channel["lost_count"], channel["dropped_count"], channel["finish_count"]) == (0, start, 384 - start)
+
+
+def test_settings_that_somebody_spoilt_remove_nothing(broker: Broker, admin: zsq.Admin) -> None:
+    """And the topic serves, as all others do; set anew, they hold again."""
+    admin.create_topic(TOPIC, keep_bytes=0)
+    admin.create_channel(TOPIC, "c")
+    broker.stop()
+    path = broker.data_dir / "registry.json"
+    path.write_text(path.read_text().replace('"keep_bytes": 0', '"keep_bytes": "0"'))
+    broker.start()
+    publish(broker, 3)
+    assert finish(broker, "c", 48) == list(range(48))
+    deadline = time.monotonic() + 2.5
+    wait_for(lambda: time.monotonic() > deadline)
+    assert (shown(admin)["start"], shown(admin)["retention"]["keep_bytes"]) == (0, -1)
+    admin.configure_topic(TOPIC, keep_bytes=0)
+    wait_for(lambda: on_disk(broker) < 0.1 * MIB, BACK_S, "space is back")
+
+
+def test_the_same_with_asyncio(broker: Broker, admin: zsq.Admin) -> None:
+    async def work() -> tuple[dict[str, Any], dict[str, Any]]:
+        async with zsq.aio.Admin(broker.ipc) as one:
+            await one.create_topic(TOPIC, keep_chunks=7)
+            return (await one.stats(TOPIC))["topics"][0], await one.configure_topic(TOPIC, keep_s=2.5)
+
+    made, changed = asyncio.run(work())
+    assert made["retention"]["keep_chunks"] == 7
+    assert (changed["retention"]["keep_chunks"], changed["retention"]["keep_s"]) == (7, 2.5)
+    assert shown(admin)["retention"] == changed["retention"]
 
 
 def test_settings_are_kept_over_a_restart(broker: Broker, admin: zsq.Admin) -> None:
