@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from support.stage_bench import IDENTITY, Thread, Wire
 from zsq.actors import options
 from zsq.actors.delayed_desk import MOVES, Clock, DelayedDesk, MoveState, sequences
 from zsq.actors.port import Mail
+from zsq.actors.storage_actor import StorageActor
 from zsq.storage.delayed import DelayedStore
 from zsq.storage.errors import DiskFull, StoreFailed
 from zsq.storage.files import Files
@@ -346,3 +348,18 @@ def test_a_restart_finds_all_and_sequences_of_both_kinds_are_one_row(bench: Benc
 def test_the_table_names_each_state_and_each_way() -> None:
     assert set(MOVES) == set(MoveState)
     assert {state for ways in MOVES.values() for state in ways.values()} == set(MoveState)
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_the_checkpoint_waits_for_a_move(holds: bool) -> None:
+    """The actor's part: no commit of the state store while messages are in the log whose rows are still here."""
+    actor = StorageActor(1, "storage t", {})
+    committed: list[int] = []
+    state = SimpleNamespace(may_commit=lambda: True, waits_for_log=lambda end: False, commit=lambda end, rows: committed.append(end))
+    parts = {
+        "_state": state, "_delayed": SimpleNamespace(holds_checkpoint=lambda: holds), "_log": SimpleNamespace(synced_end=7),
+        "_producers": {}, "_producers_changed": set(),
+    }  # fmt: skip
+    vars(actor).update(parts)
+    actor._commit()
+    assert committed == ([] if holds else [7])

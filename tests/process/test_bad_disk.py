@@ -97,11 +97,33 @@ def test_a_full_disk_refuses_publishes_and_serves_consumers(small: SmallDiskBrok
     assert sorted(actor["pid"] for actor in small.actors()) == pids, "nobody died of it"
 
 
-def fill(ballast: Path) -> None:
-    """All but some 6 MiB of the file system; 3.2 of it are the reserve."""
+def test_delayed_messages_wait_for_space_and_say_so(small: SmallDiskBroker) -> None:
+    ballast = small.inside / "ballast"
+    with zsq.Admin(small.tcp) as admin, zsq.Producer(small.tcp, timeout=20) as producer:
+        admin.create_channel("t", "c")
+        pids = sorted(actor["pid"] for actor in small.actors())
+        for _ in range(3):
+            producer.publish_many("t", [BODY] * 1000, delay=3)
+        fill(ballast, 3 * MIB)
+        stored = 3000
+        with pytest.raises(Refused, match=E_DISK_FULL):
+            for _ in range(100):  # free space is asked for ten times a second
+                producer.publish_many("t", [BODY] * 100, delay=3)
+                stored += 100
+        wait_for(lambda: "wait for space" in str(admin.stats("t")["topics"][0]["health"]), 20, "the alarm")
+        assert admin.delayed_count("t")["messages"] > 0
+        ballast.unlink()
+        consume(small, stored)
+        wait_for(lambda: admin.stats("t")["topics"][0]["health"] == "OK", 10, "the end of the alarm")
+        assert admin.delayed_count("t")["messages"] == 0
+        assert sorted(actor["pid"] for actor in small.actors()) == pids, "nobody died of it"
+
+
+def fill(ballast: Path, left_bytes: int = 6 * MIB) -> None:
+    """All but some MiB of the file system; 3.2 of it are the reserve."""
     space = os.statvfs(ballast.parent)
     with ballast.open("wb") as file:
-        left = space.f_bavail * space.f_frsize - 6 * MIB
+        left = space.f_bavail * space.f_frsize - left_bytes
         while left > 0:
             left -= file.write(bytes(min(left, MIB)))
 

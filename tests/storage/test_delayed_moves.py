@@ -352,3 +352,23 @@ def test_flipped_bits_cost_what_they_hit_and_are_told(tmp_path: Path) -> None:
         shutil.rmtree(directory)
     assert harmless > 20
     assert hurt > 2, "nothing that counts was hit"
+
+
+def test_a_death_while_recovery_removes_what_has_moved(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint must not have passed the blocks by then: nobody would look for their keys again, and they would come twice."""
+    publish(desk)
+    store = delayed(desk)
+    desk.log.append([due_block(row) for row in store.due(99, 1 << 20, 2)], desk.now_ns)
+    desk.log.sync()
+    desk.abandon()
+    desk.files.crash(keep_all)
+
+    def die(self: DelayedStore, keys: object) -> None:
+        raise PowerCut("now")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DelayedStore, "remove", die)
+        with pytest.raises(PowerCut):
+            desk.open()
+    desk.crash(keep_all)
+    assert (in_log(desk), waiting(desk)) == ([b"a", b"b", b"c"], [b"d", b"e", b"f"])
