@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from ..storage.errors import Damaged, DiskFull, StoreFailed
+from ..storage.errors import DiskFull, StoreFailed
 from ..storage.state import ProducerRow, StateBatch, StateStore, Table
 from ..storage.state_keeper import StateKeeper
 from .worker_thread import WorkerThread
@@ -120,8 +120,8 @@ class StateDesk:
                 log.error("%s: the state store has no space; finishes wait for it: %s", self._title, value)
                 self.disk_full = True
             elif isinstance(value, Exception):
-                if isinstance(value, Damaged) and self.keeper is not None:
-                    self.keeper.distrust()  # so that the next start looks at all of it, and makes it again
+                if self.keeper is not None:
+                    self.keeper.distrust()  # so that the next start looks at all of it, and makes it again if it is damaged
                 raise StoreFailed(f"{kind} failed: {value}") from value
             elif kind == "read":
                 tag(value)

@@ -165,6 +165,8 @@ class StateStore:
                 found.append(HoleRow(start_of(key), *HOLE_ROW.unpack(unwrap(row, txn.get(row, b"")))))
                 if found[-1].due_ns != due_of(key):
                     raise Damaged(f"{self._path}: the deferred row {row[:80]!r} is due at two times")
+            if len(found) != (rows := DeferredRows(txn).counted(channel).rows):
+                raise Damaged(f"{self._path}: channel {channel!r} has {rows} deferred rows, but {len(found)} by their due time")
         return found, 0
 
     def first_unfinished(self, channel: str) -> int | None:
