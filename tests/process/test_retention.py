@@ -309,3 +309,30 @@ def test_a_channel_that_holds_what_is_dropped_goes_on_behind_it(broker: Broker, 
     assert found == list(range(start, young))
     channel = shown(admin)["channels"][0]
     assert (channel["dropped_count"], channel["lost_count"]) == (start - 1, 0)
+
+
+def test_a_paused_topic_is_bounded_too(broker: Broker, admin: zsq.Admin) -> None:
+    """What is dropped lies beyond the end that channels may see; unpaused, they go on behind it."""
+    admin.create_topic(TOPIC, max_bytes=8 * MIB, when_full="drop-oldest")
+    admin.create_channel(TOPIC, "c")
+    publish(broker, 1)
+    admin.pause(TOPIC)
+    publish(broker, 14, 16)
+    with zsq.Consumer(broker.ipc, TOPIC, "c", ready=4) as consumer:
+        wait_for(lambda: on_disk(broker) <= 9.5 * MIB, BACK_S, "the bound holds")
+        start = shown(admin)["start"]
+        assert start > 16
+        deadline = time.monotonic() + 1
+        while time.monotonic() < deadline:
+            early = consumer.receive(0.2)
+            if early is not None:  # it came before all of it was dropped
+                assert early.offset < 16
+                early.finish()
+        admin.unpause(TOPIC)
+        found: list[int] = []
+        while not found or found[-1] < 239:
+            message = consumer.receive(20)
+            assert message is not None
+            found.append(message.offset)
+            message.finish()
+    assert found == list(range(start, 240))
