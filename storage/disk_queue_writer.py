@@ -39,8 +39,7 @@ class RecordWriter:
             if files.size(self._fd) > meta.write_position:  # of a put that found no space, and was not cut back
                 files.truncate(self._fd, meta.write_position)
         else:
-            self._fd = files.open_new(path)
-            files.sync_folder(self._place.folder)
+            self._fd = files.open_new(path)  # its name is synced with the metadata that makes it count
 
     def cut(self, number: int, position: int) -> None:
         """The file ends there again, on disk too."""

@@ -29,8 +29,9 @@ _DATA_DIR = click.option(
 @click.argument("nsqd_dir", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @_DATA_DIR
 @click.option("--sync", type=click.Choice(SYNC_MODES), default="always", show_default=True, help="Sync mode of the topics.")
+@click.option("--node-id", type=click.IntRange(0, 1023), default=0, show_default=True, help="Of a new data directory; as of `zsq serve`.")
 @click.option("--skip-too-big", is_flag=True, help="Leave out bodies over 8 MiB, which no block can hold, instead of refusing all.")
-def import_nsqd(nsqd_dir: Path, data_dir: Path, sync: str, skip_too_big: bool) -> None:
+def import_nsqd(nsqd_dir: Path, data_dir: Path, sync: str, node_id: int, skip_too_big: bool) -> None:
     """Take over the data of a stopped nsqd: topics, channels, pauses, and each channel's own backlog with its attempts.
 
     NSQD_DIR (nsqd's --data-path) is only read. All of it is taken over or, whatever happens, nothing; a second run
@@ -40,7 +41,8 @@ def import_nsqd(nsqd_dir: Path, data_dir: Path, sync: str, skip_too_big: bool) -
     from ..nsqd.importing import import_nsqd as take_over
 
     with _storage_errors():
-        report = take_over(Files(), str(nsqd_dir.absolute()), data_dir.absolute(), sync=sync, skip_too_big=skip_too_big)
+        source = str(nsqd_dir.absolute())
+        report = take_over(Files(), source, data_dir.absolute(), sync=sync, node_id=node_id, skip_too_big=skip_too_big)
     _tell_import(report, nsqd_dir)
 
 

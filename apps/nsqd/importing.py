@@ -45,15 +45,16 @@ class ImportReport:
 
 
 def import_nsqd(
-    files: Files, nsqd_dir: str, data_dir: Path, *, sync: str = "always", options: StoreOptions | None = None, skip_too_big: bool = False
-) -> ImportReport:
+    files: Files, nsqd_dir: str, data_dir: Path, *, sync: str = "always", node_id: int = 0, options: StoreOptions | None = None,
+    skip_too_big: bool = False,
+) -> ImportReport:  # fmt: skip
     """`Locked` by a running nsqd or broker, `ForeignDirectory`, `UsageError` for names that exist, `DiskFull`; then nothing is changed."""
     with NsqdSource(files, nsqd_dir) as source:
         if not files.exists(str(data_dir)):
             files.make_folder(str(data_dir))
         lock = files.lock(str(data_dir / "lock"))
         try:
-            registry = Registry(files, data_dir, 0)
+            registry = Registry(files, data_dir, node_id)
             registry.open()
             return _Import(files, source, data_dir, registry, sync, options or StoreOptions(), skip_too_big).run()
         finally:
@@ -97,7 +98,6 @@ class _Import:
         except (UsageError, DiskFull):
             self._clear()  # it need not take up space until the next time
             raise
-        self._files.sync_folder(self._aside)
         self._commit(digest, rows, report)
         return report
 

@@ -14,7 +14,7 @@ from zsq.actors.registry import Registry
 from zsq.apps.nsqd.importing import ImportReport, import_nsqd
 from zsq.storage.disk_queue import DiskQueue
 from zsq.storage.disk_queue_format import NsqdChannel, NsqdList, NsqdTopic, decode_message
-from zsq.storage.errors import DiskFull, ForeignDirectory, Locked
+from zsq.storage.errors import DiskFull, ForeignDirectory, Locked, StorageError
 from zsq.storage.files import Files
 from zsq.storage.store import StoreOptions
 from zsq.transport.errors import UsageError
@@ -119,6 +119,48 @@ def test_a_running_nsqd_and_a_running_broker_are_refused(tmp_path: Path) -> None
     finally:
         os.close(lock)
     take(source, tmp_path / "data")
+
+
+def test_no_nsqd_can_start_meanwhile(tmp_path: Path) -> None:
+    source = write_nsqd(tmp_path / "a", ONE, {"t": [[message(1)]]})
+    refused = []
+
+    class Watched(Files):
+        def rename(self, old: str, new: str) -> None:
+            fd = os.open(source, os.O_RDONLY)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                refused.append(new)
+            finally:
+                os.close(fd)
+            super().rename(old, new)
+
+    import_nsqd(Watched(), str(source), tmp_path / "data", options=OPTIONS)
+    assert [name for name in refused if name.endswith("topics/000001")], "to the end"
+
+
+def test_what_cannot_be_read_back_is_not_committed(tmp_path: Path) -> None:
+    """A disk that writes something else than it was given; headers and checksums fit, as of a bug before them."""
+    source = write_nsqd(tmp_path / "a", ONE, {"t": [[message(1), message(2)]]})
+
+    class Wrong(Files):
+        def pread(self, fd: int, size: int, position: int) -> bytes:
+            found = super().pread(fd, size, position)
+            return found.replace(message(1).body, message(3).body) if os.readlink(f"/proc/self/fd/{fd}").endswith(".chunk") else found
+
+    with pytest.raises(StorageError):
+        import_nsqd(Wrong(), str(source), tmp_path / "data", options=OPTIONS)
+    registry = Registry(Files(), tmp_path / "data", 0)
+    registry.open()
+    assert not registry.topics
+
+
+def test_the_node_of_a_new_data_directory(tmp_path: Path) -> None:
+    import_nsqd(Files(), str(write_nsqd(tmp_path / "a", ONE, {})), tmp_path / "data", options=OPTIONS, node_id=7)
+    registry = Registry(Files(), tmp_path / "data", 0)
+    registry.open()
+    assert registry.node == 7
 
 
 @pytest.mark.parametrize("what", ["no nsqd.dat", "no data directory of ours"])

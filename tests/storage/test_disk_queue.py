@@ -73,6 +73,14 @@ def test_first_in_first_out_over_several_files_and_openings(tmp_path: Path) -> N
         assert queue.depth() == 0
 
 
+def test_a_file_that_grew_after_it_was_opened_to_read_is_read_to_its_end(tmp_path: Path) -> None:
+    with DiskQueue(tmp_path, NAME, max_bytes_per_file=SIX) as queue:
+        queue.put(BODIES[0])
+        assert queue.peek() == BODIES[0]
+        queue.put_many(BODIES[1:])  # the file is left for the next one meanwhile
+        assert list(queue) == BODIES
+
+
 def test_what_put_returned_is_in_the_files(tmp_path: Path) -> None:
     with DiskQueue(tmp_path, NAME) as queue:
         queue.put(b"one")

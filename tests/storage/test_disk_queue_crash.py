@@ -159,6 +159,26 @@ def test_a_process_that_dies_loses_nothing_that_was_put(tmp_path: Path) -> None:
         life.check(queue)
 
 
+def test_what_was_salvaged_is_on_disk_then(tmp_path: Path) -> None:
+    """First the process dies, and all lies in the page cache; then, after the next opening, the power fails."""
+    life = Life(tmp_path, 1000)
+    queue = life.open()
+    life.step(queue, "many", 7)
+    life.files.power_cut_at = 1
+    with pytest.raises(PowerCut):
+        queue.close()
+    life.files.power_cut_at = 0
+    queue = life.open()
+    assert queue.depth() == 7
+    life.files.power_cut_at = 1
+    with contextlib.suppress(PowerCut):
+        queue.close()
+    life.files.crash(keep_none)
+    life.put_safe = 7
+    with life.open() as queue:
+        life.check(queue)
+
+
 @pytest.mark.parametrize("number", range(1, 12))
 def test_a_failed_sync_ends_the_queue(tmp_path: Path, number: int) -> None:
     life = Life(tmp_path, 1)
