@@ -70,7 +70,7 @@ class LogReader:
         """An append to the active chunk has succeeded."""
         self._active.last_time_ns = time_ns
         self.book.of(self._active.base_offset).written_bytes += total
-        self.ring.push(first_offset, blocks, time_ns, total, now_ns)
+        self.ring.push(first_offset, self._active.end_offset, blocks, time_ns, total, now_ns)
 
     def add(self, active: Chunk, before: Sequence[int] = ()) -> None:
         """A new chunk is the last from now on; `before`: others that came with it. No sync runs on the old one: a roll waits for it."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from ..transport.block import Block
 from .log_format import ChunkHeader, wire_header
@@ -24,12 +24,15 @@ _NO_CHUNK: Final = ChunkHeader(0, 0, 0, b"")
 _COMPACT_AT: Final = 1024  # entries dropped at the front before the lists are moved
 
 
-class _Append(NamedTuple):
-    blocks: Sequence[Block]
-    next_offset: int
-    time_ns: int
-    bytes: int
-    kept_ns: int
+class _Append:
+    __slots__ = ("blocks", "bytes", "kept_ns", "next_offset", "time_ns")
+
+    def __init__(self, blocks: Sequence[Block], next_offset: int, time_ns: int, size: int, kept_ns: int) -> None:
+        self.blocks = blocks
+        self.next_offset = next_offset
+        self.time_ns = time_ns
+        self.bytes = size
+        self.kept_ns = kept_ns
 
 
 class Ring:
@@ -52,22 +55,23 @@ class Ring:
     def end(self) -> int:
         return self._appends[-1].next_offset if self._appends else 0
 
-    def push(self, first_offset: int, blocks: Sequence[Block], time_ns: int, total: int, now_ns: int) -> None:
+    def push(self, first_offset: int, next_offset: int, blocks: Sequence[Block], time_ns: int, total: int, now_ns: int) -> None:
         """An append was written: `total` bytes of blocks from `first_offset` on, stored at `time_ns`."""
-        if first_offset != self.end:
+        if self._appends and self._appends[-1].next_offset != first_offset:
             self.clear()
         if total > self._bytes_max or not blocks:
             self.clear()
             return
         self._firsts.append(first_offset)
-        self._appends.append(_Append(blocks, first_offset + sum(block.count for block in blocks), time_ns, total, now_ns))
+        self._appends.append(_Append(blocks, next_offset, time_ns, total, now_ns))
         self.bytes += total
         while self.bytes > self._bytes_max:
             self._drop()
 
     def _drop(self) -> None:
-        self.bytes -= self._appends[self._head].bytes
-        self._appends[self._head] = self._appends[self._head]._replace(blocks=())  # frees them at once
+        append = self._appends[self._head]
+        self.bytes -= append.bytes
+        append.blocks = ()  # frees them at once
         self._head += 1
         if self._head >= _COMPACT_AT or self._head == len(self._appends):
             del self._firsts[: self._head]

@@ -106,6 +106,8 @@ def _topics(found: dict[str, Any]) -> Table:
         fields, names = (*fields, "dropped_count"), (*names, "dropped")
     if any(topic.get("delayed_count") for topic in found["topics"]):
         fields, names = (*fields, "delayed_count"), (*names, "delayed")
+    if any(topic.get("lost_messages") for topic in found["topics"]):
+        fields, names = (*fields, "lost_messages"), (*names, "lost")
     if any(topic.get("stages") for topic in found["topics"]):  # rows that Spark's executors wrote, and no driver has committed yet
         fields, names = (*fields, "stages", "staged_bytes"), (*names, "stages", "staged bytes")
     table = _table(title, ("topic", "state"), names)

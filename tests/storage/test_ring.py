@@ -92,14 +92,14 @@ def test_a_group_begins_it_anew(tmp_path: Path, desk: Desk) -> None:
 def test_what_is_old_goes_and_the_newest_stays() -> None:
     ring = Ring(1 << 20, 5 * SECOND)
     for number in range(4):
-        ring.push(number * 2, [block(2)], 7, 100, number * SECOND)
+        ring.push(number * 2, number * 2 + 2, [block(2)], 7, 100, number * SECOND)
     ring.expire(6 * SECOND)
     assert kept(ring) == (4, 8)
     assert ring.bytes == 200
     ring.expire(100 * SECOND)
     assert kept(ring) == (0, 0)
     assert ring.read(4, 100, 8) is None
-    ring.push(8, [block(1)], 7, 100, 101 * SECOND)
+    ring.push(8, 9, [block(1)], 7, 100, 101 * SECOND)
     assert kept(ring) == (8, 9)
 
 
@@ -107,18 +107,18 @@ def test_bytes_are_bounded_and_freed_at_once() -> None:
     ring = Ring(250)
     blocks = [[block(1, number)] for number in range(5)]
     for number in range(5):
-        ring.push(number, blocks[number], 7, 100, 0)
+        ring.push(number, number + 1, blocks[number], 7, 100, 0)
         assert ring.bytes <= 250
     assert kept(ring) == (3, 5)
     held: list[Any] = [append.blocks for append in ring._appends]
     assert blocks[0] not in held
-    ring.push(5, [block(1)], 7, 251, 0)
+    ring.push(5, 6, [block(1)], 7, 251, 0)
     assert (ring.bytes, ring.read(4, 1, 6)) == (0, None), "what is larger than the ring is not kept, and makes a gap"
 
 
 def test_a_ring_of_nothing() -> None:
     ring = Ring(0)
-    ring.push(0, [block(1)], 7, 100, 0)
+    ring.push(0, 1, [block(1)], 7, 100, 0)
     assert (ring.bytes, ring.read(0, 1, 1)) == (0, None)
 
 
@@ -147,7 +147,7 @@ def test_against_a_model(pushes: list[tuple[list[int], int, bool]], offset: int,
             model, sizes = [], []
         blocks = [block(count) for count in counts]
         total = sum(one.length for one in blocks)
-        ring.push(following, blocks, now, total, now)
+        ring.push(following, following + sum(counts), blocks, now, total, now)
         entry = []
         for one in blocks:
             entry.append((following, one, now))
