@@ -300,7 +300,7 @@ def test_a_channel_that_holds_what_is_dropped_goes_on_behind_it(broker: Broker, 
         start = shown(admin)["start"]
         assert start < old + 1
         held.finish()  # what a consumer holds is its own until it answers
-        found = []
+        found: list[int] = []
         while not found or found[-1] < young - 1:
             message = consumer.receive(20)
             assert message is not None, "it waits for what will never come"
