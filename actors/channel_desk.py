@@ -49,6 +49,7 @@ class ChannelDesk:
 
     def on_openchannel_word(self, port: Port, mail: Mail) -> None:
         word = cast("p.OpenChannel", mail.word)
+        self._state.check_space()
         row = self.rows.get(word.channel)
         if row is None:
             if len(self.rows) >= options.CHANNELS_MAX:
@@ -116,6 +117,7 @@ class ChannelDesk:
             raise Refused(E_CLOSING, f"channel {channel!r} has another owner now")
 
     def on_pause_word(self, port: Port, mail: Mail) -> None:
+        self._state.check_space()
         paused = cast("p.Pause", mail.word).paused
         if not paused or self.visible_end < 0:  # pausing twice does not move the end
             self.visible_end = self._log.end if paused else -1

@@ -67,6 +67,8 @@ class StageDesk:
         self._sealed_kept_s = stage_timeout_s or options.STAGE_SEALED_KEPT_S
         self._committed_bytes = 0
         self._forgot_ns = 0
+        self._uncommitted: set[bytes] = set()  # stages whose seal is synced, and its row not committed yet
+        state.on_full.append(self._state_full)
         self._queue = CommitQueue(thread, self._commit_merged, self._again)
         for stage, facts in self._staging.stages().items():
             counts = (facts.blocks, facts.messages, facts.size_bytes, facts.checksum)
@@ -130,6 +132,7 @@ class StageDesk:
 
     def on_seal_word(self, port: Port, mail: Mail) -> None:
         self._check_open()
+        self._state.check_space()
         self.core.seal(mail.envelope, cast("p.Seal", mail.word), time.monotonic_ns())
 
     def on_beat_word(self, port: Port, mail: Mail) -> None:
@@ -187,7 +190,21 @@ class StageDesk:
                 continue
             stage = ticket.stage.name
             self._state.batch.stage_puts[stage] = row
-            self._state.then(partial(self.core.sealed, stage, row.blocks, row.final))
+            self._uncommitted.add(stage)
+            self._state.then(partial(self._sealed, stage, row.blocks, row.final))
+            if self._state.disk_full:
+                self._state_full(self._state.trouble)
+
+    def _sealed(self, stage: bytes, blocks: int, final: bool) -> None:
+        self._uncommitted.discard(stage)
+        self.core.sealed(stage, blocks, final)
+
+    def _state_full(self, text: str) -> None:
+        """Their rows cannot be committed now: who waits for that is told, and asks again. Its row may come first; that is no harm."""
+        for stage in self._uncommitted:
+            if self.core.is_sealing(stage):
+                self.core.unsealed(stage, E_DISK_FULL, text)
+        self._uncommitted.clear()
 
     # Transactions
 

@@ -16,6 +16,7 @@ from typing import Any
 from ..storage.errors import DiskFull, StoreFailed
 from ..storage.state import ProducerRow, StateBatch, StateStore, Table
 from ..storage.state_keeper import StateKeeper
+from ..transport.errors import E_DISK_FULL, Refused
 from .worker_thread import WorkerThread
 
 log = logging.getLogger("zsq")
@@ -37,6 +38,8 @@ class StateDesk:
         self.waiting = table.waiting
         self.wanted = False  # somebody waits for the batch
         self.disk_full = False
+        self.trouble = ""  # for health
+        self.on_full: list[Callable[[str], None]] = []
         self.keeper: StateKeeper | None = None
         self._problem = ""
         self._store = store
@@ -72,6 +75,11 @@ class StateDesk:
         self._holes = {key: row for key, row in self._holes.items() if key[0] != channel}
         self.batch.channel_puts.pop(channel, None)
         self.batch.channel_drops.append(channel)
+
+    def check_space(self) -> None:
+        """`Refused` E_DISK_FULL: what needs a commit would wait for nobody knows how long."""
+        if self.disk_full:
+            raise Refused(E_DISK_FULL, self.trouble)
 
     def is_idle(self) -> bool:
         return not self.wanted and not self.thread.pending
@@ -117,8 +125,12 @@ class StateDesk:
         """The thread's socket is readable. `StoreFailed` where it is not known what was committed, or what was read is damaged."""
         for (kind, tag), value in self.thread.results():
             if kind == "commit" and isinstance(value, DiskFull):
-                log.error("%s: the state store has no space; finishes wait for it: %s", self._title, value)
+                if not self.disk_full:
+                    log.error("%s: the state store has no space; what has to be committed there waits: %s", self._title, value)
                 self.disk_full = True
+                self.trouble = f"the state store has no space: {value}; finishes, seals and new channels wait for it"
+                for tell in self.on_full:
+                    tell(self.trouble)
             elif isinstance(value, Exception):
                 if self.keeper is not None:
                     self.keeper.distrust()  # so that the next start looks at all of it, and makes it again if it is damaged
@@ -126,7 +138,9 @@ class StateDesk:
             elif kind == "read":
                 tag(value)
             else:
-                self.disk_full = False
+                if self.disk_full:
+                    log.info("%s: the state store has space again", self._title)
+                self.disk_full, self.trouble = False, ""
                 self._committed(value, *tag)
 
     def _committed(self, floors: dict[str, int | None], applied: int, waiting: int | None, then: list[Action]) -> None:

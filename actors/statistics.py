@@ -71,8 +71,9 @@ def _health(group: TopicGroup) -> str:
     if group.state is not GroupState.UP:
         return f"{group.state.value} {group.failure}".strip()
     said = list(group.storage.stats.get("alarms") or group.storage.data.get("alarms", ())) if group.storage is not None else []
-    delayed = group.storage.stats.get("delayed_alarm") if group.storage is not None else ""
-    said += [str(delayed)] if delayed else []
+    for alarm in ("state_alarm", "delayed_alarm"):
+        text = group.storage.stats.get(alarm) if group.storage is not None else ""
+        said += [str(text)] if text else []
     said += [f"channel {name} failed too often" for name in sorted(group.failed_channels())]
     if group.failure and group.storage is not None and not group.storage.stats.get("appends"):
         said.append(f"started again and not written to since: {group.failure}")

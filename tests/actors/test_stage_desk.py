@@ -14,7 +14,7 @@ from zsq.actors.port import Mail
 from zsq.storage.errors import Damaged, DiskFull, StoreFailed
 from zsq.transport import protocol as p
 from zsq.transport.block import Block
-from zsq.transport.errors import CorruptBlock, Refused, from_wire
+from zsq.transport.errors import E_DISK_FULL, CorruptBlock, Refused, from_wire
 
 
 @pytest.fixture
@@ -226,3 +226,35 @@ def test_stages_expire_by_their_kind(bench: Bench, monkeypatch: pytest.MonkeyPat
         bench.commit_state()
         assert list(bench.store.staging.stages()) == left
         assert len(bench.files()) == len(left)
+
+
+def test_a_state_store_without_space_is_told_to_who_waits_for_a_seal(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = blocks(2)
+    bench.say(p.OpenStage(1, ONE, "a", 1, "app", 0))
+
+    bench.push(ONE, *made)
+    seal = seal_of(ONE, *made)
+    bench.say(seal)
+    bench.sync_stages()
+    commit = bench.store.state.commit
+
+    def full(batch: object) -> None:
+        raise DiskFull("no space left for it")
+
+    monkeypatch.setattr(bench.store.state, "commit", full)
+    (failed,) = bench.commit_state()
+    assert isinstance(failed, p.Failed)
+    assert (failed.request, failed.code) == (seal.request, E_DISK_FULL)
+    assert "no space left for it" in failed.text
+    with pytest.raises(Refused, match="no space left for it"):
+        bench.say(seal)
+    monkeypatch.setattr(bench.store.state, "commit", commit)
+    bench.state.retry()
+    bench.state_thread.run()
+    bench.state.on_results()
+    bench.turn()
+    assert bench.store.state.load().stages[ONE].blocks == 2
+    bench.say(seal)
+    bench.sync_stages()
+    told = bench.commit_state() if bench.state.may_commit() else bench.told()
+    assert p.Done(seal.request, {"messages": 4}) in told

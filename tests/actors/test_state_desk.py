@@ -11,6 +11,7 @@ from support.stage_bench import Bench
 from zsq.storage.errors import DiskFull
 from zsq.storage.state import StateBatch
 from zsq.transport.block import pack
+from zsq.transport.errors import E_DISK_FULL, Refused
 
 
 @pytest.fixture
@@ -42,15 +43,24 @@ def test_state_waits_for_the_log_and_tries_a_full_disk_again_in_order(bench: Ben
     state.commit(5, {})
     state.then(lambda: done.append("second"))
     assert not state.may_commit()
+    told: list[str] = []
+    state.on_full.append(told.append)
     for _ in range(2):
         bench.state_thread.run()
         state.on_results()
         assert done == []
+        assert "no space: full" in state.trouble
+        assert told[-1] == state.trouble
+        with pytest.raises(Refused) as refused:
+            state.check_space()
+        assert refused.value.code == E_DISK_FULL
         assert not state.may_commit(), "no later batch passes it"
         state.retry()
     bench.state_thread.run()
     state.on_results()
     assert done == ["first"]
+    assert state.trouble == ""
+    state.check_space()
     assert written[0] is written[1] is written[2]
     assert state.applied == 5
     bench.commit_state()
