@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.go_disk_queue import GoDiskQueue
 from support.nsqd import Backlog, backlogs, contents, fixture, message, write_nsqd
 
 from zsq.actors.registry import Registry, TopicRow
@@ -104,6 +105,17 @@ def test_files_roll_as_nsqds_do(tmp_path: Path) -> None:
     same = [name for name in ours if name != "nsqd.dat"]
     assert len(same) == 6
     assert {name: ours[name] for name in same} == {name: theirs[name] for name in same}
+
+
+def test_go_diskqueues_rules_read_what_was_written(tmp_path: Path) -> None:
+    import_nsqd(Files(), str(fixture("clean", tmp_path)), tmp_path / "data", options=OPTIONS)
+    report = export_nsqd(Files(), tmp_path / "out", tmp_path / "data", (), ExportOptions(file_bytes_max=32768))
+    for name, count in report.queues.items():
+        theirs = GoDiskQueue(tmp_path / "out", name, 32768, 26, 1 << 20, 2500)
+        assert theirs.depth == count
+        assert [theirs.get() is not None for _ in range(count)] == [True] * count
+        assert theirs.get() is None
+    assert not list((tmp_path / "out").glob("*.bad"))
 
 
 # What each queue gets

@@ -11,12 +11,14 @@ import pytest
 from support.nsqd import backlogs, contents, expected, fixture, message, sha, write_nsqd
 
 from zsq.actors.registry import Registry
+from zsq.apps.nsqd import building
 from zsq.apps.nsqd.importing import ImportReport, import_nsqd
 from zsq.storage.disk_queue import DiskQueue
 from zsq.storage.disk_queue_format import NsqdChannel, NsqdList, NsqdTopic, decode_message
-from zsq.storage.errors import DiskFull, ForeignDirectory, Locked, StorageError
+from zsq.storage.errors import Damaged, DiskFull, ForeignDirectory, Locked, StorageError
 from zsq.storage.files import Files
 from zsq.storage.store import StoreOptions
+from zsq.transport.block import pack
 from zsq.transport.errors import UsageError
 
 OPTIONS = StoreOptions(reserve_bytes=0, chunk_bytes=1 << 20)
@@ -154,6 +156,17 @@ def test_what_cannot_be_read_back_is_not_committed(tmp_path: Path) -> None:
     registry = Registry(Files(), tmp_path / "data", 0)
     registry.open()
     assert not registry.topics
+
+
+def test_what_reads_back_whole_but_other_is_not_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mistake of our own, with checksums that agree."""
+    monkeypatch.setattr(building, "pack", lambda bodies, **columns: pack([b"other", *bodies[1:]], **columns))
+    source = write_nsqd(tmp_path / "a", ONE, {"t": [[message(1), message(2)]]})
+    with pytest.raises(Damaged, match="is not what can be read"):
+        take(source, tmp_path / "data")
+    monkeypatch.undo()
+    take(source, tmp_path / "data")
+    assert len(backlogs(tmp_path / "data")["t"].channels["c"]) == 2
 
 
 def test_the_node_of_a_new_data_directory(tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from support.broker import Broker, wait_for
-from support.nsqd import expected, fixture, sha
+from support.nsqd import backlogs, expected, fixture, message, sha, write_nsqd
 
 import zsq
+from zsq.storage.disk_queue_format import NsqdChannel, NsqdList, NsqdTopic
 
 
 def cli(*arguments: str | Path, code: int = 0) -> tuple[str, str]:
@@ -78,6 +79,26 @@ def test_a_killed_nsqd_loses_nothing_here(tmp_path: Path) -> None:
         wait_for(lambda: broker.actors(), what="the broker")
     finally:
         broker.close()
+
+
+@pytest.mark.slow
+def test_an_import_that_is_killed_is_run_again(tmp_path: Path) -> None:
+    listed = NsqdList(tuple(NsqdTopic(name, False, (NsqdChannel("c"),)) for name in "abc"))
+    queues = {f"{name}:c": [[message(number, size=500) for number in range(20_000)]] for name in "abc"}
+    source = write_nsqd(tmp_path / "nsqd", listed, queues)
+    line = [sys.executable, "-m", "zsq", "import-nsqd", str(source), "--data-dir", str(tmp_path / "data")]
+    for step in ("000001", "000002", "000003"):  # while each of the topics is built
+        running = subprocess.Popen(line, stdout=subprocess.DEVNULL)
+        seen = tmp_path / "data/import.tmp" / f"{int(step) + 3 * (int(step) - 1):06d}"
+        wait_for(lambda seen=seen, running=running: seen.exists() or running.poll() is not None, what=str(seen))  # type: ignore[misc]
+        assert running.poll() is None
+        running.kill()
+        running.wait()
+        assert '"topics": {}' in (tmp_path / "data/registry.json").read_text()
+    out = cli("import-nsqd", source, "--data-dir", tmp_path / "data")[0]
+    assert out.splitlines() == [f"{name}: 20000 messages (c 20000; 0 for all)" for name in "abc"]
+    assert {name: len(one.channels["c"]) for name, one in backlogs(tmp_path / "data").items()} == dict.fromkeys("abc", 20_000)
+    assert len(list((tmp_path / "data/topics").iterdir())) == 3
 
 
 def test_what_the_command_line_refuses(tmp_path: Path) -> None:
