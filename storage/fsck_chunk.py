@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ..transport.block import IN_GROUP, Header
-from .chunk import Chunk, open_chunk
+from .chunk import INDEX_BYTES_MAX, Chunk, open_chunk
 from .chunk_file import Stretch
 from .damage import CUT_OFF, Bad, keep_bytes
-from .errors import Damaged, ForeignDirectory
+from .errors import Damaged, DiskFull, ForeignDirectory
 from .files import Files
 from .index import Index
 from .log_format import (
@@ -280,7 +280,7 @@ class ChunkCheck:
             if not chunk.adopted:  # those never had one
                 self._add(NOTE, "it has no index; one is made when it is needed", repair=lambda: self._mend_index(chunk))
             return
-        data = self._files.read_file(chunk.index_path, 64 * 1024 * 1024)
+        data = self._files.read_file(chunk.index_path, INDEX_BYTES_MAX)
         index = Index.decode(data, chunk.header.seed, self._around.index_every_bytes)
         if index is None:
             self._add(DAMAGE, "its index is damaged; it is a cache, and not used", repair=lambda: self._mend_index(chunk))
@@ -302,7 +302,9 @@ class ChunkCheck:
     def _mend_index(self, chunk: Chunk) -> str:
         again = open_chunk(self._files, self._folder, chunk.base_offset, self._around.uuid, self._around.index_every_bytes)
         try:
-            again.load_index(rebuild=True)
+            wanted = again.load_index(rebuild=True).encode(again.header.seed)
         finally:
             again.close()
+        if not self._files.exists(again.index_path) or self._files.read_file(again.index_path, len(wanted) + 1) != wanted:
+            raise DiskFull("the index could not be written")  # a log does without it, and does not say so
         return "the index built anew"

@@ -1,0 +1,91 @@
+"""fsck --repair, cut off by a power cut or refused by the disk at each of its steps: nothing is lost, and a second one finishes."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from zsq.storage.faulty_files import PowerCut, keep_all, keep_none
+from zsq.storage.fsck import TopicReport, check_topic
+from zsq.storage.log_format import FOOTER_BYTES, index_name
+from zsq.storage.store import Identity, StoreOptions
+
+if TYPE_CHECKING:
+    from tests.storage.conftest import Desk
+
+IDENTITY = Identity("clicks", "00112233445566778899aabbccddeeff")
+TINY = StoreOptions(chunk_bytes=460, map_bytes=1 << 20, reserve_bytes=0, ring_bytes=0)
+LEFT = [0, 1, 2, 3, 5, 6, 7]
+
+
+@pytest.fixture
+def spoiled(tmp_path: Path, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    """A header copy, a block, the footer and an index are damaged; closed. Each can be repaired but the block's message."""
+    monkeypatch.setattr("zsq.storage.fsck.check_environment", lambda path: [])  # a process each time, and not what is tested here
+    folder = tmp_path / "spoiled"
+    folder.mkdir()
+    made = type(desk)(folder, TINY)
+    made.open()
+    for _ in range(8):
+        made.publish(count=1, size=1)
+        made.sync()
+    made.abandon_cleanly()
+    path = made.chunk_path(3)
+    data = path.read_bytes()
+    places = [at for at in range(0, len(data), 8) if data[at : at + 4] == b"ZSQD"]
+    for bit in (20 * 8, (places[1] + 70) * 8, (len(data) - FOOTER_BYTES + 20) * 8):
+        made.flip(path, bit)
+    made.flip(made.path(index_name(0)), 300)
+    return made
+
+
+def repair(desk: Desk) -> TopicReport:
+    return check_topic(desk.files, desk.directory, IDENTITY, 9_000, repair=True)
+
+
+def whole(desk: Desk) -> None:
+    """All is repaired, or is by one more try; and what could be read before can be read."""
+    assert repair(desk).damaged == []
+    assert not [finding for finding in repair(desk).findings if finding.level == "damage"]
+    desk.files.reset()
+    desk.open()
+    assert desk.check(lost_max=1) == LEFT
+    desk.abandon_cleanly()
+
+
+def changes_of(desk: Desk) -> int:
+    desk.files.reset()
+    repair(desk)
+    return desk.files.changes
+
+
+@pytest.mark.parametrize("loses", ["all", "nothing"])
+def test_a_power_cut_at_each_step(spoiled: Desk, loses: str) -> None:
+    before = {path: path.read_bytes() for path in Path(spoiled.directory).iterdir() if path.is_file() and path.name != "lock"}
+    steps = changes_of(spoiled)
+    assert steps > 15
+    for step in range(1, steps + 1):
+        for path in Path(spoiled.directory).iterdir():
+            if path.is_file() and path.name != "lock":
+                path.unlink()
+        for path, data in before.items():
+            path.write_bytes(data)
+        spoiled.files.reset()
+        spoiled.files.power_cut_at = step
+        with pytest.raises(PowerCut):
+            repair(spoiled)
+        spoiled.files.crash(keep_none if loses == "all" else keep_all)
+        whole(spoiled)
+
+
+@pytest.mark.parametrize("call", ["writev", "sync", "open_new", "rename", "sync_folder"])
+def test_a_disk_that_refuses_is_told(spoiled: Desk, call: str) -> None:
+    spoiled.files.reset()
+    spoiled.files.fail[call] = {1: errno.ENOSPC}
+    report = repair(spoiled)
+    assert any("could not be repaired" in finding.text for finding in report.damaged)
+    spoiled.files.fail.clear()
+    whole(spoiled)
