@@ -40,7 +40,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, cast
 
 from ..storage.delayed import DelayedStore
-from ..storage.delayed_format import DelayedKey, DelayedRow, due_block, parse_key
+from ..storage.delayed_format import DelayedRow, due_block
 from ..storage.delayed_rows import DelayedSummary
 from ..storage.errors import DiskFull, StoreFailed
 from ..storage.space import Space
@@ -49,6 +49,7 @@ from ..transport import protocol as p
 from ..transport.block import Block
 from ..transport.errors import E_BAD_ARGUMENT, E_DISK_FULL, E_LIMIT, Refused, UsageError, ZsqError
 from . import options
+from .delayed_orders import carry_out
 from .port import Envelope, Mail, Port
 
 log = logging.getLogger("zsq")
@@ -104,22 +105,23 @@ class DelayedDesk:
     ) -> None:  # fmt: skip
         self.state = MoveState.IDLE
         self.open = False  # the topic is there, and messages may go to the log
-        self._store = store
+        self.store = store
         self._title = title
         self._make_thread = thread
         self._thread: _Jobs | None = None
         self._tell = tell
         self._moved = moved
         self._hint = hint
-        self._answer = answer
+        self.answer = answer
         self._clock = clock or Clock()
         self._space = Space(store.files, store.directory, store.reserve_bytes)
         self._puts: deque[_Put] = deque()
         self._putting = False
         self._coming = 0  # messages of those
-        self._cancels: deque[Callable[[], None]] = deque()
+        self._waiting: deque[Callable[[], None]] = deque()
         self._rows: list[DelayedRow] = []  # of the move
         self._end = 0  # of the log, with them
+        self.freed = False  # rows went since the file was looked at
         self._full = ""  # why the last move could not be made
         self.moved_count = 0
         self.summary = store.delayed.summary if store.delayed is not None else DelayedSummary()
@@ -128,9 +130,9 @@ class DelayedDesk:
 
     def producers(self) -> dict[int, tuple[int, tuple[tuple[int, int, int], ...]]]:
         """At start: next sequence and last blocks (sequence, due time, serial) of each producer of delayed messages."""
-        if self._store.delayed is None:
+        if self.store.delayed is None:
             return {}
-        return {pid: (row.next_sequence, row.recent) for pid, row in self._store.delayed.producers.items()}
+        return {pid: (row.next_sequence, row.recent) for pid, row in self.store.delayed.producers.items()}
 
     def append(self, envelope: Envelope, word: p.AppendDelayed, blocks: Sequence[Block], end: int) -> None:
         """Blocks with their delays, behind what the log has up to `end`. `DiskFull`: none is taken."""
@@ -157,7 +159,7 @@ class DelayedDesk:
             self._putting = True
             blocks = [one for put in ready for one in put.blocks]
             now = self._clock.wall_ns()
-            self._submit(partial(self._kept, ready), lambda: self._use().put(blocks, now))
+            self.submit(partial(self._kept, ready), lambda: self.use().put(blocks, now))
 
     def _kept(self, puts: list[_Put], keys: Any) -> None:
         self._putting = False
@@ -167,13 +169,13 @@ class DelayedDesk:
             for put in puts:
                 self._tell(put.envelope, p.Failed(put.request, E_DISK_FULL, str(keys)))
             return
-        self._check(keys)
+        self.check(keys)
         before = self.summary.next_due_ns
         at = 0
         for put in puts:
             self._tell(put.envelope, p.Kept(put.request, tuple(tuple(key) for key in keys[at : at + len(put.blocks)])))
             at += len(put.blocks)
-        self._look()
+        self.look()
         if self.summary.next_due_ns and (not before or self.summary.next_due_ns < before):
             self._hint(self._next_scan_ns())
 
@@ -184,7 +186,7 @@ class DelayedDesk:
         dirty = self.open and self.state is MoveState.IDLE and 0 < self.summary.next_due_ns <= now
         if dirty:
             self._go("due")
-            self._submit(partial(self._read, now), lambda: self._use().due(now, options.DELAYED_MOVE_BYTES, options.DELAYED_MOVE_ROWS))
+            self.submit(partial(self._read, now), lambda: self.use().due(now, options.DELAYED_MOVE_BYTES, options.DELAYED_MOVE_ROWS))
         port.send(mail.envelope, p.Scanned(cast("p.Scan", mail.word).request, dirty, self._next_scan_ns()))
 
     def _next_scan_ns(self) -> int:
@@ -201,15 +203,15 @@ class DelayedDesk:
 
     def _read(self, now_ns: int, rows: Any) -> None:
         """Into the log, never under a time before they were due."""
-        self._check(rows)
-        self._look()
+        self.check(rows)
+        self.look()
         if not rows or not self.open:
             self._go("nothing")
             self._idle()
             return
         assert all(row.key.due_ns <= now_ns for row in rows)
         try:
-            self._store.log.append([due_block(row) for row in rows], max(now_ns, self._clock.wall_ns()))
+            self.store.log.append([due_block(row) for row in rows], max(now_ns, self._clock.wall_ns()))
         except DiskFull as error:
             if not self._full:
                 log.error("%s: delayed messages are due and there is no space for them; they wait: %s", self._title, error)
@@ -219,13 +221,13 @@ class DelayedDesk:
             return
         self._full = ""
         self._rows = rows
-        self._end = self._store.log.end
+        self._end = self.store.log.end
         self._go("read")
         self._moved(self._end)
 
     def _remove(self) -> None:
         keys = [row.key for row in self._rows]
-        self._submit(self._removed, lambda: self._use().remove(keys))
+        self.submit(self._removed, lambda: self.use().remove(keys))
 
     def _removed(self, value: Any) -> None:
         if isinstance(value, DiskFull):
@@ -234,25 +236,34 @@ class DelayedDesk:
             self._full = f"no space to note which delayed messages have moved; finishes wait: {value}"
             self._go("full")
             return
-        self._check(value)
+        self.check(value)
         self._full = ""
+        self.freed = True
         self.moved_count += sum(row.block.count for row in self._rows)
         self._rows = []
-        self._look()
+        self.look()
         self._go("removed")
         self._idle()
 
     def _idle(self) -> None:
         """Nothing is on its way: what waited for that, and the next move."""
-        while self._cancels:
-            self._cancels.popleft()()
+        while self._waiting:
+            self._waiting.popleft()()
         if self.summary.next_due_ns:
             self._hint(self._next_scan_ns())
 
     def tick(self) -> None:
-        """Once a second: after a full disk."""
+        """Once a second: after a full disk; and space that was freed is given back."""
+        if self.freed and self._thread is not None and not self._thread.pending:
+            self.freed = False
+            self.submit(self._shrunk, lambda: self.use().shrink(self.store.files))
         if self.state is MoveState.REMOVING and self._full and self._thread is not None and not self._thread.pending:
             self._remove()
+
+    def _shrunk(self, value: Any) -> None:
+        self.check(value)
+        if value:
+            log.debug("%s: the delayed messages' file was made small", self._title)
 
     def opened(self, is_open: bool) -> None:
         """Whether messages may go to the log now: not before the topic is there, nor once it is sealed to be deleted."""
@@ -264,81 +275,29 @@ class DelayedDesk:
         """Messages are in the log whose rows are still here."""
         return self.state in (MoveState.WRITTEN, MoveState.REMOVING)
 
-    # Orders
-
     def on_order(self, word: p.Order) -> dict[str, Any] | None:
-        """list {after, limit}, count, cancel {keys or all}; the answer's data, or None where it comes later."""
-        do = word.options.get("do")
-        if do == "count":
-            return self.summary._asdict()
-        if do == "list":
-            return self._list(word)
-        if do == "cancel":
-            return self._cancel(word)
-        raise UsageError(E_BAD_ARGUMENT, f"delayed messages can be listed, counted and cancelled, not {do!r}")
+        """See `delayed_orders.py`."""
+        return carry_out(self, word)
 
-    def _list(self, word: p.Order) -> dict[str, Any] | None:
-        after, limit = word.options.get("after", ""), word.options.get("limit", options.DELAYED_LIST_MAX)
-        if type(limit) is not int or not 1 <= limit <= options.DELAYED_LIST_MAX:
-            raise UsageError(E_BAD_ARGUMENT, f"at most {options.DELAYED_LIST_MAX} messages are listed at a time, and at least 1")
-        key = _as_key(after) if after else None
-        if self._store.delayed is None:
-            return {"messages": ()}
-        then = partial(self._listed, word.request)
-        self._submit(then, lambda: self._use().listed(key, limit, options.DELAYED_LIST_BODY_BYTES))
-        return None
+    # Inside, and for orders
 
-    def _listed(self, request: int, found: Any) -> None:
-        self._check(found)
-        messages = tuple(
-            {"key": one.key.text(), "due_ns": one.key.due_ns, "size": one.size, "body": one.body,
-             "message_key": one.message_key, "tag": one.message_tag}
-            for one in found
-        )  # fmt: skip
-        self._answer(request, {"messages": messages})
-
-    def _cancel(self, word: p.Order) -> dict[str, Any] | None:
-        everything = word.options.get("all") is True
-        given = word.options.get("keys", ())
-        if not everything and not (type(given) is tuple and 1 <= len(given) <= options.DELAYED_CANCEL_MAX):
-            raise UsageError(E_BAD_ARGUMENT, f"name 1 to {options.DELAYED_CANCEL_MAX} keys, or all")
-        keys = [] if everything else [_as_key(text) for text in given]
-        if self._store.delayed is None:
-            return {"cancelled": 0, "more": False} if everything else {"cancelled": tuple(False for _ in keys)}
-        if len(self._cancels) >= options.WAITERS_MAX:
-            raise Refused(E_LIMIT, "too many wait to cancel already")
-
-        def work() -> int | list[bool]:
-            return self._use().cancel_some(options.DELAYED_CANCEL_ROWS) if everything else self._use().cancel(keys)
-
-        job = partial(self._submit, partial(self._cancelled, word.request), work)
+    def when_idle(self, job: Callable[[], None]) -> None:
+        """At once, or when the move that is on its way is done."""
         if self.state is MoveState.IDLE:
             job()
+        elif len(self._waiting) >= options.WAITERS_MAX:
+            raise Refused(E_LIMIT, "too many wait to cancel already")
         else:
-            self._cancels.append(job)
-        return None
-
-    def _cancelled(self, request: int, value: Any) -> None:
-        if isinstance(value, DiskFull):
-            self._answer(request, Refused(E_DISK_FULL, f"nothing is cancelled, there is no space to note it: {value}"))
-            return
-        self._check(value)
-        self._look()
-        if isinstance(value, int):
-            self._answer(request, {"cancelled": value, "more": self.summary.messages > 0})
-        else:
-            self._answer(request, {"cancelled": tuple(value)})
-
-    # Inside
+            self._waiting.append(job)
 
     def _go(self, event: str) -> None:
         self.state = MOVES[self.state][event]
 
-    def _use(self) -> DelayedStore:
+    def use(self) -> DelayedStore:
         """In the thread."""
-        return self._store.make_delayed(self._clock.wall_ns())
+        return self.store.make_delayed(self._clock.wall_ns())
 
-    def _submit(self, then: Callable[[Any], None], job: Callable[[], Any]) -> None:
+    def submit(self, then: Callable[[Any], None], job: Callable[[], Any]) -> None:
         if self._thread is None:
             self._thread = self._make_thread()
         self._thread.submit(then, job)
@@ -349,17 +308,17 @@ class DelayedDesk:
         for then, value in self._thread.results():
             then(value)
 
-    def _check(self, value: Any) -> None:
+    def check(self, value: Any) -> None:
         """What is not known to have gone well ends the process: the next one looks through the environment."""
         if isinstance(value, Exception):
             raise StoreFailed(f"delayed messages: {value}") from value
 
-    def _look(self) -> None:
-        assert self._store.delayed is not None
-        lost = self._store.delayed.summary.lost - self.summary.lost
+    def look(self) -> None:
+        assert self.store.delayed is not None
+        lost = self.store.delayed.summary.lost - self.summary.lost
         if lost > 0:
             log.error("%s: damage cost %d delayed messages", self._title, lost)
-        self.summary = self._store.delayed.summary
+        self.summary = self.store.delayed.summary
 
     def is_idle(self) -> bool:
         """Also where only a full disk is in the way: recovery does the rest."""
@@ -386,11 +345,4 @@ def sequences(stored: Sequences, delayed: Sequences) -> Sequences:
     for producer_id, (expected, recent) in delayed.items():
         known, places = stored.get(producer_id, (0, ()))
         found[producer_id] = max(known, expected), tuple(sorted((*places, *recent)))
-    return found
-
-
-def _as_key(text: Any) -> DelayedKey:
-    found = parse_key(text) if isinstance(text, str) else None
-    if found is None:
-        raise UsageError(E_BAD_ARGUMENT, f"{text!r} is no key of a delayed message: it has 32 hex digits, as `zsq delayed list` shows it")
     return found

@@ -64,13 +64,18 @@ from .delayed_rows import (
     summary_of,
     translated,
 )
-from .errors import Damaged, DiskFull, ForeignDirectory
+from .errors import Damaged, DiskFull, ForeignDirectory, StoreFailed
+from .files import Files
+from .log_format import TEMPORARY_SUFFIX
 
 MAP_BYTES: Final = 16 * 1024 * 1024  # address space, not memory and not disk; doubled when full
 MAP_BYTES_MAX: Final = 1 << 42
+DATA_NAME: Final = "data.mdb"
 RECENT_MAX: Final = 8  # blocks a producer row remembers
 PRODUCERS_MAX: Final = 20_000
 PRODUCER_KEPT_NS: Final = 7 * 86_400 * 1_000_000_000
+SHRINK_ABOVE_BYTES: Final = 64 * 1024 * 1024
+SHRINK_LIVE_BYTES_MAX: Final = 8 * 1024 * 1024  # copied in one go
 EXPIRED_MAX: Final = 1_000  # producer rows dropped by one put
 EMPTY: Final[dict[str, Any]] = {"version": VERSION, "serial": 0, "rows": 0, "messages": 0, "bytes": 0, "sum": 0, "lost": 0}
 
@@ -86,16 +91,20 @@ class DelayedStore:
         self.set_aside: Callable[[bytes, bytes, str], None] = lambda key, value, why: None
         """Called with a damaged row's key and value before it is deleted."""
         self._tried: set[str] = set()
-        with translated(path):
-            self._env = lmdb.open(path, map_size=map_bytes, max_dbs=0, lock=False, create=create, readahead=False, meminit=True)
+        self._uuid = uuid
+        self._open(map_bytes, create)
         try:
-            self._map_bytes = int(self._env.info()["map_size"])
             if create:
                 self._create(uuid, first_serial)
             self._load(uuid)
         except BaseException:
             self._env.close()
             raise
+
+    def _open(self, map_bytes: int, create: bool) -> None:
+        with translated(self.path):
+            self._env = lmdb.open(self.path, map_size=map_bytes, max_dbs=0, lock=False, create=create, readahead=False, meminit=True)
+        self._map_bytes = int(self._env.info()["map_size"])
 
     def _create(self, uuid: bytes, first_serial: int) -> None:
         meta = {**EMPTY, "uuid": uuid, "serial": first_serial}
@@ -258,6 +267,48 @@ class DelayedStore:
             rows.meta["lost"] += lost
 
         self._commit("adjust", work)
+
+    # Space
+
+    def shrink(self, files: Files) -> bool:
+        """Give disk space back, if much is free and little in use: LMDB itself never does. A file is replaced, so it is all or nothing.
+
+        The copy is synced before it takes the old one's place. Where it cannot be made, nothing has happened.
+        """
+        with translated(self.path):
+            info, stat = self._env.info(), self._env.stat()
+        live = (stat["leaf_pages"] + stat["branch_pages"] + stat["overflow_pages"]) * stat["psize"]
+        if info["last_pgno"] * stat["psize"] < SHRINK_ABOVE_BYTES or live > SHRINK_LIVE_BYTES_MAX:
+            return False
+        copy = self.path + TEMPORARY_SUFFIX
+        try:
+            files.make_folder(copy)
+            try:
+                self._env.copy(copy, compact=True)
+                fd = files.open_append(f"{copy}/{DATA_NAME}")
+                try:
+                    files.sync(fd)
+                finally:
+                    files.close(fd)
+                self._env.close()
+                files.rename(f"{copy}/{DATA_NAME}", f"{self.path}/{DATA_NAME}")
+                self._sync_name(files)
+            finally:
+                files.remove_tree(copy)
+        except (lmdb.Error, OSError):
+            return False
+        finally:
+            self._env.close()
+            self._open(MAP_BYTES, create=False)
+            self._load(self._uuid)
+        return True
+
+    def _sync_name(self, files: Files) -> None:
+        """The copy is the one that counts: were its name lost with the power, so would be what is committed to it from now on."""
+        try:
+            files.sync_folder(self.path)
+        except OSError as error:
+            raise StoreFailed(f"{self.path} could not be synced: {error}") from error
 
     # Looking
 

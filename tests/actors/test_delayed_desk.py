@@ -363,3 +363,17 @@ def test_the_checkpoint_waits_for_a_move(holds: bool) -> None:
     vars(actor).update(parts)
     actor._commit()
     assert committed == ([] if holds else [7])
+
+
+def test_the_file_is_looked_at_after_rows_went(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Files] = []
+    monkeypatch.setattr(DelayedStore, "shrink", lambda self, files: asked.append(files))
+    bench.keep(60)
+    bench.desk.tick()
+    assert bench.thread.jobs == []
+    bench.order(do="cancel", all=True)
+    bench.run()
+    for _ in range(3):
+        bench.desk.tick()
+        bench.run()
+    assert asked == [bench.store.files]

@@ -14,7 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from zsq.storage import delayed
 from zsq.storage.delayed import DelayedStore
 from zsq.storage.delayed_format import DelayedKey, DelayedRow, due_block, encode_row, parse_key, row_key, without
-from zsq.storage.errors import Damaged, ForeignDirectory
+from zsq.storage.errors import Damaged, ForeignDirectory, StoreFailed
+from zsq.storage.files import Files
 from zsq.transport.block import DELAYED, Block, pack
 
 UUID = bytes(range(16))
@@ -309,3 +310,39 @@ class DelayedMachine(RuleBasedStateMachine):
 
 TestDelayedStore = DelayedMachine.TestCase
 TestDelayedStore.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+
+
+def test_space_is_given_back_once_little_is_left(store: DelayedStore, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delayed, "SHRINK_ABOVE_BYTES", 1 << 20)
+    monkeypatch.setattr(delayed, "SHRINK_LIVE_BYTES_MAX", 1 << 18)
+    data = Path(store.path) / "data.mdb"
+    for sequence in range(60):
+        store.put([(block(bytes(40_000), sequence=sequence), 10)], 5)
+    assert not store.shrink(files), "all of it is in use"
+    (kept,) = store.put([(block(b"kept", sequence=60), 5)], 5)
+    store.remove([row.key for row in store.due(10, 1 << 30, 99) if row.key != kept])
+    large = data.stat().st_size
+    monkeypatch.setattr(Files, "sync", lambda self, fd: (_ for _ in ()).throw(OSError(5, "by plan")))
+    assert not store.shrink(files)
+    assert data.stat().st_size == large, "a copy that could not be synced takes nobody's place"
+    monkeypatch.undo()
+    monkeypatch.setattr(delayed, "SHRINK_ABOVE_BYTES", 1 << 20)
+    assert store.shrink(files)
+    assert data.stat().st_size < large // 10
+    assert not (Path(store.path).parent / "delayed.tmp").exists()
+    assert everything(store) == [b"kept"]
+    assert store.producers[7].next_sequence == 61
+    (following,) = store.put([(block(b"more", sequence=61), 10)], 5)
+    assert following.serial == kept.serial + 1
+    store = again(store)
+    assert everything(store) == [b"kept", b"more"]
+    store.close()
+
+
+def test_a_small_copy_whose_name_is_not_on_disk_is_not_written_to(
+    store: DelayedStore, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delayed, "SHRINK_ABOVE_BYTES", 1)
+    monkeypatch.setattr(Files, "sync_folder", lambda self, path: (_ for _ in ()).throw(OSError(5, "by plan")))
+    with pytest.raises(StoreFailed):
+        store.shrink(files)
