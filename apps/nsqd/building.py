@@ -170,9 +170,9 @@ class TopicBuilder:
                 raise Damaged(
                     f"{directory}: what was written of topic {built.name} is not what can be read; look at the disk and try again"
                 )
-            if table.channels != batch.channel_puts or table.paused_end != (-1 if batch.paused_end is None else batch.paused_end):
-                raise Damaged(
-                    f"{directory}: the channels of topic {built.name} are not as they were written; look at the disk and try again"
-                )
+            holes = {(name, *hole) for name in batch.channel_puts for hole in store.state.holes(name)}
+            paused_end = -1 if batch.paused_end is None else batch.paused_end
+            if (table.channels, holes, table.paused_end) != (batch.channel_puts, set(batch.hole_puts), paused_end):
+                raise Damaged(f"{directory}: the channels of topic {built.name} are not as they were written; try another disk")
         finally:
             store.close()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import os
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.nsqd import backlogs, contents, expected, fixture, message, sha, write_nsqd
@@ -17,6 +19,7 @@ from zsq.storage.disk_queue import DiskQueue
 from zsq.storage.disk_queue_format import NsqdChannel, NsqdList, NsqdTopic, decode_message
 from zsq.storage.errors import Damaged, DiskFull, ForeignDirectory, Locked, StorageError
 from zsq.storage.files import Files
+from zsq.storage.state import StateBatch, StateStore
 from zsq.storage.store import StoreOptions
 from zsq.transport.block import pack
 from zsq.transport.errors import UsageError
@@ -167,6 +170,21 @@ def test_what_reads_back_whole_but_other_is_not_committed(tmp_path: Path, monkey
     monkeypatch.undo()
     take(source, tmp_path / "data")
     assert len(backlogs(tmp_path / "data")["t"].channels["c"]) == 2
+
+
+@pytest.mark.parametrize("what", ["channel_puts", "hole_puts", "paused_end"])
+def test_channels_that_are_not_as_they_were_written_are_not_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    commit = StateStore.commit
+
+    def forgetful(self: StateStore, batch: StateBatch) -> None:
+        less: Any = {what: None if what == "paused_end" else type(getattr(batch, what))()}
+        commit(self, dataclasses.replace(batch, **less))
+
+    listed = NsqdList((NsqdTopic("t", True, (NsqdChannel("c"),)),))
+    source = write_nsqd(tmp_path / "a", listed, {"t:c": [[message(1, 1)]]})
+    monkeypatch.setattr(StateStore, "commit", forgetful)
+    with pytest.raises(Damaged, match="channels of topic t"):
+        take(source, tmp_path / "data")
 
 
 def test_the_node_of_a_new_data_directory(tmp_path: Path) -> None:
