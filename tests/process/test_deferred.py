@@ -1,0 +1,125 @@
+"""Requeues with a delay lie on disk: they survive kills with their attempts, cost the channel no memory, and are cleared with it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.broker import Broker, kill, wait_for
+
+import zsq
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    one = Broker(tmp_path / "data")
+    try:
+        yield one.start()
+    finally:
+        one.close()
+
+
+def row(broker: Broker, topic: str) -> dict[str, Any]:
+    with zsq.Admin(broker.ipc) as admin:
+        return dict(admin.stats(topic, "c")["topics"][0]["channels"][0])
+
+
+def anonymous_bytes(pid: int) -> int:
+    """Memory that no file stands behind: LMDB's pages are mapped, and go when the system wants them back."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:")) * 1024
+
+
+def defer(broker: Broker, topic: str, count: int, delay: float) -> None:
+    """Publish so many more, and requeue each one singly."""
+    before = row(broker, topic)["deferred_count"] if topic in topics(broker) else 0
+    with zsq.Producer(broker.ipc) as producer, zsq.Consumer(broker.ipc, topic, "c", ready=5_000) as consumer:
+        for at in range(0, count, 1_000):
+            producer.publish_many(topic, [b"%d" % (at + i) for i in range(min(1_000, count - at))])
+        left = count
+        while left:
+            batch = consumer.receive_batch(20)
+            assert batch is not None
+            for message in batch:
+                message.requeue(delay=delay)
+            left -= len(batch)
+        wait_for(lambda: row(broker, topic)["deferred_count"] == before + count, 60, "all deferred")
+        producer.publish(topic, b"last")
+        message = consumer.receive(10)
+        assert message is not None
+        message.finish(sync=True)  # confirmed: so all before it is committed
+
+
+def topics(broker: Broker) -> set[str]:
+    with zsq.Admin(broker.ipc) as admin:
+        return {one["topic_name"] for one in admin.stats()["topics"]}
+
+
+def take(broker: Broker, topic: str, count: int) -> list[tuple[bytes, int]]:
+    found = []
+    with zsq.Consumer(broker.ipc, topic, "c", ready=1_000) as consumer:
+        while len(found) < count:
+            message = consumer.receive(30)
+            assert message is not None, f"only {len(found)} of {count} came"
+            found.append((message.body, message.attempts))
+            message.finish()
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["channel", "storage", "all"])
+def test_they_survive_kills(broker: Broker, kind: str) -> None:
+    defer(broker, "t", 300, 6.0)
+    if kind == "all":
+        assert broker.process is not None
+        kill(broker.process.pid)
+        broker.process.wait(20)
+        broker.start()
+    else:
+        for pid in broker.pids(kind):
+            kill(pid)
+    wait_for(lambda: row(broker, "t").get("deferred_count") == 300, 5, "the deferred ones of before")
+    found = take(broker, "t", 300)
+    assert sorted(int(body) for body, _ in found) == list(range(300))
+    assert {attempts for _, attempts in found} == {2}
+    wait_for(lambda: row(broker, "t")["deferred_count"] == 0, 10, "none deferred")
+
+
+def test_none_comes_early(broker: Broker) -> None:
+    with zsq.Producer(broker.ipc) as producer, zsq.Consumer(broker.ipc, "t", "c") as consumer:
+        producer.publish("t", b"x")
+        for delay in (0.05, 0.4, 1.5):
+            message = consumer.receive(10)
+            assert message is not None
+            message.requeue(delay=delay)
+            before = time.monotonic()
+            message = consumer.receive(10)
+            assert message is not None
+            assert time.monotonic() - before > delay - 0.002
+            assert message.attempts % 2 == 0
+            message.requeue()
+
+
+def test_emptying_a_channel_clears_them(broker: Broker) -> None:
+    defer(broker, "t", 50, 3_000.0)
+    with zsq.Admin(broker.ipc) as admin:
+        admin.empty("t", "c")
+        wait_for(lambda: row(broker, "t")["deferred_count"] == 0, 10, "none deferred")
+        for pid in broker.pids("channel"):
+            kill(pid)
+        wait_for(lambda: row(broker, "t").get("health") == "OK", 30, "the channel")
+        assert row(broker, "t")["deferred_count"] == 0
+
+
+@pytest.mark.slow
+def test_a_channels_memory_does_not_grow_with_them(broker: Broker) -> None:
+    defer(broker, "t", 20_000, 3_000.0)
+    pids = broker.pids("channel")[0], broker.pids("storage")[0]
+    before = [anonymous_bytes(pid) for pid in pids]
+    defer(broker, "t", 80_000, 3_000.0)
+    grown = [anonymous_bytes(pid) - size for pid, size in zip(pids, before, strict=True)]
+    assert grown[0] < 5e6, f"of the channel: {grown}"
+    assert grown[1] < 10e6, f"of the storage: {grown}"
