@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from zsq.actors.delivery import Delivery
@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 A = (b"a",)
 ALL: tuple[tuple[int, int], ...] = ()
 S = 1_000_000_000
+
+
+@pytest.fixture
+def make(desk: Desk) -> type[Desk]:
+    return type(desk)
 
 
 def dropped(desk: Desk) -> int:
@@ -124,3 +129,63 @@ def test_runs_are_cut_at_the_start(given_runs: list[Run], start: int) -> None:
 @pytest.mark.parametrize("start", [0, -1])
 def test_no_start_takes_nothing(start: int) -> None:
     assert above([(0, 3, 1)], start) == ([(0, 3, 1)], [])
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("come"), st.integers(1, 9)),
+        st.tuples(st.just("send"), st.integers(1, 12)),
+        st.tuples(st.just("fin"), st.integers(0, 3)),
+        st.tuples(st.just("req"), st.sampled_from([0, 5])),
+        st.tuples(st.just("scan"), st.integers(0, 70)),
+        st.tuples(st.just("commit"), st.just(0)),
+        st.tuples(st.just("drop"), st.integers(0, 10)),
+    ),
+    max_size=40,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(given_steps=steps)
+def test_every_message_is_somewhere_and_none_is_counted_twice(make: type[Desk], given_steps: list[tuple[str, int]]) -> None:
+    """Finished, dropped, held, waiting or deferred: together all that came, whatever happens in which order."""
+    desk = make()
+    channel = desk.channel
+    desk.join(A, 0)
+    held: list[tuple[int, tuple[Run, ...]]] = []
+    start = 0
+    for what, number in given_steps:
+        if what == "come" and channel.window_end == desk.end:
+            desk.come(number)
+        elif what == "send":
+            channel.set_ready(A, number)
+            for _ in range(2):  # what is not at hand is fetched
+                held += [(parcel.token, parcel.runs) for parcel in desk.send()]
+                for offset in sorted(channel.wanted):
+                    assert offset >= start, "what is gone is asked for"
+                    channel.shelve(desk.block_at(offset, 1))
+        elif what == "fin" and held:
+            token, _ = held.pop(number % len(held))
+            channel.fin(A, token, ALL)
+        elif what == "req" and held:
+            token, _ = held.pop()
+            channel.req(A, token, ALL, number * S, desk.wall_ns)
+        elif what == "scan":
+            desk.scan(number)
+        elif what == "commit":
+            for gone in desk.commit().holes_gone:
+                desk.kept.pop(gone, None)
+        elif what == "drop":
+            start = max(start, desk.end * number // 10)
+            if channel.drop_below(start):
+                assert channel.next_offset == channel.window_end == start
+                while channel.window_end < desk.end:  # read again
+                    channel.offer(desk.block_at(channel.window_end, 1), from_storage=True)
+        waiting, in_flight, deferred = desk.stats()
+        counters = channel.counters
+        assert counters["lost_count"] == 0
+        assert counters["finish_count"] + counters["dropped_count"] + waiting + in_flight + deferred == desk.end
+    desk.scan(10)
+    desk.commit()
+    assert all(first >= start for first, _, _ in channel._again)
+    assert all(row[0] + row[1] > start for row in desk.commit().holes_put)
