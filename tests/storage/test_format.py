@@ -32,7 +32,8 @@ from zsq.storage.log_format import (
     wire_header,
 )
 from zsq.storage.mark import Adopted, Mark, encode_mark, encode_mark_header
-from zsq.storage.state_rows import HOLE_ROW, STAGE, TRANSACTION, deferred_key, due_key, hole_key, wrap
+from zsq.storage.snapshot import encode_snapshot
+from zsq.storage.state_rows import HOLE_ROW, STAGE, TRANSACTION, DeferredTotal, deferred_key, due_key, hole_key, wrap
 from zsq.storage.store import Identity, _encode_identity
 from zsq.storage.transactions import StagedFile, StageRow, Transaction, TransactionRow
 from zsq.transport.block import IN_GROUP, Header, pack
@@ -41,6 +42,7 @@ from zsq.transport.codec import pack_value
 SEED: Final = 0x12345678
 UUID: Final = bytes.fromhex("00112233445566778899aabbccddeeff")
 CHUNK: Final = ChunkHeader(base_offset=1000, base_time_ns=1_700_000_000_000_000_000, seed=SEED, uuid=UUID)
+SNAPSHOT_DEFERRED: Final = {"archive": DeferredTotal(2, 3, 1001)}
 BLOCK: Final = pack([b"hello", b"zsq"], keys=[b"k", None], producer_id=77, sequence=5)
 
 
@@ -73,6 +75,12 @@ def examples() -> dict[str, bytes]:
         "hole row": wrap(hole_key("archive", 1000), HOLE_ROW.pack(1, 2, 0)),
         "deferred key": deferred_key("archive", 1000),
         "due key": due_key("archive", CHUNK.base_time_ns, 1000),
+        "snapshot": encode_snapshot(
+            UUID,
+            CHUNK.base_time_ns,
+            [(hole_key("archive", 1000), wrap(hole_key("archive", 1000), HOLE_ROW.pack(1, 2, 0)))],
+            SNAPSHOT_DEFERRED,
+        ),
         "stage row": wrap(STAGE + stage, pack_value(row._asdict())),
         "transaction row": wrap(transaction_key, pack_value(tuple(TransactionRow(7, "app", 1000, 8, 250)))),
     }
