@@ -105,11 +105,7 @@ def test_delayed_messages_wait_for_space_and_say_so(small: SmallDiskBroker) -> N
         for _ in range(3):
             producer.publish_many("t", [BODY] * 1000, delay=3)
         fill(ballast, 3 * MIB)
-        stored = 3000
-        with pytest.raises(Refused, match=E_DISK_FULL):
-            for _ in range(100):  # free space is asked for ten times a second
-                producer.publish_many("t", [BODY] * 100, delay=3)
-                stored += 100
+        stored = 3000 + publish_until_refused(producer, count=100, delay=3)  # free space is asked for ten times a second
         wait_for(lambda: "wait for space" in str(admin.stats("t")["topics"][0]["health"]), 20, "the alarm")
         assert admin.delayed_count("t")["messages"] > 0
         ballast.unlink()
@@ -128,14 +124,14 @@ def fill(ballast: Path, left_bytes: int = 6 * MIB) -> None:
             left -= file.write(bytes(min(left, MIB)))
 
 
-def publish_until_refused(producer: zsq.Producer) -> int:
+def publish_until_refused(producer: zsq.Producer, count: int = 1000, delay: float = 0) -> int:
     """How many messages went in before the broker said that its disk is full."""
     stored = 0
     refused = None
     while refused is None and stored < 100_000:
         try:
-            producer.publish_many("t", [BODY] * 1000)
-            stored += 1000
+            producer.publish_many("t", [BODY] * count, delay=delay)
+            stored += count
         except Refused as error:
             refused = error
     assert refused is not None, "100 MB went onto a disk of 64"

@@ -138,6 +138,7 @@ def test_mixed_with_others_each_comes_once(broker: Broker, producer: zsq.Produce
     assert topic_stats(admin)["head"] == 900
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["storage", "topic", "everything"])
 def test_killed_while_some_are_due(broker: Broker, producer: zsq.Producer, admin: zsq.Admin, kind: str) -> None:
     """Storage dies again and again, while blocks move; what was answered comes, and comes into the log once."""
@@ -170,6 +171,28 @@ def test_killed_while_some_are_due(broker: Broker, producer: zsq.Producer, admin
     admin.close()
 
 
+def test_a_full_topic_refuses_new_ones_and_takes_what_is_due(broker: Broker, producer: zsq.Producer, admin: zsq.Admin) -> None:
+    """What was accepted before is not asked again."""
+    admin.create_topic("t", max_bytes=8 << 20, when_full="reject")
+    admin.create_channel("t", "c")
+    bodies = [bytes(1_000)] * 1_000
+    early = producer.publish("t", b"early", delay=3)
+
+    def fill() -> None:
+        for _ in range(20):
+            producer.publish_many("t", bodies)
+
+    with pytest.raises(zsq.Refused, match="E_TOPIC_FULL"):
+        fill()
+    full = topic_stats(admin)["head"]
+    with pytest.raises(zsq.Refused, match="E_TOPIC_FULL"):
+        producer.publish_many("t", bodies, delay=3)
+    assert early.key is not None
+    wait_for(partial(moved_more_than, admin, full), 20, "the one that was accepted")
+    assert topic_stats(admin)["delayed_count"] == 0
+
+
+@pytest.mark.slow
 def test_due_while_nobody_was_there(broker: Broker, producer: zsq.Producer, admin: zsq.Admin) -> None:
     receipt = producer.publish("t", b"x", delay=1)
     assert receipt.key is not None
@@ -181,6 +204,7 @@ def test_due_while_nobody_was_there(broker: Broker, producer: zsq.Producer, admi
     assert message[1] == b"x"
 
 
+@pytest.mark.slow
 def test_a_storage_that_does_not_answer_the_scan_is_not_killed(broker: Broker, producer: zsq.Producer, admin: zsq.Admin) -> None:
     producer.publish("t", b"x", delay=3)
     (storage,) = broker.pids("storage")
