@@ -297,3 +297,14 @@ def test_what_recovery_did_is_one_readable_line(chunks: Desk) -> None:
         chunks.log.read(1, 1, 8)
     keep(chunks)
     assert "1 messages lost in 1 stretches" in chunks.restart().report.sentence()
+
+
+def test_what_is_met_twice_is_counted_and_kept_once(chunks: Desk) -> None:
+    book = chunks.log.reader.damage
+    bad = Bad(0, 128, 80, 0, 1, "why")
+    for _ in range(3):
+        book.note(bad)
+    assert (book.blocks, book.messages, book.by_chunk()) == (1, 1, {0: 1})
+    assert len(keep(chunks)) == 1
+    book.note(bad)
+    assert keep(chunks) == []

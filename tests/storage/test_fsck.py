@@ -14,8 +14,17 @@ from zsq.storage.errors import Locked
 from zsq.storage.files import Files
 from zsq.storage.fsck import TopicReport, check_topic
 from zsq.storage.fsck_chunk import DAMAGE, Finding
-from zsq.storage.log_format import CHUNK_HEADER_BYTES, FOOTER_BYTES, IDENTITY_NAME, chunk_name, index_name
+from zsq.storage.log_format import (
+    CHUNK_HEADER_BYTES,
+    FOOTER_BYTES,
+    IDENTITY_NAME,
+    chunk_name,
+    decode_chunk_header,
+    decode_disk_header,
+    index_name,
+)
 from zsq.storage.store import Identity, StoreOptions
+from zsq.transport.block import HEADER_BYTES, encode_header
 
 if TYPE_CHECKING:
     from tests.storage.conftest import Desk
@@ -127,7 +136,6 @@ def flip_index(desk: Desk) -> None:
 def other_index(desk: Desk) -> None:
     """Of this chunk by its seed, but not of its blocks."""
     from zsq.storage.index import Index
-    from zsq.storage.log_format import decode_chunk_header
 
     wrong = Index(4096)
     wrong.note(1, CHUNK_HEADER_BYTES, 5)
@@ -225,6 +233,41 @@ def test_an_unfinished_write_is_a_note(topic: Desk) -> None:
     assert "12 bytes" in finding.text
     assert not damage(look(topic, repair=True))
     assert look(topic).findings == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"first_offset": 2}, "has offset 5, 4 was expected"),
+        ({"first_offset": 0}, "has offset 3, 4 was expected"),
+        ({"time_ns": -5}, "is older than the one before it"),
+    ],
+)
+def test_blocks_whose_checksums_agree_and_whose_place_does_not(topic: Desk, changed: dict[str, int], says: str) -> None:
+    path = topic.chunk_path(3)
+    topic.replace(path, placed_anew(path.read_bytes(), places(topic, 3)[1], **changed))
+    assert any(says in finding.text for finding in damage(look(topic)))
+
+
+def placed_anew(data: bytes, at: int, **changed: int) -> bytes:
+    """A block's header with other fields, and its checksum right."""
+    seed = decode_chunk_header(data).seed
+    header = decode_disk_header(data[at : at + HEADER_BYTES], seed)
+    assert header is not None
+    return data[:at] + encode_header(header._replace(**changed), magic=b"ZSQD", seed=seed) + data[at + HEADER_BYTES :]  # type: ignore[arg-type]
+
+
+def test_a_mark_that_is_not_of_its_group(group_desk: Desk) -> None:
+    group_desk.publish()
+    key = group_desk.stage("s", 1, blocks=1)
+    group_desk.seal(key)
+    group_desk.commit(1, key)
+    group_desk.abandon_cleanly()
+    path = group_desk.chunk_path(0)
+    data = path.read_bytes()
+    mark = next(at for at in places(group_desk, 0) if data[at + 12 : at + 16] == bytes(4))
+    group_desk.replace(path, placed_anew(data, mark, first_offset=4))
+    assert any("is not that of the group before it" in finding.text for finding in damage(look(group_desk)))
 
 
 def test_a_missing_index_is_a_note_and_made(topic: Desk) -> None:

@@ -89,3 +89,13 @@ def test_a_disk_that_refuses_is_told(spoiled: Desk, call: str) -> None:
     assert any("could not be repaired" in finding.text for finding in report.damaged)
     spoiled.files.fail.clear()
     whole(spoiled)
+
+
+def test_what_was_repaired_is_on_disk(spoiled: Desk) -> None:
+    spoiled.files.reset()
+    assert repair(spoiled).damaged == []
+    spoiled.files.crash(keep_none)
+    left = {
+        finding.text for finding in check_topic(spoiled.files, spoiled.directory, IDENTITY, 9_000).findings if finding.level == "damage"
+    }
+    assert left <= {"its index is damaged; it is a cache, and not used"}, "an index is never synced"
