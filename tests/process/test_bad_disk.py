@@ -186,7 +186,7 @@ def test_after_a_failed_sync_the_log_is_read_anew_and_health_is_bad_until_an_app
         producer.publish("t", b"200")
         wait_for(lambda: admin.stats("t")["topics"][0]["health"] == "OK", 10, "good health after an append")
         with zsq.Consumer(broker.ipc, "t", "c") as consumer:
-            seen = []
+            seen: list[int] = []
             while len(seen) < 201:
                 message = consumer.receive(10)
                 assert message is not None
