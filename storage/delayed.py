@@ -146,7 +146,7 @@ class DelayedStore:
                 keys.append(key)
                 producer_id, sequence = block.header.producer_id, block.header.sequence
                 known = producers.get(producer_id) or self.producers.get(producer_id)
-                recent = (*(known.recent if known else ()), (sequence, *key))[-RECENT_MAX:]
+                recent = (*(known.recent if known else ()), (sequence, key.due_ns, key.serial))[-RECENT_MAX:]
                 producers[producer_id] = DelayedProducer(sequence + 1, used_ns, recent)
             for producer_id, producer in producers.items():
                 rows.put(producer_key(producer_id), pack_value(tuple(producer)))

@@ -306,14 +306,16 @@ sys.stdout.write(repr((found, store.summary.lost, alarms)))
 
 def lives(directory: Path) -> tuple[list[str], int, list[str]]:
     """Processes are started one after the other until one lives."""
+    said = b""
     for _ in range(4):
         done = subprocess.run([sys.executable, "-c", DEATH, directory, UUID], capture_output=True, check=False, timeout=60)
         if done.returncode == 0:
             found, lost, alarms = ast.literal_eval(done.stdout.decode())
             return found, lost, alarms
-        if b"ForeignDirectory" in done.stderr:
+        said = done.stderr
+        if b"ForeignDirectory" in said:
             return [], 0, ["unknown number: its version or uuid is another one now, a person must look"]
-    raise AssertionError(f"it does not come up any more: {done.stderr.decode()[-2000:]}")
+    raise AssertionError(f"it does not come up any more: {said.decode()[-2000:]}")
 
 
 @pytest.mark.slow
