@@ -105,7 +105,8 @@ class StateDesk:
         self._out()
 
     def tick(self) -> None:
-        """Now and then: a snapshot, if it is time for one."""
+        """Now and then: a snapshot, if it is time for one; a commit, if there is something to be removed."""
+        self.wanted = self.wanted or self._store.garbage
         keeper = self.keeper
         if keeper is None:
             return

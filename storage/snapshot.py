@@ -24,7 +24,7 @@ from ..transport.codec import pack_value, unpack_value
 from .errors import Damaged
 from .files import Files
 from .log_format import TEMPORARY_SUFFIX
-from .state_rows import CHANNEL, HOLE, HOLE_ROW, META, TOTAL, DeferredTotal, name_of, start_of, unwrap, unwrap_meta, wrap
+from .state_rows import CHANNEL, GENERATION, HOLE, HOLE_ROW, META, TOTAL, DeferredTotal, name_of, start_of, unwrap, unwrap_meta, wrap
 
 SNAPSHOT_NAME: Final = "state.snapshot"
 SNAPSHOT_VERSION: Final = 1
@@ -117,7 +117,7 @@ def rows_without_deferred(snapshot: Snapshot) -> tuple[list[Row], dict[str, int]
     rows: list[Row] = []
     moved: dict[str, int] = {}
     for key, data in snapshot.rows:
-        if key[:1] == TOTAL:
+        if key[:1] in {TOTAL, GENERATION}:
             continue
         name = key[1:].decode() if key[:1] == CHANNEL else name_of(key) if key[:1] == HOLE else ""
         lost = snapshot.deferred.get(name)

@@ -39,6 +39,7 @@ from .state_rows import (
     ProducerRow,
     StateBatch,
     Table,
+    alias,
     crc_of,
     deferred_key,
     due_of,
@@ -81,6 +82,8 @@ class StateStore:
         """`ForeignDirectory` if it is not there or of another version, `Damaged` if LMDB cannot read it."""
         self._path = path
         self._map_bytes = map_bytes
+        self.garbage = False
+        """Deferred rows were cleared and are still there: each commit removes some of them. As of the last `load` or `commit`."""
         self.on_committed: Callable[[StateBatch], None] | None = None
         """Called after each commit, in its thread; what it raises comes out of `commit`."""
         try:
@@ -115,8 +118,12 @@ class StateStore:
                     total += crc_of(value)
                     take_row(table, key, data)
                 deferred = sum(one.rows for one in table.deferred.values())
+                live = {name: alias(name, table.generations.get(name, 0)) for name in table.channels}
+                table.garbage = sum(one.rows for name, one in table.deferred.items() if name not in set(live.values()))
                 entries = txn.stat()["entries"]
-                table.deferred = {name: with_firsts(txn, name, one) for name, one in table.deferred.items()}
+                table.deferred = {
+                    name: with_firsts(txn, other, table.deferred[other]) for name, other in live.items() if other in table.deferred
+                }
         except lmdb.Error as error:
             raise translate(error, self._path) from error
         if rows != meta["rows"] or total & SUM_MASK != meta["sum"]:
@@ -124,6 +131,7 @@ class StateStore:
         if entries != 1 + rows + 2 * deferred:
             raise Damaged(f"{self._path}: {entries} entries, but the checkpoint and the channels count {1 + rows + 2 * deferred}")
         take_meta(table, meta)
+        self.garbage = table.garbage > 0
         return table
 
     def uuid(self) -> bytes:
@@ -145,23 +153,25 @@ class StateStore:
 
     def deferred(self, channel: str) -> DeferredTotal:
         with self._reading() as txn:
-            return with_firsts(txn, channel, DeferredRows(txn).counted(channel))
+            rows = DeferredRows(txn)
+            return with_firsts(txn, rows.name(channel), rows.counted(channel))
 
     def deferred_rows(self, channel: str) -> Iterator[HoleRow]:
         """Each deferred hole of a channel, by its start."""
         with self._reading() as txn:
-            for key, value in rows_of(txn, prefix(DEFERRED, channel)):
+            for key, value in rows_of(txn, prefix(DEFERRED, DeferredRows(txn).name(channel))):
                 yield HoleRow(start_of(key), *HOLE_ROW.unpack(unwrap(key, value)))
 
     def due(self, channel: str, until_ns: int, limit: int) -> tuple[list[HoleRow], int]:
         """The earliest deferred holes that are due by then, at most `limit`, and when the one behind those is due; 0: there is none."""
         found: list[HoleRow] = []
         with self._reading() as txn:
-            for key, value in rows_of(txn, prefix(DUE, channel)):
+            name = DeferredRows(txn).name(channel)
+            for key, value in rows_of(txn, prefix(DUE, name)):
                 if due_of(key) > until_ns or len(found) >= limit:
                     return found, due_of(key)
                 unwrap(key, value)
-                row = deferred_key(channel, start_of(key))
+                row = deferred_key(name, start_of(key))
                 found.append(HoleRow(start_of(key), *HOLE_ROW.unpack(unwrap(row, txn.get(row, b"")))))
                 if found[-1].due_ns != due_of(key):
                     raise Damaged(f"{self._path}: the deferred row {row[:80]!r} is due at two times")
@@ -179,7 +189,8 @@ class StateStore:
             table = Table()
             take_row(table, key, unwrap(key, value))
             start: int = unwrap_meta(txn.get(META))["start"]
-            firsts = (first_unfinished(txn, kind, channel, start) for kind in (HOLE, DEFERRED))
+            deferred = DeferredRows(txn).name(channel)
+            firsts = (first_unfinished(txn, kind, name, start) for kind, name in ((HOLE, channel), (DEFERRED, deferred)))
             following: int = table.channels[channel]["next"]
             return min([max(start, following), *(first for first in firsts if first is not None)])
 
@@ -211,7 +222,8 @@ class StateStore:
         while True:
             try:
                 with self._env.begin(write=True) as txn:
-                    apply(txn, batch)
+                    garbage = apply(txn, batch, garbage=self.garbage)
+                self.garbage = garbage
                 break
             except lmdb.MapFullError as error:
                 if self._map_bytes * 2 > MAP_BYTES_MAX:

@@ -5,6 +5,7 @@
     "c" name                     a channel's row, as its channel wrote it
     "d" name 0 start             a deferred hole: count, attempts, due time
     "e" name                     of a channel's deferred holes: how many rows, how many messages, digest of all "d" and "q"
+    "g" name                     which of a channel's deferred holes count, see `alias`; none: the first
     "h" name 0 start             any other hole behind a channel's cursor: count, attempts, 0
     "p" producer id              a producer's next sequence and its last blocks
     "q" name 0 due start         a deferred hole by its due time: nothing more
@@ -34,6 +35,7 @@ META: Final = b"m"
 CHANNEL: Final = b"c"
 DEFERRED: Final = b"d"
 TOTAL: Final = b"e"
+GENERATION: Final = b"g"
 HOLE: Final = b"h"
 PRODUCER: Final = b"p"
 DUE: Final = b"q"
@@ -104,6 +106,9 @@ class Table:
     dropped: int = 0
     """Messages that went with them although not every channel had passed them."""
     commits: int = field(default=0, compare=False)
+    generations: dict[str, int] = field(default_factory=dict, compare=False)
+    garbage: int = field(default=0, compare=False)
+    """Deferred rows that were cleared, and are still to be removed."""
 
     def first_unfinished(self, channel: str) -> int:
         """The lowest offset that a channel has not finished, deferred ones included."""
@@ -218,6 +223,8 @@ def take_row(table: Table, key: bytes, data: bytes) -> None:
         table.holes.setdefault(name_of(key), []).append(HoleRow(start_of(key), *HOLE_ROW.unpack(data)))
     elif kind == TOTAL:
         table.deferred[rest.decode()] = DeferredTotal(*TOTAL_ROW.unpack(data)[:2])
+    elif kind == GENERATION:
+        table.generations[rest.decode()] = U64.unpack(data)[0]
     elif kind == PRODUCER:
         table.producers[U64.unpack(rest)[0]] = ProducerRow(*unpack_value(data))
     elif kind == STAGE:
@@ -248,6 +255,12 @@ def small_gones(batch: StateBatch) -> list[bytes]:
         *(STAGE + stage for stage in batch.stage_gones),
         *(TRANSACTION + app.encode() for app in batch.transactions_gone),
     ]
+
+
+def alias(channel: str, generation: int) -> str:
+    """Under which name a channel's deferred rows stand. Ten million cannot be removed by one commit: to clear them is to take another
+    name, and the old one's rows go by and by. No channel's name holds such a byte."""
+    return f"{channel}\x01{generation}" if generation else channel
 
 
 def prefix(kind: bytes, channel: str) -> bytes:

@@ -6,13 +6,15 @@ Nothing here begins, commits or ends a transaction, or knows how many there are:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from itertools import islice
+from typing import Any, Final
 
 from ..transport.codec import pack_value
 from .errors import Damaged
 from .state_rows import (
     DEFERRED,
     DUE,
+    GENERATION,
     HOLE,
     HOLE_ROW,
     META,
@@ -22,6 +24,7 @@ from .state_rows import (
     U64,
     DeferredTotal,
     StateBatch,
+    alias,
     change_meta,
     crc_of,
     deferred_key,
@@ -37,6 +40,9 @@ from .state_rows import (
     unwrap_meta,
     wrap,
 )
+
+CLEAR_ROWS_MAX: Final = 1_000  # deferred rows that go with the commit that clears them
+COLLECT_ROWS_MAX: Final = 10_000  # ... with each one after it: about 40 ms
 
 
 def rows_of(txn: Any, begin: bytes, end: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
@@ -131,30 +137,41 @@ class SmallRows:
 
 
 class DeferredRows:
-    """Deferred rows of one transaction, with each channel's total: [rows, messages, sum of checksums]."""
+    """Deferred rows of one transaction, with the total of each alias: [rows, messages, sum of checksums]."""
 
     def __init__(self, txn: Any) -> None:
         self._txn = txn
         self._totals: dict[str, list[int]] = {}
         self._before: dict[str, list[int]] = {}
+        self._generations: dict[str, int] = {}
+        self._moved: set[str] = set()
 
-    def _total(self, channel: str) -> list[int]:
-        if channel not in self._totals:
-            key = total_key(channel)
+    def name(self, channel: str) -> str:
+        """Under which a channel's rows stand."""
+        if channel not in self._generations:
+            key = GENERATION + channel.encode()
             value = self._txn.get(key)
-            self._totals[channel] = list(TOTAL_ROW.unpack(unwrap(key, value))) if value is not None else [0, 0, 0]
-            self._before[channel] = list(self._totals[channel])
-        return self._totals[channel]
+            self._generations[channel] = U64.unpack(unwrap(key, value))[0] if value is not None else 0
+        return alias(channel, self._generations[channel])
+
+    def _total(self, name: str) -> list[int]:
+        if name not in self._totals:
+            key = total_key(name)
+            value = self._txn.get(key)
+            self._totals[name] = list(TOTAL_ROW.unpack(unwrap(key, value))) if value is not None else [0, 0, 0]
+            self._before[name] = list(self._totals[name])
+        return self._totals[name]
 
     def counted(self, channel: str) -> DeferredTotal:
-        return DeferredTotal(*self._total(channel)[:2])
+        return DeferredTotal(*self._total(self.name(channel))[:2])
 
     def put(self, channel: str, start: int, count: int, attempts: int, due_ns: int) -> None:
         self.delete(channel, start)
-        total = self._total(channel)
+        name = self.name(channel)
+        total = self._total(name)
         for key, data in (
-            (deferred_key(channel, start), HOLE_ROW.pack(count, attempts, due_ns)),
-            (due_key(channel, due_ns, start), b""),
+            (deferred_key(name, start), HOLE_ROW.pack(count, attempts, due_ns)),
+            (due_key(name, due_ns, start), b""),
         ):
             value = wrap(key, data)
             self._txn.put(key, value)
@@ -163,27 +180,52 @@ class DeferredRows:
         total[1] += count
 
     def delete(self, channel: str, start: int) -> None:
-        total = self._total(channel)
+        self._delete(self.name(channel), start)
+
+    def _delete(self, name: str, start: int) -> None:
+        total = self._total(name)
         if not total[0]:
             return
-        key = deferred_key(channel, start)
+        key = deferred_key(name, start)
         value = self._txn.pop(key)
         if value is None:
             return
         count, _, due_ns = HOLE_ROW.unpack(unwrap(key, value))
-        due = self._txn.pop(due_key(channel, due_ns, start))
+        due = self._txn.pop(due_key(name, due_ns, start))
         if due is None:
             raise Damaged(f"the deferred row {key[:80]!r} does not stand under its due time")
         total[0] -= 1
         total[1] -= count
         total[2] = (total[2] - crc_of(value) - crc_of(due)) & SUM_MASK
 
-    def clear(self, channel: str) -> None:
-        total = self._total(channel)
-        if total[0]:
-            for kind in (DEFERRED, DUE):
-                remove_rows(self._txn, prefix(kind, channel))
-            total[:] = [0, 0, 0]
+    def clear(self, channel: str) -> bool:
+        """True: more rows than one commit removes; from now on they count for nobody, and `collect` removes them."""
+        name = self.name(channel)
+        if self._total(name)[0] > CLEAR_ROWS_MAX:
+            self._generations[channel] += 1
+            self._moved.add(channel)
+            return True
+        self._remove(name, CLEAR_ROWS_MAX)
+        return False
+
+    def _remove(self, name: str, limit: int) -> int:
+        keys = [key for key, _ in islice(rows_of(self._txn, prefix(DEFERRED, name)), limit)]
+        for key in keys:
+            self._delete(name, start_of(key))
+        return len(keys)
+
+    def collect(self, limit: int) -> bool:
+        """Remove up to `limit` rows that were cleared. True: there are more."""
+        names = [key[1:].decode() for key, _ in rows_of(self._txn, total_key(""))]
+        for name in names:
+            if name == self.name(name.partition("\x01")[0]):
+                continue
+            if limit <= 0:
+                return True
+            limit -= self._remove(name, limit)
+            if self._total(name)[0]:
+                return True
+        return False
 
     def save(self, rows: SmallRows) -> None:
         """Write the totals that changed; a channel without deferred rows has none."""
@@ -194,6 +236,8 @@ class DeferredRows:
                 rows.put(total_key(channel), TOTAL_ROW.pack(*total))
             else:
                 rows.delete(total_key(channel))
+        for channel in self._moved:
+            rows.put(GENERATION + channel.encode(), U64.pack(self._generations[channel]))
 
     def wrong(self, channel: str) -> list[str]:
         """Add up all rows of a channel: what does not agree with its total."""
@@ -212,13 +256,14 @@ class DeferredRows:
         return []
 
 
-def apply(txn: Any, batch: StateBatch) -> None:
+def apply(txn: Any, batch: StateBatch, *, garbage: bool = False) -> bool:
+    """Write it all. `garbage`: there are deferred rows to be collected; True: there are (still)."""
     rows = SmallRows(txn, unwrap_meta(txn.get(META)))
     deferred = DeferredRows(txn)
     for name in batch.channel_drops:
         rows.delete_all(prefix(HOLE, name))
     for name in (*batch.channel_drops, *batch.deferred_clears):
-        deferred.clear(name)
+        garbage = deferred.clear(name) or garbage
     for key in small_gones(batch):
         rows.delete(key)
     for channel, start in batch.hole_gones:
@@ -233,6 +278,8 @@ def apply(txn: Any, batch: StateBatch) -> None:
             rows.put(hole_key(channel, start), HOLE_ROW.pack(count, attempts, 0))
     for key, data in small_puts(batch).items():
         rows.put(key, data)
+    garbage = garbage and deferred.collect(COLLECT_ROWS_MAX)
     deferred.save(rows)
     change_meta(rows.meta, batch)
     rows.save()
+    return garbage

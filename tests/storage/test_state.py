@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from zsq.storage import state_transaction
 from zsq.storage.errors import Damaged, ForeignDirectory
-from zsq.storage.state import RECENT_MAX, HoleRow, ProducerRow, StateBatch, StateStore, Table, producer_after
+from zsq.storage.state import RECENT_MAX, DeferredTotal, HoleRow, ProducerRow, StateBatch, StateStore, Table, producer_after
+from zsq.storage.state_rows import due_key, wrap
 from zsq.storage.transactions import StagedFile, StageRow, TransactionRow
 
 UUID = bytes(range(16))
@@ -196,3 +198,70 @@ def test_like_a_dictionary(tmp_path_factory: pytest.TempPathFactory, operations:
     assert table.channels == channels
     assert {(name, row.start): row for name, rows in table.holes.items() for row in rows} == holes
     state.close()
+
+
+# Deferred rows
+
+
+def test_deferred_rows_lie_by_start_and_by_due_time(state: StateStore) -> None:
+    state.commit(StateBatch(channel_puts={"c": {"next": 50}}, hole_puts=[("c", i, 2, 3, 1_000 - i) for i in range(0, 20, 2)]))
+    total = state.load().deferred["c"]
+    assert total == state.deferred("c") == DeferredTotal(10, 20, 0, 982)
+    assert state.due("c", 985, 2) == ([HoleRow(18, 2, 3, 982), HoleRow(16, 2, 3, 984)], 986)
+    state.commit(StateBatch(hole_puts=[("c", 0, 2, 4, 0), ("c", 18, 2, 3, 5)], hole_gones=[("c", 2)]))
+    assert state.deferred("c") == DeferredTotal(8, 16, 4, 5)
+    assert state.holes("c") == [HoleRow(0, 2, 4, 0)]
+    state.commit(StateBatch(hole_puts=[("c", 0, 2, 4, 9)]))
+    assert (state.holes("c"), state.first_unfinished("c")) == ([], 4), "the store begins at 4: what lies below holds nothing back"
+    assert [row.start for row in state.deferred_rows("c")] == [0, *range(4, 20, 2)]
+    state.commit(StateBatch(deferred_clears=["c"]))
+    assert (state.load().deferred, state.first_unfinished("c"), state.due("c", 10**18, 9)) == ({}, 50, ([], 0))
+    assert state.walk() == []
+
+
+def test_a_row_that_lost_its_due_time_is_noticed_when_the_others_are_gone(state: StateStore, tmp_path: Path) -> None:
+    state.commit(StateBatch(channel_puts={"c": {"next": 50}}, hole_puts=[("c", i, 1, 1, 10 + i) for i in range(3)]))
+    state.close()
+    key = due_key("c", 11, 1)
+    tamper(tmp_path, lambda txn: (txn.pop(key), txn.put(due_key("c", 11, 7), wrap(due_key("c", 11, 7), b""))))
+    state = StateStore(str(tmp_path))
+    with pytest.raises(Damaged):
+        state.due("c", 100, 100)
+    assert state.walk() != []
+
+
+@pytest.mark.parametrize("how", ["clear", "drop"])
+def test_many_are_cleared_at_once_and_removed_by_and_by(
+    state: StateStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(state_transaction, "CLEAR_ROWS_MAX", 10)
+    monkeypatch.setattr(state_transaction, "COLLECT_ROWS_MAX", 30)
+    rows = [("c", i, 1, 1, 10 + i) for i in range(100)]
+    state.commit(StateBatch(channel_puts={"c": {"next": 500}, "d": {"next": 5}}, hole_puts=[*rows, ("d", 1, 1, 1, 5)]))
+    for turn in range(2):
+        if how == "clear":
+            state.commit(StateBatch(deferred_clears=["c"], hole_puts=[("c", 5, 1, 2, 7)]))
+        else:
+            state.commit(StateBatch(channel_drops=["c"]))
+            assert "c" not in state.load().deferred
+            state.commit(StateBatch(channel_puts={"c": {"next": 500}}, hole_puts=[("c", 5, 1, 2, 7)]))
+        assert state.garbage
+        assert state.due("c", 10**18, 1_000) == ([HoleRow(5, 1, 2, 7)], 0)
+        assert list(state.deferred_rows("c")) == [HoleRow(5, 1, 2, 7)]
+        assert state.load().deferred["c"] == DeferredTotal(1, 1, 5, 7)
+        assert state.first_unfinished("c") == 5
+        assert state.walk() == []
+        state.commit(StateBatch(hole_puts=rows))
+        state.close()
+        state = StateStore(str(tmp_path))
+        assert state.load().deferred["c"].rows == 100
+        assert state.garbage == (turn == 1 or state.load().garbage > 0)
+    commits = 0
+    while state.garbage:
+        commits += 1
+        assert commits < 10
+        state.commit(StateBatch())
+    assert state.load().garbage == 0
+    assert state.walk() == []
+    assert state.deferred("c").rows == 100
+    assert state.deferred("d").rows == 1
