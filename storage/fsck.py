@@ -16,6 +16,7 @@ from crc32c import crc32c
 
 from .chunk import Chunk, read_footer
 from .damage import BAD_HEAD_BYTES, DAMAGED, Bad, decode_bad_head, keep_bytes
+from .delayed_rescue import check_delayed
 from .errors import Damaged, StorageError
 from .files import Files
 from .fsck_chunk import DAMAGE, NOTE, RECOVERY, Around, Checked, ChunkCheck, Finding
@@ -144,7 +145,8 @@ class _TopicCheck:
                     self._add(DAMAGE, name, "the state store is missing").needs_recovery = True
                     sound = False
                 continue
-            for text in check_environment(f"{self._directory}/{name}"):
+            check = check_delayed if name == DELAYED_NAME else check_environment
+            for text in check(f"{self._directory}/{name}"):
                 self._add(DAMAGE, name, text).needs_recovery = True
                 sound = sound and name != STATE_NAME
         for text in check_snapshot(self._files, self._directory):
