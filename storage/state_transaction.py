@@ -42,7 +42,7 @@ from .state_rows import (
 )
 
 CLEAR_ROWS_MAX: Final = 1_000  # deferred rows that go with the commit that clears them
-COLLECT_ROWS_MAX: Final = 10_000  # ... with each one after it: about 40 ms
+COLLECT_ROWS_MAX: Final = 2_000  # ... with each one after it: about 40 ms
 
 
 def rows_of(txn: Any, begin: bytes, end: bytes = b"") -> Iterator[tuple[bytes, bytes]]:

@@ -63,7 +63,11 @@ class OpenTopic(Wire):
 
 @dataclass(frozen=True, slots=True)
 class OpenChannel(Wire):
-    """Channel to storage: my row, made now if it is not there. Done.data: {"channel": row, "holes": [...], "head": int, "start": int}."""
+    """Channel to storage: my row, made now if it is not there.
+
+    Done.data: {"row", "holes": those that are not deferred, "deferred": (rows, messages, next due time), "end", "start", "more"}. While
+    `more` is true, another Done with further holes follows.
+    """
 
     op: ClassVar[int] = 60
     request: int
