@@ -25,12 +25,15 @@ def set_title(title: str) -> None:
 
 
 def private_bytes(pid: int | str = "self") -> int:
-    """Memory that only this process holds (clean and dirty), 0 if it cannot be read."""
+    """Memory that only this process holds and nobody could give back for it, 0 if it cannot be read.
+
+    Clean pages do not count: those that only one process maps are of the state stores' files, and are the page cache's.
+    """
     total = 0
     try:
         with open(f"/proc/{pid}/smaps_rollup") as lines:
             for line in lines:
-                if line.startswith(("Private_Clean:", "Private_Dirty:")):
+                if line.startswith("Private_Dirty:"):
                     total += int(line.split()[1]) * 1024
     except OSError:
         return 0
