@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.broker import Broker, kill
+from support.broker import Broker, kill, wait_for
 
 import zsq
 
@@ -104,3 +104,20 @@ def test_a_topic_that_is_gone_or_nobodys(stopped: Broker) -> None:
     (stopped.data_dir / "registry.json").write_text("{")
     assert "cannot be read" in fsck(stopped.data_dir, code=1)
     assert (stopped.data_dir / "registry.json").read_text() == "{"
+
+
+def test_a_missing_directory_is_refused_and_not_made_anew(stopped: Broker) -> None:
+    """As of a disk that is not mounted: a person has to look; the others serve. With its directory, and a start, it is back."""
+    folder, away = stopped.data_dir / "topics" / "000001", stopped.data_dir.parent / "away"
+    folder.rename(away)
+    stopped.start()
+    with zsq.Admin(stopped.ipc) as admin, zsq.Producer(stopped.ipc) as producer:
+        producer.publish("other", b"2")
+        wait_for(lambda: "not mounted" in admin.stats("t")["topics"][0]["health"], 30, "the reason in the topic's health")
+        assert not folder.exists()
+    assert stopped.stop() == 0
+    away.rename(folder)
+    stopped.start()
+    with zsq.Admin(stopped.ipc) as admin:
+        (row,) = admin.stats("t")["topics"]
+        assert (row["health"], row["head"]) == ("OK", COUNT * 10)
