@@ -254,7 +254,7 @@ def placed_anew(data: bytes, at: int, **changed: int) -> bytes:
     seed = decode_chunk_header(data).seed
     header = decode_disk_header(data[at : at + HEADER_BYTES], seed)
     assert header is not None
-    return data[:at] + encode_header(header._replace(**changed), magic=b"ZSQD", seed=seed) + data[at + HEADER_BYTES :]  # type: ignore[arg-type]
+    return data[:at] + encode_header(header._replace(**changed), magic=b"ZSQD", seed=seed) + data[at + HEADER_BYTES :]
 
 
 def test_a_mark_that_is_not_of_its_group(group_desk: Desk) -> None:
