@@ -64,9 +64,11 @@ def pub(topic: str, source: IO[bytes], batch: int, delay: float, url: str, timeo
     With --delay they wait in the broker, durable as well; see `zsq delayed`.
     """
     from ...transport.client import Producer
+    from ...transport.lane import as_delay_ms
     from ...transport.names import check_name
 
     check_name(topic)
+    as_delay_ms(delay)
     stored = 0
     start = time.monotonic()
     receipts: deque[Receipt] = deque()
