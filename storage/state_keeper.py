@@ -1,9 +1,10 @@
 """What goes with the state store's commits: the snapshot, and a note of starts that came to nothing.
 
 *The snapshot* is written at once, before a commit returns, where it would be wrong in a way that redelivery does not heal: the channels
-that there are, a pause, where a first channel begins, a cursor that was moved back, which chunks are gone. All else (cursors, holes,
-producers, transactions) is up to date again after a replay of the log and some redeliveries, and waits: a minute, or as many as
-the snapshot has MiB, so that it never writes more than some 17 KB a second. A full disk keeps no commit from its answer.
+that there are, a pause, where a first channel begins, a cursor that was moved back, which chunks are gone, which parts of a batch were
+sealed. All else (cursors, holes, producers, transactions) is up to date again after a replay of the log and some redeliveries, and waits:
+a minute, or as many as the snapshot has MiB, so that it never writes more than some 17 KB a second. A full disk keeps no commit from
+its answer.
 
 *Starts.* LMDB may die of a flipped bit, with the whole process (SIGBUS). `DIR/state.starts` counts starts since the last commit that
 succeeded, and keeps the times of the last ones that were not ended in order. After one start without a commit, the next one makes one
@@ -97,12 +98,15 @@ class StateKeeper:
         self._stale = True
         self.problem = ""
         self.written_bytes = 0
+        self._size = 0
         state.on_committed = self._committed
 
     def _committed(self, batch: StateBatch) -> None:
         self._starts.proven()
         self._stale = True
         urgent = bool(batch.channel_drops) or {batch.paused_end, batch.waiting, batch.start} != {None}
+        # A part that was sealed for good is nobody's to send again: its row, and with it its files, shall not be forgotten.
+        urgent = urgent or (self._size < SNAPSHOT_STEP_BYTES and any(row.final for row in batch.stage_puts.values()))
         for name in batch.channel_drops:
             self._known.pop(name, None)
         for name, row in batch.channel_puts.items():
@@ -122,6 +126,7 @@ class StateKeeper:
         deferred: dict[str, DeferredTotal] = {name: self._state.deferred(name) for name in self._known}
         data = encode_snapshot(self._uuid, time.time_ns(), self._state.small_rows(), deferred)
         pause_s = SNAPSHOT_EVERY_S * (1 + len(data) // SNAPSHOT_STEP_BYTES)
+        self._size = len(data)
         self._next_s = time.monotonic() + min(pause_s, SNAPSHOT_LATEST_S)
         try:
             write_snapshot(self._files, self._directory, data)

@@ -19,10 +19,12 @@ from zsq.storage.snapshot import SNAPSHOT_NAME, decode_snapshot, read_snapshot
 from zsq.storage.state import HoleRow, ProducerRow, StateBatch, StateStore, Table
 from zsq.storage.state_check import Verdict
 from zsq.storage.state_rows import META, deferred_key
+from zsq.storage.transactions import StageRow
 
 if TYPE_CHECKING:
     from tests.storage.conftest import Desk
 
+STAGE = StageRow("query", 7, "app", 1, 0, 0, 0, 0, True, (), 50)
 ROW: dict[str, Any] = {"next": 5, "paused": False, "counters": {}}
 
 
@@ -318,6 +320,9 @@ def test_what_redelivery_does_not_heal_is_in_the_snapshot_at_once(desk: Desk) ->
         (StateBatch(start=0), True),
         (StateBatch(channel_drops=["c"]), True),
         (StateBatch(producers={1: ProducerRow(1, 1, ())}), False),
+        (StateBatch(stage_puts={b"s" * 16: STAGE._replace(final=False)}), False),
+        (StateBatch(stage_puts={b"s" * 16: STAGE}), True),
+        (StateBatch(stage_gones=[b"s" * 16]), False),
     ]
     for batch, at_once in changes:
         before = desk.files.log.count("rename")
