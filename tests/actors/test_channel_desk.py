@@ -133,7 +133,7 @@ def test_a_commit_of_several_pages_is_whole_or_not_at_all(desk: Desk, monkeypatc
     desk.say(pages[-1])
     assert desk.commit() == [p.Done(9, {})]
     assert desk.open(TWO)["holes"] == [(i, 1, 1, 0) for i in range(4, 9)], "in several answers"
-    desk.say(page, TWO)
+    desk.say(pages[0], TWO)
     desk.open(ONE)
     assert desk.save(31) == [p.Done(9, {})]
     assert desk.bench.store.state.load().channels["c"]["next"] == 31, "a dead predecessor's pages are forgotten"

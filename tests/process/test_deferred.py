@@ -48,9 +48,9 @@ def defer(broker: Broker, topic: str, count: int, delay: float) -> None:
             left -= len(batch)
         wait_for(lambda: row(broker, topic)["deferred_count"] == before + count, 60, "all deferred")
         producer.publish(topic, b"last")
-        message = consumer.receive(10)
-        assert message is not None
-        message.finish(sync=True)  # confirmed: so all before it is committed
+        last = consumer.receive(10)
+        assert last is not None
+        last.finish(sync=True)  # confirmed: so all before it is committed
 
 
 def topics(broker: Broker) -> set[str]:
@@ -59,7 +59,7 @@ def topics(broker: Broker) -> set[str]:
 
 
 def take(broker: Broker, topic: str, count: int) -> list[tuple[bytes, int]]:
-    found = []
+    found: list[tuple[bytes, int]] = []
     with zsq.Consumer(broker.ipc, topic, "c", ready=1_000) as consumer:
         while len(found) < count:
             message = consumer.receive(30)

@@ -166,6 +166,7 @@ def test_another_topics_state_is_refused_and_stays(desk: Desk, tmp_path: Path) -
 
 
 def test_a_power_cut_at_every_change_of_the_making(tmp_path: Path, desk: Desk) -> None:
+    finished = False
     for at in range(1, 30):
         folder = tmp_path / f"cut{at}"
         folder.mkdir()
