@@ -12,7 +12,7 @@ from zsq.actors.topic_group import GroupState, TopicGroup
 
 
 def test_the_second_of_two_that_end_at_once_changes_nothing() -> None:
-    group = TopicGroup(cast("Any", None), "t", cast("Any", None))
+    group = TopicGroup(cast("Any", SimpleNamespace(channels_changed=False)), "t", cast("Any", None))
     storage: Any = SimpleNamespace(spec=SimpleNamespace(settings={}, kind="storage"), state="ended", failure="")
     group.storage = storage
     group.state = GroupState.ENDED  # by the end of its topic, told a moment ago
