@@ -293,7 +293,7 @@ def test_a_shorter_mark_after_a_longer_one_that_failed(group_desk: Desk) -> None
     """What the first try has left behind the footer is cut off: a footer is looked for at the end of the file."""
     keys = [group_desk.stage(name, 1, blocks=5) for name in "abcd"]
     group_desk.seal(*keys)
-    group_desk.files.fail["rename"] = {1: errno.ENOSPC}
+    group_desk.files.fail["rename"] = {group_desk.files.log.count("rename") + 1: errno.ENOSPC}
     with pytest.raises(DiskFull):
         group_desk.commit(1, *keys)
     group_desk.drop(*keys[:3])
@@ -310,7 +310,7 @@ def test_recovery_finishes_a_commit_and_says_so(group_desk: Desk) -> None:
     keys = [group_desk.stage(name, 1, blocks=5) for name in "abc"]
     group_desk.seal(*keys)
     group_desk.publish()
-    group_desk.files.fail["rename"] = {2: errno.EIO}
+    group_desk.files.fail["rename"] = {group_desk.files.log.count("rename") + 2: errno.EIO}
     with pytest.raises(StoreFailed):
         group_desk.commit(1, *keys)
     group_desk.crash(keep_all)
