@@ -47,6 +47,11 @@ class ChannelDesk:
         end: int = self._log.end if self._sync == "interval" else self._log.synced_end
         return end if self.visible_end < 0 else min(end, self.visible_end)
 
+    def _new_begin(self) -> int:
+        """Where messages begin that no channel could see yet. Those behind a pause are for all channels that are there when it ends."""
+        end = self._log.synced_end
+        return end if self.visible_end < 0 else min(end, max(self.visible_end, self._log.start))
+
     def on_openchannel_word(self, port: Port, mail: Mail) -> None:
         word = cast("p.OpenChannel", mail.word)
         self._state.check_space()
@@ -54,7 +59,7 @@ class ChannelDesk:
         if row is None:
             if len(self.rows) >= options.CHANNELS_MAX:
                 raise Refused("E_LIMIT", f"a topic has at most {options.CHANNELS_MAX} channels")
-            start = self.waiting if not self.rows else self._log.synced_end
+            start = self.waiting if not self.rows else self._new_begin()
             row = {"next": start, "paused": False, "created_ns": time.time_ns(), "counters": {}}
             self.rows[word.channel] = row
             self._state.batch.channel_puts[word.channel] = row
@@ -142,7 +147,7 @@ class ChannelDesk:
         self.owners.pop(name, None)
         self._state.drop_channel(name)
         if not self.rows:  # from here on messages wait for a first channel again
-            self.waiting = self._state.batch.waiting = self._log.synced_end
+            self.waiting = self._state.batch.waiting = self._new_begin()
         self._state.then(then)
 
     def _answer_after_commit(self, port: Port, mail: Mail, data: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ..transport import protocol as p
 from ..transport.errors import E_CLOSING, E_NOT_EMPTY, E_TIMEOUT, Refused, ZsqError
 from .port import Envelope
-from .statistics import unfinished
+from .statistics import behind_pause, unfinished
 from .topic_group import GroupState, TopicGroup
 
 if TYPE_CHECKING:
@@ -57,7 +57,9 @@ class _Deletion:
         if not left:
             return None
         what = f"channel {self.word.channel!r}" if self.word.channel else f"topic {self.word.topic!r}"
-        text = f"{what} has {left} messages that are not finished; drain it, or delete it with force and lose them"
+        behind = behind_pause(self.group)
+        drain = f"unpause the topic ({behind} of them lie behind its pause), drain it" if behind else "drain it"
+        text = f"{what} has {left} messages that are not finished; {drain}, or delete it with force and lose them"
         return Refused(E_NOT_EMPTY, text)
 
     # A topic

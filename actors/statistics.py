@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 def unfinished(group: TopicGroup, channel: str = "") -> int | None:
     """Messages that a channel (or the fullest of all) has not finished; without channels what waits for a first one. None: not known.
 
-    What is delayed and not due yet counts too, where it is not about one channel.
+    Up to the log's real end: what lies behind a topic's pause is acknowledged, and not finished by anybody. What is delayed and not due
+    yet counts too, where it is not about one channel.
     """
     children = [child for name, child in group.channels.items() if not channel or name == channel]
     if any(child is None or child.state != "up" or "next_offset" not in child.stats for child in children):
         return None
-    rows = [row for row in _channels(group) if not channel or row["channel_name"] == channel]
+    rows = [row for row in _channels(group, _head(group)) if not channel or row["channel_name"] == channel]
     delayed = 0 if channel or group.storage is None else int(group.storage.stats.get("delayed_count", 0))
     if rows:
         return delayed + max(int(row["depth"] + row["in_flight_count"] + row["deferred_count"]) for row in rows)
@@ -43,8 +44,22 @@ def _waiting(group: TopicGroup) -> int:
     return max(0, int(stats.get("head", 0)) - int(stats.get("waiting", 0)))
 
 
-def _channels(group: TopicGroup) -> list[dict[str, Any]]:
-    end = int(group.topic.stats.get("end", 0)) if group.topic is not None else 0
+def _head(group: TopicGroup) -> int:
+    """The log's end as the newest pulses know it, whatever channels may see of it."""
+    return max(int(child.stats.get("head", 0)) if child is not None else 0 for child in (group.topic, group.storage))
+
+
+def behind_pause(group: TopicGroup) -> int:
+    """Messages that wait for the topic to be unpaused: they are the topic's and no channel's yet, as in NSQ."""
+    topic = group.topic.stats if group.topic is not None else {}
+    if not topic.get("paused"):
+        return 0
+    storage = group.storage.stats if group.storage is not None else {}
+    return max(0, _head(group) - max(int(topic.get("end", 0)), int(storage.get("start", 0))))
+
+
+def _channels(group: TopicGroup, end: int) -> list[dict[str, Any]]:
+    """`end`: as far as their depth counts."""
     rows = []
     for name, child in group.channels.items():
         row: dict[str, Any] = {
@@ -83,7 +98,7 @@ def _health(group: TopicGroup) -> str:
 def _topic(group: TopicGroup, channel: str) -> dict[str, Any]:
     topic = group.topic.stats if group.topic is not None else {}
     storage = group.storage.stats if group.storage is not None else {}
-    waiting = 0 if group.channels else _waiting(group)
+    waiting = behind_pause(group) if group.channels else _waiting(group)
     return {
         "topic_name": group.name,
         "uuid": group.row.uuid,
@@ -94,7 +109,7 @@ def _topic(group: TopicGroup, channel: str) -> dict[str, Any]:
         "message_count": topic.get("message_count", 0),
         "message_bytes": topic.get("message_bytes", 0) + storage.get("committed_bytes", 0),
         "paused": topic.get("paused", False),
-        "head": max(int(topic.get("head", 0)), int(storage.get("head", 0))),
+        "head": _head(group),
         "start": storage.get("start", 0),
         "log_bytes": storage.get("log_bytes", 0),
         "finished_bytes": storage.get("finished_bytes", 0),
@@ -114,7 +129,7 @@ def _topic(group: TopicGroup, channel: str) -> dict[str, Any]:
         "delayed_next_due_ns": storage.get("delayed_next_due_ns", 0),
         "delayed_lost": storage.get("delayed_lost", 0),
         "delayed_moved": storage.get("delayed_moved", 0),
-        "channels": [row for row in _channels(group) if not channel or row["channel_name"] == channel],
+        "channels": [row for row in _channels(group, int(topic.get("end", 0))) if not channel or row["channel_name"] == channel],
     }
 
 

@@ -208,3 +208,33 @@ def test_without_channels_the_floor_is_where_the_first_one_would_begin(desk: Des
     desk.say(p.Empty(3))
     desk.commit()
     assert desk.desk.floor() == 1_000
+
+
+# Behind a pause
+
+
+def paused(desk: Desk) -> None:
+    """At 1,000; 500 more came after that."""
+    desk.say(p.Pause(3, paused=True))
+    desk.bench.store.log.append([pack([b"x"] * 500)], 2)
+    desk.bench.store.log.sync()
+    assert desk.commit()[-1] == p.Done(3, {"visible_end": 1_000})
+
+
+def test_what_lies_behind_a_pause_waits_when_the_last_channel_goes(desk: Desk) -> None:
+    desk.open()
+    desk.save(1_000)
+    paused(desk)
+    desk.desk.drop("c", lambda: None)
+    desk.commit()
+    assert (desk.desk.waiting, desk.desk.floor()) == (1_000, 1_000)
+    desk.say(p.Pause(4, paused=False))
+    assert desk.open(channel="next")["row"]["next"] == 1_000
+
+
+def test_a_channel_made_during_a_pause_gets_what_lies_behind_it(desk: Desk) -> None:
+    desk.open()
+    paused(desk)
+    assert desk.open(TWO, "second")["row"]["next"] == 1_000
+    desk.say(p.Pause(4, paused=False))
+    assert desk.open(TWO, "third")["row"]["next"] == 1_500, "what comes from now on"
