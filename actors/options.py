@@ -49,6 +49,7 @@ READER_ANSWERS_MAX: Final = 32  # unread ones a reader; further ones are dropped
 RETENTION_TICK_MS: Final = 1_000  # space is back within seconds
 RETRY_S_MAX: Final = 60.0  # between tries to start a topic that cannot start
 LOCK_WAIT_S: Final = 10.0
+LAST_WORDS_S: Final = 0.2  # a storage that failed ends so much later, that its last words go out
 
 # Delayed messages
 DELAYED_MOVE_BYTES: Final = 2 * MIB  # moved to the log at a time: publishers wait no longer than writing it takes

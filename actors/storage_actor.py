@@ -379,9 +379,9 @@ class StorageActor(Actor):
             for thread in (*lazy, self._sync_thread, self._stages.thread, self._state.thread):
                 thread.close()
             self.store.close()
-        else:  # a failure: nothing may wait for these files any more, but what was told goes out
-            self.context.destroy(linger=200)
-            logging.shutdown()
+        else:  # nothing may wait for these files any more. What was told goes out by ZeroMQ's own thread meanwhile; no socket
+            logging.shutdown()  # is closed: the threads wait on theirs, and libzmq aborts or hangs when another closes them
+            time.sleep(options.LAST_WORDS_S)
             os._exit(4)
 
     def statistics(self) -> dict[str, Any]:
