@@ -10,6 +10,10 @@ Two different things are bounded, and must not be mixed up:
 A chunk is the unit, and they go oldest first: offsets stay dense. None goes before the committed checkpoint has passed it, for recovery
 reads producers' sequences and transactions from there on. The ongoing chunk never goes; where it would, it is sealed first (`roll`).
 
+A bound on bytes never takes more than a quarter below itself: a chunk that is large beside it (made before the bound was, or by a group)
+may hold the newest messages too, and waits until what follows it comes to three quarters of the bound. So the bound may be passed by one
+such chunk for as long. Rejected: cutting it (a chunk is the unit), and taking it (a bound of 32 MiB then left nothing of 40).
+
 Rejected: an age by the time of the *first* message (a chunk filled over a week would take fresh messages with it), and making chunks
 small whatever the policy says (each costs four syncs): only a bound that is smaller than eight chunks makes them smaller.
 """
@@ -29,6 +33,7 @@ KEEP_BYTES: Final = 1024 * MIB
 MAX_BYTES_MIN: Final = 8 * MIB  # one block of the largest size always fits into an empty topic
 MAX_S_MIN: Final = 1
 PARTS: Final = 8  # a bound lies in at least so many chunks, as far as they have
+PARTS_LEFT: Final = 6  # of those, dropping the oldest leaves at least so many
 CHUNK_BYTES_MIN: Final = 1 * MIB  # so much
 ROLL_BYTES: Final = 1 * MIB  # the ongoing chunk, finished, is sealed before its time when it has so much,
 ROLL_IDLE_S: Final = 2.0  # or was not written to for so long
@@ -182,8 +187,8 @@ def _beyond_max(retention: Retention, view: View, finished: int, may: int, ages:
     following = sum(view.sizes[finished + 1 :])
     chunk = finished
     while chunk < may:
-        age_s = ages.of(chunk) if retention.max_s != NONE else 0.0
-        if not _too_much(retention, left, age_s):
+        too_old = left > 0 and retention.max_s != NONE and ages.of(chunk) > retention.max_s
+        if not too_old and (not _too_much(retention, left, 0.0) or following < retention.max_bytes * PARTS_LEFT // PARTS):
             break
         chunk += 1
         left = min(left, following)  # the first one may be finished in part

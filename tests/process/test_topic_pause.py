@@ -1,4 +1,4 @@
-"""A paused topic: what is published meanwhile is the topic's, is shown as its depth, is not lost by deletions, and comes to all channels."""
+"""A paused topic: what is published meanwhile is shown as its depth, is not lost by deletions, and comes to all channels."""
 
 from __future__ import annotations
 
