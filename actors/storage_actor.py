@@ -21,7 +21,6 @@ from typing import Any, NamedTuple, cast
 from ..storage.errors import DiskFull, Locked, StoreFailed
 from ..storage.files import Files
 from ..storage.log import SyncTicket
-from ..storage.state import ProducerRow, producer_after
 from ..storage.store import Identity, Store, StoreOptions, create_store, open_store
 from ..transport import protocol as p
 from ..transport.block import Block
@@ -32,6 +31,7 @@ from .channel_desk import ChannelDesk
 from .delayed_desk import DelayedDesk, sequences
 from .log_desk import LogDesk
 from .port import Envelope, Mail, Port
+from .producer_table import ProducerTable
 from .read_desk import READER_WORDS, ReadDesk
 from .retention_desk import RetentionDesk
 from .stage_desk import STAGE_WORDS, StageDesk
@@ -67,8 +67,7 @@ class StorageActor(Actor):
         self.store = self._open(settings)
         self._log = self.store.log
         table = self.store.state.load()
-        self._producers: dict[int, ProducerRow] = dict(table.producers)
-        self._producers_changed: set[int] = set()
+        self._producers = ProducerTable(table.producers)
         self._epoch = 0
         self._appends = 0
         self._sealed = False
@@ -149,7 +148,7 @@ class StorageActor(Actor):
     # Appends
 
     def on_opentopic_word(self, port: Port, mail: Mail) -> None:
-        rows = sequences({pid: (row.next_sequence, row.recent) for pid, row in self._producers.items()}, self._delayed.producers())
+        rows = sequences(self._producers.sequences(), self._delayed.producers())
         data = {"producers": rows, "head": self._log.end, "visible_end": self._channels.visible_end}
         self._topic = mail.envelope
         self._delayed.opened(not self._sealed)
@@ -245,10 +244,7 @@ class StorageActor(Actor):
             if self.mode != "interval":
                 head = p.Head(done.end)
                 self.front.send(done.envelope, p.Appended(done.request, done.first_offset, done.time_ns) if done.request else head)
-            for producer_id, sequence, first_offset in done.producers:
-                row = producer_after(self._producers.get(producer_id), sequence, first_offset, done.time_ns)
-                self._producers[producer_id] = row
-                self._producers_changed.add(producer_id)
+            self._producers.stored(done.producers, done.time_ns)
 
     def on_raw(self, source: Any) -> None:
         self._raw[source]()
@@ -290,7 +286,7 @@ class StorageActor(Actor):
     # State
 
     def _checkpoint(self) -> None:
-        if self._producers_changed or self._state.applied != self._log.synced_end:
+        if self._producers.changed or self._state.applied != self._log.synced_end:
             self._state.wanted = True
 
     def _commit(self) -> None:
@@ -300,20 +296,9 @@ class StorageActor(Actor):
         if self._state.waits_for_log(self._log.synced_end):
             self._start_sync()
             return
-        producers = {pid: self._producers[pid] for pid in self._producers_changed}
-        self._expire_producers(producers)
-        self._producers_changed = set()
+        producers, gone = self._producers.take(time.time_ns())
+        self._state.batch.producers_gone += gone
         self._state.commit(self._log.synced_end, producers)
-
-    def _expire_producers(self, changed: dict[int, ProducerRow]) -> None:
-        limit = time.time_ns() - options.PRODUCER_KEPT_S * 1_000_000_000
-        old = [pid for pid, row in self._producers.items() if row.used_ns < limit]
-        if len(self._producers) > options.PRODUCERS_MAX + 1_000:  # a bound, not an expiry: those not used for longest go
-            old = sorted(self._producers, key=lambda pid: self._producers[pid].used_ns)[:1_000]
-        for pid in old[:1_000]:
-            del self._producers[pid]
-            changed.pop(pid, None)
-            self._state.batch.producers_gone.append(pid)
 
     def on_order(self, word: p.Order) -> dict[str, Any] | None:
         """seal: take no more, and say where the topic ends; unseal. configure; chunks: statistics. drop: a channel's rows."""

@@ -13,6 +13,7 @@ from support.stage_bench import IDENTITY, Thread, Wire
 from zsq.actors import options
 from zsq.actors.delayed_desk import MOVES, Clock, DelayedDesk, MoveState, sequences
 from zsq.actors.port import Mail
+from zsq.actors.producer_table import ProducerTable
 from zsq.actors.storage_actor import StorageActor
 from zsq.storage.delayed import DelayedStore
 from zsq.storage.errors import DiskFull, StoreFailed
@@ -355,10 +356,12 @@ def test_the_checkpoint_waits_for_a_move(holds: bool) -> None:
     """The actor's part: no commit of the state store while messages are in the log whose rows are still here."""
     actor = StorageActor(1, "storage t", {})
     committed: list[int] = []
-    state = SimpleNamespace(may_commit=lambda: True, waits_for_log=lambda end: False, commit=lambda end, rows: committed.append(end))
+    state = SimpleNamespace(may_commit=lambda: True, waits_for_log=lambda end: False, commit=lambda end, rows: committed.append(end),
+        batch=SimpleNamespace(producers_gone=[]),
+    )  # fmt: skip
     parts = {
         "_state": state, "_delayed": SimpleNamespace(holds_checkpoint=lambda: holds), "_log": SimpleNamespace(synced_end=7),
-        "_producers": {}, "_producers_changed": set(),
+        "_producers": ProducerTable({}),
     }  # fmt: skip
     vars(actor).update(parts)
     actor._commit()

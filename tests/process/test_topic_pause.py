@@ -49,10 +49,11 @@ ALL = [b"%d" % number for number in range(5)]
 def test_what_lies_behind_a_pause_is_not_finished(broker: Broker, admin: zsq.Admin) -> None:
     topic = admin.stats(TOPIC)["topics"][0]
     assert (topic["depth"], topic["channels"][0]["depth"]) == (5, 0)
-    for delete in (lambda: admin.delete_channel(TOPIC, "c"), lambda: admin.delete_topic(TOPIC)):
-        with pytest.raises(zsq.Refused, match=r"5 of them lie behind its pause") as refusal:
-            delete()
-        assert refusal.value.code == "E_NOT_EMPTY"
+    with pytest.raises(zsq.Refused, match="5 of them lie behind its pause") as refusal:
+        admin.delete_channel(TOPIC, "c")
+    assert refusal.value.code == "E_NOT_EMPTY"
+    with pytest.raises(zsq.Refused, match="5 of them lie behind its pause"):
+        admin.delete_topic(TOPIC)
     admin.delete_channel(TOPIC, "c", force=True)
     assert admin.stats(TOPIC)["topics"][0]["depth"] == 5
     with pytest.raises(zsq.Refused):
