@@ -1,18 +1,22 @@
 """What a disk queue's folder really holds, found out when it is opened; and what NSQ would lose of it, kept.
 
-Where metadata and data agree nothing is read but the metadata. Where they do not (a crash; NSQ counts a few thousand messages between two
-of its syncs), data counts, not metadata:
+Where metadata and data agree nothing is changed. Where they do not (a crash; NSQ counts a few thousand messages between two of its syncs),
+data counts, not metadata:
 
 * the write file is longer than the metadata says, or later files are there: what is whole in them is kept, and writing goes on in a
   new file, as NSQ does;
 * a record that stops in the middle of the last file, or zeros at its end: a write that never finished; cut off;
 * the metadata is missing or no metadata: reading begins at the first file. NSQ would begin at file 0 and write over it;
+* the metadata cannot be right (it reads behind where it writes, or behind the end of a file) or its depth is not the number of messages
+  from the read position on: it has no checksum, and one turned bit in it would hide what was never read. Reading begins at the first
+  file there is; what was read there comes again. Counting reads all there is, so it is done up to CHECK_BYTES_MAX, and always before a
+  file is removed;
 * the write file is shorter than the metadata says: what is gone is gone, and said; NSQ would write on behind its end, with zeros
   between;
 * the read file is not there: it was read to its end and removed before the metadata said so; reading goes on with the next one;
-* files before the read file: they were read, and their removal was lost with the power; removed.
+* files before the read file, where the depth agrees: they were read, and their removal was lost with the power; removed.
 
-The depth is then counted, not believed.
+The depth is then counted, not believed. No file with a message that may not have been read is removed.
 """
 
 from __future__ import annotations
@@ -38,6 +42,7 @@ from .files import Files
 from .log_format import TEMPORARY_SUFFIX
 
 WALK_BYTES: Final = 1024 * 1024
+CHECK_BYTES_MAX: Final = 64 * 1024 * 1024  # a second or so; beyond it the metadata of a queue that looks well is believed
 
 
 @dataclass(slots=True)
@@ -106,11 +111,15 @@ def recover(place: Place) -> tuple[Meta, QueueReport]:
         report.notes.append(f"{place.meta_path} is missing; reading begins at file {numbers[0]}")
         meta = Meta(0, numbers[0], 0, numbers[0], 0)
         report.clean = False
+    elif doubt := doubt_about(place, meta, numbers, CHECK_BYTES_MAX):
+        meta = meta._replace(read_file=min(numbers, default=meta.write_file), read_position=0)
+        report.notes.append(f"{place.meta_path} {doubt}; reading begins at file {meta.read_file}, some messages may come twice")
+        report.clean = False
     for number in [number for number in numbers if number < meta.read_file]:
         place.files.remove(place.data_path(number))
         numbers.remove(number)
         report.notes.append(f"{place.data_path(number)} was read before; removed")
-    reading = _reading_from(place, meta, numbers, report)
+    reading = _reading_from(meta, numbers)
     writing = _writing_to(place, meta, numbers, report)
     found = Meta(meta.depth, *reading, *writing)
     if reading[0] not in numbers:  # there is nothing to read
@@ -147,12 +156,29 @@ def _read_meta(place: Place, report: QueueReport) -> Meta | None:
         return None
 
 
-def _reading_from(place: Place, meta: Meta, numbers: list[int], report: QueueReport) -> tuple[int, int]:
-    """The read file and position, or the next there is where that file is gone or too short."""
+def doubt_about(place: Place, meta: Meta, numbers: list[int], check_bytes_max: int) -> str:
+    """Why reading cannot go on where the metadata says; empty where nothing speaks against it.
+
+    A depth below zero is NSQ's own drift, and what is missing of the files has another depth: these prove nothing against the read
+    position. They prove nothing for it either, so with files before it, which would be taken for read, it is not believed.
+    """
+    if (meta.read_file, meta.read_position) > (meta.write_file, meta.write_position):
+        return "says that reading is farther than writing"
+    if meta.read_position > (size := place.size(meta.read_file)) >= 0:
+        return f"says that reading is at {meta.read_position} of file {meta.read_file}, which ends at {size}"
+    if not any(number < meta.read_file for number in numbers):
+        sizes = [place.size(number) for number in numbers if number <= meta.write_file]
+        gaps = sum(number < meta.write_file for number in numbers) < meta.write_file - meta.read_file
+        missing = gaps or max(0, place.size(meta.write_file)) < meta.write_position
+        if meta.depth < 0 or missing or sum(sizes) - meta.read_position > check_bytes_max:
+            return ""
+    count = count_records(place, meta)
+    return "" if count == meta.depth else f"says that {meta.depth} messages are left, and from where it says there are {count}"
+
+
+def _reading_from(meta: Meta, numbers: list[int]) -> tuple[int, int]:
+    """The read file and position, or the next there is where that file is gone."""
     number, position = meta.read_file, meta.read_position
-    if number in numbers and position > place.size(number):
-        report.notes.append(f"{place.data_path(number)} is shorter than where reading was; the rest of it is lost")
-        number, position = number + 1, 0
     while number not in numbers and number < max(numbers, default=0):
         number, position = number + 1, 0
     return number, position
@@ -172,17 +198,23 @@ def _writing_to(place: Place, meta: Meta, numbers: list[int], report: QueueRepor
     if not size:
         return last, 0
     end = _cut_tail(place, last, known, size, report)
-    report.salvaged_bytes += end - known
+    report.salvaged_bytes += max(0, end - known)
     return last + 1, 0
 
 
 def _cut_tail(place: Place, number: int, known: int, size: int, report: QueueReport) -> int:
-    """Cut off a write that never finished; other rubbish stays, and is set aside when reading comes to it. Returns the file's end."""
-    end = known
-    for record in walk_records(place, number, known):
+    """Cut off a write that never finished; other rubbish stays, and is set aside when reading comes to it. Returns the file's end.
+
+    Walked from the file's begin, and not from `known`: were that wrong, whole messages would look like a write that never finished.
+    """
+    end = 0
+    for record in walk_records(place, number, 0):
         end = record[1]
     rest = size - end
     if not rest:
+        return size
+    if end < known:
+        report.notes.append(f"{place.data_path(number)}: no message can be read at {end}, {rest} bytes before its end")
         return size
     files = place.files
     fd = files.open_append(place.data_path(number))
