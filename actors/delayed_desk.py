@@ -117,7 +117,8 @@ class DelayedDesk:
         self._space = Space(store.files, store.directory, store.reserve_bytes)
         self._puts: deque[_Put] = deque()
         self._putting = False
-        self._coming = 0  # messages of those
+        self._coming = 0  # messages of those,
+        self._coming_bytes = 0
         self._waiting: deque[Callable[[], None]] = deque()
         self._rows: list[DelayedRow] = []  # of the move
         self._end = 0  # of the log, with them
@@ -139,10 +140,16 @@ class DelayedDesk:
         if len(blocks) != len(word.delays_ms) or not all(0 < delay <= p.DELAY_MS_MAX for delay in word.delays_ms):
             raise UsageError(E_BAD_ARGUMENT, f"{len(word.delays_ms)} delays for {len(blocks)} blocks; each is 1 to {p.DELAY_MS_MAX} ms")
         now = self._clock.wall_ns()
-        self._space.take(sum(block.header.length for block in blocks), now)
+        size = sum(block.header.length for block in blocks)
+        self._space.take(size, now)
         due = [(block, now + delay_ms * _MS) for block, delay_ms in zip(blocks, word.delays_ms, strict=True)]
         self._coming += sum(block.count for block in blocks)
+        self._coming_bytes += size
         self._puts.append(_Put(envelope, word.request, end, due))
+
+    def held_bytes(self) -> int:
+        """Of what waits to be due, and of what is to be kept."""
+        return self.summary.bytes + self._coming_bytes
 
     def waits_for_log(self, synced_end: int) -> bool:
         return bool(self._puts) and self._puts[0].end > synced_end
@@ -164,6 +171,7 @@ class DelayedDesk:
     def _kept(self, puts: list[_Put], keys: Any) -> None:
         self._putting = False
         self._coming -= sum(block.count for put in puts for block, _ in put.blocks)
+        self._coming_bytes -= sum(block.header.length for put in puts for block, _ in put.blocks)
         if isinstance(keys, DiskFull):
             self._space.forget()
             for put in puts:

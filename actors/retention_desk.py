@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -20,7 +20,6 @@ from ..storage.errors import DiskFull
 from ..storage.removal import LogKeeper, finished_bytes, remove_below
 from ..storage.retention import CHUNKS_A_ROUND_MAX, Retention, View, chunk_bytes, plan, resolve
 from ..storage.store import Store
-from ..transport.block import Block
 from ..transport.errors import E_TOPIC_FULL, Refused
 from ..transport.protocol import Dropped, Wire
 from .channel_desk import ChannelDesk
@@ -38,7 +37,7 @@ class _Jobs(Protocol):
 
 
 class RetentionDesk:
-    """`house` gives the thread for removals; `tell` sends a word to a channel."""
+    """`house` gives the thread for removals; `tell` sends a word to a channel. `delayed_bytes`: of messages that are not due yet."""
 
     def __init__(
         self, store: Store, uuid: bytes, state: StateDesk, channels: ChannelDesk, settings: Mapping[str, Any], title: str,
@@ -62,6 +61,7 @@ class RetentionDesk:
         self.refused_count = 0
         self.removed_bytes = 0
         self.dropped_count = dropped_count
+        self.delayed_bytes: Callable[[], int] = lambda: 0
         self.policy: Retention
         self.configure(settings)
 
@@ -74,12 +74,16 @@ class RetentionDesk:
 
     # What comes in
 
-    def admit(self, blocks: Sequence[Block]) -> None:
-        """`Refused` E_TOPIC_FULL for a publish that would pass the bound; what was accepted before (delayed) is not asked again."""
-        if self.policy.rejects_above >= 0:
-            self.admit_bytes(sum(block.header.length for block in blocks))
+    def admit(self) -> None:
+        """`Refused` E_TOPIC_FULL where the bound is reached, for a publish; what was accepted before (delayed) is not asked again.
+
+        An append holds blocks of many producers, and is refused as a whole. So it is taken where there is any room, whatever it holds:
+        the bound is passed by one append at most (2 MiB, or one block), and nobody is refused for a large block of somebody else.
+        """
+        self.admit_bytes(1)
 
     def admit_bytes(self, total: int) -> None:
+        """The same for so many bytes, all of which must fit."""
         bound = self.policy.rejects_above
         if bound < 0 or self._now_unfinished() + total <= bound:
             return
@@ -88,15 +92,16 @@ class RetentionDesk:
             if self._now_unfinished() + total <= bound:
                 return
         self.refused_count += 1
-        raise Refused(
-            E_TOPIC_FULL,
-            f"{total} bytes more would pass the topic's bound: {self._now_unfinished()} of max_bytes {bound} are not finished by all"
-            " channels; finish or empty what waits, delete a channel that nobody reads, or raise it (zsq topic set --max-bytes)",
-        )
+        delayed = self.delayed_bytes()
+        what = f"{self._now_unfinished()} of max_bytes {bound} are not finished by all channels"
+        what += f" ({delayed} of them are delayed)" if delayed else ""
+        ways = "finish or empty what waits, " + ("cancel delayed messages, " if delayed else "")
+        more = f"{total} bytes more would pass the topic's bound" if total > 1 else "the topic's bound is reached"
+        raise Refused(E_TOPIC_FULL, f"{more}: {what}; {ways}delete a channel that nobody reads, or raise it (zsq topic set --max-bytes)")
 
     def _now_unfinished(self) -> int:
-        """At most: what was finished since it was measured still counts."""
-        return self._unfinished + self._log.written_bytes - self._unfinished_at
+        """At most: what was finished since it was measured still counts. What is delayed will be in the log, and is not refused then."""
+        return self._unfinished + self._log.written_bytes - self._unfinished_at + self.delayed_bytes()
 
     def _measure(self) -> None:
         if self.policy.rejects_above >= 0:

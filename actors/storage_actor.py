@@ -110,6 +110,7 @@ class StorageActor(Actor):
         self._delayed = DelayedDesk(
             self.store, self.title, lambda: self._delayed_thread, self.front.send, self._delayed_moved, self._hint, self.answer_order
         )
+        self._retention.delayed_bytes = self._delayed.held_bytes
         self.every(options.CHECKPOINT_INTERVAL_MS, self._delayed.tick)
         return {"channels": list(self._channels.rows), "alarms": list(self.store.report.alarms)}
 
@@ -164,7 +165,7 @@ class StorageActor(Actor):
             if self._sealed:
                 raise Refused(E_CLOSING, "the topic is being deleted")
             blocks = mail.blocks()
-            self._retention.admit(blocks)
+            self._retention.admit()
             first_offset, time_ns = self._log.append(blocks, time.time_ns())
         except (DiskFull, ZsqError) as error:
             self._epoch = word.epoch + 1
@@ -184,7 +185,7 @@ class StorageActor(Actor):
             if self._sealed:
                 raise Refused(E_CLOSING, "the topic is being deleted")
             blocks = mail.blocks()
-            self._retention.admit(blocks)
+            self._retention.admit()
             self._delayed.append(mail.envelope, word, blocks, self._log.end)
         except DiskFull as error:
             port.send(mail.envelope, p.Failed(word.request, E_DISK_FULL, str(error)))

@@ -346,6 +346,21 @@ def test_a_restart_finds_all_and_sequences_of_both_kinds_are_one_row(bench: Benc
     assert sequences({7: (1, ((0, 9),))}, delayed)[7][0] == 2
 
 
+def test_bytes_are_counted_from_the_moment_they_are_taken(bench: Bench) -> None:
+    """For the topic's bound. Not twice once they are kept, and not when they cannot be."""
+    size = pack([b"0", b"x"]).length
+    bench.publish(60, 70)
+    assert bench.desk.held_bytes() == 2 * size
+    bench.turn()
+    bench.run()
+    assert (before := bench.desk.held_bytes()) == bench.desk.summary.bytes >= 2 * size
+    bench.publish(80)
+    bench.turn()
+    bench.thread.jobs = [(tag, lambda: DiskFull("no space")) for tag, _ in bench.thread.jobs]
+    bench.run()
+    assert bench.desk.held_bytes() == before
+
+
 def test_the_table_names_each_state_and_each_way() -> None:
     assert set(MOVES) == set(MoveState)
     assert {state for ways in MOVES.values() for state in ways.values()} == set(MoveState)

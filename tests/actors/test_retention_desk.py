@@ -191,21 +191,19 @@ def test_files_that_cannot_be_removed_are_tried_again(house: House, monkeypatch:
 def test_a_full_topic_refuses_until_channels_have_committed(house: House) -> None:
     desk = house.begin(max_bytes=MAX_BYTES_MIN, **KEEP_ALL)
     house.finished(0)
-    taken = 0
-    while taken < MAX_BYTES_MIN // big(50_000).length:
-        desk.admit([big(50_000)])
+    for _ in range(MAX_BYTES_MIN // big(50_000).length + 1):
+        desk.admit()  # also the last one, which does not fit: an append holds blocks of others too
         house.store.log.append([big(50_000)], time.time_ns())
-        taken += 1
-    with pytest.raises(Refused) as refusal:
-        desk.admit([big(50_000)])
+    with pytest.raises(Refused, match="the topic's bound is reached") as refusal:
+        desk.admit()
     assert refusal.value.code == E_TOPIC_FULL
     assert desk.statistics()["refused_count"] == 1
-    desk.admit([big(1_000)])  # a smaller one fits still
     house.store.log.sync()
     house.finished(20)
     desk._measured_ns = 0
-    desk.admit([big(50_000)])
-    with pytest.raises(Refused):
+    desk.admit()
+    desk.admit_bytes(10_000)
+    with pytest.raises(Refused, match="2000000 bytes more would pass"):
         desk.admit_bytes(2_000_000)
     desk.configure(KEEP_ALL)
     desk.admit_bytes(1 << 40)
@@ -215,10 +213,21 @@ def test_between_two_measures_what_was_written_counts(house: House) -> None:
     desk = house.begin(max_bytes=MAX_BYTES_MIN, **KEEP_ALL)
     house.finished(0)
     desk._measured_ns = time.monotonic_ns() + 10**12  # none in this test
-    for _ in range(8):
+    for _ in range(9):
+        desk.admit()
         house.store.log.append([big(100_000)], time.time_ns())
     with pytest.raises(Refused):
-        desk.admit([big(100_000)])
+        desk.admit()
+
+
+def test_what_is_delayed_counts(house: House) -> None:
+    desk = house.begin(max_bytes=MAX_BYTES_MIN, **KEEP_ALL)
+    delayed = [MAX_BYTES_MIN - 1]
+    desk.delayed_bytes = lambda: delayed[0]
+    desk.admit()
+    delayed[0] += 1
+    with pytest.raises(Refused, match=r"\(8388608 of them are delayed\)"):
+        desk.admit()
 
 
 def test_a_commit_of_staged_rows_is_refused_as_well(house: House) -> None:
