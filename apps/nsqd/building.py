@@ -126,6 +126,7 @@ class TopicBuilder:
             batch.hole_puts += [(channel.name, run.start, run.count, run.attempts, 0) for run in runs.finish()]
             built.channels[channel.name] = writer.end - begin
         common = writer.end
+        writer.flush()  # a block ends here: a channel of a paused topic gets only those that lie before the pause as a whole
         for message in self._messages(queue_name(topic.name)):
             writer.add(message)
         writer.flush()

@@ -20,7 +20,7 @@ from zsq.storage.disk_queue_format import NsqdChannel, NsqdList, NsqdTopic, deco
 from zsq.storage.errors import Damaged, DiskFull, ForeignDirectory, Locked, StorageError
 from zsq.storage.files import Files
 from zsq.storage.state import StateBatch, StateStore
-from zsq.storage.store import StoreOptions
+from zsq.storage.store import Identity, StoreOptions, open_store
 from zsq.transport.block import pack
 from zsq.transport.errors import UsageError
 
@@ -237,6 +237,23 @@ def test_a_paused_topics_own_backlog_waits(tmp_path: Path) -> None:
     found = backlogs(tmp_path / "data")["t"]
     assert found.channels["c"] == [(message(2).body, 0)]
     assert found.waiting == [message(1).body]
+
+
+def test_a_block_ends_where_a_paused_topics_own_backlog_begins(tmp_path: Path) -> None:
+    """A channel is given only blocks that lie before the pause as a whole."""
+    listed = NsqdList((NsqdTopic("t", True, (NsqdChannel("c"), NsqdChannel("d"))),))
+    queues = {"t": [[message(1)]], "t:c": [[message(2), message(3, 1)]], "t:d": [[message(number) for number in range(4, 9)]]}
+    take(write_nsqd(tmp_path / "a", listed, queues), tmp_path / "data")
+    registry = Registry(Files(), tmp_path / "data", 0)
+    registry.open()
+    row = registry.topics["t"]
+    store = open_store(Files(), registry.folder(row), OPTIONS, Identity("t", row.uuid, row.base_offset))
+    try:
+        ends = {header.next_offset for header, _ in store.log.headers(0)}
+        assert store.state.load().paused_end == 7
+        assert 7 in ends
+    finally:
+        store.close()
 
 
 def test_ephemeral_ones_are_left_out_and_named(tmp_path: Path) -> None:

@@ -68,6 +68,25 @@ def test_every_body_of_a_cleanly_stopped_nsqd_reaches_a_consumer(tmp_path: Path)
 
 
 @pytest.mark.slow
+def test_a_channel_of_a_paused_topic_gets_its_own_backlog_and_the_rest_later(tmp_path: Path) -> None:
+    listed = NsqdList((NsqdTopic("t", True, (NsqdChannel("c"), NsqdChannel("d"))),))
+    own = {"c": [message(1), message(2, 1)], "d": [message(number) for number in range(10, 15)]}
+    common = [message(20), message(21)]
+    source = write_nsqd(tmp_path / "nsqd", listed, {"t": [common], "t:c": [own["c"]], "t:d": [own["d"]]})
+    cli("import-nsqd", source, "--data-dir", tmp_path / "data")
+    broker = Broker(tmp_path / "data").start()
+    try:
+        for channel, its in own.items():
+            assert {one[0] for one in consumed(broker, "t", channel, len(its))} == {sha(one.body) for one in its}
+        with zsq.Admin(broker.ipc) as admin:
+            admin.unpause("t")
+        for channel in own:
+            assert [one[0] for one in consumed(broker, "t", channel, 2)] == [sha(one.body) for one in common]
+    finally:
+        broker.close()
+
+
+@pytest.mark.slow
 def test_a_killed_nsqd_loses_nothing_here(tmp_path: Path) -> None:
     source = fixture("killed", tmp_path)
     err = cli("import-nsqd", source, "--data-dir", tmp_path / "data")[1]
