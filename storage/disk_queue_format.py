@@ -175,17 +175,22 @@ def decode_message(payload: bytes | memoryview) -> NsqMessage:
     return NsqMessage(timestamp_ns, attempts, id_, bytes(payload[NSQ_HEAD_BYTES:]))
 
 
-def looks_like_message(buffer: bytes | memoryview, at: int, size_max: int) -> bool:
-    """Whether a record with a message of nsqd may well begin at `at`: its length, time and id are such as nsqd writes.
-
-    There is no checksum; 16 hex digits and a time of this century are what there is. By chance it fits once in 10^22 positions of noise.
-    """
+def may_be_message(buffer: bytes | memoryview, at: int, size_max: int) -> bool:
+    """Whether a record with a message of nsqd may begin at `at`: its length and its id are such as nsqd writes. Of its time nothing is
+    asked: that is the producer's clock, or what somebody restored, and no reason to throw a message away."""
     if at + LENGTH_BYTES + NSQ_HEAD_BYTES > len(buffer):
         return False
     if not NSQ_HEAD_BYTES <= decode_length(buffer, at) <= size_max:
         return False
-    timestamp_ns, _, id_ = _MESSAGE.unpack_from(buffer, at + LENGTH_BYTES)
-    return _TIME_MIN <= timestamp_ns < _TIME_MAX and _HEX.issuperset(id_)
+    return _HEX.issuperset(_MESSAGE.unpack_from(buffer, at + LENGTH_BYTES)[2])
+
+
+def looks_like_message(buffer: bytes | memoryview, at: int, size_max: int) -> bool:
+    """The same for a reader that lost its way, and wants to know whether one begins here: its time is likely too.
+
+    There is no checksum; 16 hex digits and a time of this century are what there is. By chance it fits once in 10^22 positions of noise.
+    """
+    return may_be_message(buffer, at, size_max) and _TIME_MIN <= _MESSAGE.unpack_from(buffer, at + LENGTH_BYTES)[0] < _TIME_MAX
 
 
 # nsqd.dat

@@ -1,9 +1,9 @@
 """The messages of one of nsqd's data files, the readable ones of a damaged file too.
 
 Its records have no checksum and no marks, so a length that is wrong would mislead all that follows; nsqd gives up the rest of the
-file. But each record here begins with a time and 16 hex digits, which noise does not. So a record is believed if what follows it
-begins like one too, or is the end of the file; where that is not so, the next place that begins like one is looked for, first inside
-of it (then its length is what is wrong), then behind.
+file. But each record here has 16 hex digits at its place, which noise does not. So a record is believed if what follows it may be
+one too, or is the end of the file, whatever its time is; where that is not so, the next place that looks like one is looked for, first
+inside of it (then its length is what is wrong), then behind. Only there a likely time counts, or that another follows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,15 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-from ...storage.disk_queue_format import LENGTH_BYTES, NSQ_HEAD_BYTES, NsqMessage, decode_length, decode_message, looks_like_message
+from ...storage.disk_queue_format import (
+    LENGTH_BYTES,
+    NSQ_HEAD_BYTES,
+    NsqMessage,
+    decode_length,
+    decode_message,
+    looks_like_message,
+    may_be_message,
+)
 from ...storage.files import Files
 
 RECORD_BYTES_MAX: Final = 64 * 1024 * 1024  # a length beyond is taken for damage: nsqd's own limit is 1 MiB, unless it was raised
@@ -53,19 +61,33 @@ class FileView:
         return self._window[start : start + size]
 
     def begins(self, position: int) -> bool:
-        """Whether a whole record seems to begin there."""
+        """Whether a whole record may begin there."""
         head = self.get(position, _HEAD)
-        return looks_like_message(head, 0, RECORD_BYTES_MAX) and position + LENGTH_BYTES + decode_length(head) <= self.size
+        return may_be_message(head, 0, RECORD_BYTES_MAX) and self.end(position) <= self.size
+
+    def end(self, position: int) -> int:
+        """Where the record there ends by its length."""
+        return position + LENGTH_BYTES + decode_length(self.get(position, LENGTH_BYTES))
+
+    def leads_on(self, end: int) -> bool:
+        """Whether what ends there is followed by a record, or by nothing."""
+        return end == self.size or self.begins(end)
+
+    def _is_found(self, position: int) -> bool:
+        """Whether a search may end there."""
+        if not self.begins(position):
+            return False
+        return looks_like_message(self.get(position, _HEAD), 0, RECORD_BYTES_MAX) or self.leads_on(self.end(position))
 
     def next_record(self, position: int, end: int) -> int:
-        """The first place from `position` on, below `end`, where a whole record seems to begin; `end` if there is none."""
+        """The first place from `position` on, below `end`, that looks like the begin of a whole record; `end` if there is none."""
         while position < end:
             window = self.get(position, READ_BYTES)
             for found in _CANDIDATE.finditer(window):
                 at = position + found.start()
                 if at >= end:
                     return end
-                if self.begins(at):
+                if self._is_found(at):
                     return at
             if position + len(window) >= self.size or len(window) <= _HEAD:
                 return end
@@ -76,16 +98,17 @@ class FileView:
 def read_messages(files: Files, path: str, position: int, lost: Callable[[Loss], None]) -> Iterator[tuple[int, NsqMessage]]:
     """(position, message) of each record from `position` to the end of the file. What cannot be read is told to `lost`."""
     view = FileView(files, path)
+    behind = False  # a message that was read
     try:
         while position < view.size:
             end = _end_of(view, position)
             if end < 0:
                 following = view.next_record(position + 1, view.size)
-                lost(Loss(path, position, following - position, _why(view, position, following)))
-                position = following
+                lost(Loss(path, position, following - position, _why(view, position, following, behind)))
+                position, behind = following, False
                 continue
             yield position, decode_message(view.get(position, end - position)[LENGTH_BYTES:])
-            position = end
+            position, behind = end, True
     finally:
         view.close()
 
@@ -94,19 +117,20 @@ def _end_of(view: FileView, position: int) -> int:
     """Where the record ends that begins there, -1 where none does, or one whose length is wrong."""
     if not view.begins(position):
         return -1
-    end = position + LENGTH_BYTES + decode_length(view.get(position, LENGTH_BYTES))
-    if end == view.size or view.begins(end):
+    end = view.end(position)
+    if view.leads_on(end) or view.next_record(position + _HEAD, end) == end:
         return end
-    if view.next_record(position + _HEAD, end) < end:
-        return -1
-    return end
+    return -1
 
 
-def _why(view: FileView, position: int, following: int) -> str:
+def _why(view: FileView, position: int, following: int, behind: bool) -> str:
+    """`behind`: a message ends at `position`, with a length that was believed although no other follows."""
+    rest = view.get(position, min(READ_BYTES, following - position))
     if following == view.size:
-        rest = view.get(position, min(READ_BYTES, following - position))
         if not rest.strip(b"\0"):
             return "zeros: a write of which only the size reached the disk"
-        if looks_like_message(rest, 0, RECORD_BYTES_MAX) or following - position < _HEAD:
+        if may_be_message(rest, 0, RECORD_BYTES_MAX) or following - position < _HEAD:
             return "a write that was not finished"
-    return "no message can be read there; the message before it may be cut short"
+    if len(rest) >= _HEAD and view.end(position) == following:
+        return "a message without an id of nsqd's: its head is damaged"
+    return "no message can be read there" + ("; the message before it may be cut short" if behind else "")

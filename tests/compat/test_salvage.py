@@ -62,13 +62,37 @@ def test_a_length_that_swallows_others_is_noticed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("tail", "why"),
-    [(RECORDS[0][:-1], "not finished"), (RECORDS[0][:4], "not finished"), (bytes(100), "zeros"), (b"\xff" * 100, "no message")],
+    [(RECORDS[0][:-1], "not finished"), (RECORDS[0][:4], "not finished"), (bytes(100), "zeros"), (b"\xff" * 100, "cut short")],
 )
 def test_tails(tmp_path: Path, tail: bytes, why: str) -> None:
     bodies, lost = read(tmp_path, WHOLE + tail)
     assert bodies == [one.body for one in MESSAGES]
     assert [(loss.position, loss.bytes) for loss in lost] == [(len(WHOLE), len(tail))]
     assert why in lost[0].why
+
+
+@pytest.mark.parametrize("time_ns", [-1, 0, 1, 946_684_800 * 10**9, 5_000_000_000 * 10**9, 2**63 - 1])
+def test_a_message_of_any_time_is_taken(tmp_path: Path, time_ns: int) -> None:
+    """A clock that was wrong, or data of long ago. Behind a damaged place too, where the search must find the way again without it."""
+    odd = [one._replace(timestamp_ns=time_ns) for one in MESSAGES]
+    records = [encode_record(encode_message(one)) for one in odd]
+    assert read(tmp_path, b"".join(records)) == ([one.body for one in odd], [])
+    assert read(tmp_path, b"".join([*RECORDS[:5], records[5], *RECORDS[6:]])) == ([one.body for one in MESSAGES], [])
+    broken = b"".join(records[:5]) + b"\xff" * len(records[5]) + b"".join(records[6:])
+    bodies, lost = read(tmp_path, broken)
+    assert bodies == [one.body for one in odd[:5] + odd[6:]]
+    assert [loss.bytes for loss in lost] == [len(records[5])]
+
+
+def test_what_is_said_of_a_loss_is_so(tmp_path: Path) -> None:
+    """Only where a message lies before it may that be cut short; and a head of which the id is broken has a length."""
+    assert read(tmp_path, b"\xff" * 50 + WHOLE)[1][0].why == "no message can be read there"
+    assert read(tmp_path, RECORDS[0] + b"\xff" * 50 + WHOLE)[1][0].why.endswith("cut short")
+    id_at = STARTS[7] + 14
+    for position in (0, STARTS[7]):
+        bodies, lost = read(tmp_path, (WHOLE[:id_at] + b"!" + WHOLE[id_at + 1 :])[STARTS[7] - position :])
+        assert [(loss.position, "its head is damaged" in loss.why) for loss in lost] == [(position, True)]
+        assert len(bodies) in (19, 12)
 
 
 @settings(deadline=None, max_examples=50)
