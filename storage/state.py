@@ -41,8 +41,6 @@ from .state_rows import (
     Table,
     alias,
     crc_of,
-    deferred_key,
-    due_of,
     new_meta,
     prefix,
     producer_after,
@@ -53,7 +51,7 @@ from .state_rows import (
     unwrap,
     unwrap_meta,
 )
-from .state_transaction import DeferredRows, SmallRows, apply, first_unfinished, rows_of, small_rows_of, with_firsts
+from .state_transaction import DeferredRows, SmallRows, apply, due_row, first_unfinished, rows_of, small_rows_of, with_firsts
 
 __all__ = [
     "MAP_BYTES",
@@ -168,13 +166,10 @@ class StateStore:
         with self._reading() as txn:
             name = DeferredRows(txn).name(channel)
             for key, value in rows_of(txn, prefix(DUE, name)):
-                if due_of(key) > until_ns or len(found) >= limit:
-                    return found, due_of(key)
-                unwrap(key, value)
-                row = deferred_key(name, start_of(key))
-                found.append(HoleRow(start_of(key), *HOLE_ROW.unpack(unwrap(row, txn.get(row, b"")))))
-                if found[-1].due_ns != due_of(key):
-                    raise Damaged(f"{self._path}: the deferred row {row[:80]!r} is due at two times")
+                row = due_row(txn, name, key, value)
+                if row.due_ns > until_ns or len(found) >= limit:
+                    return found, row.due_ns
+                found.append(row)
             if len(found) != (rows := DeferredRows(txn).counted(channel).rows):
                 raise Damaged(f"{self._path}: channel {channel!r} has {rows} deferred rows, but {len(found)} by their due time")
         return found, 0

@@ -23,6 +23,7 @@ from .state_rows import (
     TOTAL_ROW,
     U64,
     DeferredTotal,
+    HoleRow,
     StateBatch,
     alias,
     change_meta,
@@ -63,10 +64,19 @@ def small_rows_of(txn: Any) -> Iterator[tuple[bytes, bytes]]:
                 yield key, value
 
 
-def first_of(txn: Any, begin: bytes) -> bytes:
-    """The first key that begins so; empty: there is none."""
-    cursor = txn.cursor()
-    return bytes(cursor.key()) if cursor.set_range(begin) and cursor.key().startswith(begin) else b""
+def first_of(txn: Any, begin: bytes) -> tuple[bytes, bytes]:
+    """The first row whose key begins so; empty: there is none."""
+    return next(rows_of(txn, begin), (b"", b""))
+
+
+def due_row(txn: Any, name: str, key: bytes, value: bytes) -> HoleRow:
+    """The deferred hole that a row names by its due time. That time stands in the key only: it is not believed before both rows agree."""
+    unwrap(key, value)
+    other = deferred_key(name, start_of(key))
+    row = HoleRow(start_of(key), *HOLE_ROW.unpack(unwrap(other, txn.get(other, b""))))
+    if row.due_ns != due_of(key):
+        raise Damaged(f"the deferred row {other[:80]!r} is due at two times")
+    return row
 
 
 def first_unfinished(txn: Any, kind: bytes, channel: str, start: int) -> int | None:
@@ -77,7 +87,10 @@ def first_unfinished(txn: Any, kind: bytes, channel: str, start: int) -> int | N
     head = prefix(kind, channel)
     cursor = txn.cursor()
     found = cursor.set_range(head + U64.pack(start))
-    following = start_of(bytes(cursor.key())) if found and cursor.key().startswith(head) else None
+    following = None
+    if found and cursor.key().startswith(head):
+        unwrap(key := bytes(cursor.key()), bytes(cursor.value()))
+        following = start_of(key)
     if (cursor.prev() if found else cursor.last()) and cursor.key().startswith(head):
         key = bytes(cursor.key())
         if start_of(key) + HOLE_ROW.unpack(unwrap(key, bytes(cursor.value())))[0] > start:
@@ -89,9 +102,10 @@ def with_firsts(txn: Any, channel: str, total: DeferredTotal) -> DeferredTotal:
     if not total.rows:
         return total
     start, due = first_of(txn, prefix(DEFERRED, channel)), first_of(txn, prefix(DUE, channel))
-    if not start or not due:
+    if not start[0] or not due[0]:
         raise Damaged(f"the deferred rows of channel {channel!r} are gone")
-    return total._replace(first_start=start_of(start), next_due_ns=due_of(due))
+    unwrap(*start)
+    return total._replace(first_start=start_of(start[0]), next_due_ns=due_row(txn, channel, *due).due_ns)
 
 
 def remove_rows(txn: Any, begin: bytes) -> list[bytes]:

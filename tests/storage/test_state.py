@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from zsq.storage import state_transaction
 from zsq.storage.errors import Damaged, ForeignDirectory
 from zsq.storage.state import RECENT_MAX, DeferredTotal, HoleRow, ProducerRow, StateBatch, StateStore, Table, producer_after
-from zsq.storage.state_rows import due_key, wrap
+from zsq.storage.state_rows import deferred_key, due_key, wrap
 from zsq.storage.transactions import StagedFile, StageRow, TransactionRow
 
 UUID = bytes(range(16))
@@ -265,3 +265,43 @@ def test_many_are_cleared_at_once_and_removed_by_and_by(
     assert state.walk() == []
     assert state.deferred("c").rows == 100
     assert state.deferred("d").rows == 1
+
+
+def flip_in_place(folder: Path, key: bytes, bit: int) -> None:
+    """One bit of a key where LMDB keeps it: the row stays where it is, in the wrong order."""
+    data = bytearray((folder / "data.mdb").read_bytes())
+    at = data.find(key)
+    while at >= 0:
+        if data[at + len(key) + 6 :].startswith(key):  # the value behind it begins with checksum, length and the key once more
+            data[at + bit // 8] ^= 1 << bit % 8
+        at = data.find(key, at + 1)
+    (folder / "data.mdb").write_bytes(data)
+
+
+@pytest.mark.parametrize("row", [0, 1])
+@pytest.mark.parametrize("bit", range(0, 128, 7))
+def test_a_bit_in_a_due_time_defers_nothing_for_ever(state: StateStore, tmp_path: Path, row: int, bit: int) -> None:
+    state.commit(StateBatch(channel_puts={"c": {"next": 50}}, hole_puts=[("c", i, 1, 1, 10 + i) for i in range(3)]))
+    state.close()
+    key = due_key("c", 10 + row, row)
+    flip_in_place(tmp_path, key, bit + 8 * (len(key) - 16))
+    state = StateStore(str(tmp_path))
+    with pytest.raises(Damaged):
+        state.due("c", 100, 100)
+    if row == 0:
+        with pytest.raises(Damaged):
+            state.load()
+    state.close()
+
+
+@pytest.mark.parametrize("bit", range(0, 64, 5))
+def test_a_bit_in_the_lowest_deferred_start_is_noticed(state: StateStore, tmp_path: Path, bit: int) -> None:
+    state.commit(StateBatch(channel_puts={"c": {"next": 50}}, hole_puts=[("c", i, 1, 1, 10 + i) for i in range(20, 23)]))
+    state.close()
+    key = deferred_key("c", 20)
+    flip_in_place(tmp_path, key, bit + 8 * (len(key) - 8))
+    state = StateStore(str(tmp_path))
+    for read in (state.load, lambda: state.first_unfinished("c")):
+        with pytest.raises(Damaged):
+            read()
+    state.close()
