@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, Self
@@ -10,6 +11,7 @@ from typing import Final, Self
 from ...storage.disk_queue_format import (
     BAD_SUFFIX,
     META_BYTES_MAX,
+    NSQ_HEAD_BYTES,
     NSQD_NAME,
     Meta,
     NsqdChannel,
@@ -22,11 +24,12 @@ from ...storage.disk_queue_format import (
     parse_data_name,
     parse_meta_name,
 )
+from ...storage.disk_queue_recovery import Place, doubt_about
 from ...storage.errors import Damaged, ForeignDirectory
 from ...storage.files import Files
 from ...transport.errors import UsageError
 from ...transport.names import check_name, is_ephemeral
-from .salvage import FileView, Loss, read_messages
+from .salvage import RECORD_BYTES_MAX, FileView, Loss, read_messages
 
 NSQD_BYTES_MAX: Final = 64 * 1024 * 1024
 LOSSES_MAX: Final = 10_000  # named one by one; the rest is counted
@@ -61,6 +64,7 @@ class NsqdSource:
         self._lock = files.lock_folder(self.folder)
         try:
             self._numbers: dict[str, list[int]] = {}
+            self._begins: dict[str, tuple[int, int, list[str]]] = {}
             self._metas: set[str] = set()
             self._bad: list[str] = []
             for name in files.list(self.folder):
@@ -135,33 +139,46 @@ class NsqdSource:
             return None
 
     def _begin(self, queue: str, report: SourceReport | None = None) -> tuple[int, int]:
-        """Where reading begins. Metadata may be older than the data (then some comes twice), never newer; without any: the first file."""
+        """Where reading begins: where the metadata says, if that is borne out by what lies there; else at the first file.
+
+        It has no checksum, and what it would hide by one turned bit would be lost here for ever. What comes twice is only a nuisance.
+        """
+        if queue not in self._begins:
+            self._begins[queue] = self._found_begin(queue)
+        number, position, notes = self._begins[queue]
+        if report is not None:
+            report.notes += notes
+        return number, position
+
+    def _found_begin(self, queue: str) -> tuple[int, int, list[str]]:
         numbers = self._numbers.get(queue, [])
-        meta = self._meta(queue)
-        notes = report.notes if report is not None else []
         if not numbers:
-            return 0, 0
+            return 0, 0, []
+        meta = self._meta(queue)
         if meta is None:
-            notes.append(f"{queue}: its metadata is missing or cannot be read; all its files are read from the first on")
-            return numbers[0], 0
+            return numbers[0], 0, [f"{queue}: its metadata is missing or cannot be read; all its files are read from the first on"]
+        place = Place(self._files, self.folder, queue, NSQ_HEAD_BYTES, RECORD_BYTES_MAX)
+        doubt = doubt_about(place, meta, numbers, sys.maxsize)
+        if not doubt and meta.read_file in numbers and meta.read_position and not self._fits(queue, meta.read_file, meta.read_position):
+            doubt = f"says that reading is at {meta.read_position} of file {meta.read_file}, and no message begins there"
+        if doubt:
+            text = f"{queue}: its metadata {doubt}; all its files are read from the first on, some messages may come twice"
+            return numbers[0], 0, [text]
         if meta.read_file < numbers[0]:
-            if meta.read_file < meta.write_file or meta.read_position < meta.write_position:
-                notes.append(f"{queue}: file {meta.read_file}, where reading was, is not there; reading begins at file {numbers[0]}")
-            return numbers[0], 0
+            if (meta.read_file, meta.read_position) == (meta.write_file, meta.write_position):
+                return numbers[0], 0, []
+            text = f"{queue}: file {meta.read_file}, where reading was, is not there; reading begins at file {numbers[0]}"
+            return numbers[0], 0, [text]
+        notes = []
         if numbers[0] < meta.read_file:
             old = [number for number in numbers if number < meta.read_file]
             notes.append(f"{queue}: files {old[0]} to {old[-1]} lie before where reading was: they were read, and are left out")
-        if meta.read_file in numbers and meta.read_position and not self._fits(queue, meta.read_file, meta.read_position):
-            notes.append(
-                f"{queue}: no message begins at {meta.read_position} of file {meta.read_file}, where reading was; read from its begin"
-            )
-            return meta.read_file, 0
-        return meta.read_file, meta.read_position
+        return meta.read_file, meta.read_position, notes
 
     def _fits(self, queue: str, number: int, position: int) -> bool:
         view = FileView(self._files, self._path(queue, number))
         try:
-            return position == view.size or view.begins(position)
+            return view.leads_on(position)
         finally:
             view.close()
 

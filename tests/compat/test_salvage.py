@@ -127,13 +127,20 @@ def test_where_reading_was_and_what_lies_before(tmp_path: Path) -> None:
     """Metadata that points into a message, and files that were read already."""
     listed = NsqdList((NsqdTopic("t", False, (NsqdChannel("c"),)),))
     source = write_nsqd(tmp_path / "a", listed, {"t:c": [[MESSAGES[1]], MESSAGES[2:6], [MESSAGES[6]]]})
-    for meta, expected, said in (
-        (Meta(4, 1, len(RECORDS[2]), 2, len(RECORDS[6])), MESSAGES[3:7], "were read, and are left out"),
-        (Meta(4, 1, 3, 2, len(RECORDS[6])), MESSAGES[2:7], "no message begins at 3"),
-        (Meta(4, 0, 0, 1, 0), [MESSAGES[1], *MESSAGES[2:7]], "older than its data"),
+    for case, (meta, expected, said) in enumerate(
+        (
+            (Meta(4, 1, len(RECORDS[2]), 2, len(RECORDS[6])), MESSAGES[3:7], "were read, and are left out"),
+            (Meta(4, 1, 3, 2, len(RECORDS[6])), MESSAGES[1:7], "4 messages are left, and from where it says there are 1"),
+            (Meta(1, 0, 0, 1, 0), MESSAGES[1:7], "older than its data"),
+            (Meta(6, 8, 0, 2, len(RECORDS[6])), MESSAGES[1:7], "farther than writing"),
+            (Meta(6, 2, len(RECORDS[6]), 2, len(RECORDS[6])), MESSAGES[1:7], "6 messages are left"),
+            (Meta(6, 2, 0, 2, len(RECORDS[6])), MESSAGES[1:7], "6 messages are left"),
+            (Meta(6, 0, 999, 2, len(RECORDS[6])), MESSAGES[1:7], "which ends at"),
+            (Meta(-1, 1, 3, 2, len(RECORDS[6])), MESSAGES[1:7], "-1 messages are left"),
+        )
     ):
         (source / "t:c.diskqueue.meta.dat").write_bytes(encode_meta(meta))
-        data_dir = tmp_path / f"data-{meta.read_position}-{meta.read_file}"
+        data_dir = tmp_path / f"data-{case}"
         report = import_nsqd(Files(), str(source), data_dir, options=StoreOptions(reserve_bytes=0))
         found = sorted(backlogs(data_dir)["t"].channels["c"])
         assert found == sorted((one.body, one.attempts) for one in expected)
