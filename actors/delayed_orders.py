@@ -62,7 +62,9 @@ def _cancel(desk: DelayedDesk, word: Order) -> dict[str, Any] | None:
         return {"cancelled": 0, "more": False} if everything else {"cancelled": tuple(False for _ in keys)}
 
     def work() -> int | list[bool]:
-        return desk.use().cancel_some(options.DELAYED_CANCEL_ROWS) if everything else desk.use().cancel(keys)
+        if not everything:
+            return desk.use().cancel(keys)
+        return desk.use().cancel_some(options.DELAYED_CANCEL_ROWS, options.DELAYED_CANCEL_BYTES)
 
     desk.when_idle(partial(desk.submit, partial(_cancelled, desk, word.request), work))
     return None

@@ -20,6 +20,8 @@ HOLE_ROWS_MAX: Final = 10_000  # beyond it no new messages are taken until old o
 DEFERRED_ROWS_MAX: Final = 10_000_000  # requeued with a delay, on disk: about 200 bytes each; beyond it no new messages are taken
 DUE_HELD_MAX: Final = HOLE_ROWS_MAX // 2  # deferred rows that are due come back while fewer are held, so that new messages still come
 DUE_ROWS_MAX: Final = 1_000  # of one answer
+PROMISED_MAX: Final = 50_000  # messages to be delivered again whose next number one commit promises; the rest of a long run waits
+PROMISED_ROWS_LOW: Final = 4_000  # rows (and half of those messages) that are ready; while there are more, nothing is promised
 SAVE_ROWS_MAX: Final = 50_000  # of one frame: 36 bytes a row at most, so under 2 MB
 SAVE_PAGES_MAX: Final = 200  # of one commit; what a channel holds of a few million in flight, every second one answered
 SAVE_INTERVAL_MS: Final = 200  # a cursor's changes are committed a few times a second
@@ -60,6 +62,7 @@ DELAYED_LIST_MAX: Final = 1_000
 DELAYED_LIST_BODY_BYTES: Final = 200
 DELAYED_CANCEL_MAX: Final = 1_000  # keys of one order
 DELAYED_CANCEL_ROWS: Final = 5_000  # rows of one turn, where all are cancelled
+DELAYED_CANCEL_BYTES: Final = 32 * MIB  # ... and in bytes: LMDB reads them all, and publishers wait meanwhile
 
 # Staging
 STAGE_CREDIT_POOL_BYTES: Final = 32 * MIB  # what all writers may have on their way to one topic

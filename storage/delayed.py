@@ -37,7 +37,6 @@ from ..transport.codec import pack_value, unpack_value
 from .delayed_format import (
     META,
     PRODUCER,
-    ROW,
     VERSION,
     DelayedKey,
     DelayedProducer,
@@ -59,8 +58,9 @@ from .delayed_rows import (
     holder,
     listed_of,
     prefixed,
-    prefixed_keys,
     read_meta,
+    row_keys,
+    rows_from,
     summary_of,
     translated,
 )
@@ -119,7 +119,7 @@ class DelayedStore:
                 raise ForeignDirectory(f"{self.path} holds the delayed messages of another topic")
             for key, value in prefixed(txn, PRODUCER):
                 producers[parse_producer_key(key)] = DelayedProducer(*unpack_value(unwrap(key, value)))
-            self.summary = summary_of(txn, meta)
+            self.summary, self._sound = summary_of(txn, meta)
         self.producers = producers
         """As of the last commit."""
 
@@ -180,10 +180,11 @@ class DelayedStore:
         first = True
         size = 0
         with self._trying("due"), translated(self.path), self._env.begin() as txn:
-            for key, value in prefixed(txn, ROW):
+            for key, value in rows_from(txn):
                 first = False
                 try:
                     if parse_row_key(key).due_ns > now_ns:
+                        unwrap(key, value)  # a due time is believed only now
                         break
                     row = decode_row(key, value)
                 except Damaged as error:
@@ -217,7 +218,7 @@ class DelayedStore:
 
         def work(rows: Rows) -> None:
             for key in wanted:
-                rows.take(key)
+                rows.take(key, known=True)
 
         self._commit("remove", work)
 
@@ -244,16 +245,19 @@ class DelayedStore:
         self._commit("cancel", work)
         return answers
 
-    def cancel_some(self, rows_max: int) -> int:
-        """Take out all messages of the first rows, at most so many rows; how many messages that was, 0: nothing waits any more."""
+    def cancel_some(self, rows_max: int, bytes_max: int) -> int:
+        """Take out all messages of the first rows: how many that was. At most so many rows, and no more once they pass `bytes_max`."""
         taken = 0
 
         def work(rows: Rows) -> None:
             nonlocal taken
             before = rows.meta["messages"]
-            keys = [key for key, _ in zip(prefixed_keys(rows.txn, ROW), range(rows_max), strict=False)]
-            for key in keys:
-                rows.take(key)
+            enough = rows.meta["bytes"] - bytes_max
+            for _ in range(rows_max):
+                key = next(row_keys(rows.txn.cursor()), None)
+                if key is None or rows.meta["bytes"] < enough:
+                    break
+                rows.take(key, known=True)
             taken = before - rows.meta["messages"]
 
         self._commit("cancel", work)
@@ -317,8 +321,8 @@ class DelayedStore:
         found: list[Listed] = []
         with translated(self.path), self._env.begin() as txn:
             start = holder(txn, after) if after is not None else None
-            begin = row_key(start.key if start is not None else after) if after is not None else ROW
-            for key, value in prefixed(txn, ROW, begin):
+            begin = row_key(start.key if start is not None else after) if after is not None else b""
+            for key, value in rows_from(txn, begin):
                 try:
                     row = decode_row(key, value)
                 except Damaged:
@@ -339,10 +343,10 @@ class DelayedStore:
             while True:
                 try:
                     with translated(self.path), self._env.begin(write=True) as txn:
-                        rows = Rows(txn)
+                        rows = Rows(txn, self._sound)
                         work(rows)
                         summary = rows.finish()
-                    self.summary = summary
+                    self.summary, self._sound = summary, rows.sound
                     return
                 except MapFull as error:
                     if self._map_bytes * 2 > MAP_BYTES_MAX:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from itertools import islice
+from typing import Any, Final, NamedTuple
 
 import lmdb
 
@@ -13,6 +14,7 @@ from ..transport.block import Block
 from ..transport.codec import pack_value, unpack_value
 from .delayed_format import (
     META,
+    PRODUCER,
     ROW,
     SUM_MASK,
     VERSION,
@@ -22,12 +24,16 @@ from .delayed_format import (
     crc_of,
     decode_row,
     encode_row,
+    names_itself,
     parse_row_key,
     row_key,
     unwrap,
     wrap,
 )
 from .errors import Damaged, DiskFull, ForeignDirectory, StorageError, StoreFailed
+
+WALK_MAX: Final = 20_000  # keys looked at, one by one, for a row that a search does not find
+DUE_AT_ONCE: Final = 1  # the first row's due time cannot be believed: `due` is to look at it
 
 
 class DelayedSummary(NamedTuple):
@@ -54,10 +60,11 @@ class MapFull(StorageError):
 
 
 class Rows:
-    """The rows of one transaction, and the meta row that counts them."""
+    """The rows of one transaction, and the meta row that counts them. `sound`: a key that was found to be its value's before."""
 
-    def __init__(self, txn: Any) -> None:
+    def __init__(self, txn: Any, sound: bytes = b"") -> None:
         self.txn = txn
+        self.sound = sound
         self.meta = read_meta(txn)
 
     def put(self, key: bytes, data: bytes) -> None:
@@ -69,28 +76,40 @@ class Rows:
         self.meta["rows"] += 1
         self.meta["sum"] = (self.meta["sum"] + crc_of(value)) & SUM_MASK
 
-    def delete(self, key: bytes) -> bytes | None:
+    def delete(self, key: bytes, *, known: bool = False) -> bytes | None:
+        """`known`: it was seen among the first rows. A key with a flipped bit lies out of order, so no search finds it or some others."""
         old: bytes | None = self.txn.pop(key)
+        if old is None and known:
+            old = self._pick_out(key)
         if old is not None:
             self.meta["rows"] -= 1
             self.meta["sum"] = (self.meta["sum"] - crc_of(old)) & SUM_MASK
         return old
+
+    def _pick_out(self, key: bytes) -> bytes | None:
+        cursor = self.txn.cursor()
+        for found in islice(row_keys(cursor), WALK_MAX):
+            if found == key:
+                value: bytes = cursor.value()
+                cursor.delete()
+                return value
+        return None
 
     def add(self, row: DelayedRow) -> None:
         self.put_value(*encode_row(row))
         self.meta["messages"] += row.block.count
         self.meta["bytes"] += row.block.length
 
-    def take(self, key: bytes) -> None:
+    def take(self, key: bytes, *, known: bool = False) -> None:
         """A row that has done its duty, if it is there."""
-        value = self.delete(key)
+        value = self.delete(key, known=known)
         if value is not None:
             self.meta["messages"] -= count_of(key, value)
             self.meta["bytes"] -= max(0, len(value) - 6 - len(key))
 
     def drop(self, key: bytes, count: int) -> None:
         """A damaged row."""
-        value = self.delete(key)
+        value = self.delete(key, known=True)
         if value is not None:
             self.meta["messages"] -= count
             self.meta["bytes"] -= max(0, len(value) - 6 - len(key))
@@ -100,12 +119,13 @@ class Rows:
         """Write the meta row. Where it counts messages and there is no row, they are lost: what a damaged page held, nobody can name."""
         meta = self.meta
         meta["messages"] = max(0, meta["messages"])
-        if missing_is_lost and next(prefixed_keys(self.txn, ROW), None) is None:
+        if missing_is_lost and next(row_keys(self.txn.cursor()), None) is None:
             meta["lost"] += meta["messages"]
             meta["messages"] = meta["bytes"] = 0
         meta["bytes"] = max(0, meta["bytes"])
         self.txn.put(META, wrap(META, pack_value(meta)))
-        return summary_of(self.txn, meta)
+        summary, self.sound = summary_of(self.txn, meta, self.sound)
+        return summary
 
 
 def read_meta(txn: Any) -> dict[str, Any]:
@@ -128,18 +148,36 @@ def prefixed(txn: Any, prefix: bytes, start: bytes = b"") -> Iterator[tuple[byte
             yield key, value
 
 
-def prefixed_keys(txn: Any, prefix: bytes) -> Iterator[bytes]:
-    cursor = txn.cursor()
-    if cursor.set_range(prefix):
+def row_keys(cursor: Any) -> Iterator[bytes]:
+    """The keys of all rows that wait, in their order on disk, the cursor on each; also what damage made of one.
+
+    Nothing else lies before the meta row, so what looks like no row of ours is a damaged one, and not the end of them.
+    """
+    if cursor.first():
         for key in cursor.iternext(keys=True, values=False):
-            if not key.startswith(prefix):
+            if key == META or key.startswith(PRODUCER):
                 return
             yield key
 
 
-def summary_of(txn: Any, meta: Mapping[str, Any]) -> DelayedSummary:
-    first = next(prefixed_keys(txn, ROW), None)
-    return DelayedSummary(meta["messages"], meta["bytes"], 0 if first is None else parse_row_key(first).due_ns, meta["lost"])
+def rows_from(txn: Any, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+    """As `row_keys`, with values; from `start` on."""
+    cursor = txn.cursor()
+    if cursor.set_range(start) if start else cursor.first():
+        for key, value in cursor:
+            if key == META or key.startswith(PRODUCER):
+                return
+            yield key, value
+
+
+def summary_of(txn: Any, meta: Mapping[str, Any], sound: bytes = b"") -> tuple[DelayedSummary, bytes]:
+    """And the first row's key, if it is the one that the value was written under: LMDB would not see a flipped bit in it, and a due
+    time centuries ahead would keep all messages waiting. `sound`: a key that was looked at before; a value may have MiB."""
+    cursor = txn.cursor()
+    first = next(row_keys(cursor), b"")
+    if first and first != sound and not names_itself(first, cursor.value()):
+        return DelayedSummary(meta["messages"], meta["bytes"], DUE_AT_ONCE, meta["lost"]), b""
+    return DelayedSummary(meta["messages"], meta["bytes"], parse_row_key(first).due_ns if first else 0, meta["lost"]), first
 
 
 def holder(txn: Any, key: DelayedKey) -> DelayedRow | None:
