@@ -3,6 +3,8 @@
 Orders that must hold:
 
 * The floor is what channels have *committed*: a channel that crashes now comes back at or above it.
+* No chunk goes before a snapshot of the state is on disk that counts all of it: if the store is damaged later, producers' and
+  transactions' rows are made from that and the chunks behind it. Where a full disk lets none be written, what the last one counts may go.
 * The new start is committed before any file goes, and the log forgets the chunks before their files do: nobody reads what is half gone.
 * Channels are told the new start by the port on which they get their blocks, so before any block from behind it.
 * Files go on the housekeeping thread, a round of chunks at a time; the loop never waits for the system to give back space.
@@ -29,7 +31,7 @@ from .state_desk import StateDesk
 log = logging.getLogger("zsq")
 
 MEASURE_NS = 100_000_000  # a full topic is measured again at most so often: who is refused asks again soon
-RETRY_NS = 10_000_000_000  # after files could not be removed
+RETRY_NS = 10_000_000_000  # after files could not be removed, or a snapshot not be written
 
 
 class _Jobs(Protocol):
@@ -55,6 +57,8 @@ class RetentionDesk:
         self._removing = False
         self._left_below = 0  # files below it could not be removed
         self._retry_ns = 0
+        self._snapshot_out = False
+        self._snapshot_retry_ns = 0
         self._unfinished = 0  # bytes, as measured when `written_bytes` of the log was `_unfinished_at`
         self._unfinished_at = 0
         self._measured_ns = 0
@@ -124,8 +128,24 @@ class RetentionDesk:
                 self._log.roll(view.now_ns)
             except DiskFull as error:  # it stays as it is; what is sealed already can go, and makes room
                 log.debug("%s: not sealed before its time: %s", self._title, error)
+        covered = self._store.keeper.covered
+        if found.chunks and found.start > covered:
+            self._ask_for_snapshot()
+            found = plan(self.policy, view._replace(applied=covered), self._keeper.last_time_ns)
         if found.chunks:
             self._remove(found.start, found.chunks, view)
+
+    def _ask_for_snapshot(self) -> None:
+        if not self._snapshot_out and time.monotonic_ns() >= self._snapshot_retry_ns:
+            self._snapshot_out = True
+            self._state.read(lambda store: self._store.keeper.write(), self._snapshot_tried)
+
+    def _snapshot_tried(self, value: object) -> None:
+        self._snapshot_out = False
+        if self._store.keeper.problem:
+            self._snapshot_retry_ns = time.monotonic_ns() + RETRY_NS
+        else:
+            self.tick()
 
     def _view(self) -> View:
         return self._keeper.view(self.policy, self._channels.floor(), self._state.applied, time.time_ns())

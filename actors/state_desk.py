@@ -81,6 +81,11 @@ class StateDesk:
         if self.disk_full:
             raise Refused(E_DISK_FULL, self.trouble)
 
+    def alarm(self) -> str:
+        """For health."""
+        stale = self.keeper.problem if self.keeper is not None else ""
+        return self.trouble or (f"{stale}; no log files are removed beyond the last one" if stale else "")
+
     def is_idle(self) -> bool:
         return not self.wanted and not self.thread.pending
 

@@ -379,7 +379,7 @@ class StorageActor(Actor):
             "channels": len(self._channels.rows),
             "producers_known": len(self._producers),
             **self._upkeep.statistics(),
-            "state_alarm": self._state.trouble,
+            "state_alarm": self._state.alarm(),
             **self._retention.statistics(),
             **self._delayed.statistics(),
             **self._stages.statistics(),

@@ -4,7 +4,7 @@
 that there are, a pause, where a first channel begins, a cursor that was moved back, which chunks are gone, which parts of a batch were
 sealed. All else (cursors, holes, producers, transactions) is up to date again after a replay of the log and some redeliveries, and waits:
 a minute, or as many as the snapshot has MiB, so that it never writes more than some 17 KB a second. A full disk keeps no commit from
-its answer.
+its answer. But what a replay needs must be there: no chunk goes before a snapshot is on disk that counts all of it (`covered`).
 
 *Starts.* LMDB may die of a flipped bit, with the whole process (SIGBUS). `DIR/state.starts` counts starts since the last commit that
 succeeded, and keeps the times of the last ones that were not ended in order. After one start without a commit, the next one makes one
@@ -85,7 +85,10 @@ class Starts:
 
 
 class StateKeeper:
-    """Of one open store, used where its commits are: in its thread. `problem`: why there is no new snapshot; empty: there is one."""
+    """Of one open store, used where its commits are: in its thread. `problem`: why there is no new snapshot; empty: there is one.
+
+    `covered`: from which offset on a store that is made again replays the log; -1: there was no snapshot yet since it was opened.
+    """
 
     def __init__(self, files: Files, directory: str, uuid: bytes, state: StateStore, table: Table, starts: Starts) -> None:
         self._files = files
@@ -97,6 +100,8 @@ class StateKeeper:
         self._next_s = 0.0
         self._stale = True
         self.problem = ""
+        self.covered = -1
+        self._applied = table.applied_offset
         self.written_bytes = 0
         self._size = 0
         state.on_committed = self._committed
@@ -104,6 +109,7 @@ class StateKeeper:
     def _committed(self, batch: StateBatch) -> None:
         self._starts.proven()
         self._stale = True
+        self._applied = self._applied if batch.applied_offset is None else batch.applied_offset
         urgent = bool(batch.channel_drops) or {batch.paused_end, batch.waiting, batch.start} != {None}
         # A part that was sealed for good is nobody's to send again: its row, and with it its files, shall not be forgotten.
         urgent = urgent or (self._size < SNAPSHOT_STEP_BYTES and any(row.final for row in batch.stage_puts.values()))
@@ -134,6 +140,7 @@ class StateKeeper:
             self.problem = f"{self._directory}: no new snapshot of the state: {error}"
             return
         self._stale = False
+        self.covered = self._applied
         self.problem = ""
         self.written_bytes += len(data)
 

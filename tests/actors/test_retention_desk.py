@@ -14,6 +14,7 @@ from support.stage_bench import ONE, A, Bench, Thread
 from zsq.actors.channel_desk import ChannelDesk
 from zsq.actors.retention_desk import RetentionDesk
 from zsq.storage.retention import MAX_BYTES_MIN, MIB
+from zsq.storage.snapshot import read_snapshot, write_snapshot
 from zsq.transport import protocol as p
 from zsq.transport.block import Block, pack
 from zsq.transport.errors import E_TOPIC_FULL, Refused, UsageError
@@ -54,6 +55,11 @@ class House(Bench):
         self.state.wanted = True
         self.commit_state()
         assert self.channels.floor() == upto
+
+    def snapshot(self) -> None:
+        """What was asked of the state's thread is done."""
+        self.state_thread.run()
+        self.state.on_results()
 
     def chunk_files(self) -> list[int]:
         return [int(name[:20]) for name in sorted(os.listdir(self.directory)) if name.endswith(".chunk")]
@@ -131,6 +137,41 @@ def test_the_checkpoint_must_have_passed_it(house: House) -> None:
     assert house.state.batch.start == 20
 
 
+def test_no_chunk_goes_before_a_snapshot_counts_it(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a store that is damaged later would be made again without the producers and transactions that lay there."""
+    desk = house.begin(keep_bytes=0)
+    house.state.keeper = house.store.keeper
+    house.fill(5)
+    house.finished(45)
+    assert house.store.keeper.covered == 50
+    house.fill(5)
+    house.finished(100)
+    monkeypatch.setattr("zsq.storage.state_keeper.write_snapshot", full)
+    desk.tick()
+    assert house.state.batch.start == 40, "what the last one counts goes, and makes room"
+    house.snapshot()
+    house.commit_state()
+    house.clean()
+    assert "no log files are removed beyond" in house.state.alarm()
+    assert (house.store.log.start, house.store.keeper.covered) == (40, 50)
+    desk.tick()
+    assert house.state_thread.jobs == [], "not at once"
+    monkeypatch.setattr("zsq.storage.state_keeper.write_snapshot", write_snapshot)
+    desk._snapshot_retry_ns = 0
+    desk.tick()
+    assert house.state.batch.start is None
+    house.snapshot()
+    house.commit_state()
+    assert (house.store.log.start, house.store.keeper.covered, house.state.alarm()) == (80, 100, "")
+    applied = read_snapshot(house.store.files, house.directory)
+    assert applied is not None
+    assert applied.meta["applied"] == 100
+
+
+def full(*args: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
 def test_unfinished_ones_are_dropped_counted_and_remembered(house: House) -> None:
     desk = house.begin(max_bytes=MAX_BYTES_MIN, when_full="drop-oldest", **KEEP_ALL)
     house.store.log.chunk_bytes = MIB
@@ -158,6 +199,7 @@ def test_what_waits_for_a_first_channel_is_dropped_too(house: House) -> None:
     desk.tick()  # seals the ongoing chunk, all of which is too old
     assert house.store.log.chunks == (0, 10)
     desk.tick()
+    house.snapshot()
     house.commit_state()
     house.clean()
     assert (house.store.log.start, house.channels.waiting, house.channels.floor()) == (10, 10, 10)
