@@ -25,17 +25,21 @@ _DATA_DIR = click.option(
 )
 
 
+_REMEDY = "To import anew, from better files, delete all topics that came with it first (zsq topic delete)"
+
+
 @click.command("import-nsqd")
 @click.argument("nsqd_dir", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @_DATA_DIR
 @click.option("--sync", type=click.Choice(SYNC_MODES), default="always", show_default=True, help="Sync mode of the topics.")
 @click.option("--node-id", type=click.IntRange(0, 1023), default=0, show_default=True, help="Of a new data directory; as of `zsq serve`.")
 @click.option("--skip-too-big", is_flag=True, help="Leave out bodies over 8 MiB, which no block can hold, instead of refusing all.")
-def import_nsqd(nsqd_dir: Path, data_dir: Path, sync: str, node_id: int, skip_too_big: bool) -> None:
+def import_nsqd(nsqd_dir: Path, data_dir: Path, sync: str, node_id: int, skip_too_big: bool) -> int:
     """Take over the data of a stopped nsqd: topics, channels, pauses, and each channel's own backlog with its attempts.
 
     NSQD_DIR (nsqd's --data-path) is only read. All of it is taken over or, whatever happens, nothing; a second run
-    finds that it was done, and does nothing. What cannot be read is named, with file and position.
+    finds that it was done, and does nothing. What cannot be read is named, with file and position; all else is taken over,
+    and the exit code is 1.
     """
     from ...storage.files import Files
     from ..nsqd.importing import import_nsqd as take_over
@@ -44,11 +48,14 @@ def import_nsqd(nsqd_dir: Path, data_dir: Path, sync: str, node_id: int, skip_to
         source = str(nsqd_dir.absolute())
         report = take_over(Files(), source, data_dir.absolute(), sync=sync, node_id=node_id, skip_too_big=skip_too_big)
     _tell_import(report, nsqd_dir)
+    return 1 if report.found.lost_count > report.found.left_out else 0
 
 
 def _tell_import(report: ImportReport, nsqd_dir: Path) -> None:
     if report.again:
         click.echo(f"{nsqd_dir} was taken over before; nothing was done")
+        if report.lost_before:
+            click.echo(f"zsq: {report.lost_before} places could not be read then. {_REMEDY}: {', '.join(report.still)}", err=True)
         return
     for topic in report.topics:
         channels = ", ".join(f"{name} {count}" for name, count in topic.channels.items()) or "no channel"
@@ -57,8 +64,10 @@ def _tell_import(report: ImportReport, nsqd_dir: Path) -> None:
         click.echo(f"zsq: {note}", err=True)
     for loss in report.found.lost:
         click.echo(f"zsq: lost: {loss}", err=True)
-    if report.found.lost_count:
-        click.echo(f"zsq: {report.found.lost_count} places could not be read, {report.found.lost_bytes} bytes in all", err=True)
+    count, left_out = report.found.lost_count, report.found.left_out
+    if count > left_out:
+        of_bytes = f"{report.found.lost_bytes} bytes in all" + (f", {left_out} of them left out as asked" if left_out else "")
+        click.echo(f"zsq: {count} places lost, {of_bytes}; everything else was taken over. {_REMEDY}", err=True)
 
 
 @click.command("export-nsqd")

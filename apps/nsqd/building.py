@@ -149,7 +149,7 @@ class TopicBuilder:
                 loss = Loss(file, position, len(message.body) + NSQ_HEAD_BYTES, f"over the limit of {BODY_BYTES_MAX} bytes for a body")
                 if not self._skip_too_big:
                     raise UsageError(E_TOO_BIG, f"{loss}; nothing was taken over; with --skip-too-big it is left out")
-                report.lose(loss)
+                report.lose(loss, left_out=True)
                 continue
             yield message
 

@@ -1,7 +1,7 @@
 """Taking over a stopped nsqd's data, all of it or nothing of it, and only once.
 
 1. Lock nsqd's folder in its own way (a running nsqd refuses), and the data directory as `zsq serve` does.
-2. If this source was taken over before (a digest of it stands in the registry), say so and end.
+2. If this source was taken over before (a digest of it stands in the registry) and any of its topics is still there, say so and end.
 3. Note in the registry that an import has begun, with the numbers that its topics will have: nobody else gets those.
 4. Build each topic in `import.tmp`, sync it, read it back.
 5. Rename all into `topics/`. A broker that is started now does not know them.
@@ -37,9 +37,12 @@ _GROWTH: Final = 1.1  # what is written is a little more than what is read: an i
 
 @dataclass(slots=True)
 class ImportReport:
-    """What was taken over; `again`: it had been before, and nothing was done. `found`: what could not be read, and what is remarkable."""
+    """What was taken over; `again`: it had been before, and nothing was done: `still` names its topics, `lost_before` counts what was
+    lost then. `found`: what could not be read, and what is remarkable."""
 
     again: bool = False
+    still: list[str] = field(default_factory=list)
+    lost_before: int = 0
     topics: list[BuiltTopic] = field(default_factory=list)
     found: SourceReport = field(default_factory=SourceReport)
 
@@ -79,8 +82,14 @@ class _Import:
         digest = self._source.digest()
         record = self._registry.imports.get(digest)
         if record is not None and record["state"] == DONE:
-            report.again = True
-            return report
+            report.still = [name for name in record["topics"] if name in self._registry.topics]
+            if report.still or not record["topics"]:
+                report.again = True
+                report.lost_before = record["lost_count"]
+                return report
+            report.found.notes.append(
+                f"{self._source.folder} was taken over before, but none of its topics is there any more; taken over anew"
+            )
         self._clear()
         topics = self._source.topics(report.found)
         taken = [topic.name for topic in topics if topic.name in self._registry.topics]

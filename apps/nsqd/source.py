@@ -38,15 +38,17 @@ _SAMPLE_BYTES: Final = 64 * 1024
 
 @dataclass(slots=True)
 class SourceReport:
-    """What was found on the way. `lost` beyond LOSSES_MAX are only counted."""
+    """What was found on the way. `lost` beyond LOSSES_MAX are only counted; `left_out` of them because it was asked for."""
 
     notes: list[str] = field(default_factory=list)
     lost: list[Loss] = field(default_factory=list)
     lost_count: int = 0
     lost_bytes: int = 0
+    left_out: int = 0
 
-    def lose(self, loss: Loss) -> None:
+    def lose(self, loss: Loss, *, left_out: bool = False) -> None:
         self.lost_count += 1
+        self.left_out += left_out
         self.lost_bytes += loss.bytes
         if len(self.lost) < LOSSES_MAX:
             self.lost.append(loss)

@@ -120,6 +120,19 @@ def test_an_import_that_is_killed_is_run_again(tmp_path: Path) -> None:
     assert len(list((tmp_path / "data/topics").iterdir())) == 3
 
 
+def test_an_import_that_lost_something_is_no_success(tmp_path: Path) -> None:
+    source = write_nsqd(tmp_path / "nsqd", NsqdList((NsqdTopic("t"),)), {"t": [[message(1), message(2)]]})
+    path = source / "t.diskqueue.000000.dat"
+    path.write_bytes(path.read_bytes()[:-1])
+    out, err = cli("import-nsqd", source, "--data-dir", tmp_path / "data", code=1)
+    assert "t: 1 messages" in out
+    assert "1 places lost" in err
+    assert "zsq topic delete" in err
+    out, err = cli("import-nsqd", source, "--data-dir", tmp_path / "data")
+    assert "nothing was done" in out
+    assert "zsq topic delete" in err
+
+
 def test_what_the_command_line_refuses(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert "nsqd.dat" in cli("import-nsqd", tmp_path / "empty", "--data-dir", tmp_path / "data", code=2)[1]
