@@ -163,8 +163,14 @@ class Channel(Actor):
 
     def on_dropped_word(self, port: Port, mail: Mail) -> None:
         """Of storage; no block from behind the new start was sent before."""
-        if port is self.storage and self.delivery.drop_below(cast("p.Dropped", mail.word).start):
+        if port is not self.storage:
+            return
+        start = cast("p.Dropped", mail.word).start
+        if self.delivery.drop_below(start):
             self.feed.moved()
+        for _, data in (*self._orders, *self._orders_out):
+            if "offset" in data:  # a seek that came after storage had decided: it is answered with where it really went
+                data["offset"] = max(data["offset"], start)
 
     def on_head_word(self, port: Port, mail: Mail) -> None:
         self._head = max(self._head, cast("p.Head", mail.word).head)

@@ -1,0 +1,98 @@
+"""A channel's shell, with ports that only note what was sent: what storage's words about removed messages do to it."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+from support.stage_bench import A
+
+from zsq.actors.channel import Channel
+from zsq.actors.feed import FeedState
+from zsq.actors.port import Mail, Port
+from zsq.transport import protocol as p
+
+
+class Wire:
+    """A port's place; `answers` are what comes in while the channel opens."""
+
+    def __init__(self, *answers: p.Wire) -> None:
+        self.answers = list(answers)
+        self.sent: list[p.Wire] = []
+        self.socket = self
+
+    def poll(self, _: int) -> bool:
+        return bool(self.answers)
+
+    def receive(self, limit: int) -> list[Mail]:
+        return [Mail((), self.answers.pop(0), []) for _ in range(limit)]
+
+    def send(self, envelope: Any, word: p.Wire, blocks: Any = ()) -> bool:
+        self.sent.append(word)
+        return True
+
+    def take(self) -> list[p.Wire]:
+        found, self.sent = self.sent, []
+        return found
+
+
+class Shell:
+    """A channel at offset 5 of 20, with 2 messages at 2 to be delivered again."""
+
+    def __init__(self, start: int) -> None:
+        row = {"next": 5, "paused": False, "counters": {}}
+        data = {"row": row, "end": 20, "start": start, "deferred": (0, 0, 0), "holes": ((2, 2, 1, 0),), "more": False}
+        self.wires = {"storage": Wire(p.Done(1, data)), "topic": Wire(), "scan": Wire(), "front": Wire(), "supervisor": Wire()}
+        self.channel = Channel(7, "channel t/c", {"channel": "c", **{name: name for name in self.wires}})
+        parts: dict[str, Any] = {
+            "open_dealer": self.wires.__getitem__,
+            "open_router": lambda endpoint, words: self.wires[endpoint],
+            "supervisor": self.wires["supervisor"],
+        }
+        vars(self.channel).update(parts)
+        self.channel.on_start()
+
+    def hear(self, name: str, word: p.Wire, who: tuple[bytes, ...] = ()) -> None:
+        handler = getattr(self.channel, f"on_{type(word).__name__.lower()}_word")
+        handler(cast("Port", self.wires[name]), Mail(who, word, []))
+
+    def turn(self, name: str) -> list[p.Wire]:
+        self.channel.on_turn()
+        return self.wires[name].take()
+
+
+@pytest.mark.parametrize(("start", "following", "dropped"), [(0, 5, 0), (3, 5, 1), (10, 10, 7)])
+def test_what_is_gone_when_it_is_opened_is_stepped_over_and_counted(start: int, following: int, dropped: int) -> None:
+    shell = Shell(start)
+    saves = [word for word in shell.turn("storage") if isinstance(word, p.Save)]
+    assert [save.row["next"] for save in saves] == [following]
+    assert shell.channel.delivery.counters["dropped_count"] == dropped
+
+
+def test_what_is_dropped_is_not_waited_for() -> None:
+    """All of it was in the topic's hands; what follows is to be read, for nobody sends it again."""
+    shell = Shell(0)
+    shell.hear("front", p.Sub(1, p.PROTOCOL_VERSION, 5, 0, 30_000, "test"), A)
+    assert any(isinstance(word, p.Attach) for word in shell.turn("topic"))
+    shell.wires["storage"].take()
+    shell.hear("topic", p.Dropped(12))
+    assert shell.channel.delivery.next_offset == 5, "only storage says so"
+    shell.hear("storage", p.Dropped(4))
+    assert shell.channel.feed.state is FeedState.ATTACHED, "it is farther on already"
+    shell.hear("storage", p.Dropped(12))
+    assert [word.offset for word in shell.turn("storage") if isinstance(word, p.Fetch)] == [12]
+
+
+def test_a_seek_to_what_is_being_removed_is_answered_with_where_it_went() -> None:
+    """Storage had decided before the seek was committed, so its word comes first."""
+    shell = Shell(0)
+    shell.turn("storage")
+    assert shell.channel.on_order(p.Order(9, "seek", {"offset": 3, "start": 0, "head": 20})) is None
+    shell.hear("storage", p.Done(shell.channel._save_out, {}))  # of the first one
+    (save,) = [word for word in shell.turn("storage") if isinstance(word, p.Save)]
+    assert save.row["next"] == 3
+    shell.hear("storage", p.Dropped(12))
+    shell.wires["supervisor"].take()
+    shell.hear("storage", p.Done(save.request, {}))
+    assert shell.wires["supervisor"].take() == [p.Done(9, {"offset": 12})]
+    assert shell.channel.delivery.next_offset == 12
