@@ -18,7 +18,8 @@ What holds, with the defaults (`sync_every=1`):
 * A full disk refuses a put (`DiskFull`), which then stored nothing; reading goes on, and frees space file by file. Until there is
   space for the metadata, a crash may bring messages again that were got meanwhile.
 * One process owns the folder, as with nsqd: it is locked (flock) in nsqd's way, so neither an nsqd nor a second program can open it.
-  Within the process queues of different names share it, and all methods may be called from any thread.
+  Within the process queues of different names share it, and all methods may be called from any thread. A process forked from it may
+  not use the queue (`StoreFailed`), nor open one there while its parent has it; what it inherited lets go of itself.
 
 With `sync_every=N`, as in NSQ (there 2500): puts and gets count, and every N of them, or `sync_timeout` seconds after the first that
 is not synced, all are. A crash of the machine may cost what is not synced yet; a crash of the process costs nothing that was put, and
@@ -41,8 +42,8 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Final, Self
 
-from ..transport.errors import E_BAD_ARGUMENT, E_TOO_BIG, UsageError
-from .disk_queue_folder import FOLDERS
+from ..transport.errors import E_BAD_ARGUMENT, UsageError
+from .disk_queue_folder import FOLDERS, OwnLock
 from .disk_queue_format import BAD_SUFFIX, LENGTH_BYTES, NSQ_HEAD_BYTES, Meta
 from .disk_queue_reader import RecordReader
 from .disk_queue_recovery import Place, count_records, recover, write_meta
@@ -79,7 +80,7 @@ class DiskQueue:
         self._operations = 0  # since the last commit
         self._first_operation = 0.0
         self._closed = ""
-        self._lock = threading.Condition(threading.RLock())
+        self._lock = OwnLock()
         if not self._files.exists(self._place.folder):
             raise ForeignDirectory(f"{self._place.folder} does not exist; it is not made, for it may be a mount that is missing")
         self._held = FOLDERS.take(self._files, self._place.folder, name)
@@ -103,34 +104,35 @@ class DiskQueue:
         self.put_many((message,))
 
     def put_many(self, messages: Iterable[bytes]) -> int:
-        """Several with one sync at their end; returns how many. After `DiskFull` those before the one that found no space are stored."""
+        """Several with one sync at their end; returns how many. `DiskFull` says how many, the first ones, were stored all the same."""
         messages = list(messages)
         for message in messages:
-            self._check_size(message)
+            self._place.check_size(message)
+        full: DiskFull | None = None
         with self._lock:
             self._check()
-            before = self._meta
+            start, kept = self._meta, 0  # what a commit that finds no space takes back to; what a new file's own commit has confirmed
             for number, message in enumerate(messages):
-                before = self._meta
                 try:
                     self._append(message)
                 except DiskFull as error:
-                    self._commit_if_due(number)
-                    raise DiskFull(f"{error}; {number} of {len(messages)} messages were stored") from error
+                    full = error
+                stored = number + (full is None)
+                if self._meta.write_file != start.write_file:
+                    start, kept = self._meta._replace(depth=self._meta.depth - (stored - number), write_position=0), number
+                if full is not None:
+                    break
+            else:
+                stored = len(messages)
             try:
-                self._commit_if_due(len(messages))
-            except DiskFull:
-                self._take_back(before)
-                raise
+                self._commit_if_due(stored)
+            except DiskFull as error:
+                full, stored = full or error, kept
+                self._take_back(start)
             self._lock.notify_all()
+        if full is not None:
+            raise DiskFull(f"{full}; {stored} of {len(messages)} messages were stored") from full
         return len(messages)
-
-    def _check_size(self, message: bytes) -> None:
-        size = len(message)
-        if size > self._place.size_max:
-            raise UsageError(E_TOO_BIG, f"a message of {size} bytes is over this queue's limit of {self._place.size_max}")
-        if size < self._place.size_min:
-            raise UsageError(E_BAD_ARGUMENT, f"a message of {size} bytes is under this queue's minimum of {self._place.size_min}")
 
     def _append(self, message: bytes) -> None:
         position = self._meta.write_position
@@ -139,14 +141,11 @@ class DiskQueue:
         with self._fatal():
             self._meta = self._writer.append(self._meta, message)
 
-    def _take_back(self, before: Meta) -> None:
-        """The last put: there was no space for the metadata that would have confirmed it."""
-        meta = self._meta
-        # Where it began a new file, the metadata of that was written.
-        position = before.write_position if meta.write_file == before.write_file else 0
+    def _take_back(self, start: Meta) -> None:
+        """All that was put since: there was no space for the metadata that would have confirmed it."""
         with self._fatal():
-            self._writer.cut(meta.write_file, position)
-        self._meta = meta._replace(depth=meta.depth - 1, write_position=position)
+            self._writer.cut(start.write_file, start.write_position)
+        self._meta = start
 
     def _roll(self) -> None:
         """The next file. What was written is synced with the metadata that says so, as NSQ does it."""
@@ -346,7 +345,9 @@ class DiskQueue:
                 self._release("the queue was deleted")
 
     def close(self) -> None:
-        """Sync and close. Errors come out, but it is closed. Closing twice does nothing."""
+        """Sync and close. Errors come out, but it is closed. Closing twice does nothing, nor does it in a process forked from the owner."""
+        if not self._lock.owned:
+            return
         with self._lock:
             if self._held:
                 try:

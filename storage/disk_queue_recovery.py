@@ -26,6 +26,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from ..transport.errors import E_BAD_ARGUMENT, E_TOO_BIG, UsageError
 from .disk_queue_format import (
     LENGTH_BYTES,
     META_BYTES_MAX,
@@ -71,6 +72,12 @@ class Place:
     @property
     def meta_path(self) -> str:
         return f"{self.folder}/{meta_name(self.name)}"
+
+    def check_size(self, message: bytes) -> None:
+        if len(message) > self.size_max:
+            raise UsageError(E_TOO_BIG, f"a message of {len(message)} bytes is over this queue's limit of {self.size_max}")
+        if len(message) < self.size_min:
+            raise UsageError(E_BAD_ARGUMENT, f"a message of {len(message)} bytes is under this queue's minimum of {self.size_min}")
 
     def numbers(self) -> list[int]:
         """Of the data files that are there, ascending."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -209,3 +209,12 @@ class Files:
             return self.pread(fd, bytes_max, 0)
         finally:
             self.close(fd)
+
+
+def process_id() -> int:
+    return os.getpid()
+
+
+def call_in_forked(call: Callable[[], None]) -> None:
+    """`call` is called in each process that is forked from this one from now on, before anything else there."""
+    os.register_at_fork(after_in_child=call)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -207,6 +209,47 @@ def test_nsqd_and_a_disk_queue_exclude_each_other(tmp_path: Path) -> None:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     finally:
         os.close(fd)
+
+
+FORKED = """
+import fcntl, os, sys
+import zsq
+from zsq.storage.errors import Locked, StoreFailed
+folder = sys.argv[1]
+with zsq.DiskQueue(folder, "jobs") as queue:
+    queue.put(b"one")
+    go, wait = os.pipe(), os.pipe()
+    pid = os.fork()
+    if not pid:
+        refused = []
+        for use in (lambda: queue.put(b"of the child"), queue.get, queue.depth, queue.sync, queue.empty, queue.delete):
+            try:
+                use()
+            except StoreFailed as error:
+                refused.append(str(error))
+        assert len(refused) == 6 and "forked" in refused[0], refused
+        queue.close()
+        try:
+            zsq.DiskQueue(folder, "jobs")
+        except Locked:
+            os.write(go[1], b"l")
+        os.read(wait[0], 1)  # the parent has closed it, this process still lives
+        os._exit(0)
+    assert os.read(go[0], 1) == b"l", "its parent has the folder"
+    queue.put(b"two")
+with zsq.DiskQueue(folder, "jobs") as queue:
+    assert list(queue) == [b"one", b"two"]
+fd = os.open(folder, os.O_RDONLY)
+fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+os.write(wait[1], b"e")
+assert os.waitpid(pid, 0)[1] == 0
+print("well")
+"""
+
+
+def test_a_forked_process_cannot_use_the_queue_and_does_not_hold_its_lock(tmp_path: Path) -> None:
+    ended = subprocess.run([sys.executable, "-c", FORKED, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "well\n"), ended.stderr
 
 
 # What somebody left

@@ -222,6 +222,53 @@ def test_a_full_disk_refuses_and_stores_nothing(tmp_path: Path, call: str, numbe
         assert got + list(queue) == stored
 
 
+@pytest.mark.parametrize("sync_every", [1, 4])
+@pytest.mark.parametrize("call", ["writev", "open_new"])
+def test_a_batch_that_finds_no_space_says_how_much_of_it_is_stored(tmp_path: Path, call: str, sync_every: int) -> None:
+    """At whichever call, and for good: so many are in the queue as were said, before and after a crash, and no more."""
+    said = set()
+    for number in range(1, 40):
+        root = tmp_path / str(number)
+        root.mkdir()
+        files = FaultyFiles(str(root))
+        with DiskQueue(root, NAME, max_bytes_per_file=40, sync_every=sync_every, sync_timeout=3600.0, files=files) as queue:
+            queue.put_many([b"message 0", b"message 1"])
+            begun = [count for count, name in enumerate(files.log) if name == call]
+            files.fail = {call: dict.fromkeys(range(len(begun) + number, 1000), errno.ENOSPC)}
+            batch = [b"message %d" % (2 + one) for one in range(9)]
+            try:
+                queue.put_many(batch)
+            except DiskFull as error:
+                found = re.search(r"(\d) of 9 messages were stored", str(error))
+                stored = int(found[1]) if found else -1
+            else:
+                stored = 9
+            said.add(stored)
+            files.fail = {}
+            assert queue.depth() == 2 + stored
+        files.crash(keep_none)
+        with DiskQueue(root, NAME, max_bytes_per_file=40, files=files) as queue:
+            assert list(queue) == [b"message 0", b"message 1", *batch[:stored]]
+        if stored == 9:
+            break
+    assert {0, 9} < said or call == "open_new"
+
+
+def test_a_batch_within_a_file_is_taken_back_whole(tmp_path: Path) -> None:
+    files = FaultyFiles(str(tmp_path))
+    with DiskQueue(tmp_path, NAME, files=files) as queue:
+        queue.put(b"first")
+        files.fail = {"open_new": dict.fromkeys(range(1, 100), errno.ENOSPC)}  # the metadata is written as a new file
+        with pytest.raises(DiskFull, match="0 of 3 messages were stored"):
+            queue.put_many([b"one", b"two", b"three"])
+        files.fail = {}
+        assert queue.depth() == 1
+        queue.put(b"second")
+    files.crash(keep_none)
+    with DiskQueue(tmp_path, NAME, files=files) as queue:
+        assert list(queue) == [b"first", b"second"]
+
+
 def test_reading_goes_on_while_the_disk_is_full(tmp_path: Path) -> None:
     files = FaultyFiles(str(tmp_path))
     with DiskQueue(tmp_path, NAME, max_bytes_per_file=40, files=files) as queue:
