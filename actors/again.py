@@ -1,16 +1,84 @@
-"""What is to be delivered again, gathered: messages that do not lie together, as far as their blocks are at hand. Pure."""
+"""What is to be delivered again: from where the number of that delivery is not committed yet to where it goes out. Pure.
+
+    waiting      under the number of the last delivery
+    promising    the next number goes with the commit that is on its way
+    ready        the next number is committed: it may be sent
+
+A number is promised for what is about to be sent only: while a consumer takes messages, and a bound ahead of it. Else each start would
+raise the numbers of all that waits, and write all of its rows. At a clean end promises that nobody got are taken back; after a
+crash a number may be left out, and none comes twice.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from ..transport.block import Block
 from ..transport.protocol import Run
 from . import options
+from .ranges import take, total
 from .shelf import bytes_between
 
 Part = tuple[Block, int, int]
+
+
+class Again:
+    def __init__(self) -> None:
+        self.ready: deque[Run] = deque()
+        self.promising: list[Run] = []
+        self.waiting: deque[Run] = deque()
+
+    @property
+    def rows(self) -> int:
+        return len(self.ready) + len(self.promising) + len(self.waiting)
+
+    def messages(self) -> int:
+        return total(self.ready) + total(self.promising) + total(self.waiting)
+
+    def unsent(self) -> Iterable[Run]:
+        """As rows of the commit that begins: with the highest number under which each may have been sent."""
+        yield from self.ready
+        yield from self.waiting
+        yield from ((start, count, attempts + 1) for start, count, attempts in self.promising)
+
+    def is_short(self) -> bool:
+        """Something waits, and little may be sent at once."""
+        if not self.waiting or len(self.ready) >= options.PROMISED_ROWS_LOW:
+            return False
+        return total(self.ready) <= options.PROMISED_MAX // 2
+
+    def promise(self) -> None:
+        """With the commit that begins."""
+        room = options.PROMISED_MAX
+        while self.waiting and room > 0:
+            start, count, attempts = self.waiting.popleft()
+            self.promising.append((start, min(count, room), attempts))
+            if count > room:
+                self.waiting.appendleft((start + room, count - room, attempts))
+            room -= count
+
+    def committed(self) -> None:
+        self.ready.extend((start, count, attempts + 1) for start, count, attempts in self.promising)
+        self.promising = []
+
+    def take_back(self) -> bool:
+        """True: there was something promised that nobody got."""
+        self.waiting.extendleft([(start, count, attempts - 1) for start, count, attempts in reversed(self.ready)])
+        found = bool(self.ready)
+        self.ready.clear()
+        return found
+
+    def lost(self, start: int, stop: int) -> int:
+        """Give up what is ready and lies there; how many messages that were."""
+        found = [take([run], [(start, stop - start)]) for run in self.ready]
+        self.ready = deque(run for _, left, _ in found for run in left)
+        return sum(total(gone) for gone, _, _ in found)
+
+    def clear(self) -> None:
+        self.ready.clear()
+        self.promising.clear()
+        self.waiting.clear()
 
 
 def collect(again: deque[Run], quota: int, find: Callable[[int], Block | None], wanted: set[int]) -> tuple[list[Part], list[Run]]:

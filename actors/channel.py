@@ -331,6 +331,7 @@ class Channel(Actor):
 
     def on_stop(self) -> bool:
         """What was answered is committed, then consumers are told to look for a successor."""
+        self.delivery.end()
         if self.delivery.dirty or self._barriers:
             self._save_now = True
         if self._save_out or self._save_now:

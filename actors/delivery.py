@@ -3,8 +3,7 @@
 Where a message can be, once the cursor has passed it:
 
     in flight    under a lease of one consumer
-    again        to be delivered again, its attempt number committed
-    uncommitted  to be delivered again, after its attempt number is committed
+    again        to be delivered again, once its next attempt number is committed (`again.py`)
     deferred     not before a due time (wall clock): in the state store only, once that is committed (`deferred.py`)
     finished     nowhere any more
 
@@ -24,7 +23,7 @@ from typing import Any
 from ..transport.block import Block
 from ..transport.protocol import MESSAGE_TIMEOUT_MS_MAX, Range, Run
 from . import options
-from .again import collect
+from .again import Again, collect
 from .deferred import Deferred, Row
 from .in_flight import DeadlineHeap
 from .lease import COUNTERS, Changes, Consumer, Hole, Lease, Parcel, Peer
@@ -58,14 +57,13 @@ class Delivery:
         self._leases: dict[int, Lease] = {}
         self._lease_rows = 0
         self._deadlines: DeadlineHeap[int] = DeadlineHeap()
-        self._again: deque[Run] = deque()
-        self._uncommitted: list[Run] = []
-        self._committing: list[Run] = []
+        self.again = Again()
+        self._ending = False
         self.deferred = deferred or Deferred()
         self._saved: dict[int, tuple[int, int]] = {}  # start -> count, attempts
         for start, count, attempts, _ in holes:
             self._saved[start] = (count, attempts)
-            self._uncommitted.append((start, count, attempts))
+            self.again.waiting.append((start, count, attempts))
 
     # Consumers
 
@@ -84,7 +82,7 @@ class Delivery:
             return False
         self._turns.remove(consumer)
         for token in list(consumer.tokens):
-            self._uncommitted.extend(self._end_lease(token).runs)
+            self.again.waiting.extend(self._end_lease(token).runs)
             self.dirty = True
         return True
 
@@ -134,12 +132,7 @@ class Delivery:
     def lost(self, start: int, stop: int) -> None:
         """Storage has nothing at these offsets: they will never be delivered."""
         self.wanted.difference_update([o for o in self.wanted if start <= o < stop])
-        kept: deque[Run] = deque()
-        for run in self._again:
-            gone, left, _ = take([run], [(start, stop - start)])
-            self.counters["lost_count"] += total(gone)
-            kept.extend(left)
-        self._again = kept
+        self.counters["lost_count"] += self.again.lost(start, stop)
         self.dirty = True
 
     def rest(self) -> None:
@@ -175,9 +168,9 @@ class Delivery:
 
     def _for(self, consumer: Consumer, room: int, now_ns: int) -> Parcel | None:
         new = bool(self._window) and self.held + self.deferred.uncommitted < options.HOLE_ROWS_MAX and not self.deferred.is_full()
-        if self._again and not (new and consumer.again_last):
+        if self.again.ready and not (new and consumer.again_last):
             quota = min(room, max(1, consumer.ready // 2)) if new else room
-            parts, runs = collect(self._again, min(quota, options.GATHER_COUNT_MAX), self._find, self.wanted)
+            parts, runs = collect(self.again.ready, min(quota, options.GATHER_COUNT_MAX), self._find, self.wanted)
             if runs:
                 consumer.again_last = True
                 return self._lease(consumer, runs, parts, now_ns)
@@ -199,7 +192,7 @@ class Delivery:
     @property
     def held(self) -> int:
         """Rows behind the cursor, without deferred ones."""
-        return self._lease_rows + len(self._again) + len(self._uncommitted) + len(self._committing)
+        return self._lease_rows + self.again.rows
 
     def _find(self, offset: int) -> Block | None:
         block = self._shelf.find(offset)
@@ -267,7 +260,7 @@ class Delivery:
         if delay_ns > 0:
             self.deferred.put(taken, wall_ns + delay_ns)
         else:
-            self._uncommitted.extend(taken)
+            self.again.waiting.extend(taken)
         return refused
 
     def touch(self, peer: Peer, token: int, now_ns: int) -> Sequence[Range]:
@@ -289,18 +282,18 @@ class Delivery:
         while (token := self._deadlines.pop_due(now_ns)) is not None:
             lease = self._end_lease(token)
             self.counters["timeout_count"] += total(lease.runs)
-            self._uncommitted.extend(lease.runs)
+            self.again.waiting.extend(lease.runs)
             found = True
         wanted = self.deferred.wanted
         due = self.deferred.due(wall_ns, self.held)
-        self._uncommitted.extend(due)
+        self.again.waiting.extend(due)
         found = found or bool(due)
         self.dirty = self.dirty or found
         return found or self.deferred.wanted > wanted
 
     def came_due(self, rows: Sequence[Row], next_due_ns: int, wall_ns: int) -> None:
         """The store's answer: these are to be delivered again, once they are no longer deferred there."""
-        self._uncommitted.extend(self.deferred.came(rows, next_due_ns, wall_ns))
+        self.again.waiting.extend(self.deferred.came(rows, next_due_ns, wall_ns))
         self.dirty = self.dirty or bool(rows)
 
     def next_due(self, now_ns: int, wall_ns: int) -> int:
@@ -318,12 +311,14 @@ class Delivery:
 
     def changes(self) -> Changes:
         """What changed since the last call; one commit is out at a time. Redeliveries wait for it."""
-        (self._committing, below), self._uncommitted = self._still_there(self._uncommitted), []
+        kept, below = self._still_there(self.again.waiting)
+        self.again.waiting = deque(kept)
+        if self.waits_for_commit():
+            self.again.promise()
         rows: dict[int, tuple[int, int]] = {}
         for lease in self._leases.values():
             rows.update((start, (count, attempts)) for start, count, attempts in lease.runs)
-        rows.update((start, (count, attempts)) for start, count, attempts in self._again)
-        rows.update((start, (count, attempts + 1)) for start, count, attempts in self._committing)
+        rows.update((start, (count, attempts)) for start, count, attempts in self.again.unsent())
         deferred, clear = self.deferred.take()
         saved = self._saved
         put = (*((start, *row, 0) for start, row in rows.items() if saved.get(start) != row), *deferred)
@@ -335,20 +330,23 @@ class Delivery:
 
     def committed(self) -> None:
         """The last `changes` are on disk: their redeliveries may be sent."""
-        self._again.extend((start, count, attempts + 1) for start, count, attempts in self._committing)
-        self._committing = []
+        self.again.committed()
         self.deferred.committed()
 
     def waits_for_commit(self) -> bool:
-        return bool(self._uncommitted)
+        """Somebody would get what waits for its next number."""
+        return self.again.is_short() and self.is_wanted() and not self._ending
+
+    def end(self) -> None:
+        """In order: nothing is sent any more, and rows say under which number their messages were really sent last."""
+        self._ending = True
+        self.dirty = self.again.take_back() or self.dirty
 
     def seek(self, offset: int) -> None:
         """Go on at `offset`, and clear all before it, leases included: what consumers hold cannot be answered any more."""
         for token in list(self._leases):
             self._end_lease(token)
-        self._again.clear()
-        self._uncommitted.clear()
-        self._committing.clear()
+        self.again.clear()
         self.deferred.clear()
         self.next_offset = offset
         self._drop_blocks()
@@ -360,8 +358,8 @@ class Delivery:
         What consumers hold is theirs until they answer; only then it is found to be gone. True if the next message is another now.
         """
         self._start = max(self._start, start)
-        self._again = deque(self._still_there(self._again)[0])
-        self._committing = self._still_there(self._committing)[0]
+        self.again.ready = deque(self._still_there(self.again.ready)[0])
+        self.again.promising = self._still_there(self.again.promising)[0]
         self.wanted = {offset for offset in self.wanted if offset >= start}
         self.dirty = True
         if self.next_offset >= start:
@@ -381,7 +379,7 @@ class Delivery:
 
     def statistics(self, head: int) -> dict[str, Any]:
         """NSQ's field names. `depth`: waiting, neither in flight nor deferred."""
-        again = total(self._again) + total(self._uncommitted) + total(self._committing)
+        again = self.again.messages()
         depth = max(0, head - self.next_offset) + again
         return {
             "depth": depth,

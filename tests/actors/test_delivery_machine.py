@@ -28,6 +28,7 @@ PEERS = [(b"a",), (b"b",), (b"c",)]
 PEER = st.sampled_from(PEERS)
 RANGES = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12)), max_size=3).map(tuple)
 SMALL: dict[str, Any] = {"CACHE_BYTES_MAX": 250, "HOLE_ROWS_MAX": 10, "DUE_HELD_MAX": 6, "GATHER_COUNT_MAX": 7, "GATHER_BYTES_MAX": 60}
+SMALL |= {"PROMISED_MAX": 9}
 WAITS, LEASED, FINISHED = "waits", "leased", "finished"  # a number instead: deferred until then
 Peer = tuple[bytes, ...]
 
@@ -113,7 +114,6 @@ class DeliveryMachine(RuleBasedStateMachine):
 
     @rule(times=st.integers(1, 3))
     def serve(self, times: int) -> None:
-        """A few turns in which everything goes well."""
         for _ in range(times):
             if self.pending is None:
                 self.save()
@@ -306,7 +306,7 @@ class DeliveryMachine(RuleBasedStateMachine):
     def save(self) -> None:
         self.pending = Commit(self.channel.changes(), list(self.states))
         assert not self.channel.dirty
-        assert not self.channel.waits_for_commit()
+        assert not self.channel.waits_for_commit() or self.channel.again.waiting
 
     @precondition(lambda self: self.pending is not None)
     @rule()

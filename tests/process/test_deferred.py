@@ -123,3 +123,22 @@ def test_a_channels_memory_does_not_grow_with_them(broker: Broker) -> None:
     grown = [anonymous_bytes(pid) - size for pid, size in zip(pids, before, strict=True)]
     assert grown[0] < 5e6, f"of the channel: {grown}"
     assert grown[1] < 10e6, f"of the storage: {grown}"
+
+
+def test_a_clean_restart_raises_no_attempt_number(broker: Broker) -> None:
+    with zsq.Producer(broker.ipc) as producer, zsq.Consumer(broker.ipc, "t", "c") as consumer:
+        producer.publish_many("t", [b"x", b"y"])
+        for delay in (0.1, 0.0):
+            message = consumer.receive(10)
+            assert message is not None
+            message.requeue(delay=delay)
+    for _ in range(2):
+        wait_for(lambda: row(broker, "t")["depth"] == 2, 30, "both wait")
+        broker.stop()
+        broker.start()
+    with zsq.Consumer(broker.ipc, "t", "c") as consumer:
+        for _ in range(2):
+            message = consumer.receive(10)
+            assert message is not None
+            assert message.attempts == 2
+            message.finish()
