@@ -20,7 +20,6 @@ small whatever the policy says (each costs four syncs): only a bound that is sma
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -41,6 +40,7 @@ RIPE_S_MIN: Final = 60.0  # not more often than this for the age of what is fini
 CHUNKS_A_ROUND_MAX: Final = 64  # 16 GiB of the default size: the rest goes with the next round
 POLICIES: Final = ("reject", "drop-oldest")
 NONE: Final = -1
+NUMBER_MAX: Final = 1 << 62  # what any number of a setting may be: it fits into a word of the protocol
 _NS: Final = 1_000_000_000
 
 
@@ -58,17 +58,18 @@ class Retention:
     def __post_init__(self) -> None:
         for name in ("keep_bytes", "keep_chunks", "max_bytes"):
             value = getattr(self, name)
-            _check(type(value) is int and value >= NONE, f"{name} is a number of 0 or more, or -1 for no bound, not {value!r}")
+            good = type(value) is int and NONE <= value <= NUMBER_MAX
+            _check(good, f"{name} is a number of 0 to 2**62, or -1 for no bound, not {_short(value)}")
         for name in ("keep_s", "max_s"):
             value = getattr(self, name)
-            good = type(value) in (int, float) and math.isfinite(value) and (value >= 0 or value == NONE)
-            _check(good, f"{name} is a number of seconds, or -1 for no bound, not {value!r}")
+            good = type(value) in (int, float) and (0 <= value <= NUMBER_MAX or value == NONE)  # NaN is in no range
+            _check(good, f"{name} is a number of seconds, or -1 for no bound, not {_short(value)}")
         _check(self.when_full in POLICIES, f"when_full is {' or '.join(POLICIES)}, not {self.when_full!r}")
         low = f"max_bytes is at least {MAX_BYTES_MIN} ({MAX_BYTES_MIN // MIB} MiB, the largest block), or -1 for no bound"
         _check(self.max_bytes == NONE or self.max_bytes >= MAX_BYTES_MIN, f"{low}, not {self.max_bytes}")
         _check(self.max_s == NONE or self.max_s >= MAX_S_MIN, f"max_s is at least {MAX_S_MIN} s, or -1 for no bound, not {self.max_s}")
-        text = "max_s goes with when_full drop-oldest only: refusing new messages makes no old ones younger"
-        _check(self.max_s == NONE or self.drops, text)
+        text = "max_s (--max-age) goes with when_full drop-oldest only: refusing new messages makes no old ones younger"
+        _check(self.max_s == NONE or self.drops, f"{text}; -1 (--max-age none) takes it back")
 
     @property
     def drops(self) -> bool:
@@ -81,6 +82,10 @@ class Retention:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def _short(value: object) -> str:
+    return repr(value)[:40]
 
 
 def _check(good: bool, text: str) -> None:

@@ -21,6 +21,7 @@ __all__ = ["Admin", "Batch", "Consumer", "Fetched", "Measured", "Message", "Prod
 BYTES_ANY: Final = (1 << 63) - 1  # no bound
 NEWEST_MAX: Final = 10_000
 END: Final = 1 << 62  # an offset that no topic reaches
+SETTING_MAX: Final = 1 << 62  # a number in a topic's settings
 SYNCS = ("always", "interval", "never")
 
 
@@ -62,13 +63,21 @@ class RetentionSettings(TypedDict, total=False):
 def create_topic(name: str, sync: str, retention: RetentionSettings | None = None) -> Callable[[int], Wire]:
     if sync not in SYNCS:
         raise UsageError(E_BAD_ARGUMENT, f"sync {sync!r} is none of {', '.join(SYNCS)}")
-    return manage("create", name, None, {"sync": sync} | ({"retention": dict(retention)} if retention else {}))
+    return manage("create", name, None, {"sync": sync} | ({"retention": _settings(retention)} if retention else {}))
 
 
 def configure_topic(name: str, retention: RetentionSettings) -> Callable[[int], Wire]:
     if not retention:
         raise UsageError(E_BAD_ARGUMENT, f"say what to change: {', '.join(RetentionSettings.__annotations__)}")
-    return manage("configure", name, None, dict(retention))
+    return manage("configure", name, None, _settings(retention))
+
+
+def _settings(retention: RetentionSettings) -> dict[str, Any]:
+    """What can be carried; the broker says what makes sense."""
+    for name, value in retention.items():
+        if not isinstance(value, (int, float, str, type(None))) or (isinstance(value, int) and abs(value) > SETTING_MAX):
+            raise UsageError(E_BAD_ARGUMENT, f"{name} is a number up to 2**62, a word or None, not {repr(value)[:40]}")
+    return dict(retention)
 
 
 def stats(topic: str | None, channel: str | None) -> Callable[[int], Wire]:

@@ -37,7 +37,7 @@ def with_retention(*, default: bool) -> Callable[[Command], Command]:
     def wrap(command: Command) -> Command:
         command = click.option(
             "--when-full",
-            type=click.Choice(POLICIES),
+            type=click.Choice((*POLICIES, "default") if default else POLICIES),
             help="Beyond --max-bytes: refuse publishes (reject, the default) or lose the oldest.",
         )(command)
         command = click.option(

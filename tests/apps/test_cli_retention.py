@@ -114,6 +114,8 @@ def test_a_topic_is_made_and_set(shell: Shell) -> None:
     assert shell.settings("a") == {"keep_bytes": 5 << 20, "max_bytes": GIB, "when_full": "drop-oldest"}
     assert "what it keeps was not changed" in shell("topic", "create", "a", "--max-bytes", "2GiB")
     assert shell.settings("a")["max_bytes"] == GIB
+    shell("topic", "set", "a", "--when-full", "default")
+    assert shell.settings("a")["when_full"] == "reject"
 
 
 def test_a_topic_follows_what_the_broker_was_started_with(shell: Shell) -> None:
@@ -133,7 +135,8 @@ def test_a_topic_follows_what_the_broker_was_started_with(shell: Shell) -> None:
         (["set", "a", "--keep-time", "1h30"], "is not a time"),
         (["set", "a", "--keep-chunks", "-3"], "is not a number"),
         (["set", "a", "--max-bytes", "1MiB"], "at least 8388608"),
-        (["set", "a", "--when-full", "reject", "--max-age", "1d"], "drop-oldest only"),
+        (["set", "a", "--when-full", "reject", "--max-age", "1d"], "--max-age none"),
+        (["create", "b", "--when-full", "default"], "is not one of"),
         (["create", "b", "--max-age", "1d"], "drop-oldest only"),
         (["create", "b", "--keep-bytes", "default"], "is not a size"),
     ],

@@ -86,3 +86,12 @@ def test_reader(broker: Broker) -> None:
             reader.read(-1)
     with pytest.raises(zsq.Refused, match="closed"):
         reader.read(0)
+
+
+@pytest.mark.parametrize("value", [2**64, 2**62 + 1, -(2**64), 10**400, [1], b"1"])
+def test_settings_that_no_word_can_carry(broker: Broker, value: Any) -> None:
+    with zsq.Admin(broker.url) as admin:
+        for call in (admin.configure_topic, admin.create_topic):
+            with pytest.raises(zsq.UsageError, match="keep_bytes is a number up to"):
+                call("t", keep_bytes=value)
+        assert admin.configure_topic("t", keep_bytes=2**62, keep_s=1.5, when_full=None) == broker.manage_data
