@@ -151,7 +151,11 @@ class RetentionDesk:
         return self._keeper.view(self.policy, self._channels.floor(), self._state.applied, time.time_ns())
 
     def _remove(self, start: int, chunks: int, view: View) -> None:
-        """Commit that the log begins at `start`; then the chunks go."""
+        """Commit that the log begins at `start`; then the chunks go.
+
+        What is counted as dropped begins at the lowest offset that any channel had not finished: an upper bound. Rejected: counting what
+        each one had finished behind that, for it may have millions of deferred rows; channels count for themselves what they lose.
+        """
         self._removing = True
         dropped = max(0, start - max(view.floor, view.bases[0]))
         self._state.batch.start, self._state.batch.dropped = start, self.dropped_count + dropped
@@ -166,7 +170,7 @@ class RetentionDesk:
         for envelope in self._channels.owners.values():
             self._tell(envelope, Dropped(start))
         if dropped:
-            text = "%s: %d messages below offset %d are dropped, not finished by all channels: the topic's bound is passed"
+            text = "%s: up to %d messages below offset %d are dropped that not all channels have finished: the topic's bound is passed"
             log.warning(text, self._title, dropped, start)
         log.debug("%s: %d chunks of %d bytes below offset %d go", self._title, chunks, size, start)
         self._submit(start, chunks)

@@ -69,7 +69,8 @@ def topic_show(topic: str, url: str, timeout: float) -> None:
     click.echo(f"topic      {found['topic_name']}, uuid {found['uuid']}, sync {found['sync']}, health {found['health']}")
     click.echo(f"offsets    {found['start']} to {found['head']}")
     click.echo(f"on disk    {found['log_bytes']:,} bytes, {found['finished_bytes']:,} of them finished by all channels")
-    click.echo(f"gone       {found['removed_bytes']:,} bytes since it was started; {found['dropped_count']:,} messages dropped unfinished")
+    dropped = f"up to {found['dropped_count']:,} messages dropped unfinished (each channel counts its own)"
+    click.echo(f"gone       {found['removed_bytes']:,} bytes since it was started; {dropped}")
     click.echo(described(found["retention"]))
 
 

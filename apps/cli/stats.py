@@ -103,7 +103,7 @@ def _topics(found: dict[str, Any]) -> Table:
     fields: tuple[str, ...] = ("depth", "message_count", "message_bytes", "start", "head", "log_bytes")
     names: tuple[str, ...] = ("depth", "messages", "bytes", "oldest", "next", "on disk")
     if any(topic.get("dropped_count") for topic in found["topics"]):
-        fields, names = (*fields, "dropped_count"), (*names, "dropped")
+        fields, names = (*fields, "dropped_count"), (*names, "dropped, up to")
     if any(topic.get("delayed_count") for topic in found["topics"]):
         fields, names = (*fields, "delayed_count"), (*names, "delayed")
     if any(topic.get("lost_messages") for topic in found["topics"]):

@@ -172,7 +172,7 @@ def full(*args: object) -> None:
     raise OSError(28, "No space left on device")
 
 
-def test_unfinished_ones_are_dropped_counted_and_remembered(house: House) -> None:
+def test_unfinished_ones_are_dropped_counted_and_remembered(house: House, caplog: pytest.LogCaptureFixture) -> None:
     desk = house.begin(max_bytes=MAX_BYTES_MIN, when_full="drop-oldest", **KEEP_ALL)
     house.store.log.chunk_bytes = MIB
     for _ in range(12):
@@ -186,6 +186,7 @@ def test_unfinished_ones_are_dropped_counted_and_remembered(house: House) -> Non
     house.clean()
     assert 30 <= start <= 50
     assert desk.statistics()["dropped_count"] == start - 5
+    assert f"up to {start - 5} messages below offset {start}" in caplog.text
     assert house.store.state.load().dropped == start - 5
     assert desk.statistics()["log_bytes"] <= MAX_BYTES_MIN + 1_000
 

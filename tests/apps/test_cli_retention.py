@@ -167,4 +167,5 @@ def test_what_lies_on_disk_and_what_was_dropped_is_in_the_tables() -> None:
     assert "dropped" not in text()
     topic["dropped_count"], channel["dropped_count"] = 9_871, 6_543
     assert text().count("dropped") == 2
+    assert text().count("dropped, up to") == 1, "of the topic it is an upper bound"
     assert {"9,871", "6,543"} <= set(text().split())
