@@ -201,7 +201,7 @@ class StateStore:
                 for name in (key[1:].decode() for key, _ in rows_of(txn, total_key(""))):
                     found += totals.wrong(name)
         except (lmdb.Error, Damaged, ForeignDirectory, ValueError, KeyError) as error:
-            found.append(f"{self._path}: {error}")
+            found.append(_told(self._path, error))
         return found
 
     def _reading(self) -> _Reading:
@@ -258,9 +258,14 @@ class _Reading:
             raise translate(error, self._path) from error
 
 
+def _told(path: str, error: Exception) -> str:
+    """With the path, which LMDB says itself in some errors."""
+    return str(error) if str(error).startswith(path) else f"{path}: {error}"
+
+
 def translate(error: lmdb.Error, path: str) -> Exception:
     """What an error of LMDB means to the caller."""
-    text = f"{path}: {error}"
+    text = _told(path, error)
     number = error.args[0] if error.args and isinstance(error.args[0], int) else 0
     if number == errno.ENOSPC or "No space left" in text or isinstance(error, lmdb.DiskError):
         return DiskFull(text)

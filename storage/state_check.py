@@ -6,13 +6,15 @@ reads every row of DIR/data.mdb against its checksum (all rows of ours have the 
 adds up its counts and sums too, and then commits to a copy of it, which makes LMDB use the pages that it holds for free. What is wrong
 comes out as JSON, a list of sentences; the exit code is 0 if there is none. Nothing in DIR is changed.
 
-The copy lies beside DIR and is removed again. Where there is no room for one, the commit is not tried.
+The copy lies beside DIR; who asked removes it, however the process ended. Where there is no room for one, or the environment is larger than
+TRIAL_BYTES_MAX, the commit is not tried.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -30,7 +32,10 @@ from .state_transaction import rows_of
 DATA_NAME: Final = "data.mdb"
 COPY_SUFFIX: Final = ".check"
 COPY_BYTES: Final = 4 * 1024 * 1024
-CHECK_S: Final = 60.0
+TRIAL_BYTES_MAX: Final = 256 * 1024 * 1024
+CHECK_S: Final = 60.0  # and so much more as it takes to read it
+CHECK_S_MAX: Final = 90.0  # of a start, which must come to its end
+CHECK_BYTES_S: Final = 20_000_000  # a slow disk; each row is looked at twice
 _FINDINGS_MAX: Final = 100
 _TRIAL_COMMITS: Final = 4  # LMDB uses pages again that were freed two commits before
 _TRIAL_ROWS_MAX: Final = 1_000
@@ -39,23 +44,59 @@ _TRIAL_BYTES: Final = 3_000
 
 
 class Verdict(NamedTuple):
-    """`finished`: the check came to its end, or to the death of its process; else the time was not enough, and nothing is known."""
+    """`finished`: the check came to its end, or to the death of its process; else the time was not enough, and nothing is known.
+
+    `note`: what was left out.
+    """
 
     findings: list[str]
     finished: bool
+    note: str = ""
 
 
 def check_environment(path: str, timeout_s: float = CHECK_S) -> list[str]:
     """What is wrong with the environment in the folder `path`, as sentences; empty: it is sound. Nobody may have it open to write."""
-    return examine(path, timeout_s).findings
+    return examine(path, timeout_s, math.inf).findings
 
 
-def examine(path: str, timeout_s: float = CHECK_S) -> Verdict:
+def examine(path: str, timeout_s: float = CHECK_S, timeout_s_max: float = CHECK_S_MAX) -> Verdict:
+    """`timeout_s` is for a small one: with its size grows the time that it may take, up to `timeout_s_max`."""
+    size = _size(path)
+    try:
+        verdict = _examine(path, max(timeout_s, min(timeout_s + size / CHECK_BYTES_S, timeout_s_max)))
+    finally:
+        remove_copy(Files(), path)
+    if size > TRIAL_BYTES_MAX:
+        note = f"{path}: a commit was not tried on a copy, as it has {size} bytes, more than {TRIAL_BYTES_MAX}"
+        return verdict._replace(note=note)
+    return verdict
+
+
+def remove_copy(files: Files, path: str) -> None:
+    """What a process that died, or was ended, has left. Best effort."""
+    with contextlib.suppress(OSError):
+        if files.exists(path.rstrip("/") + COPY_SUFFIX):
+            files.remove_tree(path.rstrip("/") + COPY_SUFFIX)
+
+
+def _size(path: str) -> int:
+    files = Files()
+    try:
+        fd = files.open_read(f"{path}/{DATA_NAME}")
+        try:
+            return files.size(fd)
+        finally:
+            files.close(fd)
+    except OSError:
+        return 0
+
+
+def _examine(path: str, timeout_s: float) -> Verdict:
     command = [sys.executable, "-m", __spec__.name if __spec__ is not None else __name__, path]
     try:
         done = subprocess.run(command, capture_output=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired:
-        return Verdict([f"{path} could not be checked within {timeout_s:g} s"], finished=False)
+        return Verdict([f"{path} could not be checked within {round(timeout_s, 1):g} s"], finished=False)
     except OSError as error:
         return Verdict([f"{path} could not be checked: {error}"], finished=False)
     if done.returncode < 0:
@@ -74,7 +115,7 @@ def findings(path: str) -> list[str]:
     if not Files().exists(f"{path}/{DATA_NAME}"):
         return [f"{path} holds no {DATA_NAME}"]
     found = _read(path)
-    return found or _write_to_a_copy(path)
+    return found if found or _size(path) > TRIAL_BYTES_MAX else _write_to_a_copy(path)
 
 
 def _read(path: str) -> list[str]:
@@ -109,17 +150,15 @@ def _is_state(txn: Any) -> bool:
 def _write_to_a_copy(path: str) -> list[str]:
     files = Files()
     copy = path.rstrip("/") + COPY_SUFFIX
+    remove_copy(files, path)
     try:
-        if files.exists(copy):
-            files.remove_tree(copy)
         files.make_folder(copy)
-        try:
-            _copy(files, f"{path}/{DATA_NAME}", f"{copy}/{DATA_NAME}")
-            return [sentence.replace(copy, path) for sentence in _trial(copy)]
-        finally:
-            files.remove_tree(copy)
+        _copy(files, f"{path}/{DATA_NAME}", f"{copy}/{DATA_NAME}")
+        return [sentence.replace(copy, path) for sentence in _trial(copy)]
     except OSError:
         return []
+    finally:
+        remove_copy(files, path)
 
 
 def _copy(files: Files, source: str, target: str) -> None:

@@ -8,8 +8,9 @@ its answer. But what a replay needs must be there: no chunk goes before a snapsh
 
 *Starts.* LMDB may die of a flipped bit, with the whole process (SIGBUS). `DIR/state.starts` counts starts since the last commit that
 succeeded, and keeps the times of the last ones that were not ended in order. After one start without a commit, the next one makes one
-at once, to know. After two, or too many within a minute, the store is examined in a process of its own before it is opened. The file is
-never synced: it is about dying processes, not about power.
+at once, to know. After two, or too many within a minute, the store is examined in a process of its own before it is opened. A start that
+came to a few commits is none of those many: it has used all pages that were free. The file is never synced: it is about dying processes,
+not about power.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ STARTS_NAME: Final = "state.starts"
 UNPROVEN_MAX: Final = 2  # starts without a commit; from then on the store is examined first
 STARTS_MAX: Final = 6
 STARTS_WITHIN_S: Final = 60.0
+PROVEN_COMMITS: Final = 4  # LMDB uses pages again that were freed two commits before
 _NOTE_BYTES_MAX: Final = 4096
 _NS: Final = 1_000_000_000
 
@@ -42,6 +44,7 @@ class Starts:
         self._files = files
         self._path = f"{directory}/{STARTS_NAME}"
         self._times: list[int] = []
+        self._commits = 0
         self.unproven = 0
 
     def begin(self, now_ns: int) -> int:
@@ -55,6 +58,13 @@ class Starts:
         self._times.append(now_ns)
         self._write(self.unproven + 1)
         return before
+
+    def committed(self) -> None:
+        self.proven()
+        self._commits += 1
+        if self._commits == PROVEN_COMMITS:
+            self._times = self._times[:-1]
+            self._write(0)
 
     def proven(self) -> None:
         """A commit succeeded, or the store was found to be sound."""
@@ -107,7 +117,7 @@ class StateKeeper:
         state.on_committed = self._committed
 
     def _committed(self, batch: StateBatch) -> None:
-        self._starts.proven()
+        self._starts.committed()
         self._stale = True
         self._applied = self._applied if batch.applied_offset is None else batch.applied_offset
         urgent = bool(batch.channel_drops) or {batch.paused_end, batch.waiting, batch.start} != {None}

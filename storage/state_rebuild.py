@@ -22,7 +22,7 @@ from .files import Files
 from .log_format import BAD_SUFFIX, STATE_NAME, TEMPORARY_SUFFIX, parse_chunk_name
 from .snapshot import SNAPSHOT_NAME, Snapshot, commits_of_snapshot, read_snapshot, rows_without_deferred
 from .state import StateBatch, StateStore, Table
-from .state_check import CHECK_S, DATA_NAME, examine
+from .state_check import CHECK_S, DATA_NAME, examine, remove_copy
 from .state_keeper import UNPROVEN_MAX, Starts, StateKeeper
 from .state_rows import new_meta
 
@@ -47,6 +47,7 @@ def open_state(files: Files, directory: str, uuid: bytes, map_bytes: int, now_ns
     notes: list[str] = []
     alarms: list[str] = []
     finish_rebuild(files, directory, notes)
+    remove_copy(files, f"{directory}/{STATE_NAME}")
     starts = Starts(files, directory)
     unproven = starts.begin(now_ns)
     reason = _suspect(f"{directory}/{STATE_NAME}", unproven, starts, notes) if unproven >= UNPROVEN_MAX else ""
@@ -75,6 +76,8 @@ def open_state(files: Files, directory: str, uuid: bytes, map_bytes: int, now_ns
 def _suspect(path: str, unproven: int, starts: Starts, notes: list[str]) -> str:
     """Examine it first. Why it is damaged; empty: it is not, as far as is known."""
     verdict = examine(path, CHECK_S)
+    if verdict.note:
+        notes.append(verdict.note)
     if verdict.findings and verdict.finished:
         return f"{unproven} starts came to nothing; {verdict.findings[0]}"
     if verdict.finished:
@@ -139,9 +142,11 @@ def rebuild_state(files: Files, directory: str, uuid: bytes, map_bytes: int, rea
         files.sync_folder(directory)
     except OSError as error:
         kind = DiskFull if is_full(error) else StoreFailed
-        raise kind(f"{directory}: its state is damaged ({reason}) and could not be made again: {error}") from error
+        raise kind(
+            f"{directory}: its state is damaged ({reason.replace(f'{directory}/', '')}) and could not be made again: {error}"
+        ) from error
     return [
-        f"{directory}: the state store was damaged: {reason}; it is set aside as {aside}",
+        f"{directory}: the state store was damaged: {reason.replace(f'{directory}/', '')}; it is set aside as {aside}",
         *_told(directory, snapshot, complaint, moved),
     ]
 

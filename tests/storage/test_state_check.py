@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,44 @@ def test_deaths_and_time_outs(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp
         assert verdict.finished == finished
     program.unlink()
     assert not examine(str(folder)).finished
+
+
+def test_the_copy_goes_with_whatever_end(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.touch(0o700)
+    copy = Path(f"{folder}{state_check.COPY_SUFFIX}")
+    monkeypatch.setattr(sys, "executable", str(program))
+    for text in ("kill -BUS $$", "exec tail -f /dev/null"):
+        program.write_text(f"#!/bin/sh\nmkdir {copy} && echo > {copy}/data.mdb\n{text}\n")
+        assert examine(str(folder), 1.0).findings
+        assert not copy.exists()
+
+
+def test_a_large_one_is_not_copied_and_gets_more_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[float] = []
+    real = subprocess.run
+
+    def run(command: list[str], *, timeout: float, **named: Any) -> Any:
+        limits.append(timeout)
+        return real(command, timeout=60, **named)
+
+    def copied(*given: object) -> None:
+        raise AssertionError
+
+    size = (folder / "data.mdb").stat().st_size
+    assert examine(str(folder)).note == ""
+    monkeypatch.setattr(state_check, "TRIAL_BYTES_MAX", size - 1)
+    monkeypatch.setattr(state_check, "_copy", copied)
+    assert findings(str(folder)) == []
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(state_check, "CHECK_BYTES_S", size / 20)
+    verdict = examine(str(folder))
+    assert (verdict.findings, verdict.finished, f"{size} bytes" in verdict.note) == ([], True, True)
+    assert check_environment(str(folder)) == []
+    monkeypatch.setattr(state_check, "CHECK_BYTES_S", size / 500)
+    assert examine(str(folder)).finished
+    assert check_environment(str(folder)) == []
+    assert limits == [80, 80, state_check.CHECK_S_MAX, 560]
 
 
 def test_a_failing_commit_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import lmdb
 import pytest
 from crc32c import crc32c
 
-from zsq.storage import state_keeper, state_rebuild
+from zsq.storage import state_check, state_keeper, state_rebuild
 from zsq.storage.errors import DiskFull, ForeignDirectory
 from zsq.storage.faulty_files import PowerCut, keep_all, keep_none
 from zsq.storage.snapshot import SNAPSHOT_NAME, decode_snapshot, read_snapshot
@@ -292,6 +292,12 @@ def test_too_many_starts_in_a_short_time_and_it_is_examined(desk: Desk, monkeypa
         desk.abandon_cleanly()
         desk.open()
     assert len(asked) == 1, "ends in order do not count"
+    for _ in range(2 * state_keeper.STARTS_MAX):
+        desk.abandon()
+        desk.open()
+        for _ in range(state_keeper.PROVEN_COMMITS):
+            state_of(desk).commit(StateBatch())
+    assert len(asked) == 1, "nor does what came to some commits"
 
 
 def test_a_time_out_of_the_examination_sets_nothing_aside(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,6 +308,25 @@ def test_a_time_out_of_the_examination_sets_nothing_aside(desk: Desk, monkeypatc
     report = desk.open().report
     assert report.alarms == []
     assert "no time" in report.notes
+
+
+def test_a_copy_that_was_left_is_removed_and_what_was_left_out_is_told(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = Path(f"{desk.directory}/state{state_check.COPY_SUFFIX}")
+    assert desk.store is not None
+    desk.store.keeper.distrust()
+    desk.abandon()
+    copy.mkdir()
+    monkeypatch.setattr(state_rebuild, "examine", lambda path, timeout_s: Verdict([], True, "not copied"))
+    assert "not copied" in desk.open().report.notes
+    assert not copy.exists()
+
+
+def test_what_is_told_names_the_folder_once(desk: Desk) -> None:
+    desk.abandon_cleanly()
+    Path(f"{desk.directory}/state/data.mdb").write_bytes(b"garbage" * 4_096)
+    told = desk.open().report.alarms[0]
+    assert told.count(desk.directory) == 2, "that of the state, and where it lies now"
+    assert "MDB_" in told
 
 
 # When the snapshot is written
