@@ -6,11 +6,13 @@ Once a second, and never on a publisher's time: what reads or writes files goes 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from ..storage.store import Store
 from ..storage.survey import Found
+from .read_desk import ReadDesk
 
 log = logging.getLogger("zsq")
 
@@ -31,6 +33,7 @@ class LogDesk:
         self._title = title
         self._house = house
         self._surveying = False
+        self.reads: ReadDesk | None = None
         self.alarms: list[str] = []
         self.more_alarms = 0
         log.info("%s: %s", title, store.report.sentence())
@@ -38,6 +41,11 @@ class LogDesk:
             log.info("%s: %s", title, note)
         for alarm in store.report.alarms:
             self.alarm(alarm)
+
+    def serves(self, reads: ReadDesk) -> None:
+        """Its alarms are told here, and what waits there is tried again by the tick."""
+        self.reads = reads
+        reads.alarm = self.alarm
 
     def alarm(self, text: str) -> None:
         """Once in the log, and in health until the next start."""
@@ -47,11 +55,14 @@ class LogDesk:
         else:
             self.more_alarms += 1
 
-    def tick(self, now_ns: int) -> None:
-        """About once a second; `now_ns` is the wall clock's."""
+    def tick(self, now_ns: int, steady_ns: int | None = None) -> None:
+        """About once a second; `now_ns` is the wall clock's, which may be set: ages and rates go by the other."""
         reader = self._log.reader
-        reader.ring.expire(now_ns)
-        reader.book.tick(now_ns)
+        steady_ns = time.monotonic_ns() if steady_ns is None else steady_ns
+        reader.ring.expire(steady_ns)
+        reader.book.tick(steady_ns)
+        if self.reads is not None:
+            self.reads.tick()
         job = reader.damage.take(now_ns)
         if job is not None:
             self._house().submit(self._kept, job)
@@ -88,6 +99,6 @@ class LogDesk:
             "damaged_blocks": damage.blocks,
             "lost_messages": damage.messages,
             "ring_bytes": self._log.reader.ring.bytes,
-            "alarms": [*self.alarms, *more],
+            "alarms": [*self.alarms, *more, *([self.reads.unreadable] if self.reads is not None and self.reads.unreadable else [])],
             "recovery": {"text": self._report.sentence(), "duration_ms": self._report.duration_ms},
         }

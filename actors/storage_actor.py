@@ -105,7 +105,7 @@ class StorageActor(Actor):
         if self.mode == "interval":
             self.every(options.SYNC_INTERVAL_MS, self._start_sync)
         self._upkeep = LogDesk(self.store, self.title, lambda: self._house)
-        self._reads.alarm = self._upkeep.alarm
+        self._upkeep.serves(self._reads)
         self.every(options.CHECKPOINT_INTERVAL_MS, lambda: None if self.stopping else self._upkeep.tick(time.time_ns()))
         self._delayed = DelayedDesk(
             self.store, self.title, lambda: self._delayed_thread, self.front.send, self._delayed_moved, self._hint, self.answer_order

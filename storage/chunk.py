@@ -5,12 +5,13 @@ Marks are blocks without messages; they are walked like all others, and never fo
 
 from __future__ import annotations
 
+import errno
 from typing import Final, NamedTuple
 
 from ..transport.block import HEADER_BYTES, MARK, Block
 from .chunk_book import ChunkState, Facts
 from .chunk_file import ChunkFile, columns_agree
-from .errors import ForeignDirectory
+from .errors import Damaged, ForeignDirectory, Unreadable
 from .files import Files
 from .index import Entry, Index
 from .log_format import (
@@ -24,12 +25,14 @@ from .log_format import (
     decode_disk_header,
     decode_footer,
     index_name,
+    parse_chunk_name,
     wire_header,
 )
 from .mark import Mark, decode_mark
 
 READ_BYTES_MIN: Final = 4096
 INDEX_BYTES_MAX: Final = 64 * 1024 * 1024
+OPEN_ATTEMPTS: Final = 2  # before a reader is told that it cannot be
 
 
 class Place(NamedTuple):
@@ -183,7 +186,7 @@ class Chunk(ChunkFile):
         except OSError:
             return
 
-    def read(self, position: int, bytes_max: int, end: int) -> tuple[list[Block], int]:
+    def read(self, position: int, bytes_max: int, end: int, blocks_max: int) -> tuple[list[Block], int]:
         """Good blocks from `position` on that lie below `end` (absolute), and the position after them.
 
         About `bytes_max` bytes, at least one block if the first is good and below the end; none if it is bad.
@@ -191,7 +194,7 @@ class Chunk(ChunkFile):
         blocks: list[Block] = []
         begin = window_at = position
         window = memoryview(b"")
-        while position < self.end_position and position - begin < max(bytes_max, 1):
+        while position < self.end_position and position - begin < max(bytes_max, 1) and len(blocks) < blocks_max:
             start = position - window_at
             if start + HEADER_BYTES > len(window):
                 if blocks:
@@ -297,8 +300,40 @@ def open_chunk(files: Files, folder: str, base_offset: int, uuid: bytes, index_e
     return chunk
 
 
+def open_surely(files: Files, folder: str, base_offset: int, uuid: bytes, index_every_bytes: int) -> Chunk:
+    """As `open_chunk`, for a reader: `Damaged` only where the file is not in its folder any more, or its header is no header.
+
+    All else that the operating system says is `Unreadable`: a disk or a mount that fails for a moment must not cost a chunk of messages.
+    """
+    for attempt in range(OPEN_ATTEMPTS):
+        try:
+            return open_chunk(files, folder, base_offset, uuid, index_every_bytes)
+        except OSError as error:
+            text = f"the chunk of offset {base_offset} in {folder} cannot be opened: {error}"
+            if error.errno == errno.ENOENT and _is_missing(files, folder, base_offset):
+                raise Damaged(text) from error
+            if attempt + 1 == OPEN_ATTEMPTS:
+                raise Unreadable(text) from error
+    raise AssertionError
+
+
+def _is_missing(files: Files, folder: str, base_offset: int) -> bool:
+    """Whether the folder itself, with other files of the topic in it, says so: an unmounted one says nothing."""
+    try:
+        names = files.list(folder)
+    except OSError:
+        return False
+    return chunk_name(base_offset) not in names and any(parse_chunk_name(name) is not None for name in names)
+
+
 def read_footer(files: Files, fd: int, seed: int, size: int) -> ChunkFooter | None:
     position = size - FOOTER_BYTES
     if position < CHUNK_HEADER_BYTES:
         return None
-    return decode_footer(files.pread(fd, FOOTER_BYTES, position), seed, position)
+    try:
+        data = files.pread(fd, FOOTER_BYTES, position)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return None  # a page that cannot be read is no footer: the blocks before it are as good as ever
+    return decode_footer(data, seed, position)

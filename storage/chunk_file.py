@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from ..transport.block import DISK_MAGIC, HEADER_BYTES, TRAILER_BYTES, Header, check_columns
 from ..transport.errors import ZsqError
-from .errors import StoreFailed
+from .errors import StoreFailed, Unreadable
 from .files import Files
 from .log_format import ALIGNMENT, CHUNK_HEADER_BYTES, ChunkHeader, chunk_name, decode_disk_header
 
@@ -101,7 +101,9 @@ class ChunkFile:
         try:
             return self.files.pread(self.fd, size, position)
         except OSError as error:
-            if error.errno != errno.EIO or not self.lenient:
+            if error.errno != errno.EIO:
+                raise Unreadable(f"{self.path} cannot be read at {position}: {error}") from error
+            if not self.lenient:
                 raise StoreFailed(f"{self.path} cannot be read at {position}: {error}") from error
         return b"".join(self._pread_page(min(PAGE_BYTES, size - at), position + at) for at in range(0, size, PAGE_BYTES))
 
@@ -109,7 +111,9 @@ class ChunkFile:
         """Zeros where the disk has lost the page: the checksums make damage of it, and only of the blocks that lie there."""
         try:
             return self.files.pread(self.fd, size, position)
-        except OSError:
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise Unreadable(f"{self.path} cannot be read at {position}: {error}") from error
             return bytes(size)
 
     def block_before(self, position: int) -> tuple[int, Header] | None:

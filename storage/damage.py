@@ -118,9 +118,9 @@ def keep_bytes(files: Files, folder: str, bad: Bad, time_ns: int, kept_max: int 
     """
     path = f"{folder}/{bad.name}"
     temporary = path + TEMPORARY_SUFFIX
-    source = files.open_read(f"{folder}/{chunk_name(bad.base_offset)}")
+    source = files.open_read(f"{folder}/{chunk_name(bad.base_offset)}") if bad.bytes else -1  # else its chunk may be what is missing
     try:
-        kept = max(0, min(bad.bytes, kept_max, files.size(source) - bad.position))
+        kept = max(0, min(bad.bytes, kept_max, files.size(source) - bad.position)) if bad.bytes else 0
         if files.exists(temporary):
             files.remove(temporary)
         fd = files.open_new(temporary)
@@ -138,7 +138,8 @@ def keep_bytes(files: Files, folder: str, bad: Bad, time_ns: int, kept_max: int 
         finally:
             files.close(fd)
     finally:
-        files.close(source)
+        if source >= 0:
+            files.close(source)
     files.rename(temporary, path)
     files.sync_folder(folder)
     return kept
@@ -157,12 +158,17 @@ def _read(files: Files, fd: int, size: int, position: int) -> bytes:
     return b"".join(_read(files, fd, min(PAGE_BYTES, size - at), position + at) for at in pages)
 
 
-def bad_heads(files: Files, folder: str) -> list[BadHead]:
-    """Of all such files that can be read, ascending; of unfinished ones nothing."""
+def bad_heads(files: Files, folder: str, notes: list[str] | None = None) -> list[BadHead]:
+    """Of all such files that can be read, ascending; of unfinished ones nothing. A file that cannot be read is named in `notes`."""
     found = []
     for name in files.list(folder):
         if parse_bad_name(name) is not None:
-            head = decode_bad_head(files.read_file(f"{folder}/{name}", BAD_HEAD_BYTES))
+            try:
+                head = decode_bad_head(files.read_file(f"{folder}/{name}", BAD_HEAD_BYTES))
+            except OSError as error:  # evidence, and a hole that will be met again: no reason to stop
+                if notes is not None:
+                    notes.append(f"{folder}/{name} cannot be read, and is not used: {error}")
+                continue
             if head is not None:
                 found.append(head)
     return found
@@ -242,7 +248,7 @@ class DamageBook:
             return
         self._noted[key] = bad
         self.blocks += bad.blocks
-        if bad.bytes > 0 and self._kept_files + len(self._queue) < BAD_FILES_MAX:
+        if (bad.bytes > 0 or bad.count > 0) and self._kept_files + len(self._queue) < BAD_FILES_MAX:
             self._queue.append(bad)
 
     def take(self, now_ns: int) -> Callable[[], list[str]] | None:

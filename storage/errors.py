@@ -4,6 +4,8 @@
 * `ForeignDirectory`: not the directory of this topic, or none at all; nothing was opened, a person must look.
 * `DiskFull`: nothing was stored; the same call succeeds when space returns. Everything else goes on.
 * `Damaged`: bytes on disk failed their check and were not used; step over them.
+* `Unreadable`: a file cannot be opened or read now (no right, too many open files, a disk that fails); nothing is known to be
+  lost: everything else goes on, and the same call is tried again later.
 * `StoreFailed`: what is on disk is not known any more; the process that owns the store must end and recover.
 * `ShortWrite`: the seam's own word for a write that stopped early; only the log sees it.
 
@@ -46,6 +48,10 @@ class Damaged(StorageError):
         super().__init__(text)
         self.offset = offset
         self.count = count
+
+
+class Unreadable(StorageError):
+    """The operating system does not give the bytes now. That is no verdict on them: try again later, step over nothing."""
 
 
 class StoreFailed(StorageError):

@@ -37,6 +37,7 @@ from .log_reader import Hole, LogReader
 from .mark import Mark, encode_mark, encode_mark_header
 from .merging import Merge
 from .placing import place
+from .ring import BLOCKS_MAX
 from .space import Space
 from .survey import Survey
 from .sync_ticket import SyncTicket as SyncTicket
@@ -132,7 +133,7 @@ class Log:
         self._write(chunk, pieces)
         self._move_to(position, offset, time_ns)
         self._written += total
-        self._reader.wrote(first_offset, blocks, time_ns, total, now_ns)
+        self._reader.wrote(first_offset, blocks, time_ns, total)
         if position >= self._index_save_at:
             chunk.save_index()
             self._index_save_at = position + self.chunk_bytes // INDEX_SAVES
@@ -355,9 +356,9 @@ class Log:
 
     # Reading
 
-    def read(self, offset: int, bytes_max: int, end: int) -> list[Block]:
+    def read(self, offset: int, bytes_max: int, end: int, blocks_max: int = BLOCKS_MAX) -> list[Block]:
         """Whole blocks below `end`, from the one that holds `offset` on: see `LogReader.read`. Written is enough, synced or not."""
-        return self._reader.read(offset, bytes_max, min(end, self._active.end_offset))
+        return self._reader.read(offset, bytes_max, min(end, self._active.end_offset), blocks_max)
 
     def skip(self, offset: int) -> int:
         """`offset`, or what follows the hole that it lies in."""

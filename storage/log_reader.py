@@ -10,23 +10,23 @@ readers that are far back pages are given back.
 
 from __future__ import annotations
 
-import errno
-from bisect import bisect_right
+import time
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from ..transport.block import Block, Header
-from .chunk import Chunk, Good, Place, open_chunk
+from .chunk import Chunk, Good, Place, open_surely
 from .chunk_book import ChunkBook
 from .damage import Bad, DamageBook
 from .damage import Hole as Hole
-from .errors import Damaged, ForeignDirectory, StoreFailed
+from .errors import Damaged, ForeignDirectory, Unreadable
 from .files import Files
 from .give_back import GiveBack
-from .log_format import ALIGNMENT, CHUNK_HEADER_BYTES, FOOTER_BYTES, replay_header
+from .log_format import CHUNK_HEADER_BYTES, FOOTER_BYTES, replay_header
 from .mark import Mark
-from .ring import RING_BYTES, Ring
+from .ring import BLOCKS_MAX, RING_BYTES, Ring
 
 OPEN_CHUNKS_MAX: Final = 4  # sealed ones with descriptor and index; the index of the smallest blocks takes 1.5 MiB
 HINTS_MAX: Final = 64
@@ -66,11 +66,15 @@ class LogReader:
     def holes(self) -> list[Hole]:
         return self.damage.holes
 
-    def wrote(self, first_offset: int, blocks: Sequence[Block], time_ns: int, total: int, now_ns: int) -> None:
+    def wrote(self, first_offset: int, blocks: Sequence[Block], time_ns: int, total: int) -> None:
         """An append to the active chunk has succeeded."""
+        self.grew(total, time_ns)
+        self.ring.push(first_offset, self._active.end_offset, blocks, time_ns, total, time.monotonic_ns())
+
+    def grew(self, total: int, time_ns: int) -> None:
+        """The same of blocks that the ring is not to keep: a group's."""
         self._active.last_time_ns = time_ns
         self.book.of(self._active.base_offset).written_bytes += total
-        self.ring.push(first_offset, self._active.end_offset, blocks, time_ns, total, now_ns)
 
     def add(self, active: Chunk, before: Sequence[int] = ()) -> None:
         """A new chunk is the last from now on; `before`: others that came with it. No sync runs on the old one: a roll waits for it."""
@@ -105,15 +109,16 @@ class LogReader:
             chunk.close()
         self._sealed.clear()
 
-    def read(self, offset: int, bytes_max: int, end: int) -> list[Block]:
+    def read(self, offset: int, bytes_max: int, end: int, blocks_max: int = BLOCKS_MAX) -> list[Block]:
         """Whole blocks below `end`, from the one that holds `offset` on (from what follows, where that is lost or not kept any more).
 
-        About `bytes_max` bytes, at least one block if there is one. Headers are in wire form; both checksums were
+        About `bytes_max` bytes and at most `blocks_max` blocks, at least one if there is one. Headers are in wire form; both checksums were
         checked, now or when the block came. `Damaged` names offsets that turned out to be lost; the next read steps over them.
+        `Unreadable`: they cannot be read now; the next read tries again.
         """
         offset = self.skip(max(offset, self.bases[0]))
         if offset < end:
-            kept = self.ring.read(offset, bytes_max, end)
+            kept = self.ring.read(offset, bytes_max, end, blocks_max)
             if kept is not None:
                 if kept:
                     activity = self.book.of(self.bases[bisect_right(self.bases, offset) - 1])
@@ -128,11 +133,11 @@ class LogReader:
             if place.position < chunk.end_position:
                 if place.first_offset > offset:
                     raise self._lost(chunk, lost_position, lost_offset, Good(place.position, place.first_offset, 1))
-                blocks, position = chunk.read(place.position, bytes_max, end)
+                blocks, position = chunk.read(place.position, bytes_max, end, blocks_max)
                 good = None if blocks else chunk.next_good(position)
                 if good is not None and good.position < chunk.end_position and good.first_offset <= place.first_offset:
                     # Nothing is lost: it is not wholly below the end, or only a mark is bad.
-                    blocks, position = chunk.read(good.position, bytes_max, end)
+                    blocks, position = chunk.read(good.position, bytes_max, end, blocks_max)
                     if not blocks:
                         return []
                 if blocks:
@@ -229,7 +234,7 @@ class LogReader:
                     found = self.open(base).boundary(before + bytes_max - total)[1]
                     if found <= start:
                         found = self.open(base).extent(start)[2]
-            except Damaged:
+            except (Damaged, Unreadable):
                 continue
             total += size
         return total, end if found < 0 else min(found, end)
@@ -250,31 +255,15 @@ class LogReader:
     def newest(self, count: int, end: int) -> int:
         """The offset from which on the newest `count` messages below `end` lie (fewer where there are no more); lost ones do not count.
 
-        By walking back, block by block from the end: the trailer of each says where it begins.
+        By arithmetic: offsets have no gaps but the holes that are known. Walking back block by block took 16 us for each of them.
         """
-        left = count
         found = end
-        for base in self.bases[bisect_right(self.bases, end) - 1 :: -1]:
-            try:
-                chunk = self._readable(base, base)
-            except Damaged:
-                continue
-            position = chunk.end_position
-            while position > CHUNK_HEADER_BYTES and left > 0:
-                before = chunk.block_before(position)
-                if before is None:  # its end is damaged
-                    border = chunk.boundary(position - ALIGNMENT)[0]
-                    after = next(chunk.walk(border, columns=False)).end
-                    position = after if after < position else border
-                    continue
-                position, header = before
-                if header.first_offset + base < end:
-                    lies = min(header.next_offset + base, end) - (header.first_offset + base)
-                    found = header.first_offset + base + max(0, lies - left)
-                    left -= lies
-            if left <= 0:
+        for hole in reversed(self.damage.holes[: bisect_left(self.damage.holes, (end, 0))]):
+            if found - count >= hole.next_offset:
                 break
-        return found
+            count -= max(found - hole.next_offset, 0)
+            found = min(found, hole.first_offset)
+        return max(found - count, self.bases[0])
 
     def offset_at(self, time_ns: int) -> int | None:
         """The first offset stored at `time_ns` or later."""
@@ -298,7 +287,7 @@ class LogReader:
         """False where it cannot be read: then the search begins earlier, and only takes longer."""
         try:
             return self._readable(base, base).header.base_time_ns < time_ns
-        except Damaged:
+        except (Damaged, Unreadable):
             return False
 
     def next_base(self, base: int) -> int | None:
@@ -306,17 +295,12 @@ class LogReader:
         return self.bases[following] if following < len(self.bases) else None
 
     def open(self, base: int) -> Chunk:
-        """`Damaged`, `ForeignDirectory` where that cannot be. Closed again when others were used since."""
+        """`Damaged`, `ForeignDirectory`, `Unreadable` where that cannot be. Closed again when others were used since."""
         if base == self._active.base_offset:
             return self._active
         chunk = self._sealed.get(base)
         if chunk is None:
-            try:
-                chunk = open_chunk(self._files, self._folder, base, self._uuid, self._index_every_bytes)
-            except OSError as error:
-                text = f"the chunk of offset {base} in {self._folder} cannot be opened: {error}"
-                # Gone or unreadable is damage; too many open files is not: messages must not be stepped over for that.
-                raise (Damaged if error.errno in {errno.ENOENT, errno.EIO} else StoreFailed)(text) from error
+            chunk = open_surely(self._files, self._folder, base, self._uuid, self._index_every_bytes)
             if chunk.sealed:
                 self.book.facts[base] = chunk.facts()
             else:  # its footer is damaged: what the next one's name says

@@ -19,6 +19,7 @@ from ..transport.block import Block
 from .log_format import ChunkHeader, wire_header
 
 RING_BYTES: Final = 8 * 1024 * 1024
+BLOCKS_MAX: Final = 1 << 30  # as good as no bound
 RING_KEPT_NS: Final = 5 * 1_000_000_000
 _NO_CHUNK: Final = ChunkHeader(0, 0, 0, b"")
 _COMPACT_AT: Final = 1024  # entries dropped at the front before the lists are moved
@@ -88,7 +89,7 @@ class Ring:
         self._appends.clear()
         self._head = self.bytes = 0
 
-    def read(self, offset: int, bytes_max: int, end: int) -> list[Block] | None:
+    def read(self, offset: int, bytes_max: int, end: int, blocks_max: int = BLOCKS_MAX) -> list[Block] | None:
         """Whole blocks below `end` in wire form, from the one that holds `offset` on, about `bytes_max` bytes of them. None: not kept."""
         if not self.start <= offset < self.end:
             return None
@@ -101,7 +102,7 @@ class Ring:
                 header = block.header
                 following = first + header.count
                 if following > offset:
-                    if following > end or (found and size + header.length > bytes_max):
+                    if following > end or (found and (size + header.length > bytes_max or len(found) >= blocks_max)):
                         return found
                     placed = header._replace(first_offset=first, time_ns=kept.time_ns)
                     found.append(Block(wire_header(placed, _NO_CHUNK), block.payload, block.columns))

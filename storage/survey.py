@@ -8,20 +8,23 @@ chunks are known.
 
 from __future__ import annotations
 
-import errno
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from .chunk import open_chunk
+from .chunk import open_surely
 from .chunk_book import ChunkState, Facts
 from .damage import DAMAGED, Bad, BadHead, bad_heads
-from .errors import Damaged, ForeignDirectory, StorageError
+from .errors import Damaged, ForeignDirectory, StorageError, Unreadable
 from .files import Files
 from .log_format import chunk_name
 from .log_reader import LogReader
 
 AT_START_MAX: Final = 32  # opened before the topic serves
 STEP_CHUNKS: Final = 64  # opened by one job
+READABLE_AGAIN: Final = (
+    "what it says is lost can be read again; channels that have passed it meanwhile get it by Admin.seek, and the file can go"
+)
 CHECK_BYTES_MAX: Final = 64 * 1024 * 1024  # of known damage that is read again at a start; beyond it is believed
 
 
@@ -31,20 +34,22 @@ class Found(NamedTuple):
     base_offset: int
     facts: Facts | None
     why: str
+    lost: bool = False
+    """Gone or damaged, and not only out of reach for now."""
 
 
 def recall(files: Files, folder: str, reader: LogReader) -> list[str]:
     """The holes of the `.bad` files, those left out that can be read again. Returns notes."""
-    notes = []
+    notes: list[str] = []
     budget = CHECK_BYTES_MAX
     bases = set(reader.bases)
-    for head in bad_heads(files, folder):
+    for head in bad_heads(files, folder, notes):
         bad = head.bad
-        if bad.kind != DAMAGED or bad.base_offset not in bases:
+        if bad.kind != DAMAGED or (bad.base_offset not in bases if bad.bytes else bad.hole.next_offset <= reader.bases[0]):
             continue
         budget -= bad.bytes
         if budget >= 0 and _is_whole(reader, head):
-            notes.append(f"{folder}/{bad.name}: what it keeps can be read again in its chunk; the file is not needed any more")
+            notes.append(f"{folder}/{bad.name}: {READABLE_AGAIN}")
         else:
             reader.damage.known(bad)
     if reader.damage.blocks:
@@ -54,10 +59,10 @@ def recall(files: Files, folder: str, reader: LogReader) -> list[str]:
 
 def _is_whole(reader: LogReader, head: BadHead) -> bool:
     bad = head.bad
-    if not bad.bytes:
-        return False  # there is nothing to be read: the chunk that held it is missing
     end = bad.position + bad.bytes
     try:
+        if not bad.bytes:  # the chunk that held it was missing
+            return _is_covered(reader, bad.first_offset, bad.hole.next_offset)
         for stretch in reader.open(bad.base_offset).walk(bad.position, columns=True):
             if not stretch.good:
                 return False
@@ -68,18 +73,33 @@ def _is_whole(reader: LogReader, head: BadHead) -> bool:
     return False
 
 
+def _is_covered(reader: LogReader, offset: int, end: int) -> bool:
+    """Whether chunks that are there hold all these messages, as far as headers tell: the first and the last in each."""
+    if offset < reader.bases[0]:
+        return False
+    while offset < end:
+        chunk = reader.open(reader.bases[bisect_right(reader.bases, offset) - 1])
+        following = reader.next_base(chunk.base_offset)
+        until = min(end, chunk.end_offset if following is None else following)
+        for wanted in (offset, until - 1):
+            place = chunk.locate(wanted)
+            if until <= offset or place.position >= chunk.end_position or place.first_offset > wanted:
+                return False
+        offset = until
+    return True
+
+
 def survey(files: Files, folder: str, uuid: bytes, bases: Sequence[int], index_every_bytes: int) -> list[Found]:
     """Open these chunks, one after another. In any thread: nothing is shared but the files."""
     found = []
     for base in bases:
         try:
-            chunk = open_chunk(files, folder, base, uuid, index_every_bytes)
+            chunk = open_surely(files, folder, base, uuid, index_every_bytes)
         except (Damaged, ForeignDirectory) as error:
-            found.append(Found(base, None, str(error)))
+            found.append(Found(base, None, str(error), lost=True))
             continue
-        except OSError as error:
-            if error.errno in {errno.ENOENT, errno.EIO}:  # others, as too many open files, say nothing of the chunk
-                found.append(Found(base, None, str(error)))
+        except Unreadable as error:
+            found.append(Found(base, None, str(error)))
             continue
         facts = chunk.facts()
         found.append(Found(base, facts if chunk.sealed else facts._replace(state=ChunkState.SEALED, next_offset=-1), ""))
@@ -109,12 +129,17 @@ class Survey:
         """Alarms. A chunk that was removed meanwhile, because it was finished, is none."""
         alarms = []
         reader = self._reader
-        for base, facts, why in found:
+        for base, facts, why, is_lost in found:
             following = reader.next_base(base)
             if base not in reader.bases or following is None:
                 continue
             path = f"{self._folder}/{chunk_name(base)}"
+            if facts is None and not is_lost:
+                alarms.append(f"{why}; its {following - base} messages are not lost: reads of them wait, and are tried again")
+                continue
             if facts is None:
+                if reader.skip(base) >= following:
+                    continue  # known, by its `.bad` file
                 alarms.append(f"{path} cannot be used, with {following - base} messages: {why}")
                 reader.damage.note(Bad(base, 0, 0, base, following - base, why))
                 continue
@@ -125,8 +150,8 @@ class Survey:
                 alarms.append(f"{path} ends at offset {facts.next_offset}, and the next chunk begins at {following}")
             elif facts.next_offset < following:
                 lost = following - facts.next_offset
-                if reader.damage.is_known(base, facts.bytes):
-                    continue  # somebody has seen it, and let `zsq fsck --repair` note it
+                if reader.skip(facts.next_offset) >= following:
+                    continue  # known, by its `.bad` file
                 alarms.append(f"{lost} messages are missing: {path} ends at offset {facts.next_offset}, the next one begins at {following}")
                 reader.damage.note(Bad(base, facts.bytes, 0, facts.next_offset, lost, "the chunk that held them is missing"))
         return alarms

@@ -205,6 +205,52 @@ def test_a_chunk_that_is_gone_is_an_alarm_and_a_hole(chunks: Desk) -> None:
     assert not chunks.damage, "nobody has to find it by reading"
 
 
+@pytest.mark.parametrize("base", [0, 3, 6])
+def test_a_chunk_that_comes_back_is_lost_no_more(chunks: Desk, base: int) -> None:
+    """Its hole has a file of no bytes, so that nobody forgets it; and it goes when the chunk covers the offsets again."""
+    chunks.abandon_cleanly()
+    path = chunks.chunk_path(base)
+    away = path.with_suffix(".away")
+    path.rename(away)
+    chunks.files.reset()
+    chunks.open()
+    expected = [sequence for sequence in range(8) if not base <= sequence < min(base + 3, 8)]
+    assert chunks.check(lost_max=3) == expected
+    keep(chunks)
+    if base:  # what lies before the first chunk is not in the log at all
+        (head,) = bad_heads(Files(), chunks.directory)
+        assert (head.bad.bytes, head.bad.first_offset, head.kept) == (0, base, 0)
+        report = chunks.restart().report
+        assert chunks.log.reader.damage.messages == 8 - len(expected), "known, and shown, at each start"
+        assert not report.alarms
+    chunks.abandon_cleanly()
+    away.rename(path)
+    chunks.files.reset()
+    report = chunks.open().report
+    assert not report.holes
+    assert chunks.check() == list(range(8))
+    assert [note for note in report.notes if "can be read again" in note] or not base
+
+
+def test_a_bad_file_that_cannot_be_read_stops_nothing(chunks: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil(chunks, 0, 1)
+    with pytest.raises(Damaged):
+        chunks.log.read(1, 1, 8)
+    keep(chunks)
+    chunks.abandon_cleanly()
+    real = chunks.files.read_file
+
+    def refuse(path: str, bytes_max: int) -> bytes:
+        if path.endswith(".bad"):
+            raise OSError(errno.EIO, "by plan")
+        return real(path, bytes_max)
+
+    monkeypatch.setattr(chunks.files, "read_file", refuse)
+    report = chunks.open().report
+    assert [note for note in report.notes if ".bad cannot be read" in note]
+    assert chunks.check(lost_max=1) == [0, 2, 3, 4, 5, 6, 7]
+
+
 def test_an_old_chunk_with_both_headers_damaged_is_an_alarm_and_a_hole(chunks: Desk) -> None:
     chunks.abandon_cleanly()
     chunks.flip(chunks.chunk_path(0), 100)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from zsq.storage.damage import BAD_HEAD_BYTES, CUT_OFF, decode_bad_head
-from zsq.storage.errors import Damaged, ForeignDirectory, StoreFailed
+from zsq.storage.errors import Damaged, ForeignDirectory, Unreadable
 from zsq.storage.log_format import CHUNK_HEADER_BYTES, IDENTITY_NAME, bad_name, index_name
 from zsq.storage.store import StoreOptions
 from zsq.transport.block import pack
@@ -267,13 +267,40 @@ def test_what_the_disk_cannot_read_is_damage_and_only_that(two_chunks: Desk, bas
     assert two_chunks.damage == ([(0, 3)] if base == 0 else [(3, 2)])
 
 
-def test_too_many_open_files_is_not_damage(two_chunks: Desk) -> None:
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.EACCES, errno.ESTALE, errno.EIO, errno.ENOENT])
+def test_what_cannot_be_opened_now_is_not_damage(two_chunks: Desk, code: int) -> None:
+    """Once is not even told; for longer is an error that leaves everything as it was."""
     two_chunks.open()
     two_chunks.restart()  # the first opening read the old chunk for its producers
-    two_chunks.files.fail["open_read"] = {two_chunks.files._calls.get("open_read", 0) + 1: errno.EMFILE}
-    with pytest.raises(StoreFailed):
+    before = two_chunks.files._calls.get("open_read", 0)
+    two_chunks.files.fail["open_read"] = {before + 1: code, before + 2: code, before + 3: code}
+    with pytest.raises(Unreadable, match="cannot be opened"):
         two_chunks.log.read(0, 1, 5)
-    assert two_chunks.check() == [0, 1, 2, 3, 4]
+    assert two_chunks.check() == [0, 1, 2, 3, 4], "the one that failed once was tried again"
+    assert not two_chunks.damage
+    assert not two_chunks.log.holes
+
+
+def test_what_cannot_be_opened_at_the_start_is_an_alarm_and_read_later(two_chunks: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    two_chunks.open()  # reads the old chunk for its producers
+    two_chunks.abandon_cleanly()
+    real = two_chunks.files.open_read
+
+    def refuse(path: str) -> int:
+        if path.endswith(two_chunks.chunk_path(0).name):
+            raise OSError(errno.EACCES, "by plan")
+        return real(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(two_chunks.files, "open_read", refuse)
+        report = two_chunks.open().report
+        assert [alarm for alarm in report.alarms if "its 3 messages are not lost" in alarm]
+        two_chunks.publish(count=1)
+        two_chunks.sync()
+        with pytest.raises(Unreadable):
+            two_chunks.log.read(0, 1, 5)
+        assert two_chunks.log.read(3, 1, 5)
+    assert two_chunks.check() == [0, 1, 2, 3, 4, 5]
 
 
 def test_no_chunk_left_is_refused(desk: Desk) -> None:
