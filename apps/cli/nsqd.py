@@ -85,7 +85,10 @@ def _tell_import(report: ImportReport, nsqd_dir: Path) -> None:
     "--max-msg-size", type=click.IntRange(1, 2**30), default=MESSAGE_BYTES_MAX, show_default=True, metavar="BYTES", help="nsqd's own."
 )
 @click.option("--skip-too-big", is_flag=True, help="Leave out bodies over that, instead of refusing all.")
-def export_nsqd(out_dir: Path, topics: tuple[str, ...], data_dir: Path, delayed: str, max_msg_size: int, skip_too_big: bool) -> None:
+@click.option("--skip-lost", is_flag=True, help="Leave out unfinished messages that cannot be read, instead of refusing all.")
+def export_nsqd(
+    out_dir: Path, topics: tuple[str, ...], data_dir: Path, delayed: str, max_msg_size: int, skip_too_big: bool, skip_lost: bool
+) -> None:
     """Write a data directory that nsqd 1.3 starts from: what no channel has finished, of all topics or those named.
 
     OUT_DIR must be new or empty. Keys, tags and headers are left out, NSQ has none; how many is said.
@@ -94,7 +97,7 @@ def export_nsqd(out_dir: Path, topics: tuple[str, ...], data_dir: Path, delayed:
     from ..nsqd.exporting import ExportOptions
     from ..nsqd.exporting import export_nsqd as give_back
 
-    options = ExportOptions(delayed, max_msg_size, skip_too_big)
+    options = ExportOptions(delayed, max_msg_size, skip_too_big, skip_lost)
     with _storage_errors():
         report = give_back(Files(), out_dir.absolute(), data_dir.absolute(), topics, options)
     _tell_export(report)

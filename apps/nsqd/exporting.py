@@ -4,8 +4,8 @@ A channel's queue gets its holes (deferred ones too: nsqd itself makes them read
 behind a topic's pause, or waits for a first channel, goes to the topic's own queue. Built beside OUT_DIR and renamed, so there is no
 half of one.
 
-What NSQ has no place for is named: keys, tags and headers (an imported id becomes the id again), delayed publishes, bodies over its limit.
-Nothing of it is left out silently: without a word on the command line the export is refused.
+What NSQ has no place for is named: keys, tags and headers (an imported id becomes the id again), delayed publishes, bodies over its limit,
+and what damage took of what is unfinished. Nothing of it is left out silently: without a word on the command line the export is refused.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ...storage.files import Files
 from ...storage.log_format import DELAYED_NAME
 from ...storage.store import Identity, Store, StoreOptions, open_store
 from ...transport.codec import unpack_headers
-from ...transport.errors import E_NOT_EMPTY, E_NOT_FOUND, E_TOO_BIG, NotFound, Refused, UsageError, ZsqError
+from ...transport.errors import E_DATA_LOSS, E_NOT_EMPTY, E_NOT_FOUND, E_TOO_BIG, DataLoss, NotFound, Refused, UsageError, ZsqError
 from ...transport.names import is_ephemeral
 from .building import ID_HEADER
 from .reading import MessageReader, Stored
@@ -48,6 +48,7 @@ BATCH_COUNT: Final = 500
 BATCH_BYTES: Final = 4 * 1024 * 1024
 NSQ_BODY_BYTES: Final = 1024 * 1024  # nsqd's --max-msg-size, if it was not raised
 REFUSE, NOW, SKIP = "refuse", "now", "skip"
+NAMED_MAX: Final = 5  # losses named in a refusal
 _TEMPORARY: Final = ".export.tmp"
 _NODE_SHIFT: Final = 54  # an id is 10 bits of node and 54 of offset
 _SYNC_AT_CLOSE: Final = 1 << 40
@@ -57,11 +58,13 @@ _HEX: Final = frozenset("0123456789abcdef")
 
 @dataclass(frozen=True, slots=True)
 class ExportOptions:
-    """`delayed`: publishes that are not due yet: refuse, now (give them at once), skip. `skip_too_big`: leave bodies over the limit out."""
+    """`delayed`: publishes that are not due yet: refuse, now (give them at once), skip. `skip_too_big`: leave bodies over the limit out.
+    `skip_lost`: give what there is although unfinished messages cannot be read."""
 
     delayed: str = REFUSE
     body_bytes_max: int = NSQ_BODY_BYTES
     skip_too_big: bool = False
+    skip_lost: bool = False
     file_bytes_max: int = FILE_BYTES_MAX
 
 
@@ -107,6 +110,7 @@ class _Export:
         self._options = options
         self._report = ExportReport()
         self._dropped: dict[str, int] = {}
+        self._lost = 0
 
     def run(self, names: list[str]) -> ExportReport:
         files = self._files
@@ -116,6 +120,7 @@ class _Export:
         files.make_folder(self._temporary)
         try:
             topics = [self._topic(name, row) for name, row in rows.items()]
+            self._refuse_lost()
             files.write_file(f"{self._temporary}/{NSQD_NAME}", encode_nsqd(NsqdList(tuple(topics), NSQD_VERSION)))
             files.sync_folder(self._temporary)
             files.rename(self._temporary, self._out_dir)
@@ -125,6 +130,12 @@ class _Export:
         files.sync_folder(str(Path(self._out_dir).absolute().parent))
         self._report.notes += [f"{what}: {count} messages" for what, count in sorted(self._dropped.items())]
         return self._report
+
+    def _refuse_lost(self) -> None:
+        """At the end, so that all of it is named at once."""
+        if self._lost and not self._options.skip_lost:
+            text = f"{self._lost} unfinished messages cannot be given, nothing was exported: {'; '.join(self._report.notes[:NAMED_MAX])}"
+            raise DataLoss(E_DATA_LOSS, f"{text}. Look with `zsq fsck`, or leave them out with --skip-lost")
 
     def _chosen(self, names: list[str]) -> dict[str, TopicRow]:
         known = {name: row for name, row in self._registry.topics.items() if row.state != "deleting"}
@@ -150,19 +161,21 @@ class _Export:
 
     def _write_topic(self, name: str, row: TopicRow, store: Store) -> NsqdTopic:
         table = store.state.load()
+        self._report.notes += store.report.alarms
         end = store.log.end
         visible = end if table.paused_end < 0 else table.paused_end
-        reader = MessageReader(store.log, self._report.notes)
+        reader = MessageReader(store.log, table.start, self._report.notes)
         channels = []
         for channel, its in table.channels.items():
             if is_ephemeral(channel):
                 self._report.notes.append(f"{name}/{channel} is ephemeral: nsqd keeps nothing of it on disk; left out")
                 continue
             channels.append(NsqdChannel(channel, bool(its["paused"])))
-            spans = _spans(store, channel, its, visible)
-            self._write(queue_name(name, channel), reader.messages(spans))
+            queue = queue_name(name, channel)
+            self._write(queue, reader.messages(queue, _spans(store, channel, its, visible)))
         waits_from = visible if channels else table.waiting
-        self._write(name, reader.messages([Span(waits_from, end, 0)]))
+        self._write(name, reader.messages(name, [Span(waits_from, end, 0)]))
+        self._lost += reader.lost
         return NsqdTopic(name, table.paused_end >= 0, tuple(channels))
 
     # Queues
@@ -217,11 +230,17 @@ class _Export:
                 raise Refused(E_NOT_EMPTY, f"{text} --delayed skip leaves them out")
             verb = "given at once" if self._options.delayed == NOW else "left out"
             self._report.notes.append(f"{name}: {count} delayed messages are {verb}")
+            if self._options.delayed == SKIP:
+                return
             after: DelayedKey | None = None
-            while self._options.delayed == NOW and (found := store.listed(after, _DELAYED_AT_ONCE, 1 << 40)):
+            while found := store.listed(after, _DELAYED_AT_ONCE, 1 << 40):
                 for one in found:
                     yield Stored(one.key.serial, time.time_ns(), 0, one.body, one.message_key, one.message_tag, None)
+                count -= len(found)
                 after = found[-1].key
+            if count > 0:
+                self._report.notes.append(f"{name}: {count} delayed messages cannot be read (damage)")
+                self._lost += count
         finally:
             store.close()
 

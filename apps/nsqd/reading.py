@@ -25,14 +25,16 @@ class Stored(NamedTuple):
 
 
 class MessageReader:
-    """`notes` gets what is lost: damaged blocks, and what is not kept any more."""
+    """`start`: what lies below was removed on purpose. `notes` gets what is not there; `lost` counts what damage took of it."""
 
-    def __init__(self, log: Log, notes: list[str]) -> None:
+    def __init__(self, log: Log, start: int, notes: list[str]) -> None:
         self._log = log
+        self._start = start
         self._notes = notes
+        self.lost = 0
 
-    def messages(self, spans: Iterable[tuple[int, int, int]]) -> Iterator[Stored]:
-        """Of each (start, end, attempts), ascending."""
+    def messages(self, queue: str, spans: Iterable[tuple[int, int, int]]) -> Iterator[Stored]:
+        """Of each (start, end, attempts), ascending. `queue`: for whom."""
         blocks: list[Block] = []
         for start, end, attempts in spans:
             offset = start
@@ -43,14 +45,21 @@ class MessageReader:
                     blocks = self._read(offset)
                 first = blocks[0].first_offset if blocks else end
                 if first > offset:
-                    gone = min(first, end) - offset
-                    self._notes.append(f"{gone} messages from offset {offset} on are not there any more (damage or retention)")
+                    self._gone(queue, offset, min(first, end))
                     offset = first
                     continue
                 block = blocks[0]
                 for index in range(offset - block.first_offset, min(end - block.first_offset, block.count)):
                     yield _stored(block, index, attempts)
                 offset = block.next_offset
+
+    def _gone(self, queue: str, begin: int, end: int) -> None:
+        kept_from = min(max(begin, self._start), end)
+        if kept_from > begin:
+            self._notes.append(f"{queue}: {kept_from - begin} messages from offset {begin} on are not kept any more (retention)")
+        if end > kept_from:
+            self._notes.append(f"{queue}: {end - kept_from} messages from offset {kept_from} on cannot be read, or are missing (damage)")
+            self.lost += end - kept_from
 
     def _read(self, offset: int) -> list[Block]:
         while True:

@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import lmdb
 import pytest
 from support.go_disk_queue import GoDiskQueue
 from support.nsqd import Backlog, backlogs, contents, fixture, message, write_nsqd
@@ -14,6 +15,7 @@ from zsq.actors.registry import Registry, TopicRow
 from zsq.apps.nsqd.exporting import ExportOptions, export_nsqd
 from zsq.apps.nsqd.importing import import_nsqd
 from zsq.storage.delayed import DelayedStore
+from zsq.storage.delayed_format import DelayedKey, DelayedRow, due_block, row_key
 from zsq.storage.disk_queue import DiskQueue
 from zsq.storage.disk_queue_format import NsqdChannel, NsqdList, NsqdTopic, NsqMessage, decode_message, decode_nsqd
 from zsq.storage.errors import ForeignDirectory, Locked
@@ -22,7 +24,7 @@ from zsq.storage.state import StateBatch
 from zsq.storage.store import Identity, StoreOptions, create_store, open_store
 from zsq.transport.block import pack
 from zsq.transport.codec import pack_headers
-from zsq.transport.errors import NotFound, Refused, UsageError
+from zsq.transport.errors import DataLoss, NotFound, Refused, UsageError
 
 OPTIONS = StoreOptions(reserve_bytes=0, chunk_bytes=4096)
 UUID = "00112233445566778899aabbccddeeff"
@@ -47,6 +49,7 @@ class Topic:
         registry = Registry(Files(), data_dir, node)
         registry.open()
         registry.topics["t"] = row = TopicRow(1, UUID, "always", 0, "live")
+        registry.next_number = 2
         registry.save()
         self.folder = registry.folder(row)
         create_store(Files(), self.folder, Identity("t", UUID), OPTIONS)
@@ -155,15 +158,33 @@ def test_a_topic_without_channels_gives_what_waits(tmp_path: Path) -> None:
     assert [one.body for one in queue(tmp_path / "out", "t")] == topic.bodies[35:]
 
 
-def test_a_damaged_block_is_stepped_over_and_named(tmp_path: Path) -> None:
+def test_unfinished_messages_that_cannot_be_read_are_refused_or_stepped_over(tmp_path: Path) -> None:
     topic = Topic(tmp_path / "data")
     chunk = next(Path(topic.folder).glob("*.chunk"))
     data = bytearray(chunk.read_bytes())
     data[data.index(b"body 23")] ^= 1
     chunk.write_bytes(data)
-    notes = topic.export(tmp_path / "out")
+    with pytest.raises(DataLoss, match=r"10 unfinished messages cannot be given.*t: 10 messages from offset 20 on.*--skip-lost"):
+        topic.export(tmp_path / "out")
+    assert not list(tmp_path.glob("out*"))
+    notes = topic.export(tmp_path / "out", skip_lost=True)
     assert [one.body for one in queue(tmp_path / "out", "t")] == topic.bodies[:20] + topic.bodies[30:]
-    assert notes == ["10 messages from offset 20 on are not there any more (damage or retention)"]
+    assert notes == ["t: 10 messages from offset 20 on cannot be read, or are missing (damage)"]
+    topic.commit(StateBatch(channel_puts={"c": channel(30)}))
+    assert topic.export(tmp_path / "out2") == [], "what is finished may be damaged"
+
+
+def test_a_missing_chunk_is_refused_and_one_that_was_removed_is_not(tmp_path: Path) -> None:
+    topic = Topic(tmp_path / "data", keys=[b"k" * 200] * 10)  # several chunks
+    chunks = sorted(Path(topic.folder).glob("*.chunk"))
+    base = int(chunks[1].stem)
+    chunks[0].unlink()
+    with pytest.raises(DataLoss, match=f"{base} unfinished messages"):
+        topic.export(tmp_path / "out")
+    topic.commit(StateBatch(start=base))
+    notes = topic.export(tmp_path / "out")
+    assert f"t: {base} messages from offset 0 on are not kept any more (retention)" in notes
+    assert [one.body for one in queue(tmp_path / "out", "t")] == topic.bodies[base:]
 
 
 # What NSQ has no place for
@@ -208,6 +229,42 @@ def test_delayed_publishes(tmp_path: Path, delayed: str) -> None:
     notes = topic.export(tmp_path / "out", delayed=delayed)
     assert "40 delayed messages" in notes[0]
     assert [one.body for one in queue(tmp_path / "out", "t")] == (bodies if delayed == "now" else [])
+
+
+def make_delayed(topic: Topic) -> list[DelayedKey]:
+    """Two rows of two messages."""
+    Path(f"{topic.folder}/delayed").mkdir()
+    store = DelayedStore(f"{topic.folder}/delayed", bytes.fromhex(UUID), create=True)
+    try:
+        due = 4_000_000_000_000_000_000
+        return store.put([(pack([b"a", b"b"]), due), (pack([b"c", b"d"]), due + 1)], 1)
+    finally:
+        store.close()
+
+
+def test_what_had_moved_to_the_log_before_a_crash_is_given_once(tmp_path: Path) -> None:
+    """It lies in the log, and its row was not deleted any more."""
+    topic = Topic(tmp_path / "data")
+    topic.commit(StateBatch(channel_puts={"c": channel(60)}, applied_offset=60, synced_end=60))
+    key = make_delayed(topic)[0]
+    store = open_store(Files(), topic.folder, OPTIONS, Identity("t", UUID))
+    store.log.append([due_block(DelayedRow(key, pack([b"a", b"b"])))], 1_700_000_000_000_000_100)
+    store.close()
+    topic.export(tmp_path / "out", delayed="now")
+    assert [one.body for one in queue(tmp_path / "out", "t:c")] == [b"a", b"b"]
+    assert [one.body for one in queue(tmp_path / "out", "t")] == [b"c", b"d"]
+
+
+def test_a_delayed_row_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    topic = Topic(tmp_path / "data")
+    key = make_delayed(topic)[0]
+    with lmdb.open(f"{topic.folder}/delayed", lock=False) as env, env.begin(write=True) as txn:
+        value = txn.get(row_key(key))
+        txn.put(row_key(key), value[:-1] + bytes([value[-1] ^ 1]))
+    with pytest.raises(DataLoss, match="2 delayed messages"):
+        topic.export(tmp_path / "out", delayed="now")
+    topic.export(tmp_path / "out", delayed="now", skip_lost=True)
+    assert [one.body for one in queue(tmp_path / "out", "t")] == [*topic.bodies, b"c", b"d"]
 
 
 # Where to
