@@ -38,9 +38,11 @@ class ChannelDesk:
     def floor(self) -> int:
         """No channel, offline ones included, has anything unfinished below this offset; without a channel, nothing waits below it.
 
-        As committed: what a crash now would leave. So it may be used to remove chunks.
+        As committed: what a crash now would leave. So it may be used to remove chunks. A channel that is new or was moved back holds what
+        it wants from the moment at which it says so: its commit, and with it its answer, may come before that of a removal.
         """
-        return min(self._state.floors.values(), default=self._state.waiting)
+        wanted = (max(int(row["next"]), self._log.start) for row in self.rows.values())
+        return min([*self._state.floors.values(), *wanted], default=self._state.waiting)
 
     def end(self) -> int:
         """As far as the topic offers."""

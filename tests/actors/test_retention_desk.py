@@ -128,6 +128,16 @@ def test_only_what_channels_have_committed_counts(house: House) -> None:
     assert house.state.batch.start is None
 
 
+def test_a_seek_backwards_holds_before_it_is_committed(house: House) -> None:
+    """It may be on its way to the disk already, and be answered before the removal is committed."""
+    desk = house.begin(keep_bytes=0)
+    house.fill()
+    house.finished(100)
+    house.channels.rows["c"] = house.state.batch.channel_puts["c"] = {"next": 45, "paused": False, "counters": {}}
+    desk.tick()
+    assert house.state.batch.start == 40
+
+
 def test_the_checkpoint_must_have_passed_it(house: House) -> None:
     desk = house.begin(keep_bytes=0)
     house.fill()
