@@ -7,8 +7,8 @@
 5. Rename all into `topics/`. A broker that is started now does not know them.
 6. Commit: one write of the registry, with the topics' rows and the import's record.
 
-A crash before 6 leaves what a later run (of this import, or any other) clears away by the numbers that were noted; a crash after it
-leaves nothing to do.
+A crash before 6 leaves what the broker's next start, or the next import, clears away by the numbers that were noted; a crash after
+it leaves nothing to do.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from ...actors.import_remains import ASIDE, BEGUN, DONE, clear_imports
 from ...actors.registry import Registry, TopicRow
 from ...storage.disk_queue_format import queue_name
 from ...storage.errors import DiskFull, ForeignDirectory
@@ -29,9 +30,6 @@ from ...transport.errors import E_EXISTS, UsageError
 from .building import BuiltTopic, TopicBuilder
 from .source import NsqdSource, SourceReport
 
-ASIDE: Final = "import.tmp"
-BEGUN: Final = "begun"
-DONE: Final = "done"
 _GROWTH: Final = 1.1  # what is written is a little more than what is read: an id as header, a time, block headers; small bodies grow most
 
 
@@ -115,21 +113,7 @@ class _Import:
 
     def _clear(self) -> None:
         """What an import left that did not come to its end."""
-        registry, files = self._registry, self._files
-        known = {row.number for row in registry.topics.values()}
-        begun = {digest: record for digest, record in registry.imports.items() if record["state"] == BEGUN}
-        for record in begun.values():
-            for number in set(record["numbers"]) - known:
-                folder = str(self._data_dir / "topics" / f"{number:06d}")
-                if files.exists(folder):
-                    files.remove_tree(folder)
-        if files.exists(self._aside):
-            files.remove_tree(self._aside)
-        if begun:
-            files.sync_folder(str(self._data_dir / "topics"))
-            for digest in begun:
-                del registry.imports[digest]
-            registry.save()
+        clear_imports(self._files, self._data_dir, self._registry)
 
     def _check_space(self, queues: list[str]) -> None:
         """Before anything is written: a full disk in the middle would only cost time."""

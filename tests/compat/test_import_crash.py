@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.nsqd import Backlog, backlogs, contents, message, write_nsqd
 
+from zsq.actors.import_remains import clear_imports_at_start
 from zsq.actors.registry import Registry
 from zsq.apps.nsqd.importing import import_nsqd
 from zsq.storage.disk_queue_format import NsqdChannel, NsqdList, NsqdTopic
@@ -115,6 +116,53 @@ def test_what_was_begun_and_given_up_takes_no_numbers_from_others(tmp_path: Path
     registry.save()
     import_nsqd(Files(), str(source), data_dir, options=OPTIONS)
     assert sorted(backlogs(data_dir)) == ["t", "u"]
+
+
+@pytest.mark.parametrize("stopped_at", ["topics/000001", "topics/000002", "import.tmp/000002"])
+def test_a_broker_that_is_started_clears_what_a_killed_import_left(
+    tmp_path: Path, stopped_at: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    source, data_dir = arrange(tmp_path / "a")
+
+    class Killed(Files):
+        def rename(self, old: str, new: str) -> None:
+            if new.endswith(stopped_at):
+                raise OSError(errno.EIO, "by plan")
+            super().rename(old, new)
+
+    files = Killed()
+    with pytest.raises((OSError, StorageError), match="by plan"):
+        import_nsqd(files, str(source), data_dir, options=OPTIONS)
+    assert (data_dir / "import.tmp").exists()
+    registry = Registry(Files(), data_dir, 0)
+    registry.open()
+    assert registry.add("other", "always").number == 3, "its numbers are not given again"
+    (data_dir / "topics/000003").mkdir()
+    clear_imports_at_start(Files(), data_dir, registry)
+    assert not (data_dir / "import.tmp").exists()
+    assert [path.name for path in (data_dir / "topics").iterdir()] == ["000003"]
+    assert not registry.imports
+    assert "run it again" in caplog.text
+    caplog.clear()
+    again = Registry(Files(), data_dir, 0)
+    again.open()
+    assert not again.imports
+    clear_imports_at_start(Files(), data_dir, again)
+    assert not caplog.text
+
+
+def test_what_cannot_be_cleared_hinders_no_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    _, data_dir = arrange(tmp_path / "a")
+    registry = Registry(Files(), data_dir, 0)
+    registry.open()
+    (data_dir / "import.tmp").mkdir()
+
+    class Refusing(Files):
+        def remove_tree(self, path: str) -> None:
+            raise OSError(errno.EACCES, "by plan")
+
+    clear_imports_at_start(Refusing(), data_dir, registry)
+    assert "cannot be removed" in caplog.text
 
 
 def test_a_full_disk_in_the_middle_gives_its_space_back(tmp_path: Path) -> None:
