@@ -235,7 +235,7 @@ class DelayedDesk:
 
     def _remove(self) -> None:
         keys = [row.key for row in self._rows]
-        self.submit(self._removed, lambda: self.use().remove(keys))
+        self.submit(self._removed, lambda: self.use().remove(keys, known=True))
 
     def _removed(self, value: Any) -> None:
         if isinstance(value, DiskFull):

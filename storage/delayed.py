@@ -54,6 +54,7 @@ from .delayed_format import (
 from .delayed_rows import (
     Listed,
     MapFull,
+    Progress,
     Rows,
     holder,
     listed_of,
@@ -77,7 +78,7 @@ PRODUCER_KEPT_NS: Final = 7 * 86_400 * 1_000_000_000
 SHRINK_ABOVE_BYTES: Final = 64 * 1024 * 1024
 SHRINK_LIVE_BYTES_MAX: Final = 8 * 1024 * 1024  # copied in one go
 EXPIRED_MAX: Final = 1_000  # producer rows dropped by one put
-EMPTY: Final[dict[str, Any]] = {"version": VERSION, "serial": 0, "rows": 0, "messages": 0, "bytes": 0, "sum": 0, "lost": 0}
+EMPTY: Final[dict[str, Any]] = {"version": VERSION, "commits": 0, "serial": 0, "rows": 0, "messages": 0, "bytes": 0, "sum": 0, "lost": 0}
 
 
 class DelayedStore:
@@ -90,6 +91,8 @@ class DelayedStore:
         """Called with a word before something is done for the first time in this life, and with "" once it went well."""
         self.set_aside: Callable[[bytes, bytes, str], None] = lambda key, value, why: None
         """Called with a damaged row's key and value before it is deleted."""
+        self.committed: Callable[[Progress], None] = lambda progress: None
+        """Called after each commit."""
         self._tried: set[str] = set()
         self._uuid = uuid
         self._open(map_bytes, create)
@@ -120,6 +123,7 @@ class DelayedStore:
             for key, value in prefixed(txn, PRODUCER):
                 producers[parse_producer_key(key)] = DelayedProducer(*unpack_value(unwrap(key, value)))
             self.summary, self._sound = summary_of(txn, meta)
+            self.progress = Progress(meta["commits"], meta["serial"], meta["messages"])
         self.producers = producers
         """As of the last commit."""
 
@@ -212,15 +216,18 @@ class DelayedStore:
 
         self._commit("due", work)
 
-    def remove(self, keys: Iterable[DelayedKey]) -> None:
-        """Rows whose blocks are in the log; those that are gone already stay gone. Errors as in `put`."""
+    def remove(self, keys: Iterable[DelayedKey], *, known: bool = False, counts: bool = True) -> None:
+        """Rows whose blocks are in the log; those that are gone already stay gone. Errors as in `put`.
+
+        `known`: `due` gave them. Without `counts` it is no commit of its own yet: an `adjust` follows that tells of it.
+        """
         wanted = [row_key(key) for key in keys]
 
         def work(rows: Rows) -> None:
             for key in wanted:
-                rows.take(key, known=True)
+                rows.take(key, known=known)
 
-        self._commit("remove", work)
+        self._commit("remove", work, counts=counts)
 
     def cancel(self, keys: Sequence[DelayedKey]) -> list[bool]:
         """Take these messages out, durable when this returns; False for those that do not wait (any more)."""
@@ -263,10 +270,11 @@ class DelayedStore:
         self._commit("cancel", work)
         return taken
 
-    def adjust(self, serial: int, lost: int) -> None:
-        """After a rescue: serials go on at least there, and so many messages are lost."""
+    def adjust(self, serial: int, lost: int, commits: int = 0) -> None:
+        """After a rescue: serials and the number of commits go on at least there, and so many messages are lost."""
 
         def work(rows: Rows) -> None:
+            rows.meta["commits"] = max(rows.meta["commits"], commits)
             rows.meta["serial"] = max(rows.meta["serial"], serial)
             rows.meta["lost"] += lost
 
@@ -338,15 +346,18 @@ class DelayedStore:
 
     # Commits
 
-    def _commit(self, what: str, work: Callable[[Rows], None]) -> None:
+    def _commit(self, what: str, work: Callable[[Rows], None], *, counts: bool = True) -> None:
         with self._trying(what):
             while True:
                 try:
                     with translated(self.path), self._env.begin(write=True) as txn:
                         rows = Rows(txn, self._sound)
                         work(rows)
-                        summary = rows.finish()
+                        summary = rows.finish(counts=counts)
                     self.summary, self._sound = summary, rows.sound
+                    self.progress = Progress(rows.meta["commits"], rows.meta["serial"], rows.meta["messages"])
+                    if counts:
+                        self.committed(self.progress)
                     return
                 except MapFull as error:
                     if self._map_bytes * 2 > MAP_BYTES_MAX:

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-from typing import Final
+from collections.abc import Iterator
+from itertools import islice
+from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
 from ..transport.block import DELAYED
 from .delayed import DelayedStore
 from .delayed_format import DelayedKey
-from .delayed_rescue import finish_rescue, rescue
+from .delayed_head import finish_mending, mend_head, note_progress, noted_progress
+from .delayed_rescue import finish_rescue, is_rescuing, probe, rescue
+from .delayed_rows import Progress
 from .errors import Damaged, DiskFull, ForeignDirectory, StoreFailed, is_full
 from .files import Files
 from .log import Log
@@ -24,6 +28,7 @@ from .log_format import BAD_SUFFIX, DELAYED_NAME, TEMPORARY_SUFFIX
 from .state_check import DATA_NAME, examine
 
 ATTEMPT_SUFFIX: Final = ".attempt"
+MOVED_MAX: Final = 1_000  # rows that are removed by one commit
 BAD_ROWS_MAX: Final = 1_000  # files; what is damaged beyond them is counted only
 
 
@@ -62,52 +67,99 @@ def open_delayed(
     path = f"{directory}/{DELAYED_NAME}"
     if not files.exists(path):
         return None
-    store, trouble = _open(files, directory, uuid, notes)
+    finish_mending(files, path)
+    noted = noted_progress(files, path)
+    if is_rescuing(files, directory):
+        store, trouble = None, _Trouble(f"{path}: a rescue goes on that was broken off")
+    else:
+        store, trouble = _open(files, directory, uuid, noted.commits, notes)
+        if store is None and ((mended := mend_head(files, path, noted.commits, probe)) or trouble.older):
+            alarms.append(f"{trouble.text}; {mended}" if mended else trouble.text)
+            store, trouble = _open(files, directory, uuid, 0, notes)
     if store is None:
-        bad, lost = rescue(files, directory, uuid, now_ns)
+        bad, lost = rescue(files, directory, uuid, now_ns, noted, lambda saved: drop_moved(saved, log))
         number = "an unknown number of" if lost is None else lost
-        alarms.append(f"{trouble}; set aside as {bad}, and what can be read was saved: {number} delayed messages are lost")
+        alarms.append(f"{trouble.text}; set aside as {bad}, and what can be read was saved: {number} delayed messages are lost")
         store = DelayedStore(path, uuid)
     _mark(files, path, "")
     _connect(store, files, directory)
     try:
-        moved = moved_keys(log, applied)
-        if moved:
-            store.remove(moved)
-            notes.append(f"{path}: {len(moved)} blocks had moved to the log already")
+        if store.progress.commits < noted.commits:
+            alarms.append(_fallen_back(store, log, noted))
+        else:
+            moved = _remove(store, moved_keys(log, applied), counts=True)
+            notes += [f"{path}: {moved} blocks had moved to the log already"] if moved else []
+        store.committed(store.progress)
     except BaseException:
         store.close()
         raise
     return store
 
 
-def moved_keys(log: Log, applied: int) -> list[DelayedKey]:
+def moved_keys(log: Log, applied: int) -> Iterator[DelayedKey]:
     """Of the blocks behind the checkpoint that were published with a delay: their rows may still be here."""
-    found = []
     for header, _ in log.headers(max(applied - 1, 0)):
         if header.flags & DELAYED and header.next_offset > applied:
-            found.append(DelayedKey(header.producer_id, header.sequence))
+            yield DelayedKey(header.producer_id, header.sequence)
+
+
+def drop_moved(store: DelayedStore, log: Log) -> None:
+    """An older commit's rows may have moved long before the checkpoint; never before they were due."""
+    if store.summary.next_due_ns:
+        _remove(store, moved_keys(log, log.offset_at(store.summary.next_due_ns)), counts=False)
+
+
+def _remove(store: DelayedStore, keys: Iterator[DelayedKey], *, counts: bool) -> int:
+    found = 0
+    while batch := list(islice(keys, MOVED_MAX)):
+        store.remove(batch, counts=counts)
+        found += len(batch)
     return found
 
 
-def _open(files: Files, directory: str, uuid: bytes, notes: list[str]) -> tuple[DelayedStore | None, str]:
+def _fallen_back(store: DelayedStore, log: Log, noted: Progress) -> str:
+    """The newest commit is gone, and cannot be had again: what it had put is lost, what it had moved must not move again."""
+    before = store.progress.commits
+    drop_moved(store, log)
+    lost = max(0, noted.messages - store.summary.messages)
+    store.adjust(noted.serial, lost, noted.commits)
+    return (
+        f"{store.path} is as it was after {before} commits, and there were {noted.commits}: {lost} delayed messages are lost; "
+        "some that were cancelled last may be there again"
+    )
+
+
+class _Trouble(NamedTuple):
+    """Why it is not open. `older`: it could be, and its newest commits are missing."""
+
+    text: str
+    older: bool = False
+
+
+def _open(files: Files, directory: str, uuid: bytes, commits: int, notes: list[str]) -> tuple[DelayedStore | None, _Trouble]:
+    """`commits`: as many it must have seen."""
     path = f"{directory}/{DELAYED_NAME}"
     if not files.exists(f"{path}/{DATA_NAME}"):  # LMDB would make it, empty
         raise ForeignDirectory(f"{path} holds no {DATA_NAME}: restore it, or remove the folder to do without what waited in it")
     if files.exists(path + ATTEMPT_SUFFIX):
         verdict = examine(path)
         if verdict.finished and verdict.findings:
-            return None, "; ".join(verdict.findings[:3])
+            return None, _Trouble("; ".join(verdict.findings[:3]))
         notes += verdict.findings
     _mark(files, path, "open")
     try:
-        return DelayedStore(path, uuid), ""
+        store = DelayedStore(path, uuid)
     except Damaged as error:
-        return None, str(error)
+        return None, _Trouble(str(error))
+    if store.progress.commits >= commits:
+        return store, _Trouble("")
+    store.close()
+    return None, _Trouble(f"{path} has seen {store.progress.commits} commits, and {commits} are noted", older=True)
 
 
 def _connect(store: DelayedStore, files: Files, directory: str) -> None:
     store.attempting = lambda what: _mark(files, store.path, what)
+    store.committed = lambda progress: note_progress(files, store.path, progress)
     store.set_aside = lambda key, value, why: _keep_bad(files, directory, key, value, why)
 
 

@@ -1,18 +1,22 @@
 """Save what can be read of a damaged environment of delayed messages, in processes of their own: reading it may kill whoever does.
 
-    python -m zsq.storage.delayed_rescue STEP OLD NEW
-    python -m zsq.storage.delayed_rescue check PATH
+    python -m zsq.storage.delayed_rescue STEP OLD NEW PARENT ROWS BORDER
+    python -m zsq.storage.delayed_rescue meta|check PATH
 
 A step reads OLD (never writes there) and adds to NEW what it finds whole: `meta` says what the meta row knows, `forward` takes rows
-from the first on, `backward` from the last, `producers` the producers' rows. A step that dies of a damaged page has committed what it
-had until then; the two ways over the rows leave out only what lies between the first and the last page that cannot be read. Each
+from the first on, `backward` from the last, `producers` the producers' rows. A step that dies of a damaged page is tried once more,
+committing each row; so the two ways over the rows leave out only what lies between the first and the last page that cannot be read. Each
 row is believed by its own checksum. What comes out is one line of JSON.
+
+A rescue of many rows takes longer than a start may take. So one that was killed goes on where it was: `forward` behind the last row of
+NEW, `backward`, which stops at the `BORDER` that the former came to, before the first one behind that; what steps are done is in a file. A
+step outlives the parent that was killed by one commit at most, and the next waits for its lock.
 
 Names in the topic's folder, so that a crash at any moment is finished by the next start:
 
 | names | then |
 |---|---|
-| `delayed` | salvage into `delayed.tmp` (begun anew if it is there) |
+| `delayed`, `delayed.rescue` | salvage goes on |
 | `delayed`, `delayed.ready` | rename `delayed` to `delayed.bad-N` |
 | `delayed.ready` | rename it to `delayed` |
 
@@ -23,9 +27,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import lmdb
@@ -33,13 +40,18 @@ import lmdb
 from ..transport.codec import unpack_value
 from .delayed import DelayedStore
 from .delayed_format import META, PRODUCER, ROW, SUM_MASK, DelayedProducer, crc_of, decode_row, parse_producer_key, unwrap
-from .delayed_rows import Rows, prefixed, read_meta, translated
-from .errors import Damaged, DiskFull, StorageError, StoreFailed
+from .delayed_rows import Progress, Rows, prefixed, read_meta, rows_from, translated
+from .errors import Damaged, DiskFull, Locked, StorageError, StoreFailed
 from .files import Files
 from .log_format import DELAYED_NAME, TEMPORARY_SUFFIX
 from .state_check import examine
 
+RESCUE_SUFFIX: Final = ".rescue"
 READY_SUFFIX: Final = ".ready"
+DONE_NAME: Final = "steps"
+DONE_BYTES_MAX: Final = 4_096
+STEP_LOCK_NAME: Final = "lock"
+LOCK_LOOK_S: Final = 0.05
 BATCH_ROWS: Final = 1_000
 BATCH_BYTES: Final = 8 * 1024 * 1024
 STEP_S: Final = 600.0
@@ -48,7 +60,7 @@ RESCUES_MAX: Final = 1_000  # environments set aside in one folder
 
 
 def finish_rescue(files: Files, directory: str) -> None:
-    """After a crash in the middle of one."""
+    """After a crash at the end of one."""
     path = f"{directory}/{DELAYED_NAME}"
     if files.exists(path + TEMPORARY_SUFFIX):
         files.remove_tree(path + TEMPORARY_SUFFIX)
@@ -56,30 +68,89 @@ def finish_rescue(files: Files, directory: str) -> None:
         _put_in_place(files, directory)
 
 
-def rescue(files: Files, directory: str, uuid: bytes, now_ns: int) -> tuple[str, int | None]:
+def is_rescuing(files: Files, directory: str) -> bool:
+    """One was begun, and is not at its end."""
+    return files.exists(f"{directory}/{DELAYED_NAME}{RESCUE_SUFFIX}")
+
+
+def rescue(
+    files: Files, directory: str, uuid: bytes, now_ns: int, noted: Progress, drop_moved: Callable[[DelayedStore], object]
+) -> tuple[str, int | None]:
     """Put in place what can be read: where the old environment lies now, and how many messages are lost (None: nobody knows).
 
-    `StoreFailed` where it could not be done for another reason than damage (no space): nothing has changed then.
+    `noted`: what is known of its newest commit. `drop_moved` removes rows that the log has. `StoreFailed` where it could not be done
+    for another reason than damage (no space): nothing has changed then, and the next time goes on.
     """
     path = f"{directory}/{DELAYED_NAME}"
-    new = path + TEMPORARY_SUFFIX
-    if files.exists(new):
-        files.remove_tree(new)
-    files.make_folder(new)
-    DelayedStore(new, uuid, create=True, first_serial=now_ns).close()
-    meta: dict[str, int] = {}
-    for step in STEPS:
-        meta |= _run(step, path, new)
+    new = path + RESCUE_SUFFIX
+    if not files.exists(new):
+        _begin(files, directory, uuid, now_ns)
+    meta = _take_steps(files, path, new)
     store = DelayedStore(new, uuid)
     try:
-        lost = max(0, meta["messages"] - store.summary.messages) if meta else None
-        store.adjust(meta.get("serial", 0), meta.get("lost", 0) + (lost or 0))
+        drop_moved(store)
+        expected = meta.get("messages")
+        if noted.commits > meta.get("commits", 0):
+            expected = noted.messages
+        lost = None if expected is None else max(0, expected - store.summary.messages)
+        serial, commits = max(meta.get("serial", 0), noted.serial), max(meta.get("commits", 0), noted.commits)
+        store.adjust(serial, meta.get("lost", 0) + (lost or 0) - store.summary.lost, commits)  # again after a crash: the same
     finally:
         store.close()
+    for name in (DONE_NAME, STEP_LOCK_NAME):
+        files.remove(f"{new}/{name}")
     files.sync_folder(new)
     files.rename(new, path + READY_SUFFIX)
     files.sync_folder(directory)
     return _put_in_place(files, directory), lost
+
+
+def _begin(files: Files, directory: str, uuid: bytes, now_ns: int) -> None:
+    path = f"{directory}/{DELAYED_NAME}"
+    temporary = path + TEMPORARY_SUFFIX
+    files.make_folder(temporary)
+    DelayedStore(temporary, uuid, create=True, first_serial=now_ns).close()
+    files.sync_folder(temporary)
+    files.rename(temporary, path + RESCUE_SUFFIX)
+    files.sync_folder(directory)
+
+
+def _take_steps(files: Files, path: str, new: str) -> dict[str, int]:
+    """Those that are not done yet; what the meta row says."""
+    note = f"{new}/{DONE_NAME}"
+    done: dict[str, Any] = json.loads(files.read_file(note, DONE_BYTES_MAX)) if files.exists(note) else {}
+    for step in STEPS:
+        if step in done:
+            continue
+        if step == "meta":
+            said: dict[str, Any] = probe(path)
+        else:
+            border = str(done.get("forward", {}).get("border", ""))
+            for rows_max in (BATCH_ROWS, 1):
+                if _run(step, path, new, str(os.getpid()), str(rows_max), border) is not None:
+                    break
+            said = {"border": _last_row(new).hex()} if step == "forward" else {}
+        done[step] = said
+        if files.exists(note + TEMPORARY_SUFFIX):
+            files.remove(note + TEMPORARY_SUFFIX)
+        files.write_file(note + TEMPORARY_SUFFIX, json.dumps(done).encode())
+        files.rename(note + TEMPORARY_SUFFIX, note)
+        files.sync_folder(new)
+    found: dict[str, int] = done["meta"]
+    return found
+
+
+def probe(path: str) -> dict[str, int]:
+    """What the meta row of an environment knows; {} where it cannot be read."""
+    return _run("meta", path) or {}
+
+
+def _last_row(path: str) -> bytes:
+    """Its key; empty where there is none."""
+    with translated(path), contextlib.closing(lmdb.open(path, lock=False, readonly=True, create=False)) as env, env.begin() as txn:
+        cursor = txn.cursor()
+        found: bytes = cursor.key() if cursor.set_range(META) and cursor.prev() else b""
+        return found
 
 
 def _put_in_place(files: Files, directory: str) -> str:
@@ -93,17 +164,17 @@ def _put_in_place(files: Files, directory: str) -> str:
     return bad
 
 
-def _run(step: str, *paths: str) -> dict[str, Any]:
-    """What the step said; {} where it died of what it read."""
-    name, old = __spec__.name if __spec__ is not None else __name__, paths[0]
+def _run(step: str, *arguments: str) -> dict[str, Any] | None:
+    """What the step said; None where it died of what it read."""
+    name, old = __spec__.name if __spec__ is not None else __name__, arguments[0]
     try:
-        done = subprocess.run([sys.executable, "-m", name, step, *paths], capture_output=True, timeout=STEP_S, check=False)
+        done = subprocess.run([sys.executable, "-m", name, step, *arguments], capture_output=True, timeout=STEP_S, check=False)
     except subprocess.TimeoutExpired as error:
         raise StoreFailed(f"{old} could not be rescued within {STEP_S:g} s") from error
     except OSError as error:
         raise StoreFailed(f"{old} could not be rescued: {error}") from error
-    if done.returncode < 0:
-        return {}
+    if done.returncode < 0 and -done.returncode not in {signal.SIGKILL, signal.SIGTERM, signal.SIGINT}:
+        return None
     if done.returncode:
         raise StoreFailed(f"{old} could not be rescued: {done.stderr.decode(errors='replace')[-500:]}")
     found: dict[str, Any] = json.loads(done.stdout)
@@ -116,7 +187,7 @@ def check_delayed(path: str) -> list[str]:
     if verdict.findings or not verdict.finished:
         return verdict.findings
     try:
-        return [str(sentence) for sentence in _run("check", path).values()]
+        return [str(sentence) for sentence in (_run("check", path) or {}).values()]
     except StoreFailed as error:
         return [str(error)]
 
@@ -147,31 +218,72 @@ def _all(txn: Any) -> Iterator[tuple[bytes, bytes]]:
             yield key, value
 
 
-def take_step(step: str, old: str, new: str) -> dict[str, int]:
+def meta_of(path: str) -> dict[str, int]:
+    try:
+        with translated(path), contextlib.closing(lmdb.open(path, lock=False, readonly=True, create=False)) as env, env.begin() as txn:
+            meta = read_meta(txn)
+    except (DiskFull, StorageError):
+        return {}
+    return {name: int(meta[name]) for name in ("messages", "serial", "lost", "commits")}
+
+
+def take_step(step: str, old: str, new: str, parent: int, rows_max: int, border: bytes) -> None:
+    """Until done, or the parent is gone."""
+    files = Files()
+    while os.getppid() == parent:
+        try:
+            lock = files.lock(f"{new}/{STEP_LOCK_NAME}")
+            break
+        except Locked:  # what is left of a parent that was killed
+            time.sleep(LOCK_LOOK_S)
+    else:
+        return
     try:
         with translated(old):
             source = lmdb.open(old, lock=False, readonly=True, create=False, readahead=step == "forward", max_dbs=0)
     except (DiskFull, StorageError):
-        return {}
-    with contextlib.closing(source), source.begin() as txn:
-        if step == "meta":
-            try:
-                with translated(old):
-                    meta = read_meta(txn)
-            except StorageError:
-                return {}
-            return {name: int(meta[name]) for name in ("messages", "serial", "lost")}
-        found = producers(txn) if step == "producers" else rows(txn, backward=step == "backward")
-        _add(new, _until_damaged(old, found), stop_at_known=step == "backward")
-    return {}
-
-
-def rows(txn: Any, *, backward: bool) -> Iterator[tuple[bytes, bytes]]:
-    cursor = txn.cursor()
-    if not (cursor.set_range(bytes([ROW[0] + 1])) and cursor.prev() if backward else cursor.set_range(ROW)):
         return
-    for key, value in cursor.iterprev() if backward else cursor:
-        if not key.startswith(ROW):
+    with contextlib.closing(source), source.begin() as txn, contextlib.closing(lmdb.open(new, lock=False, map_size=1 << 42)) as env:
+        with env.begin() as own:
+            begin = resumed(own, border)
+        if step == "producers":
+            found = producers(txn)
+        else:
+            found = backward(txn, begin, border) if step == "backward" else forward(txn, begin)
+        found = _until_damaged(old, found)
+        more = True
+        while more and os.getppid() == parent:
+            with translated(new), env.begin(write=True) as into:
+                batch = Rows(into)
+                more = _add_some(batch, found, rows_max)
+                batch.finish(missing_is_lost=False)
+    files.close(lock)
+
+
+def resumed(own: Any, border: bytes) -> bytes:
+    """Where the way over the rows was, by what was saved: the last row, or going backward (there is a border) the first one behind it."""
+    cursor = own.cursor()
+    if border:
+        found = cursor.set_range(border + b"\0")
+    else:
+        found = cursor.set_range(META) and cursor.prev()
+    key: bytes = cursor.key() if found else b""
+    return key if key.startswith(ROW) else b""
+
+
+def forward(txn: Any, begin: bytes) -> Iterator[tuple[bytes, bytes]]:
+    for key, value in rows_from(txn, begin):
+        with contextlib.suppress(Damaged):
+            decode_row(key, value)
+            yield key, value
+
+
+def backward(txn: Any, begin: bytes, border: bytes) -> Iterator[tuple[bytes, bytes]]:
+    cursor = txn.cursor()
+    if not (cursor.set_range(begin or META) and cursor.prev()):
+        return
+    for key, value in cursor.iterprev():
+        if key <= border:
             return
         with contextlib.suppress(Damaged):
             decode_row(key, value)
@@ -191,22 +303,10 @@ def _until_damaged(path: str, found: Iterator[tuple[bytes, bytes]]) -> Iterator[
         yield from found
 
 
-def _add(new: str, found: Iterator[tuple[bytes, bytes]], *, stop_at_known: bool) -> None:
-    with contextlib.closing(lmdb.open(new, lock=False, create=False, map_size=1 << 42)) as env:
-        more = True
-        while more:
-            with translated(new), env.begin(write=True) as txn:
-                batch = Rows(txn)
-                more = _add_some(batch, found, stop_at_known)
-                batch.finish(missing_is_lost=False)
-
-
-def _add_some(batch: Rows, found: Iterator[tuple[bytes, bytes]], stop_at_known: bool) -> bool:
+def _add_some(batch: Rows, found: Iterator[tuple[bytes, bytes]], rows_max: int) -> bool:
     size = count = 0
     for key, value in found:
         if batch.txn.get(key) is not None:
-            if stop_at_known:
-                return False
             continue
         if key.startswith(ROW):
             batch.add(decode_row(key, value))
@@ -214,13 +314,23 @@ def _add_some(batch: Rows, found: Iterator[tuple[bytes, bytes]], stop_at_known: 
             batch.put_value(key, value)
         size += len(value)
         count += 1
-        if size > BATCH_BYTES or count >= BATCH_ROWS:
+        if size > BATCH_BYTES or count >= rows_max:
             return True
     return False
 
 
+def main(step: str, path: str, *rest: str) -> None:
+    said: dict[str, Any] = {}
+    if step in {"check", "meta"}:
+        said = counted(path) if step == "check" else meta_of(path)
+    else:
+        new, parent, rows_max, border = rest
+        take_step(step, path, new, int(parent), int(rows_max), bytes.fromhex(border))
+    sys.stdout.write(json.dumps(said))
+
+
 if __name__ == "__main__":
     try:
-        sys.stdout.write(json.dumps(counted(sys.argv[2]) if sys.argv[1] == "check" else take_step(*sys.argv[1:])))
+        main(*sys.argv[1:])
     except DiskFull as failure:
         sys.exit(str(failure))

@@ -45,6 +45,14 @@ class DelayedSummary(NamedTuple):
     lost: int = 0
 
 
+class Progress(NamedTuple):
+    """How far an environment has come: what its newest commit left. `commits`: how many there were."""
+
+    commits: int = 0
+    serial: int = 0
+    messages: int = 0
+
+
 class Listed(NamedTuple):
     """One message that waits; `size` is its body's."""
 
@@ -115,7 +123,7 @@ class Rows:
             self.meta["bytes"] -= max(0, len(value) - 6 - len(key))
             self.meta["lost"] += count
 
-    def finish(self, *, missing_is_lost: bool = True) -> DelayedSummary:
+    def finish(self, *, missing_is_lost: bool = True, counts: bool = True) -> DelayedSummary:
         """Write the meta row. Where it counts messages and there is no row, they are lost: what a damaged page held, nobody can name."""
         meta = self.meta
         meta["messages"] = max(0, meta["messages"])
@@ -123,6 +131,7 @@ class Rows:
             meta["lost"] += meta["messages"]
             meta["messages"] = meta["bytes"] = 0
         meta["bytes"] = max(0, meta["bytes"])
+        meta["commits"] += counts
         self.txn.put(META, wrap(META, pack_value(meta)))
         summary, self.sound = summary_of(self.txn, meta, self.sound)
         return summary

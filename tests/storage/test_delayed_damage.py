@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import os
+import struct
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import lmdb
 import pytest
 
+from zsq.storage import delayed_rescue
 from zsq.storage.delayed import DelayedStore
-from zsq.storage.delayed_format import DelayedKey, row_key
+from zsq.storage.delayed_format import DelayedKey, due_block, row_key
+from zsq.storage.delayed_head import TRYING_NAME, note_progress
+from zsq.storage.delayed_rescue import rescue
+from zsq.storage.delayed_rows import Progress
+from zsq.storage.errors import StoreFailed
+from zsq.storage.files import Files
+from zsq.storage.state import StateBatch
 from zsq.transport.block import pack
+
+if TYPE_CHECKING:
+    from tests.storage.conftest import Desk
 
 UUID = bytes(range(16))
 DUE = 1_700_000_000_000_000_000
@@ -78,3 +93,219 @@ def test_cancelling_all_ends_a_turn_at_its_bytes_too(store: DelayedStore) -> Non
     assert store.cancel_some(2, 1 << 30) == 2
     assert store.cancel_some(99, 1 << 30) == 4
     assert store.cancel_some(99, 1 << 30) == 0
+
+
+# LMDB's two heads: at 16 of each of the first two pages; magic, version, ..., transaction in the last 8 of 136 bytes
+
+TRANSACTION_AT = 16 + 128
+
+
+def filled(desk: Desk) -> DelayedStore:
+    assert desk.store is not None
+    found = desk.store.make_delayed(1_000)
+    publish(found, 6)
+    return found
+
+
+def change_head(desk: Desk, newest: bool, byte: int, bit: int) -> None:
+    desk.abandon_cleanly()
+    file = desk.path("delayed/data.mdb")
+    data = bytearray(file.read_bytes())
+    first, second = (struct.unpack_from("=Q", data, page + TRANSACTION_AT)[0] for page in (0, 4096))
+    data[(0 if (first > second) == newest else 4096) + byte] ^= 1 << bit
+    desk.replace(file, bytes(data))
+
+
+def found_there(desk: Desk) -> tuple[list[bytes], int, list[str]]:
+    store = desk.open()
+    assert store.delayed is not None
+    return [one.body for one in store.delayed.listed(None, 99, 99)], store.delayed.summary.lost, store.report.alarms
+
+
+ALL = [b"%03d" % number for number in range(6)]
+
+
+@pytest.mark.parametrize("newest", [True, False])
+@pytest.mark.parametrize(("byte", "bit"), [(10, 3), (16, 0), (20, 1), (TRANSACTION_AT, 2), (TRANSACTION_AT, 3), (TRANSACTION_AT + 5, 0)])
+def test_a_flipped_bit_in_a_head_costs_no_message(desk: Desk, newest: bool, byte: int, bit: int) -> None:
+    """Flag, magic, version, number of the transaction: LMDB refuses it all, or takes the older one, unnoticed."""
+    filled(desk)
+    change_head(desk, newest, byte, bit)
+    bodies, lost, _ = found_there(desk)
+    assert (bodies, lost) == (ALL, 0)
+    assert desk.store is not None
+    assert desk.store.delayed is not None
+    assert desk.store.delayed.producers[7].next_sequence == 6
+    desk.store.delayed.put([(pack([b"z"], producer_id=7, sequence=6), DUE + 50)], 5)
+    desk.restart()
+    assert found_again(desk) == [*ALL, b"z"]
+
+
+def found_again(desk: Desk) -> list[bytes]:
+    assert desk.store is not None
+    assert desk.store.delayed is not None
+    return [one.body for one in desk.store.delayed.listed(None, 99, 99)]
+
+
+def test_a_mended_head_is_told_and_what_it_was_is_kept(desk: Desk) -> None:
+    filled(desk)
+    change_head(desk, True, 16, 0)
+    before = desk.path("delayed/data.mdb").read_bytes()[:8192]
+    _, _, alarms = found_there(desk)
+    assert any("one of the two heads" in alarm for alarm in alarms)
+    assert desk.path("delayed/head.bad-0").read_bytes() == before
+    assert not desk.path(f"delayed/{TRYING_NAME}").exists()
+
+
+def test_a_crash_while_a_head_is_mended_begins_anew(desk: Desk) -> None:
+    filled(desk)
+    change_head(desk, True, 16, 0)
+    data = desk.path("delayed/data.mdb").read_bytes()
+    desk.path(f"delayed/{TRYING_NAME}").write_bytes(data[:8192])
+    desk.replace(desk.path("delayed/data.mdb"), b"\xff" * 8192 + data[8192:])
+    desk.files.reset()
+    assert found_there(desk)[:2] == (ALL, 0)
+
+
+def fall_back(desk: Desk, last: Callable[[DelayedStore], object]) -> None:
+    """The whole file is one commit older than what is noted."""
+    store = filled(desk)
+    file = desk.path("delayed/data.mdb")
+    older = file.read_bytes()
+    last(store)
+    desk.abandon_cleanly()
+    desk.replace(file, older)
+
+
+def test_an_older_commit_that_comes_back_is_counted(desk: Desk) -> None:
+    fall_back(desk, lambda store: store.put([(pack([b"x", b"y"], producer_id=7, sequence=6), DUE + 6)], 5))
+    bodies, lost, alarms = found_there(desk)
+    assert (bodies, lost) == (ALL, 2)
+    assert any("2 delayed messages are lost" in alarm for alarm in alarms)
+    assert desk.store is not None
+    assert desk.store.delayed is not None
+    (key,) = desk.store.delayed.put([(pack([b"z"], producer_id=7, sequence=7), DUE + 7)], 5)
+    assert key.serial == 1_008, "no serial comes again"
+    desk.restart()
+    assert desk.store.report.alarms == [], "once"
+
+
+def test_what_an_older_commit_has_again_does_not_move_again(desk: Desk) -> None:
+    """Its removal was the last commit, and the checkpoint has passed its block."""
+
+    def move(store: DelayedStore) -> None:
+        rows = store.due(DUE + 1, 1 << 20, 99)
+        desk.log.append([due_block(row) for row in rows], DUE + 10)
+        desk.log.sync()
+        store.remove([row.key for row in rows], known=True)
+        assert desk.store is not None
+        desk.store.state.commit(StateBatch(synced_end=desk.log.synced_end, applied_offset=desk.log.synced_end))
+
+    fall_back(desk, move)
+    bodies, lost, alarms = found_there(desk)
+    assert (bodies, lost) == (ALL[2:], 0)
+    assert any("0 delayed messages are lost" in alarm for alarm in alarms)
+
+
+def test_what_a_rescue_finds_and_the_log_has_does_not_move_again(desk: Desk) -> None:
+    store = filled(desk)
+    desk.log.append([due_block(row) for row in store.due(DUE + 1, 1 << 20, 99)], DUE + 10)
+    desk.log.sync()
+    assert desk.store is not None
+    desk.store.state.commit(StateBatch(synced_end=desk.log.synced_end, applied_offset=desk.log.synced_end))
+    desk.abandon_cleanly()
+    desk.path("delayed.rescue").mkdir()
+    DelayedStore(str(desk.path("delayed.rescue")), bytes.fromhex("00112233445566778899aabbccddeeff"), create=True).close()
+    desk.files.reset()
+    assert found_there(desk)[0] == ALL[2:]
+
+
+# A rescue
+
+
+def damaged_in_the_middle(path: Path) -> DelayedStore:
+    path.mkdir(exist_ok=True)
+    store = DelayedStore(str(path / "delayed"), UUID, map_bytes=1 << 20, create=True, first_serial=2_000)
+    publish(store, 100, 300)
+    store.close()
+    note_progress(Files(), store.path, store.progress)
+    return store
+
+
+def saved(path: Path) -> tuple[list[bytes], int, DelayedKey]:
+    store = DelayedStore(str(path / "delayed"), UUID)
+    try:
+        found = [one.body[:3] for one in store.listed(None, 999, 99)]
+        return found, store.summary.lost, store.put([(pack([b"z"], producer_id=7, sequence=900), DUE)], 5)[0]
+    finally:
+        store.close()
+
+
+def test_serials_go_on_after_a_rescue(tmp_path: Path) -> None:
+    """Though the clock was put back behind them."""
+    damaged_in_the_middle(tmp_path / "a")
+    assert rescue(Files(), str(tmp_path / "a"), UUID, 5, Progress(), lambda store: None)[1] == 0
+    found, lost, key = saved(tmp_path / "a")
+    assert (len(found), lost, key.serial) == (100, 0, 2_100)
+
+
+def test_a_rescue_goes_on_where_it_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before any step, and with any number of rows saved: nothing is begun anew, nothing twice, nothing left out."""
+    folder = tmp_path / "a"
+    source = damaged_in_the_middle(folder)
+    path, new = source.path, source.path + ".rescue"
+    run = delayed_rescue._run
+    calls: list[tuple[str, ...]] = []
+
+    def die(step: str, *arguments: str) -> object:
+        """After so many rows, as a start that took too long."""
+        calls.append((step, *arguments))
+        if step == dying[-1]:
+            if step != "meta":
+                delayed_rescue.take_step(step, path, new, os.getppid(), 10, bytes.fromhex(arguments[-1]))
+            raise StoreFailed("killed")
+        return run(step, *arguments)
+
+    def one_batch(*arguments: object) -> bool:
+        add_some(*arguments)  # type: ignore[arg-type]
+        return False
+
+    add_some = delayed_rescue._add_some
+    monkeypatch.setattr(delayed_rescue, "_run", die)
+    monkeypatch.setattr(delayed_rescue, "_add_some", one_batch)
+    sizes = []
+    dying: list[str] = []
+    for step in ("meta", "forward", "forward", "forward", "backward", "producers"):
+        dying.append(step)
+        with pytest.raises(StoreFailed):
+            rescue(Files(), str(folder), UUID, 5, Progress(), lambda store: None)
+        with contextlib.closing(DelayedStore(new, UUID)) as store:
+            sizes.append(store.summary.messages)
+    assert sizes == [0, 10, 20, 30, 100, 100]
+    assert [call[0] for call in calls].count("meta") == 2, "a step that is done is not done again"
+    dying.append("")
+    assert rescue(Files(), str(folder), UUID, 5, Progress(), lambda store: None)[1] == 0
+    assert sorted(os.listdir(folder)) == ["delayed", "delayed.bad-0"]
+    assert saved(folder)[:2] == ([b"%03d" % number for number in range(100)], 0)
+
+
+def test_backward_goes_on_where_it_was(tmp_path: Path) -> None:
+    source = damaged_in_the_middle(tmp_path / "a")
+    with contextlib.closing(lmdb.open(source.path, lock=False, readonly=True)) as env, env.begin() as txn:
+        keys = [key for key, _ in delayed_rescue.forward(txn, b"")]
+        border = keys[40]
+        assert [key for key, _ in delayed_rescue.backward(txn, b"", border)] == keys[:40:-1]
+        assert [key for key, _ in delayed_rescue.backward(txn, keys[70], border)] == keys[69:40:-1]
+        assert delayed_rescue.resumed(txn, border) == keys[41]
+        assert delayed_rescue.resumed(txn, b"") == keys[-1]
+        assert delayed_rescue.resumed(txn, keys[-1]) == b""
+
+
+def test_a_step_whose_parent_is_gone_does_nothing(tmp_path: Path) -> None:
+    """Else two would write at once what comes out."""
+    source = damaged_in_the_middle(tmp_path / "a")
+    with contextlib.closing(DelayedStore(source.path + ".rescue", UUID, create=True)):
+        pass
+    delayed_rescue.take_step("forward", source.path, source.path + ".rescue", os.getppid() + 1, 10, b"")
+    with contextlib.closing(DelayedStore(source.path + ".rescue", UUID)) as store:
+        assert store.summary.messages == 0
