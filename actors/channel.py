@@ -45,7 +45,6 @@ class Channel(Actor):
         self._orders: list[tuple[int, dict[str, Any]]] = []  # answered likewise
         self._orders_out: list[tuple[int, dict[str, Any]]] = []
         self._fetches: dict[int, int] = {}  # request -> offset wanted for a redelivery
-        self._due_out = 0  # request of the Due on its way
         self._hinted_ns = 0
         self.every(options.SAVE_INTERVAL_MS, self._save_if_dirty)
         return {"front": self.settings["front"]}
@@ -247,10 +246,10 @@ class Channel(Actor):
         port.send(mail.envelope, p.Scanned(cast("p.Scan", mail.word).request, dirty, self._hinted_ns))
 
     def _ask_for_due(self) -> None:
-        if not self._due_out and not self.stopping and self.delivery.deferred.may_ask(self.delivery.held):
+        if not self.stopping and self.delivery.deferred.may_ask(self.delivery.held):
             self._request += 1
-            self._due_out = self._request
-            self.storage.send((), p.Due(self._due_out, self.name, time.time_ns(), options.DUE_ROWS_MAX))
+            self.delivery.deferred.ask(self._request)
+            self.storage.send((), p.Due(self._request, self.name, time.time_ns(), options.DUE_ROWS_MAX))
 
     # Commits
 
@@ -274,8 +273,7 @@ class Channel(Actor):
 
     def on_done_word(self, port: Port, mail: Mail) -> None:
         word = cast("p.Done", mail.word)
-        if word.request == self._due_out:
-            self._due_out = 0
+        if self.delivery.deferred.answered(word.request):
             self.delivery.came_due(word.data["rows"], word.data["next_due_ns"], time.time_ns())
         if word.request != self._save_out:
             return
@@ -294,6 +292,7 @@ class Channel(Actor):
             log.error("%s: reading offset %d: %s", self.title, offset, word.text)
             self.delivery.lost(offset, offset + 1)
             return
+        self.delivery.deferred.failed(word.request)
         if word.request == self._save_out:  # another owner, or rows that storage cannot take: what is held here is worth nothing
             raise RuntimeError(f"{self.title}: storage says {word.code} {word.text}")
         log.warning("%s: %s %s", self.title, word.code, word.text)
@@ -326,7 +325,6 @@ class Channel(Actor):
     def _move(self, offset: int) -> None:
         self.delivery.seek(offset)
         self._fetches.clear()
-        self._due_out = 0
         self.feed.moved()
 
     def on_stop(self) -> bool:

@@ -114,8 +114,9 @@ class ChannelDesk:
         word = cast("p.Due", mail.word)
         self._check_owner(mail, word.channel)
         limit = min(max(word.limit, 0), options.DUE_ROWS_MAX)
+        late_ns = word.until_ns + options.DUE_LATEST_NS
         self._state.read(
-            lambda store: (*store.due(word.channel, word.until_ns, limit), store.deferred(word.channel).messages),
+            lambda store: (*store.due(word.channel, word.until_ns, limit, late_ns), store.deferred(word.channel).messages),
             partial(_answer_due, port, mail),
         )
 

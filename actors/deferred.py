@@ -9,6 +9,9 @@ Ten million of them cost this side a few numbers. A row's life:
 
 The store is not asked again before that commit is done: it would name the same rows. `held` bounds what is asked for: a channel
 without consumers leaves what is due where it lies.
+
+No delay is longer than an hour. A due time beyond that was told by a clock that was wrong, and is set right since: it counts as due. The
+store names such rows with any answer (`StateStore.due`).
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ class Deferred:
         self._out: list[Row] = []
         self._came = self._came_out = False
         self._clear = False
+        self._asked = 0  # request of the question on its way
 
     @property
     def uncommitted(self) -> int:
@@ -71,27 +75,45 @@ class Deferred:
         self._new, self._out = [], []
         self._came = False
         self._clear = True
+        self._asked = 0  # its answer is about what is gone
 
     # Due
 
     def due(self, wall_ns: int, held: int) -> list[Run]:
         """What is due of those that no commit has taken; and whether to ask the store."""
-        if self.next_due_ns and self.next_due_ns <= wall_ns and held < options.DUE_HELD_MAX:
+        if self.next_due_ns and is_due(self.next_due_ns, wall_ns) and held < options.DUE_HELD_MAX:
             self.wanted = True
-        due = [row[:3] for row in self._new if row[3] <= wall_ns]
+        due = [row[:3] for row in self._new if is_due(row[3], wall_ns)]
         if due:
-            self._new = [row for row in self._new if row[3] > wall_ns]
+            self._new = [row for row in self._new if not is_due(row[3], wall_ns)]
             self._back(due)
         return due
 
     def may_ask(self, held: int) -> bool:
         """Nothing that the store named before is still to be taken from it."""
-        return self.wanted and held < options.DUE_HELD_MAX and not self._came and not self._came_out and not self._clear
+        settled = not self._asked and not self._came and not self._came_out and not self._clear
+        return self.wanted and held < options.DUE_HELD_MAX and settled
+
+    def ask(self, request: int) -> None:
+        """The question goes out."""
+        self._asked = request
+
+    def answered(self, request: int) -> bool:
+        """False: it is not the answer to the question that is out, or nobody wants it now."""
+        if not self._asked or request != self._asked:
+            return False
+        self._asked = 0
+        return True
+
+    def failed(self, request: int) -> None:
+        """That question has no answer: the next scan asks again."""
+        if self.answered(request):
+            self.wanted = False
 
     def came(self, rows: Sequence[Row], next_due_ns: int, wall_ns: int) -> list[Run]:
         """What the store named: live again, with the next commit."""
         self.next_due_ns = next_due_ns
-        self.wanted = bool(next_due_ns) and next_due_ns <= wall_ns
+        self.wanted = bool(next_due_ns) and is_due(next_due_ns, wall_ns)
         self._came = self._came or bool(rows)
         runs = [(start, count, attempts) for start, count, attempts, _ in rows]
         self._back(runs)
@@ -101,9 +123,13 @@ class Deferred:
         self.rows -= len(runs)
         self.messages -= sum(run[1] for run in runs)
 
-    def next_due(self, held: int) -> int:
+    def next_due(self, wall_ns: int, held: int) -> int:
         """When `due` has something to say; 0: never, as far as is known."""
         times = [row[3] for row in self._new]
         if self.next_due_ns and not self.wanted and held < options.DUE_HELD_MAX:
             times.append(self.next_due_ns)
-        return min(times, default=0)
+        return min((wall_ns if is_due(due_ns, wall_ns) else due_ns for due_ns in times), default=0)
+
+
+def is_due(due_ns: int, wall_ns: int) -> bool:
+    return due_ns <= wall_ns or due_ns > wall_ns + options.DUE_LATEST_NS

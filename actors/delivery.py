@@ -302,7 +302,7 @@ class Delivery:
         lease = self._deadlines.next_due()
         if lease is not None:
             times.append(lease)
-        due = self.deferred.next_due(self.held)
+        due = self.deferred.next_due(wall_ns, self.held)
         if due:
             times.append(now_ns + due - wall_ns)
         return max(1, min(times)) if times else 0

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from ..transport.protocol import REQUEUE_DELAY_MS_MAX
+
 KIB: Final = 1024
 MIB: Final = 1024 * 1024
 
@@ -20,6 +22,7 @@ HOLE_ROWS_MAX: Final = 10_000  # beyond it no new messages are taken until old o
 DEFERRED_ROWS_MAX: Final = 10_000_000  # requeued with a delay, on disk: about 200 bytes each; beyond it no new messages are taken
 DUE_HELD_MAX: Final = HOLE_ROWS_MAX // 2  # deferred rows that are due come back while fewer are held, so that new messages still come
 DUE_ROWS_MAX: Final = 1_000  # of one answer
+DUE_LATEST_NS: Final = (REQUEUE_DELAY_MS_MAX + 60_000) * 1_000_000  # no requeue is due later; a minute for clocks that are set
 PROMISED_MAX: Final = 50_000  # messages to be delivered again whose next number one commit promises; the rest of a long run waits
 PROMISED_ROWS_LOW: Final = 4_000  # rows (and half of those messages) that are ready; while there are more, nothing is promised
 SAVE_ROWS_MAX: Final = 50_000  # of one frame: 36 bytes a row at most, so under 2 MB

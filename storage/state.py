@@ -51,7 +51,7 @@ from .state_rows import (
     unwrap,
     unwrap_meta,
 )
-from .state_transaction import DeferredRows, SmallRows, apply, due_row, first_unfinished, rows_of, small_rows_of, with_firsts
+from .state_transaction import DeferredRows, SmallRows, apply, due_row, first_unfinished, late_rows, rows_of, small_rows_of, with_firsts
 
 __all__ = [
     "MAP_BYTES",
@@ -160,14 +160,18 @@ class StateStore:
             for key, value in rows_of(txn, prefix(DEFERRED, DeferredRows(txn).name(channel))):
                 yield HoleRow(start_of(key), *HOLE_ROW.unpack(unwrap(key, value)))
 
-    def due(self, channel: str, until_ns: int, limit: int) -> tuple[list[HoleRow], int]:
-        """The earliest deferred holes that are due by then, at most `limit`, and when the one behind those is due; 0: there is none."""
+    def due(self, channel: str, until_ns: int, limit: int, late_ns: int = 2**64) -> tuple[list[HoleRow], int]:
+        """The earliest deferred holes that are due by then, at most `limit`, and when the one behind those is due; 0: there is none.
+
+        Also those that are due after `late_ns`, which cannot be.
+        """
         found: list[HoleRow] = []
         with self._reading() as txn:
             name = DeferredRows(txn).name(channel)
             for key, value in rows_of(txn, prefix(DUE, name)):
                 row = due_row(txn, name, key, value)
-                if row.due_ns > until_ns or len(found) >= limit:
+                if until_ns < row.due_ns <= late_ns or len(found) >= limit:
+                    found += late_rows(txn, name, late_ns, limit - len(found))
                     return found, row.due_ns
                 found.append(row)
             if len(found) != (rows := DeferredRows(txn).counted(channel).rows):

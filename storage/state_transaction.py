@@ -108,6 +108,21 @@ def with_firsts(txn: Any, channel: str, total: DeferredTotal) -> DeferredTotal:
     return total._replace(first_start=start_of(start[0]), next_due_ns=due_row(txn, channel, *due).due_ns)
 
 
+def late_rows(txn: Any, name: str, late_ns: int, limit: int) -> list[HoleRow]:
+    """Deferred holes due after that, the latest first."""
+    found: list[HoleRow] = []
+    head = prefix(DUE, name)
+    cursor = txn.cursor()
+    there = cursor.prev() if cursor.set_range(head[:-1] + b"\x01") else cursor.last()  # behind the last one; a prefix ends with a zero
+    while there and len(found) < limit and cursor.key().startswith(head):
+        row = due_row(txn, name, bytes(cursor.key()), bytes(cursor.value()))
+        if row.due_ns <= late_ns:
+            break
+        found.append(row)
+        there = cursor.prev()
+    return found
+
+
 def remove_rows(txn: Any, begin: bytes) -> list[bytes]:
     """Remove the rows whose keys begin so; their values."""
     removed = []
