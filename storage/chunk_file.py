@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from ..transport.block import DISK_MAGIC, HEADER_BYTES, TRAILER_BYTES, Header, check_columns
 from ..transport.errors import ZsqError
-from .errors import StoreFailed, Unreadable
+from .errors import Unreadable
 from .files import Files
 from .log_format import ALIGNMENT, CHUNK_HEADER_BYTES, ChunkHeader, chunk_name, decode_disk_header
 
@@ -38,7 +38,7 @@ class Stretch(NamedTuple):
 class ChunkFile:
     """An open chunk file. `end_position` is where its blocks end."""
 
-    __slots__ = ("base_offset", "end_position", "fd", "files", "folder", "header", "lenient")
+    __slots__ = ("base_offset", "end_position", "fd", "files", "folder", "header", "unreadable")
 
     def __init__(self, files: Files, folder: str, fd: int, header: ChunkHeader) -> None:
         self.files = files
@@ -47,8 +47,8 @@ class ChunkFile:
         self.header = header
         self.base_offset = header.base_offset
         self.end_position = CHUNK_HEADER_BYTES
-        self.lenient = True
-        """Bytes that the disk cannot read count as damaged. Not in recovery: that would cut off what may be readable tomorrow."""
+        self.unreadable = -1
+        """The last position met that the disk cannot read. It counts as damaged, and may be readable tomorrow: nobody cuts it off."""
 
     @property
     def path(self) -> str:
@@ -103,8 +103,6 @@ class ChunkFile:
         except OSError as error:
             if error.errno != errno.EIO:
                 raise Unreadable(f"{self.path} cannot be read at {position}: {error}") from error
-            if not self.lenient:
-                raise StoreFailed(f"{self.path} cannot be read at {position}: {error}") from error
         return b"".join(self._pread_page(min(PAGE_BYTES, size - at), position + at) for at in range(0, size, PAGE_BYTES))
 
     def _pread_page(self, size: int, position: int) -> bytes:
@@ -114,6 +112,7 @@ class ChunkFile:
         except OSError as error:
             if error.errno != errno.EIO:
                 raise Unreadable(f"{self.path} cannot be read at {position}: {error}") from error
+            self.unreadable = max(self.unreadable, position + size - 1)
             return bytes(size)
 
     def block_before(self, position: int) -> tuple[int, Header] | None:

@@ -241,7 +241,8 @@ class ChunkCheck:
         if lost > 0:
             self._add(DAMAGE, f"{size} bytes at its end cannot be read, and were synced", base + self._end, lost, needs=True)
         else:
-            self._add(NOTE, f"{size} bytes at its end are a write that did not finish; the next start cuts them off", needs=True)
+            text = f"{size} bytes at its end are a write that did not finish, or an acknowledged block that has rotted (nobody can tell)"
+            self._add(NOTE, f"{text}; the next start keeps a copy in a `.bad` file and cuts them off", needs=True)
 
     def _check_end(self, chunk: Chunk) -> None:
         base, found = self._found.base_offset, self._found

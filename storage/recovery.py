@@ -21,7 +21,7 @@ says how much before it was synced when it was written), it is damage: its bytes
 lives. Else it is a write that never finished, and it is cut off *with what lies behind it*: nothing there was
 acknowledged, and its producers will send it again. To keep a block whose predecessor was torn would raise the
 producer's sequence over the torn one, which would then be answered as stored when it comes again.
-What is cut although it was good is copied to a `.bad` file first.
+What is cut is copied to a `.bad` file first: the last block may be one that was acknowledged and has rotted, which nobody can tell.
 
 Offsets are never given twice. Where the end found lies below what the state store knows to be synced (the disk lost
 what it had synced), the log goes on behind that, with a hole.
@@ -29,6 +29,7 @@ what it had synced), the log goes on behind that, with a hole.
 
 from __future__ import annotations
 
+import errno
 import time
 from dataclasses import dataclass, field
 from typing import Final
@@ -36,7 +37,8 @@ from typing import Final
 from ..transport.block import DELAYED, IN_GROUP
 from .adoption import finish_after_crash
 from .chunk import Chunk, open_chunk
-from .damage import BAD_KEPT_BYTES_MAX, CUT_OFF, DAMAGED, Bad, keep_bytes
+from .chunk_file import PAGE_BYTES
+from .damage import BAD_FILES_MAX, BAD_KEPT_BYTES_MAX, CUT_OFF, DAMAGED, Bad, keep_bytes
 from .errors import Damaged, StoreFailed
 from .files import Files
 from .log import Log, LogOptions
@@ -149,11 +151,9 @@ def recover_log(
                 report.alarms.append(f"{chunk.path}: its footer is damaged")
                 # All the same nothing more is written to it: replay takes an adopted chunk to hold one group and nothing else.
                 chunk.sealed = True
-        chunk.lenient = False
         scan = _scan(chunk, synced_end, report)
         _decide(chunk, scan, synced_end, report)
         _write_back(chunk, scan, synced_end, report)
-        chunk.lenient = True
     except OSError as error:
         raise StoreFailed(f"{folder} cannot be recovered: {error}") from error
     end = scan.end
@@ -267,10 +267,6 @@ def _decide(chunk: Chunk, scan: _Scan, synced_end: int, report: RecoveryReport) 
             scan.tell(start.position, report).append(f"{chunk.path}: {text}")
             continue
         cut = start
-        if bad.next_offset >= 0:
-            size = chunk.files.size(chunk.fd) - start.position
-            why = "an unfinished write, with whole blocks behind it"
-            _set_aside(chunk, Bad(chunk.base_offset, start.position, size, start.offset, 0, why, CUT_OFF), report)
         break
     for start, end_position in scan.groups:
         if cut is not None and start.position >= cut.position:
@@ -283,6 +279,13 @@ def _decide(chunk: Chunk, scan: _Scan, synced_end: int, report: RecoveryReport) 
             cut = start
     if cut is not None:
         size = chunk.files.size(chunk.fd)
+        if chunk.unreadable >= cut.position:
+            raise StoreFailed(f"{chunk.path} cannot be read at {chunk.unreadable}, and nothing says it was synced; mend the disk")
+        whole = any(bad.start.position >= cut.position and bad.next_offset >= 0 for bad in scan.bad)
+        why = "an unfinished write" + (", with whole blocks behind it" if whole else ", or a block that was damaged since")
+        kept = Bad(chunk.base_offset, cut.position, size - cut.position, cut.offset, 0, why, CUT_OFF)
+        if whole or len(scan.kept) < BAD_FILES_MAX:
+            _set_aside(chunk, kept, report, size if whole else BAD_KEPT_BYTES_MAX)
         report.notes.append(f"{chunk.path}: {size - cut.position} bytes of an unfinished write cut off at {cut.position}")
         report.cut_bytes = size - cut.position
         chunk.files.truncate(chunk.fd, cut.position)
@@ -306,14 +309,13 @@ def _decide(chunk: Chunk, scan: _Scan, synced_end: int, report: RecoveryReport) 
             _set_aside(chunk, Bad(chunk.base_offset, bad.start.position, size, bad.start.offset, count, why, blocks=bad.blocks), report)
 
 
-def _set_aside(chunk: Chunk, bad: Bad, report: RecoveryReport) -> None:
+def _set_aside(chunk: Chunk, bad: Bad, report: RecoveryReport, kept_max: int = BAD_KEPT_BYTES_MAX) -> None:
     """Keep what is about to be cut off, or is damaged. Best effort: a full disk must not keep the topic from starting."""
     path = f"{chunk.folder}/{bad.name}"
     try:
         if bad.kind == DAMAGED and chunk.files.exists(path):
             return  # from an earlier start
-        whole = bad.bytes if bad.kind == CUT_OFF else BAD_KEPT_BYTES_MAX
-        kept = keep_bytes(chunk.files, chunk.folder, bad, report.now_ns, whole)
+        kept = keep_bytes(chunk.files, chunk.folder, bad, report.now_ns, kept_max)
         report.notes.append(f"{path}: keeps {kept} bytes that are {bad.kind}: {bad.why}")
     except OSError as error:
         report.notes.append(f"{path}: could not be written ({error})")
@@ -330,10 +332,24 @@ def _write_back(chunk: Chunk, scan: _Scan, synced_end: int, report: RecoveryRepo
         start = chunk.end_position  # the footer, if there is one
     start = min(start, size)
     for position in range(start, size, COPY_BYTES):
-        files.writev(chunk.fd, [files.pread(chunk.fd, min(COPY_BYTES, size - position), position)], position)
+        _write_again(chunk, position, min(COPY_BYTES, size - position))
     if start < size:
         files.sync(chunk.fd)
     report.rewritten_bytes = size - start
+
+
+def _write_again(chunk: Chunk, position: int, size: int) -> None:
+    """Pages that the disk cannot read stay as they are: they are damage that is known, or it would not have come so far."""
+    files = chunk.files
+    for at in (position,) if chunk.unreadable < position else range(position, position + size, PAGE_BYTES):
+        length = size if chunk.unreadable < position else min(PAGE_BYTES, position + size - at)
+        try:
+            data = files.pread(chunk.fd, length, at)
+        except OSError as error:
+            if error.errno != errno.EIO or chunk.unreadable < at:
+                raise
+            continue
+        files.writev(chunk.fd, [data], at)
 
 
 def replay(log: Log, table: Table, report: RecoveryReport) -> StateBatch | None:

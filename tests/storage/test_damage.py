@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from zsq.storage.damage import BAD_HEAD_BYTES, CUT_OFF, decode_bad_head
-from zsq.storage.errors import Damaged, ForeignDirectory, Unreadable
+from zsq.storage.errors import Damaged, ForeignDirectory, StoreFailed, Unreadable
 from zsq.storage.log_format import CHUNK_HEADER_BYTES, IDENTITY_NAME, bad_name, index_name
 from zsq.storage.store import StoreOptions
 from zsq.transport.block import pack
@@ -143,6 +144,50 @@ def test_a_torn_block_before_a_whole_one_is_cut_with_it_and_kept_aside(desk: Des
     desk.restart()
     assert desk.log.holes == (), "what was never acknowledged is no hole"
     assert desk.log.end == 3
+
+
+def test_a_tail_that_is_cut_off_is_kept(desk: Desk) -> None:
+    """The last block, acknowledged and rotten: it cannot be told from a torn write, so at least its bytes are there."""
+    desk.publish(blocks=2)
+    end = CHUNK_HEADER_BYTES + desk.log.read(0, 1, 3)[0].length
+    desk.abandon()
+    path = desk.chunk_path()
+    desk.flip(path, (end + 70) * 8)
+    data = path.read_bytes()
+    report = desk.open().report
+    assert report.cut_bytes == len(data) - end
+    kept = desk.path(bad_name(0, end)).read_bytes()
+    assert kept[BAD_HEAD_BYTES:] == data[end:]
+    assert any("a block that was damaged since" in note for note in report.notes)
+
+
+def test_a_page_of_the_last_chunk_that_cannot_be_read_stops_no_start(tmp_path: Path, desk: Desk) -> None:
+    """What is known to have been synced there is a hole; what is not is neither cut off nor served: the start is refused."""
+    (tmp_path / "pages").mkdir()
+    pages = type(desk)(tmp_path / "pages", replace(TINY, chunk_bytes=1 << 16))
+    pages.open()
+    pages.publish(blocks=2, count=1, size=5000)
+    pages.sync()
+    pages.checkpoint()
+    pages.publish(count=1, size=5000)
+    path = pages.chunk_path()
+    size = path.stat().st_size
+    broken = (path.name, size - 300)
+    pages.abandon()
+    pages.files.unreadable = broken
+    with pytest.raises(StoreFailed, match="nothing says it was synced"):
+        pages.open()
+    assert path.stat().st_size == size
+    pages.files.unreadable = ("", 0)
+    pages.open()  # syncs it, and commits that
+    pages.abandon()
+    pages.files.unreadable = broken
+    report = pages.open().report
+    assert report.holes == ((2, 1),)
+    assert any("stepped over" in alarm for alarm in report.alarms)
+    pages.publish(count=1)
+    pages.sync()
+    assert pages.check(lost_max=1) == [0, 1, 3]
 
 
 def test_a_chunk_that_was_being_created_is_removed(desk: Desk) -> None:
