@@ -112,6 +112,20 @@ class OrderingMachine(RuleBasedStateMachine):
         self.to_topic(number, 9, True)
         self.append()
 
+    @rule(number=PRODUCER, kinds=st.lists(st.booleans(), min_size=1, max_size=4))
+    def publish_behind_a_crowd(self, number: int, kinds: list[bool]) -> None:
+        """As many appends are out as may be: what is plain must wait here, and what is delayed behind it."""
+        for other in range(3):
+            self.publish(other, [False])
+        self.publish(number, kinds)
+
+    @rule()
+    def store_all(self) -> None:
+        while self.appends:
+            self.write(3, 9)
+        self.sync()
+        self.keep(False)
+
     @rule(number=PRODUCER, resent=st.integers(0, 9))
     def reconnect(self, number: int, resent: int) -> None:
         self.producers[number].reconnect()
