@@ -40,6 +40,7 @@ class Channel(Actor):
         self._request = 1
         self._save_out = 0  # request of the Save on its way
         self._save_now = True
+        self._stop_ns = 0
         self._barriers: deque[tuple[Envelope, p.Wire]] = deque()  # answered with the commit after the one on its way
         self._barriers_out: list[tuple[Envelope, p.Wire]] = []
         self._orders: list[tuple[int, dict[str, Any]]] = []  # answered likewise
@@ -328,12 +329,18 @@ class Channel(Actor):
         self.feed.moved()
 
     def on_stop(self) -> bool:
-        """What was answered is committed, then consumers are told to look for a successor."""
+        """What was answered is committed, then consumers are told to look for a successor.
+
+        A commit that does not come is not waited for: nobody was told that it had.
+        """
+        self._stop_ns = self._stop_ns or time.monotonic_ns()
         self.delivery.end()
         if self.delivery.dirty or self._barriers:
             self._save_now = True
         if self._save_out or self._save_now:
-            return False
+            if time.monotonic_ns() - self._stop_ns < options.STOP_COMMIT_S * 1e9:
+                return False
+            log.warning("%s ends without its last commit: some messages will come again", self.title)
         for peer in list(self.delivery.consumers):
             self.front.send(peer, p.Bye())
         return True

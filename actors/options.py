@@ -108,6 +108,7 @@ SCAN_HUNG_S: Final = 10.0
 PULSE_MS: Final = 1_000
 START_TIMEOUT_S: Final = 120.0  # recovery reads the last chunk
 STOP_TIMEOUT_S: Final = 10.0
+STOP_COMMIT_S: Final = 5.0  # a channel that ends waits so long for its last commit: storage may have no space for it
 RESTARTS_MAX: Final = 20
 RESTARTS_WITHIN_S: Final = 60.0
 PROCESSES_MAX: Final = 2_500

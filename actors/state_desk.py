@@ -87,7 +87,8 @@ class StateDesk:
         return self.trouble or (f"{stale}; no log files are removed beyond the last one" if stale else "")
 
     def is_idle(self) -> bool:
-        return not self.wanted and not self.thread.pending
+        """Nothing will be committed by itself. A stop does not wait for space: what was not committed was not confirmed to anybody."""
+        return not self.thread.pending and (self.disk_full or not self.wanted)
 
     def may_commit(self) -> bool:
         return self.wanted and not self.thread.pending and not self.disk_full

@@ -14,6 +14,7 @@ A directory that is missing is refused and not made: an empty topic in place of 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from dataclasses import dataclass
@@ -109,7 +110,8 @@ class Store:
         try:
             self.staging.close()
             self.log.close()
-            self.state.commit(StateBatch(synced_end=self.log.synced_end))
+            with contextlib.suppress(DiskFull):  # recovery finds it in the log
+                self.state.commit(StateBatch(synced_end=self.log.synced_end))
             self.keeper.close()
         finally:
             self.state.close()
@@ -251,19 +253,27 @@ def _mend_identity(files: Files, directory: str, identity: Identity) -> list[str
     return [f"{path}: missing or damaged; written anew"]
 
 
-def check_identity(files: Files, directory: str, identity: Identity) -> bool:
-    """False where the file is missing or damaged; `ForeignDirectory` where it is another topic's."""
+def read_identity(files: Files, directory: str) -> Identity | None:
+    """None where the file is missing or damaged; `ForeignDirectory` where its version is not known."""
     path = f"{directory}/{IDENTITY_NAME}"
     data = files.read_file(path, _IDENTITY_BYTES_MAX) if files.exists(path) else b""
     line, _, rest = data.partition(b"\n")
     if rest != b"%08x\n" % crc32c(line):
-        return False
+        return None
     found = json.loads(line)
     if found.get("zsq") != "topic" or found.get("version") != VERSION:
         raise ForeignDirectory(f"{path}: version {found.get('version')}; only version {VERSION} is known here; use a newer zsq")
-    if found["uuid"] != identity.uuid_bytes.hex() or found["name"] != identity.name:
+    return Identity(found["name"], found["uuid"], found["base_offset"])
+
+
+def check_identity(files: Files, directory: str, identity: Identity) -> bool:
+    """False where the file is missing or damaged; `ForeignDirectory` where it is another topic's."""
+    found = read_identity(files, directory)
+    if found is None:
+        return False
+    if found.uuid != identity.uuid_bytes.hex() or found.name != identity.name:
         raise ForeignDirectory(
-            f"{directory} belongs to topic {found['name']!r} ({found['uuid']}), not to {identity.name!r} ({identity.uuid_bytes.hex()})"
+            f"{directory} belongs to topic {found.name!r} ({found.uuid}), not to {identity.name!r} ({identity.uuid_bytes.hex()})"
         )
     return True
 

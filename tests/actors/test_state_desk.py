@@ -55,7 +55,9 @@ def test_state_waits_for_the_log_and_tries_a_full_disk_again_in_order(bench: Ben
             state.check_space()
         assert refused.value.code == E_DISK_FULL
         assert not state.may_commit(), "no later batch passes it"
+        assert state.is_idle(), "a stop does not wait for space"
         state.retry()
+        assert not state.is_idle()
     bench.state_thread.run()
     state.on_results()
     assert done == ["first"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from zsq.storage.errors import ForeignDirectory, Locked, StoreFailed
+from zsq.storage.errors import DiskFull, ForeignDirectory, Locked, StoreFailed
 from zsq.storage.faulty_files import keep_all
 from zsq.storage.files import Files
 from zsq.storage.log_format import LOCK_NAME
@@ -204,3 +204,17 @@ def test_a_write_that_stops_early_is_a_short_write(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": path},
     )
     assert done.stdout == "5\n"
+
+
+def test_a_full_disk_keeps_nobody_from_closing(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert desk.store is not None
+    desk.publish()
+    desk.sync()
+
+    def full(batch: StateBatch) -> None:
+        raise DiskFull("by plan")
+
+    monkeypatch.setattr(desk.store.state, "commit", full)
+    desk.store.close()
+    report = desk.open().report
+    assert (report.alarms, report.replayed_blocks) == ([], 1)
