@@ -260,6 +260,7 @@ def test_a_delayed_row_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     key = make_delayed(topic)[0]
     with lmdb.open(f"{topic.folder}/delayed", lock=False) as env, env.begin(write=True) as txn:
         value = txn.get(row_key(key))
+        assert value is not None
         txn.put(row_key(key), value[:-1] + bytes([value[-1] ^ 1]))
     with pytest.raises(DataLoss, match="2 delayed messages"):
         topic.export(tmp_path / "out", delayed="now")
