@@ -12,6 +12,7 @@ Written whole under another name, synced and renamed, so there is always an old 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import struct
 from collections.abc import Iterable, Iterator, Mapping
@@ -145,7 +146,12 @@ def write_snapshot(files: Files, directory: str, data: bytes) -> None:
     temporary = path + TEMPORARY_SUFFIX
     if files.exists(temporary):
         files.remove(temporary)
-    files.write_file(temporary, data)
+    try:
+        files.write_file(temporary, data)
+    except OSError:
+        with contextlib.suppress(OSError):  # half of one takes space that is needed to give some back
+            files.remove(temporary)
+        raise
     files.rename(temporary, path)
     files.sync_folder(directory)
 

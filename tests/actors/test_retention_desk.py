@@ -178,6 +178,21 @@ def test_no_chunk_goes_before_a_snapshot_counts_it(house: House, monkeypatch: py
     assert applied.meta["applied"] == 100
 
 
+def test_half_a_snapshot_does_not_stay(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full disk its space is needed, for the commit that gives some back too."""
+    write_file = house.store.files.write_file
+
+    def half(path: str, data: bytes) -> None:
+        write_file(path, data[: len(data) // 2])
+        full()
+
+    before = sorted(os.listdir(house.directory))
+    monkeypatch.setattr(house.store.files, "write_file", half)
+    with pytest.raises(OSError, match="No space"):
+        write_snapshot(house.store.files, house.directory, b"x" * 1000)
+    assert sorted(os.listdir(house.directory)) == before
+
+
 def full(*args: object) -> None:
     raise OSError(28, "No space left on device")
 
