@@ -92,7 +92,7 @@ def test_finished_chunks_go_within_seconds_and_the_rest_is_read_on(broker: Broke
         found = reader.read(0)
         assert (found.start, found.blocks[0].first_offset) == (topic["start"], topic["start"])
         assert (found.blocks[0].body.values()[0] or b"").startswith(b"%d " % topic["start"])
-    assert finish(broker, "c", 28) == list(range(100, 128))
+    assert sorted(finish(broker, "c", 28)) == list(range(100, 128)), "some of them were in the first consumer's hands, and come again"
     # Also the chunk that is being written, once all of it is finished.
     wait_for(lambda: on_disk(broker) < 0.1 * MIB, BACK_S, "the ongoing chunk is gone")
     assert finish_new(broker) == 128
