@@ -80,10 +80,11 @@ class _Import:
         digest = self._source.digest()
         record = self._registry.imports.get(digest)
         if record is not None and record["state"] == DONE:
-            report.still = [name for name in record["topics"] if name in self._registry.topics]
-            if report.still or not record["topics"]:
+            came = record.get("topics", {})
+            report.still = [name for name in came if name in self._registry.topics]
+            if report.still or not came:
                 report.again = True
-                report.lost_before = record["lost_count"]
+                report.lost_before = record.get("lost_count", 0)
                 return report
             report.found.notes.append(
                 f"{self._source.folder} was taken over before, but none of its topics is there any more; taken over anew"
