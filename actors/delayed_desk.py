@@ -43,6 +43,7 @@ from ..storage.delayed import DelayedStore
 from ..storage.delayed_format import DelayedRow, due_block
 from ..storage.delayed_rows import DelayedSummary
 from ..storage.errors import DiskFull, StoreFailed
+from ..storage.log_format import BAD_SUFFIX, DELAYED_NAME
 from ..storage.space import Space
 from ..storage.store import Store
 from ..transport import protocol as p
@@ -123,6 +124,7 @@ class DelayedDesk:
         self._rows: list[DelayedRow] = []  # of the move
         self._end = 0  # of the log, with them
         self.freed = False  # rows went since the file was looked at
+        self._lost = 0  # found damaged in this life; what recovery finds is in its own alarms
         self._full = ""  # why the last move could not be made
         self.moved_count = 0
         self.summary = store.delayed.summary if store.delayed is not None else DelayedSummary()
@@ -325,6 +327,7 @@ class DelayedDesk:
         assert self.store.delayed is not None
         lost = self.store.delayed.summary.lost - self.summary.lost
         if lost > 0:
+            self._lost += lost
             log.error("%s: damage cost %d delayed messages", self._title, lost)
         self.summary = self.store.delayed.summary
 
@@ -333,6 +336,10 @@ class DelayedDesk:
         moving = self.state is not MoveState.IDLE and not (self.state is MoveState.REMOVING and self._full)
         return not moving and not self._puts and (self._thread is None or not self._thread.pending)
 
+    def _alarm(self) -> str:
+        lost = f"damage cost {self._lost} delayed messages: see {DELAYED_NAME}-*{BAD_SUFFIX} in the topic's directory"
+        return "; ".join([self._full] * bool(self._full) + [lost] * bool(self._lost))
+
     def statistics(self) -> dict[str, Any]:
         return {
             "delayed_count": self.summary.messages + self._coming,  # also what is not answered yet: a topic with it is not deleted
@@ -340,7 +347,7 @@ class DelayedDesk:
             "delayed_next_due_ns": self.summary.next_due_ns,
             "delayed_lost": self.summary.lost,
             "delayed_moved": self.moved_count,
-            "delayed_alarm": self._full,
+            "delayed_alarm": self._alarm(),
         }
 
 

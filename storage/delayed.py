@@ -72,6 +72,7 @@ from .log_format import TEMPORARY_SUFFIX
 MAP_BYTES: Final = 16 * 1024 * 1024  # address space, not memory and not disk; doubled when full
 MAP_BYTES_MAX: Final = 1 << 42
 DATA_NAME: Final = "data.mdb"
+MARKED_EVERY: Final = 256  # times that something is tried
 RECENT_MAX: Final = 8  # blocks a producer row remembers
 PRODUCERS_MAX: Final = 20_000
 PRODUCER_KEPT_NS: Final = 7 * 86_400 * 1_000_000_000
@@ -88,12 +89,12 @@ class DelayedStore:
         """`ForeignDirectory` if it is another topic's or of another version, `Damaged` if it cannot be read."""
         self.path = path
         self.attempting: Callable[[str], None] = lambda what: None
-        """Called with a word before something is done for the first time in this life, and with "" once it went well."""
+        """Called with a word before something is done for the first time in this life, or now and then, and with "" once it went well."""
         self.set_aside: Callable[[bytes, bytes, str], None] = lambda key, value, why: None
         """Called with a damaged row's key and value before it is deleted."""
         self.committed: Callable[[Progress], None] = lambda progress: None
         """Called after each commit."""
-        self._tried: set[str] = set()
+        self._tried: dict[str, int] = {}  # how often
         self._uuid = uuid
         self._open(map_bytes, create)
         try:
@@ -296,7 +297,8 @@ class DelayedStore:
         try:
             files.make_folder(copy)
             try:
-                self._env.copy(copy, compact=True)
+                with self._trying("shrink"):  # it reads every page
+                    self._env.copy(copy, compact=True)
                 fd = files.open_append(f"{copy}/{DATA_NAME}")
                 try:
                     files.sync(fd)
@@ -327,7 +329,7 @@ class DelayedStore:
     def listed(self, after: DelayedKey | None, limit: int, body_bytes: int) -> list[Listed]:
         """Messages in the order of their keys, those behind `after`. Damaged rows are left out here; `due` sets them aside."""
         found: list[Listed] = []
-        with translated(self.path), self._env.begin() as txn:
+        with self._trying("list"), translated(self.path), self._env.begin() as txn:
             start = holder(txn, after) if after is not None else None
             begin = row_key(start.key if start is not None else after) if after is not None else b""
             for key, value in rows_from(txn, begin):
@@ -367,14 +369,17 @@ class DelayedStore:
 
     @contextmanager
     def _trying(self, what: str) -> Iterator[None]:
-        if what in self._tried:
+        """Marked the first time, and now and then: other pages are read later."""
+        times = self._tried.get(what, 0)
+        if times % MARKED_EVERY:
+            self._tried[what] = times + 1
             yield
             return
         self.attempting(what)
         try:
             yield
-        except DiskFull:
+        except (DiskFull, OSError):
             self.attempting("")  # says nothing about the environment
             raise
-        self._tried.add(what)
+        self._tried[what] = times + 1
         self.attempting("")

@@ -44,6 +44,7 @@ _FLAG_OF_HEAD: Final = 8
 _MAGIC: Final = 0xBEEFC0DE
 _VERSION: Final = 1
 _PAGE_SIZE_AT: Final = 4
+_CONSTANT: Final = {0: _MAGIC, 1: _VERSION, 2: 0, 5: 8, 12: 0, 13: 0}  # by place: of an environment with one unnamed table of plain rows
 _LAST_PAGE_AT: Final = -2
 _TRANSACTION_AT: Final = -1
 _U64: Final = 2**64 - 1
@@ -129,8 +130,8 @@ def _variant(original: bytes, index: int, pages: int) -> bytes:
     size = len(original) // 2
     heads = [list(_HEAD.unpack_from(original, at + _PAGE.size)) for at in (0, size)]
     head = heads[index]
-    head[:2] = _MAGIC, _VERSION
-    head[2] = 0
+    for at, constant in _CONSTANT.items():
+        head[at] = constant
     head[_PAGE_SIZE_AT] = size
     head[_LAST_PAGE_AT] = max(pages - 1, 1)
     head[_TRANSACTION_AT] = min(max(one[_TRANSACTION_AT] for one in heads) + 1, _U64 >> 1)

@@ -248,7 +248,7 @@ def test_a_removal_that_has_no_space_is_tried_again_and_holds_the_checkpoint(ben
     bench.run()
     bench.turn()
 
-    def full(self: DelayedStore, keys: Any) -> None:
+    def full(self: DelayedStore, keys: Any, **more: object) -> None:
         raise DiskFull("no space")
 
     with monkeypatch.context() as patch:

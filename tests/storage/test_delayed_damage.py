@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import lmdb
 import pytest
 
-from zsq.storage import delayed_rescue
+from zsq.storage import delayed, delayed_recovery, delayed_rescue
 from zsq.storage.delayed import DelayedStore
 from zsq.storage.delayed_format import DelayedKey, due_block, row_key
 from zsq.storage.delayed_head import TRYING_NAME, note_progress
@@ -218,6 +218,39 @@ def test_what_a_rescue_finds_and_the_log_has_does_not_move_again(desk: Desk) -> 
     DelayedStore(str(desk.path("delayed.rescue")), bytes.fromhex("00112233445566778899aabbccddeeff"), create=True).close()
     desk.files.reset()
     assert found_there(desk)[0] == ALL[2:]
+
+
+def test_what_reads_far_is_marked_and_what_reads_often_now_and_then(store: DelayedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page that kills its reader is found out by the mark, also if it is not the first that is read in a life."""
+    publish(store, 3)
+    marks: list[str] = []
+    store.attempting = marks.append
+    for _ in range(delayed.MARKED_EVERY + 1):
+        bodies(store)
+    assert marks == ["due", "", "due", ""]
+    marks.clear()
+    store.listed(None, 9, 9)
+    monkeypatch.setattr(delayed, "SHRINK_ABOVE_BYTES", 1)
+    assert store.shrink(Files())
+    assert marks == ["list", "", "shrink", ""]
+
+
+def test_what_has_moved_is_removed_in_batches(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = filled(desk)
+    desk.log.append([due_block(row) for row in store.due(DUE + 9, 1 << 20, 99)], DUE + 10)
+    desk.log.sync()
+    sizes: list[int] = []
+    remove = DelayedStore.remove
+
+    def counted(self: DelayedStore, keys: list[DelayedKey], *, counts: bool) -> None:
+        sizes.append(len(keys))
+        remove(self, keys, counts=counts)
+
+    monkeypatch.setattr(delayed_recovery, "MOVED_MAX", 4)
+    monkeypatch.setattr(DelayedStore, "remove", counted)
+    desk.abandon_cleanly()
+    assert found_there(desk)[0] == []
+    assert sizes == [4, 2]
 
 
 # A rescue
