@@ -189,8 +189,8 @@ class FaultyFiles(Files):
         self._locks.discard(fd)
         super().close(fd)
 
-    def lock(self, path: str) -> int:
-        fd = super().lock(path)
+    def lock(self, path: str, *, write: bool = True) -> int:
+        fd = super().lock(path, write=write)
         self._locks.add(fd)
         return fd
 

@@ -120,12 +120,18 @@ class Files:
                 self.remove(inner)
         os.rmdir(path)
 
-    def lock(self, path: str) -> int:
+    def lock(self, path: str, *, write: bool = True) -> int:
         """Hold the lock file until its descriptor is closed or the process ends; `Locked` names the holder's pid.
 
-        flock, and not a pid file: the kernel frees it however the holder dies. The pid inside is for people.
+        flock, and not a pid file: the kernel frees it however the holder dies. The pid inside is for people. Without `write` the file is
+        neither made nor changed, as on a file system that is mounted to be read only: -1 where there is none, so that nobody can hold it.
         """
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
+        try:
+            fd = os.open(path, (os.O_RDWR | os.O_CREAT if write else os.O_RDONLY) | os.O_CLOEXEC, _FILE_MODE)
+        except FileNotFoundError:
+            if write:
+                raise
+            return -1
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -136,6 +142,8 @@ class Files:
         except BaseException:
             os.close(fd)
             raise
+        if not write:
+            return fd
         with contextlib.suppress(OSError):  # a full disk must not keep a store from being opened
             os.ftruncate(fd, 0)
             os.pwrite(fd, b"%d\n" % os.getpid(), 0)

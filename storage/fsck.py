@@ -39,6 +39,7 @@ from .snapshot import check_snapshot
 from .state import StateStore
 from .state_check import check_environment
 from .store import INDEX_EVERY_BYTES, Identity, StoreOptions, check_identity, open_store
+from .survey import READABLE_AGAIN
 
 PIECE_BYTES: Final = 1024 * 1024
 
@@ -65,7 +66,7 @@ class TopicReport:
 
 def check_topic(files: Files, directory: str, identity: Identity, now_ns: int, *, repair: bool = False) -> TopicReport:
     """`Locked` where a process has it open. `OSError` where the directory cannot be read at all."""
-    lock = files.lock(f"{directory}/{LOCK_NAME}")
+    lock = files.lock(f"{directory}/{LOCK_NAME}", write=repair)
     try:
         check = _TopicCheck(files, directory, identity, now_ns)
         report = check.run()
@@ -73,7 +74,8 @@ def check_topic(files: Files, directory: str, identity: Identity, now_ns: int, *
             for finding in report.findings:
                 _mend(finding)
     finally:
-        files.close(lock)
+        if lock >= 0:
+            files.close(lock)
     if repair and any(finding.needs_recovery for finding in report.findings):
         _recover(files, directory, identity, report)
     return report
@@ -97,9 +99,10 @@ def _recover(files: Files, directory: str, identity: Identity, report: TopicRepo
     except (StorageError, OSError) as error:
         report.findings.append(Finding(DAMAGE, directory, f"it cannot be opened: {error}"))
         return
+    said = f"by {RECOVERY}: {said.replace(f'{directory}/', '')}"
     for finding in report.findings:
         if finding.needs_recovery:
-            finding.repaired = f"by {RECOVERY}: {said}"
+            finding.repaired, said = said, f"by {RECOVERY}, as told above"
 
 
 class _TopicCheck:
@@ -119,6 +122,7 @@ class _TopicCheck:
         self._check_environments()
         self._check_bad_files()
         self._check_log()
+        self._check_holes()
         self._check_staging()
         for name in self._names:
             if name.endswith(TEMPORARY_SUFFIX):
@@ -146,8 +150,9 @@ class _TopicCheck:
                     sound = False
                 continue
             check = check_delayed if name == DELAYED_NAME else check_environment
-            for text in check(f"{self._directory}/{name}"):
-                self._add(DAMAGE, name, text).needs_recovery = True
+            path = f"{self._directory}/{name}"
+            for text in check(path):
+                self._add(DAMAGE, name, text.removeprefix(path).removeprefix(":").strip()).needs_recovery = True
                 sound = sound and name != STATE_NAME
         for text in check_snapshot(self._files, self._directory):
             self._add(DAMAGE, "", text).needs_recovery = True
@@ -157,7 +162,7 @@ class _TopicCheck:
     def _read_state(self) -> None:
         """How far the log is known to be on disk. Only after it was found to be sound."""
         try:
-            state = StateStore(f"{self._directory}/{STATE_NAME}")
+            state = StateStore(f"{self._directory}/{STATE_NAME}", readonly=True)
             try:
                 table = state.load()
                 uuid = state.uuid()
@@ -178,8 +183,13 @@ class _TopicCheck:
                 self._add(NOTE, name, "a chunk that could not be read, set aside")
             if parse_bad_name(name) is None:
                 continue
-            head = decode_bad_head(self._files.read_file(f"{self._directory}/{name}", BAD_HEAD_BYTES))
-            if head is None or not self._kept(name, head.kept, head.crc):
+            try:
+                head = decode_bad_head(self._files.read_file(f"{self._directory}/{name}", BAD_HEAD_BYTES))
+                whole = head is not None and self._kept(name, head.kept, head.crc)
+            except OSError as error:
+                self._add(NOTE, name, f"it cannot be read: {error}; it is evidence only, and not used")
+                continue
+            if head is None or not whole:
                 self._add(NOTE, name, "what it says of itself is damaged; it is evidence only, and not used")
             elif head.bad.kind == DAMAGED:
                 self._known[(head.bad.base_offset, head.bad.position)] = head.bad
@@ -244,11 +254,20 @@ class _TopicCheck:
         elif lost:
             text = f"{lost} messages are missing: it ends at offset {before.end_offset}, the next chunk begins at {base}"
             bad = Bad(before.base_offset, before.bytes, 0, before.end_offset, lost, "the chunk that held them is missing")
-            if (bad.base_offset, bad.position) in self._known:
-                self._add(NOTE, name, f"{text}: known, and noted in {bad.name}", before.end_offset, lost)
-                return
+            for known in self._known.values():
+                if known.first_offset <= before.end_offset and known.hole.next_offset >= base:
+                    self._add(NOTE, name, f"{text}: known, and noted in {known.name}", before.end_offset, lost)
+                    return
             finding = self._add(DAMAGE, name, text, before.end_offset, lost)
             finding.repair = lambda: self._note_gap(bad)
+
+    def _check_holes(self) -> None:
+        """A `.bad` file whose messages are there: somebody has put a chunk back, or a disk reads again."""
+        for bad in self._known.values():
+            if not bad.count or bad.hole.next_offset <= self._start:
+                continue
+            if not any(one.count and one.first_offset <= bad.first_offset < one.first_offset + one.count for one in self._report.findings):
+                self._add(NOTE, bad.name, READABLE_AGAIN)
 
     def _note_gap(self, bad: Bad) -> str:
         keep_bytes(self._files, self._directory, bad, self._now_ns)

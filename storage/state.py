@@ -76,7 +76,7 @@ MAP_BYTES_MAX: Final = 1 << 40
 class StateStore:
     """An open environment. One thread at a time uses it."""
 
-    def __init__(self, path: str, map_bytes: int = MAP_BYTES, *, create: bool = False) -> None:
+    def __init__(self, path: str, map_bytes: int = MAP_BYTES, *, create: bool = False, readonly: bool = False) -> None:
         """`ForeignDirectory` if it is not there or of another version, `Damaged` if LMDB cannot read it."""
         self._path = path
         self._map_bytes = map_bytes
@@ -85,7 +85,7 @@ class StateStore:
         self.on_committed: Callable[[StateBatch], None] | None = None
         """Called after each commit, in its thread; what it raises comes out of `commit`."""
         try:
-            self._env = lmdb.open(path, map_size=map_bytes, max_dbs=0, lock=False, create=create, readahead=False, meminit=True)
+            self._env = lmdb.open(path, map_size=map_bytes, max_dbs=0, lock=False, create=create, readonly=readonly, readahead=False)
         except lmdb.Error as error:
             raise translate(error, path) from error
         self._map_bytes = int(self._env.info()["map_size"])

@@ -135,7 +135,7 @@ def _read(path: str) -> list[str]:
     except lmdb.Error as error:
         return [*found, f"{path}: {error}"]
     if is_state and not found:
-        with contextlib.closing(StateStore(path)) as store:
+        with contextlib.closing(StateStore(path, readonly=True)) as store:
             found += store.walk()
     return found
 

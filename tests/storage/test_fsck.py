@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -330,3 +332,56 @@ def test_a_foreign_directory_is_named_and_not_touched(topic: Desk) -> None:
     assert json.loads(topic.path(IDENTITY_NAME).read_bytes().split(b"\n")[0])["uuid"] == IDENTITY.uuid_bytes.hex()
     assert {path.name for path in Path(topic.directory).glob("*.chunk")} == {chunk_name(base) for base in (0, 3, 6)}
     assert not list(Path(topic.directory).glob("*.bad"))
+
+
+def test_a_chunk_that_was_put_back_is_named(topic: Desk) -> None:
+    """Its hole was noted while it was gone; channels have passed it meanwhile."""
+    path = topic.chunk_path(3)
+    away = path.with_suffix(".away")
+    path.rename(away)
+    look(topic, repair=True)
+    known = look(topic)
+    assert [finding.level for finding in known.findings] == ["note"]
+    away.rename(path)
+    (finding,) = look(topic).findings
+    assert "can be read again" in finding.text
+    assert finding.path.endswith(".bad")
+
+
+def test_a_bad_file_that_cannot_be_read_is_named_and_no_more(topic: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    flip_block(topic)
+    look(topic, repair=True)
+    real = Files.read_file
+
+    def refuse(files: Files, path: str, bytes_max: int) -> bytes:
+        if path.endswith(".bad"):
+            raise OSError(errno.EIO, "by plan")
+        return real(files, path, bytes_max)
+
+    monkeypatch.setattr(Files, "read_file", refuse)
+    assert any("cannot be read" in finding.text and finding.path.endswith(".bad") for finding in look(topic).findings)
+
+
+def test_a_check_changes_nothing(topic: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even its lock: it may lie on a file system that is mounted to be read only."""
+    real = os.open
+
+    def read_only(path: Any, flags: int, *rest: Any, **more: Any) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) and str(path).startswith(topic.directory):
+            raise OSError(errno.EROFS, "by plan")
+        return real(path, flags, *rest, **more)
+
+    monkeypatch.setattr("zsq.storage.files.os.open", read_only)
+    assert look(topic).findings == []
+    topic.path("lock").unlink()
+    assert look(topic).findings == []
+    assert not topic.path("lock").exists()
+
+
+def test_what_recovery_did_is_told_once(topic: Desk) -> None:
+    path = topic.chunk_path(6)
+    topic.replace(path, path.read_bytes() + b"half a block")
+    topic.path(IDENTITY_NAME).write_bytes(b"")
+    said = [finding.repaired for finding in look(topic, repair=True).findings]
+    assert len(said) == 2
+    assert sum("recovered in" in one for one in said) == 1
