@@ -15,6 +15,7 @@ Two renames, and a crash may come between them: the new one is complete and sync
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Final
 
 from .errors import Damaged, DiskFull, ForeignDirectory, StoreFailed, is_full
@@ -131,12 +132,13 @@ def rebuild_state(files: Files, directory: str, uuid: bytes, map_bytes: int, rea
             store.close()
         files.sync_folder(temporary)
         number = _free_number(files, directory)
-        aside = f"{directory}/{BAD_STATE}{number}"
+        aside = ""
         if snapshot is None and files.exists(f"{directory}/{SNAPSHOT_NAME}"):  # else the new store would be taken for older than it
             files.rename(f"{directory}/{SNAPSHOT_NAME}", f"{directory}/{SNAPSHOT_NAME}{BAD_SUFFIX}-{number}")
             files.sync_folder(directory)
         if files.exists(f"{directory}/{STATE_NAME}"):
-            files.rename(f"{directory}/{STATE_NAME}", aside)
+            files.rename(f"{directory}/{STATE_NAME}", f"{directory}/{BAD_STATE}{number}")
+            aside = f"; it is set aside as {BAD_STATE}{number}"
             files.sync_folder(directory)
         files.rename(temporary, f"{directory}/{STATE_NAME}")
         files.sync_folder(directory)
@@ -146,21 +148,26 @@ def rebuild_state(files: Files, directory: str, uuid: bytes, map_bytes: int, rea
             f"{directory}: its state is damaged ({reason.replace(f'{directory}/', '')}) and could not be made again: {error}"
         ) from error
     return [
-        f"{directory}: the state store was damaged: {reason.replace(f'{directory}/', '')}; it is set aside as {aside}",
+        f"{directory}: the state store was damaged: {reason.replace(f'{directory}/', '')}{aside}",
         *_told(directory, snapshot, complaint, moved),
     ]
 
 
 def _told(directory: str, snapshot: Snapshot | None, complaint: str, moved: dict[str, int]) -> list[str]:
     if snapshot is None:
-        return [f"{directory}: {complaint}: its channels are lost, and the first one that is made begins with the oldest message"]
+        unknown = (
+            "of transactions and producers only those are known that the log still shows: what was committed before may be taken twice"
+        )
+        return [
+            f"{directory}: {complaint}: its channels are lost, and the first one that is made begins with the oldest message; {unknown}"
+        ]
     names = [
         f"channel {name} lost {snapshot.deferred[name].messages} deferred messages: it goes on at offset "
         f"{min(before, snapshot.deferred[name].first_start)}, not {before}"
         for name, before in moved.items()
     ]
-    when = f"{snapshot.time_ns / 1e9:.0f}"
-    return [f"{directory}: made again as of {when} (Unix time); channels go on from there, so some messages come again", *names]
+    when = datetime.fromtimestamp(snapshot.time_ns // 1_000_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    return [f"{directory}: made again as of {when} UTC; channels go on from there, so some messages come again", *names]
 
 
 def _good_snapshot(files: Files, directory: str, uuid: bytes) -> tuple[Snapshot | None, str]:
