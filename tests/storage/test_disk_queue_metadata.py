@@ -83,3 +83,17 @@ def test_what_was_wrong_is_said(tmp_path: Path, line: str, said: str) -> None:
     with DiskQueue(tmp_path / "a", NAME) as queue:
         assert said in queue.report.notes[0]
         assert queue.depth() == 40
+
+
+def test_a_write_position_inside_a_message_cuts_nothing_off(tmp_path: Path) -> None:
+    """What lies there may look like the length of a record that does not end."""
+    bodies = [b"\0\0\1\0" * 6] * 5
+    data = b"".join(map(encode_record, bodies))
+    for position in range(len(data)):
+        folder = tmp_path / str(position)
+        folder.mkdir()
+        (folder / data_name(NAME, 0)).write_bytes(data)
+        (folder / meta_name(NAME)).write_bytes(encode_meta(Meta(5, 0, 0, 0, position)))
+        with DiskQueue(folder, NAME) as queue:
+            assert (folder / data_name(NAME, 0)).read_bytes() == data
+            assert list(queue) == bodies
