@@ -29,9 +29,20 @@ from .errors import DiskFull, ForeignDirectory, ShortWrite, StorageError, StoreF
 from .files import Files
 from .group import ADOPT_BYTES, GROUP_APPEND_BYTES_MAX
 from .log import Log, LogOptions
-from .log_format import IDENTITY_NAME, LOCK_NAME, STAGING_NAME, STATE_NAME, TEMPORARY_SUFFIX, VERSION, ChunkHeader, encode_chunk_header
-from .recovery import RecoveryReport, recover_log, replay
+from .log_format import (
+    IDENTITY_NAME,
+    LOCK_NAME,
+    STAGING_NAME,
+    STATE_NAME,
+    TEMPORARY_SUFFIX,
+    VERSION,
+    ChunkHeader,
+    encode_chunk_header,
+    parse_chunk_name,
+)
+from .recovery import RecoveryReport, recover_log
 from .removal import remove_below
+from .replay import replay
 from .ring import RING_BYTES
 from .stage_recovery import recover_stages
 from .staging import Staging
@@ -154,7 +165,7 @@ def open_store(files: Files, directory: str, options: StoreOptions, identity: Id
     """Lock, recover, open. `Locked`, `ForeignDirectory`, `Damaged` (all chunks), `StoreFailed` for I/O errors."""
     directory = directory.rstrip("/")
     began_ns = time.monotonic_ns()
-    if not any(files.exists(f"{directory}/{STATE_NAME}{suffix}") for suffix in ("", TEMPORARY_SUFFIX)):
+    if not _is_topic(files, directory):
         raise ForeignDirectory(f"{directory} is not the directory of a topic, or is not mounted; it is not made anew in its place")
     try:
         lock = files.lock(f"{directory}/{LOCK_NAME}")
@@ -182,6 +193,13 @@ def open_store(files: Files, directory: str, options: StoreOptions, identity: Id
     return Store(files, directory, lock, log, opened, staging, report, identity.uuid_bytes, delayed, reserve_bytes)
 
 
+def _is_topic(files: Files, directory: str) -> bool:
+    """By its state store or its chunks: either is made again from the other, or is an alarm."""
+    if any(files.exists(f"{directory}/{STATE_NAME}{suffix}") for suffix in ("", TEMPORARY_SUFFIX)):
+        return True
+    return files.exists(directory) and any(parse_chunk_name(name) is not None for name in files.list(directory))
+
+
 def _recover(
     files: Files, directory: str, options: StoreOptions, log_options: LogOptions, identity: Identity
 ) -> tuple[Log, OpenedState, Staging, DelayedStore | None, RecoveryReport]:
@@ -193,7 +211,9 @@ def _recover(
         log, report = recover_log(files, directory, identity.uuid_bytes, identity.base_offset, log_options, table.synced_end, table.start)
         try:
             expected = max(table.start, identity.base_offset)
-            if log.start > expected:
+            if log.start > expected and opened.rebuilt:
+                report.notes.append(f"{directory}: its snapshot begins at offset {expected}, the log at {log.start} since")
+            elif log.start > expected:
                 lost = log.start - expected
                 report.alarms.append(f"{directory}: {lost} messages from offset {expected} on are missing: their chunks are gone")
             if removed:
@@ -202,7 +222,7 @@ def _recover(
             delayed = open_delayed(
                 files, directory, identity.uuid_bytes, log, table.applied_offset, time.time_ns(), report.notes, report.alarms
             )
-            batch = replay(log, table, report)
+            batch = replay(log, table, report, rebuilt=opened.rebuilt)
             if batch is not None:
                 state.commit(batch)
             rows = {name: row for name, row in table.stages.items() if batch is None or name not in batch.stage_gones}
@@ -245,11 +265,14 @@ def _mend_identity(files: Files, directory: str, identity: Identity) -> list[str
         return []
     path = f"{directory}/{IDENTITY_NAME}"
     temporary = path + TEMPORARY_SUFFIX
-    if files.exists(temporary):
-        files.remove(temporary)
-    files.write_file(temporary, _encode_identity(identity))
-    files.rename(temporary, path)
-    files.sync_folder(directory)
+    try:
+        if files.exists(temporary):
+            files.remove(temporary)
+        files.write_file(temporary, _encode_identity(identity))
+        files.rename(temporary, path)
+        files.sync_folder(directory)
+    except OSError as error:  # a full disk must not keep a topic from starting that can do without this file
+        return [f"{path}: missing or damaged, and could not be written anew ({error}); the next start tries again"]
     return [f"{path}: missing or damaged; written anew"]
 
 
