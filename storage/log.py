@@ -184,6 +184,7 @@ class Log:
             self._write(chunk, pieces)
             self._sync_file()
             self._move_to(position + HEADER_BYTES + len(columns), offset, time_ns)
+            self._reader.grew(total, time_ns)
         self._written += total
         self._synced = self._written
         self._synced_position, self._synced_end = self._active.end_position, self._active.end_offset
@@ -216,13 +217,14 @@ class Log:
             active = adoption.finish()
         except OSError as error:
             raise self._fail(f"the group from offset {mark.first_offset} on is not in its place yet: {error}") from error
+        self._reader.grew(data_end - chunk.end_position, time_ns if blocks else self._last_time_ns)
         self._move_to(data_end, offset, time_ns if blocks else self._last_time_ns)
         if mark.unsealed:
             with contextlib.suppress(DiskFull):  # readers do without its footer
                 self._seal(chunk)
         self._active = active
         self._last_time_ns = time_ns
-        self._reader.add(active, [adopted.base_offset for adopted in mark.adopted[:-1]])
+        self._reader.add(active, mark.adopted)
 
     def _move_to(self, position: int, offset: int, time_ns: int) -> None:
         """The active chunk's new end; `offset` is relative to it."""

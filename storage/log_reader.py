@@ -18,14 +18,14 @@ from typing import Any, Final, NamedTuple
 
 from ..transport.block import Block, Header
 from .chunk import Chunk, Good, Place, open_surely
-from .chunk_book import ChunkBook
+from .chunk_book import ChunkBook, ChunkState, Facts
 from .damage import Bad, DamageBook
 from .damage import Hole as Hole
 from .errors import Damaged, ForeignDirectory, Unreadable
 from .files import Files
 from .give_back import GiveBack
 from .log_format import CHUNK_HEADER_BYTES, FOOTER_BYTES, replay_header
-from .mark import Mark
+from .mark import Adopted, Mark
 from .ring import BLOCKS_MAX, RING_BYTES, Ring
 
 OPEN_CHUNKS_MAX: Final = 4  # sealed ones with descriptor and index; the index of the smallest blocks takes 1.5 MiB
@@ -76,11 +76,11 @@ class LogReader:
         self._active.last_time_ns = time_ns
         self.book.of(self._active.base_offset).written_bytes += total
 
-    def add(self, active: Chunk, before: Sequence[int] = ()) -> None:
-        """A new chunk is the last from now on; `before`: others that came with it. No sync runs on the old one: a roll waits for it."""
+    def add(self, active: Chunk, adopted: Sequence[Adopted] = ()) -> None:
+        """A new chunk is the last from now on, the last of `adopted` if there are any. No sync runs on the old one: a roll waits for it."""
         old = self._active
         self._active = active
-        bases = (*before, active.base_offset)
+        bases = tuple(one.base_offset for one in adopted) or (active.base_offset,)
         if old.base_offset == bases[0]:  # it was empty, and its name is another file's now
             self.bases.pop()
             old.close()
@@ -89,6 +89,12 @@ class LogReader:
                 self.book.facts[old.base_offset] = old.facts()
             self._keep(old)
         self.bases += bases
+        time_ns = active.header.base_time_ns
+        for one in adopted:
+            end = active.end_position if one is adopted[-1] else one.data_end
+            state, next_offset = ChunkState.ADOPTED, one.base_offset + one.messages
+            self.book.facts[one.base_offset] = Facts(end + FOOTER_BYTES, state, time_ns, time_ns, next_offset)
+            self.book.of(one.base_offset).written_bytes += end - CHUNK_HEADER_BYTES
 
     def forget(self, start: int) -> None:
         """Chunks that lie wholly below `start` are about to be removed: from now on reads there give what follows."""

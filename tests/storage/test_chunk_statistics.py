@@ -56,6 +56,31 @@ def test_an_adopted_chunk_says_so(group_desk: Desk) -> None:
     assert states[0] == "sealed"
 
 
+def test_what_groups_write_counts(group_desk: Desk) -> None:
+    """Appended ones and adopted ones; what is told at once is what is told after a restart."""
+    group_desk.publish()
+    small = group_desk.stage("small", 1, blocks=1)
+    group_desk.seal(small)
+    group_desk.commit(1, small)
+    (row,) = group_desk.log.reader.chunk_rows()["chunks"]
+    assert row["written_bytes"] == row["bytes"] - 128
+    assert row["last_time_ns"] == group_desk.log.last_time_ns
+    large = [group_desk.stage(f"large{number}", 2, blocks=8) for number in range(3)]
+    group_desk.seal(*large)
+    group_desk.commit(2, *large)
+    found = group_desk.log.reader.chunk_rows()
+    assert {row["state"] for row in found["chunks"][1:]} == {"adopted"}
+    assert len(found["chunks"]) > 2
+    for row in found["chunks"]:
+        assert row["bytes"] == group_desk.chunk_path(row["first_offset"]).stat().st_size
+        assert row["written_bytes"] == row["bytes"] - 128 - 64
+    assert found["total"]["bytes"] == sum(row["bytes"] for row in found["chunks"])
+    group_desk.restart()
+    for old, new in zip(found["chunks"], group_desk.log.reader.chunk_rows()["chunks"], strict=True):
+        for key in ("messages", "bytes", "state", "first_time_ns", "last_time_ns"):
+            assert old[key] == new[key], key
+
+
 def test_reads_are_counted_where_they_come_from(logged: Desk) -> None:
     for _ in range(5):
         logged.publish()
