@@ -11,10 +11,14 @@ Backwards: each block ends with its length. Where that is damaged there is no wa
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from crc32c import crc32c
+
 from ..transport.block import DISK_MAGIC, HEADER_BYTES, TRAILER_BYTES, Header, check_columns
+from ..transport.block import VERSION as BLOCK_VERSION
 from ..transport.errors import ZsqError
 from .errors import Unreadable
 from .files import Files
@@ -24,6 +28,10 @@ WALK_BYTES: Final = 1024 * 1024  # read at once when blocks are checked whole
 HEADERS_BYTES: Final = 16 * 1024  # read at once when only headers are wanted
 SEARCH_BYTES: Final = 1024 * 1024  # read at once when the next header is looked for
 PAGE_BYTES: Final = 4096  # what a disk that fails to read loses at a time
+# What a header begins with: magic, version, columns, flags, a length that is a multiple of 8 below 16 MiB, a count below 65,536. So a body
+# full of magic costs a search, not a decoding each (7.9 s for 5 MB). Two never overlap: no byte of a magic is what the others want there.
+_LENGTHS: Final = bytes(range(0, 256, ALIGNMENT))
+_CANDIDATE: Final = re.compile(re.escape(DISK_MAGIC) + bytes([BLOCK_VERSION]) + rb".{3}[" + _LENGTHS + rb"]..\0..\0\0", re.DOTALL)
 
 
 class Stretch(NamedTuple):
@@ -86,11 +94,13 @@ class ChunkFile:
         """The next place, from `position` on, where a header of this chunk stands; `end_position` if there is none."""
         while position < self.end_position:
             data = self._pread(SEARCH_BYTES, position)
-            at = data.find(DISK_MAGIC)
-            while 0 <= at <= len(data) - HEADER_BYTES:
-                if (position + at) % ALIGNMENT == 0 and decode_disk_header(data[at : at + HEADER_BYTES], self.header.seed) is not None:
+            for candidate in _CANDIDATE.finditer(data):
+                at = candidate.start()
+                header = data[at : at + HEADER_BYTES]
+                if (position + at) % ALIGNMENT or crc32c(header[:-4], self.header.seed) != int.from_bytes(header[-4:], "little"):
+                    continue
+                if decode_disk_header(header, self.header.seed) is not None:
                     return position + at
-                at = data.find(DISK_MAGIC, at + 1)
             if position + len(data) >= self.end_position or not data:
                 break
             position += max(len(data) - HEADER_BYTES, ALIGNMENT) & -ALIGNMENT  # a header may lie across the border

@@ -11,9 +11,9 @@ import pytest
 
 from zsq.storage.damage import BAD_HEAD_BYTES, CUT_OFF, decode_bad_head
 from zsq.storage.errors import Damaged, ForeignDirectory, StoreFailed, Unreadable
-from zsq.storage.log_format import CHUNK_HEADER_BYTES, IDENTITY_NAME, bad_name, index_name
+from zsq.storage.log_format import CHUNK_HEADER_BYTES, IDENTITY_NAME, bad_name, decode_disk_header, index_name
 from zsq.storage.store import StoreOptions
-from zsq.transport.block import pack
+from zsq.transport.block import Header, pack
 
 if TYPE_CHECKING:
     from tests.storage.conftest import Desk
@@ -238,6 +238,32 @@ def test_bytes_in_a_body_never_pass_for_a_block(desk: Desk) -> None:
     desk.flip(path, (CHUNK_HEADER_BYTES + 3) * 8)
     assert desk.open().report.holes == ((0, 1),)
     assert desk.check(lost_max=1) == [1]
+
+
+@pytest.mark.parametrize("unit", [b"ZSQD\1\0\0\0", b"ZSQD\1\0\0\0" + b"\x48\0\0\0\1\0\0\0", b"ZSQD"])
+def test_a_body_full_of_headers_beginnings_costs_few_decodings(desk: Desk, monkeypatch: pytest.MonkeyPatch, unit: bytes) -> None:
+    """Behind a damaged header the next one is looked for in bytes that a publisher chose."""
+    big = StoreOptions(chunk_bytes=1 << 22, map_bytes=1 << 20, reserve_bytes=0, ring_bytes=0)
+    desk.abandon_cleanly()
+    desk.options = big
+    desk.open()
+    desk.log.append([pack([unit * ((1 << 20) // len(unit))], producer_id=77)], 5)
+    desk.log.append([pack([b"next"], producer_id=77, sequence=1)], 6)
+    desk.abandon_cleanly()
+    desk.flip(desk.chunk_path(), (CHUNK_HEADER_BYTES + 20) * 8)
+    calls: list[int] = []
+
+    def counted(data: bytes, seed: int) -> Header | None:
+        calls.append(1)
+        return decode_disk_header(data, seed)
+
+    monkeypatch.setattr("zsq.storage.chunk_file.decode_disk_header", counted)
+    desk.open()
+    with pytest.raises(Damaged):
+        desk.log.read(0, 1, 2)
+    (block,) = desk.log.read(0, 1, 2)
+    assert block.first_offset == 1
+    assert len(calls) < 50
 
 
 def test_index_lost_short_garbage_or_of_another_chunk(two_chunks: Desk) -> None:
