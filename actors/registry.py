@@ -1,43 +1,35 @@
 """The registry: which topics there are, where they lie, and the offsets of those that are gone. One small file, replaced whole.
 
-    {"version": 1, "uuid": of this data directory, "node": 0, "next_number": 3,
-     "topics": {"clicks": {"number": 1, "uuid": "...", "sync": "always", "base_offset": 0, "state": "live", "retention": {}}},
-     "ended": {"old": 1234}, "imports": {digest of what was taken over: {"state": "begun" or "done", ...}}}
-
-`retention` holds what was set for the topic; all else follows the broker's own settings.
+Its bytes are in `registry_format.py`. `retention` of a topic holds what was set for it; all else follows the broker's own settings.
 A row is `new` until its directory is known to exist, `live`, or `deleting`. A topic made again starts at the offset where the one of that
 name ended, so offsets are never reused, and gets a new uuid.
+
+The content before the last change stays beside it, in `registry.json.old`: with that and the topics' own identities `zsq fsck --repair`
+makes a lost registry again (`registry_rebuild.py`). A start never takes the old one by itself: it may lack a topic whose publishes were
+answered, and a person should see that a disk loses bytes.
 """
 
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import uuid
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from ..storage.errors import ForeignDirectory, ShortWrite
 from ..storage.files import Files
 from ..transport.errors import E_DISK_FULL, E_INTERNAL, Refused
+from .registry_format import Content, RegistryDamaged, TopicRow, decode, encode
 
 log = logging.getLogger("zsq")
 
-_FILE_BYTES_MAX = 64 * 1024 * 1024
-VERSION = 1
-
-
-@dataclass(slots=True)
-class TopicRow:
-    number: int
-    uuid: str
-    sync: str
-    base_offset: int
-    state: str = "new"
-    retention: dict[str, Any] = field(default_factory=dict)
+REGISTRY_NAME: Final = "registry.json"
+OLD_NAME: Final = "registry.json.old"
+_FILE_BYTES_MAX: Final = 64 * 1024 * 1024
+# What may lie in a directory in which a start was cut off, or where zsqd runs.
+_OURS: Final = frozenset({"lock", "run", "run.json", "log", "zsqd.json", "zsqd.lock", "topics", "trash", f"{REGISTRY_NAME}.tmp"})
 
 
 class Registry:
@@ -46,39 +38,79 @@ class Registry:
     def __init__(self, files: Files, data_dir: Path, node_id: int) -> None:
         self._files = files
         self._data_dir = data_dir
-        self._path = str(data_dir / "registry.json")
-        self.node = node_id
-        self.uuid = uuid.uuid4().hex
-        self.next_number = 1
-        self.topics: dict[str, TopicRow] = {}
-        self.ended: dict[str, int] = {}
-        self.imports: dict[str, dict[str, Any]] = {}
+        self._path = str(data_dir / REGISTRY_NAME)
+        self._written = b""
+        self.take(Content(uuid.uuid4().hex, node_id))
+
+    def take(self, content: Content) -> None:
+        self.node = content.node
+        self.uuid = content.uuid
+        self.next_number = content.next_number
+        self.topics = content.topics
+        self.ended = content.ended
+        self.imports = content.imports
 
     def open(self) -> None:
         """Read it, or begin one in an empty directory. Never begins where something else lies."""
         present = set(self._files.list(str(self._data_dir)))
-        if "registry.json" not in present:
-            strangers = present - {"lock", "run", "run.json", "log", "zsqd.json", "zsqd.lock", "topics", "trash", "registry.json.tmp"}
-            if strangers or ("topics" in present and self._files.list(str(self._data_dir / "topics"))):
-                raise ForeignDirectory(
-                    f"{self._data_dir} is not empty and has no registry.json: not a data directory of zsq,"
-                    " or one that lost it; choose another directory, or restore the file from a backup"
-                )
-            for folder in ("topics", "trash"):
-                if folder not in present:
-                    self._files.make_folder(str(self._data_dir / folder))
-            self.save()
+        if REGISTRY_NAME not in present:
+            self._begin(present)
             return
+        content = self.load()
+        if not content.checked:
+            log.warning("%s has no checksum: it was written by an earlier version, or by hand; accepted, and written anew", self._path)
+            self.save()
+        # What holds nothing may be made anew (copies are made without empty folders). `topics` with a topic in it may not: it is lost.
+        nothing_lost = all(row.state != "live" for row in self.topics.values())
+        for folder in ("trash", *(["topics"] if nothing_lost else [])):
+            if folder not in present:
+                self._files.make_folder(str(self._data_dir / folder))
+
+    def _begin(self, present: set[str]) -> None:
+        if OLD_NAME in present or ("topics" in present and self._files.list(str(self._data_dir / "topics"))):
+            raise ForeignDirectory(
+                f"{self._data_dir} has lost its {REGISTRY_NAME}: restore that from a backup, or have it made again from what lies there"
+                f" (`zsq fsck {self._data_dir} --repair`)"
+            )
+        if present - _OURS:
+            raise ForeignDirectory(
+                f"{self._data_dir} is not empty and has no {REGISTRY_NAME}: not a data directory of zsq,"
+                " or one that lost it; choose another directory, or restore the file from a backup"
+            )
+        for folder in ("topics", "trash"):
+            if folder not in present:
+                self._files.make_folder(str(self._data_dir / folder))
+        self.save()
+
+    def load(self) -> Content:
+        """Read it, and change nothing on disk. `RegistryDamaged`; `ForeignDirectory` for an unknown version; `OSError`."""
+        raw = self._files.read_file(self._path, _FILE_BYTES_MAX)
         try:
-            data = json.loads(self._files.read_file(self._path, _FILE_BYTES_MAX))
-            if data["version"] != VERSION:
-                raise ForeignDirectory(f"{self._path} has version {data['version']}; this zsq knows only {VERSION}: upgrade zsq")
-            self.uuid, self.node, self.next_number = data["uuid"], data["node"], data["next_number"]
-            self.topics = {name: TopicRow(**row) for name, row in data["topics"].items()}
-            self.ended = data["ended"]
-            self.imports = data.get("imports", {})
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ForeignDirectory(f"{self._path} cannot be read ({error}); restore it from a backup") from None
+            content = decode(raw, self._path)
+        except RegistryDamaged as error:
+            what = f"restore it from a backup, or have it made again (`zsq fsck {self._data_dir} --repair`), from {OLD_NAME} and the topics"
+            raise RegistryDamaged(f"{error}; {what}") from None
+        self._written = raw
+        self.take(content)
+        return content
+
+    def replace(self, content: Content) -> list[str]:
+        """Put this in place of a file that is damaged or missing; what was there is kept, and its name returned. `Refused`, `OSError`."""
+        aside = []
+        if self._files.exists(self._path):
+            taken = self._files.list(str(self._data_dir))
+            name = next(name for number in range(1, len(taken) + 2) if (name := f"{REGISTRY_NAME}.bad-{number}") not in taken)
+            self._files.rename(self._path, str(self._data_dir / name))
+            aside.append(name)
+        self._written = b""  # the old copy stays as it is until the next change
+        self.take(content)
+        try:
+            self.save()
+        except Refused:
+            for name in aside:
+                self._files.rename(str(self._data_dir / name), self._path)
+            raise
+        return [f"the damaged one is kept as {name}" for name in aside]
 
     def save(self) -> None:
         """Durable when it returns: new file, synced, renamed over the old, directory synced. `Refused` where the disk does not take it."""
@@ -89,21 +121,20 @@ class Registry:
             raise Refused(code, f"the registry cannot be written: {error.strerror or error}; nothing was changed") from None
 
     def _write(self) -> None:
-        data = {
-            "version": VERSION,
-            "uuid": self.uuid,
-            "node": self.node,
-            "next_number": self.next_number,
-            "topics": {name: asdict(row) for name, row in self.topics.items()},
-            "ended": self.ended,
-            "imports": self.imports,
-        }
-        temporary = self._path + ".tmp"
+        """One sync of the directory for both renames: whichever of them a crash leaves, each file is a whole one."""
+        data = encode(Content(self.uuid, self.node, self.next_number, self.topics, self.ended, self.imports))
+        if self._written:
+            self._replace(str(self._data_dir / OLD_NAME), self._written)
+        self._replace(self._path, data)
+        self._files.sync_folder(str(self._data_dir))
+        self._written = data
+
+    def _replace(self, path: str, data: bytes) -> None:
+        temporary = path + ".tmp"
         if self._files.exists(temporary):
             self._files.remove(temporary)
-        self._files.write_file(temporary, json.dumps(data, indent=1).encode())
-        self._files.rename(temporary, self._path)
-        self._files.sync_folder(str(self._data_dir))
+        self._files.write_file(temporary, data)
+        self._files.rename(temporary, path)
 
     def add(self, name: str, sync: str, retention: Mapping[str, Any] | None = None) -> TopicRow:
         row = TopicRow(self.next_number, uuid.uuid4().hex, sync, self.ended.get(name, 0), retention=dict(retention or {}))
@@ -156,6 +187,19 @@ class Registry:
         for name in self._files.list(str(trash)):
             self._files.remove_tree(str(trash / name))
 
+    def finish_removals(self) -> None:
+        """At a start: what a deletion has left. Files that cannot be removed take space, and hinder nobody."""
+        try:
+            self.empty_trash()
+        except OSError as error:
+            log.error("files of deleted topics stay in %s: %s", self._data_dir / "trash", error)
+        for name, row in list(self.topics.items()):
+            if row.state == "deleting":
+                self.remove(name)
+
     def folder(self, row: TopicRow) -> str:
         """A number, never the raw name."""
         return str(self._data_dir / "topics" / f"{row.number:06d}")
+
+
+__all__ = ["OLD_NAME", "REGISTRY_NAME", "Content", "Registry", "RegistryDamaged", "TopicRow"]

@@ -29,9 +29,9 @@ def fsck(data_dir: Path, topic: str | None, repair: bool, as_json: bool) -> int:
     from ...storage.files import Files
 
     files = Files()
-    with locked_data_dir(files, data_dir):
+    with locked_data_dir(files, data_dir, write=repair):
         findings, reports = check_data_dir(files, data_dir, topic, time.time_ns(), repair=repair)
-    damaged = len([finding for finding in findings if finding.level == "damage"]) + sum(len(report.damaged) for report in reports)
+    damaged = len([one for one in findings if one.level == "damage" and not one.repaired]) + sum(len(report.damaged) for report in reports)
     if as_json:
         told = {"data_dir": str(data_dir), "clean": not damaged, "findings": [_as_object(finding) for finding in findings]}
         click.echo(json.dumps(told | {"topics": [_topic_object(report) for report in reports]}, indent=2))

@@ -137,7 +137,8 @@ def test_a_save_is_whole_or_not_there(tmp_path: Path) -> None:
     registry = Registry(_Steps(steps), tmp_path, 3)
     registry.open()
     registry.add("clicks", "always")
-    assert steps == ["write registry.json.tmp", "rename registry.json.tmp registry.json", f"sync {tmp_path.name}"]
+    spare = ["write registry.json.old.tmp", "rename registry.json.old.tmp registry.json.old"]
+    assert steps == [*spare, "write registry.json.tmp", "rename registry.json.tmp registry.json", f"sync {tmp_path.name}"]
     assert list(opened(tmp_path).topics) == ["clicks"]
 
 
@@ -190,3 +191,59 @@ def test_settings_that_cannot_be_written_do_not_hold(tmp_path: Path, monkeypatch
     with pytest.raises(Refused):
         registry.configure("clicks", {})
     assert registry.topics["clicks"].retention == opened(tmp_path).topics["clicks"].retention == {"keep_s": 60}
+
+
+def test_the_content_before_the_last_change_stays_beside_it(tmp_path: Path) -> None:
+    registry = opened(tmp_path)
+    registry.add("clicks", "always")
+    before = (tmp_path / "registry.json").read_bytes()
+    registry = opened(tmp_path)
+    assert not (tmp_path / "registry.json.old.tmp").exists()
+    registry.add("views", "always")
+    assert (tmp_path / "registry.json.old").read_bytes() == before
+    (tmp_path / "registry.json").unlink()
+    with pytest.raises(ForeignDirectory, match="fsck"):
+        opened(tmp_path)
+    assert not (tmp_path / "registry.json").exists(), "never taken by itself, nor begun anew"
+
+
+def test_a_registry_from_before_there_was_a_checksum_is_taken_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    opened(tmp_path).add("clicks", "always")
+    path = tmp_path / "registry.json"
+    data = json.loads(path.read_text())
+    del data["checksum"]
+    path.write_text(json.dumps(data))
+    assert list(opened(tmp_path).topics) == ["clicks"]
+    assert "no checksum" in caplog.text
+    caplog.clear()
+    assert list(opened(tmp_path).topics) == ["clicks"]
+    assert not caplog.text
+    path.write_text(path.read_text().replace("always", "never"))
+    with pytest.raises(ForeignDirectory, match="checksum"):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize("state", ["none", "new", "live"])
+def test_folders_that_hold_nothing_are_made_anew(tmp_path: Path, state: str) -> None:
+    """As after a copy that leaves out empty folders. What held a topic is lost, and stays so until a person has looked."""
+    registry = opened(tmp_path)
+    if state != "none":
+        registry.add("clicks", "always")
+    if state == "live":
+        registry.set_state("clicks", "live")
+    (tmp_path / "trash").rmdir()
+    (tmp_path / "topics").rmdir()
+    opened(tmp_path)
+    assert (tmp_path / "trash").is_dir()
+    assert (tmp_path / "topics").is_dir() == (state != "live")
+
+
+def test_a_trash_that_cannot_be_emptied_hinders_no_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    registry = opened(tmp_path)
+    Path(registry.folder(registry.add("clicks", "always"))).mkdir()
+    registry.set_state("clicks", "deleting", 9)
+    (tmp_path / "trash" / "somebody's file").write_text("")
+    registry = opened(tmp_path)
+    registry.finish_removals()
+    assert "stay in" in caplog.text
+    assert not registry.topics

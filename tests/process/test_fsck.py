@@ -121,3 +121,17 @@ def test_a_missing_directory_is_refused_and_not_made_anew(stopped: Broker) -> No
     with zsq.Admin(stopped.ipc) as admin:
         (row,) = admin.stats("t")["topics"]
         assert (row["health"], row["head"]) == ("OK", COUNT * 10)
+
+
+def test_a_damaged_registry_is_refused_by_its_key_and_made_again(stopped: Broker) -> None:
+    path = stopped.data_dir / "registry.json"
+    good = path.read_text()
+    path.write_text(good.replace('"sync": "always"', '"sync": "alwayq"', 1))
+    with pytest.raises(AssertionError, match=r"checksum .*--repair"):
+        stopped.start()
+    assert "checksum" in fsck(stopped.data_dir, code=1)
+    assert told(stopped.data_dir, "--repair")["findings"][0]["repaired"].startswith("made again")
+    assert path.read_text() == good
+    stopped.start()
+    with zsq.Reader(stopped.ipc, "t") as reader:
+        assert reader.read(0).head == COUNT * 10

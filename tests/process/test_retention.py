@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -205,7 +206,10 @@ def test_settings_that_somebody_spoilt_remove_nothing(broker: Broker, admin: zsq
     admin.create_channel(TOPIC, "c")
     broker.stop()
     path = broker.data_dir / "registry.json"
-    path.write_text(path.read_text().replace('"keep_bytes": 0', '"keep_bytes": "0"'))
+    spoilt = json.loads(path.read_text())
+    spoilt["topics"][TOPIC]["retention"]["keep_bytes"] = "0"
+    del spoilt["checksum"]  # by hand, on purpose
+    path.write_text(json.dumps(spoilt))
     broker.start()
     publish(broker, 3)
     assert finish(broker, "c", 48) == list(range(48))
