@@ -24,6 +24,7 @@ from ..transport import protocol as p
 from ..transport.errors import E_LIMIT, ZsqError
 from . import options, rundir
 from .child import ENDS_TREE, ChildSpec, RestartIntensity
+from .import_remains import clear_imports_at_start
 from .management import Management
 from .options import ServeOptions
 from .port import Mail, Port
@@ -136,23 +137,12 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # under nohup it stays ignored
                 signal.signal(number, self._on_signal)
-        self.table.start_forkserver()
-        self._start_single("scan_loop", {"front": self.scan_endpoint}, "scan loop")
-        self._start_single("scan_worker", {}, "scan worker")
-        if self.options.gateway:
-            listen = {"listen": self.options.gateway, "push": options.push_listen(self.options)}
-            self._start_single("gateway", listen | {"supervisor": self._own_endpoint()}, "gateway zeromq")
-        self.registry.empty_trash()
-        for name, row in list(self.registry.topics.items()):
-            if row.state == "deleting":
-                self.registry.remove(name)
-            else:
-                self.add_group(name, row)
         poller = zmq.Poller()
         poller.register(self.port.socket, zmq.POLLIN)
         poller.register(self.table.events_fd, zmq.POLLIN)
         poller.register(wake_read.fileno(), zmq.POLLIN)
-        try:
+        try:  # the starts too: whatever fails between them, no child is left for whom the interpreter's end would wait
+            self._start_all()
             while not self._ended():
                 self._turn(poller, wake_read)
         finally:
@@ -162,6 +152,17 @@ class Supervisor:
             self.port.close()
             self.context.term()
         return self.exit_code
+
+    def _start_all(self) -> None:
+        self.table.start_forkserver()
+        self._start_single("scan_loop", {"front": self.scan_endpoint}, "scan loop")
+        self._start_single("scan_worker", {}, "scan worker")
+        if self.options.gateway:
+            listen = {"listen": self.options.gateway, "push": options.push_listen(self.options)}
+            self._start_single("gateway", listen | {"supervisor": self._own_endpoint()}, "gateway zeromq")
+        self.registry.finish_removals()
+        for name, row in list(self.registry.topics.items()):
+            self.add_group(name, row)
 
     def _turn(self, poller: zmq.Poller, wake: socket.socket) -> None:
         if self._signals and not self._stopping:
@@ -372,6 +373,7 @@ def serve(serve_options: ServeOptions) -> int:
         lock = files.lock(str(data_dir / "lock"))
         registry = Registry(files, data_dir, serve_options.node_id)
         registry.open()
+        clear_imports_at_start(files, data_dir, registry)
         run_dir = rundir.make(data_dir)
     except Locked as error:
         print(f"zsq: {data_dir} is in use by another `zsq serve` (pid {error.pid}); stop that one first", file=sys.stderr)

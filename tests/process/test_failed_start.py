@@ -1,0 +1,47 @@
+"""A start that fails in its middle ends, with its children; and what a copy leaves out without loss does not make it fail."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from support.broker import Broker, free_port
+
+import zsq
+
+FAILING = """
+import sys
+from pathlib import Path
+from zsq.actors import registry, supervisor
+from zsq.actors.options import ServeOptions
+
+def fail(self):
+    raise OSError(5, "by plan", "trash")
+
+registry.Registry.finish_removals = fail
+try:
+    supervisor.serve(ServeOptions(Path(sys.argv[1]), gateway=("127.0.0.1:" + sys.argv[2])))
+except OSError as error:
+    sys.exit(f"failed {error.strerror}")
+"""
+
+
+def test_a_start_that_fails_behind_its_first_children_ends(tmp_path: Path) -> None:
+    """With a gateway: that is the child which the interpreter's end would wait for."""
+    line = [sys.executable, "-c", FAILING, str(tmp_path / "data"), str(free_port())]
+    ended = subprocess.run(line, capture_output=True, timeout=30, check=False)
+    assert ended.returncode == 1
+    assert b"failed by plan" in ended.stderr
+
+
+def test_a_copy_without_its_empty_folders_serves(broker: Broker) -> None:
+    with zsq.Producer(broker.ipc) as producer:
+        producer.publish("t", b"1")
+    assert broker.stop() == 0
+    (broker.data_dir / "trash").rmdir()
+    broker.start()
+    with zsq.Reader(broker.ipc, "t") as reader, zsq.Admin(broker.ipc) as admin:
+        assert reader.read(0).head == 1
+        admin.delete_topic("t", force=True)
+    assert list((broker.data_dir / "trash").iterdir()) == []
