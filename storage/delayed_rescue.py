@@ -27,12 +27,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from os import getpid, getppid
 from typing import Any, Final
 
 import lmdb
@@ -40,6 +40,7 @@ import lmdb
 from ..transport.codec import unpack_value
 from .delayed import DelayedStore
 from .delayed_format import META, PRODUCER, ROW, SUM_MASK, DelayedProducer, crc_of, decode_row, parse_producer_key, unwrap
+from .delayed_head import noted_progress
 from .delayed_rows import Progress, Rows, prefixed, read_meta, rows_from, translated
 from .errors import Damaged, DiskFull, Locked, StorageError, StoreFailed
 from .files import Files
@@ -127,7 +128,7 @@ def _take_steps(files: Files, path: str, new: str) -> dict[str, int]:
         else:
             border = str(done.get("forward", {}).get("border", ""))
             for rows_max in (BATCH_ROWS, 1):
-                if _run(step, path, new, str(os.getpid()), str(rows_max), border) is not None:
+                if _run(step, path, new, str(getpid()), str(rows_max), border) is not None:
                     break
             said = {"border": _last_row(new).hex()} if step == "forward" else {}
         done[step] = said
@@ -187,7 +188,9 @@ def check_delayed(path: str) -> list[str]:
     if verdict.findings or not verdict.finished:
         return verdict.findings
     try:
-        return [str(sentence) for sentence in (_run("check", path) or {}).values()]
+        found = [str(sentence) for sentence in (_run("check", path) or {}).values()]
+        commits, noted = probe(path).get("commits", 0), noted_progress(Files(), path).commits
+        return [*found, f"{path} has seen {commits} commits, and {noted} are noted"] if commits < noted else found
     except StoreFailed as error:
         return [str(error)]
 
@@ -230,7 +233,7 @@ def meta_of(path: str) -> dict[str, int]:
 def take_step(step: str, old: str, new: str, parent: int, rows_max: int, border: bytes) -> None:
     """Until done, or the parent is gone."""
     files = Files()
-    while os.getppid() == parent:
+    while getppid() == parent:
         try:
             lock = files.lock(f"{new}/{STEP_LOCK_NAME}")
             break
@@ -252,7 +255,7 @@ def take_step(step: str, old: str, new: str, parent: int, rows_max: int, border:
             found = backward(txn, begin, border) if step == "backward" else forward(txn, begin)
         found = _until_damaged(old, found)
         more = True
-        while more and os.getppid() == parent:
+        while more and getppid() == parent:
             with translated(new), env.begin(write=True) as into:
                 batch = Rows(into)
                 more = _add_some(batch, found, rows_max)

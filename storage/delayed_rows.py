@@ -226,6 +226,6 @@ def translated(path: str) -> Iterator[None]:
         if "No such file" in text:
             raise ForeignDirectory(f"{text}; it is made once, and never again in its place") from error
         unreadable = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.PageFullError)
-        if isinstance(error, unreadable):
+        if isinstance(error, unreadable) or "is not supported by this build" in text:  # the version in a head
             raise Damaged(text) from error
         raise StoreFailed(text) from error

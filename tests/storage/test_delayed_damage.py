@@ -179,6 +179,7 @@ def fall_back(desk: Desk, last: Callable[[DelayedStore], object]) -> None:
 
 def test_an_older_commit_that_comes_back_is_counted(desk: Desk) -> None:
     fall_back(desk, lambda store: store.put([(pack([b"x", b"y"], producer_id=7, sequence=6), DUE + 6)], 5))
+    assert "6 commits, and 7 are noted" in delayed_rescue.check_delayed(str(desk.path("delayed")))[0]
     bodies, lost, alarms = found_there(desk)
     assert (bodies, lost) == (ALL, 2)
     assert any("2 delayed messages are lost" in alarm for alarm in alarms)
