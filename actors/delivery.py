@@ -386,6 +386,7 @@ class Delivery:
             "backend_depth": max(0, head - self.window_end),
             "in_flight_count": sum(total(lease.runs) for lease in self._leases.values()),
             "deferred_count": self.deferred.messages,
+            "deferred_full": self.deferred.is_full(),
             "paused": self.paused,
             "next_offset": self.next_offset,
             "requeued_waiting": again,

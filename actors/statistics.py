@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from . import options
 from .process import private_bytes
 from .topic_group import GroupState, TopicGroup
 
 if TYPE_CHECKING:
     from .supervisor import Supervisor
+
+DEFERRED_FULL: Final = f"takes no new messages: {options.DEFERRED_ROWS_MAX:,} requeues with a delay wait, the most that a channel holds"
 
 
 def unfinished(group: TopicGroup, channel: str = "") -> int | None:
@@ -76,8 +79,9 @@ def _channels(group: TopicGroup, end: int) -> list[dict[str, Any]]:
         if "next_offset" in row:
             row["depth"] = max(0, end - row["next_offset"]) + row.pop("requeued_waiting", 0)
             row["backend_depth"] = max(0, end - row.pop("window_end", end))
+        full = DEFERRED_FULL if row.pop("deferred_full", False) else ""
         up = child is not None and child.state == "up"
-        row["health"] = "OK" if up else "failed" if name in group.failed_channels() else "starting"
+        row["health"] = full or "OK" if up else "failed" if name in group.failed_channels() else "starting"
         rows.append(row)
     return rows
 
@@ -90,6 +94,8 @@ def _health(group: TopicGroup) -> str:
         text = group.storage.stats.get(alarm) if group.storage is not None else ""
         said += [str(text)] if text else []
     said += [f"channel {name} failed too often" for name in sorted(group.failed_channels())]
+    full = [name for name, child in group.channels.items() if child is not None and child.stats.get("deferred_full")]
+    said += [f"channel {name} {DEFERRED_FULL}" for name in sorted(full)]
     if group.failure and group.storage is not None and not group.storage.stats.get("appends"):
         said.append(f"started again and not written to since: {group.failure}")
     return "; ".join(said) if said else "OK"
