@@ -90,7 +90,8 @@ def pub(topic: str, source: IO[bytes], batch: int, delay: float, url: str, timeo
     finally:
         elapsed = max(time.monotonic() - start, 1e-9)
         how = f"wait in {topic} until they are due" if delay else f"stored in {topic}"
-        click.echo(f"{stored:,} messages {how}, {elapsed:.2f} s, {stored / elapsed:,.0f} a second", err=True)
+        if stored or sys.exception() is None:  # before an error it says how far it came, if it came anywhere
+            click.echo(f"{stored:,} messages {how}, {elapsed:.2f} s, {stored / elapsed:,.0f} a second", err=True)
 
 
 def _settle(receipts: deque[Receipt], timeout: float) -> int:

@@ -135,7 +135,7 @@ def test_topics_and_channels_by_command(shell: Shell) -> None:
 
 def test_each_failure_has_its_code(shell: Shell, tmp_path: Path) -> None:
     assert shell("pub", "bad name", code=2).startswith(b"zsq: E_BAD_NAME")
-    assert b"E_TOO_BIG" in shell("pub", "big", stdin=b"a" * (2 << 20), code=2)
+    assert shell("pub", "big", stdin=b"a" * (2 << 20), code=2).startswith(b"zsq: E_TOO_BIG")  # and no count of nothing
     nobody = shell("stats", "--url", f"ipc://{tmp_path}/run", "--timeout", "0.3", code=3)
     assert nobody.startswith((b"zsq: E_UNREACHABLE", b"zsq: E_TIMEOUT"))
     assert shell("tail", "nowhere", "--no-follow", code=1).startswith(b"zsq: E_NOT_FOUND")
