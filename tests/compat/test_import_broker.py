@@ -120,6 +120,26 @@ def test_an_import_that_is_killed_is_run_again(tmp_path: Path) -> None:
     assert len(list((tmp_path / "data/topics").iterdir())) == 3
 
 
+@pytest.mark.slow
+def test_a_broker_started_after_a_killed_import_takes_its_space_back(tmp_path: Path) -> None:
+    source = write_nsqd(tmp_path / "nsqd", NsqdList(), {"a": [[message(number, size=500) for number in range(20_000)]]})
+    line = [sys.executable, "-m", "zsq", "import-nsqd", str(source), "--data-dir", str(tmp_path / "data")]
+    running = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    seen = tmp_path / "data/import.tmp/000001"
+    wait_for(lambda: seen.exists() or running.poll() is not None, what=str(seen))
+    assert running.poll() is None
+    running.kill()
+    running.wait()
+    assert '"begun"' in (tmp_path / "data/registry.json").read_text()
+    broker = Broker(tmp_path / "data").start()
+    try:
+        assert not (tmp_path / "data/import.tmp").exists()
+        assert '"begun"' not in (tmp_path / "data/registry.json").read_text()
+    finally:
+        broker.close()
+    assert cli("import-nsqd", source, "--data-dir", tmp_path / "data")[0] == "a: 20000 messages (no channel; 20000 for all)\n"
+
+
 def test_an_import_that_lost_something_is_no_success(tmp_path: Path) -> None:
     source = write_nsqd(tmp_path / "nsqd", NsqdList((NsqdTopic("t"),)), {"t": [[message(1), message(2)]]})
     path = source / "t.diskqueue.000000.dat"
