@@ -104,7 +104,7 @@ class Adoption:
         """Header, mark and footer; the position of the footer. A longer end that an earlier try has left is cut off."""
         data_end = adopted.data_end + len(mark)
         header = ChunkHeader(adopted.base_offset, self._time_ns, adopted.seed, self._uuid, ADOPTED)
-        footer = encode_footer(ChunkFooter(adopted.messages, 0, data_end), adopted.seed)
+        footer = encode_footer(ChunkFooter(adopted.messages, 0, data_end), adopted.seed, header)
         self._files.writev(fd, [encode_chunk_header(header)], 0)
         self._files.writev(fd, [mark, footer], adopted.data_end)
         if self._files.size(fd) > data_end + FOOTER_BYTES:
@@ -186,7 +186,7 @@ def _seal_unsealed(chunk: Chunk, mark: Mark, notes: list[str]) -> None:
             if not old.sealed:
                 end_offset = mark.first_offset + mark.appended - base_offset
                 footer = ChunkFooter(end_offset, last_time_ns - old.header.base_time_ns, data_end)
-                files.writev(old.fd, [encode_footer(footer, old.header.seed)], data_end)
+                files.writev(old.fd, [encode_footer(footer, old.header.seed, old.header)], data_end)
         finally:
             old.close()
     except (Damaged, ForeignDirectory, OSError) as error:

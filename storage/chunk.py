@@ -24,6 +24,7 @@ from .log_format import (
     decode_chunk_header,
     decode_disk_header,
     decode_footer,
+    header_of_footer,
     index_name,
     parse_chunk_name,
     wire_header,
@@ -55,7 +56,7 @@ class Good(NamedTuple):
 class Chunk(ChunkFile):
     """An open chunk. `end_offset` (absolute) is the offset that follows its blocks."""
 
-    __slots__ = ("end_offset", "index", "index_every_bytes", "last_time_ns", "sealed", "sequential")
+    __slots__ = ("end_offset", "index", "index_every_bytes", "last_time_ns", "sealed", "sequential", "spare_header")
 
     def __init__(self, files: Files, folder: str, fd: int, header: ChunkHeader, index_every_bytes: int) -> None:
         super().__init__(files, folder, fd, header)
@@ -65,6 +66,8 @@ class Chunk(ChunkFile):
         self.sealed = False
         self.sequential = False
         """The operating system was told that it is read from front to back."""
+        self.spare_header = False
+        """Both copies of its header are damaged, and its footer's was taken."""
         self.last_time_ns = header.base_time_ns
         """Of its last block, as its footer says; before that not known here."""
 
@@ -284,10 +287,11 @@ def open_chunk(files: Files, folder: str, base_offset: int, uuid: bytes, index_e
     path = f"{folder}/{chunk_name(base_offset)}"
     fd = files.open_append(path) if write else files.open_read(path)
     try:
-        header = decode_chunk_header(files.pread(fd, CHUNK_HEADER_BYTES, 0))
+        header, is_spare = _read_header(files, fd, base_offset)
         if header.uuid != uuid or header.base_offset != base_offset:
             raise ForeignDirectory(f"{path} belongs to another topic (uuid {header.uuid.hex()}, first offset {header.base_offset})")
         chunk = Chunk(files, folder, fd, header, index_every_bytes)
+        chunk.spare_header = is_spare
         size = files.size(fd)
         footer = read_footer(files, fd, header.seed, size)
         chunk.sealed = footer is not None
@@ -298,6 +302,20 @@ def open_chunk(files: Files, folder: str, base_offset: int, uuid: bytes, index_e
         files.close(fd)
         raise
     return chunk
+
+
+def _read_header(files: Files, fd: int, base_offset: int) -> tuple[ChunkHeader, bool]:
+    """From the file's front, or (True) from its footer: one bad sector, where both copies lie, shall not cost a sealed chunk."""
+    try:
+        return decode_chunk_header(files.pread(fd, CHUNK_HEADER_BYTES, 0)), False
+    except (Damaged, OSError) as error:
+        if isinstance(error, OSError) and error.errno != errno.EIO:
+            raise
+        position = files.size(fd) - FOOTER_BYTES
+        header = header_of_footer(files.pread(fd, FOOTER_BYTES, position), base_offset, position) if position > 0 else None
+        if header is None:
+            raise
+        return header, True
 
 
 def open_surely(files: Files, folder: str, base_offset: int, uuid: bytes, index_every_bytes: int) -> Chunk:

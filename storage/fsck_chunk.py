@@ -124,6 +124,10 @@ class ChunkCheck:
     # Header
 
     def _check_header(self, chunk: Chunk) -> None:
+        if chunk.spare_header:
+            text = "both copies of its header are damaged; its footer says the same again"
+            self._add(DAMAGE, text, repair=lambda: self._mend_header(chunk))
+            return
         data = self._files.pread(chunk.fd, CHUNK_HEADER_BYTES, 0)
         for number, at in enumerate((0, CHUNK_COPY_BYTES), 1):
             try:
@@ -133,7 +137,7 @@ class ChunkCheck:
 
     def _mend_header(self, chunk: Chunk) -> str:
         self._write(encode_chunk_header(chunk.header), 0)
-        return "both copies of the header written anew from the good one"
+        return f"both copies of the header written anew from {'the footer' if chunk.spare_header else 'the good one'}"
 
     def _write(self, data: bytes, position: int) -> None:
         fd = self._files.open_append(self._path)
@@ -269,7 +273,7 @@ class ChunkCheck:
             keep_bytes(self._files, self._folder, bad, self._around.now_ns)
             position = self._good_end
         footer = ChunkFooter(max(self._end, self._around.following - base), self._time_ns, position)
-        self._write(bytes(max(0, position - size)) + encode_footer(footer, chunk.header.seed), min(position, size))
+        self._write(bytes(max(0, position - size)) + encode_footer(footer, chunk.header.seed, chunk.header), min(position, size))
         return f"a footer written at {position}{said}"
 
     # Index

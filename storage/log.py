@@ -300,7 +300,7 @@ class Log:
     def _seal(self, chunk: Chunk) -> None:
         self._sync_active()
         footer = ChunkFooter(chunk.end_offset - chunk.base_offset, self._last_time_ns - chunk.header.base_time_ns, chunk.end_position)
-        self._write(chunk, [encode_footer(footer, chunk.header.seed)])
+        self._write(chunk, [encode_footer(footer, chunk.header.seed, chunk.header)])
         try:
             self._files.sync(chunk.fd)
         except OSError as error:

@@ -36,6 +36,8 @@ INDEX_MAGIC: Final = b"ZSQI"
 _CHUNK_HEAD: Final = struct.Struct("<4sHHqqI16s16s")
 # magic, version, flags, next offset and last time (both relative), data end, spare, crc
 _FOOTER: Final = struct.Struct("<4sHHqqq28s")
+# seed, base time and uuid of the chunk, once more; in the footer's spare bytes
+_AGAIN: Final = struct.Struct("<Iq16s")
 # magic, version, entry size, seed of the chunk, count of entries, crc of the entries, spare, crc
 _INDEX_HEAD: Final = struct.Struct("<4sHHIII8s")
 _CRC: Final = struct.Struct("<I")
@@ -154,8 +156,11 @@ def decode_chunk_header(buffer: Buffer) -> ChunkHeader:
     raise Damaged("both copies of a chunk's header are damaged")
 
 
-def encode_footer(footer: ChunkFooter, seed: int) -> bytes:
-    head = _FOOTER.pack(FOOTER_MAGIC, VERSION, footer.flags, footer.next_offset, footer.last_time_ns, footer.data_end, bytes(28))
+def encode_footer(footer: ChunkFooter, seed: int, header: ChunkHeader | None = None) -> bytes:
+    """With `header`: what its chunk's header says again, for the day on which both copies of that, in one sector, cannot be read."""
+    again = bytes(_AGAIN.size) if header is None else _AGAIN.pack(header.seed, header.base_time_ns, header.uuid)
+    flags = footer.flags if header is None else header.flags
+    head = _FOOTER.pack(FOOTER_MAGIC, VERSION, flags, footer.next_offset, footer.last_time_ns, footer.data_end, again)
     return head + _CRC.pack(crc32c(head, seed))
 
 
@@ -167,6 +172,17 @@ def decode_footer(buffer: Buffer, seed: int, position: int) -> ChunkFooter | Non
     if magic != FOOTER_MAGIC or version != VERSION or data_end != position:
         return None
     return ChunkFooter(next_offset, last_time_ns, data_end, flags)
+
+
+def header_of_footer(buffer: Buffer, base_offset: int, position: int) -> ChunkHeader | None:
+    """The chunk's header, as its footer at `position` says it again; None where that is no footer, or does not say it."""
+    if len(buffer) != FOOTER_BYTES:
+        return None
+    *_, flags, _, _, _, again = _FOOTER.unpack_from(buffer)
+    seed, base_time_ns, uuid = _AGAIN.unpack(again)
+    if not seed or decode_footer(buffer, seed, position) is None:
+        return None
+    return ChunkHeader(base_offset, base_time_ns, seed, uuid, flags)
 
 
 def encode_disk_header(header: Header, offset: int, time_ns: int, unsynced_bytes: int, seed: int) -> bytes:

@@ -102,7 +102,10 @@ def survey(files: Files, folder: str, uuid: bytes, bases: Sequence[int], index_e
             found.append(Found(base, None, str(error)))
             continue
         facts = chunk.facts()
-        found.append(Found(base, facts if chunk.sealed else facts._replace(state=ChunkState.SEALED, next_offset=-1), ""))
+        why = (
+            "both copies of its header are damaged, its footer's is used; `zsq fsck --repair` writes it anew" if chunk.spare_header else ""
+        )
+        found.append(Found(base, facts if chunk.sealed else facts._replace(state=ChunkState.SEALED, next_offset=-1), why))
         chunk.close()
     return found
 
@@ -144,6 +147,8 @@ class Survey:
                 reader.damage.note(Bad(base, 0, 0, base, following - base, why))
                 continue
             reader.book.facts[base] = facts
+            if why:
+                alarms.append(f"{path}: {why}")
             if facts.next_offset < 0:
                 alarms.append(f"{path}: its footer is missing or damaged; `zsq fsck --repair` writes it anew")
             elif facts.next_offset > following:

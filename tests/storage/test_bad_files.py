@@ -255,6 +255,13 @@ def test_an_old_chunk_with_both_headers_damaged_is_an_alarm_and_a_hole(chunks: D
     chunks.abandon_cleanly()
     chunks.flip(chunks.chunk_path(0), 100)
     chunks.flip(chunks.chunk_path(0), 64 * 8 + 100)
+    whole = chunks.chunk_path(0).read_bytes()
+    report = chunks.open().report
+    (alarm,) = report.alarms
+    assert "its footer's is used" in alarm
+    assert chunks.check() == list(range(8))
+    chunks.abandon_cleanly()
+    chunks.replace(chunks.chunk_path(0), chunks.flipped(whole, (len(whole) - 20) * 8))
     report = chunks.open().report
     assert report.holes == ((0, 3),)
     assert len(report.alarms) == 1

@@ -66,7 +66,7 @@ def examples() -> dict[str, bytes]:
         "header of a mark": encode_mark_header(mark, 6, 0, 0, SEED),
         "columns of a mark": mark,
         "header of an adopted chunk": encode_chunk_header(CHUNK._replace(base_offset=1002, flags=1)),
-        "footer": encode_footer(ChunkFooter(2, 250, CHUNK_HEADER_BYTES + BLOCK.length), SEED),
+        "footer": encode_footer(ChunkFooter(2, 250, CHUNK_HEADER_BYTES + BLOCK.length), SEED, CHUNK),
         "index": index.encode(SEED),
         "head of a damaged block": encode_bad_head(
             BadHead(Bad(1000, 128, 128, 1000, 2, "its checksum does not agree"), CHUNK.base_time_ns, 128, 0x12345678)

@@ -217,7 +217,18 @@ def test_repair_keeps_what_it_changes(topic: Desk) -> None:
     assert topic.chunk_path(3).read_bytes()[:footer_at] == data[:footer_at]
 
 
+def test_a_header_is_made_again_from_the_footer(topic: Desk) -> None:
+    """One bad sector: it holds both copies."""
+    path = topic.chunk_path(0)
+    before = path.read_bytes()
+    topic.replace(path, bytes(128) + before[128:])
+    (finding,) = look(topic, repair=True).findings
+    assert "from the footer" in finding.repaired
+    assert path.read_bytes() == before
+
+
 def test_what_cannot_be_repaired_stays_damage(topic: Desk) -> None:
+    topic.flip(topic.chunk_path(0), (topic.chunk_path(0).stat().st_size - 1) * 8)
     topic.flip(topic.chunk_path(0), 100)
     topic.flip(topic.chunk_path(0), 64 * 8 + 100)
     before = topic.chunk_path(0).read_bytes()
