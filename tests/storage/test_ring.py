@@ -116,6 +116,16 @@ def test_bytes_are_bounded_and_freed_at_once() -> None:
     assert (ring.bytes, ring.read(4, 1, 6)) == (0, None), "what is larger than the ring is not kept, and makes a gap"
 
 
+def test_no_more_blocks_than_a_message_may_carry(ringed: Desk) -> None:
+    """From the ring and from the file; the next read goes on where it stopped."""
+    ringed.publish(blocks=9, count=1)
+    ringed.sync()
+    kept = ringed.log.read(0, 1 << 20, 9, 4)
+    ringed.log.reader.ring.clear()
+    assert len(kept) == 4
+    assert [block.first_offset for block in ringed.log.read(0, 1 << 20, 9, 4)] == [0, 1, 2, 3]
+
+
 def test_a_ring_of_nothing() -> None:
     ring = Ring(0)
     ring.push(0, 1, [block(1)], 7, 100, 0)

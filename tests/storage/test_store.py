@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 from zsq.storage.errors import DiskFull, ForeignDirectory, Locked, StoreFailed
 from zsq.storage.faulty_files import keep_all
 from zsq.storage.files import Files
-from zsq.storage.log_format import LOCK_NAME
+from zsq.storage.log_format import IDENTITY_NAME, LOCK_NAME, STATE_NAME
 from zsq.storage.state import ProducerRow, StateBatch
 from zsq.storage.store import Identity, StoreOptions, create_store, open_store
 from zsq.transport.block import pack
@@ -218,3 +220,28 @@ def test_a_full_disk_keeps_nobody_from_closing(desk: Desk, monkeypatch: pytest.M
     desk.store.close()
     report = desk.open().report
     assert (report.alarms, report.replayed_blocks) == ([], 1)
+
+
+def test_a_missing_state_folder_is_made_again_where_chunks_are(desk: Desk) -> None:
+    desk.publish(blocks=3)
+    desk.sync()
+    desk.abandon_cleanly()
+    shutil.rmtree(desk.path(STATE_NAME))
+    desk.files.reset()
+    report = desk.open().report
+    assert any("the state store was damaged" in alarm and "set aside" not in alarm for alarm in report.alarms)
+    assert desk.check() == [0, 1, 2]
+
+
+def test_a_full_disk_keeps_no_topic_from_starting_for_its_identity(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk.publish()
+    desk.sync()
+    desk.abandon_cleanly()
+    desk.path(IDENTITY_NAME).write_bytes(b"rotten")
+    desk.files.reset()
+    with monkeypatch.context() as full:
+        full.setattr(desk.files, "write_file", lambda path, data: (_ for _ in ()).throw(OSError(errno.ENOSPC, "by plan")))
+        report = desk.open().report
+    assert any("the next start tries again" in note for note in report.notes)
+    assert desk.check() == [0]
+    assert any("written anew" in note for note in desk.restart().report.notes)
