@@ -1,9 +1,8 @@
 """The bytes of the registry: what stands in it, how that is checked, and what is wrong where it does not agree. Pure.
 
-    {"version": 1, "uuid": of this data directory, "node": 0, "next_number": 3,
+    {"version": 1, "checksum": "0011aabb", "uuid": of this data directory, "node": 0, "next_number": 3,
      "topics": {"clicks": {"number": 1, "uuid": "...", "sync": "always", "base_offset": 0, "state": "live", "retention": {}}},
-     "ended": {"old": 1234}, "imports": {digest of what was taken over: {"state": "begun" or "done", ...}},
-     "checksum": "0011aabb"}
+     "ended": {"old": 1234}, "imports": {digest of what was taken over: {"state": "begun" or "done", ...}}}
 
 The checksum is CRC-32C, in 8 hex digits, of all the rest written as JSON with sorted keys and without spaces (ASCII), so it stands for what
 the file says and not for how it is laid out. It is the same in every version: a version that is not known is told from a damaged digit.
@@ -75,7 +74,8 @@ def encode(content: Content) -> bytes:
         "ended": content.ended,
         "imports": content.imports,
     }
-    return json.dumps(data | {CHECKSUM: checksum(data)}, indent=1).encode()
+    head = {"version": VERSION, CHECKSUM: checksum(data)}  # not at the end: there a line taken out would leave a comma
+    return json.dumps(head | data, indent=1).encode()
 
 
 def checksum(data: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from crc32c import crc32c
 
+from ...actors.registry_format import CHECKSUM, checksum
 from ...storage.files import Files
 from .record import Record, damaged, record
 
@@ -26,6 +27,8 @@ def dump_registry(files: Files, path: str) -> Iterator[Record]:
     """What stands for all topics, then one record a topic, an ended name, an import."""
     try:
         found = json.loads(files.read_file(path, TEXT_BYTES_MAX))
+        if found.get(CHECKSUM, "") not in ("", checksum(found)):
+            yield damaged("the checksum of this file does not agree with what it says")
         parts = {name: dict(found.pop(name, {})) for name in ("topics", "ended", "imports")}
         yield record("registry", **found, **{name: len(part) for name, part in parts.items()})
         for name, row in parts["topics"].items():

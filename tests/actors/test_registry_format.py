@@ -102,6 +102,8 @@ def test_what_makes_no_sense_is_refused_by_its_key(key: str, value: Any) -> None
 
 
 def test_without_a_checksum_it_is_accepted_and_known_by_that() -> None:
+    lines = encode(content()).splitlines()
+    assert not decode(b"\n".join(line for line in lines if b"checksum" not in line), "r").checked, "an editor takes out one line"
     read = decode(spoilt("node", 7), "r")
     assert (read.node, read.checked) == (7, False)
     assert not decode(spoilt("imports", ...), "r").imports

@@ -218,6 +218,8 @@ def test_the_small_files(topic: Path, tmp_path: Path) -> None:
     registry = {"version": 1, "uuid": "u", "node": 0, "next_number": 2, **parts}
     (tmp_path / "any").write_text(json.dumps(registry, indent=1))
     assert [one["kind"] for one in show(tmp_path / "any")] == ["registry", "topic", "ended topic", "import"]
+    (tmp_path / "any").write_text(json.dumps(registry | {"checksum": "00000000"}, indent=1))
+    assert [one["kind"] for one in show(tmp_path / "any")][:2] == ["damaged", "registry"]
     (tmp_path / "registry.json").write_text("{")
     assert [one["kind"] for one in show(tmp_path / "registry.json")] == ["damaged"]
     (tmp_path / "run.json").write_text('{"run": "/tmp/x"}')
