@@ -271,6 +271,8 @@ class TopicGroup:
             self.start()
             return
         self._go("give_up")
+        if self.failure.startswith(FINAL):
+            self.failure += "; when that is mended, start the broker again"
         log.error("topic %s failed: %s", self.name, self.failure)
         self._tell(None, ZsqError(E_TOPIC_FAILED, f"topic {self.name!r} failed: {self.failure}"))
 

@@ -114,6 +114,7 @@ def test_a_missing_directory_is_refused_and_not_made_anew(stopped: Broker) -> No
     with zsq.Admin(stopped.ipc) as admin, zsq.Producer(stopped.ipc) as producer:
         producer.publish("other", b"2")
         wait_for(lambda: "not mounted" in admin.stats("t")["topics"][0]["health"], 30, "the reason in the topic's health")
+        assert admin.stats("t")["topics"][0]["health"].endswith("start the broker again")
         assert not folder.exists()
     assert stopped.stop() == 0
     away.rename(folder)
