@@ -312,7 +312,7 @@ def test_a_bit_in_a_due_time_defers_nothing_for_ever(state: StateStore, tmp_path
 
 @pytest.mark.parametrize("bit", range(0, 64, 5))
 def test_a_bit_in_the_lowest_deferred_start_is_noticed(state: StateStore, tmp_path: Path, bit: int) -> None:
-    state.commit(StateBatch(channel_puts={"c": {"next": 50}}, hole_puts=[("c", i, 1, 1, 10 + i) for i in range(20, 23)]))
+    state.commit(StateBatch(channel_puts={"c": {"next": 50}}, hole_puts=[("c", i, 1, 1, 100 - i) for i in range(20, 23)]))
     state.close()
     key = deferred_key("c", 20)
     flip_in_place(tmp_path, key, bit + 8 * (len(key) - 8))
@@ -320,4 +320,15 @@ def test_a_bit_in_the_lowest_deferred_start_is_noticed(state: StateStore, tmp_pa
     for read in (state.load, lambda: state.first_unfinished("c")):
         with pytest.raises(Damaged):
             read()
+    state.close()
+
+
+def test_a_damaged_value_behind_a_due_time_is_noticed(state: StateStore, tmp_path: Path) -> None:
+    state.commit(StateBatch(channel_puts={"c": {"next": 50}}, hole_puts=[("c", 1, 1, 1, 10)]))
+    state.close()
+    key = due_key("c", 10, 1)
+    tamper(tmp_path, lambda txn: txn.put(key, b"x" + bytes(txn.get(key))[1:]))
+    state = StateStore(str(tmp_path))
+    with pytest.raises(Damaged):
+        state.due("c", 100, 100)
     state.close()
