@@ -62,6 +62,8 @@ def rebuild(files: Files, data_dir: Path, old_name: str) -> Rebuilt:
     given = set() if old is None else set(range(1, old.next_number)) - _begun(old)
     _add_topics(rebuilt, found, given)
     content = rebuilt.content
+    # Else the next start clears away what is left of an import that began, and that may be a topic which does not say what it is.
+    content.imports = {digest: record for digest, record in content.imports.items() if record["state"] != "begun"}
     numbers = [*found, *_trashed(files, data_dir), *(row.number for row in content.topics.values())]
     content.next_number = max([content.next_number, *(number + 1 for number in numbers)])
     if old is None:

@@ -135,6 +135,7 @@ def test_what_an_import_has_reserved_does(data_dir: Path) -> None:
     empty(data_dir)
     assert checked(data_dir, repair=True).repaired
     assert opened(data_dir).topics["taken"].number == 4
+    assert not opened(data_dir).imports, "nothing is taken for what is left of an import"
 
 
 @pytest.mark.parametrize("with_copy", [True, False])
