@@ -99,7 +99,8 @@ def rescue(
     finally:
         store.close()
     for name in (DONE_NAME, STEP_LOCK_NAME):
-        files.remove(f"{new}/{name}")
+        if files.exists(f"{new}/{name}"):
+            files.remove(f"{new}/{name}")
     files.sync_folder(new)
     files.rename(new, path + READY_SUFFIX)
     files.sync_folder(directory)
