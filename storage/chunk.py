@@ -5,6 +5,7 @@ Marks are blocks without messages; they are walked like all others, and never fo
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from typing import Final, NamedTuple
 
@@ -240,8 +241,9 @@ class Chunk(ChunkFile):
         size = self.end_position + (FOOTER_BYTES if self.sealed else 0)
         first_time_ns = self.header.base_time_ns
         if not first_time_ns and self.end_position > CHUNK_HEADER_BYTES:  # a topic's first chunk is made before there is a message
-            header = decode_disk_header(self._pread(HEADER_BYTES, CHUNK_HEADER_BYTES), self.header.seed)
-            first_time_ns = 0 if header is None else header.time_ns
+            with contextlib.suppress(Unreadable):  # a statistic, and a roll waits for it
+                header = decode_disk_header(self._pread(HEADER_BYTES, CHUNK_HEADER_BYTES), self.header.seed)
+                first_time_ns = 0 if header is None else header.time_ns
         return Facts(size, state, first_time_ns, self.last_time_ns, self.end_offset)
 
     @property
