@@ -16,7 +16,7 @@ from .address import Address, Target
 from .block import BLOCK_COUNT_MAX, HEADERS_BYTES_MAX, KEY_BYTES_MAX, MESSAGE_BYTES_MAX, TAG_BYTES_MAX, Block, pack
 from .codec import HeaderValue, encode, pack_headers
 from .engine import Engine
-from .errors import E_BAD_ARGUMENT, E_BAD_COMMAND, E_TOO_BIG, UsageError, ZsqError, from_wire
+from .errors import E_BAD_ARGUMENT, E_BAD_COMMAND, E_NOT_FOUND, E_TOO_BIG, UsageError, ZsqError, from_wire
 from .link import Link
 from .names import check_name
 from .protocol import DELAY_MS_MAX, Failed, Pub, PubDelayed, Wire
@@ -80,6 +80,7 @@ class Lane:
         self.topic = topic
         self.session = ProducerSession(fresh_ids())
         self.link = Link(engine, engine.address, Target("topic", topic), self, engine.heartbeat_ms)
+        self.link.busy = lambda: self.session.unanswered  # a topic that was deleted does not come back for nothing
         self.gather: Gather | None = None
         self._forgotten = 0
         engine.add(self.link)
@@ -143,6 +144,10 @@ class Lane:
         self.session.lost()
 
     def on_refused(self, error: ZsqError) -> None:
+        if error.code == E_NOT_FOUND and not self.link.creates:  # is there something to publish by now?
+            if self.session.unanswered:
+                self.link.start(time.monotonic_ns())
+            return
         self.session.fail(error)
         self._note_refused()
 

@@ -26,6 +26,8 @@ from .protocol import Beat, Bye, Done, Failed, Lookup, Open, Wire
 from .session import Reaction
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .block import Block
     from .engine import Engine
 
@@ -122,6 +124,8 @@ class Link:
         self._attempts = 0
         self._outbox: list[list[Any]] = []  # what the pipe did not take; see `send`
         self._passing = again
+        self.busy: Callable[[], bool] | None = None  # whether something waits for the link: an idle one makes no topic
+        self.creates = target.create  # whether this attempt says so
 
     # Beginning
 
@@ -134,6 +138,7 @@ class Link:
         self._since_ns = self.heard_ns = self.sent_ns = now_ns
         self._request += 1
         target = self.target
+        create = self.creates = target.create and (self.busy is None or self.busy())
         try:
             self._connect(self.address.endpoint())
         except (zmq.ZMQError, OSError) as error:
@@ -141,13 +146,13 @@ class Link:
             return
         if not self.address.direct:
             self._step(_E.OPEN)
-            self.send([b"", encode(Open(self._request, target.kind, target.topic, target.channel, target.create))], now_ns)
+            self.send([b"", encode(Open(self._request, target.kind, target.topic, target.channel, create))], now_ns)
         elif target.kind == "supervisor":
             self._reached(now_ns)
         else:
             self._step(_E.LOOK)
             channel = target.channel if target.kind == "channel" else ""
-            self.send([b"", encode(Lookup(self._request, target.topic, channel, target.create))], now_ns)
+            self.send([b"", encode(Lookup(self._request, target.topic, channel, create))], now_ns)
         self.engine.sooner(now_ns + ATTEMPT_NS)
 
     def _connect(self, endpoint: str) -> None:

@@ -321,6 +321,45 @@ def test_close_says_goodbye(broker: Broker) -> None:
     broker.wait_for(lambda: broker.count(p.Bye) == 1)
 
 
+def test_an_idle_producer_does_not_bring_a_deleted_topic_back(broker: Broker) -> None:
+    with zsq.Producer(broker.url) as producer:
+        producer.publish("t", b"a")
+        lookups = [word for word in broker.heard if type(word) is p.Lookup]
+        assert [word.create for word in lookups] == [True]
+        broker.lookup_error = ("E_NOT_FOUND", "topic 't' does not exist")
+        broker.die()
+        broker.start()
+        broker.wait_for(lambda: broker.count(p.Lookup) == 2)
+        lookups = [word for word in broker.heard if type(word) is p.Lookup]
+        assert not lookups[-1].create, "nothing waits: it only looks"
+        broker.lookup_error = None
+        producer.publish("t", b"b")
+        lookups = [word for word in broker.heard if type(word) is p.Lookup]
+        assert lookups[-1].create, "now there is something to publish"
+
+
+def test_what_is_published_while_an_idle_link_looks_makes_the_topic(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    published = threading.Event()
+    found = broker.on_lookup
+
+    def on_lookup(envelope: Any, word: p.Lookup, payload: Any) -> p.Wire:
+        if word.create:
+            return found(envelope, word, payload)
+        assert published.wait(10)
+        return p.Failed(word.request, "E_NOT_FOUND", "topic 't' does not exist")
+
+    with zsq.Producer(broker.url) as producer:
+        producer.publish("t", b"a")
+        monkeypatch.setattr(broker, "on_lookup", on_lookup)
+        broker.die()
+        broker.start()
+        broker.wait_for(lambda: broker.count(p.Lookup) == 2)
+        receipt = producer.publish_many("t", [b"b"], wait=False)
+        published.set()
+        receipt.wait(10)
+    assert broker.bodies() == [b"a", b"b"]
+
+
 def test_one_topic_does_not_wait_for_another(broker: Broker) -> None:
     with zsq.Producer(broker.url) as producer:
         start = time.monotonic()
