@@ -342,7 +342,7 @@ def test_what_is_published_while_an_idle_link_looks_makes_the_topic(broker: Brok
     published = threading.Event()
     found = broker.on_lookup
 
-    def on_lookup(envelope: Any, word: p.Lookup, payload: Any) -> p.Wire:
+    def on_lookup(envelope: Any, word: p.Lookup, payload: Any) -> Any:
         if word.create:
             return found(envelope, word, payload)
         assert published.wait(10)
