@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ..transport.block import Block
 from ..transport.errors import E_HELLO, E_LIMIT, E_SEQUENCE
@@ -29,6 +29,7 @@ from ..transport.protocol import Delayed, Stored, Unstored
 from . import options
 
 Peer = tuple[bytes, ...]
+BLOCKS_AN_APPEND: Final = 500  # two frames each: a message has at most 1,024
 Place = tuple[int, ...]  # (first offset,), or of a delayed block (due time, serial)
 
 
@@ -66,6 +67,18 @@ class _Link:
     seen_ns: int
     heartbeat_ns: int
     out_bytes: int = 0  # of blocks taken and not yet answered
+
+
+def _first(entries: list[_Entry]) -> tuple[list[_Entry], list[_Entry]]:
+    """(what goes to storage as one append: up to 2 MiB and 500 blocks, at least one; what waits for the next)."""
+    size = 0
+    count = 0
+    for entry in entries:
+        size += entry.block.length
+        if (count and size > options.APPEND_BYTES_MAX) or count >= BLOCKS_AN_APPEND:
+            break
+        count += 1
+    return entries[:count], entries[count:]
 
 
 class Ordering:
@@ -195,14 +208,7 @@ class Ordering:
         """(request, blocks) to hand to storage now, or None. What arrived meanwhile goes together, up to 2 MiB."""
         if not self._queue or len(self._out) >= options.APPENDS_OUT_MAX:
             return None
-        size = 0
-        count = 0
-        for entry in self._queue:
-            size += entry.block.length
-            if (count and size > options.APPEND_BYTES_MAX) or count >= 500:
-                break
-            count += 1
-        batch, self._queue = self._queue[:count], self._queue[count:]
+        batch, self._queue = _first(self._queue)
         self._request += 1
         self._out[self._request] = batch
         for entry in batch:
@@ -216,14 +222,7 @@ class Ordering:
         """(request, blocks, delays in ms) to hand to storage now, behind all that `next_append` gave, or None."""
         if not self._delayed or self._delayed_out is not None:
             return None
-        size = 0
-        count = 0
-        for entry in self._delayed:
-            size += entry.block.length
-            if (count and size > options.APPEND_BYTES_MAX) or count >= 500:
-                break
-            count += 1
-        batch, self._delayed = self._delayed[:count], self._delayed[count:]
+        batch, self._delayed = _first(self._delayed)
         for entry in batch:
             producer = self._producers[entry.producer_id]
             producer.delayed -= 1
