@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Final
 
 import click
@@ -52,14 +53,21 @@ def parse_seconds(text: str) -> float:
     return total
 
 
+def parse_count(text: str) -> int:
+    """A number of 0 or more."""
+    if not (text.isascii() and text.strip().isdecimal()):
+        raise ValueError(f"{text!r} is not a number of 0 or more")
+    return min(int(text), BYTES_MAX)
+
+
 class _Quantity(click.ParamType):  # type: ignore[type-arg]  # generic to the checker only
     """`none` is -1, no bound; `default`, where it is allowed, is given back as it is."""
 
+    parse: Callable[[str], float]
+    """Text to number; `ValueError` says what is wrong. Each kind gives its own."""
+
     def __init__(self, *, default: bool = False) -> None:
         self.takes_default = default
-
-    def parse(self, text: str) -> float:
-        raise NotImplementedError
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> object:
         if not isinstance(value, str):
@@ -77,22 +85,14 @@ class _Quantity(click.ParamType):  # type: ignore[type-arg]  # generic to the ch
 
 class Size(_Quantity):
     name = "size"
-
-    def parse(self, text: str) -> float:
-        return parse_bytes(text)
+    parse = staticmethod(parse_bytes)
 
 
 class Seconds(_Quantity):
     name = "time"
-
-    def parse(self, text: str) -> float:
-        return parse_seconds(text)
+    parse = staticmethod(parse_seconds)
 
 
 class Count(_Quantity):
     name = "count"
-
-    def parse(self, text: str) -> float:
-        if not (text.isascii() and text.strip().isdecimal()):
-            raise ValueError(f"{text!r} is not a number of 0 or more")
-        return min(int(text), BYTES_MAX)
+    parse = staticmethod(parse_count)
