@@ -26,7 +26,7 @@ from .files import Files
 from .give_back import GiveBack
 from .log_format import CHUNK_HEADER_BYTES, FOOTER_BYTES, replay_header
 from .mark import Adopted, Mark
-from .ring import BLOCKS_MAX, RING_BYTES, Ring
+from .ring import BLOCK_COST, BLOCKS_MAX, RING_BYTES, Ring
 
 OPEN_CHUNKS_MAX: Final = 4  # sealed ones with descriptor and index; the index of the smallest blocks takes 1.5 MiB
 HINTS_MAX: Final = 64
@@ -69,7 +69,7 @@ class LogReader:
     def wrote(self, first_offset: int, blocks: Sequence[Block], time_ns: int, total: int) -> None:
         """An append to the active chunk has succeeded."""
         self.grew(total, time_ns)
-        self.ring.push(first_offset, self._active.end_offset, blocks, time_ns, total, time.monotonic_ns())
+        self.ring.push(first_offset, self._active.end_offset, blocks, time_ns, total + len(blocks) * BLOCK_COST, time.monotonic_ns())
 
     def grew(self, total: int, time_ns: int) -> None:
         """The same of blocks that the ring is not to keep: a group's."""

@@ -20,6 +20,7 @@ from .log_format import ChunkHeader, wire_header
 
 RING_BYTES: Final = 8 * 1024 * 1024
 BLOCKS_MAX: Final = 1 << 30  # as good as no bound
+BLOCK_COST: Final = 1024  # what a block takes in memory besides its bytes, about: a block of 104 bytes takes 935 (objects, frames)
 RING_KEPT_NS: Final = 5 * 1_000_000_000
 _NO_CHUNK: Final = ChunkHeader(0, 0, 0, b"")
 _COMPACT_AT: Final = 1024  # entries dropped at the front before the lists are moved

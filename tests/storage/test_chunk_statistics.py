@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from zsq.storage.chunk_book import ChunkBook, ChunkState, Facts
+from zsq.storage.ring import BLOCK_COST
 
 if TYPE_CHECKING:
     from tests.storage.conftest import Desk
@@ -21,7 +22,7 @@ def logged(tmp_path: Path, desk: Desk) -> Desk:
     """Chunks of two blocks; a ring that keeps one or two."""
     folder = tmp_path / "logged"
     folder.mkdir()
-    made = type(desk)(folder, replace(desk.options, chunk_bytes=600, ring_bytes=500))
+    made = type(desk)(folder, replace(desk.options, chunk_bytes=600, ring_bytes=500 + 2 * BLOCK_COST))
     made.open()
     return made
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsq.storage.ring import Ring
+from zsq.storage.ring import BLOCK_COST, Ring
 from zsq.transport.block import Block, pack
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def ringed(tmp_path: Path, desk: Desk) -> Desk:
     """A log with a ring of a few blocks."""
     folder = tmp_path / "ringed"
     folder.mkdir()
-    made = type(desk)(folder, replace(desk.options, ring_bytes=2000))
+    made = type(desk)(folder, replace(desk.options, ring_bytes=2000 + 8 * BLOCK_COST))
     made.open()
     return made
 
@@ -186,3 +186,16 @@ def test_against_a_model(pushes: list[tuple[list[int], int, bool]], offset: int,
     assert [(one.first_offset, one.header.time_ns) for one in found] == expected
     assert sum(one.length for one in found[:-1]) < max(bytes_max, 1), "about so many bytes"
     assert all(one.next_offset <= end for one in found)
+
+
+def test_what_small_blocks_cost_besides_their_bytes_counts(tmp_path: Path, desk: Desk) -> None:
+    folder = tmp_path / "small"
+    folder.mkdir()
+    made = type(desk)(folder, replace(desk.options, chunk_bytes=1 << 20, ring_bytes=20 * BLOCK_COST))
+    made.open()
+    made.publish(blocks=10, count=1, size=1)
+    assert made.log.reader.ring.bytes > 10 * BLOCK_COST
+    for _ in range(10):
+        made.publish(blocks=4, count=1, size=1)
+    assert made.log.reader.ring.bytes <= 20 * BLOCK_COST
+    assert made.log.end - made.log.reader.ring.start < 20, "not one for each of their few bytes"
