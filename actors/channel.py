@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from typing import Any, cast
 
 from ..transport import protocol as p
 from ..transport.block import cut, gather
 from ..transport.errors import E_BAD_ARGUMENT, E_BAD_COMMAND, E_HELLO, E_LIMIT, UsageError
-from . import options
+from . import channel_settings, options
 from .actor import Actor, StartFailed
 from .deferred import Deferred
 from .delivery import Delivery
 from .feed import Feed
-from .lease import Consumer, save_pages
-from .port import Envelope, Mail, Port
+from .lease import Consumer
+from .port import Mail, Port
+from .saving import Saving
 
 log = logging.getLogger("zsq")
 _MS = 1_000_000
@@ -31,28 +31,27 @@ class Channel(Actor):
         self.storage = self.open_dealer(self.settings["storage"])
         data = self._opened()
         row, self._head = data["row"], data["end"]
-        self.delivery = Delivery(self.key, row["next"], data["holes"], row["counters"], row["paused"], Deferred(*data["deferred"]))
-        self.delivery.drop_below(data["start"])
+        self.settings_own: dict[str, Any] = row.get("settings", {})
+        found = channel_settings.resolve(self.settings_own)
+        deferred = Deferred(*data["deferred"])
+        self.delivery = Delivery(self.key, row["next"], data["holes"], row["counters"], row["paused"], deferred, found)
+        self.supply = self.delivery.supply
+        self.supply.drop_below(data["start"])
         self.feed = Feed(self.name)
         self.topic = self.open_dealer(self.settings["topic"])
         self.scan = self.open_dealer(self.settings["scan"])
         self.front = self.open_router(self.settings["front"], FRONT_WORDS)
         self._request = 1
-        self._save_out = 0  # request of the Save on its way
-        self._save_now = True
+        self.saving = Saving(self.name)
         self._stop_ns = 0
-        self._barriers: deque[tuple[Envelope, p.Wire]] = deque()  # answered with the commit after the one on its way
-        self._barriers_out: list[tuple[Envelope, p.Wire]] = []
-        self._orders: list[tuple[int, dict[str, Any]]] = []  # answered likewise
-        self._orders_out: list[tuple[int, dict[str, Any]]] = []
         self._fetches: dict[int, int] = {}  # request -> offset wanted for a redelivery
         self._hinted_ns = 0
         self.every(options.SAVE_INTERVAL_MS, self._save_if_dirty)
-        return {"front": self.settings["front"]}
+        return {"front": self.settings["front"], "settings": self.settings_own}
 
     def _opened(self) -> dict[str, Any]:
         """Storage's answer; many holes come in several."""
-        self.storage.send((), p.OpenChannel(1, self.name))
+        self.storage.send((), p.OpenChannel(1, self.name, self.settings.get("settings", {})))
         holes: list[Any] = []
         while self.storage.socket.poll(10_000):
             for mail in self.storage.receive(1):
@@ -112,8 +111,8 @@ class Channel(Actor):
     def on_req_word(self, port: Port, mail: Mail) -> None:
         self._consumer(mail)
         word = cast("p.Req", mail.word)
-        delay_ns = min(max(0, word.delay_ms), p.REQUEUE_DELAY_MS_MAX) * _MS
-        refused = self.delivery.req(mail.envelope, word.token, word.ranges, delay_ns, time.time_ns())
+        error = word.error[: p.ERROR_TEXT_MAX]
+        refused = self.delivery.req(mail.envelope, word.token, word.ranges, word.delay_ms, time.time_ns(), error)
         self._answer(mail, word.request, word.token, refused)
 
     def on_touch_word(self, port: Port, mail: Mail) -> None:
@@ -126,10 +125,7 @@ class Channel(Actor):
     def _answer(self, mail: Mail, request: int, token: int, refused: Any) -> None:
         answer = p.Answer(request, token, tuple(refused))
         if request:
-            if len(self._barriers) >= options.WAITERS_MAX:
-                raise UsageError(E_LIMIT, "too many answers wait for their commit already")
-            self._barriers.append((mail.envelope, answer))  # confirmed means committed
-            self._save_now = True
+            self.saving.confirm(mail.envelope, answer)  # confirmed means committed
         elif refused:
             self.front.send(mail.envelope, answer)
 
@@ -153,7 +149,7 @@ class Channel(Actor):
         if not self.feed.came(sum(block.length for block in blocks)):
             return
         for block in blocks:
-            if not self.delivery.offer(block):
+            if not self.supply.offer(block):
                 self.feed.behind()
                 return
 
@@ -166,9 +162,9 @@ class Channel(Actor):
         if port is not self.storage:
             return
         start = cast("p.Dropped", mail.word).start
-        if self.delivery.drop_below(start):
+        if self.supply.drop_below(start):
             self.feed.moved()
-        for _, data in (*self._orders, *self._orders_out):
+        for data in self.saving.orders():
             if "offset" in data:  # a seek that came after storage had decided: it is answered with where it really went
                 data["offset"] = max(data["offset"], start)
 
@@ -183,13 +179,13 @@ class Channel(Actor):
         if wanted is not None:
             following = blocks[0].first_offset if blocks else word.next_offset
             if following > wanted:
-                self.delivery.lost(wanted, following)
+                self.supply.lost(wanted, following)
             for block in blocks:
-                self.delivery.shelve(block)
+                self.supply.shelve(block)
         elif self.feed.read(word.request, word.next_offset >= word.head):
             for block in blocks:
-                self.delivery.offer(block, from_storage=True)
-            self.delivery.step_over(word.next_offset)
+                self.supply.offer(block, from_storage=True)
+            self.supply.step_over(word.next_offset)
 
     # Each turn
 
@@ -200,7 +196,7 @@ class Channel(Actor):
             self.topic.send((), detach)
         if not self.stopping:
             self._deliver()
-        if self._save_now or self.delivery.waits_for_commit():
+        if self.saving.now or self.delivery.waits_for_commit():
             self._save()
         self._ask_for_due()
         self._ask_for_blocks()
@@ -219,13 +215,13 @@ class Channel(Actor):
 
     def _ask_for_blocks(self) -> None:
         self._request += 1
-        word = self.feed.next_word(self.delivery.window_end, self.delivery.window_bytes, self._request)
+        word = self.feed.next_word(self.supply.window_end, self.supply.window_bytes, self._request)
         if isinstance(word, p.Fetch):
             self.storage.send((), word)
         elif word is not None:
             self.topic.send((), word)
         asked = set(self._fetches.values())
-        for offset in self.delivery.wanted - asked:
+        for offset in self.supply.wanted - asked:
             if len(self._fetches) >= options.FETCHES_MAX:
                 return
             self._request += 1
@@ -247,54 +243,48 @@ class Channel(Actor):
         port.send(mail.envelope, p.Scanned(cast("p.Scan", mail.word).request, dirty, self._hinted_ns))
 
     def _ask_for_due(self) -> None:
-        if not self.stopping and self.delivery.deferred.may_ask(self.delivery.held):
+        if not self.stopping and self.delivery.may_ask():
             self._request += 1
-            self.delivery.deferred.ask(self._request)
+            self.supply.deferred.ask(self._request)
             self.storage.send((), p.Due(self._request, self.name, time.time_ns(), options.DUE_ROWS_MAX))
 
     # Commits
 
     def _save_if_dirty(self) -> None:
-        if self.delivery.dirty:
-            self._save_now = True
+        if self.supply.dirty:
+            self.saving.now = True
+
+    def _row(self) -> dict[str, Any]:
+        return {"paused": self.delivery.paused, "counters": self.delivery.counters, "settings": self.settings_own}
 
     def _save(self) -> None:
-        """One Save is out at a time; what comes meanwhile goes with the next."""
-        if self._save_out:
-            return
-        changes = self.delivery.changes()
-        self._request += 1
-        self._save_out = self._request
-        self._save_now = False
-        self._barriers_out, self._barriers = list(self._barriers), deque()
-        self._orders_out, self._orders = self._orders, []
-        row = {"next": changes.next_offset, "paused": self.delivery.paused, "counters": self.delivery.counters}
-        for save in save_pages(self._save_out, self.name, row, changes):
-            self.storage.send((), save)
+        if not self.saving.out:
+            self._request += 1
+            for save in self.saving.begin(self._request, self.delivery.changes(), self._row()):
+                self.storage.send((), save)
 
     def on_done_word(self, port: Port, mail: Mail) -> None:
         word = cast("p.Done", mail.word)
-        if self.delivery.deferred.answered(word.request):
-            self.delivery.came_due(word.data["rows"], word.data["next_due_ns"], time.time_ns())
-        if word.request != self._save_out:
+        if self.supply.deferred.answered(word.request):
+            self.supply.came_due(word.data["rows"], word.data["next_due_ns"], time.time_ns())
+        if word.request != self.saving.out:
             return
-        self._save_out = 0
-        self.delivery.committed()
-        for envelope, answer in self._barriers_out:
+        barriers, orders = self.saving.done()
+        self.supply.committed()
+        for envelope, answer in barriers:
             self.front.send(envelope, answer)
-        for request, data in self._orders_out:
+        for request, data in orders:
             self.answer_order(request, data)
-        self._barriers_out, self._orders_out = [], []
 
     def on_failed_word(self, port: Port, mail: Mail) -> None:
         word = cast("p.Failed", mail.word)
         if word.request in self._fetches:
             offset = self._fetches.pop(word.request)
             log.error("%s: reading offset %d: %s", self.title, offset, word.text)
-            self.delivery.lost(offset, offset + 1)
+            self.supply.lost(offset, offset + 1)
             return
-        self.delivery.deferred.failed(word.request)
-        if word.request == self._save_out:  # another owner, or rows that storage cannot take: what is held here is worth nothing
+        self.supply.deferred.failed(word.request)
+        if word.request == self.saving.out:  # another owner, or rows that storage cannot take: what is held here is worth nothing
             raise RuntimeError(f"{self.title}: storage says {word.code} {word.text}")
         log.warning("%s: %s %s", self.title, word.code, word.text)
 
@@ -306,22 +296,25 @@ class Channel(Actor):
             self.delivery.paused = word.action == "pause"
         elif word.action == "empty":
             self._head = max(self._head, int(word.options.get("head", 0)))
-            self._move(max(self._head, self.delivery.next_offset))
+            self._move(max(self._head, self.supply.next_offset))
         elif word.action == "seek":
             data["offset"] = self._seek(word.options)
+        elif word.action == "configure":
+            self.settings_own = channel_settings.changed(self.settings_own, word.options)
+            self.delivery.configure(channel_settings.resolve(self.settings_own))
+            data["settings"] = self.delivery.settings.as_dict()
         else:
             return super().on_order(word)
-        self._orders.append((word.request, data))  # answered when it is durable
-        self._save_now = True
+        self.saving.answer(word.request, data)  # when it is durable
         return None
 
     def _seek(self, order: dict[str, Any]) -> int:
         """To `offset`, within what the log holds (`start`, `head`); with `forward` only if that is farther on. Returns where it is then."""
         self._head = max(self._head, int(order["head"]))
         offset = min(max(int(order["offset"]), int(order["start"])), self._head)
-        if not order.get("forward") or offset > self.delivery.next_offset:
+        if not order.get("forward") or offset > self.supply.next_offset:
             self._move(offset)
-        return self.delivery.next_offset
+        return self.supply.next_offset
 
     def _move(self, offset: int) -> None:
         self.delivery.seek(offset)
@@ -335,9 +328,9 @@ class Channel(Actor):
         """
         self._stop_ns = self._stop_ns or time.monotonic_ns()
         self.delivery.end()
-        if self.delivery.dirty or self._barriers:
-            self._save_now = True
-        if self._save_out or self._save_now:
+        if self.supply.dirty or self.saving.waited_for:
+            self.saving.now = True
+        if self.saving.out or self.saving.now:
             if time.monotonic_ns() - self._stop_ns < options.STOP_COMMIT_S * 1e9:
                 return False
             log.warning("%s ends without its last commit: some messages will come again", self.title)

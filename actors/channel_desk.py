@@ -15,6 +15,7 @@ from ..storage.state import DeferredTotal, HoleRow, StateStore, Table
 from ..transport import protocol as p
 from ..transport.errors import E_BAD_ARGUMENT, E_CLOSING, Refused, UsageError
 from . import options
+from .channel_settings import made
 from .port import Envelope, Mail, Port
 from .state_desk import StateDesk
 
@@ -54,6 +55,17 @@ class ChannelDesk:
         end = self._log.synced_end
         return end if self.visible_end < 0 else min(end, max(self.visible_end, self._log.start))
 
+    def _begin(self, start: Any) -> int:
+        """Where a new channel begins (`channel_settings.made`)."""
+        oldest, end = self._log.start, self._new_begin()
+        if start is None:
+            return self._new_begin() if self.rows else self.waiting
+        if start == "earliest":
+            return oldest
+        if isinstance(start, dict):
+            start = self._log.offset_at(start["time_ns"])
+        return end if start == "latest" else min(max(start, oldest), end)
+
     def on_openchannel_word(self, port: Port, mail: Mail) -> None:
         word = cast("p.OpenChannel", mail.word)
         self._state.check_space()
@@ -61,8 +73,8 @@ class ChannelDesk:
         if row is None:
             if len(self.rows) >= options.CHANNELS_MAX:
                 raise Refused("E_LIMIT", f"a topic has at most {options.CHANNELS_MAX} channels")
-            start = self.waiting if not self.rows else self._new_begin()
-            row = {"next": start, "paused": False, "created_ns": time.time_ns(), "counters": {}}
+            own, start = made(word.settings)
+            row = {"next": self._begin(start), "paused": False, "created_ns": time.time_ns(), "counters": {}, "settings": own}
             self.rows[word.channel] = row
             self._state.batch.channel_puts[word.channel] = row
         self.owners[word.channel] = mail.envelope  # words of a dead predecessor may still lie in its pipe

@@ -181,7 +181,7 @@ class Gateway(Actor):
         self._request += 1
         self._opens[self._request] = (client, word)
         channel = word.channel if word.kind == "channel" else ""
-        self.asking.send((), p.Lookup(self._request, word.topic, channel, word.create))
+        self.asking.send((), p.Lookup(self._request, word.topic, channel, word.create, word.settings))
 
     def _attach(self, client: bytes, word: p.Open, endpoint: str, data: dict[str, Any]) -> None:
         port = self.actors.get(endpoint)

@@ -24,6 +24,7 @@ from ..transport.errors import (
 )
 from ..transport.names import check_name, is_ephemeral
 from . import options
+from .channel_settings import made
 from .deletion import delete
 from .port import Envelope, Mail
 from .process_table import Child
@@ -124,6 +125,7 @@ class Management:
                 raise UsageError(E_UNSUPPORTED, "channels in memory only come with a later version; use a name without #ephemeral")
 
     def _lookup(self, envelope: Envelope, word: p.Lookup) -> None:
+        made(word.settings)
         group = self._group(word.topic, word.create)
         if word.channel:
             self._channel(group, word.channel, word.create)
@@ -133,13 +135,15 @@ class Management:
                 self.fail(envelope, word.request, error)
             elif word.channel and group.channels.get(word.channel) is None:
                 self.fail(envelope, word.request, NotFound(E_NOT_FOUND, f"channel {word.channel!r} does not exist"))
+            elif (other := group.differs(word.channel, word.settings)) is not None:
+                self.fail(envelope, word.request, other)
             else:
                 self.done(envelope, word.request, group.endpoints(word.channel))
 
         if word.channel and word.channel not in group.channels and not word.create:
             group.want("", lambda error: self._lookup_again(envelope, word, error))
         else:
-            group.want(word.channel, then)
+            group.want(word.channel, then, word.settings)
 
     def _lookup_again(self, envelope: Envelope, word: p.Lookup, error: ZsqError | None) -> None:
         try:
@@ -166,17 +170,19 @@ class Management:
             delete(self, envelope, word, group)
             return
         order_options = {str(key): value for key, value in word.options.items()}
-        if word.action == "configure":
-            order_options = self._configure(group, word, order_options)
+        if word.action == "configure" and not word.channel:
+            order_options = self._configure(group, order_options)
+
+        of_storage = word.action in _OF_STORAGE and not word.channel
 
         def ready(error: ZsqError | None) -> None:
             child = group.channels.get(word.channel) if word.channel else group.topic
-            if word.action in _OF_STORAGE:
+            if of_storage:
                 child = group.storage
             if error is not None or child is None:
                 self.fail(envelope, word.request, error or Refused(E_CLOSING, "it is being started again; try in a moment"))
                 return
-            known = {} if word.action in _OF_STORAGE else reach(group)
+            known = reach(group) if word.action in ("empty", "seek") else {}
             self.order(child, word.action, order_options | known, lambda data, failure: self.relay(envelope, word.request, data, failure))
 
         if word.action in ("empty", "seek") and word.channel:  # needs the head as it is now
@@ -184,10 +190,8 @@ class Management:
         else:
             group.want(word.channel, ready)
 
-    def _configure(self, group: TopicGroup, word: p.Manage, changes: dict[str, Any]) -> dict[str, Any]:
+    def _configure(self, group: TopicGroup, changes: dict[str, Any]) -> dict[str, Any]:
         """Durable in the registry; what holds now, for the storage to take up. If it dies before that, its successor starts with it."""
-        if word.channel:
-            raise UsageError(E_BAD_ARGUMENT, "configure is for topics")
         own = changed(group.row.retention, changes)
         found = resolve(self.supervisor.options.retention, own)
         self.supervisor.registry.configure(group.name, own)
@@ -201,9 +205,12 @@ class Management:
 
     def _create(self, envelope: Envelope, word: p.Manage) -> None:
         existed = word.topic in self.supervisor.groups
+        settings: Mapping[str, Any] = {}
         if word.channel:
             check_name(word.channel, "channel")
-        group = self._group(word.topic, create=True, sync=str(word.options.get("sync", "")), retention=_retention(word.options))
+            made(settings := word.options)
+        own = {} if word.channel else word.options
+        group = self._group(word.topic, create=True, sync=str(own.get("sync", "")), retention=_retention(own))
         if word.channel:
             existed = word.channel in group.channels
             self._channel(group, word.channel, create=True)
@@ -211,7 +218,7 @@ class Management:
         def then(error: ZsqError | None) -> None:
             self.relay(envelope, word.request, {"existed": existed}, error)
 
-        group.want(word.channel, then)
+        group.want(word.channel, then, settings)
 
     # Orders to actors
 

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 from ..storage.retention import Retention, resolve
 from ..transport.errors import E_CLOSING, E_LIMIT, E_TOPIC_FAILED, Refused, UsageError, ZsqError
 from . import options
+from .channel_settings import check_same
 from .child import FATE, KINDS, ChildSpec, RestartIntensity
 from .process_table import Child
 from .registry import TopicRow
@@ -73,6 +74,7 @@ class TopicGroup:
         self.topic: Child | None = None
         self.channels: dict[str, Child | None] = {}  # None: wanted, not started yet or failed
         self.restarts = RestartIntensity()
+        self._new_settings: dict[str, dict[str, Any]] = {}  # of channels that are about to be made
         self._channel_restarts: dict[str, RestartIntensity] = {}
         self._failed_channels: set[str] = set()
         self._waiting: list[tuple[str, Then]] = []  # channel ("" for the topic), whom to tell
@@ -152,6 +154,7 @@ class TopicGroup:
                     self._start_channel(channel)
             self._tell("", None)
         elif child.spec.kind == "channel" and self.channels.get(child.spec.settings["channel"]) is child:
+            self._new_settings.pop(child.spec.settings["channel"], None)  # its row is committed, with them
             self._tell(child.spec.settings["channel"], None)
             self.supervisor.channels_changed = True
 
@@ -165,12 +168,13 @@ class TopicGroup:
             "topic": self.topic.spec.settings["front"],
             "storage": self.storage.spec.settings["front"],
             "scan": self.supervisor.scan_endpoint,
+            "settings": self._new_settings.get(channel, {}),
         }
         spec = ChildSpec(number, "channel", f"channel {self.name}/{channel}", settings)
         self.channels[channel] = self.supervisor.start(spec, self)
 
-    def want(self, channel: str, then: Then) -> None:
-        """Call `then` when the topic (and the channel, made if it is not there) is up, or with the error."""
+    def want(self, channel: str, then: Then, settings: Mapping[str, Any] | None = None) -> None:
+        """Call `then` when the topic (and the channel, made with these settings if it is not there) is up, or with the error."""
         if channel in self.deleting:
             then(ZsqError(E_CLOSING, f"channel {channel!r} is being deleted; try again in a moment"))
             return
@@ -185,6 +189,7 @@ class TopicGroup:
                 then(ZsqError(E_LIMIT, f"a topic has at most {options.CHANNELS_MAX} channels"))
                 return
             self.channels[channel] = None
+            self._new_settings[channel] = dict(settings or {})
             if self.state is GroupState.UP:
                 try:
                     self._start_channel(channel)
@@ -296,7 +301,18 @@ class TopicGroup:
         for then in told:
             then()
 
+    def differs(self, channel: str, asked: Mapping[str, Any]) -> ZsqError | None:
+        """Why the channel, which is up, is not the one that somebody means who asks for these settings."""
+        child = self.channels.get(channel)
+        try:
+            if child is not None and asked:
+                check_same(child.data.get("settings", {}), asked, channel)
+        except ZsqError as error:
+            return error
+        return None
+
     def drop_channel(self, channel: str) -> None:
+        self._new_settings.pop(channel, None)
         self.channels.pop(channel, None)
         self._tell(channel, ZsqError(E_CLOSING, f"channel {channel!r} was deleted"))
         self._failed_channels.discard(channel)

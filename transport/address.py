@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from .errors import E_BAD_ARGUMENT, UsageError
 from .protocol import DEFAULT_URL, HEARTBEAT_MS, LOCAL_HEARTBEAT_MS
@@ -29,6 +30,7 @@ class Target:
     topic: str = ""
     channel: str = ""
     create: bool = True
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the channel
 
     def __str__(self) -> str:
         name = f"{self.topic}/{self.channel}" if self.channel else self.topic

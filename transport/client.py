@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, NamedTuple, TypedDict, Unpack
 from .address import Target
 from .asker import Asker
 from .block import Block
+from .channel_options import SETTING_MAX, ChannelOptions, NewChannelOptions, on_wire
 from .consumer import Consumer
 from .errors import E_BAD_ARGUMENT, CorruptBlock, UsageError
 from .message import Batch, Message
@@ -21,7 +22,6 @@ __all__ = ["Admin", "Batch", "Consumer", "Fetched", "Measured", "Message", "Prod
 BYTES_ANY: Final = (1 << 63) - 1  # no bound
 NEWEST_MAX: Final = 10_000
 END: Final = 1 << 62  # an offset that no topic reaches
-SETTING_MAX: Final = 1 << 62  # a number in a topic's settings
 SYNCS = ("always", "interval", "never")
 
 
@@ -148,8 +148,16 @@ class Admin(Asker):
         answer, _ = self._ask(configure_topic(name, retention), repeatable=True)
         return _data(answer)
 
-    def create_channel(self, topic: str, channel: str) -> dict[str, Any]:
-        return self._manage("create", topic, channel)
+    def create_channel(self, topic: str, channel: str, **settings: Unpack[NewChannelOptions]) -> dict[str, Any]:
+        """{"existed": True} if it was there; then nothing was changed."""
+        return self._manage("create", topic, channel, **on_wire(settings))
+
+    def configure_channel(self, topic: str, channel: str, **settings: Unpack[ChannelOptions]) -> dict[str, Any]:
+        """Change settings, see `ChannelOptions`. {"settings": all that hold now}. Durable and in effect when it returns."""
+        if not settings:
+            raise UsageError(E_BAD_ARGUMENT, f"say what to change: {', '.join(ChannelOptions.__annotations__)}")
+        answer, _ = self._ask(manage("configure", topic, channel, on_wire(settings)), repeatable=True)
+        return _data(answer)
 
     def delete_topic(self, name: str, force: bool = False) -> dict[str, Any]:
         """Refused with E_NOT_EMPTY while messages are unfinished, unless forced."""

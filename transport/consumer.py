@@ -10,9 +10,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Final, Self, cast
+from typing import Any, Final, Self, Unpack, cast
 
 from .address import parse
+from .channel_options import NewChannelOptions, on_wire
 from .drive import Drive, inherit, ours, remember
 from .engine import FAR_NS
 from .errors import E_BAD_ARGUMENT, E_CLOSING, E_LEASE, LeaseLost, Refused, UsageError
@@ -31,12 +32,14 @@ TELL_SHARE: Final = 4  # while more is at hand, finishes are told when they are 
 _SHARED: Final = object()
 
 
-def make_session(ready: int, message_timeout: float | None, label: str | None) -> ConsumerSession:
+def make_session(ready: int, message_timeout: float | None, label: str | None, sample_rate: int) -> ConsumerSession:
     timeout_ms = 0 if message_timeout is None else int(message_timeout * 1000)
     if message_timeout is not None and not MESSAGE_TIMEOUT_MS_MIN <= timeout_ms <= MESSAGE_TIMEOUT_MS_MAX:
         limits = f"{MESSAGE_TIMEOUT_MS_MIN // 1000} to {MESSAGE_TIMEOUT_MS_MAX // 1000}"
         raise UsageError(E_BAD_ARGUMENT, f"a message timeout of {message_timeout} s is outside of {limits} s")
-    return ConsumerSession(ready, timeout_ms, label or f"{os.uname().nodename}/{os.getpid()}")
+    if not 0 <= sample_rate <= 99:
+        raise UsageError(E_BAD_ARGUMENT, f"a sample rate is 1 to 99 percent, or 0 for all, not {sample_rate}")
+    return ConsumerSession(ready, timeout_ms, label or f"{os.uname().nodename}/{os.getpid()}", sample_rate)
 
 
 def missed_finishes(session: ConsumerSession) -> None:
@@ -53,6 +56,8 @@ class Consumer:
 
     `ready`: how many messages it may hold unanswered. `message_timeout`: seconds until an unanswered one goes to somebody else
     (default 60, at most 900). `timeout`: seconds without a broker until a call raises `BrokerUnreachable`.
+    `sample_rate`: it takes that percentage of what comes its way, the rest is finished. `settings` of the channel, see `NewChannelOptions`:
+    a channel that is made now takes them; one that is there must have the same `tags` and `ordered`, the others change nothing.
     It subscribes at the first call, or on entering `with`. After a lost link it subscribes again by itself; messages of the
     old link that are still in hand come again, and plain finishes of them are counted in `stale`.
     """
@@ -68,14 +73,16 @@ class Consumer:
         timeout: float = TIMEOUT_S,
         heartbeat_ms: int | None = None,
         label: str | None = None,
+        sample_rate: int = 0,
+        **settings: Unpack[NewChannelOptions],
     ) -> None:
         check_times(timeout, heartbeat_ms)
         self.topic = check_name(topic)
         self.channel = check_name(channel, "channel")
-        self._options = (url, ready, message_timeout, label, heartbeat_ms)
+        self._options = (url, ready, message_timeout, label, heartbeat_ms, sample_rate, on_wire(settings))
         self._timeout = timeout
         parse(url)
-        make_session(ready, message_timeout, label)
+        make_session(ready, message_timeout, label, sample_rate)
         self._made: Drive[ConsumerEngine] | None = None
         self._messages: deque[Message] = deque()  # of deliveries that were opened message by message
         self._busy: set[int] = set()  # threads that iterate and are in the person's code
@@ -93,8 +100,9 @@ class Consumer:
         if inherited is not None:
             self._messages = deque()
             self._busy = set()
-        url, ready, message_timeout, label, heartbeat_ms = self._options
-        engine = ConsumerEngine(parse(url), self.topic, self.channel, make_session(ready, message_timeout, label), heartbeat_ms)
+        url, ready, message_timeout, label, heartbeat_ms, sample_rate, settings = self._options
+        session = make_session(ready, message_timeout, label, sample_rate)
+        engine = ConsumerEngine(parse(url), self.topic, self.channel, session, heartbeat_ms, settings)
         engine.on_void = self._messages.clear
         self._made = Drive(engine, keeper="zsq consumer")
         return self._made

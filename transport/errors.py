@@ -20,6 +20,7 @@ E_BAD_BLOCK: Final = "E_BAD_BLOCK"
 E_BAD_COMMAND: Final = "E_BAD_COMMAND"
 E_BAD_ARGUMENT: Final = "E_BAD_ARGUMENT"
 E_CHECKSUM: Final = "E_CHECKSUM"
+E_CLOSED: Final = "E_CLOSED"  # a topic was closed by a person, to publishers or to consumers
 E_CLOSING: Final = "E_CLOSING"
 E_DATA_LOSS: Final = "E_DATA_LOSS"
 E_DISK_FULL: Final = "E_DISK_FULL"

@@ -146,13 +146,13 @@ class Link:
             return
         if not self.address.direct:
             self._step(_E.OPEN)
-            self.send([b"", encode(Open(self._request, target.kind, target.topic, target.channel, create))], now_ns)
+            self.send([b"", encode(Open(self._request, target.kind, target.topic, target.channel, create, dict(target.settings)))], now_ns)
         elif target.kind == "supervisor":
             self._reached(now_ns)
         else:
             self._step(_E.LOOK)
             channel = target.channel if target.kind == "channel" else ""
-            self.send([b"", encode(Lookup(self._request, target.topic, channel, create))], now_ns)
+            self.send([b"", encode(Lookup(self._request, target.topic, channel, create, dict(target.settings)))], now_ns)
         self.engine.sooner(now_ns + ATTEMPT_NS)
 
     def _connect(self, endpoint: str) -> None:

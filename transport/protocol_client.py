@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 # fmt: off
 __all__ = [
+    "BACKOFF",
+    "DEAD",
     "DEFAULT_URL",
+    "ERROR_TEXT_MAX",
     "FRAMES_MAX",
     "FRAME_BYTES_MAX",
     "HEARTBEAT_MS",
@@ -66,6 +69,9 @@ MESSAGE_TIMEOUT_MS: Final = 60_000
 MESSAGE_TIMEOUT_MS_MIN: Final = 1_000
 MESSAGE_TIMEOUT_MS_MAX: Final = 900_000
 REQUEUE_DELAY_MS_MAX: Final = 3_600_000
+BACKOFF: Final = -1  # a requeue's delay: the channel's own
+DEAD: Final = -2  # ... none: to the dead letters
+ERROR_TEXT_MAX: Final = 512
 READY_MAX: Final = 100_000
 RANGES_MAX: Final = 10_000  # of one answer
 RUN_BYTES_MAX: Final = 256 * 1024  # blocks that travel together, unless one alone is larger
@@ -126,8 +132,8 @@ class Bye(Wire):
 class Open(Wire):
     """Make this link talk to: "supervisor", "topic" (to publish), "reader" (offset reads), "channel", "stage" (to write exactly once).
 
-    Topics and channels are made on first use if `create`. Answered by Done or Failed; Done.data has for readers and stages {"uuid": str},
-    for stages also {"push_port": int, "route": bytes}.
+    Topics and channels are made on first use if `create`; `settings` as in Lookup. Answered by Done or Failed; Done.data has for readers
+    and stages {"uuid": str}, for stages also {"push_port": int, "route": bytes}.
     """
 
     op: ClassVar[int] = 10
@@ -136,6 +142,7 @@ class Open(Wire):
     topic: str
     channel: str
     create: bool
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 # Client to supervisor
@@ -143,20 +150,26 @@ class Open(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Lookup(Wire):
-    """Where is it? Done.data: {"topic", "reader", "stage", "push": endpoints, "channel": endpoint or "", "uuid": str}."""
+    """Where is it? Done.data: {"topic", "reader", "stage", "push": endpoints, "channel": endpoint or "", "uuid": str}.
+
+    `settings` of the channel (names in docs/channels.md): a channel that is made takes them; of one that is there, `tags` and `ordered`
+    must be the same (E_BAD_ARGUMENT), since they say what its consumers get, and the others are passed over.
+    """
 
     op: ClassVar[int] = 11
     request: int
     topic: str
     channel: str
     create: bool
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Manage(Wire):
-    """`action`: create, delete, pause, unpause, empty, seek; on the topic, or on the channel if one is named. `options` by action.
+    """`action`: create, delete, pause, unpause, empty, configure; on the topic, or on the channel if one is named. `options` by action.
 
-    On topics also: configure (retention and bounds), chunks (Done.data: their statistics), delayed (`do`: list, count, cancel).
+    On topics also: chunks (Done.data: their statistics), delayed (`do`: list, count, cancel), close and open (`to`: publishers, consumers).
+    On channels also: seek (to `offset`, or to `time_ns`), peek (Done.data: what waits next, by offset, and what is held).
     """
 
     op: ClassVar[int] = 12
@@ -232,7 +245,10 @@ class Unstored(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Sub(Wire):
-    """A consumer begins with `ready` messages of credit; `message_timeout_ms` 0 is the default. Answered by Subscribed or Failed."""
+    """A consumer begins with `ready` messages of credit; `message_timeout_ms` 0 is the default. Answered by Subscribed or Failed.
+
+    `sample_rate` 1 to 99: this consumer takes that percentage of what comes its way, the rest is finished and counted; 0: all.
+    """
 
     op: ClassVar[int] = 30
     request: int
@@ -241,6 +257,7 @@ class Sub(Wire):
     message_timeout_ms: int
     heartbeat_ms: int
     label: str
+    sample_rate: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,13 +299,17 @@ class Fin(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Req(Wire):
-    """Again: those `ranges` (all if empty) after `delay_ms` (0: at once; at most an hour, clamped)."""
+    """Again: those `ranges` (all if empty) after `delay_ms` (0: at once; at most an hour, clamped; BACKOFF: as the channel's settings say).
+
+    DEAD: never again, to the dead letters now. `error`: why, in at most ERROR_TEXT_MAX characters; a dead letter tells it.
+    """
 
     op: ClassVar[int] = 35
     request: int
     token: int
     ranges: tuple[Range, ...]
     delay_ms: int
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from .protocol_client import Wire
@@ -10,7 +10,7 @@ from .protocol_client import Wire
 # fmt: off
 __all__ = [
     "Append", "Appended", "Ask", "Attach", "Behind", "Born", "Credit", "Dropped", "Due", "Empty", "Gone", "Head", "Hint", "Hung", "Offer",
-    "OpenChannel", "OpenTopic", "Order", "Pause", "PoolSize", "Pulse", "Save", "Scan", "ScanOrder", "ScanReport", "Scanned",
+    "OpenChannel", "OpenTopic", "Order", "Over", "Pause", "PoolSize", "Pulse", "Save", "Scan", "ScanOrder", "ScanReport", "Scanned",
     "Stop", "Targets",
 ]
 # fmt: on
@@ -63,8 +63,9 @@ class OpenTopic(Wire):
 
 @dataclass(frozen=True, slots=True)
 class OpenChannel(Wire):
-    """Channel to storage: my row, made now if it is not there.
+    """Channel to storage: my row, made now with these settings (`channel_settings.py`; `start` among them) if it is not there.
 
+    The row of an `#ephemeral` channel is in storage's memory only, and goes with its process.
     Done.data: {"row", "holes": those that are not deferred, "deferred": (rows, messages, next due time), "end", "start", "more"}. While
     `more` is true, another Done with further holes follows.
     """
@@ -72,6 +73,7 @@ class OpenChannel(Wire):
     op: ClassVar[int] = 60
     request: int
     channel: str
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +290,14 @@ class Hung(Wire):
     """Scan loop to supervisor: this channel missed its scans."""
 
     op: ClassVar[int] = 87
+    key: int
+
+
+@dataclass(frozen=True, slots=True)
+class Over(Wire):
+    """Ephemeral channel to supervisor: the last consumer has left, delete me."""
+
+    op: ClassVar[int] = 89
     key: int
 
 

@@ -175,12 +175,13 @@ class Confirm:
 class ConsumerSession:
     """One consumer of one channel. `ready`: how many messages it may hold."""
 
-    def __init__(self, ready: int, message_timeout_ms: int = 0, label: str = "") -> None:
+    def __init__(self, ready: int, message_timeout_ms: int = 0, label: str = "", sample_rate: int = 0) -> None:
         if not 0 < ready <= READY_MAX:
             raise UsageError(E_BAD_ARGUMENT, f"ready {ready} is outside of 1 to {READY_MAX}")
         self.state = _S.DOWN
         self.ready = ready
         self.label = label
+        self.sample_rate = sample_rate
         self.wanted_timeout_ms = message_timeout_ms
         self.message_timeout_ms = message_timeout_ms or MESSAGE_TIMEOUT_MS
         self.heartbeat_ms = HEARTBEAT_MS
@@ -203,7 +204,7 @@ class ConsumerSession:
         """The first word on a new link."""
         self._step(_E.BEGIN)
         self._request += 1
-        return Sub(self._request, PROTOCOL_VERSION, self.ready, self.wanted_timeout_ms, heartbeat_ms, self.label)
+        return Sub(self._request, PROTOCOL_VERSION, self.ready, self.wanted_timeout_ms, heartbeat_ms, self.label, self.sample_rate)
 
     def collect(self) -> deque[Wire]:
         """The words to send now, plain finishes first; the caller takes them out of the deque as it sends them."""

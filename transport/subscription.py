@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from .address import ADVICE, Address, Target
 from .block import Block
@@ -24,12 +24,14 @@ WORDS_MAX: Final = 5_000  # sent at a time, before the socket is drained
 class ConsumerEngine(Engine):
     """One consumer of one channel; the peer of its link."""
 
-    def __init__(self, address: Address, topic: str, channel: str, session: ConsumerSession, heartbeat_ms: int | None) -> None:
+    def __init__(
+        self, address: Address, topic: str, channel: str, session: ConsumerSession, heartbeat_ms: int | None, settings: Mapping[str, Any]
+    ) -> None:
         super().__init__()
         self.address = address
         self.session = session
         self.heartbeat_ms = heartbeat_ms or address.heartbeat_ms
-        self.target = Target("channel", check_name(topic), check_name(channel, "channel"))
+        self.target = Target("channel", check_name(topic), check_name(channel, "channel"), settings=settings)
         self.link = Link(self, address, self.target, self, self.heartbeat_ms)
         self.error: ZsqError | None = None  # the broker refused the subscription
         self.down_ns = time.monotonic_ns()  # since when there is no link

@@ -36,7 +36,7 @@ class Desk:
     def come(self, *counts: int, size: int = 1) -> None:
         """Blocks of so many messages come from the feed."""
         for count in counts:
-            assert self.channel.offer(self.block_at(self.end, count, size))
+            assert self.channel.supply.offer(self.block_at(self.end, count, size))
             self.end += count
 
     def send(self) -> list[Parcel]:
@@ -59,7 +59,7 @@ class Desk:
             self.kept.pop(hole[0], None)
             if hole[3]:
                 self.kept[hole[0]] = hole
-        self.channel.committed()
+        self.channel.supply.committed()
         return changes
 
     def scan(self, seconds: float = 0.0) -> bool:
@@ -72,11 +72,11 @@ class Desk:
 
     def ask(self, limit: int = 1_000) -> int:
         """How many rows came."""
-        if not self.channel.deferred.may_ask(self.channel.held):
+        if not self.channel.supply.deferred.may_ask(self.channel.held):
             return 0
         rows = sorted((hole for hole in self.kept.values() if hole[3] <= self.wall_ns), key=lambda hole: hole[3])[:limit]
         following = min((hole[3] for hole in self.kept.values() if hole not in rows), default=0)
-        self.channel.came_due(rows, following, self.wall_ns)
+        self.channel.supply.came_due(rows, following, self.wall_ns)
         return len(rows)
 
     def stats(self) -> tuple[int, int, int]:

@@ -25,8 +25,8 @@ def restarted(desk: Desk, rows: dict[int, Hole]) -> Desk:
     desk.channel.end()
     assert not desk.channel.waits_for_commit()
     save(desk, rows)
-    assert not desk.channel.dirty
-    return Desk(desk.channel.next_offset, list(rows.values()))
+    assert not desk.channel.supply.dirty
+    return Desk(desk.channel.supply.next_offset, list(rows.values()))
 
 
 def save(desk: Desk, rows: dict[int, Hole]) -> None:
@@ -56,7 +56,7 @@ def test_a_number_is_left_out_by_no_clean_restart(desk: Desk, *, consumer: bool)
         assert rows[0] == (0, 4, 1, 0)
     desk.join(A, 4)
     save(desk, rows)
-    desk.channel.shelve(desk.block_at(0, 4))
+    desk.channel.supply.shelve(desk.block_at(0, 4))
     assert desk.told(desk.send()) == [("a", ((0, 4, 2),))]
     desk = restarted(desk, rows)
     assert rows[0] == (0, 4, 2, 0), "sent under it, and not answered"
@@ -68,12 +68,12 @@ def test_what_is_promised_while_it_ends_is_taken_back_too(desk: Desk) -> None:
     desk.channel.req(A, desk.send_one().token, ALL, 0, desk.wall_ns)
     assert desk.channel.changes().holes_put == ((0, 4, 2, 0),)
     desk.channel.end()
-    desk.channel.committed()
+    desk.channel.supply.committed()
     desk.channel.end()
-    assert desk.channel.dirty
+    assert desk.channel.supply.dirty
     assert desk.commit().holes_put == ((0, 4, 1, 0),)
     desk.channel.end()
-    assert not desk.channel.dirty
+    assert not desk.channel.supply.dirty
 
 
 def test_of_a_long_run_so_much_is_promised_as_is_about_to_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +86,7 @@ def test_of_a_long_run_so_much_is_promised_as_is_about_to_be_sent(monkeypatch: p
     for _ in range(3):
         save(desk, rows)
     assert rows == {0: (0, 10, 1, 0), 10: (10, 999_990, 0, 0)}
-    desk.channel.shelve(desk.block_at(0, 20))
+    desk.channel.supply.shelve(desk.block_at(0, 20))
     assert desk.told(desk.send()) == [("a", ((0, 6, 1),))]
     assert desk.channel.waits_for_commit()
     save(desk, rows)
@@ -99,8 +99,8 @@ def test_many_rows_are_ready_before_more_are_promised(monkeypatch: pytest.Monkey
     desk = Desk(100, [(start, 1, 1, 0) for start in range(0, 20, 2)])
     desk.join(A, 1)
     desk.commit()
-    assert len(desk.channel.again.ready) == 10
-    desk.channel.again.waiting.append((50, 1, 1))
+    assert len(desk.channel.supply.again.ready) == 10
+    desk.channel.supply.again.waiting.append((50, 1, 1))
     assert not desk.channel.waits_for_commit()
 
 

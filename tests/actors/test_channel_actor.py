@@ -76,7 +76,7 @@ def test_what_is_dropped_is_not_waited_for() -> None:
     assert any(isinstance(word, p.Attach) for word in shell.turn("topic"))
     shell.wires["storage"].take()
     shell.hear("topic", p.Dropped(12))
-    assert shell.channel.delivery.next_offset == 5, "only storage says so"
+    assert shell.channel.delivery.supply.next_offset == 5, "only storage says so"
     shell.hear("storage", p.Dropped(4))
     assert shell.channel.feed.state is FeedState.ATTACHED, "it is farther on already"
     shell.hear("storage", p.Dropped(12))
@@ -88,11 +88,11 @@ def test_a_seek_to_what_is_being_removed_is_answered_with_where_it_went() -> Non
     shell = Shell(0)
     shell.turn("storage")
     assert shell.channel.on_order(p.Order(9, "seek", {"offset": 3, "start": 0, "head": 20})) is None
-    shell.hear("storage", p.Done(shell.channel._save_out, {}))  # of the first one
+    shell.hear("storage", p.Done(shell.channel.saving.out, {}))  # of the first one
     (save,) = [word for word in shell.turn("storage") if isinstance(word, p.Save)]
     assert save.row["next"] == 3
     shell.hear("storage", p.Dropped(12))
     shell.wires["supervisor"].take()
     shell.hear("storage", p.Done(save.request, {}))
     assert shell.wires["supervisor"].take() == [p.Done(9, {"offset": 12})]
-    assert shell.channel.delivery.next_offset == 12
+    assert shell.channel.delivery.supply.next_offset == 12

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from typing import TYPE_CHECKING
 
 import pytest
 
 from zsq.actors import options
 from zsq.actors.channel import Channel
+from zsq.actors.saving import Saving
 
 if TYPE_CHECKING:
     from tests.actors.conftest import Desk
@@ -23,8 +23,9 @@ def test_a_last_commit_that_does_not_come_is_not_waited_for(
     monkeypatch.setattr(time, "monotonic_ns", lambda: now[0])
     channel = Channel(7, "channel t/c", {})
     channel.delivery = desk.channel
-    channel._barriers = deque()
-    channel._save_out, channel._save_now, channel._stop_ns = 3, False, 0
+    channel.supply = desk.channel.supply
+    channel.saving = Saving("c")
+    channel.saving.out, channel.saving.now, channel._stop_ns = 3, False, 0
     assert not channel.on_stop()
     now[0] += int(options.STOP_COMMIT_S * 1e9) - 1
     assert not channel.on_stop()
@@ -32,5 +33,5 @@ def test_a_last_commit_that_does_not_come_is_not_waited_for(
     assert channel.on_stop()
     assert "without its last commit" in caplog.text
     assert options.STOP_COMMIT_S < options.STOP_TIMEOUT_S
-    channel._save_out, channel._stop_ns = 0, 0
+    channel.saving.out, channel._stop_ns = 0, 0
     assert channel.on_stop(), "nothing is out"

@@ -158,11 +158,11 @@ def test_what_storage_has_not_is_stepped_over() -> None:
     """Damage at the end, in front of it, and between blocks: the cursor passes it, counted, and goes on with what follows."""
     channel = Delivery(1, 0, (), {}, paused=False)
     channel.subscribe(Consumer((b"a",), "", 100, 60, 60, 0, 0))
-    channel.step_over(3)
-    assert (channel.next_offset, channel.window_end) == (3, 3)
-    assert channel.offer(pack([b"3", b"4"], first_offset=3), from_storage=True)
-    channel.step_over(8)
-    assert channel.offer(pack([b"8"], first_offset=8), from_storage=True)
+    channel.supply.step_over(3)
+    assert (channel.supply.next_offset, channel.supply.window_end) == (3, 3)
+    assert channel.supply.offer(pack([b"3", b"4"], first_offset=3), from_storage=True)
+    channel.supply.step_over(8)
+    assert channel.supply.offer(pack([b"8"], first_offset=8), from_storage=True)
     first, second = channel.next_parcel(0), channel.next_parcel(0)
     assert first is not None
     assert second is not None
@@ -177,7 +177,7 @@ def test_a_consumer_that_does_not_answer_holds_a_bound_of_bytes(monkeypatch: pyt
     channel = Delivery(1, 0, (), {}, paused=False)
     channel.subscribe(Consumer(A, "", 100, 60, 60, 0, 0))
     for offset in range(3):
-        assert channel.offer(pack([b"x" * 900], first_offset=offset))
+        assert channel.supply.offer(pack([b"x" * 900], first_offset=offset))
     first, second = channel.next_parcel(0), channel.next_parcel(0)
     assert first is not None
     assert second is not None, "the first was below the bound"

@@ -22,13 +22,12 @@ from zsq.actors.lease import Changes, Consumer
 from zsq.transport.block import Block, gather, pack, with_place
 
 S = 1_000_000_000
-TIMEOUT_NS = 60 * S
-HEARTBEAT_NS = 45 * S
+TIMEOUT_NS, HEARTBEAT_NS = 60 * S, 45 * S
 PEERS = [(b"a",), (b"b",), (b"c",)]
 PEER = st.sampled_from(PEERS)
 RANGES = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12)), max_size=3).map(tuple)
-SMALL: dict[str, Any] = {"CACHE_BYTES_MAX": 250, "HOLE_ROWS_MAX": 10, "DUE_HELD_MAX": 6, "GATHER_COUNT_MAX": 7, "GATHER_BYTES_MAX": 60}
-SMALL |= {"PROMISED_MAX": 9}
+SMALL: dict[str, Any] = {"CACHE_BYTES_MAX": 250, "HOLE_ROWS_MAX": 10, "DUE_HELD_MAX": 6, "GATHER_COUNT_MAX": 7}
+SMALL |= {"GATHER_BYTES_MAX": 60, "PROMISED_MAX": 9}
 WAITS, LEASED, FINISHED = "waits", "leased", "finished"  # a number instead: deferred until then
 Peer = tuple[bytes, ...]
 
@@ -75,8 +74,6 @@ class DeliveryMachine(RuleBasedStateMachine):
     def head(self) -> int:
         return len(self.states)
 
-    # Around it
-
     @initialize(counts=st.lists(st.integers(1, 6), min_size=2, max_size=6), ready=st.integers(2, 12))
     def begin(self, counts: list[int], ready: int) -> None:
         for count in counts:
@@ -99,18 +96,20 @@ class DeliveryMachine(RuleBasedStateMachine):
     @rule(blocks=st.integers(1, 3))
     def feed(self, blocks: int) -> None:
         for _ in range(blocks):
-            if self.channel.window_end < self.head:
-                assert self.channel.offer(self.block_of(self.channel.window_end))
+            if self.channel.supply.window_end < self.head:
+                assert self.channel.supply.offer(self.block_of(self.channel.supply.window_end))
 
     @rule(number=st.integers(0, 50), data=st.booleans())
     def feed_something_else(self, number: int, data: bool) -> None:
         block = self.log[number % len(self.log)]
-        before = self.channel.window_end, self.channel.window_bytes
+        before = self.channel.supply.window_end, self.channel.supply.window_bytes
         if block.first_offset > before[0]:
-            assert not self.channel.offer(block)
+            assert not self.channel.supply.offer(block)
         elif block.next_offset <= before[0]:
-            assert self.channel.offer(block, from_storage=data)
-        assert (self.channel.window_end, self.channel.window_bytes) == before or block.first_offset <= before[0] < block.next_offset
+            assert self.channel.supply.offer(block, from_storage=data)
+        assert (self.channel.supply.window_end, self.channel.supply.window_bytes) == before or block.first_offset <= before[
+            0
+        ] < block.next_offset
 
     @rule(times=st.integers(1, 3))
     def serve(self, times: int) -> None:
@@ -124,9 +123,9 @@ class DeliveryMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 3))
     def fetch(self, count: int) -> None:
-        for offset in sorted(self.channel.wanted)[:count]:
-            self.channel.shelve(self.block_of(offset))
-            assert offset not in self.channel.wanted
+        for offset in sorted(self.channel.supply.wanted)[:count]:
+            self.channel.supply.shelve(self.block_of(offset))
+            assert offset not in self.channel.supply.wanted
 
     # Consumers
 
@@ -233,7 +232,8 @@ class DeliveryMachine(RuleBasedStateMachine):
     def req(self, number: int, ranges: tuple[tuple[int, int], ...], delay_ns: int) -> None:
         token = list(self.leases)[number % len(self.leases)]
         peer = self.leases[token][0]
-        for offset in self.answered(peer, token, ranges, self.channel.req(peer, token, ranges, delay_ns, self.now_ns)):
+        refused = self.channel.req(peer, token, ranges, delay_ns // 1_000_000, self.now_ns)
+        for offset in self.answered(peer, token, ranges, refused):
             self.states[offset] = self.now_ns + delay_ns if delay_ns else WAITS
 
     @precondition(lambda self: self.leases)
@@ -274,19 +274,19 @@ class DeliveryMachine(RuleBasedStateMachine):
             if isinstance(state, int) and state <= self.now_ns and offset not in asleep:
                 self.states[offset] = WAITS
                 found = True
-        asked = self.channel.deferred.wanted
-        assert self.channel.scan(self.now_ns, self.now_ns) == (found or self.channel.deferred.wanted > asked)
+        asked = self.channel.supply.deferred.wanted
+        assert self.channel.scan(self.now_ns, self.now_ns) == (found or self.channel.supply.deferred.wanted > asked)
         due = self.channel.next_due(self.now_ns, self.now_ns)
         assert due > self.now_ns or not due or self.channel.held >= options.DUE_HELD_MAX
 
-    @precondition(lambda self: self.channel.deferred.may_ask(self.channel.held))
+    @precondition(lambda self: self.channel.supply.deferred.may_ask(self.channel.held))
     @rule(limit=st.integers(1, 3))
     def due(self, limit: int) -> None:
         """The store names the earliest. They stay there until a commit takes them."""
         ordered = sorted((row[2], start, row[0], row[1]) for start, row in self.kept.items())
         rows = [(start, count, attempts, due) for due, start, count, attempts in ordered if due <= self.now_ns][:limit]
         following = ordered[len(rows)][0] if len(ordered) > len(rows) else 0
-        self.channel.came_due(rows, following, self.now_ns)
+        self.channel.supply.came_due(rows, following, self.now_ns)
         for start, count, _, due in rows:
             for offset in range(start, start + count):
                 assert self.states[offset] == due, "it was taken before"
@@ -305,14 +305,14 @@ class DeliveryMachine(RuleBasedStateMachine):
     @rule()
     def save(self) -> None:
         self.pending = Commit(self.channel.changes(), list(self.states))
-        assert not self.channel.dirty
-        assert not self.channel.waits_for_commit() or self.channel.again.waiting
+        assert not self.channel.supply.dirty
+        assert not self.channel.waits_for_commit() or self.channel.supply.again.waiting
 
     @precondition(lambda self: self.pending is not None)
     @rule()
     def committed(self) -> None:
         self.store()
-        self.channel.committed()
+        self.channel.supply.committed()
 
     def store(self) -> None:
         """As storage does: rows that go first, then those that come."""
@@ -380,7 +380,7 @@ class DeliveryMachine(RuleBasedStateMachine):
                 break
             self.seen[(b"last",)] = self.channel.consumers[(b"last",)].seen_ns = self.now_ns
             self.scan(61)
-            if self.channel.deferred.may_ask(self.channel.held):
+            if self.channel.supply.deferred.may_ask(self.channel.held):
                 self.due(3)
             self.save()
             self.committed()

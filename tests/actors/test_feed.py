@@ -122,7 +122,7 @@ class ChannelShell:
         if detach is not None:
             self.down.append(detach)
         self.request += 1
-        word = self.feed.next_word(self.delivery.window_end, self.delivery.window_bytes, self.request)
+        word = self.feed.next_word(self.delivery.supply.window_end, self.delivery.supply.window_bytes, self.request)
         if isinstance(word, p.Fetch):
             self.fetches.append(word)
         elif word is not None:
@@ -151,7 +151,7 @@ class ChannelShell:
             self.feed.behind()
         elif self.feed.came(sum(block.length for block in blocks)):
             for block in blocks:
-                if not self.delivery.offer(block):
+                if not self.delivery.supply.offer(block):
                     self.feed.behind()
                     return
 
@@ -159,7 +159,7 @@ class ChannelShell:
         word, blocks = self.reads.popleft()
         if self.feed.read(word.request, not blocks or blocks[-1].next_offset >= word.head):
             for block in blocks:
-                self.delivery.offer(block, from_storage=True)
+                self.delivery.supply.offer(block, from_storage=True)
 
 
 class FeedMachine(RuleBasedStateMachine):
@@ -333,8 +333,8 @@ class FeedMachine(RuleBasedStateMachine):
         for channel in self.channels:
             assert channel.got == list(range(channel.start, channel.start + len(channel.got)))
             assert channel.delivery.counters["lost_count"] == 0
-            assert channel.delivery.window_bytes <= WINDOW + BLOCK_MAX
-            assert channel.delivery.window_bytes == sum(block.length for block in channel.delivery._window)
+            assert channel.delivery.supply.window_bytes <= WINDOW + BLOCK_MAX
+            assert channel.delivery.supply.window_bytes == sum(block.length for block in channel.delivery.supply._window)
 
     def teardown(self) -> None:
         try:

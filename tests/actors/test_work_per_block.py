@@ -80,7 +80,7 @@ def through_topic_and_channel(block: Block) -> Callable[[], None]:
             fanout.add(stored, offset, 0)
         for _, offered in fanout.offers():
             for one in frames_blocks(block_frames(offered)):
-                channel.offer(one)
+                channel.supply.offer(one)
         fanout.trim()
         while (parcel := channel.next_parcel(0)) is not None:
             encode(p.Deliver(parcel.token, parcel.runs, 60))
@@ -91,7 +91,7 @@ def through_topic_and_channel(block: Block) -> Callable[[], None]:
             channel.fin(parcel.peer, fin.token, fin.ranges)
         channel.unsubscribe((b"b",))
         channel.changes()
-        channel.committed()
+        channel.supply.committed()
         assert channel.counters["finish_count"] == half + 3
         channel.statistics(block.count)
 

@@ -1,0 +1,280 @@
+"""Where a channel's messages come from, and where those are that nobody holds. Pure.
+
+Where a message can be, once the cursor has passed it:
+
+    in flight    under a lease of one consumer (`delivery.py`)
+    again        to be delivered again, once its next attempt number is committed (`again.py`)
+    deferred     not before a due time (wall clock): in the state store only, once that is committed (`deferred.py`)
+    finished     nowhere any more
+
+All but the last are *holes*: rows (start, count, attempts, due) that are committed in the state store with the cursor. A row's
+attempts is the highest number under which the message may have been sent, so after a crash numbers never fall.
+Nothing here depends on how many messages a run has: runs are cut and joined, messages are not touched.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from ..transport.block import Block
+from ..transport.protocol import Run
+from . import options
+from .again import Again, Part, collect
+from .channel_settings import ChannelSettings
+from .deferred import Deferred, Row
+from .lease import Changes, Consumer, Hole
+from .ranges import above, total
+from .shelf import BlockShelf
+
+
+class Picked(NamedTuple):
+    """What a consumer gets next: runs in the order of the parts, and the parts of blocks they lie in."""
+
+    runs: list[Run]
+    parts: list[Part]
+
+
+class Supply:
+    """`counters` are the channel's. `rows_out`, where it is asked for: how many runs are in flight."""
+
+    def __init__(
+        self, next_offset: int, holes: Iterable[Hole], deferred: Deferred, counters: dict[str, int], settings: ChannelSettings
+    ) -> None:
+        self.next_offset = next_offset  # the next to take
+        self.window_end = next_offset  # the next to come from the feed
+        self.window_bytes = 0
+        self.settings = settings
+        self.counters = counters
+        self.wanted: set[int] = set()  # offsets whose blocks are needed for a redelivery and not on the shelf
+        self.dirty = False
+        self.again = Again()
+        self.deferred = deferred
+        self._start = 0  # nothing below it is there any more
+        self._window: deque[Block] = deque()
+        self._shelf = BlockShelf(options.CACHE_BYTES_MAX)
+        self._saved: dict[int, tuple[int, int]] = {}  # start -> count, attempts
+        for start, count, attempts, due_ns in holes:
+            self._saved[start] = (count, attempts)
+            self._recover((start, count, attempts), due_ns)
+
+    def _recover(self, run: Run, due_ns: int) -> None:
+        """A hole that was committed before this life began."""
+        self.again.waiting.append(run)
+
+    # Blocks
+
+    def offer(self, block: Block, *, from_storage: bool = False) -> bool:
+        """The next block: taken if it is the expected one, ignored if older, False if there is a gap.
+
+        What storage skips does not exist any more (damage, retention): it is counted and stepped over.
+        """
+        if block.next_offset <= self.window_end:
+            return True
+        if block.first_offset > self.window_end:
+            if not from_storage:
+                return False
+            self.counters["lost_count"] += block.first_offset - self.window_end
+            if not self._window:
+                self.next_offset = block.first_offset
+            self.dirty = True
+        self._window.append(block)
+        self.window_bytes += block.length
+        self.window_end = block.next_offset
+        return True
+
+    def step_over(self, next_offset: int) -> None:
+        """Storage has nothing from the window's end to there, and never will."""
+        if next_offset > self.window_end:
+            self.counters["lost_count"] += next_offset - self.window_end
+            if not self._window:
+                self.next_offset = next_offset
+            self.window_end = next_offset
+            self.dirty = True
+
+    def shelve(self, block: Block) -> None:
+        """A block that was asked for through `wanted`."""
+        self._shelf.put(block)
+        self.wanted.difference_update([o for o in self.wanted if block.first_offset <= o < block.next_offset])
+
+    def lost(self, start: int, stop: int) -> None:
+        """Storage has nothing at these offsets: they will never be delivered."""
+        self.wanted.difference_update([o for o in self.wanted if start <= o < stop])
+        self.counters["lost_count"] += self.again.lost(start, stop)
+        self.dirty = True
+
+    def drop_blocks(self) -> None:
+        """Give the memory back: what is in the window will be read again."""
+        self._window.clear()
+        self.window_bytes = 0
+        self.window_end = self.next_offset
+        self._shelf.clear()
+        self.wanted.clear()
+
+    def _find(self, offset: int) -> Block | None:
+        block = self._shelf.find(offset)
+        if block is None and self._window and self._window[0].first_offset <= offset < self._window[0].next_offset:
+            block = self._window[0]
+        return block
+
+    @property
+    def held(self) -> int:
+        """Rows behind the cursor that nobody holds, without deferred ones."""
+        return self.again.rows
+
+    # Out
+
+    def pick(self, consumer: Consumer, room: int, rows_out: int) -> Picked | None:
+        """The next up to `room` messages for this consumer, or None when nothing waits."""
+        new = self._has_new(rows_out)
+        if self.again.ready and not (new and consumer.again_last):
+            quota = min(room, max(1, consumer.ready // 2)) if new else room
+            parts, runs = collect(self.again.ready, min(quota, options.GATHER_COUNT_MAX), self._find, self.wanted)
+            if runs:
+                consumer.again_last = True
+                return Picked(runs, parts)
+        consumer.again_last = False
+        return self._new(room) if new else None
+
+    def _has_new(self, rows_out: int) -> bool:
+        rows = rows_out + self.held + self.deferred.uncommitted
+        return bool(self._window) and rows < options.HOLE_ROWS_MAX and not self.deferred.is_full()
+
+    def _new(self, room: int) -> Picked:
+        """Of the window's first block, as much as there is room for."""
+        block = self._window[0]
+        self.next_offset = max(self.next_offset, block.first_offset)  # over a gap, where there is one
+        start = self.next_offset - block.first_offset
+        stop = min(block.count, start + room)
+        run = (self.next_offset, stop - start, 1)
+        self._advance(block, stop)
+        return Picked([run], [(block, start, stop)])
+
+    def _advance(self, block: Block, stop: int) -> None:
+        """The cursor passes the first `stop` messages of the window's first block."""
+        self.next_offset = block.first_offset + stop
+        if stop == block.count:
+            self._window.popleft()
+            self.window_bytes -= block.length
+            self._shelf.put(block)
+
+    # Back
+
+    def done(self, runs: Sequence[Run]) -> None:
+        """These were finished."""
+
+    def back(self, runs: Sequence[Run], cause: str) -> None:
+        """These are to be delivered again, at once. `cause`: what became of the last delivery, in a sentence."""
+        self.again.waiting.extend(runs)
+
+    def later(self, runs: Sequence[Run], due_ns: int, cause: str) -> None:
+        """... not before a time (wall clock)."""
+        self.deferred.put(runs, due_ns)
+
+    # The scan
+
+    def scan(self, wall_ns: int, rows_out: int) -> bool:
+        """What came due. True if there was any."""
+        wanted = self.deferred.wanted
+        due = self.deferred.due(wall_ns, rows_out + self.held)
+        self.again.waiting.extend(due)
+        self.dirty = self.dirty or bool(due)
+        return bool(due) or self.deferred.wanted > wanted
+
+    def came_due(self, rows: Sequence[Row], next_due_ns: int, wall_ns: int) -> None:
+        """The store's answer: these are to be delivered again, once they are no longer deferred there."""
+        self.again.waiting.extend(self.deferred.came(rows, next_due_ns, wall_ns))
+        self.dirty = self.dirty or bool(rows)
+
+    def may_ask(self, rows_out: int) -> bool:
+        """The store shall be asked what is due."""
+        return self.deferred.may_ask(rows_out + self.held)
+
+    def next_due(self, wall_ns: int, rows_out: int) -> int:
+        """When the next scan has something to do, in wall ns; 0 for never."""
+        return self.deferred.next_due(wall_ns, rows_out + self.held)
+
+    # Commits
+
+    def is_short(self) -> bool:
+        """What waits may only be sent after a commit."""
+        return self.again.is_short()
+
+    def changes(self, out: Iterable[Run], promise: bool) -> Changes:
+        """What changed since the last call. `out`: what is in flight; `promise`: somebody would take what waits for its next number."""
+        kept, below = self._still_there(self.again.waiting)
+        self.again.waiting = deque(kept)
+        if promise:
+            self.again.promise()
+        rows = {start: (count, attempts) for start, count, attempts in out}
+        rows.update((start, (count, attempts)) for start, count, attempts in self._held())
+        deferred, clear = self.deferred.take()
+        saved = self._saved
+        put = (*((start, *row, 0) for start, row in rows.items() if saved.get(start) != row), *deferred)
+        gone = saved.keys() - rows.keys() - {row[0] for row in deferred}  # a put of the same start is enough
+        gone |= {run[0] for run in below} - rows.keys()  # of those that came due the store has rows which nobody here knows
+        self._saved = rows
+        self.dirty = False
+        return Changes(self.next_offset, put, tuple(gone), clear)
+
+    def _held(self) -> Iterable[Run]:
+        """What is behind the cursor, with nobody, and not deferred; as rows of the commit that begins."""
+        return self.again.unsent()
+
+    def committed(self) -> None:
+        """The last `changes` are on disk: their redeliveries may be sent."""
+        self.again.committed()
+        self.deferred.committed()
+
+    def end(self) -> None:
+        """In order: nothing is sent any more, and rows say under which number their messages were really sent last."""
+        self.dirty = self.again.take_back() or self.dirty
+
+    # Moves
+
+    def seek(self, offset: int) -> None:
+        """Go on at `offset`, and clear all before it."""
+        self.again.clear()
+        self.deferred.clear()
+        self.next_offset = offset
+        self.drop_blocks()
+        self.dirty = True
+
+    def drop_below(self, start: int) -> bool:
+        """Nothing below `start` is there any more, the topic's bound has taken it: what waits is given up, and counted.
+
+        What consumers hold is theirs until they answer; only then it is found to be gone. True if the next message is another now.
+        """
+        self._start = max(self._start, start)
+        self.again.ready = deque(self._still_there(self.again.ready)[0])
+        self.again.promising = self._still_there(self.again.promising)[0]
+        self.wanted = {offset for offset in self.wanted if offset >= start}
+        self.dirty = True
+        if self.next_offset >= start:
+            return False
+        self.counters["dropped_count"] += start - self.next_offset
+        self.next_offset = start
+        self.drop_blocks()
+        return True
+
+    def _still_there(self, runs: Iterable[Run]) -> tuple[list[Run], list[Run]]:
+        """(what is kept, what was below the start and is counted)."""
+        found = above(runs, self._start)
+        self.counters["dropped_count"] += total(found[1])
+        return found
+
+    # What it looks like from outside
+
+    def statistics(self, head: int) -> dict[str, Any]:
+        """`depth`: waiting, neither in flight nor deferred."""
+        again = self.again.messages()
+        return {
+            "depth": max(0, head - self.next_offset) + again,
+            "backend_depth": max(0, head - self.window_end),
+            "deferred_count": self.deferred.messages,
+            "deferred_full": self.deferred.is_full(),
+            "next_offset": self.next_offset,
+            "requeued_waiting": again,
+            "window_end": self.window_end,
+        }
