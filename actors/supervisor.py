@@ -1,7 +1,7 @@
-"""The supervisor: starts, watches, restarts and stops all processes; keeps the registry; answers who asks where things are.
+"""The supervisor: starts, watches, restarts and stops all processes; answers who asks where things are.
 
 The one fixed endpoint is RUN/supervisor. What clients ask for (Lookup, Manage, Stats) is in management.py; a topic's
-processes in topic_group.py; here are the loop, the process table's events, the scan pool, the gateways, and the end.
+processes in topic_group.py, those that belong to no topic in singles.py; here are the loop, the process table's events, and the end.
 """
 
 from __future__ import annotations
@@ -18,19 +18,16 @@ from typing import Any
 
 import zmq
 
-from ..storage.errors import ForeignDirectory, Locked, StorageError
-from ..storage.files import Files
 from ..transport import protocol as p
 from ..transport.errors import E_LIMIT, ZsqError
-from . import options, rundir
-from .child import ENDS_TREE, ChildSpec, RestartIntensity
-from .import_remains import clear_imports_at_start
+from . import options
+from .child import ChildSpec
 from .management import Management
 from .options import ServeOptions
 from .port import Mail, Port
-from .process import raise_file_limit, set_title
 from .process_table import Child, ProcessTable
 from .registry import Registry
+from .singles import Singles
 from .topic_group import TopicGroup
 
 log = logging.getLogger("zsq")
@@ -45,17 +42,14 @@ class Supervisor:
         self.run_dir = run_dir
         self.started = time.time()
         self.groups: dict[str, TopicGroup] = {}
-        self.singles: dict[int, Child] = {}  # scan loop, workers, gateways
         self.channels_changed = False
         self.exit_code = 0
         # Keys are incarnations, in endpoints and lease tokens: begun at random, so that the next life has others.
         self._key = int.from_bytes(os.urandom(4), "little") & 0x3FFF_FFFF
         self._signals = 0
         self._looked_ns = 0
-        self._intensity: dict[str, RestartIntensity] = {}
-        self._workers_wanted = 1
         self._stop_deadlines: dict[int, int] = {}
-        self._stopping = False
+        self.stopping = False
         self._generation_over = False
         self._ready = False
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -63,6 +57,7 @@ class Supervisor:
         self.port = Port(self.context, zmq.ROUTER)
         self.scan_endpoint = self.endpoint(self.new_key())
         self.table = ProcessTable(self._own_endpoint(), serve_options.log_level)
+        self.singles = Singles(self)
         self.management = Management(self)
 
     def new_key(self) -> int:
@@ -108,15 +103,6 @@ class Supervisor:
             self.table.kill(child)
         child.state = "stopping"
 
-    def _start_single(self, kind: str, settings: dict[str, Any], title: str) -> None:
-        number = self.new_key()
-        settings = {"front": self.endpoint(number)} | settings
-        child = self.start(ChildSpec(number, kind, title, settings))
-        self.singles[number] = child
-
-    def _of_kind(self, kind: str) -> list[Child]:
-        return [child for child in self.singles.values() if child.spec.kind == kind]
-
     def add_group(self, name: str, row: Any) -> TopicGroup:
         group = self.groups[name] = TopicGroup(self, name, row)
         self.guarded(group, group.start)
@@ -155,17 +141,17 @@ class Supervisor:
 
     def _start_all(self) -> None:
         self.table.start_forkserver()
-        self._start_single("scan_loop", {"front": self.scan_endpoint}, "scan loop")
-        self._start_single("scan_worker", {}, "scan worker")
+        self.singles.start("scan_loop", {"front": self.scan_endpoint}, "scan loop")
+        self.singles.start("scan_worker", {}, "scan worker")
         if self.options.gateway:
             listen = {"listen": self.options.gateway, "push": options.push_listen(self.options)}
-            self._start_single("gateway", listen | {"supervisor": self._own_endpoint()}, "gateway zeromq")
+            self.singles.start("gateway", listen | {"supervisor": self._own_endpoint()}, "gateway zeromq")
         self.registry.finish_removals()
         for name, row in list(self.registry.topics.items()):
             self.add_group(name, row)
 
     def _turn(self, poller: zmq.Poller, wake: socket.socket) -> None:
-        if self._signals and not self._stopping:
+        if self._signals and not self.stopping:
             self.stop(0)
         for source, _ in poller.poll(100):
             if source is self.port.socket:
@@ -180,7 +166,7 @@ class Supervisor:
         for group in list(self.groups.values()):
             self.guarded(group, group.tick)
         if self.channels_changed:
-            self._tell_scan()
+            self.singles.tell_scan()
         if not self._ready:
             self._tell_ready()
 
@@ -205,11 +191,10 @@ class Supervisor:
                 child.stats = child.stats | word.stats
                 if word.request:
                     self.management.reported(word.request, word.key)
-        elif isinstance(word, (p.PoolSize, p.Hung)) and not any(c.envelope == mail.envelope for c in self._of_kind("scan_loop")):
+        elif isinstance(word, (p.PoolSize, p.Hung)) and not any(c.envelope == mail.envelope for c in self.singles.of_kind("scan_loop")):
             log.warning("%s from somebody who is not the scan loop: ignored", type(word).__name__)
         elif isinstance(word, p.PoolSize):
-            self._workers_wanted = word.workers
-            self._size_pool()
+            self.singles.size_pool(word.workers)
         elif isinstance(word, p.Hung):
             child = self.table.children.get(word.key)
             if child is not None and child.spec.kind == "channel":
@@ -229,7 +214,7 @@ class Supervisor:
             return
         child.state, child.envelope, child.data = "up", envelope, word.data
         log.debug("%s is up (pid %d)", child.spec.title, child.pid)
-        if word.key in self.singles:
+        if word.key in self.singles.children:
             self.channels_changed = True
             return
         if child.owner is not None:
@@ -241,90 +226,33 @@ class Supervisor:
             # Its children take its death as theirs: this generation is over, and a service manager starts the next.
             print("zsq: the forkserver ended unexpectedly; this broker ends, start it again", file=sys.stderr)
             self.exit_code = 1
-            self._stopping = self._generation_over = True
+            self.stopping = self._generation_over = True
         if self._generation_over:
             return  # nothing is started again: what lives is about to die
         for child in ended:
             self._stop_deadlines.pop(child.spec.key, None)
-            if not child.told_to_stop and not self._stopping:
+            if not child.told_to_stop and not self.stopping:
                 log.warning("%s (pid %d) ended%s", child.spec.title, child.pid, f": {child.failure}" if child.failure else "")
-            self._tell_gone(child)
-            if self.singles.pop(child.spec.key, None) is not None:
-                self._single_ended(child)
-            elif child.owner is not None:
+            self.singles.tell_gone(child)
+            if not self.singles.ended(child) and child.owner is not None:
                 self._group_lost(child)
 
     def _group_lost(self, child: Child) -> None:
         self.guarded(child.owner, lambda: child.owner.died(child))
 
-    def _tell_gone(self, child: Child) -> None:
-        """Gateways drop their links to it; if it was a gateway, those it led to drop what was behind it."""
-        if self._stopping:
-            return
-        if child.spec.kind == "gateway":
-            for other in list(self.table.children.values()):
-                if other.spec.kind in ("topic", "channel", "storage") and other.state == "up":
-                    self.port.send(other.envelope, p.Gone(f"gateway-{child.spec.key}"))
-            return
-        for gateway in self._of_kind("gateway"):
-            if gateway.state == "up":
-                for name in ("front", "reader", "stage", "push"):
-                    if name in child.spec.settings:
-                        self.port.send(gateway.envelope, p.Gone(child.spec.settings[name]))
-
-    def _single_ended(self, child: Child) -> None:
-        self.channels_changed = True
-        if self._stopping or child.told_to_stop:
-            return
-        kind = child.spec.kind
-        intensity = self._intensity.setdefault(kind, RestartIntensity())
-        # It said that it cannot listen there. (One that was killed before it was up said nothing, and is started again.)
-        unusable = kind == "gateway" and not child.envelope and bool(child.failure)
-        if unusable or not intensity.may_restart(time.monotonic_ns()):
-            assert kind in ENDS_TREE
-            print(f"zsq: {child.spec.title} {child.failure or 'ends again and again'}", file=sys.stderr)
-            self.stop(1)
-            return
-        settings = {name: value for name, value in child.spec.settings.items() if name != "front" or kind == "scan_loop"}
-        self._start_single(kind, settings, child.spec.title)
-
-    # Scan
-
-    def _size_pool(self) -> None:
-        if self._stopping:
-            return
-        workers = [child for child in self._of_kind("scan_worker") if child.state in ("up", "starting")]
-        for _ in range(self._workers_wanted - len(workers)):
-            self._start_single("scan_worker", {}, "scan worker")
-        for child in workers[self._workers_wanted :]:
-            self.stop_child(child)
-        self.channels_changed = True
-
-    def _tell_scan(self) -> None:
-        loops = [child for child in self._of_kind("scan_loop") if child.state == "up"]
-        if not loops:
-            return
-        self.channels_changed = False
-        targets = tuple(
-            (child.spec.key, child.spec.settings["front"])
-            for group in self.groups.values()
-            for child in (group.storage, *group.channels.values())  # storages: delayed messages become due there
-            if child is not None and child.state == "up"
-        )
-        workers = tuple(child.spec.settings["front"] for child in self._of_kind("scan_worker") if child.state == "up")
-        self.port.send(loops[0].envelope, p.Targets(targets, workers))
-
     # The end
 
-    def stop(self, exit_code: int) -> None:
+    def stop(self, exit_code: int, why: str = "") -> None:
         """In reverse order: gateways, scan, then each topic's channels, topic, storage. Everyone who waits is answered."""
-        if self._stopping:
+        if why:
+            print(f"zsq: {why}", file=sys.stderr)
+        if self.stopping:
             return
         log.info("stopping")
-        self._stopping = True
+        self.stopping = True
         self.exit_code = exit_code
         self.management.stop()
-        for child in list(self.singles.values()):
+        for child in list(self.singles.children.values()):
             self.stop_child(child)
         for group in self.groups.values():
             group.stop(lambda: None)
@@ -347,50 +275,16 @@ class Supervisor:
                 self.table.kill(child)
 
     def _ended(self) -> bool:
-        return self._stopping and not self.table.children
+        return self.stopping and not self.table.children
 
     def _tell_ready(self) -> None:
-        if self._stopping or any(child.state != "up" for child in self.singles.values()):
+        if self.stopping or any(child.state != "up" for child in self.singles.children.values()):
             return
         if not all(group.settled() for group in self.groups.values()):
             return
         self._ready = True
         from .. import __version__
 
-        gateways = [child.data for child in self._of_kind("gateway")]
+        gateways = [child.data for child in self.singles.of_kind("gateway")]
         places = [f"{data['endpoint']} (push port {data['push_port']})" for data in gateways] + [f"ipc://{self.run_dir}"]
         print(f"zsq {__version__} ready: {', '.join(places)} (pid {os.getpid()})", file=sys.stderr, flush=True)
-
-
-def serve(serve_options: ServeOptions) -> int:
-    """Run a broker in the foreground until SIGTERM or SIGINT; returns the exit code (0 stopped, 1 failed)."""
-    logging.basicConfig(level=serve_options.log_level.upper(), format="%(asctime)s %(levelname)s [supervisor] %(message)s")
-    files = Files()
-    data_dir = serve_options.data_dir.absolute()
-    try:
-        if not files.exists(str(data_dir)):
-            files.make_folder(str(data_dir))
-        lock = files.lock(str(data_dir / "lock"))
-        registry = Registry(files, data_dir, serve_options.node_id)
-        registry.open()
-        clear_imports_at_start(files, data_dir, registry)
-        run_dir = rundir.make(data_dir)
-    except Locked as error:
-        print(f"zsq: {data_dir} is in use by another `zsq serve` (pid {error.pid}); stop that one first", file=sys.stderr)
-        return 1
-    except (ForeignDirectory, StorageError) as error:
-        print(f"zsq: {error}", file=sys.stderr)
-        return 1
-    except OSError as error:
-        print(f"zsq: cannot use data directory {data_dir}: {error.strerror or error}", file=sys.stderr)
-        return 1
-    raise_file_limit()
-    set_title(f"supervisor {data_dir}")
-    try:
-        return Supervisor(serve_options, registry, run_dir).run()
-    finally:
-        rundir.clear(data_dir, run_dir)
-        files.close(lock)
-
-
-__all__ = ["Supervisor", "serve"]

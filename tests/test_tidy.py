@@ -16,7 +16,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 LAYERS: Final = ("actors", "apps", "storage", "transport")
 FILE_LINES_MAX: Final = 400
 FUNCTION_LINES_MAX: Final = 70
-SPEAKS: Final = ("actors/supervisor.py",)  # says on stderr that it is ready
+SPEAKS: Final = ("actors/supervisor.py", "actors/serve.py")  # say on stderr that it is ready, and why it is not
 
 
 class Ban(NamedTuple):

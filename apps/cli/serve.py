@@ -62,7 +62,7 @@ def serve(
         if listen_push:
             check_listen(listen_push, "--listen-push")
     from ...actors.options import ServeOptions
-    from ...actors.supervisor import serve as serve_broker
+    from ...actors.serve import serve as serve_broker
 
     more: dict[str, Any] = {} if chunk_bytes is None else {"chunk_bytes": chunk_bytes}
     gateway, push = ("", "") if no_listen else (listen, listen_push)

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from zsq.actors.supervisor import Supervisor
+from zsq.actors.singles import Singles
 from zsq.actors.topic_group import GroupState, TopicGroup
 
 
@@ -21,14 +21,15 @@ def test_the_second_of_two_that_end_at_once_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize(("failure", "ends"), [("", False), ("cannot start: E_START cannot listen on tcp://127.0.0.1:1", True)])
-def test_a_gateway_that_never_came_up(failure: str, ends: bool) -> None:
+def test_a_gateway_that_never_came_up(monkeypatch: pytest.MonkeyPatch, failure: str, ends: bool) -> None:
     """Killed before it was up: started again. Its address cannot be had: the broker says so and ends."""
     did: list[str] = []
-    supervisor: Any = SimpleNamespace(
-        channels_changed=False, _stopping=False, _intensity={},
-        stop=lambda code: did.append("stop"), _start_single=lambda *_: did.append("start"),
-    )  # fmt: skip
-    spec = SimpleNamespace(kind="gateway", settings={"listen": "127.0.0.1:1"}, title="gateway zeromq")
+    supervisor: Any = SimpleNamespace(channels_changed=False, stopping=False, stop=lambda code, why: did.append("stop"))
+    singles = Singles(supervisor)
+    monkeypatch.setattr(singles, "start", lambda *_: did.append("start"))
+    spec = SimpleNamespace(key=7, kind="gateway", settings={"listen": "127.0.0.1:1"}, title="gateway zeromq")
     gateway: Any = SimpleNamespace(told_to_stop=False, envelope=(), failure=failure, spec=spec)
-    Supervisor._single_ended(supervisor, gateway)
+    singles.children[7] = gateway
+    assert singles.ended(gateway)
     assert did == (["stop"] if ends else ["start"])
+    assert not singles.ended(gateway)

@@ -13,15 +13,16 @@ import zsq
 FAILING = """
 import sys
 from pathlib import Path
-from zsq.actors import registry, supervisor
+from zsq.actors import registry
 from zsq.actors.options import ServeOptions
+from zsq.actors.serve import serve
 
 def fail(self):
     raise OSError(5, "by plan", "trash")
 
 registry.Registry.finish_removals = fail
 try:
-    supervisor.serve(ServeOptions(Path(sys.argv[1]), gateway=("127.0.0.1:" + sys.argv[2])))
+    serve(ServeOptions(Path(sys.argv[1]), gateway=("127.0.0.1:" + sys.argv[2])))
 except OSError as error:
     sys.exit(f"failed {error.strerror}")
 """

@@ -1,0 +1,46 @@
+"""Running a broker: its data directory's lock, its registry, its run directory, then the supervisor until it ends."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from ..storage.errors import ForeignDirectory, Locked, StorageError
+from ..storage.files import Files
+from . import rundir
+from .import_remains import clear_imports_at_start
+from .options import ServeOptions
+from .process import raise_file_limit, set_title
+from .registry import Registry
+from .supervisor import Supervisor
+
+
+def serve(serve_options: ServeOptions) -> int:
+    """Run a broker in the foreground until SIGTERM or SIGINT; returns the exit code (0 stopped, 1 failed)."""
+    logging.basicConfig(level=serve_options.log_level.upper(), format="%(asctime)s %(levelname)s [supervisor] %(message)s")
+    files = Files()
+    data_dir = serve_options.data_dir.absolute()
+    try:
+        if not files.exists(str(data_dir)):
+            files.make_folder(str(data_dir))
+        lock = files.lock(str(data_dir / "lock"))
+        registry = Registry(files, data_dir, serve_options.node_id)
+        registry.open()
+        clear_imports_at_start(files, data_dir, registry)
+        run_dir = rundir.make(data_dir)
+    except Locked as error:
+        print(f"zsq: {data_dir} is in use by another `zsq serve` (pid {error.pid}); stop that one first", file=sys.stderr)
+        return 1
+    except (ForeignDirectory, StorageError) as error:
+        print(f"zsq: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"zsq: cannot use data directory {data_dir}: {error.strerror or error}", file=sys.stderr)
+        return 1
+    raise_file_limit()
+    set_title(f"supervisor {data_dir}")
+    try:
+        return Supervisor(serve_options, registry, run_dir).run()
+    finally:
+        rundir.clear(data_dir, run_dir)
+        files.close(lock)
