@@ -48,6 +48,7 @@ class Actor:
         self.settings = settings
         self.stopping = False
         self._worked = False  # blocks came since the last pulse
+        self.busy = False  # there is more to do: take the next turn without waiting for input
         self.context: zmq.Context[zmq.Socket[bytes]]
         self.supervisor: Port
         self._lifeline = -1
@@ -185,6 +186,8 @@ class Actor:
     def _wait_ms(self) -> int:
         if self.stopping:
             return 10
+        if self.busy:
+            return 0
         due: int = min(timer[0] for timer in self._timers)
         return max(0, (due - time.monotonic_ns()) // _MS + 1)
 

@@ -81,8 +81,13 @@ class Again:
         self.waiting.clear()
 
 
-def collect(again: deque[Run], quota: int, find: Callable[[int], Block | None], wanted: set[int]) -> tuple[list[Part], list[Run]]:
-    """Take up to `quota` messages out of `again`; the offsets of those whose block `find` does not have go to `wanted`."""
+def collect(
+    again: deque[Run], quota: int, find: Callable[[int], Block | None], wanted: set[int], expire: Callable[[Block, int], bool] | None = None
+) -> tuple[list[Part], list[Run]]:
+    """Take up to `quota` messages out of `again`; the offsets of those whose block `find` does not have go to `wanted`.
+
+    `expire`: so many messages of a block would go out; True if they are given up instead.
+    """
     parts: list[Part] = []
     runs: list[Run] = []
     waiting: list[Run] = []
@@ -95,7 +100,12 @@ def collect(again: deque[Run], quota: int, find: Callable[[int], Block | None], 
             waiting.append((first, count, attempts))
             continue
         start = first - block.first_offset
-        stop = min(block.count, start + count, start + quota)
+        here = min(block.count - start, count)
+        if expire is not None and expire(block, here):
+            if here < count:
+                again.appendleft((first + here, count - here, attempts))
+            continue
+        stop = start + min(here, quota)
         size += bytes_between(block, start, stop)
         if parts and size > options.GATHER_BYTES_MAX:  # one part may be as large as its block; several must fit into a block
             again.appendleft((first, count, attempts))

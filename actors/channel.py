@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import logging
+import random
 import time
 from typing import Any, cast
 
 from ..transport import protocol as p
 from ..transport.block import cut, gather
-from ..transport.errors import E_BAD_ARGUMENT, E_BAD_COMMAND, E_HELLO, E_LIMIT, UsageError
+from ..transport.errors import E_CLOSED, E_CLOSING, E_HELLO, Refused, UsageError, ZsqError
+from ..transport.names import is_ephemeral
 from . import channel_settings, options
 from .actor import Actor, StartFailed
+from .closing import TO_CONSUMERS
 from .deferred import Deferred
 from .delivery import Delivery
 from .feed import Feed
+from .last_consumer import LastConsumer
 from .lease import Consumer
+from .peeks import Peeks
 from .port import Mail, Port
 from .saving import Saving
+from .subscribing import check_ready, consumer_of
 
 log = logging.getLogger("zsq")
 _MS = 1_000_000
@@ -33,8 +39,12 @@ class Channel(Actor):
         row, self._head = data["row"], data["end"]
         self.settings_own: dict[str, Any] = row.get("settings", {})
         found = channel_settings.resolve(self.settings_own)
-        deferred = Deferred(*data["deferred"])
-        self.delivery = Delivery(self.key, row["next"], data["holes"], row["counters"], row["paused"], deferred, found)
+        ephemeral = is_ephemeral(self.name)
+        self.last_consumer = LastConsumer(time.monotonic_ns()) if ephemeral else None
+        deferred = Deferred(*data["deferred"], rows_max=options.EPHEMERAL_DEFERRED_ROWS_MAX if ephemeral else 0)
+        self.delivery = Delivery(
+            self.key, row["next"], data["holes"], row["counters"], row["paused"], deferred, found, self.name, random.random
+        )
         self.supply = self.delivery.supply
         self.supply.drop_below(data["start"])
         self.feed = Feed(self.name)
@@ -43,7 +53,9 @@ class Channel(Actor):
         self.front = self.open_router(self.settings["front"], FRONT_WORDS)
         self._request = 1
         self.saving = Saving(self.name)
+        self.peeks = Peeks(self.name)
         self._stop_ns = 0
+        self.closed: bool = self.settings["closed"]  # to consumers
         self._fetches: dict[int, int] = {}  # request -> offset wanted for a redelivery
         self._hinted_ns = 0
         self.every(options.SAVE_INTERVAL_MS, self._save_if_dirty)
@@ -57,8 +69,10 @@ class Channel(Actor):
             for mail in self.storage.receive(1):
                 if isinstance(mail, Mail) and isinstance(mail.word, p.Dropped):
                     continue  # the answer comes after it, and knows
+                if isinstance(mail, Mail) and isinstance(mail.word, p.Failed):
+                    raise ZsqError(mail.word.code, mail.word.text)
                 if not isinstance(mail, Mail) or not isinstance(mail.word, p.Done):
-                    raise StartFailed(f"storage refuses the channel: {mail[1]}")
+                    raise StartFailed(f"storage answered something else than the channel's row: {mail[1]}")
                 holes += mail.word.data["holes"]
                 if not mail.word.data["more"]:
                     return mail.word.data | {"holes": holes}
@@ -68,25 +82,13 @@ class Channel(Actor):
 
     def on_sub_word(self, port: Port, mail: Mail) -> None:
         word = cast("p.Sub", mail.word)
-        if word.version != p.PROTOCOL_VERSION:
-            raise UsageError(E_BAD_COMMAND, f"protocol version {word.version} is not spoken here, only {p.PROTOCOL_VERSION}")
-        timeout_ms = word.message_timeout_ms or p.MESSAGE_TIMEOUT_MS
-        if not p.MESSAGE_TIMEOUT_MS_MIN <= timeout_ms <= p.MESSAGE_TIMEOUT_MS_MAX:
-            limits = f"{p.MESSAGE_TIMEOUT_MS_MIN} to {p.MESSAGE_TIMEOUT_MS_MAX} ms"
-            raise UsageError(E_BAD_ARGUMENT, f"a message timeout of {timeout_ms} ms is outside of {limits}")
-        self._check_ready(word.ready)
-        if len(self.delivery.consumers) >= options.CONSUMERS_MAX:
-            raise UsageError(E_LIMIT, f"a channel has at most {options.CONSUMERS_MAX} consumers")
-        heartbeat_ms = min(p.HEARTBEAT_MS_MAX, max(p.HEARTBEAT_MS_MIN, word.heartbeat_ms))
-        consumer = Consumer(
-            mail.envelope, word.label[:128], word.ready, timeout_ms * _MS, heartbeat_ms * _MS, time.monotonic_ns(), int(time.time())
-        )
+        if self.closed:
+            raise Refused(E_CLOSED, TO_CONSUMERS)
+        if self.last_consumer is not None and self.last_consumer.over:
+            raise Refused(E_CLOSING, f"channel {self.name!r} ends with the consumer before; ask for it again")
+        consumer = consumer_of(word, mail.envelope, self.delivery, time.monotonic_ns(), time.time_ns())
         self.delivery.subscribe(consumer)
-        port.send(mail.envelope, p.Subscribed(word.request, self.key, timeout_ms, heartbeat_ms))
-
-    def _check_ready(self, ready: int) -> None:
-        if not 0 <= ready <= p.READY_MAX:
-            raise UsageError(E_BAD_ARGUMENT, f"ready {ready} is outside of 0 to {p.READY_MAX}")
+        port.send(mail.envelope, p.Subscribed(word.request, self.key, consumer.timeout_ns // _MS, consumer.heartbeat_ns // _MS))
 
     def _consumer(self, mail: Mail) -> Consumer:
         """The sender, alive; a stranger (of a predecessor's time, or given up as lost) has to subscribe again."""
@@ -99,7 +101,7 @@ class Channel(Actor):
     def on_ready_word(self, port: Port, mail: Mail) -> None:
         self._consumer(mail)
         ready = cast("p.Ready", mail.word).ready
-        self._check_ready(ready)
+        check_ready(ready)
         self.delivery.set_ready(mail.envelope, ready)
 
     def on_fin_word(self, port: Port, mail: Mail) -> None:
@@ -139,6 +141,17 @@ class Channel(Actor):
 
     def on_gone(self, who: str) -> None:
         for peer in [peer for peer in self.delivery.consumers if peer[0] == who.encode()]:
+            self.delivery.unsubscribe(peer)
+
+    def _look_for_consumers(self, last: LastConsumer) -> None:
+        if last.look(len(self.delivery.consumers), time.monotonic_ns()):
+            self.supervisor.send((), p.Over(self.key))
+
+    def _set_closed(self, closed: bool) -> None:
+        """Those that are there see an error; what they hold waits for the topic to be opened again."""
+        self.closed = closed
+        for peer in list(self.delivery.consumers) if closed else ():
+            self.front.send(peer, p.Failed(0, E_CLOSED, TO_CONSUMERS))
             self.delivery.unsubscribe(peer)
 
     # Blocks come
@@ -194,24 +207,27 @@ class Channel(Actor):
         detach = self.feed.wanted(self.delivery.is_wanted() and not self.stopping)
         if detach is not None:
             self.topic.send((), detach)
-        if not self.stopping:
-            self._deliver()
+        self.busy = not self.stopping and self._deliver()
         if self.saving.now or self.delivery.waits_for_commit():
             self._save()
         self._ask_for_due()
         self._ask_for_blocks()
         self._hint()
+        if self.last_consumer is not None and not self.stopping:
+            self._look_for_consumers(self.last_consumer)
 
-    def _deliver(self) -> None:
-        now = time.monotonic_ns()
+    def _deliver(self) -> bool:
+        """True: there is more than one turn may take."""
+        now, wall = time.monotonic_ns(), time.time_ns()
         for _ in range(options.DRAIN_MAX):
-            parcel = self.delivery.next_parcel(now)
+            parcel = self.delivery.next_parcel(now, wall)
             if parcel is None:
-                return
+                return self.delivery.has_more()
             block = cut(*parcel.parts[0]) if len(parcel.parts) == 1 else gather(parcel.parts)
             word = p.Deliver(parcel.token, parcel.runs, parcel.timeout_ns // _MS)
             if not self.front.send(parcel.peer, word, [block]):
                 self.delivery.unsubscribe(parcel.peer)  # dead, or does not take what it has credit for
+        return True
 
     def _ask_for_blocks(self) -> None:
         self._request += 1
@@ -267,6 +283,9 @@ class Channel(Actor):
         word = cast("p.Done", mail.word)
         if self.supply.deferred.answered(word.request):
             self.supply.came_due(word.data["rows"], word.data["next_due_ns"], time.time_ns())
+        looked = self.peeks.answered(word.request, word.data.get("rows", ()), self.delivery)
+        if looked is not None:
+            self.answer_order(*looked)
         if word.request != self.saving.out:
             return
         barriers, orders = self.saving.done()
@@ -284,7 +303,9 @@ class Channel(Actor):
             self.supply.lost(offset, offset + 1)
             return
         self.supply.deferred.failed(word.request)
-        if word.request == self.saving.out:  # another owner, or rows that storage cannot take: what is held here is worth nothing
+        if order := self.peeks.failed(word.request):
+            self.answer_order(order, ZsqError(word.code, word.text))
+        elif word.request == self.saving.out:  # another owner, or rows that storage cannot take: what is held here is worth nothing
             raise RuntimeError(f"{self.title}: storage says {word.code} {word.text}")
         log.warning("%s: %s %s", self.title, word.code, word.text)
 
@@ -292,6 +313,9 @@ class Channel(Actor):
 
     def on_order(self, word: p.Order) -> dict[str, Any] | None:
         data: dict[str, Any] = {}
+        if word.action == "closed":
+            self._set_closed(bool(word.options["consumers"]))
+            return data
         if word.action in ("pause", "unpause"):
             self.delivery.paused = word.action == "pause"
         elif word.action == "empty":
@@ -299,6 +323,10 @@ class Channel(Actor):
             self._move(max(self._head, self.supply.next_offset))
         elif word.action == "seek":
             data["offset"] = self._seek(word.options)
+        elif word.action == "peek":
+            self._request += 1
+            self.storage.send((), self.peeks.begin(self._request, word, self.delivery, time.monotonic_ns(), time.time_ns()))
+            return None
         elif word.action == "configure":
             self.settings_own = channel_settings.changed(self.settings_own, word.options)
             self.delivery.configure(channel_settings.resolve(self.settings_own))
@@ -339,4 +367,4 @@ class Channel(Actor):
         return True
 
     def statistics(self) -> dict[str, Any]:
-        return self.delivery.statistics(self._head)
+        return self.delivery.statistics(self._head) | {"settings": self.delivery.settings.as_dict()}

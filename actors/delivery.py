@@ -6,18 +6,19 @@ expire. Times: leases in monotonic ns (`now_ns`), due times in wall ns (`wall_ns
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from ..transport.protocol import BACKOFF, MESSAGE_TIMEOUT_MS_MAX, REQUEUE_DELAY_MS_MAX, Range, Run
 from . import options
 from .channel_settings import ChannelSettings
+from .choice import Choice
 from .deferred import Deferred
 from .in_flight import DeadlineHeap
 from .lease import COUNTERS, Changes, Consumer, Hole, Lease, Parcel, Peer
 from .ranges import check, take, total
 from .supply import Picked, Supply
+from .turns import Turns
 
 UNKNOWN_DELIVERY: Range = (-1, 0)
 _MS = 1_000_000
@@ -26,20 +27,26 @@ TIMED_OUT: Final = "its consumer did not answer within the message timeout"
 REQUEUED: Final = "its consumer gave it back"
 
 
+def half() -> float:
+    """In place of chance."""
+    return 0.5
+
+
 class Delivery:
     """One channel. Commands come from consumers, blocks from the feed into `supply`; parcels and changes go out."""
 
     def __init__(
         self, incarnation: int, next_offset: int, holes: Iterable[Hole], counters: dict[str, int], paused: bool,
-        deferred: Deferred | None = None, settings: ChannelSettings | None = None,
+        deferred: Deferred | None = None, settings: ChannelSettings | None = None, channel: str = "", random: Callable[[], float] = half,
     ) -> None:  # fmt: skip
         self.paused = paused
         self.settings = settings or ChannelSettings()
         self.counters = dict.fromkeys(COUNTERS, 0) | counters
         self.consumers: dict[Peer, Consumer] = {}
-        self.supply = Supply(next_offset, holes, deferred or Deferred(), self.counters, self.settings)
+        choice = Choice(channel, self.settings, random)
+        self.supply = Supply(next_offset, holes, deferred or Deferred(), self.counters, self.settings, choice)
         self._token = (incarnation & 0x7FFFFFFF) << 32
-        self._turns: deque[Consumer] = deque()
+        self._turns = Turns()
         self._leases: dict[int, Lease] = {}
         self._lease_rows = 0
         self._deadlines: DeadlineHeap[int] = DeadlineHeap()
@@ -48,26 +55,28 @@ class Delivery:
     def configure(self, settings: ChannelSettings) -> None:
         """From now on. What is `FIXED` of them is as it was."""
         self.settings = self.supply.settings = settings
+        self.supply.choice.configure(settings)
 
     # Consumers
 
     def subscribe(self, consumer: Consumer) -> None:
         self.unsubscribe(consumer.peer)
         self.consumers[consumer.peer] = consumer
-        self._turns.append(consumer)
+        self._turns.join(consumer)
 
     def set_ready(self, peer: Peer, ready: int) -> None:
         self.consumers[peer].ready = max(0, ready)
+        self._turns.look(self.consumers[peer])
 
     def unsubscribe(self, peer: Peer) -> bool:
         """The consumer left or was lost: all it holds is to be delivered again."""
         consumer = self.consumers.pop(peer, None)
         if consumer is None:
             return False
-        self._turns.remove(consumer)
         for token in list(consumer.tokens):
             self.supply.back(self._end_lease(token).runs, LOST)
             self.supply.dirty = True
+        self._turns.leave(consumer)
         return True
 
     def lost_consumers(self, now_ns: int) -> list[Peer]:
@@ -80,31 +89,31 @@ class Delivery:
 
     def rest(self) -> None:
         """Once a turn: hold no blocks that nobody wants. The feed goes off for the same reason; while it is on, the window must not
-        shrink, for what comes goes on where it ended and would look like a gap."""
+        shrink, for what comes goes on where it ended and would look like a gap. And what is not wanted may be passed again."""
+        self.supply.looks = options.LOOKS_MAX
         if not self.is_wanted():
             self.supply.drop_blocks()
 
     # Deliveries
 
-    def next_parcel(self, now_ns: int) -> Parcel | None:
+    def next_parcel(self, now_ns: int, wall_ns: int) -> Parcel | None:
         """The next delivery, or None when no consumer has room or nothing waits. Consumers take turns."""
-        if self.paused:
-            return None
-        for _ in range(len(self._turns)):
-            consumer = self._turns[0]
-            self._turns.rotate(-1)
-            room = consumer.ready - consumer.in_flight
-            if room > 0 and consumer.bytes_out < options.CONSUMER_BYTES_MAX:
-                picked = self.supply.pick(consumer, room, self._lease_rows)
-                if picked is None:
-                    self._turns.rotate(1)  # nothing waits: the turn stays where it was
-                    return None
+        while not self.paused and (consumer := self._turns.first()) is not None:
+            picked = self.supply.pick(consumer, consumer.ready - consumer.in_flight, self._lease_rows, wall_ns)
+            if picked is None:
+                return None  # nothing waits: the turn stays where it was
+            self._turns.served(max(picked.offered, total(picked.runs)))
+            if picked.runs:
                 return self._lease(consumer, picked, now_ns)
         return None
 
+    def has_more(self) -> bool:
+        """In this turn enough was passed that nobody wants: take another one soon."""
+        return self.supply.looks <= 0
+
     def _lease(self, consumer: Consumer, picked: Picked, now_ns: int) -> Parcel:
         self._token += 1
-        runs, parts = picked
+        runs, parts, _ = picked
         count = total(runs)
         size = sum(block.length * (stop - start) // block.count for block, start, stop in parts)
         consumer.bytes_out += size
@@ -125,6 +134,7 @@ class Delivery:
         lease.consumer.tokens.discard(token)
         lease.consumer.bytes_out -= lease.size
         lease.consumer.in_flight -= total(lease.runs)
+        self._turns.look(lease.consumer)
         return lease
 
     @property
@@ -144,7 +154,9 @@ class Delivery:
         lease.consumer.in_flight -= total(taken)
         self._lease_rows += len(left) - len(lease.runs)
         lease.runs = left
-        if not left:
+        if left:
+            self._turns.look(lease.consumer)
+        else:
             self._end_lease(token)
         self.supply.dirty = True
         return taken, refused
@@ -243,6 +255,12 @@ class Delivery:
         self.supply.seek(offset)
 
     # What it looks like from outside
+
+    def out(self, now_ns: int) -> Iterator[tuple[Run, str, int, int]]:
+        """Runs that consumers hold, the longest held first: (run, whose it is, for how long, how long the lease still lasts), in ns."""
+        for token, lease in self._leases.items():
+            for run in lease.runs:
+                yield run, lease.consumer.label, now_ns - lease.sent_ns, self._deadlines.due_of(token) - now_ns
 
     def statistics(self, head: int) -> dict[str, Any]:
         """NSQ's field names."""

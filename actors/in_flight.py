@@ -45,6 +45,10 @@ class DeadlineHeap(Generic[K]):
     def remove(self, key: K) -> bool:
         return self._due.pop(key, None) is not None
 
+    def due_of(self, key: K) -> int:
+        """When this key is due; `KeyError` if it is not there."""
+        return self._due[key][0]
+
     def next_due(self) -> int | None:
         """The earliest due time, or None."""
         while self._heap:

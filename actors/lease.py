@@ -10,7 +10,10 @@ from ..transport.block import Block
 from ..transport.protocol import Run, Save
 from . import options
 
-COUNTERS: Final = ("message_count", "finish_count", "requeue_count", "timeout_count", "lost_count", "dropped_count")  # durable
+COUNTERS: Final = (  # durable
+    "message_count", "finish_count", "requeue_count", "timeout_count", "lost_count", "dropped_count",
+    "tag_skipped_count", "addressed_skipped_count", "expired_count", "sampled_count",
+)  # fmt: skip
 
 Peer = tuple[bytes, ...]
 Hole = tuple[int, int, int, int]  # start, count, attempts, due_ns
@@ -57,6 +60,9 @@ class Consumer:
     finish_count: int = 0
     requeue_count: int = 0
     again_last: bool = False
+    sample_rate: int = 0  # percent; 0: all
+    sampled_count: int = 0  # left out of the sample
+    served: int = 0  # for its turn
     tokens: set[int] = field(default_factory=set)
 
     def statistics(self) -> dict[str, Any]:
@@ -68,6 +74,8 @@ class Consumer:
             "finish_count": self.finish_count,
             "requeue_count": self.requeue_count,
             "connect_ts": self.connect_ts,
+            "sample_rate": self.sample_rate,
+            "sampled_count": self.sampled_count,
         }
 
 

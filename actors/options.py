@@ -30,9 +30,19 @@ SAVE_PAGES_MAX: Final = 200  # of one commit; what a channel holds of a few mill
 SAVE_INTERVAL_MS: Final = 200  # a cursor's changes are committed a few times a second
 GATHER_COUNT_MAX: Final = 1_000  # messages of one delivery that do not lie together
 GATHER_BYTES_MAX: Final = 1 * MIB
+LOOKS_MAX: Final = 20_000  # messages that a channel passes in one turn of its loop, looking which of them it wants: some 2 ms
+LOOK_BLOCK: Final = 10  # ... as so many of them counts a block
 FETCHES_MAX: Final = 4  # outstanding reads of blocks for redelivery
 CONSUMERS_MAX: Final = 10_000
+PEEK_MAX: Final = 1_000  # messages of each kind that a peek names: its answer is one small frame
 CONSUMER_BYTES_MAX: Final = 16 * MIB  # delivered to one consumer and unanswered: credit counts messages, memory counts bytes
+
+# Ephemeral channels and topics: in memory
+EPHEMERAL_UNUSED_S: Final = 60.0  # a channel to which no consumer came; one that had some ends with the last
+EPHEMERAL_DEFERRED_ROWS_MAX: Final = 100_000  # of a channel, in storage's memory: some 30 MB
+EPHEMERAL_BYTES_MAX: Final = 64 * MIB  # of a topic's messages that are not finished, and again of those kept to be read again
+EPHEMERAL_SHARE: Final = 8  # ... or this part of the memory file system, where that is less
+EPHEMERAL_SHM_BYTES_MIN: Final = 32 * MIB  # a smaller memory file system is not used: one topic would fill it
 
 # Topic
 RING_BYTES_MAX: Final = 2 * MIB  # newest blocks, for channels a little behind; the others read from storage

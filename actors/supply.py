@@ -15,7 +15,9 @@ Nothing here depends on how many messages a run has: runs are cut and joined, me
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 from ..transport.block import Block
@@ -23,6 +25,7 @@ from ..transport.protocol import Run
 from . import options
 from .again import Again, Part, collect
 from .channel_settings import ChannelSettings
+from .choice import Choice, Gathering, count_skipped
 from .deferred import Deferred, Row
 from .lease import Changes, Consumer, Hole
 from .ranges import above, total
@@ -30,18 +33,23 @@ from .shelf import BlockShelf
 
 
 class Picked(NamedTuple):
-    """What a consumer gets next: runs in the order of the parts, and the parts of blocks they lie in."""
+    """What a consumer gets next: runs in the order of the parts, and the parts of blocks they lie in.
+
+    `offered`: how many came its way, where it takes a sample of them; there may be no runs then.
+    """
 
     runs: list[Run]
     parts: list[Part]
+    offered: int = 0
 
 
 class Supply:
     """`counters` are the channel's. `rows_out`, where it is asked for: how many runs are in flight."""
 
     def __init__(
-        self, next_offset: int, holes: Iterable[Hole], deferred: Deferred, counters: dict[str, int], settings: ChannelSettings
-    ) -> None:
+        self, next_offset: int, holes: Iterable[Hole], deferred: Deferred, counters: dict[str, int], settings: ChannelSettings,
+        choice: Choice | None = None,
+    ) -> None:  # fmt: skip
         self.next_offset = next_offset  # the next to take
         self.window_end = next_offset  # the next to come from the feed
         self.window_bytes = 0
@@ -49,6 +57,8 @@ class Supply:
         self.counters = counters
         self.wanted: set[int] = set()  # offsets whose blocks are needed for a redelivery and not on the shelf
         self.dirty = False
+        self.choice = choice or Choice("", settings, lambda: 0.0)
+        self.looks = options.LOOKS_MAX  # how many messages may still be passed in this turn; see `Delivery.rest`
         self.again = Again()
         self.deferred = deferred
         self._start = 0  # nothing below it is there any more
@@ -125,26 +135,63 @@ class Supply:
 
     # Out
 
-    def pick(self, consumer: Consumer, room: int, rows_out: int) -> Picked | None:
-        """The next up to `room` messages for this consumer, or None when nothing waits."""
+    def pick(self, consumer: Consumer, room: int, rows_out: int, wall_ns: int) -> Picked | None:
+        """The next up to `room` messages for this consumer; None when nothing waits, or in this turn nothing more is to be looked at."""
         new = self._has_new(rows_out)
         if self.again.ready and not (new and consumer.again_last):
             quota = min(room, max(1, consumer.ready // 2)) if new else room
-            parts, runs = collect(self.again.ready, min(quota, options.GATHER_COUNT_MAX), self._find, self.wanted)
+            expire = partial(self._expire, wall_ns)
+            parts, runs = collect(self.again.ready, min(quota, options.GATHER_COUNT_MAX), self._find, self.wanted, expire)
             if runs:
                 consumer.again_last = True
                 return Picked(runs, parts)
         consumer.again_last = False
-        return self._new(room) if new else None
+        return self._new(consumer, room, wall_ns) if new else None
+
+    def _expire(self, wall_ns: int, block: Block, count: int) -> bool:
+        """These are not delivered again, if they are too old by now."""
+        found = self.choice.is_too_old(block, wall_ns)
+        if found:
+            self.counters["expired_count"] += count
+            self.dirty = True
+        return found
 
     def _has_new(self, rows_out: int) -> bool:
         rows = rows_out + self.held + self.deferred.uncommitted
         return bool(self._window) and rows < options.HOLE_ROWS_MAX and not self.deferred.is_full()
 
-    def _new(self, room: int) -> Picked:
-        """Of the window's first block, as much as there is room for."""
-        block = self._window[0]
-        self.next_offset = max(self.next_offset, block.first_offset)  # over a gap, where there is one
+    def _new(self, consumer: Consumer, room: int, wall_ns: int) -> Picked | None:
+        """Of the window's first block, as much as there is room for; of blocks that are not wanted whole, what is, gathered."""
+        gathering: Gathering | None = None
+        while self._window and self.looks > 0:
+            block = self._window[0]
+            self.next_offset = max(self.next_offset, block.first_offset)  # over a gap, where there is one
+            mask = self.choice.mask(block, wall_ns)
+            if mask is None and not consumer.sample_rate:
+                if gathering is None or not gathering.runs:
+                    return self._cut(block, room)
+                break
+            gathering = gathering or self.choice.gathering(consumer.sample_rate, room)
+            if self._gather(gathering, block, mask):
+                break
+        if gathering is None or not gathering.offered:
+            return None
+        self.counters["sampled_count"] += gathering.left_out
+        consumer.sampled_count += gathering.left_out
+        return Picked(gathering.runs, gathering.parts, gathering.offered)
+
+    def _gather(self, gathering: Gathering, block: Block, mask: bytes | None) -> bool:
+        """The window's first block is passed, as far as the delivery has room. True: it has no more."""
+        start = self.next_offset - block.first_offset
+        stop = gathering.add(block, start, mask or bytes(block.count))
+        if mask is not None:
+            count_skipped(self.counters, mask, start, stop)
+        self.looks -= stop - start + options.LOOK_BLOCK
+        self._advance(block, stop)
+        self.dirty = True
+        return stop < block.count
+
+    def _cut(self, block: Block, room: int) -> Picked:
         start = self.next_offset - block.first_offset
         stop = min(block.count, start + room)
         run = (self.next_offset, stop - start, 1)
@@ -265,6 +312,12 @@ class Supply:
         return found
 
     # What it looks like from outside
+
+    def shown(self) -> dict[str, Iterator[Run]]:
+        """What is behind the cursor with nobody, by its state, the next to go out first, with the number of its last delivery; for a peek.
+        Without deferred ones."""
+        ready = ((start, count, attempts - 1) for start, count, attempts in self.again.ready)
+        return {"requeued": chain(ready, self.again.promising, self.again.waiting)}
 
     def statistics(self, head: int) -> dict[str, Any]:
         """`depth`: waiting, neither in flight nor deferred."""

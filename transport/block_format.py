@@ -37,6 +37,7 @@ COMPRESSION_MASK: Final = 15  # of the flags; reserved, not built
 IN_GROUP: Final = 16  # flag, on disk only: part of an atomic group, which counts only if its mark follows
 MARK: Final = 32  # flag, on disk only: no messages, but the end of an atomic group and its transaction
 DELAYED: Final = 64  # flag, on disk only: it was published with a delay; due time and serial stand where producer and sequence do
+ADDRESSED: Final = 128  # flag: some message may be for one channel only (addressing.py)
 
 # magic, version, columns, flags, length, count, first offset, time, producer, sequence, columns crc, reserved x 2
 _HEAD: Final = struct.Struct("<4sBBHIIqqQQIII")

@@ -26,6 +26,7 @@ __all__ = [
     "READY_MAX",
     "REQUEUE_DELAY_MS_MAX",
     "RUN_BYTES_MAX",
+    "SAMPLE_RATE_MAX",
     "Answer",
     "Beat",
     "Blocks",
@@ -73,6 +74,7 @@ BACKOFF: Final = -1  # a requeue's delay: the channel's own
 DEAD: Final = -2  # ... none: to the dead letters
 ERROR_TEXT_MAX: Final = 512
 READY_MAX: Final = 100_000
+SAMPLE_RATE_MAX: Final = 99  # percent; all is 0, as in NSQ
 RANGES_MAX: Final = 10_000  # of one answer
 RUN_BYTES_MAX: Final = 256 * 1024  # blocks that travel together, unless one alone is larger
 PRODUCER_WINDOW_BYTES: Final = 16 * 1024 * 1024

@@ -42,7 +42,7 @@ class Desk:
     def send(self) -> list[Parcel]:
         """All that can be delivered now."""
         sent = []
-        while (parcel := self.channel.next_parcel(self.now_ns)) is not None:
+        while (parcel := self.channel.next_parcel(self.now_ns, self.wall_ns)) is not None:
             assert sum(stop - start for _, start, stop in parcel.parts) == sum(count for _, count, _ in parcel.runs)
             sent.append(parcel)
         return sent

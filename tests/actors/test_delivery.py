@@ -163,12 +163,12 @@ def test_what_storage_has_not_is_stepped_over() -> None:
     assert channel.supply.offer(pack([b"3", b"4"], first_offset=3), from_storage=True)
     channel.supply.step_over(8)
     assert channel.supply.offer(pack([b"8"], first_offset=8), from_storage=True)
-    first, second = channel.next_parcel(0), channel.next_parcel(0)
+    first, second = channel.next_parcel(0, 0), channel.next_parcel(0, 0)
     assert first is not None
     assert second is not None
     assert (first.runs, second.runs) == (((3, 2, 1),), ((8, 1, 1),))
     assert channel.counters["lost_count"] == 3 + 3
-    assert channel.next_parcel(0) is None
+    assert channel.next_parcel(0, 0) is None
 
 
 def test_a_consumer_that_does_not_answer_holds_a_bound_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,9 +178,9 @@ def test_a_consumer_that_does_not_answer_holds_a_bound_of_bytes(monkeypatch: pyt
     channel.subscribe(Consumer(A, "", 100, 60, 60, 0, 0))
     for offset in range(3):
         assert channel.supply.offer(pack([b"x" * 900], first_offset=offset))
-    first, second = channel.next_parcel(0), channel.next_parcel(0)
+    first, second = channel.next_parcel(0, 0), channel.next_parcel(0, 0)
     assert first is not None
     assert second is not None, "the first was below the bound"
-    assert channel.next_parcel(0) is None
+    assert channel.next_parcel(0, 0) is None
     assert not channel.fin(A, first.token, ())
-    assert channel.next_parcel(0) is not None
+    assert channel.next_parcel(0, 0) is not None

@@ -172,7 +172,7 @@ class DeliveryMachine(RuleBasedStateMachine):
     @rule(times=st.integers(1, 4))
     def deliver(self, times: int) -> None:
         for _ in range(times):
-            parcel = self.channel.next_parcel(self.now_ns)
+            parcel = self.channel.next_parcel(self.now_ns, self.now_ns)
             if parcel is None:
                 return
             assert not self.channel.paused

@@ -133,7 +133,7 @@ class ChannelShell:
 
     def consume(self, parcels: int) -> None:
         for _ in range(parcels):
-            parcel = self.delivery.next_parcel(0)
+            parcel = self.delivery.next_parcel(0, 0)
             if parcel is None:
                 return
             for first, count, _ in parcel.runs:

@@ -82,7 +82,7 @@ def through_topic_and_channel(block: Block) -> Callable[[], None]:
             for one in frames_blocks(block_frames(offered)):
                 channel.supply.offer(one)
         fanout.trim()
-        while (parcel := channel.next_parcel(0)) is not None:
+        while (parcel := channel.next_parcel(0, 0)) is not None:
             encode(p.Deliver(parcel.token, parcel.runs, 60))
             block_frames([cut(*parcel.parts[0])])
             ranges = () if parcel.peer == A else ((half, 1), (half + 2, 2))
