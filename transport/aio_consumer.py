@@ -17,14 +17,17 @@ from typing import Any, Self, Unpack
 from .address import parse
 from .channel_options import NewChannelOptions, on_wire
 from .consumer import READY, make_session, missed_finishes
+from .delivery import EVERY, Delivery
 from .drive import inherit
 from .engine import FAR_NS
 from .errors import E_BAD_ARGUMENT, E_CLOSING, LeaseLost, Refused, UsageError, ZsqError
-from .message import BatchView, MessageView, as_delay_ms
+from .message import BatchView, MessageView
 from .names import check_name
 from .producer import TIMEOUT_S, check_times
-from .runner import backoff
-from .session_consumer import EVERY, Confirm, Delivery
+from .protocol import DEAD
+from .reasons import Reason, when_again
+from .runner import again
+from .session_consumer import Confirm
 from .subscription import TELL_NS, ConsumerEngine
 from .turner import Turner
 
@@ -32,7 +35,7 @@ log = logging.getLogger("zsq")
 
 
 class Message(MessageView):
-    """One message, to be answered once: `finish`, or `requeue`."""
+    """One message, to be answered once: `finish`, `requeue`, or `reject`."""
 
     __slots__ = ()
 
@@ -45,11 +48,13 @@ class Message(MessageView):
         elif batch.delivery.finish(self._index):
             batch.owner._noted()
 
-    async def requeue(self, delay: float = 0.0) -> None:
-        """Again, to whichever consumer, after `delay` seconds (at most an hour)."""
-        delay_ms = as_delay_ms(delay)
-        self._answer()
-        self._batch.owner._requeue(self._batch.delivery, (self._index,), delay_ms)
+    async def requeue(self, delay: float = 0.0, *, backoff: bool = False, error: Reason = "") -> None:
+        """Again, to whichever consumer, after `delay` seconds or the channel's backoff; see `zsq.Message.requeue`."""
+        self._give_back(when_again(delay, backoff), error)
+
+    async def reject(self, error: Reason = "") -> None:
+        """Never again: to the dead letters, now; see `zsq.Message.reject`."""
+        self._give_back(DEAD, error)
 
     async def touch(self) -> None:
         """More time, for it and all that came with it."""
@@ -71,8 +76,11 @@ class Batch(BatchView[Message]):
         elif self.delivery.finish(EVERY):
             self.owner._noted()
 
-    async def requeue(self, delay: float = 0.0) -> None:
-        self.owner._requeue(self.delivery, self.delivery.unanswered(), as_delay_ms(delay))
+    async def requeue(self, delay: float = 0.0, *, backoff: bool = False, error: Reason = "") -> None:
+        self._give_back(when_again(delay, backoff), error)
+
+    async def reject(self, error: Reason = "") -> None:
+        self._give_back(DEAD, error)
 
     async def touch(self) -> None:
         self.owner._touch(self.delivery)
@@ -225,9 +233,9 @@ class Consumer:
         if confirm.error is not None:
             raise confirm.error
 
-    def _requeue(self, delivery: Delivery, indexes: Sequence[int], delay_ms: int) -> None:
+    def _requeue(self, delivery: Delivery, indexes: Sequence[int], delay_ms: int, error: str) -> None:
         turner = self._turner()
-        turner.engine.session.requeue(delivery, indexes, delay_ms)
+        turner.engine.session.requeue(delivery, indexes, delay_ms, error)
         self._tell(turner)
 
     def _touch(self, delivery: Delivery) -> None:
@@ -263,7 +271,6 @@ class Consumer:
             raise UsageError(E_BAD_ARGUMENT, f"a concurrency of {concurrency} is none")
         if self._closing:
             raise Refused(E_CLOSING, "this consumer is closed; make a new one")
-        delay = backoff if requeue_delay is None else requeue_delay
         loop = asyncio.get_running_loop()
         caught = (signal.SIGTERM, signal.SIGINT) if signals else ()
         for number in caught:
@@ -274,7 +281,7 @@ class Consumer:
         async def work() -> None:
             try:
                 while (message := await self.receive()) is not None:
-                    await self._handle(message, handler, delay, on_error)
+                    await self._handle(message, handler, requeue_delay, on_error)
             except ZsqError as error:
                 errors.append(error)
                 self._stop_taking()
@@ -289,7 +296,7 @@ class Consumer:
         if errors:
             raise errors[0]
 
-    async def _handle(self, message: Message, handler: Handler, delay: float | Callable[[Any], float], on_error: Any) -> None:
+    async def _handle(self, message: Message, handler: Handler, delay: float | Callable[[Message], float] | None, on_error: Any) -> None:
         try:
             await handler(message)
         except Exception as error:
@@ -300,7 +307,7 @@ class Consumer:
             else:
                 log.exception("handler of %s failed", message)
             if not message.answered:
-                await message.requeue(delay(message) if callable(delay) else delay)
+                await message.requeue(**again(message, delay), error=error)
         else:
             if not message.answered:
                 await message.finish()

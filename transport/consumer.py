@@ -14,6 +14,7 @@ from typing import Any, Final, Self, Unpack, cast
 
 from .address import parse
 from .channel_options import NewChannelOptions, on_wire
+from .delivery import Delivery
 from .drive import Drive, inherit, ours, remember
 from .engine import FAR_NS
 from .errors import E_BAD_ARGUMENT, E_CLOSING, E_LEASE, LeaseLost, Refused, UsageError
@@ -21,8 +22,8 @@ from .message import Batch, Message
 from .names import check_name
 from .producer import TIMEOUT_S, check_times
 from .protocol import MESSAGE_TIMEOUT_MS_MAX, MESSAGE_TIMEOUT_MS_MIN
-from .runner import Delay, Handler, Runner, backoff, draining_on_signals
-from .session_consumer import Confirm, ConsumerSession, Delivery
+from .runner import Delay, Handler, Runner, draining_on_signals
+from .session_consumer import Confirm, ConsumerSession
 from .subscription import TELL_NS, ConsumerEngine
 
 log = logging.getLogger("zsq")
@@ -265,10 +266,10 @@ class Consumer:
         if confirm.error is not None:
             raise confirm.error
 
-    def _requeue(self, delivery: Delivery, indexes: Sequence[int], delay_ms: int) -> None:
+    def _requeue(self, delivery: Delivery, indexes: Sequence[int], delay_ms: int, error: str) -> None:
         drive = self._drive()
         with drive.lock:
-            drive.engine.session.requeue(delivery, indexes, delay_ms)
+            drive.engine.session.requeue(delivery, indexes, delay_ms, error)
             drive.engine.tell(time.monotonic_ns())
             drive.settle()
 
@@ -306,13 +307,14 @@ class Consumer:
         """Call `handler(message)` for each message, in `concurrency` threads, until `close`, SIGTERM or SIGINT; then drain and close.
 
         A return finishes the message (unless the handler answered it), an exception requeues it after `requeue_delay`: seconds, a
-        function of the message, or by default 1 s doubled by each attempt, at most 2 minutes, with full jitter. Exceptions go to
-        `on_error(message, exception)`, by default to the log. `signals=False` leaves the handlers of signals alone.
+        function of the message, or by default the channel's backoff (1 s doubled by each attempt, at most 2 minutes, unless set
+        otherwise). The broker is told the exception's repr, which a dead letter shows. Exceptions go to `on_error(message, exception)`,
+        by default to the log. `signals=False` leaves the handlers of signals alone.
         """
         if concurrency < 1:
             raise UsageError(E_BAD_ARGUMENT, f"a concurrency of {concurrency} is none")
         self._check_open()
-        runner = Runner(self, handler, backoff if requeue_delay is None else requeue_delay, on_error)
+        runner = Runner(self, handler, requeue_delay, on_error)
         with contextlib.ExitStack() as stack:
             stack.callback(self.close)
             if signals and threading.current_thread() is threading.main_thread():

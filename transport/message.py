@@ -10,9 +10,10 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 from .block import Block
 from .codec import HeaderValue, unpack_headers
+from .delivery import EVERY, Delivery
 from .errors import E_BAD_ARGUMENT, UsageError
-from .protocol import REQUEUE_DELAY_MS_MAX
-from .session_consumer import EVERY, Delivery
+from .protocol import DEAD
+from .reasons import Reason, as_error, when_again
 
 
 class Holder(Protocol):
@@ -26,16 +27,9 @@ class Holder(Protocol):
 
     def _finish_sync(self, delivery: Delivery, indexes: Sequence[int]) -> Any: ...
 
-    def _requeue(self, delivery: Delivery, indexes: Sequence[int], delay_ms: int) -> None: ...
+    def _requeue(self, delivery: Delivery, indexes: Sequence[int], delay_ms: int, error: str) -> None: ...
 
     def _touch(self, delivery: Delivery) -> None: ...
-
-
-def as_delay_ms(delay: float) -> int:
-    """Seconds to milliseconds; a requeue may wait for an hour at most."""
-    if not 0 <= delay * 1000 <= REQUEUE_DELAY_MS_MAX:
-        raise UsageError(E_BAD_ARGUMENT, f"a delay of {delay} s is outside of 0 to {REQUEUE_DELAY_MS_MAX // 1000}")
-    return int(delay * 1000)
 
 
 class MessageView:
@@ -90,20 +84,25 @@ class MessageView:
 
     @property
     def answered(self) -> bool:
-        """Whether it was finished or requeued by this object."""
+        """Whether it was finished, requeued or rejected by this object."""
         return self._answered
 
     def _answer(self) -> None:
         if self._answered:
-            raise UsageError(E_BAD_ARGUMENT, f"message {self.offset} was answered before; finish or requeue it once")
+            raise UsageError(E_BAD_ARGUMENT, f"message {self.offset} was answered before; finish, requeue or reject it once")
         self._answered = True
+
+    def _give_back(self, delay_ms: int, error: Reason) -> None:
+        text = as_error(error)
+        self._answer()
+        self._batch.owner._requeue(self._batch.delivery, (self._index,), delay_ms, text)
 
     def __repr__(self) -> str:
         return f"<Message {self.topic}/{self.channel} offset {self.offset}, attempt {self.attempts}, {len(self.body)} bytes>"
 
 
 class Message(MessageView):
-    """One message, to be answered once: `finish`, or `requeue`."""
+    """One message, to be answered once: `finish`, `requeue`, or `reject`."""
 
     __slots__ = ()
 
@@ -121,11 +120,17 @@ class Message(MessageView):
         elif batch.delivery.finish(self._index):
             batch.owner._noted()
 
-    def requeue(self, delay: float = 0.0) -> None:
-        """Again, to whichever consumer, after `delay` seconds (at most an hour)."""
-        delay_ms = as_delay_ms(delay)
-        self._answer()
-        self._batch.owner._requeue(self._batch.delivery, (self._index,), delay_ms)
+    def requeue(self, delay: float = 0.0, *, backoff: bool = False, error: Reason = "") -> None:
+        """Again, to whichever consumer, after `delay` seconds (at most an hour), or with `backoff` when the channel's settings say.
+
+        `error`: why, a text or an exception, at most 512 characters. Where this was the last of the channel's `max_attempts`, the message
+        goes to the dead letters instead, at once, and they tell it.
+        """
+        self._give_back(when_again(delay, backoff), error)
+
+    def reject(self, error: Reason = "") -> None:
+        """Never again: to the dead letters, now, whatever its attempts. `error`: why, a text or an exception, at most 512 characters."""
+        self._give_back(DEAD, error)
 
     def touch(self) -> None:
         """More time, for it and all that came with it: the message timeout from now on (15 minutes at most in all)."""
@@ -170,6 +175,9 @@ class BatchView(Generic[_MessageT]):
         make = self.message
         return [make(self, index, body) for index, body in enumerate(self.bodies)]
 
+    def _give_back(self, delay_ms: int, error: Reason) -> None:
+        self.owner._requeue(self.delivery, self.delivery.unanswered(), delay_ms, as_error(error))
+
     def __repr__(self) -> str:
         return f"<Batch {self.owner.topic}/{self.owner.channel} from offset {self.delivery.runs[0][0]}, {len(self)} messages>"
 
@@ -190,9 +198,13 @@ class Batch(BatchView[Message]):
         elif self.delivery.finish(EVERY):
             self.owner._noted()
 
-    def requeue(self, delay: float = 0.0) -> None:
-        """All that is not answered comes again after `delay` seconds (at most an hour)."""
-        self.owner._requeue(self.delivery, self.delivery.unanswered(), as_delay_ms(delay))
+    def requeue(self, delay: float = 0.0, *, backoff: bool = False, error: Reason = "") -> None:
+        """All that is not answered comes again; see `Message.requeue`."""
+        self._give_back(when_again(delay, backoff), error)
+
+    def reject(self, error: Reason = "") -> None:
+        """All that is not answered goes to the dead letters, now; see `Message.reject`."""
+        self._give_back(DEAD, error)
 
     def touch(self) -> None:
         """More time: the message timeout from now on (15 minutes at most in all)."""
@@ -201,9 +213,9 @@ class Batch(BatchView[Message]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
         """Finish, or requeue if the body raised."""
         if kind is None:
             self.finish()
         else:
-            self.requeue()
+            self.requeue(error=error or "")

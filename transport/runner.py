@@ -1,14 +1,17 @@
-"""What runs a person's handler: one message at a time in each thread, finish on return, requeue with backoff on an exception."""
+"""What runs a person's handler: one message at a time in each thread, finish on return, requeue with backoff on an exception.
+
+The backoff is the channel's: whoever runs the broker sets it in one place, for all consumers. Rejected: a backoff with jitter in each
+client, which was there before. Jitter keeps clients apart that do not know of each other; here the channel's credit does that.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
 import logging
-import random
 import signal
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from .errors import E_BAD_ARGUMENT, UsageError, ZsqError
 from .message import Message
@@ -18,22 +21,21 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("zsq")
 
-BACKOFF_S: Final = 1.0
-BACKOFF_S_MAX: Final = 120.0
 Handler = Callable[[Message], object]
 Delay = float | Callable[[Message], float] | None
 
 
-def backoff(message: Any) -> float:
-    """Seconds before the next attempt: 1 s, doubled by each attempt, at most 2 minutes; anything from 0 to that, so that what failed
-    together does not come back together."""
-    return random.uniform(0, min(BACKOFF_S_MAX, BACKOFF_S * 2 ** min(message.attempts - 1, 30)))
+def again(message: Any, delay: float | Callable[[Any], float] | None) -> dict[str, Any]:
+    """How `Consumer.run` requeues a message: arguments of `requeue`."""
+    if delay is None:
+        return {"backoff": True}
+    return {"delay": delay(message) if callable(delay) else delay}
 
 
 class Runner:
     """What each thread of `Consumer.run` does; the first error of the broker's ends all of them."""
 
-    def __init__(self, consumer: Consumer, handler: Handler, delay: float | Callable[[Message], float], on_error: Any) -> None:
+    def __init__(self, consumer: Consumer, handler: Handler, delay: Delay, on_error: Any) -> None:
         if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__):
             text = "the handler is a coroutine function, which nobody would await here; use zsq.aio.Consumer, or a plain function"
             raise UsageError(E_BAD_ARGUMENT, text)
@@ -60,7 +62,7 @@ class Runner:
             else:
                 log.exception("handler of %s failed", message)
             if not message.answered:
-                message.requeue(self.delay(message) if callable(self.delay) else self.delay)
+                message.requeue(**again(message, self.delay), error=error)
         else:
             if inspect.iscoroutine(result):  # of a lambda or a partial: it has not run, so the message is not done
                 result.close()

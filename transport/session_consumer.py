@@ -17,6 +17,7 @@ from enum import Enum
 from typing import Final
 
 from .block import Block, check_columns
+from .delivery import Delivery
 from .errors import E_BAD_ARGUMENT, E_BAD_BLOCK, E_BAD_COMMAND, E_LEASE, LeaseLost, UsageError, ZsqError, from_wire
 from .protocol import (
     HEARTBEAT_MS,
@@ -30,7 +31,6 @@ from .protocol import (
     Range,
     Ready,
     Req,
-    Run,
     Sub,
     Subscribed,
     Touch,
@@ -38,7 +38,6 @@ from .protocol import (
 )
 from .session import Reaction
 
-EVERY: Final = -1  # as an index: all messages of the delivery
 ALL: Final = -1  # a refused range (-1, 0): the whole delivery is not known any more
 
 
@@ -65,100 +64,6 @@ CONSUMER_TABLE: Final[dict[ConsumerState, dict[ConsumerEvent, ConsumerState]]] =
     _S.OPEN: {_E.DELIVER: _S.OPEN, _E.ANSWER: _S.OPEN, _E.LEAVE: _S.LEAVING, _E.LOST: _S.DOWN},
     _S.LEAVING: {_E.DELIVER: _S.LEAVING, _E.ANSWER: _S.LEAVING, _E.LOST: _S.DOWN},
 }
-
-
-class Delivery:
-    """A block under a lease, and which of its messages were answered. Indexes are positions in the block."""
-
-    __slots__ = ("answered", "block", "closed", "epoch", "finished", "queued", "received_ns", "runs", "session", "timeout_ms", "token")
-
-    def __init__(self, session: ConsumerSession, word: Deliver, block: Block, epoch: int, now_ns: int) -> None:
-        self.session = session
-        self.token = word.token
-        self.runs: tuple[Run, ...] = word.runs
-        self.timeout_ms = word.timeout_ms
-        self.block = block
-        self.epoch = epoch
-        self.received_ns = now_ns
-        self.finished: list[int] = []  # finished by the person, not yet told to the channel
-        self.answered: set[int] = set()  # told to the channel, as long as some are not
-        self.closed = False  # all are told
-        self.queued = False  # in session.dirty
-
-    @property
-    def live(self) -> bool:
-        """Whether the lease can still be answered."""
-        return self.epoch == self.session.epoch
-
-    def expired(self, now_ns: int) -> bool:
-        """Whether the lease has surely ended: it began before the delivery arrived."""
-        return now_ns >= self.received_ns + self.timeout_ms * 1_000_000
-
-    def finish(self, index: int) -> bool:
-        """Note one plain finish (`EVERY`: all that is not answered yet), from any thread; True if the session did not have to look
-        at this delivery before.
-
-        Append first, then look at `queued`: `collect` clears the flag before it reads the list, so whichever runs first, the
-        index is seen.
-        """
-        self.finished.append(index)
-        if self.queued:
-            return False
-        self.queued = True
-        self.session.dirty.append(self)
-        return True
-
-    def unanswered(self) -> Sequence[int]:
-        """What neither was answered nor is noted as finished."""
-        if self.closed or EVERY in self.finished:
-            return ()
-        if not self.finished and not self.answered:
-            return range(self.block.count)
-        gone = self.answered.union(self.finished)
-        return [i for i in range(self.block.count) if i not in gone]
-
-    def fresh(self, indexes: Iterable[int]) -> Sequence[int]:
-        """Those not answered before, each once, ascending. A person may answer a message twice, by two views of it."""
-        if self.closed:
-            return ()
-        wanted = set(indexes)
-        if EVERY in wanted:
-            if not self.answered:
-                return range(self.block.count)
-            wanted = set(range(self.block.count))
-        return sorted(wanted - self.answered) if self.answered else sorted(wanted)
-
-    def attempts(self, index: int) -> int:
-        for _, count, attempts in self.runs:
-            if index < count:
-                return attempts
-            index -= count
-        raise IndexError(index)
-
-    def offset(self, index: int) -> int:
-        for first, count, _ in self.runs:
-            if index < count:
-                return first + index
-            index -= count
-        raise IndexError(index)
-
-    def ranges(self, indexes: Sequence[int]) -> tuple[Range, ...]:
-        """Offsets of these messages (fresh ones) as ranges; () where they are all of the delivery."""
-        if len(indexes) == self.block.count:
-            return ()
-        if len(self.runs) == 1 and indexes[-1] - indexes[0] + 1 == len(indexes):
-            return ((self.runs[0][0] + indexes[0], len(indexes)),)
-        offsets = [first + i for first, count, _ in self.runs for i in range(count)]
-        found: list[Range] = []
-        start = end = offsets[indexes[0]]
-        for index in indexes:
-            offset = offsets[index]
-            if offset != end:
-                found.append((start, end - start))
-                start = offset
-            end = offset + 1
-        found.append((start, end - start))
-        return tuple(found)
 
 
 class Confirm:
@@ -236,14 +141,15 @@ class ConsumerSession:
         self.unconfirmed += len(indexes)
         self.words.append(Fin(request, delivery.token, delivery.ranges(indexes)))
 
-    def requeue(self, delivery: Delivery, indexes: Iterable[int], delay_ms: int) -> None:
+    def requeue(self, delivery: Delivery, indexes: Iterable[int], delay_ms: int, error: str = "") -> None:
+        """`delay_ms` may be BACKOFF or DEAD."""
         self.collect()
         indexes = delivery.fresh(indexes)
         if not self._answerable(delivery):
             self.stale += len(indexes)
         elif indexes:
             self._note(delivery, indexes)
-            self.words.append(Req(0, delivery.token, delivery.ranges(indexes), delay_ms))
+            self.words.append(Req(0, delivery.token, delivery.ranges(indexes), delay_ms, error))
 
     def touch(self, delivery: Delivery) -> None:
         if not self._answerable(delivery):

@@ -13,7 +13,6 @@ import pytest
 import zsq
 from zsq.transport import protocol as p
 from zsq.transport.errors import E_LIMIT
-from zsq.transport.runner import backoff
 
 Broker = Any
 
@@ -310,17 +309,6 @@ def test_run_ends_with_the_brokers_error(broker: Broker) -> None:
     broker.lookup_error = (E_LIMIT, "no")
     with pytest.raises(zsq.Refused):
         zsq.Consumer(broker.url, "t", "c").run(lambda message: None, concurrency=3)
-
-
-def test_backoff_doubles_with_jitter() -> None:
-    class Attempt:
-        def __init__(self, attempts: int) -> None:
-            self.attempts = attempts
-
-    for attempts, longest in ((1, 1), (2, 2), (5, 16), (50, 120)):
-        delays = [backoff(Attempt(attempts)) for _ in range(200)]
-        assert 0 <= min(delays) <= max(delays) <= longest
-        assert max(delays) > longest / 2
 
 
 def test_close_from_another_thread_waits_for_the_batch_in_hand(broker: Broker) -> None:

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zsq.transport.block import Block, pack, with_place
+from zsq.transport.delivery import EVERY, Delivery
 from zsq.transport.errors import E_DISK_FULL, E_LEASE, CorruptBlock, LeaseLost, UsageError
 from zsq.transport.protocol import Answer, Beat, Deliver, Failed, Fin, Ready, Req, Stored, Subscribed, Touch
 from zsq.transport.session import Reaction
-from zsq.transport.session_consumer import ALL, CONSUMER_TABLE, EVERY, ConsumerEvent, ConsumerSession, ConsumerState, Delivery
+from zsq.transport.session_consumer import ALL, CONSUMER_TABLE, ConsumerEvent, ConsumerSession, ConsumerState
 
 
 def block(first: int, count: int) -> Block:
