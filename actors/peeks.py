@@ -42,8 +42,8 @@ class Peeks:
         numbers = delivery.statistics(supply.next_offset)
         counts = {name: numbers[name] for name in ("in_flight_count", "deferred_count", "requeued_waiting")}
         ends = {"start": asked["start"], "head": max(asked["head"], supply.next_offset)}
-        state = {"paused": delivery.paused, "settings": delivery.settings.as_dict(), "wall_ns": wall_ns}
-        data = {"next_offset": supply.next_offset, **ends, **state, **counts}
+        facts = {"paused": delivery.paused, "settings": delivery.settings.as_dict(), "wall_ns": wall_ns}
+        data = {"next_offset": supply.next_offset, **ends, **facts, **counts}
         out = (
             {"state": "in flight", **_run(run), "consumer": whose, "held_ms": held_ns // _MS, "left_ms": max(0, left_ns) // _MS}
             for run, whose, held_ns, left_ns in delivery.out(now_ns)

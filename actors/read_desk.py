@@ -92,7 +92,7 @@ class ReadDesk:
         try:
             self._fetch(port, mail, self._log.synced_end, options.READER_BYTES_MAX)
         except Unreadable as error:
-            raise _refused(error) from None
+            raise refused(error) from None
 
     def _within(self, offset: int) -> int:
         return min(max(offset, self._log.start), self._log.synced_end)
@@ -101,12 +101,22 @@ class ReadDesk:
         word = cast("p.OffsetAt", mail.word)
         if not 0 <= word.newest <= NEWEST_MAX:
             raise UsageError(E_BAD_ARGUMENT, f"of the newest messages 1 to {NEWEST_MAX} can be asked for, not {word.newest}")
-        try:
-            offset = self._log.reader.newest(word.newest, self._log.synced_end) if word.newest else self._log.offset_at(word.time_ns)
-        except Unreadable as error:
-            raise _refused(error) from None
-        data = {"offset": self._within(offset), "start": self._log.start, "head": self._log.synced_end}
+        offset = self._newest(word.newest) if word.newest else self.offset_at(word.time_ns)
+        data = {"offset": offset, "start": self._log.start, "head": self._log.synced_end}
         port.send(mail.envelope, p.Done(word.request, data))
+
+    def _newest(self, count: int) -> int:
+        try:
+            return self._within(self._log.reader.newest(count, self._log.synced_end))
+        except Unreadable as error:
+            raise refused(error) from None
+
+    def offset_at(self, time_ns: int) -> int:
+        """The first offset stored then or later, within what is kept and durable."""
+        try:
+            return self._within(self._log.offset_at(time_ns))
+        except Unreadable as error:
+            raise refused(error) from None
 
     def on_measure_word(self, port: Port, mail: Mail) -> None:
         word = cast("p.Measure", mail.word)
@@ -122,5 +132,5 @@ class ReadDesk:
         """Nothing is kept of a reader."""
 
 
-def _refused(error: Unreadable) -> Refused:
+def refused(error: Unreadable) -> Refused:
     return Refused(E_INTERNAL, f"{error}; nothing is known to be lost: mend what is wrong with the file, and ask again")

@@ -55,6 +55,18 @@ def on_wire(options: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+Place = str | int | float | datetime
+END: Final = 1 << 62  # an offset that no topic reaches
+
+
+def moved_to(where: Place) -> dict[str, int]:
+    """A place as seek takes it; the broker keeps it within what is there."""
+    found = place(where)
+    if isinstance(found, str):
+        return {"offset": 0 if found == "earliest" else END}
+    return found if isinstance(found, dict) else {"offset": found}
+
+
 def place(where: str | float | datetime) -> str | int | dict[str, int]:
     """A place in a topic: "earliest", "latest", an offset, or a time."""
     if isinstance(where, datetime):

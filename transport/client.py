@@ -8,20 +8,21 @@ from typing import Any, Final, Literal, NamedTuple, TypedDict, Unpack
 from .address import Target
 from .asker import Asker
 from .block import Block
-from .channel_options import SETTING_MAX, ChannelOptions, NewChannelOptions, on_wire
+from .channel_options import END, SETTING_MAX, ChannelOptions, NewChannelOptions, Place, moved_to, on_wire
 from .consumer import Consumer
 from .errors import E_BAD_ARGUMENT, CorruptBlock, UsageError
 from .message import Batch, Message
 from .names import check_name
+from .peeking import PEEK_COUNT, Look, Peek, Peeked, check_count, look_at_channel, look_at_newest
+from .peeking import ask as ask_peek
 from .producer import TIMEOUT_S, Producer, Receipt
 from .protocol import Blocks, Done, Fetch, Manage, Measure, OffsetAt, Stats, Wire
 from .stored import Fetched, StoredMessage, stored
 
-__all__ = ["Admin", "Batch", "Consumer", "Fetched", "Measured", "Message", "Producer", "Reader", "Receipt"]
+__all__ = ["Admin", "Batch", "Consumer", "Fetched", "Measured", "Message", "Peek", "Peeked", "Producer", "Reader", "Receipt"]
 
 BYTES_ANY: Final = (1 << 63) - 1  # no bound
 NEWEST_MAX: Final = 10_000
-END: Final = 1 << 62  # an offset that no topic reaches
 SYNCS = ("always", "interval", "never")
 
 
@@ -72,6 +73,12 @@ def configure_topic(name: str, retention: RetentionSettings) -> Callable[[int], 
     return manage("configure", name, None, _settings(retention))
 
 
+def configure_channel(topic: str, channel: str, settings: ChannelOptions) -> Callable[[int], Wire]:
+    if not settings:
+        raise UsageError(E_BAD_ARGUMENT, f"say what to change: {', '.join(ChannelOptions.__annotations__)}")
+    return manage("configure", topic, channel, on_wire(settings))
+
+
 def _settings(retention: RetentionSettings) -> dict[str, Any]:
     """What can be carried; the broker says what makes sense."""
     for name, value in retention.items():
@@ -114,10 +121,8 @@ def measured(answer: Any) -> Measured:
     return Measured(data["bytes"], data["offset"], data["start"], data["head"])
 
 
-def seek(topic: str, channel: str, offset: int, forward: bool) -> Callable[[int], Wire]:
-    if offset < 0:
-        raise UsageError(E_BAD_ARGUMENT, "an offset is 0 or more")
-    return manage("seek", topic, channel, {"offset": offset, "forward": forward})
+def seek(topic: str, channel: str, where: Place, forward: bool) -> Callable[[int], Wire]:
+    return manage("seek", topic, channel, moved_to(where) | {"forward": forward})
 
 
 def fetched(answer: Any, blocks: list[Block]) -> Fetched:
@@ -154,9 +159,7 @@ class Admin(Asker):
 
     def configure_channel(self, topic: str, channel: str, **settings: Unpack[ChannelOptions]) -> dict[str, Any]:
         """Change settings, see `ChannelOptions`. {"settings": all that hold now}. Durable and in effect when it returns."""
-        if not settings:
-            raise UsageError(E_BAD_ARGUMENT, f"say what to change: {', '.join(ChannelOptions.__annotations__)}")
-        answer, _ = self._ask(manage("configure", topic, channel, on_wire(settings)), repeatable=True)
+        answer, _ = self._ask(configure_channel(topic, channel, settings), repeatable=True)
         return _data(answer)
 
     def delete_topic(self, name: str, force: bool = False) -> dict[str, Any]:
@@ -178,13 +181,35 @@ class Admin(Asker):
         """Clear what waits: of a topic, what waits for its first channel; of a channel, its backlog."""
         return self._manage("empty", topic, channel)
 
-    def seek(self, topic: str, channel: str, offset: int, forward: bool = False) -> dict[str, Any]:
-        """The channel goes on from `offset` (at least the oldest kept, at most the end): back, to read again, or forward, to leave out.
+    def seek(self, topic: str, channel: str, where: Place, forward: bool = False) -> dict[str, Any]:
+        """The channel goes on from there (at least the oldest kept, at most the end): back, to read again, or forward, to leave out.
 
-        What it holds and what is not finished behind it is cleared. With `forward` it never goes back. Durable when it returns.
+        `where`: an offset, "earliest", "latest", or a time (datetime, or seconds since 1970 as float): the first message stored then or
+        later. What the channel holds and what is not finished behind it is cleared. With `forward` it never goes back.
+        {"offset": where it is}. Durable when it returns.
         """
-        answer, _ = self._ask(seek(topic, channel, offset, forward), repeatable=True)
+        answer, _ = self._ask(seek(topic, channel, where, forward), repeatable=True)
         return _data(answer)
+
+    def peek(self, topic: str, channel: str | None = None, count: int = PEEK_COUNT) -> Peek:
+        """Look without taking part; nothing is finished. `count`: at most so many messages of each state, up to 1,000.
+
+        Of a channel: what it would hand out next, and what is in flight with whom, requeued, deferred. Of a topic: its newest.
+        """
+        look: Look
+        with Reader(self._address.url, topic, timeout=self._timeout) as reader:
+            if channel is None:
+                look = look_at_newest(topic, reader.newest(check_count(count)), reader.head()[1], count)
+            else:
+                answer, _ = self._ask(ask_peek(topic, channel, count), repeatable=True)
+                look = look_at_channel(topic, channel, _data(answer), count)
+            try:
+                offset = next(look)
+                while True:
+                    offset = look.send(reader.read(offset))
+            except StopIteration as end:
+                found: Peek = end.value
+                return found
 
     def delayed_list(self, topic: str, after: str = "", limit: int = 1_000) -> list[dict[str, Any]]:
         """Delayed messages that wait, the one due next first: key, due_ns, size, body (its first 200 bytes), tag, message_key.

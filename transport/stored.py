@@ -45,10 +45,13 @@ def stored(topic: str, offset: int, found: Fetched) -> StoredMessage:
         elif offset >= found.head:
             why = f"the topic ends at {found.head}"
         raise NotFound(E_NOT_FOUND, f"topic {topic} has no message {offset}: {why}")
-    index = offset - block.first_offset
+    return message_at(topic, block, offset - block.first_offset)
+
+
+def message_at(topic: str, block: Block, index: int) -> StoredMessage:
     key, tag, headers = (None if column is None else column.value(index) for column in (block.key, block.tag, block.headers))
     return StoredMessage(
-        topic, offset, block.time_of(index), block.body.value(index) or b"", key,
+        topic, block.first_offset + index, block.time_of(index), block.body.value(index) or b"", key,
         None if tag is None else tag.decode(errors="replace"), {} if headers is None else unpack_headers(headers),
     )  # fmt: skip
 
