@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from . import options
+from .channel_rows import DEFERRED_FULL, age_s, channel_rows
+from .latency import merged
 from .process import private_bytes
 from .topic_group import GroupState, TopicGroup
 
 if TYPE_CHECKING:
     from .supervisor import Supervisor
-
-DEFERRED_FULL: Final = f"takes no new messages: {options.DEFERRED_ROWS_MAX:,} requeues with a delay wait, the most that a channel holds"
 
 
 def unfinished(group: TopicGroup, channel: str = "") -> int | None:
@@ -25,7 +24,7 @@ def unfinished(group: TopicGroup, channel: str = "") -> int | None:
     children = [child for name, child in group.channels.items() if not channel or name == channel]
     if any(child is None or child.state != "up" or "next_offset" not in child.stats for child in children):
         return None
-    rows = [row for row in _channels(group, _head(group)) if not channel or row["channel_name"] == channel]
+    rows = [row for row in channel_rows(group, _head(group), 0) if not channel or row["channel_name"] == channel]
     delayed = 0 if channel or group.storage is None else int(group.storage.stats.get("delayed_count", 0))
     if rows:
         return delayed + max(int(row["depth"] + row["in_flight_count"] + row["deferred_count"]) for row in rows)
@@ -61,31 +60,6 @@ def behind_pause(group: TopicGroup) -> int:
     return max(0, _head(group) - max(int(topic.get("end", 0)), int(storage.get("start", 0))))
 
 
-def _channels(group: TopicGroup, end: int) -> list[dict[str, Any]]:
-    """`end`: as far as their depth counts."""
-    rows = []
-    for name, child in group.channels.items():
-        row: dict[str, Any] = {
-            "channel_name": name,
-            "depth": 0,
-            "in_flight_count": 0,
-            "deferred_count": 0,
-            "client_count": 0,
-            "clients": [],
-        }
-        if child is not None:
-            row |= child.stats
-        # The channel may not have heard of the newest messages: the topic knows the end.
-        if "next_offset" in row:
-            row["depth"] = max(0, end - row["next_offset"]) + row.pop("requeued_waiting", 0)
-            row["backend_depth"] = max(0, end - row.pop("window_end", end))
-        full = DEFERRED_FULL if row.pop("deferred_full", False) else ""
-        up = child is not None and child.state == "up"
-        row["health"] = full or "OK" if up else "failed" if name in group.failed_channels() else "starting"
-        rows.append(row)
-    return rows
-
-
 def _health(group: TopicGroup) -> str:
     if group.state is not GroupState.UP:
         return f"{group.state.value} {group.failure}".strip()
@@ -101,19 +75,27 @@ def _health(group: TopicGroup) -> str:
     return "; ".join(said) if said else "OK"
 
 
-def _topic(group: TopicGroup, channel: str) -> dict[str, Any]:
+def _topic(group: TopicGroup, channel: str, wall_ns: int) -> dict[str, Any]:
     topic = group.topic.stats if group.topic is not None else {}
     storage = group.storage.stats if group.storage is not None else {}
     waiting = behind_pause(group) if group.channels else _waiting(group)
+    rows = channel_rows(group, int(topic.get("end", 0)), wall_ns)
+    bins = [row.pop("latency_bins") for row in rows if "latency_bins" in row]
+    rates = dict(topic.get("rates", {}))
+    rates["message_bytes"] = rates.get("message_bytes", 0.0) + storage.get("rates", {}).get("committed_bytes", 0.0)
     return {
         "topic_name": group.name,
         "uuid": group.row.uuid,
         "sync": group.row.sync,
+        "closed": group.row.closed,
         "health": _health(group),
         "depth": waiting,
         "backend_depth": waiting,
         "message_count": topic.get("message_count", 0),
         "message_bytes": topic.get("message_bytes", 0) + storage.get("committed_bytes", 0),
+        "rates": {"message_count": 0.0, **rates},
+        "oldest_message_age_s": age_s(unfinished(group) or waiting, storage.get("oldest_ns", {}).get("", 0), wall_ns),
+        "e2e_processing_latency": merged(bins),
         "paused": topic.get("paused", False),
         "head": _head(group),
         "start": storage.get("start", 0),
@@ -135,7 +117,7 @@ def _topic(group: TopicGroup, channel: str) -> dict[str, Any]:
         "delayed_next_due_ns": storage.get("delayed_next_due_ns", 0),
         "delayed_lost": storage.get("delayed_lost", 0),
         "delayed_moved": storage.get("delayed_moved", 0),
-        "channels": [row for row in _channels(group, int(topic.get("end", 0))) if not channel or row["channel_name"] == channel],
+        "channels": [row for row in rows if not channel or row["channel_name"] == channel],
     }
 
 
@@ -145,7 +127,7 @@ def broker_statistics(supervisor: Supervisor, topic: str, channel: str) -> dict[
 
     groups = [group for name, group in sorted(supervisor.groups.items()) if not topic or name == topic]
     failed = [group.name for group in supervisor.groups.values() if group.state is GroupState.FAILED or group.failed_channels()]
-    now = time.monotonic_ns()
+    now, wall_ns = time.monotonic_ns(), time.time_ns()
     uptime_s = round(time.time() - supervisor.started, 1)
     processes = [
         {"name": "supervisor", "pid": os.getpid(), "kind": "supervisor", "restarts": 0, "uptime_s": uptime_s,
@@ -172,6 +154,6 @@ def broker_statistics(supervisor: Supervisor, topic: str, channel: str) -> dict[
         "pid": os.getpid(),
         "start_time": int(supervisor.started),
         "health": "OK" if not failed else f"failed topics: {', '.join(failed)}",
-        "topics": [_topic(group, channel) for group in groups],
+        "topics": [_topic(group, channel, wall_ns) for group in groups],
         "processes": processes,
     }

@@ -52,7 +52,7 @@ def test_the_checkers_see_every_layer() -> None:
 
 def test_what_is_imported_is_required() -> None:
     required = {re.split(r"[^\w-]", line)[0] for line in project()["project"]["dependencies"]}
-    assert {"pyzmq", "msgpack", "uvloop", "lmdb", "crc32c", "setproctitle", "click", "rich"} == required
+    assert {"pyzmq", "msgpack", "uvloop", "lmdb", "crc32c", "ddsketch", "setproctitle", "click", "rich"} == required
     assert project()["project"]["license"] == "Apache-2.0"
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from zsq.actors import statistics
+from zsq.actors.channel_rows import channel_rows
 from zsq.actors.deferred import Deferred
 from zsq.actors.delivery import Delivery
 from zsq.actors.options import DEFERRED_ROWS_MAX
@@ -20,9 +21,9 @@ def test_a_channel_that_holds_all_it_can_says_so(rows: int) -> None:
     delivery = Delivery(1, 0, [], {}, paused=False, deferred=Deferred(rows, rows, 5))
     child = SimpleNamespace(state="up", stats=delivery.statistics(0), data={})
     storage = SimpleNamespace(stats={"appends": 1}, data={})
-    group: Any = SimpleNamespace(channels={"c": child}, storage=storage, state=GroupState.UP, failure="", failed_channels=set)
-    (row,) = statistics._channels(group, 0)
+    group: Any = SimpleNamespace(channels={"c": child}, topic=None, storage=storage, state=GroupState.UP, failure="", failed_channels=set)
+    (row,) = channel_rows(group, 0, 0)
     assert (row["health"] == "OK", "10,000,000 requeues" in row["health"], "deferred_full" in row) == (not full, full, False)
     assert (statistics._health(group) == "OK") == (not full)
     child.state = "starting"
-    assert statistics._channels(group, 0)[0]["health"] == "starting"
+    assert channel_rows(group, 0, 0)[0]["health"] == "starting"

@@ -1,0 +1,84 @@
+"""What `stats` shows of a topic's channels: their pulses, with what the topic and its storage know better. Pure.
+
+NSQ's names where they mean the same. What else there is:
+
+    delivery_count, delivery_bytes   sent to consumers, redeliveries included (NSQ's channels do not count it; its `message_count` of a
+                                     channel is what came in, here too)
+    rates                            of each counter, a second, over the last minute
+    oldest_message_age_s             of what the channel has not finished, deferred included; 0 for nothing, None: not known (yet)
+    drain_s                          until the backlog is finished, as the rates are; 0 for no backlog, None: it does not get less
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from . import options
+
+if TYPE_CHECKING:
+    from .topic_group import TopicGroup
+
+DEFERRED_FULL: Final = f"takes no new messages: {options.DEFERRED_ROWS_MAX:,} requeues with a delay wait, the most that a channel holds"
+# By these a message leaves the channel for good.
+ENDS: Final = (
+    "finish_count", "dead_letter_count", "expired_count", "sampled_count", "tag_skipped_count", "addressed_skipped_count",
+)  # fmt: skip
+
+
+def channel_rows(group: TopicGroup, end: int, wall_ns: int) -> list[dict[str, Any]]:
+    """`end`: as far as their depth counts. `latency_bins` are for the topic's sum, and to be taken out of what is shown."""
+    topic = group.topic.stats if group.topic is not None else {}
+    oldest: Mapping[str, int] = group.storage.stats.get("oldest_ns", {}) if group.storage is not None else {}
+    coming = 0.0 if topic.get("paused") else float(topic.get("rates", {}).get("message_count", 0.0))
+    rows = []
+    for name, child in group.channels.items():
+        row = _row(name, child.stats if child is not None else {}, end, coming)
+        row["oldest_message_age_s"] = age_s(row["depth"] + row["in_flight_count"] + row["deferred_count"], oldest.get(name, 0), wall_ns)
+        full = DEFERRED_FULL if row.pop("deferred_full", False) else ""
+        up = child is not None and child.state == "up"
+        row["health"] = full or "OK" if up else "failed" if name in group.failed_channels() else "starting"
+        rows.append(row)
+    return rows
+
+
+def _row(name: str, stats: Mapping[str, Any], end: int, coming: float) -> dict[str, Any]:
+    """`coming`: messages a second that come into the topic."""
+    row: dict[str, Any] = {
+        "channel_name": name,
+        "depth": 0,
+        "backend_depth": 0,
+        "in_flight_count": 0,
+        "deferred_count": 0,
+        "message_count": 0,
+        "oldest_message_age_s": 0.0,
+        "drain_s": 0.0,
+        "rates": {},
+        "e2e_processing_latency": {"count": 0, "percentiles": []},
+        "client_count": 0,
+        "clients": [],
+        **stats,
+    }
+    # The channel may not have heard of the newest messages: the topic knows the end.
+    if "next_offset" in row:
+        row["depth"] = max(0, end - row["next_offset"]) + row.pop("requeued_waiting", 0)
+        row["backend_depth"] = max(0, end - row.pop("window_end", end))
+        row["message_count"] = max(0, end - row.pop("begin", end))
+    row["rates"] = {"message_count": coming, **row["rates"]}
+    row["drain_s"] = drain_s(row["depth"] + row["in_flight_count"], row["rates"], coming)
+    return row
+
+
+def age_s(unfinished: int, oldest_ns: int, wall_ns: int) -> float | None:
+    """How old the oldest of so many messages is, stored at `oldest_ns` (0: that is not known)."""
+    if not unfinished:
+        return 0.0
+    return round(max(0, wall_ns - oldest_ns) / 1e9, 3) if oldest_ns else None
+
+
+def drain_s(backlog: int, rates: Mapping[str, float], coming: float) -> float | None:
+    """How long so many messages take, while others come at that rate."""
+    if not backlog:
+        return 0.0
+    gain = sum(rates.get(name, 0.0) for name in ENDS) - coming
+    return round(backlog / gain, 1) if gain > 0 else None
