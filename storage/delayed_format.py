@@ -152,7 +152,7 @@ def count_of(key: bytes, value: bytes) -> int:
 
 def due_block(row: DelayedRow) -> Block:
     """As it goes into the log: flag, due time and serial lie in its header there, in place of the producer's."""
-    header = row.block.header._replace(flags=DELAYED, producer_id=row.key.due_ns, sequence=row.key.serial)
+    header = row.block.header._replace(flags=row.block.header.flags | DELAYED, producer_id=row.key.due_ns, sequence=row.key.serial)
     return Block(header, row.block.payload, row.block.columns)
 
 

@@ -214,7 +214,7 @@ def replay_header(header: Header, chunk: ChunkHeader) -> Header:
     """As `wire_header`, but of a block that was published with a delay the flag, due time and serial stay, for recovery."""
     found = wire_header(header, chunk)
     if header.flags & DELAYED:
-        found = found._replace(flags=DELAYED, producer_id=header.producer_id, sequence=header.sequence)
+        found = found._replace(flags=found.flags | DELAYED, producer_id=header.producer_id, sequence=header.sequence)
     return found
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from .address import Address, Target
+from .addressing import with_address
 from .block import BLOCK_COUNT_MAX, HEADERS_BYTES_MAX, KEY_BYTES_MAX, MESSAGE_BYTES_MAX, TAG_BYTES_MAX, Block, pack
 from .codec import HeaderValue, encode, pack_headers
 from .engine import Engine
@@ -68,7 +69,8 @@ class Gather:
         for column in (self.keys, self.tags, self.headers):
             if column is not None:
                 column += [None] * (count - len(column))
-        self.parcel.seal(pack(self.bodies, keys=self.keys, tags=self.tags, headers=self.headers))
+        block = pack(self.bodies, keys=self.keys, tags=self.tags, headers=self.headers)
+        self.parcel.seal(with_address(block, self.headers))
         return self.parcel
 
 
@@ -307,22 +309,21 @@ def pack_many(
     # Most calls are one block: packing counts sizes and checks types anyway, so only what is left over is looked at twice.
     if count == 1 or (count <= BLOCK_COUNT_MAX and count * 1024 <= BATCH_BYTES_MAX):
         try:
-            return iter((pack(bodies, times=_times(time_ns, count), **columns),))
+            return iter((packed(bodies, time_ns, **columns),))
         except UsageError as error:
             if error.code != E_TOO_BIG or count == 1:
                 raise
     bodies = [as_body(body) for body in bodies]
     spans = list(_spans(bodies, columns))
     if len(spans) == 1 and spans[0] == (0, count):
-        return iter((pack(bodies, times=_times(time_ns, count), **columns),))
-    return (
-        pack(bodies[a:b], times=_times(time_ns, b - a), **{name: column and column[a:b] for name, column in columns.items()})
-        for a, b in spans
-    )
+        return iter((packed(bodies, time_ns, **columns),))
+    return (packed(bodies[a:b], time_ns, **{name: column and column[a:b] for name, column in columns.items()}) for a, b in spans)
 
 
-def _times(time_ns: int | None, count: int) -> list[int] | None:
-    return None if time_ns is None else [time_ns] * count
+def packed(bodies: Sequence[bytes], time_ns: int | None, keys: Any = None, tags: Any = None, headers: Any = None) -> Block:
+    """A block of what is bytes already; `time_ns`: the messages' own time."""
+    times = None if time_ns is None else [time_ns] * len(bodies)
+    return with_address(pack(bodies, keys=keys, tags=tags, headers=headers, times=times), headers)
 
 
 def _spans(bodies: Sequence[bytes], columns: Mapping[str, Any]) -> Iterator[tuple[int, int]]:

@@ -9,11 +9,11 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from .address import ADVICE, parse
-from .block import MESSAGE_BYTES_MAX, Block, pack
+from .block import MESSAGE_BYTES_MAX, Block
 from .codec import HeaderValue
 from .drive import Drive, inherit, ours, remember
 from .errors import E_BAD_ARGUMENT, E_CLOSING, E_TIMEOUT, BrokerUnreachable, Refused, UsageError
-from .lane import QUEUE_BYTES_MAX, Lane, ProducerEngine, Text, as_attributes, as_body, as_delay_ms, pack_many
+from .lane import QUEUE_BYTES_MAX, Lane, ProducerEngine, Text, as_attributes, as_body, as_delay_ms, pack_many, packed
 from .protocol import HEARTBEAT_MS_MAX, HEARTBEAT_MS_MIN
 from .session import Parcel
 
@@ -185,9 +185,10 @@ class Producer:
         payload = body if type(body) is bytes and len(body) <= MESSAGE_BYTES_MAX else as_body(body)
         attributes = None if key is None and tag is None and headers is None else as_attributes(key, tag, headers)
         if not self._lingers or delay_ms:
-            keys, tags, packed = (None if value is None else [value] for value in attributes or (None, None, None))
-            times = [time.time_ns()] if delay_ms else None
-            receipt = self._push(topic, (pack([payload], keys=keys, tags=tags, headers=packed, times=times),), delay_ms)
+            columns = [None if value is None else [value] for value in attributes or (None, None, None)]
+            time_ns = time.time_ns() if delay_ms else None
+            block = packed([payload], time_ns, *columns)
+            receipt = self._push(topic, (block,), delay_ms)
             if not self._lingers:
                 receipt.wait()
             return receipt

@@ -35,6 +35,7 @@ from ...transport.block import (
     Block,
     Header,
 )
+from ...transport.block_format import ADDRESSED
 from ...transport.codec import unpack_headers
 from ...transport.errors import ZsqError
 from .record import Record, damaged, record, with_bytes
@@ -42,7 +43,7 @@ from .record import Record, damaged, record, with_bytes
 INDEX_BYTES_MAX: Final = 64 * 1024 * 1024
 SEARCH_BYTES: Final = 1024 * 1024
 _COLUMNS: Final = ((HAS_KEY, "key"), (HAS_TAG, "tag"), (HAS_HEADERS, "headers"), (HAS_TIMES, "times"))
-_FLAGS: Final = ((IN_GROUP, "group"), (MARK, "mark"), (DELAYED, "delayed"))
+_FLAGS: Final = ((IN_GROUP, "group"), (MARK, "mark"), (DELAYED, "delayed"), (ADDRESSED, "addressed"))
 
 
 def dump_chunk(files: Files, path: str, *, bodies: bool) -> Iterator[Record]:
