@@ -23,12 +23,11 @@ from ..transport.errors import (
     ZsqError,
 )
 from ..transport.names import check_name, is_ephemeral
-from . import options
+from . import closing, closing_orders, deletion, moving, options
 from .channel_settings import made
-from .deletion import delete
 from .port import Envelope, Mail
 from .process_table import Child
-from .statistics import broker_statistics, reach
+from .statistics import broker_statistics
 from .topic_group import GroupState, TopicGroup
 
 if TYPE_CHECKING:
@@ -76,6 +75,8 @@ class Management:
                 self._manage(mail.envelope, word)
             elif isinstance(word, p.Stats):
                 self._stats(mail.envelope, word)
+            elif isinstance(word, p.Over):
+                deletion.over(self, mail.envelope, word)
             elif isinstance(word, p.Beat):
                 self.supervisor.port.send(mail.envelope, p.Beat())
             elif not isinstance(word, p.Bye):
@@ -121,12 +122,11 @@ class Management:
                 return  # its channels are not known yet: those who want it wait
             if not create:
                 raise NotFound(E_NOT_FOUND, f"channel {channel!r} of topic {group.name!r} does not exist")
-            if is_ephemeral(channel):
-                raise UsageError(E_UNSUPPORTED, "channels in memory only come with a later version; use a name without #ephemeral")
 
     def _lookup(self, envelope: Envelope, word: p.Lookup) -> None:
         made(word.settings)
         group = self._group(word.topic, word.create)
+        closing_orders.check_subscribed(group, word.channel)
         if word.channel:
             self._channel(group, word.channel, word.create)
 
@@ -159,15 +159,21 @@ class Management:
         if word.action == "create":
             self._create(envelope, word)
             return
-        if word.action not in ("delete", "pause", "unpause", "empty", "seek", *_OF_STORAGE):
+        if word.action not in ("delete", "pause", "unpause", *closing.ACTIONS, *moving.ACTIONS, *_OF_STORAGE):
             raise UsageError(E_BAD_COMMAND, f"there is no action {word.action!r}")
-        if word.action == "seek" and not (word.channel and type(word.options.get("offset")) is int):
-            raise UsageError(E_BAD_ARGUMENT, "seek moves a channel: name it, and an offset")
+        if word.action in moving.ACTIONS:
+            moving.check(word)
         group = self._group(word.topic, create=False)
         if word.channel and word.channel not in group.channels:
             raise NotFound(E_NOT_FOUND, f"channel {word.channel!r} of topic {word.topic!r} does not exist")
         if word.action == "delete":
-            delete(self, envelope, word, group)
+            deletion.delete(self, envelope, word, group)
+            return
+        if word.action in closing.ACTIONS:
+            closing_orders.carry_out(self, envelope, word, group)
+            return
+        if word.action in moving.ACTIONS and word.channel:
+            moving.carry_out(self, envelope, word, group)
             return
         order_options = {str(key): value for key, value in word.options.items()}
         if word.action == "configure" and not word.channel:
@@ -182,13 +188,9 @@ class Management:
             if error is not None or child is None:
                 self.fail(envelope, word.request, error or Refused(E_CLOSING, "it is being started again; try in a moment"))
                 return
-            known = reach(group) if word.action in ("empty", "seek") else {}
-            self.order(child, word.action, order_options | known, lambda data, failure: self.relay(envelope, word.request, data, failure))
+            self.order(child, word.action, order_options, lambda data, failure: self.relay(envelope, word.request, data, failure))
 
-        if word.action in ("empty", "seek") and word.channel:  # needs the head as it is now
-            self.gather(self.scope(group), lambda complete: group.want(word.channel, ready))
-        else:
-            group.want(word.channel, ready)
+        group.want(word.channel, ready)
 
     def _configure(self, group: TopicGroup, changes: dict[str, Any]) -> dict[str, Any]:
         """Durable in the registry; what holds now, for the storage to take up. If it dies before that, its successor starts with it."""
@@ -219,6 +221,14 @@ class Management:
             self.relay(envelope, word.request, {"existed": existed}, error)
 
         group.want(word.channel, then, settings)
+
+    # Ephemeral channels and topics
+
+    def remove_channel(self, group: TopicGroup, channel: str) -> None:
+        deletion.remove_channel(self, group, channel, lambda data, error: None)
+
+    def end_if_over(self, group: TopicGroup) -> None:
+        deletion.end_if_over(self, group)
 
     # Orders to actors
 
@@ -282,7 +292,7 @@ class Management:
             raise NotFound(E_NOT_FOUND, f"channel {word.channel!r} of topic {word.topic!r} does not exist")
         children = self.scope(group)
         if group is None:
-            children += [child for child in self.supervisor.singles.values() if child.state == "up"]
+            children += [child for child in self.supervisor.singles.children.values() if child.state == "up"]
 
         def then(complete: bool) -> None:
             self.done(envelope, word.request, broker_statistics(self.supervisor, word.topic, word.channel))

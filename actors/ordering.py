@@ -24,9 +24,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from ..transport.block import Block
-from ..transport.errors import E_HELLO, E_LIMIT, E_SEQUENCE
+from ..transport.errors import E_CLOSED, E_HELLO, E_LIMIT, E_SEQUENCE
 from ..transport.protocol import Delayed, Stored, Unstored
 from . import options
+from .closing import TO_PUBLISHERS
 
 Peer = tuple[bytes, ...]
 BLOCKS_AN_APPEND: Final = 500  # two frames each: a message has at most 1,024
@@ -98,6 +99,7 @@ class Ordering:
         self._held_bytes = 0  # of blocks taken and not yet answered, of all producers
         self._credit_granted = 0
         self.epoch = 0
+        self.closed = False  # to publishers: nothing new is taken
 
     # Producers come and go
 
@@ -156,6 +158,8 @@ class Ordering:
             return [Reply(peer, Unstored(sequence, -1, E_HELLO, "say Hello with this producer id on this link first"))]
         link.seen_ns = now_ns
         producer = self._producers.get(producer_id)
+        if self.closed and sequence == (producer.expected if producer is not None else 0):
+            return [Reply(peer, Unstored(sequence, sequence, E_CLOSED, TO_PUBLISHERS))]  # what was taken before is answered as ever
         if producer is None:
             if len(self._producers) >= options.PRODUCERS_MAX:
                 self._forget_oldest()

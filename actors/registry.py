@@ -156,6 +156,16 @@ class Registry:
             row.retention = before
             raise
 
+    def close(self, name: str, closed: str) -> None:
+        """Whom it is closed to (`closing.py`)."""
+        row = self.topics[name]
+        before, row.closed = row.closed, closed
+        try:
+            self.save()
+        except Refused:
+            row.closed = before
+            raise
+
     def set_state(self, name: str, state: str, next_offset: int | None = None) -> None:
         row = self.topics[name]
         before, row.state = row.state, state

@@ -1,7 +1,8 @@
 """The bytes of the registry: what stands in it, how that is checked, and what is wrong where it does not agree. Pure.
 
     {"version": 1, "checksum": "0011aabb", "uuid": of this data directory, "node": 0, "next_number": 3,
-     "topics": {"clicks": {"number": 1, "uuid": "...", "sync": "always", "base_offset": 0, "state": "live", "retention": {}}},
+     "topics": {"clicks": {"number": 1, "uuid": "...", "sync": "always", "base_offset": 0, "state": "live", "retention": {},
+        "closed": ""}},
      "ended": {"old": 1234}, "imports": {digest of what was taken over: {"state": "begun" or "done", ...}}}
 
 The checksum is CRC-32C, in 8 hex digits, of all the rest written as JSON with sorted keys and without spaces (ASCII), so it stands for what
@@ -23,6 +24,7 @@ from crc32c import crc32c
 from ..storage.errors import ForeignDirectory
 from ..transport.errors import UsageError
 from ..transport.names import check_name
+from . import closing
 from .options import SYNC_MODES
 
 VERSION: Final = 1
@@ -49,6 +51,7 @@ class TopicRow:
     base_offset: int
     state: str = "new"
     retention: dict[str, Any] = field(default_factory=dict)
+    closed: str = closing.OPEN
 
 
 @dataclass(slots=True)
@@ -166,7 +169,9 @@ def _content(data: dict[str, Any]) -> Content:
 
 def _row(row: dict[str, Any], key: str) -> TopicRow:
     """What the settings in `retention` mean, and whether they go together, is seen where they take effect: nonsense removes nothing."""
-    _keys(row, key, _ROW_KEYS, frozenset({"retention"}))
+    _keys(row, key, _ROW_KEYS, frozenset({"retention", "closed"}))
+    closed = row.get("closed", closing.OPEN)  # rows of before there was closing have none
+    _need(closed in closing.STATES, f"{key}closed", f"one of {', '.join(map(repr, closing.STATES))}", closed)
     _need(row["sync"] in SYNC_MODES, f"{key}sync", f"one of {', '.join(SYNC_MODES)}", row["sync"])
     _need(row["state"] in STATES, f"{key}state", f"one of {', '.join(STATES)}", row["state"])
     return TopicRow(
@@ -176,6 +181,7 @@ def _row(row: dict[str, Any], key: str) -> TopicRow:
         _whole(row["base_offset"], f"{key}base_offset", 0, OFFSET_MAX),
         row["state"],
         _object(row.get("retention", {}), f"{key}retention"),
+        closed,
     )
 
 

@@ -27,6 +27,7 @@ from ..transport import protocol as p
 from ..transport.block import Block, check_block
 from ..transport.errors import (
     E_BAD_BLOCK,
+    E_CLOSED,
     E_CLOSING,
     E_DISK_FULL,
     E_LIMIT,
@@ -36,6 +37,7 @@ from ..transport.errors import (
     ZsqError,
 )
 from . import options
+from .closing import TO_PUBLISHERS
 from .commit_queue import CommitQueue, PendingCommit, refusal
 from .port import Mail, Port
 from .stages import SealNow, Stages
@@ -61,6 +63,7 @@ class StageDesk:
         self.core = Stages()
         self.thread = thread
         self.closing = False
+        self.closed = False  # to publishers: what is not committed by then is not committed
         self._log, self._staging, self._state = store.log, store.staging, state
         self._transactions: dict[str, TransactionRow] = dict(table.transactions)
         self._open_kept_s = stage_timeout_s or options.STAGE_OPEN_KEPT_S
@@ -144,6 +147,8 @@ class StageDesk:
         self.core.bye(mail.envelope)
 
     def _check_open(self) -> None:
+        if self.closed:
+            raise Refused(E_CLOSED, TO_PUBLISHERS)
         if self.closing:
             raise Refused(E_CLOSING, "the topic is stopping or being deleted; try again in a moment")
 

@@ -93,6 +93,7 @@ class StorageActor(Actor):
         self._stages.port.words_to = self._stages
         self._stages.on_committed = self._group_committed
         self._stages.admit = self._retention.admit_bytes
+        self._stages.closed = settings["closed"]
         self.push = self.open_pull(settings["push"], options.PUSH_MARK)
         self.reader = self.open_router(settings["reader"], READER_WORDS, answers_max=options.READER_ANSWERS_MAX)
         self.reader.words_to = self._reads = ReadDesk(self._log, self.title)
@@ -287,7 +288,7 @@ class StorageActor(Actor):
     # State
 
     def _checkpoint(self) -> None:
-        if self._producers.changed or self._state.applied != self._log.synced_end:
+        if self._channels.checkpoint() or self._producers.changed or self._state.applied != self._log.synced_end:
             self._state.wanted = True
 
     def _commit(self) -> None:
@@ -302,7 +303,7 @@ class StorageActor(Actor):
         self._state.commit(self._log.synced_end, producers)
 
     def on_order(self, word: p.Order) -> dict[str, Any] | None:
-        """seal: take no more, and say where the topic ends; unseal. configure; chunks: statistics. drop: a channel's rows."""
+        """seal: take no more, and say where the topic ends; unseal. closed (to whom). chunks: statistics. drop: a channel's rows."""
         if word.action == "seal":
             self._sealed = self._stages.closing = True
             self._delayed.opened(False)  # the end that is told here is the end
@@ -311,16 +312,21 @@ class StorageActor(Actor):
             self._sealed = self._stages.closing = False
             self._delayed.opened(self._topic is not None)
             return {}
+        if word.action == "closed":
+            self._stages.closed = bool(word.options["publishers"])
+            return {}
         if word.action == "configure":
             return {"retention": self._retention.configure(word.options)}
         if word.action == "chunks":
             return self._upkeep.chunks()
+        if word.action == "offset_at":
+            return {"offset": self._reads.offset_at(int(word.options["time_ns"]))}
         if word.action == "delayed":
             return self._delayed.on_order(word)
         if word.action != "drop":
             return super().on_order(word)
         name = str(word.options["channel"])
-        if name not in self._channels.rows:
+        if name not in self._channels:
             return {}
         self._channels.drop(name, partial(self.answer_order, word.request, {}))
         return None

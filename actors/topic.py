@@ -9,6 +9,7 @@ import zmq
 
 from ..transport import protocol as p
 from ..transport.block import check_block
+from ..transport.block_format import ADDRESSED
 from ..transport.errors import E_BAD_ARGUMENT, E_BAD_BLOCK, E_BAD_COMMAND, E_CLOSING, E_LIMIT, UsageError, ZsqError
 from .actor import Actor, StartFailed
 from .fanout import Fanout
@@ -20,7 +21,7 @@ FRONT_WORDS = frozenset((p.Hello, p.Pub, p.PubDelayed, p.Beat, p.Bye, p.Attach, 
 
 
 class Topic(Actor):
-    """Settings: front (endpoint), storage (endpoint)."""
+    """Settings: front and storage (endpoints), closed (to publishers)."""
 
     front: Port
     storage: Port
@@ -32,6 +33,8 @@ class Topic(Actor):
         table = self._recovered()
         producers = {int(pid): (row[0], row[1]) for pid, row in table["producers"].items()}
         self.ordering = Ordering(producers)
+        self.ordering.closed = self.settings["closed"]
+        self._closings: list[int] = []  # orders that wait until all that was taken before is answered
         self.fanout = Fanout(table["head"], table["visible_end"])
         self.front = self.open_router(self.settings["front"], FRONT_WORDS)
         self._head_told = -1
@@ -84,8 +87,8 @@ class Topic(Actor):
             block = blocks[0]
             header = block.header
             sequence = header.sequence
-            if header.flags or header.reserved_1 or header.reserved_2:
-                raise UsageError(E_BAD_BLOCK, "a published block has no flags")
+            if header.flags & ~ADDRESSED or header.reserved_1 or header.reserved_2:
+                raise UsageError(E_BAD_BLOCK, f"a published block has no flags but {ADDRESSED} (some message is for one channel)")
             check_block(block)
             if not 0 <= delay_ms <= p.DELAY_MS_MAX or (delay_ms == 0) != (type(mail.word) is p.Pub):
                 raise UsageError(E_BAD_ARGUMENT, f"a delay is 1 to {p.DELAY_MS_MAX} ms, not {delay_ms}")
@@ -117,6 +120,8 @@ class Topic(Actor):
     # Storage
 
     def on_turn(self) -> None:
+        while self._closings and self.ordering.idle():
+            self.answer_order(self._closings.pop(), {})
         while (append := self.ordering.next_append()) is not None:
             request, blocks = append
             if not self.storage.send((), p.Append(request, self.ordering.epoch), blocks):
@@ -199,6 +204,10 @@ class Topic(Actor):
     # Orders
 
     def on_order(self, word: p.Order) -> dict[str, Any] | None:
+        if word.action == "closed":
+            self.ordering.closed = bool(word.options["publishers"])
+            self._closings.append(word.request)
+            return None
         self._request += 1
         mine = -self._request  # below zero: never an append's number
         self._requests[mine] = word.request

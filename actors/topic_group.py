@@ -16,10 +16,12 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 from ..storage.retention import Retention, resolve
-from ..transport.errors import E_CLOSING, E_LIMIT, E_TOPIC_FAILED, Refused, UsageError, ZsqError
+from ..transport.errors import E_BAD_ARGUMENT, E_CLOSING, E_INTERNAL, E_LIMIT, E_TOPIC_FAILED, Refused, UsageError, ZsqError
+from ..transport.names import is_ephemeral
 from . import options
 from .channel_settings import check_same
 from .child import FATE, KINDS, ChildSpec, RestartIntensity
+from .closing import to_consumers, to_publishers
 from .process_table import Child
 from .registry import TopicRow
 
@@ -58,6 +60,8 @@ TRANSITIONS: Final[dict[GroupState, dict[str, GroupState]]] = {
 
 FINAL: Final = ("cannot start: ForeignDirectory", "cannot start: Damaged")  # a person must look; trying again does not help
 
+REFUSED: Final = tuple(f"cannot start: {code} " for code in (E_LIMIT, E_INTERNAL, E_BAD_ARGUMENT))  # a channel's making, by storage
+
 Then = Callable[[ZsqError | None], None]
 
 
@@ -79,7 +83,9 @@ class TopicGroup:
         self._failed_channels: set[str] = set()
         self._waiting: list[tuple[str, Then]] = []  # channel ("" for the topic), whom to tell
         self.deleting: set[str] = set()  # channels whose rows are about to go
+        self._returning: list[tuple[str, Then, Mapping[str, Any]]] = []  # who wants an ephemeral one of those: a new one
         self._retry_ns = 0  # CLEARING: not started again before
+        self._over_ns = 0  # it is an ephemeral topic whose channels are gone: with none by then, it goes
         self._tries = 0
         self._stopped: list[Callable[[], None]] = []
 
@@ -113,6 +119,7 @@ class TopicGroup:
 
     def start(self) -> None:
         self._go("start")
+        self._forget_ephemeral()
         numbers = [self.supervisor.new_key() for _ in range(5)]
         settings = {
             "name": self.name,
@@ -128,9 +135,18 @@ class TopicGroup:
             "stage": self.supervisor.endpoint(numbers[3]),
             "push": self.supervisor.endpoint(numbers[4]),
             "stage_timeout_s": self.supervisor.options.stage_timeout_s,
+            "closed": to_publishers(self.row.closed),
             "scan": self.supervisor.scan_endpoint,
         }
         self.storage = self.supervisor.start(ChildSpec(numbers[0], "storage", f"storage {self.name}", settings), self)
+
+    def _forget_ephemeral(self) -> None:
+        """Those channels went with their storage. Who waits for one gets a new one; the topic, if it is one, waits a while for somebody."""
+        gone = [name for name in self.channels if is_ephemeral(name) and not any(name == wanted for wanted, _ in self._waiting)]
+        for name in gone:
+            self.drop_channel(name)
+        if gone and not self.channels:
+            self._over_ns = time.monotonic_ns() + int(options.EPHEMERAL_UNUSED_S * 1e9)
 
     def born(self, child: Child) -> None:
         if child is self.storage and self.state is GroupState.STORAGE:
@@ -144,6 +160,7 @@ class TopicGroup:
                 self.channels.setdefault(channel, None)
             number = self.supervisor.new_key()
             settings = {"front": self.supervisor.endpoint(number), "storage": child.spec.settings["front"]}
+            settings["closed"] = to_publishers(self.row.closed)
             self.topic = self.supervisor.start(ChildSpec(number, "topic", f"topic {self.name}", settings), self)
         elif child is self.topic and self.state is GroupState.TOPIC:
             self._go("topic_up")
@@ -154,7 +171,8 @@ class TopicGroup:
                     self._start_channel(channel)
             self._tell("", None)
         elif child.spec.kind == "channel" and self.channels.get(child.spec.settings["channel"]) is child:
-            self._new_settings.pop(child.spec.settings["channel"], None)  # its row is committed, with them
+            if not is_ephemeral(child.spec.settings["channel"]):
+                self._new_settings.pop(child.spec.settings["channel"], None)  # its row is committed, with them
             self._tell(child.spec.settings["channel"], None)
             self.supervisor.channels_changed = True
 
@@ -169,12 +187,16 @@ class TopicGroup:
             "storage": self.storage.spec.settings["front"],
             "scan": self.supervisor.scan_endpoint,
             "settings": self._new_settings.get(channel, {}),
+            "closed": to_consumers(self.row.closed),
         }
         spec = ChildSpec(number, "channel", f"channel {self.name}/{channel}", settings)
         self.channels[channel] = self.supervisor.start(spec, self)
 
     def want(self, channel: str, then: Then, settings: Mapping[str, Any] | None = None) -> None:
         """Call `then` when the topic (and the channel, made with these settings if it is not there) is up, or with the error."""
+        if channel in self.deleting and is_ephemeral(channel) and len(self._returning) < options.WAITERS_MAX:
+            self._returning.append((channel, then, settings or {}))
+            return
         if channel in self.deleting:
             then(ZsqError(E_CLOSING, f"channel {channel!r} is being deleted; try again in a moment"))
             return
@@ -222,7 +244,7 @@ class TopicGroup:
         if channel and self.channels.get(channel) is child:
             self.channels[channel] = None
             self.supervisor.channels_changed = True
-            if self.state is GroupState.UP:
+            if self.state is GroupState.UP and not self._not_made(channel, child.failure):
                 self._restart_channel(channel)
         if self.state is GroupState.ENDED:
             return  # another one of it ended at the same moment, and was the last that lived
@@ -253,11 +275,27 @@ class TopicGroup:
         if self._retry_ns and time.monotonic_ns() >= self._retry_ns and self.state is GroupState.CLEARING:
             self._retry_ns = 0
             self.start()
+        if self._over_ns and time.monotonic_ns() >= self._over_ns and self.state is GroupState.UP:
+            self._over_ns = 0
+            self.supervisor.management.end_if_over(self)
+
+    def _not_made(self, channel: str, failure: str) -> bool:
+        """A new channel that storage refuses to make (a limit, a start that cannot be read now): who asked for it is told why."""
+        if channel not in self._new_settings or not failure.startswith(REFUSED):
+            return False
+        code, _, text = failure.removeprefix("cannot start: ").partition(" ")
+        self._new_settings.pop(channel)
+        self.channels.pop(channel)
+        self._tell(channel, ZsqError(code, text))
+        return True
 
     def _restart_channel(self, channel: str) -> None:
         restarts = self._channel_restarts.setdefault(channel, RestartIntensity())
         if restarts.may_restart(time.monotonic_ns()):
-            self._start_channel(channel)
+            if is_ephemeral(channel):
+                self.supervisor.management.remove_channel(self, channel)  # it went with its process; who wants it gets a new one
+            else:
+                self._start_channel(channel)
             return
         log.error("channel %s/%s failed too often and stays down", self.name, channel)
         self._failed_channels.add(channel)
@@ -296,6 +334,8 @@ class TopicGroup:
                     self.supervisor.stop_child(child)
                 return
         self._go("stopped")
+        self._waiting += [(channel, then) for channel, then, _ in self._returning]
+        self._returning = []
         self._tell(None, ZsqError(E_CLOSING, f"topic {self.name!r} was stopped; try again"))
         told, self._stopped = self._stopped, []
         for then in told:
@@ -317,6 +357,14 @@ class TopicGroup:
         self._tell(channel, ZsqError(E_CLOSING, f"channel {channel!r} was deleted"))
         self._failed_channels.discard(channel)
         self.supervisor.channels_changed = True
+
+    def deleted(self, channel: str) -> None:
+        """Its rows are gone, or were kept; who came meanwhile for an ephemeral one gets a new one."""
+        self.deleting.discard(channel)
+        returning = [one for one in self._returning if one[0] == channel]
+        self._returning = [one for one in self._returning if one[0] != channel]
+        for _, then, settings in returning:
+            self.want(channel, then, settings)
 
     def endpoints(self, channel: str) -> dict[str, Any]:
         """What Lookup answers; only when up."""

@@ -16,6 +16,7 @@ from .client import (
     Fetched,
     Measured,
     RetentionSettings,
+    Side,
     configure_channel,
     configure_topic,
     create_topic,
@@ -111,6 +112,12 @@ class Admin(_Asker):
 
     async def delete_topic(self, name: str, force: bool = False) -> dict[str, Any]:
         return await self._do(manage("delete", name, None, {"force": force}))
+
+    async def close_topic(self, name: str, to: Side = "publishers") -> dict[str, Any]:
+        return await self._do(manage("close", name, None, {"to": to}), repeatable=True)
+
+    async def open_topic(self, name: str, to: Side = "publishers") -> dict[str, Any]:
+        return await self._do(manage("open", name, None, {"to": to}), repeatable=True)
 
     async def delete_channel(self, topic: str, channel: str, force: bool = False) -> dict[str, Any]:
         return await self._do(manage("delete", topic, channel, {"force": force}))

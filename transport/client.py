@@ -23,6 +23,7 @@ __all__ = ["Admin", "Batch", "Consumer", "Fetched", "Measured", "Message", "Peek
 
 BYTES_ANY: Final = (1 << 63) - 1  # no bound
 NEWEST_MAX: Final = 10_000
+Side = Literal["publishers", "consumers"]
 SYNCS = ("always", "interval", "never")
 
 
@@ -165,6 +166,17 @@ class Admin(Asker):
     def delete_topic(self, name: str, force: bool = False) -> dict[str, Any]:
         """Refused with E_NOT_EMPTY while messages are unfinished, unless forced."""
         return self._manage("delete", name, force=force)
+
+    def close_topic(self, name: str, to: Side = "publishers") -> dict[str, Any]:
+        """To publishers: they are refused with E_CLOSED, consumers drain it; to consumers: to both, and those that are there see the
+        same error. {"closed": "publishers" or "consumers"}. Durable, and in effect everywhere, when it returns."""
+        answer, _ = self._ask(manage("close", name, None, {"to": to}), repeatable=True)
+        return _data(answer)
+
+    def open_topic(self, name: str, to: Side = "publishers") -> dict[str, Any]:
+        """To publishers: to all; to consumers: to these only, to go on draining it. {"closed": "" or "publishers"}."""
+        answer, _ = self._ask(manage("open", name, None, {"to": to}), repeatable=True)
+        return _data(answer)
 
     def delete_channel(self, topic: str, channel: str, force: bool = False) -> dict[str, Any]:
         """Refused with E_NOT_EMPTY while messages are unfinished, unless forced."""

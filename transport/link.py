@@ -21,7 +21,7 @@ import zmq
 from . import sockets
 from .address import Address, Target
 from .codec import encode, frames_blocks
-from .errors import E_CLOSING, E_HELLO, E_UNREACHABLE, CorruptBlock, UsageError, ZsqError, from_wire
+from .errors import E_CLOSED, E_CLOSING, E_HELLO, E_UNREACHABLE, CorruptBlock, UsageError, ZsqError, from_wire
 from .protocol import Beat, Bye, Done, Failed, Lookup, Open, Wire
 from .session import Reaction
 
@@ -42,6 +42,11 @@ FAR_NS: Final = 1 << 62
 _BEAT: Final = [b"", encode(Beat())]
 _BYE: Final = [b"", encode(Bye())]
 AGAIN: Final = frozenset({E_HELLO, E_CLOSING, E_UNREACHABLE})  # refusals of the moment
+
+
+def _ends(word: Failed) -> bool:
+    """It answers no request: the topic was closed to us."""
+    return word.code == E_CLOSED and not word.request
 
 
 class LinkState(Enum):
@@ -293,7 +298,7 @@ class Link:
             return
         if kind is Bye:
             self._die(now_ns, "the broker said goodbye", at_once=self.state is _S.UP and now_ns - self._since_ns > BACKOFF_MS_MAX * MS)
-        elif type(word) is Failed and (word.code == E_HELLO or self.state is not _S.UP):
+        elif type(word) is Failed and (word.code == E_HELLO or self.state is not _S.UP or _ends(word)):
             self._refuse(now_ns, from_wire(word.code, word.text))
         elif self.state is _S.LOOKING or self.state is _S.OPENING:
             if type(word) is Done and word.request == self._request:

@@ -24,7 +24,7 @@ from enum import Enum
 from typing import Final
 
 from .block import Block, Header, encode_header
-from .errors import E_BAD_COMMAND, E_CLOSING, E_HELLO, E_SEQUENCE, UsageError, ZsqError, from_wire
+from .errors import E_BAD_COMMAND, E_CLOSED, E_CLOSING, E_HELLO, E_SEQUENCE, UsageError, ZsqError, from_wire
 from .protocol import HEARTBEAT_MS, PROTOCOL_VERSION, Delayed, Hello, Stored, Unstored, Welcome, Wire
 
 WINDOW_BLOCKS_MAX: Final = 4096  # unanswered blocks of one link; sockets' high-water marks lie above it
@@ -244,10 +244,12 @@ class ProducerSession:
         if parcel.sends == 1 and word.sequence == self.next_sequence - 1 and self._cut < 0:
             self._step(_E.REFUSED)
             self.next_sequence = word.sequence
+            self._give_up(word)
             return Reaction.NOTHING
         self._step(_E.SPOILED)
         self._cut = word.sequence if self._cut < 0 else min(self._cut, word.sequence)
         self._take_back()
+        self._give_up(word)
         return Reaction.RENEW if self._settled() else Reaction.NOTHING
 
     def lost(self) -> None:
@@ -304,6 +306,18 @@ class ProducerSession:
         for parcel in (*later, *rest):
             parcel.sequence = -1
         self.queue = deque([*again, *later, *rest])
+
+    def _give_up(self, word: Unstored) -> None:
+        """A topic that is closed would refuse what waits one by one, a link each: all of it fails now. (What has a number still is asked
+        for again: it may be stored.)"""
+        if word.code != E_CLOSED:
+            return
+        waiting, self.queue = self.queue, deque(parcel for parcel in self.queue if parcel.sequence >= 0)
+        for parcel in waiting:
+            if parcel.sequence < 0:
+                self.queue_bytes -= parcel.length
+                parcel.settle(UNKNOWN_OFFSET, from_wire(word.code, word.text))
+                self.refused.append(parcel)
 
     def _settled(self) -> bool:
         """If all numbers before the cut are answered: take a new id."""

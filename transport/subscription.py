@@ -40,7 +40,9 @@ class ConsumerEngine(Engine):
         self.add(self.link)
 
     def start(self) -> None:
-        self.link.start(time.monotonic_ns())
+        """Not while a refusal is to be told first: else each call would raise what the attempt of the one before has met."""
+        if self.error is None:
+            self.link.start(time.monotonic_ns())
 
     # Out
 
