@@ -17,11 +17,13 @@ import click
 
 from ... import __version__
 from ...transport.errors import E_INTERNAL, BrokerUnreachable, UsageError, ZsqError
+from .channel import channel
 from .consume import sub, tail
 from .delayed import delayed
 from .dump import dump
 from .fsck import fsck
-from .manage import channel, topic
+from .look import peek, seek
+from .manage import topic
 from .message import message
 from .nsqd import export_nsqd, import_nsqd
 from .publish import pub
@@ -46,7 +48,7 @@ def app(url: str | None) -> None:
     """
 
 
-for _command in (serve, pub, sub, tail, message, stats, topic, channel, delayed, fsck, import_nsqd, export_nsqd, dump):
+for _command in (serve, pub, sub, tail, message, peek, stats, topic, channel, seek, delayed, fsck, import_nsqd, export_nsqd, dump):
     app.add_command(_command)
 
 

@@ -10,11 +10,14 @@ import contextlib
 import select
 import sys
 import threading
+from collections.abc import Mapping
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
 
 from ...transport.errors import E_BAD_ARGUMENT, UsageError
+from .channel import unused
+from .channel_settings import given_settings, resolved, with_attempts, with_birth
 from .options import Stopping, stop_signals, with_broker
 
 if TYPE_CHECKING:
@@ -31,12 +34,16 @@ NEWEST_MAX: Final = 10_000  # as transport's
 @click.argument("topic")
 @click.argument("channel")
 @click.option("-n", "count", type=click.IntRange(min=1), metavar="N", help="End after N messages.")
+@click.option("--sample", type=click.IntRange(1, 99), metavar="PERCENT", help="Take only that part of what comes; the rest is finished.")
+@with_birth
+@with_attempts(default=False)
 @with_broker
-def sub(topic: str, channel: str, count: int | None, url: str, timeout: float) -> None:
+def sub(topic: str, channel: str, count: int | None, sample: int | None, url: str, timeout: float, start: Any, **options: Any) -> None:
     """Write the messages of CHANNEL to standard output, a line each, and finish them.
 
-    TOPIC and CHANNEL are made if they are missing. The first channel of a topic gets all that waits there, a later one what is
-    published from then on; `zsq tail` reads what is older.
+    TOPIC and CHANNEL are made if they are missing. Without --start the first channel of a topic gets all that waits there, a later one what
+    is published from then on. The other options say how a CHANNEL is made; one that is there must have the same --tags and --ordered, the
+    rest changes nothing (`zsq channel set` does that).
 
     Ctrl-C and SIGTERM finish what was written and give back the rest.
     """
@@ -45,14 +52,31 @@ def sub(topic: str, channel: str, count: int | None, url: str, timeout: float) -
 
     check_name(topic)
     check_name(channel, "channel")
+    given = given_settings(options)
+    if start is not None:
+        given["start"] = resolved(url, timeout, start)
+    if given:
+        _warn(url, timeout, topic, channel, given)
     ready = READY if count is None else min(READY, count)
     with stop_signals() as stopping, contextlib.ExitStack() as stack:
         try:
             with stopping.interruptible():
-                consumer = stack.enter_context(Consumer(url, topic, channel, ready=ready, timeout=timeout))
+                consumer = Consumer(url, topic, channel, ready=ready, timeout=timeout, sample_rate=sample or 0, **given)
+                stack.enter_context(consumer)
         except KeyboardInterrupt:
             return  # before there was a broker
         drain(consumer, sys.stdout.buffer, count, stopping)
+
+
+def _warn(url: str, timeout: float, topic: str, channel: str, given: Mapping[str, Any]) -> None:
+    """Where the channel is there already, what was said about a new one changes nothing."""
+    from ...transport.client import Admin
+    from ...transport.errors import NotFound
+
+    settings = {name: value for name, value in given.items() if name not in ("start", "tags", "ordered")}  # those two are checked anyway
+    with contextlib.suppress(NotFound), Admin(url, timeout=timeout) as admin:
+        for line in unused(admin, topic, channel, settings, start="start" in given):
+            click.echo(line, err=True)
 
 
 def drain(consumer: Consumer, out: IO[bytes], count: int | None, stopping: threading.Event) -> int:

@@ -1,4 +1,4 @@
-"""zsq topic and zsq channel: create, set, show, delete, pause, unpause, empty."""
+"""zsq topic: create, set, show, delete; and pause, unpause, empty of topics and channels."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from .channel import channel
 from .options import SYNC_MODES, with_broker
 from .retention import described, given_retention, with_retention
 
@@ -13,11 +14,6 @@ from .retention import described, given_retention, with_retention
 @click.group()
 def topic() -> None:
     """Create, set, show, delete, pause, unpause or empty a topic."""
-
-
-@click.group()
-def channel() -> None:
-    """Create, delete, pause, unpause or empty a channel."""
 
 
 @topic.command("create")
@@ -84,34 +80,6 @@ def topic_delete(topic: str, force: bool, url: str, timeout: float) -> None:
 
     with Admin(url, timeout=timeout) as admin:
         admin.delete_topic(topic, force=force)
-
-
-@channel.command("create")
-@click.argument("topic")
-@click.argument("channel")
-@with_broker
-def channel_create(topic: str, channel: str, url: str, timeout: float) -> None:
-    """Make CHANNEL on TOPIC (and TOPIC, if need be).
-
-    The first channel of a topic gets all that waits there, a later one what is published from then on.
-    """
-    from ...transport.client import Admin
-
-    with Admin(url, timeout=timeout) as admin:
-        admin.create_channel(topic, channel)
-
-
-@channel.command("delete")
-@click.argument("topic")
-@click.argument("channel")
-@click.option("--force", is_flag=True, help="Even if there are unfinished messages.")
-@with_broker
-def channel_delete(topic: str, channel: str, force: bool, url: str, timeout: float) -> None:
-    """Delete CHANNEL; refused while messages are unfinished, unless forced."""
-    from ...transport.client import Admin
-
-    with Admin(url, timeout=timeout) as admin:
-        admin.delete_channel(topic, channel, force=force)
 
 
 def _order(action: str, topic: str, channel: str | None, url: str, timeout: float) -> None:

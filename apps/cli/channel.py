@@ -1,0 +1,113 @@
+"""zsq channel: create, set, show, delete."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from .channel_settings import described, given_settings, resolved, with_birth, with_settings
+from .options import with_broker
+
+
+@click.group()
+def channel() -> None:
+    """Create, set, show, delete, pause, unpause or empty a channel; zsq seek moves one, zsq peek looks into it."""
+
+
+@channel.command("create")
+@click.argument("topic")
+@click.argument("channel")
+@with_birth
+@with_settings(default=False)
+@with_broker
+def channel_create(topic: str, channel: str, url: str, timeout: float, start: Any, **options: Any) -> None:
+    """Make CHANNEL on TOPIC (and TOPIC, if need be); if it exists it stays as it is.
+
+    Without --start the first channel of a topic gets all that waits there, a later one what is published from then on.
+    """
+    from ...transport.client import Admin
+
+    given = given_settings(options)
+    place = {} if start is None else {"start": resolved(url, timeout, start)}
+    with Admin(url, timeout=timeout) as admin:
+        if admin.create_channel(topic, channel, **given, **place).get("existed"):
+            for line in unused(admin, topic, channel, given, start=start is not None):
+                click.echo(line, err=True)
+
+
+def unused(admin: Any, topic: str, channel: str, given: dict[str, Any], *, start: bool) -> list[str]:
+    """What was said about a channel that is there, and changes nothing."""
+    now = settings_of(admin, topic, channel)
+    name = f"zsq: channel {topic}/{channel} exists"
+    found = [f"{name}; it goes on where it is, zsq seek moves it"] if start else []
+    if any(_spelled(key, now.get(key)) != _spelled(key, value) for key, value in given.items() if value is not None):
+        found.append(f"{name}, with other settings; they were not changed, zsq channel set does that")
+    return found
+
+
+def _spelled(name: str, value: Any) -> Any:
+    """`b||a` are the same tags as `a||b`."""
+    return {tag.strip() for tag in str(value).split("||")} if name == "tags" else value
+
+
+def settings_of(admin: Any, topic: str, channel: str) -> dict[str, Any]:
+    """As they hold; empty while the channel is being started again."""
+    found: dict[str, Any] = admin.stats(topic, channel)["topics"][0]["channels"][0].get("settings", {})
+    return found
+
+
+@channel.command("set")
+@click.argument("topic")
+@click.argument("channel")
+@with_settings(default=True)
+@with_broker
+def channel_set(topic: str, channel: str, url: str, timeout: float, **options: Any) -> None:
+    """Change CHANNEL's settings, now and for good; what is not named stays as it is, `default` takes one back.
+
+    Its tags and its order are chosen when it is made.
+    """
+    from ...transport.client import Admin
+
+    given = given_settings(options)
+    if not given:
+        raise click.UsageError("say what to change: --max-attempts, --dead-letter-topic, --max-age, --backoff, --max-consumers, ...")
+    with Admin(url, timeout=timeout) as admin:
+        click.echo(described(topic, channel, admin.configure_channel(topic, channel, **given)["settings"]))
+
+
+@channel.command("show")
+@click.argument("topic")
+@click.argument("channel")
+@with_broker
+def channel_show(topic: str, channel: str, url: str, timeout: float) -> None:
+    """Show how CHANNEL is set, and where it is."""
+    from ...transport.client import Admin
+    from ...transport.errors import E_CLOSING, Refused
+    from ...transport.names import check_name
+
+    check_name(topic)
+    check_name(channel, "channel")
+    with Admin(url, timeout=timeout) as admin:
+        found = admin.stats(topic, channel)["topics"][0]
+    row = found["channels"][0]
+    if "settings" not in row:
+        raise Refused(E_CLOSING, f"channel {channel!r} is {row['health']}; try again in a moment")
+    state = ", paused" if row["paused"] else ""
+    click.echo(f"channel    {topic}/{channel}, health {row['health']}{state}, {row['client_count']:,} consumers")
+    waiting = f"{row['depth']:,} wait, {row['in_flight_count']:,} in flight, {row['deferred_count']:,} deferred"
+    click.echo(f"offsets    next {row['next_offset']} of {found['head']}: {waiting}")
+    click.echo(described(topic, channel, row["settings"]))
+
+
+@channel.command("delete")
+@click.argument("topic")
+@click.argument("channel")
+@click.option("--force", is_flag=True, help="Even if there are unfinished messages.")
+@with_broker
+def channel_delete(topic: str, channel: str, force: bool, url: str, timeout: float) -> None:
+    """Delete CHANNEL; refused while messages are unfinished, unless forced."""
+    from ...transport.client import Admin
+
+    with Admin(url, timeout=timeout) as admin:
+        admin.delete_channel(topic, channel, force=force)
