@@ -8,7 +8,8 @@ import time
 from typing import Any, cast
 
 from ..transport import protocol as p
-from ..transport.block import cut, gather
+from ..transport.block import cut
+from ..transport.block_gather import gather
 from ..transport.errors import E_CLOSED, E_CLOSING, E_HELLO, Refused, UsageError, ZsqError
 from ..transport.names import is_ephemeral
 from . import channel_settings, options

@@ -8,7 +8,7 @@ A block is two byte strings, so that its head can be rewritten without copying i
 A binary column is [validity bitmap] [int32 offsets, count + 1] [bytes], each piece padded with zeros to
 8 bytes. `pyarrow` wraps it without copying. A slice of a block is a slice of its columns: it keeps its
 offset values, and readers subtract the first. So nothing here runs once per message except `pack`,
-which reads what a person made, `gather`, and the views that hand single messages to a person;
+which reads what a person made, `gather` (block_gather.py), and the views that hand single messages to a person;
 and those run in C (map, accumulate, join).
 
 Rejected: one frame with header and columns together (storing an offset would copy or alter 200 KB),
@@ -64,7 +64,7 @@ __all__ = [
     "HAS_TAG", "HAS_TIMES", "HEADERS_BYTES_MAX", "HEADERS_NULLS", "HEADER_BYTES", "IN_GROUP", "KEY_BYTES_MAX", "KEY_NULLS", "MARK",
     "MESSAGE_BYTES_MAX", "TAG_BYTES_MAX", "TAG_NULLS", "TRAILER_BYTES", "TRAILER_MAGIC", "VERSION", "WIRE_MAGIC",
     "Block", "Buffer", "Column", "Header", "Limits", "check_block", "check_columns", "cut", "decode_header",
-    "encode_header", "gather", "open_block", "pack", "with_place",
+    "encode_header", "open_block", "pack", "with_place",
 ]
 # fmt: on
 
@@ -371,30 +371,3 @@ def cut(block: Block, start: int, stop: int) -> Block:
     old = block.header
     return seal(pieces, sum(map(len, pieces)), old.columns, count, first_offset=old.first_offset + start, time_ns=old.time_ns,
                  producer_id=old.producer_id, sequence=old.sequence, flags=old.flags)  # fmt: skip
-
-
-def gather(parts: Sequence[tuple[Block, int, int]]) -> Block:
-    """Messages that do not lie together, as one block: `parts` are (block, start, stop) indexes.
-
-    Its first offset is the first part's; the delivery that carries it names the real runs. Messages keep
-    their storing times in a times column where these differ.
-    """
-    if len(parts) == 1:
-        return cut(*parts[0])
-    bodies: list[Any] = []
-    optional: list[list[bytes | None]] = [[], [], []]
-    times: list[int] = []
-    for block, start, stop in parts:
-        piece = cut(block, start, stop)
-        columns, own_times = piece._parts()
-        assert columns[0] is not None
-        bodies += columns[0].values()
-        for values, column in zip(optional, columns[1:], strict=True):
-            values += [None] * piece.count if column is None else column.values()
-        times += own_times.tolist() if own_times is not None else [piece.header.time_ns] * piece.count
-    keys, tags, headers = (values if any(value is not None for value in values) else None for values in optional)
-    first = parts[0][0]
-    same_time = len(set(times)) == 1
-    unlimited = Limits(BLOCK_BYTES_MAX, BLOCK_BYTES_MAX, BLOCK_BYTES_MAX, BLOCK_BYTES_MAX)  # they were checked when they came
-    return pack(bodies, keys=keys, tags=tags, headers=headers, times=None if same_time else times,
-                first_offset=first.first_offset + parts[0][1], time_ns=times[0], limits=unlimited)  # fmt: skip

@@ -9,7 +9,8 @@ import pytest
 from zsq.actors import options
 from zsq.actors.delivery import UNKNOWN_DELIVERY
 from zsq.actors.lease import Changes
-from zsq.transport.block import gather, pack, with_place
+from zsq.transport.block import pack, with_place
+from zsq.transport.block_gather import gather
 from zsq.transport.protocol import MESSAGE_TIMEOUT_MS_MAX
 
 if TYPE_CHECKING:

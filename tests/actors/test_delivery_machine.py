@@ -19,7 +19,8 @@ from zsq.actors import options
 from zsq.actors.deferred import Deferred
 from zsq.actors.delivery import UNKNOWN_DELIVERY, Delivery
 from zsq.actors.lease import Changes, Consumer
-from zsq.transport.block import Block, gather, pack, with_place
+from zsq.transport.block import Block, pack, with_place
+from zsq.transport.block_gather import gather
 
 S = 1_000_000_000
 TIMEOUT_NS, HEARTBEAT_NS = 60 * S, 45 * S

@@ -31,7 +31,6 @@ from zsq.transport.block import (
     cut,
     decode_header,
     encode_header,
-    gather,
     open_block,
     pack,
     with_place,
@@ -94,24 +93,6 @@ def test_cut(messages: Messages, data: st.DataObject) -> None:
     assert messages_of(travelled(cut(piece, again, piece.count))) == messages[start + again : stop], "a slice of a slice"
 
 
-@given(st.lists(MESSAGES, min_size=1, max_size=4), st.data())
-def test_gather(parts: list[Messages], data: st.DataObject) -> None:
-    taken: list[tuple[Block, int, int]] = []
-    expected: Messages = []
-    times: list[int] = []
-    for number, messages in enumerate(parts):
-        start = data.draw(st.integers(0, len(messages) - 1))
-        stop = data.draw(st.integers(start + 1, len(messages)))
-        time_ns = data.draw(st.integers(1, 2))
-        taken.append((made(messages, first_offset=number * 1000, time_ns=time_ns), start, stop))
-        expected += messages[start:stop]
-        times += [time_ns] * (stop - start)
-    block = travelled(gather(taken))
-    assert messages_of(block) == expected
-    assert [block.time_of(i) for i in range(block.count)] == times
-    assert block.first_offset == taken[0][1]
-
-
 @given(MESSAGES, st.integers(0, 2**62), st.integers(0, 2**62))
 def test_with_place(messages: Messages, offset: int, time_ns: int) -> None:
     block = made(messages, producer_id=1, sequence=2)
@@ -137,7 +118,6 @@ def test_null_is_not_empty() -> None:
 def test_a_whole_cut_is_the_block_itself() -> None:
     block = pack([b"a", b"b"])
     assert cut(block, 0, 2) is block
-    assert gather([(block, 0, 2)]) is block
     for start, stop in ((0, 0), (1, 1), (-1, 1), (1, 3)):
         with pytest.raises(ValueError):
             cut(block, start, stop)
