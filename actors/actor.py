@@ -23,7 +23,7 @@ import zmq
 from ..storage.errors import StorageError
 from ..transport.errors import E_BAD_COMMAND, UsageError, ZsqError
 from ..transport.memory import release_memory
-from ..transport.protocol import Ask, Born, Done, Failed, Gone, Order, Pulse, Stop, Wire
+from ..transport.protocol import Ask, Born, Done, Failed, Gone, Order, Pulse, Scan, Stop, Wire
 from . import options
 from .port import Envelope, Mail, Port
 from .process import private_bytes
@@ -31,6 +31,7 @@ from .process import private_bytes
 log = logging.getLogger("zsq")
 
 _MS = 1_000_000
+_QUESTIONS = (Ask, Scan)
 
 
 class StartFailed(Exception):
@@ -48,6 +49,9 @@ class Actor:
         self.settings = settings
         self.stopping = False
         self._worked = False  # blocks came since the last pulse
+        self._stirred = False  # anything else than a question came
+        self._pulsed_ns = 0
+        self._trimmed = False  # memory was given back since blocks came
         self.busy = False  # there is more to do: take the next turn without waiting for input
         self.context: zmq.Context[zmq.Socket[bytes]]
         self.supervisor: Port
@@ -80,6 +84,11 @@ class Actor:
         raise UsageError(E_BAD_COMMAND, f"{self.title} cannot {word.action}")
 
     def statistics(self) -> dict[str, Any]:
+        """What each pulse carries, once a second."""
+        return {}
+
+    def details(self) -> dict[str, Any]:
+        """What only those carry that are asked for."""
         return {}
 
     # Tools for subclasses
@@ -97,6 +106,10 @@ class Actor:
         port = Port(self.context, zmq.DEALER, routing_id=routing_id)
         port.socket.connect(endpoint)
         return self._listen(port)
+
+    def open_asking(self) -> Port:
+        """One ROUTER that dials many: a DEALER for each would have all of them polled in each turn. Each gets a name of our choice."""
+        return self._listen(Port(self.context, zmq.ROUTER))
 
     def open_pull(self, endpoint: str, mark: int) -> Port:
         """Bind a PULL; at most `mark` messages of a peer lie here unread, the others wait with the peer."""
@@ -134,7 +147,7 @@ class Actor:
         self._poller = zmq.Poller()
         self._poller.register(lifeline, zmq.POLLIN)
         self.supervisor = self.open_dealer(supervisor_endpoint)
-        self.every(options.PULSE_MS, self.pulse)
+        self.every(options.PULSE_MS, self._pulse_if_stirred)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the supervisor decides
         try:
             data = self.on_start()
@@ -178,6 +191,8 @@ class Actor:
                     self._drain(port)
                 else:
                     self.on_raw(source)
+            if self._stirred:
+                self._timers[0][0] = min(self._timers[0][0], self._pulsed_ns + options.PULSE_MS * _MS)
             self._run_timers()
             self.on_turn()
             if self.stopping and self.on_stop():
@@ -204,6 +219,7 @@ class Actor:
                 self._refuse(port, mail[0], mail[1])
                 continue
             self._worked = self._worked or bool(mail.frames)
+            self._stirred = self._stirred or type(mail.word) not in _QUESTIONS
             try:
                 self._dispatch(port, mail)
             except ZsqError as error:
@@ -245,11 +261,24 @@ class Actor:
     def answer_order(self, request: int, data: dict[str, Any] | ZsqError) -> None:
         self.supervisor.send((), Failed(request, data.code, data.text) if isinstance(data, ZsqError) else Done(request, data))
 
+    def stir(self) -> None:
+        """What the next pulse says is news: it goes out soon."""
+        self._stirred = True
+
+    def _pulse_if_stirred(self) -> None:
+        """Its timer is the first one. An idle actor's next pulse is farther off; what comes brings it forward."""
+        self._stirred = False
+        self.pulse()
+        self._timers[0][0] = self._pulsed_ns + options.IDLE_PULSE_MS * _MS
+
     def pulse(self, request: int = 0) -> None:
         stats = self.statistics()
         if request:
-            stats["private_bytes"] = private_bytes()
-        elif not self._worked:
+            stats |= self.details() | {"private_bytes": private_bytes()}
+        elif not self._worked and not self._trimmed:
             release_memory()  # only when idle: under load it would only be taken again
+            self._trimmed = True
+        self._trimmed = self._trimmed and not self._worked
         self._worked = False
+        self._pulsed_ns = time.monotonic_ns()
         self.supervisor.send((), Pulse(self.key, request, stats))

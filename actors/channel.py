@@ -42,10 +42,11 @@ class Channel(Actor):
         found = channel_settings.resolve(self.settings_own)
         ephemeral = is_ephemeral(self.name)
         self.last_consumer = LastConsumer(time.monotonic_ns()) if ephemeral else None
-        deferred = Deferred(*data["deferred"], rows_max=options.EPHEMERAL_DEFERRED_ROWS_MAX if ephemeral else 0)
+        deferred = Deferred(*data["deferred"], options.EPHEMERAL_DEFERRED_ROWS_MAX if ephemeral else 0)
         self.delivery = Delivery(
             self.key, row["next"], data["holes"], row["counters"], row["paused"], deferred, found, self.name, random.random
         )
+        self.delivery.begin = row.get("begin", row["next"])  # 0.1.0 did not say it
         self.supply = self.delivery.supply
         self.supply.drop_below(data["start"])
         self.feed = Feed(self.name)
@@ -59,7 +60,6 @@ class Channel(Actor):
         self.closed: bool = self.settings["closed"]  # to consumers
         self._fetches: dict[int, int] = {}  # request -> offset wanted for a redelivery
         self._hinted_ns = 0
-        self.every(options.SAVE_INTERVAL_MS, self._save_if_dirty)
         return {"front": self.settings["front"], "settings": self.settings_own}
 
     def _opened(self) -> dict[str, Any]:
@@ -108,7 +108,7 @@ class Channel(Actor):
     def on_fin_word(self, port: Port, mail: Mail) -> None:
         self._consumer(mail)
         word = cast("p.Fin", mail.word)
-        refused: Any = () if word.token == 0 else self.delivery.fin(mail.envelope, word.token, word.ranges)
+        refused: Any = () if word.token == 0 else self.delivery.fin(mail.envelope, word.token, word.ranges, time.time_ns())
         self._answer(mail, word.request, word.token, refused)
 
     def on_req_word(self, port: Port, mail: Mail) -> None:
@@ -209,7 +209,7 @@ class Channel(Actor):
         if detach is not None:
             self.topic.send((), detach)
         self.busy = not self.stopping and self._deliver()
-        if self.saving.now or self.delivery.waits_for_commit():
+        if self.saving.is_due(self.supply.dirty, time.monotonic_ns()) or self.delivery.waits_for_commit():
             self._save()
         self._ask_for_due()
         self._ask_for_blocks()
@@ -243,7 +243,7 @@ class Channel(Actor):
                 return
             self._request += 1
             self._fetches[self._request] = offset
-            self.storage.send((), p.Fetch(self._request, offset, 1))
+            self.storage.send((), p.Fetch(self._request, offset, self.supply.fetch_bytes))
 
     def _hint(self) -> None:
         """Tell the scan loop when the next due time became earlier than what it knows."""
@@ -256,6 +256,8 @@ class Channel(Actor):
     def on_scan_word(self, port: Port, mail: Mail) -> None:
         now, wall = time.monotonic_ns(), time.time_ns()
         dirty = self.delivery.scan(now, wall)
+        if dirty:
+            self.stir()
         self._hinted_ns = self.delivery.next_due(now, wall)
         port.send(mail.envelope, p.Scanned(cast("p.Scan", mail.word).request, dirty, self._hinted_ns))
 
@@ -267,12 +269,13 @@ class Channel(Actor):
 
     # Commits
 
-    def _save_if_dirty(self) -> None:
-        if self.supply.dirty:
-            self.saving.now = True
+    def _wait_ms(self) -> int:
+        usual = super()._wait_ms()
+        return min(usual, self.saving.wait_ms(time.monotonic_ns()))
 
     def _row(self) -> dict[str, Any]:
-        return {"paused": self.delivery.paused, "counters": self.delivery.counters, "settings": self.settings_own}
+        found = {"paused": self.delivery.paused, "counters": self.delivery.counters, "settings": self.settings_own}
+        return found | {"begin": self.delivery.begin}
 
     def _save(self) -> None:
         if not self.saving.out:
@@ -367,5 +370,12 @@ class Channel(Actor):
             self.front.send(peer, p.Bye())
         return True
 
+    def _sample(self) -> None:
+        self.delivery.figures.sample(self.delivery.consumers.values(), time.monotonic_ns())
+
     def statistics(self) -> dict[str, Any]:
-        return self.delivery.statistics(self._head) | {"settings": self.delivery.settings.as_dict()}
+        rates = self.delivery.figures.rates(time.monotonic_ns())
+        return self.delivery.statistics(self._head) | {"rates": rates, "settings": self.delivery.settings.as_dict()}
+
+    def details(self) -> dict[str, Any]:
+        return self.delivery.details(time.monotonic_ns(), time.time_ns())

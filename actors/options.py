@@ -32,9 +32,26 @@ GATHER_COUNT_MAX: Final = 1_000  # messages of one delivery that do not lie toge
 GATHER_BYTES_MAX: Final = 1 * MIB
 LOOKS_MAX: Final = 20_000  # messages that a channel passes in one turn of its loop, looking which of them it wants: some 2 ms
 LOOK_BLOCK: Final = 10  # ... as so many of them counts a block
+ORDERED_PARKED_MAX: Final = 50_000  # messages that an ordered channel passes before it may send them: up to 10 MB
+ORDERED_AHEAD: Final = 2_000  # ... that may be sent: with so many at hand it does not look farther ahead
+ORDERED_BUSY: Final = 64  # messages that are out or could be: with fewer it looks beyond what its blocks on the shelf hold
+ORDERED_LOOK: Final = 4  # to sort a message counts as so many looks (LOOKS_MAX): its key is hashed
+ORDERED_ALONE: Final = 64  # messages without a key that lie together go without being gathered
+ORDERED_MISSED_MAX: Final = 64  # of one delivery, whose blocks have to be read first
+ORDERED_READ_BYTES: Final = 256 * KIB  # of one read for what is parked: it lies close together, unlike what comes again
+ORDERED_DEFERRED_ROWS_MAX: Final = 100_000  # requeued with a delay: they are sorted before a start can go on
 FETCHES_MAX: Final = 4  # outstanding reads of blocks for redelivery
 CONSUMERS_MAX: Final = 10_000
+DYING_TEXT_MAX: Final = 1 * MIB  # characters of errors kept for messages on their way to the dead letters; beyond it they go without
+DEAD_RETRY_S: Final = 1.0  # until dead letters that were refused (a full topic, a full disk) are tried again; doubled by each try
+DEAD_RETRY_S_MAX: Final = 30.0
+DEAD_SILENT_S: Final = 5.0  # an answer that takes longer is said in health
+DEAD_IDLE_S: Final = 10.0  # a channel's link to its dead-letter topic is closed so long after its last dead letter
+DEAD_STOP_S: Final = 1.0  # a channel that ends waits so long for dead letters on their way, so that they do not come twice
 PEEK_MAX: Final = 1_000  # messages of each kind that a peek names: its answer is one small frame
+CONSUMER_LATENCIES_MAX: Final = 200  # consumers of a channel that get percentiles of their own: 20 KB each while they finish
+CONSUMER_LATENCY_SLOT_S: Final = 120  # coarser than the channel's: a fifth of its memory; the window reaches over 10 to 12 minutes
+RATE_SAMPLE_MS: Final = 5_000  # rates are over a minute of such samples
 CONSUMER_BYTES_MAX: Final = 16 * MIB  # delivered to one consumer and unanswered: credit counts messages, memory counts bytes
 
 # Ephemeral channels and topics: in memory
@@ -116,6 +133,8 @@ SCAN_HUNG_S: Final = 10.0
 
 # Processes
 PULSE_MS: Final = 1_000
+TELL_SCAN_MS: Final = 20  # between two lists of what there is to be scanned, and a tenth of a millisecond for each that is there
+IDLE_PULSE_MS: Final = 10_000  # of an actor to whom nobody says anything: a thousand idle channels shall cost next to nothing
 START_TIMEOUT_S: Final = 120.0  # recovery reads the last chunk
 STOP_TIMEOUT_S: Final = 10.0
 STOP_COMMIT_S: Final = 5.0  # a channel that ends waits so long for its last commit: storage may have no space for it

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import multiprocessing
 import multiprocessing.forkserver
+import multiprocessing.process
 import multiprocessing.reduction
 import os
 import select
@@ -84,6 +85,8 @@ class ProcessTable:
             arguments = (spec, self._endpoint, theirs, self.forkserver_pid, self._log_level)
             process = self._context.Process(target=child_main, args=arguments, daemon=True)
             process.start()
+            # Else each start would poll all that live. The pidfds tell who ended.
+            multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]
         finally:
             sys.modules["__main__"] = main
         theirs.close()

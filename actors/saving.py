@@ -13,6 +13,7 @@ from ..transport.protocol import Save, Wire
 from . import options
 from .lease import Changes, Peer, save_pages
 
+_FAR_MS = 1 << 30
 Barrier = tuple[Peer, Wire]
 Answered = tuple[int, dict[str, Any]]
 
@@ -24,10 +25,23 @@ class Saving:
         self._channel = channel
         self.out = 0
         self.now = True
+        self._due_ns = 0  # when what changed shall be committed, though nobody waits
         self._barriers: list[Barrier] = []
         self._barriers_out: list[Barrier] = []
         self._orders: list[Answered] = []
         self._orders_out: list[Answered] = []
+
+    def is_due(self, dirty: bool, now_ns: int) -> bool:
+        """Begin a commit now: somebody waits, or something changed a while ago. No timer runs while nothing changes."""
+        if dirty and not self._due_ns:
+            self._due_ns = now_ns + options.SAVE_INTERVAL_MS * 1_000_000
+        return self.now or (self._due_ns > 0 and now_ns >= self._due_ns)
+
+    def wait_ms(self, now_ns: int) -> int:
+        """Until the next commit is due, as far as is known."""
+        if not self._due_ns or self.out:
+            return _FAR_MS
+        return max(0, (self._due_ns - now_ns) // 1_000_000 + 1)
 
     @property
     def waited_for(self) -> bool:
@@ -53,7 +67,7 @@ class Saving:
     def begin(self, request: int, changes: Changes, row: dict[str, Any]) -> list[Save]:
         """The words of the commit that begins."""
         assert not self.out
-        self.out, self.now = request, False
+        self.out, self.now, self._due_ns = request, False, 0
         self._barriers_out, self._barriers = self._barriers, []
         self._orders_out, self._orders = self._orders, []
         return save_pages(request, self._channel, {"next": changes.next_offset, **row}, changes)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any, cast
 
+import zmq
+
 from ..transport import protocol as p
 from . import options
 from .actor import Actor
@@ -21,7 +23,9 @@ class ScanWorker(Actor):
 
     def on_start(self) -> dict[str, Any]:
         self.front = self.open_router(self.settings["front"])
-        self._channels: dict[str, tuple[Port, int]] = {}  # endpoint -> port, last used
+        self._asking = self.open_asking()
+        self._channels: dict[str, tuple[bytes, int]] = {}  # endpoint -> its name here, last used
+        self._names = 0
         self._orders: dict[int, tuple[Mail, dict[int, int], int]] = {}  # request -> order, key by scan number, deadline
         self._results: dict[int, list[tuple[int, int, int]]] = {}
         self._scan = 0
@@ -38,14 +42,20 @@ class ScanWorker(Actor):
             self._scan += 1
             waiting[self._scan] = key
             self._order_of[self._scan] = word.request
-            self._port_of(endpoint, now).send((), p.Scan(self._scan))
+            self._asking.send((self._name_of(endpoint, now),), p.Scan(self._scan))
         self._orders[word.request] = (mail, waiting, now + options.SCAN_ANSWER_MS * _MS)
 
-    def _port_of(self, endpoint: str, now: int) -> Port:
+    def _name_of(self, endpoint: str, now: int) -> bytes:
         known = self._channels.get(endpoint)
-        port = known[0] if known else self.open_dealer(endpoint)
-        self._channels[endpoint] = (port, now)
-        return port
+        if known:
+            name = known[0]
+        else:
+            self._names += 1
+            name = b"%d" % self._names
+            self._asking.socket.setsockopt(zmq.CONNECT_ROUTING_ID, name)
+            self._asking.socket.connect(endpoint)
+        self._channels[endpoint] = (name, now)
+        return name
 
     def on_scanned_word(self, port: Port, mail: Mail) -> None:
         word = cast("p.Scanned", mail.word)
@@ -76,7 +86,8 @@ class ScanWorker(Actor):
     def _forget(self) -> None:
         limit = time.monotonic_ns() - _IDLE_NS
         for endpoint in [e for e, (_, used) in self._channels.items() if used < limit]:
-            self.close_port(self._channels.pop(endpoint)[0])
+            del self._channels[endpoint]
+            self._asking.socket.disconnect(endpoint)
 
     def statistics(self) -> dict[str, Any]:
         return {"channels_known": len(self._channels)}

@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ..transport import protocol as p
+from . import options
 from .child import ENDS_TREE, ChildSpec, RestartIntensity
 from .process_table import Child
 
@@ -22,6 +23,7 @@ class Singles:
         self.children: dict[int, Child] = {}
         self._intensity: dict[str, RestartIntensity] = {}
         self._workers_wanted = 1
+        self._tell_ns = 0  # not before: the scan loop is told what there is
 
     def start(self, kind: str, settings: dict[str, Any], title: str) -> None:
         number = self.supervisor.new_key()
@@ -85,8 +87,10 @@ class Singles:
 
     def tell_scan(self) -> None:
         loops = [child for child in self.of_kind("scan_loop") if child.state == "up"]
-        if not loops:
-            return
+        now = time.monotonic_ns()
+        if not loops or now < self._tell_ns:
+            return  # all of them are told each time: for a thousand that are made one after the other it would cost more than they do
+        self._tell_ns = now + (options.TELL_SCAN_MS + len(self.supervisor.table.children) // 10) * 1_000_000
         self.supervisor.channels_changed = False
         targets = tuple(
             (child.spec.key, child.spec.settings["front"])

@@ -32,6 +32,7 @@ from .state_rows import (
     META,
     RECENT_MAX,
     SUM_MASK,
+    TOTAL,
     VERSION,
     ChannelRow,
     DeferredTotal,
@@ -153,6 +154,15 @@ class StateStore:
         with self._reading() as txn:
             rows = DeferredRows(txn)
             return with_firsts(txn, rows.name(channel), rows.counted(channel))
+
+    def deferred_totals(self, channels: Iterable[str]) -> dict[str, DeferredTotal]:
+        """Of those that have any. Most topics have none at all: asked with each new channel, it must not cost by the channel."""
+        with self._reading() as txn:
+            if next(rows_of(txn, TOTAL), None) is None:
+                return {}
+            rows = DeferredRows(txn)
+            totals = {channel: with_firsts(txn, rows.name(channel), rows.counted(channel)) for channel in channels}
+        return {channel: total for channel, total in totals.items() if total.rows}
 
     def deferred_rows(self, channel: str) -> Iterator[HoleRow]:
         """Each deferred hole of a channel, by its start."""

@@ -23,7 +23,7 @@ from typing import Final
 from .errors import Damaged
 from .files import Files
 from .snapshot import encode_snapshot, write_snapshot
-from .state import DeferredTotal, StateBatch, StateStore, Table
+from .state import StateBatch, StateStore, Table
 
 SNAPSHOT_EVERY_S: Final = 60.0
 SNAPSHOT_LATEST_S: Final = 15 * 60.0
@@ -139,8 +139,7 @@ class StateKeeper:
 
     def write(self) -> None:
         """A snapshot of what is committed. Best effort."""
-        deferred: dict[str, DeferredTotal] = {name: self._state.deferred(name) for name in self._known}
-        data = encode_snapshot(self._uuid, time.time_ns(), self._state.small_rows(), deferred)
+        data = encode_snapshot(self._uuid, time.time_ns(), self._state.small_rows(), self._state.deferred_totals(self._known))
         pause_s = SNAPSHOT_EVERY_S * (1 + len(data) // SNAPSHOT_STEP_BYTES)
         self._size = len(data)
         self._next_s = time.monotonic() + min(pause_s, SNAPSHOT_LATEST_S)
