@@ -1,21 +1,31 @@
 """Deleting topics and channels: refused while something is unfinished, unless forced; offsets are not used again.
 
+`#ephemeral` channels are deleted when they say that their last consumer has left, or when their process died; an `#ephemeral` topic with
+its last channel. Who asks for one meanwhile gets a new one.
+
 A topic is sealed first: from then on it takes no message, so what the actors report is the end of it, and nothing that was
 acknowledged after the look at the backlog goes with it. A channel's process ends before its rows go.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from ..transport import protocol as p
 from ..transport.errors import E_CLOSING, E_NOT_EMPTY, E_TIMEOUT, Refused, ZsqError
+from ..transport.names import is_ephemeral
 from .port import Envelope
 from .statistics import behind_pause, unfinished
 from .topic_group import GroupState, TopicGroup
 
 if TYPE_CHECKING:
     from .management import Management
+
+log = logging.getLogger("zsq")
+
+Answer = Callable[[dict[str, Any] | None, ZsqError | None], None]
 
 # Added to the last known end of a topic whose storage cannot say where it is: a gap is harmless, an offset used twice is not.
 UNKNOWN_END_MARGIN: Final = 1 << 32
@@ -92,25 +102,10 @@ class _Deletion:
         self.management.gather(self.management.scope(self.group), decide)
 
     def _remove_topic(self, end: int) -> None:
-        supervisor = self.management.supervisor
-        registry = supervisor.registry
-        if self.group.state in (GroupState.STOPPING, GroupState.ENDED):
-            self._fail(Refused(E_CLOSING, "it is being deleted already"))
-            return
-        try:
-            registry.set_state(self.group.name, "deleting", max(end, registry.ended.get(self.group.name, 0)))
-        except Refused as error:
-            if self.group.storage is not None:
-                self.management.order(self.group.storage, "unseal", {}, lambda data, error: None)
-            self._fail(error)
-            return
+        def answer(data: dict[str, Any] | None, error: ZsqError | None) -> None:
+            self.management.relay(self.envelope, self.word.request, data, error)
 
-        def stopped() -> None:
-            registry.remove(self.group.name)
-            supervisor.groups.pop(self.group.name, None)
-            self.management.done(self.envelope, self.word.request, {})
-
-        self.group.stop(stopped)
+        remove_topic(self.management, self.group, end, answer)
 
     # A channel
 
@@ -125,26 +120,76 @@ class _Deletion:
         self.management.gather(self.management.scope(self.group), decide)
 
     def _remove_channel(self) -> None:
-        name = self.word.channel
-        storage = self.group.storage
-        if storage is None or self.group.state is not GroupState.UP or name not in self.group.channels:
+        if self.group.storage is None or self.group.state is not GroupState.UP or self.word.channel not in self.group.channels:
             self._fail(Refused(E_CLOSING, "its topic is being started again, or it is being deleted already; try in a moment"))
             return
-        child = self.group.channels[name]
-        self.group.deleting.add(name)  # who wants it meanwhile is told to wait: a second process would stand on the old row
-        self.group.drop_channel(name)
-        if child is not None:
-            self.management.supervisor.stop_child(child)
-
-        def drop(ended: bool) -> None:
-            if not ended:
-                self.group.deleting.discard(name)
-                self._fail(ZsqError(E_TIMEOUT, f"the process of channel {name!r} did not end; its rows were kept"))
-                return
-            self.management.order(storage, "drop", {"channel": name}, answer)
 
         def answer(data: dict[str, Any] | None, error: ZsqError | None) -> None:
-            self.group.deleting.discard(name)
             self.management.relay(self.envelope, self.word.request, data, error)
 
-        self.management.after_end(child, drop)
+        remove_channel(self.management, self.group, self.word.channel, answer)
+
+
+def remove_channel(management: Management, group: TopicGroup, name: str, answer: Answer) -> None:
+    """End the process of a channel, then its rows; of a topic that is up."""
+    storage, child = group.storage, group.channels[name]
+    assert storage is not None
+    group.deleting.add(name)  # who wants it meanwhile waits, or is told to: a second process would stand on the old row
+    group.drop_channel(name)
+    if child is not None:
+        management.supervisor.stop_child(child)
+
+    def drop(ended: bool) -> None:
+        if not ended:
+            gone(None, ZsqError(E_TIMEOUT, f"the process of channel {name!r} did not end; its rows were kept"))
+            return
+        management.order(storage, "drop", {"channel": name}, gone)
+
+    def gone(data: dict[str, Any] | None, error: ZsqError | None) -> None:
+        group.deleted(name)
+        answer(data, error)
+        end_if_over(management, group)
+
+    management.after_end(child, drop)
+
+
+def over(management: Management, envelope: Envelope, word: p.Over) -> None:
+    """An ephemeral channel says that its last consumer has left. It says so again while its topic cannot be asked."""
+    child = management.supervisor.table.children.get(word.key)
+    group = child.owner if child is not None else None
+    if child is None or child.envelope != envelope or child.state != "up" or group is None or group.state is not GroupState.UP:
+        return
+    name = child.spec.settings.get("channel", "")
+    if is_ephemeral(name) and group.channels.get(name) is child:
+        log.debug("channel %s/%s has no consumer any more: deleted", group.name, name)
+        remove_channel(management, group, name, lambda data, error: None)
+
+
+def end_if_over(management: Management, group: TopicGroup) -> None:
+    """An ephemeral topic goes with its last channel, and what it held with it."""
+    if not is_ephemeral(group.name) or group.channels or group.deleting or group.state is not GroupState.UP:
+        return
+    log.debug("topic %s has no channel any more: deleted", group.name)
+    remove_topic(management, group, 0, lambda data, error: None)
+
+
+def remove_topic(management: Management, group: TopicGroup, end: int, answer: Answer) -> None:
+    """Durable before anything ends; at the next start the rest is done. `end`: where a topic of that name begins from now on."""
+    supervisor, registry = management.supervisor, management.supervisor.registry
+    if group.state in (GroupState.STOPPING, GroupState.ENDED):
+        answer(None, Refused(E_CLOSING, "it is being deleted already"))
+        return
+    try:
+        registry.set_state(group.name, "deleting", max(end, registry.ended.get(group.name, 0)))
+    except Refused as error:
+        if group.storage is not None:
+            management.order(group.storage, "unseal", {}, lambda data, error: None)
+        answer(None, error)
+        return
+
+    def stopped() -> None:
+        registry.remove(group.name)
+        supervisor.groups.pop(group.name, None)
+        answer({}, None)
+
+    group.stop(stopped)

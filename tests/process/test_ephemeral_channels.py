@@ -1,0 +1,204 @@
+"""Ephemeral channels on a real broker: there with their first consumer, gone with the last, with their process, and with the broker."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import pytest
+from support.broker import Broker, free_port, kill, wait_for
+
+import zsq
+from zsq.storage.state import StateStore
+
+TOPIC, CHANNEL = "t", "c#ephemeral"
+
+
+def rows(broker: Broker) -> dict[str, dict[str, Any]]:
+    with zsq.Admin(broker.ipc) as admin:
+        return {row["channel_name"]: row for row in admin.stats(TOPIC)["topics"][0]["channels"]}
+
+
+def publish(broker: Broker, *bodies: bytes) -> None:
+    with zsq.Producer(broker.ipc) as producer:
+        producer.publish_many(TOPIC, list(bodies))
+
+
+def wait_no_channel(broker: Broker) -> None:
+    wait_for(lambda: not rows(broker), 20, "the end of the channel")
+
+
+def take(consumer: zsq.Consumer, count: int) -> list[bytes]:
+    """Finished, for certain."""
+    found = []
+    for _ in range(count):
+        message = consumer.receive(timeout=20)
+        assert message is not None
+        found.append(message.body)
+        message.finish(sync=True)
+    return found
+
+
+@pytest.mark.parametrize("way", ["ipc", "tcp"])
+def test_it_is_gone_with_its_last_consumer_and_the_next_one_begins_there(broker: Broker, way: str) -> None:
+    url = getattr(broker, way)
+    publish(broker, b"a", b"b")
+    with zsq.Consumer(url, TOPIC, CHANNEL) as consumer, zsq.Consumer(url, TOPIC, CHANNEL) as second:
+        assert take(consumer, 2) == [b"a", b"b"], "the first channel gets what waits"
+        second.close()
+        publish(broker, b"c")
+        assert take(consumer, 1) == [b"c"], "one of two leaves: it stays"
+    wait_no_channel(broker)
+    publish(broker, b"d")
+    with zsq.Consumer(url, TOPIC, "durable") as durable:
+        assert take(durable, 1) == [b"d"], "what an ephemeral channel had is not kept for a first one"
+
+
+def test_unfinished_messages_go_with_it(broker: Broker) -> None:
+    publish(broker, b"a", b"b")
+    with zsq.Consumer(broker.ipc, TOPIC, CHANNEL, ready=1) as consumer:
+        assert consumer.receive(timeout=20) is not None
+    wait_no_channel(broker)
+    with zsq.Consumer(broker.ipc, TOPIC, CHANNEL) as consumer:
+        publish(broker, b"c")
+        assert take(consumer, 1) == [b"c"]
+
+
+def test_who_comes_as_it_ends_gets_a_new_one(broker: Broker) -> None:
+    """Over and over: leave and come at once, so that some Sub finds the old process, some Lookup the deletion."""
+    publish(broker, b"first")
+    for number in range(15):
+        with zsq.Consumer(broker.ipc, TOPIC, CHANNEL) as consumer:
+            wait_for(lambda: rows(broker).get(CHANNEL, {}).get("client_count"), 20, "a consumer")
+            body = b"%d" % number
+            publish(broker, body)
+            assert take(consumer, 1 if number else 2)[-1] == body
+    wait_no_channel(broker)
+
+
+def test_settings_and_deferred_messages_work(broker: Broker) -> None:
+    with zsq.Consumer(broker.ipc, TOPIC, CHANNEL, max_attempts=7) as consumer:
+        publish(broker, b"later")
+        message = consumer.receive(timeout=20)
+        assert message is not None
+        message.requeue(0.7)
+        wait_for(lambda: rows(broker)[CHANNEL]["deferred_count"], 20, "the deferral")
+        again = consumer.receive(timeout=20)
+        assert again is not None
+        assert (again.body, again.attempts) == (b"later", 2)
+        with zsq.Admin(broker.ipc) as admin:
+            assert admin.configure_channel(TOPIC, CHANNEL, max_attempts=9)["settings"]["max_attempts"] == 9
+            admin.pause(TOPIC, CHANNEL)
+        assert rows(broker)[CHANNEL]["paused"]
+
+
+def test_kill_its_process(broker: Broker) -> None:
+    with zsq.Consumer(broker.ipc, TOPIC, CHANNEL) as consumer:
+        publish(broker, b"a")
+        held = consumer.receive(timeout=20)
+        assert held is not None
+        (victim,) = broker.pids("channel")
+        kill(victim)
+        broker.wait_gone([victim])
+        wait_for(lambda: rows(broker).get(CHANNEL, {}).get("client_count"), 20, "a new channel")
+        publish(broker, b"b")
+        assert take(consumer, 1) == [b"b"], "the new channel begins at the end, and knows nothing of the old one's messages"
+    wait_no_channel(broker)
+
+
+@pytest.mark.parametrize("victim", ["storage", "topic"])
+def test_kill_its_topic(broker: Broker, victim: str) -> None:
+    with zsq.Consumer(broker.ipc, TOPIC, "durable") as durable, zsq.Consumer(broker.ipc, TOPIC, CHANNEL) as consumer:
+        publish(broker, b"a")
+        assert (take(durable, 1), take(consumer, 1)) == ([b"a"], [b"a"])
+        consumer.close()
+        wait_for(lambda: CHANNEL not in rows(broker), 20, "the end of the channel")
+        with zsq.Consumer(broker.ipc, TOPIC, CHANNEL, max_attempts=7) as other:
+            wait_for(lambda: rows(broker).get(CHANNEL, {}).get("client_count"), 20, "a consumer")
+            pids = broker.pids(victim)
+            kill(pids[0])
+            broker.wait_gone(pids)
+            wait_for(lambda: rows(broker).get(CHANNEL, {}).get("client_count"), 20, "a new channel")
+            assert rows(broker)[CHANNEL]["settings"]["max_attempts"] == 7
+            publish(broker, b"b")
+            assert (take(durable, 1), take(other, 1)) == ([b"b"], [b"b"])
+
+
+def test_kill_its_topic_with_nobody_there(broker: Broker) -> None:
+    consumer = zsq.Consumer(broker.tcp, TOPIC, CHANNEL)
+    publish(broker, b"a")
+    assert take(consumer, 1) == [b"a"]
+    kill(broker.pids("gateway")[0])
+    (storage,) = broker.pids("storage")
+    kill(storage)
+    consumer.close()
+    broker.wait_gone([storage])
+    wait_for(lambda: len(broker.pids("topic")) == 1, 20, "the topic")
+    wait_no_channel(broker)
+
+
+@pytest.mark.parametrize("how", ["stop", "kill"])
+def test_it_is_gone_after_a_restart_and_what_it_had_is_not_kept(broker: Broker, how: str) -> None:
+    with zsq.Consumer(broker.tcp, TOPIC, CHANNEL) as consumer:
+        publish(broker, b"a", b"b")
+        assert take(consumer, 1) == [b"a"]
+        wait_for(lambda: waiting(broker) == 2, 20, "the checkpoint of where a first channel begins")
+        if how == "stop":
+            broker.stop()
+        else:
+            everyone = [actor["pid"] for actor in broker.actors()]
+            assert broker.process is not None
+            kill(broker.process.pid)
+            broker.process.wait(20)
+            broker.wait_gone(everyone)
+    broker.port = free_port()  # a Lookup that the consumer sent before it was closed shall not find the next broker
+    broker.start()
+    assert rows(broker) == {}
+    publish(broker, b"c")
+    with zsq.Consumer(broker.ipc, TOPIC, "durable") as durable:
+        assert take(durable, 1) == [b"c"]
+
+
+def waiting(broker: Broker) -> int:
+    """Where a first channel would begin, as committed: by a copy of the state store, which is idle by then."""
+    copy = broker.data_dir.parent / "copy"
+    shutil.copytree(broker.data_dir / "topics" / "000001" / "state", copy, dirs_exist_ok=True)
+    store = StateStore(str(copy), readonly=True)
+    try:
+        return store.load().waiting
+    finally:
+        store.close()
+
+
+def test_it_counts_what_it_lost_and_holds_nothing_back(broker: Broker) -> None:
+    """A bounded topic drops what only an ephemeral channel has not finished, and nobody counts that as the topic's loss."""
+    with zsq.Admin(broker.ipc) as admin:
+        admin.create_topic(TOPIC, keep_bytes=0)
+    with zsq.Consumer(broker.ipc, TOPIC, CHANNEL, ready=1) as consumer:
+        publish(broker, b"first")
+        first = consumer.receive(timeout=20)
+        assert first is not None
+        for _ in range(4):
+            publish(broker, *(b"x" * 500_000 for _ in range(8)))
+        wait_for(lambda: rows(broker)[CHANNEL]["dropped_count"] >= 20, 30, "the loss")
+        with zsq.Admin(broker.ipc) as admin:
+            assert admin.stats(TOPIC)["topics"][0]["dropped_count"] == 0
+        publish(broker, b"last")
+        first.finish(sync=True)
+        body = b""
+        while body != b"last":
+            (body,) = take(consumer, 1)
+
+
+def test_nobody_ever_comes(broker: Broker) -> None:
+    """It stays for a while, so that it can be made before its consumer starts."""
+    with zsq.Admin(broker.ipc) as admin:
+        admin.create_channel(TOPIC, CHANNEL)
+        publish(broker, b"a")
+        assert CHANNEL in rows(broker)
+        with zsq.Consumer(broker.ipc, TOPIC, CHANNEL) as consumer:
+            assert take(consumer, 1) == [b"a"]
+        wait_no_channel(broker)
+        admin.create_channel(TOPIC, CHANNEL)
+        admin.delete_channel(TOPIC, CHANNEL)
+        assert rows(broker) == {}
