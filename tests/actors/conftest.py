@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
+from zsq.actors.channel_settings import ChannelSettings
 from zsq.actors.deferred import Deferred
-from zsq.actors.delivery import Delivery
+from zsq.actors.delivery import Delivery, half
 from zsq.actors.lease import Changes, Consumer, Hole, Parcel
 from zsq.transport.block import Block, pack, with_place
 
@@ -18,10 +20,13 @@ TIMEOUT_NS = 60 * S
 class Desk:
     """A channel with consumers, in the verbs of its trade."""
 
-    def __init__(self, next_offset: int = 0, holes: Sequence[Hole] = ()) -> None:
+    def __init__(
+        self, next_offset: int = 0, holes: Sequence[Hole] = (), random: Callable[[], float] = half, **settings: Any,
+    ) -> None:  # fmt: skip
         self.kept = {hole[0]: hole for hole in holes if hole[3]}  # deferred in the store
         deferred = Deferred(len(self.kept), sum(hole[1] for hole in self.kept.values()), min((h[3] for h in self.kept.values()), default=0))
-        self.channel = Delivery(5, next_offset, [hole for hole in holes if not hole[3]], {}, paused=False, deferred=deferred)
+        live = [hole for hole in holes if not hole[3]]
+        self.channel = Delivery(5, next_offset, live, {}, False, deferred, ChannelSettings(**settings), "c", random)
         self.end = next_offset
         self.now_ns = 100 * S
         self.wall_ns = 5_000 * S
@@ -30,14 +35,21 @@ class Desk:
     def block_at(first_offset: int, count: int, size: int = 1) -> Block:
         return with_place(pack([b"x" * size] * count), first_offset, 7)
 
-    def join(self, peer: tuple[bytes, ...], ready: int, heartbeat_ns: int = 3_600 * S) -> None:
-        self.channel.subscribe(Consumer(peer, peer[0].decode(), ready, TIMEOUT_NS, heartbeat_ns, self.now_ns, 0))
+    def join(self, peer: tuple[bytes, ...], ready: int, heartbeat_ns: int = 3_600 * S, sample_rate: int = 0) -> None:
+        consumer = Consumer(peer, peer[0].decode(), ready, TIMEOUT_NS, heartbeat_ns, self.now_ns, 0, sample_rate=sample_rate)
+        self.channel.subscribe(consumer)
 
     def come(self, *counts: int, size: int = 1) -> None:
         """Blocks of so many messages come from the feed."""
         for count in counts:
             assert self.channel.supply.offer(self.block_at(self.end, count, size))
             self.end += count
+
+    def take_in(self, block: Block, age_s: float = 0.0) -> None:
+        """A block comes that was stored so long ago."""
+        placed = with_place(block, self.end, self.wall_ns - int(age_s * S))
+        assert self.channel.supply.offer(placed)
+        self.end = placed.next_offset
 
     def send(self) -> list[Parcel]:
         """All that can be delivered now."""
