@@ -1,6 +1,8 @@
 """Storage's desk for channels: their rows, which one commit batch carries to the state store, and what they may see of the log.
 
 A channel exists if and only if its row is committed; only its present owner (the process that opened it last) may write it.
+Rows of `#ephemeral` channels are in memory only. Those channels never hold back what is finished by all others, and while there is no
+other, what they had is not kept for a first channel either.
 """
 
 from __future__ import annotations
@@ -10,13 +12,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from ..storage.errors import Unreadable
 from ..storage.log import Log
 from ..storage.state import DeferredTotal, HoleRow, StateStore, Table
 from ..transport import protocol as p
 from ..transport.errors import E_BAD_ARGUMENT, E_CLOSING, Refused, UsageError
+from ..transport.names import is_ephemeral
 from . import options
 from .channel_settings import made
+from .memory_rows import MemoryRows
 from .port import Envelope, Mail, Port
+from .read_desk import refused
 from .state_desk import StateDesk
 
 if TYPE_CHECKING:
@@ -31,19 +37,31 @@ class ChannelDesk:
         self._state = state
         self._sync = sync
         self.rows: dict[str, ChannelRow] = dict(table.channels)
+        self.memory = MemoryRows()
         self.waiting = table.waiting
         self.visible_end = table.paused_end
         self.owners: dict[str, Envelope] = {}
         self._pages: dict[str, list[p.Save]] = {}  # of commits that are not whole yet
 
     def floor(self) -> int:
-        """No channel, offline ones included, has anything unfinished below this offset; without a channel, nothing waits below it.
+        """No channel, offline ones included and ephemeral ones not, has anything unfinished below this offset; without a channel, nothing
+        waits below it.
 
         As committed: what a crash now would leave. So it may be used to remove chunks. A channel that is new or was moved back holds what
         it wants from the moment at which it says so: its commit, and with it its answer, may come before that of a removal.
         """
         wanted = (max(int(row["next"]), self._log.start) for row in self.rows.values())
-        return min([*self._state.floors.values(), *wanted], default=self._state.waiting)
+        return min([*self._state.floors.values(), *wanted], default=self._new_begin() if self.memory else self._state.waiting)
+
+    def __contains__(self, channel: str) -> bool:
+        return channel in self.rows or channel in self.memory
+
+    def checkpoint(self) -> bool:
+        """Now and then: what only ephemeral channels had waits for nobody. True where that is to be committed."""
+        if not self.memory or self.rows or self.waiting == self._new_begin():
+            return False
+        self.waiting = self._state.batch.waiting = self._new_begin()
+        return True
 
     def end(self) -> int:
         """As far as the topic offers."""
@@ -59,34 +77,49 @@ class ChannelDesk:
         """Where a new channel begins (`channel_settings.made`)."""
         oldest, end = self._log.start, self._new_begin()
         if start is None:
-            return self._new_begin() if self.rows else self.waiting
+            return self._new_begin() if self.rows or self.memory else self.waiting
         if start == "earliest":
             return oldest
         if isinstance(start, dict):
-            start = self._log.offset_at(start["time_ns"])
+            try:
+                start = self._log.offset_at(start["time_ns"])
+            except Unreadable as error:
+                raise refused(error) from None
         return end if start == "latest" else min(max(start, oldest), end)
 
     def on_openchannel_word(self, port: Port, mail: Mail) -> None:
         word = cast("p.OpenChannel", mail.word)
+        if is_ephemeral(word.channel):
+            self.memory.make(word.channel, self._new_row(word))
+            self.owners[word.channel] = mail.envelope
+            self._opened(port, mail, ([], DeferredTotal()))
+            return
         self._state.check_space()
-        row = self.rows.get(word.channel)
-        if row is None:
-            if len(self.rows) >= options.CHANNELS_MAX:
-                raise Refused("E_LIMIT", f"a topic has at most {options.CHANNELS_MAX} channels")
-            own, start = made(word.settings)
-            row = {"next": self._begin(start), "paused": False, "created_ns": time.time_ns(), "counters": {}, "settings": own}
+        if word.channel not in self.rows:
+            row = self._new_row(word)
             self.rows[word.channel] = row
             self._state.batch.channel_puts[word.channel] = row
         self.owners[word.channel] = mail.envelope  # words of a dead predecessor may still lie in its pipe
         self._pages.pop(word.channel, None)
         # Its holes are read once all that its predecessor has sent is on disk; nobody else writes them from here on.
-        read = partial(self._state.read, partial(_kept, channel=word.channel), partial(self._opened, port, mail))
+        ordered = bool(self.rows[word.channel].get("settings", {}).get("ordered"))
+        read = partial(self._state.read, partial(_kept, channel=word.channel, ordered=ordered), partial(self._opened, port, mail))
         self._state.then(read)
+
+    def _new_row(self, word: p.OpenChannel) -> dict[str, Any]:
+        if len(self.rows) + len(self.memory.rows) >= options.CHANNELS_MAX:
+            raise Refused("E_LIMIT", f"a topic has at most {options.CHANNELS_MAX} channels")
+        own, start = made(word.settings)
+        begin = self._begin(start)
+        return {"next": begin, "begin": begin, "paused": False, "created_ns": time.time_ns(), "counters": {}, "settings": own}
+
+    def _row(self, channel: str) -> ChannelRow | None:
+        return self.memory.rows.get(channel) if is_ephemeral(channel) else self.rows.get(channel)
 
     def _opened(self, port: Port, mail: Mail, kept: tuple[list[HoleRow], DeferredTotal]) -> None:
         """Answer, in as many words as keep each frame small."""
         word = cast("p.OpenChannel", mail.word)
-        row = self.rows.get(word.channel)
+        row = self._row(word.channel)
         if row is None or self.owners.get(word.channel) != mail.envelope:
             return  # dropped meanwhile, or opened once more
         holes, total = [tuple(hole) for hole in kept[0]], kept[1]
@@ -106,6 +139,10 @@ class ChannelDesk:
         if word.more:
             return
         del self._pages[word.channel]
+        if word.channel in self.memory:
+            self.memory.save(word.channel, pages)
+            port.send(mail.envelope, p.Done(word.request, {}))
+            return
         row = self.rows[word.channel] | word.row
         if not isinstance(row.get("next"), int):
             raise UsageError(E_BAD_ARGUMENT, "a channel's row says where it is")
@@ -127,6 +164,10 @@ class ChannelDesk:
         self._check_owner(mail, word.channel)
         limit = min(max(word.limit, 0), options.DUE_ROWS_MAX)
         late_ns = word.until_ns + options.DUE_LATEST_NS
+        if word.channel in self.memory:
+            messages = self.memory.deferred(word.channel).messages
+            _answer_due(port, mail, (*self.memory.due(word.channel, word.until_ns, limit, late_ns), messages))
+            return
         self._state.read(
             lambda store: (*store.due(word.channel, word.until_ns, limit, late_ns), store.deferred(word.channel).messages),
             partial(_answer_due, port, mail),
@@ -158,9 +199,12 @@ class ChannelDesk:
     def drop(self, name: str, then: Callable[[], None]) -> None:
         """Forget a channel that ended, with its rows; `then` when that is committed."""
         self._pages.pop(name, None)
-        del self.rows[name]
         self.owners.pop(name, None)
-        self._state.drop_channel(name)
+        if name in self.memory:
+            self.memory.drop(name)
+        else:
+            del self.rows[name]
+            self._state.drop_channel(name)
         if not self.rows:  # from here on messages wait for a first channel again
             self.waiting = self._state.batch.waiting = self._new_begin()
         self._state.then(then)
@@ -169,9 +213,11 @@ class ChannelDesk:
         self._state.then(partial(port.send, mail.envelope, p.Done(getattr(mail.word, "request", 0), data)))
 
 
-def _kept(store: StateStore, channel: str) -> tuple[list[HoleRow], DeferredTotal]:
-    """In the state store's thread: a channel's holes, and what its deferred ones come to."""
-    return store.holes(channel), store.deferred(channel)
+def _kept(store: StateStore, channel: str, *, ordered: bool) -> tuple[list[HoleRow], DeferredTotal]:
+    """In the state store's thread: a channel's holes, and what its deferred ones come to; of an ordered one those, too, for what comes
+    after them waits for them."""
+    deferred = store.deferred_rows(channel) if ordered else ()
+    return [*store.holes(channel), *deferred], store.deferred(channel)
 
 
 def _answer_due(port: Port, mail: Mail, found: tuple[list[HoleRow], int, int]) -> None:

@@ -27,8 +27,9 @@ Row = tuple[int, int, int, int]  # start, count, attempts, due_ns
 class Deferred:
     """`rows` and `messages`: how many there are in all; `next_due_ns`: of those in the store, 0 for none. Wall clock."""
 
-    def __init__(self, rows: int = 0, messages: int = 0, next_due_ns: int = 0) -> None:
+    def __init__(self, rows: int = 0, messages: int = 0, next_due_ns: int = 0, rows_max: int = 0) -> None:
         self.rows = rows
+        self._rows_max = rows_max or options.DEFERRED_ROWS_MAX
         self.messages = messages
         self.next_due_ns = next_due_ns
         self.wanted = False
@@ -44,8 +45,20 @@ class Deferred:
         """Rows that are still held here."""
         return len(self._new) + len(self._out)
 
+    def shown(self, stored: Iterable[Row]) -> list[Row]:
+        """What is deferred, the one due next first. `stored`: what the store named; it may not know yet that some came, or were cleared."""
+        if self._clear:
+            stored = ()
+        elif self._came or self._came_out:
+            stored = (row for row in stored if self.next_due_ns and row[3] >= self.next_due_ns)
+        return sorted((*self._new, *self._out, *stored), key=lambda row: row[3])
+
+    def limit(self, rows_max: int) -> None:
+        """No more rows than that, either."""
+        self._rows_max = min(self._rows_max, rows_max)
+
     def is_full(self) -> bool:
-        return self.rows >= options.DEFERRED_ROWS_MAX
+        return self.rows >= self._rows_max
 
     def put(self, runs: Iterable[Run], due_ns: int) -> None:
         for start, count, attempts in runs:
