@@ -15,6 +15,7 @@ from ..transport.names import is_ephemeral
 from . import channel_settings, options
 from .actor import Actor, StartFailed
 from .closing import TO_CONSUMERS
+from .dead_letter_desk import DeadLetterDesk
 from .deferred import Deferred
 from .delivery import Delivery
 from .feed import Feed
@@ -55,6 +56,8 @@ class Channel(Actor):
         self.front = self.open_router(self.settings["front"], FRONT_WORDS)
         self._request = 1
         self.saving = Saving(self.name)
+        told = self.settings
+        self.dead_letters = DeadLetterDesk(self, told.get("topic_name", ""), told.get("uuid", ""), self.name, told["front"])
         self.peeks = Peeks(self.name)
         self._stop_ns = 0
         self.closed: bool = self.settings["closed"]  # to consumers
@@ -209,6 +212,7 @@ class Channel(Actor):
         if detach is not None:
             self.topic.send((), detach)
         self.busy = not self.stopping and self._deliver()
+        self.dead_letters.turn(self.supply, not self.stopping)
         if self.saving.is_due(self.supply.dirty, time.monotonic_ns()) or self.delivery.waits_for_commit():
             self._save()
         self._ask_for_due()
@@ -334,6 +338,7 @@ class Channel(Actor):
         elif word.action == "configure":
             self.settings_own = channel_settings.changed(self.settings_own, word.options)
             self.delivery.configure(channel_settings.resolve(self.settings_own))
+            self.dead_letters.configured()
             data["settings"] = self.delivery.settings.as_dict()
         else:
             return super().on_order(word)
@@ -360,6 +365,8 @@ class Channel(Actor):
         """
         self._stop_ns = self._stop_ns or time.monotonic_ns()
         self.delivery.end()
+        if self.dead_letters.sending and time.monotonic_ns() - self._stop_ns < options.DEAD_STOP_S * 1e9:
+            return False
         if self.supply.dirty or self.saving.waited_for:
             self.saving.now = True
         if self.saving.out or self.saving.now:
@@ -370,11 +377,13 @@ class Channel(Actor):
             self.front.send(peer, p.Bye())
         return True
 
-    def _sample(self) -> None:
-        self.delivery.figures.sample(self.delivery.consumers.values(), time.monotonic_ns())
+    def on_end(self) -> None:
+        self.dead_letters.end()
 
     def statistics(self) -> dict[str, Any]:
-        rates = self.delivery.figures.rates(time.monotonic_ns())
+        now = time.monotonic_ns()
+        self.delivery.figures.sample(self.delivery.consumers.values(), now, time.time_ns())
+        rates = self.delivery.figures.rates(now)
         return self.delivery.statistics(self._head) | {"rates": rates, "settings": self.delivery.settings.as_dict()}
 
     def details(self) -> dict[str, Any]:

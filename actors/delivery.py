@@ -9,15 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from ..transport.protocol import BACKOFF, MESSAGE_TIMEOUT_MS_MAX, REQUEUE_DELAY_MS_MAX, Range, Run
+from ..transport.protocol import BACKOFF, DEAD, MESSAGE_TIMEOUT_MS_MAX, REQUEUE_DELAY_MS_MAX, Range, Run
 from . import options
 from .channel_settings import ChannelSettings
 from .choice import Choice
 from .deferred import Deferred
+from .figures import Figures
 from .in_flight import DeadlineHeap
-from .lease import COUNTERS, Changes, Consumer, Hole, Lease, Parcel, Peer
+from .latency import LatencyWindow
+from .lease import COUNTERS, Changes, Consumer, Hole, Lease, Parcel, Peer, renamed
+from .ordered import OrderedSupply
 from .ranges import check, take, total
 from .supply import Picked, Supply
+from .times import times_of
 from .turns import Turns
 
 UNKNOWN_DELIVERY: Range = (-1, 0)
@@ -25,6 +29,7 @@ _MS = 1_000_000
 LOST: Final = "its consumer was lost or left"
 TIMED_OUT: Final = "its consumer did not answer within the message timeout"
 REQUEUED: Final = "its consumer gave it back"
+REJECTED: Final = "its consumer rejected it"
 
 
 def half() -> float:
@@ -41,10 +46,14 @@ class Delivery:
     ) -> None:  # fmt: skip
         self.paused = paused
         self.settings = settings or ChannelSettings()
-        self.counters = dict.fromkeys(COUNTERS, 0) | counters
+        self.counters = dict.fromkeys(COUNTERS, 0) | renamed(counters)
+        self.figures = Figures(self.counters)
+        self.begin = next_offset
+        """Where it began: what came since is what it was given. Lower by what it went back."""
         self.consumers: dict[Peer, Consumer] = {}
         choice = Choice(channel, self.settings, random)
-        self.supply = Supply(next_offset, holes, deferred or Deferred(), self.counters, self.settings, choice)
+        kind = OrderedSupply if self.settings.ordered else Supply
+        self.supply: Supply = kind(next_offset, holes, deferred or Deferred(), self.counters, self.settings, choice)
         self._token = (incarnation & 0x7FFFFFFF) << 32
         self._turns = Turns()
         self._leases: dict[int, Lease] = {}
@@ -54,14 +63,16 @@ class Delivery:
 
     def configure(self, settings: ChannelSettings) -> None:
         """From now on. What is `FIXED` of them is as it was."""
-        self.settings = self.supply.settings = settings
-        self.supply.choice.configure(settings)
+        self.settings = settings
+        self.supply.configure(settings)
 
     # Consumers
 
     def subscribe(self, consumer: Consumer) -> None:
         self.unsubscribe(consumer.peer)
         self.consumers[consumer.peer] = consumer
+        if len(self.consumers) <= options.CONSUMER_LATENCIES_MAX:
+            consumer.latency = LatencyWindow(options.CONSUMER_LATENCY_SLOT_S)
         self._turns.join(consumer)
 
     def set_ready(self, peer: Peer, ready: int) -> None:
@@ -98,14 +109,25 @@ class Delivery:
 
     def next_parcel(self, now_ns: int, wall_ns: int) -> Parcel | None:
         """The next delivery, or None when no consumer has room or nothing waits. Consumers take turns."""
-        while not self.paused and (consumer := self._turns.first()) is not None:
-            picked = self.supply.pick(consumer, consumer.ready - consumer.in_flight, self._lease_rows, wall_ns)
+        share = self._share(wall_ns)
+        while not self.paused and (consumer := self._turns.first(share)) is not None:
+            room = consumer.ready - consumer.in_flight
+            if consumer.in_flight < share:
+                room = min(room, share - consumer.in_flight)
+            picked = self.supply.pick(consumer, room, self._lease_rows, wall_ns)
             if picked is None:
                 return None  # nothing waits: the turn stays where it was
-            self._turns.served(max(picked.offered, total(picked.runs)))
+            self._turns.served(consumer, max(picked.offered, total(picked.runs)))
             if picked.runs:
                 return self._lease(consumer, picked, now_ns)
         return None
+
+    def _share(self, wall_ns: int) -> int:
+        """Of an ordered channel: how much of what could be out at once is each consumer's. 0: there is no bound."""
+        if not self.settings.ordered or self.paused:
+            return 0
+        takers = [consumer.in_flight for consumer in self.consumers.values() if consumer.ready > 0]
+        return self.supply.share(len(takers), sum(takers), self._lease_rows, wall_ns)
 
     def has_more(self) -> bool:
         """In this turn enough was passed that nobody wants: take another one soon."""
@@ -117,13 +139,15 @@ class Delivery:
         count = total(runs)
         size = sum(block.length * (stop - start) // block.count for block, start, stop in parts)
         consumer.bytes_out += size
-        self._leases[self._token] = Lease(consumer, sorted(runs), now_ns, size)  # answers are matched in ascending order
+        self._leases[self._token] = Lease(consumer, sorted(runs), now_ns, times_of(parts), size)  # answers are matched in ascending order
         self._lease_rows += len(runs)
         self._deadlines.set(self._token, now_ns + consumer.timeout_ns)
         consumer.tokens.add(self._token)
         consumer.in_flight += count
         consumer.message_count += count
-        self.counters["message_count"] += count
+        consumer.message_bytes += size
+        self.counters["delivery_count"] += count
+        self.counters["delivery_bytes"] += size
         self.supply.dirty = True
         return Parcel(consumer.peer, self._token, tuple(runs), parts, consumer.timeout_ns)
 
@@ -161,19 +185,25 @@ class Delivery:
         self.supply.dirty = True
         return taken, refused
 
-    def fin(self, peer: Peer, token: int, ranges: Sequence[Range]) -> Sequence[Range]:
-        """Finished. Returns the ranges that were not under this lease; nothing is done to those."""
+    def fin(self, peer: Peer, token: int, ranges: Sequence[Range], wall_ns: int = 0) -> Sequence[Range]:
+        """Finished. Returns the ranges that were not under this lease; nothing is done to those. `wall_ns` 0: latency is not measured."""
+        lease = self._leases.get(token)
         taken, refused = self._answered(peer, token, ranges)
         count = total(taken)
         self.counters["finish_count"] += count
+        if taken and lease is not None and wall_ns:
+            self.figures.finished(lease.consumer, lease.times, taken, wall_ns)
         if peer in self.consumers:
             self.consumers[peer].finish_count += count
         self.supply.done(taken)
         return refused
 
     def req(self, peer: Peer, token: int, ranges: Sequence[Range], delay_ms: int, wall_ns: int, error: str = "") -> Sequence[Range]:
-        """Again, at once or after a delay (clamped to an hour; BACKOFF: the channel's). Returns the refused ranges."""
+        """Again, at once or after a delay (clamped to an hour; BACKOFF: the channel's); DEAD: never. Returns the refused ranges."""
         taken, refused = self._answered(peer, token, ranges)
+        if delay_ms == DEAD:
+            self.supply.reject(taken, error or REJECTED)
+            return refused
         count = total(taken)
         self.counters["requeue_count"] += count
         if peer in self.consumers:
@@ -212,6 +242,7 @@ class Delivery:
         while (token := self._deadlines.pop_due(now_ns)) is not None:
             lease = self._end_lease(token)
             self.counters["timeout_count"] += total(lease.runs)
+            lease.consumer.timeout_count += total(lease.runs)
             self.supply.back(lease.runs, TIMED_OUT)
             found = True
         self.supply.dirty = self.supply.dirty or found
@@ -252,6 +283,7 @@ class Delivery:
         """Go on at `offset`, and clear all before it, leases included: what consumers hold cannot be answered any more."""
         for token in list(self._leases):
             self._end_lease(token)
+        self.begin -= max(0, self.supply.next_offset - offset)
         self.supply.seek(offset)
 
     # What it looks like from outside
@@ -263,12 +295,16 @@ class Delivery:
                 yield run, lease.consumer.label, now_ns - lease.sent_ns, self._deadlines.due_of(token) - now_ns
 
     def statistics(self, head: int) -> dict[str, Any]:
-        """NSQ's field names."""
+        """NSQ's field names. What takes some work is in `details`."""
         return {
             **self.supply.statistics(head),
+            "begin": self.begin,
             "in_flight_count": sum(total(lease.runs) for lease in self._leases.values()),
             "paused": self.paused,
             "client_count": len(self.consumers),
-            "clients": [consumer.statistics() for consumer in self.consumers.values()],
             **self.counters,
         }
+
+    def details(self, now_ns: int, wall_ns: int) -> dict[str, Any]:
+        """For who asks: consumers, latencies."""
+        return self.figures.details(self.consumers.values(), now_ns, wall_ns)

@@ -9,7 +9,6 @@ What goes to another process are the bins, to be added there: percentiles of per
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -37,7 +36,7 @@ class LatencyWindow:
     def __init__(self, slot_s: int = SLOT_S) -> None:
         self._slot_ns = slot_s * _S
         self._slots = WINDOW_S // slot_s
-        self._stores: deque[tuple[int, DenseStore]] = deque()
+        self._stores: list[tuple[int, DenseStore]] = []
 
     def add(self, latency_ns: int, messages: int, now_ns: int) -> None:
         """So many messages took that long each."""
@@ -51,7 +50,7 @@ class LatencyWindow:
         """Forget what is too old."""
         slot = now_ns // self._slot_ns
         if self._stores and not (slot - self._slots <= self._stores[0][0] and self._stores[-1][0] <= slot):
-            self._stores = deque(one for one in self._stores if slot - self._slots <= one[0] <= slot)
+            self._stores = [one for one in self._stores if slot - self._slots <= one[0] <= slot]
 
     def bins(self, now_ns: int) -> Bins:
         """All that is in the window."""

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from ..transport.block import Block
 from ..transport.protocol import Run, Save
 from . import options
+from .latency import LatencyWindow
+from .rates import RateMeter
+from .times import Times
 
 COUNTERS: Final = (  # durable
-    "message_count", "finish_count", "requeue_count", "timeout_count", "lost_count", "dropped_count",
-    "tag_skipped_count", "addressed_skipped_count", "expired_count", "sampled_count",
+    "delivery_count", "delivery_bytes", "finish_count", "requeue_count", "timeout_count", "lost_count", "dropped_count",
+    "tag_skipped_count", "addressed_skipped_count", "expired_count", "sampled_count", "dead_letter_count",
 )  # fmt: skip
 
 Peer = tuple[bytes, ...]
 Hole = tuple[int, int, int, int]  # start, count, attempts, due_ns
+
+
+def renamed(counters: Mapping[str, int]) -> dict[str, int]:
+    """As they lie in a row of 0.1.0: there deliveries had the name that NSQ gives to what comes in."""
+    found = dict(counters)
+    deliveries = found.pop("message_count", 0)
+    return {"delivery_count": deliveries, **found}
 
 
 class Parcel(NamedTuple):
@@ -59,20 +69,35 @@ class Consumer:
     message_count: int = 0
     finish_count: int = 0
     requeue_count: int = 0
+    timeout_count: int = 0
+    message_bytes: int = 0
     again_last: bool = False
     sample_rate: int = 0  # percent; 0: all
     sampled_count: int = 0  # left out of the sample
     served: int = 0  # for its turn
     tokens: set[int] = field(default_factory=set)
+    latency: LatencyWindow | None = None  # its own, where the channel has not too many consumers
+    meter: RateMeter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.meter = RateMeter(self.seen_ns, self.counts())
+
+    def counts(self) -> dict[str, int]:
+        """What only grows."""
+        return {
+            "message_count": self.message_count,
+            "message_bytes": self.message_bytes,
+            "finish_count": self.finish_count,
+            "requeue_count": self.requeue_count,
+            "timeout_count": self.timeout_count,
+        }
 
     def statistics(self) -> dict[str, Any]:
         return {
             "client_id": self.label,
             "ready_count": self.ready,
             "in_flight_count": self.in_flight,
-            "message_count": self.message_count,
-            "finish_count": self.finish_count,
-            "requeue_count": self.requeue_count,
+            **self.counts(),
             "connect_ts": self.connect_ts,
             "sample_rate": self.sample_rate,
             "sampled_count": self.sampled_count,
@@ -84,4 +109,5 @@ class Lease:
     consumer: Consumer
     runs: Sequence[Run]
     sent_ns: int
+    times: Times
     size: int = 0  # bytes, about

@@ -43,6 +43,7 @@ ORDERED_DEFERRED_ROWS_MAX: Final = 100_000  # requeued with a delay: they are so
 FETCHES_MAX: Final = 4  # outstanding reads of blocks for redelivery
 CONSUMERS_MAX: Final = 10_000
 DYING_TEXT_MAX: Final = 1 * MIB  # characters of errors kept for messages on their way to the dead letters; beyond it they go without
+DEAD_TICK_MS: Final = 100  # a channel with dead letters on their way looks after its link so often
 DEAD_RETRY_S: Final = 1.0  # until dead letters that were refused (a full topic, a full disk) are tried again; doubled by each try
 DEAD_RETRY_S_MAX: Final = 30.0
 DEAD_SILENT_S: Final = 5.0  # an answer that takes longer is said in health
@@ -51,7 +52,6 @@ DEAD_STOP_S: Final = 1.0  # a channel that ends waits so long for dead letters o
 PEEK_MAX: Final = 1_000  # messages of each kind that a peek names: its answer is one small frame
 CONSUMER_LATENCIES_MAX: Final = 200  # consumers of a channel that get percentiles of their own: 20 KB each while they finish
 CONSUMER_LATENCY_SLOT_S: Final = 120  # coarser than the channel's: a fifth of its memory; the window reaches over 10 to 12 minutes
-RATE_SAMPLE_MS: Final = 5_000  # rates are over a minute of such samples
 CONSUMER_BYTES_MAX: Final = 16 * MIB  # delivered to one consumer and unanswered: credit counts messages, memory counts bytes
 
 # Ephemeral channels and topics: in memory

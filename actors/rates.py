@@ -6,7 +6,6 @@ sample is moved instead of a new one being kept, so what is idle keeps two.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from typing import Final
 
@@ -24,35 +23,35 @@ class RateMeter:
     __slots__ = ("_samples",)
 
     def __init__(self, now_ns: int, counts: Mapping[str, int]) -> None:
-        self._samples: deque[tuple[int, Counts]] = deque([(now_ns, tuple(counts.values()))])
+        self._samples: list[tuple[int, Counts]] = [(now_ns, tuple(counts.values()))]
+
+    def note(self, now_ns: int, counts: Mapping[str, int]) -> None:
+        """With each pulse: about once a second, and seldom where nothing happens. A change is told within a second or two."""
+        samples, now = self._samples, tuple(counts.values())
+        while len(samples) > 1 and samples[1][0] <= now_ns - WINDOW_NS:
+            del samples[0]
+        last_ns, last = samples[-1]
+        if now != last and now_ns - last_ns > SAMPLE_NS:  # it was idle until a moment ago
+            samples.append((now_ns - SAMPLE_NS, last))
+        elif len(samples) > 1 and (now_ns - samples[-2][0] < SAMPLE_NS or now == last == samples[-2][1]):
+            del samples[-1]
+        samples.append((now_ns, now))
 
     def rates(self, now_ns: int, counts: Mapping[str, int]) -> dict[str, float]:
-        """Of those that grew, by their names; to be called about once a second, asked for or not. Nothing else need be said to it."""
+        """Of those that grew, by their names."""
         now = tuple(counts.values())
-        self._note(now_ns, now)
-        begin = max(now_ns - WINDOW_NS, self._samples[0][0])
-        before = self._at(begin)
-        passed = max(now_ns - begin, SHORTEST_NS) / _S
-        return {
-            name: round((count - start) / passed, 3)
-            for name, count, start in zip(counts, now, before, strict=True)
-            if count > start
-        }  # fmt: skip
+        if now == self._samples[0][1]:
+            return {}
+        begin_ns = max(now_ns - WINDOW_NS, self._samples[0][0])
+        begin = self._at(begin_ns, now_ns, now)
+        passed_s = max(now_ns - begin_ns, SHORTEST_NS) / _S
+        found = zip(counts, now, begin, strict=True)
+        return {name: round((count - start) / passed_s, 3) for name, count, start in found if count > start}
 
-    def _note(self, now_ns: int, counts: Counts) -> None:
-        samples = self._samples
-        while len(samples) > 1 and samples[1][0] <= now_ns - WINDOW_NS:
-            samples.popleft()
-        if len(samples) > 1 and counts == samples[-1][1] == samples[-2][1]:
-            samples[-1] = (now_ns, counts)
-        elif now_ns - samples[-1][0] >= SAMPLE_NS:
-            samples.append((now_ns, counts))
-
-    def _at(self, time_ns: int) -> tuple[float, ...]:
-        """The counts at that time, not before the first sample; after the last one they are its."""
-        (first_ns, first) = self._samples[0]
-        if len(self._samples) == 1 or time_ns <= first_ns:
-            return first
-        second_ns, second = self._samples[1]
-        share = min((time_ns - first_ns) / (second_ns - first_ns), 1.0)
-        return tuple(a + (b - a) * share for a, b in zip(first, second, strict=True))
+    def _at(self, time_ns: int, now_ns: int, now: Counts) -> tuple[float, ...]:
+        """The counts at a time between the first sample and now."""
+        samples = [*self._samples, (now_ns, now)]
+        number = next((number for number in range(len(samples) - 1, 0, -1) if samples[number - 1][0] <= time_ns), 1)
+        (before_ns, before), (after_ns, after) = samples[number - 1], samples[number]
+        share = min((time_ns - before_ns) / max(after_ns - before_ns, 1), 1.0)
+        return tuple(a + (b - a) * share for a, b in zip(before, after, strict=True))

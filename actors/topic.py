@@ -15,6 +15,7 @@ from .actor import Actor, StartFailed
 from .fanout import Fanout
 from .ordering import Ordering, Reply
 from .port import Mail, Port
+from .rates import RateMeter
 
 _MS = 1_000_000
 FRONT_WORDS = frozenset((p.Hello, p.Pub, p.PubDelayed, p.Beat, p.Bye, p.Attach, p.Credit))  # producers and channels
@@ -42,6 +43,7 @@ class Topic(Actor):
         self._request = 1
         self._messages = 0
         self._bytes = 0
+        self._meter = RateMeter(time.monotonic_ns(), self._counts())
         self.every(1_000, self._tell_head)
         self.every(1_000, lambda: self.ordering.expire(time.monotonic_ns()))
         return {"head": self.fanout.head}
@@ -227,13 +229,18 @@ class Topic(Actor):
             self.front.send(peer, p.Bye())
         return True
 
+    def _counts(self) -> dict[str, int]:
+        return {"message_count": self._messages, "message_bytes": self._bytes}
+
     def statistics(self) -> dict[str, Any]:
+        now, counts = time.monotonic_ns(), self._counts()
+        self._meter.note(now, counts)
         return {
             "head": self.fanout.head,
             "end": self.fanout.end,
             "paused": self.fanout.visible_end >= 0,
-            "message_count": self._messages,
-            "message_bytes": self._bytes,
+            **counts,
+            "rates": self._meter.rates(now, counts),
             **self.ordering.statistics(),
         }
 
