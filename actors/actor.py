@@ -131,12 +131,19 @@ class Actor:
         """Wake up when `source` (a socket of a thread) is readable; `on_raw` is then called."""
         self._poller.register(source, zmq.POLLIN)
 
+    def ignore_raw(self, source: Any) -> None:
+        self._poller.unregister(source)
+
     def on_raw(self, source: Any) -> None:
         """A source given to `listen_raw` is readable."""
 
     def every(self, interval_ms: float, function: Callable[[], None]) -> None:
         interval_ns = int(interval_ms * _MS)
         self._timers.append([time.monotonic_ns() + interval_ns, interval_ns, function])
+
+    def cease(self, function: Callable[[], None]) -> None:
+        """The end of `every`."""
+        self._timers = [timer for timer in self._timers if timer[2] != function]
 
     # The life of an actor
 

@@ -5,6 +5,7 @@ Where a message can be, once the cursor has passed it:
     in flight    under a lease of one consumer (`delivery.py`)
     again        to be delivered again, once its next attempt number is committed (`again.py`)
     deferred     not before a due time (wall clock): in the state store only, once that is committed (`deferred.py`)
+    dying        never again: on its way to the dead letters (`dying.py`)
     finished     nowhere any more
 
 All but the last are *holes*: rows (start, count, attempts, due) that are committed in the state store with the cursor. A row's
@@ -18,7 +19,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ..transport.block import Block
 from ..transport.protocol import Run
@@ -27,10 +28,12 @@ from .again import Again, Part, collect
 from .channel_settings import ChannelSettings
 from .choice import Choice, Gathering, count_skipped
 from .deferred import Deferred, Row
+from .dying import Dead, Dying
 from .lease import Changes, Consumer, Hole
 from .ranges import above, total
 from .shelf import BlockShelf
 
+TRIED: Final = "it was delivered as often as its channel allows by now"
 
 class Picked(NamedTuple):
     """What a consumer gets next: runs in the order of the parts, and the parts of blocks they lie in.
@@ -44,7 +47,12 @@ class Picked(NamedTuple):
 
 
 class Supply:
-    """`counters` are the channel's. `rows_out`, where it is asked for: how many runs are in flight."""
+    """`counters` are the channel's. `rows_out`, where it is asked for: how many runs are in flight.
+
+    `fetch_bytes`: of a read for `wanted`.
+    """
+
+    fetch_bytes = 1
 
     def __init__(
         self, next_offset: int, holes: Iterable[Hole], deferred: Deferred, counters: dict[str, int], settings: ChannelSettings,
@@ -61,17 +69,30 @@ class Supply:
         self.looks = options.LOOKS_MAX  # how many messages may still be passed in this turn; see `Delivery.rest`
         self.again = Again()
         self.deferred = deferred
+        self.dying = Dying()
         self._start = 0  # nothing below it is there any more
         self._window: deque[Block] = deque()
         self._shelf = BlockShelf(options.CACHE_BYTES_MAX)
         self._saved: dict[int, tuple[int, int]] = {}  # start -> count, attempts
         for start, count, attempts, due_ns in holes:
-            self._saved[start] = (count, attempts)
+            if not due_ns:  # deferred rows are known here only where their order matters
+                self._saved[start] = (count, attempts)
             self._recover((start, count, attempts), due_ns)
 
     def _recover(self, run: Run, due_ns: int) -> None:
         """A hole that was committed before this life began."""
-        self.again.waiting.append(run)
+        self.again.waiting.extend(self.dying.recover(run, self.settings.max_attempts))
+
+    def living(self, runs: Iterable[Run], cause: str) -> list[Run]:
+        """Those that may be delivered again; the others begin to die, for what their last delivery came to."""
+        return self.dying.living(runs, self.settings.max_attempts, cause)
+
+    def configure(self, settings: ChannelSettings) -> None:
+        """From now on. What waits and has had its attempts by the new rule is not delivered again."""
+        self.settings = settings
+        self.choice.configure(settings)
+        self.again.waiting = deque(self.living(self.again.waiting, TRIED))
+        self.dirty = True
 
     # Blocks
 
@@ -111,7 +132,7 @@ class Supply:
     def lost(self, start: int, stop: int) -> None:
         """Storage has nothing at these offsets: they will never be delivered."""
         self.wanted.difference_update([o for o in self.wanted if start <= o < stop])
-        self.counters["lost_count"] += self.again.lost(start, stop)
+        self.counters["lost_count"] += self.again.lost(start, stop) + self.dying.lost(start, stop)
         self.dirty = True
 
     def drop_blocks(self) -> None:
@@ -119,8 +140,9 @@ class Supply:
         self._window.clear()
         self.window_bytes = 0
         self.window_end = self.next_offset
-        self._shelf.clear()
         self.wanted.clear()
+        if not self.dying:  # which needs no consumer, but blocks
+            self._shelf.clear()
 
     def _find(self, offset: int) -> Block | None:
         block = self._shelf.find(offset)
@@ -131,9 +153,13 @@ class Supply:
     @property
     def held(self) -> int:
         """Rows behind the cursor that nobody holds, without deferred ones."""
-        return self.again.rows
+        return self.again.rows + self.dying.rows
 
     # Out
+
+    def share(self, takers: int, in_flight: int, rows_out: int, wall_ns: int) -> int:
+        """How much a consumer may hold before others that hold less come first; 0: as much as it takes."""
+        return 0
 
     def pick(self, consumer: Consumer, room: int, rows_out: int, wall_ns: int) -> Picked | None:
         """The next up to `room` messages for this consumer; None when nothing waits, or in this turn nothing more is to be looked at."""
@@ -148,12 +174,12 @@ class Supply:
         consumer.again_last = False
         return self._new(consumer, room, wall_ns) if new else None
 
-    def _expire(self, wall_ns: int, block: Block, count: int) -> bool:
+    def _expire(self, wall_ns: int, block: Block, run: Run) -> bool:
         """These are not delivered again, if they are too old by now."""
         found = self.choice.is_too_old(block, wall_ns)
         if found:
-            self.counters["expired_count"] += count
-            self.dirty = True
+            self.counters["expired_count"] += run[1]
+            self.done((run,))
         return found
 
     def _has_new(self, rows_out: int) -> bool:
@@ -209,15 +235,33 @@ class Supply:
     # Back
 
     def done(self, runs: Sequence[Run]) -> None:
-        """These were finished."""
+        """These are finished, in whatever way."""
+        self.dirty = True
 
     def back(self, runs: Sequence[Run], cause: str) -> None:
         """These are to be delivered again, at once. `cause`: what became of the last delivery, in a sentence."""
-        self.again.waiting.extend(runs)
+        self.again.waiting.extend(self.living(runs, cause))
 
     def later(self, runs: Sequence[Run], due_ns: int, cause: str) -> None:
         """... not before a time (wall clock)."""
-        self.deferred.put(runs, due_ns)
+        self.deferred.put(self.living(runs, cause), due_ns)
+
+    def reject(self, runs: Sequence[Run], cause: str) -> None:
+        """... never."""
+        self.dying.reject(runs, cause)
+
+    # The dying
+
+    def next_dead(self) -> list[Dead]:
+        """What shall go to the dead letters next, while nothing is on its way there."""
+        return self.dying.pick(self._find, self.wanted)
+
+    def dead(self) -> None:
+        """What was on its way is there, durable: it is finished."""
+        runs = self.dying.stored()
+        self.counters["dead_letter_count"] += total(runs)
+        self.done(runs)
+        self.dirty = True
 
     # The scan
 
@@ -225,13 +269,13 @@ class Supply:
         """What came due. True if there was any."""
         wanted = self.deferred.wanted
         due = self.deferred.due(wall_ns, rows_out + self.held)
-        self.again.waiting.extend(due)
+        self.again.waiting.extend(self.living(due, TRIED))
         self.dirty = self.dirty or bool(due)
         return bool(due) or self.deferred.wanted > wanted
 
     def came_due(self, rows: Sequence[Row], next_due_ns: int, wall_ns: int) -> None:
         """The store's answer: these are to be delivered again, once they are no longer deferred there."""
-        self.again.waiting.extend(self.deferred.came(rows, next_due_ns, wall_ns))
+        self.again.waiting.extend(self.living(self.deferred.came(rows, next_due_ns, wall_ns), TRIED))
         self.dirty = self.dirty or bool(rows)
 
     def may_ask(self, rows_out: int) -> bool:
@@ -267,7 +311,7 @@ class Supply:
 
     def _held(self) -> Iterable[Run]:
         """What is behind the cursor, with nobody, and not deferred; as rows of the commit that begins."""
-        return self.again.unsent()
+        return chain(self.again.unsent(), self.dying.unstored())
 
     def committed(self) -> None:
         """The last `changes` are on disk: their redeliveries may be sent."""
@@ -283,6 +327,7 @@ class Supply:
     def seek(self, offset: int) -> None:
         """Go on at `offset`, and clear all before it."""
         self.again.clear()
+        self.dying.clear()
         self.deferred.clear()
         self.next_offset = offset
         self.drop_blocks()
@@ -296,6 +341,7 @@ class Supply:
         self._start = max(self._start, start)
         self.again.ready = deque(self._still_there(self.again.ready)[0])
         self.again.promising = self._still_there(self.again.promising)[0]
+        self.counters["dropped_count"] += self.dying.drop_below(start)
         self.wanted = {offset for offset in self.wanted if offset >= start}
         self.dirty = True
         if self.next_offset >= start:
@@ -327,6 +373,7 @@ class Supply:
             "backend_depth": max(0, head - self.window_end),
             "deferred_count": self.deferred.messages,
             "deferred_full": self.deferred.is_full(),
+            "dying_count": self.dying.messages(),
             "next_offset": self.next_offset,
             "requeued_waiting": again,
             "window_end": self.window_end,

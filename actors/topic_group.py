@@ -182,6 +182,8 @@ class TopicGroup:
         number = self.supervisor.new_key()
         settings = {
             "channel": channel,
+            "topic_name": self.name,
+            "uuid": self.row.uuid,
             "front": self.supervisor.endpoint(number),
             "topic": self.topic.spec.settings["front"],
             "storage": self.storage.spec.settings["front"],

@@ -17,6 +17,7 @@ from .block import Block, Header, decode_header
 from .errors import E_BAD_ARGUMENT, E_BAD_COMMAND, E_TOO_BIG, UsageError
 from .protocol import FRAMES_MAX, WORDS, Wire
 
+HEADERS_MAX: Final = 64  # of one message
 HeaderValue = str | bytes | int | float | bool | None
 
 
@@ -86,9 +87,9 @@ def frames_blocks(frames: Sequence[Any]) -> list[Block]:
 
 
 def pack_headers(headers: Mapping[str, HeaderValue]) -> bytes:
-    """Message headers as the one msgpack map that a block carries; at most 64 headers (`UsageError` E_TOO_BIG)."""
-    if len(headers) > 64:
-        raise UsageError(E_TOO_BIG, f"{len(headers)} headers are over the limit of 64")
+    """Message headers as the one msgpack map that a block carries; at most HEADERS_MAX of them (`UsageError` E_TOO_BIG)."""
+    if len(headers) > HEADERS_MAX:
+        raise UsageError(E_TOO_BIG, f"{len(headers)} headers are over the limit of {HEADERS_MAX}")
     try:
         return bytes(msgpack.packb(dict(headers)))
     except (TypeError, ValueError, OverflowError) as error:

@@ -10,6 +10,7 @@ import pytest
 from zsq.actors.channel_settings import ChannelSettings
 from zsq.actors.deferred import Deferred
 from zsq.actors.delivery import Delivery, half
+from zsq.actors.dying import Dead, Dying
 from zsq.actors.lease import Changes, Consumer, Hole, Parcel
 from zsq.transport.block import Block, pack, with_place
 
@@ -99,6 +100,42 @@ class Desk:
     @staticmethod
     def told(parcels: list[Parcel]) -> list[tuple[str, tuple[tuple[int, int, int], ...]]]:
         return [(parcel.peer[0].decode(), parcel.runs) for parcel in parcels]
+
+
+class DyingDesk(Desk):
+    """A channel whose messages have so many attempts."""
+
+    def __init__(self, max_attempts: int, next_offset: int = 0, holes: Sequence[Hole] = ()) -> None:
+        super().__init__(next_offset, holes, max_attempts=max_attempts, backoff_s=2)
+        self.letters: list[Dead] = []
+
+    @property
+    def dying(self) -> Dying:
+        return self.channel.supply.dying
+
+    def post(self, absent: bool = False) -> list[tuple[tuple[int, int, int], str, str]]:
+        """The next batch, as it goes out."""
+        self.letters = self.channel.supply.next_dead()
+        if absent:
+            for offset in sorted(self.channel.supply.wanted):
+                self.channel.supply.shelve(self.block_at(offset // 4 * 4, 4))
+            self.letters = self.letters or self.channel.supply.next_dead()
+        for (run, _, _), (block, start, stop) in self.letters:
+            assert (block.first_offset + start, stop - start) == run[:2]
+        return [(death.run, death.reason, death.error) for death, _ in self.letters]
+
+    def tried(self, times: int) -> None:
+        """Four messages, requeued so often."""
+        self.join((b"a",), 10)
+        self.come(4)
+        for _ in range(times):
+            self.channel.req((b"a",), self.send_one().token, (), 0, self.wall_ns)
+            self.commit()
+
+
+@pytest.fixture
+def dying_desk() -> type[DyingDesk]:
+    return DyingDesk
 
 
 @pytest.fixture

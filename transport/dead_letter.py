@@ -1,0 +1,82 @@
+"""A dead letter: a message that a channel gave up, in another topic, with headers that say where it came from and why. Pure.
+
+Body, key, tag and own headers stay as they were, and its own time is the one at which it was first stored. Headers have a largest
+size, and the message may have used all of it: then the error is cut first, and after it own headers are left out, the largest
+first; `zsq-dead-left-out` counts them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from .addressing import CHANNEL_HEADER
+from .block_format import HEADERS_BYTES_MAX
+from .codec import HEADERS_MAX, HeaderValue, pack_headers, unpack_headers
+from .errors import E_BAD_ARGUMENT, UsageError
+
+PREFIX: Final = "zsq-dead-"
+REDRIVEN: Final = "zsq-redriven-"
+TOPIC: Final = f"{PREFIX}topic"
+UUID: Final = f"{PREFIX}uuid"  # of that topic: one that was deleted and made again has another
+OFFSET: Final = f"{PREFIX}offset"
+CHANNEL: Final = f"{PREFIX}channel"
+ATTEMPTS_MADE: Final = f"{PREFIX}attempts"
+REASON: Final = f"{PREFIX}reason"
+ERROR: Final = f"{PREFIX}error"
+TIME: Final = f"{PREFIX}time"  # when it died, nanoseconds since 1970
+LEFT_OUT: Final = f"{PREFIX}left-out"  # how many own headers there was no room for
+UNREADABLE: Final = f"{PREFIX}headers"  # own headers that were no map, as they were
+
+ATTEMPTS: Final = "max_attempts"  # reasons
+REJECT: Final = "rejected"
+FOUND: Final = "it was out, or waited, when its channel ended; what became of its last delivery is not known"
+
+_ROOM: Final = 2  # headers that a redrive may add: the channel it is for, and one to spare
+_ROOM_BYTES: Final = 256  # ... with their bytes, and what longer names cost
+
+
+def pack_dead(own: bytes | None, about: Mapping[str, HeaderValue]) -> bytes:
+    """The headers of a dead letter, packed: the message's own ones with those of its death, within the limits whatever they were."""
+    try:
+        return _pack(_own(own), dict(about))
+    except UsageError:
+        kept = {UNREADABLE: own} if own is not None and len(own) < HEADERS_BYTES_MAX // 2 else {}
+        return _pack(kept, dict(about))
+
+
+def _pack(kept: dict[str, Any], told: dict[str, Any]) -> bytes:
+    left_out = max(0, len(kept) + len(told) + 1 - (HEADERS_MAX - _ROOM))
+    _leave_out(kept, left_out)
+    while True:
+        packed = pack_headers({**kept, **told, **({LEFT_OUT: left_out} if left_out else {})})
+        over = len(packed) - (HEADERS_BYTES_MAX - _ROOM_BYTES)
+        if over <= 0:
+            return packed
+        error = str(told.get(ERROR, "")).encode()
+        if error:
+            told[ERROR] = error[: max(0, len(error) - over)].decode(errors="ignore")
+        else:
+            assert kept, "what is said of a death fits"
+            _leave_out(kept, 1)
+            left_out += 1
+
+
+def _own(data: bytes | None) -> dict[str, Any]:
+    """Those that stay. A letter that dies again tells of its last death; whom it was sent to by a redrive is over."""
+    found = unpack_headers(data)
+    if not all(type(name) is str for name in found):
+        raise UsageError(E_BAD_ARGUMENT, "a header's name is text")
+    return {name: value for name, value in found.items() if not name.startswith(PREFIX) and name != CHANNEL_HEADER}
+
+
+def _leave_out(headers: dict[str, Any], count: int) -> None:
+    for name in sorted(headers, key=lambda name: len(name) + len(pack_headers({"": headers[name]})), reverse=True)[:count]:
+        del headers[name]
+
+
+def redriven(headers: Mapping[str, HeaderValue], channel: str | None) -> dict[str, HeaderValue]:
+    """The headers of a dead letter that is sent back: what told of its death is history now; only `channel` gets it, if one is named."""
+    found = {name: value for name, value in headers.items() if not name.startswith((PREFIX, REDRIVEN)) and name != CHANNEL_HEADER}
+    found |= {REDRIVEN + name.removeprefix(PREFIX): value for name, value in headers.items() if name.startswith(PREFIX)}
+    return found | ({CHANNEL_HEADER: channel} if channel is not None else {})
