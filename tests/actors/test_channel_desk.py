@@ -238,3 +238,80 @@ def test_a_channel_made_during_a_pause_gets_what_lies_behind_it(desk: Desk) -> N
     assert desk.open(TWO, "second")["row"]["next"] == 1_000
     desk.say(p.Pause(4, paused=False))
     assert desk.open(TWO, "third")["row"]["next"] == 1_500, "what comes from now on"
+
+
+# Ephemeral
+
+
+EPHEMERAL = "c#ephemeral"
+
+
+def test_an_ephemeral_channel_begins_as_another_and_leaves_no_row(desk: Desk) -> None:
+    assert desk.open(channel=EPHEMERAL)["row"]["next"] == 0, "the first channel gets what waits"
+    assert desk.open(TWO, "second#ephemeral")["row"]["next"] == 1_000
+    assert desk.open(TWO, "durable")["row"]["next"] == 1_000, "not the first one"
+    assert list(desk.bench.store.state.load().channels) == ["durable"]
+    desk.bench.restart()
+    desk.start()
+    assert EPHEMERAL not in desk.desk
+    assert desk.open(channel=EPHEMERAL)["row"]["next"] == 1_000
+
+
+def test_its_deferred_rows_are_named_from_memory(desk: Desk) -> None:
+    desk.open(channel=EPHEMERAL)
+    desk.say(p.Save(9, EPHEMERAL, {"next": 20}, ((3, 2, 1, 50), (7, 1, 1, 0)), (), False, False))
+    assert desk.wire.sent == [p.Done(9, {})], "at once, without a commit"
+    desk.wire.sent.clear()
+    desk.say(p.Due(5, EPHEMERAL, 60, 10))
+    assert desk.wire.sent == [p.Done(5, {"rows": ((3, 2, 1, 50),), "next_due_ns": 0, "deferred": 2})]
+    with pytest.raises(Refused, match="another owner"):
+        desk.say(p.Due(5, EPHEMERAL, 60, 10), TWO)
+    assert not desk.bench.state.may_commit()
+
+
+def test_a_full_state_store_hinders_no_ephemeral_channel(desk: Desk) -> None:
+    desk.bench.state.disk_full = True
+    desk.say(p.OpenChannel(1, EPHEMERAL))
+    (done,) = desk.wire.sent
+    assert isinstance(done, p.Done)
+
+
+def test_it_holds_nothing_back_beside_another(desk: Desk) -> None:
+    desk.open()
+    desk.save(700)
+    desk.open(TWO, EPHEMERAL)
+    assert desk.desk.floor() == 700
+    desk.save(1_000)
+    assert desk.desk.floor() == 1_000, "wherever the ephemeral one is"
+
+
+def test_it_holds_nothing_back_alone_and_what_it_had_is_not_kept(desk: Desk) -> None:
+    desk.open(channel=EPHEMERAL)
+    assert desk.desk.floor() == 1_000
+    assert desk.desk.checkpoint()
+    assert not desk.desk.checkpoint(), "once"
+    desk.bench.state.wanted = True
+    desk.commit()
+    assert desk.bench.store.state.load().waiting == 1_000
+    desk.bench.store.log.append([pack([b"x"] * 500)], 2)
+    desk.bench.store.log.sync()
+    desk.desk.drop(EPHEMERAL, lambda: None)
+    desk.commit()
+    assert desk.bench.store.state.load().waiting == 1_500, "what came until it went was its own"
+    assert (EPHEMERAL in desk.desk, desk.desk.floor()) == (False, 1_500)
+
+
+def test_what_lies_behind_a_pause_is_no_ephemeral_channels_yet(desk: Desk) -> None:
+    desk.open(channel=EPHEMERAL)
+    paused(desk)
+    desk.desk.checkpoint()
+    assert (desk.desk.waiting, desk.desk.floor()) == (1_000, 1_000)
+
+
+def test_they_count_among_the_channels_that_a_topic_may_have(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "CHANNELS_MAX", 2)
+    desk.open()
+    desk.open(TWO, EPHEMERAL)
+    for name in ("third", "third#ephemeral"):
+        with pytest.raises(Refused, match="at most 2 channels"):
+            desk.say(p.OpenChannel(1, name), TWO)
