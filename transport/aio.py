@@ -65,9 +65,10 @@ class Producer:
         batch_count: int = 1000,
         timeout: float = TIMEOUT_S,
         heartbeat_ms: int | None = None,
+        when_full: str = "fail",
     ) -> None:
         check_times(timeout, heartbeat_ms)
-        self._options = (url, linger_ms, batch_bytes, batch_count, heartbeat_ms)
+        self._options = (url, linger_ms, batch_bytes, batch_count, heartbeat_ms, when_full)
         self._timeout = timeout
         self._lingers = linger_ms > 0
         self._closed = False

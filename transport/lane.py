@@ -80,7 +80,7 @@ class Lane:
     def __init__(self, engine: ProducerEngine, topic: str) -> None:
         self.engine = engine
         self.topic = topic
-        self.session = ProducerSession(fresh_ids())
+        self.session = ProducerSession(fresh_ids(), engine.patient)
         self.link = Link(engine, engine.address, Target("topic", topic), self, engine.heartbeat_ms)
         self.link.busy = lambda: self.session.unanswered  # a topic that was deleted does not come back for nothing
         self.gather: Gather | None = None
@@ -115,6 +115,10 @@ class Lane:
         gather, self.gather = self.gather, None
         if gather is not None:
             self.push(gather.seal(), now_ns)
+
+    def trouble(self) -> str:
+        full = self.session.no_room
+        return f"{full.code} {full.text}" if full is not None else self.link.trouble or self.link.state.value
 
     # In: the link's peer
 
@@ -162,9 +166,12 @@ class Lane:
 class ProducerEngine(Engine):
     """All lanes of a producer."""
 
-    def __init__(self, address: Address, linger_ns: int, batch_bytes: int, batch_count: int, heartbeat_ms: int | None) -> None:
+    def __init__(
+        self, address: Address, linger_ns: int, batch_bytes: int, batch_count: int, heartbeat_ms: int | None, patient: bool = False
+    ) -> None:
         super().__init__()
         self.address = address
+        self.patient = patient
         self.linger_ns = linger_ns
         self.batch_bytes = min(batch_bytes, BATCH_BYTES_MAX)
         self.batch_count = min(batch_count, BLOCK_COUNT_MAX)
@@ -233,7 +240,7 @@ class ProducerEngine(Engine):
 
     def trouble(self) -> str:
         """What is known about why nothing is answered."""
-        found = {f"{lane.topic}: {lane.link.trouble or lane.link.state.value}" for lane in self.lanes.values() if lane.session.unanswered}
+        found = {f"{lane.topic}: {lane.trouble()}" for lane in self.lanes.values() if lane.session.unanswered}
         return "; ".join(sorted(found)[:3])
 
 

@@ -37,6 +37,7 @@ MS: Final = 1_000_000
 ATTEMPT_NS: Final = 10_000 * MS  # to find, open and greet
 BACKOFF_MS: Final = 50
 BACKOFF_MS_MAX: Final = 1_000
+LATER_MS: Final = 250  # until a full topic is asked again
 RECEIVE_MAX: Final = 500  # messages a turn; what is left over is due at once
 FAR_NS: Final = 1 << 62
 _BEAT: Final = [b"", encode(Beat())]
@@ -309,6 +310,9 @@ class Link:
                 self._greeted(now_ns)
             elif reaction is not Reaction.NOTHING:
                 self._die(now_ns, "the session begins anew", at_once=reaction is Reaction.RENEW)
+                if reaction is Reaction.LATER:
+                    self._again_ns = now_ns + LATER_MS * MS
+                    self.engine.sooner(self._again_ns)
 
     def _found(self, word: Done, now_ns: int) -> None:
         if self.state is _S.LOOKING:

@@ -18,6 +18,7 @@ from .protocol import HEARTBEAT_MS_MAX, HEARTBEAT_MS_MIN
 from .session import Parcel
 
 TIMEOUT_S: Final = 30.0
+WHEN_FULL: Final = ("fail", "wait")
 
 
 class ReceiptView:
@@ -111,10 +112,14 @@ def check_times(timeout: float | None, heartbeat_ms: int | None) -> None:
         raise UsageError(E_BAD_ARGUMENT, f"a heartbeat of {heartbeat_ms} ms is outside of {HEARTBEAT_MS_MIN} to {HEARTBEAT_MS_MAX}")
 
 
-def make_engine(url: str | None, linger_ms: float, batch_bytes: int, batch_count: int, heartbeat_ms: int | None) -> ProducerEngine:
+def make_engine(
+    url: str | None, linger_ms: float, batch_bytes: int, batch_count: int, heartbeat_ms: int | None, when_full: str
+) -> ProducerEngine:
+    if when_full not in WHEN_FULL:
+        raise UsageError(E_BAD_ARGUMENT, f"when_full is {' or '.join(WHEN_FULL)}, not {when_full!r}")
     if linger_ms < 0 or batch_bytes < 1 or batch_count < 1:
         raise UsageError(E_BAD_ARGUMENT, "linger_ms is 0 or more, batch_bytes and batch_count are 1 or more")
-    return ProducerEngine(parse(url), int(linger_ms * 1e6), batch_bytes, batch_count, heartbeat_ms)
+    return ProducerEngine(parse(url), int(linger_ms * 1e6), batch_bytes, batch_count, heartbeat_ms, when_full == "wait")
 
 
 def too_late(engine: ProducerEngine, timeout: float, sent: bool) -> BrokerUnreachable:
@@ -132,6 +137,8 @@ class Producer:
     `linger_ms` 0: each publish is durable when it returns. Above 0 it returns at once, and messages are gathered into blocks until
     that time, `batch_count` or `batch_bytes` is reached; `Receipt.wait` and `flush` wait for durability.
     `timeout`: seconds that any call waits for the broker, reconnects included. A resend never stores twice.
+    `when_full`: what a publish does where there is no room (the topic's bound is reached, the disk is full): "fail" at once, or "wait" for
+    it as long as for a broker. Either way memory is bounded: with lingering, publishing stops while 16 MiB wait.
     """
 
     def __init__(
@@ -143,9 +150,10 @@ class Producer:
         batch_count: int = 1000,
         timeout: float = TIMEOUT_S,
         heartbeat_ms: int | None = None,
+        when_full: str = "fail",
     ) -> None:
         check_times(timeout, heartbeat_ms)
-        self._options = (url, linger_ms, batch_bytes, batch_count, heartbeat_ms)
+        self._options = (url, linger_ms, batch_bytes, batch_count, heartbeat_ms, when_full)
         self._timeout = timeout
         self._lingers = linger_ms > 0
         self._closed = False

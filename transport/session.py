@@ -24,7 +24,7 @@ from enum import Enum
 from typing import Final
 
 from .block import Block, Header, encode_header
-from .errors import E_BAD_COMMAND, E_CLOSED, E_CLOSING, E_HELLO, E_SEQUENCE, UsageError, ZsqError, from_wire
+from .errors import E_BAD_COMMAND, E_CLOSED, E_CLOSING, E_DISK_FULL, E_HELLO, E_SEQUENCE, E_TOPIC_FULL, UsageError, ZsqError, from_wire
 from .protocol import HEARTBEAT_MS, PROTOCOL_VERSION, Delayed, Hello, Stored, Unstored, Welcome, Wire
 
 WINDOW_BLOCKS_MAX: Final = 4096  # unanswered blocks of one link; sockets' high-water marks lie above it
@@ -32,6 +32,8 @@ UNKNOWN_OFFSET: Final = -1  # stored, but the topic no longer remembers where
 
 # Codes that blame the link or the moment, not the block: begin again and send it again.
 _BEGIN_AGAIN: Final = frozenset({E_SEQUENCE, E_HELLO, E_CLOSING})
+# Codes that say there is no room: a patient producer waits for it, with the same blocks under the same numbers.
+NO_ROOM: Final = frozenset({E_TOPIC_FULL, E_DISK_FULL})
 
 
 class ProducerState(Enum):
@@ -48,7 +50,7 @@ class ProducerEvent(Enum):
     STORED = "Stored, Delayed"
     REFUSED = "Unstored"  # this block failed, its number is free
     SPOILED = "Unstored, later ones sent"
-    AGAIN = "Unstored, begin again"  # E_SEQUENCE, E_HELLO, E_CLOSING
+    AGAIN = "Unstored, begin again"  # E_SEQUENCE, E_HELLO, E_CLOSING; to the patient also E_TOPIC_FULL, E_DISK_FULL
     SETTLED = "settled"  # nothing is awaited under the old id: go on under a new one
     LOST = "link lost"
 
@@ -74,6 +76,7 @@ class Reaction(Enum):
     UP = "up"  # the greeting is answered
     RENEW = "renew"  # close this link and open a new one at once
     RESTART = "restart"  # the same, after a pause
+    LATER = "later"  # the same, after a longer one: there was no room
 
 
 class Parcel:
@@ -119,10 +122,13 @@ class Parcel:
 
 
 class ProducerSession:
-    """The window of one producer and topic. `ids` gives fresh random producer ids of 63 bits."""
+    """The window of one producer and topic. `ids` gives fresh random ids of 63 bits. `patient`: wait for room where there is none."""
 
-    def __init__(self, ids: Iterator[int]) -> None:
+    def __init__(self, ids: Iterator[int], patient: bool = False) -> None:
         self._ids = ids
+        self.patient = patient
+        self.no_room: Unstored | None = None  # the last refusal for want of room, until a block is stored
+        self._granted = 0
         self.state = _S.DOWN
         self.producer_id = next(ids)
         self.queue: deque[Parcel] = deque()
@@ -200,7 +206,8 @@ class ProducerSession:
             self._renumber()
             return Reaction.RENEW
         self._step(_E.WELCOME)
-        self.credit_bytes = word.credit_bytes
+        self._granted = word.credit_bytes
+        self.credit_bytes = 0 if self.no_room else word.credit_bytes  # one block at a time, until one of them finds room
         self.heartbeat_ms = word.heartbeat_ms
         if word.expected > self.next_sequence:
             self._cut = self.next_sequence  # somebody else uses our id: finish what is out, then take another
@@ -212,6 +219,7 @@ class ProducerSession:
 
     def on_stored(self, word: Stored) -> Reaction:
         self._step(_E.STORED)
+        self._found_room()
         for sequence, first_offset in word.blocks:
             parcel = self.window.pop(sequence, None)
             if parcel is not None:
@@ -222,6 +230,7 @@ class ProducerSession:
     def on_delayed(self, word: Delayed) -> Reaction:
         """It waits in the topic: as durable as what is stored, and answered in the same row of numbers."""
         self._step(_E.STORED)
+        self._found_room()
         parcel = self.window.pop(word.sequence, None)
         if parcel is not None:
             self.window_bytes -= parcel.length
@@ -235,6 +244,11 @@ class ProducerSession:
             self._step(_E.AGAIN)
             self._rewind()
             return Reaction.RESTART
+        if parcel is not None and self.patient and word.code in NO_ROOM:
+            self._step(_E.AGAIN)
+            self._rewind()
+            self.no_room = word
+            return Reaction.LATER
         if parcel is None:
             return Reaction.NOTHING  # sent after a refused one and already taken back
         del self.window[word.sequence]
@@ -286,6 +300,10 @@ class ProducerSession:
         if after is None:
             raise UsageError(E_BAD_COMMAND, f"{event.value} has no place while {self.state.value}")
         self.state = after
+
+    def _found_room(self) -> None:
+        if self.no_room is not None:
+            self.no_room, self.credit_bytes = None, self._granted
 
     def _rewind(self) -> None:
         """What was sent and not answered is to be sent again, first and in order."""

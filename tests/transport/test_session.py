@@ -7,7 +7,18 @@ from typing import Any
 import pytest
 
 from zsq.transport.block import Block, decode_header, pack
-from zsq.transport.errors import E_CHECKSUM, E_CLOSING, E_DISK_FULL, E_HELLO, E_LIMIT, E_SEQUENCE, E_TOPIC_FAILED, Refused, UsageError
+from zsq.transport.errors import (
+    E_CHECKSUM,
+    E_CLOSING,
+    E_DISK_FULL,
+    E_HELLO,
+    E_LIMIT,
+    E_SEQUENCE,
+    E_TOPIC_FAILED,
+    E_TOPIC_FULL,
+    Refused,
+    UsageError,
+)
 from zsq.transport.protocol import Beat, Delayed, Deliver, Stored, Unstored, Welcome
 from zsq.transport.session import (
     PRODUCER_TABLE,
@@ -265,3 +276,32 @@ def test_fail_ends_all_and_gives_up_numbers_that_may_be_stored() -> None:
     assert sent.error is waiting.error is not None
     assert session.producer_id == 2
     assert not session.unanswered
+
+
+def test_the_patient_wait_for_room_under_the_same_number() -> None:
+    session = ProducerSession(iter(range(1, 100)), patient=True)
+    parcels = [Parcel(pack([b"%d" % number])) for number in range(3)]
+    for parcel in parcels:
+        session.add(parcel)
+    session.begin(1_000)
+    assert session.on_word(Welcome(1, 0, 1 << 20, 1_000)) is Reaction.UP
+    assert [session.take() for _ in range(3)] == parcels
+    for _ in range(3):
+        assert session.on_word(Unstored(0, 0, E_TOPIC_FULL, "full")) is Reaction.LATER
+        session.lost()
+        session.begin(1_000)
+        assert session.on_word(Welcome(1, 0, 1 << 20, 1_000)) is Reaction.UP
+        assert session.take() is parcels[0]
+        assert session.take() is None, "one at a time asks whether there is room"
+    assert [parcel.sequence for parcel in parcels] == [0, 1, 2]
+    assert session.on_word(Stored(((0, 40),))) is Reaction.NOTHING
+    assert [session.take(), session.take()] == parcels[1:], "there is room again: all that the credit allows"
+    assert parcels[0].done
+    assert session.no_room is None
+    hasty = ProducerSession(iter(range(1, 100)))
+    hasty.add(parcel := Parcel(pack([b"x"])))
+    hasty.begin(1_000)
+    hasty.on_word(Welcome(1, 0, 1 << 20, 1_000))
+    assert hasty.take() is parcel
+    assert hasty.on_word(Unstored(0, 0, E_TOPIC_FULL, "full")) is Reaction.NOTHING
+    assert parcel.error is not None
