@@ -1,12 +1,27 @@
-"""For all tests: how hypothesis searches."""
+"""For all tests: how hypothesis searches, and which tests `./scripts/test --fast` leaves out."""
 
 import os
+from pathlib import Path
+from typing import Final
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # No deadline: a test that waits for its turn on a busy machine is not slow. In continuous integration the same examples each
-# time, so that a failure there is of the change; elsewhere new ones.
+# time, so that a failure there is of the change; elsewhere new ones. `--fast` looks at fewer.
 settings.register_profile(
     "zsq", deadline=None, derandomize="CI" in os.environ, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.load_profile("zsq")
+settings.register_profile("fast", settings.get_profile("zsq"), max_examples=10, stateful_step_count=20)
+settings.load_profile("fast" if "ZSQ_TEST_FAST" in os.environ else "zsq")
+
+# Folders whose tests start brokers, Spark or thousands of recoveries: slow, but for those that are marked `smoke`.
+SLOW_FOLDERS: Final = frozenset({"process", "compat", "spark", "spark_cluster"})
+ROOT: Final = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        folder = item.path.relative_to(ROOT).parts[0] if item.path.is_relative_to(ROOT) else ""
+        if folder in SLOW_FOLDERS and item.get_closest_marker("smoke") is None:
+            item.add_marker(pytest.mark.slow)

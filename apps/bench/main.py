@@ -15,6 +15,7 @@ from ...transport.errors import ZsqError
 from ..broker import Broker, BrokerFailed, temporary_broker
 from . import machine, single, throughput
 from .backlog import backlog as measure_backlog
+from .channels import channels as measure_channels
 from .crew import MemberFailed
 from .loads import Shape
 from .redis import RedisFailed
@@ -123,6 +124,16 @@ def processes(count: int, size: int, rounds: int, **common: Any) -> None:
         common | {"rounds": rounds},
         lambda broker, report: single.processes(broker, report, count, rounds),
     )
+
+
+@bench.command()
+@click.option("--count", type=click.IntRange(1, 1000), default=1000)
+@_common
+def channels(count: int, size: int, rounds: int, **common: Any) -> None:
+    """Many channels on one topic, idle: creating them, a producer with them behind it, expiries, a stop and a start."""
+    settings = {"channels": f"{count:,}", "body": f"{size} B", "block": "100 messages"}
+    measure = lambda broker, report: measure_channels(broker, report, size, count, rounds)  # noqa: E731
+    _run("channels", settings, common | {"rounds": rounds}, measure)
 
 
 @bench.command()
