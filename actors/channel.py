@@ -279,6 +279,8 @@ class Channel(Actor):
 
     def _row(self) -> dict[str, Any]:
         found = {"paused": self.delivery.paused, "counters": self.delivery.counters, "settings": self.settings_own}
+        if self.last_consumer is not None:  # storage keeps no holes of it
+            found["first"] = self.delivery.first()
         return found | {"begin": self.delivery.begin}
 
     def _save(self) -> None:

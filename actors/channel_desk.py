@@ -8,7 +8,7 @@ other, what they had is not kept for a first channel either.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,6 +21,7 @@ from ..transport.names import is_ephemeral
 from . import options
 from .channel_settings import made
 from .memory_rows import MemoryRows
+from .oldest import Floor
 from .port import Envelope, Mail, Port
 from .read_desk import refused
 from .state_desk import StateDesk
@@ -52,6 +53,16 @@ class ChannelDesk:
         """
         wanted = (max(int(row["next"]), self._log.start) for row in self.rows.values())
         return min([*self._state.floors.values(), *wanted], default=self._new_begin() if self.memory else self._state.waiting)
+
+    def floors(self) -> Iterator[Floor]:
+        """Each channel's, and as "" what nobody has finished of the whole topic, behind a pause too."""
+        start, end = self._log.start, self.end()
+        lowest = self._log.end if self.rows or self.memory else self.waiting
+        for name, row in (*self.rows.items(), *self.memory.rows.items()):
+            first = self.memory.first(name) if name in self.memory else self._state.floors.get(name, int(row["next"]))
+            lowest = min(lowest, first)
+            yield Floor(name, max(first, start), end)
+        yield Floor("", max(lowest, start), self._log.synced_end)
 
     def __contains__(self, channel: str) -> bool:
         return channel in self.rows or channel in self.memory

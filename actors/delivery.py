@@ -294,6 +294,11 @@ class Delivery:
             for run in lease.runs:
                 yield run, lease.consumer.label, now_ns - lease.sent_ns, self._deadlines.due_of(token) - now_ns
 
+    def first(self) -> int:
+        """The lowest offset that is not finished, and not deferred."""
+        starts = [run[0] for lease in self._leases.values() for run in lease.runs]
+        return min([self.supply.next_offset, *starts, *self.supply.starts()])
+
     def statistics(self, head: int) -> dict[str, Any]:
         """NSQ's field names. What takes some work is in `details`."""
         return {

@@ -54,6 +54,11 @@ class MemoryRows:
                 if due_ns:
                     deferred.put(HoleRow(start, count, attempts, due_ns))
 
+    def first(self, channel: str) -> int:
+        """The lowest offset that it has not finished, as it said last."""
+        row = self.rows[channel]
+        return min([int(row.get("first", row["next"])), *self._deferred[channel].rows])
+
     def due(self, channel: str, until_ns: int, limit: int, late_ns: int) -> tuple[list[HoleRow], int]:
         """As `StateStore.due`."""
         return self._deferred[channel].due(until_ns, limit, late_ns)

@@ -31,6 +31,7 @@ from ..transport.errors import (
     E_CLOSING,
     E_DISK_FULL,
     E_LIMIT,
+    E_UNSUPPORTED,
     NotFound,
     Refused,
     UsageError,
@@ -40,6 +41,7 @@ from . import options
 from .closing import TO_PUBLISHERS
 from .commit_queue import CommitQueue, PendingCommit, refusal
 from .port import Mail, Port
+from .rates import RateMeter
 from .stages import SealNow, Stages
 from .state_desk import StateDesk
 from .worker_thread import WorkerThread
@@ -55,6 +57,7 @@ class StageDesk:
     """`port`: where writers' words come in; `on_committed`: called when a group is in the log; `admit`: raises where so many bytes
     would pass the topic's bound. All are given before the first word."""
 
+    in_memory = False  # the topic is: it takes no stages
     port: Port
     on_committed: Callable[[], None]
     admit: Callable[[int], None]
@@ -69,6 +72,7 @@ class StageDesk:
         self._open_kept_s = stage_timeout_s or options.STAGE_OPEN_KEPT_S
         self._sealed_kept_s = stage_timeout_s or options.STAGE_SEALED_KEPT_S
         self._committed_bytes = 0
+        self._meter = RateMeter(time.monotonic_ns(), {"committed_bytes": 0})
         self._forgot_ns = 0
         self._uncommitted: set[bytes] = set()  # stages whose seal is synced, and its row not committed yet
         state.on_full.append(self._state_full)
@@ -119,6 +123,10 @@ class StageDesk:
 
     def on_openstage_word(self, port: Port, mail: Mail) -> None:
         word = cast("p.OpenStage", mail.word)
+        if self.in_memory:
+            raise UsageError(
+                E_UNSUPPORTED, "a topic in memory takes no transactions: they are kept until they are durable; use one on disk"
+            )
         self._check_open()
         transaction = _transaction(word.app, word.version, word.kind)
         now_ns = time.monotonic_ns()
@@ -331,7 +339,10 @@ class StageDesk:
         return not self.thread.pending and not self.core.seals
 
     def statistics(self) -> dict[str, Any]:
-        return {"transactions": len(self._transactions), "committed_bytes": self._committed_bytes, **self.core.statistics()}
+        now, counts = time.monotonic_ns(), {"committed_bytes": self._committed_bytes}
+        self._meter.note(now, counts)
+        rates = self._meter.rates(now, counts)
+        return {"transactions": len(self._transactions), **counts, "rates": rates, **self.core.statistics()}
 
 
 def _transaction(app: str, version: int, kind: str) -> Transaction:

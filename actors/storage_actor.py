@@ -30,6 +30,7 @@ from .actor import Actor, StartFailed
 from .channel_desk import ChannelDesk
 from .delayed_desk import DelayedDesk, sequences
 from .log_desk import LogDesk
+from .oldest import OldestTimes
 from .port import Envelope, Mail, Port
 from .producer_table import ProducerTable
 from .read_desk import READER_WORDS, ReadDesk
@@ -80,6 +81,7 @@ class StorageActor(Actor):
         self._state.keeper = self.store.keeper
         self._channels = ChannelDesk(self._log, self._state, table, self.mode)
         self._stages = StageDesk(self.store, self._state, WorkerThread(self.context, "stage"), table, settings["stage_timeout_s"])
+        self._oldest = OldestTimes(self._log.reader.header_at)
         self._raw: dict[Any, Callable[[], object]] = {}
         self._listen_to(self._sync_thread, self._sync_results)
         self._listen_to(self._state.thread, self._state.on_results)
@@ -93,6 +95,7 @@ class StorageActor(Actor):
         self._stages.port.words_to = self._stages
         self._stages.on_committed = self._group_committed
         self._stages.admit = self._retention.admit_bytes
+        self._stages.in_memory = self._retention.in_memory = settings.get("in_memory", False)
         self._stages.closed = settings["closed"]
         self.push = self.open_pull(settings["push"], options.PUSH_MARK)
         self.reader = self.open_router(settings["reader"], READER_WORDS, answers_max=options.READER_ANSWERS_MAX)
@@ -186,7 +189,7 @@ class StorageActor(Actor):
             if self._sealed:
                 raise Refused(E_CLOSING, "the topic is being deleted")
             blocks = mail.blocks()
-            self._retention.admit()
+            self._retention.admit_delayed()
             self._delayed.append(mail.envelope, word, blocks, self._log.end)
         except DiskFull as error:
             port.send(mail.envelope, p.Failed(word.request, E_DISK_FULL, str(error)))
@@ -265,6 +268,7 @@ class StorageActor(Actor):
             self._start_sync()
         self._delayed.turn(self._log.synced_end)
         self._stages.turn()
+        self._retention.turn()
         self._commit()
 
     # Stages
@@ -389,4 +393,5 @@ class StorageActor(Actor):
             **self._retention.statistics(),
             **self._delayed.statistics(),
             **self._stages.statistics(),
+            "oldest_ns": self._oldest.refresh(self._channels.floors()),
         }

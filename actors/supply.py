@@ -35,6 +35,7 @@ from .shelf import BlockShelf
 
 TRIED: Final = "it was delivered as often as its channel allows by now"
 
+
 class Picked(NamedTuple):
     """What a consumer gets next: runs in the order of the parts, and the parts of blocks they lie in.
 
@@ -364,6 +365,10 @@ class Supply:
         Without deferred ones."""
         ready = ((start, count, attempts - 1) for start, count, attempts in self.again.ready)
         return {"requeued": chain(ready, self.again.promising, self.again.waiting)}
+
+    def starts(self) -> Iterator[int]:
+        """Where what is behind the cursor begins, with nobody, and not deferred."""
+        return (run[0] for run in self._held())
 
     def statistics(self, head: int) -> dict[str, Any]:
         """`depth`: waiting, neither in flight nor deferred."""

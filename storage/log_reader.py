@@ -24,7 +24,7 @@ from .damage import Hole as Hole
 from .errors import Damaged, ForeignDirectory, Unreadable
 from .files import Files
 from .give_back import GiveBack
-from .log_format import CHUNK_HEADER_BYTES, FOOTER_BYTES, replay_header
+from .log_format import CHUNK_HEADER_BYTES, FOOTER_BYTES, replay_header, wire_header
 from .mark import Adopted, Mark
 from .ring import BLOCK_COST, BLOCKS_MAX, RING_BYTES, Ring
 
@@ -220,6 +220,21 @@ class LogReader:
                 if stretch.good and stretch.header is not None:
                     mark = None if stretch.header.count else chunk.mark_at(stretch.position)
                     yield replay_header(stretch.header, chunk.header), mark
+
+    def header_at(self, offset: int) -> Header | None:
+        """The wire-form header of the block that holds `offset`, or of the first after it in its chunk; None where that cannot be read."""
+        offset = self.skip(max(offset, self.bases[0]))
+        kept = self.ring.read(offset, 1, self.ring.end, 1)
+        if kept:
+            return kept[0].header
+        try:
+            chunk = self._readable(self.bases[bisect_right(self.bases, offset) - 1], offset)
+            for stretch in chunk.walk(chunk.locate(offset).position, columns=False):
+                if stretch.good and stretch.header is not None and stretch.header.count:
+                    return wire_header(stretch.header, chunk.header)
+        except (Damaged, Unreadable):
+            pass
+        return None
 
     def measure(self, start: int, end: int, bytes_max: int) -> tuple[int, int]:
         """How many bytes the blocks between two offsets have, and up to which border of a block they are no more than `bytes_max`.

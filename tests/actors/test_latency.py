@@ -38,7 +38,8 @@ def test_one_add_counts_for_many_messages() -> None:
     window.add(50 * MS, 10, S)
     found = values(window, 1)
     assert count(window, 1) == 1_000
-    assert (found[0.5], found[0.95]) == (pytest.approx(MS, rel=0.01), pytest.approx(MS, rel=0.01))
+    assert found[0.5] == pytest.approx(MS, rel=0.01)
+    assert found[0.95] == pytest.approx(MS, rel=0.01)
     assert found[1.0] == pytest.approx(50 * MS, rel=0.01)
 
 
@@ -72,7 +73,8 @@ def test_sums_are_those_of_all_messages() -> None:
     found = merged([fast.bins(S), slow.bins(S)])
     assert found["count"] == 10_000
     by = {row["quantile"]: row["value"] for row in found["percentiles"]}
-    assert (by[0.5], by[0.99]) == (pytest.approx(MS, rel=0.01), pytest.approx(MS, rel=0.01))
+    assert by[0.5] == pytest.approx(MS, rel=0.01)
+    assert by[0.99] == pytest.approx(MS, rel=0.01)
     assert by[1.0] == pytest.approx(100 * MS, rel=0.01)
 
 
