@@ -70,9 +70,9 @@ def moved_to(where: Place) -> dict[str, int]:
 def place(where: str | float | datetime) -> str | int | dict[str, int]:
     """A place in a topic: "earliest", "latest", an offset, or a time."""
     if isinstance(where, datetime):
-        return {"time_ns": int(where.timestamp() * 1_000_000) * 1_000}
+        where = where.timestamp()
     if isinstance(where, float) and abs(where) < SETTING_MAX / 1e9:
-        return {"time_ns": int(where * 1e9)}
+        return {"time_ns": round(where * 1_000_000) * 1_000}
     if where in ("earliest", "latest") or (type(where) is int and 0 <= where <= SETTING_MAX):
         return where
     raise UsageError(

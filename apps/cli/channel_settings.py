@@ -47,8 +47,8 @@ def with_settings(*, default: bool) -> Callable[[Command], Command]:
 
     def wrap(command: Command) -> Command:
         for name, kind, text in (
-            ("--alarm-age", Seconds(default=default), "Alarm when its oldest message is older; none: never."),
-            ("--alarm-depth", Count(default=default), "Alarm when more messages wait; none: never."),
+            ("--alarm-age", Seconds(default=default), "Alarm when its oldest message is older; none: never; else as zsq serve says."),
+            ("--alarm-depth", Count(default=default), "Alarm when more messages wait; none: never; else as zsq serve says."),
             ("--max-consumers", Count(default=default), "Consumers at a time; none: any number."),
             ("--backoff-max", Seconds(default=default), "... up to this (2m)."),
             ("--backoff", Seconds(default=default), "The broker's delay after the first attempt, doubled by each further one (1s)."),
@@ -70,24 +70,32 @@ def given_settings(options: Mapping[str, Any]) -> dict[str, Any]:
 def described(topic: str, channel: str, settings: Mapping[str, Any]) -> str:
     """Some lines for people."""
 
-    def limit(name: str, unit: str = "", none: float = -1, word: str = "none") -> str:
+    def limit(name: str) -> str:
         value = settings[name]
-        return word if value == none else f"{value:,g}{unit}" if isinstance(value, float) else f"{value:,}{unit}"
+        return "as the broker's" if value is None else "none" if value == -1 else spelled(value) if name.endswith("_s") else f"{value:,}"
 
     dead = settings["dead_letter_topic"] or f"{topic}.{channel}.dead".replace("#ephemeral", "")
     attempts = f"at most {settings['max_attempts']:,}, then to topic {dead}" if settings["max_attempts"] else "until it is finished"
     lines = (
-        (
-            "takes",
-            f"{'tags ' + settings['tags'] if settings['tags'] else 'all tags'}, not older than {limit('max_age_s', ' s', word='ever')}",
-        ),
+        ("takes", f"{'tags ' + settings['tags'] if settings['tags'] else 'all tags'}, max age {limit('max_age_s')}"),
         ("order", "of each key one message at a time" if settings["ordered"] else "none"),
         ("attempts", attempts),
-        ("backoff", f"{limit('backoff_s', ' s')}, doubled up to {limit('backoff_max_s', ' s')}"),
-        ("consumers", f"at most {limit('max_consumers', none=0, word='any number')}"),
-        ("alarm", f"depth {limit('alarm_depth')}, age {limit('alarm_age_s', ' s')}"),
+        ("backoff", f"{spelled(settings['backoff_s'])}, doubled up to {spelled(settings['backoff_max_s'])}"),
+        ("consumers", f"at most {settings['max_consumers']:,}" if settings["max_consumers"] else "any number"),
+        ("alarm", f"depth {limit('alarm_depth')}, age {limit('alarm_age_s')}"),
     )
     return "\n".join(f"{name:<10} {text}" for name, text in lines)
+
+
+def spelled(seconds: float) -> str:
+    """90061.5 as 1d1h1m1.5s: so that it can be typed again."""
+    left = round(seconds, 3)
+    found = ""
+    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60)):
+        count = int(left // size)
+        found += f"{count}{unit}" if count else ""
+        left = round(left - count * size, 3)
+    return found + (f"{left:.3f}".rstrip("0").rstrip(".") + "s" if left or not found else "")
 
 
 def resolved(url: str, timeout: float, where: Any) -> Any:
