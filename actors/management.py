@@ -16,7 +16,6 @@ from ..transport.errors import (
     E_LIMIT,
     E_NOT_FOUND,
     E_TIMEOUT,
-    E_UNSUPPORTED,
     NotFound,
     Refused,
     UsageError,
@@ -25,6 +24,7 @@ from ..transport.errors import (
 from ..transport.names import check_name, is_ephemeral
 from . import closing, closing_orders, deletion, moving, options
 from .channel_settings import made
+from .ephemeral_topic import retention_in_memory
 from .port import Envelope, Mail
 from .process_table import Child
 from .statistics import broker_statistics
@@ -102,8 +102,6 @@ class Management:
             return group
         if not create:
             raise NotFound(E_NOT_FOUND, f"topic {topic!r} does not exist")
-        if is_ephemeral(topic):
-            raise UsageError(E_UNSUPPORTED, "topics in memory only come with a later version; use a name without #ephemeral")
         if len(self.supervisor.groups) >= options.TOPICS_MAX:
             raise Refused(E_LIMIT, f"a node has at most {options.TOPICS_MAX} topics")
         if not self.supervisor.can_start(3):
@@ -112,7 +110,10 @@ class Management:
         if sync not in options.SYNC_MODES:
             raise UsageError(E_BAD_ARGUMENT, f"sync is one of {', '.join(options.SYNC_MODES)}, not {sync!r}")
         own = changed({}, retention or {})
-        resolve(self.supervisor.options.retention, own)
+        if is_ephemeral(topic):
+            retention_in_memory(own, self.supervisor.registry.memory.bytes_max())
+        else:
+            resolve(self.supervisor.options.retention, own)
         return self.supervisor.add_group(topic, self.supervisor.registry.add(topic, sync, own))
 
     def _channel(self, group: TopicGroup, channel: str, create: bool) -> None:
@@ -195,7 +196,7 @@ class Management:
     def _configure(self, group: TopicGroup, changes: dict[str, Any]) -> dict[str, Any]:
         """Durable in the registry; what holds now, for the storage to take up. If it dies before that, its successor starts with it."""
         own = changed(group.row.retention, changes)
-        found = resolve(self.supervisor.options.retention, own)
+        found = group.resolved(own)
         self.supervisor.registry.configure(group.name, own)
         return found.as_dict()
 

@@ -2,7 +2,7 @@
 
 Its bytes are in `registry_format.py`. `retention` of a topic holds what was set for it; all else follows the broker's own settings.
 A row is `new` until its directory is known to exist, `live`, or `deleting`. A topic made again starts at the offset where the one of that
-name ended, so offsets are never reused, and gets a new uuid.
+name ended, so offsets are never reused, and gets a new uuid. Rows of `#ephemeral` topics are never written: they begin at 0 each time.
 
 The content before the last change stays beside it, in `registry.json.old`: with that and the topics' own identities `zsq fsck --repair`
 makes a lost registry again (`registry_rebuild.py`). A start never takes the old one by itself: it may lack a topic whose publishes were
@@ -21,6 +21,8 @@ from typing import Any, Final
 from ..storage.errors import ForeignDirectory, ShortWrite
 from ..storage.files import Files
 from ..transport.errors import E_DISK_FULL, E_INTERNAL, Refused
+from ..transport.names import is_ephemeral
+from .memory_root import FOLDER_NAME, POINTER_NAME, MemoryRoot
 from .registry_format import Content, RegistryDamaged, TopicRow, decode, encode
 
 log = logging.getLogger("zsq")
@@ -29,7 +31,9 @@ REGISTRY_NAME: Final = "registry.json"
 OLD_NAME: Final = "registry.json.old"
 _FILE_BYTES_MAX: Final = 64 * 1024 * 1024
 # What may lie in a directory in which a start was cut off, or where zsqd runs.
-_OURS: Final = frozenset({"lock", "run", "run.json", "log", "zsqd.json", "zsqd.lock", "topics", "trash", f"{REGISTRY_NAME}.tmp"})
+_OURS: Final = frozenset(
+    {"lock", "run", "run.json", "log", "zsqd.json", "zsqd.lock", "topics", "trash", f"{REGISTRY_NAME}.tmp", POINTER_NAME, FOLDER_NAME}
+)
 
 
 class Registry:
@@ -40,6 +44,7 @@ class Registry:
         self._data_dir = data_dir
         self._path = str(data_dir / REGISTRY_NAME)
         self._written = b""
+        self.memory = MemoryRoot(files, data_dir)
         self.take(Content(uuid.uuid4().hex, node_id))
 
     def take(self, content: Content) -> None:
@@ -122,7 +127,10 @@ class Registry:
 
     def _write(self) -> None:
         """One sync of the directory for both renames: whichever of them a crash leaves, each file is a whole one."""
-        data = encode(Content(self.uuid, self.node, self.next_number, self.topics, self.ended, self.imports))
+        topics = {name: row for name, row in self.topics.items() if not row.in_memory}
+        data = encode(Content(self.uuid, self.node, self.next_number, topics, self.ended, self.imports))
+        if data == self._written:
+            return  # what changed is in memory only
         if self._written:
             self._replace(str(self._data_dir / OLD_NAME), self._written)
         self._replace(self._path, data)
@@ -137,6 +145,9 @@ class Registry:
         self._files.rename(temporary, path)
 
     def add(self, name: str, sync: str, retention: Mapping[str, Any] | None = None) -> TopicRow:
+        if is_ephemeral(name):
+            row = self.topics[name] = TopicRow(0, uuid.uuid4().hex, "never", 0, retention=dict(retention or {}))
+            return row
         row = TopicRow(self.next_number, uuid.uuid4().hex, sync, self.ended.get(name, 0), retention=dict(retention or {}))
         self.next_number += 1
         self.topics[name] = row
@@ -170,7 +181,7 @@ class Registry:
         row = self.topics[name]
         before, row.state = row.state, state
         ended = dict(self.ended)
-        if next_offset is not None:
+        if next_offset is not None and not row.in_memory:
             self.ended[name] = next_offset
         try:
             self.save()
@@ -183,6 +194,10 @@ class Registry:
         row = self.topics.pop(name)
         folder = self.folder(row)
         try:
+            if row.in_memory:
+                if self._files.exists(folder):
+                    self._files.remove_tree(folder)
+                return
             if self._files.exists(folder):
                 self._files.rename(folder, str(self._data_dir / "trash" / f"{row.number:06d}-{row.uuid}"))
                 self._files.sync_folder(str(self._data_dir / "trash"))
@@ -208,7 +223,9 @@ class Registry:
                 self.remove(name)
 
     def folder(self, row: TopicRow) -> str:
-        """A number, never the raw name."""
+        """A number, never the raw name. `OSError` where a topic in memory finds no place."""
+        if row.in_memory:
+            return self.memory.folder(row.uuid)
         return str(self._data_dir / "topics" / f"{row.number:06d}")
 
 

@@ -45,6 +45,8 @@ class RegistryDamaged(ForeignDirectory):
 
 @dataclass(slots=True)
 class TopicRow:
+    """`number` 0: it lies in memory, and never stands in the file."""
+
     number: int
     uuid: str
     sync: str
@@ -52,6 +54,10 @@ class TopicRow:
     state: str = "new"
     retention: dict[str, Any] = field(default_factory=dict)
     closed: str = closing.OPEN
+
+    @property
+    def in_memory(self) -> bool:
+        return self.number == 0
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from ..storage.errors import DiskFull
 from ..storage.removal import LogKeeper, finished_bytes, remove_below
-from ..storage.retention import CHUNKS_A_ROUND_MAX, Retention, View, chunk_bytes, plan, resolve
+from ..storage.retention import CHUNKS_A_ROUND_MAX, PARTS, Retention, View, chunk_bytes, plan, resolve
 from ..storage.store import Store
 from ..transport.errors import E_TOPIC_FULL, Refused
 from ..transport.protocol import Dropped, Wire
@@ -66,6 +66,8 @@ class RetentionDesk:
         self.removed_bytes = 0
         self.dropped_count = dropped_count
         self.delayed_bytes: Callable[[], int] = lambda: 0
+        self.in_memory = False
+        self._ticked_at = 0  # `written_bytes` of the log
         self.policy: Retention
         self.configure(settings)
 
@@ -85,6 +87,14 @@ class RetentionDesk:
         the bound is passed by one append at most (2 MiB, or one block), and nobody is refused for a large block of somebody else.
         """
         self.admit_bytes(1)
+
+    def admit_delayed(self) -> None:
+        """The same for what will be in the log only later: nothing drops the oldest of it, so in memory it has a bound of its own."""
+        self.admit()
+        if self.in_memory and self.delayed_bytes() >= self.policy.max_bytes:
+            self.refused_count += 1
+            text = f"delayed messages take {self.delayed_bytes()} bytes of memory, of at most {self.policy.max_bytes}"
+            raise Refused(E_TOPIC_FULL, f"{text}; wait until some are due, or cancel some")
 
     def admit_bytes(self, total: int) -> None:
         """The same for so many bytes, all of which must fit."""
@@ -114,6 +124,13 @@ class RetentionDesk:
             self._measured_ns = time.monotonic_ns()
 
     # What goes
+
+    def turn(self) -> None:
+        """Once a turn of the loop. Memory may not wait for the next second; and chunks go behind the checkpoint only."""
+        if self.in_memory and self._log.written_bytes - self._ticked_at >= self.policy.max_bytes // PARTS:
+            self._ticked_at = self._log.written_bytes
+            self._state.wanted = True
+            self._state.then(self.tick)
 
     def tick(self) -> None:
         """Once a second, and when a full round was removed."""

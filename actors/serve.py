@@ -27,6 +27,7 @@ def serve(serve_options: ServeOptions) -> int:
         registry = Registry(files, data_dir, serve_options.node_id)
         registry.open()
         clear_imports_at_start(files, data_dir, registry)
+        registry.memory.clear()
         run_dir = rundir.make(data_dir)
     except Locked as error:
         print(f"zsq: {data_dir} is in use by another `zsq serve` (pid {error.pid}); stop that one first", file=sys.stderr)
@@ -42,5 +43,6 @@ def serve(serve_options: ServeOptions) -> int:
     try:
         return Supervisor(serve_options, registry, run_dir).run()
     finally:
+        registry.memory.close()
         rundir.clear(data_dir, run_dir)
         files.close(lock)

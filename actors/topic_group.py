@@ -22,6 +22,7 @@ from . import options
 from .channel_settings import check_same
 from .child import FATE, KINDS, ChildSpec, RestartIntensity
 from .closing import to_consumers, to_publishers
+from .ephemeral_topic import retention_in_memory
 from .process_table import Child
 from .registry import TopicRow
 
@@ -95,10 +96,16 @@ class TopicGroup:
     def retention(self) -> Retention:
         """What was set for this topic, over what the broker was told. Settings that make no sense (edited by hand) remove nothing."""
         try:
-            return resolve(self.supervisor.options.retention, self.row.retention)
+            return self.resolved(self.row.retention)
         except UsageError as error:
             log.error("topic %s: its settings are not understood (%s): nothing of it is removed until they are set anew", self.name, error)
             return Retention(keep_bytes=-1)
+
+    def resolved(self, own: Mapping[str, Any]) -> Retention:
+        """The policy that follows from these settings of its own. `UsageError`."""
+        if self.row.in_memory:
+            return retention_in_memory(own, self.supervisor.registry.memory.bytes_max())
+        return resolve(self.supervisor.options.retention, own)
 
     def children(self) -> list[Child]:
         found = [self.storage, self.topic, *self.channels.values()]
@@ -128,6 +135,7 @@ class TopicGroup:
             "sync": self.row.sync,
             "directory": self.supervisor.registry.folder(self.row),
             "create": self.row.state == "new",
+            "in_memory": self.row.in_memory,
             "retention": self.retention().as_dict(),
             "chunk_bytes": self.supervisor.options.chunk_bytes,
             "front": self.supervisor.endpoint(numbers[1]),

@@ -1,0 +1,214 @@
+"""Ephemeral topics on a real broker: in memory, bounded, gone with their last channel and with the broker."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.broker import Broker, free_port, kill, wait_for
+
+import zsq
+from zsq.actors.options import EPHEMERAL_BYTES_MAX
+from zsq.transport.block import pack
+
+TOPIC = "t#ephemeral"
+MIB = 1024 * 1024
+
+
+def topics(broker: Broker) -> dict[str, dict[str, Any]]:
+    with zsq.Admin(broker.ipc) as admin:
+        return {row["topic_name"]: row for row in admin.stats()["topics"]}
+
+
+def publish(broker: Broker, *bodies: bytes) -> None:
+    with zsq.Producer(broker.ipc) as producer:
+        producer.publish_many(TOPIC, list(bodies))
+
+
+def take(consumer: zsq.Consumer, count: int) -> list[bytes]:
+    found = []
+    for _ in range(count):
+        message = consumer.receive(timeout=20)
+        assert message is not None
+        found.append(message.body)
+        message.finish(sync=True)
+    return found
+
+
+def memory(broker: Broker) -> Path:
+    return Path(json.loads((broker.data_dir / "memory.json").read_text())["memory"])
+
+
+def test_it_lies_in_memory_and_goes_with_its_last_channel(broker: Broker) -> None:
+    publish(broker, b"a")
+    row = topics(broker)[TOPIC]
+    assert (row["sync"], row["retention"]["when_full"], row["retention"]["max_bytes"]) == ("never", "drop-oldest", EPHEMERAL_BYTES_MAX)
+    (folder,) = [path for path in memory(broker).iterdir() if path.is_dir()]
+    assert not list((broker.data_dir / "topics").iterdir())
+    assert TOPIC not in (broker.data_dir / "registry.json").read_text()
+    with zsq.Consumer(broker.ipc, TOPIC, "c") as consumer, zsq.Consumer(broker.ipc, TOPIC, "d#ephemeral") as other:
+        assert take(consumer, 1) == [b"a"]
+        publish(broker, b"b")
+        assert (take(consumer, 1), take(other, 1)) == ([b"b"], [b"b"])
+    wait_for(lambda: len(topics(broker)[TOPIC]["channels"]) == 1, 20, "the end of one channel")
+    publish(broker, b"unfinished")
+    with zsq.Admin(broker.ipc) as admin:
+        with pytest.raises(zsq.Refused, match="not finished"):
+            admin.delete_channel(TOPIC, "c")
+        admin.delete_channel(TOPIC, "c", force=True)
+    wait_for(lambda: TOPIC not in topics(broker), 20, "the end of the topic")
+    assert not folder.exists()
+    broker.stop()
+    assert not (broker.data_dir / "memory.json").exists()
+
+
+@pytest.mark.parametrize("way", ["ipc", "tcp"])
+def test_who_comes_as_it_ends_gets_a_new_one(broker: Broker, way: str) -> None:
+    """Its only channel is ephemeral too: with each consumer the topic comes and goes."""
+    url = getattr(broker, way)
+    with zsq.Producer(url) as producer:
+        for number in range(8):
+            with zsq.Consumer(url, TOPIC, "c#ephemeral") as consumer:
+                body = b"%d" % number
+                message = None
+                while message is None or message.body != body:
+                    producer.publish(TOPIC, body)
+                    message = consumer.receive(timeout=1)
+                message.finish()
+    wait_for(lambda: TOPIC not in topics(broker), 20, "the end of the topic")
+
+
+@pytest.mark.parametrize("victim", ["storage", "topic", "channel"])
+def test_a_process_that_dies_costs_no_message(broker: Broker, victim: str) -> None:
+    """The folder outlives them."""
+    with zsq.Consumer(broker.ipc, TOPIC, "c", ready=1) as consumer:
+        publish(broker, b"a", b"b")
+        assert take(consumer, 1) == [b"a"]
+        pids = broker.pids(victim)
+        kill(pids[0])
+        broker.wait_gone(pids)
+        publish(broker, b"c")
+        assert sorted(take(consumer, 2)) == [b"b", b"c"], "in either order: one may be a redelivery"
+
+
+@pytest.mark.parametrize("how", ["stop", "kill"])
+def test_it_is_gone_after_a_restart(broker: Broker, how: str) -> None:
+    with zsq.Admin(broker.ipc) as admin:
+        admin.create_topic("durable")
+    publish(broker, b"a")
+    folder = memory(broker)
+    assert folder.exists()
+    if how == "stop":
+        assert broker.stop() == 0
+        assert not folder.exists()
+    else:
+        everyone = [actor["pid"] for actor in broker.actors()]
+        for pid in everyone:
+            kill(pid)
+        assert broker.process is not None
+        broker.process.wait(20)
+        broker.wait_gone(everyone)
+        assert folder.exists()
+    broker.port = free_port()
+    broker.start()
+    assert set(topics(broker)) == {"durable"}
+    assert not folder.exists()
+    publish(broker, b"b")
+    with zsq.Consumer(broker.ipc, TOPIC, "c") as consumer:
+        assert take(consumer, 1) == [b"b"]
+
+
+def test_memory_is_bounded_and_what_was_dropped_is_counted(broker: Broker) -> None:
+    """Five times its bound, with a channel that nobody reads: the newest of it stays."""
+    with zsq.Admin(broker.ipc) as admin:
+        admin.create_topic(TOPIC, max_bytes=8 * MIB)
+        admin.create_channel(TOPIC, "c")
+    most = 0
+    with zsq.Producer(broker.ipc) as producer:
+        for number in range(40):
+            producer.publish_many(TOPIC, [b"%06d" % (number * 16 + i) + b"x" * 65_000 for i in range(16)])
+            most = max(most, size_of(memory(broker)))
+    assert most < 16 * MIB, "twice the bound at most, whatever comes"
+    wait_for(lambda: topics(broker)[TOPIC]["log_bytes"] <= 9 * MIB, 20, "the drop")
+    row = topics(broker)[TOPIC]
+    (channel,) = row["channels"]
+    assert row["dropped_count"] == channel["dropped_count"] > 400
+    with zsq.Consumer(broker.ipc, TOPIC, "c") as consumer:
+        numbers = [int(body[:6]) for body in take(consumer, 640 - row["dropped_count"])]
+    assert numbers == list(range(row["dropped_count"], 640))
+
+
+def size_of(root: Path) -> int:
+    found = 0
+    for path in root.rglob("*"):
+        try:
+            found += path.stat().st_blocks * 512
+        except FileNotFoundError:
+            continue  # removed meanwhile
+    return found
+
+
+def fill(producer: zsq.Producer, delay: float = 0) -> None:
+    for _ in range(30):
+        producer.publish_many(TOPIC, [b"x" * 500_000], delay=delay)
+
+
+def test_settings_that_would_unbind_it_are_refused(broker: Broker) -> None:
+    with zsq.Admin(broker.ipc) as admin:
+        with pytest.raises(zsq.UsageError, match="max_bytes of a topic in memory is at most"):
+            admin.create_topic(TOPIC, max_bytes=-1)
+        admin.create_topic(TOPIC, keep_bytes=MIB)
+        with pytest.raises(zsq.UsageError, match="keep_bytes of a topic in memory is at most"):
+            admin.configure_topic(TOPIC, keep_bytes=1 << 40)
+        assert admin.configure_topic(TOPIC, when_full="reject", max_bytes=8 * MIB)["retention"]["when_full"] == "reject"
+    assert topics(broker)[TOPIC]["retention"]["keep_bytes"] == MIB
+    with zsq.Producer(broker.ipc) as producer, pytest.raises(zsq.Refused, match="E_TOPIC_FULL"):
+        fill(producer)
+
+
+def test_delayed_messages_work_and_are_bounded(broker: Broker) -> None:
+    with zsq.Admin(broker.ipc) as admin:
+        admin.create_topic(TOPIC, max_bytes=8 * MIB)
+        admin.create_channel(TOPIC, "c")
+        with zsq.Producer(broker.ipc) as producer:
+            producer.publish(TOPIC, b"soon", delay=0.3)
+            with zsq.Consumer(broker.ipc, TOPIC, "c") as consumer:
+                assert take(consumer, 1) == [b"soon"]
+            with pytest.raises(zsq.Refused, match="delayed messages take"):
+                fill(producer, delay=3600)
+            assert admin.delayed_cancel_all(TOPIC) > 10
+            producer.publish(TOPIC, b"again", delay=3600)
+
+
+def test_transactions_are_refused_and_reading_by_offset_works(broker: Broker) -> None:
+    publish(broker, b"a", b"b")
+    with zsq.Reader(broker.ipc, TOPIC) as reader:
+        assert [reader.message(offset).body for offset in (0, 1)] == [b"a", b"b"]
+    with pytest.raises(zsq.UsageError, match="a topic in memory takes no transactions"):
+        stage(broker)
+
+
+def stage(broker: Broker) -> None:
+    with zsq.StageWriter(broker.tcp, TOPIC, "app", 1) as writer:
+        writer.push(pack([b"x"]))
+        writer.seal()
+
+
+def test_pause_close_and_delete_work(broker: Broker) -> None:
+    publish(broker, b"a")
+    with zsq.Admin(broker.ipc) as admin:
+        admin.pause(TOPIC)
+        assert topics(broker)[TOPIC]["paused"]
+        admin.unpause(TOPIC)
+        admin.close_topic(TOPIC)
+        with pytest.raises(zsq.Refused, match="closed to publishers"):
+            publish(broker, b"b")
+        admin.open_topic(TOPIC)
+        publish(broker, b"b")
+        with pytest.raises(zsq.Refused, match="2 messages that are not finished"):
+            admin.delete_topic(TOPIC)
+        admin.delete_topic(TOPIC, force=True)
+        assert TOPIC not in topics(broker)
+    assert [path.name for path in memory(broker).iterdir()] == ["lock"]
