@@ -1,8 +1,8 @@
 """A channel that chooses (by tags, addresses, age, samples) against a model that knows what each message is and what became of it.
 
-What must hold however the rules are mixed, over crashes too: what is delivered is wanted, and not too old at that moment; what was passed
-by is not wanted, too old, or left out of a sample, and is counted by its first reason; nothing is delivered to two at a time, nor again once
-it is finished and committed; in the end each message was finished or passed by.
+What must hold however the rules are mixed, over crashes too: what is delivered is wanted, and not too old at that moment; what was
+passed by is not wanted, too old, or left out of a sample, and is counted by its first reason; nothing is delivered to two at a time, nor
+again once it is finished and committed; in the end each message was finished or passed by.
 """
 
 from __future__ import annotations
