@@ -82,11 +82,11 @@ class Again:
 
 
 def collect(
-    again: deque[Run], quota: int, find: Callable[[int], Block | None], wanted: set[int], expire: Callable[[Block, int], bool] | None = None
+    again: deque[Run], quota: int, find: Callable[[int], Block | None], wanted: set[int], expire: Callable[[Block, Run], bool] | None = None
 ) -> tuple[list[Part], list[Run]]:
     """Take up to `quota` messages out of `again`; the offsets of those whose block `find` does not have go to `wanted`.
 
-    `expire`: so many messages of a block would go out; True if they are given up instead.
+    `expire`: this run of a block would go out; True if it is given up instead.
     """
     parts: list[Part] = []
     runs: list[Run] = []
@@ -101,7 +101,7 @@ def collect(
             continue
         start = first - block.first_offset
         here = min(block.count - start, count)
-        if expire is not None and expire(block, here):
+        if expire is not None and expire(block, (first, here, attempts)):
             if here < count:
                 again.appendleft((first + here, count - here, attempts))
             continue

@@ -17,7 +17,7 @@ tag or a sample: it comes again until it is finished, or too old.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from ..transport.addressing import addressees
@@ -81,8 +81,17 @@ class Choice:
                     mask[index] = OTHER_CHANNEL
         return bytes(mask) if any(mask) else None
 
+    def in_sample(self, sample_rate: int) -> bool:
+        """One more message was drawn for a consumer's sample."""
+        return self.random() < sample_rate / 100
+
     def gathering(self, sample_rate: int, room: int) -> Gathering:
         return Gathering(room, sample_rate, self.random)
+
+
+def wanted_runs(mask: bytes, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """(start, stop) of what is wanted between these indexes."""
+    return (found.span() for found in _WANTED_RUNS.finditer(mask, start, stop))
 
 
 def count_skipped(counters: dict[str, int], mask: bytes, start: int, stop: int) -> None:

@@ -29,7 +29,7 @@ class Deferred:
 
     def __init__(self, rows: int = 0, messages: int = 0, next_due_ns: int = 0, rows_max: int = 0) -> None:
         self.rows = rows
-        self._rows_max = rows_max or options.DEFERRED_ROWS_MAX
+        self._rows_max = rows_max or 1 << 62
         self.messages = messages
         self.next_due_ns = next_due_ns
         self.wanted = False
@@ -58,7 +58,7 @@ class Deferred:
         self._rows_max = min(self._rows_max, rows_max)
 
     def is_full(self) -> bool:
-        return self.rows >= self._rows_max
+        return self.rows >= min(self._rows_max, options.DEFERRED_ROWS_MAX)
 
     def put(self, runs: Iterable[Run], due_ns: int) -> None:
         for start, count, attempts in runs:

@@ -44,19 +44,28 @@ class Turns:
             consumer.served = max(consumer.served, self._floor)
             self._push(consumer)
 
-    def first(self) -> Consumer | None:
-        """Who is next; None: nobody has room. It stays where it is until `served`."""
+    def first(self, share: int = 0) -> Consumer | None:
+        """Who is next; None: nobody has room. It stays where it is until `served`. `share`: those that hold fewer come first."""
         while self._line:
             consumer = self._line[0][2]
             if has_room(consumer):
-                return consumer
+                return self._below(share) or consumer
             heapq.heappop(self._line)
             self._aside[consumer.peer] = consumer
         return None
 
-    def served(self, count: int) -> None:
-        """The first one got so many."""
-        _, _, consumer = heapq.heappop(self._line)
+    def _below(self, share: int) -> Consumer | None:
+        if not share or self._line[0][2].in_flight < share:
+            return None
+        return min((entry for entry in self._line if entry[2].in_flight < share and has_room(entry[2])), default=(0, 0, None))[2]
+
+    def served(self, consumer: Consumer, count: int) -> None:
+        """It got so many."""
+        if self._line[0][2] is consumer:
+            heapq.heappop(self._line)
+        else:
+            self._line = [entry for entry in self._line if entry[2] is not consumer]
+            heapq.heapify(self._line)
         self._floor = max(self._floor, consumer.served)
         consumer.served += count
         self._push(consumer)

@@ -41,9 +41,11 @@ class Commit(NamedTuple):
 
 
 class DeliveryMachine(RuleBasedStateMachine):
+    small_options = SMALL
+
     def __init__(self) -> None:
         super().__init__()
-        self.small = mock.patch.multiple(options, **SMALL)
+        self.small = mock.patch.multiple(options, **self.small_options)
         self.small.start()
         self.log: list[Block] = []
         self.states: list[str | int] = []
