@@ -40,10 +40,12 @@ class Peeks:
         asked, supply = order.options, delivery.supply
         limit = min(max(int(asked["limit"]), 1), options.PEEK_MAX)
         numbers = delivery.statistics(supply.next_offset)
-        counts = {name: numbers[name] for name in ("in_flight_count", "deferred_count", "requeued_waiting")}
+        parked = numbers.get("parked_count", 0)
+        counts = {"requeued": numbers["requeued_waiting"] - parked, "parked": parked, "in flight": numbers["in_flight_count"]}
+        counts |= {"deferred": numbers["deferred_count"], "dying": numbers["dying_count"]}
         ends = {"start": asked["start"], "head": max(asked["head"], supply.next_offset)}
         facts = {"paused": delivery.paused, "settings": delivery.settings.as_dict(), "wall_ns": wall_ns}
-        data = {"next_offset": supply.next_offset, **ends, **facts, **counts}
+        data = {"next_offset": supply.next_offset, **ends, **facts, "counts": counts}
         out = (
             {"state": "in flight", **_run(run), "consumer": whose, "held_ms": held_ns // _MS, "left_ms": max(0, left_ns) // _MS}
             for run, whose, held_ns, left_ns in delivery.out(now_ns)

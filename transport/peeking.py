@@ -19,12 +19,14 @@ from .stored import Fetched, StoredMessage, message_at
 PEEK_MAX: Final = 1_000  # messages of each state
 PEEK_COUNT: Final = 10
 LOOK_BYTES_MAX: Final = 16 * 1024 * 1024  # read for one look: a channel whose tags are rare is looked through up to there
+STATES: Final = ("requeued", "parked", "new", "in flight", "deferred", "dying")
 _NS_PER_S: Final = 1_000_000_000
 
 
 class Peeked(NamedTuple):
-    """One message and where it is. `state`: "requeued" (it goes out next, again), "new" (it goes out next), "in flight", "deferred",
-    "parked" (behind another of its key, in an ordered channel), of a topic "stored". `message`: None where it is lost or removed.
+    """One message and where it is. `state`, in the order in which they are shown: "requeued" (it goes out next, again), "parked" (an
+    ordered channel has sorted it; most likely another of its key goes before it), "new" (it goes out next), "in flight", "deferred", "dying"
+    (on its way to the dead letters); of a topic "stored". `message`: None where it is lost or removed.
     `attempts`: how often it was delivered. `consumer`, `held_s`, `left_s`: with whom, for how long, and how long until its timeout.
     `due_ns`: when a deferred one is due, in ns since 1970."""
 
@@ -40,7 +42,7 @@ class Peeked(NamedTuple):
 
 class Peek(NamedTuple):
     """`next_offset`: the channel's cursor; `head`: the end that it may see. `looked_to`: as far as messages for it were looked for: below
-    `head` where enough were found, or a lot was passed that its tags or age leave out. `counts`: messages in flight, deferred, requeued."""
+    `head` where enough were found, or a lot was passed that its tags or age leave out. `counts`: messages in each state, but "new"."""
 
     messages: list[Peeked]
     next_offset: int
@@ -86,11 +88,9 @@ def look_at_newest(topic: str, first: int, head: int, count: int) -> Look:
 def look_at_channel(topic: str, channel: str, data: Mapping[str, Any], count: int) -> Look:
     """What the broker said about a channel, with the messages."""
     held = yield from _held(topic, data["held"])
-    again = [one for one in held if one.state == "requeued"]
     new, looked_to = yield from _new(topic, channel, data, count)
-    messages = [*again, *new, *(one for one in held if one.state != "requeued")]
-    counts = {name: int(value) for name, value in data.items() if name.endswith("_count") or name == "requeued_waiting"}
-    return Peek(messages, data["next_offset"], looked_to, data["head"], data["paused"], counts)
+    found = sorted((*held, *new), key=lambda one: STATES.index(one.state) if one.state in STATES else len(STATES))
+    return Peek(found, data["next_offset"], looked_to, data["head"], data["paused"], dict(data["counts"]))
 
 
 def _held(topic: str, rows: Any) -> Generator[int, Fetched, list[Peeked]]:

@@ -57,7 +57,7 @@ def peek(topic: str, channel: str | None, count: int, as_json: bool, url: str, t
     """Look without taking part: nothing is delivered, nothing is finished.
 
     Of TOPIC: its newest messages. Of CHANNEL: what it would hand out next (requeued, then new), and what it holds: in flight with whom and
-    for how long, deferred until when, parked behind another of the same key.
+    for how long, deferred until when, parked behind another of the same key, or dying: on its way to the dead letters.
     """
     from ...transport.client import Admin
     from ...transport.names import check_name
@@ -93,8 +93,7 @@ def _line(one: Peeked) -> str:
 def _summary(topic: str, channel: str | None, found: Peek) -> str:
     if channel is None:
         return f"zsq: topic {topic} ends at {found.head}"
-    counts = found.counts
-    held = f"{counts['in_flight_count']:,} in flight, {counts['requeued_waiting']:,} requeued, {counts['deferred_count']:,} deferred"
+    held = ", ".join(f"{count:,} {state}" for state, count in found.counts.items() if count) or "nothing held"
     paused = ", paused" if found.paused else ""
     text = f"zsq: {topic}/{channel} is at {found.next_offset} of {found.head}{paused}; {held}"
     if not any(one.state == "new" for one in found.messages) and found.looked_to < found.head:
