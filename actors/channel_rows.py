@@ -5,6 +5,7 @@ NSQ's names where they mean the same. What else there is:
     delivery_count, delivery_bytes   sent to consumers, redeliveries included (NSQ's channels do not count it; its `message_count` of a
                                      channel is what came in, here too)
     rates                            of each counter, a second, over the last minute
+    dying_count                      on their way to the dead letters; not in `depth`, and not finished
     oldest_message_age_s             of what the channel has not finished, deferred included; 0 for nothing, None: not known (yet)
     drain_s                          until the backlog is finished, as the rates are; 0 for no backlog, None: it does not get less
 """
@@ -19,7 +20,10 @@ from . import options
 if TYPE_CHECKING:
     from .topic_group import TopicGroup
 
-DEFERRED_FULL: Final = f"takes no new messages: {options.DEFERRED_ROWS_MAX:,} requeues with a delay wait, the most that a channel holds"
+DEFERRED_FULL: Final = (
+    f"takes no new messages: {options.DEFERRED_ROWS_MAX:,} requeues with a delay wait ({options.EPHEMERAL_DEFERRED_ROWS_MAX:,} of an ephemeral"
+    " channel), the most that a channel holds"
+)
 # By these a message leaves the channel for good.
 ENDS: Final = (
     "finish_count", "dead_letter_count", "expired_count", "sampled_count", "tag_skipped_count", "addressed_skipped_count",
@@ -34,10 +38,12 @@ def channel_rows(group: TopicGroup, end: int, wall_ns: int) -> list[dict[str, An
     rows = []
     for name, child in group.channels.items():
         row = _row(name, child.stats if child is not None else {}, end, coming)
-        row["oldest_message_age_s"] = age_s(row["depth"] + row["in_flight_count"] + row["deferred_count"], oldest.get(name, 0), wall_ns)
-        full = DEFERRED_FULL if row.pop("deferred_full", False) else ""
+        row["oldest_message_age_s"] = age_s(row["depth"] + held(row), oldest.get(name, 0), wall_ns)
+        said = said_of(row)
+        row.pop("deferred_full", None)
+        row.pop("dead_letter_alarm", None)
         up = child is not None and child.state == "up"
-        row["health"] = full or "OK" if up else "failed" if name in group.failed_channels() else "starting"
+        row["health"] = said or "OK" if up else "failed" if name in group.failed_channels() else "starting"
         rows.append(row)
     return rows
 
@@ -50,6 +56,7 @@ def _row(name: str, stats: Mapping[str, Any], end: int, coming: float) -> dict[s
         "backend_depth": 0,
         "in_flight_count": 0,
         "deferred_count": 0,
+        "dying_count": 0,
         "message_count": 0,
         "oldest_message_age_s": 0.0,
         "drain_s": 0.0,
@@ -61,12 +68,37 @@ def _row(name: str, stats: Mapping[str, Any], end: int, coming: float) -> dict[s
     }
     # The channel may not have heard of the newest messages: the topic knows the end.
     if "next_offset" in row:
-        row["depth"] = max(0, end - row["next_offset"]) + row.pop("requeued_waiting", 0)
+        row["depth"] = depth(row, end)
+        row.pop("requeued_waiting", 0)
         row["backend_depth"] = max(0, end - row.pop("window_end", end))
         row["message_count"] = max(0, end - row.pop("begin", end))
     row["rates"] = {"message_count": coming, **row["rates"]}
     row["drain_s"] = drain_s(row["depth"] + row["in_flight_count"], row["rates"], coming)
     return row
+
+
+def said_of(stats: Mapping[str, Any]) -> str:
+    """What of a channel's pulse belongs into health, "" for nothing."""
+    found = [DEFERRED_FULL if stats.get("deferred_full") else "", str(stats.get("dead_letter_alarm", ""))]
+    return "; ".join(filter(None, found))
+
+
+def held(stats: Mapping[str, Any]) -> int:
+    """Messages that do not wait and are not finished."""
+    return int(stats.get("in_flight_count", 0) + stats.get("deferred_count", 0) + stats.get("dying_count", 0))
+
+
+def depth(stats: Mapping[str, Any], end: int) -> int:
+    """What waits, of a channel that has pulsed."""
+    return int(max(0, end - stats["next_offset"]) + stats.get("requeued_waiting", 0))
+
+
+def backlog(group: TopicGroup, channel: str, stats: Mapping[str, Any], wall_ns: int) -> dict[str, float | None]:
+    """What alarms look at, of a channel that has pulsed, without the work for a whole row."""
+    topic = group.topic.stats if group.topic is not None else {}
+    oldest_ns = group.storage.stats.get("oldest_ns", {}).get(channel, 0) if group.storage is not None else 0
+    waits = depth(stats, int(topic.get("end", 0)))
+    return {"depth": waits, "age_s": age_s(waits + held(stats), oldest_ns, wall_ns)}
 
 
 def age_s(unfinished: int, oldest_ns: int, wall_ns: int) -> float | None:

@@ -34,7 +34,8 @@ class ChannelSettings:
     """`tags`: `a||b`, "" for all. `ordered`: messages of one key go one after the other. `max_attempts`: deliveries until a message goes
     to the dead letters, 0: no limit; `dead_letter_topic`: where that is, "": TOPIC.CHANNEL.dead. `backoff_s`: the broker's delay after the
     first attempt, doubled by each further one up to `backoff_max_s`. `max_age_s`: older messages are skipped and counted, -1: never.
-    `max_consumers`: at a time, 0: no limit. `alarm_depth`, `alarm_age_s`: from where on the backlog is an alarm, -1: never."""
+    `max_consumers`: at a time, 0: no limit. `alarm_depth`, `alarm_age_s`: from where on the backlog is an alarm, -1: never,
+    None: as the broker was started."""
 
     tags: str = ""
     ordered: bool = False
@@ -44,18 +45,20 @@ class ChannelSettings:
     backoff_max_s: float = 120.0
     max_age_s: float = NONE
     max_consumers: int = 0
-    alarm_depth: int = NONE
-    alarm_age_s: float = NONE
+    alarm_depth: int | None = None
+    alarm_age_s: float | None = None
 
     def __post_init__(self) -> None:
         _check(type(self.tags) is str and type(self.ordered) is bool, "tags is a text like 'a||b', ordered is true or false")
         object.__setattr__(self, "tags", TAG_SEPARATOR.join(split_tags(self.tags)))  # one spelling: what is compared must be equal
         _whole("max_attempts", self.max_attempts, 0, ATTEMPTS_MAX)
         _whole("max_consumers", self.max_consumers, 0, NUMBER_MAX)
-        _whole("alarm_depth", self.alarm_depth, NONE, NUMBER_MAX)
+        if self.alarm_depth is not None:
+            _whole("alarm_depth", self.alarm_depth, NONE, NUMBER_MAX)
         for name in ("max_age_s", "alarm_age_s"):
             value = getattr(self, name)
             good = type(value) in (int, float) and (0 < value <= NUMBER_MAX or value == NONE)  # NaN is in no range
+            good = good or (value is None and name == "alarm_age_s")
             _check(good, f"{name} is a number of seconds above 0, or -1 for never, not {_short(value)}")
         for name in ("backoff_s", "backoff_max_s"):
             value = getattr(self, name)

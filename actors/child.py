@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from . import options
 
-KINDS: Final = ("storage", "topic", "channel", "scan_worker", "scan_loop", "gateway")  # start order; stop goes in reverse
+KINDS: Final = ("storage", "topic", "channel", "scan_worker", "scan_loop", "gateway", "alarm_teller")  # start order; stop goes in reverse
 
 # Whose failure ends what. A topic and its storage share one fate, and the topic's channels start after them: a channel's
 # leases stand on the rows that its storage recovered. (Rejected for now: channels that outlive their storage and attach to
@@ -20,8 +20,10 @@ FATE: Final[dict[str, str]] = {
     "scan_worker": "self",
     "scan_loop": "self",
     "gateway": "self",
+    "alarm_teller": "self",
 }
-ENDS_TREE: Final = frozenset({"gateway", "scan_loop", "scan_worker"})  # beyond the intensity; a topic's actors only fail their topic
+# Beyond the intensity. A topic's actors only fail their topic, and without the teller of alarms these still stand in the log.
+ENDS_TREE: Final = frozenset({"gateway", "scan_loop", "scan_worker"})
 
 
 @dataclass(frozen=True, slots=True)

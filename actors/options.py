@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..transport.protocol import REQUEUE_DELAY_MS_MAX
+from .alarm_options import AlarmOptions
 
 KIB: Final = 1024
 MIB: Final = 1024 * 1024
@@ -167,6 +168,7 @@ class ServeOptions:
     sync: str = "always"
     stage_timeout_s: float = 0.0
     retention: Mapping[str, Any] = field(default_factory=dict)
+    alarms: AlarmOptions = field(default_factory=AlarmOptions)
 
 
 def push_listen(serve_options: ServeOptions) -> str:

@@ -8,7 +8,7 @@ import multiprocessing.popen_forkserver  # noqa: F401
 import os
 import signal
 
-from . import channel, gateway, process, scan_loop, scan_worker, storage_actor, topic
+from . import alarm_teller, channel, gateway, process, scan_loop, scan_worker, storage_actor, topic
 from . import process_table as _process_table  # noqa: F401
 
 _supervisor = int(os.environ.get("ZSQ_SUPERVISOR_PID", "0"))
@@ -24,6 +24,7 @@ ACTORS = {
     "scan_loop": scan_loop.ScanLoop,
     "scan_worker": scan_worker.ScanWorker,
     "gateway": gateway.Gateway,
+    "alarm_teller": alarm_teller.AlarmTeller,
 }
 
 if _supervisor:

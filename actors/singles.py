@@ -1,10 +1,12 @@
-"""The processes that a broker has once, or a few of: scan loop, scan workers, gateways. None belongs to a topic.
+"""The processes that a broker has once, or a few of: scan loop, scan workers, gateways, the teller of alarms. None belongs to a topic.
 
-When one ends it is started again; beyond the restart intensity the tree ends, for without them the broker serves nobody.
+When one ends it is started again; beyond the restart intensity the tree ends, for without them the broker serves nobody. Only alarms
+are then not told any more.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,8 @@ from .process_table import Child
 
 if TYPE_CHECKING:
     from .supervisor import Supervisor
+
+log = logging.getLogger("zsq")
 
 
 class Singles:
@@ -65,7 +69,9 @@ class Singles:
         # It said that it cannot listen there. (One that was killed before it was up said nothing, and is started again.)
         unusable = kind == "gateway" and not child.envelope and bool(child.failure)
         if unusable or not intensity.may_restart(time.monotonic_ns()):
-            assert kind in ENDS_TREE
+            if kind not in ENDS_TREE:
+                log.error("%s ends again and again, and stays down: start the broker again", child.spec.title)
+                return
             self.supervisor.stop(1, f"{child.spec.title} {child.failure or 'ends again and again'}")
             return
         settings = {name: value for name, value in child.spec.settings.items() if name != "front" or kind == "scan_loop"}

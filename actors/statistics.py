@@ -6,7 +6,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from .channel_rows import DEFERRED_FULL, age_s, channel_rows
+from .channel_rows import age_s, channel_rows, held, said_of
 from .latency import merged
 from .process import private_bytes
 from .topic_group import GroupState, TopicGroup
@@ -27,7 +27,7 @@ def unfinished(group: TopicGroup, channel: str = "") -> int | None:
     rows = [row for row in channel_rows(group, _head(group), 0) if not channel or row["channel_name"] == channel]
     delayed = 0 if channel or group.storage is None else int(group.storage.stats.get("delayed_count", 0))
     if rows:
-        return delayed + max(int(row["depth"] + row["in_flight_count"] + row["deferred_count"]) for row in rows)
+        return delayed + max(int(row["depth"]) + held(row) for row in rows)
     return delayed + _waiting(group)
 
 
@@ -68,8 +68,9 @@ def _health(group: TopicGroup) -> str:
         text = group.storage.stats.get(alarm) if group.storage is not None else ""
         said += [str(text)] if text else []
     said += [f"channel {name} failed too often" for name in sorted(group.failed_channels())]
-    full = [name for name, child in group.channels.items() if child is not None and child.stats.get("deferred_full")]
-    said += [f"channel {name} {DEFERRED_FULL}" for name in sorted(full)]
+    of_channels = {name: said_of(child.stats) for name, child in group.channels.items() if child is not None}
+    said += [f"channel {name} {text}" for name, text in sorted(of_channels.items()) if text]
+    said += [f"alarm: {text}" for text in group.supervisor.alarms.texts(group.name)]
     if group.failure and group.storage is not None and not group.storage.stats.get("appends"):
         said.append(f"started again and not written to since: {group.failure}")
     return "; ".join(said) if said else "OK"
@@ -154,6 +155,8 @@ def broker_statistics(supervisor: Supervisor, topic: str, channel: str) -> dict[
         "pid": os.getpid(),
         "start_time": int(supervisor.started),
         "health": "OK" if not failed else f"failed topics: {', '.join(failed)}",
+        "alarms": supervisor.alarms.rows(topic, channel),
+        **({} if topic else {"recent_alarms": supervisor.alarms.recent(), "alarm_receivers": supervisor.alarms.receivers()}),
         "topics": [_topic(group, channel, wall_ns) for group in groups],
         "processes": processes,
     }

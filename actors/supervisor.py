@@ -21,6 +21,7 @@ import zmq
 from ..transport import protocol as p
 from ..transport.errors import E_LIMIT, ZsqError
 from . import options
+from .alarm_desk import AlarmDesk
 from .child import ChildSpec
 from .management import Management
 from .options import ServeOptions
@@ -59,6 +60,7 @@ class Supervisor:
         self.table = ProcessTable(self._own_endpoint(), serve_options.log_level)
         self.singles = Singles(self)
         self.management = Management(self)
+        self.alarms = AlarmDesk(self)
 
     def new_key(self) -> int:
         self._key += 1
@@ -146,6 +148,7 @@ class Supervisor:
         if self.options.gateway:
             listen = {"listen": self.options.gateway, "push": options.push_listen(self.options)}
             self.singles.start("gateway", listen | {"supervisor": self._own_endpoint()}, "gateway zeromq")
+        self.alarms.start()
         self.registry.finish_removals()
         for name, row in list(self.registry.topics.items()):
             self.add_group(name, row)
@@ -162,6 +165,7 @@ class Supervisor:
                     wake.recv(4096)
         self._on_processes()
         self.management.tick(time.monotonic_ns())
+        self.alarms.tick(time.monotonic_ns())
         self._kill_late()
         for group in list(self.groups.values()):
             self.guarded(group, group.tick)

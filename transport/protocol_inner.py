@@ -9,9 +9,9 @@ from .protocol_client import Wire
 
 # fmt: off
 __all__ = [
-    "Append", "Appended", "Ask", "Attach", "Behind", "Born", "Credit", "Dropped", "Due", "Empty", "Gone", "Head", "Hint", "Hung", "Offer",
-    "OpenChannel", "OpenTopic", "Order", "Over", "Pause", "PoolSize", "Pulse", "Save", "Scan", "ScanOrder", "ScanReport", "Scanned",
-    "Stop", "Targets",
+    "Alarm", "Append", "Appended", "Ask", "Attach", "Behind", "Born", "Credit", "Dropped", "Due", "Empty", "Gone", "Head", "Hint",
+    "Hung", "Offer", "OpenChannel", "OpenTopic", "Order", "Over", "Pause", "PoolSize", "Pulse", "Save", "Scan", "ScanOrder",
+    "ScanReport", "Scanned", "Stop", "Targets",
 ]
 # fmt: on
 
@@ -299,6 +299,14 @@ class Over(Wire):
 
     op: ClassVar[int] = 89
     key: int
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm(Wire):
+    """Supervisor to the teller of alarms: these events, as dictionaries (see docs/channels.md), to all receivers."""
+
+    op: ClassVar[int] = 90
+    events: tuple[dict[str, Any], ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,9 @@ import click
 
 from ... import __version__
 from ...transport.errors import E_INTERNAL, BrokerUnreachable, UsageError, ZsqError
+from .alarms import alarms
 from .channel import channel
+from .closing import topic_retire
 from .consume import sub, tail
 from .delayed import delayed
 from .dump import dump
@@ -27,8 +29,11 @@ from .manage import topic
 from .message import message
 from .nsqd import export_nsqd, import_nsqd
 from .publish import pub
+from .redrive import redrive
 from .serve import serve
 from .stats import stats
+
+assert topic_retire.name in topic.commands  # that import has added close, open and retire
 
 DONE: Final = 0
 FAILED: Final = 1
@@ -48,7 +53,25 @@ def app(url: str | None) -> None:
     """
 
 
-for _command in (serve, pub, sub, tail, message, peek, stats, topic, channel, seek, delayed, fsck, import_nsqd, export_nsqd, dump):
+for _command in (
+    serve,
+    pub,
+    sub,
+    tail,
+    redrive,
+    message,
+    peek,
+    stats,
+    alarms,
+    topic,
+    channel,
+    seek,
+    delayed,
+    fsck,
+    import_nsqd,
+    export_nsqd,
+    dump,
+):
     app.add_command(_command)
 
 

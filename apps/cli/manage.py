@@ -13,7 +13,7 @@ from .retention import described, given_retention, with_retention
 
 @click.group()
 def topic() -> None:
-    """Create, set, show, delete, pause, unpause or empty a topic."""
+    """Create, set, show, close, open, retire, delete, pause, unpause or empty a topic."""
 
 
 @topic.command("create")
@@ -63,6 +63,8 @@ def topic_show(topic: str, url: str, timeout: float) -> None:
     with Admin(url, timeout=timeout) as admin:
         found = admin.stats(topic)["topics"][0]
     click.echo(f"topic      {found['topic_name']}, uuid {found['uuid']}, sync {found['sync']}, health {found['health']}")
+    if found["closed"]:
+        click.echo(f"closed     to publishers{' and consumers' if found['closed'] == 'consumers' else ''}")
     click.echo(f"offsets    {found['start']} to {found['head']}")
     click.echo(f"on disk    {found['log_bytes']:,} bytes, {found['finished_bytes']:,} of them finished by all channels")
     dropped = f"up to {found['dropped_count']:,} messages dropped unfinished (each channel counts its own)"

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import click
 
+from .alarm_options import given_alarms, with_alarms
 from .options import SYNC_MODES
 from .retention import given_retention, with_keep
 
@@ -40,6 +41,7 @@ DEFAULT_LISTEN: Final = "127.0.0.1:4153"
     help="How long staged rows that nobody commits are kept; default: 15 min, and 24 h once a task has sealed them.",
 )
 @with_keep(default=False)
+@with_alarms
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True)
 def serve(
     data_dir: Path,
@@ -51,7 +53,7 @@ def serve(
     chunk_bytes: int | None,
     stage_timeout: float | None,
     log_level: str,
-    **keep: Any,
+    **others: Any,
 ) -> int:
     """Run the broker on DIR until SIGTERM or Ctrl-C.
 
@@ -65,6 +67,7 @@ def serve(
     from ...actors.serve import serve as serve_broker
 
     more: dict[str, Any] = {} if chunk_bytes is None else {"chunk_bytes": chunk_bytes}
+    keep = {name: others[name] for name in others if name.startswith("keep_")}
     gateway, push = ("", "") if no_listen else (listen, listen_push)
     options = ServeOptions(
         data_dir=data_dir,
@@ -75,6 +78,7 @@ def serve(
         sync=sync,
         stage_timeout_s=stage_timeout or 0.0,
         retention=given_retention(keep),
+        alarms=given_alarms(others),
         **more,
     )
     return serve_broker(options)

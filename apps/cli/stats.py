@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -110,34 +110,80 @@ def _topics(found: dict[str, Any]) -> Table:
         fields, names = (*fields, "lost_messages"), (*names, "lost")
     if any(topic.get("stages") for topic in found["topics"]):  # rows that Spark's executors wrote, and no driver has committed yet
         fields, names = (*fields, "stages", "staged_bytes"), (*names, "stages", "staged bytes")
-    table = _table(title, ("topic", "state"), names)
+    table = _table(title, ("topic", "state"), (*names, "in/s", "waits for", "p99"))
     for topic in found["topics"]:
-        state = [topic.get("sync", "")] + (["paused"] if topic.get("paused") else [])
+        closed = f"closed to {topic['closed']}" if topic.get("closed") else ""
+        state = [topic.get("sync", ""), closed] + (["paused"] if topic.get("paused") else [])
         if topic.get("health", "OK") != "OK":
             state.append(str(topic["health"]))
-        table.add_row(topic["topic_name"], ", ".join(filter(None, state)), *(_number(topic.get(f, "")) for f in fields))
+        speed = (_rate(topic, "message_count"), _age(topic.get("oldest_message_age_s", 0)), *_latency(topic, 0.99))
+        table.add_row(topic["topic_name"], ", ".join(filter(None, state)), *(_number(topic.get(f, "")) for f in fields), *speed)
     return table
+
+
+# Shown where anything of it is not 0.
+_RARE: Final = {
+    "dead_letter_count": "dead",
+    "dying_count": "dying",
+    "expired_count": "expired",
+    "sampled_count": "not sampled",
+    "tag_skipped_count": "other tags",
+    "addressed_skipped_count": "others'",
+    "dropped_count": "dropped",
+    "lost_count": "lost",
+}
 
 
 def _channels(found: dict[str, Any]) -> Table:
-    counters = ("message_count", "finish_count", "requeue_count", "timeout_count")
-    fields: tuple[str, ...] = ("depth", "in_flight_count", "deferred_count", *counters, "client_count")
-    names: tuple[str, ...] = ("depth", "in flight", "deferred", "delivered", "finished", "requeued", "timed out", "consumers")
-    if any(channel.get("dropped_count") for topic in found["topics"] for channel in topic["channels"]):
-        fields, names = (*fields, "dropped_count"), (*names, "dropped")
-    table = _table("channels", ("topic", "channel", "state"), names)
-    for topic in found["topics"]:
-        for channel in topic["channels"]:
-            state = "paused" if channel.get("paused") else ""
-            table.add_row(topic["topic_name"], channel["channel_name"], state, *(_number(channel.get(f, "")) for f in fields))
+    counters = ("message_count", "delivery_count", "finish_count", "requeue_count", "timeout_count")
+    channels = [(topic["topic_name"], channel) for topic in found["topics"] for channel in topic["channels"]]
+    rare = [field for field in _RARE if any(channel.get(field) for _, channel in channels)]
+    fields = ("depth", "in_flight_count", "deferred_count", *counters, *rare, "client_count")
+    names = ("depth", "in flight", "deferred", "came", "delivered", "finished", "requeued", "timed out", *(_RARE[f] for f in rare))
+    table = _table("channels", ("topic", "channel", "state"), (*names, "consumers", "finished/s", "oldest", "drained in", "p50", "p99"))
+    for topic, channel in channels:
+        state = ["paused"] if channel.get("paused") else []
+        if channel.get("health", "OK") != "OK":
+            state.append(str(channel["health"]))
+        speed = (_rate(channel, "finish_count"), _age(channel.get("oldest_message_age_s")), _drain(channel), *_latency(channel, 0.5, 0.99))
+        numbers = (_number(channel.get(field, "")) for field in fields)
+        table.add_row(topic, channel["channel_name"], ", ".join(state), *numbers, *speed)
     return table
 
 
+def _rate(row: dict[str, Any], counter: str) -> str:
+    """A second, over the last minute."""
+    rate = float((row.get("rates") or {}).get(counter, 0.0))
+    return f"{rate:,.0f}" if rate >= 10 or not rate else f"{rate:.2g}"
+
+
+def _age(seconds: float | None) -> str:
+    if seconds is None:
+        return "?"
+    return _duration(int(seconds)) if seconds >= 10 else f"{seconds:.1f} s" if seconds else "-"
+
+
+def _drain(channel: dict[str, Any]) -> str:
+    if channel.get("drain_s", 0) is None:
+        return "never"
+    return _age(channel.get("drain_s", 0))
+
+
+def _latency(row: dict[str, Any], *quantiles: float) -> list[str]:
+    """What those shares of the messages took from the topic to their finish, at most."""
+    percentiles = (row.get("e2e_processing_latency") or {}).get("percentiles", ())
+    known = {one["quantile"]: one["value"] / 1e6 for one in percentiles}
+    texts = {quantile: f"{value:,.3g} ms" if value < 1000 else _age(value / 1000) for quantile, value in known.items()}
+    return [texts.get(quantile, "") for quantile in quantiles]
+
+
 def _clients(clients: list[tuple[str, str, dict[str, Any]]]) -> Table:
-    fields = ("ready_count", "in_flight_count", "message_count", "finish_count", "requeue_count")
-    table = _table("consumers", ("topic", "channel", "consumer"), ("ready", "in flight", "delivered", "finished", "requeued"))
+    fields = ("ready_count", "in_flight_count", "message_count", "finish_count", "requeue_count", "timeout_count")
+    names = ("ready", "in flight", "delivered", "finished", "requeued", "timed out", "finished/s", "p50", "p99")
+    table = _table("consumers", ("topic", "channel", "consumer"), names)
     for topic, channel, client in clients:
-        table.add_row(topic, channel, str(client.get("client_id", "")), *(_number(client.get(f, "")) for f in fields))
+        speed = (_rate(client, "finish_count"), *_latency(client, 0.5, 0.99))
+        table.add_row(topic, channel, str(client.get("client_id", "")), *(_number(client.get(f, "")) for f in fields), *speed)
     return table
 
 

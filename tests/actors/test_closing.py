@@ -44,5 +44,5 @@ def test_retiring_step_by_step_and_back() -> None:
 
 @pytest.mark.parametrize("options", [{"to": "everybody"}, {"to": 1}, {"to": None}, {"too": "publishers"}])
 def test_what_makes_no_sense_is_refused(options: dict[str, object]) -> None:
-    with pytest.raises(UsageError, match="publishers or consumers|no option"):
+    with pytest.raises(UsageError, match=r"publishers or consumers|no option"):
         after(OPEN, "close", options)
