@@ -28,9 +28,9 @@ def test_an_empty_directory_becomes_ours(tmp_path: Path) -> None:
     assert (again.uuid, again.node, again.topics, again.ended) == (registry.uuid, 3, {}, {})
 
 
-@pytest.mark.parametrize("name", ["lock", "run", "run.json", "topics", "trash", "registry.json.tmp"])
+@pytest.mark.parametrize("name", ["lock", "run", "run.json", "memory.json", "memory", "topics", "trash", "registry.json.tmp"])
 def test_what_an_interrupted_start_left_is_no_stranger(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).mkdir() if name in ("run", "topics", "trash") else (tmp_path / name).write_text("")
+    (tmp_path / name).mkdir() if name in ("run", "memory", "topics", "trash") else (tmp_path / name).write_text("")
     assert opened(tmp_path).uuid == opened(tmp_path).uuid
 
 
@@ -247,3 +247,34 @@ def test_a_trash_that_cannot_be_emptied_hinders_no_start(tmp_path: Path, caplog:
     registry.finish_removals()
     assert "stay in" in caplog.text
     assert not registry.topics
+
+
+# Topics in memory
+
+
+def test_topics_in_memory_are_never_written(tmp_path: Path) -> None:
+    registry = opened(tmp_path)
+    before = (tmp_path / "registry.json").read_bytes()
+    row = registry.add("t#ephemeral", "always")
+    assert (row.sync, row.in_memory, row.base_offset) == ("never", True, 0)
+    registry.set_state("t#ephemeral", "live")
+    registry.configure("t#ephemeral", {"keep_bytes": 5})
+    registry.close("t#ephemeral", "publishers")
+    assert (tmp_path / "registry.json").read_bytes() == before
+    assert not (tmp_path / "registry.json.old").exists(), "nor what was there before"
+    registry.add("durable", "always")
+    assert list(opened(tmp_path).topics) == ["durable"]
+    registry.memory.close()
+
+
+def test_a_topic_in_memory_leaves_nothing(tmp_path: Path) -> None:
+    registry = opened(tmp_path)
+    folder = Path(registry.folder(registry.add("t#ephemeral", "always")))
+    (folder / "state").mkdir(parents=True)
+    (folder / "state" / "data.mdb").write_text("x")
+    registry.set_state("t#ephemeral", "deleting", 500)
+    registry.remove("t#ephemeral")
+    assert not folder.exists()
+    assert (registry.ended, registry.topics) == ({}, {}), "names of reply topics may be without number"
+    assert not list((tmp_path / "trash").iterdir())
+    registry.memory.close()
