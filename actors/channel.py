@@ -43,7 +43,8 @@ class Channel(Actor):
         found = channel_settings.resolve(self.settings_own)
         ephemeral = is_ephemeral(self.name)
         self.last_consumer = LastConsumer(time.monotonic_ns()) if ephemeral else None
-        deferred = Deferred(*data["deferred"], options.EPHEMERAL_DEFERRED_ROWS_MAX if ephemeral else 0)
+        deferred = Deferred(*data["deferred"])
+        deferred.limit(options.EPHEMERAL_DEFERRED_ROWS_MAX if ephemeral else options.DEFERRED_ROWS_MAX)
         self.delivery = Delivery(
             self.key, row["next"], data["holes"], row["counters"], row["paused"], deferred, found, self.name, random.random
         )

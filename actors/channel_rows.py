@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from .topic_group import TopicGroup
 
 DEFERRED_FULL: Final = (
-    f"takes no new messages: {options.DEFERRED_ROWS_MAX:,} requeues with a delay wait ({options.EPHEMERAL_DEFERRED_ROWS_MAX:,} of an ephemeral"
-    " channel), the most that a channel holds"
+    f"takes no new messages: {options.DEFERRED_ROWS_MAX:,} requeues with a delay wait, the most that a channel holds"
+    f" ({options.EPHEMERAL_DEFERRED_ROWS_MAX:,} an ephemeral one)"
 )
 # By these a message leaves the channel for good.
 ENDS: Final = (
