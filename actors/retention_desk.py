@@ -188,7 +188,7 @@ class RetentionDesk:
             self._tell(envelope, Dropped(start))
         if dropped:
             text = "%s: up to %d messages below offset %d are dropped that not all channels have finished: the topic's bound is passed"
-            log.warning(text, self._title, dropped, start)
+            log.log(logging.DEBUG if self.in_memory else logging.WARNING, text, self._title, dropped, start)  # there it is the usual thing
         log.debug("%s: %d chunks of %d bytes below offset %d go", self._title, chunks, size, start)
         self._submit(start, chunks)
 
