@@ -25,8 +25,8 @@ _NS_PER_S: Final = 1_000_000_000
 
 class Peeked(NamedTuple):
     """One message and where it is. `state`, in the order in which they are shown: "requeued" (it goes out next, again), "parked" (an
-    ordered channel has sorted it; most likely another of its key goes before it), "new" (it goes out next), "in flight", "deferred", "dying"
-    (on its way to the dead letters); of a topic "stored". `message`: None where it is lost or removed.
+    ordered channel has sorted it; most likely another of its key goes before it), "new" (it goes out next), "in flight", "deferred",
+    "dying" (on its way to the dead letters); of a topic "stored". `message`: None where it is lost or removed.
     `attempts`: how often it was delivered. `consumer`, `held_s`, `left_s`: with whom, for how long, and how long until its timeout.
     `due_ns`: when a deferred one is due, in ns since 1970."""
 
