@@ -1,0 +1,240 @@
+"""Topics closed and opened on a real broker: publishers, stages and consumers see it, restarts keep it, nothing acknowledged is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+from support.broker import Broker, kill, wait_for
+
+import zsq
+from zsq.transport.block import pack
+from zsq.transport.client import Admin
+from zsq.transport.errors import E_BAD_ARGUMENT, E_CLOSED, E_NOT_EMPTY, Refused, UsageError
+from zsq.transport.stage_writer import StageCommitter, StagePart, StageWriter
+
+
+def bodies(url: str, topic: str, channel: str, count: int) -> list[bytes]:
+    with zsq.Consumer(url, topic, channel) as consumer:
+        found = []
+        for _ in range(count):
+            message = consumer.receive(20)
+            assert message is not None
+            message.finish()
+            found.append(message.body)
+        return found
+
+
+def test_closed_to_publishers_is_drained_and_opened_again(broker: Broker) -> None:
+    with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer, zsq.Producer(broker.tcp) as remote:
+        admin.create_channel("t", "c")
+        producer.publish("t", b"1")
+        producer.publish("t", b"2", delay=1.0)
+        assert admin.close_topic("t") == {"closed": "publishers"}
+        assert admin.stats("t")["topics"][0]["closed"] == "publishers"
+        for one in (producer, remote):
+            for delay in (None, 5.0):
+                with pytest.raises(Refused, match="E_CLOSED"):
+                    one.publish("t", b"no", delay=delay)
+        assert bodies(broker.tcp, "t", "c", 2) == [b"1", b"2"], "consumers go on, and what was delayed before still becomes due"
+        assert admin.open_topic("t") == {"closed": ""}
+        producer.publish("t", b"3")
+        assert bodies(broker.ipc, "t", "c", 1) == [b"3"]
+
+
+def test_a_lingering_producer_hears_of_all_that_waited_and_nothing_is_half_stored(broker: Broker) -> None:
+    """Closed under load: what was answered is there, what was refused is not, and each receipt knows which it is."""
+    with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc, linger_ms=1, batch_count=10) as producer:
+        admin.create_topic("t")
+        receipts: list[zsq.Receipt] = []
+        closed = threading.Event()
+        begun = threading.Event()
+
+        def publish() -> None:
+            while not closed.is_set():
+                receipts.append(producer.publish("t", b"%d" % len(receipts)))
+                if len(receipts) > 200:
+                    begun.set()
+
+        thread = threading.Thread(target=publish)
+        thread.start()
+        assert begun.wait(20)
+        admin.close_topic("t")
+        head = admin.stats("t")["topics"][0]["head"]
+        closed.set()
+        thread.join()
+        with pytest.raises(Refused, match="E_CLOSED"):
+            producer.flush()
+        assert all(receipt.done for receipt in receipts)
+        stored = {receipt.offset: index for index, receipt in enumerate(receipts) if receipt.error is None}
+        assert {getattr(receipt.error, "code", "") for receipt in receipts} == {"", E_CLOSED}
+        assert admin.stats("t")["topics"][0]["head"] == head == len(stored), "nothing came behind the answer to close"
+        assert stored.keys() == set(range(head))
+        with zsq.Reader(broker.ipc, "t") as reader:
+            for offset in (0, head // 2, head - 1):
+                assert reader.message(offset).body == b"%d" % stored[offset]
+
+
+def test_it_is_closed_after_kills_and_restarts(broker: Broker) -> None:
+    with zsq.Producer(broker.ipc) as producer:
+        producer.publish("t", b"1")
+        producer.publish("u", b"1")
+    with zsq.Admin(broker.ipc) as admin:
+        admin.create_channel("t", "c")
+        admin.close_topic("t")
+        admin.close_topic("u", to="consumers")
+    for kind in ("topic", "storage"):
+        for pid in broker.pids(kind):
+            kill(pid)
+        _refused_both(broker)
+    assert broker.process is not None
+    pids = [actor["pid"] for actor in broker.actors()]
+    broker.process.kill()
+    broker.process.wait(10)
+    broker.wait_gone(pids)
+    broker.start()
+    _refused_both(broker)
+    with zsq.Admin(broker.ipc) as admin:
+        assert [topic["closed"] for topic in admin.stats()["topics"]] == ["publishers", "consumers"]
+
+
+def _refused_both(broker: Broker) -> None:
+    with zsq.Producer(broker.ipc, timeout=20) as producer:
+        for topic in ("t", "u"):
+            with pytest.raises(Refused, match="E_CLOSED"):
+                producer.publish(topic, b"no")
+    with pytest.raises(Refused, match="E_CLOSED"):
+        zsq.Consumer(broker.ipc, "u", "c").subscribe(20)
+
+
+def test_closed_to_consumers_ends_those_that_are_there(broker: Broker) -> None:
+    with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer:
+        admin.create_channel("t", "c")
+        producer.publish("t", b"1")
+        consumers = [zsq.Consumer(url, "t", "c", ready=1) for url in (broker.ipc, broker.tcp)]
+        held = consumers[0].receive(20)
+        assert held is not None
+        consumers[1].subscribe()
+        assert admin.close_topic("t", to="consumers") == {"closed": "consumers"}
+        with pytest.raises(Refused, match="E_CLOSED"):
+            producer.publish("t", b"no")
+        for consumer in consumers:
+            for _ in range(2):
+                with pytest.raises(Refused, match="E_CLOSED the topic is closed to consumers"):
+                    consumer.receive(20)
+        for url in (broker.ipc, broker.tcp):
+            with pytest.raises(Refused, match="E_CLOSED"):
+                zsq.Consumer(url, "t", "new").subscribe()
+        (row,) = admin.stats("t")["topics"][0]["channels"]
+        assert (row["client_count"], row["depth"], row["in_flight_count"]) == (0, 1, 0), "what it held waits"
+        held.finish()
+        assert admin.open_topic("t", to="consumers") == {"closed": "publishers"}
+        again = consumers[1].receive(20)
+        assert again is not None
+        assert (again.body, again.attempts) == (b"1", 2)
+        again.finish(sync=True)
+        for consumer in consumers:
+            consumer.close()
+
+
+def test_a_handler_that_runs_ends_with_the_error(broker: Broker) -> None:
+    with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer:
+        producer.publish("t", b"1")
+        handled = threading.Event()
+        ended: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                zsq.Consumer(broker.ipc, "t", "c").run(lambda message: handled.set(), concurrency=2, signals=False)
+            except Refused as error:
+                ended.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        assert handled.wait(20)
+        admin.close_topic("t", to="consumers")
+        thread.join(20)
+        assert [getattr(error, "code", "") for error in ended] == [E_CLOSED]
+
+
+def test_asyncio(broker: Broker) -> None:
+    async def main() -> None:
+        async with zsq.aio.Admin(broker.ipc) as admin, zsq.aio.Producer(broker.ipc) as producer:
+            await producer.publish("t", b"1")
+            consumer = zsq.aio.Consumer(broker.ipc, "t", "c")
+            assert await consumer.receive(20) is not None
+            await admin.close_topic("t", to="consumers")
+            with pytest.raises(Refused, match="E_CLOSED"):
+                await producer.publish("t", b"no")
+            with pytest.raises(Refused, match="E_CLOSED"):
+                await consumer.receive(20)
+            assert await admin.open_topic("t") == {"closed": ""}
+            assert await consumer.receive(20) is not None
+            await consumer.close()
+
+    asyncio.run(main())
+
+
+def staged(url: str, version: int) -> StagePart | None:
+    with StageWriter(url, "t", "app", version) as writer:
+        writer.push(pack([b"x"]))
+        return writer.seal()
+
+
+def test_what_is_staged_cannot_be_committed_and_what_was_committed_is_answered_again(broker: Broker) -> None:
+    with zsq.Admin(broker.ipc) as admin, StageCommitter(broker.ipc, "t") as committer:
+        first, second = staged(broker.ipc, 1), staged(broker.tcp, 2)
+        done = committer.commit("app", 1, [first])
+        admin.close_topic("t")
+        with pytest.raises(Refused, match="E_CLOSED"):
+            committer.commit("app", 2, [second])
+        assert committer.commit("app", 1, [first]) == done | {"repeated": True}
+        for url in (broker.ipc, broker.tcp):
+            with pytest.raises(Refused, match="E_CLOSED"):
+                staged(url, 3)
+        admin.open_topic("t")
+        assert committer.commit("app", 2, [second])["messages"] == 1
+
+
+def test_deleting_what_is_closed_and_not_empty_is_still_refused(broker: Broker) -> None:
+    with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer:
+        producer.publish("t", b"1")
+        admin.close_topic("t", to="consumers")
+        with pytest.raises(Refused, match=E_NOT_EMPTY):
+            admin.delete_topic("t")
+        assert admin.stats("t")["topics"][0]["closed"] == "consumers"
+        admin.delete_topic("t", force=True)
+        producer.publish("t", b"2")
+        assert admin.stats("t")["topics"][0]["closed"] == "", "a topic made again is open"
+
+
+def test_what_makes_no_sense_is_refused(broker: Broker) -> None:
+    with zsq.Admin(broker.ipc) as admin:
+        admin.create_channel("t", "c")
+        with pytest.raises(UsageError, match=E_BAD_ARGUMENT):
+            admin.close_topic("t", to="everybody")  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="a topic is closed, not one of its channels"):
+            admin._manage("close", "t", "c")
+        with pytest.raises(zsq.NotFound):
+            admin.close_topic("nowhere")
+
+
+def test_a_disk_without_room_leaves_it_open(tmp_path: Path) -> None:
+    """The registry cannot be written: nothing is closed, and that is said."""
+    broker = Broker(tmp_path / "data")
+    try:
+        broker.start()
+        with zsq.Producer(broker.ipc) as producer, Admin(broker.ipc) as admin:
+            producer.publish("t", b"1")
+            (broker.data_dir / "registry.json.tmp").mkdir()
+            with pytest.raises(Refused, match="the registry cannot be written"):
+                admin.close_topic("t")
+            producer.publish("t", b"2")
+            assert admin.stats("t")["topics"][0]["closed"] == ""
+            (broker.data_dir / "registry.json.tmp").rmdir()
+            admin.close_topic("t")
+            wait_for(lambda: admin.stats("t")["topics"][0]["closed"] == "publishers")
+    finally:
+        broker.close()
