@@ -364,7 +364,8 @@ class Supply:
         """What is behind the cursor with nobody, by its state, the next to go out first, with the number of its last delivery; for a peek.
         Without deferred ones."""
         ready = ((start, count, attempts - 1) for start, count, attempts in self.again.ready)
-        return {"requeued": chain(ready, self.again.promising, self.again.waiting)}
+        dying = (death.run for death in chain(self.dying.out, self.dying.waiting))
+        return {"requeued": chain(ready, self.again.promising, self.again.waiting), "dying": dying}
 
     def starts(self) -> Iterator[int]:
         """Where what is behind the cursor begins, with nobody, and not deferred."""
