@@ -387,7 +387,8 @@ class Channel(Actor):
         now = time.monotonic_ns()
         self.delivery.figures.sample(self.delivery.consumers.values(), now, time.time_ns())
         rates = self.delivery.figures.rates(now)
-        return self.delivery.statistics(self._head) | {"rates": rates, "settings": self.delivery.settings.as_dict()}
+        said = {"rates": rates, "settings": self.delivery.settings.as_dict(), "dead_letter_alarm": self.dead_letters.alarm(self.supply)}
+        return self.delivery.statistics(self._head) | said
 
     def details(self) -> dict[str, Any]:
         return self.delivery.details(time.monotonic_ns(), time.time_ns())

@@ -31,6 +31,7 @@ class DeadLetterDesk:
         """Each turn of the loop. Without `more`, at the end, what is on its way is still awaited."""
         if not (supply.dying or self._ticks):
             return
+        self._actor.stir()
         self._publisher.turn()
         self._letters.turn(supply, time.monotonic_ns(), time.time_ns(), more)
         if self._letters.trouble != self._said:

@@ -12,14 +12,12 @@ from __future__ import annotations
 import os.path
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..transport.address import Address
 from ..transport.block import Block
+from ..transport.lane import ProducerEngine
 from ..transport.session import Parcel
-
-if TYPE_CHECKING:
-    from ..transport.lane import ProducerEngine
 
 _ROUNDS_MAX = 8  # of work that is due at once, in one turn
 
@@ -38,8 +36,6 @@ class Publisher:
     def publish(self, topic: str, blocks: Sequence[Block]) -> list[Parcel]:
         """Hand them over; returns at once. `UsageError` for a name that cannot be."""
         if self._engine is None:
-            from ..transport.lane import ProducerEngine  # few channels ever have a dead letter: no memory for the others
-
             self._engine = ProducerEngine(self._address, 0, 1, 1, None)
             self._listen(self._engine.epoll.fileno())
         now = self._used_ns = time.monotonic_ns()
