@@ -49,9 +49,8 @@ def stats(topic: str | None, channel: str | None, as_json: bool, chunks: bool, u
 
 def tables(found: dict[str, Any], *, whole: bool) -> list[Table]:
     """The tables for one answer; processes only if the `whole` broker was asked about."""
-    shown = [_topics(found), _channels(found)]
-    channels = [(topic["topic_name"], channel) for topic in found["topics"] for channel in topic["channels"]]
-    clients = [(topic, channel["channel_name"], client) for topic, channel in channels for client in channel.get("clients", ())]
+    shown = [_topics(found), _channels(found), _counted(found)]
+    clients = [(topic, channel["channel_name"], client) for topic, channel in _each_channel(found) for client in channel.get("clients", ())]
     if clients:
         shown.append(_clients(clients))
     if whole:
@@ -110,7 +109,7 @@ def _topics(found: dict[str, Any]) -> Table:
         fields, names = (*fields, "lost_messages"), (*names, "lost")
     if any(topic.get("stages") for topic in found["topics"]):  # rows that Spark's executors wrote, and no driver has committed yet
         fields, names = (*fields, "stages", "staged_bytes"), (*names, "stages", "staged bytes")
-    table = _table(title, ("topic", "state"), (*names, "in/s", "waits for", "p99"))
+    table = _table(title, ("topic", "state"), (*names, "in/s", "oldest age", "p99"))
     for topic in found["topics"]:
         closed = f"closed to {topic['closed']}" if topic.get("closed") else ""
         state = [topic.get("sync", ""), closed] + (["paused"] if topic.get("paused") else [])
@@ -135,20 +134,34 @@ _RARE: Final = {
 
 
 def _channels(found: dict[str, Any]) -> Table:
-    counters = ("message_count", "delivery_count", "finish_count", "requeue_count", "timeout_count")
-    channels = [(topic["topic_name"], channel) for topic in found["topics"] for channel in topic["channels"]]
-    rare = [field for field in _RARE if any(channel.get(field) for _, channel in channels)]
-    fields = ("depth", "in_flight_count", "deferred_count", *counters, *rare, "client_count")
-    names = ("depth", "in flight", "deferred", "came", "delivered", "finished", "requeued", "timed out", *(_RARE[f] for f in rare))
-    table = _table("channels", ("topic", "channel", "state"), (*names, "consumers", "finished/s", "oldest", "drained in", "p50", "p99"))
-    for topic, channel in channels:
+    """How they stand now."""
+    names = ("depth", "in flight", "deferred", "oldest", "finished/s", "drained in", "p50", "p99", "consumers")
+    table = _table("channels", ("topic", "channel", "state"), names)
+    for topic, channel in _each_channel(found):
         state = ["paused"] if channel.get("paused") else []
         if channel.get("health", "OK") != "OK":
             state.append(str(channel["health"]))
-        speed = (_rate(channel, "finish_count"), _age(channel.get("oldest_message_age_s")), _drain(channel), *_latency(channel, 0.5, 0.99))
-        numbers = (_number(channel.get(field, "")) for field in fields)
-        table.add_row(topic, channel["channel_name"], ", ".join(state), *numbers, *speed)
+        held = (_number(channel.get(field, "")) for field in ("depth", "in_flight_count", "deferred_count"))
+        speed = (_age(channel.get("oldest_message_age_s", 0)), _rate(channel, "finish_count"), _drain(channel))
+        end = (*_latency(channel, 0.5, 0.99), _number(channel.get("client_count", "")))
+        table.add_row(topic, channel["channel_name"], ", ".join(state), *held, *speed, *end)
     return table
+
+
+def _counted(found: dict[str, Any]) -> Table:
+    """What became of what came to them."""
+    channels = _each_channel(found)
+    rare = [field for field in _RARE if any(channel.get(field) for _, channel in channels)]
+    fields = ("message_count", "delivery_count", "finish_count", "requeue_count", "timeout_count", *rare)
+    names = ("came", "delivered", "finished", "requeued", "timed out", *(_RARE[field] for field in rare))
+    table = _table("messages of channels", ("topic", "channel"), names)
+    for topic, channel in channels:
+        table.add_row(topic, channel["channel_name"], *(_number(channel.get(field, "")) for field in fields))
+    return table
+
+
+def _each_channel(found: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    return [(topic["topic_name"], channel) for topic in found["topics"] for channel in topic["channels"]]
 
 
 def _rate(row: dict[str, Any], counter: str) -> str:

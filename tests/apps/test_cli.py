@@ -291,7 +291,7 @@ def test_tables_show_what_there_is() -> None:
     text = out.getvalue()
     for shown in ("up 5 min", "1,234,567", "always, paused, E_TOPIC_FAILED", "archive", "worker-1", "zsq: topic clicks", "4.6 MB", "2 h"):
         assert shown in text
-    assert len(stats.tables(STATS, whole=False)) == 3
+    assert len(stats.tables(STATS, whole=False)) == 4
     assert "staged" not in text
 
 
@@ -304,3 +304,28 @@ def test_stages_are_shown_where_there_are_any() -> None:
         Console(file=out, width=160).print(table)
     assert "staged bytes" in out.getvalue()
     assert "4,711,000" in out.getvalue()
+
+
+def test_speed_age_and_latency_are_readable() -> None:
+    from rich.console import Console
+
+    channel = STATS["topics"][0]["channels"][0] | {
+        "finish_count": 12_345,
+        "expired_count": 17,
+        "oldest_message_age_s": 90.0,
+        "drain_s": 7_200.0,
+        "rates": {"finish_count": 1_234.5},
+        "e2e_processing_latency": {
+            "count": 5,
+            "percentiles": [{"quantile": 0.5, "value": 1_250_000}, {"quantile": 0.99, "value": 61 * 10**9}],
+        },
+    }
+    stuck = {"channel_name": "stuck", "depth": 9, "oldest_message_age_s": None, "drain_s": None, "rates": {"finish_count": 0.25}}
+    topics = [STATS["topics"][0] | {"channels": [channel, stuck], "oldest_message_age_s": 0.5}]
+    out = io.StringIO()
+    for table in stats.tables(STATS | {"topics": topics}, whole=False):
+        Console(file=out, width=160).print(table)
+    text = out.getvalue()
+    for shown in ("1,234", "90 s", "2 h", "1.25 ms", "61 s", "expired", "17", "never", "0.25", " ? ", "0.5 s"):
+        assert shown in text, shown
+    assert "dead" not in text, "a column that is all 0"

@@ -1,0 +1,193 @@
+"""What is shown of a channel, from what the processes know: each figure against numbers done by hand."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.actors.conftest import Desk, S
+from zsq.actors.channel_rows import ENDS, age_s, channel_rows, drain_s
+from zsq.actors.lease import COUNTERS
+from zsq.transport.protocol import BACKOFF
+
+A, B = (b"a",), (b"b",)
+NOW = 1_000_000 * S
+
+
+def row_of(stats: dict[str, Any], *, end: int = 1_000, oldest_ns: int = 0, rate: float = 0.0, paused: bool = False) -> dict[str, Any]:
+    child = SimpleNamespace(state="up", stats=stats, data={})
+    topic = SimpleNamespace(stats={"paused": paused, "rates": {"message_count": rate}})
+    storage = SimpleNamespace(stats={"oldest_ns": {"c": oldest_ns} if oldest_ns else {}})
+    group: Any = SimpleNamespace(channels={"c": child}, topic=topic, storage=storage, failed_channels=set)
+    (row,) = channel_rows(group, end, NOW)
+    return row
+
+
+@pytest.mark.parametrize(
+    ("unfinished", "oldest_ns", "age"),
+    [
+        (0, 5, 0.0),  # a cursor that is not committed yet: nothing is old any more
+        (0, 0, 0.0),
+        (3, 0, None),
+        (3, NOW - 90 * S, 90.0),
+        (1, NOW - S // 4, 0.25),
+        (1, NOW + 5 * S, 0.0),  # the clock was put back
+    ],
+)
+def test_age(unfinished: int, oldest_ns: int, age: float | None) -> None:
+    assert age_s(unfinished, oldest_ns, NOW) == age
+
+
+@pytest.mark.parametrize(
+    ("backlog", "rates", "coming", "seconds"),
+    [
+        (0, {}, 100.0, 0.0),
+        (1_000, {"finish_count": 50.0}, 0.0, 20.0),
+        (1_000, {"finish_count": 50.0}, 40.0, 100.0),
+        (1_000, {"finish_count": 50.0}, 50.0, None),
+        (1_000, {"finish_count": 50.0}, 60.0, None),
+        (1_000, {}, 0.0, None),
+        (1_000, {"finish_count": 10.0, "expired_count": 20.0, "tag_skipped_count": 20.0}, 0.0, 20.0),
+        (1_000, {"requeue_count": 1e6, "timeout_count": 1e6, "delivery_count": 1e6}, 0.0, None),
+    ],
+)
+def test_time_to_drain(backlog: int, rates: dict[str, float], coming: float, seconds: float | None) -> None:
+    assert drain_s(backlog, rates, coming) == seconds
+
+
+def test_every_way_out_of_a_channel_drains_it() -> None:
+    assert set(ENDS) < set(COUNTERS)
+
+
+def test_the_topic_knows_the_end_better() -> None:
+    stats = {"next_offset": 700, "window_end": 750, "begin": 100, "requeued_waiting": 5, "depth": 1, "in_flight_count": 10,
+             "rates": {"finish_count": 30.0}}  # fmt: skip
+    row = row_of(stats, rate=20.0, oldest_ns=NOW - 7 * S)
+    assert (row["depth"], row["backend_depth"], row["message_count"]) == (305, 250, 900)
+    assert row["drain_s"] == 31.5
+    assert row["oldest_message_age_s"] == 7.0
+    assert row["rates"] == {"message_count": 20.0, "finish_count": 30.0}
+    assert not {"begin", "window_end", "requeued_waiting", "deferred_full"} & row.keys()
+
+
+def test_while_the_topic_is_paused_nothing_comes_into_a_channel() -> None:
+    stats = {"next_offset": 900, "begin": 0, "in_flight_count": 0, "rates": {"finish_count": 10.0}}
+    row = row_of(stats, rate=500.0, paused=True)
+    assert (row["rates"]["message_count"], row["drain_s"]) == (0.0, 10.0)
+
+
+def test_a_channel_that_has_not_said_anything_yet() -> None:
+    row = row_of({})
+    assert (row["depth"], row["oldest_message_age_s"], row["drain_s"], row["clients"]) == (0, 0.0, 0.0, [])
+    assert row["e2e_processing_latency"] == {"count": 0, "percentiles": []}
+
+
+# What the channel itself counts
+
+
+def shown(desk: Desk, end: int | None = None) -> dict[str, Any]:
+    return row_of(desk.channel.statistics(desk.end), end=desk.end if end is None else end)
+
+
+def test_messages_that_came_and_deliveries_are_two_things(desk: Desk) -> None:
+    desk.join(A, 10)
+    desk.come(6, size=100)
+    parcel = desk.send_one()
+    desk.channel.req(A, parcel.token, (), 0, desk.wall_ns)
+    desk.commit()
+    again = desk.send_one()
+    row = shown(desk, end=20)
+    assert (row["message_count"], row["delivery_count"], row["requeue_count"], row["depth"]) == (20, 12, 6, 14)
+    (client,) = desk.channel.details(desk.now_ns, desk.wall_ns)["clients"]
+    assert (client["message_count"], client["requeue_count"], client["finish_count"]) == (12, 6, 0)
+    assert client["message_bytes"] == row["delivery_bytes"] > 1_200
+    desk.channel.fin(A, again.token, ())
+    assert shown(desk, end=20)["message_count"] == 20
+
+
+def test_going_back_is_more_that_came_and_emptying_is_not_less(desk: Desk) -> None:
+    desk.join(A, 100)
+    desk.come(50)
+    desk.channel.fin(A, desk.send_one().token, ())
+    desk.channel.seek(30)
+    assert shown(desk)["message_count"] == 70
+    desk.channel.seek(50)
+    assert shown(desk)["message_count"] == 70
+
+
+def test_a_row_of_the_first_release_is_understood() -> None:
+    from zsq.actors.delivery import Delivery
+
+    counters = Delivery(1, 0, [], {"message_count": 7, "finish_count": 6}, paused=False).counters
+    assert (counters["delivery_count"], counters["finish_count"], "message_count" in counters) == (7, 6, False)
+
+
+def test_timeouts_count_for_who_let_them_pass(desk: Desk) -> None:
+    desk.join(A, 10)
+    desk.come(4)
+    desk.send()
+    desk.join(B, 10)
+    desk.scan(61)
+    by = {row["client_id"]: row["timeout_count"] for row in desk.channel.details(desk.now_ns, desk.wall_ns)["clients"]}
+    assert (by, desk.channel.counters["timeout_count"]) == ({"a": 4, "b": 0}, 4)
+
+
+def latency(desk: Desk) -> dict[str, Any]:
+    found: dict[str, Any] = desk.channel.details(desk.now_ns, desk.wall_ns)["e2e_processing_latency"]
+    return found
+
+
+def test_latency_is_from_the_block_to_the_finish(desk: Desk) -> None:
+    """The desk's blocks came at 7 ns."""
+    desk.join(A, 10)
+    desk.come(4, 3)
+    first, second = desk.send()
+    desk.channel.fin(A, first.token, ((0, 1), (2, 1)), desk.wall_ns)
+    found = latency(desk)
+    assert found["count"] == 2
+    assert found["percentiles"][0] == {"quantile": 0.5, "value": pytest.approx(desk.wall_ns, rel=0.01)}
+    desk.channel.fin(A, first.token, (), desk.wall_ns)
+    desk.channel.fin(A, first.token, (), desk.wall_ns)  # refused: it was answered
+    desk.channel.req(A, second.token, (), BACKOFF, desk.wall_ns)
+    assert latency(desk)["count"] == 4, "what was given back is not finished"
+    (client,) = desk.channel.details(desk.now_ns, desk.wall_ns)["clients"]
+    assert client["e2e_processing_latency"]["count"] == 4
+
+
+def test_each_block_of_a_gathered_delivery_has_its_time(desk: Desk) -> None:
+    from zsq.actors.times import by_time, times_of
+    from zsq.transport.block import with_place
+
+    blocks = [with_place(desk.block_at(first, 10), first, 1_000 + first) for first in (20, 0, 40)]
+    times = times_of([(blocks[0], 5, 10), (blocks[1], 0, 3), (blocks[2], 1, 2)])
+    assert by_time(times, [(0, 3, 1), (25, 5, 1), (41, 1, 1)]) == {1_000: 3, 1_020: 5, 1_040: 1}
+    assert by_time(times, [(1, 1, 1), (2, 1, 1), (29, 1, 1)]) == {1_000: 2, 1_020: 1}
+    assert by_time(times, []) == by_time(times_of([(blocks[0], 0, 1)]), []) == {}
+
+
+def test_too_many_consumers_share_the_channels_percentiles(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zsq.actors.options.CONSUMER_LATENCIES_MAX", 1)
+    desk.join(A, 0)
+    desk.join(B, 10)
+    desk.come(4)
+    desk.channel.fin(B, desk.send_one().token, (), desk.wall_ns)
+    clients = desk.channel.details(desk.now_ns, desk.wall_ns)["clients"]
+    assert [client["e2e_processing_latency"] for client in clients] == [{"count": 0, "percentiles": []}, None]
+    assert latency(desk)["count"] == 4
+
+
+def test_the_lowest_unfinished_offset(desk: Desk) -> None:
+    desk.join(A, 10)
+    desk.come(4, 4)
+    assert desk.channel.first() == 0
+    first, second = desk.send()
+    desk.channel.fin(A, first.token, ((0, 2),))
+    assert desk.channel.first() == 2
+    desk.channel.req(A, first.token, (), 0, desk.wall_ns)
+    desk.channel.fin(A, second.token, ())
+    assert desk.channel.first() == 2, "to be delivered again"
+    desk.commit()
+    desk.channel.fin(A, desk.send_one().token, ())
+    assert desk.channel.first() == 8

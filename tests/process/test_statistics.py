@@ -1,0 +1,115 @@
+"""Statistics of real processes: what a topic, its channels and their consumers say of work that is known."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from support.broker import Broker, kill, wait_for
+
+import zsq
+
+TOPIC = "work"
+
+
+def row(admin: zsq.Admin, channel: str) -> dict[str, Any]:
+    return dict(admin.stats(TOPIC, channel)["topics"][0]["channels"][0])
+
+
+def published(broker: Broker, count: int) -> None:
+    with zsq.Producer(broker.ipc) as producer:
+        producer.publish_many(TOPIC, [b"x" * 100] * count)
+
+
+def test_a_channel_that_nobody_reads_grows_older(broker: Broker) -> None:
+    """Nor is it told of anything: its storage knows."""
+    with zsq.Admin(broker.ipc) as admin:
+        admin.create_channel(TOPIC, "idle")
+        assert (row(admin, "idle")["oldest_message_age_s"], row(admin, "idle")["drain_s"]) == (0.0, 0.0)
+        before = time.time()
+        published(broker, 100)
+        wait_for(lambda: (row(admin, "idle")["oldest_message_age_s"] or 0) > 1.5, what="an age of 1.5 s")
+        found = row(admin, "idle")
+        assert 1.5 < found["oldest_message_age_s"] <= time.time() - before
+        assert (found["depth"], found["message_count"], found["drain_s"]) == (100, 100, None)
+        assert found["rates"]["message_count"] > 0
+        topic = admin.stats(TOPIC)["topics"][0]
+        assert topic["oldest_message_age_s"] > 1.5
+        admin.empty(TOPIC, "idle")
+        wait_for(lambda: row(admin, "idle")["oldest_message_age_s"] == 0.0, what="nothing that is old")
+        wait_for(lambda: admin.stats(TOPIC)["topics"][0]["oldest_message_age_s"] == 0.0, what="nothing that is old in the topic")
+        assert row(admin, "idle")["message_count"] == 100, "they came, whatever became of them"
+
+
+def test_what_waits_for_a_first_channel_is_old_too(broker: Broker) -> None:
+    published(broker, 10)
+    with zsq.Admin(broker.ipc) as admin:
+        wait_for(lambda: (admin.stats(TOPIC)["topics"][0]["oldest_message_age_s"] or 0) > 0.2, what="an age")
+
+
+def test_latency_and_rates_of_work_that_took_its_time(broker: Broker) -> None:
+    with zsq.Admin(broker.ipc) as admin:
+        admin.create_channel(TOPIC, "slow")
+        admin.create_channel(TOPIC, "fast")
+        before = time.time()
+        published(broker, 300)
+        with zsq.Consumer(broker.ipc, TOPIC, "fast") as fast, zsq.Consumer(broker.ipc, TOPIC, "slow") as slow:
+            finish(fast, 300)
+            fast_took = time.time() - before
+            wait_for(lambda: time.time() - before > fast_took + 1.0, what="a second")
+            finish(slow, 300)
+            slow_took = time.time() - before
+            rows = {name: row(admin, name) for name in ("fast", "slow")}
+            topic = admin.stats(TOPIC)["topics"][0]
+    assert 0 < quantile(rows["fast"], 1.0) <= fast_took * 1.01
+    assert fast_took + 1.0 < quantile(rows["slow"], 0.5) * 1.01
+    assert quantile(rows["slow"], 1.0) <= slow_took * 1.01
+    for found in rows.values():
+        (client,) = found["clients"]
+        assert found["e2e_processing_latency"]["count"] == client["e2e_processing_latency"]["count"] == 300
+        assert (found["finish_count"], client["finish_count"], found["delivery_count"], found["depth"]) == (300, 300, 300, 0)
+        assert 300 / 60 < found["rates"]["finish_count"] <= 300
+        assert 300 / 60 < client["rates"]["finish_count"] <= 300
+        assert client["message_bytes"] == found["delivery_bytes"] > 30_000
+    assert topic["e2e_processing_latency"]["count"] == 600, "all channels together"
+    assert quantile(topic, 0.01 + 0.49) <= fast_took * 1.01
+    assert quantile(topic, 1.0) > fast_took + 0.9
+    assert topic["rates"]["message_bytes"] > 30_000 / 60
+    assert "latency_bins" not in rows["fast"]
+
+
+def test_counters_outlive_the_channels_process(broker: Broker) -> None:
+    with zsq.Admin(broker.ipc) as admin:
+        admin.create_channel(TOPIC, "c")
+        published(broker, 200)
+        with zsq.Consumer(broker.ipc, TOPIC, "c", ready=50) as consumer:
+            batch = consumer.receive_batch(20)
+            assert batch is not None
+            batch.requeue()
+            finish(consumer, 200)
+        wait_for(lambda: row(admin, "c")["depth"] == 0, what="all finished")
+        before = row(admin, "c")
+        assert (before["message_count"], before["requeue_count"], before["finish_count"]) == (200, len(batch), 200)
+        assert before["delivery_count"] >= 200 + len(batch)
+        (pid,) = broker.pids("channel")
+        kill(pid)
+        wait_for(lambda: broker.pids("channel") not in ([], [pid]), what="its successor")
+        wait_for(lambda: row(admin, "c")["health"] == "OK" and "next_offset" in row(admin, "c"), what="its pulse")
+        after = row(admin, "c")
+        counters = ("message_count", "delivery_count", "delivery_bytes", "finish_count", "requeue_count")
+        assert {name: after[name] for name in counters} == {name: before[name] for name in counters}
+        assert after["rates"].get("finish_count", 0.0) == 0.0, "what was counted before is no growth"
+
+
+def finish(consumer: zsq.Consumer, count: int) -> None:
+    done = 0
+    while done < count:
+        batch = consumer.receive_batch(20)
+        assert batch is not None
+        batch.finish(sync=True)
+        done += len(batch)
+
+
+def quantile(found: dict[str, Any], wanted: float) -> float:
+    """In seconds."""
+    return next(float(one["value"]) / 1e9 for one in found["e2e_processing_latency"]["percentiles"] if one["quantile"] == wanted)
