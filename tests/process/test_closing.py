@@ -55,7 +55,7 @@ def test_a_lingering_producer_hears_of_all_that_waited_and_nothing_is_half_store
         def publish() -> None:
             while not closed.is_set():
                 receipts.append(producer.publish("t", b"%d" % len(receipts)))
-                if len(receipts) > 200:
+                if len(receipts) > 200 and receipts[100].done:
                     begun.set()
 
         thread = threading.Thread(target=publish)

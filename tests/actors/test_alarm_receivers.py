@@ -1,0 +1,172 @@
+"""Receivers of alarms: what each is sent, and how each failure is told, without secrets."""
+
+from __future__ import annotations
+
+import email
+import json
+import sys
+from email.message import Message
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.broker import free_port, wait_for
+from support.receivers import Hook, MailServer
+
+from zsq.actors import alarm_receivers
+from zsq.actors.alarm_options import AlarmOptions
+from zsq.actors.alarm_receivers import Command, Mail, NotTold, Webhook, receivers
+
+EVENT = {"event": "raised", "topic": "clicks", "channel": "c", "text": "raised: clicks/c: depth 20 (alarm above 10)"}
+
+
+def message(*events: dict[str, str]) -> dict[str, Any]:
+    text = "\n".join(event["text"] for event in events)
+    return {"text": text, "events": list(events), "missed": 0, "broker": {"host": "here", "data_dir": "/data"}}
+
+
+def told(receiver: Any, what: dict[str, Any]) -> str:
+    """ "", or why not."""
+    try:
+        receiver.tell(what)
+    except NotTold as error:
+        return str(error)
+    return ""
+
+
+# Webhook
+
+
+def test_a_webhook_gets_json_and_the_token() -> None:
+    with Hook() as hook:
+        receiver = Webhook(hook.url, "s3cret")
+        assert receiver.name == f"webhook {hook.url.removesuffix('/secret-path')}"
+        assert told(receiver, message(EVENT)) == ""
+        headers, found = hook.got.get(timeout=10)
+    assert found == message(EVENT)
+    assert headers["Content-Type"] == "application/json"
+    assert headers["Authorization"] == "Bearer s3cret"
+
+
+@pytest.mark.parametrize("status", [404, 500])
+def test_a_webhook_that_does_not_take_it(status: int) -> None:
+    with Hook(failures=1, status=status) as hook:
+        why = told(Webhook(hook.url, "s3cret"), message(EVENT))
+        assert str(status) in why
+        assert "secret" not in why
+        assert "s3cret" not in why
+
+
+def test_a_redirect_is_not_followed() -> None:
+    with Hook() as other, Hook(failures=1, status=302, location=other.url) as hook:
+        assert "302" in told(Webhook(hook.url, ""), message(EVENT))
+        assert other.tries == 0
+
+
+def test_nobody_there() -> None:
+    assert "refused" in told(Webhook(f"http://127.0.0.1:{free_port()}/secret", ""), message(EVENT))
+
+
+def test_a_webhook_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alarm_receivers, "TIMEOUT_S", 0.2)
+    with Hook(hangs=True) as hook:
+        assert "timed out" in told(Webhook(hook.url, ""), message(EVENT))
+
+
+# Mail
+
+
+def mail(server: MailServer, **more: Any) -> Mail:
+    return Mail(AlarmOptions(mail_to=("a@x.org", "b@x.org"), mail_from="zsq@x.org", smtp=server.address, **more))
+
+
+def headed(text: str) -> Message:
+    return email.message_from_string(text)
+
+
+def test_one_mail_for_all_that_is_told_together() -> None:
+    other = EVENT | {"text": "cleared: clicks/d: depth 0 (alarm above 10)"}
+    with MailServer() as server:
+        assert told(mail(server), message(EVENT)) == ""
+        sender, recipients, text = server.got.get(timeout=10)
+        assert (sender, recipients) == ("zsq@x.org", ["a@x.org", "b@x.org"])
+        found = headed(text)
+        assert found["Subject"].replace("\n", "") == f"[zsq here] {EVENT['text']}"
+        assert (found["To"], found["From"]) == ("a@x.org, b@x.org", "zsq@x.org")
+        assert found["Date"]
+        assert EVENT["text"] in found.get_payload()
+        assert told(mail(server), message(EVENT, other)) == ""
+        text = server.got.get(timeout=10)[2]
+        assert headed(text)["Subject"] == "[zsq here] 2 backlog alarms"
+        assert other["text"] in text
+
+
+def test_a_recipient_that_is_refused() -> None:
+    with MailServer(refuses="b@x.org") as server:
+        assert "b@x.org" in told(mail(server), message(EVENT))
+        assert server.got.get(timeout=10)[1] == ["a@x.org"]
+
+
+def test_user_and_password() -> None:
+    with MailServer(password="right") as server:
+        assert told(mail(server, smtp_user="u", smtp_password="right"), message(EVENT)) == ""
+        why = told(mail(server, smtp_user="u", smtp_password="wr0ng"), message(EVENT))
+        assert "refuses" in why
+        assert "wr0ng" not in why
+
+
+def test_no_mail_server() -> None:
+    server = AlarmOptions(mail_to=("a@x.org",), smtp=f"127.0.0.1:{free_port()}")
+    assert "refused" in told(Mail(server), message(EVENT))
+
+
+# Command
+
+
+def python(code: str, *arguments: str) -> Command:
+    return Command([sys.executable, "-c", code, *arguments])
+
+
+def test_a_command_gets_json_on_stdin_and_its_arguments_as_they_are(tmp_path: Path) -> None:
+    out = tmp_path / "out; echo $HOME"
+    assert told(python("import sys; open(sys.argv[1], 'w').write(sys.stdin.read())", str(out)), message(EVENT)) == ""
+    assert json.loads(out.read_text()) == message(EVENT)
+
+
+def test_a_command_that_fails_says_why() -> None:
+    assert told(python("import sys; sys.exit('no luck')"), message(EVENT)) == "ended with 1: no luck"
+
+
+def test_a_command_that_does_not_read_is_no_failure() -> None:
+    assert told(python("pass"), message(*[EVENT] * 100)) == ""
+
+
+def test_a_command_that_is_not_there() -> None:
+    assert "No such file" in told(Command(["/nowhere/program"]), message(EVENT))
+
+
+def test_a_command_that_hangs_is_killed_with_what_it_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(alarm_receivers, "COMMAND_S", 1.0)
+    code = (
+        "import os, subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "open(sys.argv[1], 'w').write(f'{os.getpid()} {child.pid}')\n"
+        "time.sleep(600)\n"
+    )
+    noted = tmp_path / "pids"
+    assert "killed" in told(python(code, str(noted)), message(EVENT))
+    wait_for(lambda: not any(lives(pid) for pid in noted.read_text().split()), 10, "the end of both")
+
+
+def lives(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_all_of_them() -> None:
+    given = AlarmOptions(webhooks=("http://a/x", "https://b/"), mail_to=("a@x.org", "b@x.org"), commands=(("/bin/tee", "f"),))
+    assert [receiver.name for receiver in receivers(given)] == [
+        "webhook http://a", "webhook https://b", "mail to a@x.org, b@x.org by 127.0.0.1:25", "command /bin/tee",
+    ]  # fmt: skip

@@ -1,0 +1,123 @@
+"""Receivers of alarms on this machine: a webhook and a mail server, which note what they get and fail as often as they are told."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import queue
+import socket
+import threading
+from types import TracebackType
+from typing import Any, Self
+
+
+class Hook:
+    """POSTs as they come in `got`: (headers, JSON). `failures`: so many are answered `status` first; `hangs`: nothing is ever answered."""
+
+    def __init__(self, *, failures: int = 0, status: int = 500, hangs: bool = False, location: str = "") -> None:
+        self.got: queue.Queue[tuple[dict[str, str], Any]] = queue.Queue()
+        self.tries = 0
+        released = self._released = threading.Event()
+        hook = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                hook.tries += 1
+                if hangs:
+                    released.wait(60)
+                    return
+                if hook.tries <= failures:
+                    self.send_response(status)
+                    if location:
+                        self.send_header("Location", location)
+                    self.end_headers()
+                    return
+                hook.got.put((dict(self.headers), json.loads(body)))
+                self.send_response(204)
+                self.end_headers()
+
+            def log_message(self, *_: Any) -> None:
+                """Nothing on stderr."""
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}/secret-path"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._released.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(10)
+
+
+class MailServer:
+    """Just enough of SMTP for one client at a time. Mails in `got`: (sender, recipients, text). `refuses`: recipients it does not take."""
+
+    def __init__(self, *, refuses: str = "", password: str = "") -> None:
+        self.got: queue.Queue[tuple[str, list[str], str]] = queue.Queue()
+        self._refuses = refuses
+        self._password = password
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._socket.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._thread.join(10)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                client, _ = self._socket.accept()
+            except OSError:
+                return
+            with client, client.makefile("rwb") as stream:
+                self._talk(stream)
+
+    def _talk(self, stream: Any) -> None:
+        def say(line: str) -> None:
+            stream.write(f"{line}\r\n".encode())
+            stream.flush()
+
+        sender, recipients = "", []
+        say("220 test")
+        while line := stream.readline().decode().strip():
+            verb = line.upper()
+            if verb.startswith("EHLO"):
+                say("250-test")
+                say("250 AUTH PLAIN" if self._password else "250 OK")
+            elif verb.startswith("AUTH PLAIN"):
+                import base64
+
+                given = base64.b64decode(line.split()[2]).decode().split("\0")
+                say("235 OK" if given[2] == self._password else "535 no")
+            elif verb.startswith("MAIL FROM:"):
+                sender = line.partition("<")[2].partition(">")[0]
+                say("250 OK")
+            elif verb.startswith("RCPT TO:"):
+                address = line.partition("<")[2].partition(">")[0]
+                recipients += [] if address == self._refuses else [address]
+                say("550 no such user" if address == self._refuses else "250 OK")
+            elif verb == "DATA":
+                say("354 go on")
+                text = b""
+                while (part := stream.readline()) != b".\r\n":
+                    text += part
+                self.got.put((sender, recipients, text.decode()))
+                say("250 OK")
+            elif verb == "QUIT":
+                say("221 bye")
+                return
+            else:
+                say("250 OK")
