@@ -43,7 +43,7 @@ class Shell:
         row = {"next": 5, "paused": False, "counters": {}}
         data = {"row": row, "end": 20, "start": start, "deferred": (0, 0, 0), "holes": ((2, 2, 1, 0),), "more": False}
         self.wires = {"storage": Wire(p.Done(1, data)), "topic": Wire(), "scan": Wire(), "front": Wire(), "supervisor": Wire()}
-        self.channel = Channel(7, "channel t/c", {"channel": "c", **{name: name for name in self.wires}})
+        self.channel = Channel(7, "channel t/c", {"channel": "c", "closed": False, **{name: name for name in self.wires}})
         parts: dict[str, Any] = {
             "open_dealer": self.wires.__getitem__,
             "open_router": lambda endpoint, words: self.wires[endpoint],

@@ -1,0 +1,194 @@
+"""Dead letters on a real broker: by attempts, by rejection, while their topic takes none, and over kills."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.broker import Broker, kill, wait_for
+
+import zsq
+
+
+def row(broker: Broker, topic: str = "t", channel: str = "c") -> dict[str, Any]:
+    with zsq.Admin(broker.ipc) as admin:
+        found: dict[str, Any] = admin.stats(topic, channel)["topics"][0]["channels"][0]
+        return found
+
+
+def dead(broker: Broker, count: int) -> None:
+    wait_for(lambda: row(broker)["dead_letter_count"] == count and row(broker)["dying_count"] == 0, 20, f"{count} dead letters")
+
+
+def read(broker: Broker, topic: str = "t.c.dead") -> list[tuple[bytes, dict[str, Any]]]:
+    """All that lies in the dead-letter topic."""
+    with zsq.Reader(broker.ipc, topic) as reader:
+        start, head = reader.head()
+        found = [reader.message(offset) for offset in range(start, head)]
+        return [(message.body, message.headers) for message in found]
+
+
+def publish(broker: Broker, count: int) -> None:
+    with zsq.Producer(broker.ipc) as producer:
+        producer.publish_many("t", [b"%d" % i for i in range(count)], headers=[{"own": i} for i in range(count)])
+
+
+def take(consumer: zsq.Consumer, count: int) -> list[zsq.Message]:
+    found = [consumer.receive(10) for _ in range(count)]
+    assert all(found)
+    return [message for message in found if message is not None]
+
+
+def test_from_the_handler_to_the_dead_letters(broker: Broker) -> None:
+    publish(broker, 4)
+    consumer = zsq.Consumer(broker.ipc, "t", "c", max_attempts=3, backoff_s=0.05)
+    seen: Counter[bytes] = Counter()
+
+    def handle(message: zsq.Message) -> None:
+        seen[message.body] += 1
+        if message.body == b"1":
+            message.reject(ValueError("poison"))
+        elif message.body == b"2":
+            if seen[b"2"] == 3:
+                consumer._stop_taking()
+            raise KeyError("k")
+
+    consumer.run(handle, on_error=lambda message, error: None)
+    assert seen == {b"0": 1, b"1": 1, b"2": 3, b"3": 1}
+    dead(broker, 2)
+    letters = dict(read(broker))
+    told = {name.removeprefix("zsq-dead-"): value for name, value in letters[b"2"].items()}
+    assert told.pop("time") > 1e18
+    with zsq.Admin(broker.ipc) as admin:
+        uuid = admin.stats("t")["topics"][0]["uuid"]
+    where = {"topic": "t", "uuid": uuid, "offset": 2, "channel": "c"}
+    assert told == {"own": 2, **where, "attempts": 3, "reason": "max_attempts", "error": "KeyError('k')"}
+    assert (letters[b"1"]["zsq-dead-reason"], letters[b"1"]["zsq-dead-error"]) == ("rejected", "ValueError('poison')")
+    assert row(broker)["depth"] == 0
+
+
+def test_attempts_count_over_kills_and_a_restart(tmp_path: Path) -> None:
+    """Each kill of the channel is a lost delivery. What had its last one dies when the channel is there again, with nobody to take it."""
+    broker = Broker(tmp_path / "data").start()
+    try:
+        publish(broker, 3)
+        with zsq.Consumer(broker.ipc, "t", "c", max_attempts=2) as consumer:
+            take(consumer, 3)[0].finish(sync=True)  # so the others are rows
+            kill(channel_pid(broker))
+            again = take(consumer, 2)
+            assert sorted((message.body, message.attempts) for message in again) == [(b"1", 2), (b"2", 2)]
+            kill(channel_pid(broker))
+            wait_for(lambda: row(broker).get("dead_letter_count") == 2, 20, "dead letters")
+        assert sorted(body for body, _ in read(broker)) == [b"1", b"2"]
+        assert broker.stop() == 0
+        broker.start()
+        wait_for(lambda: row(broker)["health"] == "OK", 10, "up")
+        assert (row(broker)["dead_letter_count"], row(broker)["depth"], len(read(broker))) == (2, 0, 2), "once"
+    finally:
+        broker.close()
+
+
+def channel_pid(broker: Broker, name: str = "channel t/c") -> int:
+    found: list[int] = []
+
+    def up() -> bool:
+        found[:] = [actor["pid"] for actor in broker.actors() if actor["name"] == name and actor.get("state") == "up"]
+        return bool(found)
+
+    wait_for(up, 20, name)
+    return found[0]
+
+
+def fill(broker: Broker, topic: str) -> None:
+    """Until it is full, to the last message."""
+    with zsq.Producer(broker.ipc) as producer:
+        for size in (1 << 20, 1_000):
+            with contextlib.suppress(zsq.Refused) if size > 1_000 else contextlib.nullcontext():
+                while True:
+                    producer.publish(topic, b"x" * size)
+
+
+def test_a_full_dead_letter_topic_is_waited_for_and_said(broker: Broker) -> None:
+    with zsq.Admin(broker.ipc) as admin:
+        admin.create_topic("full", max_bytes=8 << 20, when_full="reject")
+        admin.create_channel("full", "keeps")
+        with pytest.raises(zsq.Refused, match="E_TOPIC_FULL"):
+            fill(broker, "full")
+        publish(broker, 51)
+        with zsq.Consumer(broker.ipc, "t", "c", dead_letter_topic="full") as consumer:
+            *rejected, last = take(consumer, 51)
+            for message in rejected:
+                message.reject()
+            last.finish(sync=True)  # so it is committed that they are rejected
+        wait_for(lambda: "E_TOPIC_FULL" in row(broker)["health"], 20, "health")
+        assert row(broker)["health"].startswith("50 messages wait for the dead-letter topic: E_TOPIC_FULL")
+        assert (row(broker)["dying_count"], row(broker)["dead_letter_count"]) == (50, 0)
+        with pytest.raises(zsq.ZsqError, match="E_NOT_EMPTY"):
+            admin.delete_channel("t", "c")
+        kill(channel_pid(broker))
+        wait_for(lambda: row(broker)["dying_count"] == 50, 20, "rejected is rejected, after a kill too")
+        admin.configure_topic("full", max_bytes=-1)
+        dead(broker, 50)
+        wait_for(lambda: row(broker)["health"] == "OK", 10, "health")
+        letters = [headers for _, headers in read(broker, "full") if "zsq-dead-reason" in headers]
+        assert Counter(headers["own"] for headers in letters) == Counter(range(50))
+        assert {headers["zsq-dead-reason"] for headers in letters} == {"rejected"}
+        assert "not known" in letters[0]["zsq-dead-error"]
+
+
+def test_another_dead_letter_topic_is_taken_at_once(broker: Broker) -> None:
+    """A name that cannot be (its default is too long) waits for a setting."""
+    name = "t" * 60
+    with zsq.Producer(broker.ipc) as producer, zsq.Admin(broker.ipc) as admin:
+        producer.publish(name, b"a")
+        with zsq.Consumer(broker.ipc, name, "c") as consumer:
+            take(consumer, 1)[0].reject("no")
+            wait_for(lambda: "set dead_letter_topic" in row(broker, name)["health"], 10, "health")
+            admin.configure_channel(name, "c", dead_letter_topic="graves")
+            wait_for(lambda: row(broker, name)["dead_letter_count"] == 1, 10, "a dead letter")
+        assert [body for body, _ in read(broker, "graves")] == [b"a"]
+
+
+@pytest.mark.parametrize("kind", ["channel t/c", "topic t.c.dead", "storage t.c.dead"])
+def test_kills_while_they_die_cost_no_letter(broker: Broker, kind: str) -> None:
+    count = 3_000
+    publish(broker, count)
+    with zsq.Consumer(broker.ipc, "t", "c", ready=50) as consumer:
+        for stored in (1, count // 2):
+            wait_for(lambda stored=stored: reject(broker, consumer)["dead_letter_count"] >= stored, 30, "letters")  # type: ignore[misc]
+            kill(channel_pid(broker, kind))
+        wait_for(lambda: reject(broker, consumer)["unfinished"] == 0, 60, "all dead")
+    found = Counter(body for body, _ in read(broker))
+    assert set(found) == {b"%d" % i for i in range(count)}
+    assert kind == "channel t/c" or set(found.values()) == {1}, "a resend stores nothing twice"
+
+
+def reject(broker: Broker, consumer: zsq.Consumer) -> dict[str, Any]:
+    """What is there, and what comes again; then how it stands."""
+    for _ in range(10):
+        batch = consumer.receive_batch(0.01)
+        if batch is None:
+            break
+        for message in batch:
+            message.reject("all of them")
+    found = row(broker)
+    left = found["depth"] + found["in_flight_count"] + found["dying_count"] if "next_offset" in found else -1
+    return {"dead_letter_count": 0, **found, "unfinished": left}
+
+
+def test_ten_thousand_rejected_at_once(broker: Broker) -> None:
+    """In blocks; memory of the channel stays small."""
+    publish(broker, 10_000)
+    with zsq.Consumer(broker.ipc, "t", "c", ready=10_000) as consumer:
+        left = 10_000
+        while left:
+            batch = consumer.receive_batch(10)
+            assert batch is not None
+            batch.reject("all")
+            left -= len(batch)
+        dead(broker, 10_000)
+    with zsq.Reader(broker.ipc, "t.c.dead") as reader:
+        assert reader.head() == (0, 10_000)
