@@ -129,7 +129,7 @@ class Link:
         self._again_ns = 0  # waiting: when
         self._attempts = 0
         self._outbox: list[list[Any]] = []  # what the pipe did not take; see `send`
-        self._passing = again
+        self.passing = again
         self.busy: Callable[[], bool] | None = None  # whether something waits for the link: an idle one makes no topic
         self.creates = target.create  # whether this attempt says so
 
@@ -229,7 +229,7 @@ class Link:
             self.peer.on_lost()
 
     def _refuse(self, now_ns: int, error: ZsqError) -> None:
-        if error.code in self._passing:
+        if error.code in self.passing:
             self._die(now_ns, str(error))
             self.refusal = error
             return

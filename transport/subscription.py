@@ -10,8 +10,8 @@ from .address import ADVICE, Address, Target
 from .block import Block
 from .codec import encode
 from .engine import FAR_NS, Engine
-from .errors import E_TIMEOUT, BrokerUnreachable, ZsqError
-from .link import Link
+from .errors import E_LIMIT, E_TIMEOUT, BrokerUnreachable, ZsqError
+from .link import AGAIN, Link
 from .names import check_name
 from .protocol import Wire
 from .session import Reaction
@@ -75,6 +75,7 @@ class ConsumerEngine(Engine):
 
     def on_up(self, now_ns: int) -> None:
         self.link.heartbeat_ms = self.session.heartbeat_ms
+        self.link.passing = AGAIN | {E_LIMIT}  # it has a place: if one is missing later, its own lost link still holds it
         self.error = None
 
     def on_received(self, now_ns: int) -> None:
@@ -95,8 +96,14 @@ class ConsumerEngine(Engine):
         return self.session.state is ConsumerState.OPEN
 
     def unreachable(self, timeout_ns: int) -> int:
-        """When to give up waiting for a link: `FAR_NS` while there is one."""
+        """When to give up waiting for a link: `FAR_NS` while there is one. A lost one holds its place for two heartbeats."""
+        if self._full() is not None:
+            timeout_ns = max(timeout_ns, 3 * self.link.heartbeat_ms * 1_000_000)
         return FAR_NS if self.link.up else self.down_ns + timeout_ns
+
+    def _full(self) -> ZsqError | None:
+        refusal = self.link.refusal
+        return refusal if refusal is not None and refusal.code == E_LIMIT else None
 
     def news(self, was_up: bool) -> bool:
         """Something to look at for who waits for a delivery."""
@@ -112,6 +119,9 @@ class ConsumerEngine(Engine):
         """Raise if there was no link for the whole time-out; the next call waits as long again."""
         if now_ns >= self.unreachable(int(timeout * 1e9)):
             self.down_ns = now_ns
+            full = self._full()
+            if full is not None:
+                raise full
             raise self.too_late(timeout, "no link to")
 
     def too_late(self, timeout: float, what: str) -> BrokerUnreachable:

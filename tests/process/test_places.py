@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import socket
+import threading
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -207,6 +210,63 @@ def test_a_channel_takes_as_many_consumers_as_it_is_set_to(url: str, topic: str)
             second.subscribe()
             second.close()
         assert row(url, topic, "c")["settings"]["max_consumers"] == 2
+
+
+class Proxy:
+    """Between a client and a broker; may be cut."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._open: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                ends = (self._listener.accept()[0], socket.create_connection(("127.0.0.1", self._target)))
+                self._open += ends
+                for source, sink in (ends, ends[::-1]):
+                    threading.Thread(target=self._pump, args=(source, sink), daemon=True).start()
+
+    @staticmethod
+    def _pump(source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65_536):
+                sink.sendall(data)
+
+    def cut(self) -> None:
+        """All links of this moment are lost, on the client's side; the broker hears nothing of it."""
+        ours = self._open[::2]
+        for end in ours:
+            end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._listener.close()
+        for end in self._open:
+            end.close()
+
+
+def test_a_consumer_that_lost_its_link_waits_for_its_own_place(shared: Broker) -> None:
+    """The channel takes one consumer, and holds the lost link for it until two heartbeats are over."""
+    proxy = Proxy(shared.port)
+    try:
+        with zsq.Admin(shared.ipc) as admin, zsq.Producer(shared.ipc) as producer:
+            admin.create_channel("alone", "c", max_consumers=1)
+            with zsq.Consumer(proxy.url, "alone", "c", heartbeat_ms=1_000, timeout=0.5) as consumer:
+                producer.publish("alone", b"1")
+                first = consumer.receive(10)
+                assert first is not None
+                first.finish(sync=True)
+                proxy.cut()
+                producer.publish("alone", b"2")
+                second = consumer.receive(20)
+                assert second is not None
+                assert second.body == b"2"
+                second.finish(sync=True)
+    finally:
+        proxy.close()
 
 
 def test_a_start_that_cannot_be_read_is_refused_and_may_be_asked_for_again(tmp_path: Path) -> None:
