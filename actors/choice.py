@@ -26,7 +26,6 @@ from ..transport.block_format import ADDRESSED
 from ..transport.protocol import Run
 from . import options
 from .channel_settings import ChannelSettings, split_tags
-from .shelf import bytes_between
 
 WANTED, OTHER_TAG, OTHER_CHANNEL, EXPIRED = range(4)
 COUNTED: Final = {OTHER_TAG: "tag_skipped_count", OTHER_CHANNEL: "addressed_skipped_count", EXPIRED: "expired_count"}
@@ -117,50 +116,69 @@ class Gathering:
         self._random = random
         self._count = 0
         self._size = 0
+        self._next = -1  # where the last run ends
 
     def add(self, block: Block, start: int, mask: bytes) -> int:
         """What is wanted of the block from index `start` on. Returns where to go on: below the block's end if no more fits."""
+        columns = (block.body, block.key, block.tag, block.headers)
+        ends = [column.offsets for column in columns if column is not None]
         for found in _WANTED_RUNS.finditer(mask, start):
             at, stop = found.span()
             while at < stop:
-                count = self._fitting(block, at, stop)
+                count, size = self._fitting(ends, at, stop)
                 if not count:
                     return at
-                self._offer(block, at, at + count)
+                self.offered += count
+                if self._share:
+                    self._draw(block, ends, at, at + count)
+                else:
+                    self._put(block, at, at + count, size)
                 at += count
         return block.count
 
-    def _fitting(self, block: Block, start: int, stop: int) -> int:
-        """How many of these messages may be offered."""
-        count = min(stop - start, self._room - self.offered)
+    def _fitting(self, ends: list[memoryview], start: int, stop: int) -> tuple[int, int]:
+        """(how many of these messages may be offered, their bytes)."""
+        count = stop - start
+        if count > self._room - self.offered:
+            count = self._room - self.offered
         if not self.parts and not self._share:
-            return count  # the first goes by a cut, which may be as large as its block
-        count = max(0, min(count, options.GATHER_COUNT_MAX - self._count))
+            return count, _bytes(ends, start, start + count)  # the first goes by a cut, which may be as large as its block
+        if count > options.GATHER_COUNT_MAX - self._count:
+            count = max(0, options.GATHER_COUNT_MAX - self._count)
         room = options.GATHER_BYTES_MAX - self._size
-        while count > 1 and bytes_between(block, start, start + count) > room:
-            count //= 2
-        if count == 1 and self.parts and bytes_between(block, start, start + 1) > room:
-            return 0
-        return count
+        while (size := _bytes(ends, start, start + count)) > room:
+            if count > 1:
+                count //= 2
+            elif self.parts:
+                return 0, 0
+            else:
+                break
+        return count, size
 
-    def _offer(self, block: Block, start: int, stop: int) -> None:
-        self.offered += stop - start
-        if not self._share:
-            self._put(block, start, stop)
-            return
+    def _draw(self, block: Block, ends: list[memoryview], start: int, stop: int) -> None:
         random, share = self._random, self._share
         drawn = bytes([random() >= share for _ in range(stop - start)])
         self.left_out += drawn.count(1)
         for found in _WANTED_RUNS.finditer(drawn):
-            self._put(block, start + found.start(), start + found.end())
+            first, end = found.span()
+            self._put(block, start + first, start + end, _bytes(ends, start + first, start + end))
 
-    def _put(self, block: Block, start: int, stop: int) -> None:
+    def _put(self, block: Block, start: int, stop: int, size: int) -> None:
         self.parts.append((block, start, stop))
         self._count += stop - start
-        self._size += bytes_between(block, start, stop)
+        self._size += size
         offset = block.first_offset + start
-        if self.runs and self.runs[-1][0] + self.runs[-1][1] == offset:
+        if offset == self._next:
             first, count, attempts = self.runs.pop()
             self.runs.append((first, count + stop - start, attempts))
         else:
             self.runs.append((offset, stop - start, 1))
+        self._next = block.first_offset + stop
+
+
+def _bytes(ends: list[memoryview], start: int, stop: int) -> int:
+    """What these messages take of a block's columns."""
+    size = 0
+    for column in ends:
+        size += column[stop] - column[start]
+    return size
