@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 CHANNEL: Final = "redrive"
 POLL_S: Final = 0.5  # how long nothing must come until nothing more waits
 READY: Final = 1_000
+NOT_COME: Final = f"they did not come within the time-out: another consumer of channel {CHANNEL} holds them, or it is paused; try again"
 
 
 class Place(NamedTuple):
@@ -32,8 +32,9 @@ class Place(NamedTuple):
 class Redrive:
     """One run: what went where, and what stays with which reason. `end`: dead letters from there on came later, and are left alone."""
 
-    def __init__(self, admin: Admin, producer: Producer, to: str | None, channel: str | None, end: int) -> None:
+    def __init__(self, admin: Admin, producer: Producer, dead_topic: str, to: str | None, channel: str | None, end: int) -> None:
         self._admin = admin
+        self._dead_topic = dead_topic
         self._producer = producer
         self._to = to
         self._channel = channel
@@ -100,6 +101,11 @@ class Redrive:
             self.sent[place] = self.sent.get(place, 0) + len(messages)
         return taken
 
+    def waiting(self) -> int:
+        """Dead letters that are neither finished nor here: they wait, or another consumer holds them; who was killed does for a while."""
+        row = self._admin.stats(self._dead_topic, CHANNEL)["topics"][0]["channels"][0]
+        return int(row["depth"] + row["deferred_count"] + row["in_flight_count"]) - sum(self.left.values())
+
     def report(self) -> list[str]:
         found = [
             f"{count:,} to {place.topic}" + (f", for channel {place.channel}" if place.channel else "")
@@ -145,9 +151,9 @@ def redrive(
             admin = stack.enter_context(Admin(url, timeout=timeout))
             producer = stack.enter_context(Producer(url, timeout=timeout))
             consumer = stack.enter_context(Consumer(url, dead_topic, CHANNEL, ready=READY, timeout=timeout, start="earliest"))
-        run = Redrive(admin, producer, to, channel, end)
+        run = Redrive(admin, producer, dead_topic, to, channel, end)
         try:
-            drive(run, consumer, count, stopping, lambda: admin.stats(dead_topic, CHANNEL)["topics"][0]["channels"][0]["depth"], timeout)
+            drive(run, consumer, count, stopping, timeout)
         finally:
             for line in run.report() or ["nothing to send back"]:
                 click.echo(line)
@@ -156,14 +162,19 @@ def redrive(
         context.exit(1)
 
 
-def drive(run: Redrive, consumer: Consumer, count: int | None, stopping: Stopping, waits: Callable[[], object], timeout: float) -> None:
-    """Until `count` are sent, nothing more waits (or comes within the time-out: it may be paused), or a signal."""
+def drive(run: Redrive, consumer: Consumer, count: int | None, stopping: Stopping, timeout: float) -> None:
+    """Until `count` are sent, nothing more waits, nothing more came within the time-out, or a signal."""
     sent = 0
     deadline = time.monotonic() + timeout
     while not stopping.is_set() and not run.at_end and (count is None or sent < count):
         batch = consumer.receive_batch(timeout=POLL_S)
         if batch is None:
-            if not waits() or time.monotonic() > deadline:
+            consumer.flush()
+            waiting = run.waiting()
+            if not waiting:
+                return
+            if time.monotonic() > deadline:
+                run.left[NOT_COME] = waiting
                 return
             continue
         deadline = time.monotonic() + timeout
