@@ -1,0 +1,171 @@
+"""Backlog alarms on a real broker: raised, told by all three ways, shown, cleared; nobody waits for a receiver that hangs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.broker import Broker, kill, wait_for
+from support.receivers import Hook, MailServer
+
+import zsq
+
+Starts = Callable[..., Broker]
+
+
+@pytest.fixture
+def starts(tmp_path: Path) -> Iterator[Starts]:
+    """A broker with these options."""
+    made: list[Broker] = []
+
+    def start(*options: str) -> Broker:
+        made.append(Broker(tmp_path / "data", "--alarm-hold", "1s", *options))
+        return made[-1].start()
+
+    yield start
+    for broker in made:
+        broker.close()
+
+
+def publish(broker: Broker, topic: str, count: int) -> None:
+    with zsq.Producer(broker.ipc) as producer:
+        producer.publish_many(topic, [b"x"] * count)
+
+
+def drain(broker: Broker, topic: str, channel: str, count: int) -> None:
+    with zsq.Consumer(broker.ipc, topic, channel) as consumer:
+        for _ in range(count):
+            message = consumer.receive(20)
+            assert message is not None
+            message.finish()
+
+
+def channel_of(broker: Broker, topic: str, channel: str, **settings: Any) -> None:
+    with zsq.Admin(broker.ipc) as admin:
+        admin.create_channel(topic, channel, **settings)
+
+
+def stats(broker: Broker, *of: str) -> dict[str, Any]:
+    with zsq.Admin(broker.ipc) as admin:
+        return admin.stats(*of)
+
+
+def test_raised_and_cleared_by_webhook_mail_and_command(starts: Starts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZSQ_ALARM_WEBHOOK_TOKEN", "s3cret")
+    out = tmp_path / "told"
+    code = "import os, sys; open(sys.argv[1], 'a').write(sys.stdin.read() + str('ZSQ_ALARM_WEBHOOK_TOKEN' in os.environ) + chr(10))"
+    with Hook() as hook, MailServer() as server:
+        mails = ("--alarm-mail", "ops@x.org", "--alarm-mail-from", "zsq@x.org", "--alarm-smtp", server.address)
+        broker = starts("--alarm-webhook", hook.url, *mails, "--alarm-command", f"{sys.executable} -c \"{code}\" '{out}'")
+        channel_of(broker, "clicks", "c", alarm_depth=10)
+        channel_of(broker, "clicks", "quiet")
+        publish(broker, "clicks", 11)
+        headers, told = hook.got.get(timeout=30)
+        assert headers["Authorization"] == "Bearer s3cret"
+        (event,) = told["events"]
+        assert (event["event"], event["topic"], event["channel"], event["figure"]) == ("raised", "clicks", "c", "depth")
+        assert (event["value"], event["threshold"]) == (11, 10)
+        assert abs(event["time_ns"] - time.time_ns()) < 60e9
+        assert told["text"] == "raised: clicks/c: depth 11 (alarm above 10)"
+        assert told["broker"]["data_dir"] == str(broker.data_dir)
+        assert "raised: clicks/c: depth 11" in server.got.get(timeout=30)[2]
+        wait_for(lambda: out.exists() and out.read_text().count("\n") >= 2, 30, "the command's output")
+        first, inherited = out.read_text().splitlines()[:2]
+        assert json.loads(first)["events"] == [event]
+        assert inherited == "False", "commands do not inherit secrets"
+
+        (row,) = stats(broker)["alarms"]
+        assert (row["topic"], row["channel"], row["value"], row["threshold"]) == ("clicks", "c", 11, 10)
+        assert not stats(broker, "clicks", "quiet")["alarms"]
+        assert "alarm: clicks/c: depth 11 (alarm above 10)" in stats(broker)["topics"][0]["health"]
+        assert stats(broker)["health"] == "OK", "the broker itself is well"
+
+        drain(broker, "clicks", "c", 11)
+        assert hook.got.get(timeout=30)[1]["events"][0]["event"] == "cleared"
+        assert "cleared: clicks/c: depth 0" in server.got.get(timeout=30)[2]
+        found = stats(broker)
+        assert not found["alarms"]
+        assert found["topics"][0]["health"] == "OK"
+        assert [event["event"] for event in found["recent_alarms"]] == ["raised", "cleared"]
+        wait_for(lambda: all(row["told_count"] == 2 for row in stats(broker)["alarm_receivers"]), 30, "all three are told")
+        assert "s3cret" not in broker.log.read_text()
+        assert "secret-path" not in json.dumps(stats(broker)), "of a webhook only its host is shown"
+
+
+def test_defaults_of_the_broker_and_channels_of_their_own(starts: Starts) -> None:
+    broker = starts("--alarm-depth", "5")
+    channel_of(broker, "t", "default")
+    channel_of(broker, "t", "higher", alarm_depth=100)
+    channel_of(broker, "t", "never", alarm_depth=-1)
+    publish(broker, "t", 6)
+
+    def raised() -> list[str]:
+        return sorted(row["channel"] for row in stats(broker)["alarms"])
+
+    wait_for(lambda: raised() == ["default"], 30, "the alarm of the default")
+    with zsq.Admin(broker.ipc) as admin:
+        admin.configure_channel("t", "higher", alarm_depth=3)
+        wait_for(lambda: raised() == ["default", "higher"], 30, "the alarm under the new threshold")
+        admin.configure_channel("t", "higher", alarm_depth=None)
+        admin.configure_channel("t", "default", alarm_depth=-1)
+        wait_for(lambda: raised() == ["higher"], 30, "the alarm that was taken away")
+        admin.delete_channel("t", "higher", force=True)
+        wait_for(lambda: raised() == [], 30, "the alarm of a channel that is gone")
+    texts = [event["text"] for event in stats(broker)["recent_alarms"]]
+    assert texts[-1] == "cleared: t/higher: it or its threshold is gone"
+
+
+def test_age(starts: Starts) -> None:
+    broker = starts()
+    channel_of(broker, "t", "c", alarm_age_s=1.5)
+    publish(broker, "t", 1)
+    wait_for(lambda: [row["figure"] for row in stats(broker)["alarms"]] == ["age_s"], 30, "the alarm")
+    (row,) = stats(broker)["alarms"]
+    assert 1.5 < row["value"] < 60
+    drain(broker, "t", "c", 1)
+    wait_for(lambda: not stats(broker)["alarms"], 30, "the end of the alarm")
+
+
+def test_a_receiver_that_fails_is_tried_again_and_one_that_hangs_holds_nobody_up(starts: Starts) -> None:
+    with Hook(failures=2) as failing, Hook(hangs=True) as hanging:
+        broker = starts("--alarm-webhook", hanging.url, "--alarm-webhook", failing.url)
+        channel_of(broker, "t", "c", alarm_depth=0)
+        publish(broker, "t", 1)
+        assert failing.got.get(timeout=30)[1]["events"][0]["event"] == "raised"
+        assert failing.tries == 3
+        begun = time.monotonic()
+        publish(broker, "t", 1)
+        drain(broker, "t", "c", 2)
+        assert failing.got.get(timeout=30)[1]["events"][0]["event"] == "cleared"
+        assert hanging.tries <= 2
+        assert time.monotonic() - begun < 20
+        begun = time.monotonic()
+        assert broker.stop() == 0, "the one that hangs does not keep the broker from stopping"
+        assert time.monotonic() - begun < 15
+        assert "tried again" in broker.log.read_text()
+
+
+def test_a_killed_teller_is_started_again(starts: Starts) -> None:
+    with Hook() as hook:
+        broker = starts("--alarm-webhook", hook.url)
+        channel_of(broker, "t", "c", alarm_depth=0)
+        (pid,) = broker.pids("alarm_teller")
+        kill(pid)
+        wait_for(lambda: (now := broker.pids("alarm_teller")) and now != [pid], 30, "another teller")
+        wait_for(lambda: stats(broker)["alarm_receivers"], 30, "its first pulse")
+        publish(broker, "t", 1)
+        assert hook.got.get(timeout=30)[1]["events"][0]["event"] == "raised"
+
+
+def test_no_receiver_no_process_but_the_log_says_it(starts: Starts) -> None:
+    broker = starts("--alarm-depth", "0")
+    channel_of(broker, "t", "c")
+    publish(broker, "t", 1)
+    wait_for(lambda: "alarm raised: t/c: depth 1" in broker.log.read_text(), 30, "the log's line")
+    assert broker.pids("alarm_teller") == []
+    assert not stats(broker)["alarm_receivers"]
