@@ -49,6 +49,7 @@ class Channel(Actor):
             self.key, row["next"], data["holes"], row["counters"], row["paused"], deferred, found, self.name, random.random
         )
         self.delivery.begin = row.get("begin", row["next"])  # 0.1.0 did not say it
+        self.delivery.figures.sample((), time.monotonic_ns(), time.time_ns())  # from here on rates count
         self.supply = self.delivery.supply
         self.supply.drop_below(data["start"])
         self.feed = Feed(self.name)

@@ -235,6 +235,10 @@ class DelayedDesk:
         self._go("read")
         self._moved(self._end)
 
+    def moving_bytes(self) -> int:
+        """Of the move that is under way."""
+        return sum(row.block.length for row in self._rows)
+
     def _remove(self) -> None:
         keys = [row.key for row in self._rows]
         self.submit(self._removed, lambda: self.use().remove(keys, known=True))

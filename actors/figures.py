@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..transport.protocol import Run
-from .latency import LatencyWindow, merged
+from .latency import LatencyWindow, bin_of, merged
 from .lease import Consumer
 from .rates import SAMPLE_NS, RateMeter
 from .times import Times, by_time
@@ -28,9 +28,10 @@ class Figures:
     def finished(self, consumer: Consumer, times: Times, runs: Sequence[Run], wall_ns: int) -> None:
         """These messages of one delivery were finished just now."""
         for time_ns, messages in by_time(times, runs).items():
-            self._latency.add(wall_ns - time_ns, messages, wall_ns)
+            key = bin_of(wall_ns - time_ns)
+            self._latency.add_bin(key, messages, wall_ns)
             if consumer.latency is not None:
-                consumer.latency.add(wall_ns - time_ns, messages, wall_ns)
+                consumer.latency.add_bin(key, messages, wall_ns)
 
     def sample(self, consumers: Iterable[Consumer], now_ns: int, wall_ns: int) -> None:
         """With each pulse, from the start on: so rates know what was, and what is too old is given up."""

@@ -28,6 +28,12 @@ _MAPPING: Final = LogarithmicMapping(ACCURACY)
 Bins = tuple[Sequence[int], Sequence[int]]  # keys of the sketch's mapping, and how many messages each has
 
 
+def bin_of(latency_ns: int) -> int:
+    """The key of the mapping."""
+    key: int = _MAPPING.key(min(max(latency_ns, LATENCY_NS_MIN), LATENCY_NS_MAX))
+    return key
+
+
 class LatencyWindow:
     """`now_ns`: a clock's that is always the same one; where it is set, what lies outside of the window then is forgotten."""
 
@@ -40,11 +46,15 @@ class LatencyWindow:
 
     def add(self, latency_ns: int, messages: int, now_ns: int) -> None:
         """So many messages took that long each."""
+        self.add_bin(bin_of(latency_ns), messages, now_ns)
+
+    def add_bin(self, key: int, messages: int, now_ns: int) -> None:
+        """The same, for who has the bin already."""
         slot = now_ns // self._slot_ns
         if not self._stores or self._stores[-1][0] != slot:
             self.expire(now_ns)
             self._stores.append((slot, DenseStore()))
-        self._stores[-1][1].add(_MAPPING.key(min(max(latency_ns, LATENCY_NS_MIN), LATENCY_NS_MAX)), messages)
+        self._stores[-1][1].add(key, messages)
 
     def expire(self, now_ns: int) -> None:
         """Forget what is too old."""

@@ -71,8 +71,8 @@ class StageDesk:
         self._transactions: dict[str, TransactionRow] = dict(table.transactions)
         self._open_kept_s = stage_timeout_s or options.STAGE_OPEN_KEPT_S
         self._sealed_kept_s = stage_timeout_s or options.STAGE_SEALED_KEPT_S
-        self._committed_bytes = 0
-        self._meter = RateMeter(time.monotonic_ns(), {"committed_bytes": 0})
+        self.entered_bytes = 0  # into the log without the topic's hands: committed here, or delayed and due
+        self._meter = RateMeter(time.monotonic_ns(), {"entered_bytes": 0})
         self._forgot_ns = 0
         self._uncommitted: set[bytes] = set()  # stages whose seal is synced, and its row not committed yet
         state.on_full.append(self._state_full)
@@ -267,7 +267,7 @@ class StageDesk:
         data = {"first_offset": group.first_offset, "messages": group.messages, "repeated": False}
         answer_now = partial(port.send, mail.envelope, p.Done(word.request, data))
         if group.messages:
-            self._committed_bytes += sum(part[3] for part in word.parts)
+            self.entered_bytes += sum(part[3] for part in word.parts)
             self.on_committed()
             answer_now()
         else:
@@ -339,7 +339,7 @@ class StageDesk:
         return not self.thread.pending and not self.core.seals
 
     def statistics(self) -> dict[str, Any]:
-        now, counts = time.monotonic_ns(), {"committed_bytes": self._committed_bytes}
+        now, counts = time.monotonic_ns(), {"entered_bytes": self.entered_bytes}
         self._meter.note(now, counts)
         rates = self._meter.rates(now, counts)
         return {"transactions": len(self._transactions), **counts, "rates": rates, **self.core.statistics()}

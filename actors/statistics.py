@@ -83,7 +83,7 @@ def _topic(group: TopicGroup, channel: str, wall_ns: int) -> dict[str, Any]:
     rows = channel_rows(group, int(topic.get("end", 0)), wall_ns)
     bins = [row.pop("latency_bins") for row in rows if "latency_bins" in row]
     rates = dict(topic.get("rates", {}))
-    rates["message_bytes"] = rates.get("message_bytes", 0.0) + storage.get("rates", {}).get("committed_bytes", 0.0)
+    rates["message_bytes"] = rates.get("message_bytes", 0.0) + storage.get("rates", {}).get("entered_bytes", 0.0)
     return {
         "topic_name": group.name,
         "uuid": group.row.uuid,
@@ -93,7 +93,7 @@ def _topic(group: TopicGroup, channel: str, wall_ns: int) -> dict[str, Any]:
         "depth": waiting,
         "backend_depth": waiting,
         "message_count": topic.get("message_count", 0),
-        "message_bytes": topic.get("message_bytes", 0) + storage.get("committed_bytes", 0),
+        "message_bytes": topic.get("message_bytes", 0) + storage.get("entered_bytes", 0),
         "rates": {"message_count": 0.0, **rates},
         "oldest_message_age_s": age_s(unfinished(group) or waiting, storage.get("oldest_ns", {}).get("", 0), wall_ns),
         "e2e_processing_latency": merged(bins),

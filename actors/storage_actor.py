@@ -201,6 +201,7 @@ class StorageActor(Actor):
         """Messages that became due are in the log, up to there. The topic never had them: it is told the head, in its turn."""
         assert self._topic is not None
         self._written.append(_Pending(self._topic, 0, 0, 0, end, []))
+        self._stages.entered_bytes += self._delayed.moving_bytes()
         if self.mode == "interval":
             self.front.send(self._topic, p.Head(end))
 

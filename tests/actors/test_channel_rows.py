@@ -134,6 +134,47 @@ def test_timeouts_count_for_who_let_them_pass(desk: Desk) -> None:
     assert (by, desk.channel.counters["timeout_count"]) == ({"a": 4, "b": 0}, 4)
 
 
+def test_a_consumers_rate_is_of_its_last_minute(desk: Desk) -> None:
+    desk.join(A, 1_000)
+    figures, consumers = desk.channel.figures, desk.channel.consumers
+
+    def pulses(seconds: int, *, work: bool) -> None:
+        for _ in range(seconds):
+            desk.now_ns += S
+            if work:
+                desk.come(10)
+                desk.channel.fin(A, desk.send_one().token, ())
+            figures.sample(consumers.values(), desk.now_ns, desk.wall_ns)
+
+    def rates() -> tuple[float, float]:
+        (client,) = desk.channel.details(desk.now_ns, desk.wall_ns)["clients"]
+        return client["rates"].get("finish_count", 0.0), figures.rates(desk.now_ns).get("finish_count", 0.0)
+
+    figures.sample(consumers.values(), desk.now_ns, desk.wall_ns)
+    pulses(30, work=True)
+    assert rates() == (10.0, 10.0)
+    pulses(270, work=False)
+    assert rates() == (0.0, 0.0)
+    pulses(60, work=True)
+    assert rates() == (pytest.approx(10.0, rel=0.1), pytest.approx(10.0, rel=0.1))
+
+
+def test_what_is_idle_gives_its_percentiles_back(desk: Desk) -> None:
+    desk.join(A, 10)
+    desk.come(4)
+    desk.channel.fin(A, desk.send_one().token, (), desk.wall_ns)
+    (consumer,) = desk.channel.consumers.values()
+    assert consumer.latency is not None
+    for seconds in (599, 200):
+        assert desk.channel.figures._latency._stores
+        assert consumer.latency._stores
+        desk.now_ns += seconds * S
+        desk.wall_ns += seconds * S
+        desk.channel.figures.sample([consumer], desk.now_ns, desk.wall_ns)
+    assert not desk.channel.figures._latency._stores
+    assert not consumer.latency._stores
+
+
 def latency(desk: Desk) -> dict[str, Any]:
     found: dict[str, Any] = desk.channel.details(desk.now_ns, desk.wall_ns)["e2e_processing_latency"]
     return found
