@@ -11,6 +11,7 @@ import select
 import sys
 import threading
 from collections.abc import Mapping
+from datetime import datetime
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
@@ -19,6 +20,7 @@ from ...transport.errors import E_BAD_ARGUMENT, UsageError
 from .channel import unused
 from .channel_settings import given_settings, resolved, with_attempts, with_birth
 from .options import Stopping, stop_signals, with_broker
+from .places import Place
 
 if TYPE_CHECKING:
     from ...transport.block import Block
@@ -125,23 +127,25 @@ def pipe_broken(out: Any) -> bool:
 @click.command()
 @click.argument("topic")
 @click.option("-n", "count", type=click.IntRange(min=1), metavar="N", help="End after N messages.")
-@click.option("--from", "start", metavar="WHERE", help="earliest, latest or an offset; default: latest, with --no-follow earliest.")
+@click.option("--from", "start", type=Place(), metavar="WHERE", help="A place as of zsq seek; default: latest, with --no-follow earliest.")
 @click.option("--last", type=click.IntRange(1, NEWEST_MAX), metavar="N", help="Begin with the newest N messages that are there.")
 @click.option("--follow/--no-follow", default=True, show_default=True, help="Wait for more at the end, or end there.")
 @with_broker
-def tail(topic: str, count: int | None, start: str | None, last: int | None, follow: bool, url: str, timeout: float) -> None:
-    """Write TOPIC's messages from an offset on; no channel takes part, nothing is finished."""
-    where = start or ("latest" if follow else "earliest")
-    if where not in {"earliest", "latest"} and not (where.isascii() and where.isdecimal()):
-        raise UsageError(E_BAD_ARGUMENT, f"--from {where!r} is neither earliest, latest nor an offset")
-    if start and last:
+def tail(topic: str, count: int | None, start: Any, last: int | None, follow: bool, url: str, timeout: float) -> None:
+    """Write TOPIC's messages from an offset or a time on; no channel takes part, nothing is finished."""
+    if start is not None and last:
         raise UsageError(E_BAD_ARGUMENT, "--from and --last each say where to begin; give one of them")
     from ...transport.client import Reader
     from ...transport.names import check_name
 
     check_name(topic)
+    where = ("latest" if follow else "earliest") if start is None else resolved(url, timeout, start)
     with stop_signals() as stopping, Reader(url, topic, timeout=timeout) as reader:
-        follow_topic(reader, sys.stdout.buffer, where if last is None else str(reader.newest(last)), count, stopping, follow)
+        if last is not None:
+            where = reader.newest(last)
+        elif isinstance(where, datetime):
+            where = reader.offset_at(int(where.timestamp() * 1e6) * 1000)
+        follow_topic(reader, sys.stdout.buffer, str(where), count, stopping, follow)
 
 
 def follow_topic(reader: Reader, out: IO[bytes], where: str, count: int | None, stopping: Stopping, follow: bool) -> None:

@@ -112,6 +112,13 @@ def test_seek(shell: Shell) -> None:
     assert shell("message", "t", "0000000000000009") == "message 9\n"
 
 
+def test_tail_from_places(shell: Shell) -> None:
+    for where, first in (("18", 18), ("1h", 0), ("0000000000000013", 19), ("earliest", 0)):
+        assert shell("tail", "t", "--no-follow", "--from", where).startswith(f"message {first}\n")
+    for where in ("latest", "2100-01-01"):
+        assert shell("tail", "t", "--no-follow", "--from", where) == ""
+
+
 def test_peek(shell: Shell) -> None:
     newest = shell("peek", "t", "-n", "2").splitlines()
     assert [line.split()[:2] for line in newest[:2]] == [["18", "stored"], ["19", "stored"]]

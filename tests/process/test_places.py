@@ -212,6 +212,25 @@ def test_a_channel_takes_as_many_consumers_as_it_is_set_to(url: str, topic: str)
         assert row(url, topic, "c")["settings"]["max_consumers"] == 2
 
 
+def test_settings_outlive_kills(shared: Broker) -> None:
+    with zsq.Admin(shared.ipc) as admin:
+        admin.create_channel("settings", "c", tags="b||a", ordered=True, max_attempts=3, start=0)
+        now = admin.configure_channel("settings", "c", max_attempts=None, max_age_s=60, backoff_s=2.5)["settings"]
+        assert (now["tags"], now["ordered"], now["max_attempts"], now["max_age_s"], now["backoff_s"]) == ("a||b", True, 0, 60, 2.5)
+        victims = [actor["pid"] for actor in shared.actors() if actor["name"] in ("channel settings/c", "storage settings")]
+        for victim in victims:
+            kill(victim)
+        shared.wait_gone(victims)
+        wait_for(lambda: row(shared.ipc, "settings", "c")["health"] == "OK", 20, "the channel")
+        assert row(shared.ipc, "settings", "c")["settings"] == now
+        for wrong in ({"tags": "a"}, {"ordered": False}):
+            with pytest.raises(zsq.UsageError, match="is chosen when a channel is made"):
+                admin.configure_channel("settings", "c", **wrong)
+            with pytest.raises(zsq.UsageError, match="use another channel"):
+                zsq.Consumer(shared.ipc, "settings", "c", **wrong).subscribe()
+        assert row(shared.ipc, "settings", "c")["settings"] == now
+
+
 class Proxy:
     """Between a client and a broker; may be cut."""
 
