@@ -69,6 +69,15 @@ def test_looks_are_bounded_and_everybody_gets_one() -> None:
     assert found == {str(number): number + 1 for number in range(3 * LOOKS_MAX + 50)}
 
 
+def test_where_all_move_all_the_time_nobody_is_left_behind() -> None:
+    oldest = OldestTimes(Log().header_at)
+    channels = 3 * LOOKS_MAX + 50
+    for second in range(20):
+        found = oldest.refresh([Floor(str(number), (second * channels + number) * 10, 1 << 40) for number in range(channels)])
+        if second >= 5:
+            assert min(found[str(number)] - number for number in range(channels)) >= (second - 4) * channels
+
+
 def test_what_cannot_be_read_is_not_known_and_asked_again() -> None:
     log = Log()
     log.unreadable = {3}
