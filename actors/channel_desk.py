@@ -16,7 +16,7 @@ from ..storage.errors import Unreadable
 from ..storage.log import Log
 from ..storage.state import DeferredTotal, HoleRow, StateStore, Table
 from ..transport import protocol as p
-from ..transport.errors import E_BAD_ARGUMENT, E_CLOSING, Refused, UsageError
+from ..transport.errors import E_BAD_ARGUMENT, E_CLOSING, E_DISK_FULL, Refused, UsageError
 from ..transport.names import is_ephemeral
 from . import options
 from .channel_settings import made
@@ -105,7 +105,8 @@ class ChannelDesk:
             self.owners[word.channel] = mail.envelope
             self._opened(port, mail, ([], DeferredTotal()))
             return
-        self._state.check_space()
+        if self._state.disk_full:  # a new one is told so and is not there; one that is there is tried again
+            raise Refused(E_CLOSING if word.channel in self.rows else E_DISK_FULL, self._state.trouble)
         if word.channel not in self.rows:
             row = self._new_row(word)
             self.rows[word.channel] = row

@@ -16,7 +16,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 from ..storage.retention import Retention, resolve
-from ..transport.errors import E_BAD_ARGUMENT, E_CLOSING, E_INTERNAL, E_LIMIT, E_TOPIC_FAILED, Refused, UsageError, ZsqError
+from ..transport.errors import E_BAD_ARGUMENT, E_CLOSING, E_DISK_FULL, E_INTERNAL, E_LIMIT, E_TOPIC_FAILED, Refused, UsageError, ZsqError
 from ..transport.names import is_ephemeral
 from . import options
 from .channel_settings import check_same
@@ -61,7 +61,8 @@ TRANSITIONS: Final[dict[GroupState, dict[str, GroupState]]] = {
 
 FINAL: Final = ("cannot start: ForeignDirectory", "cannot start: Damaged")  # a person must look; trying again does not help
 
-REFUSED: Final = tuple(f"cannot start: {code} " for code in (E_LIMIT, E_INTERNAL, E_BAD_ARGUMENT))  # a channel's making, by storage
+# By storage: a channel is not made.
+REFUSED: Final = tuple(f"cannot start: {code} " for code in (E_LIMIT, E_INTERNAL, E_DISK_FULL, E_BAD_ARGUMENT))
 
 Then = Callable[[ZsqError | None], None]
 
@@ -290,7 +291,7 @@ class TopicGroup:
             self.supervisor.management.end_if_over(self)
 
     def _not_made(self, channel: str, failure: str) -> bool:
-        """A new channel that storage refuses to make (a limit, a start that cannot be read now): who asked for it is told why."""
+        """A new channel that storage refuses to make (a limit, no space, a start that cannot be read now): who asked for it is told why."""
         if channel not in self._new_settings or not failure.startswith(REFUSED):
             return False
         code, _, text = failure.removeprefix("cannot start: ").partition(" ")

@@ -13,6 +13,7 @@ from zsq.actors import options
 from zsq.actors.channel_desk import ChannelDesk
 from zsq.actors.lease import Changes, save_pages
 from zsq.actors.port import Envelope, Mail, Port
+from zsq.storage.errors import Unreadable
 from zsq.transport import protocol as p
 from zsq.transport.block import pack
 from zsq.transport.codec import encode
@@ -274,6 +275,27 @@ def test_a_full_state_store_hinders_no_ephemeral_channel(desk: Desk) -> None:
     desk.say(p.OpenChannel(1, EPHEMERAL))
     (done,) = desk.wire.sent
     assert isinstance(done, p.Done)
+
+
+def test_without_space_a_new_channel_is_refused_and_one_that_is_there_is_put_off(desk: Desk) -> None:
+    """Each with its own code: the supervisor forgets the one, and starts the other again."""
+    desk.open(channel="old")
+    desk.bench.state.disk_full = True
+    for channel, code in (("new", "E_DISK_FULL"), ("old", "E_CLOSING")):
+        with pytest.raises(Refused) as error:
+            desk.say(p.OpenChannel(1, channel), TWO)
+        assert error.value.code == code
+    assert [*desk.desk.rows] == ["old"]
+
+
+def test_a_start_that_cannot_be_read_makes_no_channel(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreadable(time_ns: int) -> int:
+        raise Unreadable(f"chunk 0 cannot be read at {time_ns}")
+
+    monkeypatch.setattr(desk.bench.store.log, "offset_at", unreadable)
+    with pytest.raises(Refused, match="nothing is known to be lost") as error:
+        desk.say(p.OpenChannel(1, "new", {"start": {"time_ns": 5}}))
+    assert (error.value.code, desk.desk.rows) == ("E_INTERNAL", {})
 
 
 def test_it_holds_nothing_back_beside_another(desk: Desk) -> None:

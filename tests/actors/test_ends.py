@@ -20,6 +20,33 @@ def test_the_second_of_two_that_end_at_once_changes_nothing() -> None:
     assert group.state is GroupState.ENDED
 
 
+@pytest.mark.parametrize(
+    ("code", "made", "gone"),
+    [
+        ("E_LIMIT", False, True), ("E_INTERNAL", False, True), ("E_DISK_FULL", False, True),
+        ("E_START", False, False), ("E_CLOSING", False, False), ("E_LIMIT", True, False),
+    ],
+)  # fmt: skip
+def test_a_channel_that_storage_refuses_to_make_is_not_there(monkeypatch: pytest.MonkeyPatch, code: str, made: bool, gone: bool) -> None:
+    """Who asked is told why. What may be mended by starting again is started again; so is a channel that was there before."""
+    group = TopicGroup(cast("Any", SimpleNamespace(channels_changed=False)), "t", cast("Any", None))
+    monkeypatch.setattr(group, "_start_channel", lambda channel: group.channels.update({channel: child}))
+    child: Any = SimpleNamespace(spec=SimpleNamespace(settings={"channel": "c"}, kind="channel"), state="starting", failure="")
+    group.state = GroupState.UP
+    told: list[Any] = []
+    if made:
+        group.channels["c"] = child
+    group.want("c", told.append, {"start": 5})
+    child.state, child.failure = "ended", f"cannot start: {code} because of the weather"
+    group.died(child)
+    assert ("c" not in group.channels) == gone
+    assert [(error.code, error.text) for error in told] == ([(code, "because of the weather")] if gone else [])
+    if gone:
+        child.state = "starting"
+        group.want("c", told.append, {})
+        assert group.channels == {"c": child}, "it may be asked for again"
+
+
 @pytest.mark.parametrize(("failure", "ends"), [("", False), ("cannot start: E_START cannot listen on tcp://127.0.0.1:1", True)])
 def test_a_gateway_that_never_came_up(monkeypatch: pytest.MonkeyPatch, failure: str, ends: bool) -> None:
     """Killed before it was up: started again. Its address cannot be had: the broker says so and ends."""

@@ -104,6 +104,10 @@ def test_a_channel_is_moved_to_places(url: str, topic: str) -> None:
             assert row(url, topic, "c")["next_offset"] == expected
         admin.seek(topic, "c", times[1])
         assert first_of(url, topic, "c") == 100
+        with zsq.Producer(url) as producer:
+            for more in range(1, 6):  # faster than the actors tell how far they are
+                producer.publish(topic, b"more")
+                assert admin.seek(topic, "c", "latest") == {"offset": 300 + more}
         with pytest.raises(zsq.NotFound, match="channel 'nobody'"):
             admin.seek(topic, "nobody", times[1])
 
