@@ -184,6 +184,7 @@ def test_what_is_lost_or_dropped_is_counted_and_not_waited_for(dying_desk: type[
     assert desk.channel.counters["dropped_count"] == 6
     assert sorted(desk.commit().holes_gone) == [0, 4, 8]
     assert [death.run for death in desk.dying.waiting] == [(10, 2, 1)]
+    assert desk.dying._texts == len(desk.dying.waiting[0].error), "there is room again for other errors"
 
 
 def test_too_many_dying_stop_new_messages(monkeypatch: pytest.MonkeyPatch, dying_desk: type[DyingDesk]) -> None:

@@ -204,6 +204,7 @@ class DyingMachine(RuleBasedStateMachine):
         held = {run[0] + i for death in (*dying.out, *dying.waiting) for run in [death.run] for i in range(run[1])}
         assert len(held) == dying.messages() == self.channel.statistics(self.head)["dying_count"]
         assert held == self.died - self.finished
+        assert dying._texts == sum(len(death.error) for death in (*dying.out, *dying.waiting))
         assert all(attempts >= REJECTED or attempts >= MAX for start, _, attempts in dying.unstored())
 
     def teardown(self) -> None:
