@@ -19,7 +19,7 @@ class ChannelOptions(TypedDict, total=False):
     `max_attempts`: after so many deliveries a message goes to the dead letters (0: never), to topic `dead_letter_topic` (default
     TOPIC.CHANNEL.dead). `backoff_s`, `backoff_max_s`: the broker's own requeue delay, doubled by each attempt (1 to 120 s).
     `max_age_s`: what is older is skipped and counted. `max_consumers`: at a time (0: any number). `alarm_depth`, `alarm_age_s`: from where
-    on its backlog is an alarm.
+    on its backlog is an alarm (-1: never; default: as the broker was started).
     """
 
     tags: str | None

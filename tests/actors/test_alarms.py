@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,7 +34,9 @@ class Watch:
 
 
 def test_the_table_in_the_head_is_the_table() -> None:
-    rows = [line.strip("| ").split(" | ") for line in (alarms.__doc__ or "").splitlines() if line.startswith("| ")]
+    drawn = [line for line in (alarms.__doc__ or "").splitlines() if line.startswith("|")]
+    assert "\n".join(drawn) in Path(alarms.__file__).parents[1].joinpath("docs/channels.md").read_text(), "and that in the docs"
+    rows = [line.strip("| ").split(" | ") for line in drawn if line.startswith("| ")]
     assert [row[0] for row in rows[1:]] == [state.value for state in AlarmState]
     order = (Level.ABOVE, Level.BETWEEN, Level.BELOW, Level.UNKNOWN)
     for row in rows[1:]:

@@ -58,7 +58,10 @@ def stats(broker: Broker, *of: str) -> dict[str, Any]:
 def test_raised_and_cleared_by_webhook_mail_and_command(starts: Starts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZSQ_ALARM_WEBHOOK_TOKEN", "s3cret")
     out = tmp_path / "told"
-    code = "import os, sys; open(sys.argv[1], 'a').write(sys.stdin.read() + str('ZSQ_ALARM_WEBHOOK_TOKEN' in os.environ) + chr(10))"
+    code = (
+        "import os, signal, sys; out = open(sys.argv[1], 'a'); out.write(sys.stdin.read());"
+        "print('ZSQ_ALARM_WEBHOOK_TOKEN' in os.environ, signal.getsignal(signal.SIGTERM).name, file=out)"
+    )
     with Hook() as hook, MailServer() as server:
         mails = ("--alarm-mail", "ops@x.org", "--alarm-mail-from", "zsq@x.org", "--alarm-smtp", server.address)
         broker = starts("--alarm-webhook", hook.url, *mails, "--alarm-command", f"{sys.executable} -c \"{code}\" '{out}'")
@@ -77,7 +80,7 @@ def test_raised_and_cleared_by_webhook_mail_and_command(starts: Starts, tmp_path
         wait_for(lambda: out.exists() and out.read_text().count("\n") >= 2, 30, "the command's output")
         first, inherited = out.read_text().splitlines()[:2]
         assert json.loads(first)["events"] == [event]
-        assert inherited == "False", "commands do not inherit secrets"
+        assert inherited == "False SIG_DFL", "commands inherit no secret, and can be told to end"
 
         (row,) = stats(broker)["alarms"]
         assert (row["topic"], row["channel"], row["value"], row["threshold"]) == ("clicks", "c", 11, 10)
