@@ -15,7 +15,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import IO, TYPE_CHECKING, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
 
@@ -57,18 +57,27 @@ def lines(descriptor: int, stopped: Callable[[], bool] = lambda: False) -> Itera
 @click.option("--file", "source", type=click.File("rb"), default="-", metavar="FILE", help="Where the lines are; default: standard input.")
 @click.option("--batch", type=click.IntRange(1, BLOCK_COUNT_MAX), default=1000, show_default=True, help="Most messages in one block.")
 @click.option("--delay", type=Seconds(), default=0, metavar="TIME", help="Not before so long from now, as 90s, 10m, 7d; at most 366d.")
+@click.option("--key", metavar="KEY", help="Of all of them: messages of one key stay in order in an ordered channel.")
+@click.option("--tag", metavar="TAG", help="Of all of them: a channel with tags takes only its own.")
+@click.option("--channel", metavar="CHANNEL", help="For this channel of the topic only; for all others they are finished.")
 @with_broker
-def pub(topic: str, source: IO[bytes], batch: int, delay: float, url: str, timeout: float) -> None:
+def pub(
+    topic: str, source: IO[bytes], batch: int, delay: float, key: str | None, tag: str | None, channel: str | None, url: str, timeout: float
+) -> None:
     """Publish each line as a message to TOPIC; done when all of them are durable.
 
     With --delay they wait in the broker, durable as well; see `zsq delayed`.
     """
+    from ...transport.addressing import CHANNEL_HEADER
     from ...transport.client import Producer
-    from ...transport.lane import as_delay_ms
+    from ...transport.lane import as_attributes, as_delay_ms
     from ...transport.names import check_name
 
     check_name(topic)
     as_delay_ms(delay)
+    headers = None if channel is None else {CHANNEL_HEADER: check_name(channel, "channel")}
+    as_attributes(key, tag, headers)
+    attributes: dict[str, Any] = {"keys": key, "tags": tag, "headers": headers}
     stored = 0
     start = time.monotonic()
     receipts: deque[Receipt] = deque()
@@ -78,7 +87,8 @@ def pub(topic: str, source: IO[bytes], batch: int, delay: float, url: str, timeo
                 for found in lines(source.fileno(), stopping.is_set):
                     for first in range(0, len(found), batch):
                         bodies = found[first : first + batch]
-                        receipts.append(producer.publish_many(topic, bodies, delay=delay, wait=False))
+                        more = {name: [value] * len(bodies) for name, value in attributes.items() if value is not None}
+                        receipts.append(producer.publish_many(topic, bodies, delay=delay, wait=False, **more))
                         while len(receipts) > RECEIPTS_MAX or (receipts and receipts[0].done):
                             stored += _settle(receipts, timeout)
                         advance(sum(map(len, bodies)) + len(bodies))

@@ -7,10 +7,13 @@ from typing import Any, cast
 import pytest
 from support.stage_bench import A
 
+from zsq.actors import options
 from zsq.actors.channel import Channel
+from zsq.actors.channel_settings import ChannelSettings
 from zsq.actors.feed import FeedState
 from zsq.actors.port import Mail, Port
 from zsq.transport import protocol as p
+from zsq.transport.block import pack, with_place
 
 
 class Wire:
@@ -96,3 +99,32 @@ def test_a_seek_to_what_is_being_removed_is_answered_with_where_it_went() -> Non
     shell.hear("storage", p.Done(save.request, {}))
     assert shell.wires["supervisor"].take() == [p.Done(9, {"offset": 12})]
     assert shell.channel.delivery.supply.next_offset == 12
+
+
+def offered(shell: Shell, count: int, tag: bytes) -> None:
+    """Blocks of one message each."""
+    for _ in range(count):
+        supply = shell.channel.supply
+        assert supply.offer(with_place(pack([b"x"], tags=[tag]), supply.window_end, 0))
+
+
+@pytest.mark.parametrize(("limit", "tag", "sent"), [("LOOKS_MAX", b"other", 0), ("DRAIN_MAX", b"mine", 30)])
+def test_what_is_too_much_for_a_turn_is_done_in_the_next(limit: str, tag: bytes, sent: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without waiting for anything: passing what nobody wants, or delivering. What comes in is heard in between."""
+    monkeypatch.setattr(options, limit, 10)
+    monkeypatch.setattr(options, "LOOK_BLOCK", 0)
+    monkeypatch.setattr(options, "GATHER_COUNT_MAX", 1)
+    shell = Shell(0)
+    shell.channel.delivery.configure(ChannelSettings(tags="mine" if limit == "LOOKS_MAX" else ""))
+    shell.hear("front", p.Sub(1, p.PROTOCOL_VERSION, 100, 0, 30_000, "test"), A)
+    offered(shell, 30, tag)
+    shell.wires["front"].take()
+    deliveries: list[p.Wire] = []
+    shell.channel.every(60_000, lambda: None)
+    for turn in range(1, 5):
+        deliveries += [word for word in shell.turn("front") if isinstance(word, p.Deliver)]
+        if shell.channel._wait_ms():
+            break
+        assert shell.channel.supply.next_offset == 5 + 10 * turn
+    assert turn == 4
+    assert (shell.channel.supply.next_offset, len(deliveries)) == (35, sent)

@@ -23,7 +23,8 @@ from zsq.storage.files import Files
 from zsq.storage.state import ProducerRow, StateBatch
 from zsq.storage.store import Identity, StoreOptions, create_store, open_store
 from zsq.storage.transactions import Transaction
-from zsq.transport.block import pack
+from zsq.transport.block import Block, pack
+from zsq.transport.block_format import ADDRESSED
 from zsq.transport.codec import pack_headers
 from zsq.transport.errors import UsageError
 
@@ -158,6 +159,9 @@ def test_a_group_and_its_staged_part(tmp_path: Path) -> None:
     assert [one["kind"] for one in found] == ["chunk", "block", "mark"]
     assert found[1]["flags"] == ["group"]
     assert (found[2]["app"], found[2]["version"], found[2]["messages"], found[2]["parts"]) == ("app", 3, 1, [name.hex()])
+    addressed = pack([b"x"])
+    store.log.append([Block(addressed.header._replace(flags=ADDRESSED), addressed.payload, addressed.columns)], TIME_NS + 12)
+    assert only(show(chunks(folder)[0]), "block")[-1]["flags"] == ["addressed"]
     store.close()
 
 
