@@ -142,9 +142,9 @@ class Admin(_Asker):
             else:
                 look = look_at_channel(topic, channel, await self._do(ask_peek(topic, channel, count), repeatable=True), count)
             try:
-                offset = next(look)
+                step = next(look)
                 while True:
-                    offset = look.send(await reader.read(offset))
+                    step = look.send(await reader.read(*step))
             except StopIteration as end:
                 found: Peek = end.value
                 return found

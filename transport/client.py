@@ -216,9 +216,9 @@ class Admin(Asker):
                 answer, _ = self._ask(ask_peek(topic, channel, count), repeatable=True)
                 look = look_at_channel(topic, channel, _data(answer), count)
             try:
-                offset = next(look)
+                step = next(look)
                 while True:
-                    offset = look.send(reader.read(offset))
+                    step = look.send(reader.read(*step))
             except StopIteration as end:
                 found: Peek = end.value
                 return found

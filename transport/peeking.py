@@ -1,7 +1,7 @@
 """Looking at messages without taking part: what a channel would hand out next and what it holds, or a topic's newest. Pure.
 
-A look is a generator: it yields the offset that it wants to read on from and is sent what a `Reader` found there, so the blocking client
-and asyncio's do the same. What is on its way meanwhile may be shown as it was a moment ago.
+A look is a generator: it yields what it wants to read, an offset and about how many bytes, and is sent what a `Reader` found, so the
+blocking client and asyncio's do the same. What is on its way meanwhile may be shown as it was a moment ago.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from .stored import Fetched, StoredMessage, message_at
 
 PEEK_MAX: Final = 1_000  # messages of each state
 PEEK_COUNT: Final = 10
+ONE_BLOCK: Final = 1  # byte: a read brings one block at least
+READ_BYTES: Final = 1024 * 1024
 LOOK_BYTES_MAX: Final = 16 * 1024 * 1024  # read for one look: a channel whose tags are rare is looked through up to there
 STATES: Final = ("requeued", "parked", "new", "in flight", "deferred", "dying")
 _NS_PER_S: Final = 1_000_000_000
@@ -52,7 +54,8 @@ class Peek(NamedTuple):
     counts: dict[str, int]
 
 
-Look = Generator[int, Fetched, Peek]
+Step = tuple[int, int]
+Look = Generator[Step, Fetched, Peek]
 
 
 def check_count(count: int) -> int:
@@ -73,7 +76,7 @@ def look_at_newest(topic: str, first: int, head: int, count: int) -> Look:
     found: list[Peeked] = []
     at = first
     while at < head and len(found) < count:
-        fetched = yield at
+        fetched = yield at, READ_BYTES
         for block in fetched.blocks:
             start = max(0, at - block.first_offset)
             stop = min(block.count, head - block.first_offset, start + count - len(found))
@@ -93,14 +96,14 @@ def look_at_channel(topic: str, channel: str, data: Mapping[str, Any], count: in
     return Peek(found, data["next_offset"], looked_to, data["head"], data["paused"], dict(data["counts"]))
 
 
-def _held(topic: str, rows: Any) -> Generator[int, Fetched, list[Peeked]]:
+def _held(topic: str, rows: Any) -> Generator[Step, Fetched, list[Peeked]]:
     found: list[Peeked] = []
     fetched: Fetched | None = None
     for row in rows:
         facts = (row["attempts"], row.get("consumer", ""), row.get("held_ms", 0) / 1000, row.get("left_ms", 0) / 1000, row.get("due_ns", 0))
         for offset in range(row["offset"], row["offset"] + row["count"]):
             if fetched is None or not any(block.first_offset <= offset < block.next_offset for block in fetched.blocks):
-                fetched = yield offset
+                fetched = yield offset, ONE_BLOCK
             found.append(Peeked(offset, row["state"], _message(topic, offset, fetched), *facts))
     return found
 
@@ -112,12 +115,12 @@ def _message(topic: str, offset: int, fetched: Fetched) -> StoredMessage | None:
     return None
 
 
-def _new(topic: str, channel: str, data: Mapping[str, Any], count: int) -> Generator[int, Fetched, tuple[list[Peeked], int]]:
+def _new(topic: str, channel: str, data: Mapping[str, Any], count: int) -> Generator[Step, Fetched, tuple[list[Peeked], int]]:
     """(what comes next and never was delivered, as far as was looked)."""
     found: list[Peeked] = []
     at, head, size = max(data["next_offset"], data["start"]), data["head"], 0
     while at < head and len(found) < count and size < LOOK_BYTES_MAX:
-        fetched = yield at
+        fetched = yield at, READ_BYTES if size else ONE_BLOCK
         for block in fetched.blocks:
             size += block.length
             for index in _wanted(block, channel, data):
