@@ -38,7 +38,8 @@ class RateMeter:
         samples.append((now_ns, now))
 
     def rates(self, now_ns: int, counts: Mapping[str, int]) -> dict[str, float]:
-        """Of those that grew, by their names."""
+        """Of those that grew, by their names. Notes them, too."""
+        self.note(now_ns, counts)
         now = tuple(counts.values())
         if now == self._samples[0][1]:
             return {}

@@ -340,7 +340,6 @@ class StageDesk:
 
     def statistics(self) -> dict[str, Any]:
         now, counts = time.monotonic_ns(), {"entered_bytes": self.entered_bytes}
-        self._meter.note(now, counts)
         rates = self._meter.rates(now, counts)
         return {"transactions": len(self._transactions), **counts, "rates": rates, **self.core.statistics()}
 

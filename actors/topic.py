@@ -234,7 +234,6 @@ class Topic(Actor):
 
     def statistics(self) -> dict[str, Any]:
         now, counts = time.monotonic_ns(), self._counts()
-        self._meter.note(now, counts)
         return {
             "head": self.fanout.head,
             "end": self.fanout.end,
