@@ -34,7 +34,6 @@ from .choice import Choice, count_skipped, wanted_runs
 from .deferred import Deferred
 from .lease import Consumer, Hole
 from .ranges import take
-from .shelf import bytes_between
 from .slots import LOOSE, Slots, slots_of
 from .supply import Picked, Supply
 from .unsorted import Sorted, Unsorted, by_slot
@@ -169,13 +168,13 @@ class OrderedSupply(Supply):
         slots = self._slots
         loose_here = True
         while filling.has_room() and len(aside) < options.ORDERED_MISSED_MAX and self.looks > 0:
-            offset, count = slots.next_free(), 1
-            keyed = offset >= 0
-            if slots.loose and loose_here and not 0 <= offset < slots.loose[0][0]:
-                offset, count, keyed = slots.loose[0][0], slots.loose[0][1], False
+            loose = slots.loose[0][0] if slots.loose and loose_here else -1
+            offset = slots.next_free()
+            keyed = offset >= 0 and not 0 <= loose < offset
+            offset, count = (offset, 1) if keyed else (loose, slots.loose[0][1] if loose >= 0 else 0)
             if offset < 0:
                 break
-            block = self._find(offset)
+            block = filling.block_of(offset) or self._find(offset)
             if block is None:
                 self._want(offset)
                 if keyed:
@@ -295,20 +294,30 @@ class OrderedSupply(Supply):
 
 
 class _Filling:
-    """A delivery in the making."""
+    """A delivery in the making. Each message of a key comes here by itself, so what is known of the last block is kept."""
 
     def __init__(self, room: int) -> None:
         self.offered = 0
-        self._room = room
+        self._room = min(room, options.GATHER_COUNT_MAX)
+        self._room_alone = room
         self._runs: list[Run] = []
         self._parts: list[Part] = []
         self._count = 0
         self._size = 0
         self._alone = False
+        self._following = -1
+        self._block: Block | None = None  # the last one
+        self._first = self._stop = 0
+        self._ends: list[memoryview] = []  # offsets of its columns
 
     def has_room(self) -> bool:
-        here = self._size < options.GATHER_BYTES_MAX and max(self.offered, self._count) < min(self._room, options.GATHER_COUNT_MAX)
-        return here and not self._alone
+        if self._count >= self._room or self._size >= options.GATHER_BYTES_MAX or self._alone:
+            return False
+        return self.offered < self._room
+
+    def block_of(self, offset: int) -> Block | None:
+        """The last block, if that is the one."""
+        return self._block if self._first <= offset < self._stop else None
 
     def fitting(self, block: Block, start: int, count: int, *, sampled: bool) -> int:
         """How many of these may be added; 0: none any more."""
@@ -318,25 +327,31 @@ class _Filling:
             if self._parts:
                 return 0
             self._alone = True  # by a cut, which may be as large as its block
-            return min(count, self._room)
-        count = min(count, min(self._room, options.GATHER_COUNT_MAX) - self._count)
-        size = bytes_between(block, start, start + count)
-        if self._parts and self._size + size > options.GATHER_BYTES_MAX:
+            return min(count, self._room_alone)
+        if block is not self._block:
+            self._block, self._first, self._stop = block, block.first_offset, block.next_offset
+            self._ends = [column.offsets for column in (block.body, block.key, block.tag, block.headers) if column is not None]
+        count = min(count, self._room - self._count)
+        size = self._size
+        for ends in self._ends:
+            size += ends[start + count] - ends[start]
+        if self._parts and size > options.GATHER_BYTES_MAX:
             return 0
-        self._size += size
+        self._size = size
         return count
 
     def add(self, block: Block, start: int, stop: int) -> None:
         self._count += stop - start
-        offset = block.first_offset + start
-        if self._parts and self._parts[-1][0] is block and self._parts[-1][2] == start:
-            self._parts[-1] = (block, self._parts[-1][1], stop)
+        offset, count = block.first_offset + start, stop - start
+        if offset == self._following:
+            first, before, _ = self._runs.pop()
+            self._runs.append((first, before + count, 1))
         else:
-            self._parts.append((block, start, stop))
-        if self._runs and self._runs[-1][0] + self._runs[-1][1] == offset:
-            self._runs[-1] = (self._runs[-1][0], self._runs[-1][1] + stop - start, 1)
-        else:
-            self._runs.append((offset, stop - start, 1))
+            self._runs.append((offset, count, 1))
+        self._following = offset + count
+        if self._parts and self._parts[-1][2] == start and self._parts[-1][0] is block:
+            start = self._parts.pop()[1]
+        self._parts.append((block, start, stop))
 
     def picked(self) -> Picked | None:
         if not self._runs and not self.offered:

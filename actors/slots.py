@@ -101,10 +101,10 @@ class Slots:
         """Take that one: (offset, attempts). It is its slot's head from now on."""
         offset, slot = heapq.heappop(self._free)
         queue = self._queues[slot]
-        first = queue.pop(0)
-        assert first == offset
-        if not queue:
+        if len(queue) == 1:
             del self._queues[slot]
+        else:
+            del queue[0]
         self._heads[slot] = offset
         self._slot_of[offset] = slot
         return offset, self.parked.pop(offset)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from ..transport.block import Block
 from ..transport.protocol import Run
+from .dying import REJECTED
 from .lease import Hole
 from .ranges import take, total
 from .slots import LOOSE, slots_of
@@ -107,7 +108,8 @@ class Unsorted:
         return (row[:3] for row in self._rows if not row[3])
 
     def messages(self) -> int:
-        return total(self.runs())
+        """Of `runs`, without those that are on their way to the dead letters."""
+        return total(run for run in self.runs() if run[2] < REJECTED)
 
 
 def by_slot(slots: list[int] | None, first_offset: int, start: int, stop: int) -> Iterator[tuple[int, int, int]]:

@@ -9,13 +9,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from tests.actors.test_delivery_machine import FINISHED, PEERS, SMALL, WAITS, DeliveryMachine
+from tests.actors.test_delivery_machine import FINISHED, PEERS, RANGES, SMALL, WAITS, DeliveryMachine
 from zsq.actors.channel_settings import ChannelSettings
 from zsq.actors.deferred import Deferred
 from zsq.actors.delivery import Delivery
 from zsq.actors.ordered import OrderedSupply
 from zsq.transport.block import pack, with_place
+from zsq.transport.protocol import DEAD
 
+DYING = "dying"
 KEYS = [b"a", b"b", b"c", None]
 ORDERED = SMALL | {"ORDERED_PARKED_MAX": 9, "ORDERED_AHEAD": 4, "ORDERED_BUSY": 2, "ORDERED_ALONE": 4, "ORDERED_MISSED_MAX": 2}
 ORDERED |= {"HOLE_ROWS_MAX": 20}
@@ -75,5 +77,90 @@ class OrderedMachine(DeliveryMachine):
         assert self.channel.supply.statistics(self.head)["parked_count"] <= max(9, sum(row[0] for row in self.stored.values()))
 
 
+class TroubledMachine(OrderedMachine):
+    """With messages that are dropped from below, and messages that die."""
+
+    def __init__(self) -> None:
+        self.low = 0
+        super().__init__()
+
+    def start(self) -> None:
+        super().start()
+        self.channel.supply.drop_below(self.low)
+        self.give_up({WAITS})
+
+    def give_up(self, given_up: set[str]) -> None:
+        for offset in range(min(self.low, self.head)):
+            if self.states[offset] in given_up:
+                self.states[offset] = FINISHED
+
+    @precondition(lambda self: self.pending is None)
+    @rule(more=st.integers(1, 4), dice=st.integers(0, 3))
+    def drop(self, more: int, dice: int) -> None:
+        if dice != 2:
+            return
+        self.low = min(self.low + more, self.head)
+        out = {offset for death in self.channel.supply.dying.out for offset in range(death.run[0], sum(death.run[:2]))}
+        self.channel.supply.drop_below(self.low)
+        self.states[: self.low] = [
+            FINISHED if state == DYING and at not in out else state for at, state in enumerate(self.states[: self.low])
+        ]
+        self.save()
+
+    @precondition(lambda self: self.pending is None)
+    @rule()
+    def save(self) -> None:
+        """What is below is given up when rows are made, for what consumers hold comes back at any time."""
+        self.give_up({WAITS})
+        super().save()
+
+    @precondition(lambda self: self.leases)
+    @rule(number=st.integers(0, 9), ranges=RANGES)
+    def reject(self, number: int, ranges: tuple[tuple[int, int], ...]) -> None:
+        token = list(self.leases)[number % len(self.leases)]
+        peer = self.leases[token][0]
+        for offset in self.answered(peer, token, ranges, self.channel.req(peer, token, ranges, DEAD, self.now_ns)):
+            self.states[offset] = DYING
+
+    @precondition(lambda self: not self.channel.supply.dying.out)
+    @rule()
+    def take_dead(self) -> None:
+        for dead in self.channel.supply.next_dead():
+            start, count, _ = dead.death.run
+            assert self.states[start : start + count] == [DYING] * count
+
+    @precondition(lambda self: self.channel.supply.dying.out)
+    @rule()
+    def bury(self) -> None:
+        for death in self.channel.supply.dying.out:
+            start, count, _ = death.run
+            self.states[start : start + count] = [FINISHED] * count
+        self.channel.supply.dead()
+
+    def end(self) -> None:
+        for _ in range(20):
+            self.fetch(9)
+            if self.channel.supply.dying.out:
+                self.bury()
+            self.take_dead()
+            if not {DYING} & set(self.states):
+                break
+            if self.pending is not None:
+                self.committed()
+            self.subscribe((b"last",), 100)
+            self.deliver(1)
+        super().end()
+
+    @invariant()
+    def one_of_a_key_is_out(self) -> None:
+        for key in KEYS[:-1]:
+            gone = [isinstance(state, int) and at < self.low for at, state in enumerate(self.states)]  # their slots do not wait for them
+            three = zip(self.states, self.keys, gone, strict=True)
+            unfinished = [state for state, its, is_gone in three if its == key and state != FINISHED and not is_gone]
+            assert set(unfinished[1:]) <= {WAITS}
+
+
+for machine in (OrderedMachine, TroubledMachine):
+    machine.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
 TestOrdered = OrderedMachine.TestCase
-TestOrdered.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestTroubled = TroubledMachine.TestCase
