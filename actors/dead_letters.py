@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any, Final
 
 from ..transport import dead_letter
-from ..transport.block import BLOCK_COUNT_MAX, Block, cut, pack
+from ..transport.block import BLOCK_COUNT_MAX, Block, pack
 from ..transport.codec import HeaderValue
 from ..transport.errors import ZsqError
 from ..transport.session import Parcel
@@ -137,17 +137,23 @@ def letters(batch: Sequence[Dead], topic: str, uuid: str, channel: str, wall_ns:
     blocks: list[Block] = []
     rows: list[Row] = []
     size = 0
-    for death, (source, start, stop) in batch:
-        block = cut(source, start, stop)
+    for death, (block, start, stop) in batch:
         first, _, attempts = death.run
         about: dict[str, HeaderValue] = {
             dead_letter.TOPIC: topic, dead_letter.UUID: uuid, dead_letter.CHANNEL: channel, dead_letter.ATTEMPTS_MADE: attempts,
             dead_letter.REASON: death.reason, dead_letter.ERROR: death.error, dead_letter.TIME: wall_ns,
         }  # fmt: skip
-        keys, tags, headers = (column.values() if column else [None] * block.count for column in (block.key, block.tag, block.headers))
-        for index, body in enumerate(block.body.values()):
-            packed = dead_letter.pack_dead(headers[index], about | {dead_letter.OFFSET: first + index})
-            row = (body, keys[index], tags[index], packed, block.time_of(index))
+        columns = block.key, block.tag, block.headers
+        for index in range(start, stop):
+            about[dead_letter.OFFSET] = first + index - start
+            key, tag, own = (None if column is None else column.value(index) for column in columns)
+            row = (
+                block.body.value(index),
+                key,
+                tag,
+                dead_letter.pack_dead(own, about),
+                block.time_of(index),
+            )
             row_size = sum(len(value) for value in row[:4] if value is not None)
             if rows and (size + row_size > BLOCK_BYTES or len(rows) >= BLOCK_COUNT_MAX):
                 blocks.append(_seal(rows))

@@ -47,7 +47,8 @@ def pack_dead(own: bytes | None, about: Mapping[str, HeaderValue]) -> bytes:
 
 def _pack(kept: dict[str, Any], told: dict[str, Any]) -> bytes:
     left_out = max(0, len(kept) + len(told) + 1 - (HEADERS_MAX - _ROOM))
-    _leave_out(kept, left_out)
+    if left_out:
+        _leave_out(kept, left_out)
     while True:
         packed = pack_headers({**kept, **told, **({LEFT_OUT: left_out} if left_out else {})})
         over = len(packed) - (HEADERS_BYTES_MAX - _ROOM_BYTES)

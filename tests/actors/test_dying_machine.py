@@ -7,6 +7,7 @@ costs second letters at most.
 
 from __future__ import annotations
 
+from typing import Any
 from unittest import mock
 
 from hypothesis import settings
@@ -24,7 +25,7 @@ from zsq.transport.protocol import BACKOFF, DEAD
 S = 1_000_000_000
 A = (b"a",)
 MAX = 3
-SMALL = {"CACHE_BYTES_MAX": 250, "HOLE_ROWS_MAX": 12, "GATHER_COUNT_MAX": 5, "PROMISED_MAX": 9, "FETCHES_MAX": 2}
+SMALL: dict[str, Any] = {"CACHE_BYTES_MAX": 250, "HOLE_ROWS_MAX": 12, "GATHER_COUNT_MAX": 5, "PROMISED_MAX": 9, "FETCHES_MAX": 2}
 
 
 class DyingMachine(RuleBasedStateMachine):

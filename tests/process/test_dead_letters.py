@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -192,3 +193,20 @@ def test_ten_thousand_rejected_at_once(broker: Broker) -> None:
         dead(broker, 10_000)
     with zsq.Reader(broker.ipc, "t.c.dead") as reader:
         assert reader.head() == (0, 10_000)
+
+
+def test_the_brokers_backoff_doubles_and_follows_the_setting(broker: Broker) -> None:
+    publish(broker, 1)
+    with zsq.Admin(broker.ipc) as admin, zsq.Consumer(broker.ipc, "t", "c", backoff_s=0.2, backoff_max_s=0.4) as consumer:
+        pauses = []
+        for _ in range(4):
+            (message,) = take(consumer, 1)
+            message.requeue(backoff=True)
+            begin = time.monotonic()
+            (message,) = take(consumer, 1)
+            pauses.append(time.monotonic() - begin)
+            if len(pauses) == 3:
+                admin.configure_channel("t", "c", backoff_s=2.0, backoff_max_s=2.0)
+            message.requeue()
+        assert [pause >= shortest for pause, shortest in zip(pauses, (0.2, 0.4, 0.4, 2.0), strict=True)] == [True] * 4, pauses
+        assert pauses[0] < 2.0
