@@ -232,6 +232,8 @@ class Supply:
             self._window.popleft()
             self.window_bytes -= block.length
             self._shelf.put(block)
+            if not self._window:
+                self.next_offset = self.window_end  # over what is lost behind it, too: else that would wait there for ever
 
     # Back
 

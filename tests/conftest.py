@@ -1,6 +1,7 @@
 """For all tests: how hypothesis searches, and which tests `./scripts/test --fast` leaves out."""
 
 import os
+import re
 from pathlib import Path
 from typing import Final
 
@@ -15,13 +16,14 @@ settings.register_profile(
 settings.register_profile("fast", settings.get_profile("zsq"), max_examples=10, stateful_step_count=20)
 settings.load_profile("fast" if "ZSQ_TEST_FAST" in os.environ else "zsq")
 
-# Folders whose tests start brokers, Spark or thousands of recoveries: slow, but for those that are marked `smoke`.
+# Whose tests start brokers, Spark or hundreds of recoveries: slow, but for those that are marked `smoke`.
 SLOW_FOLDERS: Final = frozenset({"process", "compat", "spark", "spark_cluster"})
+SLOW_FILES: Final = re.compile(r"crash|damage|faults|flips|merging|moves|reads|bad_files|fsck|disk_queue_model|cli_|zsqd|bench")
 ROOT: Final = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         folder = item.path.relative_to(ROOT).parts[0] if item.path.is_relative_to(ROOT) else ""
-        if folder in SLOW_FOLDERS and item.get_closest_marker("smoke") is None:
+        if (folder in SLOW_FOLDERS or SLOW_FILES.search(item.path.stem)) and item.get_closest_marker("smoke") is None:
             item.add_marker(pytest.mark.slow)

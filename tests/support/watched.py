@@ -1,0 +1,90 @@
+"""A channel's core under watch: after each call every offset is where one move of the table can have brought it, and in one place only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from zsq.actors.delivery import Delivery
+from zsq.actors.message_states import MOVES, MessageEvent, MessageState
+from zsq.actors.ordered import OrderedSupply
+
+_S, _E = MessageState, MessageEvent
+Move = tuple[MessageState, MessageEvent, MessageState]
+OF_DELIVERY: Final = {
+    "next_parcel": _E.DELIVER, "fin": _E.FINISH, "req": _E.REQUEUE, "subscribe": _E.LEAVE, "unsubscribe": _E.LEAVE, "scan": _E.SCAN,
+    "changes": _E.SAVE, "configure": _E.CONFIGURE, "seek": _E.SEEK, "end": _E.STOP, "touch": None, "rest": None, "set_ready": None,
+}  # fmt: skip
+OF_SUPPLY: Final = {
+    "came_due": _E.CAME_DUE, "committed": _E.COMMITTED, "dead": _E.BURIED, "lost": _E.GONE, "drop_below": _E.GONE, "offer": _E.GONE,
+    "step_over": _E.GONE, "shelve": None, "next_dead": None,
+}  # fmt: skip
+SEEN: Final[set[Move]] = set()  # by all that were watched in this process
+
+
+class Watch:
+    """`deferred`: offsets that lie deferred in the store."""
+
+    def __init__(self, channel: Delivery, deferred: Iterable[int] = ()) -> None:
+        self.channel = channel
+        self.places: dict[int, MessageState] = {}
+        self._deferred = set(deferred)
+        self._next = channel.supply.next_offset
+        self._inside = False
+        self._look()
+        for owner, events in ((channel, OF_DELIVERY), (channel.supply, OF_SUPPLY)):
+            for name, event in events.items():
+                setattr(owner, name, self._wrapped(getattr(owner, name), event))
+
+    def _wrapped(self, method: Callable[..., Any], event: MessageEvent | None) -> Callable[..., Any]:
+        def watched(*arguments: Any, **named: Any) -> Any:
+            if self._inside:
+                return method(*arguments, **named)
+            self._inside = True
+            try:
+                result = method(*arguments, **named)
+            finally:
+                self._inside = False
+            self._check(event)
+            return result
+
+        return watched
+
+    def _look(self) -> None:
+        """Where each offset behind the cursor is; those that are nowhere are over."""
+        supply = self.channel.supply
+        found: dict[int, MessageState] = {}
+
+        def put(runs: Iterable[tuple[int, ...]], state: MessageState) -> None:
+            for start, count, *_ in runs:
+                for offset in range(start, start + count):
+                    assert offset not in found, f"offset {offset} is {found[offset].value} and {state.value}"
+                    found[offset] = state
+
+        put((run for lease in self.channel._leases.values() for run in lease.runs), _S.IN_FLIGHT)
+        put(supply.again.waiting, _S.WAITING)
+        put(supply.again.promising, _S.PROMISED)
+        put(supply.again.ready, _S.READY)
+        put((death.run for death in (*supply.dying.out, *supply.dying.waiting)), _S.DYING)
+        put((*supply.deferred._new, *supply.deferred._out), _S.DEFERRED)
+        if isinstance(supply, OrderedSupply):
+            put((*supply._slots.runs(), *supply._unsorted.runs()), _S.PARKED)
+        here = {offset for offset, state in found.items() if state is _S.DEFERRED}
+        self._deferred = (self._deferred - found.keys()) | here  # what a commit has taken to the store stays deferred
+        found.update(dict.fromkeys(self._deferred, _S.DEFERRED))
+        self.places = found
+
+    def _check(self, event: MessageEvent | None) -> None:
+        before, start = self.places, self._next
+        if event is _E.SEEK:
+            self._deferred.clear()
+        self._look()
+        self._next = self.channel.supply.next_offset
+        for offset in range(max(start, self._next, *(o + 1 for o in (*before, *self.places)), 0)):
+            was = before.get(offset, _S.OVER if offset < start else _S.AHEAD)
+            now = self.places.get(offset, _S.OVER if offset < self._next else _S.AHEAD)
+            if was is not now:
+                allowed = MOVES[was].get(event, frozenset()) if event is not None else frozenset()
+                assert now in allowed, f"offset {offset} went from {was.value} to {now.value} by {event and event.value}"
+                assert event is not None
+                SEEN.add((was, event, now))
