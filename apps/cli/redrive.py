@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
@@ -44,12 +44,8 @@ class Redrive:
         self.left: dict[str, int] = {}
         self.at_end = False
 
-    def place(self, message: Message) -> tuple[Place | None, str]:
-        """(where it goes, or None and why not)."""
-        from ...transport import dead_letter
-
-        headers = message.headers
-        topic, channel = headers.get(dead_letter.TOPIC), headers.get(dead_letter.CHANNEL)
+    def place(self, topic: object, channel: object) -> tuple[Place | None, str]:
+        """Where it goes that died there, or None and why not."""
         if self._to is not None:
             return self._checked(Place(self._to, self._channel))
         if not isinstance(topic, str) or not isinstance(channel, str):
@@ -58,23 +54,27 @@ class Redrive:
 
     def _checked(self, place: Place) -> tuple[Place | None, str]:
         """A publish would make the topic, and a message for a channel that is not there would be for nobody."""
+        why = self._known.get(place)
+        if why is None:
+            why = self._known[place] = self._missing(place)
+        return (None, why) if why else (place, "")
+
+    def _missing(self, place: Place) -> str:
         from ...transport.errors import NotFound
 
-        if place not in self._known:
-            try:
-                channels = [row["channel_name"] for row in self._admin.stats(place.topic)["topics"][0]["channels"]]
-                gone = place.channel is not None and place.channel not in channels
-                why = f"for channel {place.channel!r} of topic {place.topic!r}, which does not exist" if gone else ""
-            except NotFound:
-                why = f"for topic {place.topic!r}, which does not exist"
-            self._known[place] = f"{why}; --to and --channel name others" if why else ""
-        return (None, self._known[place]) if self._known[place] else (place, "")
+        try:
+            channels = [row["channel_name"] for row in self._admin.stats(place.topic)["topics"][0]["channels"]]
+        except NotFound:
+            return f"for topic {place.topic!r}, which does not exist; --to and --channel name others"
+        if place.channel is None or place.channel in channels:
+            return ""
+        return f"for channel {place.channel!r} of topic {place.topic!r}, which does not exist; --to and --channel name others"
 
     def batch(self, batch: Batch, limit: int) -> int:
         """Send up to `limit` of these back; how many that were. What is left is not answered: it goes back when the consumer closes."""
-        from ...transport.dead_letter import redriven
+        from ...transport import dead_letter
 
-        groups: dict[Place, list[Message]] = {}
+        groups: dict[Place, tuple[list[Message], list[dict[str, Any]]]] = {}
         taken = 0
         for message in batch.messages():
             if message.offset >= self._end:
@@ -82,19 +82,22 @@ class Redrive:
                 break
             if taken == limit:
                 break
-            place, why = self.place(message)
+            headers = message.headers
+            place, why = self.place(headers.get(dead_letter.TOPIC), headers.get(dead_letter.CHANNEL))
             if place is None:
                 self.left[why] = self.left.get(why, 0) + 1
                 continue
-            groups.setdefault(place, []).append(message)
+            messages, sent = groups.setdefault(place, ([], []))
+            messages.append(message)
+            sent.append(dead_letter.redriven(headers, place.channel))
             taken += 1
-        for place, messages in groups.items():
+        for place, (messages, sent) in groups.items():
             self._producer.publish_many(
                 place.topic,
                 [message.body for message in messages],
                 keys=[message.key for message in messages],
                 tags=[message.tag for message in messages],
-                headers=[redriven(message.headers, place.channel) for message in messages],
+                headers=sent,
             )
             for message in messages:
                 message.finish()

@@ -121,6 +121,15 @@ def test_what_comes_due_dies_if_the_maximum_was_lowered_meanwhile(dying_desk: ty
     assert desk.kept == {}
 
 
+def test_what_comes_due_before_its_commit_dies_too(dying_desk: type[DyingDesk]) -> None:
+    desk = dying_desk(0)
+    desk.tried(1)
+    desk.channel.req(A, desk.send_one().token, (), 1_000, desk.wall_ns)
+    desk.channel.configure(ChannelSettings(max_attempts=2))
+    desk.scan(1)
+    assert [death.run for death in desk.dying.waiting] == [(0, 4, 2)]
+
+
 def test_a_batch_waits_for_its_blocks_and_is_bounded(monkeypatch: pytest.MonkeyPatch, dying_desk: type[DyingDesk]) -> None:
     monkeypatch.setattr(options, "GATHER_COUNT_MAX", 6)
     desk = dying_desk(1, 40, [(first, 4, 1, 0) for first in range(0, 40, 4)])

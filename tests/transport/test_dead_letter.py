@@ -84,6 +84,6 @@ def test_whatever_the_headers_are_a_letter_and_its_redrive_fit(own: dict[str, An
 
 
 def test_a_redriven_letter_tells_its_history() -> None:
-    back = d.redriven({"a": 1, **ABOUT, d.REDRIVEN + "error": "older"}, "c")
+    back = d.redriven({"a": 1, **ABOUT, d.REDRIVEN + "error": "older", d.REDRIVEN + "left-out": 3}, "c")
     assert back == {"a": 1, CHANNEL_HEADER: "c", **{name.replace("zsq-dead-", "zsq-redriven-"): value for name, value in ABOUT.items()}}
     assert CHANNEL_HEADER not in d.redriven({"a": 1, CHANNEL_HEADER: "old", **ABOUT}, None)
