@@ -31,6 +31,7 @@ from .process import private_bytes
 log = logging.getLogger("zsq")
 
 _MS = 1_000_000
+_TRIM_NS = 6_000_000_000  # idle for so long, nothing more is let go of by itself: storage's ring keeps blocks for 5 s
 _QUESTIONS = (Ask, Scan)
 
 
@@ -51,7 +52,8 @@ class Actor:
         self._worked = False  # blocks came since the last pulse
         self._stirred = False  # anything else than a question came
         self._pulsed_ns = 0
-        self._trimmed = False  # memory was given back since blocks came
+        self._worked_ns = 0
+        self._trimmed = False  # all memory was given back since blocks came
         self.busy = False  # there is more to do: take the next turn without waiting for input
         self.context: zmq.Context[zmq.Socket[bytes]]
         self.supervisor: Port
@@ -279,13 +281,13 @@ class Actor:
         self._timers[0][0] = self._pulsed_ns + options.IDLE_PULSE_MS * _MS
 
     def pulse(self, request: int = 0) -> None:
-        stats = self.statistics()
+        stats, now = self.statistics(), time.monotonic_ns()
         if request:
             stats |= self.details() | {"private_bytes": private_bytes()}
         elif not self._worked and not self._trimmed:
             release_memory()  # only when idle: under load it would only be taken again
-            self._trimmed = True
-        self._trimmed = self._trimmed and not self._worked
-        self._worked = False
-        self._pulsed_ns = time.monotonic_ns()
+            self._trimmed = now - self._worked_ns > _TRIM_NS
+        if self._worked:
+            self._worked_ns, self._worked, self._trimmed = now, False, False
+        self._pulsed_ns = now
         self.supervisor.send((), Pulse(self.key, request, stats))

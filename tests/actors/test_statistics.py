@@ -21,7 +21,17 @@ def test_a_channel_that_holds_all_it_can_says_so(rows: int) -> None:
     delivery = Delivery(1, 0, [], {}, paused=False, deferred=Deferred(rows, rows, 5))
     child = SimpleNamespace(state="up", stats=delivery.statistics(0), data={})
     storage = SimpleNamespace(stats={"appends": 1}, data={})
-    group: Any = SimpleNamespace(channels={"c": child}, topic=None, storage=storage, state=GroupState.UP, failure="", failed_channels=set)
+    supervisor = SimpleNamespace(alarms=SimpleNamespace(texts=lambda topic: []))
+    group: Any = SimpleNamespace(
+        name="t",
+        supervisor=supervisor,
+        channels={"c": child},
+        topic=None,
+        storage=storage,
+        state=GroupState.UP,
+        failure="",
+        failed_channels=set,
+    )
     (row,) = channel_rows(group, 0, 0)
     assert (row["health"] == "OK", "10,000,000 requeues" in row["health"], "deferred_full" in row) == (not full, full, False)
     assert (statistics._health(group) == "OK") == (not full)
