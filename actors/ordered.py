@@ -156,7 +156,11 @@ class OrderedSupply(Supply):
         if not self._is_sorted():
             return None
         self._look_ahead(rows_out, wall_ns)
-        return super().pick(consumer, room, rows_out, wall_ns)
+        was_free = self._slots.available > 0
+        picked = super().pick(consumer, room, rows_out, wall_ns)
+        if picked is None and not was_free and self._slots.available:  # what was to come again grew too old, and freed its slots
+            picked = super().pick(consumer, room, rows_out, wall_ns)
+        return picked
 
     def _has_new(self, rows_out: int) -> bool:
         return self._slots.available > 0
