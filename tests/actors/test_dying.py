@@ -169,6 +169,7 @@ def test_errors_are_kept_up_to_a_bound_and_given_back(monkeypatch: pytest.Monkey
     while dying.waiting:
         dying.pick(lambda _: block, set())
         dying.stored()
+    assert dying._texts == 0
     dying.reject([(0, 1, 1)], "1234567890")
     assert dying.waiting[0].error == "1234567890", "room again"
 

@@ -25,7 +25,7 @@ from zsq.transport.protocol import BACKOFF, DEAD
 S = 1_000_000_000
 A = (b"a",)
 MAX = 3
-SMALL: dict[str, Any] = {"CACHE_BYTES_MAX": 250, "HOLE_ROWS_MAX": 12, "GATHER_COUNT_MAX": 5, "PROMISED_MAX": 9, "FETCHES_MAX": 2}
+SMALL: dict[str, Any] = {"CACHE_BYTES_MAX": 250, "HOLE_ROWS_MAX": 12, "GATHER_COUNT_MAX": 3, "PROMISED_MAX": 9, "FETCHES_MAX": 2}
 
 
 class DyingMachine(RuleBasedStateMachine):
