@@ -156,8 +156,9 @@ def test_a_consumers_rate_is_of_its_last_minute(desk: Desk) -> None:
     pulses(270, work=False)
     assert rates() == (0.0, 0.0)
     pulses(60, work=True)
-    assert rates()[0] == pytest.approx(10.0, rel=0.1)
-    assert rates()[1] == pytest.approx(10.0, rel=0.1)
+    pulses(40, work=False)
+    assert rates()[0] == pytest.approx(10.0 * 20 / 60, rel=0.1)
+    assert rates()[1] == pytest.approx(10.0 * 20 / 60, rel=0.1)
 
 
 def test_what_is_idle_gives_its_percentiles_back(desk: Desk) -> None:
