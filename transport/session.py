@@ -326,16 +326,17 @@ class ProducerSession:
         self.queue = deque([*again, *later, *rest])
 
     def _give_up(self, word: Unstored) -> None:
-        """A topic that is closed would refuse what waits one by one, a link each: all of it fails now. (What has a number still is asked
-        for again: it may be stored.)"""
+        """A topic that is closed would refuse what waits one by one, a link each: all of it fails now.
+
+        What may be stored was sent before the refused one, and lies in the window: it is still awaited.
+        """
         if word.code != E_CLOSED:
             return
-        waiting, self.queue = self.queue, deque(parcel for parcel in self.queue if parcel.sequence >= 0)
+        waiting, self.queue = self.queue, deque()
+        self.queue_bytes = 0
         for parcel in waiting:
-            if parcel.sequence < 0:
-                self.queue_bytes -= parcel.length
-                parcel.settle(UNKNOWN_OFFSET, from_wire(word.code, word.text))
-                self.refused.append(parcel)
+            parcel.settle(UNKNOWN_OFFSET, from_wire(word.code, word.text))
+            self.refused.append(parcel)
 
     def _settled(self) -> bool:
         """If all numbers before the cut are answered: take a new id."""

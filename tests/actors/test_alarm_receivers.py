@@ -5,6 +5,7 @@ from __future__ import annotations
 import email
 import json
 import sys
+import time
 from email.message import Message
 from pathlib import Path
 from typing import Any
@@ -69,8 +70,10 @@ def test_nobody_there() -> None:
 
 def test_a_webhook_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alarm_receivers, "TIMEOUT_S", 0.2)
+    begun = time.monotonic()
     with Hook(hangs=True) as hook:
         assert "timed out" in told(Webhook(hook.url, ""), message(EVENT))
+    assert time.monotonic() - begun < 10
 
 
 # Mail

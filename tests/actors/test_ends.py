@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from zsq.actors import options
 from zsq.actors.singles import Singles
 from zsq.actors.topic_group import GroupState, TopicGroup
 
@@ -60,3 +61,16 @@ def test_a_gateway_that_never_came_up(monkeypatch: pytest.MonkeyPatch, failure: 
     assert singles.ended(gateway)
     assert did == (["stop"] if ends else ["start"])
     assert not singles.ended(gateway)
+
+
+def test_without_its_teller_of_alarms_the_broker_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    did: list[str] = []
+    supervisor: Any = SimpleNamespace(channels_changed=False, stopping=False, stop=lambda code, why: did.append("stop"))
+    singles = Singles(supervisor)
+    monkeypatch.setattr(singles, "start", lambda *_: did.append("start"))
+    spec = SimpleNamespace(key=7, kind="alarm_teller", settings={}, title="alarms")
+    for _ in range(options.RESTARTS_MAX + 5):
+        teller: Any = SimpleNamespace(told_to_stop=False, envelope=(b"x",), failure="", spec=spec)
+        singles.children[7] = teller
+        assert singles.ended(teller)
+    assert did == ["start"] * options.RESTARTS_MAX

@@ -7,12 +7,15 @@ import threading
 from pathlib import Path
 
 import pytest
+import zmq
 from support.broker import Broker, kill, wait_for
 
 import zsq
 from zsq.transport.block import pack
 from zsq.transport.client import Admin
+from zsq.transport.codec import decode, encode
 from zsq.transport.errors import E_BAD_ARGUMENT, E_CLOSED, E_NOT_EMPTY, Refused, UsageError
+from zsq.transport.protocol import PROTOCOL_VERSION, Done, Failed, Lookup, Sub, Wire
 from zsq.transport.stage_writer import StageCommitter, StagePart, StageWriter
 
 
@@ -101,6 +104,9 @@ def test_it_is_closed_after_kills_and_restarts(broker: Broker) -> None:
 
 
 def _refused_both(broker: Broker) -> None:
+    for topic in ("t", "u"):
+        with pytest.raises(Refused, match="E_CLOSED"):
+            staged(broker.ipc, 1, topic)
     with zsq.Producer(broker.ipc, timeout=20) as producer:
         for topic in ("t", "u"):
             with pytest.raises(Refused, match="E_CLOSED"):
@@ -137,6 +143,28 @@ def test_closed_to_consumers_ends_those_that_are_there(broker: Broker) -> None:
         again.finish(sync=True)
         for consumer in consumers:
             consumer.close()
+
+
+def test_who_had_found_the_channel_before_is_refused_by_it(broker: Broker) -> None:
+    """Found before the closing, subscribed after it: the supervisor was asked in time, the channel knows better."""
+    with zsq.Admin(broker.ipc) as admin, zmq.Context() as context:
+        admin.create_channel("t", "c")
+        with context.socket(zmq.DEALER) as supervisor, context.socket(zmq.DEALER) as channel:
+            supervisor.connect(f"{broker.ipc}/supervisor")
+            found = _asked(supervisor, Lookup(1, "t", "c", False))
+            assert isinstance(found, Done)
+            admin.close_topic("t", to="consumers")
+            channel.connect(found.data["channel"])
+            refused = _asked(channel, Sub(2, PROTOCOL_VERSION, 1, 0, 5_000, "late"))
+            assert isinstance(refused, Failed)
+            assert (refused.request, refused.code) == (2, E_CLOSED)
+
+
+def _asked(socket: zmq.Socket[bytes], word: Wire) -> Wire:
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.send_multipart([b"", encode(word)])
+    assert socket.poll(20_000)
+    return decode(socket.recv_multipart()[1])
 
 
 def test_a_handler_that_runs_ends_with_the_error(broker: Broker) -> None:
@@ -177,8 +205,8 @@ def test_asyncio(broker: Broker) -> None:
     asyncio.run(main())
 
 
-def staged(url: str, version: int) -> StagePart | None:
-    with StageWriter(url, "t", "app", version) as writer:
+def staged(url: str, version: int, topic: str = "t") -> StagePart | None:
+    with StageWriter(url, topic, "app", version) as writer:
         writer.push(pack([b"x"]))
         return writer.seal()
 
