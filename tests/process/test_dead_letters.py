@@ -210,3 +210,21 @@ def test_the_brokers_backoff_doubles_and_follows_the_setting(broker: Broker) -> 
             message.requeue()
         assert [pause >= shortest for pause, shortest in zip(pauses, (0.2, 0.4, 0.4, 2.0), strict=True)] == [True] * 4, pauses
         assert pauses[0] < 2.0
+
+
+def test_in_an_ordered_channel_what_follows_waits_for_the_letter(broker: Broker) -> None:
+    with zsq.Producer(broker.ipc) as producer:
+        producer.publish_many("t", [b"0", b"1", b"2"], keys=[b"k"] * 3)
+    with zsq.Consumer(broker.ipc, "t", "c", ordered=True, max_attempts=2) as consumer:
+        for attempts in (1, 2):
+            (message,) = take(consumer, 1)
+            assert (message.body, message.attempts) == (b"0", attempts)
+            message.requeue(error="no")
+        (message,) = take(consumer, 1)
+        assert message.body == b"1"
+        assert [body for body, _ in read(broker)] == [b"0"], "it is there before the next one is handed out"
+        message.reject()
+        (message,) = take(consumer, 1)
+        assert message.body == b"2"
+        message.finish(sync=True)
+    dead(broker, 2)
