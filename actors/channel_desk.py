@@ -39,6 +39,7 @@ class ChannelDesk:
         self._sync = sync
         self.rows: dict[str, ChannelRow] = dict(table.channels)
         self.memory = MemoryRows()
+        self._left: set[str] = set()  # of those, the ones whose processes are being ended
         self.waiting = table.waiting
         self.visible_end = table.paused_end
         self.owners: dict[str, Envelope] = {}
@@ -52,7 +53,7 @@ class ChannelDesk:
         it wants from the moment at which it says so: its commit, and with it its answer, may come before that of a removal.
         """
         wanted = (max(int(row["next"]), self._log.start) for row in self.rows.values())
-        return min([*self._state.floors.values(), *wanted], default=self._new_begin() if self.memory else self._state.waiting)
+        return min([*self._state.floors.values(), *wanted], default=self._new_begin() if self._alive() else self._state.waiting)
 
     def floors(self) -> Iterator[Floor]:
         """Each channel's, and as "" what nobody has finished of the whole topic, behind a pause too."""
@@ -64,12 +65,24 @@ class ChannelDesk:
             yield Floor(name, max(first, start), end)
         yield Floor("", max(lowest, start), self._log.synced_end)
 
+    def _alive(self) -> bool:
+        """Ephemeral channels take what comes."""
+        return len(self.memory.rows) > len(self._left)
+
+    def leave(self, name: str) -> dict[str, Any]:
+        """An ephemeral channel is about to go. If it is the last channel, messages wait for a first one again from here on."""
+        if name in self.memory and name not in self._left:
+            self._left.add(name)
+            if not self.rows and not self._alive():
+                self.waiting = self._state.batch.waiting = self._new_begin()
+        return {}
+
     def __contains__(self, channel: str) -> bool:
         return channel in self.rows or channel in self.memory
 
     def checkpoint(self) -> bool:
         """Now and then: what only ephemeral channels had waits for nobody. True where that is to be committed."""
-        if not self.memory or self.rows or self.waiting == self._new_begin():
+        if not self._alive() or self.rows or self.waiting == self._new_begin():
             return False
         self.waiting = self._state.batch.waiting = self._new_begin()
         return True
@@ -88,7 +101,7 @@ class ChannelDesk:
         """Where a new channel begins (`channel_settings.made`)."""
         oldest, end = self._log.start, self._new_begin()
         if start is None:
-            return self._new_begin() if self.rows or self.memory else self.waiting
+            return self._new_begin() if self.rows or self._alive() else self.waiting
         if start == "earliest":
             return oldest
         if isinstance(start, dict):
@@ -102,6 +115,7 @@ class ChannelDesk:
         word = cast("p.OpenChannel", mail.word)
         if is_ephemeral(word.channel):
             self.memory.make(word.channel, self._new_row(word))
+            self._left.discard(word.channel)
             self.owners[word.channel] = mail.envelope
             self._opened(port, mail, ([], DeferredTotal()))
             return
@@ -213,10 +227,13 @@ class ChannelDesk:
         self._pages.pop(name, None)
         self.owners.pop(name, None)
         if name in self.memory:
+            self.leave(name)
             self.memory.drop(name)
-        else:
-            del self.rows[name]
-            self._state.drop_channel(name)
+            self._left.discard(name)
+            self._state.then(then)
+            return
+        del self.rows[name]
+        self._state.drop_channel(name)
         if not self.rows:  # from here on messages wait for a first channel again
             self.waiting = self._state.batch.waiting = self._new_begin()
         self._state.then(then)

@@ -130,12 +130,14 @@ class _Deletion:
         remove_channel(self.management, self.group, self.word.channel, answer)
 
 
-def remove_channel(management: Management, group: TopicGroup, name: str, answer: Answer) -> None:
-    """End the process of a channel, then its rows; of a topic that is up."""
+def remove_channel(management: Management, group: TopicGroup, name: str, answer: Answer, *, lost: bool = False) -> None:
+    """End the process of a channel, then its rows; of a topic that is up. `lost`: it died, and its consumers may come again."""
     storage, child = group.storage, group.channels[name]
     assert storage is not None
     group.deleting.add(name)  # who wants it meanwhile waits, or is told to: a second process would stand on the old row
     group.drop_channel(name)
+    if is_ephemeral(name):  # what comes from here on is not its own: said to storage before anybody can see that it is gone
+        management.order(storage, "leave", {"channel": name}, lambda data, error: None)
     if child is not None:
         management.supervisor.stop_child(child)
 
@@ -148,7 +150,8 @@ def remove_channel(management: Management, group: TopicGroup, name: str, answer:
     def gone(data: dict[str, Any] | None, error: ZsqError | None) -> None:
         group.deleted(name)
         answer(data, error)
-        end_if_over(management, group)
+        if not lost:
+            end_if_over(management, group)
 
     management.after_end(child, drop)
 

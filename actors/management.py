@@ -226,7 +226,8 @@ class Management:
     # Ephemeral channels and topics
 
     def remove_channel(self, group: TopicGroup, channel: str) -> None:
-        deletion.remove_channel(self, group, channel, lambda data, error: None)
+        """Its process died."""
+        deletion.remove_channel(self, group, channel, lambda data, error: None, lost=True)
 
     def end_if_over(self, group: TopicGroup) -> None:
         deletion.end_if_over(self, group)

@@ -328,11 +328,13 @@ class StorageActor(Actor):
             return {"offset": self._reads.offset_at(int(word.options["time_ns"]))}
         if word.action == "delayed":
             return self._delayed.on_order(word)
-        if word.action != "drop":
+        if word.action not in ("leave", "drop"):
             return super().on_order(word)
         name = str(word.options["channel"])
         if name not in self._channels:
             return {}
+        if word.action == "leave":
+            return self._channels.leave(name)
         self._channels.drop(name, partial(self.answer_order, word.request, {}))
         return None
 

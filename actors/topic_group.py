@@ -154,7 +154,7 @@ class TopicGroup:
         gone = [name for name in self.channels if is_ephemeral(name) and not any(name == wanted for wanted, _ in self._waiting)]
         for name in gone:
             self.drop_channel(name)
-        if gone and not self.channels:
+        if gone:
             self._over_ns = time.monotonic_ns() + int(options.EPHEMERAL_UNUSED_S * 1e9)
 
     def born(self, child: Child) -> None:
@@ -304,6 +304,7 @@ class TopicGroup:
         restarts = self._channel_restarts.setdefault(channel, RestartIntensity())
         if restarts.may_restart(time.monotonic_ns()):
             if is_ephemeral(channel):
+                self._over_ns = time.monotonic_ns() + int(options.EPHEMERAL_UNUSED_S * 1e9)
                 self.supervisor.management.remove_channel(self, channel)  # it went with its process; who wants it gets a new one
             else:
                 self._start_channel(channel)

@@ -317,10 +317,36 @@ def test_it_holds_nothing_back_alone_and_what_it_had_is_not_kept(desk: Desk) -> 
     assert desk.bench.store.state.load().waiting == 1_000
     desk.bench.store.log.append([pack([b"x"] * 500)], 2)
     desk.bench.store.log.sync()
+    desk.desk.leave(EPHEMERAL)
+    desk.bench.store.log.append([pack([b"x"] * 500)], 3)
+    desk.bench.store.log.sync()
+    assert not desk.desk.checkpoint()
     desk.desk.drop(EPHEMERAL, lambda: None)
     desk.commit()
-    assert desk.bench.store.state.load().waiting == 1_500, "what came until it went was its own"
+    assert desk.bench.store.state.load().waiting == 1_500, "what came until it was about to go was its own, and no more"
     assert (EPHEMERAL in desk.desk, desk.desk.floor()) == (False, 1_500)
+
+
+def test_of_several_the_last_that_leaves_counts(desk: Desk) -> None:
+    for who, name in ((ONE, EPHEMERAL), (TWO, "other#ephemeral")):
+        desk.open(who, name)
+    desk.desk.leave(EPHEMERAL)
+    desk.desk.drop(EPHEMERAL, lambda: None)
+    desk.bench.store.log.append([pack([b"x"] * 500)], 2)
+    desk.bench.store.log.sync()
+    assert desk.open(channel="durable")["row"]["next"] == 1_500, "the other one is there: this is not the first"
+    desk.desk.drop("durable", lambda: None)
+    desk.desk.drop("other#ephemeral", lambda: None)
+    desk.commit()
+    assert desk.desk.waiting == 1_500
+
+
+def test_one_that_left_and_comes_again_takes_what_comes(desk: Desk) -> None:
+    desk.open(channel=EPHEMERAL)
+    desk.desk.leave(EPHEMERAL)
+    desk.open(TWO, EPHEMERAL)
+    assert desk.desk.checkpoint() or desk.desk.waiting == 1_000
+    assert desk.open(channel="durable")["row"]["next"] == 1_000
 
 
 def test_what_lies_behind_a_pause_is_no_ephemeral_channels_yet(desk: Desk) -> None:

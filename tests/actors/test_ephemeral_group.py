@@ -1,0 +1,210 @@
+"""A topic's group and its ephemeral channels: who comes while one ends gets a new one, and who may say that one has ended."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from zsq.actors import deletion, options
+from zsq.actors.management import Management
+from zsq.actors.process_table import Child
+from zsq.actors.registry import TopicRow
+from zsq.actors.topic_group import GroupState, TopicGroup
+from zsq.transport import protocol as p
+from zsq.transport.errors import ZsqError
+
+C = "c#ephemeral"
+
+
+class Broker:
+    """A supervisor's place: processes start and end when told; storage's orders are answered when told."""
+
+    def __init__(self, topic: str = "t") -> None:
+        self.keys = iter(range(100, 200))
+        self.stopped: list[Child] = []
+        self.orders: list[tuple[str, dict[str, Any], Any]] = []
+        self.ends: list[Any] = []
+        self.removed: list[str] = []
+        self.table = SimpleNamespace(children={})
+        self.registry = SimpleNamespace(
+            ended={}, set_state=lambda *_: None, remove=self.removed.append, folder=lambda row: "/nowhere", memory=None
+        )
+        self.options = SimpleNamespace(retention={}, chunk_bytes=1 << 20, stage_timeout_s=0, log_level="info")
+        self.scan_endpoint = ""
+        self.channels_changed = False
+        self.management: Any = SimpleNamespace(
+            supervisor=self,
+            order=lambda child, action, settings, answer: self.orders.append((action, settings, answer)),
+            after_end=lambda child, then: self.ends.append(then),
+        )
+        for name in ("remove_channel", "end_if_over"):
+            setattr(self.management, name, getattr(Management, name).__get__(self.management))
+        self.group = TopicGroup(cast("Any", self), topic, TopicRow(1, "0" * 32, "always", 0))
+        self.groups = {topic: self.group}
+        self.group.state = GroupState.UP
+        self.group.storage = self.child("storage", {"front": "s"})
+        self.group.topic = self.child("topic", {"front": "t"})
+        self.answers: list[ZsqError | None] = []
+
+    def new_key(self) -> int:
+        return next(self.keys)
+
+    def endpoint(self, number: int) -> str:
+        return f"ipc://{number}"
+
+    def child(self, kind: str, settings: dict[str, Any]) -> Child:
+        spec = SimpleNamespace(key=self.new_key(), kind=kind, title=kind, settings=settings, stop_timeout_s=1)
+        found = Child(cast("Any", spec), 1, cast("Any", None), None, state="up", envelope=(b"%d" % spec.key,))
+        found.owner = getattr(self, "group", None)
+        self.table.children[spec.key] = found
+        return found
+
+    def start(self, spec: Any, owner: Any = None) -> Child:
+        found = self.child(spec.kind, spec.settings)
+        found.state = "starting"
+        return found
+
+    def stop_child(self, child: Child) -> None:
+        self.stopped.append(child)
+
+    def want(self, channel: str = C, **settings: Any) -> None:
+        self.group.want(channel, self.answers.append, settings)
+
+    def up(self, channel: str = C) -> Child:
+        child = self.group.channels[channel]
+        assert child is not None
+        child.state, child.data = "up", {"settings": {}}
+        self.group.born(child)
+        return child
+
+    def over(self, child: Child, envelope: tuple[bytes, ...] | None = None) -> None:
+        deletion.over(self.management, envelope or child.envelope, p.Over(child.spec.key))
+
+    def end(self) -> None:
+        """The process is gone, and so is its row."""
+        self.ends.pop(0)(True)
+        (action, settings, answer), *self.orders = [order for order in self.orders if order[0] != "leave"]
+        assert (action, settings) == ("drop", {"channel": C})
+        answer({}, None)
+
+
+@pytest.fixture
+def broker() -> Broker:
+    return Broker()
+
+
+def test_who_comes_while_it_ends_gets_a_new_one_with_what_it_asked_for(broker: Broker) -> None:
+    broker.want()
+    first = broker.up()
+    broker.over(first)
+    assert (broker.stopped, C in broker.group.channels) == ([first], False)
+    assert broker.orders[0][:2] == ("leave", {"channel": C}), "before anybody can see that it is gone"
+    broker.want(max_attempts=7)
+    assert broker.answers == [None], "it waits"
+    broker.end()
+    second = broker.up()
+    assert second is not first
+    assert second.spec.settings["settings"] == {"max_attempts": 7}
+    assert broker.answers == [None, None]
+
+
+def test_who_waits_as_the_topic_ends_is_told(broker: Broker) -> None:
+    broker.want()
+    broker.over(broker.up())
+    broker.want()
+    broker.group.storage = broker.group.topic = None
+    broker.group.stop(lambda: None)
+    assert [error.code if error else "" for error in broker.answers] == ["", "E_CLOSING"]
+    broker.end()
+    assert C not in broker.group.channels, "and nothing is made any more"
+
+
+@pytest.mark.parametrize("who", ["a stranger", "its process, being stopped", "a durable channel", "while the topic starts"])
+def test_only_a_living_ephemeral_channel_can_say_that_it_is_over(broker: Broker, who: str) -> None:
+    name = "durable" if who == "a durable channel" else C
+    broker.want(name)
+    child = broker.up(name)
+    if who.startswith("its process"):
+        child.state = "stopping"
+    elif who.startswith("while"):
+        broker.group.state = GroupState.CLEARING
+    broker.over(child, (b"stranger",) if who == "a stranger" else None)
+    assert (broker.stopped, name in broker.group.channels) == ([], True)
+
+
+def test_one_whose_process_died_is_not_started_again(broker: Broker) -> None:
+    broker.want()
+    child = broker.up()
+    child.state = "ended"
+    broker.group.died(child)
+    assert (C in broker.group.channels, len(broker.ends)) == (False, 1)
+    broker.end()
+    assert broker.group.channels == {}
+
+
+def test_after_a_crash_of_the_topic_only_those_come_back_for_which_somebody_waits(broker: Broker) -> None:
+    for name in (C, "other#ephemeral", "durable"):
+        broker.want(name, max_attempts=7)
+        broker.up(name)
+    group = broker.group
+    group.state = GroupState.CLEARING
+    group.channels = dict.fromkeys(group.channels)
+    broker.want()
+    group.start()
+    assert list(group.channels) == [C, "durable"]
+    for child, data in ((group.storage, {"channels": ["durable"]}), (group.topic, {})):
+        assert child is not None
+        child.state, child.data = "up", data
+        group.born(child)
+        if child is group.storage:
+            assert group.topic is not None
+            group.topic.state = "up"
+            group.born(group.topic)
+            break
+    assert broker.up().spec.settings["settings"] == {"max_attempts": 7}
+    assert broker.up("durable").spec.settings["settings"] == {}, "its row says it"
+
+
+def test_an_ephemeral_topic_ends_with_its_last_channel_and_not_before() -> None:
+    broker = Broker("t#ephemeral")
+    broker.want()
+    broker.want("other")
+    other = broker.up("other")
+    broker.over(broker.up())
+    broker.end()
+    assert broker.group.state.name == "UP"
+    deletion.remove_channel(broker.management, broker.group, "other", lambda data, error: None)
+    other.state = "ended"
+    broker.ends.pop(0)(True)
+    broker.orders.pop(0)[2]({}, None)
+    assert broker.group.state.name == "STOPPING"
+
+
+def test_it_stays_for_who_comes_as_its_last_channel_ends() -> None:
+    broker = Broker("t#ephemeral")
+    broker.want()
+    broker.over(broker.up())
+    broker.want()
+    broker.end()
+    assert (broker.group.state, C in broker.group.channels) == (GroupState.UP, True)
+
+
+@pytest.mark.parametrize("returns", [True, False])
+def test_after_a_crash_it_waits_a_while_for_its_consumers(returns: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = Broker("t#ephemeral")
+    broker.want()
+    child = broker.up()
+    child.state = "ended"
+    broker.group.died(child)
+    broker.end()
+    broker.group.tick()
+    assert broker.group.state.name == "UP"
+    if returns:
+        broker.want()
+    later = time.monotonic_ns() + int(options.EPHEMERAL_UNUSED_S * 1e9) + 1
+    monkeypatch.setattr(time, "monotonic_ns", lambda: later)
+    broker.group.tick()
+    assert broker.group.state.name == ("UP" if returns else "STOPPING")
