@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 DEFERRED_FULL: Final = (
     f"takes no new messages: {options.DEFERRED_ROWS_MAX:,} requeues with a delay wait, the most that a channel holds"
-    f" ({options.EPHEMERAL_DEFERRED_ROWS_MAX:,} an ephemeral one)"
+    f" ({options.EPHEMERAL_DEFERRED_ROWS_MAX:,} an ephemeral one, {options.ORDERED_DEFERRED_ROWS_MAX:,} an ordered one)"
 )
 # By these a message leaves the channel for good.
 ENDS: Final = (
