@@ -1,4 +1,4 @@
-"""A thousand idle channels on one topic: what they cost, what they cost a producer, how late an expiry is, and a stop and a start with them."""
+"""A thousand idle channels on one topic: their cost, what they cost a producer, how late an expiry is, a stop and a start with them."""
 
 from __future__ import annotations
 
@@ -108,7 +108,8 @@ async def _held(url: str, number: int, phase_s: float) -> list[float]:
             if before:
                 late.append((now - before - TIMEOUT_S) * 1e3)
             before = now
-        await message.finish()
+            last = message
+        await last.finish()
     return late
 
 

@@ -24,8 +24,7 @@ from zsq.transport.block_gather import gather
 
 S = 1_000_000_000
 TIMEOUT_NS, HEARTBEAT_NS = 60 * S, 45 * S
-PEERS = [(b"a",), (b"b",), (b"c",)]
-PEER = st.sampled_from(PEERS)
+PEER = st.sampled_from(PEERS := [(b"a",), (b"b",), (b"c",)])
 RANGES = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12)), max_size=3).map(tuple)
 SMALL: dict[str, Any] = {"CACHE_BYTES_MAX": 250, "HOLE_ROWS_MAX": 10, "DUE_HELD_MAX": 6, "GATHER_COUNT_MAX": 7}
 SMALL |= {"GATHER_BYTES_MAX": 60, "PROMISED_MAX": 9}
@@ -68,8 +67,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         counts, dues = [row[0] for row in self.kept.values()], [row[2] for row in self.kept.values()]
         deferred = Deferred(len(counts), sum(counts), min(dues, default=0))
         self.channel = Delivery(self.lives, self.stored_next, rows, {}, paused=False, deferred=deferred)
-        self.leases.clear()
-        self.seen.clear()
+        self.leases, self.seen = {}, {}
         self.sent: set[int] = set()  # in this life
         self.pending = None
 
@@ -104,15 +102,13 @@ class DeliveryMachine(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 50), data=st.booleans())
     def feed_something_else(self, number: int, data: bool) -> None:
-        block = self.log[number % len(self.log)]
-        before = self.channel.supply.window_end, self.channel.supply.window_bytes
-        if block.first_offset > before[0]:
-            assert not self.channel.supply.offer(block)
-        elif block.next_offset <= before[0]:
-            assert self.channel.supply.offer(block, from_storage=data)
-        assert (self.channel.supply.window_end, self.channel.supply.window_bytes) == before or block.first_offset <= before[
-            0
-        ] < block.next_offset
+        block, supply = self.log[number % len(self.log)], self.channel.supply
+        end, size = supply.window_end, supply.window_bytes
+        if block.first_offset > end:
+            assert not supply.offer(block)
+        elif block.next_offset <= end:
+            assert supply.offer(block, from_storage=data)
+        assert (supply.window_end, supply.window_bytes) == (end, size) or block.first_offset <= end < block.next_offset
 
     @rule(times=st.integers(1, 3))
     def serve(self, times: int) -> None:
@@ -153,8 +149,8 @@ class DeliveryMachine(RuleBasedStateMachine):
             self.give_back(token)
 
     def give_back(self, token: int) -> None:
-        for offset in self.leases.pop(token)[1]:
-            self.states[offset] = WAITS
+        self.states = [WAITS if offset in self.leases[token][1] else state for offset, state in enumerate(self.states)]
+        del self.leases[token]
 
     @rule(peer=PEER, ready=st.integers(0, 12))
     def set_ready(self, peer: Peer, ready: int) -> None:

@@ -130,7 +130,8 @@ def test_a_look_is_bounded(desk: Desk) -> None:
 
 
 def sub(desk: Desk, peer: tuple[bytes, ...], **changes: Any) -> None:
-    facts: dict[str, Any] = {"request": 1, "version": p.PROTOCOL_VERSION, "ready": 5, "message_timeout_ms": 0, "heartbeat_ms": 10_000, "label": "x"}
+    facts: dict[str, Any] = {"request": 1, "version": p.PROTOCOL_VERSION, "ready": 5, "message_timeout_ms": 0}
+    facts |= {"heartbeat_ms": 10_000, "label": "x"}
     desk.channel.subscribe(consumer_of(p.Sub(**(facts | changes)), peer, desk.channel, desk.now_ns, desk.wall_ns))
 
 

@@ -139,7 +139,7 @@ class WildChannel(RuleBasedStateMachine):
             self.tokens.append((parcel.peer, parcel.token))
             bodies = [body for block, start, stop in parcel.parts for body in block.body.values()[start:stop]]
             for body, (offset, attempts) in zip(bodies, each(parcel.runs), strict=True):
-                assert int(body) == offset
+                assert body == b"%d" % offset
                 assert attempts >= max(1, self.attempts[offset]), "attempts never fall"
                 assert attempts <= self.most
                 self.attempts[offset] = attempts
@@ -259,8 +259,8 @@ class WildChannel(RuleBasedStateMachine):
             self.feed(3)
             self.fetch()
             self.deliver(5)
-            for peer, token in self.tokens:
-                self.channel.fin(peer, token, (), self.now_ns)
+            for owner, token in self.tokens:
+                self.channel.fin(owner, token, (), self.now_ns)
             self.tokens.clear()
             self.bury()
             self.scan(61)
