@@ -14,6 +14,7 @@ from zsq.actors.feed import FeedState
 from zsq.actors.port import Mail, Port
 from zsq.transport import protocol as p
 from zsq.transport.block import pack, with_place
+from zsq.transport.errors import Refused
 
 
 class Wire:
@@ -42,11 +43,11 @@ class Wire:
 class Shell:
     """A channel at offset 5 of 20, with 2 messages at 2 to be delivered again."""
 
-    def __init__(self, start: int) -> None:
+    def __init__(self, start: int, name: str = "c") -> None:
         row = {"next": 5, "paused": False, "counters": {}}
         data = {"row": row, "end": 20, "start": start, "deferred": (0, 0, 0), "holes": ((2, 2, 1, 0),), "more": False}
         self.wires = {"storage": Wire(p.Done(1, data)), "topic": Wire(), "scan": Wire(), "front": Wire(), "supervisor": Wire()}
-        self.channel = Channel(7, "channel t/c", {"channel": "c", "closed": False, **{name: name for name in self.wires}})
+        self.channel = Channel(7, f"channel t/{name}", {"channel": name, "closed": False, **{name: name for name in self.wires}})
         parts: dict[str, Any] = {
             "open_dealer": self.wires.__getitem__,
             "open_router": lambda endpoint, words: self.wires[endpoint],
@@ -128,3 +129,25 @@ def test_what_is_too_much_for_a_turn_is_done_in_the_next(limit: str, tag: bytes,
         assert shell.channel.supply.next_offset == 5 + 10 * turn
     assert turn == 4
     assert (shell.channel.supply.next_offset, len(deliveries)) == (35, sent)
+
+
+def test_an_ephemeral_channel_without_consumers_is_over_and_takes_none() -> None:
+    shell = Shell(0, "c#ephemeral")
+    sub = p.Sub(2, p.PROTOCOL_VERSION, 0, 0, p.HEARTBEAT_MS, "")
+    shell.hear("front", sub, (b"one",))
+    assert shell.turn("supervisor") == []
+    shell.hear("front", p.Bye(), (b"one",))
+    shell.hear("front", sub, (b"two",))
+    assert shell.turn("supervisor") == [], "another came in the same turn"
+    shell.hear("front", p.Bye(), (b"two",))
+    assert shell.turn("supervisor") == [p.Over(7)]
+    with pytest.raises(Refused, match="E_CLOSING"):
+        shell.hear("front", sub, (b"three",))
+    assert shell.turn("supervisor") == [], "not in each turn"
+
+
+def test_another_channel_is_never_over() -> None:
+    shell = Shell(0)
+    shell.hear("front", p.Sub(2, p.PROTOCOL_VERSION, 0, 0, p.HEARTBEAT_MS, ""), (b"one",))
+    shell.hear("front", p.Bye(), (b"one",))
+    assert shell.turn("supervisor") == []
