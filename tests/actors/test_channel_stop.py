@@ -9,6 +9,7 @@ import pytest
 
 from zsq.actors import options
 from zsq.actors.channel import Channel
+from zsq.actors.dead_letter_desk import DeadLetterDesk
 from zsq.actors.saving import Saving
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ def test_a_last_commit_that_does_not_come_is_not_waited_for(
     channel.delivery = desk.channel
     channel.supply = desk.channel.supply
     channel.saving = Saving("c")
+    channel.dead_letters = DeadLetterDesk(channel, "t", "", "c", "")
     channel.saving.out, channel.saving.now, channel._stop_ns = 3, False, 0
     assert not channel.on_stop()
     now[0] += int(options.STOP_COMMIT_S * 1e9) - 1

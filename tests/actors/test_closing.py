@@ -22,9 +22,7 @@ def test_the_table_in_the_head_is_the_table() -> None:
     rows = [line.strip("| ").split(" | ") for line in (closing.__doc__ or "").splitlines() if line.startswith("| ")]
     assert rows[0] == ["state", *(f"{action} to {side}" for action, side in itertools.product(ACTIONS, SIDES))]
     drawn = [[row[0].split(":")[0], *row[1:]] for row in rows[1:]]
-    assert drawn == [
-        [NAMES[state], *(NAMES[TRANSITIONS[state][order]] for order in itertools.product(ACTIONS, SIDES))] for state in STATES
-    ]
+    assert drawn == [[NAMES[state], *(NAMES[TRANSITIONS[state][order]] for order in itertools.product(ACTIONS, SIDES))] for state in STATES]
 
 
 def test_nothing_is_closed_to_consumers_alone() -> None:

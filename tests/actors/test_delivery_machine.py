@@ -322,7 +322,8 @@ class DeliveryMachine(RuleBasedStateMachine):
         if changes.clear:
             self.kept.clear()
         for start in changes.holes_gone:
-            del self.stored[start]
+            self.stored.pop(start, None)  # or a deferred row, or none: what was dropped is named in any case
+            self.kept.pop(start, None)
         for start, count, attempts, due in changes.holes_put:
             self.kept.pop(start, None)
             self.stored.pop(start, None)
