@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import random
 import time
+from functools import cached_property
 from typing import Any, cast
 
 from ..transport import protocol as p
@@ -13,14 +13,13 @@ from ..transport.block_gather import gather
 from ..transport.errors import E_CLOSED, E_CLOSING, E_HELLO, Refused, UsageError, ZsqError
 from ..transport.names import is_ephemeral
 from . import channel_settings, options
-from .actor import Actor, StartFailed
+from .actor import Actor
 from .closing import TO_CONSUMERS
 from .dead_letter_desk import DeadLetterDesk
-from .deferred import Deferred
-from .delivery import Delivery
 from .feed import Feed
 from .last_consumer import LastConsumer
 from .lease import Consumer
+from .opening import ask_for_row, make_delivery
 from .peeks import Peeks
 from .port import Mail, Port
 from .saving import Saving
@@ -37,24 +36,13 @@ class Channel(Actor):
     def on_start(self) -> dict[str, Any]:
         self.name: str = self.settings["channel"]
         self.storage = self.open_dealer(self.settings["storage"])
-        data = self._opened()
-        row, self._head = data["row"], data["end"]
-        self.settings_own: dict[str, Any] = row.get("settings", {})
-        found = channel_settings.resolve(self.settings_own)
-        ephemeral = is_ephemeral(self.name)
-        self.last_consumer = LastConsumer(time.monotonic_ns()) if ephemeral else None
-        deferred = Deferred(*data["deferred"])
-        deferred.limit(options.EPHEMERAL_DEFERRED_ROWS_MAX if ephemeral else options.DEFERRED_ROWS_MAX)
-        self.delivery = Delivery(
-            self.key, row["next"], data["holes"], row["counters"], row["paused"], deferred, found, self.name, random.random
-        )
-        self.delivery.begin = row.get("begin", row["next"])  # 0.1.0 did not say it
-        self.delivery.figures.sample((), time.monotonic_ns(), time.time_ns())  # from here on rates count
+        data = ask_for_row(self.storage, self.name, self.settings.get("settings", {}))
+        self._head = data["end"]
+        self.settings_own: dict[str, Any] = data["row"].get("settings", {})
+        self.last_consumer = LastConsumer(time.monotonic_ns()) if is_ephemeral(self.name) else None
+        self.delivery = make_delivery(self.key, self.name, data)
         self.supply = self.delivery.supply
-        self.supply.drop_below(data["start"])
         self.feed = Feed(self.name)
-        self.topic = self.open_dealer(self.settings["topic"])
-        self.scan = self.open_dealer(self.settings["scan"])
         self.front = self.open_router(self.settings["front"], FRONT_WORDS)
         self._request = 1
         self.saving = Saving(self.name)
@@ -67,22 +55,15 @@ class Channel(Actor):
         self._hinted_ns = 0
         return {"front": self.settings["front"], "settings": self.settings_own}
 
-    def _opened(self) -> dict[str, Any]:
-        """Storage's answer; many holes come in several."""
-        self.storage.send((), p.OpenChannel(1, self.name, self.settings.get("settings", {})))
-        holes: list[Any] = []
-        while self.storage.socket.poll(10_000):
-            for mail in self.storage.receive(1):
-                if isinstance(mail, Mail) and isinstance(mail.word, p.Dropped):
-                    continue  # the answer comes after it, and knows
-                if isinstance(mail, Mail) and isinstance(mail.word, p.Failed):
-                    raise ZsqError(mail.word.code, mail.word.text)
-                if not isinstance(mail, Mail) or not isinstance(mail.word, p.Done):
-                    raise StartFailed(f"storage answered something else than the channel's row: {mail[1]}")
-                holes += mail.word.data["holes"]
-                if not mail.word.data["more"]:
-                    return mail.word.data | {"holes": holes}
-        raise StartFailed("storage did not answer within 10 s")
+    @cached_property
+    def topic(self) -> Port:
+        """With the first consumer: a link costs some 130 KB, and of a thousand channels most are idle."""
+        return self.open_dealer(self.settings["topic"])
+
+    @cached_property
+    def scan(self) -> Port:
+        """With the first due time."""
+        return self.open_dealer(self.settings["scan"])
 
     # Consumers
 
