@@ -43,6 +43,7 @@ def take(consumer: zsq.Consumer, count: int) -> list[zsq.Message]:
     return [message for message in found if message is not None]
 
 
+@pytest.mark.smoke
 def test_from_the_handler_to_the_dead_letters(broker: Broker) -> None:
     publish(broker, 4)
     consumer = zsq.Consumer(broker.ipc, "t", "c", max_attempts=3, backoff_s=0.05)

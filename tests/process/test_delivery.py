@@ -40,6 +40,7 @@ def channel_row(url: str, topic: str, channel: str) -> dict[str, Any]:
         return dict(admin.stats(topic, channel)["topics"][0]["channels"][0])
 
 
+@pytest.mark.smoke
 def test_all_parts_of_a_message_arrive(url: str, topic: str) -> None:
     with zsq.Producer(url) as producer, zsq.Consumer(url, topic, "c") as consumer:
         before = time.time_ns()
@@ -69,6 +70,7 @@ def test_first_channel_gets_what_waits_and_a_later_one_what_comes_after(url: str
             assert only.body == b"3"
 
 
+@pytest.mark.smoke
 def test_requeue_with_and_without_delay(url: str, topic: str) -> None:
     with zsq.Producer(url) as producer, zsq.Consumer(url, topic, "c") as consumer:
         producer.publish_many(topic, [b"now", b"later"])
@@ -126,6 +128,7 @@ def test_touch_keeps_the_lease(url: str, topic: str) -> None:
         assert channel_row(url, topic, "c")["timeout_count"] == 0
 
 
+@pytest.mark.smoke
 def test_batches_finish_by_range(url: str, topic: str) -> None:
     with zsq.Producer(url) as producer, zsq.Consumer(url, topic, "c", ready=5_000) as consumer:
         producer.publish_many(topic, [b"%d" % n for n in range(3_000)])
