@@ -1,8 +1,9 @@
 """Storage's desk for channels: their rows, which one commit batch carries to the state store, and what they may see of the log.
 
 A channel exists if and only if its row is committed; only its present owner (the process that opened it last) may write it.
-Rows of `#ephemeral` channels are in memory only. Those channels never hold back what is finished by all others, and while there is no
-other, what they had is not kept for a first channel either.
+Rows of `#ephemeral` channels are in memory only. On disk those channels never hold back what is finished by all others, and while there
+is no other, what they had is not kept for a first channel either. In memory (`in_memory`: the topic is ephemeral too) nothing is kept that
+is finished, so there they hold back as all others do, and the topic's bound holds for what they have not finished.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class ChannelDesk:
         self._sync = sync
         self.rows: dict[str, ChannelRow] = dict(table.channels)
         self.memory = MemoryRows()
+        self.in_memory = False
         self._left: set[str] = set()  # of those, the ones whose processes are being ended
         self.waiting = table.waiting
         self.visible_end = table.paused_end
@@ -46,21 +48,23 @@ class ChannelDesk:
         self._pages: dict[str, list[p.Save]] = {}  # of commits that are not whole yet
 
     def floor(self) -> int:
-        """No channel, offline ones included and ephemeral ones not, has anything unfinished below this offset; without a channel, nothing
-        waits below it.
+        """No channel, offline ones included, has anything unfinished below this offset (ephemeral ones count in memory only); without a
+        channel, nothing waits below it.
 
         As committed: what a crash now would leave. So it may be used to remove chunks. A channel that is new or was moved back holds what
         it wants from the moment at which it says so: its commit, and with it its answer, may come before that of a removal.
         """
-        wanted = (max(int(row["next"]), self._log.start) for row in self.rows.values())
-        return min([*self._state.floors.values(), *wanted], default=self._new_begin() if self._alive() else self._state.waiting)
+        wanted = [*self._state.floors.values(), *(max(int(row["next"]), self._log.start) for row in self.rows.values())]
+        if self.in_memory:
+            wanted += [self.memory.first(name, self._log.start) for name in self.memory.rows if name not in self._left]
+        return min(wanted, default=self._new_begin() if self._alive() else self._state.waiting)
 
     def floors(self) -> Iterator[Floor]:
         """Each channel's, and as "" what nobody has finished of the whole topic, behind a pause too."""
         start, end = self._log.start, self.end()
         lowest = self._log.end if self.rows or self.memory else self.waiting
         for name, row in (*self.rows.items(), *self.memory.rows.items()):
-            first = self.memory.first(name) if name in self.memory else self._state.floors.get(name, int(row["next"]))
+            first = self.memory.first(name, start) if name in self.memory else self._state.floors.get(name, int(row["next"]))
             lowest = min(lowest, first)
             yield Floor(name, max(first, start), end)
         yield Floor("", max(lowest, start), self._log.synced_end)

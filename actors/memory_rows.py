@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator
+from heapq import heappop, heappush
 from typing import Any
 
 from ..storage.state import DeferredTotal, HoleRow
 from ..transport.protocol import Save
 
 _BEHIND = 1 << 63  # no start is so high
+_STALE_MAX = 1_000  # starts that are looked over now and then, beside those that hold
 
 
 class MemoryRows:
@@ -54,10 +56,12 @@ class MemoryRows:
                 if due_ns:
                     deferred.put(HoleRow(start, count, attempts, due_ns))
 
-    def first(self, channel: str) -> int:
-        """The lowest offset that it has not finished, as it said last."""
+    def first(self, channel: str, start: int) -> int:
+        """The lowest offset that it has not finished, as it said last; not below `start` of the log, which only grows."""
         row = self.rows[channel]
-        return min([int(row.get("first", row["next"])), *self._deferred[channel].rows])
+        first = max(int(row.get("first", row["next"])), start)
+        deferred = self._deferred[channel].first(start)
+        return first if deferred is None else min(first, deferred)
 
     def due(self, channel: str, until_ns: int, limit: int, late_ns: int) -> tuple[list[HoleRow], int]:
         """As `StateStore.due`."""
@@ -77,18 +81,31 @@ class _Deferred:
     def __init__(self) -> None:
         self.rows: dict[int, HoleRow] = {}
         self._by_due: list[tuple[int, int]] = []
+        self._starts: list[int] = []  # a heap; of rows that are gone, too
         self._messages = 0
 
     def put(self, row: HoleRow) -> None:
         self.rows[row.start] = row
         self._messages += row[1]
         insort(self._by_due, (row.due_ns, row.start))
+        heappush(self._starts, row.start)
+        if len(self._starts) > 2 * len(self.rows) + _STALE_MAX:
+            self._starts = sorted(self.rows)
 
     def remove(self, start: int) -> None:
         row = self.rows.pop(start, None)
         if row is not None:
             self._messages -= row[1]
             del self._by_due[bisect_left(self._by_due, (row.due_ns, start))]
+
+    def first(self, start: int) -> int | None:
+        """Asked many times a second, so no walk through all rows."""
+        while self._starts:
+            row = self.rows.get(self._starts[0])
+            if row is not None and row.start + row.count > start:
+                return max(row.start, start)
+            heappop(self._starts)
+        return None
 
     def total(self) -> DeferredTotal:
         if not self.rows:

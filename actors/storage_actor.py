@@ -95,7 +95,7 @@ class StorageActor(Actor):
         self._stages.port.words_to = self._stages
         self._stages.on_committed = self._group_committed
         self._stages.admit = self._retention.admit_bytes
-        self._stages.in_memory = self._retention.in_memory = settings.get("in_memory", False)
+        self._stages.in_memory = self._retention.in_memory = self._channels.in_memory = settings.get("in_memory", False)
         self._stages.closed = settings["closed"]
         self.push = self.open_pull(settings["push"], options.PUSH_MARK)
         self.reader = self.open_router(settings["reader"], READER_WORDS, answers_max=options.READER_ANSWERS_MAX)

@@ -212,3 +212,85 @@ def test_pause_close_and_delete_work(broker: Broker) -> None:
         admin.delete_topic(TOPIC, force=True)
         assert TOPIC not in topics(broker)
     assert [path.name for path in memory(broker).iterdir()] == ["lock"]
+
+
+# With ephemeral channels only
+
+
+def passed(broker: Broker) -> None:
+    """Retention has had its turns: what a topic beside it had finished is gone, and with the next round after that too."""
+    with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer:
+        for number in range(2):
+            probe = f"probe{number}#ephemeral"
+            admin.create_channel(probe, "c")
+            producer.publish(probe, b"x")
+            with zsq.Consumer(broker.ipc, probe, "c") as consumer:
+                assert take(consumer, 1) == [b"x"]
+            wait_for(lambda probe=probe: topics(broker)[probe]["removed_bytes"], 30, "the removal of what is finished")
+
+
+def test_what_waits_stays(broker: Broker) -> None:
+    """In flight, requeued, deferred, behind a pause, and never sent."""
+    with zsq.Consumer(broker.ipc, TOPIC, "c#ephemeral", ready=4) as consumer, zsq.Admin(broker.ipc) as admin:
+        publish(broker, *(b"%d" % number for number in range(10)))
+        held = [consumer.receive(timeout=20) for _ in range(4)]
+        assert [message.body for message in held if message] == [b"0", b"1", b"2", b"3"]
+        held[0].finish(sync=True)
+        held[1].requeue(6)
+        admin.pause(TOPIC)
+        publish(broker, b"10")
+        passed(broker)
+        row = topics(broker)[TOPIC]
+        (channel,) = row["channels"]
+        assert (row["dropped_count"], row["removed_bytes"], channel["dropped_count"]) == (0, 0, 0)
+        admin.unpause(TOPIC)
+        passed(broker)
+        for message in held[2:]:
+            message.requeue()
+        assert sorted(map(int, take(consumer, 10))) == list(range(1, 11))
+        wait_for(lambda: topics(broker)[TOPIC]["removed_bytes"], 30, "the removal of what is finished")
+        assert topics(broker)[TOPIC]["dropped_count"] == 0
+
+
+def test_the_bound_drops_and_counts(broker: Broker) -> None:
+    with zsq.Admin(broker.ipc) as admin:
+        admin.create_topic(TOPIC, max_bytes=8 * MIB)
+    with zsq.Consumer(broker.ipc, TOPIC, "c#ephemeral", ready=1) as consumer:
+        first = consumer_has_one(broker, consumer)
+        with zsq.Producer(broker.ipc) as producer:
+            for number in range(60):
+                producer.publish_many(TOPIC, [b"%06d" % (number * 8 + i) + b"x" * 65_000 for i in range(8)])
+        wait_for(lambda: topics(broker)[TOPIC]["log_bytes"] <= 9 * MIB, 20, "the drop")
+        first.finish(sync=True)
+        row = topics(broker)[TOPIC]
+        (channel,) = row["channels"]
+        assert row["dropped_count"] > 300
+        assert 0 <= row["dropped_count"] - channel["dropped_count"] <= 1, "and the one that its consumer held"
+        left = take(consumer, 481 - row["dropped_count"])
+        assert int(left[-1][:6]) == 479
+
+
+def consumer_has_one(broker: Broker, consumer: zsq.Consumer) -> zsq.Message:
+    publish(broker, b"first")
+    message = consumer.receive(timeout=20)
+    assert message is not None
+    return message
+
+
+def test_reject_refuses(broker: Broker) -> None:
+    with zsq.Admin(broker.ipc) as admin:
+        admin.create_topic(TOPIC, max_bytes=8 * MIB, when_full="reject")
+    with zsq.Consumer(broker.ipc, TOPIC, "c#ephemeral", ready=1) as consumer:
+        first = consumer_has_one(broker, consumer)
+        with zsq.Producer(broker.ipc) as producer, pytest.raises(zsq.Refused, match="E_TOPIC_FULL"):
+            fill(producer)
+        passed(broker)
+        row = topics(broker)[TOPIC]
+        assert (row["dropped_count"], row["removed_bytes"], row["refused_count"] > 0) == (0, 0, True)
+        first.finish(sync=True)
+        with zsq.Producer(broker.ipc, when_full="wait") as producer:
+            waiting = producer.publish_many(TOPIC, [b"last"], wait=False)
+            body = b""
+            while body != b"last":
+                (body,) = take(consumer, 1)
+            waiting.wait()
