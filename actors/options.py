@@ -129,6 +129,9 @@ SCAN_WORKERS_MAX: Final = 4
 SCAN_WORKER_SHARE: Final = 0.25
 SCAN_DIRTY_SHARE: Final = 0.25
 SCAN_ANSWER_MS: Final = 1_000
+SCAN_SOON_MS: Final = 50  # a round waits so long for one that does not answer: half an interval, and many times what an answer takes
+SCAN_REPORT_MS: Final = 250  # for a worker that does not report: it has waited the time above, and is slow or hangs
+SCAN_RECONNECT_MAX_MS: Final = 5_000  # between two attempts to reach one that is down; its end is told
 SCAN_MISSED_MAX: Final = 3
 SCAN_HUNG_S: Final = 10.0
 

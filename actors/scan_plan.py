@@ -6,6 +6,19 @@ an expiry then waits for luck. So each answer also carries the channel's next du
 becomes earlier: the due ones are taken first, and random ones fill up as a safety net (a hint may have been lost).
 
 Storages are among them, for their delayed messages: to the plan they are channels.
+
+A channel's scan is in one of these states; nobody else waits for one that does not answer:
+
+| State | It leaves the state when | And is due again |
+|---|---|---|
+| WAITING | it is due, or picked at random: ASKED | |
+| ASKED: in no other round | it answers: WAITING | when it says, or a hint that came meanwhile |
+| | the answer is lost with the worker: WAITING | now |
+| | it misses the scan: SILENT | in 1, 2, 4, 4... s |
+| SILENT: as WAITING, but never picked at random | it is due: ASKED, and if it answers, WAITING | |
+| | a word of it comes: an answer, however late: WAITING | when it says, if that is earlier |
+
+One that missed three scans, and for 10 s, is hung: said once, then counted anew.
 """
 
 from __future__ import annotations
@@ -17,6 +30,7 @@ from . import options
 from .in_flight import DeadlineHeap
 
 _NS_PER_S: Final = 1_000_000_000
+_BACKOFF_S: Final = (1, 2, 4)  # after the first missed scan, the second, each further one
 
 
 def pool_size(channels: int) -> int:
@@ -25,74 +39,108 @@ def pool_size(channels: int) -> int:
 
 
 class ScanPlan:
-    """The loop's memory: channels by key, their due times, how often each failed to answer."""
+    """The loop's memory: channels by key, their due times, who is asked now, how often each failed to answer."""
 
     def __init__(self) -> None:
         self._endpoints: dict[int, str] = {}
         self._order: list[int] = []
-        self._due: DeadlineHeap[int] = DeadlineHeap()
+        self._due: DeadlineHeap[int] = DeadlineHeap()  # of those that are not asked now
+        self._asked: set[int] = set()
         self._hinted: dict[int, int] = {}  # key -> due ns, told since it was chosen last
         self._missed: dict[int, tuple[int, int]] = {}  # key -> (times, since ns)
 
     def __len__(self) -> int:
         return len(self._order)
 
-    def set_channels(self, channels: Iterable[tuple[int, str]]) -> None:
-        """The channels there are now; a new one is due at once, so that what it recovered is looked at."""
+    def __contains__(self, key: int) -> bool:
+        return key in self._endpoints
+
+    def set_channels(self, channels: Iterable[tuple[int, str]]) -> dict[int, str]:
+        """The channels there are now; a new one is due at once, so that what it recovered is looked at. Returns those that are gone."""
         present = dict(channels)
-        for key in self._endpoints.keys() - present.keys():
+        gone = {key: endpoint for key, endpoint in self._endpoints.items() if key not in present}
+        for key in gone:
             self._due.remove(key)
+            self._asked.discard(key)
             self._missed.pop(key, None)
             self._hinted.pop(key, None)
         for key in present.keys() - self._endpoints.keys():
             self._due.set(key, 0)
         self._endpoints = present
         self._order = list(present)
+        return gone
 
     def hint(self, key: int, next_due_ns: int) -> None:
-        if key in self._endpoints:
+        """Of the channel itself: that is when it is due next."""
+        if key not in self._endpoints:
+            return
+        self._hinted[key] = next_due_ns
+        if key in self._missed:
+            self._bring_forward(key, next_due_ns)
+        elif key not in self._asked:
             self._due.set(key, next_due_ns)
-            self._hinted[key] = next_due_ns
+
+    def _bring_forward(self, key: int, due_ns: int) -> None:
+        if key not in self._asked and (key not in self._due or due_ns < self._due.due_of(key)):
+            self._due.set(key, due_ns)
 
     def select(self, now_ns: int, pick: Callable[[int], int]) -> list[tuple[int, str]]:
-        """The next round: due channels first, then random ones, 20 in all. `pick(n)` gives a number below n."""
+        """The next ones to ask: due channels first, then random ones, 20 in all. `pick(n)` gives a number below n."""
         chosen: dict[int, str] = {}
         while len(chosen) < options.SCAN_SELECTION and (key := self._due.pop_due(now_ns)) is not None:
             chosen[key] = self._endpoints[key]
         for _ in range(min(options.SCAN_SELECTION - len(chosen), len(self._order))):
             key = self._order[pick(len(self._order))]
-            chosen.setdefault(key, self._endpoints[key])
+            if key not in self._asked and key not in self._missed:
+                chosen.setdefault(key, self._endpoints[key])
         for key in chosen:
+            self._due.remove(key)
             self._hinted.pop(key, None)
+            self._asked.add(key)
         return list(chosen.items())
 
-    def answered(self, results: Iterable[tuple[int, int, int]], now_ns: int) -> tuple[bool, list[int]]:
-        """Take a round's results. Returns (go round again at once, channels found hung)."""
-        dirty = 0
-        count = 0
-        hung = []
-        for key, state, next_due_ns in results:
-            count += 1
-            if key not in self._endpoints:
-                continue
-            if state < 0:
-                times, since_ns = self._missed.get(key, (0, now_ns))
-                self._missed[key] = (times + 1, since_ns)
-                if times + 1 >= options.SCAN_MISSED_MAX and now_ns - since_ns >= options.SCAN_HUNG_S * _NS_PER_S:
-                    hung.append(key)
-                    del self._missed[key]
-                if key not in self._due:  # it was chosen because it was due, and may still be
-                    self._due.set(key, now_ns + options.SCAN_ANSWER_MS * 1_000_000)
-                continue
-            self._missed.pop(key, None)
-            dirty += state
-            # A hint that came since may have overtaken this answer, which came by a worker: the earlier of the two.
-            times_due = [due for due in (next_due_ns, self._hinted.pop(key, 0)) if due]
-            if times_due:
-                self._due.set(key, min(times_due))
-            else:
-                self._due.remove(key)
-        return count > 0 and dirty > options.SCAN_DIRTY_SHARE * count, hung
+    # What became of one that was asked
+
+    def answered(self, key: int, next_due_ns: int) -> None:
+        """It looked, and said when to come again (0: not before it hints)."""
+        if key not in self._endpoints:
+            return
+        self._asked.discard(key)
+        self._missed.pop(key, None)
+        # A hint that came since may have overtaken this answer, which came by a worker: the earlier of the two.
+        times_due = [due for due in (next_due_ns, self._hinted.pop(key, 0)) if due]
+        if times_due:
+            self._due.set(key, min(times_due))
+        else:
+            self._due.remove(key)
+
+    def missed(self, key: int, now_ns: int) -> bool:
+        """It did not answer; True if it is found hung."""
+        if key not in self._endpoints:
+            return False
+        self._asked.discard(key)
+        times, since_ns = self._missed.get(key, (0, now_ns))
+        times += 1
+        self._missed[key] = (times, since_ns)
+        due_ns = now_ns + _NS_PER_S * _BACKOFF_S[min(times, len(_BACKOFF_S)) - 1]
+        self._due.set(key, min(due_ns, self._hinted.pop(key, due_ns)))
+        hung = times >= options.SCAN_MISSED_MAX and now_ns - since_ns >= options.SCAN_HUNG_S * _NS_PER_S
+        if hung:
+            self._missed[key] = 0, now_ns
+        return hung
+
+    def lost(self, key: int, now_ns: int) -> None:
+        """Nobody knows what became of it, for its worker is gone or hangs: ask again."""
+        if key in self._endpoints:
+            self._asked.discard(key)
+            self._bring_forward(key, now_ns)
+
+    def spoke(self, key: int, next_due_ns: int) -> None:
+        """An answer to a scan that was given up: it lives, and what it says may be news."""
+        self._missed.pop(key, None)
+        if key in self._endpoints and next_due_ns:
+            self._hinted[key] = min(next_due_ns, self._hinted.get(key, next_due_ns))
+            self._bring_forward(key, next_due_ns)
 
     def wait_ms(self, now_ns: int) -> int:
         """Until the next round: the scan interval, less if a hint is due before that."""

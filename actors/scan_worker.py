@@ -11,9 +11,10 @@ from ..transport import protocol as p
 from . import options
 from .actor import Actor
 from .port import Mail, Port
+from .scan_orders import ScanOrders
 
 _MS = 1_000_000
-_IDLE_NS = 60_000 * _MS  # a channel not asked for so long is forgotten; it may be gone
+_IDLE_NS = 60_000 * _MS  # a channel not asked for so long is hung up on
 
 
 class ScanWorker(Actor):
@@ -24,26 +25,18 @@ class ScanWorker(Actor):
     def on_start(self) -> dict[str, Any]:
         self.front = self.open_router(self.settings["front"])
         self._asking = self.open_asking()
+        self._asking.socket.setsockopt(zmq.RECONNECT_IVL_MAX, options.SCAN_RECONNECT_MAX_MS)
         self._channels: dict[str, tuple[bytes, int]] = {}  # endpoint -> its name here, last used
         self._names = 0
-        self._orders: dict[int, tuple[Mail, dict[int, int], int]] = {}  # request -> order, key by scan number, deadline
-        self._results: dict[int, list[tuple[int, int, int]]] = {}
-        self._scan = 0
-        self._order_of: dict[int, int] = {}
+        self.orders = ScanOrders()
         self.every(10_000, self._forget)
         return {"front": self.settings["front"]}
 
     def on_scanorder_word(self, port: Port, mail: Mail) -> None:
         word = cast("p.ScanOrder", mail.word)
         now = time.monotonic_ns()
-        waiting: dict[int, int] = {}
-        self._results[word.request] = []
-        for key, endpoint in word.targets:
-            self._scan += 1
-            waiting[self._scan] = key
-            self._order_of[self._scan] = word.request
-            self._asking.send((self._name_of(endpoint, now),), p.Scan(self._scan))
-        self._orders[word.request] = (mail, waiting, now + options.SCAN_ANSWER_MS * _MS)
+        for number, endpoint in self.orders.begin((mail.envelope, word.request), word.targets, now):
+            self._asking.send((self._name_of(endpoint, now),), p.Scan(number))
 
     def _name_of(self, endpoint: str, now: int) -> bytes:
         known = self._channels.get(endpoint)
@@ -59,35 +52,32 @@ class ScanWorker(Actor):
 
     def on_scanned_word(self, port: Port, mail: Mail) -> None:
         word = cast("p.Scanned", mail.word)
-        request = self._order_of.pop(word.request, None)
-        if request is None:
-            return
-        _, waiting, _ = self._orders[request]
-        self._results[request].append((waiting.pop(word.request), int(word.dirty), word.next_due_ns))
-        if not waiting:
-            self._report(request)
-
-    def _report(self, request: int) -> None:
-        order, waiting, _ = self._orders.pop(request)
-        results = self._results.pop(request)
-        for scan, key in waiting.items():
-            del self._order_of[scan]
-            results.append((key, -1, 0))
-        self.front.send(order.envelope, p.ScanReport(request, tuple(results)))
-
-    def _wait_ms(self) -> int:
-        return min(super()._wait_ms(), 50) if self._orders else super()._wait_ms()
+        if port is self._asking:
+            self.orders.answered(word.request, word.dirty, word.next_due_ns)
 
     def on_turn(self) -> None:
-        now = time.monotonic_ns()
-        for request in [r for r, (_, _, deadline) in self._orders.items() if now > deadline]:
-            self._report(request)
+        for (envelope, request), results in self.orders.reports(time.monotonic_ns()):
+            self.front.send(envelope, p.ScanReport(request, tuple(results)))
+
+    def _wait_ms(self) -> int:
+        usual = super()._wait_ms()
+        return min(usual, self.orders.wait_ms(time.monotonic_ns())) if len(self.orders) else usual
+
+    def on_hangup_word(self, port: Port, mail: Mail) -> None:
+        if port is self.front:
+            for endpoint in cast("p.HangUp", mail.word).endpoints:
+                self._hang_up(endpoint)
+
+    def _hang_up(self, endpoint: str) -> None:
+        self.orders.hang_up(endpoint)
+        if self._channels.pop(endpoint, None):
+            self._asking.socket.disconnect(endpoint)
 
     def _forget(self) -> None:
+        """The loop says who is gone; it may have said so before this worker was there."""
         limit = time.monotonic_ns() - _IDLE_NS
         for endpoint in [e for e, (_, used) in self._channels.items() if used < limit]:
-            del self._channels[endpoint]
-            self._asking.socket.disconnect(endpoint)
+            self._hang_up(endpoint)
 
     def statistics(self) -> dict[str, Any]:
         return {"channels_known": len(self._channels)}

@@ -36,6 +36,7 @@ PURE_BY_NAME: Final = (
     "actors/in_flight.py",
     "actors/delivery.py",
     "actors/ordering.py",
+    "actors/scan_orders.py",
     "actors/scan_plan.py",
     "actors/child.py",
     "actors/restart.py",

@@ -9,8 +9,8 @@ from .protocol_client import Wire
 
 # fmt: off
 __all__ = [
-    "Alarm", "Append", "Appended", "Ask", "Attach", "Behind", "Born", "Credit", "Dropped", "Due", "Empty", "Gone", "Head", "Hint",
-    "Hung", "Offer", "OpenChannel", "OpenTopic", "Order", "Over", "Pause", "PoolSize", "Pulse", "Save", "Scan", "ScanOrder",
+    "Alarm", "Append", "Appended", "Ask", "Attach", "Behind", "Born", "Credit", "Dropped", "Due", "Empty", "Gone", "HangUp", "Head",
+    "Hint", "Hung", "Offer", "OpenChannel", "OpenTopic", "Order", "Over", "Pause", "PoolSize", "Pulse", "Save", "Scan", "ScanOrder",
     "ScanReport", "Scanned", "Stop", "Targets",
 ]
 # fmt: on
@@ -204,7 +204,10 @@ class Scanned(Wire):
 
 @dataclass(frozen=True, slots=True)
 class ScanReport(Wire):
-    """Worker to scan loop: (key, 1 dirty / 0 clean / -1 no answer, next due) of each target."""
+    """Worker to scan loop: (key, 1 dirty / 0 clean / -1 no answer / -2 none yet, next due) of each target.
+
+    The first one soon; of those of whom there is no answer yet, another one as soon as there is, or will be none.
+    """
 
     op: ClassVar[int] = 73
     request: int
@@ -218,6 +221,14 @@ class Hint(Wire):
     op: ClassVar[int] = 74
     key: int
     next_due_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class HangUp(Wire):
+    """Scan loop to a worker: these endpoints are gone."""
+
+    op: ClassVar[int] = 75
+    endpoints: tuple[str, ...]
 
 
 # Supervisor and children

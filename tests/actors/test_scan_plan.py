@@ -20,7 +20,8 @@ def plan_of(count: int) -> ScanPlan:
     plan = ScanPlan()
     plan.set_channels((key, f"ipc://{key}") for key in range(count))
     while chosen := [key for key, _ in plan.select(NOW, lambda n: 0)]:
-        plan.answered([(key, 0, 0) for key in chosen], NOW)
+        for key in chosen:
+            plan.answered(key, 0)
         if len(chosen) < options.SCAN_SELECTION:
             break
     return plan
@@ -65,29 +66,21 @@ def test_few_channels_are_no_problem() -> None:
     assert set(keys(plan_of(3))) <= {0, 1, 2}
 
 
-@pytest.mark.parametrize(
-    ("dirty", "asked", "again"), [(0, 20, False), (5, 20, False), (6, 20, True), (1, 3, True), (0, 0, False), (1, 4, False)]
-)
-def test_it_goes_round_again_while_more_than_a_quarter_was_dirty(dirty: int, asked: int, again: bool) -> None:
-    plan = plan_of(30)
-    results = [(key, int(key < dirty), 0) for key in range(asked)]
-    assert plan.answered(results, NOW) == (again, [])
-
-
 def test_the_answer_says_when_to_come_again() -> None:
     plan = plan_of(100)
-    plan.answered([(7, 0, NOW + S), (8, 0, LATER)], NOW)
+    plan.answered(7, NOW + S)
+    plan.answered(8, LATER)
     assert plan.wait_ms(NOW) == options.SCAN_INTERVAL_MS
     assert plan.wait_ms(NOW + S - 5_000_000) == 6
     assert plan.wait_ms(NOW + S) == plan.wait_ms(NOW + 9 * S) == 1
     assert keys(plan, NOW + S)[0] == 7
-    plan.answered([(7, 1, 0)], NOW + S)
+    plan.answered(7, 0)
     assert keys(plan, NOW + 2 * S, lambda n: 50) == [50]
 
 
 def test_a_hint_brings_it_forward() -> None:
     plan = plan_of(100)
-    plan.answered([(7, 0, LATER)], NOW)
+    plan.answered(7, LATER)
     plan.hint(7, NOW + S)
     plan.hint(1_000, NOW)  # of a channel that is gone
     assert keys(plan, NOW + S, lambda n: 50) == [7, 50]
@@ -100,18 +93,93 @@ def test_a_hint_is_not_undone_by_an_answer_that_it_overtook(answer_due_ns: int) 
     plan.hint(7, NOW)
     assert 7 in keys(plan)
     plan.hint(7, NOW + S)
-    plan.answered([(7, 0, answer_due_ns)], NOW)
-    assert keys(plan, NOW + S, lambda n: 50) == [7, 50]
-    plan.answered([(7, 1, answer_due_ns)], NOW + S)
-    assert keys(plan, NOW + 2 * S, lambda n: 50) == [50]
+    assert 7 not in keys(plan, NOW + S), "it is asked already"
+    plan.answered(7, answer_due_ns)
+    assert keys(plan, NOW + S)[0] == 7
+    plan.answered(7, answer_due_ns)
+    assert 7 not in keys(plan, NOW + 2 * S, lambda n: 50)
 
 
-def test_one_that_misses_a_scan_is_asked_again_soon() -> None:
+def test_who_is_asked_is_in_no_other_round() -> None:
+    """Neither because it is due nor at random, until it answers or misses the scan."""
+    plan = plan_of(3)
+    plan.hint(1, NOW)
+    assert 1 in keys(plan, NOW, lambda n: 1)
+    plan.hint(1, NOW)
+    plan.hint(2, NOW)
+    assert keys(plan, NOW, lambda n: 1) == [2]
+    assert plan.wait_ms(NOW) == options.SCAN_INTERVAL_MS, "nobody is waited for who is asked already"
+    plan.answered(1, 0)
+    assert keys(plan, NOW, lambda n: 1) == [1], "the hint still holds"
+
+
+def test_one_that_misses_scans_is_asked_again_less_and_less_often() -> None:
+    """And never at random: with few channels it would be in each round."""
+    plan = plan_of(1)
+    asked = []
+    now = NOW
+    plan.hint(0, now)
+    while now < NOW + 20 * S:
+        if keys(plan, now) == [0]:
+            asked.append((now - NOW) / S)
+            plan.missed(0, now)
+        now += S // 2
+    assert asked == [0, 1, 3, 7, 11, 15, 16, 18], "at 11 s it is found hung, and counted anew"
+
+
+def test_a_hint_of_one_that_missed_a_scan_brings_it_forward_only() -> None:
+    plan = plan_of(1)
+    for hint_s, due_s in ((0.5, 0.5), (60.0, 1.0)):
+        assert keys(plan, NOW) == [0]
+        plan.missed(0, NOW)
+        plan.hint(0, NOW + int(hint_s * S))
+        assert keys(plan, NOW + int(due_s * S) - 1) == []
+        assert keys(plan, NOW + int(due_s * S)) == [0]
+        plan.answered(0, 0)
+
+
+def test_a_hint_before_the_scan_was_missed_counts() -> None:
+    plan = plan_of(1)
+    assert keys(plan) == [0]
+    plan.hint(0, NOW + S // 2)
+    plan.missed(0, NOW)
+    assert keys(plan, NOW + S // 2) == [0]
+
+
+def test_what_was_lost_with_a_worker_is_asked_again_at_once() -> None:
     plan = plan_of(1_000)
     plan.hint(7, NOW)
     assert 7 in keys(plan)
-    plan.answered([(7, -1, 0)], NOW)
-    assert 7 in keys(plan, NOW + options.SCAN_ANSWER_MS * 1_000_000)
+    plan.lost(7, NOW)
+    plan.lost(1_000, NOW)
+    assert keys(plan, NOW, lambda n: 50) == [7, 50]
+
+
+def test_an_answer_after_all_forgives_and_is_news() -> None:
+    plan = plan_of(2)
+    for second in (0, 5, 9):
+        plan.missed(0, NOW + second * S)
+    assert keys(plan, NOW, lambda n: 0) == [], "in 4 s"
+    plan.spoke(0, NOW + 10 * S)
+    assert keys(plan, NOW + 10 * S - 1, lambda n: 1) == [1]
+    assert keys(plan, NOW + 10 * S, lambda n: 1) == [0]
+    assert not plan.missed(0, NOW + 11 * S), "counted anew"
+
+
+def test_an_answer_after_all_puts_nothing_off() -> None:
+    plan = plan_of(1)
+    for said in (0, LATER):
+        plan.hint(0, NOW)
+        assert keys(plan) == [0]
+        plan.missed(0, NOW)
+        plan.spoke(0, said)
+        assert plan.wait_ms(NOW + S - 5_000_000) == 6
+        assert keys(plan, NOW + S) == [0]
+        plan.hint(0, NOW + S)
+        plan.spoke(0, said)
+        plan.answered(0, LATER)
+        assert keys(plan, NOW + S) == [0], "of two that come while it is asked, the earlier"
+        plan.answered(0, 0)
 
 
 @pytest.mark.parametrize(
@@ -120,23 +188,24 @@ def test_one_that_misses_a_scan_is_asked_again_soon() -> None:
 )
 def test_hung_is_who_missed_three_scans_and_ten_seconds(seconds: list[float], hung_at: float | None) -> None:
     plan = plan_of(5)
-    found = [second for second in seconds if plan.answered([(3, -1, 0), (4, 0, 0)], NOW + int(second * S))[1] == [3]]
-    assert found == ([] if hung_at is None else [hung_at])
+    assert [second for second in seconds if plan.missed(3, NOW + int(second * S))] == ([] if hung_at is None else [hung_at])
 
 
 def test_an_answer_forgives_misses() -> None:
     plan = plan_of(5)
     for second in (0, 5, 9):
-        plan.answered([(3, -1, 0)], NOW + second * S)
-    plan.answered([(3, 0, 0)], NOW + 10 * S)
-    for second in (11, 15):
-        assert plan.answered([(3, -1, 0)], NOW + second * S) == (False, [])
+        plan.missed(3, NOW + second * S)
+    plan.answered(3, 0)
+    assert not any(plan.missed(3, NOW + second * S) for second in (11, 15))
 
 
-def test_those_who_left_meanwhile_do_not_count() -> None:
+def test_those_who_left_meanwhile_are_nobody() -> None:
     plan = plan_of(5)
-    plan.set_channels([(1, "ipc://1")])
-    assert plan.answered([(3, -1, 0), (4, 1, LATER), (1, 0, 0)], NOW) == (False, [])
+    assert plan.set_channels([(1, "ipc://1")]) == {key: f"ipc://{key}" for key in (0, 2, 3, 4)}
+    plan.answered(4, LATER)
+    plan.lost(4, NOW)
+    plan.spoke(4, NOW)
+    assert not any(plan.missed(3, NOW + second * S) for second in (0, 10, 20))
     assert keys(plan, LATER) == [1]
 
 
@@ -145,7 +214,7 @@ def test_with_a_thousand_channels_an_expiry_is_met_within_two_rounds(due: int) -
     plan = plan_of(1_000)
     chosen = random.Random(due).sample(range(1_000), due)
     for key in range(1_000):
-        plan.answered([(key, 0, NOW + 2 * S if key in chosen else LATER)], NOW)
+        plan.answered(key, NOW + 2 * S if key in chosen else LATER)
     pick = picking(due)
     met: set[int] = set()
     for _ in range(2):
@@ -159,5 +228,7 @@ def test_the_safety_net_meets_everyone_in_the_end() -> None:
     pick = picking(3)
     met: set[int] = set()
     for _ in range(100):
-        met.update(keys(plan, NOW, pick))
+        met.update(found := keys(plan, NOW, pick))
+        for key in found:
+            plan.answered(key, 0)
     assert len(met) == 100

@@ -1,9 +1,15 @@
-"""A channel that hangs misses its scans: it is reported, killed and started again, and what its consumers held comes again."""
+"""Who hangs misses its scans: a channel is reported, killed and started again, and what its consumers held comes again.
+
+No other topic's messages wait for one that hangs.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+import statistics
+import time
+from contextlib import ExitStack
 
 from support.broker import Broker, wait_for
 
@@ -31,3 +37,26 @@ def test_a_hung_channel_is_reported_and_started_again(broker: Broker) -> None:
         with zsq.Admin(broker.ipc) as admin:
             (row,) = admin.stats("t", "c")["topics"][0]["channels"]
             assert (row["depth"], row["in_flight_count"]) == (0, 0)
+
+
+def test_a_storage_that_hangs_delays_no_other_topic(broker: Broker) -> None:
+    """It is not killed, for a sync may take as long as it wants; what expires elsewhere comes again as ever."""
+    with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer, ExitStack() as stack:
+        admin.create_topic("other")
+        consumers = [stack.enter_context(zsq.Consumer(broker.ipc, "t", f"c{number}", ready=5, message_timeout=1.0)) for number in range(4)]
+        for consumer in consumers:
+            consumer.subscribe(20)
+        (storage,) = [actor["pid"] for actor in broker.actors() if actor["name"] == "storage other"]
+        os.kill(storage, signal.SIGSTOP)
+        stack.callback(os.kill, storage, signal.SIGCONT)
+        producer.publish("t", b"x")
+        late: list[float] = []
+        came: dict[int, float] = {}
+        while len(late) < 16:
+            for number, consumer in enumerate(consumers):
+                if consumer.receive(0.01) is not None:
+                    if number in came:
+                        late.append(time.monotonic() - came[number] - 1.0)
+                    came[number] = time.monotonic()
+        assert min(late) > -0.1
+        assert statistics.median(late) < 0.5, sorted(late)
