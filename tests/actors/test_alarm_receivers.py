@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import email
 import json
+import queue
+import signal
+import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from email.message import Message
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.broker import free_port, wait_for
-from support.receivers import Hook, MailServer
+from support.broker import free_port, kill, wait_for
+from support.receivers import Hook, MailServer, Trickler
 
 from zsq.actors import alarm_receivers
+from zsq.actors.alarm_deadline import Deadline
 from zsq.actors.alarm_options import AlarmOptions
 from zsq.actors.alarm_receivers import Command, Mail, NotTold, Webhook, receivers
 
@@ -74,6 +80,39 @@ def test_a_webhook_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     with Hook(hangs=True) as hook:
         assert "timed out" in told(Webhook(hook.url, ""), message(EVENT))
     assert time.monotonic() - begun < 10
+
+
+TLS_RECORD = b"\x16\x03\x03\x40\x00"  # the head of one, of 16 KiB
+
+
+@pytest.mark.parametrize(("scheme", "first"), [("http", b"HTTP/1.1 200 OK\r\nX: "), ("https", TLS_RECORD)])
+def test_a_webhook_that_trickles_is_cut_off(scheme: str, first: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alarm_receivers, "TRY_S", 0.5)
+    with Trickler(first, b"x") as server:
+        within(lambda: told(Webhook(f"{scheme}://{server.address}/x", ""), message(EVENT)), "not done within 0.5 s: cut off")
+
+
+@pytest.mark.parametrize(("tls", "first"), [("none", b"220-"), ("tls", TLS_RECORD)])
+def test_a_mail_server_that_trickles_is_cut_off(tls: str, first: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alarm_receivers, "TRY_S", 0.5)
+    with Trickler(first, b"x") as server:
+        receiver = Mail(AlarmOptions(mail_to=("a@x.org",), smtp=server.address, smtp_tls=tls))
+        within(lambda: told(receiver, message(EVENT)), "not done within 0.5 s: cut off")
+
+
+def test_a_connection_that_comes_after_the_deadline_is_closed() -> None:
+    with Trickler(b"", b"x") as server, Deadline(0) as deadline:
+        wait_for(lambda: deadline.over, 10, "the deadline")
+        host, _, port = server.address.partition(":")
+        with pytest.raises(TimeoutError):
+            deadline.connect((host, int(port)), 10)
+
+
+def within(try_it: Callable[[], str], expected: str) -> None:
+    """In a thread, so that the defect is a failure and not a test that hangs."""
+    found: queue.Queue[str] = queue.Queue()
+    threading.Thread(target=lambda: found.put(try_it()), daemon=True).start()
+    assert found.get(timeout=10) == expected
 
 
 # Mail
@@ -148,17 +187,57 @@ def test_a_command_that_is_not_there() -> None:
     assert "No such file" in told(Command(["/nowhere/program"]), message(EVENT))
 
 
-def test_a_command_that_hangs_is_killed_with_what_it_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(alarm_receivers, "COMMAND_S", 1.0)
-    code = (
-        "import os, subprocess, sys, time\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
-        "open(sys.argv[1], 'w').write(f'{os.getpid()} {child.pid}')\n"
-        "time.sleep(600)\n"
-    )
+# A child in its group, one of another session, and one that nobody is the parent of any more.
+FAMILY = """
+import os, subprocess, sys, time
+sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+pids = [os.getpid(), subprocess.Popen(sleep).pid, subprocess.Popen(sleep, start_new_session=True).pid]
+orphan = "import subprocess, sys; print(subprocess.Popen(sys.argv[1:], start_new_session=True, stdout=subprocess.DEVNULL).pid)"
+pids.append(int(subprocess.run([sys.executable, "-c", orphan, *sleep], env={}, stdout=subprocess.PIPE).stdout))
+open(sys.argv[1] + ".new", "w").write(" ".join(map(str, pids)))
+os.rename(sys.argv[1] + ".new", sys.argv[1])
+"""
+
+
+def test_a_command_that_hangs_is_killed_with_all_it_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(alarm_receivers, "TRY_S", 3.0)
     noted = tmp_path / "pids"
-    assert "killed" in told(python(code, str(noted)), message(EVENT))
-    wait_for(lambda: not any(lives(pid) for pid in noted.read_text().split()), 10, "the end of both")
+    assert "killed" in told(python(FAMILY + "time.sleep(600)", str(noted)), message(EVENT))
+    pids = noted.read_text().split()
+    assert len(pids) == 4
+    assert not [pid for pid in pids if lives(pid)]
+
+
+def test_what_a_command_leaves_behind_that_ends_by_itself_goes_on(tmp_path: Path) -> None:
+    noted = tmp_path / "pids"
+    assert told(python(FAMILY, str(noted)), message(EVENT)) == ""
+    _, *others = noted.read_text().split()
+    assert all(lives(pid) for pid in others)
+    for pid in others:
+        kill(int(pid))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_command_ends_with_whoever_told_it(number: int, tmp_path: Path) -> None:
+    noted = tmp_path / "pids"
+    code = "import sys; from zsq.actors.alarm_receivers import Command; Command(sys.argv[1:]).tell({})"
+    command = [sys.executable, "-c", FAMILY + "time.sleep(600)", str(noted)]
+    with subprocess.Popen([sys.executable, "-c", code, *command]) as teller:
+        wait_for(noted.exists, 30, "the command")
+        teller.send_signal(number)
+    wait_for(lambda: not any(lives(pid) for pid in noted.read_text().split()), 10, "the end of all it started")
+
+
+def test_a_command_whose_minder_is_killed_ends_too(tmp_path: Path) -> None:
+    noted = tmp_path / "pid"
+    code = "import os, sys, time; open(sys.argv[1], 'w').write(f'{os.getpid()} {os.getppid()}'); time.sleep(600)"
+    found: queue.Queue[str] = queue.Queue()
+    threading.Thread(target=lambda: found.put(told(python(code, str(noted)), message(EVENT))), daemon=True).start()
+    wait_for(lambda: noted.exists() and " " in noted.read_text(), 30, "the command")
+    pid, minder = noted.read_text().split()
+    kill(int(minder))
+    assert "killed" in found.get(timeout=10)
+    wait_for(lambda: not lives(pid), 10, "its end")
 
 
 def lives(pid: str) -> bool:

@@ -172,3 +172,19 @@ def test_no_receiver_no_process_but_the_log_says_it(starts: Starts) -> None:
     wait_for(lambda: "alarm raised: t/c: depth 1" in broker.log.read_text(), 30, "the log's line")
     assert broker.pids("alarm_teller") == []
     assert not stats(broker)["alarm_receivers"]
+
+
+@pytest.mark.parametrize("hard", [False, True])
+def test_a_command_that_hangs_ends_with_the_broker(starts: Starts, tmp_path: Path, hard: bool) -> None:
+    noted = tmp_path / "pids"
+    script = f"sleep 600 & setsid sleep 600 & echo $$ $! > {noted}.new; mv {noted}.new {noted}; wait"
+    broker = starts("--alarm-command", f"sh -c '{script}'")
+    channel_of(broker, "t", "c", alarm_depth=0)
+    publish(broker, "t", 1)
+    wait_for(noted.exists, 30, "the command")
+    pids = [int(pid) for pid in noted.read_text().split()]
+    if hard:
+        broker.kill()
+    else:
+        assert broker.stop() == 0
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 20, "the end of all it started")

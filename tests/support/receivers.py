@@ -121,3 +121,35 @@ class MailServer:
                 return
             else:
                 say("250 OK")
+
+
+class Trickler:
+    """Takes connections, says `first` on each, and then a byte every 20 ms for ever: no time-out of a socket ever sees the end of it."""
+
+    def __init__(self, first: bytes, byte: bytes) -> None:
+        self._first, self._byte = first, byte
+        self._ended = threading.Event()
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._socket.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._ended.set()
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._thread.join(10)
+
+    def _serve(self) -> None:
+        while not self._ended.is_set():
+            try:
+                client, _ = self._socket.accept()
+                with client:
+                    client.sendall(self._first)
+                    while not self._ended.wait(0.02):
+                        client.sendall(self._byte)
+            except OSError:
+                continue
