@@ -321,7 +321,7 @@ class Channel(Actor):
             self.storage.send((), self.peeks.begin(self._request, word, self.delivery, time.monotonic_ns(), time.time_ns()))
             return None
         elif word.action == "configure":
-            self.settings_own = channel_settings.changed(self.settings_own, word.options)
+            self.settings_own = channel_settings.changed(self.settings_own, word.options, self.settings.get("topic_name", ""), self.name)
             self.delivery.configure(channel_settings.resolve(self.settings_own))
             self.dead_letters.configured()
             data["settings"] = self.delivery.settings.as_dict()

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from ..transport.block_format import TAG_BYTES_MAX
 from ..transport.errors import E_BAD_ARGUMENT, UsageError
-from ..transport.names import check_name
+from ..transport.names import check_name, is_ephemeral
 from ..transport.protocol import REQUEUE_DELAY_MS_MAX
 
 NONE: Final = -1
@@ -98,10 +98,10 @@ def resolve(own: Mapping[str, Any]) -> ChannelSettings:
     return ChannelSettings(**own)
 
 
-def made(asked: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
+def made(asked: Mapping[str, Any], topic: str = "", channel: str = "") -> tuple[dict[str, Any], Any]:
     """(a new channel's own settings, where it starts: None, "earliest", "latest", an offset, or {"time_ns": since 1970}), checked."""
     own = {str(name): value for name, value in asked.items() if value is not None and name != START}
-    _spelled(own)
+    _goes_with(topic, channel, _spelled(own))
     start = asked.get(START)
     if isinstance(start, dict):
         good = {*start} == {"time_ns"} and type(start["time_ns"]) is int
@@ -111,11 +111,12 @@ def made(asked: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
     return own, start
 
 
-def changed(own: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def changed(own: Mapping[str, Any], changes: Mapping[str, Any], topic: str = "", channel: str = "") -> dict[str, Any]:
     """A channel's own settings after these changes; None takes one back to its default. `UsageError` where that cannot be."""
     after = {str(name): value for name, value in {**own, **changes}.items() if value is not None}
     now = resolve(own)
     then = _spelled(after)
+    _goes_with(topic, channel, then)
     for name in FIXED:
         what = f"{name} is chosen when a channel is made, and stays {getattr(now, name)!r}: make another channel"
         _check(getattr(now, name) == getattr(then, name), what)
@@ -133,13 +134,22 @@ def check_same(own: Mapping[str, Any], asked: Mapping[str, Any], channel: str) -
 
 
 def dead_letter_topic(topic: str, channel: str, settings: ChannelSettings) -> str:
-    """Where dead letters of this channel go. `UsageError` where the default name is too long: name one, then."""
+    """Where dead letters of this channel go. `UsageError` where they cannot go there: the name is too long, or it is of a topic in
+    memory, which the next restart of the broker empties, while the channel is durable."""
     name = settings.dead_letter_topic or f"{topic}.{channel}.dead".replace("#ephemeral", "")
     _check(name != topic, f"the dead letters of topic {topic!r} cannot go to itself")
+    lost = is_ephemeral(name) and not is_ephemeral(topic) and not is_ephemeral(channel)
+    _check(not lost, f"dead_letter_topic {name!r} is in memory, and loses what is in it when the broker restarts: name a topic on disk")
     try:
         return check_name(name)
     except UsageError as error:
         raise UsageError(E_BAD_ARGUMENT, f"{error.text}; set dead_letter_topic of channel {channel!r}") from None
+
+
+def _goes_with(topic: str, channel: str, settings: ChannelSettings) -> None:
+    """`UsageError` for settings that a channel of these names cannot have; "" where they are not known."""
+    if topic and channel and settings.dead_letter_topic:
+        dead_letter_topic(topic, channel, settings)
 
 
 def _spelled(own: dict[str, Any]) -> ChannelSettings:

@@ -125,7 +125,7 @@ class Management:
                 raise NotFound(E_NOT_FOUND, f"channel {channel!r} of topic {group.name!r} does not exist")
 
     def _lookup(self, envelope: Envelope, word: p.Lookup) -> None:
-        made(word.settings)
+        made(word.settings, word.topic, word.channel)
         group = self._group(word.topic, word.create)
         closing_orders.check_subscribed(group, word.channel)
         if word.channel:
@@ -211,7 +211,7 @@ class Management:
         settings: Mapping[str, Any] = {}
         if word.channel:
             check_name(word.channel, "channel")
-            made(settings := word.options)
+            made(settings := word.options, word.topic, word.channel)
         own = {} if word.channel else word.options
         group = self._group(word.topic, create=True, sync=str(own.get("sync", "")), retention=_retention(own))
         if word.channel:

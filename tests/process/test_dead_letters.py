@@ -229,3 +229,23 @@ def test_in_an_ordered_channel_what_follows_waits_for_the_letter(broker: Broker)
         assert message.body == b"2"
         message.finish(sync=True)
     dead(broker, 2)
+
+
+def test_a_topic_in_memory_is_refused_for_a_durable_channel(broker: Broker) -> None:
+    """When it is made by either way, and when it is set."""
+    publish(broker, 1)
+    lost: dict[str, Any] = {"dead_letter_topic": "d#ephemeral"}
+    with zsq.Admin(broker.ipc) as admin:
+        with pytest.raises(zsq.UsageError, match="name a topic on disk"):
+            admin.create_channel("t", "c", **lost)
+        with pytest.raises(zsq.UsageError, match="name a topic on disk"), zsq.Consumer(broker.ipc, "t", "c", **lost):
+            pass
+        assert not admin.stats("t")["topics"][0]["channels"]
+        admin.create_channel("t", "c")
+        with pytest.raises(zsq.UsageError, match="name a topic on disk"):
+            admin.configure_channel("t", "c", **lost)
+        assert row(broker)["settings"]["dead_letter_topic"] == ""
+    with zsq.Consumer(broker.ipc, "t", "e#ephemeral", start="earliest", **lost) as consumer:
+        take(consumer, 1)[0].reject("no")
+        wait_for(lambda: row(broker, channel="e#ephemeral")["dead_letter_count"] == 1, 20, "the dead letter")
+    assert [body for body, _ in read(broker, "d#ephemeral")] == [b"0"]
