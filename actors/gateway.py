@@ -170,6 +170,8 @@ class Gateway(Actor):
                 raise UsageError(E_BAD_COMMAND, "a link begins with Open")
             if word.kind not in ALLOWED:
                 raise UsageError(E_BAD_COMMAND, f"there is no link of kind {word.kind!r}, only {', '.join(ALLOWED)}")
+            if word.kind == "stage":
+                p.check_stage_topic(word.topic)
             if len(self.links) >= LINKS_MAX:
                 raise ZsqError(E_LIMIT, f"this gateway has {LINKS_MAX} links already")
         except ZsqError as error:

@@ -12,13 +12,14 @@ from typing import ClassVar, Final
 
 from crc32c import crc32c
 
-from .errors import E_BAD_ARGUMENT, UsageError
+from .errors import E_BAD_ARGUMENT, E_UNSUPPORTED, UsageError
+from .names import check_name, is_ephemeral
 from .protocol_client import Wire
 
 # fmt: off
 __all__ = [
     "STAGE_BYTES", "STAGE_PARTS_MAX", "TRANSACTION_APP_BYTES_MAX", "TRANSACTION_KINDS", "Abort", "Commit", "Missing",
-    "OpenStage", "Push", "Seal", "StagePart", "Staged", "check_transaction", "checksum_after",
+    "OpenStage", "Push", "Seal", "StagePart", "Staged", "check_stage_topic", "check_transaction", "checksum_after",
 ]
 # fmt: on
 
@@ -33,6 +34,17 @@ StagePart = tuple[bytes, int, int, int, int]  # stage, blocks, messages, bytes (
 def checksum_after(checksum: int, columns_crc: int) -> int:
     """A stage's checksum with one more block (0 at first): CRC-32C over the blocks' own checksums, so what counts is content and order."""
     return int(crc32c(columns_crc.to_bytes(4, "little"), checksum))
+
+
+def check_stage_topic(name: str) -> str:
+    """`name` itself if transactions can go there; asked before anything is sent, for a topic that is not there would be made.
+
+    `UsageError` E_BAD_NAME; E_UNSUPPORTED for an ephemeral one.
+    """
+    if is_ephemeral(check_name(name)):
+        text = f"a topic in memory takes no transactions, and {name!r} is one: they are kept until they are durable; use one on disk"
+        raise UsageError(E_UNSUPPORTED, text)
+    return name
 
 
 def check_transaction(app: str, version: int, kind: str) -> None:

@@ -23,9 +23,8 @@ from .asker import Asker
 from .block import Block
 from .drive import Drive, inherit, ours, remember
 from .errors import E_BAD_ARGUMENT, E_CLOSING, Refused, UsageError
-from .names import check_name
 from .producer import check_times
-from .protocol import STAGE_PARTS_MAX, Abort, Commit, Done, StagePart, check_transaction
+from .protocol import STAGE_PARTS_MAX, Abort, Commit, Done, StagePart, check_stage_topic, check_transaction
 from .session_stage import WINDOW_BYTES, StageSession
 from .session_stage_states import StageState
 from .stage_engine import BYE_LINGER_MS, StageEngine
@@ -64,7 +63,7 @@ class StageWriter:
         if window_bytes < 1:
             raise UsageError(E_BAD_ARGUMENT, f"a window of {window_bytes} bytes holds nothing")
         self._address = parse(url)
-        self._target = Target("stage", check_name(topic), create=create)
+        self._target = Target("stage", check_stage_topic(topic), create=create)
         self._transaction = (app, version, kind, partition, window_bytes)
         self._timeout = timeout
         self._heartbeat_ms = heartbeat_ms
@@ -179,7 +178,7 @@ class StageCommitter(Asker):
     """Commits and aborts transactions of a topic. Both may be repeated; both are, by themselves, when the link is lost."""
 
     def __init__(self, url: str | None, topic: str, *, timeout: float = STAGE_TIMEOUT_S, create: bool = True) -> None:
-        super().__init__(url, Target("stage", check_name(topic), create=create), timeout)
+        super().__init__(url, Target("stage", check_stage_topic(topic), create=create), timeout)
 
     def commit(self, app: str, version: int, parts: Sequence[StagePart | None], kind: str = "app") -> dict[str, Any]:
         """All `parts` become part of the topic, in this order, or none does. None among them (empty partitions) are left out.

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from ...transport.errors import E_BAD_ARGUMENT, UsageError
 from ...transport.names import check_name
-from ...transport.protocol_staging import TRANSACTION_APP_BYTES_MAX
+from ...transport.protocol_staging import TRANSACTION_APP_BYTES_MAX, check_stage_topic
 from .schema import COLUMNS, HEADERS, SOURCE_COLUMNS
 
 __all__ = ["EARLIEST", "LATEST", "SINK_NAMES", "SOURCE_NAMES", "Point", "SinkOptions", "SourceOptions", "sink_options", "source_options"]
@@ -130,7 +130,7 @@ def sink_options(options: Mapping[str, str], url: str, *, streaming: bool) -> Si
         raise wrong("txnAppId and txnVersion are for df.write within foreachBatch; writeStream takes the query's id and the batch's number")
     if "txnAppId" in given and not 0 < len(app.encode()) <= TRANSACTION_APP_BYTES_MAX:
         raise wrong(f"txnAppId {app[:40]!r} has {len(app.encode())} bytes; 1 to {TRANSACTION_APP_BYTES_MAX} are allowed")
-    topic = check_name(given["topic"]) if "topic" in given else ""
+    topic = check_stage_topic(given["topic"]) if "topic" in given else ""
     if not topic and "subscribe" in given:
         raise wrong("'subscribe' is an option of the source; name the topic to write to by option 'topic' or by a column of that name")
     return SinkOptions(given.get("url") or url, topic, app, version, _timeout(given))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from support.broker import Broker, free_port, kill, wait_for
 
 import zsq
 from zsq.actors.options import EPHEMERAL_BYTES_MAX
+from zsq.transport import stage_writer
 from zsq.transport.block import pack
 
 TOPIC = "t#ephemeral"
@@ -182,16 +184,26 @@ def test_delayed_messages_work_and_are_bounded(broker: Broker) -> None:
             producer.publish(TOPIC, b"again", delay=3600)
 
 
-def test_transactions_are_refused_and_reading_by_offset_works(broker: Broker) -> None:
+def test_reading_by_offset_works(broker: Broker) -> None:
     publish(broker, b"a", b"b")
     with zsq.Reader(broker.ipc, TOPIC) as reader:
         assert [reader.message(offset).body for offset in (0, 1)] == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("way", ["ipc", "tcp"])
+@pytest.mark.parametrize("knows", [True, False])
+def test_transactions_are_refused_and_make_no_topic(broker: Broker, way: str, knows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also to a client that does not know it: over TCP the gateway does; a local one makes the topic, and storage refuses."""
+    if not knows:
+        monkeypatch.setattr(stage_writer, "check_stage_topic", lambda name: name)
     with pytest.raises(zsq.UsageError, match="a topic in memory takes no transactions"):
-        stage(broker)
+        stage(getattr(broker, way))
+    if knows or way == "tcp":
+        assert not topics(broker)
 
 
-def stage(broker: Broker) -> None:
-    with zsq.StageWriter(broker.tcp, TOPIC, "app", 1) as writer:
+def stage(url: str) -> None:
+    with zsq.StageWriter(url, TOPIC, "app", 1) as writer:
         writer.push(pack([b"x"]))
         writer.seal()
 
@@ -217,6 +229,11 @@ def test_pause_close_and_delete_work(broker: Broker) -> None:
 # With ephemeral channels only
 
 
+def removed(broker: Broker, topic: str) -> int:
+    found: int = topics(broker)[topic]["removed_bytes"]
+    return found
+
+
 def passed(broker: Broker) -> None:
     """Retention has had its turns: what a topic beside it had finished is gone, and with the next round after that too."""
     with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer:
@@ -226,15 +243,15 @@ def passed(broker: Broker) -> None:
             producer.publish(probe, b"x")
             with zsq.Consumer(broker.ipc, probe, "c") as consumer:
                 assert take(consumer, 1) == [b"x"]
-            wait_for(lambda probe=probe: topics(broker)[probe]["removed_bytes"], 30, "the removal of what is finished")
+            wait_for(partial(removed, broker, probe), 30, "the removal of what is finished")
 
 
 def test_what_waits_stays(broker: Broker) -> None:
     """In flight, requeued, deferred, behind a pause, and never sent."""
     with zsq.Consumer(broker.ipc, TOPIC, "c#ephemeral", ready=4) as consumer, zsq.Admin(broker.ipc) as admin:
         publish(broker, *(b"%d" % number for number in range(10)))
-        held = [consumer.receive(timeout=20) for _ in range(4)]
-        assert [message.body for message in held if message] == [b"0", b"1", b"2", b"3"]
+        held = [message for _ in range(4) if (message := consumer.receive(timeout=20)) is not None]
+        assert [message.body for message in held] == [b"0", b"1", b"2", b"3"]
         held[0].finish(sync=True)
         held[1].requeue(6)
         admin.pause(TOPIC)
@@ -248,7 +265,7 @@ def test_what_waits_stays(broker: Broker) -> None:
         for message in held[2:]:
             message.requeue()
         assert sorted(map(int, take(consumer, 10))) == list(range(1, 11))
-        wait_for(lambda: topics(broker)[TOPIC]["removed_bytes"], 30, "the removal of what is finished")
+        wait_for(lambda: removed(broker, TOPIC), 30, "the removal of what is finished")
         assert topics(broker)[TOPIC]["dropped_count"] == 0
 
 

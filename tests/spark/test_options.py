@@ -141,6 +141,7 @@ def test_foreign_options_are_left_alone() -> None:
         (True, {"txnAppId": "a", "txnVersion": "1"}, "foreachBatch"),
         (False, {"subscribe": "t"}, "option of the source"),
         (False, {"topic": "a,b"}, "not legal"),
+        (True, {"topic": "t#ephemeral"}, "use one on disk"),
         (False, {"topics": "t"}, "did you mean 'topic'"),
     ],
 )

@@ -31,6 +31,13 @@ def push(writer: StageWriter, blocks: int, first: int = 0, size: int = 20_000) -
         writer.push(block(number, size))
 
 
+def test_a_topic_in_memory_is_refused_before_anything_is_sent() -> None:
+    nowhere, topic = "tcp://127.0.0.1:1", "t#ephemeral"
+    for made in (lambda: StageWriter(nowhere, topic, "app", 1), lambda: StageCommitter(nowhere, topic)):
+        with pytest.raises(zsq.UsageError, match=r"E_UNSUPPORTED.*use one on disk"):
+            made()
+
+
 def test_push_seal_commit(storage: FakeStages) -> None:
     with StageWriter(storage.url, "t", "app", 3, kind="job", partition=5) as writer:
         push(writer, 100)
