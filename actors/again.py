@@ -42,15 +42,15 @@ class Again:
         yield from self.waiting
         yield from ((start, count, attempts + 1) for start, count, attempts in self.promising)
 
-    def is_short(self) -> bool:
-        """Something waits, and little may be sent at once."""
+    def to_promise(self, bound: int) -> int:
+        """How many messages the next commit shall promise, where `bound` may be ready at a time: 0 while enough is, or nothing waits."""
         if not self.waiting or len(self.ready) >= options.PROMISED_ROWS_LOW:
-            return False
-        return total(self.ready) <= options.PROMISED_MAX // 2
+            return 0
+        ready = total(self.ready)
+        return bound - ready if ready <= bound // 2 else 0
 
-    def promise(self) -> None:
-        """With the commit that begins."""
-        room = options.PROMISED_MAX
+    def promise(self, room: int) -> None:
+        """So many messages, with the commit that begins."""
         while self.waiting and room > 0:
             start, count, attempts = self.waiting.popleft()
             self.promising.append((start, min(count, room), attempts))
@@ -68,6 +68,13 @@ class Again:
         found = bool(self.ready)
         self.ready.clear()
         return found
+
+    def keep(self, living: Callable[[Iterable[Run]], list[Run]]) -> None:
+        """Only what may be delivered again by the number of its last delivery."""
+        self.waiting = deque(living(self.waiting))
+        self.promising = living(self.promising)
+        ready = living((start, count, attempts - 1) for start, count, attempts in self.ready)
+        self.ready = deque((start, count, attempts + 1) for start, count, attempts in ready)
 
     def lost(self, start: int, stop: int) -> int:
         """Give up what is ready and lies there; how many messages that were."""

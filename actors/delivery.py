@@ -56,6 +56,8 @@ class Delivery:
         self.supply: Supply = kind(next_offset, holes, deferred or Deferred(), self.counters, self.settings, choice)
         self._token = (incarnation & 0x7FFFFFFF) << 32
         self._turns = Turns()
+        self._takers = 0  # consumers that take messages
+        self._beats_end_ns = 0  # no consumer is lost before that, as far as the last scan saw; 0: there is none
         self._leases: dict[int, Lease] = {}
         self._lease_rows = 0
         self._deadlines: DeadlineHeap[int] = DeadlineHeap()
@@ -71,19 +73,26 @@ class Delivery:
     def subscribe(self, consumer: Consumer) -> None:
         self.unsubscribe(consumer.peer)
         self.consumers[consumer.peer] = consumer
+        self._takers += consumer.ready > 0
+        self._beats_end_ns = min(self._beats_end_ns or consumer.lost_ns, consumer.lost_ns)
         if len(self.consumers) <= options.CONSUMER_LATENCIES_MAX:
             consumer.latency = LatencyWindow(options.CONSUMER_LATENCY_SLOT_S)
         self._turns.join(consumer)
 
     def set_ready(self, peer: Peer, ready: int) -> None:
-        self.consumers[peer].ready = max(0, ready)
-        self._turns.look(self.consumers[peer])
+        consumer = self.consumers[peer]
+        self._takers += (ready > 0) - (consumer.ready > 0)
+        consumer.ready = max(0, ready)
+        self._turns.look(consumer)
 
     def unsubscribe(self, peer: Peer) -> bool:
         """The consumer left or was lost: all it holds is to be delivered again."""
         consumer = self.consumers.pop(peer, None)
         if consumer is None:
             return False
+        self._takers -= consumer.ready > 0
+        if not self.consumers:
+            self._beats_end_ns = 0
         for token in list(consumer.tokens):
             self.supply.back(self._end_lease(token).runs, LOST)
             self.supply.dirty = True
@@ -92,11 +101,11 @@ class Delivery:
 
     def lost_consumers(self, now_ns: int) -> list[Peer]:
         """Those not heard of for two heartbeats."""
-        return [c.peer for c in self.consumers.values() if now_ns - c.seen_ns > 2 * c.heartbeat_ns]
+        return [c.peer for c in self.consumers.values() if now_ns >= c.lost_ns]
 
     def is_wanted(self) -> bool:
         """Some consumer would take new messages."""
-        return not self.paused and any(c.ready > 0 for c in self.consumers.values())
+        return not self.paused and self._takers > 0
 
     def rest(self) -> None:
         """Once a turn: hold no blocks that nobody wants. The feed goes off for the same reason; while it is on, the window must not
@@ -239,6 +248,7 @@ class Delivery:
         found = False
         for peer in self.lost_consumers(now_ns):
             found = self.unsubscribe(peer) or found
+        self._beats_end_ns = min((consumer.lost_ns for consumer in self.consumers.values()), default=0)
         while (token := self._deadlines.pop_due(now_ns)) is not None:
             lease = self._end_lease(token)
             self.counters["timeout_count"] += total(lease.runs)
@@ -249,8 +259,8 @@ class Delivery:
         return self.supply.scan(wall_ns, self._lease_rows) or found
 
     def next_due(self, now_ns: int, wall_ns: int) -> int:
-        """When the next scan has something to do, in monotonic ns; 0 for never."""
-        times = [c.seen_ns + 2 * c.heartbeat_ns + 1 for c in self.consumers.values()]
+        """When the next scan has something to do, in monotonic ns; 0 for never. It may find that all consumers were heard of since."""
+        times = [self._beats_end_ns] if self.consumers else []
         lease = self._deadlines.next_due()
         if lease is not None:
             times.append(lease)
@@ -268,11 +278,17 @@ class Delivery:
     def changes(self) -> Changes:
         """What changed since the last call; one commit is out at a time. Redeliveries wait for it."""
         out = [run for lease in self._leases.values() for run in lease.runs]
-        return self.supply.changes(out, self.waits_for_commit())
+        return self.supply.changes(out, self._to_promise())
 
     def waits_for_commit(self) -> bool:
         """Somebody would get what waits for its next number."""
-        return self.supply.is_short() and self.is_wanted() and not self._ending
+        return self._to_promise() > 0
+
+    def _to_promise(self) -> int:
+        """How many messages get their next number with the commit that begins."""
+        if self._ending or not self.supply.again.waiting or not self.is_wanted():
+            return 0
+        return self.supply.to_promise(sum(max(0, c.ready - c.in_flight) for c in self.consumers.values()))
 
     def end(self) -> None:
         """In order: nothing is sent any more, and rows say under which number their messages were really sent last."""

@@ -67,10 +67,11 @@ MOVES: Final[dict[MessageState, dict[MessageEvent, frozenset[MessageState]]]] = 
         _E.CONFIGURE: frozenset({_S.DYING}),
         _E.SEEK: _SEEK,
     },
-    _S.PROMISED: {_E.COMMITTED: frozenset({_S.READY}), _E.GONE: _OVER, _E.SEEK: _SEEK},
+    _S.PROMISED: {_E.COMMITTED: frozenset({_S.READY}), _E.CONFIGURE: frozenset({_S.DYING}), _E.GONE: _OVER, _E.SEEK: _SEEK},
     _S.READY: {
         _E.DELIVER: frozenset({_S.IN_FLIGHT, _S.OVER}),  # over: too old by now
         _E.GONE: _OVER,
+        _E.CONFIGURE: frozenset({_S.DYING}),
         _E.STOP: frozenset({_S.WAITING}),  # nobody got that number: it is taken back
         _E.SEEK: _SEEK,
     },

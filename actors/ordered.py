@@ -160,7 +160,13 @@ class OrderedSupply(Supply):
         picked = super().pick(consumer, room, rows_out, wall_ns)
         if picked is None and not was_free and self._slots.available:  # what was to come again grew too old, and freed its slots
             picked = super().pick(consumer, room, rows_out, wall_ns)
+        if picked is not None and consumer.again_last:
+            self._out.update(self._slots.heads_in(picked.runs))
         return picked
+
+    def may_ask(self, rows_out: int) -> bool:
+        """Not before all is sorted: what came due might be over by then, and yet be placed as a head that nothing ever releases."""
+        return not self._unsorted and super().may_ask(rows_out)
 
     def _has_new(self, rows_out: int) -> bool:
         return self._slots.available > 0
@@ -212,7 +218,7 @@ class OrderedSupply(Supply):
         if keyed:
             _, attempts = self._slots.take()
             if attempts:  # it was sent before, by a predecessor: its next number is committed first
-                self.again.waiting.append((offset, 1, attempts))
+                super()._recover((offset, 1, attempts), 0)
                 self.dirty = True
                 return
             self._out.add(offset)
@@ -247,8 +253,8 @@ class OrderedSupply(Supply):
     def later(self, runs: Sequence[Run], due_ns: int, cause: str) -> None:
         heads = self._slots.heads_in(runs)
         self._out.difference_update(heads)
-        self._slots.release([head for head in heads if head < self._start])  # gone: its slot does not wait for it to be due
         super().later(runs, due_ns, cause)
+        self._release_gone([head for head in heads if head < self._start])
 
     def reject(self, runs: Sequence[Run], cause: str) -> None:
         """Its slot waits until it is a dead letter: what comes after it shall not be done before that is said."""
@@ -260,11 +266,6 @@ class OrderedSupply(Supply):
         heads = self._slots.heads_in(runs)
         self._out.difference_update(heads)
         self._slots.release(heads)
-
-    def _still_there(self, runs: Iterable[Run]) -> tuple[list[Run], list[Run]]:
-        found = super()._still_there(runs)
-        self._over(found[1])
-        return found
 
     # Commits and moves
 
@@ -280,8 +281,16 @@ class OrderedSupply(Supply):
     def drop_below(self, start: int) -> bool:
         moved = super().drop_below(start)
         self.counters["dropped_count"] += self._slots.remove(0, start) + self._unsorted.remove(0, start)
-        self._slots.release([head for head in self._slots.heads_below(start) if head not in self._out])  # deferred ones, too
+        self._release_gone(self._slots.heads_below(start))
         return moved
+
+    def _release_gone(self, heads: Sequence[int]) -> None:
+        """Their messages are gone: their slots do not wait for them to be due. Only what is with a consumer or on its way to the dead
+        letters still ends by itself."""
+        if heads:
+            dying = self._slots.heads_in(death.run for death in chain(self.dying.out, self.dying.waiting))
+            kept = self._out.union(dying)
+            self._slots.release([head for head in heads if head not in kept])
 
     # What it looks like from outside
 

@@ -31,6 +31,7 @@ from .deferred import Deferred, Row
 from .dying import Dead, Dying
 from .lease import Changes, Consumer, Hole
 from .ranges import above, total
+from .saved_rows import SavedRows
 from .shelf import BlockShelf
 
 TRIED: Final = "it was delivered as often as its channel allows by now"
@@ -74,10 +75,10 @@ class Supply:
         self._start = 0  # nothing below it is there any more
         self._window: deque[Block] = deque()
         self._shelf = BlockShelf(options.CACHE_BYTES_MAX)
-        self._saved: dict[int, tuple[int, int]] = {}  # start -> count, attempts
+        self._saved = SavedRows()
         for start, count, attempts, due_ns in holes:
             if not due_ns:  # deferred rows are known here only where their order matters
-                self._saved[start] = (count, attempts)
+                self._saved.found(start, count, attempts)
             self._recover((start, count, attempts), due_ns)
 
     def _recover(self, run: Run, due_ns: int) -> None:
@@ -89,10 +90,10 @@ class Supply:
         return self.dying.living(runs, self.settings.max_attempts, cause)
 
     def configure(self, settings: ChannelSettings) -> None:
-        """From now on. What waits and has had its attempts by the new rule is not delivered again."""
+        """From now on. What is with nobody and has had its attempts by the new rule is not delivered again."""
         self.settings = settings
         self.choice.configure(settings)
-        self.again.waiting = deque(self.living(self.again.waiting, TRIED))
+        self.again.keep(partial(self.living, cause=TRIED))
         self.dirty = True
 
     # Blocks
@@ -278,6 +279,7 @@ class Supply:
 
     def came_due(self, rows: Sequence[Row], next_due_ns: int, wall_ns: int) -> None:
         """The store's answer: these are to be delivered again, once they are no longer deferred there."""
+        self._saved.came(rows)
         self.again.waiting.extend(self.living(self.deferred.came(rows, next_due_ns, wall_ns), TRIED))
         self.dirty = self.dirty or bool(rows)
 
@@ -291,26 +293,24 @@ class Supply:
 
     # Commits
 
-    def is_short(self) -> bool:
-        """What waits may only be sent after a commit."""
-        return self.again.is_short()
+    def to_promise(self, room: int) -> int:
+        """How many messages the next commit shall promise their next numbers, where consumers have room for so many now.
 
-    def changes(self, out: Iterable[Run], promise: bool) -> Changes:
-        """What changed since the last call. `out`: what is in flight; `promise`: somebody would take what waits for its next number."""
-        kept, below = self._still_there(self.again.waiting)
-        self.again.waiting = deque(kept)
-        if promise:
-            self.again.promise()
+        Where attempts are bounded no more than that are promised: after a crash a promised delivery counts as one that was made.
+        """
+        bound = room if self.settings.max_attempts else options.PROMISED_MAX
+        return self.again.to_promise(min(bound, options.PROMISED_MAX))
+
+    def changes(self, out: Iterable[Run], promise: int) -> Changes:
+        """What changed since the last call. `out`: what is in flight; `promise`: so many of those that wait get their next number."""
+        self.again.waiting = deque(self._still_there(self.again.waiting))
+        self.again.promise(promise)
         rows = {start: (count, attempts) for start, count, attempts in out}
         rows.update((start, (count, attempts)) for start, count, attempts in self._held())
         deferred, clear = self.deferred.take()
-        saved = self._saved
-        put = (*((start, *row, 0) for start, row in rows.items() if saved.get(start) != row), *deferred)
-        gone = saved.keys() - rows.keys() - {row[0] for row in deferred}  # a put of the same start is enough
-        gone |= {run[0] for run in below} - rows.keys()  # of those that came due the store has rows which nobody here knows
-        self._saved = rows
+        put, gone = self._saved.changes(rows, deferred)
         self.dirty = False
-        return Changes(self.next_offset, put, tuple(gone), clear)
+        return Changes(self.next_offset, put, gone, clear)
 
     def _held(self) -> Iterable[Run]:
         """What is behind the cursor, with nobody, and not deferred; as rows of the commit that begins."""
@@ -342,8 +342,8 @@ class Supply:
         What consumers hold is theirs until they answer; only then it is found to be gone. True if the next message is another now.
         """
         self._start = max(self._start, start)
-        self.again.ready = deque(self._still_there(self.again.ready)[0])
-        self.again.promising = self._still_there(self.again.promising)[0]
+        self.again.ready = deque(self._still_there(self.again.ready))
+        self.again.promising = self._still_there(self.again.promising)
         self.counters["dropped_count"] += self.dying.drop_below(start)
         self.wanted = {offset for offset in self.wanted if offset >= start}
         self.dirty = True
@@ -354,11 +354,13 @@ class Supply:
         self.drop_blocks()
         return True
 
-    def _still_there(self, runs: Iterable[Run]) -> tuple[list[Run], list[Run]]:
-        """(what is kept, what was below the start and is counted)."""
-        found = above(runs, self._start)
-        self.counters["dropped_count"] += total(found[1])
-        return found
+    def _still_there(self, runs: Iterable[Run]) -> list[Run]:
+        """What is not below the start; the rest is counted."""
+        kept, below = above(runs, self._start)
+        self.counters["dropped_count"] += total(below)
+        if below:
+            self.done(below)
+        return kept
 
     # What it looks like from outside
 

@@ -85,7 +85,7 @@ class Desk:
 
     def ask(self, limit: int = 1_000) -> int:
         """How many rows came."""
-        if not self.channel.supply.deferred.may_ask(self.channel.held):
+        if not self.channel.may_ask():
             return 0
         rows = sorted((hole for hole in self.kept.values() if hole[3] <= self.wall_ns), key=lambda hole: hole[3])[:limit]
         following = min((hole[3] for hole in self.kept.values() if hole not in rows), default=0)

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from tests.actors.conftest import Desk
 from zsq.actors import options
 from zsq.actors.again import Again
+from zsq.actors.channel_settings import ChannelSettings
 
 if TYPE_CHECKING:
     from zsq.actors.lease import Hole
 
 S = 1_000_000_000
-A = (b"a",)
+A, B = (b"a",), (b"b",)
 ALL: tuple[tuple[int, int], ...] = ()
 
 
@@ -90,8 +91,45 @@ def test_of_a_long_run_so_much_is_promised_as_is_about_to_be_sent(monkeypatch: p
     assert desk.told(desk.send()) == [("a", ((0, 6, 1),))]
     assert desk.channel.waits_for_commit()
     save(desk, rows)
-    assert sorted(rows.values()) == [(0, 6, 1, 0), (6, 4, 1, 0), (10, 10, 1, 0), (20, 999_980, 0, 0)]
+    assert sorted(rows.values()) == [(0, 6, 1, 0), (6, 4, 1, 0), (10, 6, 1, 0), (16, 999_984, 0, 0)]
     assert desk.stats() == (999_994, 6, 0)
+
+
+def test_where_attempts_are_bounded_no_more_is_promised_than_there_is_room_for() -> None:
+    """For after a crash what was promised is taken for delivered."""
+    rows: dict[int, Hole] = {0: (0, 1_000, 0, 0)}
+    desk = Desk(1_000, list(rows.values()), max_attempts=2)
+    desk.channel.supply.shelve(desk.block_at(0, 1_000))
+    desk.join(A, 6)
+    desk.join(B, 4)
+    for _ in range(3):
+        save(desk, rows)
+    assert rows == {0: (0, 10, 1, 0), 10: (10, 990, 0, 0)}
+    sent = desk.send()
+    save(desk, rows)
+    assert not desk.channel.waits_for_commit(), "nobody has room"
+    assert sorted(rows.values())[-1] == (10, 990, 0, 0)
+    desk.channel.fin(sent[0].peer, sent[0].token, ((sent[0].runs[0][0], 3),))
+    assert desk.channel.waits_for_commit()
+    save(desk, rows)
+    assert sorted(rows.values())[-1] == (13, 987, 0, 0)
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_fewer_attempts_hold_for_what_was_promised_too(committed: bool) -> None:
+    desk = Desk(4, [(0, 2, 1, 0), (2, 2, 0, 0)])
+    rows: dict[int, Hole] = {}
+    desk.join(A, 10)
+    desk.channel.changes()
+    if committed:
+        desk.channel.supply.committed()
+    desk.channel.configure(ChannelSettings(max_attempts=1))
+    desk.channel.supply.committed()
+    desk.channel.supply.shelve(desk.block_at(0, 4))
+    assert desk.told(desk.send()) == [("a", ((2, 2, 1),))]
+    save(desk, rows)
+    assert rows[0] == (0, 2, 1, 0), "by the number of the last delivery that was made"
+    assert [dead.death.run for dead in desk.channel.supply.next_dead()] == [(0, 2, 1)]
 
 
 def test_many_rows_are_ready_before_more_are_promised(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +154,7 @@ def test_nothing_is_lost_between_waiting_and_ready(waiting: list[int], more: lis
             again.waiting.append((first, count, 1 + turn))
             first += count
         for _ in range(promises):
-            again.promise()
+            again.promise(again.to_promise(options.PROMISED_MAX))
             again.committed()
     again.take_back()
     kept = sorted(again.waiting)

@@ -278,7 +278,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         due = self.channel.next_due(self.now_ns, self.now_ns)
         assert due > self.now_ns or not due or self.channel.held >= options.DUE_HELD_MAX
 
-    @precondition(lambda self: self.channel.supply.deferred.may_ask(self.channel.held))
+    @precondition(lambda self: self.channel.may_ask())
     @rule(limit=st.integers(1, 3))
     def due(self, limit: int) -> None:
         """The store names the earliest. They stay there until a commit takes them."""
@@ -380,7 +380,7 @@ class DeliveryMachine(RuleBasedStateMachine):
                 break
             self.seen[(b"last",)] = self.channel.consumers[(b"last",)].seen_ns = self.now_ns
             self.scan(61)
-            if self.channel.supply.deferred.may_ask(self.channel.held):
+            if self.channel.may_ask():
                 self.due(3)
             self.save()
             self.committed()

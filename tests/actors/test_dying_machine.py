@@ -121,8 +121,7 @@ class DyingMachine(RuleBasedStateMachine):
             if lease is not None and lease.sent_ns + 60 * S <= self.now_ns:
                 self.died |= {run[0] + i for run in lease.runs if run[2] >= MAX for i in range(run[1])}
         self.channel.scan(self.now_ns, self.now_ns)
-        deferred = self.channel.supply.deferred
-        if deferred.may_ask(self.channel.held):
+        if self.channel.may_ask():
             rows = [(start, *row) for start, row in self.kept.items() if row[2] <= self.now_ns]
             following = min((row[2] for row in self.kept.values() if row[2] > self.now_ns), default=0)
             self.channel.supply.came_due(rows, following, self.now_ns)
@@ -168,7 +167,7 @@ class DyingMachine(RuleBasedStateMachine):
         self.pending = None
         self.next_offset = changes.next_offset
         for start in changes.holes_gone:
-            self.rows.pop(start)
+            assert self.rows.pop(start, None) or self.kept.pop(start, None)
         for start, count, attempts, due_ns in changes.holes_put:
             self.rows.pop(start, None)
             self.kept.pop(start, None)
@@ -206,6 +205,7 @@ class DyingMachine(RuleBasedStateMachine):
         assert len(held) == dying.messages() == self.channel.statistics(self.head)["dying_count"]
         assert held == self.died - self.finished
         assert dying._texts == sum(len(death.error) for death in (*dying.out, *dying.waiting))
+        assert self.channel.supply.deferred.messages >= 0
         assert all(attempts >= REJECTED or attempts >= MAX for start, _, attempts in dying.unstored())
 
     def teardown(self) -> None:

@@ -11,6 +11,7 @@ import pytest
 from tests.actors.conftest import Desk, S
 from zsq.actors import options
 from zsq.actors.delivery import Delivery
+from zsq.actors.dying import REJECTED
 from zsq.actors.lease import Hole, Parcel
 from zsq.transport.block import Block, pack, with_place
 from zsq.transport.protocol import DEAD
@@ -175,6 +176,22 @@ def test_a_start_sorts_all_rows_before_anything_goes_out() -> None:
     desk.commit()
     assert desk.send_one().runs == ((0, 1, 2),)
     assert desk.stats() == (2, 3, 0)
+
+
+@pytest.mark.parametrize("attempts", [1, REJECTED + 1])
+def test_what_waited_behind_a_head_that_is_gone_has_had_its_attempts(attempts: int) -> None:
+    """Row 1 went out once, when row 0 was gone for a moment that no disk remembers."""
+    desk = KeyedDesk(3, [(0, 1, 1, 5_010 * S), (1, 1, attempts, 0), (2, 1, 0, 0)], max_attempts=1)
+    desk.join(A, 100)
+    assert desk.offsets() == []
+    desk.channel.supply.shelve(with_place(block_of("aaa"), 0, desk.wall_ns))
+    assert desk.offsets() == []
+    desk.channel.supply.drop_below(1)
+    assert desk.offsets() == []
+    assert [dead.death.run for dead in desk.channel.supply.next_dead()] == [(1, 1, 1)]
+    assert desk.offsets() == []
+    desk.channel.supply.dead()
+    assert desk.offsets() == [2]
 
 
 def test_rows_that_cannot_be_read_do_not_hold_up_a_start() -> None:

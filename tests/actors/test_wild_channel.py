@@ -12,6 +12,7 @@ from itertools import chain
 from typing import Any
 from unittest import mock
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -30,6 +31,10 @@ from zsq.transport.protocol import BACKOFF, DEAD, Run
 S = 1_000_000_000
 PEERS = [(b"a",), (b"b",), (b"c",)]
 KEY = st.sampled_from([b"a", b"b", None])
+TROUBLES = (
+    "all_come_back", "all_are_deferred", "all_are_rejected", "go_out", "one_attempt", "what_is_deferred_comes", "letters_begin",
+    "letters_end", "crash", "what_is_old_goes", "commit",
+)  # fmt: skip
 MESSAGES = st.lists(st.tuples(KEY, st.sampled_from([b"x", b"y", None])), min_size=1, max_size=6)
 
 
@@ -44,6 +49,8 @@ class WildChannel(RuleBasedStateMachine):
         self.rows: dict[int, tuple[int, int, int]] = {}  # the store: count, attempts, due
         self.next_stored = 0
         self.pending: Changes | None = None
+        self.expected: dict[int, MessageState] = {}  # where what is behind the cursor was, when that commit began
+        self.keys: list[bytes | None] = []
         self.attempts: dict[int, int] = defaultdict(int)
         self.tokens: list[tuple[tuple[bytes, ...], int]] = []
         self.now_ns = 1_000 * S
@@ -54,7 +61,7 @@ class WildChannel(RuleBasedStateMachine):
     )
     def begin(self, ordered: bool, tags: str, most: int, age: float) -> None:
         self.settings = ChannelSettings(ordered=ordered, tags=tags, max_attempts=most, max_age_s=age)
-        self.most = most or 1 << 30  # attempts that were allowed since what is ready was promised
+        self.most = most or 1 << 30
         self.live()
         self.publish([(b"a", b"x"), (b"b", b"x"), (None, b"y"), (b"a", b"x")])
         self.feed(1)
@@ -81,6 +88,7 @@ class WildChannel(RuleBasedStateMachine):
         block = pack([b"%d" % (self.head + i) for i in range(len(messages))], keys=list(keys), tags=list(tags))
         self.log.append(with_place(block, self.head, self.now_ns))
         self.head += len(messages)
+        self.keys += keys
 
     def readable(self, offset: int) -> Iterator[Block]:
         """What storage would answer with, from there on."""
@@ -174,7 +182,7 @@ class WildChannel(RuleBasedStateMachine):
     def bury(self) -> None:
         if not self.channel.supply.dying.out:
             self.channel.supply.next_dead()
-        elif self.channel.supply.dying.out:
+        else:
             self.channel.supply.dead()
 
     @rule(most=st.sampled_from([0, 1, 2]), dice=st.integers(0, 5))
@@ -183,7 +191,7 @@ class WildChannel(RuleBasedStateMachine):
             old = self.settings
             self.settings = ChannelSettings(old.tags, old.ordered, most, max_age_s=old.max_age_s)
             self.channel.configure(self.settings)
-            self.most = max(self.most, most or 1 << 30)
+            self.most = most or 1 << 30
 
     @rule(number=st.integers(0, 60), dice=st.integers(0, 9))
     def seek(self, number: int, dice: int) -> None:
@@ -197,6 +205,7 @@ class WildChannel(RuleBasedStateMachine):
     @rule()
     def save(self) -> None:
         self.pending = self.channel.changes()
+        self.expected = dict(self.watch.places)
 
     @precondition(lambda self: self.pending is not None)
     @rule()
@@ -214,6 +223,9 @@ class WildChannel(RuleBasedStateMachine):
             self.rows.pop(start, None)
         for start, count, attempts, due_ns in changes.holes_put:
             self.rows[start] = (count, attempts, due_ns)
+        kept = {offset: row[2] > 0 for start, row in self.rows.items() for offset in range(start, start + row[0])}
+        known = {offset: state is MessageState.DEFERRED for offset, state in self.expected.items() if offset < self.next_stored}
+        assert kept == known, "the store has exactly what the channel knows"
 
     @rule(dice=st.integers(0, 3), written=st.booleans(), in_order=st.booleans())
     def end_and_begin(self, dice: int, written: bool, in_order: bool) -> None:
@@ -230,9 +242,75 @@ class WildChannel(RuleBasedStateMachine):
             self.store()
         self.live()
 
+    # What chance seldom does one after the other
+
+    @rule(steps=st.lists(st.sampled_from(TROUBLES), min_size=2, max_size=5))
+    def trouble(self, steps: list[str]) -> None:
+        for step in steps:
+            getattr(self, step)()
+            self.check_laws()
+
+    def commit(self) -> None:
+        if self.pending is None:
+            self.save()
+        self.committed()
+
+    def all_come_back(self, delay: int = 0) -> None:
+        self.feed(2)
+        self.deliver(3)
+        for peer, token in self.tokens:
+            self.channel.req(peer, token, (), delay, self.now_ns, "no good")
+        self.commit()
+        self.commit()
+
+    def go_out(self) -> None:
+        self.deliver(3)
+
+    def all_are_deferred(self) -> None:
+        self.all_come_back(10_000)
+
+    def all_are_rejected(self) -> None:
+        self.all_come_back(DEAD)
+
+    def one_attempt(self) -> None:
+        self.configure(1, 0)
+
+    def what_is_deferred_comes(self) -> None:
+        self.scan(11)
+        if self.channel.may_ask():
+            self.due(3)
+
+    def letters_begin(self) -> None:
+        """With their blocks, if those have to be read."""
+        for _ in range(2):
+            if not self.channel.supply.dying.out:
+                self.channel.supply.next_dead()
+                self.fetch()
+
+    def letters_end(self) -> None:
+        self.letters_begin()
+        if self.channel.supply.dying.out:
+            self.bury()
+
+    def crash(self) -> None:
+        self.end_and_begin(0, True, False)
+
+    def what_is_old_goes(self) -> None:
+        """So that what is new goes out at once, if it may."""
+        self.publish([(b"a", b"x"), (b"b", b"x")])
+        self.feed(9)
+        self.drop_oldest(1, 0)
+        self.deliver(3)
+
     # Laws
 
     @invariant()
+    def check_laws(self) -> None:
+        if self.lives:
+            self.rows_are_apart()
+            self.no_count_is_negative()
+            self.one_of_a_key_is_out()
+
     def rows_are_apart(self) -> None:
         """In the store no two rows hold the same message."""
         held: set[int] = set()
@@ -240,6 +318,18 @@ class WildChannel(RuleBasedStateMachine):
             mine = set(range(start, start + row[0]))
             assert not held & mine
             held |= mine
+
+    def no_count_is_negative(self) -> None:
+        assert self.channel.supply.deferred.rows >= 0
+        assert self.channel.supply.deferred.messages >= 0
+
+    def one_of_a_key_is_out(self) -> None:
+        """Of an ordered channel: with a consumer, or on its way to the dead letters."""
+        if self.settings.ordered:
+            out = [run for lease in self.channel._leases.values() for run in lease.runs]
+            out += [death.run for death in self.channel.supply.dying.out]
+            keys = [self.keys[offset] for offset, _ in each(tuple(out))]
+            assert all(keys.count(key) <= 1 for key in {*keys} - {None}), "two of a key are out"
 
     def teardown(self) -> None:
         try:
@@ -280,6 +370,28 @@ class WildChannel(RuleBasedStateMachine):
 
 def each(runs: tuple[Run, ...]) -> Iterator[tuple[int, int]]:
     return ((offset, attempts) for start, count, attempts in runs for offset in range(start, start + count))
+
+
+WRONG = (
+    "all_come_back go_out what_is_old_goes",
+    "all_come_back one_attempt go_out",
+    "all_are_rejected letters_begin what_is_old_goes",
+    "all_are_deferred one_attempt what_is_deferred_comes letters_end commit",
+    "all_are_deferred crash one_attempt what_is_deferred_comes letters_end",
+)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("steps", WRONG)
+def test_these_were_wrong_once(steps: str, ordered: bool) -> None:
+    one = WildChannel()
+    one.begin(ordered=ordered, tags="", most=0, age=-1)
+    try:
+        one.trouble(steps.split())
+    except BaseException:
+        one.small.stop()
+        raise
+    one.teardown()
 
 
 TestWild: Any = WildChannel.TestCase
