@@ -85,6 +85,7 @@ class Lane:
         self.link.busy = lambda: self.session.unanswered  # a topic that was deleted does not come back for nothing
         self.gather: Gather | None = None
         self._forgotten = 0
+        self._uuid = ""  # of the topic that the last link led to
         engine.add(self.link)
 
     # Out
@@ -134,12 +135,17 @@ class Lane:
             self._note_refused()
         if session.forgotten != self._forgotten:
             self._forgotten = session.forgotten
-            log.warning(
-                "topic %s lost blocks that it had answered as stored (not in sync mode always?); going on as a new producer", self.topic
-            )
+            log.warning("topic %s %s; going on as a new producer", self.topic, self._why_forgotten())
         return reaction
 
+    def _why_forgotten(self) -> str:
+        """The topic knows less of this producer than it had answered."""
+        if self._uuid and self._uuid != self.link.opened.get("uuid"):
+            return "was deleted and made anew, without what was published before"
+        return "lost blocks that it had answered as stored (not in sync mode always?)"
+
     def on_up(self, now_ns: int) -> None:
+        self._uuid = self.link.opened.get("uuid", "")
         self.link.heartbeat_ms = self.session.heartbeat_ms
         self.pump(now_ns)
 

@@ -35,6 +35,7 @@ class FakeBroker:
         self.url = f"ipc://{run}"
         self.log: list[Block] = []
         self.head = 0
+        self.uuid = "0"  # of every topic
         self.expected: dict[int, int] = {}
         self.places: dict[tuple[int, int], int] = {}
         self.refuse: deque[str] = deque()
@@ -142,7 +143,7 @@ class FakeBroker:
         if self.lookup_error is not None:
             return p.Failed(word.request, *self.lookup_error)
         places = {"topic": f"ipc://{self.run}/1", "reader": f"ipc://{self.run}/2", "channel": f"ipc://{self.run}/3"}
-        return p.Done(word.request, {**places, "uuid": "0"})
+        return p.Done(word.request, {**places, "uuid": self.uuid})
 
     def on_manage(self, _: Envelope, word: p.Manage, __: Any) -> p.Wire:
         if word.topic == "absent":

@@ -224,6 +224,19 @@ def test_a_topic_that_forgot(broker: Broker, caplog: pytest.LogCaptureFixture) -
     assert len({word.producer_id for word in broker.heard if type(word) is p.Hello}) == 2
 
 
+def test_a_topic_that_was_made_anew(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+    """It has another uuid: nothing was lost, it was deleted."""
+    with zsq.Producer(broker.url) as producer:
+        producer.publish("t", b"a")
+        broker.die()
+        broker.expected.clear()
+        broker.uuid = "1"
+        broker.start()
+        producer.publish("t", b"b")
+    assert "topic t was deleted and made anew" in caplog.text
+    assert "had answered as stored" not in caplog.text
+
+
 def test_refused_lookup_is_an_error_now_and_tried_again_later(broker: Broker) -> None:
     broker.lookup_error = (E_TOPIC_FAILED, "its storage fails")
     with zsq.Producer(broker.url) as producer:
