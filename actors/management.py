@@ -219,7 +219,7 @@ class Management:
             self._channel(group, word.channel, create=True)
 
         def then(error: ZsqError | None) -> None:
-            self.relay(envelope, word.request, {"existed": existed}, error)
+            self.relay(envelope, word.request, {"existed": existed}, error or group.differs(word.channel, settings))
 
         group.want(word.channel, then, settings)
 

@@ -155,7 +155,7 @@ class Admin(Asker):
         return _data(answer)
 
     def create_channel(self, topic: str, channel: str, **settings: Unpack[NewChannelOptions]) -> dict[str, Any]:
-        """{"existed": True} if it was there; then nothing was changed."""
+        """{"existed": True} if it was there; then nothing was changed. `UsageError` where it is there with another order, or other tags."""
         return self._manage("create", topic, channel, **on_wire(settings))
 
     def configure_channel(self, topic: str, channel: str, **settings: Unpack[ChannelOptions]) -> dict[str, Any]:

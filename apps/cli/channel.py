@@ -22,7 +22,7 @@ def channel() -> None:
 @with_settings(default=False)
 @with_broker
 def channel_create(topic: str, channel: str, url: str, timeout: float, start: Any, **options: Any) -> None:
-    """Make CHANNEL on TOPIC (and TOPIC, if need be); if it exists it stays as it is.
+    """Make CHANNEL on TOPIC (and TOPIC, if need be); if it exists it stays as it is, and one with another order or other tags is refused.
 
     Without --start the first channel of a topic gets all that waits there, a later one what is published from then on.
     """

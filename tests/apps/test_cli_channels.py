@@ -75,11 +75,13 @@ def test_a_channel_is_made_set_and_shown(shell: Shell) -> None:
 def test_what_is_said_about_a_channel_that_is_there_changes_nothing_and_is_told(shell: Shell) -> None:
     shell("channel", "create", "t", "there", "--tags", "a||b", "--start", "3")
     assert shell("channel", "create", "t", "there", "--tags", "b||a") == ""
-    said = shell("channel", "create", "t", "there", "--tags", "c", "--start", "latest")
+    said = shell("channel", "create", "t", "there", "--max-attempts", "3", "--start", "latest")
     assert "exists; it goes on where it is, zsq seek moves it" in said
-    assert "exists, with other settings; they were not changed" in said
+    assert "exists, with other settings; they were not changed, zsq channel set does that" in said
     assert (shell.at("t", "there"), shell.channel("t", "there")["settings"]["tags"]) == (3, "a||b")
     assert "has tags 'a||b', not 'c'" in shell("sub", "t", "there", "--tags", "c", code=2)
+    assert "has tags 'a||b', not 'c'; use another channel" in shell("channel", "create", "t", "there", "--tags", "c", code=2)
+    assert "has ordered False, not True; use another channel" in shell("channel", "create", "t", "there", "--ordered", code=2)
     shell("channel", "create", "t", "plain", "--start", "earliest")
     said = shell("sub", "t", "plain", "-n", "2", "--start", "9", "--max-attempts", "4")
     assert said.startswith("message 0\nmessage 1\n")

@@ -184,7 +184,8 @@ def test_a_command_that_hangs_ends_with_the_broker(starts: Starts, tmp_path: Pat
     wait_for(noted.exists, 30, "the command")
     pids = [int(pid) for pid in noted.read_text().split()]
     if hard:
-        broker.kill()
+        assert broker.process is not None
+        kill(broker.process.pid)
     else:
         assert broker.stop() == 0
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 20, "the end of all it started")
