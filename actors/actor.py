@@ -27,11 +27,11 @@ from ..transport.protocol import Ask, Born, Done, Failed, Gone, Order, Pulse, Sc
 from . import options
 from .port import Envelope, Mail, Port
 from .process import private_bytes
+from .trimming import Trimming
 
 log = logging.getLogger("zsq")
 
 _MS = 1_000_000
-_TRIM_NS = 6_000_000_000  # idle for so long, nothing more is let go of by itself: storage's ring keeps blocks for 5 s
 _QUESTIONS = (Ask, Scan)
 
 
@@ -52,8 +52,7 @@ class Actor:
         self._worked = False  # blocks came since the last pulse
         self._stirred = False  # anything else than a question came
         self._pulsed_ns = 0
-        self._worked_ns = 0
-        self._trimmed = False  # all memory was given back since blocks came
+        self._memory = Trimming(time.monotonic_ns())
         self.busy = False  # there is more to do: take the next turn without waiting for input
         self.context: zmq.Context[zmq.Socket[bytes]]
         self.supervisor: Port
@@ -90,7 +89,7 @@ class Actor:
         return {}
 
     def details(self) -> dict[str, Any]:
-        """What only those carry that are asked for."""
+        """What only those carry that are asked for with details."""
         return {}
 
     # Tools for subclasses
@@ -199,6 +198,7 @@ class Actor:
                 if port is not None:
                     self._drain(port)
                 else:
+                    self.stir()
                     self.on_raw(source)
             if self._stirred:
                 self._timers[0][0] = min(self._timers[0][0], self._pulsed_ns + options.PULSE_MS * _MS)
@@ -257,7 +257,7 @@ class Actor:
         elif isinstance(word, Gone):
             self.on_gone(word.who)
         elif isinstance(word, Ask):
-            self.pulse(word.request)
+            self.pulse(word.request, detailed=word.detailed)
         elif isinstance(word, Order):
             try:
                 data = self.on_order(word)
@@ -270,24 +270,23 @@ class Actor:
     def answer_order(self, request: int, data: dict[str, Any] | ZsqError) -> None:
         self.supervisor.send((), Failed(request, data.code, data.text) if isinstance(data, ZsqError) else Done(request, data))
 
-    def stir(self) -> None:
-        """What the next pulse says is news: it goes out soon."""
+    def stir(self, *, blocks: bool = False) -> None:
+        """What the next pulse says is news: it goes out soon. `blocks` came, by a way of its own."""
         self._stirred = True
+        self._worked = self._worked or blocks
 
     def _pulse_if_stirred(self) -> None:
         """Its timer is the first one. An idle actor's next pulse is farther off; what comes brings it forward."""
-        self._stirred = False
+        if self._memory.due(time.monotonic_ns(), worked=self._worked, stirred=self._stirred):
+            release_memory()
+        self._worked = self._stirred = False
         self.pulse()
         self._timers[0][0] = self._pulsed_ns + options.IDLE_PULSE_MS * _MS
 
-    def pulse(self, request: int = 0) -> None:
-        stats, now = self.statistics(), time.monotonic_ns()
-        if request:
-            stats |= self.details() | {"private_bytes": private_bytes()}
-        elif not self._worked and not self._trimmed:
-            release_memory()  # only when idle: under load it would only be taken again
-            self._trimmed = now - self._worked_ns > _TRIM_NS
-        if self._worked:
-            self._worked_ns, self._worked, self._trimmed = now, False, False
-        self._pulsed_ns = now
-        self.supervisor.send((), Pulse(self.key, request, stats))
+    def pulse(self, request: int = 0, *, detailed: bool = False) -> None:
+        stats, details = self.statistics(), {}
+        if detailed:
+            stats["private_bytes"] = private_bytes()
+            details = self.details()
+        self._pulsed_ns = time.monotonic_ns()
+        self.supervisor.send((), Pulse(self.key, request, stats, details))

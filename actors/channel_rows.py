@@ -30,14 +30,20 @@ ENDS: Final = (
 )  # fmt: skip
 
 
-def channel_rows(group: TopicGroup, end: int, wall_ns: int) -> list[dict[str, Any]]:
-    """`end`: as far as their depth counts. `latency_bins` are for the topic's sum, and to be taken out of what is shown."""
+def channel_rows(group: TopicGroup, end: int, wall_ns: int, details: Mapping[int, dict[str, Any]] | None = None) -> list[dict[str, Any]]:
+    """`end`: as far as their depth counts. `details`: what channels said who were asked just now, by key.
+
+    `latency_bins` are for the topic's sum, and to be taken out of what is shown.
+    """
     topic = group.topic.stats if group.topic is not None else {}
     oldest: Mapping[str, int] = group.storage.stats.get("oldest_ns", {}) if group.storage is not None else {}
     coming = 0.0 if topic.get("paused") else float(topic.get("rates", {}).get("message_count", 0.0))
     rows = []
     for name, child in group.channels.items():
-        row = _row(name, child.stats if child is not None else {}, end, coming)
+        stats = child.stats if child is not None else {}
+        if child is not None and details:
+            stats = stats | details.get(child.spec.key, {})
+        row = _row(name, stats, end, coming)
         row["oldest_message_age_s"] = age_s(row["depth"] + held(row), oldest.get(name, 0), wall_ns)
         said = said_of(row)
         row.pop("deferred_full", None)

@@ -55,3 +55,7 @@ class RestartIntensity:
         while self._times_ns[0] < now_ns - self._within_ns:
             self._times_ns.popleft()
         return len(self._times_ns) <= self._restarts_max
+
+    def is_past(self, now_ns: int) -> bool:
+        """The last one is so long ago that it does not count any more."""
+        return not self._times_ns or self._times_ns[-1] < now_ns - self._within_ns

@@ -16,9 +16,12 @@ from typing import TYPE_CHECKING, Any, Final
 from ..transport import protocol as p
 from ..transport.errors import E_CLOSING, E_NOT_EMPTY, E_TIMEOUT, Refused, ZsqError
 from ..transport.names import is_ephemeral
+from .gathering import Details
+from .group_states import GroupState
 from .port import Envelope
+from .process_table import Child
 from .statistics import behind_pause, unfinished
-from .topic_group import GroupState, TopicGroup
+from .topic_group import TopicGroup
 
 if TYPE_CHECKING:
     from .management import Management
@@ -56,10 +59,9 @@ class _Deletion:
 
     def _refusal(self, complete: bool) -> ZsqError | None:
         """Why not, or None."""
-        if self.forced:
-            return None
-        if not complete:
-            return ZsqError(E_TIMEOUT, "not all processes said within a second what they hold; try again, or delete with force")
+        if not complete:  # E_CLOSING and not E_TIMEOUT: the broker is there, and nothing was done
+            text = "not all processes have said in time what they hold, so that is not known; try again, or delete with force"
+            return Refused(E_CLOSING, text)
         left = unfinished(self.group, self.word.channel)
         if left is None:
             text = "a channel of it is being started again or has failed, so what it holds is not known; try again, or delete with force"
@@ -89,17 +91,27 @@ class _Deletion:
             self._fail(error or Refused(E_CLOSING, "its storage did not say where it ends"))
             return
         end = int(data["head"])
+        if self.forced:
+            self._remove_topic(end)
+            return
 
-        def decide(complete: bool) -> None:
+        def decide(complete: bool, details: Details) -> None:
             refusal = self._refusal(complete)
             if refusal is None:
                 self._remove_topic(end)
                 return
-            if self.group.storage is not None:
-                self.management.order(self.group.storage, "unseal", {}, lambda data, error: None)
+            self._unseal()
             self._fail(refusal)
 
-        self.management.gather(self.management.scope(self.group), decide)
+        try:
+            self.management.gatherings.gather(self.management.scope(self.group), decide)
+        except Refused as refused:
+            self._unseal()
+            self._fail(refused)
+
+    def _unseal(self) -> None:
+        if self.group.storage is not None:
+            self.management.order(self.group.storage, "unseal", {}, lambda data, error: None)
 
     def _remove_topic(self, end: int) -> None:
         def answer(data: dict[str, Any] | None, error: ZsqError | None) -> None:
@@ -110,14 +122,20 @@ class _Deletion:
     # A channel
 
     def delete_channel(self) -> None:
-        def decide(complete: bool) -> None:
+        if self.forced:
+            self._remove_channel()
+            return
+
+        def decide(complete: bool, details: Details) -> None:
             refusal = self._refusal(complete)
             if refusal is not None:
                 self._fail(refusal)
             else:
                 self._remove_channel()
 
-        self.management.gather(self.management.scope(self.group), decide)
+        group = self.group
+        asked: list[Child | None] = [group.storage, group.topic, group.channels[self.word.channel]]
+        self.management.gatherings.gather([child for child in asked if child is not None and child.state == "up"], decide)
 
     def _remove_channel(self) -> None:
         if self.group.storage is None or self.group.state is not GroupState.UP or self.word.channel not in self.group.channels:
@@ -135,7 +153,7 @@ def remove_channel(management: Management, group: TopicGroup, name: str, answer:
     storage, child = group.storage, group.channels[name]
     assert storage is not None
     group.deleting.add(name)  # who wants it meanwhile waits, or is told to: a second process would stand on the old row
-    group.drop_channel(name)
+    group.drop_channel(name, lost=lost)
     if is_ephemeral(name):  # what comes from here on is not its own: said to storage before anybody can see that it is gone
         management.order(storage, "leave", {"channel": name}, lambda data, error: None)
     if child is not None:

@@ -25,17 +25,18 @@ from ..transport.names import check_name, is_ephemeral
 from . import closing, closing_orders, deletion, moving, options
 from .channel_settings import made
 from .ephemeral_topic import retention_in_memory
+from .gathering import Details, Gatherings
+from .group_states import GroupState
 from .port import Envelope, Mail
 from .process_table import Child
 from .statistics import broker_statistics
-from .topic_group import GroupState, TopicGroup
+from .topic_group import TopicGroup
 
 if TYPE_CHECKING:
     from .supervisor import Supervisor
 
 _NS_PER_S = 1_000_000_000
 _ANSWER_S = 20.0  # below a client's own patience, so that it hears what happened
-_REPORT_S = 1.0
 _OF_STORAGE = ("configure", "chunks", "delayed")  # actions that the topic's storage carries out
 
 Callback = Callable[[dict[str, Any] | None, ZsqError | None], None]
@@ -47,21 +48,12 @@ class _Order(NamedTuple):
     key: int
 
 
-class _Report:
-    """A gathering of fresh pulses (or of ends): whom it waits for, and what then (`then(False)` if some were missed)."""
-
-    def __init__(self, waiting: set[int], then: Callable[[bool], None], deadline_ns: int) -> None:
-        self.waiting = waiting
-        self.then = then
-        self.deadline_ns = deadline_ns
-
-
 class Management:
     def __init__(self, supervisor: Supervisor) -> None:
         self.supervisor = supervisor
         self._request = 0
         self._orders: dict[int, _Order] = {}
-        self._reports: dict[int, _Report] = {}
+        self.gatherings = Gatherings(supervisor)
 
     def on_mail(self, mail: Mail) -> None:
         word = mail.word
@@ -125,7 +117,11 @@ class Management:
                 raise NotFound(E_NOT_FOUND, f"channel {channel!r} of topic {group.name!r} does not exist")
 
     def _lookup(self, envelope: Envelope, word: p.Lookup) -> None:
-        made(word.settings, word.topic, word.channel)
+        there = self.supervisor.groups.get(word.topic)
+        if there is not None and (word.channel in there.channels or there.state is not GroupState.UP):
+            made(word.settings)  # what is there, or may be, has settings of its own
+        else:
+            made(word.settings, word.topic, word.channel)
         group = self._group(word.topic, word.create)
         closing_orders.check_subscribed(group, word.channel)
         if word.channel:
@@ -253,40 +249,15 @@ class Management:
         else:
             order.callback(None, ZsqError(word.code, word.text))
 
+    def after_end(self, child: Child | None, then: Callable[[bool], None]) -> None:
+        """Go on when the process has ended; with `False` if it does not."""
+        self.gatherings.after_end(child, then, _ANSWER_S)
+
     # Statistics
 
     def scope(self, group: TopicGroup | None) -> list[Child]:
         groups = [group] if group is not None else list(self.supervisor.groups.values())
         return [child for one in groups for child in one.children() if child.state == "up"]
-
-    def gather(self, children: list[Child], then: Callable[[bool], None]) -> None:
-        """Ask for fresh pulses, then go on; after a second with what is known, and `False`."""
-        if len(self._reports) >= options.WAITERS_MAX:
-            raise Refused(E_LIMIT, "too many questions are on their way already")
-        self._request += 1
-        waiting = {child.spec.key for child in children if self.supervisor.port.send(child.envelope, p.Ask(self._request))}
-        self._reports[self._request] = _Report(waiting, then, time.monotonic_ns() + int(_REPORT_S * _NS_PER_S))
-        self._finish_reports()
-
-    def reported(self, request: int, key: int) -> None:
-        report = self._reports.get(request)
-        if report is not None:
-            report.waiting.discard(key)
-            self._finish_reports()
-
-    def _finish_reports(self) -> None:
-        for request, report in list(self._reports.items()):
-            report.waiting &= self.supervisor.table.children.keys()  # the dead answer nothing
-            if not report.waiting and self._reports.pop(request, None) is not None:
-                report.then(True)
-
-    def after_end(self, child: Child | None, then: Callable[[bool], None]) -> None:
-        """Go on when the process has ended; with `False` if it does not."""
-        if child is None or child.state == "ended":
-            then(True)
-            return
-        self._request += 1
-        self._reports[self._request] = _Report({child.spec.key}, then, time.monotonic_ns() + int(_ANSWER_S * _NS_PER_S))
 
     def _stats(self, envelope: Envelope, word: p.Stats) -> None:
         group = self._group(word.topic, create=False) if word.topic else None
@@ -296,20 +267,17 @@ class Management:
         if group is None:
             children += [child for child in self.supervisor.singles.children.values() if child.state == "up"]
 
-        def then(complete: bool) -> None:
-            self.done(envelope, word.request, broker_statistics(self.supervisor, word.topic, word.channel))
+        def then(complete: bool, details: Details) -> None:
+            self.done(envelope, word.request, broker_statistics(self.supervisor, word.topic, word.channel, details))
 
-        self.gather(children, then)
+        self.supervisor.changes += len(children)
+        self.gatherings.gather(children, then, detailed=True)
 
     # Time
 
     def tick(self, now_ns: int) -> None:
         """Give up on what takes too long; go on where a process ended."""
-        self._finish_reports()
-        for request, report in list(self._reports.items()):
-            if now_ns > report.deadline_ns:
-                del self._reports[request]
-                report.then(False)
+        self.gatherings.tick(now_ns)
         for request, order in list(self._orders.items()):
             if order.key not in self.supervisor.table.children:
                 del self._orders[request]
@@ -323,9 +291,7 @@ class Management:
         orders, self._orders = self._orders, {}
         for order in orders.values():
             order.callback(None, Refused(E_CLOSING, "the broker is stopping"))
-        reports, self._reports = self._reports, {}
-        for report in reports.values():
-            report.then(False)
+        self.gatherings.stop()
 
 
 def _retention(settings: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -68,7 +68,7 @@ def carry_out(management: Management, envelope: Envelope, word: p.Manage, group:
             management.order(group.storage, "offset_at", {"time_ns": asked.pop("time_ns")}, found)
 
     ends: list[Child] = [child for child in (group.storage, group.topic) if child is not None and child.state == "up"]
-    management.gather(ends, lambda complete: group.want(word.channel, ready))
+    management.gatherings.gather(ends, lambda complete, details: group.want(word.channel, ready))
 
 
 def _starting() -> Refused:

@@ -6,10 +6,12 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from .channel_rows import age_s, channel_rows, held, said_of
+from .channel_rows import age_s, channel_rows, depth, held, said_of
+from .gathering import Details
+from .group_states import GroupState
 from .latency import merged
 from .process import private_bytes
-from .topic_group import GroupState, TopicGroup
+from .topic_group import TopicGroup
 
 if TYPE_CHECKING:
     from .supervisor import Supervisor
@@ -21,13 +23,14 @@ def unfinished(group: TopicGroup, channel: str = "") -> int | None:
     Up to the log's real end: what lies behind a topic's pause is acknowledged, and not finished by anybody. What is delayed and not due
     yet counts too, where it is not about one channel.
     """
-    children = [child for name, child in group.channels.items() if not channel or name == channel]
-    if any(child is None or child.state != "up" or "next_offset" not in child.stats for child in children):
+    asked = [child for name, child in group.channels.items() if not channel or name == channel]
+    children = [child for child in asked if child is not None and child.state == "up" and "next_offset" in child.stats]
+    if len(children) < len(asked):
         return None
-    rows = [row for row in channel_rows(group, _head(group), 0) if not channel or row["channel_name"] == channel]
     delayed = 0 if channel or group.storage is None else int(group.storage.stats.get("delayed_count", 0))
-    if rows:
-        return delayed + max(int(row["depth"]) + held(row) for row in rows)
+    if children:
+        head = _head(group)
+        return delayed + max(depth(child.stats, head) + held(child.stats) for child in children)
     return delayed + _waiting(group)
 
 
@@ -76,11 +79,11 @@ def _health(group: TopicGroup) -> str:
     return "; ".join(said) if said else "OK"
 
 
-def _topic(group: TopicGroup, channel: str, wall_ns: int) -> dict[str, Any]:
+def _topic(group: TopicGroup, channel: str, wall_ns: int, details: Details) -> dict[str, Any]:
     topic = group.topic.stats if group.topic is not None else {}
     storage = group.storage.stats if group.storage is not None else {}
     waiting = behind_pause(group) if group.channels else _waiting(group)
-    rows = channel_rows(group, int(topic.get("end", 0)), wall_ns)
+    rows = channel_rows(group, int(topic.get("end", 0)), wall_ns, details)
     bins = [row.pop("latency_bins") for row in rows if "latency_bins" in row]
     rates = dict(topic.get("rates", {}))
     rates["message_bytes"] = rates.get("message_bytes", 0.0) + storage.get("rates", {}).get("entered_bytes", 0.0)
@@ -122,8 +125,8 @@ def _topic(group: TopicGroup, channel: str, wall_ns: int) -> dict[str, Any]:
     }
 
 
-def broker_statistics(supervisor: Supervisor, topic: str, channel: str) -> dict[str, Any]:
-    """Everything, or one topic, or one channel of it."""
+def broker_statistics(supervisor: Supervisor, topic: str, channel: str, details: Details) -> dict[str, Any]:
+    """Everything, or one topic, or one channel of it. `details`: of those that were asked for them just now."""
     from .. import __version__
 
     groups = [group for name, group in sorted(supervisor.groups.items()) if not topic or name == topic]
@@ -157,6 +160,6 @@ def broker_statistics(supervisor: Supervisor, topic: str, channel: str) -> dict[
         "health": "OK" if not failed else f"failed topics: {', '.join(failed)}",
         "alarms": supervisor.alarms.rows(topic, channel),
         **({} if topic else {"recent_alarms": supervisor.alarms.recent(), "alarm_receivers": supervisor.alarms.receivers()}),
-        "topics": [_topic(group, channel, wall_ns) for group in groups],
+        "topics": [_topic(group, channel, wall_ns, details) for group in groups],
         "processes": processes,
     }

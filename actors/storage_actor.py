@@ -263,8 +263,7 @@ class StorageActor(Actor):
             self._synced()
 
     def on_turn(self) -> None:
-        if self._written and self._written[0].end <= self._log.synced_end:
-            self._answer_durable()
+        self._answer_durable()
         if self.mode != "interval" or self._delayed.waits_for_log(self._log.synced_end):
             self._start_sync()
         self._delayed.turn(self._log.synced_end)
@@ -276,6 +275,7 @@ class StorageActor(Actor):
 
     def _drain(self, port: Port) -> None:
         if port is self.push:
+            self.stir(blocks=True)
             self._stages.take_pushes(port)
         else:
             super()._drain(port)

@@ -20,6 +20,7 @@ import zmq
 
 from ..transport import protocol as p
 from ..transport.errors import E_LIMIT, ZsqError
+from ..transport.memory import release_memory
 from . import options
 from .alarm_desk import AlarmDesk
 from .child import ChildSpec
@@ -30,6 +31,7 @@ from .process_table import Child, ProcessTable
 from .registry import Registry
 from .singles import Singles
 from .topic_group import TopicGroup
+from .trimming import Trimming
 
 log = logging.getLogger("zsq")
 
@@ -49,6 +51,10 @@ class Supervisor:
         self._key = int.from_bytes(os.urandom(4), "little") & 0x3FFF_FFFF
         self._signals = 0
         self._looked_ns = 0
+        self.changes = 0
+        """Processes that were started, ended, or asked for details: what takes memory here."""
+        self._memory = Trimming(time.monotonic_ns())
+        self._memory_ns = 0
         self._stop_deadlines: dict[int, int] = {}
         self.stopping = False
         self._generation_over = False
@@ -77,6 +83,7 @@ class Supervisor:
     def start(self, spec: ChildSpec, owner: TopicGroup | None = None) -> Child:
         if len(self.table.children) >= options.PROCESSES_MAX:
             raise ZsqError(E_LIMIT, f"a node runs at most {options.PROCESSES_MAX} processes")
+        self.changes += 1
         try:
             return self.table.start(spec, owner)
         except OSError as error:
@@ -167,6 +174,7 @@ class Supervisor:
         self.management.tick(time.monotonic_ns())
         self.alarms.tick(time.monotonic_ns())
         self._kill_late()
+        self._give_memory_back(time.monotonic_ns())
         for group in list(self.groups.values()):
             self.guarded(group, group.tick)
         if self.channels_changed:
@@ -194,7 +202,7 @@ class Supervisor:
             if child is not None and child.envelope == mail.envelope:
                 child.stats = child.stats | word.stats
                 if word.request:
-                    self.management.reported(word.request, word.key)
+                    self.management.gatherings.reported(word.request, word.key, word.details)
         elif isinstance(word, (p.PoolSize, p.Hung)) and not any(c.envelope == mail.envelope for c in self.singles.of_kind("scan_loop")):
             log.warning("%s from somebody who is not the scan loop: ignored", type(word).__name__)
         elif isinstance(word, p.PoolSize):
@@ -235,6 +243,8 @@ class Supervisor:
             return  # nothing is started again: what lives is about to die
         for child in ended:
             self._stop_deadlines.pop(child.spec.key, None)
+            self.management.gatherings.ended(child.spec.key)
+            self.changes += 1
             if not child.told_to_stop and not self.stopping:
                 log.warning("%s (pid %d) ended%s", child.spec.title, child.pid, f": {child.failure}" if child.failure else "")
             self.singles.tell_gone(child)
@@ -277,6 +287,16 @@ class Supervisor:
             if child.state == "starting" and now - child.started_ns > options.START_TIMEOUT_S * 1e9:
                 log.error("%s did not start within %g s: killed", child.spec.title, options.START_TIMEOUT_S)
                 self.table.kill(child)
+
+    def _give_memory_back(self, now: int) -> None:
+        if now - self._memory_ns < options.MEMORY_LOOK_MS * 1_000_000:
+            return
+        self._memory_ns = now
+        large = self.changes >= options.LARGE_CHANGE
+        if large:
+            self.changes = 0
+        if self._memory.due(now, worked=False, stirred=large):
+            release_memory()
 
     def _ended(self) -> bool:
         return self.stopping and not self.table.children

@@ -1,18 +1,10 @@
-"""A topic's processes as one unit: its storage and topic share one fate, its channels stand on them.
-
-NEW -> STORAGE -> TOPIC -> UP          started in this order, each when the one before is up
-any of these -> CLEARING               storage or topic died: the others are killed, and their ends awaited
-CLEARING -> STORAGE | FAILED           started again, or given up when it happens too often
-CLEARING, waiting                      it cannot start: tried again after 1, 2, 4 ... 60 s
-UP -> STOPPING -> ENDED                stopped in reverse order: channels, topic, storage
-"""
+"""A topic's processes as one unit: its storage and topic share one fate, its channels stand on them. States: group_states.py."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable, Mapping
-from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 from ..storage.retention import Retention, resolve
@@ -23,41 +15,16 @@ from .channel_settings import check_same
 from .child import FATE, KINDS, ChildSpec, RestartIntensity
 from .closing import to_consumers, to_publishers
 from .ephemeral_topic import retention_in_memory
+from .group_states import TRANSITIONS, GroupState
 from .process_table import Child
 from .registry import TopicRow
+from .start_queue import StartQueue
 
 if TYPE_CHECKING:
     from .supervisor import Supervisor
 
 log = logging.getLogger("zsq")
 
-
-class GroupState(Enum):
-    NEW = "new"
-    STORAGE = "starting storage"
-    TOPIC = "starting topic"
-    UP = "up"
-    CLEARING = "clearing"
-    STOPPING = "stopping"
-    FAILED = "failed"
-    ENDED = "ended"
-
-
-TRANSITIONS: Final[dict[GroupState, dict[str, GroupState]]] = {
-    GroupState.NEW: {"start": GroupState.STORAGE, "stop": GroupState.STOPPING},
-    GroupState.STORAGE: {"storage_up": GroupState.TOPIC, "died": GroupState.CLEARING, "stop": GroupState.STOPPING},
-    GroupState.TOPIC: {"topic_up": GroupState.UP, "died": GroupState.CLEARING, "stop": GroupState.STOPPING},
-    GroupState.UP: {"died": GroupState.CLEARING, "stop": GroupState.STOPPING},
-    GroupState.CLEARING: {
-        "died": GroupState.CLEARING,
-        "start": GroupState.STORAGE,
-        "give_up": GroupState.FAILED,
-        "stop": GroupState.STOPPING,
-    },
-    GroupState.STOPPING: {"died": GroupState.STOPPING, "stopped": GroupState.ENDED, "stop": GroupState.STOPPING},
-    GroupState.FAILED: {"died": GroupState.FAILED, "stop": GroupState.STOPPING},
-    GroupState.ENDED: {"stop": GroupState.STOPPING},
-}
 
 FINAL: Final = ("cannot start: ForeignDirectory", "cannot start: Damaged")  # a person must look; trying again does not help
 
@@ -80,6 +47,7 @@ class TopicGroup:
         self.topic: Child | None = None
         self.channels: dict[str, Child | None] = {}  # None: wanted, not started yet or failed
         self.restarts = RestartIntensity()
+        self._starts = StartQueue(options.STARTS_MAX)
         self._new_settings: dict[str, dict[str, Any]] = {}  # of channels that are about to be made
         self._channel_restarts: dict[str, RestartIntensity] = {}
         self._failed_channels: set[str] = set()
@@ -93,6 +61,8 @@ class TopicGroup:
 
     def _go(self, event: str) -> None:
         self.state = TRANSITIONS[self.state][event]
+        if self.state is not GroupState.UP:
+            self._starts.clear()
 
     def retention(self) -> Retention:
         """What was set for this topic, over what the broker was told. Settings that make no sense (edited by hand) remove nothing."""
@@ -175,15 +145,40 @@ class TopicGroup:
             self._go("topic_up")
             self._tries = 0
             self.supervisor.channels_changed = True  # its storage may be scanned now
+            waited_for = {channel for channel, _ in self._waiting}
             for channel in self.channels:
-                if channel not in self._failed_channels:
-                    self._start_channel(channel)
+                self._starts.add(channel, first=channel in waited_for)
             self._tell("", None)
+            self._start_next()
         elif child.spec.kind == "channel" and self.channels.get(child.spec.settings["channel"]) is child:
-            if not is_ephemeral(child.spec.settings["channel"]):
-                self._new_settings.pop(child.spec.settings["channel"], None)  # its row is committed, with them
-            self._tell(child.spec.settings["channel"], None)
+            channel = child.spec.settings["channel"]
+            self._starts.done(channel)
+            if not is_ephemeral(channel):
+                self._new_settings.pop(channel, None)  # its row is committed, with them
+            self._tell(channel, None)
             self.supervisor.channels_changed = True
+            self._start_next()
+
+    def _start_next(self) -> None:
+        """Channels that wait for their start, as many as may be on their way up."""
+        while self.state is GroupState.UP and (channel := self._starts.take()) is not None:
+            if channel in self._failed_channels or channel not in self.channels or self.channels[channel] is not None:
+                self._starts.done(channel)
+                continue
+            try:
+                self._start_channel(channel)
+            except ZsqError as error:
+                self._starts.done(channel)
+                if channel in self._new_settings:
+                    self._drop_new(channel, error)
+                else:
+                    self.fail(str(error))  # it was there before: the topic is not what it was
+
+    def _drop_new(self, channel: str, error: ZsqError) -> None:
+        """It is not made; who asked for it is told why."""
+        self._new_settings.pop(channel)
+        self.channels.pop(channel)
+        self._tell(channel, error)
 
     def _start_channel(self, channel: str) -> None:
         assert self.storage is not None
@@ -223,20 +218,17 @@ class TopicGroup:
                 return
             self.channels[channel] = None
             self._new_settings[channel] = dict(settings or {})
-            if self.state is GroupState.UP:
-                try:
-                    self._start_channel(channel)
-                except ZsqError as error:
-                    del self.channels[channel]
-                    then(error)
-                    return
         child = self.channels.get(channel) if channel else self.topic
         if self.state is GroupState.UP and child is not None and child.state == "up":
             then(None)
-        elif len(self._waiting) >= options.WAITERS_MAX:
+            return
+        if len(self._waiting) >= options.WAITERS_MAX:
             then(ZsqError(E_LIMIT, "too many wait for this topic already"))
         else:
             self._waiting.append((channel, then))
+        if channel and child is None and self.state is GroupState.UP:
+            self._starts.add(channel, first=True)
+            self._start_next()
 
     def _tell(self, channel: str | None, error: ZsqError | None) -> None:
         """Wake those who wait for this channel ("" the topic, None all)."""
@@ -253,10 +245,12 @@ class TopicGroup:
         if child is self.storage:
             self.supervisor.channels_changed = True
         if channel and self.channels.get(channel) is child:
+            self._starts.done(channel)
             self.channels[channel] = None
             self.supervisor.channels_changed = True
             if self.state is GroupState.UP and not self._not_made(channel, child.failure):
                 self._restart_channel(channel)
+            self._start_next()
         if self.state is GroupState.ENDED:
             return  # another one of it ended at the same moment, and was the last that lived
         if self.state is GroupState.STOPPING:
@@ -283,6 +277,7 @@ class TopicGroup:
             self._start_again()
 
     def tick(self) -> None:
+        self._start_next()
         if self._retry_ns and time.monotonic_ns() >= self._retry_ns and self.state is GroupState.CLEARING:
             self._retry_ns = 0
             self.start()
@@ -295,19 +290,22 @@ class TopicGroup:
         if channel not in self._new_settings or not failure.startswith(REFUSED):
             return False
         code, _, text = failure.removeprefix("cannot start: ").partition(" ")
-        self._new_settings.pop(channel)
-        self.channels.pop(channel)
-        self._tell(channel, ZsqError(code, text))
+        self._drop_new(channel, ZsqError(code, text))
         return True
 
     def _restart_channel(self, channel: str) -> None:
+        now = time.monotonic_ns()
+        if is_ephemeral(channel):  # those that are not there any more, and died long ago
+            old = [name for name, one in self._channel_restarts.items() if name not in self.channels and one.is_past(now)]
+            for name in old:
+                del self._channel_restarts[name]
         restarts = self._channel_restarts.setdefault(channel, RestartIntensity())
-        if restarts.may_restart(time.monotonic_ns()):
+        if restarts.may_restart(now):
             if is_ephemeral(channel):
                 self._over_ns = time.monotonic_ns() + int(options.EPHEMERAL_UNUSED_S * 1e9)
                 self.supervisor.management.remove_channel(self, channel)  # it went with its process; who wants it gets a new one
             else:
-                self._start_channel(channel)
+                self._starts.add(channel, first=any(channel == wanted for wanted, _ in self._waiting))
             return
         log.error("channel %s/%s failed too often and stays down", self.name, channel)
         self._failed_channels.add(channel)
@@ -363,7 +361,11 @@ class TopicGroup:
             return error
         return None
 
-    def drop_channel(self, channel: str) -> None:
+    def drop_channel(self, channel: str, *, lost: bool = False) -> None:
+        """`lost`: its process died. A successor of that name may not die as often as it likes."""
+        if not lost:
+            self._channel_restarts.pop(channel, None)
+        self._starts.done(channel)
         self._new_settings.pop(channel, None)
         self.channels.pop(channel, None)
         self._tell(channel, ZsqError(E_CLOSING, f"channel {channel!r} was deleted"))

@@ -246,20 +246,22 @@ class Born(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Pulse(Wire):
-    """Child to supervisor, each second or when asked: alive, with statistics. `request` echoes Ask, else 0."""
+    """Child to supervisor, each second or when asked: alive, with statistics. `request` echoes Ask, else 0; `details` if wanted."""
 
     op: ClassVar[int] = 81
     key: int
     request: int
     stats: dict[str, Any]
+    details: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Ask(Wire):
-    """Supervisor to child: send a Pulse now."""
+    """Supervisor to child: send a Pulse now, with what takes some work (consumers, latencies, memory) if that is wanted."""
 
     op: ClassVar[int] = 82
     request: int
+    detailed: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,9 @@ from typing import Any, cast
 import pytest
 
 from zsq.actors import options
+from zsq.actors.group_states import GroupState
 from zsq.actors.singles import Singles
-from zsq.actors.topic_group import GroupState, TopicGroup
+from zsq.actors.topic_group import TopicGroup
 
 
 def test_the_second_of_two_that_end_at_once_changes_nothing() -> None:

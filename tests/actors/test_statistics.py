@@ -11,8 +11,8 @@ from zsq.actors import statistics
 from zsq.actors.channel_rows import channel_rows
 from zsq.actors.deferred import Deferred
 from zsq.actors.delivery import Delivery
+from zsq.actors.group_states import GroupState
 from zsq.actors.options import DEFERRED_ROWS_MAX
-from zsq.actors.topic_group import GroupState
 
 
 @pytest.mark.parametrize("rows", [DEFERRED_ROWS_MAX - 1, DEFERRED_ROWS_MAX])

@@ -1,0 +1,75 @@
+"""Deleting unforced: who is asked what it holds, and what is said when they do not answer in time. Forced: nobody is asked."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from support.group import Broker
+
+from zsq.actors import deletion
+from zsq.transport import protocol as p
+from zsq.transport.errors import Refused, ZsqError, from_wire
+
+
+class Desk(Broker):
+    """A topic with three channels that are up and hold nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[list[str], Any, bool]] = []
+        self.refused: list[ZsqError] = []
+        self.management.gatherings = SimpleNamespace(
+            gather=lambda children, then, detailed=False: self.asked.append(([one.spec.title for one in children], then, detailed))
+        )
+        self.management.fail = lambda envelope, request, error: self.refused.append(error)
+        self.management.scope = lambda group: group.children()
+        for name in ("a", "b", "c"):
+            self.want(name)
+            child = self.up(name)
+            child.spec = cast("Any", SimpleNamespace(**{**vars(child.spec), "title": name}))
+            child.stats = {"next_offset": 0}
+
+    def delete(self, channel: str = "", *, force: bool = False) -> None:
+        deletion.delete(self.management, (), p.Manage(1, "delete", "t", channel, {"force": force}), self.group)
+        if not channel:
+            _, _, answer = self.orders.pop()
+            answer({"head": 0}, None)
+
+
+def test_of_a_channel_s_deletion_only_those_are_asked_who_know_it() -> None:
+    desk = Desk()
+    desk.delete("b")
+    ((titles, then, detailed),) = desk.asked
+    assert (titles, detailed) == (["storage", "topic", "b"], False)
+    then(True, {})
+    assert [child.spec.title for child in desk.stopped] == ["b"]
+
+
+@pytest.mark.parametrize("channel", ["b", ""])
+def test_what_is_not_known_in_time_is_refused_by_a_broker_that_was_reached(channel: str) -> None:
+    desk = Desk()
+    desk.delete(channel)
+    desk.asked[0][1](False, {})
+    (error,) = desk.refused
+    assert type(from_wire(error.code, error.text)) is Refused
+    assert "try again" in error.text
+    assert desk.stopped == []
+    assert [action for action, *_ in desk.orders] == ([] if channel else ["unseal"])
+
+
+def test_a_topic_s_asks_all_for_little() -> None:
+    desk = Desk()
+    desk.delete()
+    ((titles, _, detailed),) = desk.asked
+    assert (titles, detailed) == (["storage", "topic", "a", "b", "c"], False)
+
+
+def test_forced_nobody_is_asked() -> None:
+    desk = Desk()
+    desk.delete("b", force=True)
+    assert [child.spec.title for child in desk.stopped] == ["b"]
+    desk.delete(force=True)
+    assert desk.group.state.name == "STOPPING"
+    assert desk.asked == []
