@@ -233,10 +233,10 @@ class Channel(Actor):
             self.storage.send((), p.Fetch(self._request, offset, self.supply.fetch_bytes))
 
     def _hint(self) -> None:
-        """Tell the scan loop when the next due time became earlier than what it knows."""
+        """Tell the scan loop when the next due time became earlier than what it knows: by more than two clocks drift apart in a while."""
         now = time.monotonic_ns()
         due = self.delivery.next_due(now, time.time_ns())
-        if due and (due < self._hinted_ns or self._hinted_ns == 0):
+        if due and (due < self._hinted_ns - _MS or self._hinted_ns == 0):
             self._hinted_ns = due
             self.scan.send((), p.Hint(self.key, due))
 

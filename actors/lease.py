@@ -82,6 +82,11 @@ class Consumer:
     def __post_init__(self) -> None:
         self.meter = RateMeter(self.seen_ns, self.counts())
 
+    @property
+    def lost_ns(self) -> int:
+        """When it counts as lost, if it is not heard of: more than two heartbeats after it was."""
+        return self.seen_ns + 2 * self.heartbeat_ns + 1
+
     def counts(self) -> dict[str, int]:
         """What only grows."""
         return {

@@ -46,9 +46,17 @@ class Watch:
             finally:
                 self._inside = False
             self._check(event)
+            self._check_consumers()
             return result
 
         return watched
+
+    def _check_consumers(self) -> None:
+        """What is told of them without a look at each."""
+        channel, consumers = self.channel, self.channel.consumers.values()
+        assert channel.is_wanted() == (not channel.paused and any(consumer.ready > 0 for consumer in consumers))
+        due_ns = channel.next_due(0, 0)
+        assert not consumers or 0 < due_ns <= max(1, min(consumer.lost_ns for consumer in consumers)), "nobody is lost unseen"
 
     def _look(self) -> None:
         """Where each offset behind the cursor is; those that are nowhere are over."""
