@@ -127,10 +127,12 @@ class StageDesk:
             raise UsageError(
                 E_UNSUPPORTED, "a topic in memory takes no transactions: they are kept until they are durable; use one on disk"
             )
-        self._check_open()
         transaction = _transaction(word.app, word.version, word.kind)
+        committed = self._find(word.app, word.version) is not None
+        if not committed or self.closing:  # what is committed nobody publishes again: a closed topic says so too
+            self._check_open()
         now_ns = time.monotonic_ns()
-        if self._find(word.app, word.version) is not None:
+        if committed:
             self.core.link(mail.envelope, now_ns)
             data = {"expected": 0, "sealed": 0, "credit_bytes": 0, "committed": True}
         else:

@@ -222,6 +222,7 @@ def test_what_is_staged_cannot_be_committed_and_what_was_committed_is_answered_a
         for url in (broker.ipc, broker.tcp):
             with pytest.raises(Refused, match="E_CLOSED"):
                 staged(url, 3)
+            assert staged(url, 1) is None, "a repeated transaction is known at its first push, as Spark needs it"
         admin.open_topic("t")
         assert committer.commit("app", 2, [second])["messages"] == 1
 
