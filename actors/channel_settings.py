@@ -137,7 +137,10 @@ def dead_letter_topic(topic: str, channel: str, settings: ChannelSettings) -> st
     """Where dead letters of this channel go. `UsageError` where they cannot go there: the name is too long, or it is of a topic in
     memory, which the next restart of the broker empties, while the channel is durable."""
     name = settings.dead_letter_topic or f"{topic}.{channel}.dead".replace("#ephemeral", "")
-    _check(name != topic, f"the dead letters of topic {topic!r} cannot go to itself")
+    _check(
+        name != topic,
+        f"the dead letters of topic {topic!r} cannot go to itself: name another topic as dead_letter_topic of channel {channel!r}",
+    )
     lost = is_ephemeral(name) and not is_ephemeral(topic) and not is_ephemeral(channel)
     _check(not lost, f"dead_letter_topic {name!r} is in memory, and loses what is in it when the broker restarts: name a topic on disk")
     try:
@@ -148,7 +151,7 @@ def dead_letter_topic(topic: str, channel: str, settings: ChannelSettings) -> st
 
 def _goes_with(topic: str, channel: str, settings: ChannelSettings) -> None:
     """`UsageError` for settings that a channel of these names cannot have; "" where they are not known."""
-    if topic and channel and settings.dead_letter_topic:
+    if topic and channel and (settings.dead_letter_topic or settings.max_attempts):
         dead_letter_topic(topic, channel, settings)
 
 

@@ -29,3 +29,22 @@ def test_one_that_is_in_memory_itself_may(topic: str, channel: str) -> None:
 
 def test_by_itself_it_is_on_disk() -> None:
     assert dead_letter_topic("t#ephemeral", "c#ephemeral", resolve({})) == "t.c.dead"
+
+
+@pytest.mark.parametrize(("topic", "asked", "what"), [
+    ("t", {"dead_letter_topic": "t"}, "cannot go to itself: name another topic as dead_letter_topic"),
+    ("t" * 60, {"max_attempts": 5}, "1 to 64 characters.*set dead_letter_topic of channel 'c'"),
+])  # fmt: skip
+def test_what_could_never_work_is_refused_at_once(topic: str, asked: dict[str, Any], what: str) -> None:
+    for check in (lambda: made(asked, topic, "c"), lambda: changed({}, asked, topic, "c")):
+        with pytest.raises(UsageError, match=f"E_BAD_ARGUMENT.*{what}"):
+            check()
+    named = {**asked, "dead_letter_topic": "d"}
+    assert made(named, topic, "c") == (named, None)
+    assert changed(named, {"max_attempts": 7}, topic, "c")["max_attempts"] == 7
+    with pytest.raises(UsageError, match="dead_letter_topic"):
+        changed({"max_attempts": 5, "dead_letter_topic": "d"}, {"dead_letter_topic": topic if topic == "t" else None}, topic, "c")
+
+
+def test_without_a_bound_a_long_name_is_no_error() -> None:
+    assert made({"max_age_s": 5}, "t" * 60, "c") == ({"max_age_s": 5}, None)

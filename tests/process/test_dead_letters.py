@@ -231,6 +231,26 @@ def test_in_an_ordered_channel_what_follows_waits_for_the_letter(broker: Broker)
     dead(broker, 2)
 
 
+def test_a_name_that_cannot_be_is_refused_where_it_is_set(broker: Broker) -> None:
+    """A consumer of a channel that is there needs not know how its settings were made to fit."""
+    name = "t" * 60
+    with zsq.Admin(broker.ipc) as admin:
+        admin.create_topic("t")
+        admin.create_topic(name)
+        with pytest.raises(zsq.UsageError, match="set dead_letter_topic"):
+            admin.create_channel(name, "c", max_attempts=5)
+        with pytest.raises(zsq.UsageError, match="set dead_letter_topic"), zsq.Consumer(broker.ipc, name, "c", max_attempts=5) as consumer:
+            consumer.receive(timeout=20)
+        admin.create_channel(name, "c", max_attempts=5, dead_letter_topic="graves")
+        with zsq.Consumer(broker.ipc, name, "c", max_attempts=5) as consumer:
+            assert consumer.receive(timeout=0.1) is None
+        with pytest.raises(zsq.UsageError, match="set dead_letter_topic"):
+            admin.configure_channel(name, "c", dead_letter_topic=None)
+        admin.create_channel("t", "c")
+        with pytest.raises(zsq.UsageError, match="cannot go to itself"):
+            admin.configure_channel("t", "c", dead_letter_topic="t")
+
+
 def test_a_topic_in_memory_is_refused_for_a_durable_channel(broker: Broker) -> None:
     """When it is made by either way, and when it is set."""
     publish(broker, 1)
