@@ -8,12 +8,12 @@ from typing import Any, Final, TypeVar
 import click
 
 from .places import Place
-from .quantities import Count, Seconds
+from .quantities import Count, Seconds, spelled
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _NAMES: Final = {"backoff": "backoff_s", "backoff_max": "backoff_max_s", "max_age": "max_age_s", "alarm_age": "alarm_age_s"}
-_NO_LIMIT: Final = ("max_attempts", "max_consumers")  # 0 says so, and not -1
+_NO_LIMIT: Final = ("max_attempts", "max_consumers")  # 0 says so, and -1 is none of their numbers
 _START: Final = "Where it begins if it is made now: earliest, latest, an offset, an id, a time or an age; see zsq seek --help."
 _TAGS: Final = "Only messages with one of these tags: a, or 'a||b'; stays as it was made."
 _ORDERED: Final = "Of each key one message at a time, in order; stays as it was made."
@@ -35,7 +35,7 @@ def with_attempts(*, default: bool) -> Callable[[Command], Command]:
             "--dead-letter-topic", metavar="TOPIC", help="Where dead letters go; '' or nothing said: TOPIC.CHANNEL.dead."
         )(command)
         return click.option(
-            "--max-attempts", type=Count(default=default), metavar="N",
+            "--max-attempts", type=Count(default=default, no_bound=("none",)), metavar="N",
             help="Deliveries of a message until it goes to the dead letters; none: it is delivered until it is finished.",
         )(command)  # fmt: skip
 
@@ -49,7 +49,7 @@ def with_settings(*, default: bool) -> Callable[[Command], Command]:
         for name, kind, text in (
             ("--alarm-age", Seconds(default=default), "Alarm when its oldest message is older; none: never; else as zsq serve says."),
             ("--alarm-depth", Count(default=default), "Alarm when more messages wait; none: never; else as zsq serve says."),
-            ("--max-consumers", Count(default=default), "Consumers at a time; none: any number."),
+            ("--max-consumers", Count(default=default, no_bound=("none",)), "Consumers at a time; none: any number."),
             ("--backoff-max", Seconds(default=default), "... up to this (2m)."),
             ("--backoff", Seconds(default=default), "The broker's delay after the first attempt, doubled by each further one (1s)."),
         ):
@@ -85,17 +85,6 @@ def described(topic: str, channel: str, settings: Mapping[str, Any]) -> str:
         ("alarm", f"depth {limit('alarm_depth')}, age {limit('alarm_age_s')}"),
     )
     return "\n".join(f"{name:<10} {text}" for name, text in lines)
-
-
-def spelled(seconds: float) -> str:
-    """90061.5 as 1d1h1m1.5s: so that it can be typed again."""
-    left = round(seconds, 3)
-    found = ""
-    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60)):
-        count = int(left // size)
-        found += f"{count}{unit}" if count else ""
-        left = round(left - count * size, 3)
-    return found + (f"{left:.3f}".rstrip("0").rstrip(".") + "s" if left or not found else "")
 
 
 def resolved(url: str, timeout: float, where: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from ...transport.errors import E_TIMEOUT, ZsqError
 from .manage import topic as topic_group
 from .options import Stopping, stop_signals, with_broker
 from .quantities import Seconds
@@ -79,12 +80,12 @@ def _drain(admin: Admin, topic: str, stopping: Stopping, deadline: float | None)
             _say(f"waiting for {text}")
             said, said_at = text, now
         if deadline is not None and now >= deadline:
-            raise click.ClickException(
-                f"{topic} is not drained: {text}. It stays closed to publishers; zsq topic open {topic} opens it again"
+            raise ZsqError(
+                E_TIMEOUT, f"{topic} is not drained: {text}. It stays closed to publishers; zsq topic open {topic} opens it again"
             )
         if stopping.wait(LOOK_S):
-            raise click.ClickException(
-                f"stopped; {topic} stays closed to publishers: go on with zsq topic retire, or open it: zsq topic open"
+            raise ZsqError(
+                "E_INTERRUPTED", f"stopped; {topic} stays closed to publishers: go on with zsq topic retire, or open it: zsq topic open"
             )
 
 

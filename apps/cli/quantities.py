@@ -53,6 +53,17 @@ def parse_seconds(text: str) -> float:
     return total
 
 
+def spelled(seconds: float) -> str:
+    """90061.5 as 1d1h1m1.5s: so that it can be typed again."""
+    left = round(seconds, 3)
+    found = ""
+    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60)):
+        count = int(left // size)
+        found += f"{count}{unit}" if count else ""
+        left = round(left - count * size, 3)
+    return found + (f"{left:.3f}".rstrip("0").rstrip(".") + "s" if left or not found else "")
+
+
 def parse_count(text: str) -> int:
     """A number of 0 or more."""
     if not (text.isascii() and text.strip().isdecimal()):
@@ -66,14 +77,15 @@ class _Quantity(click.ParamType):  # type: ignore[type-arg]  # generic to the ch
     parse: Callable[[str], float]
     """Text to number; `ValueError` says what is wrong. Each kind gives its own."""
 
-    def __init__(self, *, default: bool = False) -> None:
+    def __init__(self, *, default: bool = False, no_bound: tuple[str, ...] = NO_BOUND) -> None:
         self.takes_default = default
+        self.no_bound = no_bound
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> object:
         if not isinstance(value, str):
             return value
         word = value.strip().lower()
-        if word in NO_BOUND:
+        if word in self.no_bound:
             return -1
         if word == "default" and self.takes_default:
             return word

@@ -7,7 +7,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from .quantities import Count, Seconds, Size
+from .quantities import Count, Seconds, Size, spelled
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -59,10 +59,10 @@ def given_retention(options: Mapping[str, Any]) -> dict[str, Any]:
 def described(settings: Mapping[str, Any]) -> str:
     """Two lines for people, in the words of the options."""
 
-    def bound(name: str, unit: str) -> str:
+    def bound(name: str) -> str:
         value = settings.get(name, -1)
-        return "none" if value == -1 else f"{value:,}{unit}"
+        return "none" if value == -1 else spelled(value) if name.endswith("_s") else f"{value:,}"
 
-    keep = f"{bound('keep_bytes', ' bytes')}, time {bound('keep_s', ' s')}, chunks {bound('keep_chunks', '')}"
-    most = f"{bound('max_bytes', ' bytes')}, age {bound('max_s', ' s')}, when full {settings.get('when_full', POLICIES[0])}"
+    keep = f"{bound('keep_bytes')}, time {bound('keep_s')}, chunks {bound('keep_chunks')}"
+    most = f"{bound('max_bytes')}, age {bound('max_s')}, when full {settings.get('when_full', POLICIES[0])}"
     return f"finished   kept up to: bytes {keep}\nunfinished at most: bytes {most}"

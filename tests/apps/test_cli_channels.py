@@ -146,6 +146,8 @@ def test_peek(shell: Shell) -> None:
         (["channel", "create", "t", "c", "--start", "soon"], "is no place"),
         (["channel", "create", "t", "c", "--max-age", "soon"], "is not a time"),
         (["channel", "create", "t", "c", "--max-attempts", "default"], "is not a number"),
+        (["channel", "set", "t", "c", "--max-attempts", "-1"], "is not a number of 0 or more"),
+        (["channel", "create", "t", "c", "--max-consumers", "-1"], "is not a number of 0 or more"),
         (["channel", "set", "t", "c", "--tags", "a"], "No such option"),
         (["peek", "t", "-n", "1001"], "is not in the range"),
         (["seek", "t", "c"], "Missing argument 'WHERE'"),

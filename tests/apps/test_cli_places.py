@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 import zsq
 from zsq.actors import channel_settings as broker_settings
 from zsq.apps.cli import channel_settings, look, places
-from zsq.apps.cli.channel_settings import described, given_settings, spelled
+from zsq.apps.cli.channel_settings import described, given_settings
 from zsq.apps.cli.places import MessageId, parse_place
-from zsq.apps.cli.quantities import parse_seconds
+from zsq.apps.cli.quantities import parse_seconds, spelled
 from zsq.transport import channel_options, peeking, stored
 
 NOW = 1_795_000_000.0
