@@ -24,16 +24,17 @@ class StartQueue:
         elif channel not in self._first:
             self._others[channel] = None
 
-    def take(self) -> str | None:
-        """The next one, which is starting from here on; None while there is none, or no room."""
-        if len(self.starting) >= self._at_once:
-            return None
-        for waiting in (self._first, self._others):
-            for channel in waiting:
-                del waiting[channel]
-                self.starting.add(channel)
-                return channel
-        return None
+    def ready(self) -> bool:
+        """One waits, and there is room for it."""
+        return len(self.starting) < self._at_once and bool(self._first or self._others)
+
+    def take(self) -> str:
+        """The next one, which is starting from here on; only when ready."""
+        waiting = self._first or self._others
+        channel = next(iter(waiting))
+        del waiting[channel]
+        self.starting.add(channel)
+        return channel
 
     def done(self, channel: str) -> None:
         """It is up, has failed, or is not wanted any more."""

@@ -51,6 +51,8 @@ class Supervisor:
         self._key = int.from_bytes(os.urandom(4), "little") & 0x3FFF_FFFF
         self._signals = 0
         self._looked_ns = 0
+        self._starts_until_ns = 0
+        self._more_to_start = False
         self.changes = 0
         """Processes that were started, ended, or asked for details: what takes memory here."""
         self._memory = Trimming(time.monotonic_ns())
@@ -92,6 +94,11 @@ class Supervisor:
     def can_start(self, count: int) -> bool:
         """Whether so many more processes are within the limit; asked before anything is promised."""
         return len(self.table.children) + count <= options.PROCESSES_MAX
+
+    def may_start(self) -> bool:
+        """Whether this turn has time for another start of a channel. If not, the next turn comes at once."""
+        self._more_to_start = self._more_to_start or time.monotonic_ns() >= self._starts_until_ns
+        return not self._more_to_start
 
     def guarded(self, group: TopicGroup, step: Callable[[], None]) -> None:
         """What fails here fails its topic, never the others."""
@@ -163,7 +170,7 @@ class Supervisor:
     def _turn(self, poller: zmq.Poller, wake: socket.socket) -> None:
         if self._signals and not self.stopping:
             self.stop(0)
-        for source, _ in poller.poll(100):
+        for source, _ in poller.poll(0 if self._more_to_start else 100):
             if source is self.port.socket:
                 for mail in self.port.receive(options.DRAIN_MAX):
                     self._on_mail(mail)
@@ -175,6 +182,7 @@ class Supervisor:
         self.alarms.tick(time.monotonic_ns())
         self._kill_late()
         self._give_memory_back(time.monotonic_ns())
+        self._starts_until_ns, self._more_to_start = time.monotonic_ns() + options.STARTS_TURN_MS * 1_000_000, False
         for group in list(self.groups.values()):
             self.guarded(group, group.tick)
         if self.channels_changed:

@@ -149,7 +149,6 @@ class TopicGroup:
             for channel in self.channels:
                 self._starts.add(channel, first=channel in waited_for)
             self._tell("", None)
-            self._start_next()
         elif child.spec.kind == "channel" and self.channels.get(child.spec.settings["channel"]) is child:
             channel = child.spec.settings["channel"]
             self._starts.done(channel)
@@ -157,11 +156,11 @@ class TopicGroup:
                 self._new_settings.pop(channel, None)  # its row is committed, with them
             self._tell(channel, None)
             self.supervisor.channels_changed = True
-            self._start_next()
 
     def _start_next(self) -> None:
-        """Channels that wait for their start, as many as may be on their way up."""
-        while self.state is GroupState.UP and (channel := self._starts.take()) is not None:
+        """Channels that wait for their start, as many as may be on their way up; all groups' within one share of the supervisor's turn."""
+        while self.state is GroupState.UP and self._starts.ready() and self.supervisor.may_start():
+            channel = self._starts.take()
             if channel in self._failed_channels or channel not in self.channels or self.channels[channel] is not None:
                 self._starts.done(channel)
                 continue
@@ -228,7 +227,6 @@ class TopicGroup:
             self._waiting.append((channel, then))
         if channel and child is None and self.state is GroupState.UP:
             self._starts.add(channel, first=True)
-            self._start_next()
 
     def _tell(self, channel: str | None, error: ZsqError | None) -> None:
         """Wake those who wait for this channel ("" the topic, None all)."""
@@ -250,7 +248,6 @@ class TopicGroup:
             self.supervisor.channels_changed = True
             if self.state is GroupState.UP and not self._not_made(channel, child.failure):
                 self._restart_channel(channel)
-            self._start_next()
         if self.state is GroupState.ENDED:
             return  # another one of it ended at the same moment, and was the last that lived
         if self.state is GroupState.STOPPING:

@@ -31,7 +31,7 @@ def test_the_second_of_two_that_end_at_once_changes_nothing() -> None:
 )  # fmt: skip
 def test_a_channel_that_storage_refuses_to_make_is_not_there(monkeypatch: pytest.MonkeyPatch, code: str, made: bool, gone: bool) -> None:
     """Who asked is told why. What may be mended by starting again is started again; so is a channel that was there before."""
-    group = TopicGroup(cast("Any", SimpleNamespace(channels_changed=False)), "t", cast("Any", None))
+    group = TopicGroup(cast("Any", SimpleNamespace(channels_changed=False, may_start=lambda: True)), "t", cast("Any", None))
     monkeypatch.setattr(group, "_start_channel", lambda channel: group.channels.update({channel: child}))
     child: Any = SimpleNamespace(spec=SimpleNamespace(settings={"channel": "c"}, kind="channel"), state="starting", failure="")
     group.state = GroupState.UP
@@ -39,6 +39,7 @@ def test_a_channel_that_storage_refuses_to_make_is_not_there(monkeypatch: pytest
     if made:
         group.channels["c"] = child
     group.want("c", told.append, {"start": 5})
+    group.tick()
     child.state, child.failure = "ended", f"cannot start: {code} because of the weather"
     group.died(child)
     assert ("c" not in group.channels) == gone
@@ -46,6 +47,7 @@ def test_a_channel_that_storage_refuses_to_make_is_not_there(monkeypatch: pytest
     if gone:
         child.state = "starting"
         group.want("c", told.append, {})
+        group.tick()
         assert group.channels == {"c": child}, "it may be asked for again"
 
 

@@ -83,6 +83,7 @@ def test_after_a_crash_of_the_topic_only_those_come_back_for_which_somebody_wait
             assert group.topic is not None
             group.topic.state = "up"
             group.born(group.topic)
+            group.tick()
             break
     assert broker.up().spec.settings["settings"] == {"max_attempts": 7}
     assert broker.up("durable").spec.settings["settings"] == {}, "its row says it"

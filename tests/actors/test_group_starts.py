@@ -27,6 +27,7 @@ def begin(broker: Broker, channels: int = MANY) -> list[str]:
     group.state = GroupState.TOPIC
     assert group.topic is not None
     group.born(group.topic)
+    group.tick()
     return broker.started
 
 
@@ -36,7 +37,6 @@ def test_at_most_so_many_are_on_their_way_up_and_each_that_is_there_makes_room(b
     for number in range(MANY):
         assert not broker.group.settled(), "not ready before the last one"
         broker.up(f"c{number}")
-        broker.group.tick()
         assert len(started) == min(MANY, options.STARTS_MAX + number + 1)
     assert broker.group.settled()
 
@@ -84,7 +84,25 @@ def test_all_die_at_once_and_come_back_in_portions(broker: Broker) -> None:
         assert child is not None
         child.state = "ended"
         broker.group.died(child)
+    broker.group.tick()
     assert len(started) == options.STARTS_MAX
+
+
+def test_a_turn_starts_what_it_has_time_for_and_the_next_goes_on(broker: Broker) -> None:
+    broker.time_for = 10
+    started = begin(broker)
+    assert len(started) == 10
+    broker.time_for = 1_000
+    broker.group.tick()
+    assert len(started) == options.STARTS_MAX
+    broker.time_for = 0
+    broker.up("c0")
+    broker.up("c1")
+    assert (len(started), broker.time_for) == (options.STARTS_MAX, -2)
+    broker.time_for = 5
+    broker.group.tick()
+    broker.group.tick()
+    assert (len(started), broker.time_for) == (options.STARTS_MAX + 2, 3), "time is asked for only where something waits"
 
 
 def test_a_topic_that_ends_starts_none(broker: Broker) -> None:
@@ -127,6 +145,7 @@ def crash(broker: Broker, name: str) -> None:
     assert child is not None
     child.state = "ended"
     broker.group.died(child)
+    broker.group.tick()
 
 
 def test_a_channel_made_anew_does_not_inherit_how_often_its_namesake_died(broker: Broker) -> None:

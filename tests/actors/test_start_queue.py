@@ -7,8 +7,8 @@ from zsq.actors.start_queue import StartQueue
 
 def taken(queue: StartQueue) -> list[str]:
     found = []
-    while (channel := queue.take()) is not None:
-        found.append(channel)
+    while queue.ready():
+        found.append(queue.take())
     return found
 
 

@@ -21,6 +21,7 @@ class Broker:
     def __init__(self, topic: str = "t") -> None:
         self.keys = iter(range(100, 10_000))
         self.started: list[str] = []
+        self.time_for = 1_000_000
         self.stopped: list[Child] = []
         self.orders: list[tuple[str, dict[str, Any], Any]] = []
         self.ends: list[Any] = []
@@ -50,6 +51,11 @@ class Broker:
     def new_key(self) -> int:
         return next(self.keys)
 
+    def may_start(self) -> bool:
+        """As long as a turn has time for."""
+        self.time_for -= 1
+        return self.time_for >= 0
+
     def endpoint(self, number: int) -> str:
         return f"ipc://{number}"
 
@@ -71,12 +77,14 @@ class Broker:
 
     def want(self, channel: str = C, **settings: Any) -> None:
         self.group.want(channel, self.answers.append, settings)
+        self.group.tick()
 
     def up(self, channel: str = C) -> Child:
         child = self.group.channels[channel]
         assert child is not None
         child.state, child.data = "up", {"settings": {}}
         self.group.born(child)
+        self.group.tick()
         return child
 
     def over(self, child: Child, envelope: tuple[bytes, ...] | None = None) -> None:
@@ -88,3 +96,4 @@ class Broker:
         (action, settings, answer), *self.orders = [order for order in self.orders if order[0] != "leave"]
         assert (action, settings) == ("drop", {"channel": C})
         answer({}, None)
+        self.group.tick()
