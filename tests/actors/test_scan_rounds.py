@@ -131,6 +131,14 @@ def test_where_all_workers_are_slow_what_they_say_counts() -> None:
     assert keys(bench.begin()) != []
 
 
+def test_a_worker_that_was_slow_gets_orders_as_soon_as_it_reports() -> None:
+    bench = Bench(2, "a")
+    (order,) = bench.begin()
+    assert bench.begin(options.SCAN_REPORT_MS + 1) == []
+    bench.report(order, k1=LATE)
+    assert 1 in keys(bench.begin(1)), "asked again, for nobody knew"
+
+
 def test_a_worker_that_reports_once_and_then_hangs_takes_nobody_with_it() -> None:
     bench = Bench(1, "a", "b")
     (order,) = bench.begin()
@@ -272,6 +280,7 @@ class Machine(RuleBasedStateMachine):
         if hasattr(self, "plan"):
             assert not self.plan._asked & {key for _, key in self.plan._due.items()}
             assert self.plan._asked <= self.channels
+            assert self.rounds._asked_by.keys() <= self.channels
             assert self.plan._missed.keys() <= {key for _, key in self.plan._due.items()} | self.plan._asked
 
     def teardown(self) -> None:
