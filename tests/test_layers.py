@@ -38,6 +38,7 @@ PURE_BY_NAME: Final = (
     "actors/ordering.py",
     "actors/scan_orders.py",
     "actors/scan_plan.py",
+    "actors/scan_rounds.py",
     "actors/child.py",
     "actors/restart.py",
 )
