@@ -71,6 +71,11 @@ class ScanWorker(Actor):
     def _hang_up(self, endpoint: str) -> None:
         self.orders.hang_up(endpoint)
         if self._channels.pop(endpoint, None):
+            # All that came is read first. A poll looks ahead to a message's first frame, and when its peer's pipe then goes, libzmq ends
+            # the process at the next read ("Assertion failed: !_more").
+            for mail in self._asking.receive(options.WAITERS_MAX):
+                if isinstance(mail, Mail) and isinstance(mail.word, p.Scanned):
+                    self.on_scanned_word(self._asking, mail)
             self._asking.socket.disconnect(endpoint)
 
     def _forget(self) -> None:
