@@ -61,14 +61,16 @@ class AlarmOptions:
 
 
 def check_url(url: str) -> None:
+    place = ""
     try:
         parts = urlsplit(url)
+        place = parts.netloc
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         good = False
     good = good and url.isascii() and url.isprintable() and " " not in url
     _check(good, f"a webhook is http://... or https://..., not {shown_url(url)!r}")
-    _check("@" not in parts.netloc, "a webhook's URL holds no password: give a token by ZSQ_ALARM_WEBHOOK_TOKEN")
+    _check("@" not in place, "a webhook's URL holds no password: give a token by ZSQ_ALARM_WEBHOOK_TOKEN")
 
 
 def shown_url(url: str) -> str:

@@ -77,7 +77,7 @@ def _opener(deadline: Deadline) -> Any:
     import urllib.request
 
     class Stay(urllib.request.HTTPRedirectHandler):
-        def redirect_request(self, *_: Any) -> None:
+        def redirect_request(self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: Any) -> None:
             return None
 
     class Plain(http.client.HTTPConnection):
@@ -91,12 +91,12 @@ def _opener(deadline: Deadline) -> Any:
             self._create_connection = deadline.connect
 
     class Http(urllib.request.HTTPHandler):
-        def http_open(self, request: Any) -> Any:
-            return self.do_open(Plain, request)
+        def http_open(self, req: Any) -> Any:
+            return self.do_open(Plain, req)
 
     class Https(urllib.request.HTTPSHandler):
-        def https_open(self, request: Any) -> Any:
-            return self.do_open(Secure, request, context=ssl.create_default_context())
+        def https_open(self, req: Any) -> Any:
+            return self.do_open(Secure, req, context=ssl.create_default_context())
 
     return urllib.request.build_opener(Stay, Http, Https)
 

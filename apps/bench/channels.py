@@ -100,16 +100,13 @@ async def _held(url: str, number: int, phase_s: float) -> list[float]:
     await asyncio.sleep(phase_s)
     late = []
     async with aio.Consumer(url, TOPIC, f"channel{number}", ready=1, message_timeout=TIMEOUT_S) as consumer:
-        before = 0.0
-        for _ in range(EXPIRIES + 1):
+        message = await consumer.receive(timeout=30)
+        for _ in range(EXPIRIES):
+            before = time.perf_counter()
             message = await consumer.receive(timeout=30)
-            now = time.perf_counter()
-            assert message is not None
-            if before:
-                late.append((now - before - TIMEOUT_S) * 1e3)
-            before = now
-            last = message
-        await last.finish()
+            late.append((time.perf_counter() - before - TIMEOUT_S) * 1e3)
+        assert message is not None
+        await message.finish()
     return late
 
 

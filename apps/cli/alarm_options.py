@@ -26,7 +26,7 @@ SECRET_BYTES_MAX: Final = 4096
 def with_alarms(command: Command) -> Command:
     many: dict[str, Any] = {"multiple": True}
     tls = click.Choice(["none", "starttls", "tls"])
-    for name, more, text in (
+    rows: tuple[tuple[str, dict[str, Any], str], ...] = (
         ("--alarm-smtp-user", {"metavar": "USER"}, f"Who sends; the password is {PASSWORD} or in the file {PASSWORD}_FILE."),
         ("--alarm-smtp-tls", {"type": tls, "default": "none", "show_default": True}, "How to reach it."),
         ("--alarm-smtp", {"metavar": "HOST:PORT", "default": "127.0.0.1:25", "show_default": True}, "The mail server."),
@@ -40,7 +40,8 @@ def with_alarms(command: Command) -> Command:
         ("--alarm-hold", {"type": Seconds(), "metavar": "TIME"}, "How long it must last to be told, and be over to be cleared (10s)."),
         ("--alarm-age", {"type": Seconds(), "metavar": "TIME"}, "The same where a channel's oldest message is older."),
         ("--alarm-depth", {"type": Count(), "metavar": "N"}, "Alarm where more messages wait in a channel, unless it has its own bound."),
-    ):  # fmt: skip
+    )  # fmt: skip
+    for name, more, text in rows:
         command = click.option(name, help=text, **more)(command)
     return command
 
