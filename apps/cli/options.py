@@ -60,6 +60,8 @@ class Stopping(threading.Event):
         """While inside, a signal also raises `KeyboardInterrupt`: for waiting on a broker, where nothing is half done."""
         self.waits = True
         try:
+            if self.is_set():
+                raise KeyboardInterrupt  # it came before the waiting began
             yield
         finally:
             self.waits = False

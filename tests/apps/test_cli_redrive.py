@@ -55,7 +55,15 @@ def die(broker: Broker, topic: str, *bodies: bytes, channel: str = "c") -> None:
             one.reject("why")
             two.finish()
     with zsq.Reader(broker.url, f"{topic}.{channel}.dead", patient=True) as reader:
-        wait_for(lambda: reader.head()[1] >= len(bodies), 10, "dead letters")
+        wait_for(lambda: head(reader) >= len(bodies), 20, "dead letters")
+
+
+def head(reader: zsq.Reader) -> int:
+    """0 while the topic of the dead letters is not made yet."""
+    try:
+        return reader.head()[1]
+    except zsq.NotFound:
+        return 0
 
 
 def take(broker: Broker, topic: str, channel: str, count: int) -> list[zsq.Message]:

@@ -145,7 +145,7 @@ def test_a_receiver_that_fails_is_tried_again_and_one_that_hangs_holds_nobody_up
         publish(broker, "t", 1)
         drain(broker, "t", "c", 2)
         assert failing.got.get(timeout=30)[1]["events"][0]["event"] == "cleared"
-        assert hanging.tries <= 2
+        assert hanging.tries <= 4
         assert time.monotonic() - begun < 20
         begun = time.monotonic()
         assert broker.stop() == 0, "the one that hangs does not keep the broker from stopping"

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from support.broker import wait_for
 
 import zsq
 import zsq.aio
@@ -92,6 +93,7 @@ def test_a_batch_whose_body_raises_says_what(broker: Broker) -> None:
         assert batch is not None
         with pytest.raises(ZeroDivisionError), batch:
             1 / 0  # noqa: B018
+    wait_for(lambda: told(broker), 20, "the answer")
     assert told(broker) == [((), 0, "ZeroDivisionError('division by zero')")]
 
 
