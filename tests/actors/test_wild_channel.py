@@ -396,4 +396,3 @@ def test_these_were_wrong_once(steps: str, ordered: bool) -> None:
 
 TestWild: Any = WildChannel.TestCase
 TestWild.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
-assert MessageState.OVER
