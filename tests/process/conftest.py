@@ -16,3 +16,18 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
         yield one.start()
     finally:
         one.close()
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """One for all tests of a file."""
+    one = Broker(tmp_path_factory.mktemp("shared") / "data")
+    try:
+        yield one.start()
+    finally:
+        one.close()
+
+
+@pytest.fixture(params=["ipc", "tcp"])
+def url(shared: Broker, request: pytest.FixtureRequest) -> str:
+    return shared.ipc if request.param == "ipc" else shared.tcp

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +12,6 @@ import pytest
 from support.broker import Broker, kill, wait_for
 
 import zsq
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    one = Broker(tmp_path_factory.mktemp("shared") / "data")
-    try:
-        yield one.start()
-    finally:
-        one.close()
-
-
-@pytest.fixture(params=["ipc", "tcp"])
-def url(shared: Broker, request: pytest.FixtureRequest) -> str:
-    return shared.ipc if request.param == "ipc" else shared.tcp
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,20 +17,6 @@ from support.broker import Broker, kill, wait_for
 
 import zsq
 from zsq.transport.peeking import Peek
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    one = Broker(tmp_path_factory.mktemp("shared") / "data")
-    try:
-        yield one.start()
-    finally:
-        one.close()
-
-
-@pytest.fixture(params=["ipc", "tcp"])
-def url(shared: Broker, request: pytest.FixtureRequest) -> str:
-    return shared.ipc if request.param == "ipc" else shared.tcp
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,20 +25,6 @@ writer.push(pack([b"never sealed"]))
 print("pushed", flush=True)
 sys.stdin.read()
 """
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    one = Broker(tmp_path_factory.mktemp("shared") / "data")
-    try:
-        yield one.start()
-    finally:
-        one.close()
-
-
-@pytest.fixture(params=["ipc", "tcp"])
-def url(shared: Broker, request: pytest.FixtureRequest) -> str:
-    return shared.ipc if request.param == "ipc" else shared.tcp
 
 
 @pytest.fixture
