@@ -56,12 +56,16 @@ class ModelTopic:
             self.answers.append((link, Unstored(sequence, expected, E_SEQUENCE, "")))
 
     def sync(self) -> None:
-        """One pending append is durable."""
-        if self.pending:
-            link, producer, sequence, what = self.pending.popleft()
-            if (producer, sequence) not in self.places:
-                self.places[producer, sequence] = len(self.stored)
-                self.stored.append(what)
+        """One pending append is durable: all links that wait for it are answered, the one that sent it first and those that sent it again."""
+        if not self.pending:
+            return
+        _, producer, sequence, what = self.pending[0]
+        if (producer, sequence) not in self.places:
+            self.places[producer, sequence] = len(self.stored)
+            self.stored.append(what)
+        waiting = [entry for entry in self.pending if entry[1:3] == (producer, sequence)]
+        self.pending = deque(entry for entry in self.pending if entry[1:3] != (producer, sequence))
+        for link, *_ in waiting:
             self.answers.append((link, Stored(((sequence, self.places[producer, sequence]),))))
 
     def fail(self) -> None:
