@@ -56,7 +56,7 @@ class ModelTopic:
             self.answers.append((link, Unstored(sequence, expected, E_SEQUENCE, "")))
 
     def sync(self) -> None:
-        """One pending append is durable: all links that wait for it are answered, the one that sent it first and those that sent it again."""
+        """One pending append is durable: all links that wait for it are answered, the first one and those that sent it again."""
         if not self.pending:
             return
         _, producer, sequence, what = self.pending[0]

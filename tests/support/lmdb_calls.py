@@ -1,0 +1,189 @@
+"""Between LMDB and the C library: every call that changes a file is seen first, and may be made to fail.
+
+LMDB writes past the seam of `storage/files.py`, from C. Its extension module reaches `pwrite`, `fdatasync` and the others by a table of
+addresses (the ELF global offset table); here that table is read from the module's own dynamic section and its entries are pointed at
+functions of ours. It does what an LD_PRELOAD shim would, needs no compiler, and sees the calls in one order with those of the seam.
+
+    with LmdbCalls(lambda call: 0):       # 0: do it; an errno: fail with it
+        env = lmdb.open(...)
+
+How LMDB commits (mdb.c, `mdb_txn_commit`): dirty pages by pwrite or lseek and writev, fdatasync, then the meta page of the other parity
+through a second descriptor that was opened with O_DSYNC: that write is durable when it returns.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import struct
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Self
+
+import lmdb.cpython
+
+_TABLE, _STRINGS, _SYMBOLS, _RELOCATIONS, _RELOCATIONS_BYTES = 23, 5, 6, 7, 8  # DT_JMPREL and so on
+_TABLE_BYTES = 2
+_DYNAMIC, _LOAD = 2, 1
+_SIZE = ctypes.c_ssize_t
+_POINTER = ctypes.c_void_p
+HOOKED: Final[dict[str, Any]] = {
+    "pwrite": ctypes.CFUNCTYPE(_SIZE, ctypes.c_int, _POINTER, ctypes.c_size_t, ctypes.c_int64, use_errno=True),
+    "pwritev": ctypes.CFUNCTYPE(_SIZE, ctypes.c_int, _POINTER, ctypes.c_int, ctypes.c_int64, use_errno=True),
+    "write": ctypes.CFUNCTYPE(_SIZE, ctypes.c_int, _POINTER, ctypes.c_size_t, use_errno=True),
+    "writev": ctypes.CFUNCTYPE(_SIZE, ctypes.c_int, _POINTER, ctypes.c_int, use_errno=True),
+    "fdatasync": ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, use_errno=True),
+    "fsync": ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, use_errno=True),
+    "ftruncate": ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int64, use_errno=True),
+}
+
+
+class LmdbCall(NamedTuple):
+    """`kind`: write, sync or truncate. `durable`: a write by a descriptor that syncs itself. `position`: of a write, or the new size."""
+
+    kind: str
+    path: str
+    position: int = 0
+    data: bytes = b""
+    durable: bool = False
+
+
+Hook = Callable[[LmdbCall], int]
+"""0: let it go on; an errno: it fails with that, and nothing was written; below 0: a write takes only that many bytes (a short write)."""
+
+
+class LmdbCalls:
+    """One at a time in a process. An exception of the hook fails the call with EIO and is kept in `error`."""
+
+    def __init__(self, hook: Hook) -> None:
+        self.hook = hook
+        self.error: BaseException | None = None
+        self._libc: Any = ctypes.CDLL(None, use_errno=True)
+        self._kept: list[Any] = []  # the functions whose addresses stand in the table
+        self._before: dict[int, int] = {}
+
+    def __enter__(self) -> Self:
+        for name, address in table_entries(Path(lmdb.cpython.__file__)).items():
+            if name in HOOKED:
+                function = HOOKED[name](getattr(self, f"_{name}"))
+                self._kept.append(function)
+                self._before[address] = self._point(address, ctypes.cast(function, _POINTER).value or 0)
+        assert len(self._before) >= 3, "this build of LMDB reaches the C library in another way"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for address, value in self._before.items():
+            self._point(address, value)
+        self._before.clear()
+
+    def _point(self, address: int, value: int) -> int:
+        """The table is read-only after loading (RELRO)."""
+        page = address & -mmap.PAGESIZE
+        size = ctypes.c_size_t(address + 8 - page)
+        if self._libc.mprotect(_POINTER(page), size, mmap.PROT_READ | mmap.PROT_WRITE):
+            raise OSError(ctypes.get_errno(), "mprotect")
+        place = ctypes.c_uint64.from_address(address)
+        before, place.value = place.value, value
+        return int(before)
+
+    # What LMDB calls
+
+    def _ask(self, call: LmdbCall) -> int:
+        try:
+            return self.hook(call)
+        except BaseException as error:
+            self.error = error
+            return errno.EIO
+
+    def _fails(self, code: int) -> int:
+        ctypes.set_errno(code)
+        return -1
+
+    def _done(self, act: Callable[[], int | None]) -> int:
+        try:
+            return act() or 0
+        except OSError as error:
+            return self._fails(error.errno or errno.EIO)
+
+    def _put(self, fd: int, position: int, data: bytes, *, moves: bool) -> int:
+        call = LmdbCall("write", path_of(fd), position, data, bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DSYNC))
+        answer = self._ask(call)
+        if answer > 0:
+            return self._fails(answer)
+        taken = data[:-answer] if answer < 0 else data
+        return self._done(lambda: os.write(fd, taken) if moves else os.pwrite(fd, taken, position))
+
+    def _pwrite(self, fd: int, buffer: int, size: int, position: int) -> int:
+        return self._put(fd, position, ctypes.string_at(buffer, size), moves=False)
+
+    def _pwritev(self, fd: int, vector: int, count: int, position: int) -> int:
+        return self._put(fd, position, b"".join(gathered(vector, count)), moves=False)
+
+    def _write(self, fd: int, buffer: int, size: int) -> int:
+        return self._put(fd, os.lseek(fd, 0, os.SEEK_CUR), ctypes.string_at(buffer, size), moves=True)
+
+    def _writev(self, fd: int, vector: int, count: int) -> int:
+        return self._put(fd, os.lseek(fd, 0, os.SEEK_CUR), b"".join(gathered(vector, count)), moves=True)
+
+    def _fdatasync(self, fd: int) -> int:
+        answer = self._ask(LmdbCall("sync", path_of(fd)))
+        return self._fails(answer) if answer else self._done(lambda: os.fdatasync(fd))
+
+    _fsync = _fdatasync
+
+    def _ftruncate(self, fd: int, size: int) -> int:
+        answer = self._ask(LmdbCall("truncate", path_of(fd), size))
+        return self._fails(answer) if answer else self._done(lambda: os.ftruncate(fd, size))
+
+
+def path_of(fd: int) -> str:
+    return os.readlink(f"/proc/self/fd/{fd}")
+
+
+def gathered(vector: int, count: int) -> Iterator[bytes]:
+    """The pieces of a struct iovec[count]: pointer and length each."""
+    for start, size in struct.iter_unpack("=QQ", ctypes.string_at(vector, 16 * count)):
+        yield ctypes.string_at(start, size)
+
+
+def table_entries(module: Path) -> dict[str, int]:
+    """Name of a C function -> where its address lies in this process, for a loaded module (64-bit little-endian ELF: x86-64, aarch64)."""
+    path = str(module.resolve())
+    image = Path(path).read_bytes()
+    assert image[:6] == b"\x7fELF\x02\x01", f"{path}: not a 64-bit little-endian ELF file"
+    assert sys.byteorder == "little"
+    headers = [
+        struct.unpack_from("<IIQQQQ", image, struct.unpack_from("<Q", image, 32)[0] + 56 * i)
+        for i in range(struct.unpack_from("<H", image, 56)[0])
+    ]
+
+    def in_file(address: int) -> int:
+        return next(int(address - h[3] + h[2]) for h in headers if h[0] == _LOAD and h[3] <= address < h[3] + h[5])
+
+    _, _, start, _, _, size = next(h for h in headers if h[0] == _DYNAMIC)
+    tags = dict(struct.iter_unpack("<QQ", image[start : start + size // 16 * 16]))
+    symbols, strings = in_file(tags[_SYMBOLS]), in_file(tags[_STRINGS])
+    base = loaded_at(path)
+    found = {}
+    for where, length in ((_TABLE, _TABLE_BYTES), (_RELOCATIONS, _RELOCATIONS_BYTES)):
+        if where not in tags:
+            continue
+        begin = in_file(tags[where])
+        for place, info, _ in struct.iter_unpack("<QQq", image[begin : begin + tags[length]]):
+            if info >> 32:
+                name = strings + struct.unpack_from("<I", image, symbols + 24 * (info >> 32))[0]
+                found[image[name : image.index(b"\0", name)].decode().removesuffix("64")] = base + place
+    return found
+
+
+def loaded_at(path: str) -> int:
+    with open("/proc/self/maps") as lines:
+        for line in lines:
+            fields = line.split()
+            if len(fields) >= 6 and fields[5] == path:
+                return int(fields[0].partition("-")[0], 16) - int(fields[2], 16)
+    raise AssertionError(f"{path} is not loaded")
