@@ -22,11 +22,18 @@ class Space:
         self._bytes = 0
 
     def take(self, total: int, now_ns: int) -> None:
-        """`DiskFull` where `total` bytes would go into the reserve. Asks rarely while there is much, each time while there is not."""
+        """`DiskFull` where `total` bytes would go into the reserve. Asks rarely while there is much, each time while there is not.
+
+        A file system that does not say what is free refuses nothing here: the write itself will tell.
+        """
         if total <= self._bytes and 0 <= now_ns - self._asked_ns < SPACE_CHECK_NS:
             self._bytes -= total
             return
-        free = self._files.free_bytes(self._folder) - self._reserve_bytes
+        try:
+            free = self._files.free_bytes(self._folder) - self._reserve_bytes
+        except OSError:
+            self._bytes = 0
+            return
         if free < total:
             self._bytes = 0
             raise DiskFull(f"{self._folder}: {free + self._reserve_bytes} bytes are free, {self._reserve_bytes} are kept in reserve")

@@ -286,3 +286,13 @@ def test_below_the_reserve_nothing_is_taken_and_later_it_goes_on(desk: Desk) -> 
     desk.publish()
     desk.sync()
     assert desk.check() == [0]
+
+
+def test_a_file_system_that_does_not_say_what_is_free_refuses_nothing(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def free_bytes(path: str) -> int:
+        raise OSError(errno.EIO, "by plan")
+
+    monkeypatch.setattr(desk.files, "free_bytes", free_bytes)
+    desk.publish()
+    desk.sync()
+    assert desk.check() == [0]

@@ -1,0 +1,220 @@
+"""`scripts/prove calls`: each call of a workload fails in turn, once and for good, with each error that such a call can have.
+
+    scripts/prove calls --count 10000 --seed 1 --jobs 2
+    scripts/prove calls --case "log 17 EIO once lost"         # one of them again
+
+A case is a workload, the number of one of its calls, an error, a mode (see `failing.py`) and an ending: only the process dies, or the power
+goes and takes nothing or all of what was not synced. What holds in each: only errors of the storage layer come out; a call that succeeded
+is kept; a failed sync ends the store for good; else it goes on once the trouble is over; and the next process finds all that was promised.
+
+Cases come in rounds: each round has one for each call of each workload, and no case comes twice. Without a count, all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import multiprocessing
+import os
+import platform
+import random
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, NamedTuple, Self
+
+from faults.call_lives import ENDINGS, LIVES
+from faults.failing import HITS, STICKY, WRITES, FailingFiles, Fault
+from support.lmdb_calls import LmdbCalls
+
+MEMORY: Final = Path("/dev/shm")
+PORTION: Final = 100  # cases that a process gets at once
+TOLD_EVERY_S: Final = 10.0
+
+
+class Case(NamedTuple):
+    life: str
+    fault: Fault
+    ending: str
+
+    def __str__(self) -> str:
+        return f"{self.life} {self.fault.at} {errno.errorcode[self.fault.code]} {self.fault.mode} {self.ending}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        life, at, code, mode, ending = text.split()
+        return cls(life, Fault(int(at), getattr(errno, code), mode), ending)
+
+
+class Outcome(NamedTuple):
+    """`kind`: of the call that failed; `said`: the errors that came out of the store's calls; `trouble`: what was wrong, or empty."""
+
+    kind: str
+    said: tuple[str, ...]
+    trouble: str
+
+
+@dataclass(slots=True)
+class Tried:
+    """`said`: by kind of call and errno, what the store's calls said first, and how often."""
+
+    cases: int = 0
+    refused: int = 0
+    failed: int = 0
+    said: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    violations: list[str] = field(default_factory=list)
+
+    def add(self, other: Tried) -> None:
+        self.cases += other.cases
+        self.refused += other.refused
+        self.failed += other.failed
+        self.said += other.said
+        self.violations += other.violations
+
+
+def modes(kind: str, code: int) -> list[str]:
+    if code == errno.EINTR and kind.startswith("lmdb"):
+        return ["once"]  # LMDB begins it again, for ever
+    found = ["once", "sticky"] if kind in STICKY[code] else ["once"]
+    if code == errno.EIO:
+        found += ["late", "half"] if kind in WRITES else ["late"]
+    if code == errno.ENOSPC and kind in WRITES:
+        found += ["half", "short"]
+    return found
+
+
+def trace_of(life: str) -> list[str]:
+    """The kinds of all calls of a workload that nothing fails in."""
+    with tempfile.TemporaryDirectory(prefix="zsq-calls-", dir=folder()) as root:
+        files = FailingFiles(root)
+        with LmdbCalls(files.lmdb) as calls:
+            one = LIVES[life](Path(root), files)
+            files.arm(None)
+            one.live()
+            files.lift()
+            assert calls.error is None
+            assert not one.refusals
+            one.end("lost")
+            one.check()
+            one.close()
+        return files.trace
+
+
+def cases(life: str, seed: int) -> Iterator[Case]:
+    """Every call with every error in every mode with every ending, in rounds: each has one case of each call that has one left."""
+    chance = random.Random(f"{seed} {life}")
+    by_call = []
+    for number, kind in enumerate(trace_of(life), 1):
+        faults = [Fault(number, code, mode) for code, kinds in HITS.items() if kind in kinds for mode in modes(kind, code)]
+        found = [Case(life, fault, ending) for fault in faults for ending in ENDINGS]
+        chance.shuffle(found)
+        by_call.append(found)
+    while any(by_call):
+        yield from [found.pop() for found in by_call if found]
+
+
+def run(case: Case) -> Outcome:
+    with tempfile.TemporaryDirectory(prefix="zsq-calls-", dir=folder()) as root:
+        files = FailingFiles(root)
+        trouble = ""
+        with LmdbCalls(files.lmdb) as calls:
+            one = LIVES[case.life](Path(root), files)
+            try:
+                files.arm(case.fault)
+                one.live()
+                assert files.met, "the call was not reached"
+                one.while_failing()
+                files.lift()
+                if not one.failed:
+                    one.go_on()
+                one.end(case.ending)
+                one.check()
+                one.afterlife()
+            except Exception:
+                trouble = traceback.format_exc()
+            finally:
+                files.lift()
+                one.close()
+            if calls.error is not None:
+                trouble += f"\nin a hook: {calls.error!r}"
+        return Outcome(files.met, tuple(one.refusals), trouble)
+
+
+def try_all(chosen: Sequence[Case]) -> Tried:
+    tried = Tried()
+    for case in chosen:
+        outcome = run(case)
+        tried.cases += 1
+        tried.failed += "StoreFailed" in outcome.said
+        tried.refused += bool(outcome.said) and "StoreFailed" not in outcome.said
+        tried.said[outcome.kind, errno.errorcode[case.fault.code], outcome.said[0] if outcome.said else "nothing"] += 1
+        if outcome.trouble:
+            tried.violations.append(f'scripts/prove calls --case "{case}"\n{outcome.trouble}')
+    return tried
+
+
+def folder() -> str | None:
+    return str(MEMORY) if os.access(MEMORY, os.W_OK) else None
+
+
+def choose(count: int, seed: int) -> list[Case]:
+    """The first rounds: at least `count` cases, if there are so many; 0: all."""
+    by_life = {life: list(cases(life, seed)) for life in LIVES}
+    total = sum(map(len, by_life.values()))
+    share = min(1.0, count / total) if count else 1.0
+    return [case for found in by_life.values() for case in found[: -int(-len(found) * share // 1)]]
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="scripts/prove calls", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=0, help="about so many cases; 0: all there are")
+    parser.add_argument("--seed", type=int, default=0, help="in which order the cases of a call come")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--case", help="this one only, as a violation names it")
+    given = parser.parse_args(arguments)
+    if given.case:
+        outcome = run(Case.parse(given.case))
+        print(
+            f"{given.case}: a {outcome.kind} failed, said: {', '.join(outcome.said) or 'nothing'}\n{outcome.trouble or 'all promises held'}"
+        )
+        return 1 if outcome.trouble else 0
+    began = time.monotonic()
+    chosen = choose(given.count, given.seed)
+    print(f"{len(chosen)} cases of {len(LIVES)} workloads: {', '.join(LIVES)}", flush=True)
+    tried = in_processes(chosen, given.jobs)
+    tell(tried, time.monotonic() - began, given.seed)
+    return 1 if tried.violations else 0
+
+
+def in_processes(chosen: Sequence[Case], jobs: int) -> Tried:
+    tried, told = Tried(), time.monotonic()
+    portions = [chosen[at : at + PORTION] for at in range(0, len(chosen), PORTION)]
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("forkserver")) as pool:
+        for done in as_completed([pool.submit(try_all, portion) for portion in portions]):
+            tried.add(done.result())
+            if time.monotonic() - told > TOLD_EVERY_S:
+                told = time.monotonic()
+                print(f"{tried.cases} cases, {len(tried.violations)} violations", flush=True)
+    return tried
+
+
+def tell(tried: Tried, seconds: float, seed: int) -> None:
+    for (kind, code, said), count in sorted(tried.said.items()):
+        print(f"  {kind:<14}{code:<8}{said:<20}{count}")
+    for violation in tried.violations[:3]:
+        print(violation)
+    print(
+        f"{tried.cases} failing calls, each in a life of its own: {tried.refused} were refused and went on, {tried.failed} ended the store "
+        f"for good, {tried.cases - tried.refused - tried.failed} were of no consequence; {len(tried.violations)} violations; "
+        f"{seconds:.0f} s, seed {seed}, {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
