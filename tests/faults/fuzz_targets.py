@@ -1,0 +1,10 @@
+"""All fuzz targets by name."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from faults import fuzz_wire
+from faults.fuzz import Target
+
+TARGETS: Final[dict[str, Target]] = {target.name: target for target in (*fuzz_wire.TARGETS,)}

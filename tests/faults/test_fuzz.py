@@ -1,0 +1,90 @@
+"""The fuzz targets, a bounded number of inputs each, and what they found once; more by `scripts/prove fuzz`."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+from faults.fuzz import BATCH, MEMORY_MAX, Make, Run, Target, main, plan, run_batch
+from faults.fuzz_targets import TARGETS
+from faults.mutation import Mutator
+
+INPUTS = 100_000
+SEED = 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TARGETS)
+def test_nothing_but_values_and_documented_errors(name: str) -> None:
+    batches = plan(list(TARGETS.values()), INPUTS)[name]
+    taken = inputs = 0
+    for batch in range(batches):
+        found = run_batch(TARGETS[name], SEED, batch)
+        assert not found.violations, f"{found.violations[0].what}\nagain: {found.violations[0].replay(SEED)}"
+        inputs, taken = inputs + found.inputs, taken + found.taken
+    print(f"{name}: {inputs} inputs, {taken} taken, the others refused")
+    assert inputs == batches * BATCH
+    assert 0 < taken < inputs, "they are nearly right: some are taken, some are not"
+
+
+def test_the_counts_are_what_is_claimed() -> None:
+    assert sum(plan(list(TARGETS.values()), INPUTS).values()) * BATCH >= INPUTS
+
+
+FOUND: list[tuple[str, Any]] = [
+    ("names", "app\udcff"),
+    ("names", "tcp://host:" + "1" * 5_000),
+    ("names", "q.diskqueue." + "0" * 5_000 + ".dat"),
+    ("names", "00000000000000001000-" + "1" * 5_000 + ".bad"),
+    ("places", b'{"version": ' + b"[" * 5_000),
+    ("words", b"\x91" * 1_010 + b"\x80"),
+    ("words", b"\x94\x0a\x01\x02" + b"\x91" * 1_015 + b"\x80"),
+    ("headers", b"\x82\xc4\x01x\x01\xa1a\x02"),
+]
+
+
+@pytest.mark.parametrize(("name", "given"), FOUND)
+def test_what_was_found_once(name: str, given: Any) -> None:
+    _, run = TARGETS[name].begin(Mutator(Random(1)))
+    run(given)
+
+
+# The fuzz can fail
+
+
+def _broken(fault: Any) -> Target:
+    def begin(mutator: Mutator) -> tuple[Make, Run]:
+        return lambda: mutator.below(100), fault
+
+    return Target("broken", begin)
+
+
+def test_an_undocumented_error_is_found_and_named() -> None:
+    found = run_batch(_broken(lambda number: 1 // (number - 50) < 5), 1, 3)
+    (violation,) = found.violations
+    assert "ZeroDivisionError" in violation.what
+    assert "input: 50" in violation.what
+    assert violation.replay(1).endswith("--seed 1 --target broken --batch 3")
+
+
+def test_too_much_memory_is_found() -> None:
+    found = run_batch(_broken(lambda number: len(bytearray(b"x") * (2 * MEMORY_MAX)) > 0), 1, 0, inputs=2)
+    assert "memory grew by" in found.violations[0].what
+
+
+def test_an_input_that_computes_too_long_is_found() -> None:
+    def spin(number: int) -> bool:
+        while True:
+            number += 1
+
+    found = run_batch(_broken(spin), 1, 0)
+    assert "TooSlowError" in found.violations[0].what
+
+
+def test_the_program_counts_and_replays(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--target", "names", "--target", "places", "--count", "2000", "--jobs", "1"]) == 0
+    told = capsys.readouterr().out
+    assert "fuzz: 2,000 inputs to 2 targets, 0 violations" in told
+    assert main(["--target", "names", "--batch", "1"]) == 0
+    assert "names, batch 1 of seed 1: 500 inputs" in capsys.readouterr().out
