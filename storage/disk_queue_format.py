@@ -29,6 +29,7 @@ _INFIX: Final = ".diskqueue."
 _META_SUFFIX: Final = f"{_INFIX}meta.dat"
 _DATA_SUFFIX: Final = ".dat"
 _DIGITS: Final = 6  # at least; file 1,000,000 has seven
+_DIGITS_MAX: Final = 19  # what nsqd can count to
 _LENGTH: Final = struct.Struct(">i")
 _MESSAGE: Final = struct.Struct(">qH16s")
 assert _MESSAGE.size == NSQ_HEAD_BYTES
@@ -101,7 +102,8 @@ def parse_data_name(file_name: str) -> tuple[str, int] | None:
     """(queue, number), or None where the name is not that of a data file. Names may hold dots: the last `.diskqueue.` counts."""
     stem = file_name.removesuffix(_DATA_SUFFIX)
     name, infix, digits = stem.rpartition(_INFIX)
-    if stem == file_name or not infix or not name or not (digits.isascii() and digits.isdigit()) or len(digits) < _DIGITS:
+    number_like = digits.isascii() and digits.isdigit() and _DIGITS <= len(digits) <= _DIGITS_MAX
+    if stem == file_name or not infix or not name or not number_like:
         return None
     number = int(digits)
     return (name, number) if file_name == data_name(name, number) else None

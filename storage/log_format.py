@@ -111,6 +111,7 @@ def parse_bad_name(name: str) -> tuple[int, int] | None:
     if (
         not name.endswith(BAD_SUFFIX)
         or len(digits) != _DIGITS
+        or len(position) > _DIGITS
         or not (digits.isascii() and digits.isdigit() and position.isascii() and position.isdigit())
     ):
         return None

@@ -76,6 +76,6 @@ def parse(url: str | None) -> Address:
     if scheme == "ipc" and rest:
         return Address(f"ipc://{rest.rstrip('/')}", True)
     host, colon, port = rest.rpartition(":")
-    if scheme == "tcp" and host and colon and port.isascii() and port.isdecimal() and 0 < int(port) < 65536:
+    if scheme == "tcp" and host and colon and port.isascii() and port.isdecimal() and len(port) < 6 and 0 < int(port) < 65536:
         return Address(url, False)
     raise UsageError(E_BAD_ARGUMENT, f"{url!r} is no broker: write tcp://HOST:PORT, or ipc:///DATA_DIR/run on the same machine")

@@ -78,6 +78,10 @@ def _leave_out(headers: dict[str, Any], count: int) -> None:
 
 def redriven(headers: Mapping[str, HeaderValue], channel: str | None) -> dict[str, HeaderValue]:
     """The headers of a dead letter that is sent back: what told of its death is history now; only `channel` gets it, if one is named."""
-    found = {name: value for name, value in headers.items() if not name.startswith((PREFIX, REDRIVEN)) and name != CHANNEL_HEADER}
-    found |= {REDRIVEN + name.removeprefix(PREFIX): value for name, value in headers.items() if name.startswith(PREFIX)}
+    own = {name: value for name, value in headers.items() if name != CHANNEL_HEADER}
+    told = {
+        name for name in own if type(name) is str and name.startswith(PREFIX)
+    }  # a stranger's client may have packed other names than text
+    found = {name: value for name, value in own.items() if name not in told and not (type(name) is str and name.startswith(REDRIVEN))}
+    found |= {REDRIVEN + name.removeprefix(PREFIX): own[name] for name in own if name in told}
     return found | ({CHANNEL_HEADER: channel} if channel is not None else {})

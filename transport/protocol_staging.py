@@ -49,7 +49,11 @@ def check_stage_topic(name: str) -> str:
 
 def check_transaction(app: str, version: int, kind: str) -> None:
     """`UsageError` E_BAD_ARGUMENT for what names no transaction."""
-    if not isinstance(app, str) or not 1 <= len(app.encode()) <= TRANSACTION_APP_BYTES_MAX:
+    try:
+        size = len(app.encode()) if isinstance(app, str) else 0
+    except UnicodeEncodeError:
+        size = 0  # lone surrogates, as of file names, cannot be sent
+    if not 1 <= size <= TRANSACTION_APP_BYTES_MAX:
         raise UsageError(E_BAD_ARGUMENT, f"a transaction's app is text of 1 to {TRANSACTION_APP_BYTES_MAX} bytes, not {app!r:.60}")
     if not isinstance(version, int) or not 0 <= version < 1 << 63:
         raise UsageError(E_BAD_ARGUMENT, f"a transaction's version is a number from 0 to 2^63 - 1, not {version!r:.60}")

@@ -49,7 +49,7 @@ class Place:
                 raise UsageError(E_BAD_ARGUMENT, text)
             offsets = {str(name): value["0"] for name, value in found["topics"].items()}
             uuids = {name: str(found["uuids"][name]) for name in offsets}
-        except (KeyError, TypeError, AttributeError, ValueError):
+        except (KeyError, TypeError, AttributeError, ValueError, RecursionError):
             text = f"the checkpoint does not hold offsets of zsq but {repr(read)[:200]}: a query needs a checkpointLocation of its own"
             raise UsageError(E_BAD_ARGUMENT, text) from None
         if not all(type(offset) is int and offset >= 0 for offset in offsets.values()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import tracemalloc
 from collections.abc import Callable
 from typing import Any, get_type_hints
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from zsq.transport import codec, sockets
 from zsq.transport.block import pack
 from zsq.transport.errors import E_BAD_COMMAND, CorruptBlock, UsageError, ZsqError, from_wire
-from zsq.transport.protocol import WORDS, Wire
+from zsq.transport.protocol import WORDS, Done, Wire
 
 integers = st.integers(-(1 << 63), (1 << 64) - 1)
 leaves = st.none() | st.booleans() | integers | st.text(max_size=20) | st.binary(max_size=20)
@@ -140,3 +141,40 @@ def test_errors_keep_their_code_over_the_wire() -> None:
         assert isinstance(error, ZsqError)
         assert (error.code, str(error)) == (code, f"{code} text")
         assert type(copy.copy(error)) is type(error)
+
+
+@pytest.mark.parametrize("depth", [codec.NESTED_MAX + 1, 200, 900, 1_015, 1_023])
+@pytest.mark.parametrize("level", [b"\x91", b"\x81\xa1a"])
+def test_what_is_nested_too_far_is_refused(depth: int, level: bytes) -> None:
+    """Python cannot show it, and msgpack not write it again: it ended the process that decoded it."""
+    frames = [
+        level * (depth - 1) + b"\x80",
+        b"\x93\x02\x01" + level * depth + b"\x80",
+        b"\x93\x02\x01\x82\x05\x06\xa1a" + level * depth + b"\x80",
+    ]
+    for frame in frames:
+        with pytest.raises(UsageError, match="E_BAD_COMMAND"):
+            codec.decode(frame)
+
+
+def test_words_may_be_nested() -> None:
+    data: dict[str, Any] = {"a": 1}
+    for _ in range(codec.NESTED_MAX - 3):
+        data = {"a": (), "b": data} if len(data) == 1 else {"a": data}
+    assert codec.decode(codec.encode(Done(1, data))) == Done(1, data)
+    many = Done(1, {"rows": tuple((i, i) for i in range(1_000))})
+    assert codec.decode(codec.encode(many)) == many
+
+
+@pytest.mark.parametrize("unpack", [codec.decode, codec.unpack_headers])
+def test_a_list_takes_memory_for_what_is_there(unpack: Callable[[bytes], Any]) -> None:
+    """msgpack before 1.2.4 takes 800 MB for this frame."""
+    frame = (b"\xdd" + (100_000).to_bytes(4, "big")) * 1_000
+    frame += bytes(100_000 - len(frame))
+    tracemalloc.start()
+    try:
+        with pytest.raises(UsageError):
+            unpack(frame)
+        assert tracemalloc.get_traced_memory()[1] < 4 * 1024 * 1024
+    finally:
+        tracemalloc.stop()

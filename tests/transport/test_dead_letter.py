@@ -87,3 +87,9 @@ def test_a_redriven_letter_tells_its_history() -> None:
     back = d.redriven({"a": 1, **ABOUT, d.REDRIVEN + "error": "older", d.REDRIVEN + "left-out": 3}, "c")
     assert back == {"a": 1, CHANNEL_HEADER: "c", **{name.replace("zsq-dead-", "zsq-redriven-"): value for name, value in ABOUT.items()}}
     assert CHANNEL_HEADER not in d.redriven({"a": 1, CHANNEL_HEADER: "old", **ABOUT}, None)
+
+
+def test_names_that_are_no_text_stay_when_a_letter_is_sent_back() -> None:
+    """A client of another make may pack them, in a letter of its own making."""
+    headers: Any = {b"bytes": 1, d.TOPIC: "t", d.REDRIVEN + "topic": "old", CHANNEL_HEADER: "old"}
+    assert d.redriven(headers, None) == {b"bytes": 1, d.REDRIVEN + "topic": "t"}
