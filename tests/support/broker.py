@@ -44,6 +44,7 @@ class Broker:
         self.log = data_dir.parent / f"{data_dir.name}.log"
         self.process: subprocess.Popen[bytes] | None = None
         self._known: set[int] = set()
+        self._begin = 0  # of what this life said
 
     @property
     def ipc(self) -> str:
@@ -54,14 +55,21 @@ class Broker:
         return f"tcp://127.0.0.1:{self.port}"
 
     def start(self) -> Broker:
+        self.launch()
+        self.wait_ready()
+        return self
+
+    def launch(self) -> None:
+        """Without waiting for it."""
         command = [sys.executable, "-m", "zsq", "serve", "--data-dir", str(self.data_dir), "--listen", f"127.0.0.1:{self.port}"]
         with self.log.open("ab") as log:
-            begin = log.tell()
+            self._begin = log.tell()
             self.process = subprocess.Popen([*command, *self.extra], stdout=log, stderr=log, start_new_session=True)
-        wait_for(lambda: b" ready: " in self._said(begin) or self._exited(), START_S, "the broker's ready line")
+
+    def wait_ready(self) -> None:
+        wait_for(lambda: b" ready: " in self._said(self._begin) or self._exited(), START_S, "the broker's ready line")
         if self._exited():
-            raise AssertionError(f"the broker did not start: {self._said(begin).decode()[-2000:]}")
-        return self
+            raise AssertionError(f"the broker did not start: {self._said(self._begin).decode()[-2000:]}")
 
     def _said(self, begin: int) -> bytes:
         return self.log.read_bytes()[begin:]

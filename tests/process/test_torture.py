@@ -1,0 +1,25 @@
+"""Thirty kills of every kind under load: nothing acknowledged is lost or doubled, nothing confirmed comes back. More: scripts/torture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.torture.kills import SHARES
+from support.torture.run import Torture
+
+CYCLES = 30
+SEED = 6
+
+
+@pytest.mark.timeout(400)
+def test_thirty_kills(tmp_path: Path) -> None:
+    torture = Torture(tmp_path, tmp_path, CYCLES, SEED, list(SHARES))
+    torture.run()
+    assert sum(torture.done.values()) == CYCLES
+    assert set(torture.done) == set(SHARES), "every kind of kill was tried"
+    assert torture.totals["lost"] == 0
+    assert torture.totals["acknowledged"] > CYCLES * 2_000
+    assert torture.orphans == 0
+    assert torture.outstanding["kills with both"] > CYCLES // 2, "publishes and finishes must be on their way when processes are killed"
+    print(f"{CYCLES} kills, {torture.totals['acknowledged']:,} messages acknowledged, 0 lost")

@@ -1,0 +1,75 @@
+"""`scripts/torture`: kill the processes of a real broker under load, and count what that cost."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import random
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from support.torture import ledger as l
+from support.torture.kills import SHARES
+from support.torture.run import Torture, Violation
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="scripts/torture", description=__doc__)
+    parser.add_argument("--cycles", type=int, default=30, help="kills (default 30: every kind at least once)")
+    parser.add_argument("--seed", type=int, help="of the choice of kills, victims and times (default: drawn)")
+    parser.add_argument("--kinds", default=",".join(SHARES), help=f"which kills, of {', '.join(SHARES)}")
+    parser.add_argument("--folder", type=Path, help="where the broker's data lies (default: a new folder in the temporary one)")
+    parser.add_argument("--keep", action="store_true", help="leave data and ledger for a look")
+    found = parser.parse_args(arguments)
+    unknown = [kind for kind in found.kinds.split(",") if kind not in SHARES]
+    if unknown or found.cycles < 1:
+        parser.error(f"unknown kinds: {', '.join(unknown)}" if unknown else "at least one cycle")
+    return found
+
+
+def main(arguments: list[str]) -> int:
+    options = parse(arguments)
+    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
+    kinds = options.kinds.split(",")
+    folder = Path(tempfile.mkdtemp(prefix="torture-", dir=options.folder))
+    memory = Path(tempfile.mkdtemp(prefix="torture-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
+    print(f"torture: {options.cycles} cycles, seed {seed}, data in {folder}", flush=True)
+    torture = Torture(folder, memory, options.cycles, seed, kinds)
+    began = time.monotonic()
+    try:
+        torture.run()
+    except (Violation, AssertionError) as error:
+        print(f"VIOLATION: {error}\nreplay (the choice of kills; times differ): scripts/torture --cycles {options.cycles} --seed {seed}"
+              f" --kinds {options.kinds}\ndata, log and ledger stay in {folder} and {memory}", flush=True)  # fmt: skip
+        return 1
+    print(summary(torture, time.monotonic() - began), flush=True)
+    if not options.keep:
+        shutil.rmtree(folder)
+        shutil.rmtree(memory)
+    return 0
+
+
+def summary(torture: Torture, seconds: float) -> str:
+    recoveries = sorted(torture.recoveries)
+    out, totals = torture.outstanding, torture.totals
+    words = (l.DELIVERED, l.REDELIVERED, l.CONFIRMED, l.DOUBTED, l.STALE)
+    delivered, again, confirmed, doubted, stale = (torture.sum(word, torture.consumers) for word in words)
+    machine = f"{os.cpu_count()} cores, {platform.system()} {platform.release()}, Python {platform.python_version()}"
+    return f"""\
+cycles {sum(torture.done.values())}: {", ".join(f"{kind} {count}" for kind, count in sorted(torture.done.items()))}
+outstanding at the kills: {out["publishes"]:,} publishes, {out["finishes"]:,} finishes in all; both at {out["kills with both"]} kills
+acknowledged {totals["acknowledged"]:,} messages, lost {totals["lost"]}; in the log {torture.audit.messages:,}, stored twice 0
+  sent without an answer: {totals["unanswered_stored"]:,} stored, {totals["unanswered_absent"]:,} not
+deliveries {delivered:,}, with a later attempt {again:,}
+  finishes confirmed {confirmed:,}, in doubt {doubted:,}, under an old lease and refused {stale:,}; come again after a confirmed one 0
+flowing again after {recoveries[len(recoveries) // 2]:.2f} s (half of the kills), {recoveries[-1]:.2f} s (the slowest)
+orphan processes {torture.orphans}
+{seconds:.0f} s on {machine}, seed {torture.seed}"""
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

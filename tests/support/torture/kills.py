@@ -1,0 +1,182 @@
+"""The ways to end, end again and stop processes: each is carried out on the broker and says what it did."""
+
+from __future__ import annotations
+
+import random
+import select
+import signal
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from support.broker import Broker
+from support.torture.processes import Process, await_end, of_sessions, send
+
+from zsq.actors.options import RESTARTS_MAX, RESTARTS_WITHIN_S
+
+if TYPE_CHECKING:
+    from support.torture.clients import Clients
+
+ACTORS: Final = ("storage", "topic", "channel", "scan_worker", "scan_loop", "gateway", "alarm_teller")
+CLIENTS: Final = ("producer", "consumer")
+GENERATION: Final = ("forkserver", "supervisor", "everything", "start_storm", "terminate")  # the broker is started anew
+# How often each comes among thirty
+SHARES: Final[dict[str, int]] = {
+    "storage": 3, "topic": 3, "channel": 3, "scan_worker": 1, "scan_loop": 1, "gateway": 2, "alarm_teller": 1, "forkserver": 1,
+    "supervisor": 1, "everything": 2, "producer": 1, "consumer": 1, "storm": 2, "start_storm": 2, "stop_short": 3, "stop_long": 2,
+    "terminate": 1,
+}  # fmt: skip
+STOPPABLE: Final = ("supervisor", "forkserver", *ACTORS, *CLIENTS)
+SHORT_S: Final = (0.02, 0.4)
+LONG_S: Final = (2.3, 3.5)  # beyond two heartbeats
+STORM_ROUNDS: Final = (2, 4)
+RESTARTS_ROOM: Final = RESTARTS_MAX - STORM_ROUNDS[1] - 1  # further restarts within a minute would be the broker's end, as it promises
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a kill was: its words for people, and whether the broker is to be started anew."""
+
+    text: str
+    ends_generation: bool = False
+
+
+class Killer:
+    """Carries out kills, by a seeded choice of victims and times."""
+
+    def __init__(self, broker: Broker, clients: Clients, seed: int) -> None:
+        self.broker = broker
+        self.clients = clients
+        self.random = random.Random(seed)
+        self.sessions: set[int] = set()
+        self._restarts: dict[str, deque[float]] = {}
+
+    def note_generation(self) -> None:
+        """The broker was started."""
+        assert self.broker.process is not None
+        self.sessions.add(self.broker.process.pid)
+        self._restarts.clear()
+
+    def living(self) -> list[Process]:
+        assert self.broker.process is not None
+        return of_sessions({self.broker.process.pid})
+
+    def victim(self, kind: str) -> Process | None:
+        """One of them whose restart the broker still grants; None where there is none now."""
+        found = [process for process in self.living() if process.kind == kind and self._granted(process)]
+        return self.random.choice(sorted(found, key=lambda process: process.title)) if found else None
+
+    def _group(self, process: Process) -> str:
+        return process.topic if process.kind in ("storage", "topic") else process.title
+
+    def _granted(self, process: Process) -> bool:
+        since = time.monotonic() - RESTARTS_WITHIN_S
+        return sum(at > since for at in self._restarts.get(self._group(process), ())) < RESTARTS_ROOM
+
+    def kill(self, process: Process) -> None:
+        self._restarts.setdefault(self._group(process), deque(maxlen=RESTARTS_MAX)).append(time.monotonic())
+        send(process, signal.SIGKILL)
+
+    def carry_out(self, kind: str) -> Done | None:
+        """None: there is no victim of this kind now."""
+        if kind in CLIENTS:
+            return Done(self.clients.kill(kind))
+        special: dict[str, Callable[[], Done | None]] = {
+            "everything": self._everything,
+            "storm": self._storm,
+            "start_storm": self._start_storm,
+            "stop_short": lambda: self._stop(SHORT_S),
+            "stop_long": lambda: self._stop(LONG_S),
+            "terminate": self._terminate,
+        }
+        if kind in special:
+            return special[kind]()
+        process = self.victim(kind)
+        if process is None:
+            return None
+        self.kill(process)
+        return Done(process.title.removeprefix("zsq: "), kind in GENERATION)
+
+    def _everything(self) -> Done:
+        """In any order."""
+        found = self.living()
+        self.random.shuffle(found)
+        for process in found:
+            send(process, signal.SIGKILL)
+        return Done(f"all {len(found)} processes", True)
+
+    def _storm(self) -> Done | None:
+        """An actor, and its successors while they start."""
+        kind = self.random.choice(("storage", "topic", "channel", "gateway", "scan_loop", "scan_worker"))
+        process = self.victim(kind)
+        if process is None:
+            return None
+        rounds = self.random.randint(*STORM_ROUNDS)
+        self.kill(process)
+        killed = 1
+        for _ in range(rounds - 1):
+            successor = self._successor(process)
+            if successor is None:
+                break
+            select.select([], [], [], self.random.uniform(0, 0.06))
+            self.kill(successor)
+            process = successor
+            killed += 1
+        return Done(f"{process.title.removeprefix('zsq: ')}, {killed} times")
+
+    def _successor(self, process: Process) -> Process | None:
+        deadline = time.monotonic() + 3
+        while time.monotonic() < deadline:
+            for other in self.living():
+                if other.title == process.title and other.pid != process.pid:
+                    return other
+            select.select([], [], [], 0.002)
+        return None
+
+    def _start_storm(self) -> Done:
+        """Everything, and everything again while the broker starts."""
+        self._everything()
+        rounds = self.random.randint(*STORM_ROUNDS)
+        for _ in range(rounds):
+            self.reap()
+            self.broker.launch()
+            self.note_generation()
+            select.select([], [], [], self.random.uniform(0.1, 1.3))
+            self._everything()
+        return Done(f"all processes, and {rounds} times while they started", True)
+
+    def reap(self) -> None:
+        """Its exit code is taken, and none of its processes lives: as after a service manager, which ends what is left of a life."""
+        assert self.broker.process is not None
+        self.broker.process.wait(30)
+        left = await_end(of_sessions({self.broker.process.pid}), 20)
+        assert not left, f"these outlived their broker: {left}"
+
+    def end_all(self) -> None:
+        """Of whatever life, at the end of the run."""
+        for process in of_sessions(self.sessions):
+            send(process, signal.SIGKILL)
+
+    def _stop(self, seconds: tuple[float, float]) -> Done | None:
+        """SIGSTOP, then SIGCONT: some of them one actor, some a client."""
+        kind = self.random.choice(STOPPABLE)
+        pause = self.random.uniform(*seconds)
+        process = self.clients.one(kind) if kind in CLIENTS else self.victim(kind)
+        if process is None:
+            return None
+        send(process, signal.SIGSTOP)
+        try:
+            select.select([], [], [], pause)
+        finally:
+            send(process, signal.SIGCONT)
+        return Done(f"{process.title.removeprefix('zsq: ')} for {pause:.2f} s")
+
+    def _terminate(self) -> Done:
+        """SIGTERM: an orderly end under load."""
+        assert self.broker.process is not None
+        self.broker.process.terminate()
+        code = self.broker.process.wait(60)
+        assert code == 0, f"a broker that was told to stop ended with code {code}"
+        return Done("the broker, by SIGTERM", True)

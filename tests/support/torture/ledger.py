@@ -1,0 +1,221 @@
+"""What was promised and what happened, in memory that outlives `kill -9` of the clients that write it.
+
+A ledger is one file in a memory file system, mapped by the run and by every client process. Messages are numbers: a block has
+a *slot*, its messages are `slot * SLOT + index`. A client notes that a block is sent before it sends it, and that it is
+acknowledged after it was told so; the same with finishes. So what a killed client did not note only weakens a claim, never falsifies one.
+
+The rules are those of `support/history.py`, for many clients at once and ten million messages. What more than one consumer
+makes harder: a delivery may lie in a stopped client's hands while somebody else gets, and finishes, its messages. That is no
+error before the broker *accepts* the answer to it, so such messages are finished synchronously, which must be refused.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from array import array
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from support.history import body_of, number_of
+
+SLOT: Final = 512  # numbers of a block, at most
+WORDS: Final = 4096
+ROW: Final = 16  # words of a client's row
+ROWS_AT: Final = 64
+
+UNUSED, SENT, ACKED, FAILED = range(4)  # of a slot; failed: the client was told of an error, it is stored or not
+BLOCK, DELAYED, STAGED = range(3)  # kinds of slots
+
+# Words for all
+EPOCH, PRESSURE, PAUSE, STOP = range(4)
+# Words of a client's row
+SENT_BLOCKS, DONE_BLOCKS, ACKED_MESSAGES, IDLE, EPOCHS = 0, 1, 2, 3, 8  # of a producer; EPOCHS: one word a topic
+TOLD, SETTLED, CONFIRMED, DELIVERED, REDELIVERED, STALE, DOUBTED = range(7)  # of a consumer; its epoch is at EPOCHS
+
+NOT_FINISHED, FINISH_TOLD, FINISH_CONFIRMED = range(3)  # of a message in a channel; confirmed: this and who it was
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Who takes part. `channels`: (topic's index, name); each has a consumer of each of the consumer processes."""
+
+    slots: int  # of a lane
+    lanes: int
+    topics: tuple[str, ...]
+    channels: tuple[tuple[int, str], ...]
+    consumers: int
+
+    @property
+    def numbers(self) -> int:
+        return self.slots * self.lanes * SLOT
+
+    def row_of_lane(self, lane: int) -> int:
+        return ROWS_AT + lane * ROW
+
+    def row_of_consumer(self, channel: int, consumer: int) -> int:
+        return ROWS_AT + (self.lanes + channel * self.consumers + consumer) * ROW
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(found: dict[str, Any]) -> Shape:
+        channels = tuple((topic, name) for topic, name in found["channels"])
+        return Shape(found["slots"], found["lanes"], tuple(found["topics"]), channels, found["consumers"])
+
+
+class Ledger:
+    """The mapped tables, and what is noted in them."""
+
+    def __init__(self, path: Path, shape: Shape) -> None:
+        self.shape = shape
+        self.complaints = path.with_suffix(".complaints")
+        slots, numbers = shape.slots * shape.lanes, shape.numbers
+        sizes: list[tuple[str, Any, int]] = [("words", "q", WORDS), ("due_ns", "q", slots), ("group", "I", slots), ("count", "H", slots)]
+        sizes += [(name, "B", slots) for name in ("state", "kind", "topic", "life")]
+        sizes += [("stored", "B", numbers)]
+        sizes += [(f"offsets{topic}", "I", numbers) for topic in range(len(shape.topics))]
+        for channel in range(len(shape.channels)):
+            sizes += [(f"finished{channel}", "B", numbers)]
+            sizes += [(f"attempts{channel}.{consumer}", "B", numbers) for consumer in range(shape.consumers)]
+        total = sum(array(code).itemsize * count + 8 for _, code, count in sizes)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        os.ftruncate(descriptor, total)  # sparse: only what is used takes memory
+        self._map: Any = memoryview(mmap.mmap(descriptor, total))
+        os.close(descriptor)
+        self._tables: dict[str, Any] = {}
+        at = 0
+        for name, code, count in sizes:
+            length = array(code).itemsize * count
+            self._tables[name] = self._map[at : at + length].cast(code)
+            at += (length + 7) // 8 * 8
+        self.words: Any = self._tables["words"]
+        self.state: Any = self._tables["state"]
+        self.kind: Any = self._tables["kind"]
+        self.topic: Any = self._tables["topic"]
+        self.life: Any = self._tables["life"]
+        self.count: Any = self._tables["count"]
+        self.group: Any = self._tables["group"]
+        self.due_ns: Any = self._tables["due_ns"]
+        self.stored: Any = self._tables["stored"]
+        self.offsets = [self._tables[f"offsets{topic}"] for topic in range(len(shape.topics))]
+        self.finished = [self._tables[f"finished{channel}"] for channel in range(len(shape.channels))]
+        self.attempts = [
+            [self._tables[f"attempts{channel}.{consumer}"] for consumer in range(shape.consumers)] for channel in range(len(shape.channels))
+        ]
+
+    def complain(self, text: str) -> None:
+        """A violation; one line, of whichever process."""
+        with self.complaints.open("a") as file:
+            file.write(f"{time.strftime('%H:%M:%S')} {text}".replace("\n", " | ") + "\n")
+
+    def complained(self) -> list[str]:
+        return self.complaints.read_text().splitlines() if self.complaints.exists() else []
+
+    # What producers note
+
+    def open_slot(self, slot: int, kind: int, topic: int, count: int, due_ns: int = 0, group: int = 0) -> list[bytes]:
+        """About to be sent: its bodies."""
+        assert self.state[slot] == UNUSED
+        self.kind[slot], self.topic[slot], self.count[slot] = kind, topic, count
+        self.due_ns[slot], self.group[slot] = due_ns, group
+        self.state[slot] = SENT  # last: whoever finds it sent finds the rest
+        first = slot * SLOT
+        return [body_of(number) for number in range(first, first + count)]
+
+    def acknowledged(self, slot: int, offset: int) -> None:
+        """Its first offset, or -1 where that is not known."""
+        if offset >= 0:
+            for index in range(self.count[slot]):
+                self.at(self.topic[slot], offset + index, slot * SLOT + index, "the receipt says")
+        self.state[slot] = ACKED
+
+    # What everybody sees
+
+    def at(self, topic: int, offset: int, number: int, who: str) -> None:
+        """An offset always names the same message."""
+        offsets = self.offsets[topic]
+        known = offsets[offset] - 1
+        if known == number:
+            return
+        if known < 0:
+            offsets[offset] = number + 1
+        else:
+            self.complain(f"{self.shape.topics[topic]}: offset {offset} named {known}, and now {who} {number}")
+
+    def known(self, topic: int, number: int, who: str) -> bool:
+        """It was sent to this topic, and is not early."""
+        slot, index = divmod(number, SLOT)
+        if not (0 <= slot < len(self.state) and self.state[slot] != UNUSED and self.topic[slot] == topic and index < self.count[slot]):
+            self.complain(f"{self.shape.topics[topic]}: {who} {number}, which was never sent there")
+            return False
+        if self.due_ns[slot] > time.time_ns():
+            self.complain(f"{self.shape.topics[topic]}: {who} {number}, {self.due_ns[slot] - time.time_ns()} ns before it is due")
+        return True
+
+    def number(self, body: bytes, who: str) -> int:
+        """-1 where it is none of ours."""
+        try:
+            return number_of(body)
+        except (AssertionError, ValueError) as error:
+            self.complain(f"{who}: {error!r}")
+            return -1
+
+    # What consumers note
+
+    def got(
+        self, channel: int, consumer: int, runs: Sequence[tuple[int, int, int]], bodies: Sequence[bytes]
+    ) -> tuple[list[int], list[int]]:
+        """A delivery, before anything is answered: the numbers, and the indexes of those whose finish somebody else has confirmed."""
+        topic, name = self.shape.channels[channel]
+        who = f"{name} gets"
+        finished, mine = self.finished[channel], self.attempts[channel][consumer]
+        others = [row for number, row in enumerate(self.attempts[channel]) if number != consumer]
+        numbers = [self.number(body, who) for body in bodies]
+        gone: list[int] = []
+        redelivered = index = 0
+        for first, count, attempts in runs:
+            for offset in range(first, first + count):
+                number = numbers[index]
+                index += 1
+                if number < 0 or not self.known(topic, number, who):
+                    continue
+                self.at(topic, offset, number, who)
+                seen, state = mine[number], finished[number]
+                if attempts < seen:
+                    self.complain(f"{name}: attempts of {number} fell from {seen} to {attempts} with consumer {consumer}")
+                redelivered += attempts > 1
+                mine[number] = min(attempts, 255)
+                if state == FINISH_CONFIRMED + consumer:
+                    self.complain(f"{name}: {number} came again (attempt {attempts}) to consumer {consumer}, which had finished it")
+                elif state >= FINISH_CONFIRMED:
+                    gone.append(index - 1)
+                elif state == FINISH_TOLD and all(row[number] < attempts for row in others):
+                    finished[number] = NOT_FINISHED  # that finish did not take effect: here it is again
+        row = self.shape.row_of_consumer(channel, consumer)
+        self.words[row + DELIVERED] += index
+        self.words[row + REDELIVERED] += redelivered
+        return numbers, gone
+
+    def told(self, channel: int, numbers: Sequence[int]) -> None:
+        """About to be finished."""
+        finished = self.finished[channel]
+        for number in numbers:
+            if finished[number] == NOT_FINISHED:
+                finished[number] = FINISH_TOLD
+
+    def confirmed(self, channel: int, consumer: int, numbers: Sequence[int]) -> None:
+        name = self.shape.channels[channel][1]
+        finished, mine = self.finished[channel], self.attempts[channel][consumer]
+        others = [row for number, row in enumerate(self.attempts[channel]) if number != consumer]
+        for number in numbers:
+            if finished[number] >= FINISH_CONFIRMED:
+                who = finished[number] - FINISH_CONFIRMED
+                self.complain(f"{name}: the finish of {number} was confirmed to consumer {who} and again to {consumer}")
+            if any(row[number] > mine[number] for row in others):
+                self.complain(f"{name}: the finish of {number} (attempt {mine[number]}) was confirmed, and another has a later attempt")
+            finished[number] = FINISH_CONFIRMED + consumer

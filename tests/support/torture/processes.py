@@ -1,0 +1,101 @@
+"""Who lives: the processes of a broker by their session, as /proc tells, whatever the broker itself can still answer."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+TITLES: Final = {
+    "zsq: supervisor ": "supervisor",
+    "zsq: forkserver": "forkserver",
+    "zsq: storage ": "storage",
+    "zsq: topic ": "topic",
+    "zsq: channel ": "channel",
+    "zsq: scan loop": "scan_loop",
+    "zsq: scan worker": "scan_worker",
+    "zsq: gateway ": "gateway",
+    "zsq: alarms": "alarm_teller",
+}
+
+
+@dataclass(frozen=True)
+class Process:
+    pid: int
+    session: int
+    title: str
+    started: int  # in ticks since the machine was: a pid may be used again
+
+    @property
+    def kind(self) -> str:
+        return next((kind for title, kind in TITLES.items() if self.title.startswith(title)), "unnamed")
+
+    @property
+    def topic(self) -> str:
+        """That of a storage, topic or channel process, else ""."""
+        return self.title.split(" ")[2].partition("/")[0] if self.kind in ("storage", "topic", "channel") else ""
+
+
+def read(pid: int) -> Process | None:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        title = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else Process(pid, int(fields[3]), title, int(fields[19]))
+
+
+def of_sessions(sessions: Iterable[int]) -> list[Process]:
+    """All that live in these sessions. A broker is started as the leader of one, and its children stay in it."""
+    wanted = set(sessions)
+    found = (read(int(entry.name)) for entry in os.scandir("/proc") if entry.name.isdecimal())
+    return [process for process in found if process is not None and process.session in wanted]
+
+
+def holders_of(folder: Path) -> list[Process]:
+    """All but this process that have a file below the folder open: owners of what nobody but the broker may own."""
+    prefix = str(folder) + "/"
+    found = []
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdecimal() or int(entry.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            links = [os.readlink(link.path) for link in os.scandir(f"/proc/{entry.name}/fd")]
+            process = read(int(entry.name))
+            if process is not None and any(link.startswith(prefix) for link in links):
+                found.append(process)
+    return found
+
+
+def send(process: Process, number: int) -> bool:
+    """False if it has gone."""
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return False
+    try:
+        now = read(process.pid)
+        if now is None or now.started != process.started:
+            return False
+        signal.pidfd_send_signal(descriptor, number)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def await_end(processes: Iterable[Process], seconds: float) -> list[Process]:
+    """Those that still live then."""
+    deadline = time.monotonic() + seconds
+    left = [process for process in processes if (now := read(process.pid)) is not None and now.started == process.started]
+    while left and time.monotonic() < deadline:
+        select.select([], [], [], 0.005)
+        left = [process for process in left if (now := read(process.pid)) is not None and now.started == process.started]
+    return left

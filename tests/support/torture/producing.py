@@ -1,0 +1,150 @@
+"""The publishing clients of the torture: blocks, delayed blocks, and Spark's staged writes, with several of them always on their way."""
+
+from __future__ import annotations
+
+import random
+import select
+import time
+from collections import deque
+
+from support.torture import ledger as l
+from support.torture.ledger import Ledger
+
+import zsq
+from zsq.transport.block import pack
+from zsq.transport.stage_writer import StageCommitter, StageWriter
+
+PACE_S = 0.12  # between two blocks of a producer to one topic, while nothing is about to be killed
+WINDOW = 6  # blocks on their way to each topic just before a kill
+BURST = 24  # blocks to each topic before one kill, at most: what a kill needs, not what the broker could take
+STAGE_PACE_S = 0.4
+DELAYED_SHARE = 0.06
+SINGLE_SHARE = 0.05
+HEARTBEAT_MS = 1_000
+PATIENCE_S = 180.0  # of a client: a restart storm is no error
+TICK_S = 0.002
+
+
+class Lane:
+    """A part of the slots, which one producer after the other fills."""
+
+    def __init__(self, ledger: Ledger, lane: int) -> None:
+        self.ledger = ledger
+        self.row = ledger.shape.row_of_lane(lane)
+        self._next = lane * ledger.shape.slots
+        self._end = self._next + ledger.shape.slots
+        while self._next < self._end and ledger.state[self._next] != l.UNUSED:
+            self._next += 1
+        self.life = (ledger.life[self._next - 1] + 1) % 256 if self._next % ledger.shape.slots else 0
+        words = ledger.words
+        words[self.row + l.DONE_BLOCKS] = words[self.row + l.SENT_BLOCKS]  # what a killed predecessor had on its way is nobody's now
+
+    @property
+    def full(self) -> bool:
+        return self._next >= self._end
+
+    def take(self) -> int:
+        slot = self._next
+        self._next += 1
+        self.ledger.life[slot] = self.life
+        return slot
+
+
+class Publishing:
+    """One producer, publishing to all topics until it is told to stop."""
+
+    def __init__(self, ledger: Ledger, lane: int, url: str, seed: int) -> None:
+        self.ledger = ledger
+        self.lane = Lane(ledger, lane)
+        self.random = random.Random(seed)
+        self.producer = zsq.Producer(url, heartbeat_ms=HEARTBEAT_MS, timeout=PATIENCE_S)
+        topics = range(len(ledger.shape.topics))
+        self.out: list[deque[tuple[int, int, zsq.Receipt]]] = [deque() for _ in topics]  # slot, epoch, receipt
+        self.next_s = [0.0 for _ in topics]
+        self.burst = [0 for _ in topics]
+
+    def run(self) -> None:
+        words = self.ledger.words
+        while not words[l.STOP]:
+            paused = words[l.PAUSE]
+            for topic in range(len(self.out)):
+                self._reap(topic)
+                if not paused and not self.lane.full and self._may_send(topic):
+                    self._send(topic)
+            words[self.lane.row + l.IDLE] = paused if not any(self.out) else 0
+            select.select([], [], [], TICK_S)
+        self.producer.close(10)
+
+    def _may_send(self, topic: int) -> bool:
+        if not self.ledger.words[l.PRESSURE]:
+            self.burst[topic] = 0
+            return len(self.out[topic]) < WINDOW and time.monotonic() >= self.next_s[topic]
+        self.burst[topic] += 1
+        return len(self.out[topic]) < WINDOW and self.burst[topic] < BURST
+
+    def _send(self, topic: int) -> None:
+        ledger, words = self.ledger, self.ledger.words
+        chance = self.random.random()
+        delay = self.random.uniform(0.1, 1.5) if chance < DELAYED_SHARE else None
+        count = 1 if chance > 1 - SINGLE_SHARE else self.random.randint(1, l.SLOT)
+        due_ns = 0 if delay is None else time.time_ns() + int(delay * 1000) * 1_000_000
+        slot = self.lane.take()
+        bodies = ledger.open_slot(slot, l.BLOCK if delay is None else l.DELAYED, topic, count, due_ns)
+        epoch = words[l.EPOCH]
+        words[self.lane.row + l.SENT_BLOCKS] += 1
+        receipt = self.producer.publish_many(ledger.shape.topics[topic], bodies, delay=delay, wait=False)
+        self.out[topic].append((slot, epoch, receipt))
+        self.next_s[topic] = time.monotonic() + self.random.uniform(0.5, 1.5) * PACE_S
+
+    def _reap(self, topic: int) -> None:
+        out, ledger, row = self.out[topic], self.ledger, self.lane.row
+        while out and out[0][2].done:
+            slot, epoch, receipt = out.popleft()
+            if receipt.error is not None:
+                ledger.state[slot] = l.FAILED
+                ledger.complain(f"a publish of {ledger.count[slot]} messages failed: {receipt.error}")
+            else:
+                ledger.acknowledged(slot, receipt.wait())
+                ledger.words[row + l.ACKED_MESSAGES] += ledger.count[slot]
+                ledger.words[row + l.EPOCHS + topic] = epoch
+            ledger.words[row + l.DONE_BLOCKS] += 1
+
+
+def stage(ledger: Ledger, number: int, url: str, seed: int) -> None:
+    """One transaction after the other, of one to four blocks in one or two stages, now to this topic, now to that."""
+    lane, words, chance = Lane(ledger, number), ledger.words, random.Random(seed)
+    shape = ledger.shape
+    app, version = f"torture-{seed}-{time.time_ns()}", 0
+    committers = [StageCommitter(url, topic, timeout=PATIENCE_S) for topic in shape.topics]
+    while not words[l.STOP]:
+        paused = words[l.PAUSE]
+        words[lane.row + l.IDLE] = paused
+        if paused or lane.full:
+            select.select([], [], [], 0.02)
+            continue
+        version += 1
+        topic = version % len(shape.topics)
+        epoch, group = words[l.EPOCH], chance.randrange(1, 1 << 32)
+        slots: list[int] = []
+        parts = []
+        for _ in range(chance.randint(1, 2)):
+            with StageWriter(url, shape.topics[topic], app, version, heartbeat_ms=HEARTBEAT_MS, timeout=PATIENCE_S) as writer:
+                for _ in range(chance.randint(1, 2)):
+                    slots.append(lane.take())
+                    words[lane.row + l.SENT_BLOCKS] += 1
+                    writer.push(pack(ledger.open_slot(slots[-1], l.STAGED, topic, chance.randint(1, l.SLOT), group=group)))
+                parts.append(writer.seal())
+        committed = committers[topic].commit(app, version, parts)
+        total = sum(ledger.count[slot] for slot in slots)
+        if committed["messages"] != total:
+            ledger.complain(f"a commit of {total} messages says {committed}")
+        for slot in slots:
+            ledger.state[slot] = l.ACKED
+        words[lane.row + l.ACKED_MESSAGES] += total
+        words[lane.row + l.DONE_BLOCKS] += len(slots)
+        words[lane.row + l.EPOCHS + topic] = epoch
+        until = time.monotonic() + chance.uniform(0.3, 1.7) * STAGE_PACE_S
+        while time.monotonic() < until and not words[l.PRESSURE] and not words[l.STOP]:
+            select.select([], [], [], 0.01)
+    for committer in committers:
+        committer.close()

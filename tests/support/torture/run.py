@@ -1,0 +1,228 @@
+"""The run: a broker, its clients, a kill a cycle; after each all must flow again, and what the log holds is read."""
+
+from __future__ import annotations
+
+import random
+import select
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from support.broker import Broker
+from support.torture import ledger as l
+from support.torture.audit import Audit
+from support.torture.clients import Clients
+from support.torture.kills import SHARES, Killer
+from support.torture.ledger import Ledger, Shape
+from support.torture.processes import await_end, holders_of, of_sessions
+
+import zsq
+
+TOPICS: Final = ("alpha", "beta")
+CHANNELS: Final = ((0, "one"), (0, "two"), (1, "three"), (1, "four"))
+CHUNK_BYTES: Final = 2 << 20
+KEPT_BYTES: Final = 48 << 20
+SERVE: Final = ("--chunk-bytes", str(CHUNK_BYTES), "--keep-bytes", str(KEPT_BYTES), "--stage-timeout", "60",
+                "--alarm-command", "true", "--alarm-depth", "1000000000")  # fmt: skip
+RECOVERY_S: Final = 60.0
+OUTSTANDING_S: Final = 0.5  # so long a kill waits for publishes and finishes to be on their way
+QUIET_EVERY: Final = 50  # cycles: then all that was promised is checked
+DRAIN_S: Final = 90.0
+SLOTS_A_CYCLE: Final = 60
+
+
+class Violation(Exception):
+    """A promise was not kept; what and where."""
+
+
+class Torture:
+    """One run in `folder`, whose ledger is in `memory`."""
+
+    def __init__(self, folder: Path, memory: Path, cycles: int, seed: int, kinds: Sequence[str]) -> None:
+        self.seed = seed
+        self.cycles = cycles
+        self.random = random.Random(seed)
+        self.kinds = list(kinds)
+        shape = Shape(SLOTS_A_CYCLE * cycles + 2_000, 3, TOPICS, CHANNELS, 2)
+        self.ledger = Ledger(memory / "ledger", shape)
+        self.broker = Broker(folder / "data", *SERVE)
+        self.clients = Clients(self.ledger, memory / "ledger", self.broker, seed)
+        self.killer = Killer(self.broker, self.clients, seed)
+        self.audit = Audit(self.ledger, self.broker.ipc)
+        self.done: Counter[str] = Counter()
+        self.recoveries: list[float] = []
+        self.outstanding: Counter[str] = Counter()
+        self.began = time.monotonic()
+
+    # Numbers
+
+    def sum(self, word: int, rows: list[int]) -> int:
+        return int(sum(self.ledger.words[row + word] for row in rows))
+
+    @property
+    def lanes(self) -> list[int]:
+        return [self.ledger.shape.row_of_lane(lane) for lane in range(self.ledger.shape.lanes)]
+
+    @property
+    def consumers(self) -> list[int]:
+        shape = self.ledger.shape
+        return [shape.row_of_consumer(channel, one) for channel in range(len(shape.channels)) for one in range(shape.consumers)]
+
+    def publishes_out(self) -> int:
+        return self.sum(l.SENT_BLOCKS, self.lanes) - self.sum(l.DONE_BLOCKS, self.lanes)
+
+    def finishes_out(self) -> int:
+        return self.sum(l.TOLD, self.consumers) - self.sum(l.SETTLED, self.consumers)
+
+    def acked(self) -> int:
+        return self.sum(l.ACKED_MESSAGES, self.lanes)
+
+    # Cycles
+
+    def run(self) -> None:
+        """`Violation` at the first one."""
+        try:
+            self._begin()
+            for cycle, kind in enumerate(self._plan(), 1):
+                self._cycle(cycle, kind)
+                if cycle % QUIET_EVERY == 0 and cycle < self.cycles:
+                    self._quiet()
+            self._quiet()
+            self.clients.stop()
+            self._end()
+        finally:
+            self.clients.close()
+            self.killer.end_all()
+
+    def _begin(self) -> None:
+        self.broker.start()
+        self.killer.note_generation()
+        with zsq.Admin(self.broker.ipc) as admin:
+            for topic in TOPICS:
+                admin.create_topic(topic)
+            for topic_index, channel in CHANNELS:
+                admin.create_channel(TOPICS[topic_index], channel, start="earliest")
+        self.clients.start()
+        self._recovered(time.monotonic())
+
+    def _plan(self) -> list[str]:
+        """Each kind by its share; of any thirty all kinds."""
+        plan: list[str] = []
+        while len(plan) < self.cycles:
+            bag = [kind for kind in self.kinds for _ in range(SHARES[kind])]
+            self.random.shuffle(bag)
+            plan += bag
+        return plan[: self.cycles]
+
+    def _cycle(self, cycle: int, kind: str) -> None:
+        words = self.ledger.words
+        select.select([], [], [], self.random.uniform(0, 0.3))
+        words[l.PRESSURE] = 1
+        deadline = time.monotonic() + OUTSTANDING_S
+        while not (self.publishes_out() and self.finishes_out()) and time.monotonic() < deadline:
+            select.select([], [], [], 0.0005)
+        select.select([], [], [], self.random.uniform(0, 0.008))
+        at, publishes, finishes = time.monotonic(), self.publishes_out(), self.finishes_out()
+        done = self.killer.carry_out(kind)
+        if done is None:  # there is none now, or the broker would take one more for a reason to give up
+            kind = "everything"
+            done = self.killer.carry_out(kind)
+        assert done is not None
+        words[l.PRESSURE] = 0
+        if done.ends_generation:
+            self.killer.reap()
+            self.broker.start()
+            self.killer.note_generation()
+        took = self._recovered(at)
+        self.recoveries.append(took)
+        self.audit.read()
+        self._complain()
+        self.done[kind] += 1
+        self.outstanding["publishes"] += publishes
+        self.outstanding["finishes"] += finishes
+        self.outstanding["kills with both"] += bool(publishes and finishes)
+        print(
+            f"{cycle:5} {kind:12} {at - self.began:8.2f} s  outstanding: {publishes:3} publishes, {finishes:5} finishes"
+            f"  acked {self.acked():10,}  flows again after {took:5.2f} s  ({done.text})",
+            flush=True,
+        )
+
+    def _recovered(self, since: float) -> float:
+        """Each producer has an answer for something it sent later, each consumer for something it got later."""
+        words = self.ledger.words
+        wanted = [row + l.EPOCHS + topic for row in self.lanes for topic in range(len(TOPICS))] + [row + l.EPOCHS for row in self.consumers]
+        epoch = words[l.EPOCH] = words[l.EPOCH] + 1
+        deadline = time.monotonic() + RECOVERY_S
+        while missing := [word for word in wanted if words[word] < epoch]:
+            if time.monotonic() > deadline:
+                rows = sorted({(word - l.ROWS_AT) // l.ROW for word in missing})
+                raise Violation(f"clients {rows} are not served within {RECOVERY_S:g} s")
+            self._complain()
+            select.select([], [], [], 0.005)
+        return time.monotonic() - since
+
+    def _complain(self) -> None:
+        if found := self.ledger.complained():
+            raise Violation("; ".join(found[:5]))
+        if ended := self.clients.ended():
+            raise Violation(f"clients ended by themselves: {ended}")
+        assert self.broker.process is not None
+        if self.broker.process.poll() is not None:
+            raise Violation(f"the broker ended by itself with code {self.broker.process.returncode}")
+
+    # Quiet points
+
+    def _quiet(self) -> None:
+        """Nothing more is published; when all channels are empty, everything must be there, and be finished."""
+        words = self.ledger.words
+        words[l.PAUSE] += 1
+        pause, deadline = words[l.PAUSE], time.monotonic() + DRAIN_S
+        while any(words[row + l.IDLE] != pause for row in self.lanes) or not self._drained() or self.finishes_out():
+            if time.monotonic() > deadline:
+                raise Violation(f"the channels are not empty after {DRAIN_S:g} s: {self._depths()}")
+            self._complain()
+            select.select([], [], [], 0.05)
+        self.audit.read()
+        self.totals = self.audit.settled()
+        self._healthy()
+        self._complain()
+        words[l.PAUSE], words[l.EPOCH] = 0, words[l.EPOCH] + 1
+        print(f"      quiet: all {self.audit.messages:,} messages are in the log once and finished in every channel", flush=True)
+
+    def _depths(self) -> list[tuple[str, int, int, int, int]]:
+        with zsq.Admin(self.broker.ipc) as admin:
+            topics = admin.stats()["topics"]
+        return [
+            (row["channel_name"], row["depth"], row["in_flight_count"], row["deferred_count"], topic["delayed_count"])
+            for topic in topics
+            for row in topic["channels"]
+        ]
+
+    def _drained(self) -> bool:
+        try:
+            found = self._depths()
+        except zsq.ZsqError:
+            return False
+        return len(found) == len(CHANNELS) and not any(sum(row[1:]) for row in found)
+
+    def _healthy(self) -> None:
+        with zsq.Admin(self.broker.ipc) as admin:
+            topics = admin.stats()["topics"]
+        for number, topic in enumerate(topics):
+            for word in ("damaged_blocks", "lost_messages", "delayed_lost", "dropped_count"):
+                if topic[word]:
+                    self.ledger.complain(f"{topic['topic_name']}: {word} {topic[word]}")
+            if topic["head"] != self.audit.topics[number].offset:
+                self.ledger.complain(f"{topic['topic_name']}: its head is {topic['head']}, read were {self.audit.topics[number].offset}")
+
+    def _end(self) -> None:
+        if self.broker.stop() != 0:
+            raise Violation(f"the broker's last end had code {self.broker.stop()}")
+        await_end(of_sessions(self.killer.sessions), 10)
+        self.orphans = len({process.pid for process in of_sessions(self.killer.sessions) + holders_of(self.broker.data_dir)})
+        if b"Traceback" in (said := self.broker.log.read_bytes()):
+            raise Violation(f"the broker's log has a traceback: {said[said.index(b'Traceback') :][:2000].decode()}")
+        if self.orphans:
+            raise Violation(f"{self.orphans} processes outlived their broker")
