@@ -1,0 +1,15 @@
+"""`scripts/simulate.py`: many seeds, each in a process of its own; see cli.py."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+from . import patches
+
+if __name__ == "__main__":
+    if os.environ.get("PYTHONHASHSEED") != "0":  # sets of strings would be walked in another order in each process
+        os.execve(sys.executable, [sys.executable, "-P", "-m", "simulation", *sys.argv[1:]], os.environ | {"PYTHONHASHSEED": "0"})
+    patches.before_import()
+    sys.exit(importlib.import_module("simulation.cli").main(sys.argv[1:]))

@@ -1,0 +1,205 @@
+"""The broker in the simulated world: the real supervisor with all its actors, on a process table that starts greenlets.
+
+What `actors/serve.py` and `actors/process_table.py` do with the operating system is done here with the world: the rest is the product's.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, cast
+
+from zsq.actors import storage_actor, supervisor
+from zsq.actors.child import ChildSpec
+from zsq.actors.options import ServeOptions
+from zsq.actors.preload import ACTORS
+from zsq.actors.process_table import Child
+from zsq.actors.registry import Registry
+from zsq.storage.errors import Locked, StorageError
+from zsq.storage.files import Files
+
+from .disk import Disk
+from .sockets import Descriptor
+from .threads import Flag
+from .world import MS, Process, World, the_world
+
+RUN_DIR: Final = "/simulated/run"
+URL_DIRECT: Final = f"ipc://{RUN_DIR}"
+TCP: Final = "127.0.0.1:4153"
+URL_TCP: Final = f"tcp://{TCP}"
+
+# By what a process of the broker may end of itself: all others are defects. (`RuntimeError`: a channel whose rows storage refuses.)
+MEANT: Final = ("StoreFailed", "StartFailed")
+
+
+class _Ended(Descriptor):
+    """The process table's events."""
+
+    def __init__(self, process: Process) -> None:
+        super().__init__(process)
+        self.children: list[Child] = []
+
+    def readable(self) -> bool:
+        return bool(self.children)
+
+
+class SimTable:
+    """`ProcessTable` of one supervisor's life."""
+
+    def __init__(self, supervisor_endpoint: str, log_level: str) -> None:
+        self.world = the_world()
+        assert self.world.current is not None
+        self.process = self.world.current.process
+        self.children: dict[int, Child] = {}
+        self.processes: dict[int, Process] = {}  # by key
+        self._endpoint = supervisor_endpoint
+        self._ended = _Ended(self.process)
+        self.process.on_death.append(self._orphan)
+
+    @property
+    def events_fd(self) -> int:
+        return self._ended.fd
+
+    def start_forkserver(self) -> None:
+        self.forkserver_pid = 1
+
+    def start(self, spec: ChildSpec, owner: Any = None) -> Child:
+        world = self.world
+        process = Process(world, f"{spec.title} [{world.broker.number}]", spec.kind)
+        world.incarnations[spec.key] = len(world.incarnations)
+        child = Child(spec, process.pid, cast("Any", None), process, owner=owner)
+        lifeline = Flag(process)
+        child.lifeline = cast("Any", lifeline)
+        child.pidfd = process.pid
+        self.children[spec.key] = child
+        self.processes[spec.key] = process
+        process.on_death.append(_end_sockets)
+        process.on_death.append(partial(self._noticed, child))
+        process.run(partial(self._live, process, spec, lifeline.fd), delay_ns=world.rng.randrange(2 * MS, 15 * MS))
+        return child
+
+    def _live(self, process: Process, spec: ChildSpec, lifeline: int) -> None:
+        """`child_main`, without the operating system."""
+        try:
+            ACTORS[spec.kind](spec.key, spec.title, spec.settings).run(self._endpoint, lifeline)
+        except SystemExit:
+            process.kill("cannot start")
+        except BaseException as error:
+            if type(error).__name__ not in MEANT:
+                self.world.trouble(process, error)
+            process.kill(f"ends by {type(error).__name__}")
+        else:
+            process.kill("ends")
+        self.world.leave()
+
+    def _noticed(self, child: Child, process: Process) -> None:
+        """Its pidfd says so a little later."""
+        self.world.after(self.world.rng.randrange(20_000, 2 * MS), partial(self._tell, child))
+
+    def _tell(self, child: Child) -> None:
+        self._ended.children.append(child)
+        self.process.wake(self._ended)
+
+    def changes(self) -> tuple[list[Child], bool]:
+        ended, self._ended.children = self._ended.children, []
+        for child in ended:
+            child.state = "ended"
+            self.children.pop(child.spec.key, None)
+            self.processes.pop(child.spec.key, None)
+        return ended, False
+
+    def kill(self, child: Child) -> None:
+        process = self.processes.get(child.spec.key)
+        if process is not None:
+            process.kill("killed by the supervisor")
+
+    def _orphan(self, process: Process) -> None:
+        """The supervisor is dead: its children read the end of their pipes, or the kernel ends them."""
+        for key, child in self.processes.items():
+            flag = cast("Any", self.children[key].lifeline)
+            delay = self.world.rng.randrange(10_000, 5 * MS)
+            if self.world.rng.random() < 0.5:
+                self.world.after(delay, flag.raise_it)
+                delay *= 4
+            self.world.after(delay, partial(child.kill, "ends with its supervisor"))
+
+
+def _end_sockets(process: Process) -> None:
+    for socket in list(process.sockets):
+        socket.end(linger=False, killed=True)
+
+
+class Broker:
+    """One data directory, and the supervisors that live on it, one after the other."""
+
+    def __init__(self, world: World, disk: Disk, *, chunk_bytes: int, tcp: bool) -> None:
+        self.world = world
+        self.disk = disk
+        self.data_dir = Path(disk.root)
+        self.options = ServeOptions(self.data_dir, gateway=TCP if tcp else "", chunk_bytes=chunk_bytes)
+        self.number = 0
+        self.process: Process | None = None
+        self.supervisor: supervisor.Supervisor | None = None
+
+    def start(self) -> None:
+        self.number += 1
+        process = self.process = Process(self.world, f"supervisor [{self.number}]", "supervisor")
+        process.on_death.append(_end_sockets)
+        process.run(partial(self._serve, process), delay_ns=MS)
+
+    def _serve(self, process: Process) -> None:
+        """`serve`: the lock, the registry, then the supervisor until it ends."""
+        files = self.disk.of(process)
+        try:
+            files.lock(str(self.data_dir / "lock"))
+            registry = Registry(cast("Files", files), self.data_dir, 0)
+            registry.open()
+        except (Locked, StorageError, OSError) as error:
+            self.world.note(f"start refused: {type(error).__name__}")
+            self.world.comment(str(error))
+            if not isinstance(error, OSError):
+                self.world.trouble(process, error)
+            process.kill("cannot start")
+            self.world.leave()
+        self.supervisor = supervisor.Supervisor(self.options, registry, RUN_DIR)
+        self.supervisor.run()
+
+    # What happens to it
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.alive
+
+    def living(self) -> list[Process]:
+        return [one for one in self.world.processes if one.alive and one.kind]
+
+    def of_kind(self, kind: str) -> list[Process]:
+        return [one for one in self.living() if one.kind == kind]
+
+    def kill_all(self) -> None:
+        """The machine is off: all at once."""
+        for process in self.living():
+            process.kill("off")
+
+    def stop(self) -> None:
+        """SIGTERM."""
+        if self.supervisor is not None and self.alive:
+            self.supervisor._signals += 1
+
+
+def prepare() -> None:
+    """Once a process: the product's modules take their files and tables from the world."""
+    module: Any = storage_actor
+    module.Files = lambda: the_world().disk.of(the_world().current.process)  # type: ignore[union-attr]
+    module = supervisor
+    module.ProcessTable = SimTable
+    module.print = lambda *_, **__: None
+    logging.getLogger("zsq").handlers = [_Comments()]
+    logging.getLogger("zsq").propagate = False
+    logging.getLogger("zsq").setLevel("INFO")
+
+
+class _Comments(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        the_world().comment(f"{record.levelname} {record.getMessage()}")

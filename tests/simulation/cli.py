@@ -1,0 +1,180 @@
+"""Plays seeds, each in a process of its own, prints what came of them, and how to replay what went wrong."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import gc
+import json
+import os
+import platform
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+from . import broker, disk, patches
+from .run import Result, digest, play
+
+SEED_S_MAX: Final = 120.0  # of real time: a seed that takes longer hangs
+TELL_S: Final = 10.0
+FAILURES_MAX: Final = 10  # then it stops
+TWICE: Final = 20  # each so many seeds one is played twice, and the two must have gone alike
+
+
+class Playing:
+    """A child that plays one seed, and the pipe by which it says what came of it."""
+
+    def __init__(self, seed: int, again: bool) -> None:
+        self.seed, self.again = seed, again
+        self.began = time.monotonic()
+        self._said = b""
+        reader, writer = os.pipe()
+        sys.stdout.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            status = 1
+            try:
+                os.close(reader)
+                os.write(writer, json.dumps(dataclasses.asdict(play(seed))).encode())
+                status = 0
+            finally:
+                os._exit(status)
+        os.close(writer)
+        self.fd = reader
+
+    def read(self) -> bool:
+        """True at the end."""
+        data = os.read(self.fd, 65536)
+        self._said += data
+        return not data
+
+    def end(self) -> Result:
+        os.close(self.fd)
+        if not self._said:
+            os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        if not self._said:
+            return Result(self.seed, [f"no result within {SEED_S_MAX:g} s, or the simulator itself failed"], "", 0, 0.0)
+        return Result(**json.loads(self._said))
+
+
+def play_many(seeds: Iterator[tuple[int, bool]], jobs: int) -> Iterator[tuple[Result, bool]]:
+    """Results as they come; `bool`: it was a second time."""
+    playing: dict[int, Playing] = {}
+    more = True
+    try:
+        while more or playing:
+            while more and len(playing) < jobs:
+                try:
+                    one = Playing(*next(seeds))
+                except StopIteration:
+                    more = False
+                    break
+                playing[one.fd] = one
+            for fd in select.select(list(playing), [], [], 1.0)[0]:
+                if playing[fd].read():
+                    yield playing.pop(fd).end(), False
+            for fd, one in list(playing.items()):
+                if time.monotonic() - one.began > SEED_S_MAX:
+                    yield playing.pop(fd).end(), one.again
+    finally:
+        for one in playing.values():
+            one.end()
+
+
+def _order(first: int, count: int, until: float) -> Iterator[tuple[int, bool]]:
+    seed = first
+    while (seed < first + count if count else True) and time.monotonic() < until:
+        yield seed, False
+        if seed % TWICE == 0:
+            yield seed, True
+        seed += 1
+
+
+class Tally:
+    """What came of all."""
+
+    def __init__(self) -> None:
+        self.results: dict[int, Result] = {}
+        self.failures: list[Result] = []
+        self.twice = 0
+        self.counts: dict[str, int] = {}
+        self.began = self._told = time.monotonic()
+
+    def take(self, result: Result) -> None:
+        before = self.results.get(result.seed)
+        if before is not None:
+            self.twice += 1
+            if before.log_hash != result.log_hash:
+                result.violations.append(f"two runs of one seed differ: {before.log_hash} and {result.log_hash}")
+        else:
+            for name, number in result.counts.items():
+                self.counts[name] = self.counts.get(name, 0) + number
+        self.results[result.seed] = result
+        if result.violations:
+            self.failures.append(result)
+            tell_failure(result)
+        now = time.monotonic()
+        if now - self._told > TELL_S:
+            self._told = now
+            print(f"{len(self.results):,} seeds in {now - self.began:.0f} s, {len(self.failures)} failed", flush=True)
+
+    def summary(self) -> None:
+        seconds = time.monotonic() - self.began
+        seeds = sorted(self.results)
+        simulated = sum(one.simulated_s for one in self.results.values())
+        events = sum(one.events for one in self.results.values())
+        first, last = (seeds[0], seeds[-1]) if seeds else (0, 0)
+        machine = f"{os.cpu_count()} cores, Python {platform.python_version()}"
+        print(f"\n{len(seeds):,} seeds ({first} to {last}) in {seconds:.0f} s on {machine}")
+        print(f"  simulated: {simulated / 3600:.2f} hours, {events:,} events; {self.twice} seeds played twice went alike")
+        print("  " + ", ".join(f"{name} {number:,}" for name, number in sorted(self.counts.items())))
+        print(f"  digest of all logs: {digest([self.results[seed] for seed in seeds])}")
+        print(f"  broken promises: {sum(len(one.violations) for one in self.failures)} in {len(self.failures)} seeds", flush=True)
+
+
+def tell_failure(result: Result) -> None:
+    print(f"seed {result.seed} FAILED:")
+    for text in result.violations[:5]:
+        print(f"    {text}")
+    print(f"  replay: ./scripts/simulate.py --seed {result.seed} -v", flush=True)
+
+
+def _arguments(arguments: list[str]) -> Any:
+    parser = argparse.ArgumentParser(prog="simulate.py", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=0, help="how many (default 200, or as many as fit into --minutes)")
+    parser.add_argument("--first", type=int, default=1, help="the first of them (default 1)")
+    parser.add_argument("--seed", type=int, help="play this one only")
+    parser.add_argument("-v", "--verbose", action="store_true", help="with --seed: print all that happens")
+    parser.add_argument("--minutes", type=float, default=0.0, help="stop beginning new ones after so long")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time (default: one a core)")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str]) -> int:
+    given = _arguments(arguments)
+    patches.after_import()
+    broker.prepare()
+    disk.watch_lmdb()
+    if given.seed is not None:
+        result = play(given.seed, print if given.verbose else None)
+        print(f"seed {result.seed}: {result.simulated_s:.1f} s simulated, {result.events} events, log {result.log_hash}, {result.counts}")
+        if result.violations:
+            tell_failure(result)
+        sys.stdout.flush()
+        os._exit(bool(result.violations))  # the greenlets of the dead must not go on
+    gc.collect()
+    patches.real("gc.freeze")()
+    tally = Tally()
+    until = time.monotonic() + (given.minutes * 60 if given.minutes else 1e9)
+    count = given.seeds or (0 if given.minutes else 200)
+    for result, _ in play_many(_order(given.first, count, until), given.jobs):
+        tally.take(result)
+        if len(tally.failures) >= FAILURES_MAX:
+            print(f"{FAILURES_MAX} seeds failed: that is enough")
+            break
+    tally.summary()
+    return 1 if tally.failures else 0

@@ -1,0 +1,256 @@
+"""What clients of a simulated broker did and saw, held against the promises as it happens, and once more at the end.
+
+The rules, with the numbers of the design's list of invariants:
+
+ 1. every acknowledged publish is delivered to each channel whose range it lies in, until it is finished or a dead letter
+ 2. nothing is delivered or stored that was not sent, and bodies agree to the byte
+ 3. what was confirmed as finished is never leased again
+ 4. a message is leased to two at once only after the first lease ended; checked where nothing was disturbed meanwhile
+ 5. attempts of a message never fall
+ 6. nothing delayed comes early; lateness is bounded by the end of the run
+ 7. of an ordered channel a key's messages are leased in order, each after the one before it was answered for good
+ 8. an offset always names the same message, and offsets are dense
+ 9. what was confirmed stays so, by whatever process (as 3)
+10. at the end nothing waits, is in flight or deferred: depth is published less finished less dead
+11. an unacknowledged publish is stored as a whole or not at all
+12. a second crash during recovery changes nothing: all of the above, with kills at any time
+
+A lease's order is that of its token: incarnation, then counter. A delivery that is read late, after others, still counts at its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from support.history import body_of, number_of
+
+from .world import MS, World
+
+Order = tuple[int, int]
+_EARLY: Final[Order] = (-1, 0)
+
+
+class Violation(Exception):
+    """A promise was broken."""
+
+
+@dataclass(slots=True)
+class Sent:
+    """One message. `batch`: those published by one call, of one block."""
+
+    number: int
+    topic: str
+    batch: int
+    key: bytes | None
+    tag: str | None
+    due_wall_ns: int = 0  # delayed: not to be seen before
+    acked: bool = False
+    offset: int = -1
+
+
+@dataclass(slots=True)
+class Held:
+    """A message with a consumer, as far as is known."""
+
+    order: Order
+    attempts: int
+    consumer: str
+    until_ns: int
+    disturbances: int
+    timed: bool = True
+
+
+@dataclass(slots=True)
+class ChannelLedger:
+    """`tags`: what it takes; None: all. `moved`: it was seeked or emptied, so some rules do not hold for what lies before."""
+
+    name: str
+    topic: str
+    ordered: bool = False
+    tags: frozenset[str] | None = None
+    dead: str = ""
+    moved: bool = False
+    seen: set[int] = field(default_factory=set)
+    held: dict[int, Held] = field(default_factory=dict)
+    latest: dict[int, tuple[Order, int]] = field(default_factory=dict)  # number -> its last lease, attempts
+    confirmed: dict[int, Order] = field(default_factory=dict)
+    answered: set[int] = field(default_factory=set)  # finished or rejected, perhaps in vain
+    rejected: set[int] = field(default_factory=set)
+    not_before: dict[int, tuple[int, int]] = field(default_factory=dict)  # requeued: monotonic time, disturbances then
+    by_key: dict[bytes, int] = field(default_factory=dict)  # ordered: the highest offset leased of each key
+
+
+class Ledger:
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.sent: dict[int, Sent] = {}
+        self.batches: list[list[int]] = []
+        self.at: dict[tuple[str, int], int] = {}  # topic and offset -> number
+        self.channels: dict[str, ChannelLedger] = {}
+        self.deliveries = 0
+        self.redeliveries = 0
+
+    def broken(self, text: str) -> None:
+        self.world.violation(text)
+        raise Violation(text)
+
+    # Publishing
+
+    def publish(self, topic: str, count: int, keys: Sequence[bytes | None], tags: Sequence[str | None]) -> list[int]:
+        """Numbers for a block that is about to be sent."""
+        first = len(self.sent)
+        numbers = list(range(first, first + count))
+        for number, key, tag in zip(numbers, keys, tags, strict=True):
+            self.sent[number] = Sent(number, topic, len(self.batches), key, tag)
+        self.batches.append(numbers)
+        return numbers
+
+    def bodies(self, numbers: Iterable[int]) -> list[bytes]:
+        return [body_of(number) for number in numbers]
+
+    def delayed(self, numbers: Iterable[int], due_wall_ns: int) -> None:
+        """Before it is sent: it is due then or later."""
+        for number in numbers:
+            self.sent[number].due_wall_ns = due_wall_ns
+
+    def acknowledged(self, numbers: Sequence[int], offset: int | None) -> None:
+        for index, number in enumerate(numbers):
+            self.sent[number].acked = True
+            if offset is not None and offset >= 0:
+                self.place(self.sent[number].topic, offset + index, number)
+        self.world.note(f"acked {numbers[0]}+{len(numbers)} at {offset}")
+
+    def place(self, topic: str, offset: int, number: int) -> None:
+        """Rule 8."""
+        known = self.at.setdefault((topic, offset), number)
+        if known != number:
+            self.broken(f"offset {offset} of {topic} named {known} and then {number}")
+        row = self.sent[number]
+        if row.offset not in (-1, offset):
+            self.broken(f"{number} lies at {row.offset} and at {offset} of {topic}")
+        row.offset = offset
+
+    def number(self, topic: str, body: bytes) -> int:
+        """Rule 2."""
+        try:
+            number = number_of(body)
+        except (AssertionError, ValueError):
+            self.broken(f"a body that nobody sent came out of {topic}: {body[:40]!r}")
+            raise
+        if number not in self.sent or self.sent[number].topic != topic:
+            self.broken(f"{number} was never sent to {topic}")
+        return number
+
+    # Delivering
+
+    def order_of(self, token: int) -> Order:
+        return self.world.incarnations.get(token >> 32, -1), token & 0xFFFFFFFF
+
+    def leased(self, channel: str, consumer: str, batch: Any, now_ns: int) -> list[int]:
+        """A delivery is in a consumer's hands."""
+        row = self.channels[channel]
+        delivery = batch.delivery
+        order = self.order_of(delivery.token)
+        until_ns = delivery.received_ns + delivery.timeout_ms * MS
+        numbers = []
+        for body, offset, attempts in zip(batch.bodies, batch.offsets, batch.attempts, strict=True):
+            number = self.number(row.topic, bytes(body))
+            self.place(row.topic, offset, number)
+            numbers.append(number)
+            self.deliveries += 1
+            self.redeliveries += number in row.seen
+            row.seen.add(number)
+            self._check_time(row, number)
+            self._check_lease(row, number, Held(order, attempts, consumer, until_ns, self.world.disturbances), now_ns)
+            if row.tags is not None and self.sent[number].tag not in row.tags:
+                self.broken(f"{row.name} got {number} with tag {self.sent[number].tag}")
+        if row.ordered:
+            self._check_order(row, consumer, numbers)
+        self.world.note(f"{consumer} holds {row.name} {numbers} attempts {batch.attempts} token {order}")
+        return numbers
+
+    def _check_time(self, row: ChannelLedger, number: int) -> None:
+        """Rule 6."""
+        due = self.sent[number].due_wall_ns
+        if due > self.world.wall_latest_ns:
+            self.broken(f"{row.name} got {number} {(due - self.world.wall_latest_ns) / MS:.1f} ms before its due time")
+        if number in row.not_before:
+            due, disturbances = row.not_before.pop(number)
+            if disturbances == self.world.disturbances and self.world.now_ns < due:
+                self.broken(f"{row.name} got {number} {(due - self.world.now_ns) / MS:.1f} ms before the delay of its requeue")
+
+    def _check_lease(self, row: ChannelLedger, number: int, held: Held, now_ns: int) -> None:
+        finished = row.confirmed.get(number)
+        if finished is not None and held.order > finished:
+            self.broken(f"{row.name} leased {number} again (token {held.order}) after its finish was confirmed ({finished})")
+        order, attempts = row.latest.get(number, (_EARLY, 0))
+        if held.order > order:
+            if held.attempts < attempts:
+                self.broken(f"attempts of {number} in {row.name} fell from {attempts} to {held.attempts}")
+            row.latest[number] = held.order, held.attempts
+        elif held.attempts > attempts:
+            self.broken(f"attempts of {number} in {row.name} were {held.attempts} before they were {attempts}")
+        before = row.held.get(number)
+        peace = before is not None and before.disturbances == self.world.disturbances
+        if before is not None and peace and held.order > before.order and now_ns < before.until_ns - 50 * MS:
+            self.broken(f"{row.name} leased {number} to {held.consumer} while {before.consumer} held it, in peace")
+        if before is None or held.order > before.order:
+            row.held[number] = held
+
+    def _check_order(self, row: ChannelLedger, consumer: str, numbers: Sequence[int]) -> None:
+        """Rule 7: those of the key that were leased before and lie below are answered, or with the same consumer."""
+        for number in numbers:
+            sent = self.sent[number]
+            if sent.key is None:
+                continue
+            highest = row.by_key.get(sent.key, -1)
+            if sent.offset > highest:
+                row.by_key[sent.key] = sent.offset
+        mine = set(numbers)
+        for number in numbers:
+            sent = self.sent[number]
+            if sent.key is None:
+                continue
+            for other in row.seen:
+                below = self.sent[other]
+                if below.key != sent.key or below.offset >= sent.offset or other in mine or other in row.answered:
+                    continue
+                held = row.held.get(other)
+                if held is None or held.consumer != consumer:
+                    self.broken(f"{row.name} leased {number} of key {sent.key!r} to {consumer} before {other} was answered")
+
+    # Answering
+
+    def released(self, channel: str, numbers: Iterable[int]) -> None:
+        """The consumer holds them no more, or knows that it does not."""
+        row = self.channels[channel]
+        for number in numbers:
+            row.held.pop(number, None)
+
+    def finishing(self, channel: str, numbers: Iterable[int]) -> None:
+        """A finish goes out: from now on it may be in effect."""
+        self.channels[channel].answered.update(numbers)
+
+    def rejecting(self, channel: str, numbers: Iterable[int]) -> None:
+        row = self.channels[channel]
+        row.answered.update(numbers)
+        row.rejected.update(numbers)
+
+    def requeued(self, channel: str, numbers: Iterable[int], due_ns: int) -> None:
+        row = self.channels[channel]
+        for number in numbers:
+            row.held.pop(number, None)
+            if due_ns:
+                row.not_before[number] = due_ns, self.world.disturbances
+
+    def confirmed(self, channel: str, numbers: Iterable[int], token: int) -> None:
+        row = self.channels[channel]
+        order = self.order_of(token)
+        for number in numbers:
+            row.held.pop(number, None)
+            row.confirmed[number] = max(order, row.confirmed.get(number, _EARLY))
+            last, _ = row.latest.get(number, (_EARLY, 0))
+            if last > order:
+                self.broken(f"{row.name} confirmed the finish of {number} by {order} after it had leased it anew as {last}")

@@ -1,0 +1,116 @@
+"""Puts the simulated world's clock, sockets, threads and randomness in the place of the real ones, in this process, for good.
+
+`before_import` runs before anything of the product is imported, because modules keep what they find: default arguments, `from` imports,
+methods of ZeroMQ's binding. `after_import` replaces modules by name in the product's own. Stand-ins of the first kind fall back to the real
+thing while there is no world, so the process can still start others and read its clock.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import logging
+import os
+import random
+import secrets
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, Final
+
+import zmq
+import zmq.backend
+
+from . import sockets, threads
+from .world import S, world_now
+
+_real: Final[dict[str, Any]] = {}
+
+
+def _patch(module: Any, name: str, make: Callable[[Any], Any]) -> None:
+    real = _real[f"{module.__name__}.{name}"] = getattr(module, name)
+    setattr(module, name, make(real))
+
+
+def real(name: str) -> Any:
+    """What was patched, by module and name."""
+    return _real[name]
+
+
+def before_import() -> None:
+    assert not [name for name in sys.modules if name.startswith("zsq.")], "the product was imported before the patches"
+    _patch(time, "monotonic_ns", lambda real: lambda: w.monotonic_ns() if (w := world_now()) else real())
+    _patch(time, "monotonic", lambda real: lambda: w.monotonic_ns() / S if (w := world_now()) else real())
+    _patch(time, "time_ns", lambda real: lambda: w.time_ns() if (w := world_now()) else real())
+    _patch(time, "time", lambda real: lambda: w.time_ns() / S if (w := world_now()) else real())
+    _patch(time, "sleep", lambda real: _sleep)
+    _patch(os, "urandom", lambda real: lambda size: random.randbytes(size) if world_now() else real(size))
+    _patch(os, "_exit", lambda real: lambda code: _exit(real, code))
+    _patch(os, "close", lambda real: lambda fd: None if threads.is_fake(fd) else real(fd))
+    _patch(os, "eventfd", lambda real: lambda *given: threads.eventfd(*given) if world_now() else real(*given))
+    _patch(os, "eventfd_write", lambda real: lambda fd, value: threads.eventfd_write(fd, value) if threads.is_fake(fd) else real(fd, value))
+    _patch(os, "eventfd_read", lambda real: lambda fd: threads.eventfd_read(fd) if threads.is_fake(fd) else real(fd))
+    _patch(select, "epoll", lambda real: lambda *given: threads.SimEpoll(*given) if world_now() else real(*given))
+    _patch(select, "poll", lambda real: lambda *given: threads.SimPoll() if world_now() else real(*given))
+    _patch(random, "Random", lambda real: _seeded(real))
+    _patch(zmq, "Context", lambda real: sockets.SimContext)
+    _patch(zmq, "Poller", lambda real: sockets.SimPoller)
+    _patch(zmq.backend, "Socket", lambda real: sockets.SimSocket)
+
+
+def _seeded(real: Any) -> Any:
+    """`random.Random()` without a seed takes one of the operating system."""
+
+    def make(*seed: Any) -> Any:
+        return real(*(seed or (random.getrandbits(64),)))
+
+    return make
+
+
+def _sleep(seconds: float) -> None:
+    world = world_now()
+    assert world is not None
+    world.pause(int(seconds * S), int(seconds * S) + 50_000)
+
+
+def _exit(real: Callable[[int], None], code: int) -> None:
+    world = world_now()
+    if world is None or world.current is None:
+        real(code)
+        return
+    world.current.process.kill(f"exits {code}")
+    world.leave()
+
+
+_SIGNAL: Final = SimpleNamespace(
+    signal=lambda *_: None, getsignal=lambda *_: None, set_wakeup_fd=lambda *_, **__: -1,
+    SIGINT=signal.SIGINT, SIGTERM=signal.SIGTERM, SIGHUP=signal.SIGHUP, SIG_IGN=signal.SIG_IGN, SIGKILL=signal.SIGKILL,
+)  # fmt: skip
+
+
+def after_import() -> None:
+    """The product's modules are there: those that name a module get its stand-in."""
+    for name in ("zsq.transport.client", "zsq.transport.runner", "zsq.actors.supervisor", "zsq.actors.preload"):
+        importlib.import_module(name)
+    _patch(secrets, "randbits", lambda real: lambda bits: random.getrandbits(bits))
+    _patch(secrets, "token_hex", lambda real: lambda size=16: random.randbytes(size).hex())
+    _patch(logging, "shutdown", lambda real: lambda *_: None)
+    _patch(gc, "freeze", lambda real: lambda: None)
+    for name, module in list(sys.modules.items()):
+        if not name.startswith("zsq.") or module is None:
+            continue
+        if name.startswith("zsq.transport.") and hasattr(module, "threading"):
+            module.threading = threads.SimThreading  # type: ignore[attr-defined]
+        if name in ("zsq.actors.actor", "zsq.actors.supervisor"):
+            module.signal = _SIGNAL  # type: ignore[attr-defined]
+        if hasattr(module, "release_memory"):
+            module.release_memory = lambda: None  # type: ignore[attr-defined]
+        if hasattr(module, "keep_memory"):
+            module.keep_memory = lambda: None  # type: ignore[attr-defined]
+        if hasattr(module, "private_bytes"):
+            module.private_bytes = lambda pid="self": 0  # type: ignore[attr-defined]
+        if hasattr(module, "WorkerThread") and name != "zsq.actors.worker_thread":
+            module.WorkerThread = threads.SimWorkerThread  # type: ignore[attr-defined]

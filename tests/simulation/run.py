@@ -1,0 +1,147 @@
+"""One seed: a broker, its clients and their faults in a world of their own, and what came of it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import zsq
+from zsq.transport import errors
+
+from . import world as worlds
+from .broker import URL_DIRECT, URL_TCP, Broker
+from .disk import Disk
+from .ledger import Ledger
+from .nemesis import Nemesis
+from .network import Network
+from .scenario import Scenario, draw
+from .verdict import check_stored, depths
+from .workload import Crew
+from .world import MS, Process, S, Stuck, World
+
+DRAIN_S: Final = 90  # of simulated time, after everything is well again
+TROUBLE_S: Final = 60
+STOP_S: Final = 30
+
+
+@dataclass
+class Result:
+    """`log_hash`: of all that happened, line by line."""
+
+    seed: int
+    violations: list[str]
+    log_hash: str
+    events: int
+    simulated_s: float
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+class Run:
+    def __init__(self, seed: int, root: str, say: Callable[[str], None] | None = None, scenario: Scenario | None = None) -> None:
+        self.world = World(seed, say)
+        self.scenario = scenario or draw(seed)
+        world = self.world
+        world.network = self.network = Network(world)
+        world.disk = self.disk = Disk(world, root)
+        self.ledger = Ledger(world)
+        self.broker = world.broker = Broker(world, self.disk, chunk_bytes=self.scenario.chunk_bytes, tcp=self.scenario.tcp)
+        self.url = URL_TCP if self.scenario.tcp else URL_DIRECT
+        self.crew = Crew(world, self.ledger, self.url)
+        self.nemesis = Nemesis(world, self.broker, self.crew, self.scenario)
+
+    def play(self) -> Result:
+        world = self.world
+        random.seed(world.seed)
+        worlds.enter(world)
+        world.note(str(self.scenario))
+        self.broker.start()
+        observer = Process(world, "observer")
+        task = observer.run(self._observe)
+        try:
+            world.run(lambda: task.done or bool(world.violations))
+        except Stuck as error:
+            world.violation(f"stuck: {error}")
+        finally:
+            worlds.enter(None)
+        counts = {
+            "messages": len(self.ledger.sent),
+            "acknowledged": sum(one.acked for one in self.ledger.sent.values()),
+            "deliveries": self.ledger.deliveries,
+            "redeliveries": self.ledger.redeliveries,
+            "finishes confirmed": sum(len(row.confirmed) for row in self.ledger.channels.values()),
+            "faults": world.disturbances,
+        }
+        spent = (world.now_ns - worlds.START_NS) / S
+        return Result(world.seed, world.violations, world.log_hash(), world.handled, spent, counts | self.nemesis.done)
+
+    # What happens, in order
+
+    def _observe(self) -> None:
+        world = self.world
+        with zsq.Admin(self.url, timeout=60) as admin:
+            self._create(admin)
+            self.crew.begin(self.scenario.producers, self.scenario.channels)
+            self.nemesis.begin()
+            self._until(lambda: not self.crew.publishing and self.nemesis.over, TROUBLE_S, "the producers' end", 50)
+            self.nemesis.heal()
+            self.crew.draining = True
+            world.note("healed: draining")
+            self._until(lambda: not self.crew.publishing, DRAIN_S, "the producers' end after all faults", 50)
+            self._until(lambda: self._drained(admin), DRAIN_S, "an empty topic", 400)
+        world.note("drained")
+        self.crew.closing = True
+        self._until(lambda: not self.crew.processes, DRAIN_S, "the consumers' end", 50)
+        for topic in sorted({plan.topic for plan in self.scenario.channels}):
+            check_stored(self.ledger, self.url, topic)
+        self.broker.stop()
+        self._until(lambda: not self.broker.living(), STOP_S, "the broker's end", 50)
+
+    def _until(self, condition: Callable[[], bool], limit_s: float, what: str, step_ms: int) -> None:
+        world = self.world
+        deadline = world.now_ns + int(limit_s * S)
+        while not condition():
+            if world.now_ns > deadline:
+                world.violation(f"{what} did not come within {limit_s} s")
+                world.leave()
+            world.pause(step_ms * MS, step_ms * MS + MS)
+
+    def _create(self, admin: Any) -> None:
+        names = {channel.topic for channel in self.scenario.channels} | {producer.topic for producer in self.scenario.producers}
+        for topic in sorted(names):
+            admin.create_topic(topic)
+        for plan in self.scenario.channels:
+            admin.create_channel(plan.topic, plan.name, **plan.settings)
+
+    def _drained(self, admin: Any) -> bool:
+        try:
+            left = depths(admin.stats())
+        except errors.ZsqError as error:
+            self.world.note(f"observer: {type(error).__name__} {error.code}")
+            return False
+        self.world.note(f"left: {left}")
+        return not left
+
+
+def work_folder() -> str:
+    shared = Path("/dev/shm")
+    return tempfile.mkdtemp(prefix="zsq-simulation-", dir=shared if os.access(shared, os.W_OK) else None)
+
+
+def play(seed: int, say: Callable[[str], None] | None = None) -> Result:
+    """In a process of its own: a run leaves greenlets behind that must never go on."""
+    root = work_folder()
+    try:
+        return Run(seed, root, say).play()
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def digest(results: list[Result]) -> str:
+    return hashlib.sha256("".join(one.log_hash for one in results).encode()).hexdigest()[:16]

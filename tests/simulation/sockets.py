@@ -1,0 +1,379 @@
+"""Stand-ins for ZeroMQ's context, sockets, monitors and poller, on the simulated network.
+
+Kept of libzmq what code can depend on: a ROUTER with ROUTER_MANDATORY refuses whom it does not know (EHOSTUNREACH) and who takes no more
+(EAGAIN); a message is sent and comes whole; the descriptor of a socket tells *edges* (news since somebody last touched the socket).
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import struct
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Final
+
+import zmq
+
+from .network import Connection, Message
+from .world import MS, Process, the_world
+
+FAKE_FD: Final = 1_000_000
+_descriptors = itertools.count(FAKE_FD)
+_EVENT: Final = struct.Struct("=HI")
+
+
+class Frame:
+    """A received frame that was not copied."""
+
+    __slots__ = ("bytes", "more")
+
+    def __init__(self, data: bytes, more: bool) -> None:
+        self.bytes = data
+        self.more = more
+
+    @property
+    def buffer(self) -> memoryview:
+        return memoryview(self.bytes)
+
+    def __len__(self) -> int:
+        return len(self.bytes)
+
+
+def _plain(frame: Any) -> bytes:
+    return frame.bytes if isinstance(frame, Frame) else bytes(frame)
+
+
+class Descriptor:
+    """A number that can be waited for, and the thing behind it."""
+
+    def __init__(self, process: Process) -> None:
+        self.fd = next(_descriptors)
+        self.process = process
+        DESCRIPTORS[self.fd] = self
+
+    def readable(self) -> bool:
+        return False
+
+    def fileno(self) -> int:
+        return self.fd
+
+
+DESCRIPTORS: dict[int, Descriptor] = {}
+
+
+def source_of(thing: Any) -> Any:
+    """What is behind a number; a real descriptor never has anything."""
+    return DESCRIPTORS.get(thing) if isinstance(thing, int) else thing
+
+
+class Edge(Descriptor):
+    """A socket's descriptor."""
+
+    def __init__(self, socket: SimSocket) -> None:
+        super().__init__(socket.process)
+        self.news = False
+
+    def readable(self) -> bool:
+        return self.news
+
+
+class SimContext:
+    """All sockets of a process; a client's processes share one, as they share this real one."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self._sockets: list[SimSocket] = []
+
+    def set(self, option: int, value: int) -> None:
+        """Limits of the real one."""
+
+    def socket(self, kind: int) -> SimSocket:
+        made = SimSocket(int(kind))
+        self._sockets.append(made)
+        return made
+
+    def destroy(self, linger: int = 0) -> None:
+        for socket in self._sockets:
+            socket.close(linger)
+        self.closed = True
+
+    def term(self) -> None:
+        self.closed = True
+
+
+class SimSocket:
+    """ROUTER, DEALER, PULL and PUSH."""
+
+    def __init__(self, kind: int) -> None:
+        world = the_world()
+        assert world.current is not None
+        self.process = world.current.process
+        self.process.sockets.append(self)
+        self.network: Any = world.network
+        self.kind = kind
+        self.closed = False
+        self.options: dict[int, Any] = {int(zmq.RECONNECT_IVL): 100, int(zmq.RECONNECT_IVL_MAX): 0, int(zmq.SNDHWM): 1000}
+        self.inbox: deque[Message] = deque()
+        self.peers: dict[bytes, Connection] = {}  # of a bound socket, or a ROUTER that dials
+        self.dialled: list[Connection] = []
+        self.endpoints: list[str] = []
+        self._parts: list[bytes] = []
+        self._rest: deque[bytes] = deque()
+        self._next_id = b""
+        self._names = 0
+        self._monitor: Monitor | None = None
+        self._edge: Edge | None = None
+        self._asleep = True  # somebody found nothing here: news will be told
+
+    # What the network calls
+
+    @property
+    def alive(self) -> bool:
+        return not self.closed and self.process.alive
+
+    @property
+    def send_mark(self) -> int:
+        return int(self.options[int(zmq.SNDHWM)]) or 1 << 30
+
+    @property
+    def watched(self) -> bool:
+        return self._monitor is not None
+
+    def retry_marks(self) -> tuple[int, int]:
+        return self.options[int(zmq.RECONNECT_IVL)], self.options[int(zmq.RECONNECT_IVL_MAX)]
+
+    def accept(self, connection: Connection) -> None:
+        wanted = connection.near.options.get(int(zmq.ROUTING_ID), b"")
+        if wanted and wanted not in self.peers:
+            name = wanted
+        else:
+            self._names += 1
+            name = b"\0" + struct.pack(">I", self._names + 0x1000)
+        connection.id_at_far = name
+        self.peers[name] = connection
+
+    def connected(self, connection: Connection) -> None:
+        if self.kind == zmq.ROUTER:
+            self.peers[connection.id_at_near] = connection
+
+    def parted(self, connection: Connection) -> None:
+        """It dials again by itself, under the same name."""
+
+    def forget(self, connection: Connection) -> None:
+        self.peers.pop(connection.id_at_far, None)
+
+    def take(self, connection: Connection, routing_id: bytes, message: Message) -> None:
+        if not self.alive:
+            return
+        self.inbox.append([routing_id, *message] if self.kind == zmq.ROUTER else message)
+        if self._asleep and self._edge is not None:
+            self._edge.news = True
+            self.process.wake(self._edge)
+        self._asleep = False
+        self.process.wake(self)
+
+    def tell(self, event: int) -> None:
+        if self._monitor is not None:
+            self._monitor.told(event)
+
+    # What a program calls
+
+    def readable(self) -> bool:
+        return bool(self.inbox or self._rest)
+
+    def setsockopt(self, option: int, value: Any) -> None:
+        if int(option) == int(zmq.CONNECT_ROUTING_ID):
+            self._next_id = value
+        else:
+            self.options[int(option)] = value
+
+    def getsockopt(self, option: int) -> Any:
+        option = int(option)
+        if option == int(zmq.RCVMORE):
+            return int(bool(self._rest))
+        if option == int(zmq.EVENTS):
+            self._touch(looks=True)
+            return int(zmq.POLLIN) if self.readable() else 0
+        if option == int(zmq.FD):
+            if self._edge is None:
+                self._edge = Edge(self)
+            return self._edge.fd
+        return self.options[option]
+
+    get = getsockopt
+
+    def getsockopt_string(self, option: int) -> str:
+        assert int(option) == int(zmq.LAST_ENDPOINT)
+        return self.endpoints[-1]
+
+    def _touch(self, *, looks: bool) -> None:
+        """libzmq takes its signals whenever somebody calls."""
+        if self._edge is not None:
+            self._edge.news = False
+        if looks and not self.readable():
+            self._asleep = True
+
+    def bind(self, endpoint: str) -> None:
+        if endpoint.startswith("tcp"):
+            holder = self.network.bound.get(endpoint)
+            if endpoint.endswith(":0"):
+                endpoint = f"{endpoint[:-1]}{next(_descriptors)}"
+            elif holder is not None and holder.alive:
+                raise zmq.ZMQError(errno.EADDRINUSE)
+        self.endpoints.append(endpoint)
+        self.network.bind(self, endpoint)
+
+    def connect(self, endpoint: str) -> None:
+        connection = self.network.dial(self, endpoint, self._next_id)
+        if self.kind == zmq.ROUTER:
+            self.peers[self._next_id] = connection
+            self._next_id = b""
+        self.dialled.append(connection)
+
+    def disconnect(self, endpoint: str) -> None:
+        for connection in [one for one in self.dialled if one.endpoint == endpoint]:
+            self.dialled.remove(connection)
+            self.peers.pop(connection.id_at_near, None)
+            connection.end_near(linger=False, killed=False)
+
+    def close(self, linger: int | None = None) -> None:
+        if not self.closed:
+            self.end(linger=bool(linger), killed=False)
+
+    def end(self, *, linger: bool, killed: bool) -> None:
+        self.closed = True
+        for connection in self.dialled:
+            connection.end_near(linger=linger, killed=killed)
+        for connection in list(self.peers.values()):
+            if connection.far is self:
+                connection.end_far(linger=linger, killed=killed)
+        for endpoint in self.endpoints:
+            if self.network.bound.get(endpoint) is self:
+                del self.network.bound[endpoint]
+        self.inbox.clear()
+        self.process.sockets.remove(self)
+
+    def send(self, frame: Any, flags: int = 0, copy: bool = True, track: bool = False) -> None:
+        del copy, track
+        self._touch(looks=False)
+        if not self._parts:
+            self._room(_plain(frame))
+        self._parts.append(_plain(frame))
+        if int(flags) & int(zmq.SNDMORE):
+            return
+        message, self._parts = self._parts, []
+        if self.kind == zmq.ROUTER:
+            peer = self.peers.get(message[0])
+            if peer is not None:  # it may go between two frames: then the rest is dropped
+                peer.send(self, message[1:])
+        elif self.dialled:
+            self.dialled[0].send(self, message)
+
+    def _room(self, first: bytes) -> None:
+        """The first frame says whether a message is taken at all."""
+        if self.kind == zmq.ROUTER:
+            peer = self.peers.get(first)
+            if peer is None:
+                if self.options.get(int(zmq.ROUTER_MANDATORY)):
+                    raise zmq.ZMQError(errno.EHOSTUNREACH)
+                return
+        elif not self.dialled:
+            raise zmq.Again()
+        else:
+            peer = self.dialled[0]
+        flight = peer.out if peer.near is self else peer.back
+        if the_world().now_ns < peer.jammed_until_ns or len(flight) >= self.send_mark:
+            raise zmq.Again()
+
+    def send_multipart(self, frames: Sequence[Any], flags: int = 0, copy: bool = True, track: bool = False) -> None:
+        last = len(frames) - 1
+        for index, frame in enumerate(frames):
+            self.send(frame, int(flags) if index == last else int(flags) | int(zmq.SNDMORE), copy)
+
+    def recv(self, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
+        assert int(flags) & int(zmq.NOBLOCK), "nobody waits in a receive"
+        self._touch(looks=True)
+        if not self._rest:
+            if not self.inbox:
+                raise zmq.Again()
+            self._rest.extend(self.inbox.popleft())
+        data = self._rest.popleft()
+        return data if copy else Frame(data, bool(self._rest))
+
+    def recv_multipart(self, flags: int = 0, copy: bool = True, track: bool = False) -> list[Any]:
+        found = [self.recv(flags, copy)]
+        while self._rest:
+            found.append(self.recv(flags, copy))
+        return found
+
+    def poll(self, timeout: int | None = None, flags: int = 1) -> int:
+        poller = SimPoller()
+        poller.register(self, flags)
+        return flags if poller.poll(timeout) else 0
+
+    def get_monitor_socket(self, events: int = 0) -> Monitor:
+        self._monitor = Monitor(self, int(events))
+        return self._monitor
+
+    def disable_monitor(self) -> None:
+        self._monitor = None
+
+
+class Monitor:
+    """What became of a socket's connection, as a socket."""
+
+    def __init__(self, socket: SimSocket, events: int) -> None:
+        self._mask = events
+        self._inbox: deque[list[bytes]] = deque()
+        self._edge = Edge(socket)
+        self._socket = socket
+
+    def told(self, event: int) -> None:
+        if int(event) & self._mask:
+            self._inbox.append([_EVENT.pack(int(event), 0), b""])
+            self._edge.news = True
+            self._socket.process.wake(self._edge)
+
+    def getsockopt(self, option: int) -> int:
+        assert int(option) == int(zmq.FD)
+        return self._edge.fd
+
+    def recv_multipart(self, flags: int = 0) -> list[bytes]:
+        self._edge.news = False
+        if not self._inbox:
+            raise zmq.Again()
+        return self._inbox.popleft()
+
+    def close(self, linger: int | None = None) -> None:
+        """Nothing more is read of it."""
+
+
+class SimPoller:
+    """zmq.Poller. Each poll takes a little time, so that others get their turn."""
+
+    def __init__(self) -> None:
+        self._things: dict[Any, int] = {}
+
+    def register(self, thing: Any, flags: int = 1) -> None:
+        self._things[thing] = flags
+
+    def unregister(self, thing: Any) -> None:
+        del self._things[thing]
+
+    def _ready(self) -> list[tuple[Any, int]]:
+        found = []
+        for thing in self._things:
+            source = source_of(thing)
+            if source is not None and source.readable():
+                found.append((thing, 1))
+        return found
+
+    def poll(self, timeout: float | None = None) -> list[tuple[Any, int]]:
+        world = the_world()
+        if (timeout is not None and timeout <= 0) or self._ready():
+            world.pause(3_000, 40_000)
+            return self._ready()
+        sources = {source for thing in self._things if (source := source_of(thing)) is not None}
+        world.wait(sources, lambda: bool(self._ready()), None if timeout is None or timeout < 0 else int(timeout * MS))
+        return self._ready()

@@ -1,0 +1,71 @@
+"""The last look: what the topic's log holds and what its channels have done, against the ledger."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import zsq
+
+from .ledger import Ledger
+
+
+def depths(stats: dict[str, Any]) -> dict[str, int]:
+    """What is not finished anywhere, by channel; rule 10 wants none of it at the end."""
+    left: dict[str, int] = {}
+    for topic in stats["topics"]:
+        if topic["health"].startswith(("failed", "clearing")):
+            left[topic["topic_name"]] = -1
+        if topic["delayed_count"]:
+            left[f"{topic['topic_name']} delayed"] = topic["delayed_count"]
+        for channel in topic["channels"]:
+            waits = sum(channel.get(name, 0) for name in ("depth", "in_flight_count", "deferred_count"))
+            if waits:
+                left[f"{topic['topic_name']}/{channel['channel_name']}"] = waits
+    return left
+
+
+def check_stored(ledger: Ledger, url: str, topic: str) -> None:
+    """Rules 1, 2, 8, 10 and 11 against the log itself."""
+    stored: dict[int, int] = {}
+    offset = 0
+    with zsq.Reader(url, topic, timeout=60) as reader:
+        while True:
+            found = reader.read(offset, 1 << 20)
+            for block in found.blocks:
+                if block.first_offset != offset:
+                    ledger.broken(f"{topic}: after offset {offset} comes {block.first_offset}")
+                for index, body in enumerate(block.body.values()):
+                    number = ledger.number(topic, bytes(body or b""))
+                    ledger.place(topic, offset + index, number)
+                    stored[number] = stored.get(number, 0) + 1
+                offset = block.first_offset + block.count
+            if offset >= found.head or not found.blocks:
+                break
+    for number, times in stored.items():
+        if times > 1:
+            ledger.broken(f"{number} is stored {times} times in {topic}")
+    _check_batches(ledger, topic, stored)
+    for row in ledger.channels.values():
+        if row.topic == topic:
+            _check_channel(ledger, row, stored)
+
+
+def _check_batches(ledger: Ledger, topic: str, stored: dict[int, int]) -> None:
+    for numbers in ledger.batches:
+        if ledger.sent[numbers[0]].topic != topic:
+            continue
+        there = [number for number in numbers if number in stored]
+        if ledger.sent[numbers[0]].acked and len(there) < len(numbers):
+            ledger.broken(f"acknowledged and not in {topic}: {sorted(set(numbers) - set(there))}")
+        if there and len(there) < len(numbers):
+            ledger.broken(f"of one block {there} are stored in {topic}, the others are not")
+
+
+def _check_channel(ledger: Ledger, row: Any, stored: dict[int, int]) -> None:
+    wanted = {number for number in stored if row.tags is None or ledger.sent[number].tag in row.tags}
+    missing = wanted - row.seen
+    if missing and not row.moved:
+        ledger.broken(f"{row.name} of {row.topic} is empty and never gave out {sorted(missing)[:10]}")
+    unanswered = wanted - row.answered
+    if unanswered and not row.moved:
+        ledger.broken(f"{row.name} of {row.topic} is empty, and nobody answered {sorted(unanswered)[:10]}")

@@ -1,0 +1,248 @@
+"""The clients of a simulated broker: producers and consumers made of the real client library, each in a process of its own.
+
+What each of them does is drawn from the seed. A client that was killed is started again by its keeper (`Crew`), as a new one.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+import zsq
+from zsq.transport import errors
+
+from .ledger import ChannelLedger, Ledger
+from .world import MS, Process, S, World
+
+HEARTBEAT_MS: Final = 1_000
+TIMEOUT_S: Final = 20.0
+KEYS: Final = (b"a", b"b", b"c", b"d", b"e")
+TAGS: Final = ("red", "blue")
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelPlan:
+    """One channel, and how its consumers behave (shares of what they do with a delivery)."""
+
+    topic: str
+    name: str
+    consumers: int
+    settings: dict[str, Any] = field(default_factory=dict)
+    requeue: float = 0.1
+    reject: float = 0.0
+    late: float = 0.03
+    touch: float = 0.05
+    plain: float = 0.5
+    message_timeout: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerPlan:
+    topic: str
+    blocks: int
+    delayed: float = 0.0
+    linger: bool = False
+    pause_ms: int = 30
+
+
+class Crew:
+    """All clients of a run."""
+
+    def __init__(self, world: World, ledger: Ledger, url: str) -> None:
+        self.world = world
+        self.ledger = ledger
+        self.url = url
+        self.rng = world.dice("crew")
+        self.processes: list[Process] = []
+        self.publishing = 0
+        self.draining = False  # consumers finish all they get
+        self.closing = False
+        self.errors: dict[str, int] = {}
+
+    def begin(self, producers: list[ProducerPlan], channels: list[ChannelPlan]) -> None:
+        for plan in channels:
+            settings = plan.settings
+            tags = frozenset(settings["tags"].split("||")) if settings.get("tags") else None
+            row = ChannelLedger(plan.name, plan.topic, bool(settings.get("ordered")), tags, settings.get("dead_letter_topic", ""))
+            self.ledger.channels[f"{plan.topic}/{plan.name}"] = row
+        for number, producer in enumerate(producers):
+            self.publishing += 1
+            self._start(f"producer-{number}", partial(self._produce, producer), number)
+        for channel in channels:
+            for number in range(channel.consumers):
+                self._start(f"{channel.topic}/{channel.name}-{number}", partial(self._consume, channel), number)
+
+    def _start(self, name: str, work: Callable[[str, random.Random], None], number: int, life: int = 1) -> None:
+        process = Process(self.world, f"{name}.{life}")
+        self.processes.append(process)
+        process.on_death.append(lambda dead: self._died(dead, name, work, number, life))
+        dice = self.world.dice(process.name)
+        process.run(lambda: work(process.name, dice), delay_ns=self.rng.randrange(50 * MS) + (life > 1) * 200 * MS)
+
+    def _died(self, process: Process, name: str, work: Callable[[str, random.Random], None], number: int, life: int) -> None:
+        for socket in list(process.sockets):
+            socket.end(linger=False, killed=True)
+        self.processes.remove(process)
+        if not process.tasks[0].done:
+            self._start(name, work, number, life + 1)
+
+    def _noted(self, who: str, error: Exception) -> None:
+        code = getattr(error, "code", "")
+        self.errors[f"{type(error).__name__} {code}".strip()] = self.errors.get(f"{type(error).__name__} {code}".strip(), 0) + 1
+        self.world.note(f"{who}: {type(error).__name__} {code}")
+        self.world.comment(str(error))
+
+    # Producers
+
+    def _produce(self, plan: ProducerPlan, name: str, dice: random.Random) -> None:
+        producer = zsq.Producer(
+            self.url, timeout=TIMEOUT_S, heartbeat_ms=HEARTBEAT_MS, when_full="wait", linger_ms=5.0 if plan.linger else 0.0
+        )
+        for _ in range(plan.blocks):
+            if self.draining:
+                break
+            self._publish(producer, plan, name, dice)
+            self.world.pause(MS, plan.pause_ms * MS)
+        try:
+            producer.close(TIMEOUT_S)
+        except errors.ZsqError as error:
+            self._noted(name, error)
+        self.publishing -= 1
+
+    def _publish(self, producer: Any, plan: ProducerPlan, name: str, dice: random.Random) -> None:
+        ledger = self.ledger
+        count = dice.choice((1, 1, 2, 5, 20))
+        keys = [dice.choice(KEYS) if dice.random() < 0.8 else None for _ in range(count)]
+        tags = [dice.choice((*TAGS, None)) for _ in range(count)]
+        numbers = ledger.publish(plan.topic, count, keys, tags)
+        delay = dice.choice((0.05, 0.3, 1.5)) if dice.random() < plan.delayed else None
+        if delay is not None:
+            ledger.delayed(numbers, self.world.now_ns + self.world.wall_offset_ns + int(delay * S) if self.steady else 0)
+        self.world.note(f"{name} publishes {numbers[0]}+{count} delay {delay}")
+        try:
+            receipt = producer.publish_many(plan.topic, ledger.bodies(numbers), keys=keys, tags=tags, delay=delay)
+        except errors.ZsqError as error:  # whatever it says, it may be stored now or later: at most once
+            self._noted(name, error)
+        else:
+            ledger.acknowledged(numbers, None if delay is not None else receipt.offset)
+
+    steady = True
+    """The wall clock does not jump: due times can be told from here."""
+
+    # Consumers
+
+    def _consume(self, plan: ChannelPlan, name: str, dice: random.Random) -> None:
+        while not self.closing:
+            consumer = zsq.Consumer(
+                self.url, plan.topic, plan.name, ready=dice.choice((1, 5, 50, 500)), message_timeout=plan.message_timeout,
+                timeout=TIMEOUT_S, heartbeat_ms=HEARTBEAT_MS, label=name, **plan.settings,
+            )  # fmt: skip
+            work = Work(self, plan, name, dice, consumer)
+            try:
+                work.run(rounds=dice.randrange(10, 200))
+            except errors.ZsqError as error:
+                self._noted(name, error)
+                self.world.pause(10 * MS, 200 * MS)
+            work.forget()
+            try:
+                consumer.close(TIMEOUT_S)
+            except errors.ZsqError as error:
+                self._noted(name, error)
+
+
+class Work:
+    """A consumer's life on one subscription."""
+
+    def __init__(self, crew: Crew, plan: ChannelPlan, name: str, dice: random.Random, consumer: Any) -> None:
+        self.crew, self.plan, self.name, self.dice, self.consumer = crew, plan, name, dice, consumer
+        self.channel = f"{plan.topic}/{plan.name}"
+        self.told: list[tuple[list[int], int]] = []  # finished plainly, not confirmed: numbers, token
+        self.mine: set[int] = set()
+
+    def run(self, rounds: int) -> None:
+        crew, world = self.crew, self.crew.world
+        while not crew.closing and (crew.draining or rounds > 0):
+            rounds -= 1
+            batch = self.consumer.receive_batch(timeout=0.5)
+            if batch is None:
+                self._flush()
+                continue
+            if batch.delivery.expired(world.now_ns):
+                continue  # it lay here for too long: somebody else has it
+            numbers = crew.ledger.leased(self.channel, self.name, batch, world.now_ns)
+            self.mine.update(numbers)
+            world.pause(20_000, 5 * MS)
+            for part, chosen in self._parts(batch, numbers):
+                self._answer(part, chosen, batch.delivery.token)
+            if self.dice.random() < 0.3:
+                self._flush()
+        self._flush()
+
+    def forget(self) -> None:
+        self.crew.ledger.released(self.channel, self.mine)
+
+    def _parts(self, batch: Any, numbers: list[int]) -> Iterator[tuple[Any, list[int]]]:
+        """The whole, or one by one."""
+        if self.crew.draining or self.dice.random() < 0.6 or len(numbers) > 10:
+            yield batch, numbers
+        else:
+            for message, number in zip(batch.messages(), numbers, strict=True):
+                yield message, [number]
+
+    def _answer(self, part: Any, numbers: list[int], token: int) -> None:
+        """`part` is a batch or a message: both are answered alike."""
+        plan, dice, ledger, world = self.plan, self.dice, self.crew.ledger, self.crew.world
+        if dice.random() < plan.touch:
+            part.touch()
+            ledger.released(self.channel, numbers)  # its deadline is the channel's business now
+        if not self.crew.draining:
+            chance = dice.random()
+            if chance < plan.late:
+                world.note(f"{self.name} is late with {numbers}")
+                world.pause(int(plan.message_timeout * 1.3 * S), int(plan.message_timeout * 1.5 * S))
+            elif chance < plan.late + plan.requeue:
+                self._requeue(part, numbers)
+                return
+            elif chance < plan.late + plan.requeue + plan.reject:
+                world.note(f"{self.name} rejects {numbers}")
+                ledger.rejecting(self.channel, numbers)
+                ledger.released(self.channel, numbers)
+                part.reject("by the simulation")
+                return
+        ledger.finishing(self.channel, numbers)
+        if dice.random() < plan.plain:
+            part.finish()
+            self.told.append((numbers, token))
+            return
+        try:
+            part.finish(sync=True)
+        except errors.LeaseLost as error:
+            self.crew._noted(self.name, error)
+            ledger.released(self.channel, numbers)
+        else:
+            world.note(f"{self.name} finished {numbers}")
+            ledger.confirmed(self.channel, numbers, token)
+
+    def _requeue(self, part: Any, numbers: list[int]) -> None:
+        delay = self.dice.choice((0.0, 0.0, 0.1, 0.7))
+        world = self.crew.world
+        live = (part if hasattr(part, "delivery") else part._batch).delivery.live
+        self.crew.ledger.requeued(self.channel, numbers, world.now_ns + int(delay * S) if live and self.crew.steady else 0)
+        world.note(f"{self.name} requeues {numbers} by {delay}")
+        part.requeue(delay)
+
+    def _flush(self) -> None:
+        told, self.told = self.told, []
+        ledger = self.crew.ledger
+        try:
+            self.consumer.flush()
+        except errors.LeaseLost as error:
+            self.crew._noted(self.name, error)
+            for numbers, _ in told:
+                ledger.released(self.channel, numbers)
+        else:
+            for numbers, token in told:
+                ledger.confirmed(self.channel, numbers, token)

@@ -1,0 +1,284 @@
+"""The simulated world: one clock, one queue of events, processes made of greenlets; everything random comes from one seed.
+
+A simulated process runs the product's own code until it would wait: for a socket, a lock, a sleep, a disk. There it switches to the
+scheduler (`park`), which takes the next event in order of time. So two runs of one seed take the same turns, and what happened can be
+compared line by line (`log_hash`).
+
+A killed process is never resumed. Its greenlets are kept for good (`_graveyard`): one that is collected would run its `finally` blocks,
+which the dead do not do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import random
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import greenlet
+
+MS: Final = 1_000_000
+S: Final = 1_000_000_000
+START_NS: Final = 1_000 * S
+WALL_START_NS: Final = 1_800_000_000 * S
+EVENTS_MAX: Final = 2_000_000
+_READ_NS: Final = 40  # looking at the clock takes so long: who waits for it without sleeping sees it go on
+
+
+class Source(Protocol):
+    """What one can wait for."""
+
+    def readable(self) -> bool: ...
+
+
+class Stuck(Exception):
+    """The simulation does not come to its end."""
+
+
+class Task:
+    """A thread of a simulated process."""
+
+    def __init__(self, process: Process, name: str, function: Callable[[], Any]) -> None:
+        self.process = process
+        self.name = name
+        self.number = len(process.world.tasks)
+        self.turn = 0  # counts its sleeps: who woke it before cannot wake it again
+        self.parked = True
+        self.waking = False
+        self.listening: Any = ()  # the sources it waits for
+        self.done = False
+        self.greenlet = greenlet.greenlet(partial(self._run, function))
+
+    def _run(self, function: Callable[[], Any]) -> None:
+        world = self.process.world
+        try:
+            function()
+        except Exception as error:
+            self.process.failed(self, error)
+        self.done = True
+        self.process.task_ended(self)
+        while True:  # never returns: a finished greenlet would go on in its parent at a place of our choosing, not the scheduler's
+            self.parked = True
+            world.main.switch()
+
+
+class Process:
+    """A process of the simulated machine, or of a client's. `on_death` is called once, however it ends."""
+
+    def __init__(self, world: World, name: str, kind: str = "") -> None:
+        self.world = world
+        self.name = name
+        self.kind = kind  # of the broker's processes; clients have none
+        self.pid = 1000 + len(world.processes)
+        self.alive = True
+        self.asleep_until_ns = 0  # SIGSTOP
+        self.tasks: list[Task] = []
+        self.sockets: list[Any] = []
+        self.on_death: list[Callable[[Process], None]] = []
+        self.crash: BaseException | None = None
+        world.processes.append(self)
+
+    def run(self, function: Callable[[], Any], name: str = "main", delay_ns: int = 0) -> Task:
+        world = self.world
+        task = Task(self, f"{self.name}:{name}", function)
+        self.tasks.append(task)
+        world.tasks.append(task)
+        task.waking = True
+        world.at(world.now_ns + delay_ns, partial(world.resume, task, task.turn))
+        return task
+
+    def failed(self, task: Task, error: BaseException) -> None:
+        self.crash = error
+        self.world.note(f"{task.name} raised {type(error).__name__}")
+        self.world.trouble(self, error)
+
+    def task_ended(self, task: Task) -> None:
+        if task is self.tasks[0] and self.alive:
+            self.kill("ended")
+
+    def kill(self, why: str = "killed") -> None:
+        """Now, whatever it does. Who calls this from within it must not go on (`World.leave`)."""
+        if not self.alive:
+            return
+        self.alive = False
+        self.world.note(f"{self.name} {why}")
+        for told in self.on_death:
+            told(self)
+
+    def wake(self, source: Source) -> None:
+        """`source` has something: whoever of this process waits for it goes on."""
+        for task in self.tasks:
+            if task.parked and not task.waking and source in task.listening:
+                self.world.wake(task)
+
+
+class World:
+    """One run. `rng` decides when things happen; `dice(name)` gives others a stream of their own from the same seed."""
+
+    def __init__(self, seed: int, say: Callable[[str], None] | None = None) -> None:
+        self.seed = seed
+        self.rng = self.dice("world")
+        self.now_ns = START_NS
+        self.wall_offset_ns = WALL_START_NS - START_NS
+        self.wall_latest_ns = 0  # the latest time that anybody may have read
+        self.events: list[tuple[int, int, Callable[[], None]]] = []
+        self.count = 0
+        self.handled = 0
+        self.processes: list[Process] = []
+        self.tasks: list[Task] = []
+        self.current: Task | None = None
+        self.main = greenlet.getcurrent()
+        self.disturbances = 0  # faults so far: rules that hold only in peace look at it
+        self.violations: list[str] = []
+        self.network: Any = None
+        self.disk: Any = None
+        self.broker: Any = None
+        self.incarnations: dict[int, int] = {}  # a child's key -> the how-manieth child it is
+        self._say = say
+        self._hash = hashlib.sha256()
+
+    def dice(self, name: str) -> random.Random:
+        return random.Random(f"{self.seed}/{name}")
+
+    # What happened
+
+    def note(self, text: str) -> None:
+        line = f"{(self.now_ns - START_NS) / 1e6:12.3f} {text}"
+        self._hash.update(line.encode() + b"\n")
+        if self._say is not None:
+            self._say(line)
+
+    def comment(self, text: str) -> None:
+        """For people only: may hold what differs between two runs."""
+        if self._say is not None:
+            self._say(f"{(self.now_ns - START_NS) / 1e6:12.3f}   . {text}")
+
+    def log_hash(self) -> str:
+        return self._hash.hexdigest()[:16]
+
+    def trouble(self, process: Process, error: BaseException) -> None:
+        """A process ended by an exception. Those that the product means to end by are listed in `broker.py`."""
+        trace = traceback.extract_tb(error.__traceback__)
+        where = " < ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in reversed(trace[-5:]))
+        self.violation(f"{process.name} ended by {type(error).__name__}: {error} ({where})")
+
+    def violation(self, text: str) -> None:
+        """A promise was broken; the run ends."""
+        if text not in self.violations:
+            self.note(f"VIOLATION {text}")
+            self.violations.append(text)
+
+    def disturb(self, text: str) -> None:
+        self.disturbances += 1
+        self.note(f"FAULT {text}")
+
+    # Time
+
+    def monotonic_ns(self) -> int:
+        self.now_ns += _READ_NS
+        return self.now_ns
+
+    def time_ns(self) -> int:
+        self.now_ns += _READ_NS
+        wall = self.now_ns + self.wall_offset_ns
+        self.wall_latest_ns = max(self.wall_latest_ns, wall)
+        return wall
+
+    def at(self, time_ns: int, action: Callable[[], None]) -> None:
+        self.count += 1
+        heapq.heappush(self.events, (time_ns, self.count, action))
+
+    def after(self, delay_ns: int, action: Callable[[], None]) -> None:
+        self.at(self.now_ns + delay_ns, action)
+
+    # Tasks
+
+    def park(self, timeout_ns: int | None = None) -> None:
+        """The current task sleeps until `wake`, or for so long."""
+        task = self.current
+        assert task is not None, "only a simulated process can wait"
+        task.turn += 1
+        task.parked = True
+        task.waking = False
+        if timeout_ns is not None:
+            self.at(self.now_ns + max(0, timeout_ns), partial(self.resume, task, task.turn))
+        self.main.switch()
+
+    def pause(self, low_ns: int, high_ns: int) -> None:
+        """Work that takes a while; anything may happen meanwhile."""
+        if self.current is not None:
+            listening, self.current.listening = self.current.listening, ()
+            task = self.current
+            self.park(self.rng.randrange(low_ns, high_ns))
+            task.listening = listening
+
+    def wake(self, task: Task) -> None:
+        if task.parked and not task.waking:
+            task.waking = True
+            self.at(self.now_ns + self.rng.randrange(2_000, 120_000), partial(self.resume, task, task.turn))
+
+    def resume(self, task: Task, turn: int) -> None:
+        if not task.process.alive or not task.parked or task.turn != turn or task.done:
+            return
+        if task.process.asleep_until_ns > self.now_ns:
+            self.at(task.process.asleep_until_ns + 1, partial(self.resume, task, turn))
+            return
+        task.parked = task.waking = False
+        task.turn += 1
+        self.current = task
+        task.greenlet.switch()
+        self.current = None
+
+    def leave(self) -> None:
+        """The current task's process is dead: never come back."""
+        assert self.current is not None
+        while True:
+            self.current.parked = True
+            self.main.switch()
+
+    def wait(self, listening: Any, done: Callable[[], bool], timeout_ns: int | None) -> bool:
+        """Until `done`, looking again each time one of `listening` has something."""
+        task = self.current
+        assert task is not None
+        deadline = None if timeout_ns is None else self.now_ns + timeout_ns
+        while not done():
+            if deadline is not None and self.now_ns >= deadline:
+                return False
+            task.listening = listening
+            self.park(None if deadline is None else deadline - self.now_ns)
+            task.listening = ()
+        return True
+
+    def run(self, until: Callable[[], bool]) -> None:
+        """Take events until then. `Stuck` where there are none, or too many."""
+        while not until():
+            if not self.events:
+                raise Stuck("nothing will ever happen again")
+            time_ns, _, action = heapq.heappop(self.events)
+            self.now_ns = max(self.now_ns, time_ns)
+            self.handled += 1
+            if self.handled > EVENTS_MAX:
+                raise Stuck(f"more than {EVENTS_MAX} events")
+            action()
+
+
+_world: World | None = None
+
+
+def enter(world: World | None) -> None:
+    """From now on the clock and all else that is patched is this world's; None: the real one's."""
+    global _world
+    _world = world
+
+
+def world_now() -> World | None:
+    return _world
+
+
+def the_world() -> World:
+    assert _world is not None
+    return _world
