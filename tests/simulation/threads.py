@@ -47,7 +47,8 @@ class SimLock:
     def release(self) -> None:
         assert self._held
         self._held = False
-        self._process.wake(self)
+        if self._process is not None:
+            self._process.wake(self)
 
     def __enter__(self) -> Self:
         self.acquire()
