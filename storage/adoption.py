@@ -177,7 +177,8 @@ def _is_there(files: Files, path: str, seed: int) -> bool:
 
 
 def _seal_unsealed(chunk: Chunk, mark: Mark, notes: list[str]) -> None:
-    """The footer of the chunk before the adopted ones. Readers can do without: it need not be synced, and what hinders it is only noted."""
+    """The footer of the chunk before the adopted ones. Readers can do without, so what hinders it is only noted. It is synced, as nobody
+    writes it again once the log goes on behind the adopted ones: then a footer that is missing is an alarm."""
     base_offset, data_end, last_time_ns = mark.unsealed
     files = chunk.files
     try:
@@ -187,6 +188,7 @@ def _seal_unsealed(chunk: Chunk, mark: Mark, notes: list[str]) -> None:
                 end_offset = mark.first_offset + mark.appended - base_offset
                 footer = ChunkFooter(end_offset, last_time_ns - old.header.base_time_ns, data_end)
                 files.writev(old.fd, [encode_footer(footer, old.header.seed, old.header)], data_end)
+            files.sync(old.fd)  # also one that a start wrote which did not come to its end
         finally:
             old.close()
     except (Damaged, ForeignDirectory, OSError) as error:

@@ -148,6 +148,17 @@ def test_power_cut_before_every_change(tmp_path: Path, group_desk: Desk, work: s
         other.check()
 
 
+def test_no_alarm_after_power_cuts_only(tmp_path: Path, group_desk: Desk) -> None:
+    """The footer that recovery writes behind a commit which was not finished must be on disk before the log goes on in another chunk."""
+    for other in cut_at_each(group_desk, tmp_path, mixed):
+        for loss in (keep_all, keep_none):
+            other.crash(loss)
+            other.go_on()
+        other.crash(keep_none)
+        assert other.store is not None
+        assert other.store.report.alarms == []
+
+
 def before_the_sync(desk: Desk) -> int:
     """A group of two blocks, appended and written, and the power gone before its sync; the size of what was written."""
     desk.publish()
