@@ -159,15 +159,19 @@ class Desk:
                 assert block.first_offset == self.offsets[sequence], "an offset changed"
             found.append(sequence)
         assert found == sorted(set(found)), "blocks are out of order or doubled"
-        missing = set(range(self.acknowledged)) - set(found)
+        missing = set(range(self.acknowledged)) - set(found) - self.removed()
         assert len(missing) <= lost_max, f"acknowledged blocks {sorted(missing)} are lost"
         assert self.store is not None
         table = self.store.state.load()
         expected = table.producers[PRODUCER].next_sequence if PRODUCER in table.producers else 0
-        answered = set(range(expected)) - set(found)
+        answered = set(range(expected)) - set(found) - self.removed()
         assert len(answered) <= lost_max, f"blocks {sorted(answered)} would be answered as stored and are not"
         assert table.applied_offset <= self.log.synced_end
         return found
+
+    def removed(self) -> set[int]:
+        """Sequences of what was given up, by retention."""
+        return set()
 
     # Stages and groups
 
@@ -225,8 +229,13 @@ class Desk:
             del self.staged[key]
             self.sealed.pop(key, None)
         if not lag:
-            self.store.state.commit(batch)
-            self.staging.purge(batch)
+            self.commit_dropped(batch)
+
+    def commit_dropped(self, batch: StateBatch) -> None:
+        """The state follows the log, and the files that nobody knows any more go."""
+        assert self.store is not None
+        self.store.state.commit(batch)
+        self.staging.purge(batch)
 
     def check_groups(self, blocks: list[Block]) -> None:
         """Each group is there whole, once and in order, or not at all; its stages are gone, or there; and nothing else is."""

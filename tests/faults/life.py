@@ -1,0 +1,240 @@
+"""A topic's store as `Desk` has it, with more that is promised: channels, producers, delayed messages, retention; recorded and checked."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any, Final, Self
+
+from support.desk import PRODUCER, SMALL, Desk
+
+from zsq.storage.delayed import DelayedStore
+from zsq.storage.delayed_format import DelayedKey, due_block
+from zsq.storage.faulty_files import FaultyFiles, keep_none
+from zsq.storage.removal import remove_below
+from zsq.storage.state import ChannelRow, HoleRow, StateBatch, Table, producer_after
+from zsq.storage.store import Store, StoreOptions
+from zsq.transport.block import Block, pack
+
+from .recording import RecordingFiles
+
+PUBLISHER: Final = 99  # of delayed messages
+_NOT_PROMISED: Final = frozenset({"files", "store", "root", "directory", "options", "facts", "lagging", "damage"})
+
+Facts = dict[str, Any]
+
+
+class Life(Desk):
+    """`facts`: what the state held after each commit, the first one before any; shared by all promises of one recording."""
+
+    def __init__(self, root: Path, options: StoreOptions = SMALL) -> None:
+        self.facts: list[Facts] = []
+        self.commits = 0
+        """So many of them were confirmed."""
+        self.put: dict[bytes, int] = {}
+        """Body -> due time, of delayed messages whose publish or cancel was answered."""
+        self.perhaps: list[tuple[bytes, ...]] = []
+        """Bodies that are there all or not at all: a publish or a cancel that was not answered yet."""
+        self.gone: set[bytes] = set()
+        """Their cancel was answered."""
+        self.moved_ns = 0
+        """Nothing that is due later than this was moved."""
+        super().__init__(root, options, RecordingFiles(str(root)))
+
+    def open(self) -> Store:
+        store = super().open()
+        if not self.facts:
+            self.facts.append(self.facts_now())
+        return store
+
+    # Recording
+
+    def promise(self) -> dict[str, Any]:
+        return {name: copy.deepcopy(value) for name, value in self.__dict__.items() if name not in _NOT_PROMISED}
+
+    def record(self) -> RecordingFiles:
+        assert isinstance(self.files, RecordingFiles)
+        return self.files
+
+    @classmethod
+    def revived(cls, root: str, promise: dict[str, Any], options: StoreOptions, facts: list[Facts]) -> Self:
+        """On a disk that is there already, with what was promised."""
+        made = cls.__new__(cls)
+        made.__dict__.update(copy.deepcopy(promise))
+        made.root, made.directory, made.options = root, f"{root}/clicks", options
+        made.files = FaultyFiles(root)
+        made.store = made.lagging = None
+        made.damage = []
+        made.facts = facts
+        return made
+
+    # The state
+
+    def facts_now(self) -> Facts:
+        """What no recovery may change."""
+        assert self.store is not None
+        return facts_of(self.store.state.load(), self.store)
+
+    def commit_state(self, batch: StateBatch) -> None:
+        assert self.store is not None
+        self.store.state.commit(batch)
+        self.facts.append(self.facts_now())
+        self.commits += 1
+
+    def save_channel(self, name: str, following: int, holes: list[tuple[int, int, int, int]] | None = None, **more: Any) -> None:
+        """`holes`: (start, count, attempts, due time)."""
+        row: ChannelRow = {"next": following, **more}
+        self.commit_state(StateBatch(channel_puts={name: row}, hole_puts=[(name, *hole) for hole in holes or ()]))
+
+    def checkpoint(self) -> None:
+        """With the producers, and without what was moved and is not forgotten yet."""
+        assert self.store is not None
+        table = self.store.state.load()
+        row = table.producers.get(PRODUCER)
+        for sequence in range(row.next_sequence if row else 0, self.acknowledged):
+            row = producer_after(row, sequence, self.offsets[sequence], self.now_ns)
+        producers = {PRODUCER: row} if row is not None else {}
+        self.commit_state(StateBatch(producers=producers, applied_offset=self.log.synced_end, synced_end=self.log.synced_end))
+
+    # Retention
+
+    def retain(self, start: int) -> None:
+        """Give up what lies below, in the order of the retention desk."""
+        assert self.store is not None
+        self.store.keeper.write()
+        self.commit_state(StateBatch(start=start))
+        self.log.forget(start)
+        remove_below(self.files, self.directory, start)
+
+    def removed(self) -> set[int]:
+        start = self.facts_now()["start"]
+        return {sequence for sequence, offset in self.offsets.items() if offset < start}
+
+    # Delayed messages
+
+    @property
+    def delayed(self) -> DelayedStore:
+        assert self.store is not None
+        return self.store.make_delayed(1_000)
+
+    def waiting(self) -> list[bytes]:
+        assert self.store is not None
+        return [] if self.store.delayed is None else [one.body for one in self.store.delayed.listed(None, 999, 999)]
+
+    def publish_delayed(self, *due: int, count: int = 2) -> list[DelayedKey]:
+        """A block for each due time, by one commit."""
+        made: list[tuple[Block, int]] = []
+        bodies: dict[bytes, int] = {}
+        first = self.delayed.producers[PUBLISHER].next_sequence if PUBLISHER in self.delayed.producers else 0
+        for number, due_ns in enumerate(due, first):
+            mine = tuple(b"delayed %d/%d" % (number, index) for index in range(count))
+            bodies.update(dict.fromkeys(mine, due_ns))
+            made.append((pack(mine, producer_id=PUBLISHER, sequence=number), due_ns))
+        self.perhaps.append(tuple(bodies))
+        keys = self.delayed.put(made, self.now_ns)
+        self.perhaps.clear()
+        self.put.update(bodies)
+        return keys
+
+    def cancel(self, *keys: DelayedKey) -> None:
+        waiting = {one.key: one.body for one in self.delayed.listed(None, 999, 999)}
+        bodies = tuple(waiting[key] for key in keys)
+        due = [self.put.pop(body) for body in bodies]
+        self.perhaps.append(bodies)
+        assert all(self.delayed.cancel(keys))
+        assert len(due) == len(bodies)
+        self.perhaps.clear()
+        self.gone.update(bodies)
+
+    def move(self, until_ns: int, rows_max: int = 99) -> None:
+        self.moved_ns = max(self.moved_ns, until_ns)
+        rows = self.delayed.due(until_ns, 1 << 20, rows_max)
+        self.now_ns = max(self.now_ns, until_ns)
+        self.log.append([due_block(row) for row in rows], self.now_ns)
+        self.sync()
+        self.delayed.remove([row.key for row in rows], known=True)
+
+    # What must hold
+
+    def check(self, lost_max: int = 0) -> list[int]:
+        found = super().check(lost_max)
+        assert self.store is not None
+        assert not self.store.report.alarms, self.store.report.alarms
+        mine = self.store.state.load().producers.get(PRODUCER)
+        for sequence, offset in mine.recent if mine is not None else ():
+            assert self.offsets.get(sequence, offset) == offset, f"block {sequence} sent again would be answered with another offset"
+        now = self.facts_now()
+        allowed = self.facts[self.commits : self.commits + 2]
+        assert now in allowed, f"the state is neither {' nor '.join(map(repr, allowed))} but {now!r}"
+        bases = self.log.chunks
+        assert len(bases) < 2 or bases[1] > now["start"], "removed chunks are there again"
+        self._check_delayed()
+        return found
+
+    def _check_delayed(self) -> None:
+        assert self.store is not None
+        logged = [body for block in self.read_all() for body in block.body.values() if body is not None and body.startswith(b"delayed ")]
+        waiting = self.waiting()
+        found = logged + waiting
+        assert len(set(found)) == len(found), f"delayed messages are there twice: {sorted(found)}"
+        missing = self.put.keys() - set(found)
+        assert not missing, f"delayed messages {sorted(missing)} are lost"
+        assert not self.gone & set(found), "cancelled messages are there again"
+        known = {*self.put, *(body for bodies in self.perhaps for body in bodies)}
+        assert set(found) <= known, f"nobody published {set(found) - known}"
+        for bodies in self.perhaps:
+            assert set(bodies) <= set(found) or not set(bodies) & set(found), "a part of a block is there"
+        assert all(self.put.get(body, 0) <= self.moved_ns for body in logged), "a delayed message came early"
+        summary = None if self.store.delayed is None else self.store.delayed.summary
+        assert summary is None or (summary.messages, summary.lost) == (len(waiting), 0)
+
+    def settle(self) -> None:
+        """What is there after a crash is what holds from now on."""
+        found = self.check()
+        following = self._following()
+        assert not found or following == found[-1] + 1, f"block {found[-1]} is there and the producer would be asked for {following}"
+        assert following >= self.acknowledged, f"block {following} is there and would be taken once more"
+        waiting = set(self.waiting())
+        for bodies in self.perhaps:
+            self.put.update(dict.fromkeys((body for body in bodies if body in waiting), self.moved_ns))
+            self.gone.update(body for body in bodies if body not in waiting)
+        self.perhaps.clear()
+        self.facts, self.commits = [self.facts_now()], 0
+        self.sent = self.sent[:following]
+        self.offsets = {sequence: offset for sequence, offset in self.offsets.items() if sequence < following}
+        self.acknowledged = following
+
+    def _following(self) -> int:
+        assert self.store is not None
+        row = self.store.state.load().producers.get(PRODUCER)
+        return row.next_sequence if row is not None else 0
+
+    def examine(self) -> None:
+        """Recover, check, go on living, lose the power once more."""
+        self.open()
+        end = self.log.end
+        self.settle()
+        if self.tried or self.staged:
+            self.go_on()
+        else:
+            self.publish()
+            self.sync()
+            assert self.offsets[len(self.sent) - 1] >= end, "an offset is given twice"
+            self.check()
+        self.abandon()
+        self.files.crash(keep_none)
+        self.open()
+        self.check()
+        self.abandon_cleanly()
+
+
+def facts_of(table: Table, store: Store) -> Facts:
+    return {
+        "channels": table.channels,
+        "holes": table.holes,
+        "deferred": {name: list[HoleRow](store.state.deferred_rows(name)) for name in table.channels},
+        "start": table.start,
+        "dropped": table.dropped,
+        "paused": table.paused_end,
+        "waiting": table.waiting,
+    }

@@ -1,0 +1,209 @@
+"""Every disk that a power cut may leave, of a recorded workload: after each step, with any part of what was not synced.
+
+The model (what `storage/recovery.py` promises to survive): writes and cuts of a file are certain once that file is synced, names once
+their folder is; a rename is one change, but of a file that goes to another folder the old name may be there too until that folder is
+synced. Of what is not certain anything may be on disk: each change whole, or not at all, or a write torn at the border of a sector (512),
+of a page (4096) or anywhere, at either end, and the file as long as if it were whole or not.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Final, NamedTuple
+
+from .recording import Step, Trace
+
+BORDERS: Final = (512, 4096)
+TEARS_MAX: Final = 6  # of one write, at each size of a border
+_END: Final = 1 << 62
+
+
+class Kept(NamedTuple):
+    """What is on disk of a change: bytes [start, stop) of a write; `grown`: the file is as long as with all of it, zeros in the gap.
+
+    `twice`: of a rename between folders, the new name and the old one.
+    """
+
+    start: int = 0
+    stop: int = _END
+    grown: bool = False
+    twice: bool = False
+
+
+WHOLE: Final = Kept()
+TWICE: Final = Kept(twice=True)
+LENGTH_ONLY: Final = Kept(0, 0, grown=True)
+Fate = tuple[Kept | None, ...]
+"""Of each pending change, in order; None: nothing of it is on disk."""
+
+
+@dataclass(slots=True)
+class Disk:
+    """What is certain, and what is pending, after some steps."""
+
+    root: int
+    files: dict[int, bytes]
+    folders: dict[int, dict[str, int]]
+    pending: list[Step] = field(default_factory=list)
+    steps: int = 0
+
+    def copy(self) -> Disk:
+        return Disk(
+            self.root, dict(self.files), {number: dict(names) for number, names in self.folders.items()}, list(self.pending), self.steps
+        )
+
+    def take(self, step: Step) -> None:
+        self.steps += 1
+        if step.kind == "sync":
+            self._settle([one for one in self.pending if one.node == step.node and one.kind in {"write", "cut"}])
+        elif step.kind == "sync_folder":
+            mine = [one for one in self.pending if one.kind == "names" and any(entry[0] == step.node for entry in one.entries)]
+            self._settle(mine)
+        elif step.durable:
+            change(self.files, self.folders, step, WHOLE)
+        else:
+            self.pending.append(step)
+
+    def _settle(self, steps: list[Step]) -> None:
+        gone = set(map(id, steps))
+        for step in steps:
+            change(self.files, self.folders, step, WHOLE)
+        self.pending = [step for step in self.pending if id(step) not in gone]
+
+
+def change(files: dict[int, bytes], folders: dict[int, dict[str, int]], step: Step, kept: Kept) -> None:
+    if step.kind == "names":
+        for folder, name, node in step.entries:
+            if node >= 0:
+                folders[folder][name] = node
+            elif not kept.twice:
+                folders[folder].pop(name, None)
+        return
+    content = files.get(step.node, b"")
+    if step.kind == "cut":
+        files[step.node] = content[: step.position].ljust(step.position, b"\0")
+        return
+    data = step.data[kept.start : kept.stop]
+    begin = step.position + kept.start
+    length = max(len(content), begin + len(data) if data else 0, step.position + len(step.data) if kept.grown else 0)
+    changed = bytearray(content.ljust(length, b"\0"))
+    changed[begin : begin + len(data)] = data
+    files[step.node] = bytes(changed)
+
+
+def prefixes(trace: Trace) -> Iterator[Disk]:
+    """The disk before the first step, and after each."""
+    disk = Disk(trace.root, dict(trace.files), {number: dict(names) for number, names in trace.folders.items()})
+    yield disk.copy()
+    for step in trace.steps:
+        disk.take(step)
+        yield disk.copy()
+
+
+def fates(disk: Disk, chance: random.Random) -> Iterator[Fate]:
+    """What may have become of what is pending: each way of losing or keeping one thing, whole or in part, and of losing what came first."""
+    pending = disk.pending
+    count = len(pending)
+    everything: Fate = (WHOLE,) * count
+    nothing: Fate = (None,) * count
+    yield everything
+    if not count:
+        return
+    yield nothing
+    for other in (True, False):
+        yield tuple(WHOLE if (step.kind == "names") is other else None for step in pending)
+    for i in range(count):
+        for rest in (everything, nothing):
+            for kept in (None, WHOLE) if rest is everything else (WHOLE,):
+                yield (*rest[:i], kept, *rest[i + 1 :])
+            for kept in parts(pending[i], chance, disk):
+                yield (*rest[:i], kept, *rest[i + 1 :])
+        yield (*nothing[:i], *everything[i:])  # a later one is on disk, an earlier one is not
+        yield (*everything[:i], *nothing[i:])
+
+
+def random_fates(disk: Disk, chance: random.Random, count: int) -> Iterator[Fate]:
+    """Any part of each."""
+    for _ in range(count if len(disk.pending) > 1 else 0):
+        yield tuple(_any_part(step, chance, disk) for step in disk.pending)
+
+
+def parts(step: Step, chance: random.Random, disk: Disk) -> list[Kept]:
+    """In which ways a change may be there in part."""
+    if step.kind == "names":
+        moved = len({folder for folder, _, _ in step.entries}) > 1 and not any(node in disk.folders for _, _, node in step.entries)
+        return [TWICE] if moved else []
+    size = len(step.data)
+    if step.kind != "write" or size < 2:
+        return []
+    cuts: set[int] = {chance.randrange(1, size)}
+    for border in BORDERS:
+        found = [at - step.position for at in range(step.position // border * border + border, step.position + size, border)]
+        cuts.update(found if len(found) <= TEARS_MAX else [*found[:2], *found[-2:], *chance.sample(found[2:-2], TEARS_MAX - 4)])
+    ways = [LENGTH_ONLY]
+    for cut in sorted(cuts):
+        ways += [Kept(0, cut), Kept(0, cut, grown=True), Kept(cut)]
+    return ways
+
+
+def _any_part(step: Step, chance: random.Random, disk: Disk) -> Kept | None:
+    dice = chance.random()
+    if dice < 0.4:
+        return WHOLE
+    if dice < 0.8:
+        return None
+    ways = parts(step, chance, disk)
+    return chance.choice(ways) if ways else WHOLE
+
+
+Tree = dict[str, bytes | None]
+"""Path below the root -> content, None for a folder."""
+
+
+def tree_of(disk: Disk, fate: Fate) -> Tree:
+    """The disk as it is found when the power is back."""
+    if disk.pending:
+        files, folders = dict(disk.files), {number: dict(names) for number, names in disk.folders.items()}
+        for step, kept in zip(disk.pending, fate, strict=True):
+            if kept is not None:
+                change(files, folders, step, kept)
+    else:
+        files, folders = disk.files, disk.folders
+    tree: Tree = {}
+
+    def walk(number: int, path: str) -> None:
+        for name, node in sorted(folders[number].items()):
+            inner = f"{path}/{name}"
+            if node in folders:
+                tree[inner] = None
+                walk(node, inner)
+            else:
+                tree[inner] = files.get(node, b"")
+
+    walk(disk.root, "")
+    return tree
+
+
+def digest(tree: Tree, salt: bytes) -> bytes:
+    made = blake2b(salt, digest_size=12)
+    for path, content in tree.items():
+        made.update(b"%s\0%d\0" % (path.encode(), -1 if content is None else len(content)))
+        made.update(content or b"")
+    return made.digest()
+
+
+def lay_down(root: str, tree: Tree) -> None:
+    for path, content in tree.items():
+        if content is None:
+            os.mkdir(root + path)
+            continue
+        fd = os.open(root + path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            if content:
+                os.pwrite(fd, content, 0)
+        finally:
+            os.close(fd)
