@@ -10,134 +10,21 @@ import argparse
 import multiprocessing
 import platform
 import resource
-import signal
 import sys
 import time
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from random import Random
-from typing import Any, Final, NamedTuple, Self
+from typing import Final
 
-from faults.mutation import Mutator
+from faults.fuzz_targets import TARGETS
+from faults.fuzzing import Target, Tried, plan, run_batch
 
-BATCH: Final = 500
-MEMORY_MAX: Final = 64 * 1024 * 1024
-TIME_MAX_S: Final = 1.0
 _TELL_S: Final = 10.0
-_SHOWN: Final = 400
-
-Make = Callable[[], Any]
-Run = Callable[[Any], bool]
-
-
-class Target(NamedTuple):
-    """`begin` makes, for each batch, (what draws an input, what tries it). Trying says whether the input was taken (or refused by the
-    documented error); all that it raises is a violation. `share`: of ten thousand inputs, how many are for this one."""
-
-    name: str
-    begin: Callable[[Mutator], tuple[Make, Run]]
-    share: int = 1
-
-
-class Violation(NamedTuple):
-    target: str
-    batch: int
-    number: int
-    what: str
-
-    def replay(self, seed: int) -> str:
-        return f"scripts/prove fuzz --seed {seed} --target {self.target} --batch {self.batch}"
-
-
-class Tried(NamedTuple):
-    """Of one or more batches."""
-
-    inputs: int = 0
-    taken: int = 0
-    violations: tuple[Violation, ...] = ()
-
-    def plus(self, other: Tried) -> Tried:
-        return Tried(self.inputs + other.inputs, self.taken + other.taken, self.violations + other.violations)
-
-
-class TooSlowError(Exception):
-    """One input computed for longer than `TIME_MAX_S`."""
-
-
-class Guard:
-    """Notices an input that computes too long (CPU time, so that a busy machine is no reason), without work for each input."""
-
-    def __init__(self) -> None:
-        self.number = -1
-        self._seen = -2
-
-    def __enter__(self) -> Self:
-        signal.signal(signal.SIGVTALRM, self._look)
-        signal.setitimer(signal.ITIMER_VIRTUAL, TIME_MAX_S, TIME_MAX_S)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, signal.SIG_DFL)
-
-    def _look(self, signum: int, frame: object) -> None:
-        if self._seen == self.number >= 0:
-            raise TooSlowError(f"more than {TIME_MAX_S:g} s of computing for one input")
-        self._seen = self.number
-
-
-def peak_bytes() -> int:
-    """The most memory this process had since the last `forget_peak`."""
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))
-
-
-def forget_peak() -> None:
-    with open("/proc/self/clear_refs", "w") as refs:
-        refs.write("5")
-
-
-def run_batch(target: Target, seed: int, batch: int, each: Callable[[int, Any], None] | None = None, inputs: int = BATCH) -> Tried:
-    """One batch, up to its first violation. `each` sees every input before it is tried."""
-    make, run = target.begin(Mutator(Random(f"{seed} {target.name} {batch}")))
-    taken = 0
-    given: Any = None
-    forget_peak()
-    before = peak_bytes()
-    with Guard() as guard:
-        for number in range(inputs):
-            try:
-                given = make()
-                if each is not None:
-                    each(number, given)
-                guard.number = number
-                taken += run(given)
-            except Exception as error:
-                guard.number = -1
-                where = "".join(traceback.format_exception(error)[-4:])
-                text = f"{type(error).__name__}: {str(error)[:_SHOWN]}\ninput: {_short(given)}\n{where}"
-                return Tried(number + 1, taken, (Violation(target.name, batch, number, text),))
-            finally:
-                guard.number = -1
-    grown = peak_bytes() - before
-    if grown > MEMORY_MAX:
-        return Tried(inputs, taken, (Violation(target.name, batch, -1, f"memory grew by {grown >> 20} MiB within a batch"),))
-    return Tried(inputs, taken)
-
-
-def _short(given: Any) -> str:
-    try:
-        text = repr(given)
-    except RecursionError:
-        text = "nested too far to be shown"
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text)} characters)"
 
 
 def run_batches(name: str, seed: int, first: int, count: int) -> tuple[str, Tried]:
     """In a child process; its first violation ends it."""
-    from faults.fuzz_targets import TARGETS
-
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     found = Tried()
     for batch in range(first, first + count):
@@ -147,22 +34,8 @@ def run_batches(name: str, seed: int, first: int, count: int) -> tuple[str, Trie
     return name, found
 
 
-def plan(targets: Sequence[Target], count: int) -> dict[str, int]:
-    """How many batches of each target make `count` inputs in all; at least one."""
-    shares = sum(target.share for target in targets)
-    return {target.name: max(1, -(-count * target.share // shares // BATCH)) for target in targets}
-
-
 def _replay(target: Target, seed: int, batch: int) -> int:
-    def each(number: int, given: Any) -> None:
-        forget_peak()
-        nonlocal before
-        before = peak_bytes()
-        last[:] = [number, given]
-
-    before = 0
-    last: list[Any] = []
-    found = run_batch(target, seed, batch, each)
+    found = run_batch(target, seed, batch)
     print(f"{target.name}, batch {batch} of seed {seed}: {found.inputs} inputs, {found.taken} taken")
     for violation in found.violations:
         print(f"input {violation.number}: {violation.what}")
@@ -170,8 +43,6 @@ def _replay(target: Target, seed: int, batch: int) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    from faults.fuzz_targets import TARGETS
-
     parser = argparse.ArgumentParser("scripts/prove fuzz", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=1_000_000, help="inputs in all (1,000,000)")
     parser.add_argument("--seed", type=int, default=1)

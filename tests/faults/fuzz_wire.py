@@ -11,7 +11,7 @@ from typing import Any, Final, get_type_hints
 
 import msgpack
 from crc32c import crc32c
-from faults.fuzz import Make, Run, Target
+from faults.fuzzing import Make, Run, Target
 from faults.mutation import Mutator, deep_frame
 
 from zsq.apps.spark.offsets import Place

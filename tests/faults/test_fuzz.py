@@ -6,8 +6,10 @@ from random import Random
 from typing import Any
 
 import pytest
-from faults.fuzz import BATCH, MEMORY_MAX, Make, Run, Target, main, plan, run_batch
+from crc32c import crc32c
+from faults.fuzz import main
 from faults.fuzz_targets import TARGETS
+from faults.fuzzing import BATCH, MEMORY_MAX, Make, Run, Target, plan, run_batch
 from faults.mutation import Mutator
 
 INPUTS = 100_000
@@ -32,6 +34,10 @@ def test_the_counts_are_what_is_claimed() -> None:
     assert sum(plan(list(TARGETS.values()), INPUTS).values()) * BATCH >= INPUTS
 
 
+def checked(line: bytes, form: bytes = b"%s\n%08x\n") -> bytes:
+    return form % (line, crc32c(line))
+
+
 FOUND: list[tuple[str, Any]] = [
     ("names", "app\udcff"),
     ("names", "tcp://host:" + "1" * 5_000),
@@ -41,6 +47,17 @@ FOUND: list[tuple[str, Any]] = [
     ("words", b"\x91" * 1_010 + b"\x80"),
     ("words", b"\x94\x0a\x01\x02" + b"\x91" * 1_015 + b"\x80"),
     ("headers", b"\x82\xc4\x01x\x01\xa1a\x02"),
+    ("nsq-files", b'{"topics":' + b"[" * 5_000),
+    *(
+        ("snapshots", checked(line))
+        for line in (b"5", b"[]", b"{", b"[" * 5_000, b'{"zsq": "state snapshot", "version": 1, "bytes": 0, "crc": 0}')
+    ),
+    ("snapshots", checked(b'{"zsq": "state snapshot", "version": 1, "bytes": 3, "crc": %d}' % crc32c(b"abc")) + b"abc"),
+    *(("small-files", checked(line)) for line in (b"5", b"{", b"[" * 5_000, b'{"zsq": "topic", "version": 1}')),
+    *(("small-files", checked(line.ljust(502), b"%s %08x\n")) for line in (b"5", b'{"zsq": "bad", "version": 1, "chunk": 5}')),
+    ("small-files", checked(b'{"commits": "5", "serial": 70, "messages": 3}', b"%s %08x\n")),
+    ("small-files", b'{"unproven": 1e999, "starts": []}'),
+    ("small-files", b'{"unproven":' + b"[" * 300),
 ]
 
 

@@ -1,0 +1,142 @@
+"""How a fuzz target is tried: a batch of inputs from a seed, each watched for what it raises, the time and the memory that it takes."""
+
+from __future__ import annotations
+
+import signal
+import traceback
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any, Final, NamedTuple, Self
+
+from faults.mutation import Mutator
+
+BATCH: Final = 500
+MEMORY_MAX: Final = 64 * 1024 * 1024
+TIME_MAX_S: Final = 1.0
+_SHOWN: Final = 400
+
+Make = Callable[[], Any]
+Run = Callable[[Any], bool]
+
+
+class Target(NamedTuple):
+    """`begin` makes, for each batch, (what draws an input, what tries it). Trying says whether the input was taken (or refused by the
+    documented error); all that it raises is a violation. `share`: of ten thousand inputs, how many are for this one."""
+
+    name: str
+    begin: Callable[[Mutator], tuple[Make, Run]]
+    share: int = 1
+
+
+class Violation(NamedTuple):
+    target: str
+    batch: int
+    number: int
+    what: str
+
+    def replay(self, seed: int) -> str:
+        return f"scripts/prove fuzz --seed {seed} --target {self.target} --batch {self.batch}"
+
+
+class Tried(NamedTuple):
+    """Of one or more batches."""
+
+    inputs: int = 0
+    taken: int = 0
+    violations: tuple[Violation, ...] = ()
+
+    def plus(self, other: Tried) -> Tried:
+        return Tried(self.inputs + other.inputs, self.taken + other.taken, self.violations + other.violations)
+
+
+class TooSlowError(Exception):
+    """One input computed for longer than `TIME_MAX_S`."""
+
+
+class TooLargeError(Exception):
+    """One input made the process larger by more than `MEMORY_MAX`."""
+
+
+class Guard:
+    """Notices an input that computes too long (CPU time, so that a busy machine is no reason), without work for each input."""
+
+    def __init__(self) -> None:
+        self.number = -1
+        self._seen = -2
+
+    def __enter__(self) -> Self:
+        signal.signal(signal.SIGVTALRM, self._look)
+        signal.setitimer(signal.ITIMER_VIRTUAL, TIME_MAX_S, TIME_MAX_S)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, signal.SIG_DFL)
+
+    def _look(self, signum: int, frame: object) -> None:
+        if self._seen == self.number >= 0:
+            raise TooSlowError(f"more than {TIME_MAX_S:g} s of computing for one input")
+        self._seen = self.number
+
+
+def peak_bytes() -> int:
+    """The most memory this process had since the last `forget_peak`."""
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))
+
+
+def forget_peak() -> None:
+    with open("/proc/self/clear_refs", "w") as refs:
+        refs.write("5")
+
+
+def run_batch(target: Target, seed: int, batch: int, inputs: int = BATCH) -> Tried:
+    """One batch, up to its first violation. Where memory grew in it, once more, looking after each input."""
+    forget_peak()
+    before = peak_bytes()
+    found = _run(target, seed, batch, inputs, watch=False)
+    grown = peak_bytes() - before
+    if found.violations or grown <= MEMORY_MAX:
+        return found
+    found = _run(target, seed, batch, inputs, watch=True)
+    text = f"memory grew by {grown >> 20} MiB within a batch, by all its inputs together"
+    return found if found.violations else found._replace(violations=(Violation(target.name, batch, -1, text),))
+
+
+def _run(target: Target, seed: int, batch: int, inputs: int, *, watch: bool) -> Tried:
+    make, run = target.begin(Mutator(Random(f"{seed} {target.name} {batch}")))
+    taken = 0
+    given: Any = None
+    with Guard() as guard:
+        for number in range(inputs):
+            try:
+                given = make()
+                if watch:
+                    forget_peak()
+                    before = peak_bytes()
+                guard.number = number
+                taken += run(given)
+                if watch and peak_bytes() - before > MEMORY_MAX:
+                    raise TooLargeError(f"memory grew by {(peak_bytes() - before) >> 20} MiB")
+            except Exception as error:
+                guard.number = -1
+                where = "".join(traceback.format_exception(error)[-4:])
+                text = f"{type(error).__name__}: {str(error)[:_SHOWN]}\ninput: {_short(given)}\n{where}"
+                return Tried(number + 1, taken, (Violation(target.name, batch, number, text),))
+            finally:
+                guard.number = -1
+    return Tried(inputs, taken)
+
+
+def _short(given: Any) -> str:
+    try:
+        text = repr(given)
+    except RecursionError:
+        text = "nested too far to be shown"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text)} characters)"
+
+
+def plan(targets: Sequence[Target], count: int) -> dict[str, int]:
+    """How many batches of each target make `count` inputs in all; at least one."""
+    shares = sum(target.share for target in targets)
+    return {target.name: max(1, -(-count * target.share // shares // BATCH)) for target in targets}
