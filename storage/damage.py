@@ -103,12 +103,17 @@ def decode_bad_head(data: bytes) -> BadHead | None:
     padded, checksum = data[: BAD_HEAD_BYTES - 10], data[BAD_HEAD_BYTES - 10 : BAD_HEAD_BYTES]
     if checksum != b" %08x\n" % crc32c(padded):
         return None
-    found = json.loads(padded)
-    base = int(found["chunk"].partition(".")[0]) if found.get("zsq") == "bad" and found.get("version") == VERSION else -1
-    if base < 0:
+    try:
+        found = json.loads(padded)
+        base = int(found["chunk"].partition(".")[0]) if found.get("zsq") == "bad" and found.get("version") == VERSION else -1
+        numbers = [found[name] for name in ("position", "bytes", "first_offset", "count", "blocks", "time_ns", "kept", "crc")]
+        why, kind = found["why"], found["kind"]
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
         return None
-    bad = Bad(base, found["position"], found["bytes"], found["first_offset"], found["count"], found["why"], found["kind"], found["blocks"])
-    return BadHead(bad, found["time_ns"], found["kept"], found["crc"])
+    if base < 0 or any(type(one) is not int for one in numbers) or type(why) is not str or type(kind) is not str:
+        return None
+    position, size, first_offset, count, blocks, time_ns, kept, crc = numbers
+    return BadHead(Bad(base, position, size, first_offset, count, why, kind, blocks), time_ns, kept, crc)
 
 
 def keep_bytes(files: Files, folder: str, bad: Bad, time_ns: int, kept_max: int = BAD_KEPT_BYTES_MAX) -> int:

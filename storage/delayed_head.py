@@ -62,8 +62,9 @@ def noted_progress(files: Files, path: str) -> Progress:
     try:
         line, _, crc = files.read_note(f"{path}/{NOTE_NAME}", NOTE_BYTES_MAX).rpartition(b" ")
         if crc == b"%08x\n" % crc32c(line):
-            return Progress(**json.loads(line))
-    except (OSError, ValueError, TypeError):
+            found = Progress(**json.loads(line))
+            return found if all(type(one) is int for one in found) else Progress()
+    except (OSError, ValueError, TypeError, RecursionError):
         pass
     return Progress()
 

@@ -220,5 +220,5 @@ def decode_nsqd(data: bytes) -> NsqdList:
         )
         extra = {key: value for key, value in found.items() if key not in {"topics", "version"}}
         return NsqdList(topics, str(found.get("version", "")), extra)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ForeignDirectory(f"{NSQD_NAME} is not what nsqd writes: {error!r}") from None

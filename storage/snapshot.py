@@ -76,18 +76,21 @@ def decode_snapshot(data: bytes) -> Snapshot:
     """`Damaged` if anything of it is not as it was written."""
     head, begin = _head(data)
     body = memoryview(data)[begin:]
-    if len(body) != head["bytes"] or crc32c(body) != head["crc"]:
-        raise Damaged("the snapshot's rows are damaged")
-    rows = [(key, unwrap(key, value)) for key, value in _rows(body)]
-    meta = [wrap(key, value) for key, value in rows if key == META]
-    deferred = {name: DeferredTotal(count, messages, start) for name, (count, messages, start) in head["deferred"].items()}
-    return Snapshot(
-        bytes.fromhex(head["uuid"]),
-        head["time_ns"],
-        unwrap_meta(meta[0] if meta else None),
-        tuple(row for row in rows if row[0] != META),
-        deferred,
-    )
+    try:
+        if len(body) != head["bytes"] or crc32c(body) != head["crc"]:
+            raise Damaged("the snapshot's rows are damaged")
+        rows = [(key, unwrap(key, value)) for key, value in _rows(body)]
+        meta = [wrap(key, value) for key, value in rows if key == META]
+        deferred = {name: DeferredTotal(count, messages, start) for name, (count, messages, start) in head["deferred"].items()}
+        return Snapshot(
+            bytes.fromhex(head["uuid"]),
+            head["time_ns"],
+            unwrap_meta(meta[0] if meta else None),
+            tuple(row for row in rows if row[0] != META),
+            deferred,
+        )
+    except (KeyError, ValueError, TypeError, AttributeError, struct.error) as error:
+        raise Damaged(f"the snapshot is not what is written here: {error!r}") from error
 
 
 def _head(data: bytes) -> tuple[dict[str, Any], int]:
@@ -95,7 +98,12 @@ def _head(data: bytes) -> tuple[dict[str, Any], int]:
     line, _, rest = data.partition(b"\n")
     if rest[:_CHECKSUM_BYTES] != b"%08x\n" % crc32c(line):
         raise Damaged("the snapshot's head is damaged")
-    head: dict[str, Any] = json.loads(line)
+    try:
+        head = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise Damaged(f"the snapshot's head is damaged: {error}") from error
+    if not isinstance(head, dict):
+        raise Damaged("the snapshot's head is damaged")
     if head.get("zsq") != "state snapshot" or head.get("version") != SNAPSHOT_VERSION:
         raise Damaged(f"a snapshot of version {head.get('version')}: only version {SNAPSHOT_VERSION} is known here")
     return head, len(line) + 1 + _CHECKSUM_BYTES
@@ -165,7 +173,7 @@ def read_snapshot(files: Files, directory: str) -> Snapshot | None:
         return decode_snapshot(files.read_file(path, SNAPSHOT_BYTES_MAX))
     except OSError as error:
         raise Damaged(f"{path} cannot be read: {error}") from error
-    except (Damaged, ValueError, KeyError) as error:
+    except Damaged as error:
         raise Damaged(f"{path}: {error}") from error
 
 
@@ -174,7 +182,7 @@ def commits_of_snapshot(files: Files, directory: str) -> int:
     path = f"{directory}/{SNAPSHOT_NAME}"
     try:
         return int(_head(files.read_file(path, SNAPSHOT_HEAD_MAX))[0]["commits"]) if files.exists(path) else 0
-    except (OSError, Damaged, ValueError, KeyError):
+    except (OSError, Damaged, ValueError, KeyError, TypeError, OverflowError):
         return 0
 
 

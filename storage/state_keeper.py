@@ -84,7 +84,7 @@ class Starts:
         try:
             found = json.loads(self._files.read_note(self._path, _NOTE_BYTES_MAX) or '{"unproven": 0, "starts": []}')
             return int(found["unproven"]), [int(one) for one in found["starts"]]
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return 0, []  # torn by the death that it was to note
 
     def _write(self, unproven: int) -> None:

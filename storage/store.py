@@ -283,10 +283,15 @@ def read_identity(files: Files, directory: str) -> Identity | None:
     line, _, rest = data.partition(b"\n")
     if rest != b"%08x\n" % crc32c(line):
         return None
-    found = json.loads(line)
-    if found.get("zsq") != "topic" or found.get("version") != VERSION:
-        raise ForeignDirectory(f"{path}: version {found.get('version')}; only version {VERSION} is known here; use a newer zsq")
-    return Identity(found["name"], found["uuid"], found["base_offset"])
+    try:
+        found = json.loads(line)
+        kind, version = found.get("zsq"), found.get("version")
+        made = Identity(found["name"], found["uuid"], found["base_offset"]) if (kind, version) == ("topic", VERSION) else None
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
+        return None
+    if made is None:
+        raise ForeignDirectory(f"{path}: version {version}; only version {VERSION} is known here; use a newer zsq")
+    return made
 
 
 def check_identity(files: Files, directory: str, identity: Identity) -> bool:
