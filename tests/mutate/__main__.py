@@ -1,0 +1,223 @@
+"""`scripts/mutate`: removes each promise-keeping line in turn and asks the tests.
+
+The sites are found in the source by the detectors (tests/mutate/detectors.py): every sync, folder sync, truncation, rename, lock, kill,
+comparison of checksums, identities, leases and sequences, and every bound of storage/, actors/ and transport/. First each test runs once
+with all switches on: which sites it passes is kept in the folder. Then each site is switched off, and the tests that pass it run, the
+nearest and fastest first, until one fails; that test must pass again when nothing is removed. Answers are kept as they come, so --resume
+goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from mutate.equivalents import EQUIVALENT
+from mutate.sites import Site, sources, switched
+from mutate.tree import ROOT, Tree
+
+_NEAR_S: Final = 0.5  # a test of the same name in less than this comes before all others
+_SLOW_S: Final = 2.0  # above it tests run file by file, so that those that share a broker share it
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser("scripts/mutate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--list", action="store_true", help="the sites, and nothing else")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="TEXT", help="sites of this class, or with this in `path:line` or code"
+    )
+    parser.add_argument(
+        "--tests", action="append", default=[], metavar="TEXT", help="ask the tests of these files only, and record them again"
+    )
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "zsq-mutate", help="for the copy and the answers")
+    parser.add_argument("--commit", default="HEAD")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--resume", action="store_true", help="keep what is known of unchanged code: tests' ways and caught sites")
+    parser.add_argument("--full", action="store_true", help="ask with as many examples as in CI, not with the few of --fast")
+    parser.add_argument("--budget", type=float, default=120.0, metavar="S", help="how long the tests are asked about one site")
+    given = parser.parse_args(arguments)
+    if given.list:
+        return _list(given.only)
+    given.folder.mkdir(parents=True, exist_ok=True)
+    if not given.resume:
+        for name in ("record.jsonl", "answers.jsonl"):
+            (given.folder / name).unlink(missing_ok=True)
+    shutil.rmtree(given.folder / "tree", ignore_errors=True)
+    tree = Tree(given.folder / "tree")
+    commit = tree.make(given.commit)
+    print(f"{len(tree.sites)} sites in {commit[:10]}; what happens is kept in {given.folder}", flush=True)
+    tests = _record(tree, given)
+    _try(tree, tests, given)
+    return _tell(tree, tests, given)
+
+
+def _list(only: list[str]) -> int:
+    found = [site for path in sources(ROOT) for site in switched(path.read_text(), path.relative_to(ROOT).as_posix(), 0, "")[1]]
+    found = [site for site in found if _wanted(site, only)]
+    for site in found:
+        print(f"{site.kind:10} {site.how:9} {site.path}:{site.line}: {site.code}")
+    print(f"{len(found)} sites:", ", ".join(f"{kind} {count}" for kind, count in Counter(site.kind for site in found).items()))
+    return 0
+
+
+def _wanted(site: Site, only: list[str]) -> bool:
+    return not only or any(text == site.kind or text in f"{site.path}:{site.line}: {site.code}" for text in only)
+
+
+def _record(tree: Tree, given: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Each test's seconds, whether it passed, and the keys of the sites it passes; recorded for files of which nothing is known."""
+    store = given.folder / "record.jsonl"
+    known = {row["test"]: row for line in _lines(store) for row in [json.loads(line)]}
+    files = {name.partition("::")[0] for name in known}
+    wanted = [name for name in tree.test_files(given.tests) if given.tests or f"tests/{name}" not in files]
+    wanted.sort(key=lambda name: (name.startswith(("process/", "compat/", "apps/", "faults/")), name))
+    out, log = given.folder / "recording", given.folder / "record.log"
+    for old in given.folder.glob("recording.*"):
+        old.unlink()
+    if wanted:
+        print(f"recording {len(wanted)} files of tests", flush=True)
+        begin_s = time.monotonic()
+        shards = [[str(tree.product / "tests" / name) for name in wanted[at :: given.jobs]] for at in range(given.jobs)]
+        runs = [tree.pytest("--mutate-record", f"{out}.{at}", *shard, log=log) for at, shard in enumerate(shards) if shard]
+        for run in runs:
+            run.wait()
+        rows = [json.loads(line) for path in given.folder.glob("recording.*") if path.suffix != ".seen" for line in _lines(path)]
+        with store.open("a") as kept:
+            for row in rows:
+                row["seen"] = [tree.sites[number].key for number in row["seen"]]
+                known[row["test"]] = row
+                kept.write(json.dumps(row) + "\n")
+        red = sorted(row["test"] for row in rows if not row["passed"])
+        print(
+            f"recorded {len(rows)} tests in {time.monotonic() - begin_s:.0f} s; not asked, as they fail as it is: {red or 'none'}",
+            flush=True,
+        )
+    asked = {f"tests/{name}" for name in tree.test_files(given.tests)}
+    return {name: row for name, row in known.items() if name.partition("::")[0] in asked}
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def _answers(folder: Path) -> dict[str, dict[str, Any]]:
+    """The last answer about each site; one that caught stays."""
+    found: dict[str, dict[str, Any]] = {}
+    for line in _lines(folder / "answers.jsonl"):
+        row = json.loads(line)
+        if not found.get(row["key"], {}).get("caught"):
+            found[row["key"]] = row
+    return found
+
+
+def _try(tree: Tree, tests: dict[str, dict[str, Any]], given: argparse.Namespace) -> None:
+    known = _answers(given.folder)
+    passing: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in tests.values():
+        if row["passed"]:
+            for key in row["seen"]:
+                passing[key].append(row)
+    orders = []
+    for number, site in enumerate(tree.sites):
+        if known.get(site.key, {}).get("caught") or not _wanted(site, given.only) or site.key in EQUIVALENT:
+            continue
+        orders.append(
+            {"number": number, "key": site.key, "full": given.full, "budget_s": given.budget, "tests": _ordered(site, passing[site.key])}
+        )
+    folder = given.folder / "orders"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    (folder / "next").write_text("0")
+    orders.sort(key=lambda order: sum(took for _, took in order["tests"][:5]))
+    for at, order in enumerate(orders):
+        (folder / f"order.{at}").write_text(json.dumps(order))
+    files = sorted({name.partition("::")[0] for order in orders for name, _ in order["tests"]})
+    print(f"{len(orders)} sites to try, with {len(files)} files of tests", flush=True)
+    paths = [str(tree.product / name) for name in files if (tree.product / name).exists()]
+    runs = [
+        tree.pytest("--mutate-try", str(folder), *paths, log=given.folder / "try.log", full=given.full) for _ in range(given.jobs) if paths
+    ]
+    told, names = 0, {site.key: site for site in tree.sites}
+    with (given.folder / "answers.jsonl").open("a") as kept:
+        while True:
+            over = all(run.poll() is not None for run in runs)
+            lines = [line for path in sorted(folder.glob("answers.*")) for line in _lines(path)]
+            for line in sorted(set(lines) - _TOLD):
+                _TOLD.add(line)
+                kept.write(line + "\n")
+                kept.flush()
+                told += 1
+                row = json.loads(line)
+                site = names[row["key"]]
+                by = (
+                    f"caught by {row['caught']} ({row['when']})"
+                    if row["caught"]
+                    else f"SURVIVED {row['ran']} tests, {row['left']} not asked"
+                )
+                print(f"{told}/{len(orders)} {site.kind} {site.path}:{site.line}: {site.code[:80]}: {by}, {row['s']:.1f} s", flush=True)
+            if over:
+                return
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                next(run for run in runs if run.returncode is None).wait(1)
+
+
+_TOLD: Final[set[str]] = set()
+
+
+def _ordered(site: Site, rows: list[dict[str, Any]]) -> list[tuple[str, float]]:
+    """The tests to ask: those whose name is near in less than a moment, then by what they take, the slow ones file by file."""
+    near = re.split(r"[_.]", Path(site.path).stem)
+    file_s = Counter[str]()
+    for row in rows:
+        file_s[row["test"].partition("::")[0]] += row["s"]
+
+    def rank(row: dict[str, Any]) -> tuple[Any, ...]:
+        name = row["test"].partition("::")[0]
+        close = -sum(word in Path(name).stem for word in near) if row["s"] < _NEAR_S else 0
+        slow = row["s"] > _SLOW_S
+        return (slow, close, file_s[name] if slow else row["s"], row["test"])
+
+    return [(row["test"], row["s"]) for row in sorted(rows, key=rank)]
+
+
+def _tell(tree: Tree, tests: dict[str, dict[str, Any]], given: argparse.Namespace) -> int:
+    answers = _answers(given.folder)
+    wanted = [site for site in tree.sites if _wanted(site, given.only)]
+    kinds: dict[str, Counter[str]] = defaultdict(Counter)
+    survivors = []
+    for site in wanted:
+        row = answers.get(site.key)
+        state = "equivalent" if site.key in EQUIVALENT else "caught" if row and row["caught"] else "survived" if row else "not tried"
+        kinds[site.kind][state] += 1
+        if state in {"survived", "not tried"}:
+            survivors.append(site)
+    for site in survivors:
+        over = [name for name, one in tests.items() if site.key in one["seen"] and one["passed"]]
+        print(
+            f"SURVIVOR {site.kind} {site.path}:{site.line} in {site.function}: {site.code}\n    {len(over)} tests run over it: {over[:5]}"
+        )
+    for kind, states in kinds.items():
+        print(
+            f"{kind:10} {states['caught']} of {states.total() - states['equivalent']} caught"
+            + (f", {states['equivalent']} equivalent" * (states["equivalent"] > 0))
+        )
+    caught, total = sum(states["caught"] for states in kinds.values()), len(wanted)
+    equivalent = sum(states["equivalent"] for states in kinds.values())
+    print(f"{caught} of {total - equivalent} removals caught by a test; {equivalent} more cannot be observed (tests/mutate/equivalents.py)")
+    return 0 if caught == total - equivalent else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
