@@ -1,0 +1,127 @@
+"""The seam itself: each promise of `Files` is the system call that keeps it, made on the right file, and before it returns."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from zsq.storage.errors import Locked, ShortWrite
+from zsq.storage.files import Files
+
+FILES = Files()
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Each path that was synced: a file by fdatasync, a folder by fsync."""
+    found: list[str] = []
+    data, full = os.fdatasync, os.fsync
+
+    def path_of(fd: int) -> str:
+        return os.readlink(f"/proc/self/fd/{fd}")
+
+    def fdatasync(fd: int) -> None:
+        data(fd)
+        found.append(path_of(fd))
+
+    def fsync(fd: int) -> None:
+        full(fd)
+        assert stat.S_ISDIR(os.fstat(fd).st_mode)
+        found.append(path_of(fd))
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    monkeypatch.setattr(os, "fsync", fsync)
+    return found
+
+
+def test_a_sync_is_of_that_file(tmp_path: Path, synced: list[str]) -> None:
+    paths = [str(tmp_path / name) for name in "abc"]
+    fds = [FILES.open_new(path) for path in paths]
+    FILES.sync(fds[1])
+    assert synced == [paths[1]]
+    synced.clear()
+    FILES.sync_all(fds[:1])
+    assert synced == paths[:1]
+    synced.clear()
+    FILES.sync_all(fds)
+    assert sorted(synced) == paths
+    for fd in fds:
+        FILES.close(fd)
+
+
+def test_of_several_syncs_all_are_tried_and_a_failure_comes_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fds = [FILES.open_new(str(tmp_path / name)) for name in "abc"]
+    tried = []
+
+    def fdatasync(fd: int) -> None:
+        tried.append(fd)
+        if fd == fds[0]:
+            raise OSError(errno.EIO, "no")
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    with pytest.raises(OSError, match="no"):
+        FILES.sync_all(fds)
+    assert sorted(tried) == fds
+    for fd in fds:
+        FILES.close(fd)
+
+
+def test_a_folder_is_synced_by_name(tmp_path: Path, synced: list[str]) -> None:
+    FILES.sync_folder(str(tmp_path))
+    assert synced == [str(tmp_path)]
+
+
+def test_a_small_file_is_synced_when_it_is_written(tmp_path: Path, synced: list[str]) -> None:
+    path = str(tmp_path / "a")
+    FILES.write_file(path, b"bytes")
+    assert synced == [path]
+    assert FILES.read_file(path, 100) == b"bytes"
+    with pytest.raises(FileExistsError):
+        FILES.write_file(path, b"others")
+
+
+def test_a_cut_and_a_rename_are_made(tmp_path: Path) -> None:
+    old, new = str(tmp_path / "a"), str(tmp_path / "b")
+    FILES.note(new, b"replaced")
+    fd = FILES.open_new(old)
+    FILES.writev(fd, [b"abc", b"def"], 0)
+    FILES.truncate(fd, 4)
+    assert FILES.size(fd) == 4
+    FILES.close(fd)
+    FILES.rename(old, new)
+    assert FILES.list(str(tmp_path)) == ["b"]
+    assert FILES.read_file(new, 100) == b"abcd"
+
+
+def test_a_short_write_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fd = FILES.open_new(str(tmp_path / "a"))
+    monkeypatch.setattr(os, "pwritev", lambda fd, buffers, position: 3)
+    with pytest.raises(ShortWrite) as short:
+        FILES.writev(fd, [b"abc", b"def"], 0)
+    assert short.value.written == 3
+    FILES.close(fd)
+
+
+def test_a_lock_keeps_all_others_out_and_names_who_holds_it(tmp_path: Path) -> None:
+    path = str(tmp_path / "lock")
+    Path(path).write_bytes(b"9999999999999999\n")  # of a holder with a longer number that is gone
+    held = FILES.lock(path)
+    assert Path(path).read_bytes() == b"%d\n" % os.getpid()
+    for write in (True, False):
+        with pytest.raises(Locked) as locked:
+            FILES.lock(path, write=write)
+        assert locked.value.pid == os.getpid()
+    FILES.close(held)
+    FILES.close(FILES.lock(path))
+
+
+def test_a_lock_of_a_folder_keeps_all_others_out(tmp_path: Path) -> None:
+    held = FILES.lock_folder(str(tmp_path))
+    with pytest.raises(Locked):
+        FILES.lock_folder(str(tmp_path))
+    FILES.close(held)
+    FILES.close(FILES.lock_folder(str(tmp_path)))
