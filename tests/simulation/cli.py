@@ -159,6 +159,7 @@ def main(arguments: list[str]) -> int:
     patches.after_import()
     broker.prepare()
     disk.watch_lmdb()
+    disk.check_in_process()
     if given.seed is not None:
         result = play(given.seed, print if given.verbose else None)
         print(f"seed {result.seed}: {result.simulated_s:.1f} s simulated, {result.events} events, log {result.log_hash}, {result.counts}")

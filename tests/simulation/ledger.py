@@ -57,9 +57,8 @@ class Held:
     order: Order
     attempts: int
     consumer: str
+    since_ns: int
     until_ns: int
-    disturbances: int
-    timed: bool = True
 
 
 @dataclass(slots=True)
@@ -70,15 +69,15 @@ class ChannelLedger:
     topic: str
     ordered: bool = False
     tags: frozenset[str] | None = None
-    dead: str = ""
+    attempts_max: int = 0
     moved: bool = False
     seen: set[int] = field(default_factory=set)
     held: dict[int, Held] = field(default_factory=dict)
     latest: dict[int, tuple[Order, int]] = field(default_factory=dict)  # number -> its last lease, attempts
     confirmed: dict[int, Order] = field(default_factory=dict)
     answered: set[int] = field(default_factory=set)  # finished or rejected, perhaps in vain
-    rejected: set[int] = field(default_factory=set)
-    not_before: dict[int, tuple[int, int]] = field(default_factory=dict)  # requeued: monotonic time, disturbances then
+    finished: set[int] = field(default_factory=set)  # perhaps in vain
+    not_before: dict[int, tuple[int, int]] = field(default_factory=dict)  # requeued: due, and when; monotonic
     by_key: dict[bytes, int] = field(default_factory=dict)  # ordered: the highest offset leased of each key
 
 
@@ -163,7 +162,7 @@ class Ledger:
             self.redeliveries += number in row.seen
             row.seen.add(number)
             self._check_time(row, number)
-            self._check_lease(row, number, Held(order, attempts, consumer, until_ns, self.world.disturbances), now_ns)
+            self._check_lease(row, number, Held(order, attempts, consumer, delivery.received_ns, until_ns), now_ns)
             if row.tags is not None and self.sent[number].tag not in row.tags:
                 self.broken(f"{row.name} got {number} with tag {self.sent[number].tag}")
         if row.ordered:
@@ -177,8 +176,8 @@ class Ledger:
         if due > self.world.wall_latest_ns:
             self.broken(f"{row.name} got {number} {(due - self.world.wall_latest_ns) / MS:.1f} ms before its due time")
         if number in row.not_before:
-            due, disturbances = row.not_before.pop(number)
-            if disturbances == self.world.disturbances and self.world.now_ns < due:
+            due, since_ns = row.not_before.pop(number)
+            if self.world.calm(since_ns) and self.world.now_ns < due:
                 self.broken(f"{row.name} got {number} {(due - self.world.now_ns) / MS:.1f} ms before the delay of its requeue")
 
     def _check_lease(self, row: ChannelLedger, number: int, held: Held, now_ns: int) -> None:
@@ -193,8 +192,8 @@ class Ledger:
         elif held.attempts > attempts:
             self.broken(f"attempts of {number} in {row.name} were {held.attempts} before they were {attempts}")
         before = row.held.get(number)
-        peace = before is not None and before.disturbances == self.world.disturbances
-        if before is not None and peace and held.order > before.order and now_ns < before.until_ns - 50 * MS:
+        overlaps = before is not None and held.order > before.order and now_ns < before.until_ns - 50 * MS
+        if before is not None and overlaps and self.world.calm(before.since_ns):
             self.broken(f"{row.name} leased {number} to {held.consumer} while {before.consumer} held it, in peace")
         if before is None or held.order > before.order:
             row.held[number] = held
@@ -217,6 +216,8 @@ class Ledger:
                 below = self.sent[other]
                 if below.key != sent.key or below.offset >= sent.offset or other in mine or other in row.answered:
                     continue
+                if row.attempts_max and row.latest[other][1] >= row.attempts_max:
+                    continue  # it is a dead letter by now, or soon
                 held = row.held.get(other)
                 if held is None or held.consumer != consumer:
                     self.broken(f"{row.name} leased {number} of key {sent.key!r} to {consumer} before {other} was answered")
@@ -231,19 +232,19 @@ class Ledger:
 
     def finishing(self, channel: str, numbers: Iterable[int]) -> None:
         """A finish goes out: from now on it may be in effect."""
+        numbers = list(numbers)
         self.channels[channel].answered.update(numbers)
+        self.channels[channel].finished.update(numbers)
 
     def rejecting(self, channel: str, numbers: Iterable[int]) -> None:
-        row = self.channels[channel]
-        row.answered.update(numbers)
-        row.rejected.update(numbers)
+        self.channels[channel].answered.update(numbers)
 
     def requeued(self, channel: str, numbers: Iterable[int], due_ns: int) -> None:
         row = self.channels[channel]
         for number in numbers:
             row.held.pop(number, None)
             if due_ns:
-                row.not_before[number] = due_ns, self.world.disturbances
+                row.not_before[number] = due_ns, self.world.now_ns
 
     def confirmed(self, channel: str, numbers: Iterable[int], token: int) -> None:
         row = self.channels[channel]

@@ -1,20 +1,224 @@
-"""The nemesis: breaks things at random times."""
+"""The nemesis: breaks processes, connections, the disk and the clock at random times, then lets all be well again.
+
+Each kind of fault is a method; a scenario says which kinds may come and how often. What follows of a fault later (a connection that comes
+back, a broker that is started again) is planned with it.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
 
-from .world import World
+from .world import MS, Process, S, World
+
+if TYPE_CHECKING:
+    from .broker import Broker
+    from .network import Connection
+    from .scenario import Scenario
+    from .workload import Crew
+
+HOUR_NS: Final = 3600 * S
 
 
 class Nemesis:
-    def __init__(self, world: World, broker: Any, crew: Any, scenario: Any) -> None:
-        self.world = world
+    def __init__(self, world: World, broker: Broker, crew: Crew, scenario: Scenario) -> None:
+        self.world, self.broker, self.crew, self.scenario = world, broker, crew, scenario
+        self.rng = world.dice("nemesis")
         self.over = False
+        self.healed = False
         self.done: dict[str, int] = {}
+        self._left = scenario.strikes
+        self._wall_max_ns = world.wall_offset_ns
 
     def begin(self) -> None:
+        self.over = not self._left
+        if self._left:
+            self._later(20, 400, self._strike)
+
+    def _later(self, low_ms: int, high_ms: int, action: Callable[[], None]) -> None:
+        self.world.after(self.rng.randrange(low_ms * MS, high_ms * MS), action)
+
+    def _strike(self) -> None:
+        if self.healed:
+            return
+        kind = self.rng.choice(self.scenario.faults)
+        if getattr(self, kind)():
+            self.done[kind] = self.done.get(kind, 0) + 1
+            self._left -= 1
+        if self._left:
+            self._later(5, self.rng.choice((60, 300, 1_200)), self._strike)
+        else:
+            self._later(10, 2_500, self._end)
+
+    def _end(self) -> None:
         self.over = True
 
     def heal(self) -> None:
-        pass
+        """From now on nothing goes wrong any more."""
+        world = self.world
+        self.over = self.healed = True
+        world.disturb("everything is well again")
+        world.disk.full_until_ns = world.disk.slow_until_ns = 0
+        world.disk.fail_syncs = 0
+        world.network.unreachable_until.clear()
+        for process in world.processes:
+            process.asleep_until_ns = 0
+        for connection in world.network.connections:
+            connection.clogged_until_ns = connection.jammed_until_ns = 0
+        world.wall_offset_ns = max(self._wall_max_ns, world.wall_offset_ns)
+        if not self.broker.alive:
+            self._start_again()
+
+    def _start_again(self) -> None:
+        if not self.broker.alive:
+            self.broker.start()
+
+    # Processes of the broker
+
+    def _kill(self, kind: str) -> bool:
+        found = self.broker.of_kind(kind)
+        if not found:
+            return False
+        victim = self.rng.choice(found)
+        self.world.disturb(f"kill {victim.name}")
+        victim.kill()
+        return True
+
+    def kill_storage(self) -> bool:
+        if self.rng.random() < 0.4:  # and again while it recovers
+            self._later(3, 120, lambda: None if self.healed else self._again("storage"))
+        return self._kill("storage")
+
+    def _again(self, kind: str) -> None:
+        self._kill(kind)
+
+    def kill_topic(self) -> bool:
+        return self._kill("topic")
+
+    def kill_channel(self) -> bool:
+        return self._kill("channel")
+
+    def kill_scan(self) -> bool:
+        return self._kill(self.rng.choice(("scan_loop", "scan_worker")))
+
+    def kill_gateway(self) -> bool:
+        return self._kill("gateway")
+
+    def kill_supervisor(self) -> bool:
+        if not self.broker.alive:
+            return False
+        self._kill("supervisor")
+        self._later(1, 400, self._start_again)
+        return True
+
+    def power_cut(self) -> bool:
+        """Everything of the broker at once, and of the disk what was not synced."""
+        world = self.world
+        world.disturb("power cut")
+        self.broker.kill_all()
+        world.disk.power_cut()
+        self._later(5, 400, self._start_again)
+        return True
+
+    def stop_process(self) -> bool:
+        """SIGSTOP, and SIGCONT after a while."""
+        found = [one for one in self.broker.living() if one.kind != "supervisor" or self.rng.random() < 0.2]
+        return self._stop(found, (20, 200, 1_500, 4_000))
+
+    def _stop(self, found: list[Process], times_ms: tuple[int, ...]) -> bool:
+        if not found:
+            return False
+        victim = self.rng.choice(found)
+        duration = self.rng.choice(times_ms)
+        self.world.disturb(f"stop {victim.name} for {duration} ms")
+        victim.asleep_until_ns = self.world.now_ns + duration * MS
+        self.world.after(duration * MS, lambda: self.world.disturb(f"{victim.name} goes on"))
+        return True
+
+    # Clients
+
+    def kill_client(self) -> bool:
+        if not self.crew.processes:
+            return False
+        victim = self.rng.choice(self.crew.processes)
+        self.world.disturb(f"kill {victim.name}")
+        victim.kill()
+        return True
+
+    def stop_client(self) -> bool:
+        return self._stop(self.crew.processes, (50, 500, 2_500, 5_000))
+
+    # Connections of clients
+
+    def _connection(self) -> Connection | None:
+        mine = {id(one) for one in self.crew.processes}
+        found = self.world.network.of_clients(lambda process: id(process) in mine)
+        return self.rng.choice(found) if found else None
+
+    def cut(self) -> bool:
+        """Lost, as by a reset; each end sees it at its own time, or (half open) not for long."""
+        connection = self._connection()
+        if connection is None:
+            return False
+        near, far = (self.rng.choice((0, 1, 30, 700, 6_000)) * MS + self.rng.randrange(MS) for _ in range(2))
+        self.world.disturb(f"cut {connection.near.process.name} from {connection.endpoint[-12:]}")
+        connection.lose(near_sees_ns=near, far_sees_ns=far)
+        if self.rng.random() < 0.3:
+            until = self.world.now_ns + self.rng.choice((200, 1_500, 4_000)) * MS
+            self.world.network.unreachable_until[connection.near.process.name] = until
+        return True
+
+    def clog(self) -> bool:
+        """Nothing leaves for a while: what is sent meanwhile waits, and may outlive the server it was meant for."""
+        connection = self._connection()
+        if connection is None:
+            return False
+        duration = self.rng.choice((30, 300, 1_500, 4_000)) * MS
+        self.world.disturb(f"clog {connection.near.process.name} to {connection.endpoint[-12:]} for {duration // MS} ms")
+        connection.clogged_until_ns = self.world.now_ns + duration
+        if self.rng.random() < 0.5:
+            self.world.after(self.rng.randrange(duration), lambda: connection.lose(near_sees_ns=MS, far_sees_ns=MS))
+        return True
+
+    def jam(self) -> bool:
+        """The pipe takes nothing: whoever sends is told so."""
+        connection = self._connection()
+        if connection is None:
+            return False
+        self.world.disturb(f"jam {connection.near.process.name} and {connection.endpoint[-12:]}")
+        connection.jammed_until_ns = self.world.now_ns + self.rng.choice((5, 50, 500)) * MS
+        return True
+
+    # Disk and clock
+
+    def full_disk(self) -> bool:
+        duration = self.rng.choice((50, 400, 1_500)) * MS
+        self.world.disturb(f"disk full for {duration // MS} ms")
+        self.world.disk.full_until_ns = self.world.now_ns + duration
+        self.world.after(duration, lambda: self.world.disturb("disk has space"))
+        return True
+
+    def failing_sync(self) -> bool:
+        self.world.disturb("the next sync fails")
+        self.world.disk.fail_syncs = 1
+        return True
+
+    def slow_disk(self) -> bool:
+        self.world.disturb("the disk is slow")
+        self.world.disk.slow_until_ns = self.world.now_ns + self.rng.choice((300, 2_000)) * MS
+        return True
+
+    def set_clock(self) -> bool:
+        """Wall clock only: an hour on or back, or a few milliseconds."""
+        jump = self.rng.choice((HOUR_NS, -HOUR_NS, 50 * MS, -50 * MS))
+        self.world.disturb(f"the clock jumps by {jump / S:g} s")
+        self.crew.steady = False
+        self.world.wall_offset_ns += jump
+        self._wall_max_ns = max(self._wall_max_ns, self.world.wall_offset_ns)
+        return True
+
+
+KINDS: Final = (
+    "kill_storage", "kill_topic", "kill_channel", "kill_scan", "kill_gateway", "kill_supervisor", "power_cut", "stop_process",
+    "kill_client", "stop_client", "cut", "clog", "jam", "full_disk", "failing_sync", "slow_disk", "set_clock",
+)  # fmt: skip

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import Any, Final
 
+from .nemesis import KINDS
 from .workload import ChannelPlan, ProducerPlan
 
 
@@ -20,8 +22,39 @@ class Scenario:
     strikes: int
 
 
+PEACE: Final = 0.1  # of all seeds have no faults: there the strictest rules hold
+
+
 def draw(seed: int) -> Scenario:
     dice = random.Random(f"{seed}/scenario")
-    channels = [ChannelPlan("t", "c", 1)]
-    producers = [ProducerPlan("t", dice.randrange(5, 25))]
-    return Scenario(producers, channels, False, 64 * 1024, (), 0)
+    tcp = dice.random() < 0.5
+    topics = ["t", "u"][: dice.choice((1, 1, 1, 2))]
+    channels = [_channel(dice, topic, f"c{number}") for topic in topics for number in range(dice.choice((1, 1, 2)))]
+    producers = [
+        ProducerPlan(
+            topic, dice.randrange(3, 14), dice.choice((0.0, 0.0, 0.3)), linger=dice.random() < 0.2, pause_ms=dice.choice((5, 40, 200))
+        )
+        for topic in topics
+        for _ in range(dice.choice((1, 1, 2)))
+    ]
+    kinds = [kind for kind in KINDS if kind != "kill_gateway" or tcp]
+    # A few kinds together: combinations of two meet more often than if each came among seventeen.
+    faults = tuple(dice.sample(kinds, dice.choice((1, 2, 3, 5))))
+    strikes = 0 if dice.random() < PEACE else dice.randrange(1, 7)
+    return Scenario(producers, channels, tcp, dice.choice((4, 16, 256)) * 1024, faults, strikes)
+
+
+def _channel(dice: random.Random, topic: str, name: str) -> ChannelPlan:
+    settings: dict[str, Any] = {}
+    kind = dice.choice(("plain", "plain", "ordered", "tags", "dying"))
+    if kind == "ordered":
+        settings["ordered"] = True
+    elif kind == "tags":
+        settings["tags"] = dice.choice(("red", "red||blue"))
+    elif kind == "dying":
+        settings["max_attempts"] = dice.choice((2, 4))
+    return ChannelPlan(
+        topic, name, dice.choice((1, 2, 2, 3)), settings,
+        requeue=dice.choice((0.0, 0.1, 0.3)), reject=0.15 if kind == "dying" else 0.0, late=dice.choice((0.0, 0.03)),
+        touch=0.05, plain=dice.choice((0.0, 0.5, 1.0)), message_timeout=dice.choice((1.0, 2.0)),
+    )  # fmt: skip

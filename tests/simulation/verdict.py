@@ -47,7 +47,7 @@ def check_stored(ledger: Ledger, url: str, topic: str) -> None:
     _check_batches(ledger, topic, stored)
     for row in ledger.channels.values():
         if row.topic == topic:
-            _check_channel(ledger, row, stored)
+            _check_channel(ledger, row, stored, _dead_letters(ledger, url, row) if row.attempts_max else set())
 
 
 def _check_batches(ledger: Ledger, topic: str, stored: dict[int, int]) -> None:
@@ -61,11 +61,28 @@ def _check_batches(ledger: Ledger, topic: str, stored: dict[int, int]) -> None:
             ledger.broken(f"of one block {there} are stored in {topic}, the others are not")
 
 
-def _check_channel(ledger: Ledger, row: Any, stored: dict[int, int]) -> None:
+def _dead_letters(ledger: Ledger, url: str, row: Any) -> set[int]:
+    """Bodies in the dead-letter topic; there is none where nothing died."""
+    found: set[int] = set()
+    offset = 0
+    with zsq.Reader(url, f"{row.topic}.{row.name}.dead", timeout=60) as reader:
+        while True:
+            try:
+                page = reader.read(offset, 1 << 20)
+            except zsq.NotFound:
+                return found
+            for block in page.blocks:
+                found |= {ledger.number(row.topic, bytes(body or b"")) for body in block.body.values()}
+                offset = block.first_offset + block.count
+            if offset >= page.head or not page.blocks:
+                return found
+
+
+def _check_channel(ledger: Ledger, row: Any, stored: dict[int, int], dead: set[int]) -> None:
     wanted = {number for number in stored if row.tags is None or ledger.sent[number].tag in row.tags}
-    missing = wanted - row.seen
+    missing = wanted - row.seen - dead  # the attempts of those were lost on their way
     if missing and not row.moved:
         ledger.broken(f"{row.name} of {row.topic} is empty and never gave out {sorted(missing)[:10]}")
-    unanswered = wanted - row.answered
-    if unanswered and not row.moved:
-        ledger.broken(f"{row.name} of {row.topic} is empty, and nobody answered {sorted(unanswered)[:10]}")
+    lost = wanted - row.finished - dead
+    if lost and not row.moved:
+        ledger.broken(f"{row.name} of {row.topic} is empty, and {sorted(lost)[:10]} were neither finished nor are they dead letters")

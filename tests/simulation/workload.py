@@ -66,7 +66,7 @@ class Crew:
         for plan in channels:
             settings = plan.settings
             tags = frozenset(settings["tags"].split("||")) if settings.get("tags") else None
-            row = ChannelLedger(plan.name, plan.topic, bool(settings.get("ordered")), tags, settings.get("dead_letter_topic", ""))
+            row = ChannelLedger(plan.name, plan.topic, bool(settings.get("ordered")), tags, settings.get("max_attempts", 0))
             self.ledger.channels[f"{plan.topic}/{plan.name}"] = row
         for number, producer in enumerate(producers):
             self.publishing += 1
