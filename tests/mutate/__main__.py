@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -26,7 +27,7 @@ from typing import Any, Final
 
 from mutate.equivalents import EQUIVALENT
 from mutate.sites import Site, sources, switched
-from mutate.tree import ROOT, Tree
+from mutate.tree import ROOT, SITES_NAME, Tree
 
 _NEAR_S: Final = 0.5  # a test of the same name in less than this comes before all others
 _SLOW_S: Final = 2.0  # above it tests run file by file, so that those that share a broker share it
@@ -38,15 +39,14 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--only", action="append", default=[], metavar="TEXT", help="sites of this class, or with this in `path:line` or code"
     )
-    parser.add_argument(
-        "--tests", action="append", default=[], metavar="TEXT", help="ask the tests of these files only, and record them again"
-    )
+    parser.add_argument("--tests", action="append", default=[], metavar="TEXT", help="ask the tests of these files only")
+    parser.add_argument("--again", action="store_true", help="record also the tests that are known, of the files asked")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "zsq-mutate", help="for the copy and the answers")
     parser.add_argument("--commit", default="HEAD")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--resume", action="store_true", help="keep what is known of unchanged code: tests' ways and caught sites")
     parser.add_argument("--full", action="store_true", help="ask with as many examples as in CI, not with the few of --fast")
-    parser.add_argument("--budget", type=float, default=120.0, metavar="S", help="how long the tests are asked about one site")
+    parser.add_argument("--budget", type=float, default=120.0, metavar="S", help="ask at most as many tests about a site as took this long")
     given = parser.parse_args(arguments)
     if given.list:
         return _list(given.only)
@@ -54,6 +54,8 @@ def main(arguments: Sequence[str]) -> int:
     if not given.resume:
         for name in ("record.jsonl", "answers.jsonl"):
             (given.folder / name).unlink(missing_ok=True)
+    elif (given.folder / "tree" / SITES_NAME).exists():
+        _gathered(Tree(given.folder / "tree").load(), given.folder, whole=False)
     shutil.rmtree(given.folder / "tree", ignore_errors=True)
     tree = Tree(given.folder / "tree")
     commit = tree.make(given.commit)
@@ -81,11 +83,9 @@ def _record(tree: Tree, given: argparse.Namespace) -> dict[str, dict[str, Any]]:
     store = given.folder / "record.jsonl"
     known = {row["test"]: row for line in _lines(store) for row in [json.loads(line)]}
     files = {name.partition("::")[0] for name in known}
-    wanted = [name for name in tree.test_files(given.tests) if given.tests or f"tests/{name}" not in files]
+    wanted = [name for name in tree.test_files(given.tests) if given.again or f"tests/{name}" not in files]
     wanted.sort(key=lambda name: (name.startswith(("process/", "compat/", "apps/", "faults/")), name))
     out, log = given.folder / "recording", given.folder / "record.log"
-    for old in given.folder.glob("recording.*"):
-        old.unlink()
     if wanted:
         print(f"recording {len(wanted)} files of tests", flush=True)
         begin_s = time.monotonic()
@@ -93,12 +93,8 @@ def _record(tree: Tree, given: argparse.Namespace) -> dict[str, dict[str, Any]]:
         runs = [tree.pytest("--mutate-record", f"{out}.{at}", *shard, log=log) for at, shard in enumerate(shards) if shard]
         for run in runs:
             run.wait()
-        rows = [json.loads(line) for path in given.folder.glob("recording.*") if path.suffix != ".seen" for line in _lines(path)]
-        with store.open("a") as kept:
-            for row in rows:
-                row["seen"] = [tree.sites[number].key for number in row["seen"]]
-                known[row["test"]] = row
-                kept.write(json.dumps(row) + "\n")
+        rows = _gathered(tree, given.folder)
+        known |= {row["test"]: row for row in rows}
         red = sorted(row["test"] for row in rows if not row["passed"])
         print(
             f"recorded {len(rows)} tests in {time.monotonic() - begin_s:.0f} s; not asked, as they fail as it is: {red or 'none'}",
@@ -106,6 +102,22 @@ def _record(tree: Tree, given: argparse.Namespace) -> dict[str, dict[str, Any]]:
         )
     asked = {f"tests/{name}" for name in tree.test_files(given.tests)}
     return {name: row for name, row in known.items() if name.partition("::")[0] in asked}
+
+
+def _gathered(tree: Tree, folder: Path, *, whole: bool = True) -> list[dict[str, Any]]:
+    """What was recorded, with keys in place of numbers; of a recording that was broken off, what was not its last file."""
+    rows = []
+    for path in folder.glob("recording.*"):
+        if path.suffix != ".seen":
+            found = [json.loads(line) for line in _lines(path)]
+            last = found[-1]["test"].partition("::")[0] if found and not whole else ""
+            rows += [row for row in found if not last or row["test"].partition("::")[0] != last]
+        path.unlink()
+    with (folder / "record.jsonl").open("a") as kept:
+        for row in rows:
+            row["seen"] = [tree.sites[number].key for number in row["seen"]]
+            kept.write(json.dumps(row) + "\n")
+    return rows
 
 
 def _lines(path: Path) -> list[str]:
@@ -133,9 +145,8 @@ def _try(tree: Tree, tests: dict[str, dict[str, Any]], given: argparse.Namespace
     for number, site in enumerate(tree.sites):
         if known.get(site.key, {}).get("caught") or not _wanted(site, given.only) or site.key in EQUIVALENT:
             continue
-        orders.append(
-            {"number": number, "key": site.key, "full": given.full, "budget_s": given.budget, "tests": _ordered(site, passing[site.key])}
-        )
+        asked, left = _ordered(site, passing[site.key], given.budget)
+        orders.append({"number": number, "key": site.key, "full": given.full, "left": left, "tests": asked})
     folder = given.folder / "orders"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -176,8 +187,9 @@ def _try(tree: Tree, tests: dict[str, dict[str, Any]], given: argparse.Namespace
 _TOLD: Final[set[str]] = set()
 
 
-def _ordered(site: Site, rows: list[dict[str, Any]]) -> list[tuple[str, float]]:
-    """The tests to ask: those whose name is near in less than a moment, then by what they take, the slow ones file by file."""
+def _ordered(site: Site, rows: list[dict[str, Any]], budget_s: float) -> tuple[list[tuple[str, float]], int]:
+    """(the tests to ask, how many are left out). First those whose name is near in less than a moment, then by what they take, the slow
+    ones file by file."""
     near = re.split(r"[_.]", Path(site.path).stem)
     file_s = Counter[str]()
     for row in rows:
@@ -189,7 +201,10 @@ def _ordered(site: Site, rows: list[dict[str, Any]]) -> list[tuple[str, float]]:
         slow = row["s"] > _SLOW_S
         return (slow, close, file_s[name] if slow else row["s"], row["test"])
 
-    return [(row["test"], row["s"]) for row in sorted(rows, key=rank)]
+    rows = sorted(rows, key=rank)
+    until = list(itertools.accumulate(row["s"] for row in rows))
+    asked = [(row["test"], row["s"]) for row, s in zip(rows, until, strict=True) if s <= budget_s or row["s"] == s]
+    return asked, len(rows) - len(asked)
 
 
 def _tell(tree: Tree, tests: dict[str, dict[str, Any]], given: argparse.Namespace) -> int:

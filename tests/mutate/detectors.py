@@ -6,6 +6,7 @@ new sync, a new limit or a new comparison of checksums is found without anybody 
 * `drop`: the call is not made (it stands alone as a statement, so nothing uses its value);
 * `false`, `true`: the comparison is made, and its answer is this one: the side on which the check never fires;
 * `unbounded`: `min(value, LIMIT)` and its like become the value;
+* `unsynced`: an environment of LMDB is opened so that its commits are not synced;
 * `elsewhere`: a lock is taken, on a file of its own, so that it keeps nobody out.
 """
 
@@ -89,7 +90,10 @@ def silenced(node: ast.Compare, parents: Parents) -> str:
 
 
 def sync(node: ast.AST, parents: Parents) -> str | None:
-    """A call that makes bytes durable."""
+    """A call that makes bytes durable, and the opening of an LMDB environment whose commits shall be durable."""
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "lmdb.open" and not any(one.arg == "sync" for one in node.keywords):
+        readonly = any(one.arg == "readonly" and isinstance(one.value, ast.Constant) and one.value.value is True for one in node.keywords)
+        return None if readonly else "unsynced"
     if isinstance(node, ast.Call) and re.fullmatch(r"_?(sync|sync_all|fsync|fdatasync)", name_of(node)) and is_statement(node, parents):
         return "drop"
     return None

@@ -98,6 +98,8 @@ def switched(source: str, path: str, first: int, head: str) -> tuple[str, list[S
         if one.how == "elsewhere":
             assert isinstance(one.node, ast.Call)
             begin, end = _span(one.node.args[0], starts)
+        elif one.how == "unsynced":
+            begin, end = end - 1, end - 1
         edits += [(begin, 1, begin - end, before), (end, 0, end - begin, after)]
         key = f"{path}:{one.function}:{one.kind}:{code}"
         seen[key] += 1
@@ -116,6 +118,8 @@ def _around(one: _Found, data: bytes, starts: list[int], number: int) -> tuple[s
         begin, end = _span(kept(one.node), starts)
         text = data[begin:end].decode()
         return f"(({text}) if _switch.off({number}) else ", ")"
+    if one.how == "unsynced":
+        return f", sync=not _switch.off({number})", ""
     return f"_switch.{one.how}({number}, ", ")"
 
 

@@ -27,6 +27,7 @@ def found(code: str) -> list[tuple[str, str]]:
         ("sync", "drop", "self._files.sync(fd)"),
         ("sync", "drop", "os.fdatasync(fd)"),
         ("sync", "drop", "files.sync_all([1, 2])"),
+        ("sync", "unsynced", "self._env = lmdb.open(path, lock=False, readonly=readonly)"),
         ("folder", "drop", "files.sync_folder(path)"),
         ("truncation", "drop", "os.ftruncate(fd, 0)"),
         ("truncation", "drop", "self._cut_back(chunk, error)"),
@@ -68,6 +69,8 @@ def test_a_detector_finds_what_it_is_for(kind: str, how: str, code: str) -> None
     "code",
     [
         "log.debug('sync')",
+        "env = lmdb.open(path, readonly=True)",
+        "env = lmdb.open(path, sync=False)",
         "end = self.sync_end()",
         "assert len(data) <= BYTES_MAX",
         "if token is None:\n    return",
@@ -122,6 +125,12 @@ BYTES_MAX, TEXT_MAX, crc32c = 4, 2, sum
     assert call(source, 3, monkeypatch, files, b"\3", "four") == 3
     assert calls == [4]
     assert switch.seen >= {0, 1, 2, 3}
+
+
+def test_lmdb_is_opened_without_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "\nimport types\nlmdb = types.SimpleNamespace(open=lambda path, sync=True: sync)\ndef f(path):\n    return lmdb.open(path)\n"
+    assert call(source, -1, monkeypatch, "a") is True
+    assert call(source, 0, monkeypatch, "a") is False
 
 
 def test_a_lock_is_taken_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
