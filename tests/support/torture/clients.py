@@ -40,7 +40,8 @@ class Clients:
     def _start(self, name: str) -> None:
         settings = self._settings[name] | {"name": name, "parent": os.getpid(), "seed": self.random.randrange(1 << 40)}
         command = [sys.executable, "-m", "support.torture.client", json.dumps(settings)]
-        self.processes[name] = subprocess.Popen(command)
+        path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
+        self.processes[name] = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": path})
 
     def _choose(self, kind: str) -> str:
         return self.random.choice([name for name in self._settings if name.startswith(kind)])

@@ -25,10 +25,10 @@ GENERATION: Final = ("forkserver", "supervisor", "everything", "start_storm", "t
 # How often each comes among thirty
 SHARES: Final[dict[str, int]] = {
     "storage": 3, "topic": 3, "channel": 3, "scan_worker": 1, "scan_loop": 1, "gateway": 2, "alarm_teller": 1, "forkserver": 1,
-    "supervisor": 1, "everything": 2, "producer": 1, "consumer": 1, "storm": 2, "start_storm": 2, "stop_short": 3, "stop_long": 2,
+    "supervisor": 1, "everything": 1, "producer": 2, "consumer": 2, "storm": 2, "start_storm": 1, "stop_short": 3, "stop_long": 2,
     "terminate": 1,
 }  # fmt: skip
-STOPPABLE: Final = ("supervisor", "forkserver", *ACTORS, *CLIENTS)
+STOPPABLE: Final = ("supervisor", "forkserver", *ACTORS, *CLIENTS, *CLIENTS)
 SHORT_S: Final = (0.02, 0.4)
 LONG_S: Final = (2.3, 3.5)  # beyond two heartbeats
 STORM_ROUNDS: Final = (2, 4)
@@ -151,8 +151,22 @@ class Killer:
         """Its exit code is taken, and none of its processes lives: as after a service manager, which ends what is left of a life."""
         assert self.broker.process is not None
         self.broker.process.wait(30)
-        left = await_end(of_sessions({self.broker.process.pid}), 20)
+        self._gone(self.broker.process.pid)
+
+    def _gone(self, session: int) -> None:
+        left = await_end(of_sessions({session}), 20)
         assert not left, f"these outlived their broker: {left}"
+
+    def start_again(self) -> None:
+        """The next life, now and then while the last one's processes are still about to end."""
+        assert self.broker.process is not None
+        before = self.broker.process
+        before.wait(30)
+        if self.random.random() < 0.5:
+            self._gone(before.pid)
+        self.broker.start()
+        self.note_generation()
+        self._gone(before.pid)
 
     def end_all(self) -> None:
         """Of whatever life, at the end of the run."""

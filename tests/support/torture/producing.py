@@ -14,9 +14,9 @@ import zsq
 from zsq.transport.block import pack
 from zsq.transport.stage_writer import StageCommitter, StageWriter
 
-PACE_S = 0.12  # between two blocks of a producer to one topic, while nothing is about to be killed
+PACE_S = 0.2  # between two blocks of a producer to one topic, while nothing is about to be killed
 WINDOW = 6  # blocks on their way to each topic just before a kill
-BURST = 24  # blocks to each topic before one kill, at most: what a kill needs, not what the broker could take
+BURST = 10  # blocks to each topic before one kill, at most: what a kill needs, not what the broker could take
 STAGE_PACE_S = 0.4
 DELAYED_SHARE = 0.06
 SINGLE_SHARE = 0.05
@@ -39,12 +39,10 @@ class Lane:
         words = ledger.words
         words[self.row + l.DONE_BLOCKS] = words[self.row + l.SENT_BLOCKS]  # what a killed predecessor had on its way is nobody's now
 
-    @property
-    def full(self) -> bool:
-        return self._next >= self._end
-
     def take(self) -> int:
         slot = self._next
+        if slot >= self._end:
+            raise RuntimeError("this run has more blocks than its ledger was made for")
         self._next += 1
         self.ledger.life[slot] = self.life
         return slot
@@ -61,7 +59,7 @@ class Publishing:
         topics = range(len(ledger.shape.topics))
         self.out: list[deque[tuple[int, int, zsq.Receipt]]] = [deque() for _ in topics]  # slot, epoch, receipt
         self.next_s = [0.0 for _ in topics]
-        self.burst = [0 for _ in topics]
+        self.burst = [BURST for _ in topics]
 
     def run(self) -> None:
         words = self.ledger.words
@@ -69,7 +67,7 @@ class Publishing:
             paused = words[l.PAUSE]
             for topic in range(len(self.out)):
                 self._reap(topic)
-                if not paused and not self.lane.full and self._may_send(topic):
+                if not paused and self._may_send(topic):
                     self._send(topic)
             words[self.lane.row + l.IDLE] = paused if not any(self.out) else 0
             select.select([], [], [], TICK_S)
@@ -77,14 +75,14 @@ class Publishing:
 
     def _may_send(self, topic: int) -> bool:
         if not self.ledger.words[l.PRESSURE]:
-            self.burst[topic] = 0
+            self.burst[topic] = BURST
             return len(self.out[topic]) < WINDOW and time.monotonic() >= self.next_s[topic]
-        self.burst[topic] += 1
-        return len(self.out[topic]) < WINDOW and self.burst[topic] < BURST
+        return len(self.out[topic]) < WINDOW and self.burst[topic] > 0
 
     def _send(self, topic: int) -> None:
         ledger, words = self.ledger, self.ledger.words
         chance = self.random.random()
+        self.burst[topic] -= 1
         delay = self.random.uniform(0.1, 1.5) if chance < DELAYED_SHARE else None
         count = 1 if chance > 1 - SINGLE_SHARE else self.random.randint(1, l.SLOT)
         due_ns = 0 if delay is None else time.time_ns() + int(delay * 1000) * 1_000_000
@@ -119,7 +117,7 @@ def stage(ledger: Ledger, number: int, url: str, seed: int) -> None:
     while not words[l.STOP]:
         paused = words[l.PAUSE]
         words[lane.row + l.IDLE] = paused
-        if paused or lane.full:
+        if paused:
             select.select([], [], [], 0.02)
             continue
         version += 1
