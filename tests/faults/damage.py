@@ -1,0 +1,245 @@
+"""`scripts/prove damage`: flip bits, cut, swap, resurrect, remove: all is detected or harmless, and told.
+
+scripts/prove damage --count 100000          so many flipped bits in files of the log; and the other kinds
+scripts/prove damage --replay '1|flip|00000000000000000000.chunk|1234' --keep
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any, Final
+
+from zsq.storage.errors import StorageError
+
+from .damage_check import ViolationError, examine, expected
+from .damage_kinds import FOREIGN, Case, damaged, may_refuse, structured
+from .damage_lives import KILLED, RICH, SCARRED, TINY, log_files, make
+from .damage_specimens import Bench, Specimen
+
+BASICS: Final = (TINY, RICH, KILLED, SCARRED)
+FIRST_RANDOM: Final = 4
+FLIPS_A_SPECIMEN: Final = 20_000
+AGAIN_EVERY: Final = 16  # a try so often is followed by two more lives of the topic
+TELL_S: Final = 10.0
+MEMORY: Final = "/dev/shm"
+
+
+class Workshop:
+    """Where specimens are made and damaged; one a process."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._specimens: dict[int, Specimen] = {}
+        self.bench = Bench(f"{folder}/bench")
+
+    def specimen(self, number: int) -> Specimen:
+        if number not in self._specimens:
+            self._specimens[number] = make(number, f"{self._folder}/making")
+            FOREIGN[number] = make(number, f"{self._folder}/making", foreign=True)
+        return self._specimens[number]
+
+    def run(self, case: Case, *, again: bool) -> str:
+        """What came of it, as a word. `ViolationError` and whatever else the product raises come out."""
+        specimen = self.specimen(case.specimen)
+        tree = damaged(specimen, case)
+        want = expected(specimen, tree)
+        want.may_refuse = may_refuse(specimen, case)
+        self.bench.lay(tree)
+        seen = examine(specimen, self.bench.directory, want, again=again)
+        if seen.refused:
+            return "refused"
+        return "lost" if seen.lost else "told" if seen.alarms else "harmless"
+
+
+def spread(total: int, count: int) -> Iterator[int]:
+    """`count` numbers below `total`, all of them if there are no more."""
+    if count >= total:
+        yield from range(total)
+        return
+    yield from (number * total // count for number in range(count))
+
+
+def flips(shop: Workshop, count: int, seed: int) -> Iterator[Case]:
+    """Every bit of the tiny one, and of the others as many as are left, evenly: of random ones when there are many."""
+    numbers = [*BASICS, *range(FIRST_RANDOM + seed * 1000, FIRST_RANDOM + seed * 1000 + count // FLIPS_A_SPECIMEN)]
+    for turn, number in enumerate(numbers):
+        specimen = shop.specimen(number)
+        files = [(path, len(specimen.tree[path]) * 8) for path in log_files(specimen)]
+        share = count if not turn else count // (len(numbers) - turn)
+        chosen = 0
+        for at in spread(sum(bits for _, bits in files), share):
+            chosen += 1
+            for path, bits in files:
+                if at < bits:
+                    yield Case(number, "flip", path, (at,))
+                    break
+                at -= bits
+        count -= chosen
+
+
+def others(shop: Workshop, count: int, seed: int) -> Iterator[Case]:
+    """All the rest, evenly."""
+    numbers = [*BASICS, *([FIRST_RANDOM + seed * 1000] if count > FLIPS_A_SPECIMEN else [])]
+    for turn, number in enumerate(numbers):
+        cases = list(structured(shop.specimen(number)))
+        by_kind: dict[str, list[Case]] = {}
+        for case in cases:
+            by_kind.setdefault(case.kind, []).append(case)
+        share = count // (len(numbers) - turn)
+        for left, made in zip(range(len(by_kind), 0, -1), sorted(by_kind.values(), key=len), strict=True):
+            picked = [made[at] for at in spread(len(made), share // left)]
+            yield from picked
+            share -= len(picked)
+            count -= len(picked)
+
+
+def plan(shop: Workshop, count: int, more: int, seed: int) -> Iterator[Case]:
+    yield from flips(shop, count, seed)
+    yield from others(shop, more, seed)
+
+
+def work(arguments: argparse.Namespace) -> int:
+    """A child: every n-th case; lines of JSON."""
+    number, jobs = arguments.worker
+    found: collections.Counter[str] = collections.Counter()
+    with tempfile.TemporaryDirectory(prefix="zsq-damage-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None) as folder:
+        shop = Workshop(folder)
+        told = time.monotonic()
+        for turn, case in enumerate(islice(plan(shop, arguments.count, arguments.more, arguments.seed), number, None, jobs)):
+            try:
+                found[f"{case.kind} {shop.run(case, again=not turn % AGAIN_EVERY)}"] += 1
+            except (ViolationError, StorageError, ValueError, KeyError, TypeError, AssertionError, OSError) as error:
+                found[f"{case.kind} VIOLATION"] += 1
+                print(json.dumps({"violation": case.text(), "why": f"{type(error).__name__}: {error}"[:500]}), flush=True)
+            if time.monotonic() - told > 1:
+                told = time.monotonic()
+                print(json.dumps({"found": found}), flush=True)
+    print(json.dumps({"found": found}), flush=True)
+    return 0
+
+
+class Summary:
+    """What all children have found by now."""
+
+    def __init__(self) -> None:
+        self.found: dict[int, dict[str, int]] = {}
+        self.violations: list[tuple[str, str]] = []
+
+    def take(self, child: int, line: str) -> None:
+        said: dict[str, Any] = json.loads(line)
+        if "violation" in said:
+            self.violations.append((said["violation"], said["why"]))
+        else:
+            self.found[child] = said["found"]
+
+    def total(self, kind: str = "") -> collections.Counter[str]:
+        """By what came of it."""
+        found: collections.Counter[str] = collections.Counter()
+        for counts in self.found.values():
+            for name, count in counts.items():
+                if name.startswith(kind):
+                    found[name.rpartition(" ")[2]] += count
+        return found
+
+    def kinds(self) -> list[str]:
+        return sorted({name.rpartition(" ")[0] for counts in self.found.values() for name in counts})
+
+
+def run(count: int, more: int, seed: int, jobs: int, out: IO[str]) -> Summary:
+    """In `jobs` children."""
+    summary = Summary()
+    command = [sys.executable, "-P", "-m", "faults", "damage", "--count", str(count), "--more", str(more), "--seed", str(seed)]
+    children = [
+        subprocess.Popen([*command, "--worker", str(number), str(jobs)], stdout=subprocess.PIPE, text=True) for number in range(jobs)
+    ]
+    try:
+        _follow(children, summary, out)
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+    failed = [child.returncode for child in children if child.returncode]
+    if failed:
+        summary.violations.append(("", f"children ended with {failed}"))
+    return summary
+
+
+def _follow(children: Sequence[subprocess.Popen[str]], summary: Summary, out: IO[str]) -> None:
+    import selectors
+
+    told = time.monotonic()
+    with selectors.DefaultSelector() as selector:
+        for number, child in enumerate(children):
+            assert child.stdout is not None
+            selector.register(child.stdout, selectors.EVENT_READ, number)
+        while selector.get_map():
+            for key, _ in selector.select(TELL_S):
+                line = key.fileobj.readline()  # type: ignore[union-attr]
+                if line:
+                    summary.take(key.data, line)
+                else:
+                    selector.unregister(key.fileobj)
+            if time.monotonic() - told > TELL_S:
+                told = time.monotonic()
+                print(f"{sum(summary.total().values())} tried, {len(summary.violations)} violations", file=out, flush=True)
+    for child in children:
+        child.wait()
+
+
+def report(summary: Summary, seconds: float, seed: int, jobs: int, out: IO[str]) -> None:
+    for kind in summary.kinds():
+        found = summary.total(kind + " ")
+        said = ", ".join(f"{count} {what}" for what, count in sorted(found.items()))
+        print(f"{kind}: {sum(found.values())} tried: {said}", file=out)
+    print(
+        f"damage: {sum(summary.total().values())} tried, {len(summary.violations)} violations, {seconds:.0f} s, seed {seed}, {jobs} jobs, "
+        f"{platform.machine()} with {os.cpu_count()} cores",
+        file=out,
+    )
+    for case, why in summary.violations[:20]:
+        print(f"VIOLATION {why}\n  again: scripts/prove damage --replay '{case}'", file=out)
+
+
+def replay(text: str, keep: str) -> int:
+    """One case, with all that it says."""
+    folder = keep or tempfile.mkdtemp(prefix="zsq-damage-")
+    try:
+        print(Workshop(folder).run(Case.of(text), again=True))
+        return 0
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="scripts/prove damage", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=10_000, help="flipped bits in files that are not LMDB's")
+    parser.add_argument("--more", type=int, default=-1, help="damage of other kinds (a fifth of --count)")
+    parser.add_argument("--seed", type=int, default=1, help="of the larger, random stores")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--replay", default="", help="one case, as a violation names it")
+    parser.add_argument("--keep", default="", help="a folder for the damaged files of a replay")
+    parser.add_argument("--worker", type=int, nargs=2, default=None, help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    if given.more < 0:
+        given.more = given.count // 5
+    if given.replay:
+        return replay(given.replay, given.keep and str(Path(given.keep).resolve()))
+    if given.worker:
+        return work(given)
+    began = time.monotonic()
+    summary = run(given.count, given.more, given.seed, given.jobs, sys.stdout)
+    report(summary, time.monotonic() - began, given.seed, given.jobs, sys.stdout)
+    return 1 if summary.violations else 0

@@ -1,0 +1,278 @@
+"""What must hold of a damaged directory: only what was touched is lost, that is told, nothing is wrong, and the topic lives on.
+
+The yardstick is one for all kinds of damage. A block may be lost only if bytes of it differ from what was written, or its file is gone, or
+both copies of its chunk's header and the footer that repeats it. Where the process died, what lies behind the first touched block that
+nobody vouches for may be cut off too (`recovery.py` says why); everything else must be read as it was.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Final
+
+from zsq.storage.damage import Hole
+from zsq.storage.errors import Damaged, StorageError
+from zsq.storage.files import Files
+from zsq.storage.log import Log
+from zsq.storage.log_format import (
+    CHUNK_COPY_BYTES,
+    CHUNK_HEADER_BYTES,
+    FOOTER_BYTES,
+    decode_chunk_header,
+    decode_disk_header,
+    parse_chunk_name,
+    unsynced_bytes,
+)
+from zsq.storage.store import Store, open_store
+from zsq.storage.transactions import Transaction
+from zsq.transport.block import HEADER_BYTES, Block, pack
+
+from .damage_lives import delayed_bodies, read_all, unfinished
+from .damage_specimens import APP, CHANNELS, EPOCH_NS, PRODUCERS, SeededFiles, Specimen, Tree, abandon
+
+SEEKS: Final = 3  # reads from the middle, after each damage
+
+
+class ViolationError(AssertionError):
+    """A promise was broken; the text says which."""
+
+
+@dataclass(slots=True)
+class Expected:
+    """`lost`: blocks (first offsets) that may be; `cut_from`: what may be cut off as a write that did not finish, -1: nothing."""
+
+    lost: set[int]
+    cut_from: int = -1
+    may_refuse: bool = False
+    state: bool = False
+    """The damage is in the state store or its snapshot: channels may go back."""
+    delayed: bool = False
+    stages: set[bytes] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Seen:
+    """What came of it."""
+
+    refused: str = ""
+    lost: set[int] = field(default_factory=set)
+    told: bool = False
+    """By a read, an alarm, or a hole that is known."""
+    alarms: list[str] = field(default_factory=list)
+    holes: tuple[Hole, ...] = ()
+
+
+def need(holds: object, text: str) -> None:
+    if not holds:
+        raise ViolationError(text)
+
+
+def expected(specimen: Specimen, tree: Tree) -> Expected:
+    """By comparing bytes, whatever made the difference."""
+    lost: set[int] = set()
+    for path in specimen.chunks():
+        new, old = tree.get(path), specimen.tree[path]
+        mine = [block for block in specimen.blocks.values() if block.path == path]
+        if new is None or not _has_header(old, new):
+            lost.update(block.header.first_offset for block in mine)
+        elif new != old:
+            lost.update(block.header.first_offset for block in mine if new[block.position : block.end] != old[block.position : block.end])
+    cut_from = -1 if specimen.closed else _cut_from(specimen, tree)
+    if cut_from >= 0:
+        lost.update(offset for offset in specimen.blocks if offset >= cut_from)
+    stages = {key for key in specimen.staged if any(key.hex() in path and tree.get(path) != data for path, data in specimen.tree.items())}
+    changed = {path for path in specimen.tree.keys() | tree.keys() if tree.get(path) != specimen.tree.get(path)}
+    state = any(path.startswith("state") and path != "state.starts" for path in changed)
+    return Expected(lost, cut_from, state=state, delayed=any(path.startswith("delayed") for path in changed), stages=stages)
+
+
+def _has_header(old: bytes, new: bytes) -> bool:
+    """One of its copies, or the footer that says it again."""
+    whole = any(new[at : at + CHUNK_COPY_BYTES] == old[:CHUNK_COPY_BYTES] for at in (0, CHUNK_COPY_BYTES))
+    return whole or (old[-FOOTER_BYTES:][:4] == b"ZSQF" and len(new) == len(old) and new[-FOOTER_BYTES:] == old[-FOOTER_BYTES:])
+
+
+def _cut_from(specimen: Specimen, tree: Tree) -> int:
+    """The first offset in the last chunk that is touched and vouched for by nobody: neither the state, nor a block behind it."""
+    path = specimen.chunks()[-1]
+    base = parse_chunk_name(path)
+    assert base is not None
+    old, new = specimen.tree[path], tree.get(path, b"")
+    if not _has_header(old, new):
+        return max(base, specimen.synced_end)
+    seed = decode_chunk_header(old).seed
+    attested, at, touched = 0, CHUNK_HEADER_BYTES, []
+    offset = group = base
+    in_group = False
+    while at < len(old) and (header := decode_disk_header(old[at : at + HEADER_BYTES], seed)) is not None:
+        if header.flags & 16 and not in_group:
+            group = offset
+        in_group = bool(header.flags & 16)
+        if new[at : at + header.length] == old[at : at + header.length]:
+            attested = max(attested, at - (unsynced_bytes(header) or 0))
+        else:
+            touched.append((at, group if in_group or not header.count else offset))
+        at, offset = at + header.length, base + header.next_offset
+    return next((max(first, specimen.synced_end) for at, first in touched if at >= attested and offset > specimen.synced_end), -1)
+
+
+def open_copy(specimen: Specimen, directory: str) -> Store:
+    return open_store(SeededFiles(random.Random(7)), directory, specimen.options, specimen.identity)
+
+
+def examine(specimen: Specimen, directory: str, want: Expected, *, again: bool = False) -> Seen:
+    """Open what lies there, hold it against what was promised, and leave it closed. `again`: a second life, and a third."""
+    seen = Seen()
+    try:
+        store = open_copy(specimen, directory)
+    except StorageError as error:
+        need(want.may_refuse, f"the start is refused: {error!r}")
+        seen.refused = str(error)
+        return seen
+    try:
+        _check(specimen, store, want, seen, random.Random(specimen.number))
+        if again:
+            store.close()
+    finally:
+        if not again:
+            abandon(store)
+    if again:
+        _check_again(specimen, directory, want, seen)
+    return seen
+
+
+def _check(specimen: Specimen, store: Store, want: Expected, seen: Seen, source: random.Random) -> None:
+    log, report = store.log, store.report
+    seen.alarms = list(report.alarms)
+    seen.told = _check_seeks(specimen, log, want, source) or bool(report.alarms or report.holes)
+    found, damage = read_all(log)
+    seen.told = seen.told or bool(damage)
+    _check_bodies(specimen, found)
+    seen.lost = specimen.blocks.keys() - found.keys()
+    need(seen.lost <= want.lost, f"blocks {sorted(seen.lost - want.lost)} are lost and were not touched; touched: {sorted(want.lost)}")
+    end = specimen.end if want.cut_from < 0 else want.cut_from
+    need(log.end >= end, f"the log ends at {log.end}, and offsets below {end} were given before")
+    seen.holes = log.holes
+    for offset in seen.lost:
+        if want.cut_from < 0 or offset < want.cut_from:
+            need(log.skip(offset) > offset, f"offset {offset} is lost, and no hole is known there")
+            need(seen.told, f"the loss of offset {offset} is told to nobody")
+        else:
+            need(seen.told or any("cut off" in note for note in report.notes), f"offset {offset} is cut off, and nobody is told")
+    _check_times(specimen, found, log, source)
+    _check_state(specimen, store, want, all(offset < specimen.applied for offset in seen.lost))
+    if not want.delayed:
+        need(delayed_bodies(store) == specimen.delayed, "delayed messages are not as they were")
+
+
+def _check_bodies(specimen: Specimen, found: dict[int, Block]) -> None:
+    for offset, block in found.items():
+        stored = specimen.blocks.get(offset)
+        need(stored is not None, f"offset {offset} is given, and was never given before")
+        assert stored is not None
+        need(block.header == stored.header, f"the header at offset {offset} is wrong")
+        need(bytes(block.columns) == stored.columns, f"a body at offset {offset} is wrong")
+
+
+def _check_seeks(specimen: Specimen, log: Log, want: Expected, source: random.Random) -> bool:
+    """Reads that begin anywhere give the block that holds the offset, or say that it is lost; whether any did say so."""
+    told = False
+    offsets = sorted(specimen.blocks)
+    for _ in range(SEEKS if offsets else 0):
+        stored = specimen.blocks[source.choice(offsets)]
+        wanted = source.randrange(stored.header.first_offset, stored.header.next_offset)
+        if wanted >= log.end:
+            continue
+        try:
+            blocks = log.read(wanted, 1, log.end)
+        except Damaged as error:
+            lost = range(error.offset, error.offset + error.count)
+            need(wanted in lost, f"a read at {wanted} says that {lost} are lost")
+            need(stored.header.first_offset in want.lost, f"a read at {wanted} says it is lost, and it was not touched")
+            told = True
+            continue
+        _check_bodies(specimen, {block.first_offset: block for block in blocks})
+        if stored.header.first_offset not in want.lost:
+            need(blocks and blocks[0].first_offset == stored.header.first_offset, f"a read at {wanted} gives something else")
+    return told
+
+
+def _check_times(specimen: Specimen, found: dict[int, Block], log: Log, source: random.Random) -> None:
+    if found:
+        time_ns = source.choice(list(found.values())).header.time_ns
+        at = log.offset_at(time_ns)
+        first = min((offset for offset, block in found.items() if block.header.time_ns >= time_ns), default=log.end)
+        need(at <= first, f"the first message of {time_ns} is {first}, not {at}")
+        need(all(block.header.time_ns < time_ns for offset, block in found.items() if offset < at), f"{at} is not the first of {time_ns}")
+
+
+def _check_state(specimen: Specimen, store: Store, want: Expected, applied: bool) -> None:
+    """`applied`: nothing is lost of which the state is still to learn who published it."""
+    table = store.state.load()
+    sequences = {producer: row.next_sequence for producer, row in table.producers.items()}
+    if want.cut_from < 0 and applied:
+        need(sequences == specimen.sequences, f"producers are at {sequences}, and were at {specimen.sequences}")
+        need(table.transactions == specimen.transactions, f"transactions are {table.transactions}")
+    for name in CHANNELS if specimen.unfinished else ():
+        need(name in table.channels, f"channel {name} is gone")
+        left = unfinished(store, table, name, store.log.end)
+        missing = {offset for offset in specimen.unfinished[name] - left if want.cut_from < 0 or offset < want.cut_from}
+        need(not missing, f"channel {name} takes {sorted(missing)} for finished")
+        if not want.state and want.cut_from < 0:
+            need(left == specimen.unfinished[name], f"channel {name} is not as it was")
+    for key in specimen.staged:
+        need(key in store.staging.stages() or key in want.stages or want.state, f"stage {key!r} is gone")
+
+
+def _check_again(specimen: Specimen, directory: str, want: Expected, before: Seen) -> None:
+    """It is the same at the next start, and the topic lives: what is staged is committed or refused, a new message gets a new offset."""
+    for _ in range(2):
+        store = open_copy(specimen, directory)
+        try:
+            log = store.log
+            found, _ = read_all(log)
+            new = {offset for offset in found if offset >= specimen.end}
+            lost = specimen.blocks.keys() - found.keys()
+            need(lost <= before.lost, f"blocks {sorted(lost - before.lost)} are lost by starting again")
+            _check_bodies(specimen, {offset: block for offset, block in found.items() if offset < specimen.end and offset not in new})
+            _commit_stages(specimen, store, want)
+            end = log.end
+            producer = PRODUCERS[0]
+            row = store.state.load().producers.get(producer)
+            body = b"after %d" % end
+            offset, _ = log.append([pack([body], producer_id=producer, sequence=row.next_sequence if row else 0)], EPOCH_NS * 2)
+            need(offset == end, f"a new message gets offset {offset}, the end was {end}")
+            log.sync()
+            (block,) = log.read(offset, 1, log.end)
+            need(block.body.value(0) == body, "a new message is wrong")
+        finally:
+            store.close()
+
+
+def _commit_stages(specimen: Specimen, store: Store, want: Expected) -> None:
+    for key, columns in specimen.staged.items():
+        facts = store.staging.stages().get(key)
+        if facts is None:
+            continue
+        transaction = Transaction(APP, facts.transaction.version, "app")
+        try:
+            group = store.log.append_group(transaction, [store.staging.part(key)], EPOCH_NS * 2)
+        except Damaged as error:
+            need(key in want.stages, f"stage {key!r} cannot be committed: {error}")
+            continue
+        blocks: list[bytes] = []
+        offset = group.first_offset
+        while offset < group.first_offset + group.messages:
+            try:
+                for block in store.log.read(offset, 1, store.log.end):
+                    blocks.append(bytes(block.columns))
+                    offset = block.next_offset
+            except Damaged:
+                need(key in want.stages, f"stage {key!r} was committed, and is damaged")
+                offset = store.log.skip(offset)
+        need(set(blocks) <= set(columns), f"stage {key!r} was committed with wrong bodies")
+
+
+def files() -> Files:
+    return SeededFiles(random.Random(7))

@@ -1,0 +1,203 @@
+"""Kinds of damage: each makes a tree from a tree, by a name, a path and a few numbers, so that any of them can be done again.
+
+SPECIMEN/KIND/PATH/NUMBERS...     as text, for a replay
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+from zsq.storage.log_format import CHUNK_HEADER_BYTES, FOOTER_BYTES, chunk_name, index_name, parse_chunk_name
+
+from .damage_lives import log_files
+from .damage_specimens import Specimen, Tree
+
+LMDB_FILES: Final = ("state/data.mdb", "delayed/data.mdb")
+SEPARATOR: Final = "|"
+
+
+class Case(NamedTuple):
+    """One damage. What the numbers mean is the kind's own."""
+
+    specimen: int
+    kind: str
+    path: str
+    numbers: tuple[int, ...] = ()
+
+    def text(self) -> str:
+        return SEPARATOR.join((str(self.specimen), self.kind, self.path, *map(str, self.numbers)))
+
+    @classmethod
+    def of(cls, text: str) -> Case:
+        specimen, kind, path, *numbers = text.split(SEPARATOR)
+        return cls(int(specimen), kind, path, tuple(map(int, numbers)))
+
+
+def changed(tree: Tree, path: str, data: bytes) -> Tree:
+    return {**tree, path: data}
+
+
+def flip(specimen: Specimen, path: str, bit: int) -> Tree:
+    data = bytearray(specimen.tree[path])
+    data[bit >> 3] ^= 1 << (bit & 7)
+    return changed(specimen.tree, path, bytes(data))
+
+
+def cut(specimen: Specimen, path: str, size: int) -> Tree:
+    return changed(specimen.tree, path, specimen.tree[path][:size])
+
+
+def zero(specimen: Specimen, path: str, start: int, end: int) -> Tree:
+    data = specimen.tree[path]
+    return changed(specimen.tree, path, data[:start] + bytes(min(end, len(data)) - start) + data[end:])
+
+
+def garbage(specimen: Specimen, path: str, start: int, size: int) -> Tree:
+    """Over what is there, and beyond its end."""
+    data = specimen.tree[path]
+    return changed(specimen.tree, path, data[:start] + random.Random(start * 8191 + size).randbytes(size) + data[start + size :])
+
+
+def longer(specimen: Specimen, path: str, size: int) -> Tree:
+    """Zeros behind the end."""
+    return changed(specimen.tree, path, specimen.tree[path] + bytes(size))
+
+
+def places(specimen: Specimen, path: str) -> list[tuple[int, int]]:
+    """(position, end) of every block of a chunk, marks too."""
+    data, at, found = specimen.tree[path], CHUNK_HEADER_BYTES, []
+    while data[at : at + 4] == b"ZSQD":
+        end = at + int.from_bytes(data[at + 8 : at + 12], "little")
+        found.append((at, end))
+        at = end
+    return found
+
+
+def swap(specimen: Specimen, path: str, number: int) -> Tree:
+    """A block and the one behind it change places."""
+    data = specimen.tree[path]
+    (start, middle), (_, end) = places(specimen, path)[number : number + 2]
+    return changed(specimen.tree, path, data[:start] + data[middle:end] + data[start:middle] + data[end:])
+
+
+def copy(specimen: Specimen, path: str, source: int, target: int) -> Tree:
+    """A block is written where another one stands, too: a write that went astray."""
+    data = specimen.tree[path]
+    blocks = places(specimen, path)
+    start, end = blocks[source]
+    at = blocks[target][0]
+    return changed(specimen.tree, path, data[:at] + data[start:end] + data[at + end - start :])
+
+
+def again(specimen: Specimen, path: str, number: int) -> Tree:
+    """A block stands a second time, behind the last one (and the footer, if there is one)."""
+    start, end = places(specimen, path)[number]
+    return changed(specimen.tree, path, specimen.tree[path] + specimen.tree[path][start:end])
+
+
+def without(specimen: Specimen, path: str, number: int) -> Tree:
+    """A block is cut out, and what follows it moves up."""
+    start, end = places(specimen, path)[number]
+    return changed(specimen.tree, path, specimen.tree[path][:start] + specimen.tree[path][end:])
+
+
+def stale(specimen: Specimen, path: str, number: int) -> Tree:
+    """A file as it was before."""
+    return changed(specimen.tree, path, specimen.past[number][path])
+
+
+def gone(specimen: Specimen, path: str) -> Tree:
+    return {name: data for name, data in specimen.tree.items() if name != path and not (path.endswith("/") and name.startswith(path))}
+
+
+def double(specimen: Specimen, path: str, base: int) -> Tree:
+    """The same file under another name that a file of its kind may have."""
+    name = chunk_name(base) if parse_chunk_name(path) is not None else index_name(base)
+    return changed(specimen.tree, name, specimen.tree[path])
+
+
+def foreign(specimen: Specimen, path: str, size: int) -> Tree:
+    """The same of another topic, whose uuid ends in another way: 16 bytes are others, wherever the file says them, and checksums agree."""
+    del size
+    return changed(specimen.tree, path, _other(specimen).tree[path])
+
+
+def footer(specimen: Specimen, path: str, number: int) -> Tree:
+    """That of another chunk in place of its own."""
+    chunks = specimen.chunks()
+    other = specimen.tree[chunks[number]]
+    return changed(specimen.tree, path, specimen.tree[path][:-FOOTER_BYTES] + other[-FOOTER_BYTES:])
+
+
+def header(specimen: Specimen, path: str, number: int) -> Tree:
+    """That of another chunk, both copies."""
+    other = specimen.tree[specimen.chunks()[number]]
+    return changed(specimen.tree, path, other[:CHUNK_HEADER_BYTES] + specimen.tree[path][CHUNK_HEADER_BYTES:])
+
+
+FOREIGN: dict[int, Specimen] = {}
+"""The same lives under another uuid, by number: whoever wants `foreign` makes them."""
+
+
+def _other(specimen: Specimen) -> Specimen:
+    return FOREIGN[specimen.number]
+
+
+KINDS: Final[dict[str, Callable[..., Tree]]] = {
+    made.__name__: made
+    for made in (flip, cut, zero, garbage, longer, swap, copy, again, without, stale, gone, double, foreign, footer, header)
+}
+
+
+def damaged(specimen: Specimen, case: Case) -> Tree:
+    return KINDS[case.kind](specimen, case.path, *case.numbers)
+
+
+def may_refuse(specimen: Specimen, case: Case) -> bool:
+    """Where a person must look before the topic starts: it is another topic's, or not there at all."""
+    last = specimen.chunks()[-1]
+    if case.kind == "foreign":
+        return not case.path.endswith((".index", ".part", "state.snapshot")) and (parse_chunk_name(case.path) is None or case.path == last)
+    if case.kind == "double":
+        return case.numbers[0] > (parse_chunk_name(last) or 0) or chunk_name(case.numbers[0]) == last
+    if case.kind == "header":
+        return case.path == last
+    return case.kind == "gone" and case.path == "delayed/data.mdb"
+
+
+def structured(specimen: Specimen) -> Iterator[Case]:
+    """All damage that is no flipped bit, of one specimen: many thousands; who wants fewer takes some."""
+    chunks = specimen.chunks()
+    bases = [base for path in chunks if (base := parse_chunk_name(path)) is not None]
+    for path in log_files(specimen):
+        size = len(specimen.tree[path])
+        yield from (Case(specimen.number, "cut", path, (to,)) for to in range(size))
+        for start in range(0, size, 8):
+            yield Case(specimen.number, "zero", path, (start, size))
+            yield from (Case(specimen.number, "zero", path, (start, start + length)) for length in (8, 64, 512))
+            yield from (Case(specimen.number, "garbage", path, (start, length)) for length in (8, 64, 512))
+        yield from (Case(specimen.number, kind, path, (n,)) for kind in ("longer",) for n in (1, 7, 8, 64, 500, 4096))
+        yield from (Case(specimen.number, "garbage", path, (size, n)) for n in (1, 7, 8, 64, 500, 4096))
+        yield from (Case(specimen.number, "stale", path, (n,)) for n, tree in enumerate(specimen.past) if path in tree)
+        yield from (Case(specimen.number, kind, path, ()) for kind in ("gone",))
+    for path in chunks:
+        count = len(places(specimen, path))
+        yield from (Case(specimen.number, "swap", path, (n,)) for n in range(count - 1))
+        yield from (Case(specimen.number, kind, path, (n,)) for kind in ("again", "without") for n in range(count))
+        yield from (Case(specimen.number, "copy", path, (n, to)) for n in range(count) for to in range(count) if n != to)
+        others = [n for n, other in enumerate(chunks) if other != path]
+        yield from (Case(specimen.number, "footer", path, (n,)) for n in others if specimen.tree[path][-FOOTER_BYTES:][:4] == b"ZSQF")
+        yield from (Case(specimen.number, "header", path, (n,)) for n in others)
+        for name in (path, path.replace(".chunk", ".index")):
+            if name in specimen.tree:
+                yield from (Case(specimen.number, "double", name, (base,)) for base in _names(bases, parse_chunk_name(path) or 0))
+                yield Case(specimen.number, "foreign", name, (0,))
+    for path in ("topic", "state.snapshot", *(name for name in specimen.tree if name.endswith(".part"))):
+        yield Case(specimen.number, "foreign", path, (0,))
+
+
+def _names(bases: list[int], own: int) -> list[int]:
+    """Offsets that a chunk may be named by: another one's, one in the middle of one, one behind the last."""
+    return [base for base in (*bases, bases[-1] + 1, bases[-1] + 10_000, *(base + 1 for base in bases[:-1])) if base != own]
