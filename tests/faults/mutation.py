@@ -45,6 +45,7 @@ class Mutator:
 
     def __init__(self, random: Random) -> None:
         self.random = random
+        self._again = 0
         self._changes: Sequence[Callable[[bytearray], None]] = (
             self._flip, self._flip, self._set, self._number, self._number, self._cut, self._insert, self._repeat, self._swap,
         )  # fmt: skip
@@ -131,10 +132,16 @@ class Mutator:
     # Values
 
     def whole(self) -> int:
-        """A number that msgpack can carry."""
+        """A number that msgpack can carry; often one that was used just now, for many conditions are about two that are the same."""
+        if self.chance(4):
+            return self._again
         if self.chance(2):
-            return int(self.one(EDGES))
-        return self.below(12) if self.chance(2) else max(-(1 << 63), min((1 << 64) - 1, int(self.one(EDGES)) + self.below(5) - 2))
+            self._again = int(self.one(EDGES))
+        else:
+            self._again = (
+                self.below(12) if self.chance(2) else max(-(1 << 63), min((1 << 64) - 1, int(self.one(EDGES)) + self.below(5) - 2))
+            )
+        return self._again
 
     def text(self) -> str:
         return str(self.one(_TEXTS)) if not self.chance(200) else "x" * (1 << self.below(18))
@@ -181,6 +188,8 @@ class Mutator:
         if kind is bytes:
             return value if self.chance(2) else self.one(_BYTES)
         if kind is tuple:
+            if self.chance(4):
+                value = (self.like(value[0], depth + 1),) * self.below(4) if value else value  # the same thing again
             parts = [self.like(part, depth + 1) for part in value if not self.chance(12)]
             return tuple(parts + ([self.like(self.one(parts), depth + 1)] if parts and self.chance(4) else []))
         if kind is dict:

@@ -1,0 +1,223 @@
+"""Fuzz targets that are actors: a topic and a channel with strangers as peers, who say anything, beside those who do as they should.
+
+An actor ends with whatever it raises, and all its clients with it: so of what strangers say nothing may be raised but what the loop
+answers, a `ZsqError`. The storage that they talk to is a small one that is always right.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from faults.fuzz_port import FakePort, by_name, own_frames, stranger_says
+from faults.fuzzing import Make, Run, Target
+from faults.mutation import Mutator
+
+from zsq.actors import channel as channel_shell
+from zsq.actors import topic as topic_shell
+from zsq.actors.actor import Actor
+from zsq.actors.channel import Channel
+from zsq.actors.topic import Topic
+from zsq.transport import protocol as p
+from zsq.transport.block import Block, pack, with_place
+from zsq.transport.codec import encode
+
+Said = tuple[tuple[bytes, ...], bytes, tuple[bytes, ...]]
+PEERS: Final[Sequence[tuple[bytes, ...]]] = ((b"a",), (b"b",), (b"gateway-5", b"client"), (b"gateway-5", b"other"))
+NOW: Final = 10**18
+TOPIC_WORDS: Final = by_name(topic_shell.FRONT_WORDS)
+CHANNEL_WORDS: Final = by_name(channel_shell.FRONT_WORDS)
+
+
+def rig(actor: Actor, mutator: Mutator, deaf: Sequence[str] = ("front",)) -> dict[str, FakePort]:
+    """The actor with fake ports, by endpoint, which are made as it opens them."""
+    ports: dict[str, FakePort] = {}
+    raw: list[Any] = []
+
+    def open_port(endpoint: str, allowed: Any = None, **_: Any) -> FakePort:
+        port = ports.setdefault(endpoint, FakePort(mutator, endpoint, deaf=endpoint in deaf))
+        port.allowed = allowed if isinstance(allowed, frozenset) else None
+        return port
+
+    ports["supervisor"] = FakePort(mutator, "supervisor")
+    parts: dict[str, Any] = {
+        "open_dealer": lambda endpoint, routing_id=b"": open_port(endpoint), "open_router": open_port,
+        "open_pull": lambda endpoint, mark: open_port(endpoint), "supervisor": ports["supervisor"],
+        "listen_raw": raw.append, "ignore_raw": raw.remove, "close_port": lambda port: None,
+    }  # fmt: skip
+    vars(actor).update(parts)
+    actor._timers.append([1 << 62, 1_000_000_000, lambda: None])  # the pulse's place
+    return ports
+
+
+def drain(actor: Actor, port: Any) -> None:
+    """What has come in there, as the loop does it."""
+    actor._drain(port)
+
+
+class TopicRig:
+    """A topic whose storage answers now and then."""
+
+    def __init__(self, mutator: Mutator) -> None:
+        self.mutator = mutator
+        self.actor = Topic(7, "topic t", {"front": "front", "storage": "storage", "closed": False})
+        self.ports = rig(self.actor, mutator)
+        self.storage = self.ports["storage"] = FakePort(mutator, "storage")
+        table = {"producers": {77: (3, ((2, 100),)), 88: (1, ((0, NOW, 5),))}, "head": 1000, "visible_end": -1}
+        self.storage.say((), p.Done(1, table))
+        self.actor.on_start()
+        self.head = 1000
+        self.serial = 0
+
+    def draw(self) -> Said:
+        mutator = self.mutator
+        peer = mutator.one(PEERS)
+        if mutator.chance(3):  # somebody who means it
+            producer = mutator.one((77, 88, 99))
+            row = self.actor.ordering._producers.get(producer)
+            sequence = row.expected if row is not None else 0
+            block = pack([b"x"] * (1 + mutator.below(4)), producer_id=producer, sequence=max(0, sequence - mutator.below(2)))
+            words: Sequence[p.Wire] = (
+                p.Hello(p.PROTOCOL_VERSION, producer, 30_000), p.Pub(), p.Pub(), p.PubDelayed(1 + mutator.below(1_000)), p.Bye(),
+                p.Attach("c", self.head - mutator.below(20), 10**6), p.Credit(10**6 + mutator.below(10**6)),
+            )  # fmt: skip
+            word = mutator.one(words)
+            return peer, encode(word), own_frames(block) if isinstance(word, (p.Pub, p.PubDelayed)) else ()
+        known = {"version": (1,), "producer_id": (77, 88, 99), "next_offset": (self.head, self.head - 3, 0), "credit_bytes": (10**6, 10**7)}
+        return peer, *stranger_says(mutator, (*TOPIC_WORDS, *(p.Pub, p.PubDelayed, p.Attach) * 3), known)
+
+    def hear(self, said: Said) -> bool:
+        answered = len(self.ports["front"].sent)
+        self.ports["front"].put(*said)
+        drain(self.actor, self.ports["front"])
+        self.actor.on_turn()
+        if self.mutator.chance(4):
+            self._storage_answers()
+            drain(self.actor, self.storage)
+            self.actor.on_turn()
+        if self.mutator.chance(100):
+            self.actor.on_gone("gateway-5")
+            self.actor.pulse(3, detailed=True)
+            for timer in self.actor._timers:
+                timer[2]()
+        front = self.ports["front"]
+        return len(front.sent) == answered or not isinstance(front.sent[-1][1], p.Failed)
+
+    def _storage_answers(self) -> None:
+        while self.storage.sent:
+            _, word, blocks = self.storage.sent.popleft()
+            count = sum(block.count for block in blocks)
+            if isinstance(word, (p.Append, p.AppendDelayed)) and self.mutator.chance(10):
+                self.storage.say((), p.Failed(word.request, "E_DISK_FULL", "full"))
+            elif isinstance(word, p.Append):
+                self.storage.say((), p.Appended(word.request, self.head, NOW))
+                self.head += count
+            elif isinstance(word, p.AppendDelayed):
+                assert len(word.delays_ms) == len(blocks)
+                self.storage.say((), p.Kept(word.request, tuple((NOW, self.serial + n) for n in range(len(blocks)))))
+                self.serial += count
+        if self.mutator.chance(20):
+            self.head += 5
+            self.storage.say((), p.Head(self.head))
+
+
+class ChannelRig:
+    """A channel of a log of a hundred messages or so, whose storage and topic do as they should."""
+
+    def __init__(self, mutator: Mutator) -> None:
+        self.mutator = mutator
+        settings: dict[str, Any] = mutator.one(({}, {}, {"ordered": True}, {"tags": "a||b"}, {"max_attempts": 2}, {"max_age_s": 5.0}))
+        self.blocks = self._log()
+        row = {"next": 5, "paused": False, "counters": {}, "settings": settings}
+        data = {"row": row, "end": 90, "start": 0, "deferred": (0, 0, 0), "holes": ((2, 2, 1, 0),), "more": False}
+        names = ("front", "topic", "storage", "scan")
+        told = {"channel": "c", "closed": False, "topic_name": "t", "uuid": "00" * 16, **{name: name for name in names}}
+        self.actor = Channel(7, "channel t/c", told)
+        self.ports = rig(self.actor, mutator)
+        self.storage = self.ports["storage"] = FakePort(mutator, "storage")
+        self.storage.say((), p.Done(1, data))
+        self.actor.on_start()
+        self.leases: list[tuple[tuple[bytes, ...], int]] = [(PEERS[0], 7 << 32)]
+
+    @staticmethod
+    def _log() -> list[Block]:
+        keys, tags = [b"k%d" % (n % 3) for n in range(10)], [(b"a", b"b", None)[n % 3] for n in range(10)]
+        made = [pack([b"body %d" % n for n in range(10)], keys=keys, tags=tags) for _ in range(9)]
+        return [with_place(block, number * 10, time.time_ns()) for number, block in enumerate(made)]
+
+    def draw(self) -> Said:
+        mutator = self.mutator
+        peer, token = mutator.one(self.leases) if mutator.chance(2) else (mutator.one(PEERS), 5)
+        if not mutator.chance(3):
+            ranges = tuple((mutator.whole(), mutator.whole()) for _ in range(1 + mutator.below(4)))
+            known = {
+                "ranges": (ranges,),
+                "token": (token,),
+                "version": (1,),
+                "message_timeout_ms": (0, 1_000),
+                "ready": (1, 100),
+                "sample_rate": (0, 0, 50),
+            }
+            return peer, *stranger_says(mutator, (*CHANNEL_WORDS, *(p.Fin, p.Req, p.Touch) * 5), known)
+        ranges = tuple((mutator.below(90), mutator.below(5)) for _ in range(mutator.below(4)))
+        delay_ms = mutator.one((0, 0, 1, 1_000, p.BACKOFF, p.DEAD))
+        words: Sequence[p.Wire] = (
+            p.Fin(mutator.below(2), token, ranges), p.Req(mutator.below(2), token, ranges, delay_ms, "why"),
+            p.Touch(mutator.below(2), token), p.Ready(mutator.below(20)), p.Beat(), p.Scan(1), p.Bye(),
+        )  # fmt: skip
+        if peer not in self.actor.delivery.consumers or mutator.chance(20):
+            return peer, encode(p.Sub(1, p.PROTOCOL_VERSION, mutator.below(20), 0, 30_000, "me")), ()
+        return peer, encode(mutator.one(words)), ()
+
+    def hear(self, said: Said) -> bool:
+        front = self.ports["front"]
+        front.put(*said)
+        drain(self.actor, front)
+        self.actor.on_turn()
+        taken = True
+        while front.sent:
+            peer, word, blocks = front.sent.popleft()
+            taken = taken and not isinstance(word, p.Failed)
+            if isinstance(word, p.Deliver):
+                self.leases = [*self.leases[-9:], (peer, word.token)]
+                assert sum(run[1] for run in word.runs) == blocks[0].count
+        if self.mutator.chance(3):
+            self._others_answer()
+        if self.mutator.chance(100):
+            self.actor.on_gone("gateway-5")
+            self.actor.pulse(3, detailed=True)
+        return taken
+
+    def _others_answer(self) -> None:
+        while self.storage.sent:
+            _, word, _ = self.storage.sent.popleft()
+            if isinstance(word, p.Fetch):
+                found = [block for block in self.blocks if block.next_offset > word.offset][:3]
+                self.storage.say((), p.Blocks(word.request, 0, 90, found[-1].next_offset if found else 90), found)
+            elif isinstance(word, p.Due):
+                self.storage.say((), p.Done(word.request, {"rows": (), "next_due_ns": 0, "deferred": 0}))
+            elif isinstance(word, p.Save) and not word.more:
+                self.storage.say((), p.Done(word.request, {}))
+        drain(self.actor, self.storage)
+        topic = self.ports.get("topic")
+        if topic is not None:
+            while topic.sent:
+                if isinstance(topic.sent.popleft()[1], p.Attach):
+                    topic.say((), p.Behind(90))
+            drain(self.actor, topic)
+        self.actor.on_turn()
+
+
+def _begins(rig_of: Callable[[Mutator], Any]) -> Callable[[Mutator], tuple[Make, Run]]:
+    def begin(mutator: Mutator) -> tuple[Make, Run]:
+        made = rig_of(mutator)
+        return made.draw, made.hear
+
+    return begin
+
+
+TARGETS: Final[Sequence[Target]] = (
+    Target("topic", _begins(TopicRig), 8),
+    Target("channel", _begins(ChannelRig), 8),
+)

@@ -1,0 +1,118 @@
+"""Ports for fuzzed actors: what comes in is put there as frames, and decoded as a real port does; what goes out is really encoded."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any, Final
+
+import zmq
+from faults.fuzz_wire import Part, block_frames, typed_word, word_frame
+from faults.mutation import Mutator
+
+from zsq.actors.port import Envelope, Mail
+from zsq.transport.block import Block
+from zsq.transport.codec import decode, encode
+from zsq.transport.errors import UsageError
+from zsq.transport.protocol import WORDS, Wire
+
+SENT_MAX: Final = 64
+
+
+class FakePort:
+    """In a `Port`'s place; it is its own socket."""
+
+    def __init__(self, mutator: Mutator, name: str = "", *, deaf: bool = False) -> None:
+        self.name = name
+        self.mutator = mutator
+        self.deaf = deaf  # now and then its peer takes no more
+        self.allowed: frozenset[type[Wire]] | None = None
+        self.words_to: object | None = None
+        self.handlers: dict[type[Wire], Any] = {}
+        self.socket = self
+        self.closed = False
+        self.waiting: deque[tuple[Envelope, bytes, list[Any]]] = deque()
+        self.raw: deque[list[Part]] = deque()
+        self.sent: deque[tuple[Envelope, Wire, Sequence[Block]]] = deque(maxlen=SENT_MAX)
+
+    def put(self, envelope: Envelope, control: bytes, frames: Sequence[bytes] = ()) -> None:
+        self.waiting.append((envelope, control, [part if n % 2 == 0 else Part(part) for n, part in enumerate(frames)]))
+
+    def say(self, envelope: Envelope, word: Wire, blocks: Sequence[Block] = ()) -> None:
+        """A word of somebody who says the right thing."""
+        frames = [bytes(part) for block in blocks for part in (block.wire_header(), block.columns)]
+        self.put(envelope, encode(word), frames)
+
+    # What an actor does with a port
+
+    def receive(self, limit: int) -> Iterator[Mail | tuple[Envelope, UsageError]]:
+        for _ in range(min(limit, len(self.waiting))):
+            envelope, control, frames = self.waiting.popleft()
+            try:
+                yield Mail(envelope, decode(control), frames)
+            except UsageError as error:
+                yield envelope, error
+
+    def send(self, envelope: Envelope, word: Wire, blocks: Sequence[Block] = ()) -> bool:
+        encode(word)
+        for block in blocks:
+            block.wire_header()
+        if self.deaf and self.mutator.chance(100):
+            return False
+        self.sent.append((envelope, word, blocks))
+        return True
+
+    def send_frames(self, frames: Sequence[Any]) -> bool:
+        assert all(isinstance(getattr(frame, "bytes", frame), bytes) for frame in frames)
+        return not (self.deaf and self.mutator.chance(100))
+
+    def close(self) -> None:
+        self.closed = True
+
+    # What is done with its socket
+
+    def poll(self, timeout_ms: int = 0) -> bool:
+        return bool(self.waiting)
+
+    def recv_multipart(self, flags: int = 0, copy: bool = True) -> list[Part]:
+        if not self.raw:
+            raise zmq.Again
+        return self.raw.popleft()
+
+    def getsockopt_string(self, option: int) -> str:
+        return "tcp://127.0.0.1:4153"
+
+    def setsockopt(self, option: int, value: object) -> None:
+        pass
+
+
+def stranger_says(
+    mutator: Mutator, allowed: Sequence[type[Wire]], known: Mapping[str, Sequence[Any]] | None = None
+) -> tuple[bytes, tuple[bytes, ...]]:
+    """A control frame and its block frames: mostly a word that may be said there, with anything in its fields, or what is `known` of them:
+    a stranger who has looked on."""
+    dice = mutator.below(10)
+    if dice < 7:
+        word = typed_word(mutator, mutator.one(allowed).op)
+        fitting = {
+            field.name: mutator.one(known[field.name]) for field in fields(word) if known and field.name in known and mutator.chance(2)
+        }
+        control = encode(replace(word, **fitting))
+    elif dice < 8:
+        control = encode(typed_word(mutator, mutator.one(list(WORDS))))
+    else:
+        control = word_frame(mutator)
+    frames: tuple[bytes, ...] = ()
+    while mutator.chance(3):
+        frames += block_frames(mutator)
+    return control, frames if not mutator.chance(20) else frames[:-1] if frames else (b"",)
+
+
+def own_frames(block: Block) -> tuple[bytes, bytes]:
+    return block.wire_header(), bytes(block.columns)
+
+
+def by_name(words: Iterable[type[Wire]]) -> tuple[type[Wire], ...]:
+    """In an order that is the same in every process."""
+    return tuple(sorted(words, key=lambda word: word.__name__))
