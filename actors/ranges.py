@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
+from typing import Final
 
 from ..transport.errors import E_BAD_ARGUMENT, UsageError
 from ..transport.protocol import RANGES_MAX
+
+NUMBER_MAX: Final = 1 << 62
 
 Run = tuple[int, int, int]
 Range = tuple[int, int]
@@ -20,13 +23,17 @@ def total(runs: Iterable[Run]) -> int:
 
 
 def check(ranges: Sequence[Range]) -> None:
-    """The codec knows only that a peer sent a tuple: `UsageError` E_BAD_ARGUMENT if it does not hold pairs of numbers, or too many."""
+    """The codec knows only that a peer sent a tuple: `UsageError` E_BAD_ARGUMENT if it does not hold pairs of numbers, or too many.
+
+    The numbers are such that the end of a range can be said in an answer, too.
+    """
     try:
         good = len(ranges) <= RANGES_MAX and {*map(len, ranges)} <= {2} and {*map(type, chain.from_iterable(ranges))} <= {int}
+        good = good and (not ranges or (min(map(min, ranges)) >= 0 and max(map(max, ranges)) <= NUMBER_MAX))
     except TypeError:
         good = False
     if not good:
-        raise UsageError(E_BAD_ARGUMENT, f"ranges are at most {RANGES_MAX} pairs of numbers: first offset, count")
+        raise UsageError(E_BAD_ARGUMENT, f"ranges are at most {RANGES_MAX} pairs of numbers from 0 to 2^62: first offset, count")
 
 
 def above(runs: Iterable[Run], start: int) -> tuple[list[Run], list[Run]]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsq.actors.ranges import Range, Run, take, total
+from zsq.actors.ranges import NUMBER_MAX, Range, Run, check, take, total
+from zsq.transport import codec
+from zsq.transport.errors import UsageError
+from zsq.transport.protocol import Answer
 
 
 @st.composite
@@ -51,3 +55,16 @@ def test_take_is_set_arithmetic(runs: list[Run], ranges: list[Range]) -> None:
 @given(runs_of())
 def test_no_ranges_take_all(runs: list[Run]) -> None:
     assert take(runs, ()) == (runs, [], [])
+
+
+def test_ranges_that_could_not_be_said_in_an_answer_are_refused() -> None:
+    """Two that begin near the end of what a word can carry: what is refused of the second began beyond it, and the channel ended."""
+    first, second = ((1 << 64) - 1, 10), ((1 << 64) - 1, 20)
+    for wrong in ((first, second), ((-5, 3),), ((5, -1),), ((5, 1, 1),), ((5,),), ((5, True),), (5,)):
+        with pytest.raises(UsageError, match="E_BAD_ARGUMENT"):
+            check(wrong)  # type: ignore[arg-type]
+    largest = ((NUMBER_MAX, NUMBER_MAX), (NUMBER_MAX, 20), (0, 0))
+    check(largest)
+    check(())
+    refused = take([(5, 3, 1)], largest)[2]
+    assert codec.decode(codec.encode(Answer(1, 1, tuple(refused)))) == Answer(1, 1, tuple(refused))
