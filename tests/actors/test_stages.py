@@ -267,6 +267,11 @@ def test_credit_comes_of_one_pool(desk: StageTable) -> None:
     assert desk.open()["credit_bytes"] == options.STAGE_CREDIT_BYTES
 
 
+def test_one_writers_credit_is_bounded_however_large_the_pool(desk: StageTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "STAGE_CREDIT_POOL_BYTES", 100 * options.STAGE_CREDIT_BYTES)
+    assert desk.open()["credit_bytes"] == options.STAGE_CREDIT_BYTES
+
+
 @pytest.mark.parametrize(("peer", "heartbeat_ms"), [(A, LOCAL_HEARTBEAT_MS), (FAR, HEARTBEAT_MS)])
 def test_a_silent_link_loses_its_credit_and_not_its_stage(desk: StageTable, peer: tuple[bytes, ...], heartbeat_ms: int) -> None:
     desk.open(peer)
