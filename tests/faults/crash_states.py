@@ -18,19 +18,23 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Final
 from unittest import mock
 
 from zsq.storage import state_check
+from zsq.storage.faulty_files import FaultyFiles, keep_none
 
-from .states import Disk, Fate, Tree, digest, fates, lay_down, prefixes, random_fates, tree_of
-from .workloads import WORKLOADS, Recorded
+from .recording import RecordingFiles
+from .states import WHOLE, Disk, Fate, Tree, continued, digest, fates, lay_down, prefixes, random_fates, tree_of
+from .workloads import WORKLOADS, Recorded, recorder
 
+AGAIN_EACH: Final = 2  # of so many disks one loses its power again when it goes on
 RANDOM_A_ROUND: Final = 40  # random fates of what is pending, after each step, in each round behind the first
 ROUNDS_MAX: Final = 1_000
 SAY_EVERY_S: Final = 10.0
@@ -42,13 +46,22 @@ class Result:
     """`disks`: digests of the distinct ones; `violations`: (where, what), of the first."""
 
     disks: set[bytes] = field(default_factory=set)
+    nested: set[bytes] = field(default_factory=set)
+    """Those left by a crash in the recovery after a crash."""
     checks: int = 0
     violations: list[tuple[str, str]] = field(default_factory=list)
 
     def take(self, other: Result) -> None:
         self.disks |= other.disks
+        self.nested |= other.nested
         self.checks += other.checks
         self.violations += other.violations
+
+    def sentence(self) -> str:
+        return (
+            f"{len(self.disks)} distinct disks after a power cut, {len(self.nested)} after a crash in the recovery of one, "
+            f"{self.checks} recoveries checked, {len(self.violations)} violations"
+        )
 
 
 class Prover:
@@ -59,46 +72,86 @@ class Prover:
         self.trace = recorded.trace
         self.folder = folder
         self.seed = seed
+        self.salt = recorded.name.partition("/")[0].encode()
+        """Disks of two workloads are two, if they should look the same."""
         self._checked: set[bytes] = set()
         self._laid = 0
 
     def disks(self) -> list[Disk]:
         return list(prefixes(self.trace))
 
-    def prove(self, disk: Disk, rounds: range, result: Result, stop: int = 1 << 62) -> None:
-        """All that may be found after these steps; round 0 is the systematic one, the others are random."""
+    def prove(self, disk: Disk, number: int, result: Result, stop: int = 1 << 62) -> None:
+        """All that may be found after these steps, until so many are counted; round 0 is the systematic one, the others are random."""
+        counted = self.counted(result)
         promised = self.trace.steps[disk.steps].promised if disk.steps < len(self.trace.steps) else len(self.trace.promises) - 1
-        for number in rounds:
-            for index, fate in enumerate(self.fates(disk, number)):
-                if len(result.disks) >= stop or len(result.violations) >= VIOLATIONS_MAX:
-                    return
-                tree = tree_of(disk, fate)
-                found = digest(tree, self.recorded.name.encode())
-                if (key := found + promised.to_bytes(4, "little")) in self._checked:
-                    continue
-                self._checked.add(key)
-                result.disks.add(found)
-                result.checks += 1
-                where = f"{self.recorded.name}/{disk.steps}/{index}" + (f"/{number}" if number else "")
-                try:
-                    self.check(tree, disk.steps)
-                except Exception:
-                    result.violations.append((where, traceback.format_exc()))
+        for index, fate in enumerate(self.fates(disk, number)):
+            if len(counted) >= stop or len(result.violations) >= VIOLATIONS_MAX:
+                return
+            tree = tree_of(disk, fate)
+            found = digest(tree, self.salt)
+            if (key := found + promised.to_bytes(4, "little")) in self._checked:
+                continue
+            self._checked.add(key)
+            counted.add(found)
+            result.checks += 1
+            where = f"{self.recorded.name}/{disk.steps}/{index}" + (f"/{number}" if number else "")
+            try:
+                self.check(tree, disk.steps, again=found[0] % AGAIN_EACH == 0)
+            except Exception:
+                result.violations.append((where, traceback.format_exc()))
 
     def fates(self, disk: Disk, number: int) -> Iterator[Fate]:
         chance = random.Random(f"{self.recorded.name} {disk.steps} {self.seed} {number}")
         return random_fates(disk, chance, RANDOM_A_ROUND) if number else fates(disk, chance)
 
-    def check(self, tree: Tree, steps: int) -> None:
+    def counted(self, result: Result) -> set[bytes]:
+        return result.disks
+
+    def check(self, tree: Tree, steps: int, *, again: bool) -> None:
+        with self.laid(tree) as root, looking_in_this_process():
+            subject = self.recorded.revive(FaultyFiles(str(root)), self.trace.promised(steps))
+            try:
+                subject.recover()
+                subject.live()
+                if again:
+                    subject.abandon()
+                    subject.files.crash(keep_none)
+                    subject.recover()
+                    subject.verify()
+            finally:
+                subject.abandon()
+
+    def nested(self, disk: Disk, fate: Fate, where: str) -> Prover:
+        """The recovery on this disk, to be broken off as well. With all that is pending there, it is only the process that has died: what
+        it has written and not synced is seen by the next one, and may still be lost."""
+        with self.laid(tree_of(disk, fate)) as root, looking_in_this_process():
+            subject = self.recorded.revive(RecordingFiles(str(root)), self.trace.promised(disk.steps))
+            try:
+                with recorder(subject).recording(subject.promise) as trace:
+                    subject.recover()
+                    trace.recovered = len(trace.steps)
+                    subject.live()
+            finally:
+                subject.abandon()
+        if all(kept == WHOLE for kept in fate):
+            trace = continued(disk, trace)
+        return NestedProver(replace(self.recorded, name=where, trace=trace), self.folder, self.seed)
+
+    @contextmanager
+    def laid(self, tree: Tree) -> Iterator[Path]:
         self._laid += 1
-        root = self.folder / f"{os.getpid()}-{self._laid}"
+        root = self.folder / f"{os.getpid()}-{id(self)}-{self._laid}"
         root.mkdir()
         try:
             lay_down(str(root), tree)
-            with looking_in_this_process():
-                self.recorded.check(str(root), self.trace.promised(steps))
+            yield root
         finally:
             shutil.rmtree(root)
+
+
+class NestedProver(Prover):
+    def counted(self, result: Result) -> set[bytes]:
+        return result.nested
 
 
 @contextmanager
@@ -121,21 +174,40 @@ def record(name: str, folder: Path) -> Recorded:
     return WORKLOADS[name].record(name, root)
 
 
-def prove_some(name: str, folder: Path, count: int, seed: int) -> Result:
-    """So many distinct disks of a workload, picked from all over it."""
+def prove_some(name: str, folder: Path, count: int, nested: int, seed: int) -> Result:
+    """So many distinct disks of a workload, picked from all over it; and so many of crashes in recovery."""
     prover = Prover(record(name, folder), folder, seed)
     result = Result()
     disks = prover.disks()
     random.Random(f"{name} {seed}").shuffle(disks)
-    for number in range(ROUNDS_MAX):
-        share = max(1, count // len(disks))
-        for disk in disks:
-            prover.prove(disk, range(number, number + 1), result, min(count, len(result.disks) + share) if not number else count)
-        for disk in disks if not number else []:
-            prover.prove(disk, range(1), result, count)
-        if len(result.disks) >= count or result.violations:
-            break
+    share = 1 + count // len(disks)
+    for at in range(2 * len(disks)):  # first a share of each, then all of each
+        disk = disks[at % len(disks)]
+        prover.prove(disk, 0, result, min(count, len(result.disks) + share) if at < len(disks) else count)
+    turn = 0
+    while len(result.nested) < nested and not result.violations:
+        turn += 1
+        _prove_nested(prover, disks, turn, result, min(nested, len(result.nested) + 25))
     return result
+
+
+def _prove_nested(prover: Prover, disks: Sequence[Disk], turn: int, result: Result, stop: int = 1 << 62) -> None:
+    """The recovery on one of these disks. Each second time it is a process that died, not the machine."""
+    chance = random.Random(f"{prover.recorded.name} {prover.seed} nested {turn}")
+    disk = chance.choice(disks)
+    found = list(prover.fates(disk, 0))
+    index = chance.randrange(len(found)) if turn % 2 else 0
+    where = f"{prover.recorded.name}/{disk.steps}/{index}+"
+    try:
+        inner = prover.nested(disk, found[index], where)
+    except Exception:
+        result.violations.append((f"{prover.recorded.name}/{disk.steps}/{index}", traceback.format_exc()))
+        return
+    states = inner.disks()[: inner.trace.recovered + 1]
+    chance.shuffle(states)
+    share = 1 + max(0, stop - len(result.nested)) // len(states)
+    for state in states:
+        inner.prove(state, 0, result, min(stop, len(result.nested) + share))
 
 
 # In many processes
@@ -143,61 +215,88 @@ def prove_some(name: str, folder: Path, count: int, seed: int) -> Result:
 _PROVERS: dict[str, tuple[Prover, list[Disk]]] = {}
 
 
-def _prove_part(name: str, steps: Sequence[int], rounds: range) -> Result:
+def _prove_part(name: str, steps: Sequence[int], number: int) -> Result:
     prover, disks = _PROVERS[name]
     result = Result()
-    for number in steps:
-        prover.prove(disks[number], rounds, result)
+    for step in steps:
+        prover.prove(disks[step], number, result)
     return result
 
 
-def prove_all(count: int, seed: int, jobs: int, names: Sequence[str]) -> Result:
-    """Every systematic disk of these workloads; then random ones, until there are `count`."""
-    total = Result()
-    began = said = time.monotonic()
+def _prove_turns(name: str, turns: Sequence[int]) -> Result:
+    result = Result()
+    for turn in turns:
+        _prove_nested(*_PROVERS[name], turn, result)
+    return result
+
+
+class Progress:
+    """Adds up what the processes found, and says it now and then."""
+
+    def __init__(self) -> None:
+        self.total = Result()
+        self.began = self._said = time.monotonic()
+
+    def take(self, parts: Sequence[Future[Result]], enough: Callable[[Result], bool]) -> bool:
+        """True: there are enough, and what is left of these parts is not wanted any more."""
+        for part in as_completed(parts):
+            if part.cancelled():
+                continue
+            total = self.total
+            total.take(part.result())
+            if time.monotonic() - self._said > SAY_EVERY_S:
+                self._said = time.monotonic()
+                seconds = self._said - self.began
+                print(f"{seconds:7.0f} s: {total.sentence()}", flush=True)
+            if enough(total) or len(total.violations) >= VIOLATIONS_MAX:
+                for other in parts:
+                    other.cancel()
+        return enough(self.total) or len(self.total.violations) >= VIOLATIONS_MAX
+
+
+def prove_all(count: int, nested: int, seed: int, jobs: int, names: Sequence[str]) -> Result:
+    """Every systematic disk of these workloads, crashes in recovery, and random disks until there are as many as wanted."""
+    progress = Progress()
     with work_folder() as folder:
         for name in names:
             prover = Prover(record(name, folder), folder, seed)
             _PROVERS[name] = (prover, prover.disks())
             print(f"{name}: {len(prover.trace.steps)} steps, {len(prover.trace.promises)} sets of promises", flush=True)
+
+        def parts(number: int) -> list[Future[Result]]:
+            return [
+                pool.submit(_prove_part, name, range(at, min(at + 8, len(_PROVERS[name][1]))), number)
+                for name in names
+                for at in range(0, len(_PROVERS[name][1]), 8)
+            ]
+
         with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
-            for number in range(ROUNDS_MAX):
-                parts: list[Future[Result]] = []
-                for name in names:
-                    length = len(_PROVERS[name][1])
-                    parts += [
-                        pool.submit(_prove_part, name, range(at, min(at + 8, length)), range(number, number + 1))
-                        for at in range(0, length, 8)
-                    ]
-                for part in as_completed(parts):
-                    total.take(part.result())
-                    if time.monotonic() - said > SAY_EVERY_S:
-                        said = time.monotonic()
-                        print(
-                            f"{said - began:7.0f} s: {len(total.disks)} distinct disks, {total.checks} recoveries, "
-                            f"{len(total.violations)} violations",
-                            flush=True,
-                        )
-                    if (number and len(total.disks) >= count) or len(total.violations) >= VIOLATIONS_MAX:
-                        pool.shutdown(cancel_futures=True)
-                        return total
-                if len(total.disks) >= count:
+            if progress.take(parts(0), lambda total: False):
+                return progress.total
+            for turn in range(0, ROUNDS_MAX, 4):
+                turns = [pool.submit(_prove_turns, name, range(turn, turn + 4)) for name in names] if nested else []
+                if progress.take(turns, lambda total: len(total.nested) >= nested):
                     break
-    return total
+            for number in range(1, ROUNDS_MAX):
+                if progress.take(parts(number), lambda total: len(total.disks) >= count):
+                    break
+    return progress.total
 
 
 def replay(where: str, seed: int) -> int:
-    name, steps, index, *rounds = where.split("/")
+    outer, _, inner = where.partition("+/")
     with work_folder() as folder:
+        name, *numbers = outer.split("/")
         prover = Prover(record(name, folder), folder, seed)
-        disk = prover.disks()[int(steps)]
-        fate = next(fate for number, fate in enumerate(prover.fates(disk, int(rounds[0]) if rounds else 0)) if number == int(index))
-        for step in prover.trace.steps[max(0, disk.steps - 12) : disk.steps]:
-            print("done:   ", prover.trace.say(step))
-        for step, kept in zip(disk.pending, fate, strict=True):
-            print("pending:", prover.trace.say(step), "->", kept)
+        disk, fate = _found(prover, numbers)
+        if inner:
+            print("the process died here" if all(kept == WHOLE for kept in fate) else "the power was lost here", "and then in recovery:")
+            _tell(prover, disk, fate)
+            prover = prover.nested(disk, fate, f"{outer}+")
+            disk, fate = _found(prover, inner.split("/"))
+        _tell(prover, disk, fate)
         try:
-            prover.check(tree_of(disk, fate), disk.steps)
+            prover.check(tree_of(disk, fate), disk.steps, again=True)
         except Exception:
             traceback.print_exc()
             return 1
@@ -205,9 +304,23 @@ def replay(where: str, seed: int) -> int:
     return 0
 
 
+def _found(prover: Prover, numbers: Sequence[str]) -> tuple[Disk, Fate]:
+    """By steps, number, and perhaps the round."""
+    disk = prover.disks()[int(numbers[0])]
+    return disk, next(islice(prover.fates(disk, int(numbers[2]) if len(numbers) > 2 else 0), int(numbers[1]), None))
+
+
+def _tell(prover: Prover, disk: Disk, fate: Fate) -> None:
+    for step in prover.trace.steps[max(0, disk.steps - 12) : disk.steps]:
+        print("done:   ", prover.trace.say(step))
+    for step, kept in zip(disk.pending, fate, strict=True):
+        print("pending:", prover.trace.say(step), "->", "lost" if kept is None else "whole" if kept == WHOLE else kept)
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="prove crash-states", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=5_000, help="distinct disks at least (default 5000)")
+    parser.add_argument("--nested", type=int, help="distinct disks of a crash in recovery at least (default a tenth of the others)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--workload", action="append", choices=sorted(WORKLOADS), help="only this; may be given again")
@@ -216,12 +329,13 @@ def main(arguments: list[str]) -> int:
     if chosen.replay:
         return replay(chosen.replay, chosen.seed)
     began = time.monotonic()
-    result = prove_all(chosen.count, chosen.seed, chosen.jobs, chosen.workload or list(WORKLOADS))
+    nested = chosen.count // 10 if chosen.nested is None else chosen.nested
+    result = prove_all(chosen.count, nested, chosen.seed, chosen.jobs, chosen.workload or list(WORKLOADS))
     for where, what in result.violations[:3]:
         print(f"\n{what}\nreplay: scripts/prove crash-states --seed {chosen.seed} --replay {where}", file=sys.stderr)
     print(
-        f"{len(result.disks)} distinct disks after a power cut, {result.checks} recoveries on them: "
-        f"{len(result.violations)} violations; {time.monotonic() - began:.0f} s, seed {chosen.seed}, {chosen.jobs} jobs, "
+        f"{result.sentence()}; {time.monotonic() - began:.0f} s, seed {chosen.seed}, {chosen.jobs} jobs, "
         f"Python {platform.python_version()} on {platform.machine()}"
     )
-    return 1 if result.violations or len(result.disks) < chosen.count else 0
+    enough = len(result.disks) >= chosen.count and len(result.nested) >= nested
+    return 0 if enough and not result.violations else 1

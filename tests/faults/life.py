@@ -10,7 +10,7 @@ from support.desk import PRODUCER, SMALL, Desk
 
 from zsq.storage.delayed import DelayedStore
 from zsq.storage.delayed_format import DelayedKey, due_block
-from zsq.storage.faulty_files import FaultyFiles, keep_none
+from zsq.storage.faulty_files import FaultyFiles
 from zsq.storage.removal import remove_below
 from zsq.storage.state import ChannelRow, HoleRow, StateBatch, Table, producer_after
 from zsq.storage.store import Store, StoreOptions
@@ -19,7 +19,7 @@ from zsq.transport.block import Block, pack
 from .recording import RecordingFiles
 
 PUBLISHER: Final = 99  # of delayed messages
-_NOT_PROMISED: Final = frozenset({"files", "store", "root", "directory", "options", "facts", "lagging", "damage"})
+_NOT_PROMISED: Final = frozenset({"files", "store", "root", "directory", "options", "facts", "lagging", "damage"})  # or not copied
 
 Facts = dict[str, Any]
 
@@ -47,26 +47,39 @@ class Life(Desk):
             self.facts.append(self.facts_now())
         return store
 
-    # Recording
+    # Being recorded, and being found again
 
     def promise(self) -> dict[str, Any]:
-        return {name: copy.deepcopy(value) for name, value in self.__dict__.items() if name not in _NOT_PROMISED}
-
-    def record(self) -> RecordingFiles:
-        assert isinstance(self.files, RecordingFiles)
-        return self.files
+        found = {name: copy.deepcopy(value) for name, value in self.__dict__.items() if name not in _NOT_PROMISED}
+        return {**found, "facts": self.facts}
 
     @classmethod
-    def revived(cls, root: str, promise: dict[str, Any], options: StoreOptions, facts: list[Facts]) -> Self:
+    def revived(cls, files: FaultyFiles, promise: dict[str, Any], options: StoreOptions) -> Self:
         """On a disk that is there already, with what was promised."""
         made = cls.__new__(cls)
-        made.__dict__.update(copy.deepcopy(promise))
-        made.root, made.directory, made.options = root, f"{root}/clicks", options
-        made.files = FaultyFiles(root)
+        made.__dict__.update({name: value if name == "facts" else copy.deepcopy(value) for name, value in promise.items()})
+        made.root, made.directory, made.options, made.files = files.root, f"{files.root}/clicks", options, files
         made.store = made.lagging = None
         made.damage = []
-        made.facts = facts
         return made
+
+    def recover(self) -> None:
+        self.open()
+
+    def live(self) -> None:
+        """What recovery found is what holds from now on; and the topic goes on."""
+        end = self.log.end
+        self.settle()
+        if self.tried or self.staged:
+            self.go_on()
+        else:
+            self.publish()
+            self.sync()
+            assert self.offsets[len(self.sent) - 1] >= end, "an offset is given twice"
+            self.check()
+
+    def verify(self) -> None:
+        self.check()
 
     # The state
 
@@ -107,8 +120,7 @@ class Life(Desk):
         remove_below(self.files, self.directory, start)
 
     def removed(self) -> set[int]:
-        start = self.facts_now()["start"]
-        return {sequence for sequence, offset in self.offsets.items() if offset < start}
+        return {sequence for sequence, offset in self.offsets.items() if offset < self.log.start}
 
     # Delayed messages
 
@@ -160,15 +172,18 @@ class Life(Desk):
         found = super().check(lost_max)
         assert self.store is not None
         assert not self.store.report.alarms, self.store.report.alarms
-        mine = self.store.state.load().producers.get(PRODUCER)
+        table = self.store.state.load()
+        mine = table.producers.get(PRODUCER)
         for sequence, offset in mine.recent if mine is not None else ():
             assert self.offsets.get(sequence, offset) == offset, f"block {sequence} sent again would be answered with another offset"
-        now = self.facts_now()
+        now = facts_of(table, self.store)
         allowed = self.facts[self.commits : self.commits + 2]
         assert now in allowed, f"the state is neither {' nor '.join(map(repr, allowed))} but {now!r}"
         bases = self.log.chunks
+        assert bases[0] <= now["start"], "chunks are gone that were not given up"
         assert len(bases) < 2 or bases[1] > now["start"], "removed chunks are there again"
-        self._check_delayed()
+        if self.put or self.perhaps or self.gone or self.store.delayed is not None:
+            self._check_delayed()
         return found
 
     def _check_delayed(self) -> None:
@@ -209,30 +224,12 @@ class Life(Desk):
         row = self.store.state.load().producers.get(PRODUCER)
         return row.next_sequence if row is not None else 0
 
-    def examine(self) -> None:
-        """Recover, check, go on living, lose the power once more."""
-        self.open()
-        end = self.log.end
-        self.settle()
-        if self.tried or self.staged:
-            self.go_on()
-        else:
-            self.publish()
-            self.sync()
-            assert self.offsets[len(self.sent) - 1] >= end, "an offset is given twice"
-            self.check()
-        self.abandon()
-        self.files.crash(keep_none)
-        self.open()
-        self.check()
-        self.abandon_cleanly()
-
 
 def facts_of(table: Table, store: Store) -> Facts:
     return {
         "channels": table.channels,
         "holes": table.holes,
-        "deferred": {name: list[HoleRow](store.state.deferred_rows(name)) for name in table.channels},
+        "deferred": {name: list[HoleRow](store.state.deferred_rows(name)) for name in table.deferred},
         "start": table.start,
         "dropped": table.dropped,
         "paused": table.paused_end,

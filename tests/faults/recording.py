@@ -48,6 +48,10 @@ class Trace:
     promises: list[Any] = field(default_factory=list)
     paths: dict[str, int] = field(default_factory=dict)
     """Where each node lay at the beginning, below the root."""
+    pending: list[Step] = field(default_factory=list)
+    """What was not certain at the beginning, in order."""
+    recovered: int = 0
+    """So many steps came before it was open."""
 
     def promised(self, prefix: int) -> Any:
         """What had been promised when so many steps were done."""

@@ -97,11 +97,46 @@ def change(files: dict[int, bytes], folders: dict[int, dict[str, int]], step: St
 
 def prefixes(trace: Trace) -> Iterator[Disk]:
     """The disk before the first step, and after each."""
-    disk = Disk(trace.root, dict(trace.files), {number: dict(names) for number, names in trace.folders.items()})
+    disk = Disk(trace.root, dict(trace.files), {number: dict(names) for number, names in trace.folders.items()}, list(trace.pending))
     yield disk.copy()
     for step in trace.steps:
         disk.take(step)
         yield disk.copy()
+
+
+def paths(disk: Disk) -> dict[str, int]:
+    """What a process sees that lives on: each path below the root, with its node."""
+    folders = {number: dict(names) for number, names in disk.folders.items()}
+    for step in disk.pending:
+        if step.kind == "names":
+            change({}, folders, step, WHOLE)
+    found = {"": disk.root}
+
+    def walk(number: int, path: str) -> None:
+        for name, node in folders[number].items():
+            found[f"{path}/{name}"] = node
+            if node in folders:
+                walk(node, f"{path}/{name}")
+
+    walk(disk.root, "")
+    return found
+
+
+def continued(disk: Disk, trace: Trace) -> Trace:
+    """`trace` was recorded on all of this disk, by the next process: together, with what is not certain since before."""
+    known = paths(disk)
+    numbers = {node: known[path] for path, node in trace.paths.items()}
+    first_new = max((*disk.files, *disk.folders, *known.values(), *(step.node for step in disk.pending))) + 1
+
+    def of(node: int) -> int:
+        return node if node < 0 else numbers.setdefault(node, first_new + len(numbers))
+
+    steps = [
+        step._replace(node=of(step.node), entries=tuple((of(folder), name, of(node)) for folder, name, node in step.entries))
+        for step in trace.steps
+    ]
+    folders = {**disk.folders, **{of(number): {} for number in trace.folders if of(number) >= first_new}}
+    return Trace(disk.root, disk.files, folders, steps, trace.promises, pending=list(disk.pending), recovered=trace.recovered)
 
 
 def fates(disk: Disk, chance: random.Random) -> Iterator[Fate]:

@@ -5,55 +5,66 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from support.desk import GROUPS, SMALL
 
+from zsq.storage.faulty_files import FaultyFiles
 from zsq.storage.store import StoreOptions
 
-from .life import Facts, Life
-from .recording import Trace
+from .life import Life
+from .recording import RecordingFiles, Trace
+
+
+class Subject(Protocol):
+    """What a workload is about: a topic's store, a queue. `live`: what recovery found is checked, holds from now on, and more is done."""
+
+    files: FaultyFiles
+
+    def promise(self) -> Any: ...
+    def recover(self) -> None: ...
+    def live(self) -> None: ...
+    def verify(self) -> None: ...
+    def abandon(self) -> None: ...
 
 
 @dataclass(slots=True)
 class Recorded:
-    """`check(root, promise)` raises what is wrong with the disk that lies under `root`."""
+    """`revive`: the subject of a disk that is there already, and of a promise."""
 
     name: str
     trace: Trace
-    check: Callable[[str, Any], None]
+    revive: Callable[[FaultyFiles, Any], Subject]
+
+
+class Workload(Protocol):
+    def record(self, name: str, root: Path) -> Recorded: ...
 
 
 @dataclass(slots=True, frozen=True)
 class TopicWork:
-    """A workload of one topic's store."""
+    """A workload of one topic's store. `before` is not recorded."""
 
     work: Callable[[Life], None]
     options: StoreOptions = SMALL
     before: Callable[[Life], None] = lambda life: None
-    """Not recorded."""
 
     def record(self, name: str, root: Path) -> Recorded:
         life = Life(root, self.options)
         life.open()
         self.before(life)
         life.abandon_cleanly()
-        life.files.reset()
-        facts: list[Facts] = life.facts
-        with life.record().recording(life.promise) as trace:
+        with recorder(life).recording(life.promise) as trace:
             life.open()
+            trace.recovered = len(trace.steps)
             self.work(life)
         life.abandon()
-        options = self.options
+        return Recorded(name, trace, lambda files, promise: Life.revived(files, promise, self.options))
 
-        def check(folder: str, promise: Any) -> None:
-            again = Life.revived(folder, promise, options, facts)
-            try:
-                again.examine()
-            finally:
-                again.abandon()
 
-        return Recorded(name, trace, check)
+def recorder(subject: Subject) -> RecordingFiles:
+    assert isinstance(subject.files, RecordingFiles)
+    return subject.files
 
 
 def publishes(life: Life) -> None:
@@ -134,7 +145,7 @@ def retention(life: Life) -> None:
     life.checkpoint()
 
 
-WORKLOADS: Final[dict[str, TopicWork]] = {
+WORKLOADS: Final[dict[str, Workload]] = {
     "publishes": TopicWork(publishes),
     "channels": TopicWork(channels),
     "groups": TopicWork(groups, GROUPS),
