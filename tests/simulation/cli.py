@@ -15,12 +15,12 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final
 
-from . import broker, disk, patches
+from . import broker, disk, patches, scenario
+from .nemesis import KINDS
 from .run import Result, digest, play
 
 SEED_S_MAX: Final = 120.0  # of real time: a seed that takes longer hangs
 TELL_S: Final = 10.0
-FAILURES_MAX: Final = 10  # then it stops
 TWICE: Final = 20  # each so many seeds one is played twice, and the two must have gone alike
 
 
@@ -82,6 +82,7 @@ def play_many(seeds: Iterator[tuple[int, bool]], jobs: int) -> Iterator[tuple[Re
                     yield playing.pop(fd).end(), one.again
     finally:
         for one in playing.values():
+            os.kill(one.pid, signal.SIGKILL)
             one.end()
 
 
@@ -140,7 +141,8 @@ def tell_failure(result: Result) -> None:
     print(f"seed {result.seed} FAILED:")
     for text in result.violations[:5]:
         print(f"    {text}")
-    print(f"  replay: ./scripts/simulate.py --seed {result.seed} -v", flush=True)
+    only = f" --faults {','.join(scenario.ONLY)}" if scenario.ONLY else ""
+    print(f"  replay: ./scripts/simulate.py --seed {result.seed}{only} -v", flush=True)
 
 
 def _arguments(arguments: list[str]) -> Any:
@@ -151,11 +153,16 @@ def _arguments(arguments: list[str]) -> Any:
     parser.add_argument("-v", "--verbose", action="store_true", help="with --seed: print all that happens")
     parser.add_argument("--minutes", type=float, default=0.0, help="stop beginning new ones after so long")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time (default: one a core)")
+    parser.add_argument("--faults", default="", help="only these, comma-separated; of " + ", ".join(KINDS))
+    parser.add_argument("--failures", type=int, default=10, help="stop after so many seeds that failed (default 10)")
+    parser.add_argument("--broken", metavar="DEFECT", help="play with a deliberate defect; a wrong name lists them")
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str]) -> int:
     given = _arguments(arguments)
+    if given.faults:
+        scenario.ONLY = tuple(given.faults.split(","))
     patches.after_import()
     broker.prepare()
     disk.watch_lmdb()
@@ -174,8 +181,7 @@ def main(arguments: list[str]) -> int:
     count = given.seeds or (0 if given.minutes else 200)
     for result, _ in play_many(_order(given.first, count, until), given.jobs):
         tally.take(result)
-        if len(tally.failures) >= FAILURES_MAX:
-            print(f"{FAILURES_MAX} seeds failed: that is enough")
+        if len(tally.failures) >= given.failures:
             break
     tally.summary()
     return 1 if tally.failures else 0

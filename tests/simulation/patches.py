@@ -102,7 +102,7 @@ def after_import() -> None:
     for name, module in list(sys.modules.items()):
         if not name.startswith("zsq.") or module is None:
             continue
-        if name.startswith("zsq.transport.") and hasattr(module, "threading"):
+        if name.startswith(("zsq.transport.", "zsq.storage.")) and hasattr(module, "threading"):
             module.threading = threads.SimThreading  # type: ignore[attr-defined]
         if name in ("zsq.actors.actor", "zsq.actors.supervisor"):
             module.signal = _SIGNAL  # type: ignore[attr-defined]

@@ -23,6 +23,7 @@ class Scenario:
 
 
 PEACE: Final = 0.1  # of all seeds have no faults: there the strictest rules hold
+ONLY: tuple[str, ...] = ()  # the faults to choose from, if not all
 
 
 def draw(seed: int) -> Scenario:
@@ -32,14 +33,19 @@ def draw(seed: int) -> Scenario:
     channels = [_channel(dice, topic, f"c{number}") for topic in topics for number in range(dice.choice((1, 1, 2)))]
     producers = [
         ProducerPlan(
-            topic, dice.randrange(3, 14), dice.choice((0.0, 0.0, 0.3)), linger=dice.random() < 0.2, pause_ms=dice.choice((5, 40, 200))
+            topic,
+            dice.randrange(3, 14),
+            dice.choice((0.0, 0.0, 0.3)),
+            linger=dice.random() < 0.2,
+            pause_ms=dice.choice((2, 5, 40, 200)),
+            ahead=dice.choice((0, 3, 10)),
         )
         for topic in topics
         for _ in range(dice.choice((1, 1, 2)))
     ]
     kinds = [kind for kind in KINDS if kind != "kill_gateway" or tcp]
     # A few kinds together: combinations of two meet more often than if each came among seventeen.
-    faults = tuple(dice.sample(kinds, dice.choice((1, 2, 3, 5))))
+    faults = ONLY or tuple(dice.sample(kinds, dice.choice((1, 2, 3, 5))))
     strikes = 0 if dice.random() < PEACE else dice.randrange(1, 7)
     return Scenario(producers, channels, tcp, dice.choice((4, 16, 256)) * 1024, faults, strikes)
 

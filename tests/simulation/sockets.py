@@ -353,27 +353,24 @@ class SimPoller:
     """zmq.Poller. Each poll takes a little time, so that others get their turn."""
 
     def __init__(self) -> None:
-        self._things: dict[Any, int] = {}
+        self._things: dict[Any, Any] = {}  # with what is behind each
 
     def register(self, thing: Any, flags: int = 1) -> None:
-        self._things[thing] = flags
+        source = source_of(thing)
+        if source is not None:
+            self._things[thing] = source
 
     def unregister(self, thing: Any) -> None:
-        del self._things[thing]
+        self._things.pop(thing, None)
 
     def _ready(self) -> list[tuple[Any, int]]:
-        found = []
-        for thing in self._things:
-            source = source_of(thing)
-            if source is not None and source.readable():
-                found.append((thing, 1))
-        return found
+        return [(thing, 1) for thing, source in self._things.items() if source.readable()]
 
     def poll(self, timeout: float | None = None) -> list[tuple[Any, int]]:
         world = the_world()
         if (timeout is not None and timeout <= 0) or self._ready():
             world.pause(3_000, 40_000)
-            return self._ready()
-        sources = {source for thing in self._things if (source := source_of(thing)) is not None}
-        world.wait(sources, lambda: bool(self._ready()), None if timeout is None or timeout < 0 else int(timeout * MS))
+        else:
+            limit = None if timeout is None or timeout < 0 else int(timeout * MS)
+            world.wait(tuple(self._things.values()), lambda: bool(self._ready()), limit)
         return self._ready()

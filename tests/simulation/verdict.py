@@ -13,13 +13,11 @@ def depths(stats: dict[str, Any]) -> dict[str, int]:
     """What is not finished anywhere, by channel; rule 10 wants none of it at the end."""
     left: dict[str, int] = {}
     for topic in stats["topics"]:
-        if topic["health"].startswith(("failed", "clearing")):
-            left[topic["topic_name"]] = -1
         if topic["delayed_count"]:
             left[f"{topic['topic_name']} delayed"] = topic["delayed_count"]
         for channel in topic["channels"]:
-            waits = sum(channel.get(name, 0) for name in ("depth", "in_flight_count", "deferred_count"))
-            if waits:
+            waits = sum(channel.get(name, 0) for name in ("depth", "in_flight_count", "deferred_count", "dying_count"))
+            if waits or channel["health"] in ("starting", "failed"):  # the figures of one that is not up say nothing
                 left[f"{topic['topic_name']}/{channel['channel_name']}"] = waits
     return left
 

@@ -6,6 +6,7 @@ What each of them does is drawn from the seed. A client that was killed is start
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -46,6 +47,7 @@ class ProducerPlan:
     delayed: float = 0.0
     linger: bool = False
     pause_ms: int = 30
+    ahead: int = 0  # blocks that may be out unanswered; 0: each is waited for
 
 
 class Crew:
@@ -101,18 +103,23 @@ class Crew:
         producer = zsq.Producer(
             self.url, timeout=TIMEOUT_S, heartbeat_ms=HEARTBEAT_MS, when_full="wait", linger_ms=5.0 if plan.linger else 0.0
         )
+        out: deque[tuple[list[int], Any]] = deque()
         for _ in range(plan.blocks):
             if self.draining:
                 break
-            self._publish(producer, plan, name, dice)
+            self._publish(producer, plan, name, dice, out)
+            while len(out) > plan.ahead:
+                self._acknowledge(name, *out.popleft())
             self.world.pause(MS, plan.pause_ms * MS)
+        for numbers, receipt in out:
+            self._acknowledge(name, numbers, receipt)
         try:
             producer.close(TIMEOUT_S)
         except errors.ZsqError as error:
             self._noted(name, error)
         self.publishing -= 1
 
-    def _publish(self, producer: Any, plan: ProducerPlan, name: str, dice: random.Random) -> None:
+    def _publish(self, producer: Any, plan: ProducerPlan, name: str, dice: random.Random, out: deque[tuple[list[int], Any]]) -> None:
         ledger = self.ledger
         count = dice.choice((1, 1, 2, 5, 20))
         keys = [dice.choice(KEYS) if dice.random() < 0.8 else None for _ in range(count)]
@@ -123,11 +130,17 @@ class Crew:
             ledger.delayed(numbers, self.world.now_ns + self.world.wall_offset_ns + int(delay * S) if self.steady else 0)
         self.world.note(f"{name} publishes {numbers[0]}+{count} delay {delay}")
         try:
-            receipt = producer.publish_many(plan.topic, ledger.bodies(numbers), keys=keys, tags=tags, delay=delay)
+            out.append((numbers, producer.publish_many(plan.topic, ledger.bodies(numbers), keys=keys, tags=tags, delay=delay, wait=False)))
+        except errors.ZsqError as error:
+            self._noted(name, error)
+
+    def _acknowledge(self, name: str, numbers: list[int], receipt: Any) -> None:
+        try:
+            receipt.wait()
         except errors.ZsqError as error:  # whatever it says, it may be stored now or later: at most once
             self._noted(name, error)
         else:
-            ledger.acknowledged(numbers, None if delay is not None else receipt.offset)
+            self.ledger.acknowledged(numbers, receipt.offset)
 
     steady = True
     """The wall clock does not jump: due times can be told from here."""

@@ -1,0 +1,116 @@
+"""Deliberate defects: each takes one promise's keeper out of the product, and the simulation must find that within few seeds.
+
+A defect is a place in the source and what stands there instead; it is put in as the module is imported, in this process only. If the
+source has changed so that the place is not found, that is an error: the defect has to be written anew.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import types
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+
+class Defect(NamedTuple):
+    """`path`: in the repository. `faults`: only these strike, so that the few seeds of a test find it."""
+
+    path: str
+    old: str
+    new: str
+    faults: tuple[str, ...] = ()
+
+
+DEFECTS: Final[dict[str, Defect]] = {
+    "a topic takes a gap in a producer's numbers": Defect(
+        "actors/ordering.py",
+        "        if sequence == producer.expected:\n            if link.out_bytes",
+        "        if sequence >= producer.expected:\n            producer.expected = sequence\n            if link.out_bytes",
+    ),
+    "a repeated block is stored again": Defect(
+        "actors/ordering.py",
+        "        if sequence < producer.expected:\n            place =",
+        "        if sequence < producer.expected:\n"
+        "            self._queue.append(_Entry(producer_id, sequence, block, peer, 0))\n"
+        "            producer.plain += 1\n"
+        "            place =",
+    ),
+    "storage answers before the sync": Defect(
+        "actors/storage_actor.py",
+        "        end = self._log.synced_end\n        while self._written",
+        "        end = self._log.end\n        while self._written",
+        ("power_cut",),
+    ),
+    "the log is not synced": Defect(
+        "storage/sync_ticket.py", "                    self._files.sync(self.fd)\n", "                    pass\n", ("power_cut",)
+    ),
+    "a failed sync is taken for a good one": Defect(
+        "storage/sync_ticket.py", "        if self.error is not None:\n", "        if False:\n", ("failing_sync", "power_cut")
+    ),
+    "a finish is confirmed before its commit": Defect(
+        "actors/channel.py",
+        "            self.saving.confirm(mail.envelope, answer)  # confirmed means committed",
+        "            self.front.send(mail.envelope, answer)",
+        ("kill_channel", "kill_storage"),
+    ),
+    "an answer needs no lease": Defect(
+        "actors/delivery.py",
+        "        if lease is None or lease.consumer.peer != peer:\n            return [], tuple(ranges) or (UNKNOWN_DELIVERY,)",
+        "        if lease is None or lease.consumer.peer != peer:\n            return [], ()",
+    ),
+    "attempts are not committed before a message is sent again": Defect(
+        "actors/channel.py", " or self.delivery.waits_for_commit():", ":"
+    ),
+    "state may run ahead of the log": Defect(
+        "actors/state_desk.py", "        return synced_end < self._end\n", "        return False\n", ("power_cut",)
+    ),
+    "a requeue's delay is forgotten": Defect(
+        "actors/delivery.py", "        if delay_ns > 0:\n", "        if delay_ns > 1 << 40:\n", ("slow_disk",)
+    ),
+    "delayed messages come early": Defect(
+        "actors/delayed_desk.py", "(block, now + delay_ms * _MS)", "(block, now + delay_ms * _MS // 2)", ("slow_disk",)
+    ),
+    "a topic outlives its storage": Defect(
+        "actors/child.py", '    "storage": "topic_group",\n', '    "storage": "self",\n', ("kill_storage",)
+    ),
+    "an ordered channel does not hold a key's messages back": Defect(
+        "actors/ordered.py",
+        "        self._out.difference_update(self._slots.heads_in(runs))\n        super().back(runs, cause)",
+        "        self._slots.release(self._slots.heads_in(runs))\n        super().back(runs, cause)",
+    ),
+    "a lost consumer's messages are taken for finished": Defect(
+        "actors/delivery.py",
+        "            self.supply.back(self._end_lease(token).runs, LOST)",
+        "            self.supply.done(self._end_lease(token).runs)",
+    ),
+    "a producer numbers a refused block anew at once": Defect(
+        "transport/session.py",
+        "        if parcel.sends == 1 and word.sequence == self.next_sequence - 1 and self._cut < 0:",
+        "        if self._cut < 0:",
+    ),
+    "a lost link's producer forgets what was out": Defect(
+        "transport/session.py", '        self._step(_E.LOST)\n        self._rewind()', "        self._step(_E.LOST)"
+    ),
+}  # fmt: skip
+
+
+def put_in(name: str) -> Defect:
+    """Before the product is imported."""
+    if name not in DEFECTS:
+        raise SystemExit("defects:\n    " + "\n    ".join(DEFECTS))
+    defect = DEFECTS[name]
+    plain = importlib.machinery.SourceFileLoader.get_code
+
+    def get_code(loader: Any, fullname: str) -> types.CodeType | None:
+        path = Path(loader.get_filename(fullname))
+        if not fullname.startswith("zsq.") or not str(path).endswith(f"/{defect.path}"):
+            return plain(loader, fullname)
+        source = path.read_text()
+        if source.count(defect.old) != 1:
+            raise SystemExit(f"{name}: its place is there {source.count(defect.old)} times in {path}")
+        print(f"{name}: put into {defect.path}", flush=True)
+        return compile(source.replace(defect.old, defect.new), str(path), "exec")
+
+    loader: Any = importlib.machinery.SourceFileLoader
+    loader.get_code = get_code
+    return defect

@@ -1,0 +1,59 @@
+"""Two hundred seeds of the simulation, the same each time; more by `scripts/simulate.py`."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+TESTS: Final = Path(__file__).parent.parent
+SEEDS: Final = 200
+DEFECT_SEEDS: Final = 40
+# Those that few seeds find, each by another rule of the ledger.
+DEFECTS: Final = (
+    "storage answers before the sync",
+    "a finish is confirmed before its commit",
+    "a lost consumer's messages are taken for finished",
+)
+
+
+def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own: it puts its own clock, sockets and threads in the place of the real ones."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]), "PYTHONHASHSEED": "0"}
+    command = [sys.executable, "-P", "-m", "simulation", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_promises_hold_in_every_seed() -> None:
+    done = simulate("--seeds", str(SEEDS), "--jobs", "2")
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = re.search(r"^([\d,]+) seeds \(1 to ([\d,]+)\)", done.stdout, re.MULTILINE)
+    assert found is not None
+    assert int(found[1].replace(",", "")) == SEEDS
+    assert "broken promises: 0 in 0 seeds" in done.stdout
+
+
+@pytest.mark.timeout(120)
+def test_a_seed_goes_the_same_way_each_time() -> None:
+    first, second = (simulate("--seed", "7") for _ in range(2))
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert re.search(r"log [0-9a-f]{16}", first.stdout)
+    assert first.stdout == second.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_a_deliberate_defect_is_found(defect: str) -> None:
+    done = simulate("--seeds", str(DEFECT_SEEDS), "--failures", "1", "--jobs", "2", "--broken", defect)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "FAILED" in done.stdout
+    assert "replay: ./scripts/simulate.py --seed" in done.stdout
