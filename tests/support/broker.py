@@ -54,9 +54,9 @@ class Broker:
     def tcp(self) -> str:
         return f"tcp://127.0.0.1:{self.port}"
 
-    def start(self) -> Broker:
+    def start(self, timeout_s: float = START_S) -> Broker:
         self.launch()
-        self.wait_ready()
+        self.wait_ready(timeout_s)
         return self
 
     def launch(self) -> None:
@@ -66,13 +66,15 @@ class Broker:
             self._begin = log.tell()
             self.process = subprocess.Popen([*command, *self.extra], stdout=log, stderr=log, start_new_session=True)
 
-    def wait_ready(self) -> None:
-        wait_for(lambda: b" ready: " in self._said(self._begin) or self._exited(), START_S, "the broker's ready line")
+    def wait_ready(self, timeout_s: float = START_S) -> None:
+        wait_for(lambda: b" ready: " in self._said(self._begin) or self._exited(), timeout_s, "the broker's ready line")
         if self._exited():
             raise AssertionError(f"the broker did not start: {self._said(self._begin).decode()[-2000:]}")
 
     def _said(self, begin: int) -> bytes:
-        return self.log.read_bytes()[begin:]
+        with self.log.open("rb") as log:
+            log.seek(begin)
+            return log.read()
 
     def _exited(self) -> bool:
         return self.process is not None and self.process.poll() is not None

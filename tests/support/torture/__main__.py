@@ -7,6 +7,7 @@ import os
 import platform
 import random
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -42,7 +43,7 @@ def main(arguments: list[str]) -> int:
     began = time.monotonic()
     try:
         torture.run()
-    except (Violation, AssertionError) as error:
+    except (Violation, AssertionError, subprocess.TimeoutExpired) as error:
         print(f"VIOLATION: {error}\nreplay (the choice of kills; times differ): scripts/torture --cycles {options.cycles} --seed {seed}"
               f" --kinds {options.kinds}\ndata, log and ledger stay in {folder} and {memory}", flush=True)  # fmt: skip
         return 1

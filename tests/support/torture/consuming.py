@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import deque
 
 from support.torture import ledger as l
 from support.torture.ledger import Ledger
@@ -13,6 +14,7 @@ import zsq
 
 READY = 1_500
 MESSAGE_TIMEOUT_S = 3.0
+LATE_S = MESSAGE_TIMEOUT_S + 0.7
 FLUSH_BATCHES = 8
 FLUSH_S = 0.15
 REQUEUED_EVERY = 97  # of the messages delivered for the first time
@@ -35,6 +37,7 @@ class Consuming:
         self.unconfirmed: list[int] = []
         self.batches = 0
         self.epoch = 0  # of the oldest batch that is not confirmed
+        self.late: deque[tuple[float, zsq.Batch, list[int]]] = deque()  # to be finished when their leases have ended
         self.flushed_s = time.monotonic()
         ledger.words[self.row + l.SETTLED] = ledger.words[self.row + l.TOLD]
 
@@ -49,6 +52,8 @@ class Consuming:
                 self.take(batch)
             if self.batches >= FLUSH_BATCHES or (self.batches and time.monotonic() - self.flushed_s > FLUSH_S):
                 self.flush()
+            if self.late and time.monotonic() > self.late[0][0]:
+                self._finish_late(*self.late.popleft()[1:])
         self.consumer.close(10)
 
     def take(self, batch: zsq.Batch) -> None:
@@ -61,6 +66,9 @@ class Consuming:
         chance = self.random.random()
         if chance < 0.004:
             return  # forgotten: its lease ends, and it comes again
+        if chance < 0.01 and not gone:
+            self.late.append((time.monotonic() + LATE_S, batch, numbers))
+            return
         if chance < 0.03:
             batch.touch()
         for message in messages:
@@ -89,6 +97,15 @@ class Consuming:
             return
         name = self.ledger.shape.channels[self.channel][1]
         self.ledger.complain(f"{name}: {number} came again (attempt {message.attempts}), under a lease, after its finish was confirmed")
+
+    def _finish_late(self, batch: zsq.Batch, numbers: list[int]) -> None:
+        """Its lease has ended: a confirmation of this finish would be a lie, and show, for the messages come again."""
+        self.flush()
+        self.unconfirmed = numbers
+        self.ledger.told(self.channel, numbers)
+        self.ledger.words[self.row + l.TOLD] += len(numbers)
+        batch.finish()
+        self.flush()
 
     def flush(self) -> None:
         ledger, words = self.ledger, self.ledger.words

@@ -31,6 +31,7 @@ SHARES: Final[dict[str, int]] = {
 STOPPABLE: Final = ("supervisor", "forkserver", *ACTORS, *CLIENTS, *CLIENTS)
 SHORT_S: Final = (0.02, 0.4)
 LONG_S: Final = (2.3, 3.5)  # beyond two heartbeats
+START_S: Final = 120.0
 STORM_ROUNDS: Final = (2, 4)
 RESTARTS_ROOM: Final = RESTARTS_MAX - STORM_ROUNDS[1] - 1  # further restarts within a minute would be the broker's end, as it promises
 
@@ -150,21 +151,22 @@ class Killer:
     def reap(self) -> None:
         """Its exit code is taken, and none of its processes lives: as after a service manager, which ends what is left of a life."""
         assert self.broker.process is not None
-        self.broker.process.wait(30)
+        self.broker.process.wait(START_S)
         self._gone(self.broker.process.pid)
 
     def _gone(self, session: int) -> None:
         left = await_end(of_sessions({session}), 20)
         assert not left, f"these outlived their broker: {left}"
+        self.sessions.discard(session)  # its number may be another's before long
 
     def start_again(self) -> None:
         """The next life, now and then while the last one's processes are still about to end."""
         assert self.broker.process is not None
         before = self.broker.process
-        before.wait(30)
+        before.wait(START_S)
         if self.random.random() < 0.5:
             self._gone(before.pid)
-        self.broker.start()
+        self.broker.start(START_S)
         self.note_generation()
         self._gone(before.pid)
 
@@ -191,6 +193,6 @@ class Killer:
         """SIGTERM: an orderly end under load."""
         assert self.broker.process is not None
         self.broker.process.terminate()
-        code = self.broker.process.wait(60)
+        code = self.broker.process.wait(START_S)
         assert code == 0, f"a broker that was told to stop ended with code {code}"
         return Done("the broker, by SIGTERM", True)

@@ -23,6 +23,8 @@ SINGLE_SHARE = 0.05
 HEARTBEAT_MS = 1_000
 PATIENCE_S = 180.0  # of a client: a restart storm is no error
 TICK_S = 0.002
+MESSAGES = 384  # of a block, at most
+assert MESSAGES <= l.SLOT
 
 
 class Lane:
@@ -84,7 +86,7 @@ class Publishing:
         chance = self.random.random()
         self.burst[topic] -= 1
         delay = self.random.uniform(0.1, 1.5) if chance < DELAYED_SHARE else None
-        count = 1 if chance > 1 - SINGLE_SHARE else self.random.randint(1, l.SLOT)
+        count = 1 if chance > 1 - SINGLE_SHARE else self.random.randint(1, MESSAGES)
         due_ns = 0 if delay is None else time.time_ns() + int(delay * 1000) * 1_000_000
         slot = self.lane.take()
         bodies = ledger.open_slot(slot, l.BLOCK if delay is None else l.DELAYED, topic, count, due_ns)
@@ -130,7 +132,7 @@ def stage(ledger: Ledger, number: int, url: str, seed: int) -> None:
                 for _ in range(chance.randint(1, 2)):
                     slots.append(lane.take())
                     words[lane.row + l.SENT_BLOCKS] += 1
-                    writer.push(pack(ledger.open_slot(slots[-1], l.STAGED, topic, chance.randint(1, l.SLOT), group=group)))
+                    writer.push(pack(ledger.open_slot(slots[-1], l.STAGED, topic, chance.randint(1, MESSAGES), group=group)))
                 parts.append(writer.seal())
         committed = committers[topic].commit(app, version, parts)
         total = sum(ledger.count[slot] for slot in slots)
