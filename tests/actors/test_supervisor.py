@@ -1,0 +1,257 @@
+"""The supervisor's shell, with a table that only notes whom it kills: who is ended when, and what a node takes."""
+
+from __future__ import annotations
+
+import signal
+import time
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from support.group import Broker
+
+from zsq.actors import options, supervisor
+from zsq.actors.group_states import GroupState
+from zsq.actors.management import Management
+from zsq.actors.port import Mail
+from zsq.actors.process_table import Child, ProcessTable
+from zsq.actors.supervisor import Supervisor
+from zsq.transport import protocol as p
+from zsq.transport.errors import E_LIMIT, Refused, ZsqError
+
+S = 1_000_000_000
+
+
+class Place:
+    """A supervisor without sockets and processes."""
+
+    def __init__(self) -> None:
+        self.killed: list[int] = []
+        self.sent: list[tuple[Any, Any]] = []
+        self.started: list[Any] = []
+        self.supervisor = object.__new__(Supervisor)
+        self.scan_loop = self.child(1, "scan_loop", envelope=(b"scan",))
+        table = SimpleNamespace(children={}, kill=lambda child: self.killed.append(child.spec.key), start=self.start)
+        parts: dict[str, Any] = {
+            "table": table, "port": SimpleNamespace(send=self.send), "stopping": False, "changes": 0, "groups": {},
+            "singles": SimpleNamespace(of_kind=lambda kind: [self.scan_loop]), "management": SimpleNamespace(on_mail=self.sent.append),
+            "_stop_deadlines": {}, "_looked_ns": 0, "_signals": 0, "_memory_ns": 0,
+        }  # fmt: skip
+        vars(self.supervisor).update(parts)
+
+    def child(self, key: int, kind: str, **changes: Any) -> Child:
+        spec = SimpleNamespace(key=key, kind=kind, title=kind, settings={}, stop_timeout_s=1.0)
+        found = Child(cast("Any", spec), 1, cast("Any", None), None)
+        for name, value in {"state": "up", "envelope": (b"%d" % key,), **changes}.items():
+            setattr(found, name, value)
+        return found
+
+    def add(self, key: int, kind: str = "channel", **changes: Any) -> Child:
+        found = self.supervisor.table.children[key] = self.child(key, kind, **changes)
+        return found
+
+    def send(self, envelope: Any, word: Any) -> bool:
+        self.sent.append((envelope, word))
+        return True
+
+    def start(self, spec: Any, owner: Any) -> None:
+        self.started.append(spec)
+
+    def hear(self, word: p.Wire, who: bytes = b"scan") -> None:
+        self.supervisor._on_mail(Mail((who,), word, []))
+
+
+@pytest.fixture
+def place() -> Place:
+    return Place()
+
+
+def test_who_is_up_is_asked_to_stop_and_killed_when_it_does_not(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    child = place.add(7)
+    now = time.monotonic_ns()
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now)
+    place.supervisor.stop_child(child)
+    assert place.sent == [((b"7",), p.Stop())]
+    place.supervisor._kill_late()
+    assert place.killed == []
+    now += 1 * S + 1
+    place.supervisor._kill_late()
+    assert place.killed == [7]
+    place.supervisor._kill_late()
+    assert place.killed == [7], "once is enough: the end of a killed process comes by itself"
+
+
+def test_who_is_not_up_yet_is_killed_at_once(place: Place) -> None:
+    place.supervisor.stop_child(place.add(7, state="starting"))
+    assert place.killed == [7]
+    assert place.sent == []
+
+
+def test_who_does_not_come_up_is_killed(place: Place) -> None:
+    now = time.monotonic_ns()
+    limit_ns = int(options.START_TIMEOUT_S * S)
+    place.add(7, state="starting", started_ns=now - limit_ns - S)
+    place.add(8, state="starting", started_ns=now - limit_ns + 100 * S)
+    place.add(9, started_ns=now - limit_ns - S)
+    place.supervisor._kill_late()
+    assert place.killed == [7]
+
+
+def test_a_channel_that_does_not_answer_the_scan_is_killed_and_nobody_else(place: Place) -> None:
+    place.add(7)
+    place.add(8, "storage")
+    place.hear(p.Hung(7), b"somebody")
+    assert place.killed == [], "only the scan loop may say so"
+    place.hear(p.Hung(8))
+    place.hear(p.Hung(9))
+    assert place.killed == []
+    place.hear(p.Hung(7))
+    assert place.killed == [7]
+
+
+def test_why_a_child_cannot_start_is_kept_and_other_failures_are_answers(place: Place) -> None:
+    up, starting = place.add(7), place.add(8, state="starting")
+    for key in (7, 8):
+        place.hear(p.Failed(key, "E_X", "why"), b"%d" % key)
+    assert (up.failure, starting.failure) == ("E_X why", "cannot start: E_X why")
+    place.hear(p.Failed(9, "E_X", "why"), b"7")
+    assert [mail.word for mail in cast("list[Mail]", place.sent)] == [p.Failed(9, "E_X", "why")]
+
+
+def test_a_second_signal_waits_for_nobody(place: Place) -> None:
+    place.add(7)
+    place.add(8)
+    place.supervisor._on_signal(signal.SIGTERM, None)
+    assert place.killed == []
+    place.supervisor._on_signal(signal.SIGTERM, None)
+    assert place.killed == [7, 8]
+
+
+def test_a_node_runs_so_many_processes_and_no_more(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "PROCESSES_MAX", 3)
+    place.add(7)
+    place.add(8)
+    assert place.supervisor.can_start(1)
+    assert not place.supervisor.can_start(2)
+    place.supervisor.start(cast("Any", "spec"))
+    place.add(9)
+    with pytest.raises(ZsqError, match=E_LIMIT):
+        place.supervisor.start(cast("Any", "another"))
+    assert place.started == ["spec"]
+
+
+def test_memory_is_given_back_now_and_then_after_large_changes(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    freed: list[None] = []
+
+    def due(now_ns: int, *, worked: bool, stirred: bool) -> bool:
+        asked.append(stirred)
+        return stirred
+
+    vars(place.supervisor)["_memory"] = SimpleNamespace(due=due)
+    monkeypatch.setattr(supervisor, "release_memory", lambda: freed.append(None))
+    now = 10**15
+    place.supervisor.changes = options.LARGE_CHANGE - 1
+    place.supervisor._give_memory_back(now)
+    place.supervisor._give_memory_back(now + options.MEMORY_LOOK_MS * 1_000_000 - 1)
+    assert asked == [False]
+    place.supervisor.changes += 1
+    place.supervisor._give_memory_back(now + options.MEMORY_LOOK_MS * 1_000_000)
+    assert asked == [False, True]
+    assert (len(freed), place.supervisor.changes) == (1, 0)
+
+
+# The table
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_kill_goes_to_the_process_however_it_is_known(known: bool, monkeypatch: pytest.MonkeyPatch, place: Place) -> None:
+    """By its pidfd; by its pid only until that has come."""
+    sent: list[tuple[str, int, int]] = []
+    monkeypatch.setattr("os.kill", lambda pid, number: sent.append(("pid", pid, number)))
+    monkeypatch.setattr(signal, "pidfd_send_signal", lambda fd, number: sent.append(("pidfd", fd, number)))
+    child = place.child(7, "channel", pid=123_456, pidfd=9 if known else -1)
+    ProcessTable.kill(cast("Any", None), child)
+    assert sent == [("pidfd", 9, signal.SIGKILL) if known else ("pid", 123_456, signal.SIGKILL)]
+    sent.clear()
+    child.pidfd, child.state = -1, "ended"
+    ProcessTable.kill(cast("Any", None), child)
+    assert sent == [], "the pid may be another's by now"
+
+
+# Topics
+
+
+@pytest.mark.parametrize("who", ["storage", "topic"])
+def test_storage_and_topic_share_their_fate(who: str) -> None:
+    """All that lives of a topic is killed, and nothing is started before the last one is gone."""
+    broker = Broker()
+    broker.want("c")
+    broker.up("c")
+    dead = getattr(broker.group, who)
+    begun = len(broker.started)
+    dead.state = "ended"
+    broker.group.died(dead)
+    assert broker.group.state is GroupState.CLEARING
+    assert {child.spec.kind for child in broker.killed} == {"storage", "topic", "channel"} - {who}
+    for other in list(broker.killed):
+        assert len(broker.started) == begun
+        other.state = "ended"
+        broker.group.died(other)
+    assert broker.started[begun:] == ["storage"]
+
+
+def test_what_went_wrong_on_the_way_up_ends_all_of_the_topic() -> None:
+    broker = Broker()
+    broker.group.fail("no room")
+    assert {child.spec.kind for child in broker.killed} == {"storage", "topic"}
+
+
+@pytest.mark.parametrize(("tries", "pause_s"), [(0, 1.0), (1, 2.0), (30, options.RETRY_S_MAX), (1_000, options.RETRY_S_MAX)])
+def test_a_start_is_tried_again_after_a_pause_that_grows_to_its_limit(tries: int, pause_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = Broker()
+    group = broker.group
+    monkeypatch.setattr(time, "monotonic_ns", lambda: 5 * S)
+    group.failure, group._tries = "cannot start: no room", tries
+    group._start_again()
+    assert group._retry_ns == 5 * S + int(pause_s * S)
+
+
+class Managed:
+    """Orders and topics, with a supervisor that has so many."""
+
+    def __init__(self, topics: int = 0, room: bool = True) -> None:
+        self.sent: list[Any] = []
+        self.answers: list[Any] = []
+        here: Any = SimpleNamespace(
+            groups={f"t{number}": None for number in range(topics)}, can_start=lambda count: room,
+            options=SimpleNamespace(sync="always", retention={}), port=SimpleNamespace(send=self.send),
+            registry=SimpleNamespace(add=lambda *row: row), add_group=lambda name, row: name,
+        )  # fmt: skip
+        self.management = Management(here)
+
+    def send(self, envelope: Any, word: Any) -> bool:
+        self.sent.append(word)
+        return True
+
+    def answer(self, data: Any, error: Any) -> None:
+        self.answers.append(error)
+
+
+def test_a_node_takes_so_many_topics_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "TOPICS_MAX", 2)
+    assert Managed(topics=1).management._group("new", create=True) == cast("Any", "new")
+    with pytest.raises(Refused, match="at most 2 topics"):
+        Managed(topics=2).management._group("new", create=True)
+    with pytest.raises(Refused, match="no room for another topic"):
+        Managed(room=False).management._group("new", create=True)
+
+
+def test_orders_on_their_way_are_bounded(monkeypatch: pytest.MonkeyPatch, place: Place) -> None:
+    monkeypatch.setattr(options, "WAITERS_MAX", 2)
+    here = Managed()
+    for _ in range(3):
+        here.management.order(place.child(7, "channel"), "pause", {}, here.answer)
+    assert len(here.sent) == 2
+    (error,) = here.answers
+    assert error.code == E_LIMIT
