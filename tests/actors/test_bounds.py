@@ -1,0 +1,164 @@
+"""Bounds of what a delivery, a commit, a topic's group and a scan take at once, each at its edge."""
+
+from __future__ import annotations
+
+from collections import deque
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from support.group import Broker
+
+from tests.actors.conftest import Desk
+from tests.actors.test_ordered import KeyedDesk
+from tests.actors.test_scan_rounds import Bench
+from zsq.actors import options, stages
+from zsq.actors.again import collect
+from zsq.actors.scan_rounds import DIRTY
+from zsq.transport.block import pack, with_place
+from zsq.transport.errors import E_BAD_ARGUMENT, E_CLOSING, E_LIMIT, UsageError
+
+A, B = (b"a",), (b"b",)
+ALL: tuple[tuple[int, int], ...] = ()
+
+
+# Deliveries
+
+
+def test_a_full_delivery_asks_for_no_more_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "GATHER_BYTES_MAX", 1_000)
+    block, wanted = with_place(pack([b"x" * 2_000]), 0, 0), set[int]()
+    parts, runs = collect(deque([(0, 1, 1), (1, 1, 1)]), 10, {0: block}.get, wanted)
+    assert (len(parts), runs, wanted) == (1, [(0, 1, 1)], set())
+
+
+def test_what_is_delivered_again_at_once_is_bounded(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "GATHER_COUNT_MAX", 4)
+    desk.join(A, 10)
+    desk.come(10)
+    desk.channel.req(A, desk.send_one().token, ALL, 0, desk.wall_ns)
+    desk.commit()
+    desk.channel.supply.shelve(desk.block_at(0, 10))
+    assert [sum(run[1] for run in parcel.runs) for parcel in desk.send()] == [4, 4, 2]
+
+
+def test_one_commit_promises_a_bounded_number(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "PROMISED_MAX", 3)
+    supply = desk.channel.supply
+    monkeypatch.setattr(supply, "again", SimpleNamespace(to_promise=lambda room: room))
+    for max_attempts in (0, 5):
+        monkeypatch.setattr(supply, "settings", SimpleNamespace(max_attempts=max_attempts))
+        assert [supply.to_promise(room) for room in (2, 3, 4)] == ([3, 3, 3] if not max_attempts else [2, 3, 3])
+
+
+def keyed(ready: int = 100) -> KeyedDesk:
+    desk = KeyedDesk()
+    desk.join(A, ready)
+    return desk
+
+
+def test_an_ordered_channel_looks_no_farther_than_what_it_may_send_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "ORDERED_AHEAD", 4)
+    desk = keyed(ready=1)
+    for _ in range(5):
+        desk.take_keys("abc")
+        desk.take_keys("def")
+    desk.send()
+    slots = cast("Any", desk.channel.supply)._slots
+    assert slots.available <= options.ORDERED_AHEAD + 3, "a block is sorted whole"
+
+
+def test_an_ordered_delivery_misses_a_bounded_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks that are not here any more are asked for, so many at a time, and the rest is looked at later."""
+    desk = keyed()
+    supply = cast("Any", desk.channel.supply)
+    desk.take_keys("abcdefghij")
+    monkeypatch.setattr(options, "ORDERED_MISSED_MAX", 3)
+    asked: list[int] = []
+    monkeypatch.setattr(supply, "_find", lambda offset: None)
+    monkeypatch.setattr(supply, "_want", asked.append)
+    desk.send()
+    assert asked
+    assert len(asked) % 3 == 0
+    assert len(set(asked)) == 3
+
+
+def test_a_full_ordered_delivery_asks_for_no_more_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "GATHER_BYTES_MAX", 1_000)
+    desk = keyed()
+    desk.take_in(with_place(pack([b"x" * 2_000], keys=[b"a"]), 0, 0))
+    desk.take_in(with_place(pack([b"y"], keys=[b"b"]), 1, 0))
+    supply = cast("Any", desk.channel.supply)
+    find = supply._find
+    asked: list[int] = []
+    monkeypatch.setattr(supply, "_find", lambda offset: find(offset) if offset == 0 else asked.append(offset))
+    assert desk.channel.next_parcel(desk.now_ns, desk.wall_ns) is not None
+    assert asked == []
+
+
+def test_a_long_run_without_keys_goes_alone_and_a_short_one_is_gathered() -> None:
+    desk = keyed(ready=1_000)
+    long = options.ORDERED_ALONE
+    desk.take_keys("a" + "." * (long - 1))
+    assert [parcel.runs for parcel in desk.send()] == [((0, long, 1),)]
+    desk.take_keys("b" + "." * long)
+    assert [parcel.runs for parcel in desk.send()] == [((long, 1, 1),), ((long + 1, long, 1),)]
+
+
+# A topic's group
+
+
+def test_a_topic_has_so_many_channels_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "CHANNELS_MAX", 2)
+    broker = Broker()
+    for name in ("a", "b", "c"):
+        broker.want(name)
+    assert [error.code for error in broker.answers if error] == [E_LIMIT]
+    assert {*broker.group.channels} == {"a", "b"}
+
+
+def test_who_waits_for_a_topic_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "WAITERS_MAX", 2)
+    broker = Broker()
+    for _ in range(3):
+        broker.want("a")
+    assert [error.code for error in broker.answers if error] == [E_LIMIT]
+    broker.up("a")
+    assert broker.answers[1:] == [None, None]
+
+
+def test_who_waits_for_a_channels_return_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "WAITERS_MAX", 2)
+    broker = Broker()
+    broker.group.deleting.add("c#ephemeral")
+    for _ in range(3):
+        broker.want("c#ephemeral")
+    assert [error.code for error in broker.answers if error] == [E_CLOSING]
+
+
+# Stages, scans
+
+
+def test_a_commit_names_a_bounded_number_of_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "STAGE_PARTS_MAX", 2)
+    table = cast("Any", stages.Stages.__new__(stages.Stages))
+    with pytest.raises(UsageError, match="at most 2 parts") as refused:
+        table.check_parts(None, [()] * 3)
+    assert refused.value.code == E_BAD_ARGUMENT
+    with pytest.raises(UsageError, match="a part is"):
+        table.check_parts(None, [()] * 2)
+
+
+def test_what_is_said_after_a_round_does_not_count_for_the_next() -> None:
+    """All that was asked late is dirty: that shall not make the next round, in which nobody is, go round again at once."""
+    bench = Bench(40, "a", "b")
+    first = bench.begin()
+    late = first[0]
+    bench.report(first[1])
+    bench.begin(options.SCAN_REPORT_MS + 1)  # the first one is overdue, and the round is over without it
+    second = bench.begin(options.SCAN_INTERVAL_MS)
+    before = bench.rounds._answers, bench.rounds._dirty
+    mine = {key for order in second for key, _ in order.targets}
+    results = [(key, DIRTY, bench.now) for key, _ in late.targets if key not in mine]
+    bench.report_of(late, *results)
+    assert (bench.rounds._answers, bench.rounds._dirty) == before
