@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from .nemesis import KINDS
+from .staging import StagePlan
 from .workload import ChannelPlan, ProducerPlan
 
 
@@ -20,6 +21,7 @@ class Scenario:
     chunk_bytes: int
     faults: tuple[str, ...]
     strikes: int
+    stagers: list[StagePlan] = field(default_factory=list)
 
 
 PEACE: Final = 0.1  # of all seeds have no faults: there the strictest rules hold
@@ -44,10 +46,11 @@ def draw(seed: int) -> Scenario:
         for _ in range(dice.choice((1, 1, 2)))
     ]
     kinds = [kind for kind in KINDS if kind != "kill_gateway" or tcp]
+    stagers = [StagePlan(dice.choice(topics), dice.randrange(1, 5), dice.choice((1, 2, 3)))] if dice.random() < 0.35 else []
     # A few kinds together: combinations of two meet more often than if each came among seventeen.
     faults = ONLY or tuple(dice.sample(kinds, dice.choice((1, 2, 3, 5))))
     strikes = 0 if dice.random() < PEACE else dice.randrange(1, 7)
-    return Scenario(producers, channels, tcp, dice.choice((4, 16, 256)) * 1024, faults, strikes)
+    return Scenario(producers, channels, tcp, dice.choice((4, 16, 256)) * 1024, faults, strikes, stagers)
 
 
 def _channel(dice: random.Random, topic: str, name: str) -> ChannelPlan:

@@ -16,6 +16,7 @@ import zsq
 from zsq.transport import errors
 
 from .ledger import ChannelLedger, Ledger
+from .staging import Checkpoint, StagePlan, Stager
 from .world import MS, Process, S, World
 
 HEARTBEAT_MS: Final = 1_000
@@ -64,7 +65,7 @@ class Crew:
         self.closing = False
         self.errors: dict[str, int] = {}
 
-    def begin(self, producers: list[ProducerPlan], channels: list[ChannelPlan]) -> None:
+    def begin(self, producers: list[ProducerPlan], channels: list[ChannelPlan], stagers: list[StagePlan]) -> None:
         for plan in channels:
             settings = plan.settings
             tags = frozenset(settings["tags"].split("||")) if settings.get("tags") else None
@@ -73,6 +74,9 @@ class Crew:
         for number, producer in enumerate(producers):
             self.publishing += 1
             self._start(f"producer-{number}", partial(self._produce, producer), number)
+        for number, stager in enumerate(stagers):
+            self.publishing += 1
+            self._start(f"stager-{number}", partial(self._stage, stager, Checkpoint()), number)
         for channel in channels:
             for number in range(channel.consumers):
                 self._start(f"{channel.topic}/{channel.name}-{number}", partial(self._consume, channel), number)
@@ -91,7 +95,7 @@ class Crew:
         if not process.tasks[0].done:
             self._start(name, work, number, life + 1)
 
-    def _noted(self, who: str, error: Exception) -> None:
+    def noted(self, who: str, error: Exception) -> None:
         code = getattr(error, "code", "")
         self.errors[f"{type(error).__name__} {code}".strip()] = self.errors.get(f"{type(error).__name__} {code}".strip(), 0) + 1
         self.world.note(f"{who}: {type(error).__name__} {code}")
@@ -116,7 +120,7 @@ class Crew:
         try:
             producer.close(TIMEOUT_S)
         except errors.ZsqError as error:
-            self._noted(name, error)
+            self.noted(name, error)
         self.publishing -= 1
 
     def _publish(self, producer: Any, plan: ProducerPlan, name: str, dice: random.Random, out: deque[tuple[list[int], Any]]) -> None:
@@ -132,15 +136,18 @@ class Crew:
         try:
             out.append((numbers, producer.publish_many(plan.topic, ledger.bodies(numbers), keys=keys, tags=tags, delay=delay, wait=False)))
         except errors.ZsqError as error:
-            self._noted(name, error)
+            self.noted(name, error)
 
     def _acknowledge(self, name: str, numbers: list[int], receipt: Any) -> None:
         try:
             receipt.wait()
         except errors.ZsqError as error:  # whatever it says, it may be stored now or later: at most once
-            self._noted(name, error)
+            self.noted(name, error)
         else:
             self.ledger.acknowledged(numbers, receipt.offset)
+
+    def _stage(self, plan: StagePlan, checkpoint: Checkpoint, name: str, dice: random.Random) -> None:
+        Stager(self, plan, checkpoint, name, dice).run()
 
     steady = True
     """The wall clock does not jump: due times can be told from here."""
@@ -157,13 +164,13 @@ class Crew:
             try:
                 work.run(rounds=dice.randrange(10, 200))
             except errors.ZsqError as error:
-                self._noted(name, error)
+                self.noted(name, error)
                 self.world.pause(10 * MS, 200 * MS)
             work.forget()
             try:
                 consumer.close(TIMEOUT_S)
             except errors.ZsqError as error:
-                self._noted(name, error)
+                self.noted(name, error)
 
 
 class Work:
@@ -233,7 +240,7 @@ class Work:
         try:
             part.finish(sync=True)
         except errors.LeaseLost as error:
-            self.crew._noted(self.name, error)
+            self.crew.noted(self.name, error)
             ledger.released(self.channel, numbers)
         else:
             world.note(f"{self.name} finished {numbers}")
@@ -253,7 +260,7 @@ class Work:
         try:
             self.consumer.flush()
         except errors.LeaseLost as error:
-            self.crew._noted(self.name, error)
+            self.crew.noted(self.name, error)
             for numbers, _ in told:
                 ledger.released(self.channel, numbers)
         else:
