@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.torture.kills import SHARES
-from support.torture.run import Torture
+from support.torture.run import Torture, memory_folder
 
 CYCLES = 30
 SEED = 6
 
 
-@pytest.mark.timeout(400)
-def test_thirty_kills(tmp_path: Path) -> None:
-    torture = Torture(tmp_path, tmp_path, CYCLES, SEED, list(SHARES))
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    folder = memory_folder()
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.mark.timeout(600)
+def test_thirty_kills(tmp_path: Path, memory: Path) -> None:
+    torture = Torture(tmp_path, memory, CYCLES, SEED, list(SHARES))
     torture.run()
     assert sum(torture.done.values()) == CYCLES
     assert set(torture.done) == set(SHARES), "every kind of kill was tried"

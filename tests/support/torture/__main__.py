@@ -15,7 +15,7 @@ from pathlib import Path
 
 from support.torture import ledger as l
 from support.torture.kills import SHARES
-from support.torture.run import Torture, Violation
+from support.torture.run import Torture, Violation, memory_folder
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
     kinds = options.kinds.split(",")
     folder = Path(tempfile.mkdtemp(prefix="torture-", dir=options.folder))
-    memory = Path(tempfile.mkdtemp(prefix="torture-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
+    memory = memory_folder()
     print(f"torture: {options.cycles} cycles, seed {seed}, data in {folder}", flush=True)
     torture = Torture(folder, memory, options.cycles, seed, kinds)
     began = time.monotonic()

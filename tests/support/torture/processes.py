@@ -51,23 +51,26 @@ def read(pid: int) -> Process | None:
     return None if fields[0] in "ZX" else Process(pid, int(fields[3]), title, int(fields[19]))
 
 
+def pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+
+
 def of_sessions(sessions: Iterable[int]) -> list[Process]:
     """All that live in these sessions. A broker is started as the leader of one, and its children stay in it."""
     wanted = set(sessions)
-    found = (read(int(entry.name)) for entry in os.scandir("/proc") if entry.name.isdecimal())
-    return [process for process in found if process is not None and process.session in wanted]
+    return [process for process in map(read, pids()) if process is not None and process.session in wanted]
 
 
 def holders_of(folder: Path) -> list[Process]:
     """All but this process that have a file below the folder open: owners of what nobody but the broker may own."""
     prefix = str(folder) + "/"
     found = []
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdecimal() or int(entry.name) == os.getpid():
+    for pid in pids():
+        if pid == os.getpid():
             continue
         with contextlib.suppress(OSError):
-            links = [os.readlink(link.path) for link in os.scandir(f"/proc/{entry.name}/fd")]
-            process = read(int(entry.name))
+            links = [os.readlink(f"/proc/{pid}/fd/{number}") for number in os.listdir(f"/proc/{pid}/fd")]
+            process = read(pid)
             if process is not None and any(link.startswith(prefix) for link in links):
                 found.append(process)
     return found

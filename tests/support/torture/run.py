@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import select
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -35,6 +37,11 @@ SLOTS_A_CYCLE: Final = 150  # of each producer: several times what it needs; wha
 
 class Violation(Exception):
     """A promise was not kept; what and where."""
+
+
+def memory_folder() -> Path:
+    """A new one, in memory where there is a file system for that."""
+    return Path(tempfile.mkdtemp(prefix="torture-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
 
 
 class Torture:
