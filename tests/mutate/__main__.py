@@ -45,6 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--commit", default="HEAD")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--resume", action="store_true", help="keep what is known of unchanged code: tests' ways and caught sites")
+    parser.add_argument("--quick", action="store_true", help="record no tests that are marked slow; another time with --again they are")
     parser.add_argument("--full", action="store_true", help="ask with as many examples as in CI, not with the few of --fast")
     parser.add_argument("--budget", type=float, default=120.0, metavar="S", help="ask at most as many tests about a site as took this long")
     given = parser.parse_args(arguments)
@@ -90,7 +91,11 @@ def _record(tree: Tree, given: argparse.Namespace) -> dict[str, dict[str, Any]]:
         print(f"recording {len(wanted)} files of tests", flush=True)
         begin_s = time.monotonic()
         shards = [[str(tree.product / "tests" / name) for name in wanted[at :: given.jobs]] for at in range(given.jobs)]
-        runs = [tree.pytest("--mutate-record", f"{out}.{at}", *shard, log=log) for at, shard in enumerate(shards) if shard]
+        runs = [
+            tree.pytest("--mutate-record", f"{out}.{at}", *(["-m", "not slow"] if given.quick else []), *shard, log=log)
+            for at, shard in enumerate(shards)
+            if shard
+        ]
         for run in runs:
             run.wait()
         rows = _gathered(tree, given.folder)
