@@ -94,7 +94,7 @@ class Chunk(ChunkFile):
         """(position, end, next offset) of the block that holds `offset`, or of the first after it, at worst of the chunk's end."""
         position = self.locate(offset).position
         if position < self.end_position:
-            header = decode_disk_header(self._pread(HEADER_BYTES, position), self.header.seed)
+            header = decode_disk_header(self._pread(HEADER_BYTES, position), self.header.seed, position)
             if header is not None:
                 return position, position + header.length, header.next_offset + self.base_offset
         return self.end_position, self.end_position, self.end_offset
@@ -172,7 +172,7 @@ class Chunk(ChunkFile):
         """Whether the block header that an index entry points at is there and is the one it means."""
         if not CHUNK_HEADER_BYTES <= entry.position < self.end_position:
             return False
-        header = decode_disk_header(self._pread(HEADER_BYTES, entry.position), self.header.seed)
+        header = decode_disk_header(self._pread(HEADER_BYTES, entry.position), self.header.seed, entry.position)
         return header is not None and header.first_offset == entry.offset and header.time_ns == entry.time_ns
 
     def save_index(self) -> None:
@@ -205,7 +205,7 @@ class Chunk(ChunkFile):
                     break
                 window = memoryview(self._pread(max(bytes_max, READ_BYTES_MIN), position))
                 window_at, start = position, 0
-            header = decode_disk_header(window[start : start + HEADER_BYTES], self.header.seed)
+            header = decode_disk_header(window[start : start + HEADER_BYTES], self.header.seed, position)
             if header is None or header.next_offset + self.base_offset > end or position + header.length > self.end_position:
                 break
             if header.flags & MARK:
@@ -242,7 +242,7 @@ class Chunk(ChunkFile):
         first_time_ns = self.header.base_time_ns
         if not first_time_ns and self.end_position > CHUNK_HEADER_BYTES:  # a topic's first chunk is made before there is a message
             with contextlib.suppress(Unreadable):  # a statistic, and a roll waits for it
-                header = decode_disk_header(self._pread(HEADER_BYTES, CHUNK_HEADER_BYTES), self.header.seed)
+                header = decode_disk_header(self._pread(HEADER_BYTES, CHUNK_HEADER_BYTES), self.header.seed, CHUNK_HEADER_BYTES)
                 first_time_ns = 0 if header is None else header.time_ns
         return Facts(size, state, first_time_ns, self.last_time_ns, self.end_offset)
 
@@ -252,7 +252,7 @@ class Chunk(ChunkFile):
 
     def mark_at(self, position: int) -> Mark | None:
         """The mark whose block begins at `position`; None where there is none, or it is damaged."""
-        header = decode_disk_header(self._pread(HEADER_BYTES, position), self.header.seed)
+        header = decode_disk_header(self._pread(HEADER_BYTES, position), self.header.seed, position)
         if header is None or not header.flags & MARK:
             return None
         columns = memoryview(self._pread(header.length - HEADER_BYTES, position + HEADER_BYTES))

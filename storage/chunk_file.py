@@ -74,7 +74,7 @@ class ChunkFile:
             if start + HEADER_BYTES > len(window):
                 window = memoryview(self._pread(WALK_BYTES if columns else HEADERS_BYTES, position))
                 window_at, start = position, 0
-            header = decode_disk_header(window[start : start + HEADER_BYTES], self.header.seed)
+            header = decode_disk_header(window[start : start + HEADER_BYTES], self.header.seed, position)
             if header is None:
                 end = self._find_header(position + ALIGNMENT)
                 yield Stretch(position, end, None, False)
@@ -99,7 +99,7 @@ class ChunkFile:
                 header = data[at : at + HEADER_BYTES]
                 if (position + at) % ALIGNMENT or crc32c(header[:-4], self.header.seed) != int.from_bytes(header[-4:], "little"):
                     continue
-                if decode_disk_header(header, self.header.seed) is not None:
+                if decode_disk_header(header, self.header.seed, position + at) is not None:
                     return position + at
             if position + len(data) >= self.end_position or not data:
                 break
@@ -107,7 +107,7 @@ class ChunkFile:
         return self.end_position
 
     def _pread(self, size: int, position: int) -> bytes:
-        size = min(size, self.end_position - position)
+        size = max(0, min(size, self.end_position - position))  # a file may end within its own header
         try:
             return self.files.pread(self.fd, size, position)
         except OSError as error:
@@ -134,7 +134,7 @@ class ChunkFile:
         if len(data) < TRAILER_BYTES or length < HEADER_BYTES + TRAILER_BYTES or start < CHUNK_HEADER_BYTES:
             return None
         found = data[start - at : start - at + HEADER_BYTES] if start >= at else self._pread(HEADER_BYTES, start)
-        header = decode_disk_header(found, self.header.seed)
+        header = decode_disk_header(found, self.header.seed, start)
         return (start, header) if header is not None and header.length == length else None
 
 

@@ -156,7 +156,7 @@ def _walk_file(files: Files, fd: int, file: StagedFile, path: str) -> Iterator[t
         start = position - window_at
         if start + HEADER_BYTES > len(window):
             window, window_at, start = read(WALK_BYTES), position, 0
-        header = decode_disk_header(window[start : start + HEADER_BYTES], file.seed)
+        header = decode_disk_header(window[start : start + HEADER_BYTES], file.seed, position)
         if header is None or header.first_offset != messages:
             break
         if start + header.length > len(window):

@@ -179,8 +179,8 @@ class Log:
             self._adopt(chunk, blocks, mark, time_ns)
         else:
             pieces, offset, position = place(chunk, blocks, time_ns, self._synced_position, IN_GROUP)
-            distance = position - self._synced_position
-            pieces += (encode_mark_header(columns, offset, time_ns - chunk.header.base_time_ns, distance, chunk.header.seed), columns)
+            distance, at_ns = position - self._synced_position, time_ns - chunk.header.base_time_ns
+            pieces += (encode_mark_header(columns, offset, at_ns, distance, chunk.header.seed, position), columns)
             self._write(chunk, pieces)
             self._sync_file()
             self._move_to(position + HEADER_BYTES + len(columns), offset, time_ns)

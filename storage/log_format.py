@@ -13,6 +13,9 @@ A block's first spare field says, on disk, how many bytes before it were not yet
 written. So a block vouches for what lies before it: recovery, finding a bad stretch before a good block, can
 tell rot in what was acknowledged (step over it) from a write that a power cut left half done (cut it off).
 Without that, a lost block of a producer whose next one survived would be taken for stored when it is sent again.
+
+Its second spare field says where it stands in the file. A block is right by all its checksums wherever it lies in its chunk: a write that
+went astray, or an old page that came back, would be read twice, or set the log's end back to where that block ended.
 """
 
 from __future__ import annotations
@@ -50,6 +53,7 @@ INDEX_ENTRY_BYTES: Final = 24  # three int64: offset and time relative to the ch
 INDEX_FIELDS: Final = 3
 ALIGNMENT: Final = 8
 UNSYNCED_MAX: Final = 2**32 - 1  # in units of 8 bytes; a larger distance is written as this one
+PLACE_MAX: Final = 2**32 - 1  # in units of 8 bytes
 
 assert CHUNK_COPY_BYTES == 64
 assert FOOTER_BYTES == 64
@@ -186,28 +190,42 @@ def header_of_footer(buffer: Buffer, base_offset: int, position: int) -> ChunkHe
     return ChunkHeader(base_offset, base_time_ns, seed, uuid, flags)
 
 
-def encode_disk_header(header: Header, offset: int, time_ns: int, unsynced_bytes: int, seed: int) -> bytes:
-    """A block's header in its disk form: `offset` and `time_ns` relative to the chunk."""
+def encode_disk_header(header: Header, offset: int, time_ns: int, unsynced_bytes: int, seed: int, position: int = 0) -> bytes:
+    """A block's header in its disk form: `offset` and `time_ns` relative to the chunk. `position`: where it is to stand in the file."""
     unsynced = unsynced_bytes // ALIGNMENT
-    placed = header._replace(first_offset=offset, time_ns=time_ns, reserved_1=unsynced if unsynced < UNSYNCED_MAX else UNSYNCED_MAX)
+    placed = header._replace(
+        first_offset=offset,
+        time_ns=time_ns,
+        reserved_1=unsynced if unsynced < UNSYNCED_MAX else UNSYNCED_MAX,
+        reserved_2=_place(position),
+    )
     return encode_header(placed, magic=DISK_MAGIC, seed=seed)
 
 
-def decode_disk_header(buffer: Buffer, seed: int) -> Header | None:
-    """The header in disk form, or None where these bytes are not one of this chunk's."""
+def decode_disk_header(buffer: Buffer, seed: int, position: int = 0) -> Header | None:
+    """The header in disk form, or None where these bytes are not one of this chunk's, or one that belongs elsewhere than at `position`.
+
+    `position` 0: wherever that is.
+    """
     try:
-        return decode_header(buffer, magic=DISK_MAGIC, seed=seed)
+        header = decode_header(buffer, magic=DISK_MAGIC, seed=seed)
     except ZsqError:
         return None
+    return header if header.reserved_2 == 0 or position == 0 or header.reserved_2 == _place(position) else None
+
+
+def _place(position: int) -> int:
+    """A position as headers say it: in units of 8 bytes, 0 for one too far to say."""
+    place = position // ALIGNMENT
+    return place if place <= PLACE_MAX else 0
 
 
 def wire_header(header: Header, chunk: ChunkHeader) -> Header:
-    """The wire form of a header in disk form: absolute offset and time, spare fields zero as they came, not a word of groups and delays."""
+    """The wire form of a header in disk form: absolute offset and time, spare fields zero, not a word of groups and delays."""
     own = not header.flags & DELAYED  # else due time and serial stand there
     return Header(
         header.columns, header.flags & ~_ON_DISK_ONLY, header.length, header.count, header.first_offset + chunk.base_offset,
-        header.time_ns + chunk.base_time_ns, header.producer_id if own else 0, header.sequence if own else 0, header.columns_crc, 0,
-        header.reserved_2,
+        header.time_ns + chunk.base_time_ns, header.producer_id if own else 0, header.sequence if own else 0, header.columns_crc,
     )  # fmt: skip
 
 

@@ -76,11 +76,11 @@ def encode_mark(mark: Mark) -> bytes:
     return body + length.to_bytes(4, "little") + TRAILER_MAGIC.to_bytes(4, "little")
 
 
-def encode_mark_header(columns: bytes, offset: int, time_ns: int, unsynced_bytes: int, seed: int) -> bytes:
-    """The header in disk form. `offset` is the one behind the group, relative to the chunk like `time_ns`."""
+def encode_mark_header(columns: bytes, offset: int, time_ns: int, unsynced_bytes: int, seed: int, position: int = 0) -> bytes:
+    """As `encode_disk_header`. `offset` is the one behind the group, relative to the chunk like `time_ns`."""
     crc = crc32c(memoryview(columns)[:-TRAILER_BYTES])
     header = Header(0, MARK, HEADER_BYTES + len(columns), 0, 0, 0, 0, 0, crc)
-    return encode_disk_header(header, offset, time_ns, unsynced_bytes, seed)
+    return encode_disk_header(header, offset, time_ns, unsynced_bytes, seed, position)
 
 
 def decode_mark(columns: Buffer) -> Mark:

@@ -107,7 +107,7 @@ class Merge:
             header, columns = self._next
             if not self._fits(end + header.length):
                 break
-            pieces += (encode_disk_header(header, self._messages, 0, 0, self._seed), columns)
+            pieces += (encode_disk_header(header, self._messages, 0, 0, self._seed, end), columns)
             end += header.length
             self._messages += header.count
             self._count += 1

@@ -28,7 +28,7 @@ def place(chunk: Chunk, blocks: Sequence[Block], time_ns: int, synced_position: 
         assert header.length == HEADER_BYTES + len(block.columns)
         if flags:
             header = header._replace(flags=header.flags | flags)
-        pieces.append(encode_disk_header(header, offset, chunk_time_ns, position - synced_position, seed))
+        pieces.append(encode_disk_header(header, offset, chunk_time_ns, position - synced_position, seed, position))
         pieces.append(block.columns)
         if position >= index.next_position:
             index.note(offset, position, chunk_time_ns)

@@ -175,7 +175,7 @@ class Staging:
             header = block.header
             if pieces and position + header.length + FOOTER_BYTES > self._chunk_bytes:
                 break
-            pieces += (encode_disk_header(header, messages, 0, 0, file.seed), block.columns)
+            pieces += (encode_disk_header(header, messages, 0, 0, file.seed, position), block.columns)
             position += header.length
             messages += header.count
         self._files.writev(file.fd, pieces, file.data_end)

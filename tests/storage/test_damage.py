@@ -253,9 +253,9 @@ def test_a_body_full_of_headers_beginnings_costs_few_decodings(desk: Desk, monke
     desk.flip(desk.chunk_path(), (CHUNK_HEADER_BYTES + 20) * 8)
     calls: list[int] = []
 
-    def counted(data: bytes, seed: int) -> Header | None:
+    def counted(data: bytes, seed: int, position: int) -> Header | None:
         calls.append(1)
-        return decode_disk_header(data, seed)
+        return decode_disk_header(data, seed, position)
 
     monkeypatch.setattr("zsq.storage.chunk_file.decode_disk_header", counted)
     desk.open()

@@ -60,10 +60,10 @@ def examples() -> dict[str, bytes]:
         "identity": _encode_identity(Identity("clicks", UUID.hex(), 1000)),
         "chunk header": encode_chunk_header(CHUNK),
         "block header on the wire": BLOCK.wire_header(),
-        "block header on disk": encode_disk_header(BLOCK.header, 0, 250, 0, SEED),
+        "block header on disk": encode_disk_header(BLOCK.header, 0, 250, 0, SEED, CHUNK_HEADER_BYTES),
         "columns": bytes(BLOCK.columns),
-        "header of a block in a group": encode_disk_header(BLOCK.header._replace(flags=IN_GROUP), 0, 250, 0, SEED),
-        "header of a mark": encode_mark_header(mark, 6, 0, 0, SEED),
+        "header of a block in a group": encode_disk_header(BLOCK.header._replace(flags=IN_GROUP), 0, 250, 0, SEED, CHUNK_HEADER_BYTES),
+        "header of a mark": encode_mark_header(mark, 6, 0, 0, SEED, 1024),
         "columns of a mark": mark,
         "header of an adopted chunk": encode_chunk_header(CHUNK._replace(base_offset=1002, flags=1)),
         "footer": encode_footer(ChunkFooter(2, 250, CHUNK_HEADER_BYTES + BLOCK.length), SEED, CHUNK),
@@ -128,6 +128,15 @@ def test_a_distance_too_far_to_say(far: int) -> None:
     assert unsynced_bytes(header) is None
 
 
+@pytest.mark.parametrize("position", [2**35, 2**40])
+def test_a_place_too_far_to_say(position: int) -> None:
+    made = encode_disk_header(BLOCK.header, 0, 0, 0, SEED, position)
+    header = decode_disk_header(made, SEED, position)
+    assert header is not None
+    assert header.reserved_2 == 0
+    assert decode_disk_header(encode_disk_header(BLOCK.header, 0, 0, 0, SEED, 2**35 - 8), SEED, 128) is None
+
+
 def flipped(data: bytes, bit: int) -> bytes:
     changed = bytearray(data)
     changed[bit >> 3] ^= 1 << (bit & 7)
@@ -150,6 +159,8 @@ def test_another_seed_or_place_is_not_believed() -> None:
     made = examples()
     assert decode_disk_header(made["block header on disk"], SEED + 1) is None
     assert decode_disk_header(made["block header on the wire"], 0) is None
+    assert decode_disk_header(made["block header on disk"], SEED, CHUNK_HEADER_BYTES) is not None
+    assert decode_disk_header(made["block header on disk"], SEED, CHUNK_HEADER_BYTES + 8) is None
     assert decode_footer(made["footer"], SEED + 1, CHUNK_HEADER_BYTES + BLOCK.length) is None
     assert decode_footer(made["footer"], SEED, 0) is None
     assert decode_index(made["index"], SEED + 1) is None

@@ -1,0 +1,97 @@
+"""A whole, good block in the wrong place (a write that went astray, an old page that came back) is damage, and costs what it lies on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from zsq.storage.errors import Damaged
+from zsq.storage.log_format import CHUNK_HEADER_BYTES, chunk_name, decode_disk_header
+from zsq.storage.store import StoreOptions
+from zsq.transport.block import HEADER_BYTES
+
+if TYPE_CHECKING:
+    from tests.storage.conftest import Desk
+
+SMALL = StoreOptions(chunk_bytes=640, index_every_bytes=1, map_bytes=1 << 20, reserve_bytes=0, ring_bytes=0)
+
+
+@pytest.fixture
+def topic(tmp_path: Path, desk: Desk) -> Desk:
+    """Five blocks of one size in a sealed chunk, two in the last one; closed."""
+    (tmp_path / "topic").mkdir()
+    made = type(desk)(tmp_path / "topic", SMALL)
+    made.open()
+    for _ in range(7):
+        made.publish(count=1, size=1)
+        made.sync()
+    assert made.log.chunks == (0, 5)
+    made.abandon_cleanly()
+    return made
+
+
+def place(desk: Desk, base: int, source: int, target: int) -> None:
+    """The block of one number over another one's place, or behind the last one."""
+    path = desk.chunk_path(base)
+    data = bytearray(path.read_bytes())
+    size = int.from_bytes(data[CHUNK_HEADER_BYTES + 8 : CHUNK_HEADER_BYTES + 12], "little")
+    start, to = (CHUNK_HEADER_BYTES + size * number for number in (source, target))
+    data[to : to + size] = data[start : start + size]
+    desk.replace(path, bytes(data))
+
+
+@pytest.mark.parametrize("source", range(5))
+@pytest.mark.parametrize("target", range(5))
+def test_a_block_over_another_one_costs_that_one(topic: Desk, source: int, target: int) -> None:
+    place(topic, 0, source, target)
+    topic.open()
+    assert topic.check(lost_max=1) == [sequence for sequence in range(7) if source == target or sequence != target]
+    assert topic.damage == ([] if source == target else [(target, 1)])
+    for offset in range(5):
+        if offset != target:
+            assert topic.log.read(offset, 1, 5)[0].first_offset == offset
+    topic.abandon()
+
+
+@pytest.mark.parametrize("source", [0, 1])
+def test_a_block_again_behind_the_last_one_is_nothing(topic: Desk, source: int) -> None:
+    """As an append that went astray leaves it; it used to set the log's end back to its own."""
+    place(topic, 5, source, 2)
+    report = topic.open().report
+    assert topic.log.end == 7
+    assert report.holes == ()
+    assert topic.check() == list(range(7))
+    topic.publish()
+    topic.sync()
+    assert topic.check() == list(range(8))
+    topic.abandon()
+
+
+def test_a_staged_block_in_the_wrong_place_is_not_committed(topic: Desk) -> None:
+    topic.options = replace(SMALL, adopt_bytes=1 << 20)
+    topic.open()
+    key = topic.stage("a", 1, blocks=3, count=1, size=1)
+    topic.seal(key)
+    (path,) = (topic.path("staging")).iterdir()
+    data = bytearray(path.read_bytes())
+    size = int.from_bytes(data[CHUNK_HEADER_BYTES + 8 : CHUNK_HEADER_BYTES + 12], "little")
+    first, second = (slice(CHUNK_HEADER_BYTES + size * n, CHUNK_HEADER_BYTES + size * (n + 1)) for n in (0, 1))
+    data[first], data[second] = data[second], data[first]
+    path.write_bytes(data)
+    with pytest.raises(Damaged):
+        topic.commit(1, key)
+    topic.abandon()
+
+
+def test_blocks_that_do_not_say_where_they_belong_are_read(topic: Desk) -> None:
+    """As they were written before they did."""
+    data = topic.path(chunk_name(0)).read_bytes()
+    header = data[CHUNK_HEADER_BYTES : CHUNK_HEADER_BYTES + HEADER_BYTES]
+    seed = int.from_bytes(data[24:28], "little")
+    found = decode_disk_header(header, seed, CHUNK_HEADER_BYTES)
+    assert found is not None
+    assert found.reserved_2 == CHUNK_HEADER_BYTES // 8
+    assert decode_disk_header(header, seed, CHUNK_HEADER_BYTES + 8) is None
