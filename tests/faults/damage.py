@@ -24,8 +24,9 @@ from typing import IO, Any, Final
 from zsq.storage.errors import StorageError
 
 from .damage_check import ViolationError, examine, expected
-from .damage_kinds import FOREIGN, Case, damaged, may_refuse, structured
+from .damage_kinds import FOREIGN, LMDB_FILES, Case, damaged, in_lmdb, may_refuse, structured
 from .damage_lives import KILLED, RICH, SCARRED, TINY, log_files, make
+from .damage_lmdb import fork_instead, lives
 from .damage_specimens import Bench, Specimen
 
 BASICS: Final = (TINY, RICH, KILLED, SCARRED)
@@ -57,6 +58,8 @@ class Workshop:
         want = expected(specimen, tree)
         want.may_refuse = may_refuse(specimen, case)
         self.bench.lay(tree)
+        if in_lmdb(case.path):
+            return lives(specimen, self.bench.directory, want)
         seen = examine(specimen, self.bench.directory, want, again=again)
         if seen.refused:
             return "refused"
@@ -89,6 +92,18 @@ def flips(shop: Workshop, count: int, seed: int) -> Iterator[Case]:
         count -= chosen
 
 
+def lmdb_flips(shop: Workshop, count: int, seed: int) -> Iterator[Case]:
+    """Two of three in a state store, the others in the delayed messages; every page of each. Of a different bit with each seed."""
+    numbers = (RICH, KILLED, SCARRED)
+    for turn, number in enumerate(numbers):
+        specimen = shop.specimen(number)
+        for path, share in zip(LMDB_FILES, (2, 1), strict=True):
+            bits = len(specimen.tree[path]) * 8
+            wanted = count * share // (3 * len(numbers))
+            for at in spread(bits, wanted):
+                yield Case(number, "flip", path, ((at + seed * 7919 + turn) % bits,))
+
+
 def others(shop: Workshop, count: int, seed: int) -> Iterator[Case]:
     """All the rest, evenly."""
     numbers = [*BASICS, *([FIRST_RANDOM + seed * 1000] if count > FLIPS_A_SPECIMEN else [])]
@@ -105,9 +120,10 @@ def others(shop: Workshop, count: int, seed: int) -> Iterator[Case]:
             count -= len(picked)
 
 
-def plan(shop: Workshop, count: int, more: int, seed: int) -> Iterator[Case]:
+def plan(shop: Workshop, count: int, more: int, lmdb: int, seed: int) -> Iterator[Case]:
     yield from flips(shop, count, seed)
     yield from others(shop, more, seed)
+    yield from lmdb_flips(shop, lmdb, seed)
 
 
 def work(arguments: argparse.Namespace) -> int:
@@ -116,12 +132,16 @@ def work(arguments: argparse.Namespace) -> int:
     found: collections.Counter[str] = collections.Counter()
     with tempfile.TemporaryDirectory(prefix="zsq-damage-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None) as folder:
         shop = Workshop(folder)
+        fork_instead()
         told = time.monotonic()
-        for turn, case in enumerate(islice(plan(shop, arguments.count, arguments.more, arguments.seed), number, None, jobs)):
+        for turn, case in enumerate(
+            islice(plan(shop, arguments.count, arguments.more, arguments.lmdb, arguments.seed), number, None, jobs)
+        ):
+            kind = f"{case.kind} in LMDB" if in_lmdb(case.path) else case.kind
             try:
-                found[f"{case.kind} {shop.run(case, again=not turn % AGAIN_EVERY)}"] += 1
+                found[f"{kind} {shop.run(case, again=not turn % AGAIN_EVERY)}"] += 1
             except (ViolationError, StorageError, ValueError, KeyError, TypeError, AssertionError, OSError) as error:
-                found[f"{case.kind} VIOLATION"] += 1
+                found[f"{kind} VIOLATION"] += 1
                 print(json.dumps({"violation": case.text(), "why": f"{type(error).__name__}: {error}"[:500]}), flush=True)
             if time.monotonic() - told > 1:
                 told = time.monotonic()
@@ -157,10 +177,11 @@ class Summary:
         return sorted({name.rpartition(" ")[0] for counts in self.found.values() for name in counts})
 
 
-def run(count: int, more: int, seed: int, jobs: int, out: IO[str]) -> Summary:
+def run(count: int, more: int, lmdb: int, seed: int, jobs: int, out: IO[str]) -> Summary:
     """In `jobs` children."""
     summary = Summary()
     command = [sys.executable, "-P", "-m", "faults", "damage", "--count", str(count), "--more", str(more), "--seed", str(seed)]
+    command += ["--lmdb", str(lmdb)]
     children = [
         subprocess.Popen([*command, "--worker", str(number), str(jobs)], stdout=subprocess.PIPE, text=True) for number in range(jobs)
     ]
@@ -215,6 +236,7 @@ def report(summary: Summary, seconds: float, seed: int, jobs: int, out: IO[str])
 def replay(text: str, keep: str) -> int:
     """One case, with all that it says."""
     folder = keep or tempfile.mkdtemp(prefix="zsq-damage-")
+    fork_instead()
     try:
         print(Workshop(folder).run(Case.of(text), again=True))
         return 0
@@ -227,6 +249,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="scripts/prove damage", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=10_000, help="flipped bits in files that are not LMDB's")
     parser.add_argument("--more", type=int, default=-1, help="damage of other kinds (a fifth of --count)")
+    parser.add_argument("--lmdb", type=int, default=-1, help="flipped bits in LMDB's files (an eighth of --count)")
     parser.add_argument("--seed", type=int, default=1, help="of the larger, random stores")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--replay", default="", help="one case, as a violation names it")
@@ -235,11 +258,13 @@ def main(arguments: list[str]) -> int:
     given = parser.parse_args(arguments)
     if given.more < 0:
         given.more = given.count // 5
+    if given.lmdb < 0:
+        given.lmdb = given.count // 8
     if given.replay:
         return replay(given.replay, given.keep and str(Path(given.keep).resolve()))
     if given.worker:
         return work(given)
     began = time.monotonic()
-    summary = run(given.count, given.more, given.seed, given.jobs, sys.stdout)
+    summary = run(given.count, given.more, given.lmdb, given.seed, given.jobs, sys.stdout)
     report(summary, time.monotonic() - began, given.seed, given.jobs, sys.stdout)
     return 1 if summary.violations else 0

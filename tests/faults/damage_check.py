@@ -13,7 +13,6 @@ from typing import Final
 
 from zsq.storage.damage import Hole
 from zsq.storage.errors import Damaged, StorageError
-from zsq.storage.files import Files
 from zsq.storage.log import Log
 from zsq.storage.log_format import (
     CHUNK_COPY_BYTES,
@@ -44,6 +43,8 @@ class Expected:
 
     lost: set[int]
     cut_from: int = -1
+    silent: bool = False
+    """Nothing is left of that: the file just ends before it."""
     may_refuse: bool = False
     state: bool = False
     """The damage is in the state store or its snapshot: channels may go back."""
@@ -84,13 +85,18 @@ def expected(specimen: Specimen, tree: Tree) -> Expected:
     stages = {key for key in specimen.staged if any(key.hex() in path and tree.get(path) != data for path, data in specimen.tree.items())}
     changed = {path for path in specimen.tree.keys() | tree.keys() if tree.get(path) != specimen.tree.get(path)}
     state = any(path.startswith("state") and path != "state.starts" for path in changed)
-    return Expected(lost, cut_from, state=state, delayed=any(path.startswith("delayed") for path in changed), stages=stages)
+    silent = len(tree.get(specimen.chunks()[-1], b"")) <= min((specimen.blocks[one].position for one in lost if one >= cut_from), default=0)
+    return Expected(lost, cut_from, silent, state=state, delayed=any(path.startswith("delayed") for path in changed), stages=stages)
 
 
 def _has_header(old: bytes, new: bytes) -> bool:
     """One of its copies, or the footer that says it again."""
-    whole = any(new[at : at + CHUNK_COPY_BYTES] == old[:CHUNK_COPY_BYTES] for at in (0, CHUNK_COPY_BYTES))
-    return whole or (old[-FOOTER_BYTES:][:4] == b"ZSQF" and len(new) == len(old) and new[-FOOTER_BYTES:] == old[-FOOTER_BYTES:])
+    copies = [new[at : at + CHUNK_COPY_BYTES] for at in (0, CHUNK_COPY_BYTES)]
+    if old[:CHUNK_COPY_BYTES] in copies:
+        return True
+    if new[:4] == b"ZSQC" and new[:CHUNK_COPY_BYTES] == new[CHUNK_COPY_BYTES:CHUNK_HEADER_BYTES]:
+        return False  # that of another chunk: whose bytes they are then, nobody can tell
+    return old[-FOOTER_BYTES:][:4] == b"ZSQF" and len(new) == len(old) and new[-FOOTER_BYTES:] == old[-FOOTER_BYTES:]
 
 
 def _cut_from(specimen: Specimen, tree: Tree) -> int:
@@ -131,18 +137,21 @@ def examine(specimen: Specimen, directory: str, want: Expected, *, again: bool =
         seen.refused = str(error)
         return seen
     try:
-        _check(specimen, store, want, seen, random.Random(specimen.number))
-        if again:
-            store.close()
-    finally:
-        if not again:
-            abandon(store)
-    if again:
+        check(specimen, store, want, seen)
+    except BaseException:
+        abandon(store)
+        raise
+    if not again:
+        abandon(store)
+    else:
+        store.close()
         _check_again(specimen, directory, want, seen)
     return seen
 
 
-def _check(specimen: Specimen, store: Store, want: Expected, seen: Seen, source: random.Random) -> None:
+def check(specimen: Specimen, store: Store, want: Expected, seen: Seen) -> None:
+    """What an open store gives, against what was promised."""
+    source = random.Random(specimen.number)
     log, report = store.log, store.report
     seen.alarms = list(report.alarms)
     seen.told = _check_seeks(specimen, log, want, source) or bool(report.alarms or report.holes)
@@ -156,10 +165,13 @@ def _check(specimen: Specimen, store: Store, want: Expected, seen: Seen, source:
     seen.holes = log.holes
     for offset in seen.lost:
         if want.cut_from < 0 or offset < want.cut_from:
-            need(log.skip(offset) > offset, f"offset {offset} is lost, and no hole is known there")
+            need(log.skip(offset) > offset or offset < log.start, f"offset {offset} is lost, and no hole is known there")
             need(seen.told, f"the loss of offset {offset} is told to nobody")
         else:
-            need(seen.told or any("cut off" in note for note in report.notes), f"offset {offset} is cut off, and nobody is told")
+            need(
+                seen.told or want.silent or any("cut off" in note for note in report.notes),
+                f"offset {offset} is cut off, and nobody is told",
+            )
     _check_times(specimen, found, log, source)
     _check_state(specimen, store, want, all(offset < specimen.applied for offset in seen.lost))
     if not want.delayed:
@@ -232,10 +244,10 @@ def _check_again(specimen: Specimen, directory: str, want: Expected, before: See
         try:
             log = store.log
             found, _ = read_all(log)
-            new = {offset for offset in found if offset >= specimen.end}
+            given = specimen.end if want.cut_from < 0 else want.cut_from
             lost = specimen.blocks.keys() - found.keys()
             need(lost <= before.lost, f"blocks {sorted(lost - before.lost)} are lost by starting again")
-            _check_bodies(specimen, {offset: block for offset, block in found.items() if offset < specimen.end and offset not in new})
+            _check_bodies(specimen, {offset: block for offset, block in found.items() if offset < given})
             _commit_stages(specimen, store, want)
             end = log.end
             producer = PRODUCERS[0]
@@ -265,14 +277,13 @@ def _commit_stages(specimen: Specimen, store: Store, want: Expected) -> None:
         offset = group.first_offset
         while offset < group.first_offset + group.messages:
             try:
-                for block in store.log.read(offset, 1, store.log.end):
+                found = store.log.read(offset, 1, store.log.end)
+                need(found, f"stage {key!r} was committed, and reads at {offset} give nothing")
+                for block in found:
+                    need(block.next_offset > offset, f"stage {key!r}: a read at {offset} gives {block.first_offset}")
                     blocks.append(bytes(block.columns))
                     offset = block.next_offset
             except Damaged:
                 need(key in want.stages, f"stage {key!r} was committed, and is damaged")
                 offset = store.log.skip(offset)
         need(set(blocks) <= set(columns), f"stage {key!r} was committed with wrong bodies")
-
-
-def files() -> Files:
-    return SeededFiles(random.Random(7))

@@ -35,6 +35,11 @@ class Case(NamedTuple):
         return cls(int(specimen), kind, path, tuple(map(int, numbers)))
 
 
+def in_lmdb(path: str) -> bool:
+    """Its reader may die of it."""
+    return path in LMDB_FILES or path.endswith("/")
+
+
 def changed(tree: Tree, path: str, data: bytes) -> Tree:
     return {**tree, path: data}
 
@@ -194,6 +199,16 @@ def structured(specimen: Specimen) -> Iterator[Case]:
             if name in specimen.tree:
                 yield from (Case(specimen.number, "double", name, (base,)) for base in _names(bases, parse_chunk_name(path) or 0))
                 yield Case(specimen.number, "foreign", name, (0,))
+    for path in LMDB_FILES if LMDB_FILES[1] in specimen.tree else LMDB_FILES[:1]:
+        size = len(specimen.tree[path])
+        yield from (Case(specimen.number, "cut", path, (to,)) for to in (*range(0, 512, 64), *range(512, size, 512), size - 1))
+        yield from (Case(specimen.number, "zero", path, (start, start + 4096)) for start in range(0, size, 4096))
+        yield from (Case(specimen.number, "zero", path, (start, size)) for start in range(0, size, 4096))
+        yield from (Case(specimen.number, "garbage", path, (start, length)) for start in range(0, size, 2048) for length in (64, 4096))
+        yield from (Case(specimen.number, "longer", path, (n,)) for n in (1, 4095, 4096, 65536))
+        yield from (Case(specimen.number, "stale", path, (n,)) for n, tree in enumerate(specimen.past) if path in tree)
+        yield from (Case(specimen.number, "gone", name) for name in (path, path[: path.index("/") + 1]))
+        yield Case(specimen.number, "foreign", path, (0,))
     for path in ("topic", "state.snapshot", *(name for name in specimen.tree if name.endswith(".part"))):
         yield Case(specimen.number, "foreign", path, (0,))
 

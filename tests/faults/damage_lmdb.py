@@ -1,0 +1,177 @@
+"""Damage in LMDB's own files. It may die of that (SIGBUS, SIGSEGV), so each start is a forked process, and another one follows a death.
+
+Five starts at most, as the supervisor would make them. What the product has done in a process of its own (the examination of an
+environment, the steps of a rescue) is done in a forked one here as well: an interpreter that starts anew takes fifty times as long.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any, Final
+
+from zsq.storage import delayed_rescue, state_check
+from zsq.storage.errors import StorageError, StoreFailed
+from zsq.storage.state import StateBatch
+from zsq.storage.store import Store
+
+from .damage_check import Expected, Seen, ViolationError, check, need, open_copy
+from .damage_specimens import CHANNELS, EPOCH_NS, Specimen, abandon
+
+STARTS_MAX: Final = 5
+OK, AGAIN, VIOLATION, REFUSED = 0, 3, 7, 9
+COMMITS: Final = 4  # LMDB uses pages again that were freed two commits before
+DUE_MAX: Final = 1 << 40
+UNKNOWN: Final = "an unknown number of"
+
+
+def forked(call: Callable[[], Any]) -> tuple[int, Any]:
+    """(exit code, or minus the signal; what it returned, by way of JSON)."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            os.close(reading)
+            data = json.dumps(call()).encode()
+            while data:
+                data = data[os.write(writing, data) :]
+            code = 0
+        except BaseException as error:
+            os.write(writing, json.dumps(f"{type(error).__name__}: {error}").encode()[:4000])
+        finally:
+            os._exit(code)
+    os.close(writing)
+    pieces = []
+    while piece := os.read(reading, 1 << 16):
+        pieces.append(piece)
+    os.close(reading)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    try:
+        return code, json.loads(b"".join(pieces) or b"null")
+    except ValueError:
+        return code, None
+
+
+def _examine(path: str, timeout_s: float) -> state_check.Verdict:
+    """As `state_check._examine`."""
+    del timeout_s
+    code, found = forked(lambda: state_check.findings(path))
+    if code < 0:
+        return state_check.Verdict([f"{path}: LMDB died of it ({signal.Signals(-code).name})"], finished=True)
+    if code:
+        return state_check.Verdict([f"{path} could not be checked: {found}"], finished=False)
+    return state_check.Verdict([str(one) for one in found], finished=True)
+
+
+def _run(step: str, *arguments: str) -> dict[str, Any] | None:
+    """As `delayed_rescue._run`."""
+
+    def call() -> dict[str, Any]:
+        if step == "check":
+            return dict(delayed_rescue.counted(arguments[0]))
+        if step == "meta":
+            return dict(delayed_rescue.meta_of(arguments[0]))
+        old, new, parent, rows_max, border = arguments
+        delayed_rescue.take_step(step, old, new, int(parent), int(rows_max), bytes.fromhex(border))
+        return {}
+
+    code, found = forked(call)
+    if code < 0:
+        return None
+    if code:
+        raise StoreFailed(f"{arguments[0]} could not be rescued: {found}")
+    return dict(found)
+
+
+def fork_instead() -> None:
+    """From now on, in this process and those that it forks."""
+    state_check._examine = _examine
+    delayed_rescue._run = _run
+
+
+def start(specimen: Specimen, directory: str, want: Expected) -> int:
+    """One life of the storage process: open, look, commit some, look again, and end in order or not."""
+    try:
+        store = open_copy(specimen, directory)
+    except StorageError as error:
+        sys.stderr.write(f"{error!r}\n")
+        return REFUSED if want.may_refuse else AGAIN
+    try:
+        check(specimen, store, want, Seen())
+        _churn(store)
+        _check_delayed(specimen, store)
+    except StorageError as error:
+        sys.stderr.write(f"{error!r}\n")
+        store.keeper.distrust()  # as `state_desk.py` does
+        abandon(store)
+        return AGAIN
+    store.close()
+    return OK
+
+
+def _churn(store: Store) -> None:
+    """Commits, so that pages which LMDB takes for free are used."""
+    table = store.state.load()
+    for turn in range(COMMITS):
+        batch = StateBatch()
+        for name in CHANNELS:
+            if name in table.channels:
+                batch.channel_puts[name] = {**table.channels[name], "filler": bytes(1500 * turn)}
+        store.state.commit(batch)
+
+
+def _check_delayed(specimen: Specimen, store: Store) -> None:
+    """What was put is there, or counted as lost; nothing else is, and nothing is there twice."""
+    if store.delayed is None:
+        need(not specimen.delayed, "the delayed messages are gone")
+        return
+    rows = store.delayed.due(EPOCH_NS * 4, DUE_MAX, DUE_MAX)
+    found: dict[str, bytes | None] = {}
+    for row in rows:
+        for index in range(row.block.count):
+            key = row.key._replace(serial=row.key.serial + index).text()
+            need(key not in found, f"the delayed message {key} is there twice")
+            found[key] = row.block.body.value(index)
+    for key, body in found.items():
+        need(specimen.delayed.get(key) == body, f"the delayed message {key} is wrong")
+    missing = specimen.delayed.keys() - found.keys()
+    told = any(UNKNOWN in alarm for alarm in store.report.alarms)
+    need(
+        told or len(missing) <= store.delayed.summary.lost,
+        f"{len(missing)} delayed messages are gone, {store.delayed.summary.lost} are told",
+    )
+
+
+def lives(specimen: Specimen, directory: str, want: Expected) -> str:
+    """Starts until one holds; what came of it, as a word. `ViolationError`."""
+    codes: list[int] = []
+    while len(codes) < STARTS_MAX:
+        code, text = forked(lambda: _life(specimen, directory, want))
+        if code == 0:
+            code, text = text
+        codes.append(code)
+        if code in {OK, REFUSED}:
+            break
+        if code > 0 and code != AGAIN:
+            raise ViolationError(f"{text} (starts: {codes})")
+    if codes[-1] not in {OK, REFUSED}:
+        raise ViolationError(f"it does not start: {codes}")
+    names = os.listdir(directory)
+    if codes[-1] == REFUSED:
+        return "refused"
+    aside = any(name.startswith(("state.bad", "delayed.bad")) for name in names) or os.path.exists(f"{directory}/delayed/head.bad-0")
+    if any(code < 0 for code in codes):
+        return "killed"
+    return "rebuilt" if aside else "again" if len(codes) > 1 else "harmless"
+
+
+def _life(specimen: Specimen, directory: str, want: Expected) -> tuple[int, str]:
+    sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - this process ends with it
+    try:
+        return start(specimen, directory, want), ""
+    except ViolationError as error:
+        return VIOLATION, str(error)
