@@ -63,7 +63,7 @@ class Held:
 
 @dataclass(slots=True)
 class ChannelLedger:
-    """`tags`: what it takes; None: all. `moved`: it was seeked or emptied, so some rules do not hold for what lies before."""
+    """`tags`: what it takes; None: all. `moved`: it was moved back: rules 3, 4, 5 and 7 do not hold any more."""
 
     name: str
     topic: str
@@ -165,7 +165,7 @@ class Ledger:
             self._check_lease(row, number, Held(order, attempts, consumer, delivery.received_ns, until_ns), now_ns)
             if row.tags is not None and self.sent[number].tag not in row.tags:
                 self.broken(f"{row.name} got {number} with tag {self.sent[number].tag}")
-        if row.ordered:
+        if row.ordered and not row.moved:
             self._check_order(row, consumer, numbers)
         self.world.note(f"{consumer} holds {row.name} {numbers} attempts {batch.attempts} token {order}")
         return numbers
@@ -177,10 +177,12 @@ class Ledger:
             self.broken(f"{row.name} got {number} {(due - self.world.wall_latest_ns) / MS:.1f} ms before its due time")
         if number in row.not_before:
             due, since_ns = row.not_before.pop(number)
-            if self.world.calm(since_ns) and self.world.now_ns < due:
+            if not row.moved and self.world.calm(since_ns) and self.world.now_ns < due:
                 self.broken(f"{row.name} got {number} {(due - self.world.now_ns) / MS:.1f} ms before the delay of its requeue")
 
     def _check_lease(self, row: ChannelLedger, number: int, held: Held, now_ns: int) -> None:
+        if row.moved:
+            return
         finished = row.confirmed.get(number)
         if finished is not None and held.order > finished:
             self.broken(f"{row.name} leased {number} again (token {held.order}) after its finish was confirmed ({finished})")
@@ -222,6 +224,10 @@ class Ledger:
                 if held is None or held.consumer != consumer:
                     self.broken(f"{row.name} leased {number} of key {sent.key!r} to {consumer} before {other} was answered")
 
+    def moving(self, row: ChannelLedger) -> None:
+        """It is about to be moved, now or whenever a command that was lost takes effect: its leases follow no order any more."""
+        row.moved = True
+
     # Answering
 
     def released(self, channel: str, numbers: Iterable[int]) -> None:
@@ -253,5 +259,5 @@ class Ledger:
             row.held.pop(number, None)
             row.confirmed[number] = max(order, row.confirmed.get(number, _EARLY))
             last, _ = row.latest.get(number, (_EARLY, 0))
-            if last > order:
+            if last > order and not row.moved:
                 self.broken(f"{row.name} confirmed the finish of {number} by {order} after it had leased it anew as {last}")

@@ -87,7 +87,7 @@ class Run:
         world = self.world
         with zsq.Admin(self.url, timeout=60) as admin:
             self._create(admin)
-            self.crew.begin(self.scenario.producers, self.scenario.channels, self.scenario.stagers)
+            self.crew.begin(self.scenario)
             self.nemesis.begin()
             self._until(lambda: not self.crew.publishing and self.nemesis.over, TROUBLE_S, "the producers' end", 50)
             self.nemesis.heal()

@@ -22,6 +22,8 @@ class Scenario:
     faults: tuple[str, ...]
     strikes: int
     stagers: list[StagePlan] = field(default_factory=list)
+    commands: int = 0
+    moves: bool = False  # among the commands are seeks
 
 
 PEACE: Final = 0.1  # of all seeds have no faults: there the strictest rules hold
@@ -47,10 +49,11 @@ def draw(seed: int) -> Scenario:
     ]
     kinds = [kind for kind in KINDS if kind != "kill_gateway" or tcp]
     stagers = [StagePlan(dice.choice(topics), dice.randrange(1, 5), dice.choice((1, 2, 3)))] if dice.random() < 0.35 else []
+    commands = dice.randrange(1, 8) if dice.random() < 0.3 else 0
     # A few kinds together: combinations of two meet more often than if each came among seventeen.
     faults = ONLY or tuple(dice.sample(kinds, dice.choice((1, 2, 3, 5))))
     strikes = 0 if dice.random() < PEACE else dice.randrange(1, 7)
-    return Scenario(producers, channels, tcp, dice.choice((4, 16, 256)) * 1024, faults, strikes, stagers)
+    return Scenario(producers, channels, tcp, dice.choice((4, 16, 256)) * 1024, faults, strikes, stagers, commands, dice.random() < 0.3)
 
 
 def _channel(dice: random.Random, topic: str, name: str) -> ChannelPlan:

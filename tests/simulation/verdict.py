@@ -79,8 +79,8 @@ def _dead_letters(ledger: Ledger, url: str, row: Any) -> set[int]:
 def _check_channel(ledger: Ledger, row: Any, stored: dict[int, int], dead: set[int]) -> None:
     wanted = {number for number in stored if row.tags is None or ledger.sent[number].tag in row.tags}
     missing = wanted - row.seen - dead  # the attempts of those were lost on their way
-    if missing and not row.moved:
+    if missing:
         ledger.broken(f"{row.name} of {row.topic} is empty and never gave out {sorted(missing)[:10]}")
     lost = wanted - row.finished - dead
-    if lost and not row.moved:
+    if lost:
         ledger.broken(f"{row.name} of {row.topic} is empty, and {sorted(lost)[:10]} were neither finished nor are they dead letters")

@@ -10,14 +10,18 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import zsq
 from zsq.transport import errors
 
 from .ledger import ChannelLedger, Ledger
+from .operator import Operator
 from .staging import Checkpoint, StagePlan, Stager
 from .world import MS, Process, S, World
+
+if TYPE_CHECKING:
+    from .scenario import Scenario
 
 HEARTBEAT_MS: Final = 1_000
 TIMEOUT_S: Final = 20.0
@@ -65,19 +69,22 @@ class Crew:
         self.closing = False
         self.errors: dict[str, int] = {}
 
-    def begin(self, producers: list[ProducerPlan], channels: list[ChannelPlan], stagers: list[StagePlan]) -> None:
-        for plan in channels:
+    def begin(self, scenario: Scenario) -> None:
+        for plan in scenario.channels:
             settings = plan.settings
             tags = frozenset(settings["tags"].split("||")) if settings.get("tags") else None
             row = ChannelLedger(plan.name, plan.topic, bool(settings.get("ordered")), tags, settings.get("max_attempts", 0))
             self.ledger.channels[f"{plan.topic}/{plan.name}"] = row
-        for number, producer in enumerate(producers):
+        for number, producer in enumerate(scenario.producers):
             self.publishing += 1
             self._start(f"producer-{number}", partial(self._produce, producer), number)
-        for number, stager in enumerate(stagers):
+        for number, stager in enumerate(scenario.stagers):
             self.publishing += 1
             self._start(f"stager-{number}", partial(self._stage, stager, Checkpoint()), number)
-        for channel in channels:
+        if scenario.commands:
+            self.publishing += 1
+            self._start("operator", partial(self._command, scenario.commands, scenario.moves), 0)
+        for channel in scenario.channels:
             for number in range(channel.consumers):
                 self._start(f"{channel.topic}/{channel.name}-{number}", partial(self._consume, channel), number)
 
@@ -148,6 +155,9 @@ class Crew:
 
     def _stage(self, plan: StagePlan, checkpoint: Checkpoint, name: str, dice: random.Random) -> None:
         Stager(self, plan, checkpoint, name, dice).run()
+
+    def _command(self, calls: int, moves: bool, name: str, dice: random.Random) -> None:
+        Operator(self, calls, moves, name, dice).run()
 
     steady = True
     """The wall clock does not jump: due times can be told from here."""

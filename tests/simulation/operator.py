@@ -1,0 +1,95 @@
+"""A client that commands: pauses and goes on, looks, moves a channel back, makes and deletes channels. At the end it undoes what it did."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import zsq
+from zsq.transport import errors
+
+from .world import MS
+
+if TYPE_CHECKING:
+    from .ledger import ChannelLedger
+    from .workload import Crew
+
+ACTIONS: Final = ("pause_channel", "pause_topic", "look", "make_channel", "seek", "configure")
+IDLE: Final = ("idle0", "idle1")
+
+
+class Operator:
+    """One life of it; `calls` commands in all."""
+
+    def __init__(self, crew: Crew, calls: int, moves: bool, name: str, dice: random.Random) -> None:
+        self.crew, self.calls, self.name, self.dice = crew, calls, name, dice
+        self.actions = ACTIONS if moves else tuple(action for action in ACTIONS if action != "seek")
+
+    def run(self) -> None:
+        world = self.crew.world
+        with zsq.Admin(self.crew.url, timeout=15) as admin:
+            for _ in range(self.calls):
+                world.pause(10 * MS, 400 * MS)
+                action = self.dice.choice(self.actions)
+                row = self.dice.choice(list(self.crew.ledger.channels.values()))
+                world.note(f"{self.name}: {action} {row.topic}/{row.name}")
+                self._try(lambda action=action, row=row: getattr(self, action)(admin, row))  # type: ignore[misc]
+            for row in self.crew.ledger.channels.values():
+                self._insist(lambda row=row: admin.unpause(row.topic, row.name))  # type: ignore[misc]
+            for topic in sorted({row.topic for row in self.crew.ledger.channels.values()}):
+                self._insist(lambda topic=topic: admin.unpause(topic))  # type: ignore[misc]
+                for name in IDLE:
+                    self._insist(lambda topic=topic, name=name: self._delete(admin, topic, name))  # type: ignore[misc]
+        self.crew.publishing -= 1
+
+    def _try(self, call: Callable[[], object]) -> bool:
+        try:
+            call()
+        except errors.ZsqError as error:
+            self.crew.noted(self.name, error)
+            return False
+        return True
+
+    def _insist(self, call: Callable[[], object]) -> None:
+        while not self._try(call):
+            self.crew.world.pause(50 * MS, 200 * MS)
+
+    def pause_channel(self, admin: Any, row: ChannelLedger) -> None:
+        admin.pause(row.topic, row.name)
+        self.crew.world.pause(10 * MS, 600 * MS)
+        admin.unpause(row.topic, row.name)
+
+    def pause_topic(self, admin: Any, row: ChannelLedger) -> None:
+        admin.pause(row.topic)
+        self.crew.world.pause(10 * MS, 600 * MS)
+        admin.unpause(row.topic)
+
+    def look(self, admin: Any, row: ChannelLedger) -> None:
+        """Whatever is shown of a channel was sent to its topic."""
+        found = admin.peek(row.topic, row.name, count=5)
+        for peeked in found.messages:
+            if peeked.message is not None:
+                self.crew.ledger.number(row.topic, bytes(peeked.message.body))
+
+    def make_channel(self, admin: Any, row: ChannelLedger) -> None:
+        """One that nobody reads: it comes and goes."""
+        name = self.dice.choice(IDLE)
+        admin.create_channel(row.topic, name)
+        self.crew.world.pause(MS, 300 * MS)
+        self._delete(admin, row.topic, name)
+
+    def _delete(self, admin: Any, topic: str, name: str) -> None:
+        try:
+            admin.delete_channel(topic, name, force=True)
+        except errors.NotFound:
+            return  # by a call whose answer was lost
+
+    def configure(self, admin: Any, row: ChannelLedger) -> None:
+        admin.configure_channel(row.topic, row.name, backoff_s=self.dice.choice((0.1, 1.0, None)))
+
+    def seek(self, admin: Any, row: ChannelLedger) -> None:
+        """Back to the beginning: from the call on until it is answered, and after it, what was finished may come again."""
+        self.crew.ledger.moving(row)
+        answer = admin.seek(row.topic, row.name, "earliest")
+        self.crew.world.note(f"{self.name}: {row.name} is at {answer['offset']}")
