@@ -67,6 +67,7 @@ from .delayed_rows import (
 )
 from .errors import Damaged, DiskFull, ForeignDirectory, StoreFailed
 from .files import Files
+from .lmdb_errors import after_commit
 from .log_format import TEMPORARY_SUFFIX
 
 MAP_BYTES: Final = 16 * 1024 * 1024  # address space, not memory and not disk; doubled when full
@@ -366,6 +367,8 @@ class DelayedStore:
                         raise DiskFull(f"{self.path} has reached its limit of {MAP_BYTES_MAX} bytes") from error
                     self._map_bytes *= 2
                     self._env.set_mapsize(self._map_bytes)
+                except DiskFull as error:
+                    raise after_commit(self._env, error) from error
 
     @contextmanager
     def _trying(self, what: str) -> Iterator[None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
@@ -31,6 +30,7 @@ from .delayed_format import (
     wrap,
 )
 from .errors import Damaged, DiskFull, ForeignDirectory, StorageError, StoreFailed
+from .lmdb_errors import says_full
 
 WALK_MAX: Final = 20_000  # keys looked at, one by one, for a row that a search does not find
 DUE_AT_ONCE: Final = 1  # the first row's due time cannot be believed: `due` is to look at it
@@ -220,8 +220,7 @@ def translated(path: str) -> Iterator[None]:
         raise MapFull(str(error)) from error
     except lmdb.Error as error:
         text = f"{path}: {error}"
-        number = error.args[0] if error.args and isinstance(error.args[0], int) else 0
-        if number == errno.ENOSPC or "No space left" in text or isinstance(error, lmdb.DiskError):
+        if says_full(error):
             raise DiskFull(text) from error
         if "No such file" in text:
             raise ForeignDirectory(f"{text}; it is made once, and never again in its place") from error

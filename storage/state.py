@@ -16,13 +16,13 @@ pages that a reader still looks at would be used again.
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 import lmdb
 
 from .errors import Damaged, DiskFull, ForeignDirectory, StoreFailed
+from .lmdb_errors import after_commit, says_full
 from .state_rows import (
     CHANNEL,
     DEFERRED,
@@ -240,17 +240,20 @@ class StateStore:
                 self._map_bytes *= 2
                 self._env.set_mapsize(self._map_bytes)
             except lmdb.Error as error:
-                raise translate(error, self._path) from error
+                raise after_commit(self._env, translate(error, self._path)) from error
         if self.on_committed is not None:
             self.on_committed(batch)
 
     def fill(self, meta: dict[str, Any], rows: Iterable[tuple[bytes, bytes]]) -> None:
-        """The first rows of a new store: the checkpoint, and small rows with their data; by one commit."""
-        with self._env.begin(write=True) as txn:
-            kept = SmallRows(txn, {**meta, "rows": 0, "sum": 0})
-            for key, data in rows:
-                kept.put(key, data)
-            kept.save()
+        """The first rows of a new store: the checkpoint, and small rows with their data; by one commit. Errors as in `commit`."""
+        try:
+            with self._env.begin(write=True) as txn:
+                kept = SmallRows(txn, {**meta, "rows": 0, "sum": 0})
+                for key, data in rows:
+                    kept.put(key, data)
+                kept.save()
+        except lmdb.Error as error:
+            raise after_commit(self._env, translate(error, self._path)) from error
 
 
 class _Reading:
@@ -280,8 +283,7 @@ def _told(path: str, error: Exception) -> str:
 def translate(error: lmdb.Error, path: str) -> Exception:
     """What an error of LMDB means to the caller."""
     text = _told(path, error)
-    number = error.args[0] if error.args and isinstance(error.args[0], int) else 0
-    if number == errno.ENOSPC or "No space left" in text or isinstance(error, lmdb.DiskError):
+    if says_full(error):
         return DiskFull(text)
     if "No such file" in text:
         return ForeignDirectory(f"{text}; a topic's directory is made once, and never again in its place")
