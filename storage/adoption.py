@@ -75,7 +75,7 @@ class Adoption:
         header = ChunkHeader(carrier.base_offset, self._time_ns, carrier.seed, self._uuid, ADOPTED)
         self.chunk = Chunk(self._files, self._folder, fd, header, self._index_every_bytes)
         columns = encode_mark(self._mark)
-        head = encode_mark_header(columns, carrier.messages, 0, 0, carrier.seed)
+        head = encode_mark_header(columns, carrier.messages, 0, 0, carrier.seed, carrier.data_end)
         self.chunk.end_position = self._write(fd, carrier, head + columns)
         self.chunk.end_offset = self._mark.next_offset
         self.chunk.sealed = True
@@ -178,17 +178,17 @@ def _is_there(files: Files, path: str, seed: int) -> bool:
 
 def _seal_unsealed(chunk: Chunk, mark: Mark, notes: list[str]) -> None:
     """The footer of the chunk before the adopted ones. Readers can do without, so what hinders it is only noted. It is synced, as nobody
-    writes it again once the log goes on behind the adopted ones: then a footer that is missing is an alarm."""
+    writes it again once the log goes on behind the adopted ones: then a footer that is missing is an alarm. And written even where it can
+    be read: after a failed sync it may be in the page cache and never reach the disk."""
     base_offset, data_end, last_time_ns = mark.unsealed
     files = chunk.files
     try:
         old = open_chunk(files, chunk.folder, base_offset, chunk.header.uuid, chunk.index_every_bytes, write=True)
         try:
-            if not old.sealed:
-                end_offset = mark.first_offset + mark.appended - base_offset
-                footer = ChunkFooter(end_offset, last_time_ns - old.header.base_time_ns, data_end)
-                files.writev(old.fd, [encode_footer(footer, old.header.seed, old.header)], data_end)
-            files.sync(old.fd)  # also one that a start wrote which did not come to its end
+            end_offset = mark.first_offset + mark.appended - base_offset
+            footer = ChunkFooter(end_offset, last_time_ns - old.header.base_time_ns, data_end)
+            files.writev(old.fd, [encode_footer(footer, old.header.seed, old.header)], data_end)
+            files.sync(old.fd)
         finally:
             old.close()
     except (Damaged, ForeignDirectory, OSError) as error:

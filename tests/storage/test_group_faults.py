@@ -156,3 +156,25 @@ def test_each_failing_call_of_staging(tmp_path: Path, group_desk: Desk, call: st
             break
     assert refused + failed > 0
     assert (refused > 0) == (code == errno.ENOSPC and call not in {"sync"})
+
+
+def test_a_footer_whose_sync_failed_is_written_again(tmp_path: Path, group_desk: Desk) -> None:
+    """Of the chunk before adopted ones: else it is gone with the power, and each later start speaks of damage."""
+    number = 0
+    while number := number + 1:
+        other = group_desk.fresh(tmp_path, number)
+        keys = prepared(other, adopt=True)
+        other.files.fail["sync"] = {other.files._calls["sync"] + number: errno.EIO}
+        try:
+            other.commit(1, *keys)
+            break
+        except StoreFailed:
+            other.abandon()
+        other.open()
+        other.go_on()
+        other.crash(keep_none)
+        assert other.store is not None
+        assert other.store.report.alarms == []
+        other.check()
+        other.abandon()
+    assert number > 3
