@@ -12,11 +12,14 @@ from support.group import Broker
 from tests.actors.conftest import Desk
 from tests.actors.test_ordered import KeyedDesk
 from tests.actors.test_scan_rounds import Bench
-from zsq.actors import options, stages
+from zsq.actors import fanout, options, stages
 from zsq.actors.again import collect
+from zsq.actors.fanout import Fanout
+from zsq.actors.ordering import Ordering
 from zsq.actors.scan_rounds import DIRTY
 from zsq.transport.block import pack, with_place
 from zsq.transport.errors import E_BAD_ARGUMENT, E_CLOSING, E_LIMIT, UsageError
+from zsq.transport.protocol import REQUEUE_DELAY_MS_MAX
 
 A, B = (b"a",), (b"b",)
 ALL: tuple[tuple[int, int], ...] = ()
@@ -102,6 +105,76 @@ def test_a_long_run_without_keys_goes_alone_and_a_short_one_is_gathered() -> Non
     assert [parcel.runs for parcel in desk.send()] == [((0, long, 1),)]
     desk.take_keys("b" + "." * long)
     assert [parcel.runs for parcel in desk.send()] == [((long, 1, 1),), ((long + 1, long, 1),)]
+
+
+def test_an_ordered_delivery_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "GATHER_BYTES_MAX", 1_000)
+    desk = keyed()
+    desk.take_in(pack([b"x" * 400] * 5, keys=[b"a", b"b", b"c", b"d", b"e"]))
+    assert [sum(run[1] for run in parcel.runs) for parcel in desk.send()] == [2, 2, 1]
+
+
+def test_blocks_to_read_for_what_comes_again_are_bounded() -> None:
+    wanted: set[int] = set()
+    again = deque((10 * number, 1, 1) for number in range(3 * options.FETCHES_MAX))
+    before = list(again)
+    assert collect(again, 100, lambda offset: None, wanted) == ([], [])
+    assert len(wanted) == options.FETCHES_MAX
+    assert list(again) == before
+
+
+def test_a_block_that_came_answers_for_its_own_offsets_only(desk: Desk) -> None:
+    supply = desk.channel.supply
+    supply.wanted.update({1, 3, 4, 100})
+    supply.shelve(desk.block_at(0, 4))
+    assert supply.wanted == {4, 100}
+    supply.wanted.update({5, 6})
+    supply.lost(4, 6)
+    assert supply.wanted == {6, 100}
+
+
+@pytest.mark.parametrize(
+    ("asked", "given"), [(REQUEUE_DELAY_MS_MAX, REQUEUE_DELAY_MS_MAX), (10 * REQUEUE_DELAY_MS_MAX, REQUEUE_DELAY_MS_MAX)]
+)
+def test_a_delay_is_at_most_an_hour(desk: Desk, asked: int, given: int) -> None:
+    desk.join(A, 1)
+    desk.come(1)
+    assert not desk.channel.req(A, desk.send_one().token, ALL, asked, desk.wall_ns)
+    desk.commit()
+    assert [row[3] for row in desk.kept.values()] == [desk.wall_ns + given * 1_000_000]
+
+
+def test_what_a_stranger_says_of_a_lease_changes_nothing(desk: Desk) -> None:
+    desk.join(A, 1)
+    desk.come(1)
+    token = desk.send_one().token
+    assert desk.channel.req(B, token, [(0, 1)], 0, desk.wall_ns) == ((0, 1),)
+    assert desk.channel.fin(B, token, [(0, 1)], desk.wall_ns) == ((0, 1),)
+    assert desk.stats() == (0, 1, 0)
+
+
+# What a topic gives
+
+
+def test_a_run_has_a_bounded_number_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fanout, "_RUN_BLOCKS_MAX", 3)
+    ring = Fanout(0)
+    for _ in range(7):
+        ring.add(pack([b"x"]), ring.head, 1)
+    assert ring.attach(A, 0, 1 << 40)
+    assert [len(blocks) for _, blocks in ring.offers()] == [3, 3, 1]
+
+
+def test_one_producers_credit_is_bounded_however_large_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "CREDIT_POOL_BYTES", 100 * options.CREDIT_BYTES)
+    assert Ordering({}).hello(A, 1, 1, 1) == (0, options.CREDIT_BYTES)
+
+
+def test_of_few_producers_the_oldest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "PRODUCERS_MAX", 2)
+    ordering = Ordering({1: (1, ()), 2: (1, ()), 3: (1, ())})
+    ordering._forget_oldest()
+    assert len(ordering._producers) == 2
 
 
 # A topic's group
