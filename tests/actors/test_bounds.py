@@ -170,6 +170,20 @@ def test_one_producers_credit_is_bounded_however_large_the_pool(monkeypatch: pyt
     assert Ordering({}).hello(A, 1, 1, 1) == (0, options.CREDIT_BYTES)
 
 
+def test_a_producer_is_remembered_for_a_week() -> None:
+    week_ns = options.PRODUCER_KEPT_S * 10**9
+    ordering = Ordering({1: (5, ())})
+    for now_ns in (10**9, 2 * 10**9, week_ns):
+        ordering.expire(now_ns)
+    assert ordering.hello(A, 1, 1, week_ns) == (5, options.CREDIT_BYTES)
+    ordering.bye(A)
+    ordering.expire(2 * week_ns)
+    assert ordering.hello(A, 1, 1, 2 * week_ns) == (5, options.CREDIT_BYTES)
+    ordering.bye(A)
+    ordering.expire(3 * week_ns + 1)
+    assert ordering.hello(A, 1, 1, 3 * week_ns + 1) == (0, options.CREDIT_BYTES)
+
+
 def test_of_few_producers_the_oldest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "PRODUCERS_MAX", 2)
     ordering = Ordering({1: (1, ()), 2: (1, ()), 3: (1, ())})
@@ -234,3 +248,19 @@ def test_what_is_said_after_a_round_does_not_count_for_the_next() -> None:
     results = [(key, DIRTY, bench.now) for key, _ in late.targets if key not in mine]
     bench.report_of(late, *results)
     assert (bench.rounds._answers, bench.rounds._dirty) == before
+
+
+def test_what_was_asked_again_is_not_lost_with_the_worker_that_was_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(4, "a", "b")
+    first = bench.begin()
+    bench.report(first[1])
+    again: set[int] = set()
+    for _ in range(3):
+        for order in bench.begin(options.SCAN_REPORT_MS + 1):
+            assert order.worker == "b"
+            again |= {key for key, _ in order.targets} & {key for key, _ in first[0].targets}
+    assert again
+    lost: list[int] = []
+    monkeypatch.setattr(bench.plan, "lost", lambda key, now_ns: lost.append(key))
+    bench.rounds.set_workers(["b"], bench.now)
+    assert not again & {*lost}

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from zsq.actors import moving, options
+from zsq.actors.alarm_options import HOLD_S_MAX, RECEIVERS_MAX, AlarmOptions
 from zsq.actors.channel_settings import ATTEMPTS_MAX, BACKOFF_S_MAX, NUMBER_MAX, TAGS_MAX, resolve
 from zsq.actors.read_desk import ReadDesk
 from zsq.actors.saving import Saving
@@ -143,3 +144,17 @@ def test_the_newest_that_are_asked_for_are_bounded() -> None:
         with pytest.raises(UsageError, match="newest"):
             desk.on_offsetat_word(cast("Any", port), cast("Any", SimpleNamespace(envelope=A, word=p.OffsetAt(1, 5, count))))
     assert asked == [NEWEST_MAX]
+
+
+@pytest.mark.parametrize("hold_s", [-1, HOLD_S_MAX + 1, float("nan")])
+def test_an_alarm_is_held_for_a_bounded_time(hold_s: float) -> None:
+    for good in (0, HOLD_S_MAX):
+        assert AlarmOptions(hold_s=good).hold_s == good
+    with pytest.raises(UsageError, match="an alarm is held"):
+        AlarmOptions(hold_s=hold_s)
+
+
+def test_alarms_are_told_to_a_bounded_number() -> None:
+    assert AlarmOptions(webhooks=("http://x/",) * RECEIVERS_MAX).tells
+    with pytest.raises(UsageError, match="at most"):
+        AlarmOptions(webhooks=("http://x/",) * (RECEIVERS_MAX + 1))
