@@ -39,7 +39,9 @@ class RecordWriter:
             if files.size(self._fd) > meta.write_position:  # of a put that found no space, and was not cut back
                 files.truncate(self._fd, meta.write_position)
         else:
-            self._fd = files.open_new(path)  # its name is synced with the metadata that makes it count
+            self._fd = files.open_new(path)
+            # Before metadata count it: with that and without the file, it would look as if what was read before had not been.
+            files.sync_folder(self._place.folder)
 
     def cut(self, number: int, position: int) -> None:
         """The file ends there again, on disk too."""
