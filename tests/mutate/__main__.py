@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--commit", default="HEAD")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--resume", action="store_true", help="keep what is known of unchanged code: tests' ways and caught sites")
-    parser.add_argument("--quick", action="store_true", help="record no tests that are marked slow; another time with --again they are")
+    parser.add_argument("--quick", action="store_true", help="record no tests that are marked slow; without it, another time, they are")
     parser.add_argument("--full", action="store_true", help="ask with as many examples as in CI, not with the few of --fast")
     parser.add_argument("--budget", type=float, default=120.0, metavar="S", help="ask at most as many tests about a site as took this long")
     given = parser.parse_args(arguments)
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
         for name in ("record.jsonl", "answers.jsonl"):
             (given.folder / name).unlink(missing_ok=True)
     elif (given.folder / "tree" / SITES_NAME).exists():
-        _gathered(Tree(given.folder / "tree").load(), given.folder, whole=False)
+        _gathered(Tree(given.folder / "tree").load(), given.folder, whole=False, quick=given.quick)
     shutil.rmtree(given.folder / "tree", ignore_errors=True)
     tree = Tree(given.folder / "tree")
     commit = tree.make(given.commit)
@@ -83,7 +83,7 @@ def _record(tree: Tree, given: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Each test's seconds, whether it passed, and the keys of the sites it passes; recorded for files of which nothing is known."""
     store = given.folder / "record.jsonl"
     known = {row["test"]: row for line in _lines(store) for row in [json.loads(line)]}
-    files = {name.partition("::")[0] for name in known}
+    files = {name.partition("::")[0] for name, row in known.items() if given.quick or not row.get("quick")}
     wanted = [name for name in tree.test_files(given.tests) if given.again or f"tests/{name}" not in files]
     wanted.sort(key=lambda name: (name.startswith(("process/", "compat/", "apps/", "faults/")), name))
     out, log = given.folder / "recording", given.folder / "record.log"
@@ -98,7 +98,7 @@ def _record(tree: Tree, given: argparse.Namespace) -> dict[str, dict[str, Any]]:
         ]
         for run in runs:
             run.wait()
-        rows = _gathered(tree, given.folder)
+        rows = _gathered(tree, given.folder, quick=given.quick)
         known |= {row["test"]: row for row in rows}
         red = sorted(row["test"] for row in rows if not row["passed"])
         print(
@@ -109,7 +109,7 @@ def _record(tree: Tree, given: argparse.Namespace) -> dict[str, dict[str, Any]]:
     return {name: row for name, row in known.items() if name.partition("::")[0] in asked}
 
 
-def _gathered(tree: Tree, folder: Path, *, whole: bool = True) -> list[dict[str, Any]]:
+def _gathered(tree: Tree, folder: Path, *, whole: bool = True, quick: bool = False) -> list[dict[str, Any]]:
     """What was recorded, with keys in place of numbers; of a recording that was broken off, what was not its last file."""
     rows = []
     for path in folder.glob("recording.*"):
@@ -120,7 +120,7 @@ def _gathered(tree: Tree, folder: Path, *, whole: bool = True) -> list[dict[str,
         path.unlink()
     with (folder / "record.jsonl").open("a") as kept:
         for row in rows:
-            row["seen"] = [tree.sites[number].key for number in row["seen"]]
+            row |= {"seen": [tree.sites[number].key for number in row["seen"]], "quick": quick}
             kept.write(json.dumps(row) + "\n")
     return rows
 
