@@ -11,8 +11,8 @@ from support.torture import ledger as l
 from support.torture.audit import Audit
 from support.torture.ledger import SLOT, Ledger, Shape
 
-SHAPE = Shape(slots=4, lanes=2, topics=("t", "u"), channels=((0, "c"), (1, "d")), consumers=2)
 C, D = 0, 1
+SHAPE = Shape(slots=4, lanes=2, topics=("t", "u"), channels=((0, "c"), (1, "d")), consumers=2, ordered=D)
 
 
 @pytest.fixture
@@ -161,3 +161,14 @@ def test_delivered_and_never_finished(ledger: Ledger, bodies: list[bytes]) -> No
     ledger.told(C, get(ledger, bodies)[0][:8])
     audit.settled()
     assert "2 of block 1 (10 messages, 10 delivered) were never finished" in complaint(ledger)
+
+
+def test_a_message_that_overtakes_its_predecessor(ledger: Ledger) -> None:
+    bodies = ledger.open_slot(1, l.BLOCK, 1, l.KEYS + 6)
+    assert ledger.keys(1) == [f"0-{index % l.KEYS}" for index in range(l.KEYS + 6)]
+    assert ledger.got(D, 0, [(0, l.KEYS, 1)], bodies[: l.KEYS])[1] == []
+    assert ledger.got(D, 0, [(l.KEYS, 2, 1)], bodies[l.KEYS : l.KEYS + 2])[1] == [], "their predecessors are in the same hands"
+    assert ledger.got(D, 1, [(l.KEYS + 2, 2, 1)], bodies[l.KEYS + 2 : l.KEYS + 4])[1] == [0, 1], "somebody else has theirs"
+    ledger.told(D, range(SLOT, SLOT + l.KEYS))
+    assert ledger.got(D, 1, [(l.KEYS + 4, 2, 1)], bodies[l.KEYS + 4 :])[1] == []
+    assert ledger.complained() == []

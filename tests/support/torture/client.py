@@ -37,8 +37,8 @@ def main(settings: dict[str, Any]) -> None:
     jobs: list[tuple[str, Callable[[], None]]] = []
     for lane, url in settings["lanes"]:
         jobs.append((f"producer {lane}", Publishing(ledger, lane, url, seed + lane).run))
-    for lane, url in settings["stages"]:
-        jobs.append((f"stage writer {lane}", lambda lane=lane, url=url: stage(ledger, lane, url, seed + lane)))  # type: ignore[misc]
+    for lane, urls in settings["stages"]:
+        jobs.append((f"stage writer {lane}", lambda lane=lane, urls=urls: stage(ledger, lane, urls, seed + lane)))  # type: ignore[misc]
     for channel, number, url in settings["consumers"]:
         jobs.append((f"consumer {number} of {channel}", Consuming(ledger, channel, number, url, seed + 100 + channel).run))
     threads = [threading.Thread(target=guarded(ledger, name, work), daemon=True) for name, work in jobs]

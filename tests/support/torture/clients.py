@@ -27,7 +27,7 @@ class Clients:
         base: dict[str, Any] = {"ledger": str(path), "shape": ledger.shape.as_json(), "lanes": [], "stages": [], "consumers": []}
         self._settings = {
             "producer 0": base | {"lanes": [(0, urls[0])]},
-            "producer 1": base | {"lanes": [(1, urls[1])], "stages": [(2, urls[0])]},
+            "producer 1": base | {"lanes": [(1, urls[1])], "stages": [(2, urls)]},
             "consumer 0": base | {"consumers": consumers[0]},
             "consumer 1": base | {"consumers": consumers[1]},
         }

@@ -32,7 +32,7 @@ class Consuming:
         topic, name = ledger.shape.channels[channel]
         self.consumer = zsq.Consumer(
             url, ledger.shape.topics[topic], name, ready=READY, message_timeout=MESSAGE_TIMEOUT_S,
-            heartbeat_ms=HEARTBEAT_MS, timeout=PATIENCE_S,
+            heartbeat_ms=HEARTBEAT_MS, timeout=PATIENCE_S, ordered=channel == ledger.shape.ordered,
         )  # fmt: skip
         self.unconfirmed: list[int] = []
         self.batches = 0
@@ -89,7 +89,7 @@ class Consuming:
             batch.finish()
 
     def _must_be_refused(self, message: zsq.Message, number: int) -> None:
-        """Somebody else's finish of it was confirmed: the broker must not take ours."""
+        """Somebody else's finish of it was confirmed, or its predecessor is with somebody else: the broker must not take ours."""
         self.ledger.words[self.row + l.STALE] += 1
         try:
             message.finish(sync=True)

@@ -23,6 +23,7 @@ from typing import Any, Final
 from support.history import body_of, number_of
 
 SLOT: Final = 512  # numbers of a block, at most
+KEYS: Final = 160  # of a lane, taken in turn: of each one message at a time is out, so with few of them an ordered channel is slow
 WORDS: Final = 4096
 ROW: Final = 16  # words of a client's row
 ROWS_AT: Final = 64
@@ -48,6 +49,7 @@ class Shape:
     topics: tuple[str, ...]
     channels: tuple[tuple[int, str], ...]
     consumers: int
+    ordered: int = -1  # the channel that keeps the order of keys; blocks of its topic have some
 
     @property
     def numbers(self) -> int:
@@ -65,7 +67,7 @@ class Shape:
     @staticmethod
     def from_json(found: dict[str, Any]) -> Shape:
         channels = tuple((topic, name) for topic, name in found["channels"])
-        return Shape(found["slots"], found["lanes"], tuple(found["topics"]), channels, found["consumers"])
+        return Shape(found["slots"], found["lanes"], tuple(found["topics"]), channels, found["consumers"], found["ordered"])
 
 
 class Ledger:
@@ -127,6 +129,13 @@ class Ledger:
         first = slot * SLOT
         return [body_of(number) for number in range(first, first + count)]
 
+    def keys(self, slot: int) -> list[str] | None:
+        """Of its messages, where their topic has an ordered channel."""
+        shape = self.shape
+        if self.kind[slot] != BLOCK or shape.ordered < 0 or self.topic[slot] != shape.channels[shape.ordered][0]:
+            return None
+        return [f"{slot // shape.slots}-{index % KEYS}" for index in range(self.count[slot])]
+
     def acknowledged(self, slot: int, offset: int) -> None:
         """Its first offset, or -1 where that is not known."""
         if offset >= 0:
@@ -170,12 +179,17 @@ class Ledger:
     def got(
         self, channel: int, consumer: int, runs: Sequence[tuple[int, int, int]], bodies: Sequence[bytes]
     ) -> tuple[list[int], list[int]]:
-        """A delivery, before anything is answered: the numbers, and the indexes of those whose finish somebody else has confirmed."""
+        """A delivery, before anything is answered: the numbers, and the indexes of those to which no answer may be taken.
+
+        Those are whose finish somebody else has confirmed, and, in an ordered channel, who have a predecessor (of the same key and block)
+        that is not finished and was never in this consumer's hands.
+        """
         topic, name = self.shape.channels[channel]
         who = f"{name} gets"
         finished, mine = self.finished[channel], self.attempts[channel][consumer]
         others = [row for number, row in enumerate(self.attempts[channel]) if number != consumer]
         numbers = [self.number(body, who) for body in bodies]
+        ordered = channel == self.shape.ordered
         gone: list[int] = []
         redelivered = index = 0
         for first, count, attempts in runs:
@@ -192,7 +206,7 @@ class Ledger:
                 mine[number] = min(attempts, 255)
                 if state == FINISH_CONFIRMED + consumer:
                     self.complain(f"{name}: {number} came again (attempt {attempts}) to consumer {consumer}, which had finished it")
-                elif state >= FINISH_CONFIRMED:
+                elif state >= FINISH_CONFIRMED or (ordered and self._overtakes(number, finished, mine)):
                     gone.append(index - 1)
                 elif state == FINISH_TOLD and all(row[number] < attempts for row in others):
                     finished[number] = NOT_FINISHED  # that finish did not take effect: here it is again
@@ -200,6 +214,11 @@ class Ledger:
         self.words[row + DELIVERED] += index
         self.words[row + REDELIVERED] += redelivered
         return numbers, gone
+
+    def _overtakes(self, number: int, finished: Any, mine: Any) -> bool:
+        slot, index = divmod(number, SLOT)
+        before = number - KEYS
+        return index >= KEYS and self.kind[slot] == BLOCK and finished[before] == NOT_FINISHED and not mine[before]
 
     def told(self, channel: int, numbers: Sequence[int]) -> None:
         """About to be finished."""

@@ -6,6 +6,7 @@ import random
 import select
 import time
 from collections import deque
+from collections.abc import Sequence
 
 from support.torture import ledger as l
 from support.torture.ledger import Ledger
@@ -92,7 +93,7 @@ class Publishing:
         bodies = ledger.open_slot(slot, l.BLOCK if delay is None else l.DELAYED, topic, count, due_ns)
         epoch = words[l.EPOCH]
         words[self.lane.row + l.SENT_BLOCKS] += 1
-        receipt = self.producer.publish_many(ledger.shape.topics[topic], bodies, delay=delay, wait=False)
+        receipt = self.producer.publish_many(ledger.shape.topics[topic], bodies, keys=ledger.keys(slot), delay=delay, wait=False)
         self.out[topic].append((slot, epoch, receipt))
         self.next_s[topic] = time.monotonic() + self.random.uniform(0.5, 1.5) * PACE_S
 
@@ -110,12 +111,12 @@ class Publishing:
             ledger.words[row + l.DONE_BLOCKS] += 1
 
 
-def stage(ledger: Ledger, number: int, url: str, seed: int) -> None:
-    """One transaction after the other, of one to four blocks in one or two stages, now to this topic, now to that."""
+def stage(ledger: Ledger, number: int, urls: Sequence[str], seed: int) -> None:
+    """One transaction after the other, of one to four blocks in one or two stages, to one topic by ipc and to the other by TCP."""
     lane, words, chance = Lane(ledger, number), ledger.words, random.Random(seed)
     shape = ledger.shape
     app, version = f"torture-{seed}-{time.time_ns()}", 0
-    committers = [StageCommitter(url, topic, timeout=PATIENCE_S) for topic in shape.topics]
+    committers = [StageCommitter(url, topic, timeout=PATIENCE_S) for url, topic in zip(urls, shape.topics, strict=True)]
     while not words[l.STOP]:
         paused = words[l.PAUSE]
         words[lane.row + l.IDLE] = paused
@@ -128,7 +129,7 @@ def stage(ledger: Ledger, number: int, url: str, seed: int) -> None:
         slots: list[int] = []
         parts = []
         for _ in range(chance.randint(1, 2)):
-            with StageWriter(url, shape.topics[topic], app, version, heartbeat_ms=HEARTBEAT_MS, timeout=PATIENCE_S) as writer:
+            with StageWriter(urls[topic], shape.topics[topic], app, version, heartbeat_ms=HEARTBEAT_MS, timeout=PATIENCE_S) as writer:
                 for _ in range(chance.randint(1, 2)):
                     slots.append(lane.take())
                     words[lane.row + l.SENT_BLOCKS] += 1

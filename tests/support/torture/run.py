@@ -24,6 +24,7 @@ import zsq
 
 TOPICS: Final = ("alpha", "beta")
 CHANNELS: Final = ((0, "one"), (0, "two"), (1, "three"), (1, "four"))
+ORDERED: Final = 3  # the last of them
 CHUNK_BYTES: Final = 2 << 20
 KEPT_BYTES: Final = 48 << 20
 SERVE: Final = ("--chunk-bytes", str(CHUNK_BYTES), "--keep-bytes", str(KEPT_BYTES), "--stage-timeout", "60",
@@ -52,7 +53,7 @@ class Torture:
         self.cycles = cycles
         self.random = random.Random(seed)
         self.kinds = list(kinds)
-        shape = Shape(SLOTS_A_CYCLE * cycles + 2_000, 3, TOPICS, CHANNELS, 2)
+        shape = Shape(SLOTS_A_CYCLE * cycles + 2_000, 3, TOPICS, CHANNELS, 2, ORDERED)
         self.ledger = Ledger(memory / "ledger", shape)
         self.broker = Broker(folder / "data", *SERVE)
         self.clients = Clients(self.ledger, memory / "ledger", self.broker, seed)
@@ -109,8 +110,8 @@ class Torture:
         with zsq.Admin(self.broker.ipc) as admin:
             for topic in TOPICS:
                 admin.create_topic(topic)
-            for topic_index, channel in CHANNELS:
-                admin.create_channel(TOPICS[topic_index], channel, start="earliest")
+            for number, (topic_number, channel) in enumerate(CHANNELS):
+                admin.create_channel(TOPICS[topic_number], channel, start="earliest", ordered=number == ORDERED)
         self.clients.start()
         self._recovered(time.monotonic())
 
