@@ -32,7 +32,8 @@ from zsq.storage.faulty_files import FaultyFiles, keep_none
 
 from .recording import RecordingFiles
 from .states import WHOLE, Disk, Fate, Tree, continued, digest, fates, lay_down, prefixes, random_fates, tree_of
-from .workloads import WORKLOADS, Recorded, recorder
+from .subject import Recorded, recorder
+from .workloads import WORKLOADS, workload
 
 AGAIN_EACH: Final = 2  # of so many disks one loses its power again when it goes on
 RANDOM_A_ROUND: Final = 40  # random fates of what is pending, after each step, in each round behind the first
@@ -171,7 +172,8 @@ def work_folder() -> Iterator[Path]:
 def record(name: str, folder: Path) -> Recorded:
     root = folder / f"record-{name}"
     root.mkdir()
-    return WORKLOADS[name].record(name, root)
+    with looking_in_this_process():
+        return workload(name).record(name, root)
 
 
 def prove_some(name: str, folder: Path, count: int, nested: int, seed: int) -> Result:
@@ -184,9 +186,9 @@ def prove_some(name: str, folder: Path, count: int, nested: int, seed: int) -> R
     for at in range(2 * len(disks)):  # first a share of each, then all of each
         disk = disks[at % len(disks)]
         prover.prove(disk, 0, result, min(count, len(result.disks) + share) if at < len(disks) else count)
-    turn = 0
-    while len(result.nested) < nested and not result.violations:
-        turn += 1
+    for turn in range(1, ROUNDS_MAX):
+        if len(result.nested) >= nested or result.violations:
+            break
         _prove_nested(prover, disks, turn, result, min(nested, len(result.nested) + 25))
     return result
 
@@ -324,13 +326,15 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--workload", action="append", choices=sorted(WORKLOADS), help="only this; may be given again")
+    parser.add_argument("--wild", type=int, default=12, help="so many workloads more, made of the seed")
     parser.add_argument("--replay", metavar="WHERE", help="workload/steps/number[/round], as a violation says it")
     chosen = parser.parse_args(arguments)
     if chosen.replay:
         return replay(chosen.replay, chosen.seed)
     began = time.monotonic()
     nested = chosen.count // 10 if chosen.nested is None else chosen.nested
-    result = prove_all(chosen.count, nested, chosen.seed, chosen.jobs, chosen.workload or list(WORKLOADS))
+    names = chosen.workload or [*WORKLOADS, *(f"wild-{chosen.seed}-{number}" for number in range(chosen.wild))]
+    result = prove_all(chosen.count, nested, chosen.seed, chosen.jobs, names)
     for where, what in result.violations[:3]:
         print(f"\n{what}\nreplay: scripts/prove crash-states --seed {chosen.seed} --replay {where}", file=sys.stderr)
     print(

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Self
 
+import pytest
 from support.desk import PRODUCER, SMALL, Desk
 
 from zsq.storage.delayed import DelayedStore
-from zsq.storage.delayed_format import DelayedKey, due_block
+from zsq.storage.delayed_format import DelayedKey, DelayedRow, due_block
+from zsq.storage.errors import DiskFull
 from zsq.storage.faulty_files import FaultyFiles
+from zsq.storage.log_format import chunk_name
 from zsq.storage.removal import remove_below
 from zsq.storage.state import ChannelRow, HoleRow, StateBatch, Table, producer_after
 from zsq.storage.store import Store, StoreOptions
@@ -39,6 +43,8 @@ class Life(Desk):
         """Their cancel was answered."""
         self.moved_ns = 0
         """Nothing that is due later than this was moved."""
+        self.damaged = False
+        self.lost: set[int] = set()
         super().__init__(root, options, RecordingFiles(str(root)))
 
     def open(self) -> Store:
@@ -120,7 +126,7 @@ class Life(Desk):
         remove_below(self.files, self.directory, start)
 
     def removed(self) -> set[int]:
-        return {sequence for sequence, offset in self.offsets.items() if offset < self.log.start}
+        return self.lost | {sequence for sequence, offset in self.offsets.items() if offset < self.log.start}
 
     # Delayed messages
 
@@ -159,19 +165,50 @@ class Life(Desk):
         self.gone.update(bodies)
 
     def move(self, until_ns: int, rows_max: int = 99) -> None:
+        self.forget_moved(self.move_into_log(until_ns, rows_max))
+
+    def move_into_log(self, until_ns: int, rows_max: int = 99) -> list[DelayedRow]:
+        """No checkpoint may pass them before `forget_moved`."""
         self.moved_ns = max(self.moved_ns, until_ns)
         rows = self.delayed.due(until_ns, 1 << 20, rows_max)
         self.now_ns = max(self.now_ns, until_ns)
         self.log.append([due_block(row) for row in rows], self.now_ns)
         self.sync()
+        return rows
+
+    def forget_moved(self, rows: list[DelayedRow]) -> None:
         self.delayed.remove([row.key for row in rows], known=True)
+
+    # Faults of another kind, before or in between
+
+    def refused(self, taken: int) -> None:
+        """A publish for which there is space for some bytes only."""
+        first = len(self.sent)
+        self.files.short = {self.files._calls.get("writev", 0) + 1: taken}
+        with pytest.raises(DiskFull):
+            self.publish(blocks=2, size=60)
+        del self.sent[first:]
+
+    def damage_while_closed(self, name: str, change: Callable[[bytes], bytes]) -> None:
+        """From then on alarms are no wonder."""
+        if self.store is not None:
+            self.abandon_cleanly()
+        path = Path(self.directory) / name
+        path.write_bytes(change(path.read_bytes()))
+        self.damaged = True
+
+    def lose(self, sequence: int) -> None:
+        """A block that was acknowledged is hit by a flipped bit."""
+        body = self.sent[sequence][0]
+        self.damage_while_closed(chunk_name(0), lambda data: data.replace(body, bytes([body[0] ^ 1]) + body[1:]))
+        self.lost.add(sequence)
 
     # What must hold
 
     def check(self, lost_max: int = 0) -> list[int]:
         found = super().check(lost_max)
         assert self.store is not None
-        assert not self.store.report.alarms, self.store.report.alarms
+        assert self.damaged or not self.store.report.alarms, self.store.report.alarms
         table = self.store.state.load()
         mine = table.producers.get(PRODUCER)
         for sequence, offset in mine.recent if mine is not None else ():

@@ -2,43 +2,25 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final
 
-from support.desk import GROUPS, SMALL
+from support.desk import GROUPS, IDENTITY, SMALL
 
-from zsq.storage.faulty_files import FaultyFiles
+from zsq.storage.fsck import check_topic
+from zsq.storage.log_format import chunk_name, index_name
+from zsq.storage.state import StateBatch
 from zsq.storage.store import StoreOptions
 
 from .life import Life
-from .recording import RecordingFiles, Trace
+from .queue_life import QueueWork, queue
+from .registry_life import RegistryWork, registry
+from .subject import Recorded, Workload, recorder
 
-
-class Subject(Protocol):
-    """What a workload is about: a topic's store, a queue. `live`: what recovery found is checked, holds from now on, and more is done."""
-
-    files: FaultyFiles
-
-    def promise(self) -> Any: ...
-    def recover(self) -> None: ...
-    def live(self) -> None: ...
-    def verify(self) -> None: ...
-    def abandon(self) -> None: ...
-
-
-@dataclass(slots=True)
-class Recorded:
-    """`revive`: the subject of a disk that is there already, and of a promise."""
-
-    name: str
-    trace: Trace
-    revive: Callable[[FaultyFiles, Any], Subject]
-
-
-class Workload(Protocol):
-    def record(self, name: str, root: Path) -> Recorded: ...
+MERGES: Final = replace(GROUPS, adopt_bytes=2_000)
 
 
 @dataclass(slots=True, frozen=True)
@@ -53,18 +35,14 @@ class TopicWork:
         life = Life(root, self.options)
         life.open()
         self.before(life)
-        life.abandon_cleanly()
+        if life.store is not None:
+            life.abandon_cleanly()
         with recorder(life).recording(life.promise) as trace:
             life.open()
             trace.recovered = len(trace.steps)
             self.work(life)
         life.abandon()
         return Recorded(name, trace, lambda files, promise: Life.revived(files, promise, self.options))
-
-
-def recorder(subject: Subject) -> RecordingFiles:
-    assert isinstance(subject.files, RecordingFiles)
-    return subject.files
 
 
 def publishes(life: Life) -> None:
@@ -145,10 +123,223 @@ def retention(life: Life) -> None:
     life.checkpoint()
 
 
+def staging(life: Life) -> None:
+    """Stages that go on after a seal, are dropped, are left; a commit whose state lags; small parts merged before the commit."""
+    a = life.stage("a", 1, blocks=2)
+    life.seal(a, final=False)
+    life.stage("a", 1, blocks=3, size=80)
+    b = life.stage("b", 1, blocks=1)
+    life.seal(a, b)
+    life.drop(b)
+    life.publish()
+    life.sync()
+    life.checkpoint()
+    many = [life.stage(f"part{i}", 2, blocks=3, size=40) for i in range(3)]
+    life.seal(*many)
+    life.commit(2, *many, merge=True)
+    life.stage("left", 3, blocks=2)
+
+
+def lagging(life: Life) -> None:
+    """The process dies between a commit and its state, and goes on by itself."""
+    life.publish(blocks=2)
+    life.sync()
+    life.checkpoint()
+    a = life.stage("a", 1, blocks=2)
+    life.seal(a)
+    life.commit(1, a, lag=True)
+    life.abandon()
+    life.open()
+    life.publish()
+    life.sync()
+    life.checkpoint()
+    b = life.stage("b", 2, blocks=6, size=60)
+    life.seal(b)
+    life.commit(2, b, lag=True)
+    life.abandon()
+    life.open()
+
+
+def deferred(life: Life) -> None:
+    """Holes that are deferred, come back, are cleared; a channel that is dropped and made again."""
+    life.publish(blocks=4)
+    life.sync()
+    life.checkpoint()
+    life.save_channel("one", 12, [(1, 2, 1, 50), (4, 1, 1, 60), (7, 3, 2, 0)])
+    life.save_channel("two", 6, [(0, 3, 1, 70)])
+    life.commit_state(StateBatch(hole_gones=[("one", 4)], hole_puts=[("one", 1, 1, 2, 90), ("one", 2, 1, 1, 0)]))
+    life.commit_state(StateBatch(deferred_clears=["one"], channel_puts={"one": {"next": 1}}))
+    life.commit_state(StateBatch(channel_drops=["two"]))
+    life.save_channel("two", 12)
+    life.commit_state(StateBatch(paused_end=life.log.synced_end, waiting=3))
+    life.restart()
+    life.save_channel("one", 9, [(2, 1, 3, 200)])
+
+
+def interleaved(life: Life) -> None:
+    """A move of delayed messages, and other publishes at each moment of it."""
+    life.publish_delayed(10, 20)
+    life.publish_delayed(12)
+    life.publish(blocks=2)
+    rows = life.move_into_log(15)
+    life.publish()
+    life.sync()
+    life.publish_delayed(30, count=1)
+    life.publish()
+    life.forget_moved(rows)
+    life.checkpoint()
+    rows = life.move_into_log(40)
+    life.sync()
+    life.abandon()
+    life.open()
+    life.publish()
+    life.sync()
+    life.checkpoint()
+
+
+def full(life: Life) -> None:
+    """The disk is full now and then: what was refused is cut back."""
+    life.publish(blocks=2)
+    life.sync()
+    for taken in (10, 100, 200):
+        life.refused(taken)
+        life.publish()
+    life.sync()
+    life.checkpoint()
+    life.refused(70)
+    life.publish(blocks=2)
+    life.sync()
+
+
+def some_history(life: Life) -> None:
+    for _ in range(4):
+        life.publish(blocks=2)
+        life.sync()
+    life.checkpoint()
+    life.save_channel("one", 7, [(2, 1, 1, 0)])
+
+
+def without_its_state(life: Life) -> None:
+    """The state store is of no use: it is made again from its snapshot and the log."""
+    some_history(life)
+    life.damage_while_closed("state/data.mdb", lambda data: b"\xff" * len(data))
+
+
+def without_a_footer(life: Life) -> None:
+    """And with an identity, an index and a snapshot that are none."""
+    some_history(life)
+    life.damage_while_closed(chunk_name(0), lambda data: data[:-20] + bytes(20))
+    life.damage_while_closed(index_name(0), lambda data: data[:30])
+    life.damage_while_closed("topic", lambda data: data[5:])
+    life.damage_while_closed("state.snapshot", lambda data: data[:-9])
+
+
+def with_a_bad_block(life: Life) -> None:
+    some_history(life)
+    life.lose(1)
+
+
+def repaired(life: Life) -> None:
+    """What `zsq fsck --repair` does, and then a life."""
+    life.abandon_cleanly()
+    report = check_topic(life.files, life.directory, IDENTITY, 5_000, repair=True)
+    assert not report.damaged
+    life.open()
+    life.publish()
+    life.sync()
+
+
+def goes_on(life: Life) -> None:
+    life.publish(blocks=2)
+    life.sync()
+    life.checkpoint()
+
+
+def wild(seed: str) -> Callable[[Life], None]:
+    """Anything, in any order that the broker's own desks keep."""
+
+    def work(life: Life) -> None:
+        chance = random.Random(seed)
+        verbs = [verb for verb, weight in WILD.items() for _ in range(weight)]
+        for _ in range(14):
+            chance.choice(verbs)(life, chance)
+        life.publish()
+
+    return work
+
+
+def _publish(life: Life, chance: random.Random) -> None:
+    life.publish(blocks=chance.randint(1, 3), count=chance.randint(1, 4), size=chance.choice((3, 20, 90)))
+
+
+def _channel(life: Life, chance: random.Random) -> None:
+    """Never ahead of what is synced, and with holes behind its cursor only."""
+    end = life.log.synced_end
+    following = chance.randint(life.log.start, end) if end > life.log.start else end
+    holes = [
+        (start, 1, chance.randint(1, 3), chance.choice((0, 0, 500))) for start in range(life.log.start, following) if chance.random() < 0.2
+    ]
+    life.save_channel(chance.choice(("one", "two")), following, holes)
+
+
+def _delayed(life: Life, chance: random.Random) -> None:
+    life.sync()
+    life.publish_delayed(*(life.now_ns + chance.randint(1, 60) for _ in range(chance.randint(1, 2))), count=chance.randint(1, 3))
+
+
+def _move(life: Life, chance: random.Random) -> None:
+    life.move(life.now_ns + 30, chance.randint(1, 3))
+
+
+def _retain(life: Life, chance: random.Random) -> None:
+    life.sync()
+    life.checkpoint()
+    life.retain(chance.choice(life.log.chunks))
+
+
+def _restart(life: Life, chance: random.Random) -> None:
+    if chance.random() < 0.5:
+        life.restart()
+        life.acknowledged = len(life.sent)
+    else:
+        life.sync()
+        life.abandon()
+        life.open()
+
+
+WILD: Final[dict[Callable[[Life, random.Random], None], int]] = {
+    _publish: 5,
+    lambda life, chance: life.sync(): 3,
+    lambda life, chance: life.checkpoint(): 2,
+    _channel: 3,
+    _delayed: 2,
+    _move: 2,
+    _retain: 1,
+    _restart: 1,
+}
+
+
 WORKLOADS: Final[dict[str, Workload]] = {
     "publishes": TopicWork(publishes),
     "channels": TopicWork(channels),
     "groups": TopicWork(groups, GROUPS),
     "delayed": TopicWork(delayed),
     "retention": TopicWork(retention),
+    "staging": TopicWork(staging, MERGES),
+    "lagging": TopicWork(lagging, GROUPS),
+    "deferred": TopicWork(deferred),
+    "interleaved": TopicWork(interleaved),
+    "full": TopicWork(full),
+    "rebuild": TopicWork(goes_on, before=without_its_state),
+    "repair": TopicWork(repaired, before=without_a_footer),
+    "bad-block": TopicWork(repaired, before=with_a_bad_block),
+    "registry": RegistryWork(registry),
+    "queue": QueueWork(queue),
+    "queue-4": QueueWork(queue, sync_every=4),
+    **{f"wild-{number}": TopicWork(wild(str(number))) for number in range(1, 4)},
 }
+
+
+def workload(name: str) -> Workload:
+    """Of the table; or wild-N, of which there is no end."""
+    return WORKLOADS[name] if name in WORKLOADS else TopicWork(wild(name.removeprefix("wild-")))

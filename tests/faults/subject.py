@@ -1,0 +1,42 @@
+"""What every recorded workload gives: its steps, and a way to open what a crash has left of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from zsq.storage.faulty_files import FaultyFiles
+
+from .recording import RecordingFiles, Trace
+
+
+class Subject(Protocol):
+    """A topic's store, a queue, a registry. `live`: what recovery found is checked, holds from now on, and more is done with it."""
+
+    files: FaultyFiles
+
+    def promise(self) -> Any: ...
+    def recover(self) -> None: ...
+    def live(self) -> None: ...
+    def verify(self) -> None: ...
+    def abandon(self) -> None: ...
+
+
+@dataclass(slots=True)
+class Recorded:
+    """`revive`: the subject of a disk that is there already, and of a promise."""
+
+    name: str
+    trace: Trace
+    revive: Callable[[FaultyFiles, Any], Subject]
+
+
+class Workload(Protocol):
+    def record(self, name: str, root: Path) -> Recorded: ...
+
+
+def recorder(subject: Subject) -> RecordingFiles:
+    assert isinstance(subject.files, RecordingFiles)
+    return subject.files
