@@ -96,7 +96,8 @@ class Consuming:
         except (zsq.LeaseLost, zsq.BrokerUnreachable):
             return
         name = self.ledger.shape.channels[self.channel][1]
-        self.ledger.complain(f"{name}: {number} came again (attempt {message.attempts}), under a lease, after its finish was confirmed")
+        why = "after its finish was confirmed, or before its predecessor was finished"
+        self.ledger.complain(f"{name}: {number} (attempt {message.attempts}) came under a lease {why}")
 
     def _finish_late(self, batch: zsq.Batch, numbers: list[int]) -> None:
         """Its lease has ended: a confirmation of this finish would be a lie, and show, for the messages come again."""
