@@ -161,7 +161,7 @@ class LogReader:
             if hint is not None:
                 self.give_back.left(chunk, hint.given_back, self._active)
             self._hints.pop(offset, None)  # it led to the end of a chunk that was the last one then
-            offset = next_base
+            offset = max(next_base, lost_offset)  # never back, whatever a file is named
         return []
 
     def _was_read(self, chunk: Chunk, hint: _Hint | None, start: int, position: int, blocks: list[Block]) -> None:
@@ -181,11 +181,27 @@ class LogReader:
         try:
             return self.open(base)
         except (Damaged, ForeignDirectory) as error:
+            if self.drop_stray(base):
+                return self._readable(self.bases[bisect_right(self.bases, base) - 1], offset)
             following = self.next_base(base)
             assert following is not None  # the active chunk is open
             first = max(base, offset)
             self.damage.note(Bad(base, 0, 0, first, following - first, str(error)))
             raise Damaged(f"{following - first} messages from offset {first} on are lost: {error}", first, following - first) from None
+
+    def drop_stray(self, base: int) -> bool:
+        """Leave out a file that is named as a chunk and cannot be used as one, if the chunk before it holds all up to the next one."""
+        at = bisect_left(self.bases, base)
+        if not 0 < at < len(self.bases) - 1:
+            return False
+        try:
+            before = self.open(self.bases[at - 1])
+        except (Damaged, ForeignDirectory, Unreadable):
+            return False
+        if not before.sealed or before.end_offset < self.bases[at + 1]:
+            return False
+        del self.bases[at]
+        return True
 
     def _lost(self, chunk: Chunk, position: int, offset: int, good: Good) -> Damaged:
         """Remember a hole, so that the next read steps over it; `good` is what follows it."""
@@ -215,6 +231,8 @@ class LogReader:
                 chunk = self._readable(base, offset)
             except Damaged:
                 continue  # it is among the holes now
+            if chunk.base_offset != base:
+                continue  # a stray, in which the one before it was found
             position = chunk.last_position() if chunk.adopted else chunk.locate(offset).position
             for stretch in chunk.walk(position, columns=False):
                 if stretch.good and stretch.header is not None:
@@ -267,6 +285,8 @@ class LogReader:
         if facts is not None and facts.next_offset >= 0 and start <= base and next_base is not None and end >= next_base:
             return CHUNK_HEADER_BYTES, facts.bytes - CHUNK_HEADER_BYTES - FOOTER_BYTES
         chunk = self._readable(base, base)
+        if chunk.base_offset != base:
+            return CHUNK_HEADER_BYTES, 0  # a stray
         first = CHUNK_HEADER_BYTES if start <= base else chunk.extent(start)[0]
         last = chunk.end_position
         if end < (chunk.end_offset if next_base is None else next_base):
@@ -288,14 +308,15 @@ class LogReader:
 
     def offset_at(self, time_ns: int) -> int | None:
         """The first offset stored at `time_ns` or later."""
-        low, high = 0, len(self.bases) - 1
+        bases = tuple(self.bases)
+        low, high = 0, len(bases) - 1
         while low < high:  # the last chunk that begins before that time
             middle = (low + high + 1) // 2
-            if self._begins_before(self.bases[middle], time_ns):
+            if self._begins_before(bases[middle], time_ns):
                 low = middle
             else:
                 high = middle - 1
-        for base in self.bases[low:]:
+        for base in bases[low:]:
             try:
                 found = self._readable(base, base).offset_at(time_ns)
             except Damaged:

@@ -143,6 +143,9 @@ class Survey:
             if facts is None:
                 if reader.skip(base) >= following:
                     continue  # known, by its `.bad` file
+                if reader.drop_stray(base):
+                    alarms.append(f"{path} is not used: {why}; what it is named for lies in the chunk before it")
+                    continue
                 alarms.append(f"{path} cannot be used, with {following - base} messages: {why}")
                 reader.damage.note(Bad(base, 0, 0, base, following - base, why))
                 continue

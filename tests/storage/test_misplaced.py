@@ -86,6 +86,39 @@ def test_a_staged_block_in_the_wrong_place_is_not_committed(topic: Desk) -> None
     topic.abandon()
 
 
+@pytest.mark.parametrize("surveyed", [True, False])
+@pytest.mark.parametrize("base", [1, 3, 4])
+def test_a_chunk_under_a_name_in_the_middle_of_another_one_is_not_used(
+    topic: Desk, base: int, surveyed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy somebody made: those messages were taken for lost, and given again."""
+    topic.replace(topic.chunk_path(base), topic.chunk_path(0).read_bytes())
+    if not surveyed:  # its turn has not come
+        monkeypatch.setattr("zsq.storage.survey.Survey.take", lambda *_: None)
+    for first in range(6):
+        report = topic.open().report
+        assert any("is not used" in alarm for alarm in report.alarms) == surveyed
+        assert topic.log.read(first, 1, 7)[0].first_offset == first
+        assert topic.check() == list(range(7))
+        assert topic.damage == []
+        assert topic.log.holes == ()
+        assert topic.log.chunks == (0, 5) or not surveyed
+        topic.abandon()
+
+
+def test_a_stray_chunk_counts_nowhere(topic: Desk) -> None:
+    topic.replace(topic.chunk_path(2), topic.chunk_path(5).read_bytes())
+    topic.open()
+    topic.log.reader.bases.insert(1, 2)  # as before the survey
+    whole = topic.log.measure(0, 7, 1 << 20)
+    topic.log.reader.bases.insert(1, 2)
+    assert len(list(topic.log.headers(0))) == 7
+    topic.log.reader.bases.insert(1, 2)
+    assert topic.log.offset_at(0) == 0
+    assert topic.log.measure(0, 7, 1 << 20) == whole
+    topic.abandon()
+
+
 def test_blocks_that_do_not_say_where_they_belong_are_read(topic: Desk) -> None:
     """As they were written before they did."""
     data = topic.path(chunk_name(0)).read_bytes()
