@@ -59,10 +59,7 @@ DEFECTS: Final[dict[str, Defect]] = {
         "        if lease is None or lease.consumer.peer != peer:\n            return [], ()",
     ),
     "attempts are not committed before a message is sent again": Defect(
-        "actors/channel.py", " or self.delivery.waits_for_commit():", ":"
-    ),
-    "state may run ahead of the log": Defect(
-        "actors/state_desk.py", "        return synced_end < self._end\n", "        return False\n", ("power_cut",)
+        "actors/channel.py", " or self.delivery.waits_for_commit():", ":", ("kill_channel",)
     ),
     "a requeue's delay is forgotten": Defect(
         "actors/delivery.py", "        if delay_ns > 0:\n", "        if delay_ns > 1 << 40:\n", ("slow_disk",)

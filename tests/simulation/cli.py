@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from . import broker, disk, patches, scenario
+from .broken import DEFECTS
 from .nemesis import KINDS
 from .run import Result, digest, play
 
@@ -163,6 +164,8 @@ def main(arguments: list[str]) -> int:
     given = _arguments(arguments)
     if given.faults:
         scenario.ONLY = tuple(given.faults.split(","))
+    elif given.broken:
+        scenario.ONLY = DEFECTS[given.broken].faults
     patches.after_import()
     broker.prepare()
     disk.watch_lmdb()
