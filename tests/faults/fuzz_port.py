@@ -33,7 +33,7 @@ class FakePort:
         self.socket = self
         self.closed = False
         self.waiting: deque[tuple[Envelope, bytes, list[Any]]] = deque()
-        self.raw: deque[list[Part]] = deque()
+        self.raw: deque[list[zmq.Frame]] = deque()
         self.sent: deque[tuple[Envelope, Wire, Sequence[Block]]] = deque(maxlen=SENT_MAX)
 
     def put(self, envelope: Envelope, control: bytes, frames: Sequence[bytes] = ()) -> None:
@@ -75,7 +75,7 @@ class FakePort:
     def poll(self, timeout_ms: int = 0) -> bool:
         return bool(self.waiting)
 
-    def recv_multipart(self, flags: int = 0, copy: bool = True) -> list[Part]:
+    def recv_multipart(self, flags: int = 0, copy: bool = True) -> list[zmq.Frame]:
         if not self.raw:
             raise zmq.Again
         return self.raw.popleft()

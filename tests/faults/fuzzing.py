@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import traceback
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from typing import Any, Final, NamedTuple, Self
 from faults.mutation import Mutator
 
 BATCH: Final = 500
+LINE_MAX: Final = 4_096
 MEMORY_MAX: Final = 64 * 1024 * 1024
 TIME_MAX_S: Final = 1.0
 _SHOWN: Final = 400
@@ -79,6 +81,27 @@ class Guard:
         self._seen = self.number
 
 
+class Lines(logging.Handler):
+    """Takes the log's lines, and minds their size: what a stranger says must not fill a disk by being told."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        length = len(self.format(record))
+        if length > LINE_MAX:
+            raise TooLargeError(f"a line of {length} characters in the log: {record.msg}")
+
+    def __enter__(self) -> Self:
+        found = logging.getLogger("zsq")
+        self._before = found.propagate
+        found.propagate = False
+        found.addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        found = logging.getLogger("zsq")
+        found.removeHandler(self)
+        found.propagate = self._before
+
+
 def peak_bytes() -> int:
     """The most memory this process had since the last `forget_peak`."""
     with open("/proc/self/status") as status:
@@ -107,7 +130,7 @@ def _run(target: Target, seed: int, batch: int, inputs: int, *, watch: bool) -> 
     make, run = target.begin(Mutator(Random(f"{seed} {target.name} {batch}")))
     taken = 0
     given: Any = None
-    with Guard() as guard:
+    with Guard() as guard, Lines():
         for number in range(inputs):
             try:
                 given = make()
@@ -120,7 +143,7 @@ def _run(target: Target, seed: int, batch: int, inputs: int, *, watch: bool) -> 
                     raise TooLargeError(f"memory grew by {(peak_bytes() - before) >> 20} MiB")
             except Exception as error:
                 guard.number = -1
-                where = "".join(traceback.format_exception(error)[-4:])
+                where = "".join(traceback.format_exception(error)[-9:])
                 text = f"{type(error).__name__}: {str(error)[:_SHOWN]}\ninput: {_short(given)}\n{where}"
                 return Tried(number + 1, taken, (Violation(target.name, batch, number, text),))
             finally:

@@ -1,0 +1,220 @@
+"""Fuzz targets that are the rest of a broker: the gateway, and the supervisor with its registry."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import zmq
+from faults.fuzz_actors import PEERS, Said, drain, rig
+from faults.fuzz_port import FakePort, stranger_says
+from faults.fuzz_storage import SHM, begins
+from faults.fuzz_wire import word_frame
+from faults.fuzzing import Target
+from faults.mutation import Mutator
+
+from zsq.actors import gateway as gateway_shell
+from zsq.actors.child import ChildSpec
+from zsq.actors.gateway import Gateway
+from zsq.actors.options import ServeOptions
+from zsq.actors.process_table import Child
+from zsq.actors.registry import Registry
+from zsq.actors.supervisor import Supervisor
+from zsq.storage.files import Files
+from zsq.transport import protocol as p
+from zsq.transport.codec import encode
+
+
+class GatewayRig:
+    """A gateway between clients who say anything and actors who answer something."""
+
+    def __init__(self, mutator: Mutator) -> None:
+        self.mutator = mutator
+        self.actor = Gateway(5, "gateway", {"listen": "x:1", "push": "x:2", "supervisor": "supervisor-front"})
+        self.ports = rig(self.actor, mutator, ("front",))
+        self.actor.context = zmq.Context()
+        bound = iter(("front", "push"))
+        parts: dict[str, Any] = {"_bind": lambda port, listen, option: self._bound(port, next(bound))}
+        vars(self.actor).update(parts)
+        self.actor.on_start()
+        self.front, self.pushes = self.ports["front"], self.ports["push"]
+        self.clients = [b"\0%d" % n for n in range(4)]
+
+    def _bound(self, port: Any, name: str) -> FakePort:
+        port.close()
+        made = self.ports[name] = FakePort(self.mutator, name, deaf=name == "front")
+        return made
+
+    def draw(self) -> tuple[str, list[bytes]]:
+        mutator = self.mutator
+        client = mutator.one(self.clients)
+        words: list[type[p.Wire]] = [p.Open, p.Open, *(p.WORDS[op] for ops in gateway_shell.ALLOWED.values() for op in sorted(ops))]
+        known = {"kind": (*gateway_shell.ALLOWED, "x"), "topic": ("clicks", "c#ephemeral"), "channel": ("archive", "")}
+        control, frames = stranger_says(mutator, words, known)
+        if mutator.chance(5):
+            control = word_frame(mutator)
+        parts = [client, b"", control, *frames]
+        if mutator.chance(10):
+            parts = [client, *(mutator.random.randbytes(mutator.below(5)) for _ in range(mutator.below(6)))]
+        if mutator.chance(8):
+            return "push", [mutator.one((*self.actor.routes, b"5", b"")), *parts[1:]]
+        return "front", parts
+
+    def hear(self, given: tuple[str, list[bytes]]) -> bool:
+        name, parts = given
+        port = self.ports[name]
+        before = len(self.front.sent)
+        port.raw.append([zmq.Frame(part) for part in parts])
+        drain(self.actor, port)
+        asking = self.ports["supervisor-front"]
+        while asking.sent:
+            _, word, _ = asking.sent.popleft()
+            if isinstance(word, p.Lookup):
+                where = {kind: f"ipc:///nowhere/{kind}" for kind in ("topic", "reader", "stage", "push", "channel")}
+                refused = self.mutator.chance(5)
+                asking.say((), p.Failed(word.request, "E_NOT_FOUND", "x") if refused else p.Done(word.request, where | {"uuid": "00" * 16}))
+        drain(self.actor, asking)
+        for endpoint, other in self.ports.items():
+            if endpoint.startswith("ipc:") and self.mutator.chance(20):
+                other.raw.append([zmq.Frame(part) for part in (self.clients[0], b"", encode(p.Beat()))])
+                drain(self.actor, other)
+        self.actor.on_turn()
+        if self.mutator.chance(200):
+            self.actor.on_gone("ipc:///nowhere/topic")
+            self.actor._forget()
+        return len(self.front.sent) == before or not isinstance(self.front.sent[-1][1], p.Failed)
+
+    def close(self) -> None:
+        self.actor.context.destroy(linger=0)
+
+
+class FakeTable:
+    """Processes that are only rows: each is born when it is asked for, and dies when it is killed."""
+
+    def __init__(self) -> None:
+        self.children: dict[int, Child] = {}
+        self.dead: list[Child] = []
+        self.events_fd = -1
+        self.forkserver_pid = 1
+
+    def start(self, spec: ChildSpec, owner: Any = None) -> Child:
+        lifeline: Any = None
+        child = self.children[spec.key] = Child(spec, 1, lifeline, None, owner=owner)
+        return child
+
+    def kill(self, child: Child) -> None:
+        if child not in self.dead:
+            self.dead.append(child)
+
+    def changes(self) -> tuple[list[Child], bool]:
+        ended, self.dead = self.dead, []
+        for child in ended:
+            child.state = "ended"
+            self.children.pop(child.spec.key, None)
+        return ended, False
+
+
+class SupervisorRig:
+    """A supervisor whose processes do as they are told, and clients who ask for anything."""
+
+    def __init__(self, mutator: Mutator) -> None:
+        self.mutator = mutator
+        self.folder = tempfile.mkdtemp(prefix="zsq-fuzz-", dir=SHM)
+        registry = Registry(Files(), Path(self.folder), 0)
+        registry.open()
+        self.supervisor = Supervisor(ServeOptions(Path(self.folder)), registry, f"{self.folder}/run")
+        self.supervisor.port.close()
+        self.port = FakePort(mutator, "supervisor", deaf=True)
+        self.table = FakeTable()
+        parts: dict[str, Any] = {"port": self.port, "table": self.table}
+        vars(self.supervisor).update(parts)
+
+    def draw(self) -> Said:
+        mutator = self.mutator
+        known: dict[str, Sequence[Any]] = {
+            "topic": ("clicks", "orders", "mem#ephemeral", ""), "channel": ("", "archive", "c#ephemeral"),
+            "action": ("create", "delete", "pause", "unpause", "empty", "configure", "chunks", "delayed", "close", "open", "seek", "peek"),
+            "settings": ({}, {"tags": "a"}), "create": (True,),
+            "options": ({}, {"force": True}, {"offset": 5}, {"time_ns": 5}, {"limit": 5}),
+        }  # fmt: skip
+        words = (
+            p.Lookup,
+            p.Manage,
+            p.Manage,
+            p.Manage,
+            p.Stats,
+            p.Beat,
+            p.Bye,
+            p.Over,
+            p.PoolSize,
+            p.Hung,
+            p.Pulse,
+            p.Born,
+            p.Failed,
+            p.Done,
+        )
+        return mutator.one(PEERS), *stranger_says(mutator, words, known)
+
+    def hear(self, said: Said) -> bool:
+        answered = len(self.port.sent)
+        self.port.put(*said)
+        for mail in self.port.receive(10):
+            self.supervisor._on_mail(mail)
+        failed = len(self.port.sent) > answered and isinstance(self.port.sent[-1][1], p.Failed)
+        self._children()
+        for mail in self.port.receive(100):
+            self.supervisor._on_mail(mail)
+        self._turn()
+        return not failed
+
+    def _turn(self) -> None:
+        """As the loop does it, without waiting."""
+        supervisor = self.supervisor
+        supervisor._on_processes()
+        supervisor.management.tick(time.monotonic_ns())
+        supervisor.alarms.tick(time.monotonic_ns())
+        supervisor._kill_late()
+        supervisor._starts_until_ns, supervisor._more_to_start = time.monotonic_ns() + 10**9, False
+        for group in list(supervisor.groups.values()):
+            supervisor.guarded(group, group.tick)
+
+    def _children(self) -> None:
+        """Some are born, some answer, some die."""
+        for child in list(self.table.children.values()):
+            envelope: tuple[bytes, ...] = (b"child-%d" % child.spec.key,)
+            if child.state == "starting" and not self.mutator.chance(3):
+                data = (
+                    {"channels": [], "alarms": []}
+                    if child.spec.kind == "storage"
+                    else {"settings": child.spec.settings.get("settings", {})}
+                )
+                self.port.say(envelope, p.Born(child.spec.key, child.spec.key, data | {"head": 5}))
+            elif child.state == "stopping" or self.mutator.chance(200):
+                self.table.kill(child)
+        while self.port.sent:
+            envelope, word, _ = self.port.sent.popleft()
+            key = int(envelope[0][6:]) if envelope and envelope[0].startswith(b"child-") else 0
+            if isinstance(word, p.Order) and not self.mutator.chance(10):
+                found: dict[str, Any] = {"head": 10, "offset": 5, "settings": {}, "retention": {}, "rows": ()}
+                self.port.say(envelope, p.Failed(word.request, "E_X", "x") if self.mutator.chance(8) else p.Done(word.request, found))
+            elif isinstance(word, p.Ask):
+                kind = self.table.children[key].spec.kind if key in self.table.children else ""
+                self.port.say(envelope, p.Pulse(key, word.request, _stats(kind), {}))
+
+    def close(self) -> None:
+        self.supervisor.context.destroy(linger=0)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _stats(kind: str) -> dict[str, Any]:
+    return {} if kind != "storage" else {"head": 10, "start": 0, "waiting": 10}
+
+
+TARGETS: Final[Sequence[Target]] = (
+    Target("gateway", begins(GatewayRig), 4),
+    Target("supervisor", begins(SupervisorRig), 4),
+)
