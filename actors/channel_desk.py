@@ -8,22 +8,25 @@ is finished, so there they hold back as all others do, and the topic's bound hol
 
 from __future__ import annotations
 
+import reprlib
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from ..storage.errors import Unreadable
 from ..storage.log import Log
 from ..storage.state import DeferredTotal, HoleRow, StateStore, Table
 from ..transport import protocol as p
 from ..transport.errors import E_BAD_ARGUMENT, E_CLOSING, E_DISK_FULL, Refused, UsageError
-from ..transport.names import is_ephemeral
+from ..transport.names import check_name, is_ephemeral
 from . import options
-from .channel_settings import made
+from .channel_settings import made, resolve
 from .memory_rows import MemoryRows
 from .oldest import Floor
 from .port import Envelope, Mail, Port
+from .ranges import within
 from .read_desk import refused
 from .state_desk import StateDesk
 
@@ -117,6 +120,7 @@ class ChannelDesk:
 
     def on_openchannel_word(self, port: Port, mail: Mail) -> None:
         word = cast("p.OpenChannel", mail.word)
+        check_name(word.channel, "channel")
         if is_ephemeral(word.channel):
             self.memory.make(word.channel, self._new_row(word))
             self._left.discard(word.channel)
@@ -162,6 +166,7 @@ class ChannelDesk:
     def on_save_word(self, port: Port, mail: Mail) -> None:
         word = cast("p.Save", mail.word)
         self._check_owner(mail, word.channel)
+        _check_save(word, self._log.end)
         pages = self._pages.setdefault(word.channel, [])
         pages.append(word)
         if len(pages) > options.SAVE_PAGES_MAX:
@@ -174,8 +179,6 @@ class ChannelDesk:
             port.send(mail.envelope, p.Done(word.request, {}))
             return
         row = self.rows[word.channel] | word.row
-        if not isinstance(row.get("next"), int):
-            raise UsageError(E_BAD_ARGUMENT, "a channel's row says where it is")
         self.rows[word.channel] = row
         self._state.batch.channel_puts[word.channel] = row
         self._state.cover(row["next"])
@@ -192,6 +195,8 @@ class ChannelDesk:
     def on_due_word(self, port: Port, mail: Mail) -> None:
         word = cast("p.Due", mail.word)
         self._check_owner(mail, word.channel)
+        if not within((word.until_ns,)):
+            raise UsageError(E_BAD_ARGUMENT, f"until_ns is a time since 1970, not {word.until_ns}")
         limit = min(max(word.limit, 0), options.DUE_ROWS_MAX)
         late_ns = word.until_ns + options.DUE_LATEST_NS
         if word.channel in self.memory:
@@ -244,6 +249,30 @@ class ChannelDesk:
 
     def _answer_after_commit(self, port: Port, mail: Mail, data: dict[str, Any]) -> None:
         self._state.then(partial(port.send, mail.envelope, p.Done(getattr(mail.word, "request", 0), data)))
+
+
+_KINDS: Final = {"next": int, "begin": int, "first": int, "paused": bool, "counters": dict, "settings": dict}
+_HOLE_NUMBERS: Final = 4
+
+
+def _check_save(word: p.Save, end: int) -> None:
+    """`UsageError` for what could not be written, or not be read again at the next start; and for what lies behind the end of the log,
+    since no commit is made before the log has what it speaks of. One channel's word must not end the storage."""
+    row = word.row
+    good = all(type(row[name]) is kind for name, kind in _KINDS.items() if name in row)
+    good = (
+        good and within([*row.get("counters", {}).values()]) and within([row[name] for name in ("next", "begin", "first") if name in row])
+    )
+    try:
+        good = good and {*map(len, word.holes_put)} <= {_HOLE_NUMBERS} and within([*chain.from_iterable(word.holes_put)])
+        good = good and within(word.holes_gone)
+    except TypeError:
+        good = False
+    if not good:
+        raise UsageError(E_BAD_ARGUMENT, f"a channel's row and its holes are numbers from 0 to 2^62: {reprlib.repr(word)[:200]}")
+    if max([row.get("next", 0), *(start + count for start, count, _, _ in word.holes_put)]) > end:
+        raise UsageError(E_BAD_ARGUMENT, f"the log ends at {end}, and this channel is farther on: {reprlib.repr(word)[:200]}")
+    resolve(row.get("settings", {}))
 
 
 def _kept(store: StateStore, channel: str, *, ordered: bool) -> tuple[list[HoleRow], DeferredTotal]:

@@ -139,7 +139,7 @@ class DelayedDesk:
 
     def append(self, envelope: Envelope, word: p.AppendDelayed, blocks: Sequence[Block], end: int) -> None:
         """Blocks with their delays, behind what the log has up to `end`. `DiskFull`: none is taken."""
-        if len(blocks) != len(word.delays_ms) or not all(0 < delay <= p.DELAY_MS_MAX for delay in word.delays_ms):
+        if len(blocks) != len(word.delays_ms) or not all(type(one) is int and 0 < one <= p.DELAY_MS_MAX for one in word.delays_ms):
             raise UsageError(E_BAD_ARGUMENT, f"{len(word.delays_ms)} delays for {len(blocks)} blocks; each is 1 to {p.DELAY_MS_MAX} ms")
         now = self._clock.wall_ns()
         size = sum(block.header.length for block in blocks)

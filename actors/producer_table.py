@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from ..storage.state import ProducerRow, producer_after
+from ..transport.block import Block
+from ..transport.block_format import ADDRESSED
+from ..transport.errors import E_BAD_BLOCK, UsageError
 from . import options
 
+SEQUENCE_MAX: Final = 1 << 63
 _GONE_MAX = 1_000  # forgotten with one commit
 
 
@@ -41,3 +46,12 @@ class ProducerTable:
             del self._rows[pid]
         changed, self.changed = {pid: self._rows[pid] for pid in self.changed if pid in self._rows}, set()
         return changed, gone
+
+
+def checked(blocks: list[Block]) -> list[Block]:
+    """The blocks, if recovery will read them as what they are; all else of them the topic has checked. `UsageError`."""
+    for block in blocks:
+        header = block.header
+        if header.flags & ~ADDRESSED or header.sequence >= SEQUENCE_MAX:
+            raise UsageError(E_BAD_BLOCK, f"a block has no flags but {ADDRESSED} and a sequence below 2^63")
+    return blocks

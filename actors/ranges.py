@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import Final
+from typing import Any, Final
 
 from ..transport.errors import E_BAD_ARGUMENT, UsageError
 from ..transport.protocol import RANGES_MAX
@@ -22,14 +22,18 @@ def total(runs: Iterable[Run]) -> int:
     return sum(run[1] for run in runs)
 
 
+def within(numbers: Sequence[Any]) -> bool:
+    """Whether these are numbers from 0 to NUMBER_MAX: the sum of two of them can still be said and written."""
+    return not numbers or ({*map(type, numbers)} == {int} and min(numbers) >= 0 and max(numbers) <= NUMBER_MAX)
+
+
 def check(ranges: Sequence[Range]) -> None:
     """The codec knows only that a peer sent a tuple: `UsageError` E_BAD_ARGUMENT if it does not hold pairs of numbers, or too many.
 
     The numbers are such that the end of a range can be said in an answer, too.
     """
     try:
-        good = len(ranges) <= RANGES_MAX and {*map(len, ranges)} <= {2} and {*map(type, chain.from_iterable(ranges))} <= {int}
-        good = good and (not ranges or (min(map(min, ranges)) >= 0 and max(map(max, ranges)) <= NUMBER_MAX))
+        good = len(ranges) <= RANGES_MAX and {*map(len, ranges)} <= {2} and within([*chain.from_iterable(ranges)])
     except TypeError:
         good = False
     if not good:

@@ -99,9 +99,9 @@ class StageDesk:
                     _check(block)
                     taken.setdefault(stage, []).append(block)
             except ZsqError as error:
-                log.warning("a block of stage %s is refused: %s", stage.hex(), error)
                 taken.pop(stage, None)
-                self.core.kill(stage, error)
+                if self.core.kill(stage, error):  # a line a stage: pushes come from anybody, as many as they like
+                    log.warning("a block of stage %s is refused: %s", stage.hex(), error)
                 continue
             size += block.length
             if size >= options.STAGE_TURN_BYTES:

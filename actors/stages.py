@@ -212,17 +212,19 @@ class Stages:
         if row.owner is not None:
             self.replies.append(Reply(row.owner, Failed(0, code, text)))
 
-    def kill(self, stage: bytes, error: ZsqError) -> None:
-        """A block that nobody may send: the stage takes nothing more, and says why."""
+    def kill(self, stage: bytes, error: ZsqError) -> bool:
+        """A block that nobody may send: the stage takes nothing more, and says why. False: there is none, or it was killed before."""
         row = self._stages.get(stage)
         if row is None or row.failure is not None:
-            return
+            self.pushes_dropped += 1
+            return False
         row.failure = error
         row.taken = row.blocks
         if row.owner is not None:
             for request in (0, *(word.request for word in row.waiting)):
                 self.replies.append(Reply(row.owner, Failed(request, error.code, error.text)))
         row.waiting.clear()
+        return True
 
     def turn(self) -> None:
         """Once a turn of the loop: tell what has arrived, once a stage."""
@@ -327,7 +329,7 @@ class Stages:
             raise UsageError(E_BAD_ARGUMENT, f"a commit has at most {STAGE_PARTS_MAX} parts, not {len(parts)}")
         found: dict[bytes, None] = {}
         for part in parts:
-            if type(part) is not tuple or [*map(type, part)] != [bytes, int, int, int, int]:
+            if type(part) is not tuple or [*map(type, part)] != [bytes, int, int, int, int] or len(part[0]) != STAGE_BYTES:
                 raise UsageError(E_BAD_ARGUMENT, "a part is: stage, blocks, messages, bytes, checksum")
             stage = part[0]
             row = self._stages.get(stage)

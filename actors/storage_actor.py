@@ -32,7 +32,7 @@ from .delayed_desk import DelayedDesk, sequences
 from .log_desk import LogDesk
 from .oldest import OldestTimes
 from .port import Envelope, Mail, Port
-from .producer_table import ProducerTable
+from .producer_table import ProducerTable, checked
 from .read_desk import READER_WORDS, ReadDesk
 from .retention_desk import RetentionDesk
 from .stage_desk import STAGE_WORDS, StageDesk
@@ -168,7 +168,7 @@ class StorageActor(Actor):
         try:
             if self._sealed:
                 raise Refused(E_CLOSING, "the topic is being deleted")
-            blocks = mail.blocks()
+            blocks = checked(mail.blocks())
             self._retention.admit()
             first_offset, time_ns = self._log.append(blocks, time.time_ns())
         except (DiskFull, ZsqError) as error:
@@ -188,7 +188,7 @@ class StorageActor(Actor):
                 raise Refused(*(self._failure or (E_CLOSING, "an append before it failed")))
             if self._sealed:
                 raise Refused(E_CLOSING, "the topic is being deleted")
-            blocks = mail.blocks()
+            blocks = checked(mail.blocks())
             self._retention.admit_delayed()
             self._delayed.append(mail.envelope, word, blocks, self._log.end)
         except DiskFull as error:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 
 from zsq.actors import options
-from zsq.actors.producer_table import ProducerTable
+from zsq.actors.producer_table import SEQUENCE_MAX, ProducerTable, checked
 from zsq.storage.state import producer_after
+from zsq.transport.block import DELAYED, IN_GROUP, MARK, Block, pack
+from zsq.transport.block_format import ADDRESSED
+from zsq.transport.errors import UsageError
 
 S = 1_000_000_000
 WEEK = options.PRODUCER_KEPT_S * S
@@ -38,3 +41,14 @@ def test_too_many_are_forgotten_by_a_thousand_a_commit(monkeypatch: pytest.Monke
     rows, gone = table.take(2 * S)
     assert (len(gone), len(rows), gone[0]) == (1_000, 502, 50)
     assert table.take(3 * S) == ({}, [])
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"sequence": (1 << 64) - 1}, {"sequence": SEQUENCE_MAX}, {"flags": IN_GROUP}, {"flags": MARK}, {"flags": DELAYED}]
+)
+def test_blocks_that_recovery_would_take_for_something_else_are_refused(wrong: dict[str, int]) -> None:
+    """The row of a producer whose next sequence is 2^64 cannot be written; a block of a group without a mark is cut off, with what follows."""
+    good = [pack([b"x"], sequence=SEQUENCE_MAX - 1), Block(pack([b"x"]).header._replace(flags=ADDRESSED), b"")]
+    assert checked(good) is good
+    with pytest.raises(UsageError, match="E_BAD_BLOCK"):
+        checked([good[0], Block(good[0].header._replace(**wrong), b"")])

@@ -14,7 +14,7 @@ from zsq.actors.port import Mail
 from zsq.storage.errors import Damaged, DiskFull, StoreFailed
 from zsq.transport import protocol as p
 from zsq.transport.block import Block
-from zsq.transport.errors import E_DISK_FULL, CorruptBlock, Refused, from_wire
+from zsq.transport.errors import E_DISK_FULL, CorruptBlock, Refused, UsageError, from_wire
 
 
 @pytest.fixture
@@ -258,3 +258,20 @@ def test_a_state_store_without_space_is_told_to_who_waits_for_a_seal(bench: Benc
     bench.sync_stages()
     told = bench.commit_state() if bench.state.may_commit() else bench.told()
     assert p.Done(seal.request, {"messages": 4}) in told
+
+
+def test_a_stranger_s_pushes_cost_no_line_in_the_log(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """The port takes them from anybody: a line for each would fill the disk, and so would a name of a MiB."""
+    bench.say(p.OpenStage(1, ONE, "app", 1, "app", 0))
+    for stage in [b"x" * (1 << 20), TWO] * 5 + [ONE] * 5:
+        bench.wire.mails.append(Mail((b"-",), p.Push(stage), []))
+    bench.desk.take_pushes(bench.port)
+    (line,) = caplog.messages
+    assert ONE.hex() in line
+    assert bench.desk.statistics()["pushes_dropped"] == 14
+
+
+def test_a_part_is_named_as_a_stage_is(bench: Bench) -> None:
+    with pytest.raises(UsageError, match="E_BAD_ARGUMENT") as caught:
+        bench.say(p.Commit(1, "app", 1, "app", ((b"x" * (1 << 20), 1, 1, 1, 1),)))
+    assert len(str(caught.value)) < 200
