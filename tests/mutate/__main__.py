@@ -80,10 +80,11 @@ def _wanted(site: Site, only: list[str]) -> bool:
 
 
 def _record(tree: Tree, given: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Each test's seconds, whether it passed, and the keys of the sites it passes; recorded for files of which nothing is known."""
+    """Each test's seconds, whether it passed, and the keys of the sites it passes; recorded for files that are new or have changed."""
     store = given.folder / "record.jsonl"
     known = {row["test"]: row for line in _lines(store) for row in [json.loads(line)]}
-    files = {name.partition("::")[0] for name, row in known.items() if given.quick or not row.get("quick")}
+    known = {name: row for name, row in known.items() if row["hash"] == tree.hash_of(name.partition("::")[0])}
+    files = {name.partition("::")[0] for name, row in known.items() if given.quick or not row["quick"]}
     wanted = [name for name in tree.test_files(given.tests) if given.again or f"tests/{name}" not in files]
     wanted.sort(key=lambda name: (name.startswith(("process/", "compat/", "apps/", "faults/")), name))
     out, log = given.folder / "recording", given.folder / "record.log"
@@ -121,6 +122,7 @@ def _gathered(tree: Tree, folder: Path, *, whole: bool = True, quick: bool = Fal
     with (folder / "record.jsonl").open("a") as kept:
         for row in rows:
             row |= {"seen": [tree.sites[number].key for number in row["seen"]], "quick": quick}
+            row["hash"] = tree.hash_of(row["test"].partition("::")[0])
             kept.write(json.dumps(row) + "\n")
     return rows
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import io
 import json
 import os
@@ -49,6 +51,12 @@ class Tree:
     def load(self) -> Tree:
         self.sites = [Site(*row) for row in json.loads((self.base / SITES_NAME).read_text())]
         return self
+
+    @functools.cache  # noqa: B019  # a tree lives as long as the program
+    def hash_of(self, path: str) -> str:
+        """Of a file's content; empty if it is not there."""
+        found = self.product / path
+        return hashlib.sha256(found.read_bytes()).hexdigest()[:16] if found.exists() else ""
 
     def pytest(self, *arguments: str, log: Path, full: bool = False) -> subprocess.Popen[bytes]:
         """A run of pytest on the copy. The editable install must not win: its `zsq` comes behind every path, and PYTHONPATH is one."""
