@@ -207,7 +207,7 @@ class ChunkCheck:
     def _bad(self, bad: list[Stretch], count: int) -> None:
         base, start, end = self._found.base_offset, bad[0].position, bad[-1].end
         first = base + self._end
-        known = self._around.known.get((base, start))
+        known = self._known(start, end)
         what = f"{len(bad)} damaged blocks from {start} to {end}"
         if known is not None:
             self._add(NOTE, f"{what}: known, and kept in {known.name}", first, count)
@@ -219,6 +219,11 @@ class ChunkCheck:
             return
         kept = Bad(base, start, end - start, first, count, why, blocks=len(bad))
         self._add(DAMAGE, what, first, count, repair=lambda: self._keep(kept))
+
+    def _known(self, start: int, end: int) -> Bad | None:
+        """What was set aside of that, if it is all of it: what lies behind may have rotted since."""
+        known = self._around.known.get((self._found.base_offset, start))
+        return known if known is not None and known.position + known.bytes >= end else None
 
     def _keep(self, bad: Bad) -> str:
         kept = keep_bytes(self._files, self._folder, bad, self._around.now_ns)
@@ -234,6 +239,11 @@ class ChunkCheck:
             self._end = max(self._end, chunk.end_offset - base)
             return
         size = bad[-1].end - bad[0].position
+        known = self._known(bad[0].position, bad[-1].end)
+        if known is not None and self._around.following < 0:  # recovery leaves it there, and the next block goes into a new chunk
+            self._add(NOTE, f"{size} bytes at its end are damaged: known, and kept in {known.name}", base + self._end, known.count)
+            self._end += known.count
+            return
         if self._around.following >= 0:
             missing = max(0, self._around.following - base - self._end)
             self._bad_footer = size == FOOTER_BYTES and not missing

@@ -1,0 +1,80 @@
+"""Damage where there was damage before, or an unfinished write: it is told, kept and known like any other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from zsq.storage.damage import bad_heads
+from zsq.storage.errors import Damaged
+from zsq.storage.faulty_files import keep_none
+from zsq.storage.files import Files
+from zsq.storage.fsck import TopicReport, check_topic
+from zsq.storage.fsck_chunk import DAMAGE, NOTE
+from zsq.storage.log_format import CHUNK_HEADER_BYTES
+from zsq.storage.store import StoreOptions
+
+if TYPE_CHECKING:
+    from tests.storage.conftest import Desk
+
+OPTIONS = StoreOptions(chunk_bytes=640, index_every_bytes=1, map_bytes=1 << 20, reserve_bytes=0, ring_bytes=0)
+
+
+@pytest.fixture
+def topic(tmp_path: Path, desk: Desk) -> Desk:
+    """Five blocks in a sealed chunk, three in the last one; closed."""
+    (tmp_path / "topic").mkdir()
+    made = type(desk)(tmp_path / "topic", OPTIONS)
+    made.open()
+    for _ in range(8):
+        made.publish(count=1, size=1)
+        made.sync()
+    assert made.log.chunks == (0, 5)
+    made.abandon_cleanly()
+    return made
+
+
+def rot(desk: Desk, base: int, number: int) -> None:
+    path = desk.chunk_path(base)
+    data = path.read_bytes()
+    size = int.from_bytes(data[CHUNK_HEADER_BYTES + 8 : CHUNK_HEADER_BYTES + 12], "little")
+    desk.flip(path, (CHUNK_HEADER_BYTES + size * number + 66) * 8)
+
+
+def look(desk: Desk, *, repair: bool = False) -> TopicReport:
+    from zsq.storage.store import Identity
+
+    found = check_topic(Files(), desk.directory, Identity("clicks", "00112233445566778899aabbccddeeff"), 9_000, repair=repair)
+    desk.files.reset()
+    return found
+
+
+def test_a_tail_that_recovery_has_set_aside_is_known_to_fsck(topic: Desk) -> None:
+    rot(topic, 5, 2)
+    assert [finding.level for finding in look(topic, repair=True).findings if "bytes at its end" in finding.text] == [DAMAGE]
+    again = look(topic)
+    assert not again.damaged
+    assert [finding.level for finding in again.findings if "known, and kept" in finding.text] == [NOTE]
+    assert again.end == 8
+    topic.open()
+    topic.publish()
+    assert topic.log.chunks == (0, 5, 8)
+    topic.abandon()
+
+
+def test_what_rots_behind_a_known_damage_is_found_by_fsck(topic: Desk) -> None:
+    rot(topic, 0, 1)
+    assert look(topic, repair=True).findings
+    assert not look(topic).damaged
+    rot(topic, 0, 2)
+    assert look(topic).damaged
+    assert not look(topic, repair=True).damaged
+    assert not look(topic).damaged
+    (head,) = bad_heads(Files(), topic.directory)
+    assert (head.bad.first_offset, head.bad.count, head.bad.blocks) == (1, 2, 2)
+    topic.open()
+    assert topic.check(lost_max=2) == [0, 3, 4, 5, 6, 7]
+    assert topic.damage == [], "known from the start on"
+    topic.abandon()
