@@ -23,7 +23,8 @@ from typing import IO, Any, Final
 
 from zsq.storage.errors import StorageError
 
-from .damage_check import ViolationError, examine, expected
+from .damage_check import ViolationError, examine, expected, need
+from .damage_fsck import compare, opinion, repair
 from .damage_kinds import FOREIGN, LMDB_FILES, Case, damaged, in_lmdb, may_refuse, structured
 from .damage_lives import KILLED, RICH, SCARRED, TINY, log_files, make
 from .damage_lmdb import fork_instead, lives
@@ -32,8 +33,9 @@ from .damage_specimens import Bench, Specimen
 BASICS: Final = (TINY, RICH, KILLED, SCARRED)
 FIRST_RANDOM: Final = 4
 FLIPS_A_SPECIMEN: Final = 20_000
-AGAIN_EVERY: Final = 16  # a try so often is followed by two more lives of the topic
 TELL_S: Final = 10.0
+EVERY: Final = 16
+ALSO: Final = {0: "repair", 4: "fsck", 8: "again", 12: "fsck"}  # of so many tries; again: two more lives of the topic
 MEMORY: Final = "/dev/shm"
 
 
@@ -51,16 +53,27 @@ class Workshop:
             FOREIGN[number] = make(number, f"{self._folder}/making", foreign=True)
         return self._specimens[number]
 
-    def run(self, case: Case, *, again: bool) -> str:
-        """What came of it, as a word. `ViolationError` and whatever else the product raises come out."""
+    def run(self, case: Case, also: str = "") -> str:
+        """What came of it, as a word. `also`: what else is tried, a word of ALSO.
+
+        `ViolationError` and whatever else the product raises come out.
+        """
         specimen = self.specimen(case.specimen)
         tree = damaged(specimen, case)
         want = expected(specimen, tree)
         want.may_refuse = may_refuse(specimen, case)
+        sound = not in_lmdb(case.path) and not case.path.startswith("delayed/")
         self.bench.lay(tree)
+        said = opinion(specimen, tree, self.bench.directory, sound=sound) if also in {"fsck", "repair"} else None
         if in_lmdb(case.path):
-            return lives(specimen, self.bench.directory, want)
-        seen = examine(specimen, self.bench.directory, want, again=again)
+            came = lives(specimen, self.bench.directory, want)
+            need(said is None or said.damage or came in {"harmless", "again"}, f"{came}, and fsck finds nothing")
+            return came
+        seen = examine(specimen, self.bench.directory, want, again=also == "again")
+        if said is not None:
+            compare(said, seen, want)
+            if also == "repair":
+                repair(specimen, tree, self.bench, want, seen, sound=sound)
         if seen.refused:
             return "refused"
         return "lost" if seen.lost else "told" if seen.alarms else "harmless"
@@ -139,7 +152,7 @@ def work(arguments: argparse.Namespace) -> int:
         ):
             kind = f"{case.kind} in LMDB" if in_lmdb(case.path) else case.kind
             try:
-                found[f"{kind} {shop.run(case, again=not turn % AGAIN_EVERY)}"] += 1
+                found[f"{kind} {shop.run(case, ALSO.get(turn % EVERY, ''))}"] += 1
             except (ViolationError, StorageError, ValueError, KeyError, TypeError, AssertionError, OSError) as error:
                 found[f"{kind} VIOLATION"] += 1
                 print(json.dumps({"violation": case.text(), "why": f"{type(error).__name__}: {error}"[:500]}), flush=True)
@@ -238,7 +251,9 @@ def replay(text: str, keep: str) -> int:
     folder = keep or tempfile.mkdtemp(prefix="zsq-damage-")
     fork_instead()
     try:
-        print(Workshop(folder).run(Case.of(text), again=True))
+        shop = Workshop(folder)
+        for also in ("again", "repair"):
+            print(shop.run(Case.of(text), also))
         return 0
     finally:
         if not keep:

@@ -79,6 +79,7 @@ def _finish(maker: Maker, number: int, *, closed: bool) -> Specimen:
     specimen.tree = capture(maker.directory)
     specimen.past = [tree for tree in maker.past if tree != specimen.tree]
     specimen.staged = dict(maker.staged)
+    specimen.rotten = maker.rotten
     store = reopen(specimen, maker.directory)
     seen, _ = read_all(store.log)
     specimen.blocks = stored_blocks(specimen.tree, seen)

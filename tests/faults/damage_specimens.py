@@ -66,6 +66,8 @@ class Specimen:
     past: list[Tree] = field(default_factory=list)
     blocks: dict[int, Stored] = field(default_factory=dict)
     """By first offset: those that readers of the undamaged directory get."""
+    rotten: dict[int, bytes] = field(default_factory=dict)
+    """Columns of blocks that were damaged before; an older file may have them again."""
     start: int = 0
     end: int = 0
     synced_end: int = 0
@@ -186,6 +188,7 @@ class Maker:
         self.version = 0
         self.staged: dict[bytes, list[bytes]] = {}
         self.past: list[Tree] = []
+        self.rotten: dict[int, bytes] = {}
 
     def open(self) -> Store:
         return open_store(self.files, self.directory, self.options, self.identity)
@@ -322,6 +325,8 @@ class Maker:
 
     def scar(self) -> None:
         """One block rots, is met, and its bytes are set aside."""
+        for block in self.store.log.read(self.store.log.start, 1, self.store.log.end):
+            self.rotten[block.first_offset] = bytes(block.columns)
         self.store.close()
         path = next(name for name in sorted(capture(self.directory)) if parse_chunk_name(name) is not None)
         file = Path(self.directory) / path
