@@ -105,7 +105,12 @@ class Files:
         return sorted(os.listdir(path))
 
     def exists(self, path: str) -> bool:
-        return os.path.exists(path)
+        """`OSError` where the system cannot tell: what is taken for missing is made anew, or done without."""
+        try:
+            os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
 
     def make_folder(self, path: str) -> None:
         os.mkdir(path, _FOLDER_MODE)

@@ -29,6 +29,7 @@ what it had synced), the log goes on behind that, with a hole.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import time
 from dataclasses import dataclass, field
@@ -39,7 +40,7 @@ from .adoption import finish_after_crash
 from .chunk import Chunk, open_chunk
 from .chunk_file import PAGE_BYTES
 from .damage import BAD_FILES_MAX, BAD_KEPT_BYTES_MAX, CUT_OFF, DAMAGED, Bad, keep_bytes
-from .errors import Damaged, StoreFailed
+from .errors import Damaged, StoreFailed, Unreadable
 from .files import Files
 from .log import Log, LogOptions
 from .log_format import (
@@ -134,48 +135,54 @@ def recover_log(
     `StoreFailed` for I/O errors, `ForeignDirectory` for another topic's chunks.
     """
     report = RecoveryReport(now_ns=time.time_ns())
-    try:
-        files.sync_folder(folder)
-        bases = _bases(files, folder)
-        chunk = _open_last(files, folder, uuid, bases, options, report)
-        if chunk is None:
-            raise Damaged(
-                f"{folder} holds no readable chunk of the topic's log; restore them, or move the folder away (from offset {base_offset})"
-            )
-        if chunk.adopted:
-            finish_after_crash(chunk, report.notes, report.alarms, start)
+    with contextlib.ExitStack() as undo:
+        try:
+            files.sync_folder(folder)
             bases = _bases(files, folder)
-            if not chunk.sealed:
-                report.alarms.append(f"{chunk.path}: its footer is damaged")
-                # All the same nothing more is written to it: replay takes an adopted chunk to hold one group and nothing else.
-                chunk.sealed = True
-        scan = _scan(chunk, synced_end, report)
-        _decide(chunk, scan, synced_end, report)
-        _write_back(chunk, scan, synced_end, report)
-    except OSError as error:
-        raise StoreFailed(f"{folder} cannot be recovered: {error}") from error
-    end = scan.end
-    if end.offset < synced_end:
-        lost = Bad(chunk.base_offset, end.position, 0, end.offset, synced_end - end.offset, "the file ends before it", blocks=1)
-        scan.holes.append(lost.hole)
-        text = f"the log ends at offset {end.offset} but was synced up to {synced_end}: {lost.count} messages are lost"
-        scan.tell(lost.position, report).append(f"{folder}: {text}")
-        _set_aside(chunk, lost, report)
-        chunk.sealed = True  # what lies behind the end stays for whoever wants to look; the next append begins a chunk
-        chunk.end_offset = synced_end
-    chunk.last_time_ns = end.time_ns
-    log = Log(files, folder, uuid, options, bases, chunk, end.time_ns, scan.holes)
-    try:
-        report.notes += recall(files, folder, log.reader)
-        job = log.survey.take(AT_START_MAX)
-        report.alarms += log.survey.learn(job()) if job is not None else ()
-    except OSError as error:
-        log.reader.close()
-        raise StoreFailed(f"{folder} cannot be recovered: {error}") from error
+            chunk = _open_last(files, folder, uuid, bases, options, report)
+            if chunk is None:
+                text = f"restore them, or move the folder away (from offset {base_offset})"
+                raise Damaged(f"{folder} holds no readable chunk of the topic's log; {text}")
+            undo.callback(chunk.close)
+            if chunk.adopted:
+                finish_after_crash(chunk, report.notes, report.alarms, start)
+                bases = _bases(files, folder)
+                if not chunk.sealed:
+                    report.alarms.append(f"{chunk.path}: its footer is damaged")
+                    # All the same nothing more is written to it: replay takes an adopted chunk to hold one group and nothing else.
+                    chunk.sealed = True
+            scan = _scan(chunk, synced_end, report)
+            _decide(chunk, scan, synced_end, report)
+            _write_back(chunk, scan, synced_end, report)
+            _note_lost_end(chunk, scan, synced_end, report)
+            chunk.last_time_ns = scan.end.time_ns
+            log = Log(files, folder, uuid, options, bases, chunk, scan.end.time_ns, scan.holes)
+            undo.pop_all()
+            undo.callback(log.reader.close)
+            report.notes += recall(files, folder, log.reader)
+            job = log.survey.take(AT_START_MAX)
+            report.alarms += log.survey.learn(job()) if job is not None else ()
+        except (OSError, Unreadable) as error:
+            raise StoreFailed(f"{folder} cannot be recovered: {error}") from error
+        undo.pop_all()
     report.chunks = len(bases)
     report.end = log.end
     report.holes = log.holes
     return log, report
+
+
+def _note_lost_end(chunk: Chunk, scan: _Scan, synced_end: int, report: RecoveryReport) -> None:
+    """A log that ends before the end which was known to be on disk."""
+    end = scan.end
+    if end.offset >= synced_end:
+        return
+    lost = Bad(chunk.base_offset, end.position, 0, end.offset, synced_end - end.offset, "the file ends before it", blocks=1)
+    scan.holes.append(lost.hole)
+    text = f"the log ends at offset {end.offset} but was synced up to {synced_end}: {lost.count} messages are lost"
+    scan.tell(lost.position, report).append(f"{chunk.folder}: {text}")
+    _set_aside(chunk, lost, report)
+    chunk.sealed = True  # what lies behind the end stays for whoever wants to look; the next append begins a chunk
+    chunk.end_offset = synced_end
 
 
 def _bases(files: Files, folder: str) -> list[int]:
@@ -190,9 +197,7 @@ def _open_last(files: Files, folder: str, uuid: bytes, bases: list[int], options
         try:
             return open_chunk(files, folder, base, uuid, options.index_every_bytes, write=True)
         except Damaged:
-            fd = files.open_read(path)
-            size = files.size(fd)
-            files.close(fd)
+            size = files.size_of(path)
         bases.pop()
         if size <= CHUNK_HEADER_BYTES and bases:
             # A roll syncs header and folder before anything is appended: nothing was ever in it.

@@ -22,7 +22,7 @@ from typing import Any, Final
 from crc32c import crc32c
 
 from ..transport.codec import pack_value, unpack_value
-from .errors import Damaged
+from .errors import Damaged, Unreadable
 from .files import Files
 from .log_format import TEMPORARY_SUFFIX
 from .state_rows import CHANNEL, GENERATION, HOLE, HOLE_ROW, META, TOTAL, DeferredTotal, name_of, start_of, unwrap, unwrap_meta, wrap
@@ -165,14 +165,14 @@ def write_snapshot(files: Files, directory: str, data: bytes) -> None:
 
 
 def read_snapshot(files: Files, directory: str) -> Snapshot | None:
-    """None: there is none. `Damaged`."""
+    """None: there is none. `Damaged`. `Unreadable`, which is another thing: nobody may do without it because a disk failed for a moment."""
     path = f"{directory}/{SNAPSHOT_NAME}"
-    if not files.exists(path):
-        return None
     try:
+        if not files.exists(path):
+            return None
         return decode_snapshot(files.read_file(path, SNAPSHOT_BYTES_MAX))
     except OSError as error:
-        raise Damaged(f"{path} cannot be read: {error}") from error
+        raise Unreadable(f"{path} cannot be read: {error}") from error
     except Damaged as error:
         raise Damaged(f"{path}: {error}") from error
 
@@ -190,6 +190,6 @@ def check_snapshot(files: Files, directory: str) -> list[str]:
     """What is wrong with it, as sentences."""
     try:
         read_snapshot(files, directory)
-    except Damaged as error:
+    except (Damaged, Unreadable) as error:
         return [str(error)]
     return []

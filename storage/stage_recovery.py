@@ -3,6 +3,9 @@
 A row was committed after a sync of all that it names. So a file that is missing, too short, or whose header is damaged twice is
 damage: the stage is dropped with an alarm, its writer or its commit is told that it is not there, and the topic starts. A file
 behind a row's last one, or of no row, was not sealed: it is removed, and what lies behind a row's end is cut off.
+
+A disk that fails to read is no damage yet. A stage that is sealed for good stays with its files: its commit is refused while they cannot be
+read. One that is still written to is dropped, as its writer would meet the same disk again and again.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ def recover_stages(
     damaged: list[bytes] = []
     for name, row in rows.items():
         try:
-            stages.append(_stage(files, folder, uuid, name, row))
+            stages.append(_stage(files, folder, uuid, name, row, report))
         except (Damaged, ForeignDirectory, OSError) as error:
             if isinstance(error, OSError) and error.errno not in {errno.ENOENT, errno.EIO}:
                 raise
@@ -41,13 +44,18 @@ def recover_stages(
     return stages, damaged, number
 
 
-def _stage(files: Files, folder: str, uuid: bytes, name: bytes, row: StageRow) -> Stage:
+def _stage(files: Files, folder: str, uuid: bytes, name: bytes, row: StageRow, report: RecoveryReport) -> Stage:
     stage = Stage(name, row.transaction, row.partition)
     for staged in row.files:
         file = StageFile(f"{folder}/{part_name(name, staged.number)}", staged.number, staged.seed)
         file.blocks, file.messages, file.data_end = staged.blocks, staged.messages, staged.data_end
         file.written = file.synced = staged.data_end + (FOOTER_BYTES if row.final else 0)
-        _check(files, file, uuid)
+        try:
+            _check(files, file, uuid)
+        except OSError as error:
+            if error.errno != errno.EIO or not row.final:
+                raise
+            report.alarms.append(f"{file.path} cannot be read now: {error}; its stage stays, and its commit is refused while that is so")
         stage.files.append(file)
     stage.blocks, stage.messages, stage.size_bytes, stage.checksum = row.blocks, row.messages, row.bytes, row.checksum
     stage.sealed, stage.names, stage.ended, stage.used_ns = row.blocks, len(stage.files), row.final, row.used_ns

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
-from .errors import Damaged, DiskFull, ForeignDirectory, StoreFailed, is_full
+from .errors import Damaged, DiskFull, ForeignDirectory, StoreFailed, Unreadable, is_full
 from .files import Files
 from .log_format import BAD_SUFFIX, STATE_NAME, TEMPORARY_SUFFIX, parse_chunk_name
 from .snapshot import SNAPSHOT_NAME, Snapshot, commits_of_snapshot, read_snapshot, rows_without_deferred
@@ -111,10 +111,14 @@ def _open(files: Files, directory: str, uuid: bytes, map_bytes: int, *, prove: b
 def rebuild_state(files: Files, directory: str, uuid: bytes, map_bytes: int, reason: str) -> list[str]:
     """Set the store aside and make it again, on disk when this returns. What happened, as sentences for a person.
 
-    Nobody has it open. `DiskFull`: everything is as it was.
+    Nobody has it open. `DiskFull`, or `StoreFailed` where the snapshot cannot be read now: everything is as it was.
     """
     bases = [base for name in files.list(directory) if (base := parse_chunk_name(name)) is not None]
-    snapshot, complaint = _good_snapshot(files, directory, uuid)
+    try:
+        snapshot, complaint = _good_snapshot(files, directory, uuid)
+    except Unreadable as error:
+        text = "mend the disk, or move the file away to do without the channels that it names"
+        raise StoreFailed(f"{directory}: its state is damaged, and is made again from its snapshot: {error}; {text}") from error
     temporary = f"{directory}/{STATE_NAME}{TEMPORARY_SUFFIX}"
     try:
         if files.exists(temporary):

@@ -25,7 +25,7 @@ from crc32c import crc32c
 from .chunk import create_chunk
 from .delayed import DelayedStore
 from .delayed_recovery import make_delayed, open_delayed
-from .errors import DiskFull, ForeignDirectory, ShortWrite, StorageError, StoreFailed
+from .errors import DiskFull, ForeignDirectory, StorageError, StoreFailed, Unreadable, is_full
 from .files import Files
 from .group import ADOPT_BYTES, GROUP_APPEND_BYTES_MAX
 from .log import Log, LogOptions
@@ -155,9 +155,9 @@ def create_store(files: Files, directory: str, identity: Identity, options: Stor
         files.sync_folder(temporary)
         files.rename(temporary, directory)
         files.sync_folder(_parent(directory))
-    except ShortWrite as error:
-        raise DiskFull(f"no space to make {directory}: {error}") from error
     except OSError as error:
+        if is_full(error):
+            raise DiskFull(f"no space to make {directory}: {error}") from error
         raise StoreFailed(f"{directory} could not be made: {error}") from error
 
 
@@ -165,9 +165,9 @@ def open_store(files: Files, directory: str, options: StoreOptions, identity: Id
     """Lock, recover, open. `Locked`, `ForeignDirectory`, `Damaged` (all chunks), `StoreFailed` for I/O errors."""
     directory = directory.rstrip("/")
     began_ns = time.monotonic_ns()
-    if not _is_topic(files, directory):
-        raise ForeignDirectory(f"{directory} is not the directory of a topic, or is not mounted; it is not made anew in its place")
     try:
+        if not _is_topic(files, directory):
+            raise ForeignDirectory(f"{directory} is not the directory of a topic, or is not mounted; it is not made anew in its place")
         lock = files.lock(f"{directory}/{LOCK_NAME}")
         try:
             notes = _mend_identity(files, directory, identity)
@@ -186,7 +186,7 @@ def open_store(files: Files, directory: str, options: StoreOptions, identity: Id
         except BaseException:
             files.close(lock)
             raise
-    except OSError as error:
+    except (OSError, Unreadable) as error:
         raise StoreFailed(f"{directory} cannot be opened: {error}") from error
     report.notes[:0] = notes
     report.duration_ms = (time.monotonic_ns() - began_ns) // 1_000_000

@@ -125,3 +125,12 @@ def test_a_lock_of_a_folder_keeps_all_others_out(tmp_path: Path) -> None:
         FILES.lock_folder(str(tmp_path))
     FILES.close(held)
     FILES.close(FILES.lock_folder(str(tmp_path)))
+
+
+def test_what_the_system_cannot_tell_is_not_taken_for_missing(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    assert not FILES.exists(str(tmp_path / "none"))
+    assert not FILES.exists(f"{__file__}/none")
+    assert FILES.exists(str(tmp_path))
+    with pytest.raises(OSError, match="symbolic links"):
+        FILES.exists(str(tmp_path / "loop"))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from tests.storage.test_removal import fill, remove
 from tests.storage.test_state_rebuild import spoil, state_of, table_of
+from zsq.storage.errors import StoreFailed
 from zsq.storage.snapshot import SNAPSHOT_NAME
 from zsq.storage.state import HoleRow, StateBatch
 
@@ -59,3 +61,16 @@ def test_chunks_that_are_gone_otherwise_are_missed(desk: Desk) -> None:
         assert any(f"{second - first} messages" in alarm for alarm in desk.open().report.alarms)
         assert (table_of(desk).start, table_of(desk).channels["c"]["next"]) == (0, 2)
         desk.abandon_cleanly()
+
+
+def test_a_snapshot_that_cannot_be_read_now_is_waited_for(desk: Desk) -> None:
+    """Without it all channels would be gone, for a disk that failed for a moment."""
+    state_of(desk).commit(StateBatch(channel_puts={"c": {**ROW, "next": 0}}))
+    desk.abandon()
+    spoil(desk)
+    desk.files.unreadable = (SNAPSHOT_NAME, 5)
+    with pytest.raises(StoreFailed, match=f"{SNAPSHOT_NAME} cannot be read"):
+        desk.open()
+    desk.files.unreadable = ("", 0)
+    desk.open()
+    assert table_of(desk).channels.keys() == {"c"}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from zsq.storage import stage, staging
-from zsq.storage.errors import DiskFull, StoreFailed
+from zsq.storage.errors import Damaged, DiskFull, StoreFailed
 from zsq.storage.faulty_files import keep_all, keep_none
 from zsq.storage.log_format import CHUNK_HEADER_BYTES, STAGING_NAME
 from zsq.storage.stage import checksum_after
@@ -247,7 +247,7 @@ def test_a_store_from_before_has_no_staging_folder(group_desk: Desk) -> None:
     assert group_desk.staging.facts(key).final
 
 
-@pytest.mark.parametrize("harm", ["gone", "short", "header", "other", "unreadable"])
+@pytest.mark.parametrize("harm", ["gone", "short", "header", "other"])
 def test_a_damaged_stage_is_dropped_and_the_topic_starts(group_desk: Desk, harm: str) -> None:
     good, bad = group_desk.stage("a", 1), group_desk.stage("b", 1, blocks=9)
     group_desk.seal(good, bad)
@@ -258,8 +258,6 @@ def test_a_damaged_stage_is_dropped_and_the_topic_starts(group_desk: Desk, harm:
     if harm == "gone":
         path.unlink()
         group_desk.files.reset()
-    elif harm == "unreadable":
-        group_desk.files.unreadable = (path.name, 5)
     else:
         group_desk.replace(path, data.get(harm, Path(f"{group_desk.directory}/{chunk_of(group_desk)}").read_bytes() + bytes(2000)))
     report = group_desk.open().report
@@ -268,9 +266,30 @@ def test_a_damaged_stage_is_dropped_and_the_topic_starts(group_desk: Desk, harm:
     assert list(group_desk.staging.stages()) == [good]
     assert [path.name[:32] for path in path.parent.iterdir()] == [good.hex()]
     del group_desk.sealed[bad]
-    group_desk.files.unreadable = ("", 0)
     assert group_desk.restart().report.alarms == []
     group_desk.commit(1, good)
+    assert group_desk.check() == []
+
+
+def test_a_sealed_stage_that_cannot_be_read_now_stays(group_desk: Desk) -> None:
+    """Its commit is refused until it can be. One that is still written to goes: its writer would meet that disk again and again."""
+    good, bad, going = group_desk.stage("a", 1), group_desk.stage("b", 1, blocks=9), group_desk.stage("c", 1)
+    group_desk.seal(good, bad)
+    group_desk.seal(going, final=False)
+    paths = [Path(group_desk.staging._stages[key].files[-1].path) for key in (bad, going)]
+    group_desk.abandon_cleanly()
+    for path, left in zip(paths, ([good, bad, going], [good, bad]), strict=True):
+        group_desk.files.unreadable = (path.name, 5)
+        assert len(group_desk.open().report.alarms) == 1
+        assert list(group_desk.staging.stages()) == left
+        if path == paths[0]:
+            with pytest.raises(Damaged):
+                group_desk.commit(1, good, bad)
+        group_desk.abandon_cleanly()
+    group_desk.files.unreadable = ("", 0)
+    del group_desk.sealed[going], group_desk.staged[going]
+    assert group_desk.open().report.alarms == []
+    group_desk.commit(1, good, bad)
     assert group_desk.check() == []
 
 

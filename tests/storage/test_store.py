@@ -245,3 +245,24 @@ def test_a_full_disk_keeps_no_topic_from_starting_for_its_identity(desk: Desk, m
     assert any("the next start tries again" in note for note in report.notes)
     assert desk.check() == [0]
     assert any("written anew" in note for note in desk.restart().report.notes)
+
+
+@pytest.mark.parametrize("call", ["truncate", "sync", "writev"])
+def test_a_start_that_fails_leaves_nothing_open(desk: Desk, call: str) -> None:
+    """A broker's process ends; who embeds a store, or repairs a topic, goes on."""
+    desk.publish()
+    desk.sync()
+    desk.publish(2)
+    desk.abandon()
+    desk.files.crash(lambda number, change: min(100, len(change.data)) or 1)
+    desk.files.fail[call] = dict.fromkeys(range(1, 9), errno.EIO)
+    with pytest.raises(StoreFailed):
+        desk.open()
+    assert not desk.files._nodes
+    assert not desk.files._locks
+
+
+def test_a_new_topic_on_a_full_disk_says_so(desk: Desk) -> None:
+    desk.files.fail["make_folder"] = {1: errno.ENOSPC}
+    with pytest.raises(DiskFull):
+        create_store(desk.files, f"{desk.root}/other", Identity("other", "0" * 32))
