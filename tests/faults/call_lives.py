@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from faults.failing import FailingFiles
-from support.desk import SMALL, Desk
+from support.desk import PRODUCER, SMALL, Desk
 
-from zsq.storage.errors import Damaged, DiskFull, StoreFailed, Unreadable
+from zsq.storage.errors import Damaged, DiskFull, StorageError, StoreFailed, Unreadable
 from zsq.storage.faulty_files import keep_all, keep_none
-from zsq.storage.state import StateBatch
+from zsq.storage.state import ProducerRow, StateBatch, producer_after
 from zsq.storage.store import StoreOptions
 
-Step = Callable[[], None]
+Step = Callable[[], object]
 ENDINGS: Final = ("died", "kept", "lost")
 """Only the process ends; the power goes too, and all that was pending reached the disk; or nothing of it did."""
+FULL_CODES: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class Violation(AssertionError):
@@ -28,19 +30,16 @@ def require(kept: bool, text: str) -> None:
         raise Violation(text)
 
 
-class StoreLife:
-    """A desk whose steps may be refused: then nothing of the step happened, and the others go on."""
-
-    options: StoreOptions = SMALL
+class Life:
+    """What `calls.run` leads: `live` under a plan of failures, `go_on` once they are over, `end`, `check`, `afterlife`."""
 
     def __init__(self, root: Path, files: FailingFiles) -> None:
+        self.root = root
         self.files = files
-        self.desk = Desk(root, self.options, files)
-        self.desk.open()
-        self.waiting: list[StateBatch] = []
-        """Commits that found no space: tried again, in order, before anything else is committed."""
         self.refusals: list[str] = []
+        """The errors that came out of its steps."""
         self.failed = False
+        """One of them said that the store must not be used any more."""
         self.prepare()
 
     def prepare(self) -> None:
@@ -50,20 +49,67 @@ class StoreLife:
         raise NotImplementedError
 
     def live(self) -> None:
-        """All steps, or those up to a `StoreFailed`."""
+        """All steps, or those up to a `StoreFailed`. Of one that was refused nothing happened, and the others go on."""
         for step in self.steps():
             try:
                 step()
-            except (DiskFull, Unreadable, Damaged) as error:
+            except StorageError as error:
                 self.refusals.append(type(error).__name__)
+                self.judge(error)
+                if self.failed:
+                    return
                 self.refused()
-            except StoreFailed:
-                self.refusals.append("StoreFailed")
-                self.failed = True
-                return
+
+    def judge(self, error: StorageError) -> None:
+        """Whether this error fits what has failed."""
+        code = self.files.code
+        if isinstance(error, StoreFailed):
+            self.failed = True
+        elif isinstance(error, DiskFull):
+            require(code in FULL_CODES, f"{error!r} after {errno.errorcode[code]}")
+        elif isinstance(error, Damaged):
+            require(code == errno.EIO, f"{error!r} after {errno.errorcode[code]}")
+        else:
+            require(isinstance(error, Unreadable), f"{error!r} is not what this store's calls may say")
 
     def refused(self) -> None:
         """The last step did nothing; what it began to note is taken back."""
+
+    def while_failing(self) -> None:
+        """Before it is lifted."""
+
+    def go_on(self) -> None:
+        """Once the trouble is over, in the same process."""
+
+    def end(self, ending: str) -> None:
+        """The process ends, and another one opens what it left."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """All promises, in what was just opened without trouble."""
+        raise NotImplementedError
+
+    def afterlife(self) -> None:
+        """What is left is like any other."""
+
+    def close(self) -> None:
+        """Nothing stays open."""
+
+
+class StoreLife(Life):
+    """A desk with a store."""
+
+    options: StoreOptions = SMALL
+    names_are_known = True
+
+    def __init__(self, root: Path, files: FailingFiles) -> None:
+        self.desk = Desk(root, self.options, files)
+        self.desk.open()
+        self.waiting: list[StateBatch] = []
+        """Commits that found no space: tried again, in order, before anything else is committed."""
+        super().__init__(root, files)
+
+    def refused(self) -> None:
         desk = self.desk
         del desk.sent[max(desk.offsets, default=-1) + 1 :]
 
@@ -81,10 +127,30 @@ class StoreLife:
         self.commit_waiting()
 
     def commit_waiting(self) -> None:
-        assert self.desk.store is not None
         while self.waiting:
-            self.desk.store.state.commit(self.waiting[0])
+            self.commit_one(self.waiting[0])
             self.waiting.pop(0)
+
+    def commit_one(self, batch: StateBatch) -> None:
+        assert self.desk.store is not None
+        self.desk.store.state.commit(batch)
+
+    def checkpoint(self) -> None:
+        """As far as the log is synced, with the producer's row."""
+        end = self.desk.log.synced_end
+        self.commit(StateBatch(synced_end=end, applied_offset=end, producers=self.producers(end)))
+
+    def producers(self, end: int) -> dict[int, ProducerRow]:
+        row: ProducerRow | None = None
+        for sequence, offset in self.desk.offsets.items():
+            if offset < end:
+                row = producer_after(row, sequence, offset, 1)
+        return {PRODUCER: row} if row else {}
+
+    def keep(self) -> None:
+        """A snapshot."""
+        assert self.desk.store is not None
+        self.desk.store.keeper.write()
 
     def read(self) -> None:
         """What reads give is right, whatever else fails."""
@@ -95,12 +161,15 @@ class StoreLife:
         order = [block.header.sequence for block in found]
         require(order == sorted(set(order)), "blocks are out of order, or doubled")
         if not desk.damage:
-            require(set(range(desk.acknowledged)) <= set(order), "acknowledged blocks are not read")
+            kept = {sequence for sequence in range(desk.acknowledged) if desk.offsets[sequence] >= desk.log.start}
+            require(kept <= set(order), "acknowledged blocks are not read")
 
     # After the trouble
 
     def while_failing(self) -> None:
-        """Before it is lifted. A failed log takes nothing more, and what it has is read all the same."""
+        """A failed log takes nothing more, and what it has is read all the same."""
+        if self.desk.store is None:
+            return
         if self.failed and self.log_failed():
             for call in (lambda: self.desk.log.append([], 0), self.desk.log.begin_sync, self.desk.log.sync, lambda: self.desk.log.roll(0)):
                 try:
@@ -108,7 +177,7 @@ class StoreLife:
                 except StoreFailed:
                     continue
                 raise Violation("a log that failed goes on")
-        if not (self.files.still_failing and not self.files.reads_work):
+        if self.files.reads_work:
             self.read()
 
     def log_failed(self) -> bool:
@@ -119,14 +188,13 @@ class StoreLife:
         return False
 
     def go_on(self) -> None:
-        """Once the trouble is over, in the same process: nothing was refused for ever."""
+        """Nothing was refused for ever."""
         self.commit_waiting()
         self.desk.publish()
         self.desk.sync()
         self.read()
 
     def end(self, ending: str) -> None:
-        """The process ends, and another one opens what it left."""
         desk = self.desk
         desk.damage.clear()
         self.files.lose_lmdb = ending == "lost"
@@ -137,17 +205,39 @@ class StoreLife:
             desk.crash(keep_none if ending == "lost" else keep_all)
 
     def check(self) -> None:
-        """All promises, in a store that was just opened without trouble."""
-        assert self.desk.store is not None
-        require(not self.desk.store.report.alarms, f"alarms: {self.desk.store.report.alarms}")
-        self.desk.check()
+        store = self.desk.store
+        assert store is not None
+        alarms = [alarm for alarm in store.report.alarms if not self.is_harmless(alarm)]
+        require(not alarms, f"alarms: {alarms}")
+        self.check_log()
         require(not self.desk.damage, f"damage: {self.desk.damage}")
+
+    def is_harmless(self, alarm: str) -> bool:
+        """What may be told after this failure, and costs nothing."""
+        return False
+
+    def check_log(self) -> None:
+        found = self.desk.check()
+        self.check_producer(found)
+
+    def check_producer(self, found: list[int]) -> None:
+        """It is asked for what follows its last block that is stored, no earlier one and no later one."""
+        assert self.desk.store is not None
+        row = self.desk.store.state.load().producers.get(PRODUCER)
+        require((row.next_sequence if row else 0) == (found[-1] + 1 if found else 0), f"the producer's row is {row}, and stored is {found}")
+
+    def forget_lost(self) -> None:
+        """Blocks that were never acknowledged and are not there: the producer sends others in their place."""
+        desk = self.desk
+        found = [block.header.sequence for block in desk.read_all() if block.header.producer_id]
+        end = found[-1] + 1 if found else 0
+        desk.sent = desk.sent[:end]
+        desk.offsets = {sequence: offset for sequence, offset in desk.offsets.items() if sequence < end}
 
     def afterlife(self) -> None:
         """It is a store like any other: it takes blocks, and a loss of power costs nothing."""
         desk = self.desk
-        found = desk.check()
-        desk.sent = desk.sent[: found[-1] + 1] if found else []
+        self.forget_lost()
         desk.publish()
         desk.sync()
         self.files.lose_lmdb = True
@@ -159,7 +249,7 @@ class StoreLife:
 
 
 class LogLife(StoreLife):
-    """Appends, syncs, rolls, checkpoints, reads; an orderly end."""
+    """Appends, syncs, rolls, checkpoints, snapshots, reads."""
 
     def steps(self) -> list[Step]:
         found: list[Step] = []
@@ -171,13 +261,29 @@ class LogLife(StoreLife):
                 found.append(self.checkpoint)
         return [*found, lambda: self.desk.log.roll(self.desk.now_ns), self.publish(), self.sync, self.read, self.keep]
 
-    def checkpoint(self) -> None:
-        table_end = self.desk.log.synced_end
-        self.commit(StateBatch(synced_end=table_end))
 
-    def keep(self) -> None:
-        assert self.desk.store is not None
-        self.desk.store.keeper.write()
+class ClosingLife(LogLife):
+    """An orderly end with something to sync, to note and to save."""
 
+    def prepare(self) -> None:
+        for _ in range(3):
+            self.desk.publish(2)
+            self.desk.sync()
+        self.desk.publish()
 
-LIVES: Final[dict[str, type[StoreLife]]] = {"log": LogLife}
+    def steps(self) -> list[Step]:
+        return [self.leave]
+
+    def leave(self) -> None:
+        """Errors come out, but everything is closed."""
+        store, self.desk.store = self.desk.store, None
+        assert store is not None
+        acknowledged = len(self.desk.sent)
+        store.close()
+        self.desk.acknowledged = acknowledged
+
+    def go_on(self) -> None:
+        require(not self.files._nodes, "files stay open")
+
+    def while_failing(self) -> None:
+        self.go_on()

@@ -13,6 +13,7 @@ Cases come in rounds: each round has one for each call of each workload, and no 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import multiprocessing
 import os
@@ -28,11 +29,33 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple, Self
+from unittest import mock
 
-from faults.call_lives import ENDINGS, LIVES
+from faults.call_groups import GroupLife, MergeLife
+from faults.call_lives import ENDINGS, ClosingLife, Life, LogLife
+from faults.call_starts import CheckLife, CreationLife, MixedStartLife, RebuildLife, RepairLife, StartLife
+from faults.call_state import ChannelLife, DelayedLife, RetentionLife
 from faults.failing import HITS, STICKY, WRITES, FailingFiles, Fault
 from support.lmdb_calls import LmdbCalls
 
+from zsq.storage import delayed_recovery, fsck, state_rebuild
+from zsq.storage.state_check import Verdict, findings
+
+LIVES: Final[dict[str, type[Life]]] = {
+    "log": LogLife,
+    "closing": ClosingLife,
+    "channels": ChannelLife,
+    "delayed": DelayedLife,
+    "retention": RetentionLife,
+    "groups": GroupLife,
+    "merge": MergeLife,
+    "start": StartLife,
+    "mixed-start": MixedStartLife,
+    "rebuild": RebuildLife,
+    "creation": CreationLife,
+    "check": CheckLife,
+    "repair": RepairLife,
+}
 MEMORY: Final = Path("/dev/shm")
 PORTION: Final = 100  # cases that a process gets at once
 TOLD_EVERY_S: Final = 10.0
@@ -79,8 +102,6 @@ class Tried:
 
 
 def modes(kind: str, code: int) -> list[str]:
-    if code == errno.EINTR and kind.startswith("lmdb"):
-        return ["once"]  # LMDB begins it again, for ever
     found = ["once", "sticky"] if kind in STICKY[code] else ["once"]
     if code == errno.EIO:
         found += ["late", "half"] if kind in WRITES else ["late"]
@@ -91,18 +112,16 @@ def modes(kind: str, code: int) -> list[str]:
 
 def trace_of(life: str) -> list[str]:
     """The kinds of all calls of a workload that nothing fails in."""
-    with tempfile.TemporaryDirectory(prefix="zsq-calls-", dir=folder()) as root:
-        files = FailingFiles(root)
-        with LmdbCalls(files.lmdb) as calls:
-            one = LIVES[life](Path(root), files)
-            files.arm(None)
-            one.live()
-            files.lift()
-            assert calls.error is None
-            assert not one.refusals
-            one.end("lost")
-            one.check()
-            one.close()
+    with a_disk() as (disk, files), LmdbCalls(files.lmdb) as calls:
+        one = LIVES[life](disk, files)
+        files.arm(None)
+        one.live()
+        files.lift()
+        assert calls.error is None
+        assert not one.refusals
+        one.end("lost")
+        one.check()
+        one.close()
         return files.trace
 
 
@@ -120,11 +139,10 @@ def cases(life: str, seed: int) -> Iterator[Case]:
 
 
 def run(case: Case) -> Outcome:
-    with tempfile.TemporaryDirectory(prefix="zsq-calls-", dir=folder()) as root:
-        files = FailingFiles(root)
+    with a_disk() as (disk, files):
         trouble = ""
         with LmdbCalls(files.lmdb) as calls:
-            one = LIVES[case.life](Path(root), files)
+            one = LIVES[case.life](disk, files)
             try:
                 files.arm(case.fault)
                 one.live()
@@ -159,8 +177,24 @@ def try_all(chosen: Sequence[Case]) -> Tried:
     return tried
 
 
-def folder() -> str | None:
-    return str(MEMORY) if os.access(MEMORY, os.W_OK) else None
+@contextlib.contextmanager
+def a_disk() -> Iterator[tuple[Path, FailingFiles]]:
+    """In memory where there is such a folder."""
+    with tempfile.TemporaryDirectory(prefix="zsq-calls-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None) as root:
+        disk = Path(root) / "disk"
+        disk.mkdir()
+        files = FailingFiles(str(disk))
+
+        def examined(path: str, *_: float) -> Verdict:
+            """In this process, as there is no damage here that could kill it; but it is another one's work."""
+            with files.paused():
+                return Verdict(findings(path), finished=True)
+
+        with contextlib.ExitStack() as patches:
+            for module in (state_rebuild, delayed_recovery):
+                patches.enter_context(mock.patch.object(module, "examine", examined))
+            patches.enter_context(mock.patch.object(fsck, "check_environment", lambda path: examined(path).findings))
+            yield disk, files
 
 
 def choose(count: int, seed: int) -> list[Case]:

@@ -14,9 +14,10 @@ well, for which a model of what is certain is kept here by inode (its folder is 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -48,8 +49,8 @@ HITS: Final[dict[int, frozenset[str]]] = {
 
 
 FULL: Final = frozenset({"writev", "open_new", "make_folder", "note", "lmdb_write", "lmdb_meta"})
-STICKY: Final = HITS | {errno.ENOSPC: FULL, errno.EDQUOT: FULL}
-"""Which go on saying it: a disk that is full lets files be cut, removed and synced."""
+STICKY: Final = HITS | {errno.ENOSPC: FULL, errno.EDQUOT: FULL, errno.EINTR: frozenset(SEAM) & HITS[errno.EINTR]}
+"""Which go on saying it: a disk that is full lets files be cut, removed and synced; what was interrupted LMDB begins again, for ever."""
 
 
 class Fault(NamedTuple):
@@ -98,14 +99,25 @@ class FailingFiles(FaultyFiles):
         """The trouble is over."""
         self._armed = False
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Calls in here are not counted, and do not fail."""
+        armed, self._armed = self._armed, False
+        try:
+            yield
+        finally:
+            self._armed = armed
+
     @property
-    def still_failing(self) -> bool:
-        return self._armed and bool(self.met) and self._fault is not None and self._fault.mode == "sticky"
+    def code(self) -> int:
+        """What is said by plan."""
+        return 0 if self._fault is None else self._fault.code
 
     @property
     def reads_work(self) -> bool:
         """While it still fails."""
-        return self._fault is not None and not STICKY[self._fault.code] & {"open_read", "pread"}
+        fault = self._fault
+        return fault is None or fault.mode != "sticky" or not STICKY[fault.code] & {"open_read", "pread"}
 
     def meet(self, kind: str) -> Fault | None:
         """The fault that this call is to have."""

@@ -6,12 +6,11 @@ from itertools import islice
 
 import pytest
 from faults import calls
-from faults.call_lives import LIVES
 
 ROUNDS = 1
 
 
-@pytest.mark.parametrize("life", LIVES)
+@pytest.mark.parametrize("life", calls.LIVES)
 def test_each_call_of_a_workload_fails(life: str) -> None:
     count = ROUNDS * len(calls.trace_of(life))
     tried = calls.try_all(list(islice(calls.cases(life, seed=0), count)))

@@ -1,0 +1,115 @@
+"""Lives of staged blocks and of groups, for `calls.py`."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from faults.call_lives import FULL_CODES, Step, StoreLife, require
+from support.desk import GROUPS
+
+from zsq.storage.errors import StorageError
+from zsq.storage.state import StateBatch
+
+
+class GroupLife(StoreLife):
+    """Stages are written, sealed and committed: appended, adopted, both, merged; publishers go on in between."""
+
+    options = GROUPS
+    merge = False
+
+    def prepare(self) -> None:
+        self.desk.commit_dropped = self.commit_dropped  # type: ignore[method-assign]
+        self.desk._check_names = lambda: None  # type: ignore[method-assign]  # a file that could not be removed stays until the next start
+
+    def steps(self) -> list[Step]:
+        return [
+            self.publish(), self.sync, partial(self.stage, "a", 1, 2), partial(self.seal, "a"), partial(self.stage, "b", 1, 2),
+            partial(self.seal, "b"), self.publish(), partial(self.commit_group, 1, "a", "b"), self.read, partial(self.stage, "c", 2, 10),
+            partial(self.seal, "c", final=False), partial(self.stage, "c", 2, 4), partial(self.seal, "c"), partial(self.stage, "d", 2, 3),
+            partial(self.seal, "d"), partial(self.stage, "e", 3, 1), self.publish(), partial(self.commit_group, 2, "c", "d"),
+            partial(self.abort, "e"), self.publish(), self.sync, self.read,
+        ]  # fmt: skip
+
+    def stage(self, name: str, version: int, blocks: int) -> None:
+        key = name.encode().ljust(16, b"_")
+        try:
+            self.desk.stage(name, version, blocks)
+        except StorageError:
+            if key in self.desk.staging.stages():
+                self.desk.staged[key] = self.desk.staged[key][: self.desk.staging.facts(key).blocks]
+            raise
+
+    def seal(self, name: str, final: bool = True) -> None:
+        key = name.encode().ljust(16, b"_")
+        if key in self.desk.staged:
+            self.desk.seal(key, final=final)
+
+    def commit_group(self, version: int, *names: str) -> None:
+        keys = [name.encode().ljust(16, b"_") for name in names]
+        if self.desk.tried.keys() <= self.desk.groups.keys() and all(self.desk.sealed.get(key, (0, False))[1] for key in keys):
+            self.desk.commit(version, *keys, merge=self.merge)
+
+    def abort(self, name: str) -> None:
+        key = name.encode().ljust(16, b"_")
+        if key in self.desk.staged:
+            self.desk.drop(key)
+
+    def commit_dropped(self, batch: StateBatch) -> None:
+        """In order, and again after a full disk; then their files go."""
+        if batch.applied_offset is not None:
+            batch.producers = self.producers(batch.applied_offset)
+        self.commit(batch)
+
+    def commit_one(self, batch: StateBatch) -> None:
+        super().commit_one(batch)
+        if batch.stage_gones:
+            self.desk.staging.purge(batch)
+
+    def go_on(self) -> None:
+        """What was refused is possible now: seals, and the commits."""
+        self.commit_waiting()
+        self.drop_superseded()
+        self.desk.seal(*(key for key in self.desk.staged if key not in self.desk.sealed))
+        for version, parts in self.desk.tried.items():
+            if version > max(self.desk.groups, default=0) and all(key in self.desk.staged for key in parts):
+                self.desk.seal(*(key for key in parts if not self.desk.sealed.get(key, (0, False))[1]))
+                self.desk.commit(version, *parts)
+        super().go_on()
+        if not self.desk.damage:  # what could not be read then is not read again in this life
+            self.desk.check()
+
+    def is_harmless(self, alarm: str) -> bool:
+        """There was no space for the footer of the chunk before the adopted ones; readers do without it."""
+        return self.files.code in FULL_CODES and "its footer is missing" in alarm
+
+    def drop_superseded(self) -> None:
+        """Their version is behind that of the last commit: recovery drops them as well."""
+        known = self.desk.staging.stages()
+        for key in list(self.desk.staged):
+            if key not in known or known[key].transaction.version <= max(self.desk.groups, default=0):
+                self.desk.drop(key)
+
+    def check_log(self) -> None:
+        del self.desk.__dict__["_check_names"]
+        super().check_log()
+        self.prepare()
+        require(not self.desk.damage, f"damage: {self.desk.damage}")
+
+    def afterlife(self) -> None:
+        self.forget_lost()
+        self.desk.go_on()
+        self.files.lose_lmdb = True
+        super().afterlife()
+
+
+class MergeLife(GroupLife):
+    """So many small parts that they are merged before."""
+
+    merge = True
+
+    def steps(self) -> list[Step]:
+        names = ["m", "n", "o", "p"]
+        found: list[Step] = [self.publish()]
+        for name in names:
+            found += [partial(self.stage, name, 1, 4), partial(self.seal, name)]
+        return [*found, partial(self.commit_group, 1, *names), self.publish(), self.sync, self.read]

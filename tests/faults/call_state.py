@@ -1,0 +1,266 @@
+"""Lives of what lies beside the log, for `calls.py`: channels and their snapshot, delayed messages, chunks that go."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+from faults.call_lives import Step, StoreLife, require
+from support.desk import SMALL
+
+from zsq.storage.delayed import DelayedStore
+from zsq.storage.delayed_format import DelayedKey, due_block
+from zsq.storage.errors import DiskFull, StoreFailed
+from zsq.storage.removal import LogKeeper, remove_below
+from zsq.storage.retention import Retention, plan
+from zsq.storage.state import StateBatch, StateStore, Table
+from zsq.transport.block import Block, pack
+
+ROW: Final[dict[str, Any]] = {"next": 0, "paused": False, "counters": {}}
+PUBLISHER: Final = 99
+LATER_NS: Final = 1 << 60
+
+
+def facts(table: Table) -> tuple[object, ...]:
+    """What channels were told, and nothing that recovery replays."""
+    return (table.channels, table.holes, table.deferred, table.paused_end, table.waiting, table.start, table.dropped)
+
+
+class ChannelLife(StoreLife):
+    """Channels, holes, deferred ones, a pause, a drop; with a map that has to grow. Other stores get each commit that succeeds."""
+
+    options = replace(SMALL, map_bytes=1 << 16)
+
+    def prepare(self) -> None:
+        self.desk.publish(1, 1_000, 1)
+        self.desk.sync()
+        self.shadows = []
+        """If a commit that failed counts, and if it does not."""
+        for name in ("with", "without"):
+            path = self.root.parent / name
+            path.mkdir()
+            self.shadows.append(StateStore(str(path), create=True))
+            self.shadows[-1].create(bytes(16), 0)
+
+    def steps(self) -> list[Step]:
+        many = [("d", start, 1, 1, 1_000 + start) for start in range(0, 900, 2)]
+        batches = [
+            StateBatch(channel_puts={"c": ROW}),
+            StateBatch(channel_puts={"c": {**ROW, "next": 5}}, hole_puts=[("c", 0, 1, 2, 0), ("c", 4, 1, 1, 0)]),
+            StateBatch(channel_puts={"d": {**ROW, "next": 6}, "e": ROW}, hole_puts=[("d", 1, 1, 3, 0), ("d", 3, 1, 1, 99)]),
+            StateBatch(hole_gones=[("c", 0), ("d", 1)], hole_puts=[("c", 4, 1, 2, 0)], paused_end=4),
+            StateBatch(channel_puts={"d": {**ROW, "next": 900}}, hole_puts=many),
+            StateBatch(deferred_clears=["d"], channel_drops=["e"], paused_end=-1, waiting=3),
+            StateBatch(channel_puts={"c": {**ROW, "next": 2}}),
+        ]
+        found: list[Step] = []
+        for number, batch in enumerate(batches):
+            found += [self.publish(), self.sync] if number < 3 else []
+            found.append(partial(self.commit, batch))
+        return [*found, self.checkpoint, self.keep]
+
+    def commit_one(self, batch: StateBatch) -> None:
+        try:
+            super().commit_one(batch)
+        except StoreFailed:
+            self.shadows[0].commit(batch)
+            raise
+        for shadow in self.shadows:
+            shadow.commit(batch)
+
+    def while_failing(self) -> None:
+        """A commit that succeeds after one that failed counts; nobody makes one, but whoever did would be told no lie."""
+        super().while_failing()
+        if self.failed and not self.log_failed():
+            try:
+                self.commit_one(StateBatch(channel_puts={"late": ROW}))
+            except (StoreFailed, DiskFull):
+                return
+
+    def go_on(self) -> None:
+        super().go_on()
+        self.check_channels()
+
+    def check_log(self) -> None:
+        super().check_log()
+        self.check_channels()
+
+    def check_channels(self) -> None:
+        assert self.desk.store is not None
+        found = facts(self.desk.store.state.load())
+        allowed = [facts(shadow.load()) for shadow in self.shadows]
+        require(found in allowed, f"the channels are {found}, and were {allowed}")
+
+    def close(self) -> None:
+        super().close()
+        for shadow in self.shadows:
+            shadow.close()
+
+
+class DelayedLife(StoreLife):
+    """Delayed blocks come, become due, move to the log, are cancelled; as the storage actor does it, in its order."""
+
+    def prepare(self) -> None:
+        self.certain: set[bytes] = set()
+        self.unsure: set[bytes] = set()
+        """Their publish, or their cancelling, failed."""
+        self.gone: set[bytes] = set()
+        """Cancelled, and that was answered."""
+        self.keys: dict[bytes, DelayedKey] = {}
+        self.sequence = 0
+        self.moving: list[DelayedKey] = []
+        """In the log, synced, and still in the environment: until they are removed nothing is cancelled, and no checkpoint passes them."""
+
+    def steps(self) -> list[Step]:
+        put, move, cancel = self.put, self.move, self.cancel
+        return [
+            self.publish(), self.sync, partial(put, b"a", b"b"), partial(put, b"c"), partial(move, 10), self.publish(), self.sync,
+            self.note_moved, partial(put, b"d", b"e", b"f"), partial(cancel, b"e"), partial(move, 11), partial(cancel, b"c"),
+            self.note_moved, partial(put, b"g"), partial(move, 12), self.publish(), self.sync,
+        ]  # fmt: skip
+
+    def store(self) -> DelayedStore:
+        assert self.desk.store is not None
+        return self.desk.store.make_delayed(1_000)
+
+    def put(self, *bodies: bytes) -> None:
+        block = pack(list(bodies), producer_id=PUBLISHER, sequence=self.sequence)
+        due_ns = 10 + self.sequence
+        try:
+            [key] = self.store().put([(block, due_ns)], 5)
+        except StoreFailed:
+            self.unsure |= set(bodies)
+            raise
+        self.sequence += 1
+        self.certain |= set(bodies)
+        self.keys |= {body: DelayedKey(key.due_ns, key.serial + number) for number, body in enumerate(bodies)}
+
+    def move(self, now_ns: int) -> None:
+        self.finish_move()
+        rows = self.store().due(now_ns, 1 << 20, 99)
+        if not rows:
+            return
+        self.desk.log.append([due_block(row) for row in rows], self.desk.now_ns)
+        self.desk.log.sync()
+        self.moving = [row.key for row in rows]
+        self.finish_move()
+
+    def finish_move(self) -> None:
+        if self.moving:
+            self.store().remove(self.moving, known=True)
+            self.moving = []
+
+    def cancel(self, body: bytes) -> None:
+        self.finish_move()
+        if body not in self.keys:
+            return
+        try:
+            [found] = self.store().cancel([self.keys[body]])
+        except StoreFailed:
+            self.unsure.add(body)
+            self.certain.discard(body)
+            raise
+        if found:
+            self.gone.add(body)
+            self.certain.discard(body)
+
+    def note_moved(self) -> None:
+        self.finish_move()
+        self.checkpoint()
+
+    def go_on(self) -> None:
+        super().go_on()
+        self.put(b"h")
+        self.move(LATER_NS)
+        self.note_moved()
+        self.check_messages()
+
+    def check_log(self) -> None:
+        super().check_log()
+        self.check_messages()
+
+    def check_messages(self) -> None:
+        """Each that was answered is there once, in the log or here; of the others none twice; and nothing else is there."""
+        assert self.desk.store is not None
+        store = self.desk.store.delayed
+        waits = [] if store is None else [one.body for one in store.listed(None, 999, 999)]
+        count = Counter([*self.moved(), *waits])
+        require(all(count[body] == 1 for body in self.certain), f"{self.certain} were published, there is {count}")
+        require(not self.gone & count.keys(), f"{self.gone} were cancelled, there is {count}")
+        require(set(count) <= self.certain | self.unsure, f"{count} was never published")
+        require(max(count.values(), default=0) <= 1, f"twice: {count}")
+        if store is not None:
+            row = store.producers.get(PUBLISHER)
+            following = row.next_sequence if row else 0
+            require(following in {self.sequence, self.sequence + bool(self.unsure)}, f"the publisher is asked for {following}")
+
+    def moved(self) -> list[bytes]:
+        blocks: list[Block] = [block for block in self.desk.read_all() if not block.header.producer_id]
+        return [bytes(body or b"") for block in blocks for body in block.body.values()]
+
+
+class RetentionLife(StoreLife):
+    """Chunks go behind the committed start, are measured and counted before; new ones come."""
+
+    def prepare(self) -> None:
+        for _ in range(10):
+            self.desk.publish(2)
+        self.desk.sync()
+        self.checkpoint()
+        assert self.desk.store is not None
+        self.keep()
+        self.starts = {self.desk.log.start}
+        """One of these it begins at."""
+        self.left_below = 0
+        uuid = self.desk.store._uuid
+        self.keeper = LogKeeper(self.files, self.desk.directory, uuid, self.desk.log)
+
+    def steps(self) -> list[Step]:
+        return [partial(self.look, 2), partial(self.remove, 2), self.publish(3), self.sync, self.checkpoint, self.read,
+                lambda: self.desk.log.roll(self.desk.now_ns), self.publish(), self.sync, self.checkpoint, partial(self.look, 1),
+                partial(self.remove, 2), self.read]  # fmt: skip
+
+    def look(self, kept: int) -> None:
+        """What the storage actor asks each second."""
+        retention = Retention(keep_chunks=kept, keep_s=1, keep_bytes=100)
+        end = self.desk.log.end
+        view = self.keeper.view(retention, end, end, self.desk.now_ns)
+        found = plan(retention, view, self.keeper.last_time_ns)
+        require(found.chunks < len(self.desk.log.chunks), "the ongoing chunk would go")
+
+    def remove(self, chunks: int) -> None:
+        start = self.desk.log.chunks[chunks]
+        before = max(self.starts)
+        self.starts = {before, start}
+        try:
+            self.commit(StateBatch(start=start))
+        except DiskFull:
+            self.starts = {before}
+            self.waiting.pop()
+            raise
+        self.starts = {start}
+        self.keeper.forget(start)
+        self.left_below = start
+        self.remove_left()
+
+    def remove_left(self) -> None:
+        """What cannot be removed now is tried again; nothing depends on it."""
+        try:
+            remove_below(self.files, self.desk.directory, self.left_below)
+        except OSError:
+            self.refusals.append("OSError")
+
+    def go_on(self) -> None:
+        self.remove_left()
+        super().go_on()
+
+    def check_log(self) -> None:
+        desk = self.desk
+        log = desk.log
+        require(log.start in self.starts, f"the log begins at {log.start}, and should at {self.starts}")
+        names = [name for name in self.files.list(desk.directory) if name[:1].isdigit() and int(name[:20]) < log.start]
+        require(not names, f"files of chunks that have gone: {names}")
+        self.read()
+        self.check_producer([block.header.sequence for block in desk.read_all()])
