@@ -54,13 +54,12 @@ class Unsorted:
         self._order()
         found: list[int] = []
         for start, count, _, _ in self._left:
-            at = start
-            while at < start + count and len(found) < limit:
-                at = max(at, found[-1] + near) if found else at
-                if at < start + count:
-                    found.append(at)
-            if len(found) >= limit:
-                break
+            at = max(start, found[-1] + near) if found else start
+            while at < start + count:
+                if len(found) >= limit:
+                    return found
+                found.append(at)
+                at += near
         return found
 
     def sort(self, block: Block) -> None:

@@ -80,6 +80,9 @@ def test_offsets_to_read_for_a_start_are_bounded() -> None:
     many = Unsorted()
     many.add((0, 100, 1, 0))
     assert many.wanted(3, 5) == [0, 5, 10]
+    assert many.wanted(100, 30) == [0, 30, 60, 90]
+    assert rows.wanted(100, 15) == [0, 20, 40, 60, 80]
+    assert rows.wanted(0, 15) == []
 
 
 def test_no_more_is_asked_for_than_may_be_held(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,6 +106,13 @@ def test_half_of_a_consumers_room_is_for_what_comes_again(desk: Desk) -> None:
     first = desk.channel.next_parcel(desk.now_ns, desk.wall_ns)
     assert first is not None
     assert sum(count for _, count, _ in first.runs) == 5
+    second = desk.channel.next_parcel(desk.now_ns, desk.wall_ns)
+    assert second is not None
+    assert sum(count for _, count, _ in second.runs) == 5
+    assert not desk.channel.fin(A, second.token, [(second.runs[0][0], 2)])
+    third = desk.channel.next_parcel(desk.now_ns, desk.wall_ns)
+    assert third is not None
+    assert (third.runs[0][2], sum(count for _, count, _ in third.runs)) == (2, 2), "and never more than it has room for"
 
 
 def test_dead_letters_are_cut_into_blocks_of_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
