@@ -21,6 +21,7 @@ from zsq.storage.errors import Damaged, DiskFull, ForeignDirectory
 from zsq.storage.files import Files
 from zsq.storage.log_format import (
     CHUNK_COPY_BYTES,
+    IDENTITY_NAME,
     ChunkFooter,
     ChunkHeader,
     decode_chunk_header,
@@ -68,6 +69,7 @@ def test_a_footer_is_known_by_its_magic_version_place_and_size() -> None:
     good = encode_footer(FOOTER, SEED, HEADER)
     assert decode_footer(good, SEED, 4096) == FOOTER
     assert header_of_footer(good, 1000, 4096) == HEADER
+    assert header_of_footer(b"", 1000, 4096) is None
     others = [changed(good, 0, b"ZSQX", seed=SEED), changed(good, 4, b"\x02\x00", seed=SEED), good + b"\0", good[:-1]]
     for other in others:
         assert decode_footer(other, SEED, 4096) is None
@@ -158,6 +160,29 @@ def test_a_mended_identity_takes_effect_as_a_whole_and_for_good(tmp_path: Path, 
     assert [call.split()[0] for call in seen.done] == ["write_file", "rename", "sync_folder"]
     assert store.read_identity(Files(), str(tmp_path)) == identity
     assert not store._mend_identity(Files(), str(tmp_path), identity)
+
+
+def test_a_new_topic_is_whole_before_it_has_its_name_and_then_has_it_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = Seen(monkeypatch)
+    (tmp_path / "topics").mkdir()
+    store.create_store(Files(), str(tmp_path / "topics" / "clicks"), Identity("clicks", "0" * 32))
+    named = next(at for at, call in enumerate(seen.done) if call.startswith("rename clicks"))
+    before, after = seen.done[:named], seen.done[named + 1 :]
+    temporary = seen.done[named].removeprefix("rename ")
+    assert {"sync_folder state", f"sync_folder {temporary}"} <= {*before}
+    assert max(at for at, call in enumerate(before) if call.startswith("write_file")) < before.index(f"sync_folder {temporary}")
+    assert after == ["sync_folder topics"]
+
+
+@pytest.mark.parametrize("changes", [{"version": 2}, {"version": 0}, {"zsq": "other"}, {"version": None}])
+def test_an_identity_of_another_kind_is_refused_and_a_damaged_one_is_none(tmp_path: Path, changes: dict[str, Any]) -> None:
+    good = store._encode_identity(Identity("clicks", "0" * 32))
+    line = json.dumps({**json.loads(good.partition(b"\n")[0]), **changes}).encode()
+    (tmp_path / IDENTITY_NAME).write_bytes(b"%s\n%08x\n" % (line, crc32c(line)))
+    with pytest.raises(ForeignDirectory):
+        store.read_identity(Files(), str(tmp_path))
+    (tmp_path / IDENTITY_NAME).write_bytes(good.replace(b"clicks", b"blicks"))
+    assert store.read_identity(Files(), str(tmp_path)) is None
 
 
 @pytest.mark.parametrize("kind", ["state", "delayed"])
