@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import select
+import shutil
 import signal
 import sys
 import time
@@ -18,7 +19,7 @@ from typing import Any, Final
 from . import broker, disk, patches, scenario
 from .broken import DEFECTS
 from .nemesis import KINDS
-from .run import Result, digest, play
+from .run import Result, digest, play, work_folder
 
 SEED_S_MAX: Final = 120.0  # of real time: a seed that takes longer hangs
 TELL_S: Final = 10.0
@@ -32,6 +33,7 @@ class Playing:
         self.seed, self.again = seed, again
         self.began = time.monotonic()
         self._said = b""
+        self._root = work_folder()
         reader, writer = os.pipe()
         sys.stdout.flush()
         self.pid = os.fork()
@@ -39,7 +41,7 @@ class Playing:
             status = 1
             try:
                 os.close(reader)
-                os.write(writer, json.dumps(dataclasses.asdict(play(seed))).encode())
+                os.write(writer, json.dumps(dataclasses.asdict(play(seed, self._root))).encode())
                 status = 0
             finally:
                 os._exit(status)
@@ -57,6 +59,7 @@ class Playing:
         if not self._said:
             os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
+        shutil.rmtree(self._root, ignore_errors=True)
         if not self._said:
             return Result(self.seed, [f"no result within {SEED_S_MAX:g} s, or the simulator itself failed"], "", 0, 0.0)
         return Result(**json.loads(self._said))
@@ -171,7 +174,9 @@ def main(arguments: list[str]) -> int:
     disk.watch_lmdb()
     disk.check_in_process()
     if given.seed is not None:
-        result = play(given.seed, print if given.verbose else None)
+        root = work_folder()
+        result = play(given.seed, root, print if given.verbose else None)
+        shutil.rmtree(root, ignore_errors=True)
         print(f"seed {result.seed}: {result.simulated_s:.1f} s simulated, {result.events} events, log {result.log_hash}, {result.counts}")
         if result.violations:
             tell_failure(result)

@@ -42,7 +42,8 @@ def test_promises_hold_in_every_seed() -> None:
     assert "broken promises: 0 in 0 seeds" in done.stdout
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_seed_goes_the_same_way_each_time() -> None:
     first, second = (simulate("--seed", "7") for _ in range(2))
     assert first.returncode == 0, first.stdout + first.stderr
