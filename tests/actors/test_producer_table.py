@@ -47,7 +47,7 @@ def test_too_many_are_forgotten_by_a_thousand_a_commit(monkeypatch: pytest.Monke
     "wrong", [{"sequence": (1 << 64) - 1}, {"sequence": SEQUENCE_MAX}, {"flags": IN_GROUP}, {"flags": MARK}, {"flags": DELAYED}]
 )
 def test_blocks_that_recovery_would_take_for_something_else_are_refused(wrong: dict[str, int]) -> None:
-    """The row of a producer whose next sequence is 2^64 cannot be written; a block of a group without a mark is cut off, with what follows."""
+    """A producer's row cannot be written with 2^64 as its next sequence; a block of a group without a mark is cut off, and what follows."""
     good = [pack([b"x"], sequence=SEQUENCE_MAX - 1), Block(pack([b"x"]).header._replace(flags=ADDRESSED), b"")]
     assert checked(good) is good
     with pytest.raises(UsageError, match="E_BAD_BLOCK"):

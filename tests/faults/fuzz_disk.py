@@ -321,7 +321,7 @@ def _try_row(row: tuple[bytes, bytes]) -> bool:
 # NSQ's
 
 _NSQ_MESSAGE: Final = disk_queue_format.encode_message(disk_queue_format.NsqMessage(1_700_000_000 * 10**9, 3, b"0123456789abcdef", b"body"))
-_NSQ: Final = [
+NSQ_FILES: Final = [
     disk_queue_format.encode_meta(disk_queue_format.Meta(5, 1, 100, 2, 300)),
     disk_queue_format.encode_record(_NSQ_MESSAGE) * 3,
     disk_queue_format.encode_record(b"x" * 40),
@@ -351,6 +351,7 @@ def _plain(make: Callable[[Mutator], Any], run: Callable[[Any], bool]) -> Callab
     return lambda mutator: (lambda: make(mutator), run)
 
 
+CORPUS: Final = [*_PIECES, _SNAPSHOT, *_NOTES, _REGISTRY]
 TARGETS: Final[Sequence[Target]] = (
     Target("disk-headers", _plain(_disk_header, _try_disk_header), 6),
     Target("chunk-pieces", _plain(lambda mutator: _sealed(mutator, mutator.bytes_like(_PIECES)), _try_piece), 8),
@@ -359,5 +360,5 @@ TARGETS: Final[Sequence[Target]] = (
     Target("small-files", _plain(_small, _try_small), 6),
     Target("registry", _plain(_registry, _try_registry), 6),
     Target("rows", _plain(_row, _try_row), 6),
-    Target("nsq-files", _plain(lambda mutator: mutator.bytes_like(_NSQ), _try_nsq), 6),
+    Target("nsq-files", _plain(lambda mutator: mutator.bytes_like(NSQ_FILES), _try_nsq), 6),
 )

@@ -1,0 +1,226 @@
+"""A real broker among strangers: garbage on its ports, half a greeting, whole links that say anything. It lives, and serves others."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import pytest
+import zmq
+from faults.fuzz_port import by_name, stranger_says
+from faults.fuzz_wire import message_frames, typed_word
+from faults.mutation import Mutator
+from support.broker import Broker, wait_for
+from support.memory import Peak
+
+import zsq
+from zsq.actors.channel import FRONT_WORDS as CHANNEL_WORDS
+from zsq.actors.read_desk import READER_WORDS
+from zsq.actors.stage_desk import STAGE_WORDS
+from zsq.actors.topic import FRONT_WORDS as TOPIC_WORDS
+from zsq.transport import protocol as p
+from zsq.transport.codec import decode, encode
+
+GROWTH_MAX: Final = 64 * 1024 * 1024
+CONNECTIONS: Final = 300
+MESSAGES: Final = 10_000
+GREETING: Final = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x01NULL".ljust(64, b"\0")
+READY: Final = b"\x04\x26\x05READY\x0bSocket-Type\0\0\0\x06DEALER\x08Identity\0\0\0\0"
+WORDS: Final[dict[str, tuple[type[p.Wire], ...]]] = {
+    "supervisor": (p.Lookup, p.Manage, p.Manage, p.Stats, p.Beat, p.Bye),
+    "topic": by_name(TOPIC_WORDS),
+    "channel": by_name(CHANNEL_WORDS),
+    "reader": by_name(READER_WORDS),
+    "stage": by_name(STAGE_WORDS),
+}
+
+
+class Neighbour(threading.Thread):
+    """A client that publishes and receives all the time, one message after the other."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(daemon=True)
+        self.url = url
+        self.count = 0
+        self.failure: Exception | None = None
+        self.over = threading.Event()
+
+    def run(self) -> None:
+        try:
+            with zsq.Producer(self.url) as producer, zsq.Consumer(self.url, "quiet", "mine") as consumer:
+                while not self.over.is_set():
+                    producer.publish("quiet", b"%d" % self.count)
+                    message = consumer.receive(30)
+                    assert message is not None
+                    assert message.body == b"%d" % self.count
+                    message.finish(sync=True)
+                    self.count += 1
+        except Exception as error:
+            self.failure = error
+
+
+@pytest.fixture
+def neighbour(broker: Broker) -> Iterator[Neighbour]:
+    one = Neighbour(broker.tcp)
+    one.start()
+    try:
+        wait_for(lambda: one.count > 3 or one.failure, what="the neighbour's first messages")
+        yield one
+    finally:
+        one.over.set()
+        one.join(60)
+
+
+def push_port(broker: Broker) -> int:
+    """As the ready line tells it."""
+    return int(broker.log.read_text().partition("push port ")[2].partition(")")[0])
+
+
+def throw(port: int, data: bytes) -> None:
+    """On a new connection; it may be refused in the middle."""
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 10) as connection:
+        connection.settimeout(0.2)
+        connection.sendall(data)
+        connection.recv(64)
+
+
+def garbage(mutator: Mutator) -> bytes:
+    """Noise; a greeting and noise; a whole beginning of a link, nearly."""
+    noise = mutator.random.randbytes(mutator.below(500))
+    frame = bytes([mutator.one((0, 1, 2, 3, 4, 5, 6)), mutator.below(256)]) + noise
+    return bytes(mutator.one((noise, GREETING + noise, GREETING + READY + frame, mutator.changed(GREETING + READY) + frame)))
+
+
+class Stranger:
+    """Raw sockets on the gateway, one a kind of link, or on the actors themselves."""
+
+    def __init__(self, broker: Broker, direct: bool, seed: int) -> None:
+        self.mutator = Mutator(Random(seed))
+        self.broker = broker
+        self.direct = direct
+        self.context: zmq.Context[Any] = zmq.Context()
+        self.found: dict[str, Any] = {}
+        if direct:
+            asking = self._dial(f"{broker.ipc}/supervisor")
+            asking.send_multipart([b"", encode(p.Lookup(1, "fuzzed", "c", True))])
+            assert asking.poll(30_000)
+            word = decode(asking.recv_multipart()[1])
+            assert isinstance(word, p.Done)
+            self.found = word.data | {"supervisor": f"{broker.ipc}/supervisor"}
+            asking.close(linger=0)
+        self.links: dict[str, zmq.Socket[Any]] = {}
+
+    def _dial(self, endpoint: str, kind: int = zmq.DEALER) -> zmq.Socket[Any]:
+        made = self.context.socket(kind)
+        made.setsockopt(zmq.LINGER, 0)
+        made.setsockopt(zmq.SNDTIMEO, 10_000)
+        made.connect(endpoint)
+        return made
+
+    def link(self, kind: str) -> zmq.Socket[Any]:
+        if kind not in self.links or self.mutator.chance(50):
+            if kind in self.links:
+                self.links.pop(kind).close(linger=0)
+            made = self.links[kind] = self._dial(self.found[kind] if self.direct else self.broker.tcp)
+            if not self.direct:
+                made.send_multipart([b"", encode(p.Open(1, kind, "fuzzed", "c", True))])
+                assert made.poll(30_000), f"no answer to Open {kind}"
+                made.recv_multipart()
+        return self.links[kind]
+
+    def say(self, kind: str) -> None:
+        """A message of that kind of link; what is answered is read, or not."""
+        mutator = self.mutator
+        link = self.link(kind)
+        known: dict[str, Sequence[Any]] = {
+            "topic": ("fuzzed",),
+            "channel": ("c", ""),
+            "version": (1,),
+            "request": (0, 5),
+            "create": (False,),
+        }
+        if mutator.chance(10):
+            parts = message_frames(mutator)
+        else:
+            control, frames = stranger_says(mutator, WORDS[kind], known)
+            parts = (b"", self._tamed(control), *frames)
+        if parts:
+            link.send_multipart(parts)
+        while mutator.chance(2) and link.poll(0):
+            link.recv_multipart()
+
+    def _tamed(self, control: bytes) -> bytes:
+        """What would make ever new topics is said of one: a topic is three processes, which is no fault of the broker's."""
+        with contextlib.suppress(zsq.UsageError):
+            word = decode(control)
+            if isinstance(word, (p.Lookup, p.Open, p.Manage)):
+                return encode(replace(word, topic="fuzzed", channel=self.mutator.one(("c", ""))))
+        return control
+
+    def push(self) -> None:
+        link = self.links.get("push") or self._dial(
+            self.found["push"] if self.direct else f"tcp://127.0.0.1:{push_port(self.broker)}", zmq.PUSH
+        )
+        self.links["push"] = link
+        route = [] if self.direct else [self.mutator.random.randbytes(self.mutator.below(4))]
+        link.send_multipart([*route, b"", encode(typed_word(self.mutator, p.Push.op)), *message_frames(self.mutator)])
+
+    def close(self) -> None:
+        self.context.destroy(linger=0)
+
+
+def unharmed(broker: Broker, before: dict[str, int], neighbour: Neighbour) -> None:
+    """Those that serve others are who they were; the one that was told anything may have been told to end."""
+    count = neighbour.count
+    wait_for(lambda: neighbour.count > count + 3 or neighbour.failure, what="the neighbour's next messages")
+    assert neighbour.failure is None
+    after = {actor["name"]: actor["pid"] for actor in broker.actors()}
+    assert {name: pid for name, pid in before.items() if name in after and after[name] != pid} == {}
+    assert {name for name in before.keys() - after.keys() if "fuzzed" not in name} == set()
+    assert "Traceback" not in broker.log.read_text()
+    assert " ended" not in broker.log.read_text()
+
+
+def test_garbage_on_the_ports_disturbs_nobody(broker: Broker, neighbour: Neighbour) -> None:
+    mutator = Mutator(Random(1))
+    before = {actor["name"]: actor["pid"] for actor in broker.actors()}
+    peak = Peak(before.values())
+    ports = broker.port, push_port(broker)
+    for number in range(CONNECTIONS):
+        throw(ports[number % 2], garbage(mutator))
+    unharmed(broker, before, neighbour)
+    grown = peak.close()
+    print(
+        f"{CONNECTIONS} connections of garbage; the neighbour had {neighbour.count} messages; most growth {max(grown.values()) >> 20} MiB"
+    )
+    assert max(grown.values()) < GROWTH_MAX, grown
+
+
+@pytest.mark.parametrize("direct", [False, True], ids=["gateway", "actors"])
+def test_links_that_say_anything_disturb_nobody(broker: Broker, neighbour: Neighbour, direct: bool) -> None:
+    stranger = Stranger(broker, direct, 2)
+    try:
+        for kind in WORDS:
+            stranger.link(kind)
+        before = {actor["name"]: actor["pid"] for actor in broker.actors()}
+        peak = Peak(before.values())
+        for _ in range(MESSAGES // 2):
+            kind = stranger.mutator.one((*WORDS, "push"))
+            if kind == "push":
+                stranger.push()
+            else:
+                stranger.say(kind)
+        unharmed(broker, before, neighbour)
+        grown = peak.close()
+        told = f"{MESSAGES // 2} messages of a stranger; the neighbour had {neighbour.count}; most growth {max(grown.values()) >> 20} MiB"
+        print(told)
+        assert max(grown.values()) < GROWTH_MAX, grown
+    finally:
+        stranger.close()
+    assert Path(broker.data_dir).exists()
