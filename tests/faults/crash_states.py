@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -35,6 +35,7 @@ from .states import WHOLE, Disk, Fate, Tree, continued, digest, fates, lay_down,
 from .subject import Recorded, recorder
 from .workloads import WORKLOADS, workload
 
+ALL: Final = 1 << 62
 AGAIN_EACH: Final = 2  # of so many disks one loses its power again when it goes on
 RANDOM_A_ROUND: Final = 40  # random fates of what is pending, after each step, in each round behind the first
 ROUNDS_MAX: Final = 1_000
@@ -81,11 +82,15 @@ class Prover:
     def disks(self) -> list[Disk]:
         return list(prefixes(self.trace))
 
-    def prove(self, disk: Disk, number: int, result: Result, stop: int = 1 << 62) -> None:
-        """All that may be found after these steps, until so many are counted; round 0 is the systematic one, the others are random."""
+    def prove(self, disk: Disk, number: int, result: Result, stop: int = ALL) -> None:
+        """All that may be found after these steps, or some of all kinds where no more than `stop` are to be counted.
+
+        Round 0 is the systematic one, the others are random.
+        """
         counted = self.counted(result)
         promised = self.trace.steps[disk.steps].promised if disk.steps < len(self.trace.steps) else len(self.trace.promises) - 1
-        for index, fate in enumerate(self.fates(disk, number)):
+        numbered = enumerate(self.fates(disk, number))
+        for index, fate in numbered if stop == ALL else mixed(numbered, random.Random(disk.steps)):
             if len(counted) >= stop or len(result.violations) >= VIOLATIONS_MAX:
                 return
             tree = tree_of(disk, fate)
@@ -150,6 +155,18 @@ class Prover:
             shutil.rmtree(root)
 
 
+def mixed(numbered: Iterable[tuple[int, Fate]], chance: random.Random) -> Iterator[tuple[int, Fate]]:
+    """Two that lost or kept changes as a whole for each one with a part of a change: those are many more."""
+    whole: list[tuple[int, Fate]] = []
+    torn: list[tuple[int, Fate]] = []
+    for one in numbered:
+        (whole if all(kept is None or kept.stop == WHOLE.stop for kept in one[1]) else torn).append(one)
+    chance.shuffle(whole)
+    chance.shuffle(torn)
+    while whole or torn:
+        yield from (some.pop() for some in (whole, whole, torn) if some)
+
+
 class NestedProver(Prover):
     def counted(self, result: Result) -> set[bytes]:
         return result.nested
@@ -193,7 +210,7 @@ def prove_some(name: str, folder: Path, count: int, nested: int, seed: int) -> R
     return result
 
 
-def _prove_nested(prover: Prover, disks: Sequence[Disk], turn: int, result: Result, stop: int = 1 << 62) -> None:
+def _prove_nested(prover: Prover, disks: Sequence[Disk], turn: int, result: Result, stop: int = ALL) -> None:
     """The recovery on one of these disks. Each second time it is a process that died, not the machine."""
     chance = random.Random(f"{prover.recorded.name} {prover.seed} nested {turn}")
     disk = chance.choice(disks)
@@ -209,7 +226,7 @@ def _prove_nested(prover: Prover, disks: Sequence[Disk], turn: int, result: Resu
     chance.shuffle(states)
     share = 1 + max(0, stop - len(result.nested)) // len(states)
     for state in states:
-        inner.prove(state, 0, result, min(stop, len(result.nested) + share))
+        inner.prove(state, 0, result, stop if stop == ALL else min(stop, len(result.nested) + share))
 
 
 # In many processes
