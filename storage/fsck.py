@@ -220,6 +220,8 @@ class _TopicCheck:
             self._add(DAMAGE, "", f"{lost} messages from offset {self._start} on are missing: their chunks are gone", self._start, lost)
         before: Checked | None = None
         named: set[int] = set()
+        ended: set[int] = set()
+        begun: list[Checked] = []
         for base, following in zip(live, [*live[1:], -1], strict=True):
             around = Around(self._identity.uuid_bytes, following, self._synced_end, self._known, INDEX_EVERY_BYTES, self._now_ns)
             found = ChunkCheck(self._files, self._directory, base, around).run()
@@ -231,8 +233,14 @@ class _TopicCheck:
             report.messages += found.messages
             report.bytes += found.bytes
             named.update(found.adopted)
+            ended.update(found.groups)
+            begun += [found] if found.open_group >= 0 else []
             before = found
         assert before is not None
+        for found in begun:  # with adopted files, the mark lies in the last of those
+            if found.open_group not in ended:
+                text = f"the group from offset {found.open_group} on has no mark; its messages stay, its transaction is not known"
+                self._add(DAMAGE, chunk_name(found.base_offset), text)
         for base in sorted(named - set(live)):
             if base >= live[0]:
                 self._add(DAMAGE, chunk_name(base), "missing: a group names it").needs_recovery = True

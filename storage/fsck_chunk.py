@@ -69,6 +69,10 @@ class Checked:
     end_position: int = 0
     adopted: list[int] = field(default_factory=list)
     """Chunks that its marks name."""
+    groups: list[int] = field(default_factory=list)
+    """First offsets of the groups that its marks end."""
+    open_group: int = -1
+    """First offset of a group at its end whose mark lies in another chunk, if anywhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,10 +175,10 @@ class ChunkCheck:
             self._end, self._good_end, self._time_ns = header.next_offset, stretch.end, header.time_ns
         if bad:
             self._tail(chunk, bad)
+        elif group_at >= 0 and self._around.following < 0:
+            self._add(NOTE, f"the group that begins at {group_at} is not finished; the next start cuts it off", needs=True)
         elif group_at >= 0:
-            last = self._around.following < 0
-            text = f"the group that begins at {group_at} is not finished"
-            self._add(NOTE if last else DAMAGE, text + ("; the next start cuts it off" if last else ""), needs=last)
+            self._found.open_group = self._found.base_offset + self._places[group_at].first_offset
 
     def _check_place(self, header: Header, position: int) -> None:
         base = self._found.base_offset
@@ -197,6 +201,7 @@ class ChunkCheck:
             self._add(DAMAGE, f"the mark at {position} is not that of the group before it")
             return
         self._found.adopted += [adopted.base_offset for adopted in mark.adopted]
+        self._found.groups.append(mark.first_offset)
 
     def _before(self, bad: list[Stretch], header: Header) -> None:
         """Bad stretches in a row, with a good block behind them."""
@@ -223,7 +228,8 @@ class ChunkCheck:
     def _known(self, start: int, end: int) -> Bad | None:
         """What was set aside of that, if it is all of it: what lies behind may have rotted since."""
         known = self._around.known.get((self._found.base_offset, start))
-        return known if known is not None and known.position + known.bytes >= end else None
+        kept = 0 if known is None else known.bytes + -known.bytes % ALIGNMENT  # a footer was written behind a cut end, at the next border
+        return known if start + kept >= end else None
 
     def _keep(self, bad: Bad) -> str:
         kept = keep_bytes(self._files, self._folder, bad, self._around.now_ns)
@@ -269,21 +275,31 @@ class ChunkCheck:
         if footer[0] < self._end or footer[1] < self._time_ns:
             self._add(DAMAGE, f"its footer says that it ends at offset {chunk.end_offset}; its last block ends at {found.end_offset}")
         elif footer[0] > self._end:
-            count = footer[0] - self._end
-            self._add(DAMAGE, f"its footer says that it ends at offset {chunk.end_offset}: blocks are missing", found.end_offset, count)
+            self._missing(chunk.end_offset)
         found.end_offset = max(found.end_offset, chunk.end_offset)
+
+    def _missing(self, end_offset: int) -> None:
+        """Blocks before the footer are not there at all: cut out, or cut off before it was written."""
+        base, first = self._found.base_offset, self._found.end_offset
+        text = f"its footer says that it ends at offset {end_offset}: blocks are missing"
+        for known in self._around.known.values():
+            if known.base_offset == base and known.first_offset <= first and known.hole.next_offset >= end_offset:
+                self._add(NOTE, f"{text}: known, and noted in {known.name}", first, end_offset - first)
+                return
+        lost = Bad(base, self._good_end, 0, first, end_offset - first, "blocks before its footer are missing")
+        self._add(DAMAGE, text, first, lost.count, repair=lambda: self._keep(lost))
 
     def _mend_footer(self, chunk: Chunk) -> str:
         base, size = self._found.base_offset, self._found.bytes
         said = ""
-        position = size + -size % ALIGNMENT
+        position = max(size + -size % ALIGNMENT, CHUNK_HEADER_BYTES)
         if self._bad_footer:
             bad = Bad(base, self._good_end, FOOTER_BYTES, base + self._end, 0, "a footer that could not be read", CUT_OFF)
             said = f" (what stood there is kept in {bad.name})"
             keep_bytes(self._files, self._folder, bad, self._around.now_ns)
             position = self._good_end
         footer = ChunkFooter(max(self._end, self._around.following - base), self._time_ns, position)
-        self._write(bytes(max(0, position - size)) + encode_footer(footer, chunk.header.seed, chunk.header), min(position, size))
+        self._write(encode_footer(footer, chunk.header.seed, chunk.header), position)
         return f"a footer written at {position}{said}"
 
     # Index

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from zsq.storage.damage import bad_heads
-from zsq.storage.errors import Damaged
-from zsq.storage.faulty_files import keep_none
 from zsq.storage.files import Files
 from zsq.storage.fsck import TopicReport, check_topic
 from zsq.storage.fsck_chunk import DAMAGE, NOTE
@@ -77,4 +75,34 @@ def test_what_rots_behind_a_known_damage_is_found_by_fsck(topic: Desk) -> None:
     topic.open()
     assert topic.check(lost_max=2) == [0, 3, 4, 5, 6, 7]
     assert topic.damage == [], "known from the start on"
+    topic.abandon()
+
+
+def test_a_group_of_appended_and_adopted_parts_is_sound(group_desk: Desk) -> None:
+    """Its blocks lie at the end of one chunk, and its mark in another one."""
+    group_desk.publish()
+    a, b = group_desk.stage("a", 1, blocks=1, count=1, size=1), group_desk.stage("b", 1, blocks=5)
+    group_desk.seal(a, b)
+    group_desk.commit(1, a, b)
+    group_desk.publish()
+    group_desk.sync()
+    assert len(group_desk.log.chunks) == 3
+    group_desk.abandon_cleanly()
+    assert look(group_desk).findings == []
+    mark = group_desk.chunk_path(4)
+    group_desk.flip(mark, mark.read_bytes().index(b"version") * 8)
+    assert any("has no mark" in finding.text for finding in look(group_desk).damaged)
+
+
+@pytest.mark.parametrize("size", [70, 81, 124, 130, 160])
+def test_a_chunk_cut_within_its_header_is_mended_at_once(topic: Desk, size: int) -> None:
+    topic.replace(topic.chunk_path(0), topic.chunk_path(0).read_bytes()[:size])
+    report = look(topic, repair=True)
+    assert report.findings
+    assert not report.damaged
+    assert not look(topic).damaged
+    topic.open()
+    assert topic.check(lost_max=5) == [5, 6, 7]
+    assert topic.damage == [], "known from the start on"
+    assert topic.log.holes == ((0, 5),)
     topic.abandon()
