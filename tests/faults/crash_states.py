@@ -20,6 +20,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -35,6 +36,7 @@ from .states import WHOLE, Disk, Fate, Tree, continued, digest, fates, lay_down,
 from .subject import Recorded, recorder
 from .workloads import WORKLOADS, workload
 
+NOW: Final = "now-"
 ALL: Final = 1 << 62
 AGAIN_EACH: Final = 2  # of so many disks one loses its power again when it goes on
 RANDOM_A_ROUND: Final = 40  # random fates of what is pending, after each step, in each round behind the first
@@ -101,10 +103,15 @@ class Prover:
             counted.add(found)
             result.checks += 1
             where = f"{self.recorded.name}/{disk.steps}/{index}" + (f"/{number}" if number else "")
+            self._note(where)
             try:
                 self.check(tree, disk.steps, again=found[0] % AGAIN_EACH == 0)
             except Exception:
                 result.violations.append((where, traceback.format_exc()))
+
+    def _note(self, where: str) -> None:
+        """For whoever finds this process dead: LMDB may die of a page that is not there (SIGBUS)."""
+        (self.folder / f"{NOW}{os.getpid()}").write_text(where)
 
     def fates(self, disk: Disk, number: int) -> Iterator[Fate]:
         chance = random.Random(f"{self.recorded.name} {disk.steps} {self.seed} {number}")
@@ -282,6 +289,17 @@ def prove_all(count: int, nested: int, seed: int, jobs: int, names: Sequence[str
             _PROVERS[name] = (prover, prover.disks())
             print(f"{name}: {len(prover.trace.steps)} steps, {len(prover.trace.promises)} sets of promises", flush=True)
 
+        try:
+            _prove_rounds(progress, count, nested, jobs, names)
+        except BrokenProcessPool:
+            where = [path.read_text() for path in folder.glob(f"{NOW}*")]
+            progress.total.violations += [(one, "a process died, of this or of what another one looked at") for one in where]
+    return progress.total
+
+
+def _prove_rounds(progress: Progress, count: int, nested: int, jobs: int, names: Sequence[str]) -> None:
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
+
         def parts(number: int) -> list[Future[Result]]:
             return [
                 pool.submit(_prove_part, name, range(at, min(at + 8, len(_PROVERS[name][1]))), number)
@@ -289,17 +307,15 @@ def prove_all(count: int, nested: int, seed: int, jobs: int, names: Sequence[str
                 for at in range(0, len(_PROVERS[name][1]), 8)
             ]
 
-        with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
-            if progress.take(parts(0), lambda total: False):
-                return progress.total
-            for turn in range(0, ROUNDS_MAX, 4):
-                turns = [pool.submit(_prove_turns, name, range(turn, turn + 4)) for name in names] if nested else []
-                if progress.take(turns, lambda total: len(total.nested) >= nested):
-                    break
-            for number in range(1, ROUNDS_MAX):
-                if progress.take(parts(number), lambda total: len(total.disks) >= count):
-                    break
-    return progress.total
+        if progress.take(parts(0), lambda total: False):
+            return
+        for turn in range(0, ROUNDS_MAX, 4):
+            turns = [pool.submit(_prove_turns, name, range(turn, turn + 4)) for name in names] if nested else []
+            if progress.take(turns, lambda total: len(total.nested) >= nested):
+                break
+        for number in range(1, ROUNDS_MAX):
+            if progress.take(parts(number), lambda total: len(total.disks) >= count):
+                break
 
 
 def replay(where: str, seed: int) -> int:

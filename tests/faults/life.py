@@ -214,14 +214,17 @@ class Life(Desk):
         for sequence, offset in mine.recent if mine is not None else ():
             assert self.offsets.get(sequence, offset) == offset, f"block {sequence} sent again would be answered with another offset"
         now = facts_of(table, self.store)
-        allowed = self.facts[self.commits : self.commits + 2]
-        assert now in allowed, f"the state is neither {' nor '.join(map(repr, allowed))} but {now!r}"
+        self.check_facts(now, self.facts[self.commits : self.commits + 2])
         bases = self.log.chunks
         assert bases[0] <= now["start"], "chunks are gone that were not given up"
         assert len(bases) < 2 or bases[1] > now["start"], "removed chunks are there again"
         if self.put or self.perhaps or self.gone or self.store.delayed is not None:
             self._check_delayed()
         return found
+
+    def check_facts(self, now: Facts, allowed: list[Facts]) -> None:
+        """`allowed`: after the last commit that was confirmed, and after the one that was under way, if there was one."""
+        assert now in allowed, f"the state is neither {' nor '.join(map(repr, allowed))} but {now!r}"
 
     def _check_delayed(self) -> None:
         assert self.store is not None

@@ -15,6 +15,7 @@ from zsq.storage.log_format import chunk_name, index_name
 from zsq.storage.state import StateBatch
 from zsq.storage.store import StoreOptions
 
+from .damaged_life import DamagedLife
 from .life import Life
 from .queue_life import QueueWork, queue
 from .registry_life import RegistryWork, registry
@@ -30,9 +31,10 @@ class TopicWork:
     work: Callable[[Life], None]
     options: StoreOptions = SMALL
     before: Callable[[Life], None] = lambda life: None
+    kind: type[Life] = Life
 
     def record(self, name: str, root: Path) -> Recorded:
-        life = Life(root, self.options)
+        life = self.kind(root, self.options)
         life.open()
         self.before(life)
         if life.store is not None:
@@ -42,7 +44,7 @@ class TopicWork:
             trace.recovered = len(trace.steps)
             self.work(life)
         life.abandon()
-        return Recorded(name, trace, lambda files, promise: Life.revived(files, promise, self.options))
+        return Recorded(name, trace, lambda files, promise: self.kind.revived(files, promise, self.options))
 
 
 def publishes(life: Life) -> None:
@@ -53,6 +55,10 @@ def publishes(life: Life) -> None:
             life.sync()
         if turn % 4 == 3:
             life.checkpoint()
+    life.publish(blocks=3)
+    life.publish(blocks=3)
+    life.publish(blocks=3)
+    life.sync()
     life.publish()
 
 
@@ -330,6 +336,9 @@ WORKLOADS: Final[dict[str, Workload]] = {
     "deferred": TopicWork(deferred),
     "interleaved": TopicWork(interleaved),
     "full": TopicWork(full),
+    "channels-damaged": TopicWork(channels, kind=DamagedLife),
+    "groups-damaged": TopicWork(groups, GROUPS, kind=DamagedLife),
+    "retention-damaged": TopicWork(retention, kind=DamagedLife),
     "rebuild": TopicWork(goes_on, before=without_its_state),
     "repair": TopicWork(repaired, before=without_a_footer),
     "bad-block": TopicWork(repaired, before=with_a_bad_block),

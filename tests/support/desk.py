@@ -286,7 +286,7 @@ class Desk:
         bases = self.log.chunks
         known = {chunk_name(base) for base in bases} | {index_name(base) for base in bases}
         known |= {"topic", "lock", "state", "state.snapshot", "state.snapshot.tmp", "state.starts", STAGING_NAME}
-        names = {name for name in self.files.list(self.directory) if not name.endswith(".bad")}
+        names = {name for name in self.files.list(self.directory) if not name.endswith((".bad", ".bad-1"))}
         assert names <= known, f"left over: {names - known}"
         assert {chunk_name(base) for base in bases} <= names
         if STAGING_NAME in names:
