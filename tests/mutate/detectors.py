@@ -195,7 +195,8 @@ def clamp(node: ast.AST, parents: Parents) -> str | None:
         if node.keywords or _at_import(node, parents):
             return None
         limits = [limit_of(one) for one in node.args]
-        if sum(map(bool, limits)) == 1:
+        value = node.args[1] if limits[0] else node.args[0]
+        if sum(map(bool, limits)) == 1 and not isinstance(value, ast.Constant):  # `max(1, X_MAX // 20)` bounds nothing that comes in
             return "unbounded"
     return None
 

@@ -77,6 +77,7 @@ def test_a_detector_finds_what_it_is_for(kind: str, how: str, code: str) -> None
         "if lease is not None:\n    pass",
         "text = f'{size > BYTES_MAX}'",
         "size = min(size, other)",
+        "step = max(1, COUNT_MAX // 20)",
         "if size > 3:\n    return",
         "found = [path for path in paths if path]",
     ],
