@@ -102,7 +102,7 @@ def stranger_says(
     elif dice < 8:
         control = encode(typed_word(mutator, mutator.one(list(WORDS))))
     else:
-        control = word_frame(mutator)
+        control = word_frame(mutator, [word.op for word in allowed])
     frames: tuple[bytes, ...] = ()
     while mutator.chance(3):
         frames += block_frames(mutator)

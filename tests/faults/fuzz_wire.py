@@ -70,14 +70,15 @@ def typed_word(mutator: Mutator, op: int) -> Wire:
     return WORDS[op](*fields)
 
 
-def word_frame(mutator: Mutator) -> bytes:
-    """A control frame, nearly: its bytes changed, or its fields."""
+def word_frame(mutator: Mutator, ops: Sequence[int] = tuple(USUAL)) -> bytes:
+    """A control frame of one of these words, nearly: its bytes changed, or its fields."""
+    op = mutator.one(ops)
     if mutator.chance(2):
-        return mutator.bytes_like(FRAMES)
-    op = mutator.one(list(USUAL))
+        return mutator.bytes_like([codec.encode(WORDS[op](*USUAL[op])), mutator.one(FRAMES)])
     fields = [mutator.like(value) for value in USUAL[op]]
-    if mutator.chance(20):
-        return deep_frame(bytes([0x91 + len(fields), op]), mutator.one((20, 31, 32, 33, 100, 500, 1_000, 1_020, 1_022, 1_023, 5_000)))
+    if mutator.chance(10):
+        levels = mutator.one((20, 31, 32, 33, 100, 500, 1_000, 1_020, 1_022, 1_023, 5_000))
+        return deep_frame(op, max(1, len(fields)), levels, mutator.below(max(1, len(fields))))
     with contextlib.suppress(ValueError):
         return bytes(msgpack.packb((op, *fields)))
     return FRAMES[0]
@@ -259,7 +260,7 @@ def packed_headers(mutator: Mutator) -> bytes:
         return mutator.bytes_like(HEADERS)
     with contextlib.suppress(ValueError):
         return bytes(msgpack.packb(mutator.like({"a": 1, "zsq-channel": "c", "b": b"x", "zsq-dead-error": "e"})))
-    return deep_frame(b"\x81\xa1a", mutator.below(1_030))
+    return b"\x81\xa1a" + b"\x91" * mutator.below(1_030) + b"\x80"
 
 
 def _headers(mutator: Mutator) -> tuple[Make, Run]:

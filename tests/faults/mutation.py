@@ -6,7 +6,6 @@ byte and proves little; so an input begins as a good one, and most changes are s
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, Final
@@ -198,10 +197,7 @@ class Mutator:
         return value if self.chance(2) else self.leaf()
 
 
-def deep_frame(head: bytes, levels: int) -> bytes:
-    """msgpack: `levels` arrays one in the other."""
-    return head + b"\x91" * levels + b"\x80"
-
-
-def u32_at(data: bytearray, at: int, value: int) -> None:
-    struct.pack_into("<I", data, at, value & 0xFFFF_FFFF)
+def deep_frame(op: int, fields: int, levels: int, at: int = 0) -> bytes:
+    """The frame of a word with so many fields, one of which is nested so far."""
+    deep = b"\x91" * levels + b"\x80"
+    return bytes([0x91 + fields, op]) + b"\x05" * at + deep + b"\x05" * (fields - at - 1)

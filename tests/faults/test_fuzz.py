@@ -12,7 +12,7 @@ from faults.fuzz_targets import TARGETS
 from faults.fuzzing import BATCH, MEMORY_MAX, Make, Run, Target, plan, run_batch
 from faults.mutation import Mutator
 
-INPUTS = 100_000
+INPUTS = 300_000
 SEED = 6
 
 
@@ -46,6 +46,7 @@ FOUND: list[tuple[str, Any]] = [
     ("places", b'{"version": ' + b"[" * 5_000),
     ("words", b"\x91" * 1_010 + b"\x80"),
     ("words", b"\x94\x0a\x01\x02" + b"\x91" * 1_015 + b"\x80"),
+    ("words", b"\x92\x34" + b"\x91" * 1_020 + b"\x80"),
     ("headers", b"\x82\xc4\x01x\x01\xa1a\x02"),
     ("nsq-files", b'{"topics":' + b"[" * 5_000),
     *(

@@ -6,7 +6,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -15,7 +15,7 @@ import pytest
 import zmq
 from faults.fuzz_port import by_name, stranger_says
 from faults.fuzz_wire import message_frames, typed_word
-from faults.mutation import Mutator
+from faults.mutation import Mutator, deep_frame
 from support.broker import Broker, wait_for
 from support.memory import Peak
 
@@ -114,16 +114,16 @@ class Stranger:
             assert isinstance(word, p.Done)
             self.found = word.data | {"supervisor": f"{broker.ipc}/supervisor"}
             asking.close(linger=0)
-        self.links: dict[str, zmq.Socket[Any]] = {}
+        self.links: dict[str, Any] = {}
 
-    def _dial(self, endpoint: str, kind: int = zmq.DEALER) -> zmq.Socket[Any]:
+    def _dial(self, endpoint: str, kind: int = zmq.DEALER) -> Any:
         made = self.context.socket(kind)
         made.setsockopt(zmq.LINGER, 0)
         made.setsockopt(zmq.SNDTIMEO, 10_000)
         made.connect(endpoint)
         return made
 
-    def link(self, kind: str) -> zmq.Socket[Any]:
+    def link(self, kind: str) -> Any:
         if kind not in self.links or self.mutator.chance(50):
             if kind in self.links:
                 self.links.pop(kind).close(linger=0)
@@ -133,6 +133,14 @@ class Stranger:
                 assert made.poll(30_000), f"no answer to Open {kind}"
                 made.recv_multipart()
         return self.links[kind]
+
+    def say_deep(self, kind: str) -> None:
+        """Each word of it, nested as far as msgpack goes: it ended whoever looked at it."""
+        words: tuple[type[p.Wire], ...] = (*WORDS[kind], p.Open)
+        for word in words:
+            count = max(1, len(fields(word)))
+            for at in range(count):
+                self.link(kind).send_multipart([b"", deep_frame(word.op, count, 1_020, at)])
 
     def say(self, kind: str) -> None:
         """A message of that kind of link; what is answered is read, or not."""
@@ -148,7 +156,8 @@ class Stranger:
         if mutator.chance(10):
             parts = message_frames(mutator)
         else:
-            control, frames = stranger_says(mutator, WORDS[kind], known)
+            words: Sequence[type[p.Wire]] = WORDS[kind] if self.direct else (p.Open, *WORDS[kind])
+            control, frames = stranger_says(mutator, words, known)
             parts = (b"", self._tamed(control), *frames)
         if parts:
             link.send_multipart(parts)
@@ -210,6 +219,8 @@ def test_links_that_say_anything_disturb_nobody(broker: Broker, neighbour: Neigh
             stranger.link(kind)
         before = {actor["name"]: actor["pid"] for actor in broker.actors()}
         peak = Peak(before.values())
+        for kind in WORDS:
+            stranger.say_deep(kind)
         for _ in range(MESSAGES // 2):
             kind = stranger.mutator.one((*WORDS, "push"))
             if kind == "push":
