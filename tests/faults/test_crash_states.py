@@ -9,7 +9,7 @@ import pytest
 from .crash_states import prove_some, work_folder
 from .workloads import WORKLOADS
 
-SHARE: Final = (290, 30)  # disks after a power cut, and after a crash in recovery
+SHARE: Final = (235, 25)  # disks after a power cut, and after a crash in recovery
 SHARES: Final = {name: {"queue": (160, 10), "queue-4": (140, 20)}.get(name, SHARE) for name in WORKLOADS}
 
 

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
+from unittest import mock
 
 from support.desk import GROUPS, IDENTITY, SMALL
 
+from zsq.storage import delayed as delayed_store
 from zsq.storage.fsck import check_topic
 from zsq.storage.log_format import chunk_name, index_name
 from zsq.storage.state import StateBatch
@@ -203,6 +205,17 @@ def interleaved(life: Life) -> None:
     life.checkpoint()
 
 
+def shrunk(life: Life) -> None:
+    """The environment of delayed messages is replaced by a copy of itself."""
+    keys = life.publish_delayed(10, 20, 30)
+    life.move(10)
+    with mock.patch.object(delayed_store, "SHRINK_ABOVE_BYTES", 0):
+        assert life.delayed.shrink(life.files)
+    life.publish_delayed(40)
+    life.cancel(keys[1])
+    life.move(30)
+
+
 def full(life: Life) -> None:
     """The disk is full now and then: what was refused is cut back."""
     life.publish(blocks=2)
@@ -335,6 +348,7 @@ WORKLOADS: Final[dict[str, Workload]] = {
     "lagging": TopicWork(lagging, GROUPS),
     "deferred": TopicWork(deferred),
     "interleaved": TopicWork(interleaved),
+    "shrunk": TopicWork(shrunk),
     "full": TopicWork(full),
     "channels-damaged": TopicWork(channels, kind=DamagedLife),
     "groups-damaged": TopicWork(groups, GROUPS, kind=DamagedLife),
