@@ -41,7 +41,7 @@ def draw(seed: int) -> Scenario:
             dice.randrange(3, 14),
             dice.choice((0.0, 0.0, 0.3)),
             linger=dice.random() < 0.2,
-            pause_ms=dice.choice((2, 5, 40, 200)),
+            pause_ms=dice.choice((0, 2, 5, 40, 200)),
             ahead=dice.choice((0, 3, 10)),
         )
         for topic in topics

@@ -121,7 +121,8 @@ class Crew:
             self._publish(producer, plan, name, dice, out)
             while len(out) > plan.ahead:
                 self._acknowledge(name, *out.popleft())
-            self.world.pause(MS, plan.pause_ms * MS)
+            if plan.pause_ms:
+                self.world.pause(MS, plan.pause_ms * MS)
         for numbers, receipt in out:
             self._acknowledge(name, numbers, receipt)
         try:
