@@ -16,6 +16,7 @@ import json
 import os
 import resource
 import select
+import shutil
 import signal
 import sys
 import tempfile
@@ -144,9 +145,11 @@ def _since(begin_s: float) -> float:
 def _run(session: pytest.Session, items: dict[str, pytest.Item], tests: list[tuple[str, float]], number: int) -> tuple[str, str, str, int]:
     """(the test that failed or hung, at what, how it failed, how many passed before) with switch `number` off, in a fork."""
     reading, writing = os.pipe()
+    folder = tempfile.mkdtemp(prefix="mutate-")
     pid = os.fork()
     if not pid:
         os.close(reading)
+        os.environ["TMPDIR"] = tempfile.tempdir = folder
         _child(session, [items[name] for name, _ in tests], number, writing)
     os.close(writing)
     limits = dict(tests)
@@ -179,6 +182,7 @@ def _run(session: pytest.Session, items: dict[str, pytest.Item], tests: list[tup
     if not outcome[0] and running:
         outcome = (running, "death", f"the process ended by {code}")
     _end_all()
+    shutil.rmtree(folder, ignore_errors=True)
     return (*outcome, passed)
 
 
@@ -192,7 +196,6 @@ def _child(session: pytest.Session, items: list[pytest.Item], number: int, writi
         switches = switch()
         switches.active, switches.in_pytest = number, True
         os.environ["ZSQ_SWITCH_OFF"] = str(number)
-        os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="mutate-")
         resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY_BYTES_MAX, _MEMORY_BYTES_MAX))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         failed = session.config.stash[_FAILED]
