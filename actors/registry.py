@@ -11,14 +11,14 @@ answered, and a person should see that a disk loses bytes.
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import logging
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from ..storage.errors import ForeignDirectory, ShortWrite
+from ..storage.errors import ForeignDirectory, is_full
 from ..storage.files import Files
 from ..transport.errors import E_DISK_FULL, E_INTERNAL, Refused
 from ..transport.names import is_ephemeral
@@ -44,6 +44,10 @@ class Registry:
         self._data_dir = data_dir
         self._path = str(data_dir / REGISTRY_NAME)
         self._written = b""
+        self._doubtful = False
+        """What the file says is not known: `_written`, or a change that was refused."""
+        self._going: dict[str, TopicRow] = {}
+        """Deleted topics whose files the disk has not let go yet: in the file still, so that no start forgets them."""
         self.memory = MemoryRoot(files, data_dir)
         self.take(Content(uuid.uuid4().hex, node_id))
 
@@ -118,36 +122,51 @@ class Registry:
         return [f"the damaged one is kept as {name}" for name in aside]
 
     def save(self) -> None:
-        """Durable when it returns: new file, synced, renamed over the old, directory synced. `Refused` where the disk does not take it."""
+        """Durable when it returns: new file, synced, renamed over the old, directory synced. `Refused` where the disk does not take it:
+        then what was there before is there again. Were it not, a deletion that was refused would be carried out by the next start."""
         try:
             self._write()
         except OSError as error:
-            code = E_DISK_FULL if isinstance(error, ShortWrite) or error.errno in (errno.ENOSPC, errno.EDQUOT) else E_INTERNAL
-            raise Refused(code, f"the registry cannot be written: {error.strerror or error}; nothing was changed") from None
+            if self._doubtful:
+                self.settle()
+            if self._doubtful:
+                text = "whether that counts after a restart is not known until it can be written again"
+                raise Refused(E_INTERNAL, f"the registry cannot be written: {error.strerror or error}; {text}") from None
+            raise _refused(error, "the registry cannot be written") from None
+
+    def settle(self) -> None:
+        """Where a change failed at its very end: the content before it takes its place, as soon as the disk lets it."""
+        if self._doubtful and self._written:
+            with contextlib.suppress(OSError):
+                self._replace(self._path, self._written)
+                self._files.sync_folder(str(self._data_dir))
+                self._doubtful = False
 
     def _write(self) -> None:
         """One sync of the directory for both renames: whichever of them a crash leaves, each file is a whole one."""
-        topics = {name: row for name, row in self.topics.items() if not row.in_memory}
+        topics = self._going | {name: row for name, row in self.topics.items() if not row.in_memory}
         data = encode(Content(self.uuid, self.node, self.next_number, topics, self.ended, self.imports))
-        if data == self._written:
+        if data == self._written and not self._doubtful:
             return  # what changed is in memory only
         if self._written:
             self._replace(str(self._data_dir / OLD_NAME), self._written)
         self._replace(self._path, data)
         self._files.sync_folder(str(self._data_dir))
-        self._written = data
+        self._written, self._doubtful = data, False
 
     def _replace(self, path: str, data: bytes) -> None:
         temporary = path + ".tmp"
         if self._files.exists(temporary):
             self._files.remove(temporary)
         self._files.write_file(temporary, data)
+        self._doubtful = self._doubtful or path == self._path
         self._files.rename(temporary, path)
 
     def add(self, name: str, sync: str, retention: Mapping[str, Any] | None = None) -> TopicRow:
         if is_ephemeral(name):
             row = self.topics[name] = TopicRow(0, uuid.uuid4().hex, "never", 0, retention=dict(retention or {}))
             return row
+        self._finish(name)
         row = TopicRow(self.next_number, uuid.uuid4().hex, sync, self.ended.get(name, 0), retention=dict(retention or {}))
         self.next_number += 1
         self.topics[name] = row
@@ -192,20 +211,36 @@ class Registry:
     def remove(self, name: str) -> None:
         """The topic's files go to the trash by one rename; then the row goes. What the disk refuses is finished at the next start."""
         row = self.topics.pop(name)
-        folder = self.folder(row)
         try:
             if row.in_memory:
-                if self._files.exists(folder):
+                if self._files.exists(folder := self.folder(row)):
                     self._files.remove_tree(folder)
                 return
-            if self._files.exists(folder):
-                self._files.rename(folder, str(self._data_dir / "trash" / f"{row.number:06d}-{row.uuid}"))
-                self._files.sync_folder(str(self._data_dir / "trash"))
-                self._files.sync_folder(str(self._data_dir / "topics"))
-            self.save()
+            self._going[name] = row
+            self._finish(name)
             self.empty_trash()
         except (OSError, Refused) as error:
             log.error("topic %s is deleted, its files not yet: %s", name, error)
+
+    def _finish(self, name: str) -> None:
+        """A deleted topic of that name leaves the place. `Refused`."""
+        row = self._going.get(name)
+        if row is None:
+            return
+        folder = self.folder(row)
+        try:
+            if self._files.exists(folder):
+                self._files.rename(folder, str(self._data_dir / "trash" / f"{row.number:06d}-{row.uuid}"))
+            self._files.sync_folder(str(self._data_dir / "trash"))
+            self._files.sync_folder(str(self._data_dir / "topics"))
+        except OSError as error:
+            raise _refused(error, f"the files of the deleted topic {name!r} cannot be moved away") from None
+        del self._going[name]
+        try:
+            self.save()
+        except Refused:
+            self._going[name] = row
+            raise
 
     def empty_trash(self) -> None:
         trash = self._data_dir / "trash"
@@ -227,6 +262,10 @@ class Registry:
         if row.in_memory:
             return self.memory.folder(row.uuid)
         return str(self._data_dir / "topics" / f"{row.number:06d}")
+
+
+def _refused(error: OSError, what: str) -> Refused:
+    return Refused(E_DISK_FULL if is_full(error) else E_INTERNAL, f"{what}: {error.strerror or error}; nothing was changed")
 
 
 __all__ = ["OLD_NAME", "REGISTRY_NAME", "Content", "Registry", "RegistryDamaged", "TopicRow"]

@@ -181,7 +181,7 @@ class Supervisor:
         self.management.tick(time.monotonic_ns())
         self.alarms.tick(time.monotonic_ns())
         self._kill_late()
-        self._give_memory_back(time.monotonic_ns())
+        self._now_and_then(time.monotonic_ns())
         self._starts_until_ns, self._more_to_start = time.monotonic_ns() + options.STARTS_TURN_MS * 1_000_000, False
         for group in list(self.groups.values()):
             self.guarded(group, group.tick)
@@ -296,10 +296,11 @@ class Supervisor:
                 log.error("%s did not start within %g s: killed", child.spec.title, options.START_TIMEOUT_S)
                 self.table.kill(child)
 
-    def _give_memory_back(self, now: int) -> None:
+    def _now_and_then(self, now: int) -> None:
         if now - self._memory_ns < options.MEMORY_LOOK_MS * 1_000_000:
             return
         self._memory_ns = now
+        self.registry.settle()
         large = self.changes >= options.LARGE_CHANGE
         if large:
             self.changes = 0

@@ -170,6 +170,57 @@ def test_a_full_disk_refuses_and_changes_nothing(tmp_path: Path) -> None:
     assert list(again.topics) == ["old"], "what the disk did not take is finished at the next start"
 
 
+class _FailingSync(Files):
+    """The sync of a folder fails as often as is said."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = 0
+
+    def sync_folder(self, path: str) -> None:
+        if self.left:
+            self.left -= 1
+            raise OSError(errno.EIO, "by plan")
+        super().sync_folder(path)
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_a_deletion_that_was_refused_is_not_carried_out_by_the_next_start(tmp_path: Path, failing: int) -> None:
+    """Its row was renamed into place, and the sync of the name failed: what publishers were told since would go with the topic."""
+    files = _FailingSync()
+    registry = Registry(files, tmp_path, 3)
+    registry.open()
+    registry.add("clicks", "always")
+    registry.set_state("clicks", "live")
+    files.left = failing
+    with pytest.raises(Refused, match="not known" if failing > 1 else "nothing was changed"):
+        registry.set_state("clicks", "deleting", 7)
+    registry.settle()
+    assert (opened(tmp_path).topics, opened(tmp_path).ended) == (registry.topics, {})
+    assert registry.topics["clicks"].state == "live"
+    registry.set_state("clicks", "deleting", 7)
+    assert opened(tmp_path).ended == {"clicks": 7}
+
+
+def test_files_that_cannot_go_yet_are_not_forgotten(tmp_path: Path) -> None:
+    """However often the registry is written meanwhile; and a topic of that name is made once they can."""
+    files = _FailingSync()
+    registry = Registry(files, tmp_path, 3)
+    registry.open()
+    row = registry.add("clicks", "always")
+    Path(registry.folder(row)).mkdir()
+    registry.set_state("clicks", "deleting", 7)
+    files.left = 1
+    registry.remove("clicks")
+    registry.add("views", "always")
+    assert (list(registry.topics), set(opened(tmp_path).topics)) == (["views"], {"clicks", "views"})
+    files.left = 1
+    with pytest.raises(Refused):
+        registry.add("clicks", "always")
+    assert registry.add("clicks", "always").base_offset == 7
+    assert opened(tmp_path).topics == registry.topics
+
+
 def test_what_a_topic_keeps_is_kept(tmp_path: Path) -> None:
     registry = opened(tmp_path)
     registry.add("clicks", "always", {"keep_s": 60})
