@@ -48,7 +48,7 @@ from .disk_queue_format import BAD_SUFFIX, LENGTH_BYTES, NSQ_HEAD_BYTES, Meta
 from .disk_queue_reader import RecordReader
 from .disk_queue_recovery import Place, count_records, recover, write_meta
 from .disk_queue_writer import RecordWriter
-from .errors import DiskFull, ForeignDirectory, StoreFailed, is_full
+from .errors import DiskFull, ForeignDirectory, StoreFailed, Unreadable, is_full
 from .files import Files
 
 FILE_BYTES_MAX: Final = 100 * 1024 * 1024  # NSQ's --max-bytes-per-file
@@ -81,18 +81,18 @@ class DiskQueue:
         self._first_operation = 0.0
         self._closed = ""
         self._lock = OwnLock()
-        if not self._files.exists(self._place.folder):
-            raise ForeignDirectory(f"{self._place.folder} does not exist; it is not made, for it may be a mount that is missing")
-        self._held = FOLDERS.take(self._files, self._place.folder, name)
         try:
-            self._meta, self.report = recover(self._place)
+            if not self._files.exists(self._place.folder):
+                raise ForeignDirectory(f"{self._place.folder} does not exist; it is not made, for it may be a mount that is missing")
+            self._held = FOLDERS.take(self._files, self._place.folder, name)
+            try:
+                self._meta, self.report = recover(self._place)
+                self._saved = self._meta if self._files.exists(self._place.meta_path) else None
+            except BaseException:
+                FOLDERS.leave(self._files, self._held, name)
+                raise
         except OSError as error:
-            FOLDERS.leave(self._files, self._held, name)
             raise StoreFailed(f"disk queue {name!r} in {self._place.folder} cannot be opened: {error}") from error
-        except BaseException:
-            FOLDERS.leave(self._files, self._held, name)
-            raise
-        self._saved = self._meta if self._files.exists(self._place.meta_path) else None
         self._ticker = threading.Thread(target=self._tick, name=f"disk queue {name}", daemon=True) if sync_every > 1 else None
         if self._ticker is not None:
             self._ticker.start()
@@ -163,7 +163,8 @@ class DiskQueue:
     # Reading
 
     def get(self, timeout: float = 0.0) -> bytes | None:
-        """The oldest message, which is then no longer in the queue; None if there is none, also not after `timeout` seconds."""
+        """The oldest message, which is then no longer in the queue; None if there is none, also not after `timeout` seconds.
+        `Unreadable`: the system does not let it be read now (too many open files); nothing is lost, and it is there the next time."""
         with self._lock:
             message = self._wait(timeout)
             if message is None:
@@ -210,7 +211,7 @@ class DiskQueue:
             except FileNotFoundError:
                 message = None
             except OSError as error:
-                raise StoreFailed(f"{self._place.data_path(meta.read_file)} cannot be read now: {error}") from error
+                raise Unreadable(f"{self._place.data_path(meta.read_file)} cannot be read now: {error}") from error
             if message is not None:
                 return message
             self._next_file(bad=True)
@@ -325,9 +326,10 @@ class DiskQueue:
         self._reader.close()
         self._commit(Meta(0, old.write_file + 1, 0, old.write_file + 1, 0))
         self._writer.close()
-        for number in self._place.numbers():
-            if number <= old.write_file:
-                self._remove_read(number)
+        with contextlib.suppress(OSError):  # what is left of them goes at the next opening
+            for number in self._place.numbers():
+                if number <= old.write_file:
+                    self._remove_read(number)
 
     def delete(self) -> None:
         """Remove the queue with its files, and close it. What was set aside as `.bad` stays."""
