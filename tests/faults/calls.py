@@ -33,6 +33,7 @@ from unittest import mock
 
 from faults.call_groups import GroupLife, MergeLife
 from faults.call_lives import ENDINGS, ClosingLife, Life, LogLife
+from faults.call_others import QueueLife, QueueStartLife, RegistryLife
 from faults.call_starts import CheckLife, CreationLife, MixedStartLife, RebuildLife, RepairLife, StartLife
 from faults.call_state import ChannelLife, DelayedLife, RetentionLife
 from faults.failing import HITS, STICKY, WRITES, FailingFiles, Fault
@@ -55,6 +56,9 @@ LIVES: Final[dict[str, type[Life]]] = {
     "creation": CreationLife,
     "check": CheckLife,
     "repair": RepairLife,
+    "queue": QueueLife,
+    "queue-start": QueueStartLife,
+    "registry": RegistryLife,
 }
 MEMORY: Final = Path("/dev/shm")
 PORTION: Final = 100  # cases that a process gets at once
