@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
 from tests.storage.test_removal import fill, remove
 from tests.storage.test_state_rebuild import spoil, state_of, table_of
 from zsq.storage.errors import StoreFailed
