@@ -9,11 +9,13 @@ A disk is counted once, however many ways lead to it; it is checked once for eac
 from __future__ import annotations
 
 import argparse
+import ctypes
 import multiprocessing
 import os
 import platform
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -36,6 +38,7 @@ from .states import WHOLE, Disk, Fate, Tree, continued, digest, fates, lay_down,
 from .subject import Recorded, recorder
 from .workloads import WORKLOADS, workload
 
+PR_SET_PDEATHSIG: Final = 1
 NOW: Final = "now-"
 ALL: Final = 1 << 62
 AGAIN_EACH: Final = 2  # of so many disks one loses its power again when it goes on
@@ -256,6 +259,13 @@ def _prove_turns(name: str, turns: Sequence[int]) -> Result:
     return result
 
 
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+Futures = list[Future[Result]]
+
+
 class Progress:
     """Adds up what the processes found, and says it now and then."""
 
@@ -298,24 +308,33 @@ def prove_all(count: int, nested: int, seed: int, jobs: int, names: Sequence[str
 
 
 def _prove_rounds(progress: Progress, count: int, nested: int, jobs: int, names: Sequence[str]) -> None:
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork"), _die_with_parent) as pool:
 
-        def parts(number: int) -> list[Future[Result]]:
+        def parts(number: int) -> Futures:
             return [
                 pool.submit(_prove_part, name, range(at, min(at + 8, len(_PROVERS[name][1]))), number)
                 for name in names
                 for at in range(0, len(_PROVERS[name][1]), 8)
             ]
 
-        if progress.take(parts(0), lambda total: False):
-            return
-        for turn in range(0, ROUNDS_MAX, 4):
-            turns = [pool.submit(_prove_turns, name, range(turn, turn + 4)) for name in names] if nested else []
-            if progress.take(turns, lambda total: len(total.nested) >= nested):
-                break
-        for number in range(1, ROUNDS_MAX):
-            if progress.take(parts(number), lambda total: len(total.disks) >= count):
-                break
+        try:
+            _rounds(progress, count, nested, parts, lambda turns: [pool.submit(_prove_turns, name, turns) for name in names])
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _rounds(
+    progress: Progress, count: int, nested: int, parts: Callable[[int], Futures], turns: Callable[[Sequence[int]], Futures]
+) -> None:
+    if progress.take(parts(0), lambda total: False):
+        return
+    for turn in range(0, ROUNDS_MAX if nested else 0, 4):
+        if progress.take(turns(range(turn, turn + 4)), lambda total: len(total.nested) >= nested):
+            break
+    for number in range(1, ROUNDS_MAX):
+        if progress.take(parts(number), lambda total: len(total.disks) >= count):
+            break
 
 
 def replay(where: str, seed: int) -> int:
@@ -364,6 +383,7 @@ def main(arguments: list[str]) -> int:
     chosen = parser.parse_args(arguments)
     if chosen.replay:
         return replay(chosen.replay, chosen.seed)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that folders are removed
     began = time.monotonic()
     nested = chosen.count // 10 if chosen.nested is None else chosen.nested
     names = chosen.workload or [*WORKLOADS, *(f"wild-{chosen.seed}-{number}" for number in range(chosen.wild))]
