@@ -32,6 +32,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -39,7 +40,7 @@ from ..transport.block import IN_GROUP
 from .adoption import finish_after_crash
 from .chunk import Chunk, open_chunk
 from .chunk_file import PAGE_BYTES
-from .damage import BAD_FILES_MAX, BAD_KEPT_BYTES_MAX, CUT_OFF, DAMAGED, Bad, keep_bytes
+from .damage import BAD_FILES_MAX, BAD_KEPT_BYTES_MAX, CUT_OFF, DAMAGED, Bad, bad_heads, keep_bytes
 from .errors import Damaged, StoreFailed, Unreadable
 from .files import Files
 from .log import Log, LogOptions
@@ -47,7 +48,6 @@ from .log_format import (
     BAD_SUFFIX,
     CHUNK_HEADER_BYTES,
     chunk_name,
-    parse_bad_name,
     parse_chunk_name,
     unsynced_bytes,
 )
@@ -118,13 +118,19 @@ class _Scan:
     holes: list[Hole] = field(default_factory=list)
     attested: int = 0
     write_back_from: int = -1
-    kept: frozenset[tuple[int, int] | None] = frozenset()
-    """(base, position) of what was set aside at an earlier start."""
+    kept: Mapping[tuple[int, int], Bad] = field(default_factory=dict)
+    """By (base, position): the damage that was set aside at an earlier start."""
+    kept_files: int = 0
     base_offset: int = 0
 
-    def tell(self, position: int, report: RecoveryReport) -> list[str]:
+    def is_kept(self, position: int, size: int, count: int = 0) -> bool:
+        """All of that, and not only what lay there then."""
+        known = self.kept.get((self.base_offset, position))
+        return known is not None and known.bytes >= size and known.count >= count
+
+    def tell(self, position: int, size: int, report: RecoveryReport) -> list[str]:
         """Where to say that something is lost there: what was set aside before was told before."""
-        return report.notes if (self.base_offset, position) in self.kept else report.alarms
+        return report.notes if self.is_kept(position, size) else report.alarms
 
 
 def recover_log(
@@ -144,6 +150,7 @@ def recover_log(
                 text = f"restore them, or move the folder away (from offset {base_offset})"
                 raise Damaged(f"{folder} holds no readable chunk of the topic's log; {text}")
             undo.callback(chunk.close)
+            footer = chunk.sealed
             if chunk.adopted:
                 finish_after_crash(chunk, report.notes, report.alarms, start)
                 bases = _bases(files, folder)
@@ -151,7 +158,7 @@ def recover_log(
                     report.alarms.append(f"{chunk.path}: its footer is damaged")
                     # All the same nothing more is written to it: replay takes an adopted chunk to hold one group and nothing else.
                     chunk.sealed = True
-            scan = _scan(chunk, synced_end, report)
+            scan = _scan(chunk, synced_end, report, columns=not footer)
             _decide(chunk, scan, synced_end, report)
             _write_back(chunk, scan, synced_end, report)
             _note_lost_end(chunk, scan, synced_end, report)
@@ -179,8 +186,9 @@ def _note_lost_end(chunk: Chunk, scan: _Scan, synced_end: int, report: RecoveryR
     lost = Bad(chunk.base_offset, end.position, 0, end.offset, synced_end - end.offset, "the file ends before it", blocks=1)
     scan.holes.append(lost.hole)
     text = f"the log ends at offset {end.offset} but was synced up to {synced_end}: {lost.count} messages are lost"
-    scan.tell(lost.position, report).append(f"{chunk.folder}: {text}")
-    _set_aside(chunk, lost, report)
+    scan.tell(lost.position, 0, report).append(f"{chunk.folder}: {text}")
+    if not scan.is_kept(lost.position, 0) and all(bad.start.position != lost.position for bad in scan.bad):  # else it has its file
+        _set_aside(chunk, lost, report)
     chunk.sealed = True  # what lies behind the end stays for whoever wants to look; the next append begins a chunk
     chunk.end_offset = synced_end
 
@@ -210,7 +218,7 @@ def _open_last(files: Files, folder: str, uuid: bytes, bases: list[int], options
     return None
 
 
-def _scan(chunk: Chunk, synced_end: int, report: RecoveryReport) -> _Scan:
+def _scan(chunk: Chunk, synced_end: int, report: RecoveryReport, *, columns: bool) -> _Scan:
     """Check each block of the last chunk, build its index, note what is bad and what was synced.
 
     From the checkpoint on, if the saved index finds it: what lies before it was synced, and is checked when it is read.
@@ -222,9 +230,11 @@ def _scan(chunk: Chunk, synced_end: int, report: RecoveryReport) -> _Scan:
         end = _End(entry.position, base + entry.offset, base_time_ns + entry.time_ns)
     index = chunk.index
     assert index is not None
-    scan = _Scan(end, kept=frozenset(map(parse_bad_name, chunk.files.list(chunk.folder))), base_offset=base)
+    heads = bad_heads(chunk.files, chunk.folder)
+    kept = {(head.bad.base_offset, head.bad.position): head.bad for head in heads if head.bad.kind == DAMAGED}
+    scan = _Scan(end, kept=kept, kept_files=len(heads), base_offset=base)
     in_bad = in_group = False
-    for stretch in chunk.walk(end.position, columns=not chunk.sealed):
+    for stretch in chunk.walk(end.position, columns=columns):
         header = stretch.header
         report.scanned_bytes += stretch.end - stretch.position
         if not stretch.good or header is None:
@@ -267,7 +277,7 @@ def _decide(chunk: Chunk, scan: _Scan, synced_end: int, report: RecoveryReport) 
         start = bad.start
         if known(start):
             text = f"damage at position {start.position}, offset {start.offset}; stepped over"
-            scan.tell(start.position, report).append(f"{chunk.path}: {text}")
+            scan.tell(start.position, bad.end - start.position, report).append(f"{chunk.path}: {text}")
             continue
         cut = start
         break
@@ -287,7 +297,7 @@ def _decide(chunk: Chunk, scan: _Scan, synced_end: int, report: RecoveryReport) 
         whole = any(bad.start.position >= cut.position and bad.next_offset >= 0 for bad in scan.bad)
         why = "an unfinished write" + (", with whole blocks behind it" if whole else ", or a block that was damaged since")
         kept = Bad(chunk.base_offset, cut.position, size - cut.position, cut.offset, 0, why, CUT_OFF)
-        if whole or len(scan.kept) < BAD_FILES_MAX:
+        if whole or scan.kept_files < BAD_FILES_MAX:
             _set_aside(chunk, kept, report, size if whole else BAD_KEPT_BYTES_MAX)
         report.notes.append(f"{chunk.path}: {size - cut.position} bytes of an unfinished write cut off at {cut.position}")
         report.cut_bytes = size - cut.position
@@ -309,15 +319,14 @@ def _decide(chunk: Chunk, scan: _Scan, synced_end: int, report: RecoveryReport) 
             count = max(following - bad.start.offset, 0)  # 0: a mark, whose group's messages stay
             why = "its checksum does not agree"
             size = bad.end - bad.start.position
-            _set_aside(chunk, Bad(chunk.base_offset, bad.start.position, size, bad.start.offset, count, why, blocks=bad.blocks), report)
+            if not scan.is_kept(bad.start.position, size, count):
+                _set_aside(chunk, Bad(chunk.base_offset, bad.start.position, size, bad.start.offset, count, why, blocks=bad.blocks), report)
 
 
 def _set_aside(chunk: Chunk, bad: Bad, report: RecoveryReport, kept_max: int = BAD_KEPT_BYTES_MAX) -> None:
     """Keep what is about to be cut off, or is damaged. Best effort: a full disk must not keep the topic from starting."""
     path = f"{chunk.folder}/{bad.name}"
     try:
-        if bad.kind == DAMAGED and chunk.files.exists(path):
-            return  # from an earlier start
         kept = keep_bytes(chunk.files, chunk.folder, bad, report.now_ns, kept_max)
         report.notes.append(f"{path}: keeps {kept} bytes that are {bad.kind}: {bad.why}")
     except OSError as error:

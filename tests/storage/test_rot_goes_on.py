@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from zsq.storage.damage import bad_heads
+from zsq.storage.damage import DAMAGED, bad_heads
 from zsq.storage.files import Files
 from zsq.storage.fsck import TopicReport, check_topic
 from zsq.storage.fsck_chunk import DAMAGE, NOTE
-from zsq.storage.log_format import CHUNK_HEADER_BYTES
+from zsq.storage.log_format import CHUNK_HEADER_BYTES, index_name
 from zsq.storage.store import StoreOptions
 
 if TYPE_CHECKING:
@@ -105,4 +105,45 @@ def test_a_chunk_cut_within_its_header_is_mended_at_once(topic: Desk, size: int)
     assert topic.check(lost_max=5) == [5, 6, 7]
     assert topic.damage == [], "known from the start on"
     assert topic.log.holes == ((0, 5),)
+    topic.abandon()
+
+
+def test_rot_where_an_unfinished_write_was_cut_off_is_told_and_kept(topic: Desk) -> None:
+    """The file of what was cut off there has the name that the damage's is to have."""
+    topic.open()
+    topic.publish(count=1, size=1)
+    topic.sent.pop()
+    topic.offsets.pop(8)
+    path = topic.chunk_path(5)
+    topic.abandon()
+    topic.files.reset()
+    topic.replace(path, path.read_bytes()[:-9])
+    assert topic.open().report.cut_bytes
+    topic.publish(count=1, size=1)
+    topic.sync()
+    topic.abandon_cleanly()
+    rot(topic, 5, 3)
+    report = topic.open().report
+    assert any("stepped over" in alarm for alarm in report.alarms)
+    assert report.holes == ((8, 1),)
+    (head,) = bad_heads(Files(), topic.directory)
+    assert (head.bad.kind, head.bad.first_offset, head.bad.count) == (DAMAGED, 8, 1)
+    topic.abandon()
+
+
+def test_rot_next_to_what_is_known_is_told(topic: Desk) -> None:
+    topic.path(index_name(5)).unlink()  # so that recovery looks at the whole chunk
+    rot(topic, 5, 0)
+    assert any("stepped over" in alarm for alarm in topic.open().report.alarms)
+    topic.abandon()
+    assert not topic.open().report.alarms, "once"
+    topic.abandon()
+    rot(topic, 5, 1)
+    report = topic.open().report
+    assert any("stepped over" in alarm for alarm in report.alarms)
+    assert report.holes == ((5, 2),)
+    (head,) = bad_heads(Files(), topic.directory)
+    assert (head.bad.first_offset, head.bad.count) == (5, 2)
+    topic.abandon()
+    assert not topic.open().report.alarms
     topic.abandon()
