@@ -24,6 +24,7 @@ from .log_format import (
     BAD_SUFFIX,
     CHUNK_HEADER_BYTES,
     DELAYED_NAME,
+    FOOTER_BYTES,
     IDENTITY_NAME,
     LOCK_NAME,
     PART_SUFFIX,
@@ -34,6 +35,7 @@ from .log_format import (
     decode_chunk_header,
     parse_bad_name,
     parse_chunk_name,
+    part_name,
 )
 from .snapshot import check_snapshot
 from .state import StateStore
@@ -114,6 +116,8 @@ class _TopicCheck:
         self._report = TopicReport(identity.name, directory)
         self._names = files.list(directory)
         self._known: dict[tuple[int, int], Bad] = {}
+        self._staged: dict[str, tuple[int, int, int]] = {}
+        """Files of sealed stages: where their blocks end, the bytes of their footers, their seeds."""
         self._synced_end = -1
         self._start = identity.base_offset
 
@@ -176,6 +180,9 @@ class _TopicCheck:
             return
         self._synced_end = table.synced_end
         self._start = max(self._start, table.start)
+        for stage, row in table.stages.items():
+            for file in row.files:
+                self._staged[part_name(stage, file.number)] = file.data_end, FOOTER_BYTES if row.final else 0, file.seed
 
     def _check_bad_files(self) -> None:
         for name in self._names:
@@ -284,10 +291,14 @@ class _TopicCheck:
     # Staging
 
     def _check_staging(self) -> None:
-        """Each part's blocks. Whether a part is needed its row says, which recovery looks at; what it does not need it removes."""
+        """Each part's blocks. What a sealed stage's row names must be there; the rest the next start removes."""
         folder = f"{self._directory}/{STAGING_NAME}"
-        for name in self._files.list(folder) if STAGING_NAME in self._names else ():
-            if not name.endswith(PART_SUFFIX):
+        names = [name for name in (self._files.list(folder) if STAGING_NAME in self._names else ()) if name.endswith(PART_SUFFIX)]
+        for name in sorted({*names, *self._staged}):
+            data_end, footer_bytes, seed = self._staged.get(name, (0, 0, 0))
+            end = data_end + footer_bytes
+            if name not in names:
+                self._add_part(name, "missing", DAMAGE, needs=True)
                 continue
             fd = self._files.open_read(f"{folder}/{name}")
             try:
@@ -297,12 +308,21 @@ class _TopicCheck:
                 footer = read_footer(self._files, fd, header.seed, size)
                 part.end_position = size if footer is None else footer.data_end
                 bad = [stretch.position for stretch in part.walk(CHUNK_HEADER_BYTES, columns=True) if not stretch.good]
-                if header.uuid != self._identity.uuid_bytes:
-                    self._add(DAMAGE, f"{STAGING_NAME}/{name}", "it belongs to another topic")
             except Damaged as error:
-                self._add(NOTE, f"{STAGING_NAME}/{name}", f"{error}; if its stage was sealed, the next start drops it, and says so")
+                self._add_part(name, str(error), DAMAGE if end else NOTE, needs=bool(end))
                 continue
             finally:
                 self._files.close(fd)
-            if bad:
+            if header.uuid != self._identity.uuid_bytes:
+                self._add(DAMAGE, f"{STAGING_NAME}/{name}", "it belongs to another topic")
+            elif end and (header.seed != seed or size < end):
+                self._add_part(name, f"{size} of {end} bytes are there" if header.seed == seed else "another file", DAMAGE, needs=True)
+            elif bad and bad[0] < data_end:
+                self._add(DAMAGE, f"{STAGING_NAME}/{name}", f"no good block at {bad[0]}: its commit will be refused")
+            elif bad:
                 self._add(NOTE, f"{STAGING_NAME}/{name}", f"no good block at {bad[0]}: a write that did not finish, or damage")
+
+    def _add_part(self, name: str, text: str, level: str, *, needs: bool) -> None:
+        """What costs the stage."""
+        found = self._add(level, f"{STAGING_NAME}/{name}", f"{text}; if its stage was sealed, the next start drops it, and says so")
+        found.needs_recovery = needs
