@@ -12,14 +12,14 @@ import reprlib
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain
+from operator import add
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from ..storage.errors import Unreadable
 from ..storage.log import Log
 from ..storage.state import DeferredTotal, HoleRow, StateStore, Table
 from ..transport import protocol as p
-from ..transport.errors import E_BAD_ARGUMENT, E_CLOSING, E_DISK_FULL, Refused, UsageError
+from ..transport.errors import E_BAD_ARGUMENT, E_CLOSING, E_DISK_FULL, Refused, UsageError, ZsqError
 from ..transport.names import check_name, is_ephemeral
 from . import options
 from .channel_settings import made, resolve
@@ -166,11 +166,12 @@ class ChannelDesk:
     def on_save_word(self, port: Port, mail: Mail) -> None:
         word = cast("p.Save", mail.word)
         self._check_owner(mail, word.channel)
-        _check_save(word, self._log.end)
-        pages = self._pages.setdefault(word.channel, [])
-        pages.append(word)
-        if len(pages) > options.SAVE_PAGES_MAX:
-            raise Refused("E_LIMIT", f"a commit has at most {options.SAVE_PAGES_MAX} pages")
+        try:
+            pages = self._page(word)
+        except ZsqError:  # the pages behind it may be here already: without this one they would move the channel past what it says
+            self._pages.pop(word.channel, None)
+            self.owners.pop(word.channel, None)
+            raise
         if word.more:
             return
         del self._pages[word.channel]
@@ -191,6 +192,15 @@ class ChannelDesk:
             for start, count, attempts, due_ns in page.holes_put:
                 self._state.put_hole(word.channel, start, (count, attempts, due_ns))
         self._answer_after_commit(port, mail, {})
+
+    def _page(self, word: p.Save) -> list[p.Save]:
+        """All pages of this commit so far."""
+        _check_save(word, self._log.end)
+        pages = self._pages.setdefault(word.channel, [])
+        pages.append(word)
+        if len(pages) > options.SAVE_PAGES_MAX:
+            raise Refused("E_LIMIT", f"a commit has at most {options.SAVE_PAGES_MAX} pages")
+        return pages
 
     def on_due_word(self, port: Port, mail: Mail) -> None:
         word = cast("p.Due", mail.word)
@@ -253,6 +263,7 @@ class ChannelDesk:
 
 _KINDS: Final = {"next": int, "begin": int, "first": int, "paused": bool, "counters": dict, "settings": dict}
 _HOLE_NUMBERS: Final = 4
+Columns = tuple[tuple[int, ...], ...]
 
 
 def _check_save(word: p.Save, end: int) -> None:
@@ -262,14 +273,15 @@ def _check_save(word: p.Save, end: int) -> None:
     good = all(type(row[name]) is kind for name, kind in _KINDS.items() if name in row)
     good = good and within([*row.get("counters", {}).values()]) and within([row[name] for name in ("next", "first") if name in row])
     good = good and within([abs(row.get("begin", 0))])  # below 0 where a channel was moved back: it sees as much again
+    columns: Columns = ()
     try:
-        good = good and {*map(len, word.holes_put)} <= {_HOLE_NUMBERS} and within([*chain.from_iterable(word.holes_put)])
-        good = good and within(word.holes_gone)
-    except TypeError:
+        columns = tuple(zip(*word.holes_put, strict=True))  # a page has up to 50,000 rows, and publishers wait meanwhile
+        good = good and len(columns) in (0, _HOLE_NUMBERS) and all(map(within, columns)) and within(word.holes_gone)
+    except (TypeError, ValueError):
         good = False
     if not good:
         raise UsageError(E_BAD_ARGUMENT, f"a channel's row and its holes are numbers from 0 to 2^62: {reprlib.repr(word)[:200]}")
-    if max([row.get("next", 0), *(start + count for start, count, _, _ in word.holes_put)]) > end:
+    if max([row.get("next", 0), *map(add, *columns[:2])] if columns else [row.get("next", 0)]) > end:
         raise UsageError(E_BAD_ARGUMENT, f"the log ends at {end}, and this channel is farther on: {reprlib.repr(word)[:200]}")
     resolve(row.get("settings", {}))
 

@@ -24,6 +24,7 @@ HEADERS_MAX: Final = 64  # of one message
 NESTED_MAX: Final = 32  # lists and maps, one in the other, in a word; the statistics have 9
 _SMALL_BYTES: Final = 1024
 _NESTING: Final = bytes([*range(0x80, 0xA0), *range(0xDC, 0xE0)])  # with one of these each list and each map begins
+_CONTAINERS: Final = frozenset({tuple, dict})
 HeaderValue = str | bytes | int | float | bool | None
 
 
@@ -84,15 +85,18 @@ def _unpack(data: Any, **options: Any) -> Any:
 
 
 def _check_nested(frame: bytes, found: Any) -> None:
-    """A frame of few lists and maps needs no look at what is in them."""
+    """A frame of few lists and maps needs no look at what is in them; rows of numbers, of which there may be many, get a quick one."""
     if len(frame) - len(frame.translate(None, _NESTING)) <= NESTED_MAX:
         return
-    level = [found] if type(found) in (tuple, dict) else []
+    level = [found] if type(found) in _CONTAINERS else []
     for _ in range(NESTED_MAX):
-        parts = chain.from_iterable(chain(one, one.values()) if type(one) is dict else one for one in level)
-        level = [part for part in parts if type(part) is tuple or type(part) is dict]
-        if not level:
+        if dict in {*map(type, level)}:
+            level = [(*one, *one.values()) if type(one) is dict else one for one in level]
+        kinds = {*map(type, chain.from_iterable(level))}
+        if not kinds & _CONTAINERS:
             return
+        parts = chain.from_iterable(level)
+        level = [*parts] if kinds == {tuple} else [part for part in parts if type(part) in _CONTAINERS]
     raise UsageError(E_BAD_COMMAND, f"a control frame is nested more than {NESTED_MAX} deep")
 
 
