@@ -21,13 +21,15 @@ import time
 import types
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Final
 
 from ..transport.memory import keep_memory
 from .child import ChildSpec
 from .process import die_with_parent, set_title
 
 log = logging.getLogger("zsq")
+
+START_FILES: Final = 16  # descriptors that a start takes at most, and some to spare
 
 
 @dataclass(slots=True, eq=False)
@@ -77,7 +79,8 @@ class ProcessTable:
         self._epoll.register(self._forkserver_pidfd, select.EPOLLIN)
 
     def start(self, spec: ChildSpec, owner: Any = None) -> Child:
-        """Start it; it is `up` when it has said Born. The caller must have seen its predecessor's end."""
+        """Start it; it is `up` when it has said Born. The caller must have seen its predecessor's end. `OSError`: it cannot be."""
+        self._check_files()
         ours, theirs = self._context.Pipe()
         main = sys.modules["__main__"]
         sys.modules["__main__"] = self._blank_main
@@ -96,6 +99,17 @@ class ProcessTable:
         self._by_fd[ours.fileno()] = child
         self._epoll.register(ours.fileno(), select.EPOLLIN)
         return child
+
+    def _check_files(self) -> None:
+        """`OSError` where a start would find no free descriptor half-way: the forkserver dies of a request that is broken off, and with
+        it this broker (Python up to 3.14 at least)."""
+        spare: list[int] = []
+        try:
+            for _ in range(START_FILES):
+                spare.append(os.dup(self.events_fd))
+        finally:
+            for fd in spare:
+                os.close(fd)
 
     def changes(self) -> tuple[list[Child], bool]:
         """Children whose end is certain, and whether the forkserver is dead. Takes births (pidfds) on the way."""

@@ -1,0 +1,148 @@
+"""A process that may open no more files: what needs one is refused or waits, with a clear error; all else goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.broker import Broker, kill, wait_for
+
+import zsq
+from zsq.transport.errors import ZsqError
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    one = Broker(tmp_path / "data")
+    try:
+        yield one.start()
+    finally:
+        one.close()
+
+
+def pid_of(broker: Broker, name: str) -> int:
+    [pid] = [actor["pid"] for actor in broker.actors() if actor["name"] == name]
+    return int(pid)
+
+
+@contextlib.contextmanager
+def no_more_files(pid: int) -> Iterator[None]:
+    """What the process has open stays open, and nothing can be opened beside it."""
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    lowest_free = next(number for number in range(1 << 20) if not os.path.lexists(f"/proc/{pid}/fd/{number}"))
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (lowest_free, before[1]))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+
+
+def publishes(broker: Broker, topic: str) -> None:
+    """A topic that has nothing to do with it."""
+    with zsq.Producer(broker.ipc, timeout=10) as producer:
+        producer.publish(topic, b"x")
+
+
+def test_a_storage_that_cannot_roll_is_started_again(broker: Broker) -> None:
+    body = os.urandom(4000)
+    with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc, timeout=60) as producer:
+        admin.create_topic("t", max_bytes=64 * MIB)
+        admin.create_channel("t", "c")
+        admin.create_topic("other")
+        others = pid_of(broker, "storage other")
+        pid = pid_of(broker, "storage t")
+        sent = 0
+        with no_more_files(pid):
+            while pid == pid_of(broker, "storage t"):
+                receipt = producer.publish_many("t", [b"%d " % (sent + number) + body for number in range(200)])
+                receipt.wait(60)
+                sent += 200
+                assert sent < 10_000, "it was never to roll"
+            publishes(broker, "other")
+        seen: list[int] = []
+        with zsq.Consumer(broker.ipc, "t", "c") as consumer:
+            while len(seen) < sent:
+                message = consumer.receive(20)
+                assert message is not None
+                seen.append(int(message.body.split(b" ")[0]))
+                message.finish()
+        assert seen == list(range(sent))
+        assert pid_of(broker, "storage other") == others
+        assert b"Too many open files" in broker.log.read_bytes()
+
+
+def test_a_supervisor_that_can_start_nothing_says_so(broker: Broker) -> None:
+    with zsq.Admin(broker.ipc, timeout=20) as admin, zsq.Producer(broker.ipc, timeout=20) as producer:
+        admin.create_topic("t")
+        producer.publish("t", b"before")
+        assert broker.process is not None
+        with no_more_files(broker.process.pid):
+            with pytest.raises(ZsqError, match="Too many open files"):
+                admin.create_topic("new")
+            producer.publish("t", b"meanwhile")
+        wait_for(lambda: made(admin, "newer"), 30, "a topic made once files can be opened")
+        producer.publish("newer", b"after")
+        producer.publish("t", b"after")
+    publishes(broker, "t")
+
+
+def test_what_dies_while_nothing_can_be_started_is_started_later(broker: Broker) -> None:
+    with zsq.Admin(broker.ipc, timeout=20) as admin, zsq.Producer(broker.ipc, timeout=60) as producer:
+        admin.create_topic("t")
+        admin.create_topic("other")
+        producer.publish("t", b"before")
+        producer.publish("other", b"before")
+        victim, other = pid_of(broker, "storage t"), pid_of(broker, "storage other")
+        assert broker.process is not None
+        with no_more_files(broker.process.pid):
+            kill(victim)
+            broker.wait_gone([victim])
+            with pytest.raises(ZsqError):
+                producer.publish("t", b"meanwhile")
+            for number in range(50):
+                producer.publish("other", b"%d" % number)
+            wait_for(lambda: b"Too many open files" in broker.log.read_bytes(), 20, "the supervisor's complaint")
+        wait_for(lambda: accepted(producer), 30, "publishing by itself once files can be opened")
+        assert pid_of(broker, "storage other") == other
+    publishes(broker, "t")
+
+
+def accepted(producer: zsq.Producer) -> bool:
+    with contextlib.suppress(ZsqError):
+        producer.publish("t", b"after")
+        return True
+    return False
+
+
+def made(admin: zsq.Admin, topic: str) -> bool:
+    with contextlib.suppress(ZsqError):
+        admin.create_topic(topic)
+        return True
+    return False
+
+
+def test_a_gateway_that_can_accept_nobody_keeps_those_it_has(broker: Broker) -> None:
+    with zsq.Admin(broker.ipc) as admin:
+        admin.create_channel("t", "c")
+    with zsq.Producer(broker.tcp, timeout=10) as producer, zsq.Consumer(broker.tcp, "t", "c") as consumer:
+        producer.publish("t", b"0")
+        message = consumer.receive(10)
+        assert message is not None
+        message.finish()
+        with no_more_files(pid_of(broker, "gateway zeromq")):
+            with pytest.raises(ZsqError), zsq.Producer(broker.tcp, timeout=3) as late:
+                late.publish("t", b"late")
+            for number in range(1, 20):
+                producer.publish("t", b"%d" % number)
+                message = consumer.receive(10)
+                assert message is not None
+                message.finish()
+        with zsq.Producer(broker.tcp, timeout=30) as later:
+            later.publish("t", b"later")
