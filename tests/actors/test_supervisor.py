@@ -149,16 +149,19 @@ def test_memory_is_given_back_now_and_then_after_large_changes(place: Place, mon
         return stirred
 
     vars(place.supervisor)["_memory"] = SimpleNamespace(due=due)
+    settled: list[None] = []
+    monkeypatch.setattr(place.supervisor.registry, "settle", lambda: settled.append(None))
     monkeypatch.setattr(supervisor, "release_memory", lambda: freed.append(None))
     now = 10**15
     place.supervisor.changes = options.LARGE_CHANGE - 1
-    place.supervisor._give_memory_back(now)
-    place.supervisor._give_memory_back(now + options.MEMORY_LOOK_MS * 1_000_000 - 1)
+    place.supervisor._now_and_then(now)
+    place.supervisor._now_and_then(now + options.MEMORY_LOOK_MS * 1_000_000 - 1)
     assert asked == [False]
     place.supervisor.changes += 1
-    place.supervisor._give_memory_back(now + options.MEMORY_LOOK_MS * 1_000_000)
+    place.supervisor._now_and_then(now + options.MEMORY_LOOK_MS * 1_000_000)
     assert asked == [False, True]
     assert (len(freed), place.supervisor.changes) == (1, 0)
+    assert len(settled) == 2, "a change of the registry that was refused is taken back as often"
 
 
 # The table
