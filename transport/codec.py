@@ -58,8 +58,6 @@ def decode(frame: Any) -> Wire:
         fields = _unpack(frame, use_list=False, strict_map_key=False)
     except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
         raise UsageError(E_BAD_COMMAND, f"a control frame is not msgpack: {error}") from None
-    if len(frame) > NESTED_MAX:
-        _check_nested(bytes(frame), fields)
     if type(fields) is not tuple or not fields or type(fields[0]) is not int or fields[0] not in _PLANS:
         raise UsageError(E_BAD_COMMAND, f"unknown command {reprlib.repr(fields)[:60]}")
     word, kinds = _PLANS[fields[0]]
@@ -68,6 +66,8 @@ def decode(frame: Any) -> Wire:
     for value, kind in zip(fields[1:], kinds, strict=True):
         if type(value) is not kind:
             raise UsageError(E_BAD_COMMAND, f"{word.__name__}: {reprlib.repr(value)[:40]} should be of type {kind.__name__}")
+        if kind is dict and len(frame) > NESTED_MAX:
+            _check_nested(bytes(frame), value)
     return word(*fields[1:])
 
 
@@ -85,10 +85,13 @@ def _unpack(data: Any, **options: Any) -> Any:
 
 
 def _check_nested(frame: bytes, found: Any) -> None:
-    """A frame of few lists and maps needs no look at what is in them; rows of numbers, of which there may be many, get a quick one."""
+    """Of a map, which is passed on, or written, as it is. The rows of words (ranges, runs) are checked by who takes them, to be of numbers.
+
+    A frame of few lists and maps needs no look at what is in them.
+    """
     if len(frame) - len(frame.translate(None, _NESTING)) <= NESTED_MAX:
         return
-    level = [found] if type(found) in _CONTAINERS else []
+    level = [found]
     for _ in range(NESTED_MAX):
         if dict in {*map(type, level)}:
             level = [(*one, *one.values()) if type(one) is dict else one for one in level]
