@@ -10,6 +10,7 @@ readers that are far back pages are given back.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
@@ -189,10 +190,16 @@ class LogReader:
             self.damage.note(Bad(base, 0, 0, first, following - first, str(error)))
             raise Damaged(f"{following - first} messages from offset {first} on are lost: {error}", first, following - first) from None
 
+    def _from(self, offset: int) -> list[int]:
+        """The chunks from the one that holds `offset` on. A stray that seems to hold it is left out before they are told."""
+        with contextlib.suppress(Damaged, Unreadable):
+            self._readable(self.bases[bisect_right(self.bases, offset) - 1], offset)
+        return self.bases[bisect_right(self.bases, offset) - 1 :]
+
     def drop_stray(self, base: int) -> bool:
         """Leave out a file that is named as a chunk and cannot be used as one, if the chunk before it holds all up to the next one."""
         at = bisect_left(self.bases, base)
-        if not 0 < at < len(self.bases) - 1:
+        if not 0 < at < len(self.bases) - 1 or self.bases[at] != base:
             return False
         try:
             before = self.open(self.bases[at - 1])
@@ -226,7 +233,7 @@ class LogReader:
         have no producer, and there may be many.
         """
         offset = max(offset, self.bases[0])
-        for base in self.bases[bisect_right(self.bases, offset) - 1 :]:
+        for base in self._from(offset):
             try:
                 chunk = self._readable(base, offset)
             except Damaged:
@@ -264,7 +271,7 @@ class LogReader:
             return 0, start
         total = 0
         found = -1
-        for base in self.bases[bisect_right(self.bases, start) - 1 :]:
+        for base in self._from(start):
             if base >= end:
                 break
             try:

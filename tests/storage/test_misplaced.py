@@ -128,3 +128,21 @@ def test_blocks_that_do_not_say_where_they_belong_are_read(topic: Desk) -> None:
     assert found is not None
     assert found.reserved_2 == CHUNK_HEADER_BYTES // 8
     assert decode_disk_header(header, seed, CHUNK_HEADER_BYTES + 8) is None
+
+
+def test_what_lies_in_a_stray_is_found_in_the_chunk_before_it(topic: Desk) -> None:
+    """A file whose name says that it begins in the middle of another chunk: nobody looks for offsets in it."""
+    topic.open()
+    headers = [header.first_offset for header, _ in topic.log.headers(3)]
+    measured = topic.log.measure(3, 7, 1 << 20)
+    topic.abandon_cleanly()
+    topic.replace(topic.chunk_path(2), topic.chunk_path(5).read_bytes())
+    topic.open()
+    for _ in range(2):
+        topic.log.reader.bases[:] = [0, 2, 5]
+        assert [header.first_offset for header, _ in topic.log.headers(3)] == headers == [3, 4, 5, 6]
+        topic.log.reader.bases[:] = [0, 2, 5]
+        assert topic.log.measure(3, 7, 1 << 20) == measured
+        assert topic.log.reader.bases == [0, 5]
+    assert not topic.log.reader.drop_stray(2), "it is gone: its successor must not go in its place"
+    topic.abandon()
