@@ -231,6 +231,13 @@ def meta_of(path: str) -> dict[str, int]:
     return {name: int(meta[name]) for name in ("messages", "serial", "lost", "commits")}
 
 
+def uuid_of(path: str) -> bytes:
+    """Which topic's it is. Only of one that was found to be sound."""
+    with translated(path), contextlib.closing(lmdb.open(path, lock=False, readonly=True, create=False)) as env, env.begin() as txn:
+        found: bytes = read_meta(txn)["uuid"]
+        return found
+
+
 def take_step(step: str, old: str, new: str, parent: int, rows_max: int, border: bytes) -> None:
     """Until done, or the parent is gone."""
     files = Files()

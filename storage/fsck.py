@@ -16,7 +16,7 @@ from crc32c import crc32c
 
 from .chunk import Chunk, read_footer
 from .damage import BAD_HEAD_BYTES, DAMAGED, Bad, decode_bad_head, keep_bytes
-from .delayed_rescue import check_delayed
+from .delayed_rescue import check_delayed, uuid_of
 from .errors import Damaged, StorageError
 from .files import Files
 from .fsck_chunk import DAMAGE, NOTE, RECOVERY, Around, Checked, ChunkCheck, Finding
@@ -158,10 +158,19 @@ class _TopicCheck:
             for text in check(path):
                 self._add(DAMAGE, name, text.removeprefix(path).removeprefix(":").strip()).needs_recovery = True
                 sound = sound and name != STATE_NAME
+            if name == DELAYED_NAME and not any(finding.path == path for finding in self._report.findings):
+                self._check_owner(path)
         for text in check_snapshot(self._files, self._directory):
             self._add(DAMAGE, "", text).needs_recovery = True
         if sound:
             self._read_state()
+
+    def _check_owner(self, path: str) -> None:
+        try:
+            if uuid_of(path) != self._identity.uuid_bytes:
+                self._add(DAMAGE, DELAYED_NAME, "it holds the delayed messages of another topic")
+        except StorageError as error:
+            self._add(DAMAGE, DELAYED_NAME, str(error))
 
     def _read_state(self) -> None:
         """How far the log is known to be on disk. Only after it was found to be sound."""

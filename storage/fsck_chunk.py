@@ -175,10 +175,10 @@ class ChunkCheck:
             self._end, self._good_end, self._time_ns = header.next_offset, stretch.end, header.time_ns
         if bad:
             self._tail(chunk, bad)
-        elif group_at >= 0 and self._around.following < 0:
-            self._add(NOTE, f"the group that begins at {group_at} is not finished; the next start cuts it off", needs=True)
-        elif group_at >= 0:
+        if group_at >= 0 and self._around.following >= 0:
             self._found.open_group = self._found.base_offset + self._places[group_at].first_offset
+        elif group_at >= 0 and not bad:
+            self._add(NOTE, f"the group that begins at {group_at} is not finished; the next start cuts it off", needs=True)
 
     def _check_place(self, header: Header, position: int) -> None:
         base = self._found.base_offset
@@ -214,8 +214,12 @@ class ChunkCheck:
         first = base + self._end
         known = self._known(start, end)
         what = f"{len(bad)} damaged blocks from {start} to {end}"
-        if known is not None:
+        if known is not None and self._is_noted(first, first + count):
             self._add(NOTE, f"{what}: known, and kept in {known.name}", first, count)
+            return
+        if known is not None and known.hole.next_offset > first:
+            rest = Bad(base, end, 0, known.hole.next_offset, first + count - known.hole.next_offset, "the blocks that followed are missing")
+            self._add(DAMAGE, f"{what}: kept in {known.name}, and what followed is missing", first, count, repair=lambda: self._keep(rest))
             return
         why = "its checksum does not agree"
         at_risk = self._around.following < 0 and self._around.synced_end >= 0 and first >= self._around.synced_end
@@ -230,6 +234,13 @@ class ChunkCheck:
         known = self._around.known.get((self._found.base_offset, start))
         kept = 0 if known is None else known.bytes + -known.bytes % ALIGNMENT  # a footer was written behind a cut end, at the next border
         return known if start + kept >= end else None
+
+    def _is_noted(self, first: int, end: int) -> bool:
+        """Whether `.bad` files of this chunk say that all these offsets are lost."""
+        for bad in sorted(self._around.known.values(), key=lambda bad: bad.first_offset):
+            if bad.base_offset == self._found.base_offset and bad.first_offset <= first:
+                first = max(first, bad.hole.next_offset)
+        return first >= end
 
     def _keep(self, bad: Bad) -> str:
         kept = keep_bytes(self._files, self._folder, bad, self._around.now_ns)
@@ -282,10 +293,9 @@ class ChunkCheck:
         """Blocks before the footer are not there at all: cut out, or cut off before it was written."""
         base, first = self._found.base_offset, self._found.end_offset
         text = f"its footer says that it ends at offset {end_offset}: blocks are missing"
-        for known in self._around.known.values():
-            if known.base_offset == base and known.first_offset <= first and known.hole.next_offset >= end_offset:
-                self._add(NOTE, f"{text}: known, and noted in {known.name}", first, end_offset - first)
-                return
+        if self._is_noted(first, end_offset):
+            self._add(NOTE, f"{text}: known", first, end_offset - first)
+            return
         lost = Bad(base, self._good_end, 0, first, end_offset - first, "blocks before its footer are missing")
         self._add(DAMAGE, text, first, lost.count, repair=lambda: self._keep(lost))
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from zsq.storage.damage import DAMAGED, bad_heads
+from zsq.storage.delayed import DelayedStore
 from zsq.storage.files import Files
 from zsq.storage.fsck import TopicReport, check_topic
 from zsq.storage.fsck_chunk import DAMAGE, NOTE
@@ -147,3 +148,26 @@ def test_rot_next_to_what_is_known_is_told(topic: Desk) -> None:
     topic.abandon()
     assert not topic.open().report.alarms
     topic.abandon()
+
+
+def test_what_is_cut_off_behind_known_damage_is_noted_too(topic: Desk) -> None:
+    """And what is known of before stays: the bytes of the first damage are nowhere else by now."""
+    rot(topic, 0, 0)
+    look(topic, repair=True)
+    topic.replace(topic.chunk_path(0), topic.chunk_path(0).read_bytes()[: CHUNK_HEADER_BYTES + 4])
+    report = look(topic, repair=True)
+    assert any("what followed is missing" in finding.text and finding.repaired for finding in report.findings)
+    assert not look(topic).damaged
+    heads = bad_heads(Files(), topic.directory)
+    assert sorted((head.bad.first_offset, head.bad.count, head.kept > 0) for head in heads) == [(0, 1, True), (1, 4, False)]
+    topic.open()
+    assert topic.check(lost_max=5) == [5, 6, 7]
+    assert topic.damage == []
+    topic.abandon()
+
+
+def test_delayed_messages_of_another_topic_are_told(topic: Desk) -> None:
+    """A start is refused because of them."""
+    topic.path("delayed").mkdir()
+    DelayedStore(str(topic.path("delayed")), bytes(16), create=True).close()
+    assert [finding.text for finding in look(topic).damaged] == ["it holds the delayed messages of another topic"]
