@@ -203,8 +203,8 @@ def remove_topic(management: Management, group: TopicGroup, end: int, answer: An
     try:
         registry.set_state(group.name, "deleting", max(end, registry.ended.get(group.name, 0)))
     except Refused as error:
-        if group.storage is not None:
-            management.order(group.storage, "unseal", {}, lambda data, error: None)
+        management.sealed.append(group)
+        open_again(management)
         answer(None, error)
         return
 
@@ -214,3 +214,13 @@ def remove_topic(management: Management, group: TopicGroup, end: int, answer: An
         answer({}, None)
 
     group.stop(stopped)
+
+
+def open_again(management: Management) -> None:
+    """Topics whose deletion was refused take publishes again. Not while the next start may yet carry it out (see `Registry.settle`): what
+    was acknowledged meanwhile would go with the topic."""
+    if management.sealed and not management.supervisor.registry.in_doubt:
+        groups, management.sealed = management.sealed, []
+        for group in groups:
+            if group.storage is not None:
+                management.order(group.storage, "unseal", {}, lambda data, error: None)

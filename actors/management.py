@@ -54,6 +54,7 @@ class Management:
         self._request = 0
         self._orders: dict[int, _Order] = {}
         self.gatherings = Gatherings(supervisor)
+        self.sealed: list[TopicGroup] = []  # deletions that were refused: to be opened again
 
     def on_mail(self, mail: Mail) -> None:
         word = mail.word

@@ -134,6 +134,11 @@ class Registry:
                 raise Refused(E_INTERNAL, f"the registry cannot be written: {error.strerror or error}; {text}") from None
             raise _refused(error, "the registry cannot be written") from None
 
+    @property
+    def in_doubt(self) -> bool:
+        """Whether a change that was refused may be what the next start reads."""
+        return self._doubtful
+
     def settle(self) -> None:
         """Where a change failed at its very end: the content before it takes its place, as soon as the disk lets it."""
         if self._doubtful and self._written:

@@ -24,6 +24,7 @@ from ..transport.memory import release_memory
 from . import options
 from .alarm_desk import AlarmDesk
 from .child import ChildSpec
+from .deletion import open_again
 from .management import Management
 from .options import ServeOptions
 from .port import Mail, Port
@@ -301,6 +302,7 @@ class Supervisor:
             return
         self._memory_ns = now
         self.registry.settle()
+        open_again(self.management)
         large = self.changes >= options.LARGE_CHANGE
         if large:
             self.changes = 0

@@ -108,7 +108,7 @@ class Files:
         """`OSError` where the system cannot tell: what is taken for missing is made anew, or done without."""
         try:
             os.stat(path)
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: no file has a zero byte in its name
             return False
         return True
 

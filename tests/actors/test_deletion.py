@@ -73,3 +73,23 @@ def test_forced_nobody_is_asked() -> None:
     desk.delete(force=True)
     assert desk.group.state.name == "STOPPING"
     assert desk.asked == []
+
+
+def test_a_refused_deletion_opens_the_topic_again_when_no_start_can_carry_it_out() -> None:
+    """What is published in between would be acknowledged, and then go with the topic."""
+    desk = Desk()
+    refused = Refused("E_INTERNAL", "the registry cannot be written")
+
+    def set_state(*_: object) -> None:
+        desk.registry.in_doubt = True
+        raise refused
+
+    desk.registry.set_state = set_state
+    answers: list[object] = []
+    deletion.remove_topic(desk.management, desk.group, 0, lambda data, error: answers.append(error))
+    deletion.open_again(desk.management)
+    assert (answers, desk.orders, desk.stopped) == ([refused], [], [])
+    desk.registry.in_doubt = False  # the disk took what was there before
+    for _ in range(2):
+        deletion.open_again(desk.management)
+    assert [action for action, *_ in desk.orders] == ["unseal"]

@@ -150,7 +150,8 @@ def test_memory_is_given_back_now_and_then_after_large_changes(place: Place, mon
 
     vars(place.supervisor)["_memory"] = SimpleNamespace(due=due)
     settled: list[None] = []
-    vars(place.supervisor)["registry"] = SimpleNamespace(settle=lambda: settled.append(None))
+    vars(place.supervisor)["registry"] = SimpleNamespace(settle=lambda: settled.append(None), in_doubt=False)
+    vars(place.supervisor)["management"] = SimpleNamespace(sealed=[], supervisor=place.supervisor)
     monkeypatch.setattr(supervisor, "release_memory", lambda: freed.append(None))
     now = 10**15
     place.supervisor.changes = options.LARGE_CHANGE - 1

@@ -24,14 +24,14 @@ SABOTAGE = Path(__file__).parents[1] / "support" / "sabotage"
 class SmallDiskBroker(Broker):
     """On a file system of 64 MiB that only it can see."""
 
-    def start(self) -> Broker:
+    def start(self, timeout_s: float = 30.0) -> Broker:
         self.data_dir.mkdir(exist_ok=True)
         serve = f"exec {sys.executable} -m zsq serve --data-dir {self.data_dir} --listen 127.0.0.1:{self.port}"
         script = f"mount -t tmpfs -o size=64m none {self.data_dir} && {serve}"
         with self.log.open("ab") as log:
             command = ["unshare", "--map-root-user", "--mount", "sh", "-c", script]
             self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-        wait_for(lambda: b" ready: " in self.log.read_bytes() or self._exited(), 30, "the broker's ready line")
+        wait_for(lambda: b" ready: " in self.log.read_bytes() or self._exited(), timeout_s, "the broker's ready line")
         assert not self._exited(), self.log.read_text()[-2000:]
         return self
 

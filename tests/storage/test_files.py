@@ -134,3 +134,9 @@ def test_what_the_system_cannot_tell_is_not_taken_for_missing(tmp_path: Path) ->
     assert FILES.exists(str(tmp_path))
     with pytest.raises(OSError, match="symbolic links"):
         FILES.exists(str(tmp_path / "loop"))
+
+
+def test_a_path_that_no_file_can_have_is_not_there(tmp_path: Path) -> None:
+    assert not Files().exists(f"{tmp_path}/a\0b")
+    assert not Files().exists(f"{tmp_path}/nothing/there")
+    assert Files().exists(str(tmp_path))

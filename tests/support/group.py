@@ -29,13 +29,14 @@ class Broker:
         self.killed: list[Child] = []
         self.table = SimpleNamespace(children={}, kill=self.killed.append)
         self.registry = SimpleNamespace(
-            ended={}, set_state=lambda *_: None, remove=self.removed.append, folder=lambda row: "/nowhere", memory=None
+            ended={}, set_state=lambda *_: None, remove=self.removed.append, folder=lambda row: "/nowhere", memory=None, in_doubt=False
         )
         self.options = SimpleNamespace(retention={}, chunk_bytes=1 << 20, stage_timeout_s=0, log_level="info")
         self.scan_endpoint = ""
         self.channels_changed = False
         self.management: Any = SimpleNamespace(
             supervisor=self,
+            sealed=[],
             order=lambda child, action, settings, answer: self.orders.append((action, settings, answer)),
             after_end=lambda child, then: self.ends.append(then),
         )
