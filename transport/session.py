@@ -26,6 +26,7 @@ from typing import Final
 from .block import Block, Header, encode_header
 from .errors import E_BAD_COMMAND, E_CLOSED, E_CLOSING, E_DISK_FULL, E_HELLO, E_SEQUENCE, E_TOPIC_FULL, UsageError, ZsqError, from_wire
 from .protocol import HEARTBEAT_MS, PROTOCOL_VERSION, Delayed, Hello, Stored, Unstored, Welcome, Wire
+from .rows import check_rows, heartbeat
 
 WINDOW_BLOCKS_MAX: Final = 4096  # unanswered blocks of one link; sockets' high-water marks lie above it
 UNKNOWN_OFFSET: Final = -1  # stored, but the topic no longer remembers where
@@ -208,7 +209,7 @@ class ProducerSession:
         self._step(_E.WELCOME)
         self._granted = word.credit_bytes
         self.credit_bytes = 0 if self.no_room else word.credit_bytes  # one block at a time, until one of them finds room
-        self.heartbeat_ms = word.heartbeat_ms
+        self.heartbeat_ms = heartbeat(word.heartbeat_ms)
         if word.expected > self.next_sequence:
             self._cut = self.next_sequence  # somebody else uses our id: finish what is out, then take another
         if self._cut >= 0:
@@ -218,6 +219,7 @@ class ProducerSession:
         return Reaction.UP
 
     def on_stored(self, word: Stored) -> Reaction:
+        check_rows(word.blocks, 2, "stored blocks")
         self._step(_E.STORED)
         self._found_room()
         for sequence, first_offset in word.blocks:

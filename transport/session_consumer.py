@@ -36,6 +36,7 @@ from .protocol import (
     Touch,
     Wire,
 )
+from .rows import check_rows, heartbeat
 from .session import Reaction
 
 ALL: Final = -1  # a refused range (-1, 0): the whole delivery is not known any more
@@ -214,7 +215,7 @@ class ConsumerSession:
     def on_subscribed(self, word: Subscribed) -> Reaction:
         self._step(_E.SUBSCRIBED)
         self.message_timeout_ms = word.message_timeout_ms
-        self.heartbeat_ms = word.heartbeat_ms
+        self.heartbeat_ms = heartbeat(word.heartbeat_ms)
         return Reaction.UP
 
     def on_deliver(self, word: Deliver, blocks: list[Block], now_ns: int) -> Reaction:
@@ -222,8 +223,9 @@ class ConsumerSession:
             raise UsageError(E_BAD_COMMAND, f"a delivery carries one block, not {len(blocks)}")
         block = blocks[0]
         check_columns(block.header, block.columns)
-        if any(type(part) is not int for run in word.runs for part in run) or any(len(run) != 3 or run[1] < 1 for run in word.runs):
-            raise UsageError(E_BAD_COMMAND, "the runs of a delivery are (first offset, count, attempts)")
+        check_rows(word.runs, 3, "runs (first offset, count, attempts) of a delivery")
+        if any(run[1] < 1 for run in word.runs):
+            raise UsageError(E_BAD_COMMAND, "a run of a delivery has a message")
         if sum(run[1] for run in word.runs) != block.count:
             raise UsageError(E_BAD_BLOCK, f"the runs of a delivery do not add up to its {block.count} messages")
         self._step(_E.DELIVER)
@@ -235,6 +237,7 @@ class ConsumerSession:
         return Reaction.NOTHING
 
     def on_answer(self, word: Answer) -> Reaction:
+        check_rows(word.refused, 2, "refused ranges")
         self._step(_E.ANSWER)
         confirm = self.confirms.pop(word.request, None)
         if confirm is None:

@@ -1,5 +1,7 @@
-"""Fuzz targets that read whole files from a folder, or whole messages from a socket: NSQ's queue opened on what somebody left, `zsq dump`
-of any file, and a real port on a real pair of sockets."""
+"""Fuzz targets that read whole files from a folder, or whole messages from a socket.
+
+NSQ's queue is opened on what somebody left, `zsq dump` reads any file, and a real port takes what comes on a real pair of sockets.
+"""
 
 from __future__ import annotations
 

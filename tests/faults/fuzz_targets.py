@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from faults import fuzz_actors, fuzz_brokers, fuzz_disk, fuzz_files, fuzz_storage, fuzz_wire
+from faults import fuzz_actors, fuzz_brokers, fuzz_clients, fuzz_disk, fuzz_files, fuzz_storage, fuzz_wire
 from faults.fuzzing import Target
 
 TARGETS: Final[dict[str, Target]] = {
-    target.name: target for file in (fuzz_wire, fuzz_disk, fuzz_files, fuzz_actors, fuzz_storage, fuzz_brokers) for target in file.TARGETS
+    target.name: target
+    for file in (fuzz_wire, fuzz_disk, fuzz_files, fuzz_actors, fuzz_storage, fuzz_brokers, fuzz_clients)
+    for target in file.TARGETS
 }
