@@ -17,7 +17,7 @@ from zsq.storage.errors import Unreadable
 from zsq.transport import protocol as p
 from zsq.transport.block import pack
 from zsq.transport.codec import encode
-from zsq.transport.errors import Refused, UsageError
+from zsq.transport.errors import Refused
 
 ONE: Envelope = (b"one",)
 TWO: Envelope = (b"two",)
@@ -364,56 +364,3 @@ def test_they_count_among_the_channels_that_a_topic_may_have(desk: Desk, monkeyp
     for name in ("third", "third#ephemeral"):
         with pytest.raises(Refused, match="at most 2 channels"):
             desk.say(p.OpenChannel(1, name), TWO)
-
-
-BEYOND = 1_001  # the log ends at 1,000
-NUMBERS = {"next": 5}
-
-
-@pytest.mark.parametrize("channel", ["c", "c#ephemeral"])
-@pytest.mark.parametrize(
-    ("row", "put", "gone"),
-    [
-        ({"next": BEYOND}, (), ()),  # no commit of the topic would be made before the log is as far
-        ({"next": "5"}, (), ()),
-        ({"next": -1}, (), ()),
-        ({"next": True}, (), ()),
-        ({"next": 5, "paused": 1}, (), ()),
-        ({"next": 5, "counters": {"a": 1 << 64 - 1}}, (), ()),
-        ({"next": 5, "counters": ()}, (), ()),
-        ({"next": 5, "settings": {"tags": 5}}, (), ()),
-        (NUMBERS, ((1, 1, 1),), ()),
-        (NUMBERS, ((1, 1, 1, 0, 0),), ()),
-        (NUMBERS, ((1, 1, 1, "0"),), ()),
-        (NUMBERS, ((1, 1, 1, 1 << 63),), ()),
-        (NUMBERS, ((-1, 1, 1, 0),), ()),
-        (NUMBERS, ((999, 2, 1, 0),), ()),
-        (NUMBERS, (5,), ()),
-        (NUMBERS, (), ("a",)),
-        (NUMBERS, (), (-1,)),
-    ],
-)
-def test_rows_that_cannot_be_written_or_read_again_are_refused(
-    desk: Desk, channel: str, row: dict[str, Any], put: tuple[Any, ...], gone: tuple[Any, ...]
-) -> None:
-    """They ended the storage, some of them at each start, or held back all its commits."""
-    desk.open(channel=channel)
-    with pytest.raises(UsageError, match="E_BAD_ARGUMENT"):
-        desk.say(p.Save(2, channel, row, put, gone, False, False))
-    desk.say(p.Save(3, channel, {"next": 7}, ((5, 1, 1, 0),), (), False, False))
-    assert desk.commit() == [p.Done(3, {})]
-
-
-@pytest.mark.parametrize("name", ["a\0b", "x" * 65, "", "x" * 2_000])
-def test_a_channel_has_a_legal_name(desk: Desk, name: str) -> None:
-    """A key of the state store has at most 511 bytes, and a zero byte ends the name in it."""
-    with pytest.raises(UsageError, match="E_BAD_NAME"):
-        desk.say(p.OpenChannel(1, name))
-    desk.open()
-
-
-@pytest.mark.parametrize("until_ns", [-1, 1 << 63, (1 << 64) - 1])
-def test_what_is_due_is_asked_by_a_time(desk: Desk, until_ns: int) -> None:
-    desk.open()
-    with pytest.raises(UsageError, match="E_BAD_ARGUMENT"):
-        desk.say(p.Due(2, "c", until_ns, 10))

@@ -395,11 +395,3 @@ def test_the_file_is_looked_at_after_rows_went(bench: Bench, monkeypatch: pytest
         bench.desk.tick()
         bench.run()
     assert asked == [bench.store.files]
-
-
-def test_a_delay_is_a_number(bench: Bench) -> None:
-    """A tuple's parts are not looked at by the codec."""
-    for wrong in ("1", None, (1,), 1.5, True):
-        word = p.AppendDelayed(1, 0, (wrong,))  # type: ignore[arg-type]
-        with pytest.raises(UsageError, match="E_BAD_ARGUMENT"):
-            bench.desk.append((b"topic",), word, [pack([b"x"])], 0)
