@@ -89,9 +89,11 @@ def _try_word(frame: bytes) -> bool:
         word = codec.decode(frame)
     except UsageError as error:
         return _refused(error)
-    again = codec.encode(word)  # a gateway passes on what it has taken: whatever can be read can be said
-    assert codec.encode(codec.decode(again)) == again
-    repr(word)
+    for field in dataclasses.fields(word):
+        value = getattr(word, field.name)
+        if type(value) is dict:  # such are passed on as they are, and shown; rows are looked at by who takes them
+            assert codec.pack_value(codec.unpack_value(codec.pack_value(value))) == codec.pack_value(value)
+            repr(value)
     return True
 
 
