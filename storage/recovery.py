@@ -128,9 +128,9 @@ class _Scan:
         known = self.kept.get((self.base_offset, position))
         return known is not None and known.bytes >= size and known.count >= count
 
-    def tell(self, position: int, size: int, report: RecoveryReport) -> list[str]:
+    def tell(self, position: int, size: int, report: RecoveryReport, count: int = 0) -> list[str]:
         """Where to say that something is lost there: what was set aside before was told before."""
-        return report.notes if self.is_kept(position, size) else report.alarms
+        return report.notes if self.is_kept(position, size, count) else report.alarms
 
 
 def recover_log(
@@ -186,7 +186,7 @@ def _note_lost_end(chunk: Chunk, scan: _Scan, synced_end: int, report: RecoveryR
     lost = Bad(chunk.base_offset, end.position, 0, end.offset, synced_end - end.offset, "the file ends before it", blocks=1)
     scan.holes.append(lost.hole)
     text = f"the log ends at offset {end.offset} but was synced up to {synced_end}: {lost.count} messages are lost"
-    scan.tell(lost.position, 0, report).append(f"{chunk.folder}: {text}")
+    scan.tell(lost.position, 0, report, lost.count).append(f"{chunk.folder}: {text}")
     if not scan.is_kept(lost.position, 0) and all(bad.start.position != lost.position for bad in scan.bad):  # else it has its file
         _set_aside(chunk, lost, report)
     chunk.sealed = True  # what lies behind the end stays for whoever wants to look; the next append begins a chunk
