@@ -18,7 +18,9 @@ settings.load_profile("fast" if "ZSQ_TEST_FAST" in os.environ else "zsq")
 
 # Whose tests start brokers, Spark or hundreds of recoveries: slow, but for those that are marked `smoke`.
 SLOW_FOLDERS: Final = frozenset({"process", "compat", "spark", "spark_cluster"})
-SLOW_FILES: Final = re.compile(r"crash|damage|faults|flips|merging|moves|reads|bad_files|fsck|disk_queue_model|cli_|zsqd|bench")
+SLOW_FILES: Final = re.compile(
+    r"crash|damage|faults|flips|merging|moves|reads|bad_files|fsck|disk_queue_model|cli_|zsqd|bench|test_calls|fuzz|simulation|test_runner"
+)
 ROOT: Final = Path(__file__).parent
 
 
