@@ -28,12 +28,11 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Final
-from unittest import mock
 
-from zsq.storage import state_check
 from zsq.storage.faulty_files import FaultyFiles, keep_none
 
 from .recording import RecordingFiles
+from .same_process import looking_in_this_process
 from .states import WHOLE, Disk, Fate, Tree, continued, digest, fates, lay_down, prefixes, random_fates, tree_of
 from .subject import Recorded, recorder
 from .workloads import WORKLOADS, workload
@@ -180,13 +179,6 @@ def mixed(numbered: Iterable[tuple[int, Fate]], chance: random.Random) -> Iterat
 class NestedProver(Prover):
     def counted(self, result: Result) -> set[bytes]:
         return result.nested
-
-
-@contextmanager
-def looking_in_this_process() -> Iterator[None]:
-    """What recovery has examined by another process, for fear of flipped bits: there are none here, and it takes 100 times as long."""
-    with mock.patch.object(state_check, "_examine", lambda path, timeout_s: state_check.Verdict(state_check._read(path), finished=True)):
-        yield
 
 
 @contextmanager

@@ -258,6 +258,18 @@ def with_a_bad_block(life: Life) -> None:
     life.lose(1)
 
 
+def with_a_bad_delayed_row(life: Life) -> None:
+    life.publish_delayed(10, 20, 30)
+    life.publish_delayed(40)
+    life.move(10)
+    life.lose_delayed(b"delayed 2/0", b"delayed 2/1")
+
+
+def rescued(life: Life) -> None:
+    life.publish_delayed(50)
+    life.move(45)
+
+
 def repaired(life: Life) -> None:
     """What `zsq fsck --repair` does, and then a life."""
     life.abandon_cleanly()
@@ -353,6 +365,7 @@ WORKLOADS: Final[dict[str, Workload]] = {
     "channels-damaged": TopicWork(channels, kind=DamagedLife),
     "groups-damaged": TopicWork(groups, GROUPS, kind=DamagedLife),
     "retention-damaged": TopicWork(retention, kind=DamagedLife),
+    "rescue": TopicWork(rescued, before=with_a_bad_delayed_row),
     "rebuild": TopicWork(goes_on, before=without_its_state),
     "repair": TopicWork(repaired, before=without_a_footer),
     "bad-block": TopicWork(repaired, before=with_a_bad_block),
