@@ -28,6 +28,7 @@ from .log_format import BAD_SUFFIX, DELAYED_NAME, TEMPORARY_SUFFIX
 from .state_check import DATA_NAME, examine
 
 ATTEMPT_SUFFIX: Final = ".attempt"
+MADE_SUFFIX: Final = ".made"
 MOVED_MAX: Final = 1_000  # rows that are removed by one commit
 BAD_ROWS_MAX: Final = 1_000  # files; what is damaged beyond them is counted only
 
@@ -52,8 +53,27 @@ def make_delayed(files: Files, directory: str, uuid: bytes, now_ns: int) -> Dela
             raise DiskFull(f"no space to make {path}: {error}") from error
         raise StoreFailed(f"{path} could not be made: {error}") from error
     store = DelayedStore(path, uuid)
+    _note_made(files, directory)
     _connect(store, files, directory)
     return store
+
+
+def _note_made(files: Files, directory: str) -> None:
+    """So that a folder which is gone later is missed: messages that were acknowledged are nowhere else. Best effort."""
+    made = f"{directory}/{DELAYED_NAME}{MADE_SUFFIX}"
+    with contextlib.suppress(OSError):
+        if not files.exists(made):
+            files.write_file(made, b"")
+            files.sync_folder(directory)
+
+
+def _tell_if_gone(files: Files, directory: str, alarms: list[str]) -> None:
+    """Once: whoever removes the folder to do without what waited in it hears of it too."""
+    made = f"{directory}/{DELAYED_NAME}{MADE_SUFFIX}"
+    if files.exists(made):
+        alarms.append(f"{directory}/{DELAYED_NAME} is gone, with all delayed messages that waited in it; nobody knows how many")
+        files.remove(made)
+        files.sync_folder(directory)
 
 
 def open_delayed(
@@ -66,7 +86,9 @@ def open_delayed(
     finish_rescue(files, directory)
     path = f"{directory}/{DELAYED_NAME}"
     if not files.exists(path):
+        _tell_if_gone(files, directory, alarms)
         return None
+    _note_made(files, directory)
     finish_mending(files, path)
     noted = noted_progress(files, path)
     if is_rescuing(files, directory):

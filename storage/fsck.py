@@ -16,7 +16,8 @@ from crc32c import crc32c
 
 from .chunk import Chunk, read_footer
 from .damage import BAD_HEAD_BYTES, DAMAGED, Bad, decode_bad_head, keep_bytes
-from .delayed_rescue import check_delayed, uuid_of
+from .delayed_recovery import MADE_SUFFIX
+from .delayed_rescue import READY_SUFFIX, check_delayed, uuid_of
 from .errors import Damaged, StorageError
 from .files import Files
 from .fsck_chunk import DAMAGE, NOTE, RECOVERY, Around, Checked, ChunkCheck, Finding
@@ -37,7 +38,7 @@ from .log_format import (
     parse_chunk_name,
     part_name,
 )
-from .snapshot import check_snapshot
+from .snapshot import check_snapshot, commits_of_snapshot
 from .state import StateStore
 from .state_check import check_environment
 from .store import INDEX_EVERY_BYTES, Identity, StoreOptions, check_identity, open_store
@@ -152,6 +153,8 @@ class _TopicCheck:
                 if name == STATE_NAME:
                     self._add(DAMAGE, name, "the state store is missing").needs_recovery = True
                     sound = False
+                elif f"{name}{MADE_SUFFIX}" in self._names and f"{name}{READY_SUFFIX}" not in self._names:
+                    self._add(DAMAGE, name, "it is gone, with all delayed messages that waited in it").needs_recovery = True
                 continue
             check = check_delayed if name == DELAYED_NAME else check_environment
             path = f"{self._directory}/{name}"
@@ -186,6 +189,10 @@ class _TopicCheck:
             return
         if uuid != self._identity.uuid_bytes:
             self._add(DAMAGE, STATE_NAME, f"it belongs to another topic (uuid {uuid.hex()})")
+            return
+        if table.commits < (known := commits_of_snapshot(self._files, self._directory)):
+            text = f"it has seen {table.commits} commits, and its snapshot {known}: an older one has come back"
+            self._add(DAMAGE, STATE_NAME, text).needs_recovery = True
             return
         self._synced_end = table.synced_end
         self._start = max(self._start, table.start)
