@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from faults.call_lives import FULL_CODES, Step, StoreLife, require
+from faults.call_lives import FULL_CODES, Step, StoreLife, Violation, require
 from support.desk import GROUPS
 
-from zsq.storage.errors import StorageError
+from zsq.storage.errors import StorageError, StoreFailed
 from zsq.storage.state import StateBatch
 
 
@@ -16,6 +16,7 @@ class GroupLife(StoreLife):
 
     options = GROUPS
     merge = False
+    staging_failed = False
 
     def prepare(self) -> None:
         self.desk.commit_dropped = self.commit_dropped  # type: ignore[method-assign]
@@ -34,7 +35,8 @@ class GroupLife(StoreLife):
         key = name.encode().ljust(16, b"_")
         try:
             self.desk.stage(name, version, blocks)
-        except StorageError:
+        except StorageError as error:
+            self.staging_failed = isinstance(error, StoreFailed)
             if key in self.desk.staging.stages():
                 self.desk.staged[key] = self.desk.staged[key][: self.desk.staging.facts(key).blocks]
             raise
@@ -64,6 +66,16 @@ class GroupLife(StoreLife):
         super().commit_one(batch)
         if batch.stage_gones:
             self.desk.staging.purge(batch)
+
+    def while_failing(self) -> None:
+        """Staging that failed takes nothing more."""
+        super().while_failing()
+        if self.staging_failed:
+            try:
+                self.desk.staging.append(b"x" * 16, [])
+            except StoreFailed:
+                return
+            raise Violation("staging that failed goes on")
 
     def go_on(self) -> None:
         """What was refused is possible now: seals, and the commits."""

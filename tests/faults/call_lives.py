@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,8 @@ Step = Callable[[], object]
 ENDINGS: Final = ("died", "kept", "lost")
 """Only the process ends; the power goes too, and all that was pending reached the disk; or nothing of it did."""
 FULL_CODES: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+REFUSABLE: Final = frozenset({"writev", "open_new", "make_folder", "note", "lmdb_write"})
+"""Calls that find no space: what needed them is refused, and nothing else comes of it."""
 
 
 class Violation(AssertionError):
@@ -65,6 +68,9 @@ class Life:
         code = self.files.code
         if isinstance(error, StoreFailed):
             self.failed = True
+            # LMDB takes a page of which only a part was written for a disk that failed, and says no more.
+            was_full = code in FULL_CODES and self.files.met in REFUSABLE and (self.files.met, self.files.mode) != ("lmdb_write", "short")
+            require(not was_full, f"{error!r}, and the disk was only full")
         elif isinstance(error, DiskFull):
             require(code in FULL_CODES, f"{error!r} after {errno.errorcode[code]}")
         elif isinstance(error, Damaged):
@@ -119,7 +125,20 @@ class StoreLife(Life):
         return lambda: self.desk.publish(blocks, count)
 
     def sync(self) -> None:
-        self.desk.sync()
+        """A ticket that failed never counts."""
+        log, known = self.desk.log, len(self.desk.sent)
+        ticket = log.begin_sync()
+        try:
+            ticket.run()
+        except StoreFailed:
+            before = log.synced_end
+            with contextlib.suppress(StoreFailed):
+                log.finish_sync(ticket)
+                raise Violation("a sync that failed counts") from None
+            require(log.synced_end == before, "what a failed sync covered counts as synced")
+            raise
+        log.finish_sync(ticket)
+        self.desk.acknowledged = known
 
     def commit(self, batch: StateBatch) -> None:
         """The storage actor's way: in order, and the same again after a full disk."""

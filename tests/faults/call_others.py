@@ -92,7 +92,7 @@ class QueueLife(Life):
         return self.files.code == errno.EIO and any(path.suffix == ".bad" for path in Path(self.files.root).iterdir())
 
     def while_failing(self) -> None:
-        if self.failed and self._queue()._closed:
+        if self.failed:
             for call in (self._queue().sync, partial(self._queue().put, b"x"), self._queue().get):
                 try:
                     call()

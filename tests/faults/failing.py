@@ -114,6 +114,10 @@ class FailingFiles(FaultyFiles):
         return 0 if self._fault is None else self._fault.code
 
     @property
+    def mode(self) -> str:
+        return "" if self._fault is None else self._fault.mode
+
+    @property
     def goes_on(self) -> bool:
         """For a choice that shall be the same each time, and fall both ways."""
         return self._fault is None or self._fault.at % 2 == 0
