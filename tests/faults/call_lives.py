@@ -248,10 +248,10 @@ class StoreLife(Life):
     def forget_lost(self) -> None:
         """Blocks that were never acknowledged and are not there: the producer sends others in their place."""
         desk = self.desk
-        found = [block.header.sequence for block in desk.read_all() if block.header.producer_id]
-        end = found[-1] + 1 if found else 0
+        found = {block.header.sequence: block.first_offset for block in desk.read_all() if block.header.producer_id}
+        end = max(found, default=-1) + 1
         desk.sent = desk.sent[:end]
-        desk.offsets = {sequence: offset for sequence, offset in desk.offsets.items() if sequence < end}
+        desk.offsets = {sequence: offset for sequence, offset in desk.offsets.items() if sequence < end} | found
 
     def afterlife(self) -> None:
         """It is a store like any other: it takes blocks, and a loss of power costs nothing."""

@@ -1,19 +1,88 @@
-"""Calls of the operating system that fail, at the n-th call of a workload for every n: the first rounds of `scripts/prove calls`."""
+"""Calls of the operating system that fail, at the n-th call of a workload for every n: the first round of `scripts/prove calls`."""
 
 from __future__ import annotations
 
+import errno
+import signal
+from collections.abc import Iterator
 from itertools import islice
+from types import FrameType
 
 import pytest
 from faults import calls
+from faults.failing import FailingFiles, Fault
+from support.lmdb_calls import LmdbCalls
 
-ROUNDS = 1
+from zsq.storage.faulty_files import keep_none
+
+CALLS_MIN = 1_000
+SIGNAL_EVERY_S = 0.0005
 
 
 @pytest.mark.parametrize("life", calls.LIVES)
 def test_each_call_of_a_workload_fails(life: str) -> None:
-    count = ROUNDS * len(calls.trace_of(life))
+    count = len(calls.trace_of(life))
     tried = calls.try_all(list(islice(calls.cases(life, seed=0), count)))
-    print(f"{life}: {tried.cases} failing calls")
-    assert tried.violations == []
+    print(f"{life}: {tried.cases} failing calls, {tried.refused} were refused, {tried.failed} ended the store")
+    assert not tried.violations, tried.violations[0]
     assert tried.cases == count
+
+
+def test_these_are_enough() -> None:
+    total = sum(len(calls.trace_of(life)) for life in calls.LIVES)
+    print(f"{total} failing calls in all")
+    assert total >= CALLS_MIN
+
+
+def test_a_case_comes_once_and_can_be_named() -> None:
+    found = list(calls.cases("creation", seed=1))
+    assert len(set(found)) == len(found) > 300
+    assert [calls.Case.parse(str(case)) for case in found] == found
+    assert {case.fault.at for case in found[: len(calls.trace_of("creation"))]} == set(range(1, len(calls.trace_of("creation")) + 1))
+
+
+def test_a_promise_that_is_not_kept_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log's cut-back left out: what was refused is found by a reader."""
+    monkeypatch.setattr(FailingFiles, "truncate", lambda *_: None)
+    short = [case for case in calls.cases("log", seed=0) if case.fault.code == errno.ENOSPC and case.fault.mode == "short"]
+    assert calls.try_all(short[:20]).violations
+
+
+def test_a_sync_that_failed_covers_nothing_that_is_synced_later() -> None:
+    """What the disk is made of here: of the log and of LMDB's pages alike."""
+    with calls.a_disk() as (disk, files), LmdbCalls(files.lmdb):
+        fd = files.open_new(str(disk / "a"))
+        files.writev(fd, [b"lost"], 0)
+        files.arm(Fault(1, errno.EIO, "once"))
+        with pytest.raises(OSError, match="by plan"):
+            files.sync(fd)
+        files.lift()
+        files.writev(fd, [b"kept"], 4)
+        files.sync(fd)
+        files.sync_folder(str(disk))
+        files.crash(keep_none)
+        assert (disk / "a").read_bytes() == b"\0\0\0\0kept"
+
+
+@pytest.fixture
+def interrupted() -> Iterator[list[int]]:
+    """Signals come all the time; their number."""
+    came: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+
+    before = signal.signal(signal.SIGALRM, handle)
+    signal.siginterrupt(signal.SIGALRM, True)
+    signal.setitimer(signal.ITIMER_REAL, SIGNAL_EVERY_S, SIGNAL_EVERY_S)
+    try:
+        yield came
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("life", calls.LIVES)
+def test_signals_are_of_no_consequence(life: str, interrupted: list[int]) -> None:
+    calls.trace_of(life)
+    assert interrupted
