@@ -220,13 +220,13 @@ class DiskQueue:
     def _next_file(self, *, bad: bool) -> None:
         """Leave the read file: it is at its end, or gone, or a record in it cannot be read (then it becomes `.bad`)."""
         meta = self._meta
-        new = meta._replace(read_file=meta.read_file + 1, read_position=0)
         self._reader.close()
-        if meta.read_file == meta.write_file:
-            self._writer.close()
-            new = new._replace(write_file=new.read_file, write_position=0)
         path = self._place.data_path(meta.read_file)
         try:
+            new = meta._replace(read_file=self._place.following(meta), read_position=0)
+            if meta.read_file == meta.write_file:
+                self._writer.close()
+                new = new._replace(write_file=new.read_file, write_position=0)
             if bad:
                 self._set_aside(path)
                 new = new._replace(depth=count_records(self._place, new))

@@ -84,6 +84,12 @@ class Place:
         found = (parse_data_name(name) for name in self.files.list(self.folder))
         return sorted(one[1] for one in found if one is not None and one[0] == self.name)
 
+    def following(self, meta: Meta) -> int:
+        """The file to read after the read file: the next there is. Numbers between may be many, where metadata or a name is damaged."""
+        if meta.read_file >= meta.write_file:
+            return meta.read_file + 1
+        return min((number for number in self.numbers() if meta.read_file < number < meta.write_file), default=meta.write_file)
+
     def size(self, number: int) -> int:
         """-1 if there is no such file."""
         path = self.data_path(number)
@@ -185,10 +191,10 @@ def doubt_about(place: Place, meta: Meta, numbers: list[int], check_bytes_max: i
 
 def _reading_from(meta: Meta, numbers: list[int]) -> tuple[int, int]:
     """The read file and position, or the next there is where that file is gone."""
-    number, position = meta.read_file, meta.read_position
-    while number not in numbers and number < max(numbers, default=0):
-        number, position = number + 1, 0
-    return number, position
+    later = [number for number in numbers if number > meta.read_file]
+    if meta.read_file in numbers or not later:
+        return meta.read_file, meta.read_position
+    return min(later), 0
 
 
 def _writing_to(place: Place, meta: Meta, numbers: list[int], report: QueueReport) -> tuple[int, int]:

@@ -357,3 +357,22 @@ def test_messages_and_topics() -> None:
     for wrong in (b"", b"[]", b'{"version":"1.3.0"}', b'{"topics":[{}]}', b'{"topics":[1]}'):
         with pytest.raises(ForeignDirectory):
             decode_nsqd(wrong)
+
+
+@pytest.mark.parametrize("far", [10**9, 10**18])
+def test_a_file_number_that_is_far_off_is_not_counted_up_to(tmp_path: Path, far: int) -> None:
+    """Metadata has no checksum. One file after the other up to there, each noted on disk, would take for ever."""
+    left(tmp_path, Meta(6, far, 0, far, 0), RECORDS)
+    with DiskQueue(tmp_path, NAME) as queue:
+        assert list(queue) == BODIES[:6]
+        queue.put(b"new")
+        assert list(queue) == [b"new"]
+
+
+def test_a_name_that_is_far_off_is_not_counted_up_to(tmp_path: Path) -> None:
+    left(tmp_path, Meta(0, 1, 0, 1, 0), RECORDS)
+    data(tmp_path, 0).rename(data(tmp_path, 10**18))
+    with DiskQueue(tmp_path, NAME) as queue:
+        assert list(queue) == BODIES[:6]
+        queue.put(b"new")
+        assert list(queue) == [b"new"]
