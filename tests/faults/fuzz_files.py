@@ -32,7 +32,10 @@ from zsq.transport.errors import ZsqError
 
 NAME: Final = "clicks:archive"
 _RECORDS: Final = [b"".join(encode_record(b"body %d" % number) for number in range(count)) for count in (0, 1, 6)]
-_METAS: Final = [encode_meta(Meta(12, 0, 0, 1, 66)), encode_meta(Meta(6, 1, 11, 1, 66)), encode_meta(Meta()), b"\n", b""]
+_METAS = [encode_meta(Meta(12, 0, 0, 1, 66)), encode_meta(Meta(6, 1, 11, 1, 66)), encode_meta(Meta()), b"\n", b""]
+_METAS += [
+    encode_meta(Meta(6, *numbers)) for numbers in ((-1, 0, 1, 66), (0, -11, 1, 66), (0, 0, -1, 0), (0, 11, 0, -5), (10**18, 0, 10**18, 0))
+]
 
 
 class QueueRig:
