@@ -100,6 +100,7 @@ class ChunkCheck:
         self._good_end = CHUNK_HEADER_BYTES  # its position
         self._time_ns = 0
         self._bad_footer = False
+        self._sealed = False
         self._places: dict[int, Header] = {}
 
     def run(self) -> Checked:
@@ -112,6 +113,7 @@ class ChunkCheck:
             return found
         try:
             found.bytes = self._files.size(chunk.fd)
+            self._sealed = chunk.sealed
             self._check_header(chunk)
             self._check_blocks(chunk)
             self._check_end(chunk)
@@ -222,7 +224,7 @@ class ChunkCheck:
             self._add(DAMAGE, f"{what}: kept in {known.name}, and what followed is missing", first, count, repair=lambda: self._keep(rest))
             return
         why = "its checksum does not agree"
-        at_risk = self._around.following < 0 and self._around.synced_end >= 0 and first >= self._around.synced_end
+        at_risk = not self._sealed and self._around.following < 0 and self._around.synced_end >= 0 and first >= self._around.synced_end
         if at_risk:  # whether it was ever synced recovery decides, by what the blocks behind it say
             self._add(DAMAGE, what, first, count, needs=True)
             return

@@ -171,3 +171,15 @@ def test_delayed_messages_of_another_topic_are_told(topic: Desk) -> None:
     topic.path("delayed").mkdir()
     DelayedStore(str(topic.path("delayed")), bytes(16), create=True).close()
     assert [finding.text for finding in look(topic).damaged] == ["it holds the delayed messages of another topic"]
+
+
+def test_a_damaged_mark_at_the_end_of_an_adopted_chunk_is_kept(group_desk: Desk) -> None:
+    """No start sets that aside: the chunk is sealed, and its messages are all there."""
+    key = group_desk.stage("a", 1, blocks=5)
+    group_desk.seal(key)
+    group_desk.commit(1, key)
+    group_desk.abandon_cleanly()
+    path = group_desk.chunk_path(0)
+    group_desk.flip(path, path.read_bytes().index(b"version") * 8)
+    assert look(group_desk, repair=True).findings
+    assert not look(group_desk).damaged
