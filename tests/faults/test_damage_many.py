@@ -6,14 +6,55 @@ import sys
 
 import pytest
 from faults import damage
+from faults.damage_lives import RICH, TINY, make
 
 FLIPS = 10_000
+LMDB_FLIPS = 800
+OTHERS = 600
+SEED = 1
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_ten_thousand_flipped_bits(capsys: pytest.CaptureFixture[str]) -> None:
-    summary = damage.run(FLIPS, 0, 0, 1, 1, sys.stdout)
-    damage.report(summary, 0, 1, 1, sys.stdout)
-    assert not summary.violations
+@pytest.mark.timeout(900)
+def test_ten_thousand_flipped_bits_and_other_damage() -> None:
+    """In a process of its own, as LMDB may kill it. A violation says how it is done again."""
+    summary = damage.run(FLIPS, OTHERS, LMDB_FLIPS, SEED, 1, sys.stdout)
+    damage.report(summary, 0, SEED, 1, sys.stdout)
+    assert not summary.violations, summary.violations[0]
     assert sum(summary.total("flip ").values()) >= FLIPS
+    assert sum(summary.total("flip in LMDB ").values()) >= LMDB_FLIPS - 20
+    assert sum(summary.total().values()) >= FLIPS + LMDB_FLIPS + OTHERS - 100
+    assert set(summary.total()) >= {"harmless", "lost", "told", "rebuilt", "refused"}, "not all that can come of damage was seen"
+
+
+def test_a_specimen_has_all_kinds_and_is_the_same_each_time(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("specimens")
+    rich, again = (make(RICH, f"{folder}/{number}") for number in range(2))
+    assert rich.tree == again.tree
+    assert rich.staged
+    assert rich.delayed
+    assert rich.unfinished
+    assert rich.transactions
+    assert len(rich.chunks()) > 4
+    bits = {1 << bit for block in rich.blocks.values() for bit in range(7) if block.header.columns >> bit & 1}
+    assert bits == {1, 2, 4, 8, 16, 32}, "columns and bitmaps"
+    flags = {rich.tree[block.path][block.position + 6] for block in rich.blocks.values()}
+    assert {0, 16, 64} <= flags, "groups, and what was published with a delay"
+    assert len(make(TINY, f"{folder}/tiny").chunks()) == 3
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "1|cut|00000000000000000049.chunk|74",  # an adopted chunk that ends within its own header: the start was refused
+        "0|again|00000000000000000000.chunk|0",  # a block twice: read twice, and the log's end set back
+        "0|copy|00000000000000000000.chunk|0|1",  # a write that went astray
+        "0|double|00000000000000000000.chunk|3",  # a chunk under a name in the middle of another: its messages were taken for lost
+        "3|copy|00000000000000000000.chunk|0|1",  # fsck took it for the damage that it knew
+        "1|garbage|00000000000000000049.chunk|792|512",  # a bad block before a bad end of an adopted chunk
+        "1|gone|delayed/",  # nobody missed it
+        "1|stale|state/data.mdb|2",  # a start made it again, and fsck found nothing
+    ],
+)
+def test_what_was_found_once(case: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    assert damage.replay(case, str(tmp_path_factory.mktemp("damage"))) == 0
