@@ -19,6 +19,7 @@ import multiprocessing
 import os
 import platform
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -61,7 +62,7 @@ LIVES: Final[dict[str, type[Life]]] = {
     "registry": RegistryLife,
 }
 MEMORY: Final = Path("/dev/shm")
-PORTION: Final = 100  # cases that a process gets at once
+PORTION: Final = 50  # cases that a process gets at once
 TOLD_EVERY_S: Final = 10.0
 
 
@@ -233,12 +234,17 @@ def main(arguments: list[str]) -> int:
 def in_processes(chosen: Sequence[Case], jobs: int) -> Tried:
     tried, told = Tried(), time.monotonic()
     portions = [chosen[at : at + PORTION] for at in range(0, len(chosen), PORTION)]
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # else its children would outlive it
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("forkserver")) as pool:
-        for done in as_completed([pool.submit(try_all, portion) for portion in portions]):
-            tried.add(done.result())
-            if time.monotonic() - told > TOLD_EVERY_S:
-                told = time.monotonic()
-                print(f"{tried.cases} cases, {len(tried.violations)} violations", flush=True)
+        try:
+            for done in as_completed([pool.submit(try_all, portion) for portion in portions]):
+                tried.add(done.result())
+                if time.monotonic() - told > TOLD_EVERY_S:
+                    told = time.monotonic()
+                    print(f"{tried.cases} cases, {len(tried.violations)} violations", flush=True)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     return tried
 
 
