@@ -7,11 +7,11 @@ answers, a `ZsqError`. The storage that they talk to is a small one that is alwa
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from faults.fuzz_port import FakePort, by_name, own_frames, stranger_says
-from faults.fuzzing import Make, Run, Target
+from faults.fuzzing import Target, with_rig
 from faults.mutation import Mutator
 
 from zsq.actors import channel as channel_shell
@@ -104,6 +104,9 @@ class TopicRig:
         front = self.ports["front"]
         return len(front.sent) == answered or not isinstance(front.sent[-1][1], p.Failed)
 
+    def close(self) -> None:
+        """Nothing real is open."""
+
     def _storage_answers(self) -> None:
         while self.storage.sent:
             _, word, blocks = self.storage.sent.popleft()
@@ -190,6 +193,9 @@ class ChannelRig:
             self.actor.pulse(3, detailed=True)
         return taken
 
+    def close(self) -> None:
+        self.actor.on_end()  # a link for dead letters is a real one
+
     def _others_answer(self) -> None:
         while self.storage.sent:
             _, word, _ = self.storage.sent.popleft()
@@ -210,15 +216,7 @@ class ChannelRig:
         self.actor.on_turn()
 
 
-def _begins(rig_of: Callable[[Mutator], Any]) -> Callable[[Mutator], tuple[Make, Run]]:
-    def begin(mutator: Mutator) -> tuple[Make, Run]:
-        made = rig_of(mutator)
-        return made.draw, made.hear
-
-    return begin
-
-
 TARGETS: Final[Sequence[Target]] = (
-    Target("topic", _begins(TopicRig), 8),
-    Target("channel", _begins(ChannelRig), 8),
+    Target("topic", with_rig(TopicRig), 8),
+    Target("channel", with_rig(ChannelRig), 8),
 )

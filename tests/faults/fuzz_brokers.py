@@ -12,9 +12,9 @@ from typing import Any, Final
 import zmq
 from faults.fuzz_actors import PEERS, Said, drain, rig
 from faults.fuzz_port import FakePort, stranger_says
-from faults.fuzz_storage import SHM, begins
+from faults.fuzz_storage import SHM
 from faults.fuzz_wire import word_frame
-from faults.fuzzing import Target
+from faults.fuzzing import Target, with_rig
 from faults.mutation import Mutator
 
 from zsq.actors import gateway as gateway_shell
@@ -215,6 +215,6 @@ def _stats(kind: str) -> dict[str, Any]:
 
 
 TARGETS: Final[Sequence[Target]] = (
-    Target("gateway", begins(GatewayRig), 4),
-    Target("supervisor", begins(SupervisorRig), 4),
+    Target("gateway", with_rig(GatewayRig), 4),
+    Target("supervisor", with_rig(SupervisorRig), 4),
 )

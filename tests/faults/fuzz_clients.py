@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from faults.fuzz_port import stranger_says
-from faults.fuzz_storage import begins
 from faults.fuzz_wire import block_frames
-from faults.fuzzing import Target
+from faults.fuzzing import Target, with_rig
 from faults.mutation import Mutator
 
 from zsq.transport import protocol as p
@@ -180,7 +179,7 @@ class StageRig(ClientRig):
 
 
 TARGETS: Final[Sequence[Target]] = (
-    Target("producer", begins(ProducerRig), 4),
-    Target("consumer", begins(ConsumerRig), 4),
-    Target("stage-writer", begins(StageRig), 4),
+    Target("producer", with_rig(ProducerRig), 4),
+    Target("consumer", with_rig(ConsumerRig), 4),
+    Target("stage-writer", with_rig(StageRig), 4),
 )

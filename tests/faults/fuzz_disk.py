@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 
 from crc32c import crc32c
 from faults.fuzz_wire import BLOCKS, changed_header
-from faults.fuzzing import Make, Run, Target
+from faults.fuzzing import Target, Trial
 from faults.mutation import Mutator
 
 from zsq.actors import registry_format
@@ -347,8 +347,8 @@ def _try_nsq(data: bytes) -> bool:
     return taken
 
 
-def _plain(make: Callable[[Mutator], Any], run: Callable[[Any], bool]) -> Callable[[Mutator], tuple[Make, Run]]:
-    return lambda mutator: (lambda: make(mutator), run)
+def _plain(make: Callable[[Mutator], Any], run: Callable[[Any], bool]) -> Callable[[Mutator], Trial]:
+    return lambda mutator: Trial(lambda: make(mutator), run)
 
 
 CORPUS: Final = [*_PIECES, _SNAPSHOT, *_NOTES, _REGISTRY]

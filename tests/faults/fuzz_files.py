@@ -15,9 +15,9 @@ from typing import Any, Final
 import zmq
 from faults.fuzz_disk import CORPUS as DISK
 from faults.fuzz_disk import HEAD, NSQ_FILES, SEED
-from faults.fuzz_storage import SHM, begins
+from faults.fuzz_storage import SHM
 from faults.fuzz_wire import BLOCKS, message_frames
-from faults.fuzzing import Target
+from faults.fuzzing import Target, with_rig
 from faults.mutation import Mutator
 
 from zsq.actors.port import Mail, Port
@@ -157,7 +157,7 @@ class PortRig:
 
 
 TARGETS: Final[Sequence[Target]] = (
-    Target("disk-queue", begins(QueueRig), 1),
-    Target("dump", begins(DumpRig), 3),
-    Target("port", begins(PortRig), 4),
+    Target("disk-queue", with_rig(QueueRig), 1),
+    Target("dump", with_rig(DumpRig), 3),
+    Target("port", with_rig(PortRig), 4),
 )

@@ -7,14 +7,14 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import zmq
 from faults.fuzz_actors import NOW, PEERS, Said, drain, rig
 from faults.fuzz_port import by_name, own_frames, stranger_says
 from faults.fuzz_wire import BLOCKS, changed_header
-from faults.fuzzing import Make, Run, Target
+from faults.fuzzing import Target, with_rig
 from faults.mutation import Mutator
 
 from zsq.actors import read_desk, stage_desk, storage_actor
@@ -181,18 +181,4 @@ class StorageRig:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def begins(rig_of: Callable[[Mutator], Any]) -> Callable[[Mutator], tuple[Make, Run]]:
-    """With a rig for each batch, closed when the next begins."""
-    before: list[Any] = []
-
-    def begin(mutator: Mutator) -> tuple[Make, Run]:
-        while before:
-            before.pop().close()
-        made = rig_of(mutator)
-        before.append(made)
-        return made.draw, made.hear
-
-    return begin
-
-
-TARGETS: Final[Sequence[Target]] = (Target("storage", begins(StorageRig), 4),)
+TARGETS: Final[Sequence[Target]] = (Target("storage", with_rig(StorageRig), 4),)

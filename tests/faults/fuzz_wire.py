@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from random import Random
 from typing import Any, Final, get_type_hints
 
 import msgpack
 from crc32c import crc32c
-from faults.fuzzing import Make, Run, Target
+from faults.fuzzing import Target, Trial
 from faults.mutation import Mutator, deep_frame
 
 from zsq.apps.spark.offsets import Place
@@ -102,8 +102,8 @@ def _refused(error: ZsqError) -> bool:
     return False
 
 
-def _words(mutator: Mutator) -> tuple[Make, Run]:
-    return lambda: word_frame(mutator), _try_word
+def _words(mutator: Mutator) -> Trial:
+    return Trial(lambda: word_frame(mutator), _try_word)
 
 
 class Part:
@@ -227,8 +227,8 @@ def _try_block(random: Random, frames: tuple[bytes, bytes]) -> bool:
     return True
 
 
-def _blocks(mutator: Mutator) -> tuple[Make, Run]:
-    return lambda: block_frames(mutator), lambda frames: _try_block(mutator.random, frames)
+def _blocks(mutator: Mutator) -> Trial:
+    return Trial(lambda: block_frames(mutator), lambda frames: _try_block(mutator.random, frames))
 
 
 # Headers, names, places
@@ -265,8 +265,8 @@ def packed_headers(mutator: Mutator) -> bytes:
     return b"\x81\xa1a" + b"\x91" * mutator.below(1_030) + b"\x80"
 
 
-def _headers(mutator: Mutator) -> tuple[Make, Run]:
-    return lambda: packed_headers(mutator), _try_headers
+def _headers(mutator: Mutator) -> Trial:
+    return Trial(lambda: packed_headers(mutator), _try_headers)
 
 
 _NAMES: Final = [
@@ -276,8 +276,8 @@ _NAMES: Final = [
 ]  # fmt: skip
 
 
-def _names(mutator: Mutator) -> tuple[Make, Run]:
-    return lambda: mutator.bytes_like(_NAMES).decode(errors="surrogateescape" if mutator.chance(2) else "replace"), _try_name
+def _names(mutator: Mutator) -> Trial:
+    return Trial(lambda: mutator.bytes_like(_NAMES).decode(errors="surrogateescape" if mutator.chance(2) else "replace"), _try_name)
 
 
 def _try_name(text: str) -> bool:
@@ -307,15 +307,14 @@ def _try_place(data: bytes) -> bool:
     return True
 
 
-def _places(mutator: Mutator) -> tuple[Make, Run]:
-    return lambda: mutator.bytes_like(_PLACES), _try_place
+def _places(mutator: Mutator) -> Trial:
+    return Trial(lambda: mutator.bytes_like(_PLACES), _try_place)
 
 
-def messages(mutator: Mutator) -> tuple[Make, Run]:
-    return lambda: message_frames(mutator), _try_message
+def messages(mutator: Mutator) -> Trial:
+    return Trial(lambda: message_frames(mutator), _try_message)
 
 
-Begin = Callable[[Mutator], tuple[Make, Run]]
 TARGETS: Final[Sequence[Target]] = (
     Target("words", _words, 30),
     Target("messages", messages, 10),

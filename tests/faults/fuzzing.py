@@ -7,7 +7,7 @@ import signal
 import traceback
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Protocol, Self
 
 from faults.mutation import Mutator
 
@@ -21,12 +21,24 @@ Make = Callable[[], Any]
 Run = Callable[[Any], bool]
 
 
+def _nothing() -> None:
+    pass
+
+
+class Trial(NamedTuple):
+    """One batch of a target: `make` draws an input, `run` tries it and says whether it was taken (or refused by the documented error); all
+    that it raises is a violation. `close` at the end."""
+
+    make: Make
+    run: Run
+    close: Callable[[], None] = _nothing
+
+
 class Target(NamedTuple):
-    """`begin` makes, for each batch, (what draws an input, what tries it). Trying says whether the input was taken (or refused by the
-    documented error); all that it raises is a violation. `share`: of ten thousand inputs, how many are for this one."""
+    """`begin` is called for each batch. `share`: how many inputs are for this one, among those of all."""
 
     name: str
-    begin: Callable[[Mutator], tuple[Make, Run]]
+    begin: Callable[[Mutator], Trial]
     share: int = 1
 
 
@@ -127,7 +139,15 @@ def run_batch(target: Target, seed: int, batch: int, inputs: int = BATCH) -> Tri
 
 
 def _run(target: Target, seed: int, batch: int, inputs: int, *, watch: bool) -> Tried:
-    make, run = target.begin(Mutator(Random(f"{seed} {target.name} {batch}")))
+    trial = target.begin(Mutator(Random(f"{seed} {target.name} {batch}")))
+    try:
+        return _try(target, trial, batch, inputs, watch=watch)
+    finally:
+        trial.close()
+
+
+def _try(target: Target, trial: Trial, batch: int, inputs: int, *, watch: bool) -> Tried:
+    make, run, _ = trial
     taken = 0
     given: Any = None
     with Guard() as guard, Lines():
@@ -163,3 +183,23 @@ def plan(targets: Sequence[Target], count: int) -> dict[str, int]:
     """How many batches of each target make `count` inputs in all; at least one."""
     shares = sum(target.share for target in targets)
     return {target.name: max(1, -(-count * target.share // shares // BATCH)) for target in targets}
+
+
+class Rig(Protocol):
+    """What a target with a state is made of."""
+
+    def draw(self) -> Any: ...
+
+    def hear(self, given: Any) -> bool: ...
+
+    def close(self) -> None: ...
+
+
+def with_rig(rig_of: Callable[[Mutator], Rig]) -> Callable[[Mutator], Trial]:
+    """A `begin` that makes a rig for each batch."""
+
+    def begin(mutator: Mutator) -> Trial:
+        made = rig_of(mutator)
+        return Trial(made.draw, made.hear, made.close)
+
+    return begin

@@ -9,7 +9,7 @@ import pytest
 from crc32c import crc32c
 from faults.fuzz import main
 from faults.fuzz_targets import TARGETS
-from faults.fuzzing import BATCH, MEMORY_MAX, Make, Run, Target, plan, run_batch
+from faults.fuzzing import BATCH, MEMORY_MAX, Target, Trial, plan, run_batch
 from faults.mutation import Mutator
 
 INPUTS = 300_000
@@ -64,16 +64,15 @@ FOUND: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize(("name", "given"), FOUND)
 def test_what_was_found_once(name: str, given: Any) -> None:
-    _, run = TARGETS[name].begin(Mutator(Random(1)))
-    run(given)
+    TARGETS[name].begin(Mutator(Random(1))).run(given)
 
 
 # The fuzz can fail
 
 
 def _broken(fault: Any) -> Target:
-    def begin(mutator: Mutator) -> tuple[Make, Run]:
-        return lambda: mutator.below(100), fault
+    def begin(mutator: Mutator) -> Trial:
+        return Trial(lambda: mutator.below(100), fault)
 
     return Target("broken", begin)
 
