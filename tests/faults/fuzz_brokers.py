@@ -206,6 +206,7 @@ class SupervisorRig:
                 self.port.say(envelope, p.Pulse(key, word.request, _stats(kind), {}))
 
     def close(self) -> None:
+        self.supervisor.registry.memory.close()
         self.supervisor.context.destroy(linger=0)
         shutil.rmtree(self.folder, ignore_errors=True)
 
