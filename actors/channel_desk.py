@@ -276,7 +276,8 @@ def _check_save(word: p.Save, end: int) -> None:
     columns: Columns = ()
     try:
         columns = tuple(zip(*word.holes_put, strict=True))  # a page has up to 50,000 rows, and publishers wait meanwhile
-        good = good and len(columns) in (0, _HOLE_NUMBERS) and all(map(within, columns)) and within(word.holes_gone)
+        good = good and len(columns) == (_HOLE_NUMBERS if word.holes_put else 0)  # rows of nothing have no columns either
+        good = good and all(map(within, columns)) and within(word.holes_gone)
     except (TypeError, ValueError):
         good = False
     if not good:

@@ -1,7 +1,9 @@
 """For all tests: how hypothesis searches, and which tests `./scripts/test --fast` leaves out."""
 
+import logging
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -29,3 +31,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         folder = item.path.relative_to(ROOT).parts[0] if item.path.is_relative_to(ROOT) else ""
         if (folder in SLOW_FOLDERS or SLOW_FILES.search(item.path.stem)) and item.get_closest_marker("smoke") is None:
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(autouse=True)
+def _log_as_found() -> Iterator[None]:
+    """What a test does to our logger, which a simulated broker takes for itself, must not meet the next one."""
+    log = logging.getLogger("zsq")
+    found = log.level, log.propagate, log.handlers[:]
+    yield
+    log.setLevel(found[0])
+    log.propagate, log.handlers = found[1:]

@@ -52,6 +52,8 @@ NUMBERS = {"next": 5}
         (NUMBERS, ((-1, 1, 1, 0),), ()),
         (NUMBERS, ((999, 2, 1, 0),), ()),
         (NUMBERS, (5,), ()),
+        (NUMBERS, ((),), ()),
+        (NUMBERS, ((), ()), ()),
         (NUMBERS, (), ("a",)),
         (NUMBERS, (), (-1,)),
     ],
