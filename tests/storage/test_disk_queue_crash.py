@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from zsq.storage.disk_queue import DiskQueue
+from zsq.storage.disk_queue_format import data_name, meta_name
 from zsq.storage.errors import DiskFull, StoreFailed
 from zsq.storage.faulty_files import Change, Choose, FaultyFiles, PowerCut, keep_all, keep_none
 
@@ -129,6 +130,51 @@ def test_power_is_cut_at_every_change(tmp_path: Path, sync_every: int, kept: str
             assert queue.get() == b"message %d" % life.put_begun
         assert len([path for path in root.iterdir() if path.suffix != ".bad"]) <= 2, "files that were read are removed"
     assert change > 60
+
+
+def metadata_only(number: int, change: Change) -> int:
+    """What befell the metadata's names reached the disk, and of other names nothing."""
+    return int(any(meta_name(NAME) in name for _, name, _ in change.entries))
+
+
+def test_a_queue_that_was_deleted_does_not_come_back(tmp_path: Path) -> None:
+    """Files that are there without metadata are read from their first on."""
+    files = FaultyFiles(str(tmp_path))
+    queue = DiskQueue(tmp_path, NAME, max_bytes_per_file=40, files=files)
+    queue.put_many([b"message %d" % number for number in range(9)])
+    queue.delete()
+    files.crash(metadata_only)
+    with DiskQueue(tmp_path, NAME, files=files) as queue:
+        assert list(queue) == []
+
+
+def test_what_was_set_aside_is_kept_wherever_power_is_cut(tmp_path: Path) -> None:
+    """Under its old name, the metadata ahead of it, it would be taken for a file that was read, and removed."""
+    change = 0
+    got = None
+    while got is None:
+        change += 1
+        root = tmp_path / str(change)
+        root.mkdir()
+        files = FaultyFiles(str(root))
+        with DiskQueue(root, NAME, max_bytes_per_file=40, files=files) as queue:
+            queue.put_many([b"message %d" % number for number in range(9)])
+        damaged = b"\xff" + (root / data_name(NAME, 0)).read_bytes()[1:]
+        (root / data_name(NAME, 0)).write_bytes(damaged)
+        files.reset()
+        queue = DiskQueue(root, NAME, max_bytes_per_file=40, files=files)
+        files.power_cut_at = files.changes + change
+        with contextlib.suppress(PowerCut):
+            got = queue.get()
+        files.power_cut_at = 1
+        with contextlib.suppress(PowerCut):
+            queue.close()
+        files.crash(metadata_only)
+        with DiskQueue(root, NAME, max_bytes_per_file=40, files=files) as queue:
+            assert list(queue)[-5:] == [b"message %d" % number for number in range(4, 9)]
+        assert damaged in [path.read_bytes() for path in root.iterdir()], "what cannot be read is kept"
+    assert got == b"message 3"
+    assert change > 4
 
 
 def test_a_crash_in_recovery_is_one_more_crash(tmp_path: Path) -> None:
