@@ -201,7 +201,7 @@ class Actor:
                     self.stir()
                     self.on_raw(source)
             if self._stirred:
-                self._timers[0][0] = min(self._timers[0][0], self._pulsed_ns + options.PULSE_MS * _MS)
+                self.hasten_pulse()
             self._run_timers()
             self.on_turn()
             if self.stopping and self.on_stop():
@@ -274,6 +274,9 @@ class Actor:
         """What the next pulse says is news: it goes out soon. `blocks` came, by a way of its own."""
         self._stirred = True
         self._worked = self._worked or blocks
+
+    def hasten_pulse(self) -> None:
+        self._timers[0][0] = min(self._timers[0][0], self._pulsed_ns + options.PULSE_MS * _MS)
 
     def _pulse_if_stirred(self) -> None:
         """Its timer is the first one. An idle actor's next pulse is farther off; what comes brings it forward."""
