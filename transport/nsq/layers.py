@@ -1,0 +1,318 @@
+"""What lies between a socket and NSQ's protocol after IDENTIFY: TLS, deflate, snappy; bytes in, bytes out.
+
+A layer never gives more than about PIECE bytes of plain text at a time: a megabyte of deflate may hold a gigabyte, and each byte of it
+is a legal one of some PUB, so no ratio tells a bomb from zeros that somebody publishes. The rest waits packed, as `held`. The caller
+hands a piece on, looks whether its session still wants to read, and asks again with `receive(b"")`; it reads nothing from the socket
+meanwhile. So a bomb costs its sender's connection time, and never memory.
+
+Names follow nsqd: deflate is raw (no zlib header, window of 15 bits), each `send` ends with a sync flush; snappy is the framing format.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+import struct
+import zlib
+from typing import Final, Protocol
+
+import crc32c
+
+PIECE: Final = 262_144  # bytes of plain text that one `receive` gives, one snappy block more at most
+DEFLATE_LEVELS: Final = range(1, 10)
+
+_READ: Final = 65_536
+
+
+class LayerError(Exception):
+    """The other side broke the layer: there is nothing to say to it any more but what `take_out` has."""
+
+
+class Layer(Protocol):
+    ended: bool  # the other side said that nothing follows
+
+    @property
+    def held(self) -> bool: ...  # more can be had by `receive(b"")`
+
+    def receive(self, data: bytes) -> bytes: ...
+
+    def send(self, data: bytes) -> bytes: ...
+
+
+class Layers:
+    """Layers one above the other, the first pushed nearest to the socket. Without any, bytes pass as they are."""
+
+    def __init__(self) -> None:
+        self._layers: list[Layer] = []
+        self.tls: TlsLayer | None = None
+
+    def push(self, layer: Layer) -> None:
+        if isinstance(layer, TlsLayer):
+            assert not self._layers, "TLS lies below compression"
+            self.tls = layer
+        self._layers.append(layer)
+
+    @property
+    def held(self) -> bool:
+        return any(layer.held for layer in self._layers)
+
+    @property
+    def ended(self) -> bool:
+        return any(layer.ended and not layer.held for layer in self._layers)
+
+    def receive(self, data: bytes) -> bytes:
+        for layer in self._layers:
+            data = layer.receive(data)
+        return data
+
+    def send(self, data: bytes) -> bytes:
+        for layer in reversed(self._layers):
+            data = layer.send(data)
+        return data
+
+    def take_out(self) -> bytes:
+        """What must be written although nobody sends: TLS's handshake, alerts, tickets. Ask after each `receive`, failed or not."""
+        return self.tls.take_out() if self.tls is not None else b""
+
+    def close(self) -> bytes:
+        """The last bytes: TLS says that the end is meant. Compression has no such word in NSQ."""
+        return self.tls.close() if self.tls is not None else b""
+
+
+class TlsLayer:
+    """The server's side of TLS. Until `ready`, `receive` gives nothing and only `take_out` is to be written."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self.ready = False
+        self.ended = False
+
+    @property
+    def held(self) -> bool:
+        return False  # plain text is never longer than the records it came in
+
+    def receive(self, data: bytes) -> bytes:
+        self._incoming.write(data)
+        try:
+            if not self.ready:
+                self._tls.do_handshake()
+                self.ready = True
+            return self._read()
+        except ssl.SSLWantReadError:
+            return b""
+        except ssl.SSLError as error:
+            raise LayerError(f"TLS: {error.reason or error}") from None
+
+    def _read(self) -> bytes:
+        pieces: list[bytes] = []
+        try:
+            while self._incoming.pending or self._tls.pending():
+                piece = self._tls.read(_READ)
+                if not piece:
+                    self.ended = True
+                    break
+                pieces.append(piece)
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLZeroReturnError:
+            self.ended = True
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def send(self, data: bytes) -> bytes:
+        assert self.ready, "nothing is sent through TLS before its handshake is done"
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[self._tls.write(rest) :]  # a record at a time
+        except ssl.SSLError as error:
+            raise LayerError(f"TLS: {error.reason or error}") from None
+        return self._outgoing.read()
+
+    def take_out(self) -> bytes:
+        return self._outgoing.read() if self._outgoing.pending else b""
+
+    def close(self) -> bytes:
+        if self.ready:
+            with contextlib.suppress(ssl.SSLError):  # it waits for the other side's word, which we do not
+                self._tls.unwrap()
+        return self.take_out()
+
+    # Who is there, for the auth server and for statistics
+
+    @property
+    def version(self) -> str:
+        """As OpenSSL says it: TLSv1.2, TLSv1.3."""
+        return self._tls.version() or ""
+
+    @property
+    def cipher(self) -> str:
+        suite = self._tls.cipher()
+        return suite[0] if suite else ""
+
+    @property
+    def common_name(self) -> str:
+        """Of the certificate that the client showed, and that the context has verified; else empty."""
+        subject = (self._tls.getpeercert() or {}).get("subject", ())
+        names = [pair[1] for part in subject for pair in part if pair[0] == "commonName"]
+        return str(names[-1]) if names else ""
+
+
+class DeflateLayer:
+    def __init__(self, level: int) -> None:
+        if level not in DEFLATE_LEVELS:
+            raise ValueError(f"deflate has the levels 1 to 9, not {level}")
+        self._packer = zlib.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS)
+        self._unpacker = zlib.decompressobj(-zlib.MAX_WBITS)
+        self._rest = b""
+        self._full = False
+        self.ended = False
+
+    @property
+    def held(self) -> bool:
+        return not self.ended and (self._full or bool(self._rest))
+
+    def receive(self, data: bytes) -> bytes:
+        if self.ended:
+            return b""
+        packed = self._rest + data if self._rest else data
+        try:
+            plain = self._unpacker.decompress(packed, PIECE)
+        except zlib.error as error:
+            raise LayerError(f"deflate: {error}") from None
+        self._rest = self._unpacker.unconsumed_tail
+        self._full = len(plain) == PIECE  # zlib may have more of a match in hand although it took all input
+        self.ended = self._unpacker.eof
+        return plain
+
+    def send(self, data: bytes) -> bytes:
+        return self._packer.compress(data) + self._packer.flush(zlib.Z_SYNC_FLUSH)
+
+
+# Snappy: a stream is chunks, each `type (1) | length (3, little-endian) | data`; data of types 0 and 1 begins with a masked CRC-32C.
+
+_COMPRESSED: Final = 0x00
+_PLAIN: Final = 0x01
+_SKIPPED: Final = range(0x80, 0xFF)  # and 0xFE, which is padding
+_STREAM: Final = 0xFF
+_STREAM_CHUNK: Final = b"\xff\x06\x00\x00sNaPpY"
+_BLOCK: Final = 65_536  # plain bytes of a chunk at most
+_CHUNK_MAX: Final = 4 + 32 + _BLOCK + _BLOCK // 6  # the longest that packing _BLOCK bytes can give
+_HEAD: Final = struct.Struct("<I")
+_CRC: Final = struct.Struct("<I")
+
+
+def _masked(data: bytes | memoryview) -> int:
+    crc = crc32c.crc32c(data)
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def snappy_is_here() -> bool:
+    """Whether the package that packs snappy is installed; a gateway without it says so in IDENTIFY and goes on."""
+    try:
+        import cramjam  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+class SnappyLayer:
+    def __init__(self) -> None:
+        from cramjam import snappy
+
+        self._pack = snappy.compress_raw
+        self._unpack = snappy.decompress_raw
+        self._unpacked_size = snappy.decompress_raw_len
+        self._rest = b""
+        self._skip = 0
+        self._begun_in = False
+        self._begun_out = False
+        self.held = False
+        self.ended = False
+
+    def receive(self, data: bytes) -> bytes:
+        data = self._rest + data if self._rest else data
+        view = memoryview(data)
+        pieces: list[bytes] = []
+        given, at, end = 0, 0, len(data)
+        self.held = False
+        while end - at >= 4 or self._skip:
+            if self._skip:
+                step = min(self._skip, end - at)
+                self._skip -= step
+                at += step
+                if self._skip:
+                    break
+                continue
+            word = _HEAD.unpack_from(data, at)[0]
+            kind, size = word & 0xFF, word >> 8
+            if kind in _SKIPPED and self._begun_in:
+                self._skip = size  # its bytes need not be kept until all of it is here
+                at += 4
+                continue
+            self._check(kind, size)
+            if end - at - 4 < size:
+                break
+            if given >= PIECE:
+                self.held = True
+                break
+            piece = self._chunk(kind, view[at + 4 : at + 4 + size])
+            given += len(piece)
+            pieces.append(piece)
+            at += 4 + size
+        self._rest = data[at:]
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _check(self, kind: int, size: int) -> None:
+        """Before its bytes are waited for: what cannot be right must not be gathered."""
+        if kind == _STREAM:
+            if size != 6:
+                raise LayerError("snappy: a stream identifier of a wrong length")
+        elif not self._begun_in:
+            raise LayerError("snappy: no stream identifier at the beginning")
+        elif kind not in {_COMPRESSED, _PLAIN}:
+            raise LayerError(f"snappy: a chunk of the reserved kind {kind:#04x}")
+        elif not 4 <= size <= (_CHUNK_MAX if kind == _COMPRESSED else 4 + _BLOCK):
+            raise LayerError(f"snappy: a chunk of {size} bytes")
+
+    def _chunk(self, kind: int, chunk: memoryview) -> bytes:
+        if kind == _STREAM:
+            if chunk != _STREAM_CHUNK[4:]:
+                raise LayerError("snappy: a wrong stream identifier")
+            self._begun_in = True
+            return b""
+        packed = bytes(chunk[4:])
+        plain = packed if kind == _PLAIN else self._unpacked(packed)
+        if _CRC.unpack_from(chunk)[0] != _masked(plain):
+            raise LayerError("snappy: a chunk with a wrong checksum")
+        return plain
+
+    def _unpacked(self, packed: bytes) -> bytes:
+        try:
+            size = self._unpacked_size(packed)
+            if size > _BLOCK:
+                raise LayerError(f"snappy: a chunk that holds {size} bytes")
+            return bytes(self._unpack(packed))
+        except LayerError:
+            raise
+        except Exception as error:  # the package has several, all of Exception itself
+            raise LayerError(f"{error}") from None
+
+    def send(self, data: bytes) -> bytes:
+        pieces: list[bytes] = []
+        if not self._begun_out:
+            self._begun_out = True
+            pieces.append(_STREAM_CHUNK)
+        view = memoryview(data)
+        for at in range(0, len(data), _BLOCK):
+            plain = view[at : at + _BLOCK]
+            packed = bytes(self._pack(plain))
+            kind: int
+            body: bytes | memoryview
+            if len(packed) < len(plain) - len(plain) // 8:
+                kind, body = _COMPRESSED, packed
+            else:  # it gained less than an eighth: the reader is spared the work
+                kind, body = _PLAIN, plain
+            pieces += (_HEAD.pack(kind | (len(body) + 4) << 8), _CRC.pack(_masked(plain)), bytes(body))
+        return b"".join(pieces)
