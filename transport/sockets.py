@@ -24,7 +24,7 @@ from .memory import keep_memory
 from .protocol import FRAME_BYTES_MAX, FRAMES_MAX, HEARTBEAT_MS, READY_MAX, Wire
 from .session import WINDOW_BLOCKS_MAX
 
-COPY_BYTES_MAX: Final = 16 * 1024  # larger frames are sent without a copy
+COPY_BYTES_MAX: Final = 64 * 1024 - 1  # larger frames are sent without a copy; the binding copies smaller ones anyhow, after a longer look
 # Above every credit (blocks of a producer, deliveries and their answers of a consumer), so that credit bounds, not a silent mark.
 PUSH_HIGH_WATER_MARK: Final = 1_000  # messages; a stage's writer has fewer out
 HIGH_WATER_MARK: Final = 2 * READY_MAX + 10_000

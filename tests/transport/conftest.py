@@ -27,7 +27,7 @@ class FakeBroker:
     """Listens on RUN/supervisor, RUN/1 (topic), RUN/2 (reader), RUN/3 (channel). What it stored survives `die` and `start`.
 
     Faults, to be set from the test: `refuse` (code for the next blocks), `lose_answers` (store, do not answer), `silent` (answer
-    nothing), `deaf_to` (kinds of words), `lookup_error`. `heard` has every word that came, `news` tells when one came.
+    nothing), `deaf_to` (kinds of words), `forgotten` (links), `lookup_error`. `heard` has every word that came, `news` tells when one came.
     """
 
     def __init__(self, run: Path) -> None:
@@ -42,6 +42,8 @@ class FakeBroker:
         self.lose_answers = 0
         self.silent = False
         self.deaf_to: set[type[p.Wire]] = set()
+        self.known: set[Envelope] = set()  # who has sent anything
+        self.forgotten: set[Envelope] = set()  # from whom nothing is taken any more
         self.lookup_error: tuple[str, str] | None = None
         self.manage_data: dict[str, Any] = {}
         self.hold_stored = False
@@ -126,7 +128,8 @@ class FakeBroker:
 
     def _take(self, end: Any, envelope: list[bytes], word: p.Wire, payload: list[Any]) -> None:
         self.heard.append(word)
-        if self.silent or type(word) in self.deaf_to:
+        self.known.add(tuple(envelope))
+        if self.silent or type(word) in self.deaf_to or tuple(envelope) in self.forgotten:
             return
         handler = getattr(self, f"on_{type(word).__name__.lower()}", None)
         answer = handler(tuple(envelope), word, payload) if handler is not None else None

@@ -9,6 +9,7 @@ import pytest
 
 import zsq
 from zsq.transport import protocol as p
+from zsq.transport import requester
 
 Broker = Any
 
@@ -27,6 +28,15 @@ def put(broker: Broker, *bodies: bytes) -> None:
 
 def numbers(n: int, start: int = 0) -> list[bytes]:
     return [b"%d" % i for i in range(start, start + n)]
+
+
+def test_a_link_that_was_idle_for_long_may_lead_nowhere(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its other end forgets it without a word, as a connection that breaks on one side only: it is opened anew before it is asked."""
+    with zsq.Admin(broker.url, timeout=1) as admin:
+        assert admin.ping() == "OK"
+        broker.forgotten = set(broker.known)
+        monkeypatch.setattr(requester, "IDLE_NS", 0)
+        assert admin.ping() == "OK"
 
 
 def test_admin(broker: Broker) -> None:

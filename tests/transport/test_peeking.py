@@ -82,6 +82,20 @@ def test_the_newest_where_some_are_lost() -> None:
     assert offsets(Topic(gap=range(8, 10)).run(look_at_newest("t", 78, 100, 6))) == [78, 79]
 
 
+def test_a_look_ends_where_nothing_is_read_before_the_head() -> None:
+    """What tells the head and what is read from are two processes: the one may know of more than the other has."""
+
+    class Behind(Topic):
+        def read(self, offset: int, bytes_max: int) -> Fetched:
+            assert len(self.reads) < 10, "it asks for ever"
+            found = super().read(offset, bytes_max)
+            return found if found.blocks else Fetched(0, self.head, [], offset)
+
+    assert offsets(Behind(3, gap=range(2, 3)).run(look_at_newest("t", 17, 30, 20))) == [17, 18, 19]
+    found = Behind(3, gap=range(2, 3)).channel(20, at=17)
+    assert (offsets(found), found.looked_to) == ([17, 18], 20), "what was not read was not looked at"
+
+
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [

@@ -184,6 +184,16 @@ def test_what_blames_the_link_restarts_it(code: str) -> None:
     assert list(session.queue) == parcels
 
 
+def test_a_block_whose_number_could_not_be_read_is_sent_again_with_all_others() -> None:
+    """Which one it was nobody knows; were it passed over, it would wait for its answer for ever."""
+    session = opened()
+    parcels = send(session, 2)
+    assert session.on_unstored(Unstored(-1, -1, E_CHECKSUM, "no header")) is Reaction.RESTART
+    assert session.state is ProducerState.DOWN
+    assert list(session.queue) == parcels
+    assert not any(parcel.done for parcel in parcels)
+
+
 @pytest.mark.parametrize("code", [E_DISK_FULL, E_LIMIT, E_CHECKSUM, E_TOPIC_FAILED])
 def test_the_last_block_refused_frees_its_number(code: str) -> None:
     session = opened()

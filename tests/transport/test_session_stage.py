@@ -55,6 +55,21 @@ def test_credit_bounds_what_is_out() -> None:
     assert taken(session) == []
 
 
+def test_what_answers_something_else_opens_no_stage() -> None:
+    """It may be older than what is durable by now, and the writer would send what storage has."""
+    session = StageSession(STAGE, "app", 1, window_bytes_max=40 * LENGTH)
+    for number in range(5):
+        session.add(block(number))
+    first = session.begin()
+    session.lost()
+    second = session.begin()
+    known = {"sealed": 0, "credit_bytes": 4 * LENGTH, "committed": False}
+    assert session.on_word(Done(first.request, {"expected": 1, **known}), 0) is Reaction.NOTHING
+    assert taken(session) == []
+    assert session.on_word(Done(second.request, {"expected": 3, **known}), 0) is Reaction.UP
+    assert taken(session) == [3, 4]
+
+
 def test_one_block_larger_than_the_credit_goes_alone() -> None:
     session = made(3, credit=1)
     assert taken(session) == [0]

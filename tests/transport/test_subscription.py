@@ -1,14 +1,19 @@
-"""A consumer's engine: what it was refused is told before it tries again."""
+"""A consumer's engine: what it was refused is told before it tries again, and what came is taken between its answers."""
 
 from __future__ import annotations
 
+from collections import deque
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from zsq.transport import subscription
 from zsq.transport.address import parse
 from zsq.transport.errors import E_CLOSED, Refused
 from zsq.transport.link import LinkState
+from zsq.transport.protocol import Fin
 from zsq.transport.session_consumer import ConsumerSession
 from zsq.transport.subscription import ConsumerEngine
 
@@ -24,3 +29,21 @@ def test_a_refusal_is_told_before_the_next_attempt(tmp_path: Path) -> None:
     engine.start()
     assert engine.link.state is not LinkState.IDLE
     engine.stop()
+
+
+def test_news_are_taken_in_between_many_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the channel's answers fill their pipe while ours go out, and a link that is lost is not seen before all are sent."""
+    monkeypatch.setattr(subscription, "WORDS_MAX", 10)
+    done: list[str] = []
+
+    def receive(now_ns: int) -> None:
+        done.append("in")
+        link.up = len(done) < 30
+
+    words = [deque(Fin(0, 1, ((offset, 1),)) for offset in range(100))]
+    session = SimpleNamespace(dirty=True, collect=lambda: words[0])
+    engine = ConsumerEngine(parse(f"ipc://{tmp_path}"), "t", "c", cast("Any", session), 1_000, {})
+    link = SimpleNamespace(up=True, send=lambda frames, now_ns: done.append("out"), receive=receive)
+    engine.link = cast("Any", link)
+    engine.tell(1)
+    assert done == [*["out"] * 10, "in"] * 3
