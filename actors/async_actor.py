@@ -80,7 +80,7 @@ class AsyncActor(Actor):
             self._over.set()
 
     def _empty(self, port: Port) -> None:
-        while not port.socket.closed and port.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        while not port.socket.closed and port.socket.poll(0, zmq.POLLIN):
             self._drain(port)
 
     def _wait_for_timers(self) -> None:

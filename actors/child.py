@@ -8,7 +8,9 @@ from typing import Any, Final
 
 from . import options
 
-KINDS: Final = ("storage", "topic", "channel", "scan_worker", "scan_loop", "gateway", "alarm_teller")  # start order; stop goes in reverse
+# Start order; stop goes in reverse.
+KINDS: Final = ("storage", "topic", "channel", "scan_worker", "scan_loop", "gateway", "nsq_gateway", "http_gateway", "alarm_teller")
+OUTSIDE: Final = frozenset({"gateway", "nsq_gateway", "http_gateway"})  # they listen where others may listen already
 
 # Whose failure ends what. A topic and its storage share one fate, and the topic's channels start after them: a channel's
 # leases stand on the rows that its storage recovered. (Rejected for now: channels that outlive their storage and attach to
@@ -20,10 +22,12 @@ FATE: Final[dict[str, str]] = {
     "scan_worker": "self",
     "scan_loop": "self",
     "gateway": "self",
+    "nsq_gateway": "self",
+    "http_gateway": "self",
     "alarm_teller": "self",
 }
 # Beyond the intensity. A topic's actors only fail their topic, and without the teller of alarms these still stand in the log.
-ENDS_TREE: Final = frozenset({"gateway", "scan_loop", "scan_worker"})
+ENDS_TREE: Final = frozenset({"gateway", "nsq_gateway", "http_gateway", "scan_loop", "scan_worker"})
 
 
 @dataclass(frozen=True, slots=True)

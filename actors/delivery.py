@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from ..transport.protocol import BACKOFF, DEAD, MESSAGE_TIMEOUT_MS_MAX, REQUEUE_DELAY_MS_MAX, Range, Run
+from ..transport.protocol import BACKOFF, DEAD, EXPIRED, MESSAGE_TIMEOUT_MS_MAX, REQUEUE_DELAY_MS_MAX, Range, Run
 from . import options
 from .channel_settings import ChannelSettings
 from .choice import Choice
@@ -208,8 +208,13 @@ class Delivery:
         return refused
 
     def req(self, peer: Peer, token: int, ranges: Sequence[Range], delay_ms: int, wall_ns: int, error: str = "") -> Sequence[Range]:
-        """Again, at once or after a delay (clamped to an hour; BACKOFF: the channel's); DEAD: never. Returns the refused ranges."""
+        """Again, at once or after a delay (clamped to an hour; BACKOFF: the channel's); DEAD: never; EXPIRED: at once, as by
+        the scan. Returns the refused ranges."""
         taken, refused = self._answered(peer, token, ranges)
+        if delay_ms == EXPIRED:
+            self._note_timeouts(self.consumers.get(peer), taken)
+            self.supply.back(taken, TIMED_OUT)
+            return refused
         if delay_ms == DEAD:
             self.supply.reject(taken, error or REJECTED)
             return refused
@@ -243,6 +248,11 @@ class Delivery:
 
     # The scan
 
+    def _note_timeouts(self, consumer: Consumer | None, runs: Sequence[Run]) -> None:
+        self.counters["timeout_count"] += total(runs)
+        if consumer is not None:
+            consumer.timeout_count += total(runs)
+
     def scan(self, now_ns: int, wall_ns: int) -> bool:
         """Leases that ended, deferred messages that are due, consumers that were lost. True if there was any."""
         found = False
@@ -251,8 +261,7 @@ class Delivery:
         self._beats_end_ns = min((consumer.lost_ns for consumer in self.consumers.values()), default=0)
         while (token := self._deadlines.pop_due(now_ns)) is not None:
             lease = self._end_lease(token)
-            self.counters["timeout_count"] += total(lease.runs)
-            lease.consumer.timeout_count += total(lease.runs)
+            self._note_timeouts(lease.consumer, lease.runs)
             self.supply.back(lease.runs, TIMED_OUT)
             found = True
         self.supply.dirty = self.supply.dirty or found

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from ..transport.protocol import REQUEUE_DELAY_MS_MAX
 from .alarm_options import AlarmOptions
+from .nsq.options import HttpOptions, NsqOptions
 
 KIB: Final = 1024
 MIB: Final = 1024 * 1024
@@ -164,14 +165,16 @@ class ServeOptions:
     """What `zsq serve` is told.
 
     `gateway`: host:port of the ZeroMQ gateway, "" for none; `gateway_push`: where it takes what PUSH writers send, "" for the
-    port that `push_listen` chooses. `sync`: mode of topics made without one. `stage_timeout_s`: how long an unused stage is kept, sealed or
-    not; 0: STAGE_OPEN_KEPT_S and STAGE_SEALED_KEPT_S. `retention`: what holds for topics that have no setting of their own, by the names of
-    `storage.retention.Retention`.
+    port that `push_listen` chooses. `nsq`, `http`: None for none. `sync`: mode of topics made without one. `stage_timeout_s`: how long an
+    unused stage is kept, sealed or not; 0: STAGE_OPEN_KEPT_S and STAGE_SEALED_KEPT_S. `retention`: what holds for topics that have no setting
+    of their own, by the names of `storage.retention.Retention`.
     """
 
     data_dir: Path
     gateway: str = "127.0.0.1:4153"
     gateway_push: str = ""
+    nsq: NsqOptions | None = None
+    http: HttpOptions | None = None
     node_id: int = 0
     chunk_bytes: int = 256 * MIB
     log_level: str = "info"

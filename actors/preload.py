@@ -4,12 +4,15 @@ All that a child needs first is here, also what only unpickles it: each child wo
 """
 
 import gc
+import importlib
 import multiprocessing.popen_forkserver  # noqa: F401
 import os
 import signal
+from typing import Final
 
 from . import alarm_teller, channel, gateway, process, scan_loop, scan_worker, storage_actor, topic
 from . import process_table as _process_table  # noqa: F401
+from .actor import Actor
 
 _supervisor = int(os.environ.get("ZSQ_SUPERVISOR_PID", "0"))
 if _supervisor:
@@ -17,7 +20,10 @@ if _supervisor:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a service manager may send it to all; the supervisor decides the order
     process.set_title("forkserver")
 
-ACTORS = {
+# Gateways with libraries of their own: each is there once, so who does not start one does not pay for it.
+_LAZY: Final = {"nsq_gateway": ("nsq.gateway", "NsqGateway"), "http_gateway": ("http.gateway", "HttpGateway")}
+
+ACTORS: Final[dict[str, type[Actor]]] = {
     "storage": storage_actor.StorageActor,
     "topic": topic.Topic,
     "channel": channel.Channel,
@@ -26,6 +32,15 @@ ACTORS = {
     "gateway": gateway.Gateway,
     "alarm_teller": alarm_teller.AlarmTeller,
 }
+
+
+def actor_class(kind: str) -> type[Actor]:
+    if kind in _LAZY:
+        module, name = _LAZY[kind]
+        found: type[Actor] = getattr(importlib.import_module(f".{module}", __package__), name)
+        return found
+    return ACTORS[kind]
+
 
 if _supervisor:
     gc.collect()

@@ -166,10 +166,10 @@ def child_main(spec: ChildSpec, endpoint: str, lifeline: Connection, forkserver_
     pidfd = os.pidfd_open(os.getpid())
     multiprocessing.reduction.send_handle(lifeline, pidfd, os.getppid())
     os.close(pidfd)
-    from .preload import ACTORS
+    from .preload import actor_class
 
     try:
-        ACTORS[spec.kind](spec.key, spec.title, spec.settings).run(endpoint, lifeline.fileno())
+        actor_class(spec.kind)(spec.key, spec.title, spec.settings).run(endpoint, lifeline.fileno())
     except SystemExit:
         raise
     except BaseException as error:

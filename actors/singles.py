@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..transport import protocol as p
 from . import options
-from .child import ENDS_TREE, ChildSpec, RestartIntensity
+from .child import ENDS_TREE, OUTSIDE, ChildSpec, RestartIntensity
 from .process_table import Child
 
 if TYPE_CHECKING:
@@ -67,7 +67,10 @@ class Singles:
         kind = child.spec.kind
         intensity = self._intensity.setdefault(kind, RestartIntensity())
         # It said that it cannot listen there. (One that was killed before it was up said nothing, and is started again.)
-        unusable = kind == "gateway" and not child.envelope and bool(child.failure)
+        unusable = kind in OUTSIDE and not child.envelope and bool(child.failure)
+        if unusable and child.spec.settings.get("optional"):  # nobody asked for it by name: who serves only others goes on
+            log.warning("%s: %s", child.spec.title, child.failure)
+            return
         if unusable or not intensity.may_restart(time.monotonic_ns()):
             if kind not in ENDS_TREE:
                 log.error("%s ends again and again, and stays down: start the broker again", child.spec.title)

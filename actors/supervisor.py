@@ -163,6 +163,10 @@ class Supervisor:
         if self.options.gateway:
             listen = {"listen": self.options.gateway, "push": options.push_listen(self.options)}
             self.singles.start("gateway", listen | {"supervisor": self._own_endpoint()}, "gateway zeromq")
+        own = {"supervisor": self._own_endpoint(), "node_id": self.options.node_id}
+        for kind, given in (("nsq_gateway", self.options.nsq), ("http_gateway", self.options.http)):
+            if given is not None:
+                self.singles.start(kind, own | {"options": given, "optional": not given.given}, kind.replace("_gateway", " gateway"))
         self.alarms.start()
         self.registry.finish_removals()
         for name, row in list(self.registry.topics.items()):
@@ -322,4 +326,6 @@ class Supervisor:
 
         gateways = [child.data for child in self.singles.of_kind("gateway")]
         places = [f"{data['endpoint']} (push port {data['push_port']})" for data in gateways] + [f"ipc://{self.run_dir}"]
+        for kind in ("nsq_gateway", "http_gateway"):
+            places += [place for child in self.singles.of_kind(kind) for place in child.data["places"]]
         print(f"zsq {__version__} ready: {', '.join(places)} (pid {os.getpid()})", file=sys.stderr, flush=True)

@@ -55,6 +55,13 @@ class Delivery:
         self.session.dirty.append(self)
         return True
 
+    def finish_many(self, indexes: Sequence[int]) -> None:
+        """`finish` of several at once, in one thread."""
+        self.finished += indexes
+        if not self.queued:
+            self.queued = True
+            self.session.dirty.append(self)
+
     def unanswered(self) -> Sequence[int]:
         """What neither was answered nor is noted as finished."""
         if self.closed or EVERY in self.finished:

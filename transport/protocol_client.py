@@ -11,6 +11,7 @@ __all__ = [
     "DEAD",
     "DEFAULT_URL",
     "ERROR_TEXT_MAX",
+    "EXPIRED",
     "FRAMES_MAX",
     "FRAME_BYTES_MAX",
     "HEARTBEAT_MS",
@@ -72,6 +73,7 @@ MESSAGE_TIMEOUT_MS_MAX: Final = 900_000
 REQUEUE_DELAY_MS_MAX: Final = 3_600_000
 BACKOFF: Final = -1  # a requeue's delay: the channel's own
 DEAD: Final = -2  # ... none: to the dead letters
+EXPIRED: Final = -3  # ... none, and it counts as a time-out: of who keeps a deadline for each message of a delivery
 ERROR_TEXT_MAX: Final = 512
 READY_MAX: Final = 100_000
 SAMPLE_RATE_MAX: Final = 99  # percent; all is 0, as in NSQ
@@ -303,7 +305,7 @@ class Fin(Wire):
 class Req(Wire):
     """Again: those `ranges` (all if empty) after `delay_ms` (0: at once; at most an hour, clamped; BACKOFF: as the channel's settings say).
 
-    DEAD: never again, to the dead letters now. `error`: why, in at most ERROR_TEXT_MAX characters; a dead letter tells it.
+    DEAD: never again, to the dead letters now; EXPIRED: at once, as if the lease of those had ended. `error`: why, in at most ERROR_TEXT_MAX characters; a dead letter tells it.
     """
 
     op: ClassVar[int] = 35

@@ -8,6 +8,7 @@ from typing import Any, Final
 import click
 
 from .alarm_options import given_alarms, with_alarms
+from .nsq_options import given_http, given_nsq, with_nsq
 from .options import SYNC_MODES
 from .retention import given_retention, with_keep
 
@@ -42,6 +43,7 @@ DEFAULT_LISTEN: Final = "127.0.0.1:4153"
 )
 @with_keep(default=False)
 @with_alarms
+@with_nsq
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True)
 def serve(
     data_dir: Path,
@@ -79,6 +81,8 @@ def serve(
         stage_timeout_s=stage_timeout or 0.0,
         retention=given_retention(keep),
         alarms=given_alarms(others),
+        nsq=given_nsq(others | {"no_listen": no_listen}),
+        http=given_http(others | {"no_listen": no_listen}),
         **more,
     )
     return serve_broker(options)

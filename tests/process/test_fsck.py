@@ -32,7 +32,7 @@ def told(data_dir: Path, *arguments: str, code: int = 0) -> dict[str, Any]:
 def stopped(tmp_path: Path, broker: Broker) -> Broker:
     """With a topic of several chunks, one channel that has finished some; stopped."""
     broker.stop()
-    broker.extra = ("--chunk-bytes", "65536")
+    broker.extra += ("--chunk-bytes", "65536")
     broker.start()
     with zsq.Producer(broker.ipc) as producer, zsq.Consumer(broker.ipc, "t", "c", ready=20) as consumer:
         for number in range(COUNT):

@@ -19,6 +19,7 @@ import zsq
 def test_a_signal_in_the_middle_of_the_start_ends_it(tmp_path: Path, signals: int) -> None:
     """The socket is there before the processes are: a signal then must not be forgotten."""
     command = [sys.executable, "-m", "zsq", "serve", "--data-dir", str(tmp_path / "data"), "--listen", f"127.0.0.1:{free_port()}"]
+    command += ["--no-nsq", "--no-http"]
     serve = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
         wait_for((tmp_path / "data" / "run" / "supervisor").exists, 20, "the supervisor's socket")

@@ -21,6 +21,7 @@ from zsq.transport.codec import block_frames, decode, encode
 
 def serve(data_dir: Path, port: int, *more: str, before: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
     command = [*before, sys.executable, "-m", "zsq", "serve", "--data-dir", str(data_dir), "--listen", f"127.0.0.1:{port}", *more]
+    command += ["--no-nsq", "--no-http"]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 

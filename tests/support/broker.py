@@ -37,10 +37,16 @@ def wait_for(condition: Callable[[], object], timeout_s: float = 30.0, what: str
 class Broker:
     """`zsq serve` on one data directory; may be started again after it was killed."""
 
-    def __init__(self, data_dir: Path, *extra: str) -> None:
+    def __init__(self, data_dir: Path, *extra: str, nsq: bool = False, http: bool = False) -> None:
         self.data_dir = data_dir
         self.port = free_port()
-        self.extra = extra
+        self.nsq = free_port() if nsq else 0
+        self.http = free_port() if http else 0
+        self.extra = (
+            *(("--nsq-listen", f"127.0.0.1:{self.nsq}") if nsq else ("--no-nsq",)),
+            *(("--http-listen", f"127.0.0.1:{self.http}") if http else ("--no-http",)),
+            *extra,
+        )
         self.log = data_dir.parent / f"{data_dir.name}.log"
         self.process: subprocess.Popen[bytes] | None = None
         self._known: set[int] = set()

@@ -1,0 +1,1 @@
+"""The HTTP gateway: the HTTP API of NSQ, and metrics."""

@@ -1,0 +1,1 @@
+"""NSQ clients at our door: the shell around transport/nsq, on uvloop."""

@@ -1,0 +1,211 @@
+"""What NSQ and HTTP clients publish: gathered over all connections into one block a topic, and answered when that is durable.
+
+NSQ's clients wait for an answer to each message. So what comes while a block of the same topic is on its way is gathered for the next one:
+the more clients, the larger the blocks, and one sync serves all of them. Nobody waits for a timer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from ...transport.address import Address
+from ...transport.block import BLOCK_COUNT_MAX
+from ...transport.engine import FAR_NS
+from ...transport.errors import E_TIMEOUT, BrokerUnreachable, ZsqError
+from ...transport.lane import ProducerEngine, packed
+from ...transport.session import Parcel
+from ...transport.turner import Turner
+
+Answer = Callable[[str], None]
+"""Called once with "" when all of it is durable, else with why it is not."""
+
+AHEAD_MAX: Final = 2  # blocks of a topic on their way while more is gathered: one at the disk, one behind it
+BLOCK_BYTES: Final = 1024 * 1024  # of bodies, about: a fuller block does not wait
+PENDING_BYTES_MAX: Final = 64 * 1024 * 1024  # of all connections; beyond it none is read
+TIMEOUT_NS: Final = 30_000_000_000  # then a client hears that it failed; it may be stored all the same
+_LOOK_S: Final = 1.0
+
+
+class _Gather:
+    """Messages of one topic and delay that will be one block."""
+
+    __slots__ = ("answers", "bodies", "delay_ms", "give_up_ns", "size", "topic")
+
+    def __init__(self, topic: str, delay_ms: int) -> None:
+        self.give_up_ns = time.monotonic_ns() + TIMEOUT_NS
+        self.topic = topic
+        self.delay_ms = delay_ms
+        self.bodies: list[bytes] = []
+        self.size = 0
+        self.answers: list[Answer] = []
+
+
+class _Out:
+    """A block on its way, and who waits for it."""
+
+    __slots__ = ("answers", "give_up_ns", "parcel", "size")
+
+    def __init__(self, parcel: Parcel, gather: _Gather) -> None:
+        self.parcel = parcel
+        self.answers = gather.answers
+        self.size = gather.size
+        self.give_up_ns = gather.give_up_ns
+
+
+class _Turner(Turner[ProducerEngine]):
+    """Looks for answers whenever words have come."""
+
+    def __init__(self, engine: ProducerEngine, found: Callable[[], None]) -> None:
+        super().__init__(engine)
+        self._found = found
+
+    def settle(self) -> None:
+        super().settle()
+        self._found()
+
+
+class Gatherer:
+    """In the running loop. `endpoint`: the run directory's, as of `Address`; `on_room`: called when there is room again after `full`."""
+
+    def __init__(self, url: str, on_room: Callable[[], None] = lambda: None) -> None:
+        self.engine = ProducerEngine(Address(url, True), 0, 1, 1, None)
+        self.loop = asyncio.get_running_loop()
+        self.pending_bytes = 0
+        self.messages = 0
+        self.blocks = 0
+        self._on_room = on_room
+        self._was_full = False
+        self._gathers: dict[tuple[str, int], deque[_Gather]] = {}
+        self._out: dict[str, deque[_Out]] = {}
+        self._planned = False
+        self._turner = _Turner(self.engine, self._settle)
+        self._look = self.loop.call_later(_LOOK_S, self._now_and_then)
+
+    @property
+    def full(self) -> bool:
+        return self.pending_bytes > PENDING_BYTES_MAX
+
+    @property
+    def idle(self) -> bool:
+        return not self._gathers and not self._out
+
+    def publish(self, topic: str, bodies: Sequence[bytes], delay_ms: int, answer: Answer) -> None:
+        """Hand over; answered later, or at once where the name cannot be."""
+        waiting = self._gathers.get((topic, delay_ms))
+        if waiting is None:
+            waiting = self._gathers[topic, delay_ms] = deque()
+        if len(bodies) > BLOCK_COUNT_MAX:  # parts of it: the answer comes with the last
+            answer = _all_of(answer, -(-len(bodies) // BLOCK_COUNT_MAX))
+        for at in range(0, len(bodies), BLOCK_COUNT_MAX):
+            part = bodies if len(bodies) <= BLOCK_COUNT_MAX else bodies[at : at + BLOCK_COUNT_MAX]
+            if not waiting or waiting[-1].size >= BLOCK_BYTES or len(waiting[-1].bodies) + len(part) > BLOCK_COUNT_MAX:
+                waiting.append(_Gather(topic, delay_ms))
+            last = waiting[-1]
+            size = sum(map(len, part))
+            last.bodies += part
+            last.answers.append(answer)
+            last.size += size
+            self.pending_bytes += size
+        if not self._planned:
+            self._planned = True
+            self.loop.call_soon(self._send)
+
+    def _send(self) -> None:
+        """What the topics may have now: all that came in this turn of the loop is there."""
+        self._planned = False
+        now = time.monotonic_ns()
+        for key, waiting in list(self._gathers.items()):
+            while waiting and self._may_go(waiting):
+                self._go(waiting.popleft(), now)
+            if not waiting:
+                del self._gathers[key]
+        self._turner.settle()
+
+    def _may_go(self, waiting: deque[_Gather]) -> bool:
+        return len(self._out.get(waiting[0].topic, ())) < AHEAD_MAX or len(waiting) > 1 or waiting[0].size >= BLOCK_BYTES
+
+    def _go(self, gather: _Gather, now: int) -> None:
+        try:
+            block = packed(gather.bodies, time.time_ns() if gather.delay_ms else None)
+            parcel = Parcel(block, gather.delay_ms)
+            self.engine.lane(gather.topic).push(parcel, now)
+        except ZsqError as error:
+            self._answer(gather.answers, gather.size, str(error))
+            return
+        self.messages += len(gather.bodies)
+        self.blocks += 1
+        self._out.setdefault(gather.topic, deque()).append(_Out(parcel, gather))
+
+    def _settle(self) -> None:
+        self.engine.failed.clear()  # each is told to whom it concerns
+        for topic, out in list(self._out.items()):
+            while out and out[0].parcel.done:
+                one = out.popleft()
+                self._answer(one.answers, one.size, "" if one.parcel.error is None else str(one.parcel.error))
+            if not out:
+                del self._out[topic]
+        if self._gathers and not self._planned:
+            self._planned = True
+            self.loop.call_soon(self._send)
+
+    def _answer(self, answers: list[Answer], size: int, why: str) -> None:
+        self.pending_bytes -= size
+        for answer in answers:
+            answer(why)
+        if self.full:
+            self._was_full = True
+        elif self._was_full:
+            self._was_full = False
+            self._on_room()
+
+    def _now_and_then(self) -> None:
+        """A topic that does not answer."""
+        self._look = self.loop.call_later(_LOOK_S, self._now_and_then)
+        now = time.monotonic_ns()
+        for out in list(self._out.values()):
+            late = [one for one in out if one.give_up_ns <= now and not one.parcel.done]
+            if late:
+                self.engine.give_up([one.parcel for one in late], self._too_late)
+            for one in late:
+                if not one.parcel.done:  # sent, perhaps stored: nobody waits for its answer any more
+                    self._answer(one.answers, one.size, str(self._too_late(True)))
+                    one.answers, one.size, one.give_up_ns = [], 0, FAR_NS
+        for key, waiting in list(self._gathers.items()):
+            while waiting and waiting[0].give_up_ns <= now:
+                gather = waiting.popleft()
+                self._answer(gather.answers, gather.size, str(self._too_late(False)))
+            if not waiting:
+                del self._gathers[key]
+        self._turner.settle()
+
+    def _too_late(self, sent: bool) -> ZsqError:
+        perhaps = "; it may be stored all the same" if sent else ""
+        return BrokerUnreachable(E_TIMEOUT, f"no answer within {TIMEOUT_NS // 1_000_000_000} s ({self.engine.trouble()}){perhaps}")
+
+    async def finish(self, timeout_s: float) -> None:
+        """What was taken is answered, if that is possible in this time."""
+        self._send()
+        await self._turner.wait(lambda: self.idle, time.monotonic_ns() + int(timeout_s * 1e9))
+        self._look.cancel()
+        self._turner.stop(linger_ms=200)
+
+    def statistics(self) -> dict[str, Any]:
+        return {"published_messages": self.messages, "published_blocks": self.blocks, "pending_bytes": self.pending_bytes}
+
+
+def _all_of(answer: Answer, parts: int) -> Answer:
+    """Answered once all parts are: with the first reason that any of them failed."""
+    left, first = parts, ""
+
+    def part(why: str) -> None:
+        nonlocal left, first
+        left -= 1
+        first = first or why
+        if not left:
+            answer(first)
+
+    return part
