@@ -1,0 +1,234 @@
+"""IDENTIFY: what a client asks for, and what it is granted. Pure.
+
+The body is decoded as nsqd decodes it (Go's JSON into typed fields): names of fields match in any case, the last of several
+wins, null changes nothing, an unknown field is passed over, and a value of the wrong type spoils the whole.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from .errors import E_BAD_BODY, E_IDENTIFY_FAILED, NsqError
+from .limits import (
+    DEFLATE_LEVEL_DEFAULT,
+    HEARTBEAT_INTERVAL_MS_MIN,
+    MSG_TIMEOUT_MS_MIN,
+    OUTPUT_BUFFER_SIZE_MIN,
+    SAMPLE_RATE_MAX,
+    NsqLimits,
+)
+
+_INT64: Final = range(-(1 << 63), 1 << 63)
+_INT32: Final = range(-(1 << 31), 1 << 31)
+_FIELDS: Final[dict[str, Any]] = {  # name -> the value if it is left out; its type is the type that is taken
+    "client_id": "",
+    "hostname": "",
+    "heartbeat_interval": 0,
+    "output_buffer_size": 0,
+    "output_buffer_timeout": 0,
+    "feature_negotiation": False,
+    "tls_v1": False,
+    "deflate": False,
+    "deflate_level": 0,
+    "snappy": False,
+    "sample_rate": 0,
+    "user_agent": "",
+    "msg_timeout": 0,
+    "topology_region": "",
+    "topology_zone": "",
+}
+
+
+class AuthState(NamedTuple):
+    """What the auth server said of a client."""
+
+    identity: str
+    identity_url: str
+    permission_count: int
+
+    def answer(self) -> bytes:
+        return go_json(self._asdict())
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A client, and what was agreed with it. `heartbeat_ms` and `output_buffer_timeout_ms` are 0 if there is none."""
+
+    limits: NsqLimits
+    client_id: str = ""
+    hostname: str = ""
+    user_agent: str = ""
+    feature_negotiation: bool = False
+    heartbeat_ms: int = 30_000
+    msg_timeout_ms: int = 60_000
+    sample_rate: int = 0
+    output_buffer_size: int = 16 * 1024
+    output_buffer_timeout_ms: int = 250
+    tls: bool = False
+    deflate: bool = False
+    deflate_level: int = DEFLATE_LEVEL_DEFAULT
+    snappy: bool = False
+    topology_region: str = ""
+    topology_zone: str = ""
+
+    @classmethod
+    def unknown(cls, limits: NsqLimits) -> Identity:
+        """A client that has not said who it is."""
+        return cls(
+            limits,
+            heartbeat_ms=limits.client_timeout_ms // 2,
+            msg_timeout_ms=limits.msg_timeout_ms,
+            output_buffer_size=limits.output_buffer_size,
+            output_buffer_timeout_ms=limits.output_buffer_timeout_ms,
+        )
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """What the connection is to be wrapped in, in this order; each is answered with OK through itself."""
+        return tuple(name for name in ("tls", "snappy", "deflate") if getattr(self, name))
+
+    def answer(self) -> bytes:
+        """What IDENTIFY is answered with."""
+        if not self.feature_negotiation:
+            return b"OK"
+        limits = self.limits
+        return go_json(
+            {
+                "max_rdy_count": limits.max_rdy_count,
+                "version": limits.version,
+                "max_msg_timeout": limits.max_msg_timeout_ms,
+                "msg_timeout": self.msg_timeout_ms,
+                "tls_v1": self.tls,
+                "deflate": self.deflate,
+                "deflate_level": self.deflate_level,
+                "max_deflate_level": limits.max_deflate_level,
+                "snappy": self.snappy,
+                "sample_rate": self.sample_rate,
+                "auth_required": limits.auth_required,
+                "output_buffer_size": self.output_buffer_size,
+                "output_buffer_timeout": self.output_buffer_timeout_ms,
+                "topology_region": limits.topology_region,
+                "topology_zone": limits.topology_zone,
+            }
+        )
+
+
+def go_json(value: dict[str, Any]) -> bytes:
+    """JSON as Go writes it: no spaces, and what could end a script in HTML is escaped."""
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    for char in "<>&\u2028\u2029":
+        text = text.replace(char, f"\\u{ord(char):04x}")
+    return text.encode()
+
+
+def decode(body: bytes, limits: NsqLimits) -> Identity:
+    """The identity that a client asks for; NsqError (fatal) if it may not have it."""
+    try:
+        asked = _typed(body)
+    except (ValueError, RecursionError):
+        raise NsqError(E_BAD_BODY, "IDENTIFY failed to decode JSON body") from None
+    before = Identity.unknown(limits)
+    heartbeat_ms = _heartbeat(asked["heartbeat_interval"], before.heartbeat_ms, limits)
+    size, timeout_ms = _output_buffer(asked["output_buffer_size"], asked["output_buffer_timeout"], limits)
+    if not 0 <= asked["sample_rate"] <= SAMPLE_RATE_MAX:
+        raise NsqError(E_BAD_BODY, f"IDENTIFY sample rate ({asked['sample_rate']}) is invalid")
+    msg_timeout_ms = _msg_timeout(asked["msg_timeout"], limits)
+    negotiated = asked["feature_negotiation"]
+    deflate = negotiated and limits.deflate and asked["deflate"]
+    snappy = negotiated and limits.snappy and asked["snappy"]
+    if deflate and snappy:
+        raise NsqError(E_IDENTIFY_FAILED, "cannot enable both deflate and snappy compression")
+    level = asked["deflate_level"] if deflate and asked["deflate_level"] > 0 else DEFLATE_LEVEL_DEFAULT
+    return Identity(
+        limits,
+        client_id=asked["client_id"],
+        hostname=asked["hostname"],
+        user_agent=asked["user_agent"],
+        feature_negotiation=negotiated,
+        heartbeat_ms=heartbeat_ms,
+        msg_timeout_ms=msg_timeout_ms,
+        sample_rate=asked["sample_rate"],
+        output_buffer_size=size,
+        output_buffer_timeout_ms=timeout_ms,
+        tls=negotiated and limits.tls_v1 and asked["tls_v1"],
+        deflate=deflate,
+        deflate_level=min(level, limits.max_deflate_level),
+        snappy=snappy,
+        topology_region=asked["topology_region"],
+        topology_zone=asked["topology_zone"],
+    )
+
+
+def _heartbeat(asked_ms: int, default_ms: int, limits: NsqLimits) -> int:
+    if asked_ms == -1:
+        return 0
+    if asked_ms == 0:
+        return default_ms
+    if not HEARTBEAT_INTERVAL_MS_MIN <= asked_ms <= limits.max_heartbeat_interval_ms:
+        raise NsqError(E_BAD_BODY, f"IDENTIFY heartbeat interval ({asked_ms}) is invalid")
+    return asked_ms
+
+
+def _output_buffer(asked_size: int, asked_ms: int, limits: NsqLimits) -> tuple[int, int]:
+    """Size and timeout; the timeout is looked at first, and no buffer (a size of 1) needs none."""
+    timeout_ms = {-1: 0, 0: limits.output_buffer_timeout_ms}.get(asked_ms, asked_ms)
+    if asked_ms not in {-1, 0} and not limits.min_output_buffer_timeout_ms <= asked_ms <= limits.max_output_buffer_timeout_ms:
+        raise NsqError(E_BAD_BODY, f"IDENTIFY output buffer timeout ({asked_ms}) is invalid")
+    if asked_size == -1:
+        return 1, 0
+    if asked_size == 0:
+        return limits.output_buffer_size, timeout_ms
+    if not OUTPUT_BUFFER_SIZE_MIN <= asked_size <= limits.max_output_buffer_size:
+        raise NsqError(E_BAD_BODY, f"IDENTIFY output buffer size ({asked_size}) is invalid")
+    return asked_size, timeout_ms
+
+
+def _msg_timeout(asked_ms: int, limits: NsqLimits) -> int:
+    if asked_ms == 0:
+        return limits.msg_timeout_ms
+    if not MSG_TIMEOUT_MS_MIN <= asked_ms <= limits.max_msg_timeout_ms:
+        raise NsqError(E_BAD_BODY, f"IDENTIFY msg timeout ({asked_ms}) is invalid")
+    return asked_ms
+
+
+def _typed(body: bytes) -> dict[str, Any]:
+    """All fields with values of their types; ValueError if the body is not such a document."""
+    document = json.loads(
+        body.decode("utf-8", "replace"), object_pairs_hook=_Pairs, parse_constant=_refuse, parse_float=_Other, parse_int=_integer
+    )
+    values = dict(_FIELDS)
+    if document is None:
+        return values
+    if not isinstance(document, _Pairs):
+        raise ValueError("not an object")
+    for name, value in document:
+        name = name.lower()
+        if name not in values or value is None:
+            continue
+        if type(value) is not type(_FIELDS[name]):
+            raise ValueError(name)
+        if isinstance(value, str):  # half of a surrogate pair is no character
+            value = value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        elif type(value) is int and value not in (_INT32 if name == "sample_rate" else _INT64):
+            raise ValueError(name)
+        values[name] = value
+    return values
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """A JSON object, its names in their order: the last of equal ones counts."""
+
+
+class _Other(str):
+    """A number that is no integer: a type that no field has."""
+
+
+def _integer(text: str) -> int | _Other:
+    """Digits of whatever length: what has too many for an int64 is refused where it is used, and not read where it is not."""
+    return int(text) if len(text) < 25 else _Other(text)
+
+
+def _refuse(name: str) -> Any:
+    raise ValueError(name)

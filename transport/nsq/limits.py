@@ -1,0 +1,47 @@
+"""What a node grants to clients of NSQ: nsqd's options, with nsqd's defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+LINE_BYTES_MAX: Final = 16 * 1024  # a command's line, its end included: nsqd's read buffer
+DEFLATE_LEVEL_DEFAULT: Final = 6
+OUTPUT_BUFFER_SIZE_MIN: Final = 64
+HEARTBEAT_INTERVAL_MS_MIN: Final = 1000
+MSG_TIMEOUT_MS_MIN: Final = 1000
+SAMPLE_RATE_MAX: Final = 99
+
+
+@dataclass(frozen=True, slots=True)
+class NsqLimits:
+    """Names are nsqd's options; times are in milliseconds, sizes in bytes."""
+
+    version: str = "1.3.0"  # what IDENTIFY tells; clients compare it with NSQ's versions
+    max_msg_size: int = 1024 * 1024
+    max_body_size: int = 5 * 1024 * 1024
+    max_rdy_count: int = 2500
+    msg_timeout_ms: int = 60_000
+    max_msg_timeout_ms: int = 15 * 60_000
+    max_req_timeout_ms: int = 60 * 60_000
+    client_timeout_ms: int = 60_000  # a heartbeat is sent at half of it unless the client asks otherwise
+    max_heartbeat_interval_ms: int = 60_000
+    output_buffer_size: int = 16 * 1024
+    max_output_buffer_size: int = 64 * 1024
+    output_buffer_timeout_ms: int = 250
+    min_output_buffer_timeout_ms: int = 25
+    max_output_buffer_timeout_ms: int = 30_000
+    max_channel_consumers: int = 0  # 0: as many as come
+    deflate: bool = True
+    max_deflate_level: int = 6
+    snappy: bool = True
+    tls_v1: bool = False  # there is a certificate
+    tls_required: bool = False
+    auth_required: bool = False
+    topology_region: str = ""
+    topology_zone: str = ""
+
+    @property
+    def mpub_count_max(self) -> int:
+        """Messages of one MPUB: after the count, each takes a size and at least a byte."""
+        return (self.max_body_size - 4) // 5

@@ -1,0 +1,325 @@
+"""The commands of a client, out of whatever pieces its bytes come in. Pure.
+
+    command     NAME [ parameter]* \\n          a \\r before the end is dropped
+    with body   command | int32 size | body     IDENTIFY, AUTH, PUB, DPUB
+    MPUB        command | int32 size | int32 count | count x (int32 size | body)
+
+`push` takes bytes, `take` gives the next command or None; nothing is read ahead, so what lies behind a command is still to be had
+(`take_rest`) after it was carried out: behind an IDENTIFY it may belong to another layer.
+
+What is done once per message is done in C. A run of FINs, which is what a busy consumer sends, becomes one `Fins`: it is cut
+by `struct`, after every 21st byte was compared. MPUB of equal sizes is cut in the same way.
+
+Bounds. A line has LINE_BYTES_MAX; sizes are checked as soon as they can be read, before their bytes are waited for. While a
+command is incomplete its bytes lie in one bytearray and are looked at again only when what is known to be missing is there, so
+that bytes that come singly cost no more than their number.
+
+As in nsqd, the size that MPUB tells is only checked: it ends after its last message, wherever that is. Clients that count their
+four bytes wrongly have therefore never noticed. Unlike nsqd, the messages together may not be more than max_body_size.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from itertools import pairwise
+from typing import Final
+
+from ..errors import UsageError
+from ..names import check_name
+from .commands import Auth, Cls, Command, Dpub, Fins, Identify, Mpub, Nop, Pub, Rdy, Req, Sub, Touch
+from .cutting import FIN_BYTES, Walk, cut_equal, cut_fins, too_big
+from .errors import E_BAD_BODY, E_BAD_CHANNEL, E_BAD_MESSAGE, E_BAD_TOPIC, E_INVALID, NsqError, quoted, shown
+from .limits import LINE_BYTES_MAX, NsqLimits
+from .wire import ID_BYTES
+
+_INT_DIGITS_MAX: Final = 18
+_int = struct.Struct(">i").unpack_from
+
+
+Check = Callable[[bytes], object]
+
+
+class Parser:
+    """`check` is asked with a command's name before anything else of it is looked at, and may raise: nsqd's order of errors."""
+
+    def __init__(self, limits: NsqLimits, check: Check | None = None) -> None:
+        self._limits = limits
+        self._check = check
+        self._data = b""
+        self._at = 0  # where the next command begins in `_data`
+        self._held = bytearray()  # the beginning of a command; then `_data` is used up
+        self._need = 0  # so long `_held` must be before it is worth a look
+        self._walk: Walk | None = None  # through the MPUB that is held
+        self._forms: Final[dict[bytes, Callable[[list[bytes], int], Command | None]]] = {
+            b"RDY": self._rdy,
+            b"PUB": self._pub,
+            b"MPUB": self._mpub,
+            b"REQ": self._req,
+            b"TOUCH": self._touch,
+            b"NOP": self._nop,
+            b"FIN": self._fin,
+            b"DPUB": self._dpub,
+            b"IDENTIFY": self._identify,
+            b"SUB": self._sub,
+            b"CLS": self._cls,
+            b"AUTH": self._auth,
+        }
+
+    def feed(self, data: bytes) -> Iterator[Command]:
+        """The commands that are complete now; lazily: each is looked at after the one before it was carried out."""
+        self.push(data)
+        return iter(self.take, None)
+
+    def push(self, data: bytes) -> None:
+        if self._held:
+            self._held += data
+            if len(self._held) < self._need or not self._walked():
+                return
+            self._data = bytes(self._held)
+            self._held.clear()
+        elif self._at < len(self._data):
+            self._data = self._data[self._at :] + data
+        else:
+            self._data = data
+        self._at = 0
+
+    def _walked(self) -> bool:
+        """Whether the MPUB that is held, if it is one, has all its messages; an error in them is found again by `take`."""
+        try:
+            return self._walk is None or self._walk.on(self._held)
+        except NsqError:
+            return True
+
+    def take_rest(self) -> bytes:
+        """What was not parsed; it is forgotten here."""
+        rest = self._data[self._at :] + bytes(self._held)
+        self._data, self._at, self._walk = b"", 0, None
+        self._held.clear()
+        return rest
+
+    @property
+    def held(self) -> int:
+        """Bytes that wait here: for the rest of their command, or to be taken."""
+        return len(self._data) - self._at + len(self._held)
+
+    def take(self) -> Command | None:
+        """The next command; None if it is not complete. NsqError if it is not well formed: nothing more is to be taken then."""
+        data, at = self._data, self._at
+        if at >= len(data):
+            return None
+        end = data.find(b"\n", at, at + LINE_BYTES_MAX)
+        if end < 0:
+            if len(data) - at >= LINE_BYTES_MAX:
+                raise NsqError("", "the line of a command is too long")
+            self._hold(len(data) - at + 1)
+            return None
+        stop = end - 1 if end > at and data[end - 1] == 0x0D else end
+        words = data[at:stop].split(b" ")
+        name = words[0]
+        if self._check is not None:
+            self._check(name)
+        form = self._forms.get(name)
+        if form is None:
+            raise NsqError(E_INVALID, f"invalid command {shown(name)}")
+        return form(words, end + 1)
+
+    def _hold(self, need: int) -> None:
+        """Keep what there is of the command until it is `need` bytes long."""
+        self._held += memoryview(self._data)[self._at :]
+        self._need = need
+        self._data, self._at = b"", 0
+
+    # Commands of one line
+
+    def _nop(self, words: list[bytes], after: int) -> Nop:
+        self._at = after
+        return _NOP
+
+    def _cls(self, words: list[bytes], after: int) -> Cls:
+        self._at = after
+        return _CLS
+
+    def _rdy(self, words: list[bytes], after: int) -> Rdy:
+        count = 1
+        if len(words) > 1:
+            count = _number(words[1], "RDY could not parse count")
+        if count > self._limits.max_rdy_count:
+            raise NsqError(E_INVALID, f"RDY count {count} out of range 0-{self._limits.max_rdy_count}")
+        self._at = after
+        return Rdy(count)
+
+    def _sub(self, words: list[bytes], after: int) -> Sub:
+        if len(words) < 3:
+            raise NsqError(E_INVALID, "SUB insufficient number of parameters")
+        topic = _name(words[1]) or _refuse(E_BAD_TOPIC, "SUB topic", words[1])
+        channel = _name(words[2]) or _refuse(E_BAD_CHANNEL, "SUB channel", words[2])
+        self._at = after
+        return Sub(topic, channel)
+
+    def _fin(self, words: list[bytes], after: int) -> Fins:
+        if len(words) < 2:
+            raise NsqError(E_INVALID, "FIN insufficient number of params")
+        first = _id(words[1])
+        data, at = self._data, self._at
+        if data.startswith(b"FIN ", after):
+            ids = cut_fins(data, at)
+            if ids:
+                self._at = at + FIN_BYTES * len(ids)
+                return Fins(ids)
+        self._at = after
+        return Fins([first])
+
+    def _req(self, words: list[bytes], after: int) -> Req:
+        if len(words) < 3:
+            raise NsqError(E_INVALID, "REQ insufficient number of params")
+        id = _id(words[1])
+        timeout_ms = _number(words[2], "REQ could not parse timeout")
+        self._at = after
+        return Req(id, min(timeout_ms, self._limits.max_req_timeout_ms))
+
+    def _touch(self, words: list[bytes], after: int) -> Touch:
+        if len(words) < 2:
+            raise NsqError(E_INVALID, "TOUCH insufficient number of params")
+        id = _id(words[1])
+        self._at = after
+        return Touch(id)
+
+    # Commands with a body
+
+    def _identify(self, words: list[bytes], after: int) -> Identify | None:
+        body = self._body("IDENTIFY", after)
+        return None if body is None else Identify(body)
+
+    def _auth(self, words: list[bytes], after: int) -> Auth | None:
+        if len(words) != 1:
+            raise NsqError(E_INVALID, "AUTH invalid number of parameters")
+        body = self._body("AUTH", after)
+        return None if body is None else Auth(body)
+
+    def _pub(self, words: list[bytes], after: int) -> Pub | None:
+        if len(words) < 2:
+            raise NsqError(E_INVALID, "PUB insufficient number of parameters")
+        topic = _name(words[1]) or _refuse(E_BAD_TOPIC, "PUB topic", words[1])
+        body = self._message("PUB", after)
+        return None if body is None else Pub(topic, body)
+
+    def _dpub(self, words: list[bytes], after: int) -> Dpub | None:
+        if len(words) < 3:
+            raise NsqError(E_INVALID, "DPUB insufficient number of parameters")
+        topic = _name(words[1]) or _refuse(E_BAD_TOPIC, "DPUB topic", words[1])
+        defer_ms = _number(words[2], "DPUB could not parse timeout")
+        if defer_ms > self._limits.max_req_timeout_ms:
+            raise NsqError(E_INVALID, f"DPUB timeout {defer_ms} out of range 0-{self._limits.max_req_timeout_ms}")
+        body = self._message("DPUB", after)
+        return None if body is None else Dpub(topic, defer_ms, body)
+
+    def _message(self, name: str, after: int) -> bytes | None:
+        """The one message behind a line that ends before `after`."""
+        size = self._size(after)
+        if size is None:
+            return None
+        if size <= 0:
+            raise NsqError(E_BAD_MESSAGE, f"{name} invalid message body size {size}")
+        if size > self._limits.max_msg_size:
+            raise NsqError(E_BAD_MESSAGE, f"{name} message too big {size} > {self._limits.max_msg_size}")
+        return self._sized(after + 4, size)
+
+    def _body(self, name: str, after: int) -> bytes | None:
+        size = self._size(after)
+        if size is None:
+            return None
+        if size > self._limits.max_body_size:
+            raise NsqError(E_BAD_BODY, f"{name} body too big {size} > {self._limits.max_body_size}")
+        if size <= 0:
+            raise NsqError(E_BAD_BODY, f"{name} invalid body size {size}")
+        return self._sized(after + 4, size)
+
+    def _size(self, at: int) -> int | None:
+        """The number at `at`, once it is there."""
+        if len(self._data) < at + 4:
+            self._hold(at + 4 - self._at)
+            return None
+        size: int = _int(self._data, at)[0]
+        return size
+
+    def _sized(self, at: int, size: int) -> bytes | None:
+        stop = at + size
+        if len(self._data) < stop:
+            self._hold(stop - self._at)
+            return None
+        self._at = stop
+        return self._data[at:stop]
+
+    def _mpub(self, words: list[bytes], after: int) -> Mpub | None:
+        if len(words) < 2:
+            raise NsqError(E_INVALID, "MPUB insufficient number of parameters")
+        # nsqd says the code twice here, and clients have seen it so for years.
+        topic = _name(words[1]) or _refuse(E_BAD_TOPIC, "E_BAD_TOPIC MPUB topic", words[1])
+        size = self._size(after)
+        if size is None:
+            return None
+        if size <= 0:
+            raise NsqError(E_BAD_BODY, f"MPUB invalid body size {size}")
+        if size > self._limits.max_body_size:
+            raise NsqError(E_BAD_BODY, f"MPUB body too big {size} > {self._limits.max_body_size}")
+        count = self._size(after + 4)
+        if count is None:
+            return None
+        if not 0 < count <= self._limits.mpub_count_max:
+            raise NsqError(E_BAD_BODY, f"MPUB invalid message count {count}")
+        return self._messages(topic, after + 8, count)
+
+    def _messages(self, topic: str, first: int, count: int) -> Mpub | None:
+        """The messages of an MPUB, the size of whose first is at `first`."""
+        data, base = self._data, self._at
+        walk, self._walk = self._walk, None
+        bodies = cut_equal(data, first, count, self._limits.max_msg_size)
+        if bodies is not None:
+            size = len(bodies[0]) * count
+            self._at = first + size + 4 * count
+            if self._at - first + 4 > self._limits.max_body_size:
+                raise too_big(self._at - first + 4, self._limits)
+            return Mpub(topic, bodies, size)
+        walk = walk or Walk(self._limits, first - base, count)
+        if not walk.on(memoryview(data)[base:]):
+            self._hold(0)
+            self._walk = walk
+            return None
+        bodies = [data[start + 4 : stop] for start, stop in pairwise([first, *map(base.__add__, walk.stops)])]
+        self._at = base + walk.stops[-1]
+        return Mpub(topic, bodies, self._at - first - 4 * count)
+
+
+_NOP: Final = Nop()
+_CLS: Final = Cls()
+
+
+@lru_cache(4096)
+def _name(raw: bytes) -> str:
+    """A topic's or a channel's name; empty if it is not legal."""
+    try:
+        return check_name(raw.decode("ascii"))
+    except (UnicodeDecodeError, UsageError):
+        return ""
+
+
+def _refuse(code: str, what: str, raw: bytes) -> str:
+    raise NsqError(code, f"{what} name {quoted(raw)} is not valid")
+
+
+def _id(raw: bytes) -> bytes:
+    if len(raw) != ID_BYTES:
+        raise NsqError(E_INVALID, "invalid message ID")
+    return raw
+
+
+def _number(raw: bytes, failed: str) -> int:
+    """Digits as a number, none as 0; one that is too long for the wire is as large as any that is out of range."""
+    if not raw:
+        return 0
+    if not raw.isdigit():
+        raise NsqError(E_INVALID, f"{failed} {shown(raw)}")
+    digits = raw.lstrip(b"0")
+    return int(digits or b"0") if len(digits) <= _INT_DIGITS_MAX else (1 << 63) - 1
