@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from .errors import E_BAD_BODY, E_IDENTIFY_FAILED, NsqError
 from .limits import (
@@ -39,17 +39,6 @@ _FIELDS: Final[dict[str, Any]] = {  # name -> the value if it is left out; its t
     "topology_region": "",
     "topology_zone": "",
 }
-
-
-class AuthState(NamedTuple):
-    """What the auth server said of a client."""
-
-    identity: str
-    identity_url: str
-    permission_count: int
-
-    def answer(self) -> bytes:
-        return go_json(self._asdict())
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,378 @@
+"""A connection of an NSQ client as a state machine: commands in, answers and heartbeats out. Pure: the clock is an argument.
+
+Theory of operation. nsqd carries out one command after the other and answers each before it reads the next. Here publishes are
+answered when they are durable, and meanwhile more of them are taken; so answers wait in a queue, in the order of their commands, and
+what is at its front goes out as soon as it is known. An error that ends the connection waits there too: the publishes before it were
+good, and are answered. SUB, AUTH, permissions and upgrades are different: what is behind them depends on them, so nothing is taken
+until they are answered (`_blocked`).
+
+Bounds. No command is taken while too much is waited for (`answers.py`); `reading` says so to the shell, which must also stop reading from a client that does not take what is written to it.
+
+Texts, codes, and the order in which faults are found are nsqd 1.3's. That a command is not for this state is found before anything else of
+it is looked at (`_check`, which the parser asks).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from . import errors as e
+from .answers import Answers, Pending
+from .backend import Authorized, Backend
+from .commands import Auth, Cls, Dpub, Fins, Identify, Mpub, Nop, Pub, Rdy, Req, Sub, Touch
+from .errors import NsqError, quoted, shown
+from .identify import Identity, decode, go_json
+from .limits import NsqLimits
+from .parser import Parser
+from .states import COMMANDS, SESSION_TABLE, State
+from .wire import CLOSE_WAIT, HEARTBEAT, MAGIC, OK, RESPONSE, error_frame, frame
+
+TOPICS_COUNTED_MAX: Final = 1000  # topics of one client whose publishes are counted
+NEVER: Final = 1 << 62
+_MS: Final = 1_000_000
+
+
+class Session:
+    """`write` takes bytes for the client; nothing is given to it after `backend.close` was called."""
+
+    def __init__(self, limits: NsqLimits, backend: Backend, write: Callable[[bytes], object], now_ns: int) -> None:
+        self._limits = limits
+        self._backend = backend
+        self._write = write
+        self._parser = Parser(limits, self._check)
+        self._magic = b""
+        self._answers = Answers(write)
+        self._blocked = False  # what is behind the last command must wait for its answer
+        self._upgrading = False  # so too, but its bytes are the shell's
+        self._last = False  # the last answer is in the queue
+        self._eof = False
+        self._working = False
+        self._layers: list[str] = []  # still to be laid over the connection
+        self._now_ns = now_ns
+        self._heard_ns = now_ns
+        self._beat_ns = now_ns + limits.client_timeout_ms // 2 * _MS
+        self.state = State.MAGIC
+        self.identity = Identity.unknown(limits)
+        self.identified = False
+        self.wrapped: tuple[str, ...] = ()  # layers that are laid
+        self.authorized: Authorized | None = None
+        self.topic = ""
+        self.channel = ""
+        self.ready = 0
+        self.messages = 0
+        self.finishes = 0
+        self.requeues = 0
+        self.published: dict[str, int] = {}
+        self._handlers: Final[dict[type, Callable[[Any], None]]] = {
+            Pub: self._on_pub,
+            Fins: self._on_fins,
+            Mpub: self._on_mpub,
+            Rdy: self._on_rdy,
+            Nop: self._on_nop,
+            Req: self._on_req,
+            Touch: self._on_touch,
+            Dpub: self._on_dpub,
+            Sub: self._on_sub,
+            Cls: self._on_cls,
+            Identify: self._on_identify,
+            Auth: self._on_auth,
+        }
+
+    # From the shell
+
+    @property
+    def reading(self) -> bool:
+        """Whether the shell shall go on reading."""
+        return (not self._blocked or self._upgrading) and not self._answers.full and not self._last and self.state is not State.ENDED
+
+    @property
+    def pending(self) -> int:
+        """Answers that are waited for, or wait for those before them."""
+        return len(self._answers)
+
+    def receive(self, data: bytes, now_ns: int) -> None:
+        if self.state is State.ENDED or self._last:
+            return
+        self._now_ns = now_ns
+        if self.state is State.MAGIC:
+            data = self._take_magic(data)
+        self._parser.push(data)
+        self._work()
+
+    def on_eof(self) -> None:
+        """The client sends no more, but may still read: what it sent is carried out and answered."""
+        self._eof = True
+        self._work()
+
+    def on_closed(self) -> None:
+        """The connection is gone."""
+        self.state = State.ENDED
+        self._answers.clear()
+        self._parser.take_rest()
+
+    def on_messages(self, frames: bytes, count: int) -> None:
+        if self.state is not State.ENDED:
+            self.messages += count
+            self._write(frames)
+
+    def on_refused(self, what: str, id: bytes) -> None:
+        """What the backend took was in vain: the message was not this client's any more. `what`: FIN, REQ or TOUCH."""
+        self._say(_failed(what, id))
+
+    def on_lost(self, text: str) -> None:
+        """The subscription is over (its channel was deleted): as in nsqd, so is the connection, and nothing is said."""
+        self._end()
+
+    def on_time(self, now_ns: int) -> int:
+        """Do what is due; when to call again (NEVER: when something else was called)."""
+        if self.state is State.ENDED:
+            return NEVER
+        self._now_ns = now_ns
+        if self.state is State.MAGIC:
+            return self._deadline(self._heard_ns + self._limits.client_timeout_ms * _MS)
+        interval_ns = self.identity.heartbeat_ms * _MS
+        if not interval_ns:
+            return NEVER
+        if self._answers or (self._blocked and not self._upgrading):
+            self._heard_ns = now_ns  # it is we who are late
+        due_ns = self._deadline(self._heard_ns + 2 * interval_ns)
+        if due_ns is NEVER:
+            return NEVER
+        if now_ns >= self._beat_ns:
+            self._beat_ns = now_ns + interval_ns
+            if not self._upgrading:
+                self._write(HEARTBEAT)
+        return min(due_ns, self._beat_ns)
+
+    def _deadline(self, due_ns: int) -> int:
+        if self._now_ns < due_ns:
+            return due_ns
+        self._end()
+        return NEVER
+
+    # Commands
+
+    def _take_magic(self, data: bytes) -> bytes:
+        """What is left of the data behind the magic."""
+        missing = len(MAGIC) - len(self._magic)
+        self._magic += data[:missing]
+        if len(self._magic) < len(MAGIC):
+            return b""
+        if self._magic != MAGIC:
+            self._end_after(error_frame(NsqError(e.E_BAD_PROTOCOL)))
+            return b""
+        self.state = State.INIT
+        self._heard_ns = self._now_ns
+        self._beat_ns = self._now_ns + self.identity.heartbeat_ms * _MS
+        return data[missing:]
+
+    def _work(self) -> None:
+        """Take commands as long as there are any and nothing must be waited for."""
+        if self._working:
+            return  # an answer came at once, from within a command
+        self._working = True
+        try:
+            while not (self._blocked or self._last or self._answers.full or self.state is State.ENDED):
+                command = self._parser.take()
+                if command is None:
+                    if self._eof:
+                        self._end_after(b"")
+                    break
+                self._heard_ns = self._now_ns
+                self._handlers[type(command)](command)
+        except NsqError as error:
+            self._end_after(error_frame(error))
+        finally:
+            self._working = False
+
+    def _check(self, name: bytes) -> None:
+        """Whether this command may come now; one that is not known at all is the parser's to refuse."""
+        if self._limits.tls_required and name != b"IDENTIFY" and "tls" not in self.wrapped:
+            raise NsqError(e.E_INVALID, f"cannot {shown(name)} in current state (TLS required)")
+        if name not in SESSION_TABLE[self.state]:
+            if name in COMMANDS:
+                raise NsqError(e.E_INVALID, f"cannot {shown(name)} in current state")
+        elif name == b"IDENTIFY" and self.wrapped:  # nsqd would lay TLS over TLS
+            raise NsqError(e.E_INVALID, "cannot IDENTIFY in current state")
+        elif name == b"SUB" and not self.identity.heartbeat_ms:
+            raise NsqError(e.E_INVALID, "cannot SUB with heartbeats disabled")
+
+    def _on_nop(self, command: Nop) -> None:
+        pass
+
+    def _on_identify(self, command: Identify) -> None:
+        self.identity = decode(command.body, self._limits)
+        self.identified = True
+        self._beat_ns = self._now_ns + self.identity.heartbeat_ms * _MS
+        self._layers = list(self.identity.layers)
+        self._blocked = bool(self._layers)
+        self._say(frame(RESPONSE, self.identity.answer()), self._upgrade if self._layers else None)
+
+    def _on_auth(self, command: Auth) -> None:
+        if self.authorized is not None:
+            raise NsqError(e.E_INVALID, "AUTH already set")
+        if not self._limits.auth_required:
+            raise NsqError(e.E_AUTH_DISABLED, "AUTH disabled")
+        self._blocked = True
+        self._backend.authenticate(command.secret, self.identity, self._on_authenticated)
+
+    def _on_sub(self, command: Sub) -> None:
+        self._permit("SUB", command.topic, command.channel, partial(self._subscribe, command))
+
+    def _subscribe(self, command: Sub) -> None:
+        self.topic, self.channel = command
+        self._blocked = True
+        self._backend.subscribe(command.topic, command.channel, self.identity, self._on_subscribed)
+
+    def _on_rdy(self, command: Rdy) -> None:
+        if self.state is State.SUBSCRIBED:
+            self.ready = command.ready
+            self._backend.set_ready(command.ready)
+
+    def _on_fins(self, command: Fins) -> None:
+        failed = self._backend.finish(command.ids)
+        self.finishes += len(command.ids) - len(failed)
+        if failed:
+            self._say(b"".join(_failed("FIN", id) for id in failed))
+
+    def _on_req(self, command: Req) -> None:
+        if self._backend.requeue(command.id, command.timeout_ms):
+            self.requeues += 1
+        else:
+            self._say(_failed("REQ", command.id))
+
+    def _on_touch(self, command: Touch) -> None:
+        if not self._backend.touch(command.id):
+            self._say(_failed("TOUCH", command.id))
+
+    def _on_cls(self, command: Cls) -> None:
+        self.state = State.CLOSING
+        self.ready = 0
+        self._backend.leave()
+        self._say(CLOSE_WAIT)
+
+    def _on_pub(self, command: Pub) -> None:
+        topic, body = command
+        if self._limits.auth_required:
+            self._permit("PUB", topic, "", partial(self._publish, "PUB", topic, [body], 0, len(body)))
+        else:
+            self._publish("PUB", topic, [body], 0, len(body))
+
+    def _on_dpub(self, command: Dpub) -> None:
+        topic, defer_ms, body = command
+        self._permit("DPUB", topic, "", partial(self._publish, "DPUB", topic, [body], defer_ms, len(body)))
+
+    def _on_mpub(self, command: Mpub) -> None:
+        topic, bodies, size = command
+        self._permit("MPUB", topic, "", partial(self._publish, "MPUB", topic, bodies, 0, size))
+
+    def _publish(self, name: str, topic: str, bodies: list[bytes], defer_ms: int, size: int) -> None:
+        answer = self._answers.expect(size)
+        count = self.published.get(topic)
+        if count is not None or len(self.published) < TOPICS_COUNTED_MAX:
+            self.published[topic] = (count or 0) + len(bodies)
+        self._backend.publish(topic, bodies, defer_ms, partial(self._on_published, answer, name))
+
+    # Answers from the backend
+
+    def _on_published(self, answer: Pending, name: str, why: str) -> None:
+        if answer.data is not None or self.state is State.ENDED:
+            return
+        if why:
+            self._last = True  # what is behind it is not carried out any more
+            error = NsqError(f"E_{name}_FAILED", f"{name} failed {why}")
+            self._answers.tell(answer, error_frame(error), self._end)
+        elif self._answers.tell(answer, OK):
+            self._work()
+
+    def _on_subscribed(self, why: str) -> None:
+        if why:
+            self._resume(NsqError(e.E_SUB_FAILED, f"SUB failed {why}"))
+            return
+        self.state = SESSION_TABLE[State.INIT][b"SUB"]
+        self._say(OK)
+        self._resume()
+
+    def _on_authenticated(self, granted: Authorized | str) -> None:
+        if isinstance(granted, str):
+            self._resume(NsqError(e.E_AUTH_FAILED, "AUTH failed"))
+        elif not granted.permission_count:
+            self._resume(NsqError(e.E_UNAUTHORIZED, "AUTH no authorizations found"))
+        else:
+            self.authorized = granted
+            answer = {
+                "identity": granted.identity,
+                "identity_url": granted.identity_url,
+                "permission_count": granted.permission_count,
+            }
+            self._say(frame(RESPONSE, go_json(answer)))
+            self._resume()
+
+    def _permit(self, name: str, topic: str, channel: str, then: Callable[[], None]) -> None:
+        """Do `then` if the client may."""
+        if not self._limits.auth_required:
+            then()
+            return
+        if self.authorized is None:
+            raise NsqError(e.E_AUTH_FIRST, f"AUTH required before {name}")
+        self._blocked = True
+        permission = "subscribe" if channel else "publish"
+        self._backend.permitted(permission, topic, channel, partial(self._on_permitted, name, topic, channel, then))
+
+    def _on_permitted(self, name: str, topic: str, channel: str, then: Callable[[], None], why: str) -> None:
+        if why == e.E_AUTH_FAILED:
+            self._resume(NsqError(e.E_AUTH_FAILED, "AUTH failed"))
+        elif why:
+            asked = f"{quoted(topic.encode())} {quoted(channel.encode())}"
+            self._resume(NsqError(e.E_UNAUTHORIZED, f"AUTH failed for {name} on {asked}"))
+        elif self.state is not State.ENDED:
+            self._blocked = False
+            then()
+            self._work()
+
+    def _upgrade(self) -> None:
+        """Have the next layer laid; what is in the parser belongs to it."""
+        self._upgrading = True
+        layer = self._layers.pop(0)
+        self._backend.upgrade(layer, self.identity, self._parser.take_rest(), partial(self._on_upgraded, layer))
+
+    def _on_upgraded(self, layer: str, why: str) -> None:
+        self._upgrading = False
+        if why:
+            self._resume(NsqError(e.E_IDENTIFY_FAILED, f"IDENTIFY failed {why}"))
+            return
+        self.wrapped += (layer,)
+        self._say(OK)
+        if self._layers and self.state is not State.ENDED:
+            self._upgrade()
+        else:
+            self._resume()
+
+    def _resume(self, error: NsqError | None = None) -> None:
+        """Go on behind what was waited for, or end with this error."""
+        self._blocked = False
+        if error is not None:
+            self._end_after(error_frame(error))
+        self._work()
+
+    # Out
+
+    def _say(self, data: bytes, then: Callable[[], None] | None = None) -> None:
+        """Write this once all that was to be answered before it is."""
+        if self.state is not State.ENDED:
+            self._answers.say(data, then)
+
+    def _end_after(self, data: bytes) -> None:
+        self._last = True
+        self._say(data, self._end)
+
+    def _end(self) -> None:
+        if self.state is not State.ENDED:
+            self.on_closed()
+            self._backend.close()
+
+
+def _failed(what: str, id: bytes) -> bytes:
+    return error_frame(NsqError(f"E_{what}_FAILED", f"{what} {shown(id)} failed ID not in flight", fatal=False))
