@@ -1,0 +1,173 @@
+"""The NSQ gateway: clients of NSQ's TCP protocol V2, each a producer or a consumer like any other behind it.
+
+It holds no message that is not also in a topic: what it was given is answered once it is durable, and what it handed out is under a lease
+of its channel. If it dies, its clients connect again, and their messages go to others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import socket
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from ...transport.nsq.backend import Authorized
+from ...transport.nsq.identify import Identity
+from ...transport.nsq.layers import DeflateLayer, Layer, SnappyLayer, TlsLayer, snappy_is_here
+from ...transport.nsq.limits import NsqLimits
+from ...transport.nsq.tls import server_context
+from ..actor import StartFailed
+from ..async_actor import AsyncActor
+from .connection import Connection
+from .options import NsqOptions
+from .publishing import Gatherer
+
+BACKLOG: Final = 1_024
+DRAIN_S: Final = 2.0  # for what was published to be answered as the gateway ends
+
+
+def limits_of(options: NsqOptions, *, snappy: bool) -> NsqLimits:
+    return NsqLimits(
+        max_rdy_count=options.max_rdy_count,
+        msg_timeout_ms=options.msg_timeout_ms,
+        max_msg_timeout_ms=options.max_msg_timeout_ms,
+        max_req_timeout_ms=options.max_req_timeout_ms,
+        max_heartbeat_interval_ms=options.max_heartbeat_interval_ms,
+        max_output_buffer_size=options.max_output_buffer_size,
+        max_output_buffer_timeout_ms=options.max_output_buffer_timeout_ms,
+        max_channel_consumers=options.max_channel_consumers,
+        deflate=options.deflate,
+        max_deflate_level=options.max_deflate_level,
+        snappy=snappy,
+        tls_v1=bool(options.tls.cert),
+        tls_required=bool(options.tls.required),
+        auth_required=bool(options.auth_http_addresses),
+        topology_region=options.topology_region,
+        topology_zone=options.topology_zone,
+    )
+
+
+class NsqGateway(AsyncActor):
+    """Settings: options (NsqOptions), supervisor (endpoint)."""
+
+    async def on_begin(self) -> dict[str, Any]:
+        options: NsqOptions = self.settings["options"]
+        self.options = options
+        self.limits = limits_of(options, snappy=options.snappy and snappy_is_here())
+        self.url = os.path.dirname(self.settings["supervisor"])
+        self.connections: dict[Connection, None] = {}
+        self.accepted = self.turned_away = 0
+        self.publishing = Gatherer(self.url, self._on_room)
+        tls = options.tls
+        self._tls = server_context(
+            cert=tls.cert, key=tls.key, root_ca=tls.root_ca, client_auth=tls.client_auth, min_version=tls.min_version
+        )
+        self._servers: list[asyncio.Server] = []
+        self._paths: list[Path] = []
+        places = [await self._listen_at(place) for place in options.listen]
+        return {"places": places, "port": next((int(place.rpartition(":")[2]) for place in places if "unix:" not in place), 0)}
+
+    async def _listen_at(self, place: str) -> str:
+        try:
+            if place.startswith("unix:"):
+                path = Path(place.removeprefix("unix:"))
+                _remove_stale(path)
+                server = await self.loop.create_unix_server(lambda: Connection(self), str(path), backlog=BACKLOG)
+                self._paths.append(path)
+            else:
+                host, _, port = place.rpartition(":")
+                server = await self.loop.create_server(lambda: Connection(self), host.strip("[]"), int(port), backlog=BACKLOG)
+        except OSError as error:
+            reason = os.strerror(error.errno) if error.errno else str(error)
+            raise StartFailed(
+                f"cannot listen for NSQ clients on {place}: {reason}; is an nsqd running? choose another --nsq-listen"
+            ) from None
+        self._servers.append(server)
+        return f"nsq://{place}"
+
+    # For connections
+
+    def admit(self, connection: Connection) -> bool:
+        if self.stopping or len(self.connections) >= self.options.connections_max:
+            self.turned_away += 1
+            return False
+        self.accepted += 1
+        self.connections[connection] = None
+        self.stir()
+        return True
+
+    def forget(self, connection: Connection) -> None:
+        self.connections.pop(connection, None)
+
+    def _on_room(self) -> None:
+        for connection in list(self.connections):
+            connection.look()
+
+    def refuses(self, topic: str, channel: str) -> str:
+        """Why nobody more may consume there; "" if one may."""
+        most = self.limits.max_channel_consumers
+        if most:
+            there = sum(
+                one.subscription is not None and (one.subscription.topic, one.subscription.channel) == (topic, channel)
+                for one in self.connections
+            )
+            if there >= most:
+                return f"channel consumers for {topic}:{channel} exceeds limit of {most}"
+        return ""
+
+    def new_layer(self, name: str, identity: Identity) -> Layer:
+        if name == "tls":
+            assert self._tls is not None
+            return TlsLayer(self._tls)
+        return SnappyLayer() if name == "snappy" else DeflateLayer(identity.deflate_level)
+
+    def authenticate(self, connection: Connection, secret: bytes, answer: Callable[[Authorized | str], None]) -> None:
+        answer("AUTH disabled")
+
+    def permitted(self, connection: Connection, permission: str, topic: str, channel: str, answer: Callable[[str], None]) -> None:
+        answer("")
+
+    # The end
+
+    async def on_finish(self) -> None:
+        for server in self._servers:
+            server.close()
+        await self.publishing.finish(DRAIN_S)
+        for connection in list(self.connections):
+            connection.close()
+        deadline = time.monotonic() + 1.0
+        while self.connections and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        for path in self._paths:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+    def statistics(self) -> dict[str, Any]:
+        return {
+            "connections": len(self.connections),
+            "accepted": self.accepted,
+            "turned_away": self.turned_away,
+            **self.publishing.statistics(),
+        }
+
+    def details(self) -> dict[str, Any]:
+        return {"clients": [connection.statistics() for connection in list(self.connections)]}
+
+
+def _remove_stale(path: Path) -> None:
+    """A socket that a broker left which was killed: nobody listens there. `OSError` if somebody does, or it is no socket."""
+    try:
+        if not stat.S_ISSOCK(path.stat().st_mode):
+            raise OSError(errno.EEXIST, "it is there, and no socket")
+    except FileNotFoundError:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        if probe.connect_ex(str(path)) == 0:
+            raise OSError(errno.EADDRINUSE, "in use")
+    path.unlink()
