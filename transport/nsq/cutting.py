@@ -109,6 +109,13 @@ class Walk:
             stops.append(at)
         return True
 
+    def missing(self, have: int) -> str:
+        """What there is too little of when no more than `have` bytes come."""
+        done = len(self.stops)
+        if have < (self.stops[-1] if done else self._first) + 4:
+            return f"message({done}) body size"
+        return "message body"
+
 
 def too_big(size: int, limits: NsqLimits) -> NsqError:
     return NsqError(E_BAD_BODY, f"MPUB body too big {size} > {limits.max_body_size}")

@@ -51,6 +51,7 @@ class Parser:
         self._at = 0  # where the next command begins in `_data`
         self._held = bytearray()  # the beginning of a command; then `_data` is used up
         self._need = 0  # so long `_held` must be before it is worth a look
+        self._missing = ("", "", "")  # the error if no more comes: its code, and which command lacks what
         self._walk: Walk | None = None  # through the MPUB that is held
         self._forms: Final[dict[bytes, Callable[[list[bytes], int], Command | None]]] = {
             b"RDY": self._rdy,
@@ -99,6 +100,13 @@ class Parser:
         self._held.clear()
         return rest
 
+    def unfinished(self) -> NsqError:
+        """What nsqd says of a command whose rest will never come; without a code (nothing is said) between commands and within a line."""
+        code, name, missing = self._missing
+        if self._walk is not None:
+            missing = self._walk.missing(len(self._held))
+        return NsqError(code, f"{name} failed to read {missing}") if self._held and code else NsqError("")
+
     @property
     def held(self) -> int:
         """Bytes that wait here: for the rest of their command, or to be taken."""
@@ -113,7 +121,7 @@ class Parser:
         if end < 0:
             if len(data) - at >= LINE_BYTES_MAX:
                 raise NsqError("", "the line of a command is too long")
-            self._hold(len(data) - at + 1)
+            self._hold(len(data) - at + 1, "", "", "")
             return None
         stop = end - 1 if end > at and data[end - 1] == 0x0D else end
         words = data[at:stop].split(b" ")
@@ -125,8 +133,9 @@ class Parser:
             raise NsqError(E_INVALID, f"invalid command {shown(name)}")
         return form(words, end + 1)
 
-    def _hold(self, need: int) -> None:
-        """Keep what there is of the command until it is `need` bytes long."""
+    def _hold(self, need: int, code: str, name: str, missing: str) -> None:
+        """Keep what there is of the command until it is `need` bytes long; the error is that of a client that sends no more."""
+        self._missing = code, name, missing
         self._held += memoryview(self._data)[self._at :]
         self._need = need
         self._data, self._at = b"", 0
@@ -217,37 +226,37 @@ class Parser:
 
     def _message(self, name: str, after: int) -> bytes | None:
         """The one message behind a line that ends before `after`."""
-        size = self._size(after)
+        size = self._size(after, E_BAD_MESSAGE, name, "message body size")
         if size is None:
             return None
         if size <= 0:
             raise NsqError(E_BAD_MESSAGE, f"{name} invalid message body size {size}")
         if size > self._limits.max_msg_size:
             raise NsqError(E_BAD_MESSAGE, f"{name} message too big {size} > {self._limits.max_msg_size}")
-        return self._sized(after + 4, size)
+        return self._sized(after + 4, size, E_BAD_MESSAGE, name, "message body")
 
     def _body(self, name: str, after: int) -> bytes | None:
-        size = self._size(after)
+        size = self._size(after, E_BAD_BODY, name, "body size")
         if size is None:
             return None
         if size > self._limits.max_body_size:
             raise NsqError(E_BAD_BODY, f"{name} body too big {size} > {self._limits.max_body_size}")
         if size <= 0:
             raise NsqError(E_BAD_BODY, f"{name} invalid body size {size}")
-        return self._sized(after + 4, size)
+        return self._sized(after + 4, size, E_BAD_BODY, name, "body")
 
-    def _size(self, at: int) -> int | None:
+    def _size(self, at: int, code: str, name: str, missing: str) -> int | None:
         """The number at `at`, once it is there."""
         if len(self._data) < at + 4:
-            self._hold(at + 4 - self._at)
+            self._hold(at + 4 - self._at, code, name, missing)
             return None
         size: int = _int(self._data, at)[0]
         return size
 
-    def _sized(self, at: int, size: int) -> bytes | None:
+    def _sized(self, at: int, size: int, code: str, name: str, missing: str) -> bytes | None:
         stop = at + size
         if len(self._data) < stop:
-            self._hold(stop - self._at)
+            self._hold(stop - self._at, code, name, missing)
             return None
         self._at = stop
         return self._data[at:stop]
@@ -257,14 +266,14 @@ class Parser:
             raise NsqError(E_INVALID, "MPUB insufficient number of parameters")
         # nsqd says the code twice here, and clients have seen it so for years.
         topic = _name(words[1]) or _refuse(E_BAD_TOPIC, "E_BAD_TOPIC MPUB topic", words[1])
-        size = self._size(after)
+        size = self._size(after, E_BAD_BODY, "MPUB", "body size")
         if size is None:
             return None
         if size <= 0:
             raise NsqError(E_BAD_BODY, f"MPUB invalid body size {size}")
         if size > self._limits.max_body_size:
             raise NsqError(E_BAD_BODY, f"MPUB body too big {size} > {self._limits.max_body_size}")
-        count = self._size(after + 4)
+        count = self._size(after + 4, E_BAD_BODY, "MPUB", "message count")
         if count is None:
             return None
         if not 0 < count <= self._limits.mpub_count_max:
@@ -284,7 +293,7 @@ class Parser:
             return Mpub(topic, bodies, size)
         walk = walk or Walk(self._limits, first - base, count)
         if not walk.on(memoryview(data)[base:]):
-            self._hold(0)
+            self._hold(0, E_BAD_MESSAGE, "MPUB", "")
             self._walk = walk
             return None
         bodies = [data[start + 4 : stop] for start, stop in pairwise([first, *map(base.__add__, walk.stops)])]

@@ -6,7 +6,8 @@ what is at its front goes out as soon as it is known. An error that ends the con
 good, and are answered. SUB, AUTH, permissions and upgrades are different: what is behind them depends on them, so nothing is taken
 until they are answered (`_blocked`).
 
-Bounds. No command is taken while too much is waited for (`answers.py`); `reading` says so to the shell, which must also stop reading from a client that does not take what is written to it.
+Bounds. No command is taken while too much is waited for (`answers.py`); `reading` says so to the shell, which must also stop reading
+from a client that does not take what is written to it.
 
 Texts, codes, and the order in which faults are found are nsqd 1.3's. That a command is not for this state is found before anything else of
 it is looked at (`_check`, which the parser asks).
@@ -31,6 +32,7 @@ from .wire import CLOSE_WAIT, HEARTBEAT, MAGIC, OK, RESPONSE, error_frame, frame
 
 TOPICS_COUNTED_MAX: Final = 1000  # topics of one client whose publishes are counted
 NEVER: Final = 1 << 62
+UNKNOWN_LOOK_NS: Final = 1_000_000_000  # the shortest interval of heartbeats
 _MS: Final = 1_000_000
 
 
@@ -104,6 +106,8 @@ class Session:
     def on_eof(self) -> None:
         """The client sends no more, but may still read: what it sent is carried out and answered."""
         self._eof = True
+        if self._upgrading:
+            self._end()
         self._work()
 
     def on_closed(self) -> None:
@@ -126,7 +130,11 @@ class Session:
         self._end()
 
     def on_time(self, now_ns: int) -> int:
-        """Do what is due; when to call again (NEVER: when something else was called)."""
+        """Do what is due; when to call again, at the latest. A new client is looked at often: it may yet ask for a shorter interval."""
+        due_ns = self._on_time(now_ns)
+        return min(due_ns, now_ns + UNKNOWN_LOOK_NS) if self.state in (State.MAGIC, State.INIT) else due_ns
+
+    def _on_time(self, now_ns: int) -> int:
         if self.state is State.ENDED:
             return NEVER
         self._now_ns = now_ns
@@ -178,7 +186,7 @@ class Session:
                 command = self._parser.take()
                 if command is None:
                     if self._eof:
-                        self._end_after(b"")
+                        self._end_after(error_frame(self._parser.unfinished()))
                     break
                 self._heard_ns = self._now_ns
                 self._handlers[type(command)](command)
