@@ -1,0 +1,131 @@
+"""The process that serves HTTP: the listening socket, the clients of the broker behind it, and the end of both in order.
+
+It binds to loopback unless it is told otherwise, and gives nothing on the Host header: who can connect may do all that the API does.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import socket
+from collections.abc import Mapping
+from typing import Any, Final
+
+from ...transport.aio import Admin
+from ...transport.nsq.limits import NsqLimits
+from ..actor import StartFailed
+from ..async_actor import FINISH_S, AsyncActor
+from ..nsq.options import HttpOptions, NsqOptions
+from ..nsq.publishing import Gatherer
+from .app import make_app
+from .config import Change
+from .limits import HttpLimits
+from .lookup import Node
+from .publish import GatheredPublisher
+from .server import BACKLOG, HttpServer
+
+log = logging.getLogger("zsq")
+
+_PYTHON_LEVELS: Final = {"debug": "DEBUG", "info": "INFO", "warn": "WARNING", "error": "ERROR", "fatal": "CRITICAL"}
+_NSQ_LEVELS: Final = {logging.DEBUG: "debug", logging.INFO: "info", logging.WARNING: "warn", logging.ERROR: "error"}
+ADMIN_S: Final = 25.0  # more than the supervisor takes for an order, less than a request may take
+
+
+def split_address(listen: str) -> tuple[str, int]:
+    """HOST:PORT, [HOST]:PORT, or :PORT for all interfaces; `StartFailed` for anything else."""
+    host, colon, port = listen.rpartition(":")
+    if not colon or not (port.isascii() and port.isdecimal() and int(port) < 65536) or (":" in host and not host.startswith("[")):
+        raise StartFailed(f"--http-listen wants HOST:PORT, not {listen!r}")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def open_listener(listen: str) -> socket.socket:
+    """Bound and listening, so that a port that is taken is known before anything else is opened."""
+    host, port = split_address(listen)
+    try:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
+            sock.listen(BACKLOG)
+        except OSError:
+            sock.close()
+            raise
+    except OSError as error:
+        raise StartFailed(
+            f"cannot listen on http://{listen}: {error.strerror or error}; is another broker or nsqd running? choose another --http-listen"
+        ) from None
+    sock.setblocking(False)
+    return sock
+
+
+def first_tcp_port(listen: tuple[str, ...]) -> int:
+    """Of the NSQ gateway; -1 where it has unix sockets only."""
+    for one in listen:
+        port = one.rpartition(":")[2]
+        if not one.startswith("unix:") and port.isdecimal() and int(port):
+            return int(port)
+    return -1
+
+
+def make_node(nsq: NsqOptions | None, host: str, port: int) -> Node:
+    """How this node shows itself.
+
+    The broadcast address is what was given; else where it listens, if that is one address (the name of a machine may lead elsewhere, and
+    nobody answers there), else the machine's name, as with nsqd.
+    """
+    hostname = socket.gethostname()
+    told = nsq or NsqOptions()
+    try:
+        everywhere = not host or ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        everywhere = False
+    return Node(
+        version=NsqLimits().version,
+        hostname=hostname,
+        broadcast_address=told.broadcast_address or (hostname if everywhere else host),
+        tcp_port=(told.broadcast_tcp_port or first_tcp_port(told.listen)) if nsq is not None else -1,
+        http_port=told.broadcast_http_port or port,
+        topology_region=told.topology_region,
+        topology_zone=told.topology_zone,
+    )
+
+
+class HttpGateway(AsyncActor):
+    """Settings: supervisor (endpoint in the run directory), options (HttpOptions), optional: limits (HttpLimits)."""
+
+    async def on_begin(self) -> dict[str, Any]:
+        options: HttpOptions = self.settings["options"]
+        self._limits: HttpLimits = self.settings.get("limits") or HttpLimits()
+        sock = open_listener(options.listen)
+        host, port = sock.getsockname()[:2]
+        url = os.path.dirname(self.settings["supervisor"])
+        node = make_node(options.nsq, split_address(options.listen)[0], port)
+        self._admin = Admin(url, timeout=ADMIN_S)
+        self._publisher = GatheredPublisher(lambda: Gatherer(url))
+        level = _NSQ_LEVELS.get(log.getEffectiveLevel(), "info")
+        self._app = make_app(
+            self._admin, self._publisher, node, nsq=options.nsq, limits=self._limits, log_level=level, changes=self._changes()
+        )
+        self._server = HttpServer(self._app, self._limits)
+        self._app.metrics.connections.set_function(lambda: len(self._server.connections))
+        await self._server.listen(sock)
+        shown = f"[{host}]" if ":" in host else host
+        return {"places": [f"http://{shown}:{port}"], "endpoint": f"http://{shown}:{port}"}
+
+    def _changes(self) -> Mapping[str, Change]:
+        async def level(value: str) -> None:
+            log.setLevel(_PYTHON_LEVELS[value])
+
+        return {"log_level": level}
+
+    def statistics(self) -> dict[str, Any]:
+        return {"requests": self._server.state.total_requests, "connections": len(self._server.connections)}
+
+    async def on_finish(self) -> None:
+        await self._server.close(FINISH_S - 2)
+        await self._publisher.close()
+        await self._admin.close()

@@ -1,0 +1,154 @@
+"""uvicorn's HTTP/1.1 with bounds that it does not have: heads must come, and answers must be taken, in time.
+
+A connection costs memory and a descriptor, so there are so many of them at most; a client that sends its head byte by byte, or does
+not read what it asked for, loses its connection. One timer looks at all of them each second, while there are any.
+
+`uvicorn.Server` is not used: it takes over the process's signals, which belong to the actor, and wakes ten times a second. What it would do
+(make a protocol for each connection, date the answers, end in order) is here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from email.utils import formatdate
+from typing import Any, Final
+
+import h11
+from starlette.types import ASGIApp
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from .limits import HttpLimits
+from .responses import JSON
+
+SWEEP_S: Final = 1.0
+BACKLOG: Final = 512
+_INVALID: Final = b'{"message":"INVALID_REQUEST"}'
+
+
+class BoundedProtocol(H11Protocol):
+    """One connection."""
+
+    def __init__(self, server: HttpServer) -> None:
+        super().__init__(config=server.config, server_state=server.state, app_state={})
+        self._server = server
+        self._head_since_s: float | None = None  # bytes of a head, or of nothing yet, are there, and no request
+        self._unsent = 0
+        self._unsent_since_s = 0.0
+        self._stalled_since_s = 0.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self._server.limits.connections_max:
+            transport.abort()
+            return
+        self._head_since_s = self.loop.time()
+        self._server.wake()
+
+    def data_received(self, data: bytes) -> None:
+        if self._head_since_s is None and not self.at_work:
+            self._head_since_s = self.loop.time()
+        super().data_received(data)
+        if self.at_work:
+            self._head_since_s = None
+
+    @property
+    def at_work(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()  # and with it perhaps the next request, whose bytes were there already
+        if not self.at_work:
+            self._head_since_s = self.loop.time() if self.conn.trailing_data[0] else None
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP is answered in NSQ's form too; and whoever handles the request learns that no more of it comes."""
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        headers = [("content-type", JSON), ("content-length", str(len(_INVALID))), ("connection", "close")]
+        try:
+            for event in (h11.Response(status_code=400, headers=headers), h11.Data(data=_INVALID), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        except h11.LocalProtocolError:  # an answer had begun
+            self.transport.abort()
+        else:
+            self.transport.close()
+
+    def sweep(self, now_s: float) -> None:
+        limits = self._server.limits
+        if self._head_since_s is not None and now_s - self._head_since_s > limits.head_s:
+            self.transport.abort()
+            return
+        unsent = self.transport.get_write_buffer_size()
+        if not self._unsent:
+            self._unsent_since_s = now_s
+        if unsent != self._unsent:
+            self._stalled_since_s = now_s
+        self._unsent = unsent
+        if unsent and (now_s - self._stalled_since_s > limits.stalled_s or now_s - self._unsent_since_s > limits.request_s):
+            self.transport.abort()
+
+
+class HttpServer:
+    """In the running loop, on a socket that listens already."""
+
+    def __init__(self, app: ASGIApp, limits: HttpLimits) -> None:
+        logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # what clients do wrong is answered to them, not written down
+        self.limits = limits
+        self.state = ServerState()
+        self.config = Config(
+            app,
+            http="h11",
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=int(limits.keep_alive_s),
+            h11_max_incomplete_event_size=limits.head_bytes_max,
+        )
+        self.config.load()
+        self._loop = asyncio.get_running_loop()
+        self._listener: asyncio.Server | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def listen(self, sock: socket.socket) -> None:
+        self._listener = await self._loop.create_server(lambda: BoundedProtocol(self), sock=sock, backlog=BACKLOG)
+
+    @property
+    def connections(self) -> list[BoundedProtocol]:
+        return [one for one in self.state.connections if isinstance(one, BoundedProtocol)]
+
+    def wake(self) -> None:
+        """There is a connection to look after."""
+        if self._timer is None:
+            self._sweep()
+
+    def _sweep(self) -> None:
+        now_s = self._loop.time()
+        self.state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
+        for connection in self.connections:
+            connection.sweep(now_s)
+        self._timer = self._loop.call_later(SWEEP_S, self._sweep) if self.state.connections else None
+
+    async def close(self, timeout_s: float) -> None:
+        """Take no more; requests under way are answered, if that is done in time."""
+        if self._listener is not None:
+            self._listener.close()
+        for connection in self.connections:
+            connection.shutdown()
+        tasks: set[asyncio.Task[Any]] = set(self.state.tasks)
+        if tasks:
+            await asyncio.wait(tasks, timeout=timeout_s)
+        for task in set(self.state.tasks):
+            task.cancel()
+        for connection in self.connections:
+            connection.transport.close()
+        if self._timer is not None:
+            self._timer.cancel()

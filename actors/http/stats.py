@@ -1,0 +1,202 @@
+"""The broker's statistics in NSQ's words: /stats as JSON and as text, and the health of /ping. Pure.
+
+Names, types and units are nsqd's, so that nsqadmin and nsq_stat show them. What nsqd does not have is in /metrics.
+
+What means something else here (docs/http.md tells it to people): `message_bytes` counts blocks, not bodies alone. A message published
+with a delay waits in its topic and belongs to every channel when it is due; nsqd has it in each channel's `deferred_count` from the start,
+and so it is shown here. `backend_depth` is the depth: all is on disk. Of `memory`, a Go runtime's figures, only what the processes use is
+known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+Row = Mapping[str, Any]
+
+_CLIENT: Final[dict[str, Any]] = {
+    "client_id": "", "hostname": "", "version": "V2", "remote_address": "", "state": 3, "ready_count": 0, "in_flight_count": 0,
+    "message_count": 0, "finish_count": 0, "requeue_count": 0, "connect_ts": 0, "sample_rate": 0, "deflate": False, "snappy": False,
+    "user_agent": "", "topology_region": "", "topology_zone": "", "tls": False, "tls_cipher_suite": "", "tls_version": "",
+    "tls_negotiated_protocol": "", "tls_negotiated_protocol_is_mutual": False,
+}  # fmt: skip
+_CLIENT_OPTIONAL: Final = {"authed": bool, "auth_identity": str, "auth_identity_url": str}
+_MEMORY: Final = (
+    "heap_objects", "heap_idle_bytes", "heap_in_use_bytes", "heap_released_bytes", "gc_pause_usec_100", "gc_pause_usec_99",
+    "gc_pause_usec_95", "next_gc_bytes", "gc_total_runs",
+)  # fmt: skip
+# A topic's health says many things, "; " between them. These mean that what is published may not be kept now.
+_UNWELL_BEGINS: Final = ("failed", "clearing", "started again and not written to since")
+_UNWELL_HAS: Final = ("has no space", "no space to", "wait for space", "no new snapshot")
+_STARTING: Final = ("starting storage", "starting topic")
+
+
+def unwell(said: str) -> str:
+    """What of a topic's health is a failure to write, "" for nothing. Alarms about depth and age, and old damage, are none."""
+    parts = [part for part in said.split("; ") if part.startswith(_UNWELL_BEGINS) or any(sign in part for sign in _UNWELL_HAS)]
+    parts += [part for part in said.split("; ") if part.startswith(_STARTING) and part not in _STARTING]  # and why it does so again
+    return "; ".join(parts)
+
+
+def health(stats: Row, failures: Mapping[str, str]) -> str:
+    """ "OK", or "NOK - " and why. `failures`: by topic, why the last publish was not kept."""
+    said = [stats["health"]] if stats.get("health", "OK") != "OK" else []
+    for row in stats["topics"]:
+        name = row["topic_name"]
+        why = unwell(str(row.get("health", "OK"))) or failures.get(name, "")
+        if why:
+            said.append(f"topic {name}: {why}")
+    return f"NOK - {'; '.join(said)}" if said else "OK"
+
+
+def as_nsq(stats: Row, said: str, topic: str, channel: str, *, clients: bool, memory: bool) -> dict[str, Any]:
+    """/stats?format=json. `topic`, `channel`: only these, "" for all; a topic without the channel is not shown."""
+    rows = []
+    for row in stats["topics"]:
+        channels = [one for one in row["channels"] if channel in ("", one["channel_name"])]
+        if topic in ("", row["topic_name"]) and (channels or not channel):
+            rows.append(_topic(row, channels, clients))
+    found: dict[str, Any] = {
+        "version": str(stats["version"]),
+        "health": said,
+        "start_time": int(stats["start_time"]),
+        "topics": rows,
+    }
+    if memory:
+        found["memory"] = _memory(stats.get("processes", ()))
+    found["producers"] = [_client(row) | {"pub_counts": _pub_counts(row, topic)} for row in stats.get("producers", ())] if clients else []
+    return found
+
+
+def _topic(row: Row, channels: Sequence[Row], clients: bool) -> dict[str, Any]:
+    delayed = int(row.get("delayed_count", 0))
+    depth = int(row["depth"]) + (0 if row["channels"] else delayed)
+    return {
+        "topic_name": row["topic_name"],
+        "channels": [_channel(one, delayed, clients) for one in channels],
+        "depth": depth,
+        "backend_depth": depth,
+        "message_count": int(row["message_count"]),
+        "message_bytes": int(row["message_bytes"]),
+        "paused": bool(row["paused"]),
+        "e2e_processing_latency": _latency(row),
+    }
+
+
+def _channel(row: Row, delayed: int, clients: bool) -> dict[str, Any]:
+    found = [_client(one) for one in row["clients"]]
+    return {
+        "channel_name": row["channel_name"],
+        "depth": int(row["depth"]),
+        "backend_depth": int(row["backend_depth"]),
+        "in_flight_count": int(row["in_flight_count"]),
+        "deferred_count": int(row["deferred_count"]) + delayed,
+        "message_count": int(row["message_count"]),
+        "zone_local_msg_count": 0,
+        "region_local_msg_count": 0,
+        "global_msg_count": int(row.get("delivery_count", 0)),
+        "requeue_count": int(row["requeue_count"]),
+        "timeout_count": int(row["timeout_count"]),
+        "client_count": int(row["client_count"]),
+        "clients": found if clients else [],
+        "paused": bool(row["paused"]),
+        "e2e_processing_latency": _latency(row),
+    }
+
+
+def _client(row: Row) -> dict[str, Any]:
+    """What is known of it; a client of the NSQ gateway says more of itself than one of ZSQ's own, whose name is host/process."""
+    found = {name: type(default)(row.get(name, default)) for name, default in _CLIENT.items()}
+    host, slash, _ = found["client_id"].partition("/")
+    found["hostname"] = found["hostname"] or (host if slash else "")
+    found |= {name: kind(row[name]) for name, kind in _CLIENT_OPTIONAL.items() if row.get(name)}
+    return found
+
+
+def _pub_counts(row: Row, topic: str) -> list[dict[str, Any]]:
+    counts = row.get("pub_counts", ())
+    return [{"topic": one["topic"], "count": int(one["count"])} for one in counts if topic in ("", one["topic"])]
+
+
+def _latency(row: Row) -> dict[str, Any]:
+    found = row.get("e2e_processing_latency") or {"count": 0, "percentiles": []}
+    return {
+        "count": int(found["count"]),
+        "percentiles": [{"quantile": float(one["quantile"]), "value": float(one["value"])} for one in found["percentiles"]],
+    }
+
+
+def _memory(processes: Iterable[Row]) -> dict[str, int]:
+    return dict.fromkeys(_MEMORY, 0) | {"heap_in_use_bytes": sum(int(row.get("private_bytes", 0)) for row in processes)}
+
+
+# As text
+
+
+def as_text(found: Row, uptime_s: float, own_version: str) -> str:
+    """/stats without a format: what `as_nsq` made, laid out as nsqd does."""
+    began = datetime.fromtimestamp(found["start_time"], UTC)
+    out = [f"zsq v{own_version} (as nsqd v{found['version']})", f"start_time {began:%Y-%m-%dT%H:%M:%SZ}", f"uptime {_span(uptime_s)}", ""]
+    out += [f"Health: {found['health']}"]
+    if "memory" in found:
+        out += ["", "Memory:", *(f"   {name:<25}\t{value}" for name, value in found["memory"].items())]
+    out += ["", "Topics:" if found["topics"] else "Topics: None"]
+    for number, row in enumerate(found["topics"]):
+        out += [*([""] * bool(number)), _topic_line(row)]
+        for channel in row["channels"]:
+            out.append(_channel_line(channel))
+            out += [f"        {_client_text(client)}" for client in channel["clients"]]
+    out += ["", "Producers:" if found["producers"] else "Producers: None"]
+    out += [f"   {_producer_text(client)}" for client in found["producers"]]
+    return "\n".join(out) + "\n"
+
+
+def _topic_line(row: Row) -> str:
+    return (
+        f"{'*P ' if row['paused'] else '   '}[{row['topic_name']:<15}] depth: {row['depth']:<5} be-depth: {row['backend_depth']:<5}"
+        f" msgs: {row['message_count']:<8} e2e%: {_quantiles(row)}"
+    )
+
+
+def _channel_line(row: Row) -> str:
+    return (
+        f"   {'*P ' if row['paused'] else '   '}[{row['channel_name']:<25}] depth: {row['depth']:<5} be-depth: {row['backend_depth']:<5}"
+        f" inflt: {row['in_flight_count']:<4} def: {row['deferred_count']:<4} re-q: {row['requeue_count']:<5}"
+        f" timeout: {row['timeout_count']:<5} msgs: {row['message_count']:<8} e2e%: {_quantiles(row)}"
+    )
+
+
+def _client_text(row: Row) -> str:
+    return (
+        f"[{row['version']} {_address(row):<21}] state: {row['state']} inflt: {row['in_flight_count']:<4} rdy: {row['ready_count']:<4}"
+        f" fin: {row['finish_count']:<8} re-q: {row['requeue_count']:<8} msgs: {row['message_count']:<8} connected: {_when(row)}"
+    )
+
+
+def _producer_text(row: Row) -> str:
+    counts = [f"{one['topic']}={one['count']}" for one in row["pub_counts"]]
+    return f"[{row['version']} {_address(row):<21}] msgs: {sum(one['count'] for one in row['pub_counts']):<8} topics: {','.join(counts)}"
+
+
+def _address(row: Row) -> str:
+    return str(row["remote_address"] or row["client_id"])
+
+
+def _when(row: Row) -> str:
+    return f"{datetime.fromtimestamp(row['connect_ts'], UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def _quantiles(row: Row) -> str:
+    found = row["e2e_processing_latency"]["percentiles"]
+    return ", ".join(f"{one['quantile'] * 100:g}%: {_span(one['value'] / 1e9)}" for one in found)
+
+
+def _span(seconds: float) -> str:
+    """As Go writes a duration, to the millisecond."""
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g}ms"
+    hours, rest = divmod(seconds, 3600)
+    minutes, rest = divmod(rest, 60)
+    return f"{f'{hours:.0f}h' if hours else ''}{f'{minutes:.0f}m' if hours or minutes else ''}{rest:.3f}".rstrip("0").rstrip(".") + "s"

@@ -1,0 +1,124 @@
+"""What the node tells of itself: /ping, /info, /stats and /metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ...transport.errors import NotFound, ZsqError
+from ..nsq.options import NsqOptions
+from . import metrics
+from .body import skip_body
+from .limits import Budget, HttpLimits
+from .lookup import Node
+from .parameters import Parameters, legal
+from .publish import WriteFailures
+from .responses import answer, plain, text
+from .sharing import SharedStats
+from .stats import as_nsq, as_text, health
+
+HEALTH_AGE_S: Final = 1.0  # /ping is asked often, and by many
+_MS: Final = 1_000_000
+
+
+class Telling:
+    """The handlers."""
+
+    def __init__(
+        self,
+        stats: SharedStats,
+        failures: WriteFailures,
+        node: Node,
+        nsq: NsqOptions,
+        counted: metrics.RequestMetrics,
+        limits: HttpLimits,
+        budget: Budget,
+    ) -> None:
+        self._stats = stats
+        self._failures = failures
+        self._node = node
+        self._nsq = nsq
+        self._counted = counted
+        self._limits = limits
+        self._budget = budget
+
+    async def _parameters(self, request: Request) -> Parameters:
+        with self._budget.share() as share:
+            await skip_body(request, self._limits.body_s, share)
+        return Parameters(request.scope["query_string"])
+
+    async def ping(self, request: Request) -> Response:
+        await self._parameters(request)
+        try:
+            said = health(await self._stats.recent(HEALTH_AGE_S), self._failures.by_topic)
+        except ZsqError as error:
+            said = f"NOK - the broker does not answer: {error}"
+        return plain(said, 200 if said == "OK" else 500)
+
+    async def info(self, request: Request) -> Response:
+        await self._parameters(request)
+        node, nsq = self._node, self._nsq
+        return answer(
+            {
+                "version": node.version,
+                "broadcast_address": node.broadcast_address,
+                "hostname": node.hostname,
+                "http_port": node.http_port,
+                "tcp_port": node.tcp_port,
+                "start_time": int((await self._stats.recent(HEALTH_AGE_S))["start_time"]),
+                "max_heartbeat_interval": nsq.max_heartbeat_interval_ms * _MS,
+                "max_output_buffer_size": nsq.max_output_buffer_size,
+                "max_output_buffer_timeout": nsq.max_output_buffer_timeout_ms * _MS,
+                "max_deflate_level": nsq.max_deflate_level,
+                "topology_zone": node.topology_zone,
+                "topology_region": node.topology_region,
+            }
+        )
+
+    async def stats(self, request: Request) -> Response:
+        parameters = await self._parameters(request)
+        topic, channel = parameters.get("topic") or "", parameters.get("channel") or ""
+        stats, said = await self._about(topic)
+        found = as_nsq(
+            stats,
+            said,
+            topic,
+            channel,
+            clients=parameters.flag("include_clients", True),
+            memory=parameters.flag("include_mem", True),
+        )
+        found["version"] = self._node.version
+        if parameters.get("format") == "json":
+            return answer(found)
+        return text(as_text(found, time.time() - found["start_time"], str(stats["version"])))
+
+    async def _about(self, topic: str) -> tuple[dict[str, Any], str]:
+        """Statistics that have the topic, if it is there; and the health of the whole broker."""
+        if not topic:
+            stats = await self._stats.fresh()
+            return stats, health(stats, self._failures.by_topic)
+        overall = await self._stats.recent(HEALTH_AGE_S)
+        said = health(overall, self._failures.by_topic)
+        if legal(topic):
+            try:
+                return await self._stats.fresh(topic), said
+            except NotFound:
+                pass
+        return overall | {"topics": []}, said
+
+    async def metrics(self, request: Request) -> Response:
+        await self._parameters(request)
+        begun = time.monotonic()
+        try:
+            stats: dict[str, Any] | None = await self._stats.fresh()
+        except ZsqError:
+            stats = None
+        took_s = time.monotonic() - begun
+        healthy = stats is not None and health(stats, self._failures.by_topic) == "OK"
+        accept = request.headers.get("accept", "")
+        body, kind = await asyncio.to_thread(metrics.render, stats, healthy, took_s, self._counted, accept)
+        return Response(body, 200, {"content-type": kind})
