@@ -16,7 +16,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import zmq
 
@@ -163,8 +163,7 @@ class Actor:
             log.debug("%s cannot start: %s", self.title, error)  # the supervisor says it to people
             code = error.code if isinstance(error, ZsqError) else "E_START" if isinstance(error, StartFailed) else type(error).__name__
             self.supervisor.send((), Failed(self.key, code, str(error)))
-            self._close()
-            raise SystemExit(3) from None
+            self.end_at_once(3)
         self.supervisor.send((), Born(self.key, self.key, data))
         gc.freeze()  # what was imported lives as long as the process: never look at it again
         try:
@@ -177,10 +176,17 @@ class Actor:
             self.on_end()
             self._close()
 
+    def end_at_once(self, code: int) -> NoReturn:
+        """After a failure. What was told goes out by ZeroMQ's own thread meanwhile. No socket is closed: an actor's threads wait on theirs,
+        and libzmq aborts or hangs when another closes them."""
+        logging.shutdown()
+        time.sleep(options.LAST_WORDS_S)
+        os._exit(code)
+
     def _close(self) -> None:
         for port in self._ports:
             port.close()
-        self.context.destroy(linger=200)  # and what a failed start left open: term() would wait for it for ever
+        self.context.destroy(linger=200)  # also what is no port: term() would wait for it for ever
 
     def _loop(self) -> None:
         by_socket: dict[Any, Port] = {}

@@ -83,7 +83,7 @@ READER_ANSWERS_MAX: Final = 32  # unread ones a reader; further ones are dropped
 RETENTION_TICK_MS: Final = 1_000  # space is back within seconds
 RETRY_S_MAX: Final = 60.0  # between tries to start a topic that cannot start
 LOCK_WAIT_S: Final = 10.0
-LAST_WORDS_S: Final = 0.2  # a storage that failed ends so much later, that its last words go out
+LAST_WORDS_S: Final = 0.2  # a storage that failed, or who cannot start, ends so much later, that its last words go out
 
 # Delayed messages
 DELAYED_MOVE_BYTES: Final = 2 * MIB  # moved to the log at a time: publishers wait no longer than writing it takes
@@ -166,8 +166,8 @@ class ServeOptions:
 
     `gateway`: host:port of the ZeroMQ gateway, "" for none; `gateway_push`: where it takes what PUSH writers send, "" for the
     port that `push_listen` chooses. `nsq`, `http`: None for none. `sync`: mode of topics made without one. `stage_timeout_s`: how long an
-    unused stage is kept, sealed or not; 0: STAGE_OPEN_KEPT_S and STAGE_SEALED_KEPT_S. `retention`: what holds for topics that have no setting
-    of their own, by the names of `storage.retention.Retention`.
+    unused stage is kept, sealed or not; 0: STAGE_OPEN_KEPT_S and STAGE_SEALED_KEPT_S. `retention`: what holds for topics that have no
+    setting of their own, by the names of `storage.retention.Retention`.
     """
 
     data_dir: Path

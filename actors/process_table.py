@@ -170,8 +170,6 @@ def child_main(spec: ChildSpec, endpoint: str, lifeline: Connection, forkserver_
 
     try:
         actor_class(spec.kind)(spec.key, spec.title, spec.settings).run(endpoint, lifeline.fileno())
-    except SystemExit:
-        raise
     except BaseException as error:
         log.debug("%s ended by %r", spec.title, error)
         os._exit(4)

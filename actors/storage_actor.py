@@ -10,8 +10,6 @@ long and nobody waits for. Orders that must hold:
 
 from __future__ import annotations
 
-import logging
-import os
 import time
 from collections import deque
 from collections.abc import Callable
@@ -378,10 +376,8 @@ class StorageActor(Actor):
             for thread in (*lazy, self._sync_thread, self._stages.thread, self._state.thread):
                 thread.close()
             self.store.close()
-        else:  # nothing may wait for these files any more. What was told goes out by ZeroMQ's own thread meanwhile; no socket
-            logging.shutdown()  # is closed: the threads wait on theirs, and libzmq aborts or hangs when another closes them
-            time.sleep(options.LAST_WORDS_S)
-            os._exit(4)
+        else:  # nothing may wait for these files any more
+            self.end_at_once(4)
 
     def statistics(self) -> dict[str, Any]:
         return {

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from support.broker import Broker, free_port
 
 import zsq
@@ -46,3 +47,17 @@ def test_a_copy_without_its_empty_folders_serves(broker: Broker) -> None:
         assert reader.read(0).head == 1
         admin.delete_topic("t", force=True)
     assert list((broker.data_dir / "trash").iterdir()) == []
+
+
+def test_a_storage_that_cannot_bind_says_so_and_ends_by_itself(broker: Broker) -> None:
+    """Not by an abort inside ZeroMQ, which takes the reason along: its threads wait on their sockets by then."""
+    run = broker.data_dir / "run"
+    taken = max(int(path.name) for path in run.iterdir() if path.name.isdecimal())
+    for number in range(taken + 1, taken + 100):
+        (run / str(number)).mkdir()  # in the way of each socket to come
+    with zsq.Admin(broker.ipc, timeout=20) as admin:
+        for turn in range(5):
+            with pytest.raises(zsq.ZsqError, match=r"cannot start: ZMQError .*in use"):
+                admin.create_topic(f"t{turn}")
+    assert "Assertion failed" not in broker.log.read_text()
+    assert "Traceback" not in broker.log.read_text()

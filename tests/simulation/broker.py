@@ -83,8 +83,6 @@ class SimTable:
         """`child_main`, without the operating system."""
         try:
             ACTORS[spec.kind](spec.key, spec.title, spec.settings).run(self._endpoint, lifeline)
-        except SystemExit:
-            process.kill("cannot start")
         except BaseException as error:
             if type(error).__name__ not in MEANT:
                 self.world.trouble(process, error)
