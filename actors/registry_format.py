@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from crc32c import crc32c
 
+from ..storage import documents
 from ..storage.errors import ForeignDirectory
 from ..transport.errors import UsageError
 from ..transport.names import check_name
@@ -96,7 +97,7 @@ def checksum(data: dict[str, Any]) -> str:
 def decode(raw: bytes, path: str) -> Content:
     """`RegistryDamaged` names the first key that is wrong; `ForeignDirectory` for a version that is not known."""
     try:
-        data = json.loads(raw, parse_constant=_refuse)
+        data = documents.loads(raw, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise RegistryDamaged(f"{path} cannot be read: {'it is empty' if not raw else f'not JSON ({error})'}") from None
     try:

@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
+from . import documents
 from .errors import ShortWrite
 from .files import Files
 from .log_format import TEMPORARY_SUFFIX, VERSION, bad_name, chunk_name, parse_bad_name
@@ -104,7 +105,7 @@ def decode_bad_head(data: bytes) -> BadHead | None:
     if checksum != b" %08x\n" % crc32c(padded):
         return None
     try:
-        found = json.loads(padded)
+        found = documents.loads(padded)
         base = int(found["chunk"].partition(".")[0]) if found.get("zsq") == "bad" and found.get("version") == VERSION else -1
         numbers = [found[name] for name in ("position", "bytes", "first_offset", "count", "blocks", "time_ns", "kept", "crc")]
         why, kind = found["why"], found["kind"]

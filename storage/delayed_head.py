@@ -24,6 +24,7 @@ from typing import Any, Final
 
 from crc32c import crc32c
 
+from . import documents
 from .delayed_rows import Progress
 from .files import Files
 from .log_format import TEMPORARY_SUFFIX
@@ -62,7 +63,7 @@ def noted_progress(files: Files, path: str) -> Progress:
     try:
         line, _, crc = files.read_note(f"{path}/{NOTE_NAME}", NOTE_BYTES_MAX).rpartition(b" ")
         if crc == b"%08x\n" % crc32c(line):
-            found = Progress(**json.loads(line))
+            found = Progress(**documents.loads(line))
             return found if all(type(one) is int for one in found) else Progress()
     except (OSError, ValueError, TypeError, RecursionError):
         pass

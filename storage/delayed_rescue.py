@@ -38,6 +38,7 @@ from typing import Any, Final
 import lmdb
 
 from ..transport.codec import unpack_value
+from . import documents
 from .delayed import DelayedStore
 from .delayed_format import META, PRODUCER, ROW, SUM_MASK, DelayedProducer, crc_of, decode_row, parse_producer_key, unwrap
 from .delayed_head import noted_progress
@@ -120,7 +121,7 @@ def _begin(files: Files, directory: str, uuid: bytes, now_ns: int) -> None:
 def _take_steps(files: Files, path: str, new: str) -> dict[str, int]:
     """Those that are not done yet; what the meta row says."""
     note = f"{new}/{DONE_NAME}"
-    done: dict[str, Any] = json.loads(files.read_file(note, DONE_BYTES_MAX)) if files.exists(note) else {}
+    done: dict[str, Any] = documents.loads(files.read_file(note, DONE_BYTES_MAX)) if files.exists(note) else {}
     for step in STEPS:
         if step in done:
             continue

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from . import documents
 from .errors import Damaged, ForeignDirectory
 
 LENGTH_BYTES: Final = 4
@@ -122,6 +123,9 @@ def encode_meta(meta: Meta) -> bytes:
     return f"{meta.depth}\n{meta.read_file},{meta.read_position}\n{meta.write_file},{meta.write_position}\n".encode()
 
 
+_INT64_MAX: Final = (1 << 63) - 1
+
+
 def decode_meta(data: bytes) -> Meta:
     """`Damaged` where these are not three lines of whole numbers. A negative depth is a known drift, and read as written."""
     try:
@@ -131,7 +135,7 @@ def decode_meta(data: bytes) -> Meta:
         meta = Meta(int(depth), read_file, read_position, write_file, write_position)
     except ValueError as error:
         raise Damaged(f"not the metadata of a disk queue: {data[:80]!r} ({error})") from None
-    if rest or min(meta[1:]) < 0:
+    if rest or min(meta[1:]) < 0 or max(map(abs, meta)) > _INT64_MAX:  # nsqd's are of Go's int64
         raise Damaged(f"not the metadata of a disk queue: {data[:80]!r}")
     return meta
 
@@ -209,7 +213,7 @@ def encode_nsqd(found: NsqdList) -> bytes:
 def decode_nsqd(data: bytes) -> NsqdList:
     """`ForeignDirectory` where this is not what nsqd writes. A topic without channels has null there."""
     try:
-        found = json.loads(data)
+        found = documents.loads(data)
         topics = tuple(
             NsqdTopic(
                 str(topic["name"]),

@@ -22,6 +22,7 @@ from typing import Any, Final
 from crc32c import crc32c
 
 from ..transport.codec import pack_value, unpack_value
+from . import documents
 from .errors import Damaged, Unreadable
 from .files import Files
 from .log_format import TEMPORARY_SUFFIX
@@ -99,7 +100,7 @@ def _head(data: bytes) -> tuple[dict[str, Any], int]:
     if rest[:_CHECKSUM_BYTES] != b"%08x\n" % crc32c(line):
         raise Damaged("the snapshot's head is damaged")
     try:
-        head = json.loads(line)
+        head = documents.loads(line)
     except (ValueError, RecursionError) as error:
         raise Damaged(f"the snapshot's head is damaged: {error}") from error
     if not isinstance(head, dict):

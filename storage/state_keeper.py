@@ -20,6 +20,7 @@ import json
 import time
 from typing import Final
 
+from . import documents
 from .errors import Damaged
 from .files import Files
 from .snapshot import encode_snapshot, write_snapshot
@@ -82,7 +83,7 @@ class Starts:
 
     def _read(self) -> tuple[int, list[int]]:
         try:
-            found = json.loads(self._files.read_note(self._path, _NOTE_BYTES_MAX) or '{"unproven": 0, "starts": []}')
+            found = documents.loads(self._files.read_note(self._path, _NOTE_BYTES_MAX) or '{"unproven": 0, "starts": []}')
             return int(found["unproven"]), [int(one) for one in found["starts"]]
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return 0, []  # torn by the death that it was to note

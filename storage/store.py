@@ -22,6 +22,7 @@ from typing import Final
 
 from crc32c import crc32c
 
+from . import documents
 from .chunk import create_chunk
 from .delayed import DelayedStore
 from .delayed_recovery import make_delayed, open_delayed
@@ -284,7 +285,7 @@ def read_identity(files: Files, directory: str) -> Identity | None:
     if rest != b"%08x\n" % crc32c(line):
         return None
     try:
-        found = json.loads(line)
+        found = documents.loads(line)
         kind, version = found.get("zsq"), found.get("version")
         made = Identity(found["name"], found["uuid"], found["base_offset"]) if (kind, version) == ("topic", VERSION) else None
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError):

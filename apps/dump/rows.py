@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator
 from typing import Any, Final
 
 import lmdb
 from crc32c import crc32c
 
-from ...storage import delayed_format, state_rows
+from ...storage import delayed_format, documents, state_rows
 from ...storage.delayed_format import DelayedKey
 from ...storage.errors import Damaged, ForeignDirectory
 from ...storage.files import Files
@@ -136,7 +135,7 @@ def dump_bad_row(files: Files, path: str) -> Iterator[Record]:
         head, crc = line[:-9], int(line[-8:], 16)
         if crc32c(head) != crc:
             raise ValueError("its checksum does not agree")
-        found = json.loads(head)
+        found = documents.loads(head)
         yield record("set aside", of=found["zsq"], key=found["key"], bytes=found["bytes"], why=found["why"])
         if crc32c(value) != found["crc"]:
             yield damaged("the bytes kept here are not as they were written", bytes=len(value))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any, Final
 
 from crc32c import crc32c
 
 from ...actors.registry_format import CHECKSUM, checksum
+from ...storage import documents
 from ...storage.files import Files
 from .record import Record, damaged, record
 
@@ -26,7 +26,7 @@ def dump_identity(files: Files, path: str) -> Iterator[Record]:
 def dump_registry(files: Files, path: str) -> Iterator[Record]:
     """What stands for all topics, then one record a topic, an ended name, an import."""
     try:
-        found = json.loads(files.read_file(path, TEXT_BYTES_MAX))
+        found = documents.loads(files.read_file(path, TEXT_BYTES_MAX))
         if found.get(CHECKSUM, "") not in ("", checksum(found)):
             yield damaged("the checksum of this file does not agree with what it says")
         parts = {name: dict(found.pop(name, {})) for name in ("topics", "ended", "imports")}
@@ -47,7 +47,7 @@ def dump_json(files: Files, path: str) -> Iterator[Record]:
 
 def _json(data: bytes, kind: str) -> Iterator[Record]:
     try:
-        found: Any = json.loads(data)
+        found: Any = documents.loads(data)
         yield record(kind, **found) if isinstance(found, dict) and "kind" not in found else record(kind, value=found)
     except ValueError as error:
         yield damaged(f"not JSON: {error}")

@@ -315,3 +315,9 @@ def test_records() -> None:
     assert json.loads(as_json(found))["due_ns"] == TIME_NS
     assert as_line(damaged("why", x="y" * 300)).count("y") == 202
     assert plain({b"\xff": (b"\x01", [1])}) == {"ff": ["01", [1]]}
+
+
+def test_a_document_nested_too_deeply_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_bytes(b"[" * 100_000)
+    assert only(list(dump(str(path), "json", bodies=False)), "damaged")

@@ -126,7 +126,7 @@ class StorageRig:
         if name == "reader":
             return peer, encode(mutator.one((p.Fetch(request, 0, 4_096), p.OffsetAt(request, NOW), p.Measure(request, 0, -1, 1_000)))), ()
         block = pack([b"x"] * (1 + mutator.below(5)), producer_id=producer, sequence=self.sequences[producer])
-        epoch = self.actor._epoch
+        epoch = min(self.actor._epoch, 1 << 62)  # a stranger's may be too large to be said again
         words = (
             p.Append(request, epoch), p.Append(request, epoch), p.AppendDelayed(request, epoch, (1 + mutator.below(2_000),)),
             p.OpenChannel(request, mutator.one(("c", "d", "e#ephemeral")), {}), p.Fetch(request, 0, 4_096),

@@ -85,6 +85,17 @@ def test_what_was_wrong_is_said(tmp_path: Path, line: str, said: str) -> None:
         assert queue.depth() == 40
 
 
+@pytest.mark.parametrize("line", ["40\n0,0\n1" + "0" * 200 + ",0", f"40\n{1 << 63},0\n{1 << 63},0", f"{-(1 << 63) - 1}\n0,0\n0,0"])
+def test_numbers_that_nsqd_cannot_have_written_are_damage(tmp_path: Path, line: str) -> None:
+    """What was put behind such a file number was not there the next time: its metadata was too long to be read."""
+    (tmp_path / meta_name(NAME)).write_bytes(f"{line}\n".encode())
+    with DiskQueue(tmp_path, NAME) as queue:
+        assert queue.report.notes
+        queue.put(b"new")
+    with DiskQueue(tmp_path, NAME) as queue:
+        assert list(queue) == [b"new"]
+
+
 def test_a_write_position_inside_a_message_cuts_nothing_off(tmp_path: Path) -> None:
     """What lies there may look like the length of a record that does not end."""
     bodies = [b"\0\0\1\0" * 6] * 5

@@ -1,0 +1,18 @@
+"""Documents that were read from a broken file."""
+
+from __future__ import annotations
+
+import pytest
+
+from zsq.storage import documents
+
+
+@pytest.mark.parametrize("data", [b"[" * 100_000, b'{"a":' * 100_000, b"", b"{", b"\xff"])
+def test_what_is_no_document_is_a_value_error(data: bytes) -> None:
+    """However deep: nobody who reads a file expects `RecursionError`."""
+    with pytest.raises(ValueError):
+        documents.loads(data)
+
+
+def test_documents_are_read() -> None:
+    assert documents.loads(b'{"a": [1]}') == {"a": [1]}
