@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import email
 import json
+import os
 import queue
 import signal
 import subprocess
@@ -226,6 +227,30 @@ def test_a_command_ends_with_whoever_told_it(number: int, tmp_path: Path) -> Non
         wait_for(noted.exists, 30, "the command")
         teller.send_signal(number)
     wait_for(lambda: not any(lives(pid) for pid in noted.read_text().split()), 10, "the end of all it started")
+
+
+def test_a_command_of_a_minder_that_is_killed_as_it_starts_it_does_not_run(tmp_path: Path) -> None:
+    """Nobody would end it any more."""
+    program = (
+        "import os, runpy, select, signal, sys; fork = os.fork\n"
+        "def killed():\n"
+        "    minder = os.pidfd_open(os.getpid())\n"
+        "    if fork():\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    select.select([minder], [], [])\n"
+        "    return 0\n"
+        "os.fork = killed; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
+    )
+    ran = tmp_path / "ran"
+    given = os.memfd_create("alarm")
+    try:
+        command = [sys.executable, "-c", program, alarm_receivers._MINDER, "60", str(given), "/bin/sh", "-c", f"echo > {ran}"]
+        minder = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, pass_fds=(given,))
+        assert minder.communicate(timeout=20)[1] == b"", "both have ended"
+    finally:
+        os.close(given)
+    assert minder.returncode == -signal.SIGKILL
+    assert not ran.exists()
 
 
 def test_a_command_whose_minder_is_killed_ends_too(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 PROGRAM = """
 import os, signal, sys
@@ -20,6 +21,26 @@ if not pid:
     signal.pause()
     os._exit(1)
 print("ended", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+
+
+UNSEEN = """
+import multiprocessing.reduction, os, select, sys
+from zsq.actors.child import ChildSpec
+from zsq.actors.process_table import ProcessTable
+
+def fail(connection):
+    raise RuntimeError("no descriptor is free")
+
+multiprocessing.reduction.recv_handle = fail
+table = ProcessTable(f"ipc://{sys.argv[1]}/supervisor", "error")
+table.start_forkserver()
+child = table.start(ChildSpec(1, "scan_worker", "scan worker", {"front": f"ipc://{sys.argv[1]}/1"}))
+pidfd = os.pidfd_open(child.pid)
+while table.children:
+    select.select([table.events_fd], [], [], 10)
+    table.changes()
+print(bool(select.select([pidfd], [], [], 10)[0]))
 """
 
 
@@ -48,6 +69,12 @@ def test_a_child_whose_parent_is_gone_already_ends_at_once() -> None:
         if first.strip().isdigit():
             os.kill(int(first), signal.SIGKILL)
         assert first == b"ended 0\n"
+
+
+def test_a_child_that_is_given_up_ends(tmp_path: Path) -> None:
+    """Its pidfd did not arrive, so the table counts it as ended: then its successor must not find it alive, its files locked."""
+    line = [sys.executable, "-c", UNSEEN, str(tmp_path)]
+    assert subprocess.run(line, capture_output=True, check=True, timeout=60).stdout == b"True\n"
 
 
 def test_open_files_are_raised_as_far_as_it_goes() -> None:
