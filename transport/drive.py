@@ -30,6 +30,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 from .engine import FAR_NS, Engine, Waiter
 
 TICK_NS: Final = 20_000_000
+_SLEEP_NS_MAX: Final = 3_600_000_000_000  # the system takes no more than 24 days; whoever wakes looks what is due
 _EXIT_S: Final = 5.0
 _EngineT = TypeVar("_EngineT", bound=Engine)
 _inherited: list[object] = []  # of the parent, kept for good
@@ -88,7 +89,7 @@ class Drive(Generic[_EngineT]):
             self._step_back_keeper()
         engine = self.engine
         self._driver = me
-        pause_ns = min(deadline_ns, engine.due_ns) - time.monotonic_ns()
+        pause_ns = min(min(deadline_ns, engine.due_ns) - time.monotonic_ns(), _SLEEP_NS_MAX)
         self.lock.release()
         try:
             ready = engine.epoll.poll(pause_ns / 1e9 if pause_ns > 0 else 0)
@@ -109,7 +110,7 @@ class Drive(Generic[_EngineT]):
     def _follow(self, waker: threading.Lock, pause_ns: int) -> None:
         self.lock.release()
         try:
-            waker.acquire(timeout=max(0.0, min(pause_ns / 1e9, threading.TIMEOUT_MAX)))
+            waker.acquire(timeout=max(0, min(pause_ns, _SLEEP_NS_MAX)) / 1e9)
         finally:
             self.lock.acquire()
 
@@ -166,7 +167,8 @@ class Drive(Generic[_EngineT]):
             poll.register(self._keeper_fd, select.POLLIN)
             if idle:
                 poll.register(engine.epoll, select.POLLIN)
-            found = [fd for fd, _ in poll.poll(max(0, until - now) // 1_000_000 + 1 if until < FAR_NS else None)]
+            pause_ns = max(0, min(until - now, _SLEEP_NS_MAX))
+            found = [fd for fd, _ in poll.poll(pause_ns // 1_000_000 + 1)]
             with self.lock:
                 self._keeper_drives = False
                 if self.stopped:

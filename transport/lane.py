@@ -319,13 +319,14 @@ def pack_many(
     for name, column in columns.items():
         if column is not None and len(column) != count:
             raise UsageError(E_BAD_ARGUMENT, f"{len(column)} {name} for {count} messages; give one (or None) for each")
-    # Most calls are one block: packing counts sizes and checks types anyway, so only what is left over is looked at twice.
-    if count == 1 or (count <= BLOCK_COUNT_MAX and count * 1024 <= BATCH_BYTES_MAX):
-        try:
-            return iter((packed(bodies, time_ns, **columns),))
-        except UsageError as error:
-            if error.code != E_TOO_BIG or count == 1:
-                raise
+    # Most calls are one block: packing counts sizes and checks types anyway, so only what is too much for one is looked at twice.
+    try:
+        block = packed(bodies, time_ns, **columns)
+        if count == 1 or block.length <= BATCH_BYTES_MAX:
+            return iter((block,))
+    except UsageError as error:
+        if error.code != E_TOO_BIG or count == 1:
+            raise
     bodies = [as_body(body) for body in bodies]
     spans = list(_spans(bodies, columns))
     if len(spans) == 1 and spans[0] == (0, count):

@@ -262,7 +262,7 @@ class Producer:
             raise UsageError(E_BAD_ARGUMENT, "this receipt belongs to the process that published; wait for it there")
         with drive.lock:
             engine = drive.engine
-            if not all(parcel.sequence >= 0 or parcel.block is not None or parcel.done for parcel in parcels):
+            if any(parcel.block is None and not parcel.done for parcel in parcels):
                 engine.seal_all(time.monotonic_ns())  # somebody waits: no more lingering
             last = parcels[-1]
             done = (lambda: last.done) if len(parcels) == 1 else (lambda: last.done and all(parcel.done for parcel in parcels))

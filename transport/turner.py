@@ -7,12 +7,11 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
-from typing import Final, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from .engine import FAR_NS, Engine, Waiter
 
 _EngineT = TypeVar("_EngineT", bound=Engine)
-_SLEEP_S_MAX: Final = 3600.0
 
 
 class Turner(Generic[_EngineT]):
@@ -50,8 +49,7 @@ class Turner(Generic[_EngineT]):
         if self._timer is not None:
             self._timer.cancel()
         self._timer_ns = due_ns
-        pause_s = min(_SLEEP_S_MAX, max(0.0, (due_ns - time.monotonic_ns()) / 1e9))
-        self._timer = self.loop.call_later(pause_s, self._on_due)
+        self._timer = self.loop.call_later(max(0.0, (due_ns - time.monotonic_ns()) / 1e9), self._on_due)
 
     async def wait(self, done: Callable[[], bool], deadline_ns: int) -> bool:
         """Until `done()`, or False at the deadline."""
@@ -68,12 +66,11 @@ class Turner(Generic[_EngineT]):
 
             waiter = Waiter(done, wake)
             self.engine.waiters.append(waiter)
-            alarm = self.loop.call_later(pause_s, wake) if pause_s < _SLEEP_S_MAX else None
+            alarm = self.loop.call_later(pause_s, wake)
             try:
                 await future
             finally:
-                if alarm is not None:
-                    alarm.cancel()
+                alarm.cancel()
                 with contextlib.suppress(ValueError):
                     self.engine.waiters.remove(waiter)
         return True

@@ -198,3 +198,23 @@ def test_the_blocking_and_the_asyncio_client_have_the_same_face() -> None:
                 continue
             other = getattr(waiting, method)
             assert list(inspect.signature(other).parameters) == list(inspect.signature(function).parameters) or method == "close", method
+
+
+def test_publishing_waits_while_too_much_is_not_sent(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zsq.transport.aio, "QUEUE_BYTES_MAX", 1_000)
+
+    async def main() -> None:
+        broker.silent = True
+        async with zsq.aio.Producer(broker.url, timeout=0.2, linger_ms=60_000, batch_bytes=2_000) as producer:
+            await producer.publish_many("t", [bytes(2_000)], wait=False)
+            with pytest.raises(zsq.BrokerUnreachable, match="did not confirm"):
+                await producer.publish_many("t", [b"x"], wait=False)
+            with pytest.raises(zsq.BrokerUnreachable, match="did not confirm"):
+                await producer.publish("t", b"y")
+            broker.silent = False
+            broker.die()
+            broker.start()
+            await producer.flush(10)
+            assert broker.head >= 1
+
+    asyncio.run(main())

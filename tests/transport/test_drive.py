@@ -1,11 +1,17 @@
-"""The keeper of an engine: when there is one, and that it does not end while it has nothing to do."""
+"""Threads that turn an engine: when there is a keeper, that it does not end, and that anybody may wait for as long as he likes."""
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import threading
 from collections.abc import Iterator
+from typing import Any
 
+import pytest
+
+import zsq
+from zsq.transport import protocol as p
 from zsq.transport.drive import Drive
 from zsq.transport.engine import Engine
 
@@ -65,3 +71,29 @@ def test_the_keeper_outlives_having_nothing_to_do() -> None:
         keeper.join(0.2)  # by then it has looked twice that nobody turns the engine, and waits without a limit
         assert keeper.is_alive()
         assert make_due(drive)
+
+
+def test_who_waits_may_wait_for_longer_than_the_system_can(broker: Any) -> None:
+    """A time-out of weeks is a way to say "for ever"; the system's calls take no more than 24 days (of milliseconds), or 292 years."""
+    broker.deaf_to = {p.Manage}
+    with concurrent.futures.ThreadPoolExecutor(2) as pool, zsq.Admin(broker.url, timeout=1e10) as admin:
+        admin.ping()  # the link is there, and nothing is due on it
+        asked = [pool.submit(admin.pause, "t", "c") for _ in range(2)]  # one drives, one follows
+        broker.wait_for(lambda: broker.count(p.Manage) == 2)
+        done, _ = concurrent.futures.wait(asked, 0.2)
+        assert not done
+        broker.deaf_to = set()
+        broker.die()
+        broker.start()
+        with pytest.raises(zsq.BrokerUnreachable):  # the link was lost, and a pause is not asked twice by itself
+            asked[0].result(10)
+        assert isinstance(asked[1].exception(10), zsq.BrokerUnreachable)
+
+
+def test_messages_may_linger_for_longer_than_the_system_can_wait(broker: Any) -> None:
+    with zsq.Producer(broker.url, linger_ms=1e10, heartbeat_ms=p.HEARTBEAT_MS_MAX) as producer:
+        receipt = producer.publish("t", b"a")
+        [keeper] = [thread for thread in threading.enumerate() if thread.name == "zsq producer"]
+        keeper.join(0.2)
+        assert keeper.is_alive()
+        assert receipt.wait(5) == 0

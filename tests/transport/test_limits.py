@@ -6,14 +6,21 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import zmq
 from crc32c import crc32c
 
+import zsq
 from zsq.transport import channel_options, client, lane
 from zsq.transport import protocol as p
+from zsq.transport.address import IPC_PATH_BYTES_MAX, parse
 from zsq.transport.block import pack, with_place
-from zsq.transport.block_format import BLOCK_COUNT_MAX, decode_header
-from zsq.transport.errors import E_BAD_BLOCK, NotFound, UsageError
-from zsq.transport.lane import ProducerEngine
+from zsq.transport.block_format import BLOCK_COUNT_MAX, MESSAGE_BYTES_MAX, decode_header
+from zsq.transport.codec import encode, frames_blocks
+from zsq.transport.errors import E_BAD_BLOCK, E_TOO_BIG, NotFound, UsageError
+from zsq.transport.lane import ProducerEngine, pack_many
+from zsq.transport.names import check_name
+from zsq.transport.range_reader import RangeReader
+from zsq.transport.sockets import open_frames
 from zsq.transport.stored import Fetched, parse_id, stored
 
 
@@ -70,3 +77,85 @@ def test_an_id_has_16_digits_and_an_offset_fewer() -> None:
     for text in ("0" * 17, "00400000000000050", "0" * 14 + "é", "", "12a"):
         with pytest.raises(UsageError, match="neither an offset"):
             parse_id(text)
+
+
+def test_more_than_offsets_can_say_is_cut_into_blocks() -> None:
+    """It is the sum of what is given that is too much, and nothing is wrong with any of it."""
+    bodies = [bytes(MESSAGE_BYTES_MAX)] * 2_100
+    blocks = pack_many(bodies, None, None, None)
+    assert next(blocks).count == 5
+    with pytest.raises(UsageError, match="send smaller batches") as refused:
+        pack(bodies)
+    assert refused.value.code == E_TOO_BIG
+
+
+def test_names_are_of_64_characters_at_most() -> None:
+    for name in ("n" * 64, "n" * 54 + "#ephemeral"):
+        assert check_name(name) == name
+    for name in ("n" * 65, "n" * 55 + "#ephemeral"):
+        with pytest.raises(UsageError, match="not legal"):
+            check_name(name)
+
+
+def test_a_path_that_no_socket_can_have_is_told_at_once() -> None:
+    """ZeroMQ would cut it or refuse it, and the client would look for a broker until its time-out."""
+    room = IPC_PATH_BYTES_MAX - len("/supervisor")
+    assert parse("ipc:///" + "d" * (room - 1)).endpoint().endswith("d/supervisor")
+    with pytest.raises(UsageError, match="longer than"):
+        parse("ipc:///" + "d" * room).endpoint()
+    with zsq.Admin("ipc:///" + "d" * room) as admin, pytest.raises(UsageError, match="longer than"):
+        admin.ping()
+
+
+def test_a_word_brings_a_bounded_number_of_frames() -> None:
+    """What takes them makes objects for each."""
+    block = pack([b"x"])
+    head = [b"peer", b"", encode(p.Beat())]
+    most = [block.wire_header(), bytes(block.columns)] * (p.FRAMES_MAX // 2)
+    frames = [zmq.Frame(one) for one in (*head, *most)]
+    envelope, word, payload = open_frames(frames)
+    assert (envelope, word, len(frames_blocks(payload))) == ([b"peer"], p.Beat(), p.FRAMES_MAX // 2)
+    with pytest.raises(UsageError, match="an envelope, an empty frame"):
+        open_frames([*frames, zmq.Frame(b"")])
+    with pytest.raises(UsageError, match="at most"):
+        frames_blocks([*most, *most[:2]])
+
+
+@pytest.mark.parametrize("linger_ms", [0, 60_000])
+def test_a_message_that_is_too_large_is_told_and_spoils_no_other(broker: Any, linger_ms: int) -> None:
+    """Among those that linger it would make a block that cannot be packed, and all of them would fail."""
+    with zsq.Producer(broker.url, linger_ms=linger_ms, batch_bytes=1 << 22) as producer:
+        producer.publish("t", b"before")
+        for body in (bytes(MESSAGE_BYTES_MAX + 1), bytearray(MESSAGE_BYTES_MAX + 1)):
+            with pytest.raises(UsageError, match="over the limit") as refused:
+                producer.publish("t", body)
+            assert refused.value.code == E_TOO_BIG
+        producer.publish("t", bytes(MESSAGE_BYTES_MAX))
+    assert broker.bodies() == [b"before", bytes(MESSAGE_BYTES_MAX)]
+
+
+def test_a_range_is_read_in_pieces_of_at_least_a_byte() -> None:
+    for start, end, bytes_max in ((0, 1, 0), (-1, 1, 1), (2, 1, 1)):
+        with pytest.raises(UsageError, match="bytes_max is 1 or more"):
+            RangeReader("ipc:///nowhere", "t", start, end, bytes_max=bytes_max)
+
+
+def test_lingering_stops_while_too_much_is_not_sent(broker: Any) -> None:
+    broker.silent = True
+    with zsq.Producer(broker.url, timeout=0.5, linger_ms=60_000, batch_bytes=1 << 20) as producer:
+        for _ in range(17):
+            producer.publish("t", bytes(1_000_000))
+        with pytest.raises(zsq.BrokerUnreachable):
+            producer.publish("t", bytes(1_000_000))
+        broker.silent = False
+        broker.die()
+        broker.start()
+        producer.flush(10)
+        assert broker.head == 18, "16 MiB, and what was added last"
+
+
+def test_a_block_of_lingering_messages_goes_when_it_is_large_enough(broker: Any) -> None:
+    with zsq.Producer(broker.url, linger_ms=60_000, batch_bytes=1000) as producer:
+        producer.publish("t", bytes(600))
+        producer.publish("t", bytes(100), key="k" * 200, tag="t" * 100)
+        broker.wait_for(lambda: broker.head == 2)

@@ -14,7 +14,7 @@ from zsq.transport.codec import encode
 from zsq.transport.engine import FAR_NS, Engine
 from zsq.transport.errors import ZsqError
 from zsq.transport.link import ATTEMPT_NS, BACKOFF_MS_MAX, MS, RECEIVE_MAX, Link, LinkState
-from zsq.transport.protocol import Beat, Wire
+from zsq.transport.protocol import Beat, Bye, Done, Wire
 from zsq.transport.session import Reaction
 
 
@@ -84,3 +84,36 @@ def test_a_broker_that_does_not_stop_talking_keeps_nobody_from_going_on(
     engine.due_ns = FAR_NS
     assert [link.receive(1) for _ in range(4)] == [RECEIVE_MAX, RECEIVE_MAX, RECEIVE_MAX, 0]
     assert engine.due_ns == 0
+
+
+def hears(monkeypatch: pytest.MonkeyPatch, link: Link, now_ns: int, *words: Wire) -> None:
+    left = [[zmq.Frame(part) for part in (b"", encode(word))] for word in words]
+    monkeypatch.setattr(sockets, "readable", lambda _: bool(left))
+    monkeypatch.setattr(sockets, "recv_frames", lambda _: left.pop(0))
+    link.receive(now_ns)
+
+
+def test_a_goodbye_costs_no_pause_but_of_who_says_nothing_else(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that ends in order is there again soon; one that ends as soon as it is met would be met without end."""
+    link = begun(engine, parse(f"ipc://{tmp_path}"), Target("supervisor"))
+    hears(monkeypatch, link, 1 * MS, Bye())
+    link.on_time(1 * MS)
+    assert link.state is LinkState.WAITING
+    again_ns = link.on_time(2 * MS)
+    link.on_time(again_ns)
+    assert link.up
+    later_ns = again_ns + (BACKOFF_MS_MAX + 1) * MS
+    hears(monkeypatch, link, later_ns, Bye())
+    assert link.state is LinkState.WAITING
+    link.on_time(later_ns)
+    assert link.up
+
+
+def test_what_answers_something_else_leads_nowhere(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the answer to this attempt says where the target is now."""
+    link = begun(engine, parse(f"ipc://{tmp_path}"), Target("topic", "t"))
+    request = link._request
+    hears(monkeypatch, link, 1, Done(request - 1, {"topic": f"ipc://{tmp_path}/1", "uuid": "old"}))
+    assert (link.state, link.opened) == (LinkState.LOOKING, {})
+    hears(monkeypatch, link, 1, Done(request, {"topic": f"ipc://{tmp_path}/2", "uuid": "new"}))
+    assert (link.up, link.opened["uuid"]) == (True, "new")

@@ -34,6 +34,9 @@ def test_publish_many_is_cut_into_blocks(broker: Broker) -> None:
         receipt = producer.publish_many("t", bodies, keys=["k"] * len(bodies))
         assert receipt.ranges == ((0, 10_000), (10_000, 10_000), (20_000, 5_001))
         assert producer.publish_many("t", [bytes(900_000)] * 13).ranges == ((25_001, 5), (25_006, 5), (25_011, 3))
+        assert producer.publish_many("t", [bytes(700_000)] * 10).ranges == ((25_014, 7), (25_021, 3)), (
+            "about 5 MiB, not what a block can hold"
+        )
     assert broker.bodies()[:25_001] == bodies
 
 

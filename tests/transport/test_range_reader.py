@@ -10,6 +10,7 @@ import pytest
 
 import zsq
 from zsq.transport import protocol as p
+from zsq.transport import range_reader
 from zsq.transport.errors import E_DATA_LOSS, E_TOPIC_FAILED, DataLoss
 from zsq.transport.range_reader import RangeReader
 
@@ -98,6 +99,16 @@ def test_what_is_lost(broker: Broker, first: int, stop: int, text: str) -> None:
     with RangeReader(broker.url, "t", 0, 350, fail_on_data_loss=False) as reader:
         assert offsets(reader) == rest
         assert (reader.gaps, reader.lost) == ([(first, stop - first)], stop - first)
+
+
+def test_of_many_gaps_some_are_listed_and_all_are_counted(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(broker, 35)
+    for first in range(20, 340, 20):
+        lose(broker, first, first + 10)
+    monkeypatch.setattr(range_reader, "GAPS_MAX", 3)
+    with RangeReader(broker.url, "t", 0, 350, fail_on_data_loss=False) as reader:
+        assert len(offsets(reader)) == 190
+        assert (reader.gaps, reader.lost) == ([(20, 10), (40, 10), (60, 10)], 160)
 
 
 def test_beyond_the_end_is_loss(broker: Broker) -> None:

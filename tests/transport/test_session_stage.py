@@ -11,7 +11,7 @@ from zsq.transport.block_format import decode_header
 from zsq.transport.errors import E_BAD_ARGUMENT, E_BAD_BLOCK, E_CLOSING, E_DISK_FULL, E_NOT_FOUND, CorruptBlock, UsageError
 from zsq.transport.protocol import Done, Failed, Missing, Staged, check_transaction, checksum_after
 from zsq.transport.session import Reaction
-from zsq.transport.session_stage import OUT_BLOCKS_MAX, PAUSE_NS, STALL_NS, StageSession
+from zsq.transport.session_stage import OUT_BLOCKS_MAX, PAUSE_NS, STALL_DOUBLINGS_MAX, STALL_NS, StageSession
 from zsq.transport.session_stage_states import ENDED, STAGE_TABLE, StageEvent, StageState
 
 STAGE = b"s" * 16
@@ -68,6 +68,37 @@ def test_what_answers_something_else_opens_no_stage() -> None:
     assert taken(session) == []
     assert session.on_word(Done(second.request, {"expected": 3, **known}), 0) is Reaction.UP
     assert taken(session) == [3, 4]
+
+
+def test_what_answers_another_seal_seals_nothing() -> None:
+    """Blocks would be forgotten here that storage does not have for good, or given up for what befell something else."""
+    session = made(3)
+    taken(session)
+    session.finish()
+    before = session.take_seal()
+    session.lost()
+    opened(session, expected=1)
+    taken(session)
+    seal = session.take_seal()
+    assert before is not None
+    assert seal is not None
+    assert session.on_word(Done(before.request, {"messages": 3}), 0) is Reaction.NOTHING
+    assert session.on_word(Failed(before.request, E_NOT_FOUND, "of a link that is gone"), 0) is Reaction.NOTHING
+    assert (session.state, session.base) == (StageState.OPEN, 0)
+    assert session.on_word(Done(seal.request, {"messages": 3}), 0) is Reaction.NOTHING
+    assert session.state is StageState.SEALED
+
+
+def test_however_long_nothing_arrives_it_is_tried_again_soon() -> None:
+    session = made(2)
+    now = 0
+    for _ in range(40):
+        taken(session, now)
+        waits, now = session.due_ns() - now, session.due_ns()
+        assert session.on_time(now) is Reaction.RENEW
+        session.lost()
+        opened(session, now=now)
+    assert waits == STALL_NS << STALL_DOUBLINGS_MAX
 
 
 def test_one_block_larger_than_the_credit_goes_alone() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from zsq.transport import subscription
+import zsq
+from zsq.transport import consumer, subscription
 from zsq.transport.address import parse
 from zsq.transport.errors import E_CLOSED, Refused
 from zsq.transport.link import LinkState
@@ -47,3 +49,20 @@ def test_news_are_taken_in_between_many_answers(tmp_path: Path, monkeypatch: pyt
     engine.link = cast("Any", link)
     engine.tell(1)
     assert done == [*["out"] * 10, "in"] * 3
+
+
+def test_finishes_are_told_while_more_is_at_hand(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only when all that came is handled: the channel gives more as soon as it knows of some, and less comes again after a crash."""
+    monkeypatch.setattr(consumer, "TELL_NS", 3_600_000_000_000)
+    with zsq.Consumer(broker.url, "t", "c", ready=100, heartbeat_ms=60_000) as taking:
+        taking.subscribe()
+        broker.call(lambda: [broker.put(b"%d" % number) for number in range(100)])
+        drive = taking._made
+        assert drive is not None
+        with drive.lock:
+            assert drive.wait(lambda: len(drive.engine.session.arrived) == 100, time.monotonic_ns() + 5_000_000_000)
+        for _ in range(50):
+            message = taking.receive()
+            assert message is not None
+            message.finish()
+        broker.wait_for(lambda: len(broker.finished) >= 25)
