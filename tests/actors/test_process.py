@@ -44,6 +44,25 @@ print(bool(select.select([pidfd], [], [], 10)[0]))
 """
 
 
+FAILING = """
+import os, threading
+from multiprocessing import Pipe
+from zsq.actors import preload, process_table
+from zsq.actors.child import ChildSpec
+
+class Failing:
+    def __init__(self, *_):
+        threading.Thread(target=threading.Event().wait).start()
+
+    def run(self, *_):
+        raise RuntimeError("by plan")
+
+preload.ACTORS["channel"] = Failing
+ours, theirs = Pipe()
+process_table.child_main(ChildSpec(1, "channel", "channel"), "", theirs, os.getppid(), "error")
+"""
+
+
 def started(parent: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", PROGRAM, str(parent)], stdout=subprocess.PIPE)
 
@@ -75,6 +94,12 @@ def test_a_child_that_is_given_up_ends(tmp_path: Path) -> None:
     """Its pidfd did not arrive, so the table counts it as ended: then its successor must not find it alive, its files locked."""
     line = [sys.executable, "-c", UNSEEN, str(tmp_path)]
     assert subprocess.run(line, capture_output=True, check=True, timeout=60).stdout == b"True\n"
+
+
+def test_a_child_that_fails_waits_for_no_thread() -> None:
+    """Its consumers wait for its successor, which starts when it has ended."""
+    line = [sys.executable, "-c", FAILING]
+    assert subprocess.run(line, stderr=subprocess.DEVNULL, check=False, timeout=20).returncode != 0
 
 
 def test_open_files_are_raised_as_far_as_it_goes() -> None:
