@@ -157,6 +157,10 @@ class Management:
         if word.action == "create":
             self._create(envelope, word)
             return
+        if word.action == "list":  # from what is at hand: cheap enough to be asked once a second
+            names = {name: tuple(group.channels) for name, group in self.supervisor.groups.items()}
+            self.done(envelope, word.request, {"topics": names})
+            return
         if word.action not in ("delete", "pause", "unpause", *closing.ACTIONS, *moving.ACTIONS, *_OF_STORAGE):
             raise UsageError(E_BAD_COMMAND, f"there is no action {word.action!r}")
         if word.action in moving.ACTIONS:

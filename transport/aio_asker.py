@@ -22,6 +22,7 @@ from .client import (
     create_topic,
     fetch,
     fetched,
+    list_topics,
     manage,
     measure,
     measured,
@@ -166,6 +167,10 @@ class Admin(_Asker):
             answer = await self._do(manage("delayed", topic, None, {"do": "cancel", "all": True}))
             total, more = total + int(answer["cancelled"]), bool(answer["more"] and answer["cancelled"])
         return total
+
+    async def topics(self) -> dict[str, list[str]]:
+        found = (await self._do(list_topics(), repeatable=True))["topics"]
+        return {name: sorted(channels) for name, channels in sorted(found.items())}
 
     async def stats(self, topic: str | None = None, channel: str | None = None) -> dict[str, Any]:
         return await self._do(stats(topic, channel), repeatable=True)

@@ -88,6 +88,10 @@ def _settings(retention: RetentionSettings) -> dict[str, Any]:
     return dict(retention)
 
 
+def list_topics() -> Callable[[int], Wire]:
+    return lambda number: Manage(number, "list", "", "", {})
+
+
 def stats(topic: str | None, channel: str | None) -> Callable[[int], Wire]:
     if channel is not None and topic is None:
         raise UsageError(E_BAD_ARGUMENT, "a channel is named together with its topic")
@@ -247,6 +251,11 @@ class Admin(Asker):
             answer = self._manage("delayed", topic, do="cancel", all=True)
             total, more = total + int(answer["cancelled"]), bool(answer["more"] and answer["cancelled"])
         return total
+
+    def topics(self) -> dict[str, list[str]]:
+        """Which topics there are, each with its channels, by name. Nobody is asked for it but the supervisor."""
+        answer, _ = self._ask(list_topics(), repeatable=True)
+        return {name: sorted(channels) for name, channels in sorted(_data(answer)["topics"].items())}
 
     def stats(self, topic: str | None = None, channel: str | None = None) -> dict[str, Any]:
         """Statistics of everything, of one topic or of one channel, freshly asked."""

@@ -171,6 +171,7 @@ class Lookup(Wire):
 @dataclass(frozen=True, slots=True)
 class Manage(Wire):
     """`action`: create, delete, pause, unpause, empty, configure; on the topic, or on the channel if one is named. `options` by action.
+    list, of nothing: Done.data has `topics`, a map from names to the names of their channels.
 
     On topics also: chunks (Done.data: their statistics), delayed (`do`: list, count, cancel), close and open (`to`: publishers, consumers).
     On channels also: seek (to `offset`, or to `time_ns`), peek (Done.data: what waits next, by offset, and what is held).
@@ -305,7 +306,8 @@ class Fin(Wire):
 class Req(Wire):
     """Again: those `ranges` (all if empty) after `delay_ms` (0: at once; at most an hour, clamped; BACKOFF: as the channel's settings say).
 
-    DEAD: never again, to the dead letters now; EXPIRED: at once, as if the lease of those had ended. `error`: why, in at most ERROR_TEXT_MAX characters; a dead letter tells it.
+    DEAD: never again, to the dead letters now; EXPIRED: at once, as if the lease of those had ended. `error`: why, in at most
+    ERROR_TEXT_MAX characters; a dead letter tells it.
     """
 
     op: ClassVar[int] = 35

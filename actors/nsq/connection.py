@@ -36,7 +36,7 @@ class Connection(asyncio.Protocol):
         self.session = Session(gateway.limits, self, self._write, time.monotonic_ns())
         self.layers = Layers()
         self.subscription: Subscription | None = None
-        self.remote = ""
+        self.remote = self.remote_ip = ""
         self.connected_s = int(time.time())
         self._handshake: Callable[[str], None] | None = None  # told when TLS is ready
         self._transport: asyncio.Transport | None = None
@@ -54,6 +54,7 @@ class Connection(asyncio.Protocol):
         own.set_write_buffer_limits(HIGH_WATER)
         peer = own.get_extra_info("peername")
         self.remote = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "unix")
+        self.remote_ip = str(peer[0]) if isinstance(peer, tuple) else ""
         if not self.gateway.admit(self):
             own.abort()
             return
@@ -160,7 +161,7 @@ class Connection(asyncio.Protocol):
     # The session's backend
 
     def publish(self, topic: str, bodies: list[bytes], defer_ms: int, answer: Callable[[str], None]) -> None:
-        self.gateway.publishing.publish(topic, bodies, defer_ms, self._then_look(answer))
+        self.gateway.publish(topic, bodies, defer_ms, self._then_look(answer))
 
     def _then_look(self, answer: Callable[[_Told], None]) -> Callable[[_Told], None]:
         """The session may read on once it has its answer."""
@@ -207,10 +208,10 @@ class Connection(asyncio.Protocol):
             self.subscription.leave()
 
     def authenticate(self, secret: bytes, identity: Identity, answer: Callable[[Authorized | str], None]) -> None:
-        self.gateway.authenticate(self, secret, self._then_look(answer))
+        self.gateway.permits.authenticate(self, secret, self._then_look(answer))
 
     def permitted(self, permission: str, topic: str, channel: str, answer: Callable[[str], None]) -> None:
-        self.gateway.permitted(self, permission, topic, channel, self._then_look(answer))
+        self.gateway.permits.permitted(self, permission, topic, channel, self._then_look(answer))
 
     def upgrade(self, layer: str, identity: Identity, rest: bytes, answer: Callable[[str], None]) -> None:
         """What was written before goes out as it is; from here on through the layer, in both directions."""

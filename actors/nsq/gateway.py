@@ -17,16 +17,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from ...transport.nsq.backend import Authorized
 from ...transport.nsq.identify import Identity
 from ...transport.nsq.layers import DeflateLayer, Layer, SnappyLayer, TlsLayer, snappy_is_here
 from ...transport.nsq.limits import NsqLimits
+from ...transport.nsq.lookup import Node
 from ...transport.nsq.tls import server_context
 from ..actor import StartFailed
 from ..async_actor import AsyncActor
+from .auth import Authenticator
 from .connection import Connection
+from .discovery import Discovery
 from .options import NsqOptions
+from .permits import Permits
 from .publishing import Gatherer
+from .registering import Registrar
 
 BACKLOG: Final = 1_024
 DRAIN_S: Final = 2.0  # for what was published to be answered as the gateway ends
@@ -68,10 +72,32 @@ class NsqGateway(AsyncActor):
         self._tls = server_context(
             cert=tls.cert, key=tls.key, root_ca=tls.root_ca, client_auth=tls.client_auth, min_version=tls.min_version
         )
+        self.permits = Permits(Authenticator(options.auth_http_addresses, options.auth_http_method))
+        self.discovery: Discovery | None = None
         self._servers: list[asyncio.Server] = []
         self._paths: list[Path] = []
         places = [await self._listen_at(place) for place in options.listen]
-        return {"places": places, "port": next((int(place.rpartition(":")[2]) for place in places if "unix:" not in place), 0)}
+        if options.lookupd_tcp_addresses:
+            self.discovery = Discovery(self.url, Registrar(options.lookupd_tcp_addresses, self._node()))
+        return {"places": places}
+
+    def _node(self) -> Node:
+        """As others shall find it: what was given, else where it listens, else the machine's name, as with nsqd."""
+        options = self.options
+        host, port = next(
+            ((host, int(port)) for host, _, port in (one.rpartition(":") for one in options.listen) if host != "unix"), ("", 0)
+        )
+        everywhere = host in ("", "0.0.0.0", "[::]", "*")
+        name = socket.gethostname()
+        return Node(
+            broadcast_address=options.broadcast_address or (name if everywhere else host),
+            tcp_port=options.broadcast_tcp_port or port,
+            http_port=options.broadcast_http_port or options.http_port,
+            hostname=name,
+            version=self.limits.version,
+            topology_region=options.topology_region,
+            topology_zone=options.topology_zone,
+        )
 
     async def _listen_at(self, place: str) -> str:
         try:
@@ -103,6 +129,7 @@ class NsqGateway(AsyncActor):
         return True
 
     def forget(self, connection: Connection) -> None:
+        self.permits.forget(connection)
         self.connections.pop(connection, None)
 
     def _on_room(self) -> None:
@@ -127,15 +154,17 @@ class NsqGateway(AsyncActor):
             return TlsLayer(self._tls)
         return SnappyLayer() if name == "snappy" else DeflateLayer(identity.deflate_level)
 
-    def authenticate(self, connection: Connection, secret: bytes, answer: Callable[[Authorized | str], None]) -> None:
-        answer("AUTH disabled")
-
-    def permitted(self, connection: Connection, permission: str, topic: str, channel: str, answer: Callable[[str], None]) -> None:
-        answer("")
+    def publish(self, topic: str, bodies: list[bytes], defer_ms: int, answer: Callable[[str], None]) -> None:
+        if self.discovery is None or self.discovery.knows(topic):
+            self.publishing.publish(topic, bodies, defer_ms, answer)
+        else:
+            self.discovery.prepare(topic, lambda: self.publishing.publish(topic, bodies, defer_ms, answer))
 
     # The end
 
     async def on_finish(self) -> None:
+        if self.discovery is not None:
+            await self.discovery.close()
         for server in self._servers:
             server.close()
         await self.publishing.finish(DRAIN_S)
@@ -144,6 +173,7 @@ class NsqGateway(AsyncActor):
         deadline = time.monotonic() + 1.0
         while self.connections and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
+        await self.permits.close()
         for path in self._paths:
             with contextlib.suppress(OSError):
                 path.unlink()
@@ -154,6 +184,8 @@ class NsqGateway(AsyncActor):
             "accepted": self.accepted,
             "turned_away": self.turned_away,
             **self.publishing.statistics(),
+            "auth": self.permits.statistics(),
+            "lookupds": self.discovery.statistics() if self.discovery is not None else [],
         }
 
     def details(self) -> dict[str, Any]:

@@ -48,6 +48,7 @@ class NsqOptions:
     broadcast_address: str = ""
     broadcast_tcp_port: int = 0
     broadcast_http_port: int = 0
+    http_port: int = 0  # where the HTTP gateway beside it listens; 0 without one
     topology_region: str = ""
     topology_zone: str = ""
     connections_max: int = 10_000

@@ -71,6 +71,16 @@ def with_nsq(command: Command) -> Command:
     return command
 
 
+def given_gateways(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What was said of both, which speak of each other: `nsq` and `http` of `ServeOptions`."""
+    from dataclasses import replace
+
+    http, nsq = given_http(options), given_nsq(options)
+    if http is not None and nsq is not None:
+        nsq = replace(nsq, http_port=int(http.listen.rpartition(":")[2]))
+    return {"nsq": nsq, "http": None if http is None else replace(http, nsq=nsq)}
+
+
 def given_nsq(options: Mapping[str, Any]) -> NsqOptions | None:
     """What was said of the NSQ gateway, checked; None for none."""
     from ...actors.nsq.options import NsqOptions, TlsOptions
@@ -135,7 +145,7 @@ def given_http(options: Mapping[str, Any]) -> HttpOptions | None:
     missing = [name for name in ("starlette", "uvicorn", "prometheus_client") if find_spec(name) is None]
     if missing and listen:
         raise click.UsageError(f"--http-listen needs {', '.join(missing)}: pip install 'zsq[http]'")
-    return None if missing else HttpOptions(listen=listen or HTTP_LISTEN, given=bool(listen), nsq=given_nsq(options))
+    return None if missing else HttpOptions(listen=listen or HTTP_LISTEN, given=bool(listen))
 
 
 def _check(place: str, option: str, *, unix: bool = False) -> None:

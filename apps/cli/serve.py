@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 
 from .alarm_options import given_alarms, with_alarms
-from .nsq_options import given_http, given_nsq, with_nsq
+from .nsq_options import given_gateways, with_nsq
 from .options import SYNC_MODES
 from .retention import given_retention, with_keep
 
@@ -81,8 +81,7 @@ def serve(
         stage_timeout_s=stage_timeout or 0.0,
         retention=given_retention(keep),
         alarms=given_alarms(others),
-        nsq=given_nsq(others | {"no_listen": no_listen}),
-        http=given_http(others | {"no_listen": no_listen}),
+        **given_gateways(others | {"no_listen": no_listen}),
         **more,
     )
     return serve_broker(options)
