@@ -41,15 +41,12 @@ class Answers:
         self._bytes += size
         return pending
 
-    def tell(self, pending: Pending, data: bytes, then: Callable[[], None] | None = None) -> bool:
-        """What was expected; whether anything could be written now."""
+    def tell(self, pending: Pending, data: bytes, then: Callable[[], None] | None = None) -> None:
+        """What was expected."""
         self._bytes -= pending.size
         pending.data = data
         pending.then = then
-        if not self._queue or pending is not self._queue[0]:
-            return False
         self._flush()
-        return True
 
     def say(self, data: bytes, then: Callable[[], None] | None = None) -> None:
         """Write this, and do `then`, once all that was expected before is written."""

@@ -288,14 +288,19 @@ class Session:
     def _on_published(self, answer: Pending, name: str, why: str) -> None:
         if answer.data is not None or self.state is State.ENDED:
             return
+        full = self._answers.full
         if why:
             self._last = True  # what is behind it is not carried out any more
             error = NsqError(f"E_{name}_FAILED", f"{name} failed {why}")
             self._answers.tell(answer, error_frame(error), self._end)
-        elif self._answers.tell(answer, OK):
+        else:
+            self._answers.tell(answer, OK)
+        if full:
             self._work()
 
     def _on_subscribed(self, why: str) -> None:
+        if self.state is State.ENDED:
+            return
         if why:
             self._resume(NsqError(e.E_SUB_FAILED, f"SUB failed {why}"))
             return
@@ -304,6 +309,8 @@ class Session:
         self._resume()
 
     def _on_authenticated(self, granted: Authorized | str) -> None:
+        if self.state is State.ENDED:
+            return
         if isinstance(granted, str):
             self._resume(NsqError(e.E_AUTH_FAILED, "AUTH failed"))
         elif not granted.permission_count:
@@ -330,12 +337,14 @@ class Session:
         self._backend.permitted(permission, topic, channel, partial(self._on_permitted, name, topic, channel, then))
 
     def _on_permitted(self, name: str, topic: str, channel: str, then: Callable[[], None], why: str) -> None:
+        if self.state is State.ENDED:
+            return
         if why == e.E_AUTH_FAILED:
             self._resume(NsqError(e.E_AUTH_FAILED, "AUTH failed"))
         elif why:
             asked = f"{quoted(topic.encode())} {quoted(channel.encode())}"
             self._resume(NsqError(e.E_UNAUTHORIZED, f"AUTH failed for {name} on {asked}"))
-        elif self.state is not State.ENDED:
+        else:
             self._blocked = False
             then()
             self._work()
@@ -348,12 +357,14 @@ class Session:
 
     def _on_upgraded(self, layer: str, why: str) -> None:
         self._upgrading = False
+        if self.state is State.ENDED:
+            return
         if why:
             self._resume(NsqError(e.E_IDENTIFY_FAILED, f"IDENTIFY failed {why}"))
             return
         self.wrapped += (layer,)
         self._say(OK)
-        if self._layers and self.state is not State.ENDED:
+        if self._layers:
             self._upgrade()
         else:
             self._resume()

@@ -46,9 +46,8 @@ def message_id(offset: int) -> bytes:
 
 def message_offsets(ids: Sequence[bytes]) -> tuple[int, ...]:
     """The offsets behind ids of 16 bytes, in one go; ValueError if one is not hexadecimal: then no message ever had it."""
-    digits = b"".join(ids).decode("ascii")
-    numbers = bytes.fromhex(digits)
-    if len(numbers) * 2 != len(ids) * ID_BYTES or len(digits) != len(ids) * ID_BYTES:
+    numbers = bytes.fromhex(b"".join(ids).decode("ascii"))
+    if len(numbers) != len(ids) * ID_BYTES // 2:  # white space is passed over
         raise ValueError("an id of a message has 16 hexadecimal digits")
     return struct.unpack(f">{len(ids)}Q", numbers)
 
@@ -73,7 +72,7 @@ def encode_messages(bodies: Sequence[bytes], offsets: Sequence[int], attempts: i
     sizes = [size + _HEAD_OVERHEAD for size in map(len, bodies)]
     if isinstance(attempts, int) and isinstance(times, int) and sizes.count(sizes[0]) == count:
         head = _HEAD.pack(sizes[0], MESSAGE, times, min(attempts, ATTEMPTS_MAX))
-        return b"".join(chain.from_iterable(zip(repeat(head), ids, bodies, strict=False)))
+        return b"".join(chain.from_iterable(zip(repeat(head, count), ids, bodies, strict=True)))
     tries = map(min, _each(attempts, count), repeat(ATTEMPTS_MAX))
     heads = map(_HEAD.pack, sizes, repeat(MESSAGE), _each(times, count), tries)
     return b"".join(chain.from_iterable(zip(heads, ids, bodies, strict=True)))

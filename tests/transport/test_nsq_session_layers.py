@@ -1,0 +1,170 @@
+"""An NSQ client's session where it must prove itself or is wrapped: AUTH and permissions, TLS and compression."""
+
+from __future__ import annotations
+
+import pytest
+from support.nsq_client import OK, Client, Grant, failed, mpub, pub, said, sized
+
+from zsq.transport.nsq.limits import NsqLimits
+
+AUTH_LIMITS = NsqLimits(auth_required=True)
+SUB = b"SUB t c\n"
+DPUB = b"DPUB t 5\n" + sized(b"x")
+SECRET = b"AUTH\n" + sized(b"secret")
+GRANTED = said('{"identity":"bob","identity_url":"http://who/\\u003cbob\\u003e","permission_count":2}')
+
+
+# AUTH
+
+
+@pytest.mark.parametrize(
+    ("sent", "name"),
+    [(SUB, "SUB"), (pub(b"t", b"x"), "PUB"), (mpub(b"t", b"x"), "MPUB"), (DPUB, "DPUB")],
+)
+def test_who_does_not_say_who_it_is(sent: bytes, name: str) -> None:
+    client = Client(AUTH_LIMITS)
+    assert client.send(sent) == failed(f"E_AUTH_FIRST AUTH required before {name}")
+    assert (client.closed, client.calls) == (True, [])
+
+
+def test_who_may() -> None:
+    client = Client(AUTH_LIMITS, late="permitted")
+    assert client.send(SECRET) == GRANTED
+    assert client.send(pub(b"t", b"x"), SUB) == b""
+    assert client.tell("permitted") == OK
+    assert client.tell("permitted") == OK
+    assert client.calls == [
+        ("authenticate", b"secret"), ("permitted", "publish", "t", ""), ("publish", "t", [b"x"], 0),
+        ("permitted", "subscribe", "t", "c"), ("subscribe", "t", "c"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("sent", "why", "text"),
+    [
+        (SUB, "no", 'E_UNAUTHORIZED AUTH failed for SUB on "t" "c"'),
+        (pub(b"t", b"x"), "E_UNAUTHORIZED", 'E_UNAUTHORIZED AUTH failed for PUB on "t" ""'),
+        (mpub(b"t", b"x"), "no", 'E_UNAUTHORIZED AUTH failed for MPUB on "t" ""'),
+        (DPUB, "no", 'E_UNAUTHORIZED AUTH failed for DPUB on "t" ""'),
+        (SUB, "E_AUTH_FAILED", "E_AUTH_FAILED AUTH failed"),
+    ],
+)
+@pytest.mark.parametrize("late", ["", "permitted"])
+def test_who_may_not(sent: bytes, why: str, text: str, late: str) -> None:
+    client = Client(AUTH_LIMITS, late=late)
+    client.why["permitted"] = why
+    client.send(SECRET)
+    back = client.send(sent, sent)
+    if late:
+        back += client.tell("permitted", why=why)
+    assert back == failed(text)
+    assert client.closed
+    assert len(client.calls) == 2
+
+
+@pytest.mark.parametrize(
+    ("grant", "text"),
+    [
+        ("the server is away", "E_AUTH_FAILED AUTH failed"),
+        ("", "E_AUTH_FAILED AUTH failed"),
+        (Grant(permission_count=0), "E_UNAUTHORIZED AUTH no authorizations found"),
+    ],
+)
+def test_an_auth_that_fails(grant: Grant | str, text: str) -> None:
+    client = Client(AUTH_LIMITS, late="authenticate")
+    assert client.send(SECRET, pub(b"t", b"x")) == b""
+    client.granting[0](grant)
+    assert bytes(client.out) == failed(text)
+    assert (client.closed, client.calls) == (True, [("authenticate", b"secret")])
+
+
+def test_auth_is_said_once() -> None:
+    client = Client(AUTH_LIMITS)
+    assert client.send(SECRET, SECRET) == GRANTED + failed("E_INVALID AUTH already set")
+    assert client.closed
+
+
+# TLS and compression
+
+
+ASK = b'{"feature_negotiation":true,"tls_v1":true,"deflate":true}'
+TLS_LIMITS = NsqLimits(tls_v1=True)
+
+
+def test_layers_are_laid_one_by_one_each_with_its_ok() -> None:
+    client = Client(TLS_LIMITS, late="upgrade publish")
+    client.send(pub(b"t", b"x"), b"IDENTIFY\n", sized(ASK), b"hello of TLS")
+    assert client.calls == [("publish", "t", [b"x"], 0)]
+    back = client.tell("publish")
+    assert back.startswith(OK + b"\0\0")
+    assert b'"tls_v1":true,"deflate":true,"deflate_level":6' in back
+    assert client.calls[1:] == [("upgrade", "tls", b"hello of TLS")]
+    assert client.session.reading
+    assert client.send(b"deflated") == b""
+    assert client.tell("upgrade") == OK
+    assert client.calls[2:] == [("upgrade", "deflate", b"deflated")]
+    assert client.tell("upgrade") == OK
+    assert client.session.wrapped == ("tls", "deflate")
+    assert client.send(b"NOP\n", pub(b"t", b"y")) == b""
+    assert client.calls[3:] == [("publish", "t", [b"y"], 0)]
+    assert client.tell("publish") == OK
+
+
+def test_layers_that_are_there_at_once() -> None:
+    client = Client(TLS_LIMITS)
+    back = client.send(b"IDENTIFY\n", sized(ASK), b"packed")
+    assert back.endswith(OK + OK)
+    assert client.calls == [("upgrade", "tls", b"packed"), ("upgrade", "deflate", b"")]
+    assert client.send(b"IDENTIFY\n") == failed("E_INVALID cannot IDENTIFY in current state")
+
+
+def test_a_handshake_that_fails() -> None:
+    client = Client(TLS_LIMITS)
+    client.why["upgrade"] = "no certificate"
+    assert client.send(b"IDENTIFY\n", sized(ASK)).endswith(failed("E_IDENTIFY_FAILED IDENTIFY failed no certificate"))
+    assert (client.closed, len(client.calls)) == (True, 1)
+
+
+def test_a_client_that_leaves_within_the_handshake() -> None:
+    client = Client(TLS_LIMITS, late="upgrade")
+    client.send(b"IDENTIFY\n", sized(ASK))
+    client.session.on_eof()
+    assert client.closed
+    assert client.tell("upgrade") == b""
+    assert len(client.calls) == 1
+
+
+def test_a_handshake_is_neither_waited_for_nor_disturbed_for_ever() -> None:
+    client = Client(TLS_LIMITS, late="upgrade")
+    client.send(b"IDENTIFY\n", sized(ASK))
+    assert client.at(30_000) == b""
+    assert client.at(59_999) == b""
+    assert not client.closed
+    assert client.at(60_000) == b""
+    assert client.closed
+
+
+@pytest.mark.parametrize("name", [b"NOP", b"PUB", b"WHAT", b""])
+def test_where_tls_is_required_all_else_waits_for_it(name: bytes) -> None:
+    limits = NsqLimits(tls_v1=True, tls_required=True)
+    client = Client(limits)
+    assert client.send(name + b"\n") == failed(b"E_INVALID cannot " + name + b" in current state (TLS required)")
+    assert client.closed
+    client = Client(limits)
+    client.send(b"IDENTIFY\n", sized(ASK))
+    assert client.send(pub(b"t", b"x")) == OK
+
+
+@pytest.mark.parametrize("verb", ["authenticate", "permitted", "upgrade"])
+def test_what_is_answered_to_a_client_that_is_gone(verb: str) -> None:
+    client = Client(NsqLimits(auth_required=True, tls_v1=True), late=verb)
+    client.send(b"IDENTIFY\n", sized(ASK), SECRET, SUB)
+    client.out.clear()
+    calls = len(client.calls)
+    client.session.on_closed()
+    if verb == "authenticate":
+        client.granting[0](Grant())
+    else:
+        client.tell(verb)
+    assert (bytes(client.out), client.closed, len(client.calls)) == (b"", False, calls)
+    assert client.session.authorized is None or verb != "authenticate"
