@@ -111,6 +111,7 @@ class Subscription:
         self.session.on_refused = self._on_refused
         self.engine = ConsumerEngine(Address(url, True), topic, channel, self.session, None, {})
         self.engine.on_void = self._void
+        self.engine.link.busy = lambda: not self._open  # a channel that is deleted under us is not made again: its consumers are told
         self.held: dict[bytes, Handed] = {}
         self.messages = self.finishes = self.requeues = 0
         self.paused = False  # the client does not read: hand out nothing

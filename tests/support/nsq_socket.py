@@ -1,0 +1,88 @@
+"""A client of NSQ's TCP protocol on a real socket, written by hand: what it sends and gets is bytes, so that nothing is smoothed over."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+
+class Message(NamedTuple):
+    id: bytes
+    attempts: int
+    timestamp_ns: int
+    body: bytes
+
+
+class NsqSocket:
+    """Blocking, with a time-out. `place`: a port of this machine, or the path of a unix socket."""
+
+    def __init__(self, place: int | str, timeout_s: float = 10.0) -> None:
+        if isinstance(place, int):
+            self.socket = socket.create_connection(("127.0.0.1", place), timeout=timeout_s)
+        else:
+            self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self.socket.settimeout(timeout_s)
+            self.socket.connect(place)
+        self._got = b""
+        self.socket.sendall(b"  V2")
+
+    def send(self, line: str, body: bytes | None = None) -> None:
+        self.socket.sendall(f"{line}\n".encode() + (b"" if body is None else struct.pack(">i", len(body)) + body))
+
+    def frame(self) -> tuple[int, bytes]:
+        """The next one that is no heartbeat; `EOFError` at the end."""
+        while True:
+            size, kind = struct.unpack(">ii", self._read(8))
+            data = self._read(size - 4)
+            if (kind, data) != (0, b"_heartbeat_"):
+                return kind, data
+            self.send("NOP")
+
+    def ask(self, line: str, body: bytes | None = None) -> str:
+        """A command that is answered; "E_..." where that is an error."""
+        self.send(line, body)
+        return self.frame()[1].decode()
+
+    def identify(self, **asked: Any) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(self.ask("IDENTIFY", json.dumps({"feature_negotiation": True} | asked).encode()))
+        return answer
+
+    def mpub(self, topic: str, *bodies: bytes) -> str:
+        packed = struct.pack(">i", len(bodies)) + b"".join(struct.pack(">i", len(body)) + body for body in bodies)
+        return self.ask(f"MPUB {topic}", packed)
+
+    def subscribe(self, topic: str, channel: str, ready: int = 0) -> Self:
+        assert self.ask(f"SUB {topic} {channel}") == "OK"
+        if ready:
+            self.send(f"RDY {ready}")
+        return self
+
+    def message(self) -> Message:
+        kind, data = self.frame()
+        assert kind == 2, data
+        timestamp_ns, attempts = struct.unpack(">qH", data[:10])
+        return Message(data[10:26], attempts, timestamp_ns, data[26:])
+
+    def answer(self, command: str, message: Message, *more: object) -> None:
+        self.send(" ".join([command, message.id.decode(), *map(str, more)]))
+
+    def _read(self, count: int) -> bytes:
+        while len(self._got) < count:
+            came = self.socket.recv(65536)
+            if not came:
+                raise EOFError
+            self._got += came
+        found, self._got = self._got[:count], self._got[count:]
+        return found
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
