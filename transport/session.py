@@ -315,17 +315,19 @@ class ProducerSession:
         self.window_bytes = 0
 
     def _take_back(self) -> None:
-        """What was sent after the refused number cannot be stored under this id: it loses its number and waits."""
+        """What was sent after the refused number cannot be stored under this id: it loses its number and waits.
+
+        So does all that waits already: numbers go out in order, so what has one there has a higher one.
+        """
         later = [parcel for sequence, parcel in self.window.items() if sequence > self._cut]
         for parcel in later:
             del self.window[parcel.sequence]
             self.window_bytes -= parcel.length
             self.queue_bytes += parcel.length
-        again = [parcel for parcel in self.queue if 0 <= parcel.sequence < self._cut]
-        rest = [parcel for parcel in self.queue if not 0 <= parcel.sequence < self._cut]
-        for parcel in (*later, *rest):
+        assert all(parcel.sequence < 0 or parcel.sequence > self._cut for parcel in self.queue)
+        self.queue.extendleft(reversed(later))
+        for parcel in self.queue:
             parcel.sequence = -1
-        self.queue = deque([*again, *later, *rest])
 
     def _give_up(self, word: Unstored) -> None:
         """A topic that is closed would refuse what waits one by one, a link each: all of it fails now.

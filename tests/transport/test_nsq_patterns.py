@@ -76,6 +76,11 @@ def test_sizes() -> None:
     assert Pattern("(" * DEPTH_MAX + "a" + ")" * DEPTH_MAX).matches("a")
     with pytest.raises(BadPattern, match="groups"):
         Pattern("(" * (DEPTH_MAX + 1) + "a" + ")" * (DEPTH_MAX + 1))
+    assert Pattern("(a{500}){2}").matches("a" * STEPS_MAX)
+    with pytest.raises(BadPattern, match=f"{STEPS_MAX} steps"):
+        Pattern("(a{500}){2}aa")
+    with pytest.raises(BadPattern, match="cannot be counted"):
+        Pattern(f"a{{{STEPS_MAX + 1},}}")
     for text in ("(a{1000}){1000}", "((a{99}){99}){99}", "((((){1000}){1000}){1000}){1000}", "(((){0,1000}){1000}){1000}"):
         with pytest.raises(BadPattern, match=f"{STEPS_MAX} steps"):
             Pattern(text)

@@ -224,6 +224,19 @@ def test_a_refused_block_with_later_ones_settles_under_a_new_id() -> None:
     assert second.error is not None
 
 
+def test_what_waits_to_be_sent_again_behind_a_refused_block_waits_once() -> None:
+    session = opened()
+    parcels = send(session, 4)
+    session.lost()
+    session.begin(1000)
+    session.on_welcome(Welcome(2, 0, CREDIT, 1000))
+    assert [session.take(), session.take(), session.take()] == parcels[:3]
+    assert session.on_unstored(Unstored(1, 1, E_DISK_FULL, "full")) is Reaction.NOTHING
+    assert list(session.queue) == parcels[2:], "each once, without the number it had"
+    assert [parcel.sequence for parcel in parcels[2:]] == [-1, -1]
+    assert session.on_stored(Stored(((0, 0),))) is Reaction.RENEW
+
+
 def test_a_block_sent_twice_gives_its_number_to_nobody() -> None:
     session = opened()
     send(session, 1)
