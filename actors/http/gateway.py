@@ -99,7 +99,8 @@ class HttpGateway(AsyncActor):
 
     async def on_begin(self) -> dict[str, Any]:
         options: HttpOptions = self.settings["options"]
-        self._limits: HttpLimits = self.settings.get("limits") or HttpLimits()
+        delay_ms_max = (options.nsq or NsqOptions()).max_req_timeout_ms
+        self._limits: HttpLimits = self.settings.get("limits") or HttpLimits(max_req_timeout_ms=delay_ms_max)
         sock = open_listener(options.listen)
         host, port = sock.getsockname()[:2]
         url = os.path.dirname(self.settings["supervisor"])

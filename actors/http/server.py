@@ -10,10 +10,11 @@ not read what it asked for, loses its connection. One timer looks at all of them
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 from email.utils import formatdate
-from typing import Any, Final
+from typing import Final
 
 import h11
 from starlette.types import ASGIApp
@@ -25,6 +26,7 @@ from .limits import HttpLimits
 from .responses import JSON
 
 SWEEP_S: Final = 1.0
+LAST_WORDS_S: Final = 0.5  # at the end, for answers that are written and not yet taken
 BACKLOG: Final = 512
 _INVALID: Final = b'{"message":"INVALID_REQUEST"}'
 
@@ -47,6 +49,10 @@ class BoundedProtocol(H11Protocol):
             return
         self._head_since_s = self.loop.time()
         self._server.wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._server.left()
 
     def data_received(self, data: bytes) -> None:
         if self._head_since_s is None and not self.at_work:
@@ -117,6 +123,7 @@ class HttpServer:
         self._loop = asyncio.get_running_loop()
         self._listener: asyncio.Server | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._empty = asyncio.Event()
 
     async def listen(self, sock: socket.socket) -> None:
         self._listener = await self._loop.create_server(lambda: BoundedProtocol(self), sock=sock, backlog=BACKLOG)
@@ -129,6 +136,10 @@ class HttpServer:
         """There is a connection to look after."""
         if self._timer is None:
             self._sweep()
+
+    def left(self) -> None:
+        if not self.state.connections:
+            self._empty.set()
 
     def _sweep(self) -> None:
         now_s = self._loop.time()
@@ -143,12 +154,21 @@ class HttpServer:
             self._listener.close()
         for connection in self.connections:
             connection.shutdown()
-        tasks: set[asyncio.Task[Any]] = set(self.state.tasks)
-        if tasks:
+        if tasks := set(self.state.tasks):
             await asyncio.wait(tasks, timeout=timeout_s)
-        for task in set(self.state.tasks):
+        for task in self.state.tasks:
             task.cancel()
         for connection in self.connections:
-            connection.transport.close()
+            connection.transport.close()  # when what was written is out,
+        await self._all_gone(LAST_WORDS_S)
+        for connection in self.connections:
+            connection.transport.abort()  # or not
+        await self._all_gone(LAST_WORDS_S)
         if self._timer is not None:
             self._timer.cancel()
+
+    async def _all_gone(self, timeout_s: float) -> None:
+        self._empty.clear()
+        if self.state.connections:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._empty.wait(), timeout_s)
