@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from zsq.storage.errors import Damaged
 from zsq.storage.faulty_files import keep_none
-from zsq.storage.log_format import chunk_name
+from zsq.storage.log_format import CHUNK_HEADER_BYTES, chunk_name, decode_chunk_header, encode_chunk_header
 
 if TYPE_CHECKING:
     from tests.storage.conftest import Desk
@@ -139,6 +140,24 @@ def test_a_bad_footer_of_an_adopted_chunk(grouped: Desk) -> None:
     grouped.open()
     assert everything(grouped).items() <= good.items()
     assert grouped.log.end == 26
+
+
+@pytest.mark.parametrize("whose", ["stage", "topic"])
+def test_a_sealed_file_that_was_exchanged_is_refused(group_desk: Desk, whose: str) -> None:
+    """By one of its size: readers would miss what was acknowledged, or be shown another topic's messages."""
+    c, d = group_desk.stage("c", 1, blocks=4), group_desk.stage("d", 1, blocks=4)
+    group_desk.seal(c, d)
+    path, other = (Path(part.path(part.files[0])) for part in map(group_desk.staging.part, (c, d)))
+    right = path.read_bytes()
+    header = decode_chunk_header(right[:CHUNK_HEADER_BYTES])
+    foreign = encode_chunk_header(header._replace(uuid=bytes(16))) + right[CHUNK_HEADER_BYTES:]
+    path.write_bytes(other.read_bytes() if whose == "stage" else foreign)
+    with pytest.raises(Damaged, match="not what was sealed"):
+        group_desk.commit(1, c, d)
+    path.write_bytes(right)
+    group_desk.commit(1, c, d)
+    assert len(group_desk.read_all()) == 8
+    group_desk.check()
 
 
 def test_the_file_of_an_unfinished_commit_is_gone(group_desk: Desk) -> None:

@@ -178,3 +178,21 @@ def test_a_footer_whose_sync_failed_is_written_again(tmp_path: Path, group_desk:
         other.check()
         other.abandon()
     assert number > 3
+
+
+@pytest.mark.parametrize("loss", [keep_all, keep_none])
+def test_the_longer_end_of_a_commit_that_was_refused_is_cut_off(group_desk: Desk, loss: Choose) -> None:
+    """The next one may be of fewer stages: its mark is shorter, and nothing may follow the footer behind it."""
+    keys = prepared(group_desk, adopt=True)
+    group_desk.files.fail["rename"] = {group_desk.files._calls.get("rename", 0) + 1: errno.ENOSPC}
+    with pytest.raises(DiskFull):
+        group_desk.commit(1, *keys)
+    group_desk.files.fail.clear()
+    group_desk.commit(1, keys[-1])
+    group_desk.sealed = {keys[-1]: group_desk.sealed[keys[-1]]}  # the others went with their version
+    assert group_desk.crash(loss).report.alarms == []
+    group_desk.check()
+    group_desk.publish()
+    group_desk.sync()
+    assert group_desk.restart().report.alarms == []
+    group_desk.check()
