@@ -1,0 +1,254 @@
+"""Tells nsqlookupds which topics and channels are here, so that NSQ's clients and nsqadmin find this node among others.
+
+A connection to each, made again when it ends, with pauses that grow to the 15 s after which nsqd tries again. A new connection says
+everything anew; nothing is kept for one that is away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final, cast
+
+from ...transport.errors import E_BAD_ARGUMENT, UsageError
+from ...transport.nsq.lookup import (
+    LookupFailed,
+    LookupSession,
+    Node,
+    Registration,
+    is_name,
+    is_port,
+    parse_channels,
+    registrations,
+)
+from .asking import NotAnswered, Way, ask, joined, parse_url
+
+log = logging.getLogger("zsq")
+
+CONNECT_S: Final = 2.0
+PAUSE_S: Final = 0.5  # before the first new try
+PAUSE_S_MAX: Final = 15.0
+STEADY_S: Final = 30.0  # a connection that lasted so long begins with short pauses again
+CHANNELS_S: Final = 5.0  # for the channels of a topic, from all together: somebody waits for the topic
+ASKED_MAX: Final = 16  # questions for channels at a time
+REFUSED_MAX: Final = 1000  # registrations that one nsqlookupd does not want
+
+
+class Registrar:
+    """One for a node; all of it in one event loop. `addresses`: HOST:PORT each, of nsqlookupd's TCP side."""
+
+    def __init__(self, addresses: Sequence[str], node: Node, *, pause_s: float = PAUSE_S) -> None:
+        self._lookupds = [_Lookupd(address, node, pause_s) for address in dict.fromkeys(addresses)]
+        self._topics: Mapping[str, Collection[str]] = {}
+        self._slots = asyncio.Semaphore(ASKED_MAX)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        self._tasks = [asyncio.get_running_loop().create_task(one.run()) for one in self._lookupds]
+
+    def update(self, topics: Mapping[str, Collection[str]]) -> None:
+        """What is here now, all of it; only what changed is told. Names that NSQ does not have stay untold."""
+        wanted = registrations(topics)
+        for lookupd in self._lookupds:
+            lookupd.want(wanted)
+
+    async def channels_of(self, topic: str) -> list[str]:
+        """The channels that the topic has on other nodes, so that a new one misses none of its messages here.
+
+        Never fails: who does not answer within CHANNELS_S does not count, as in nsqd, which then logs it too.
+        """
+        if not is_name(topic):
+            return []
+        asking = [asyncio.ensure_future(self._ask(lookupd, topic)) for lookupd in self._lookupds]
+        if not asking:
+            return []
+        done, late = await asyncio.wait(asking, timeout=CHANNELS_S)
+        for task in late:
+            task.cancel()
+        if late:
+            log.warning("the channels of %s were asked for at nsqlookupd, and %d did not say within %g s", topic, len(late), CHANNELS_S)
+        return sorted({name for task in done for name in task.result()})
+
+    async def close(self) -> None:
+        """Closes the connections; with them go the registrations."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def statistics(self) -> list[dict[str, Any]]:
+        return [one.statistics() for one in self._lookupds]
+
+    async def _ask(self, lookupd: _Lookupd, topic: str) -> list[str]:
+        async with self._slots:
+            try:
+                return await lookupd.channels_of(topic)
+            except (NotAnswered, LookupFailed) as error:
+                log.warning("nsqlookupd %s does not say which channels %s has: %s", lookupd.address, topic, error)
+                return []
+
+
+class _Lookupd:
+    """One nsqlookupd: its connection, or the pause before the next."""
+
+    def __init__(self, address: str, node: Node, pause_s: float) -> None:
+        host, _, port = address.rpartition(":")
+        try:
+            url = parse_url(f"http://{address}")
+            if not host or not port.isdecimal() or url.path != "/" or address.endswith("/"):
+                raise UsageError(E_BAD_ARGUMENT, "")
+        except UsageError:
+            raise UsageError(E_BAD_ARGUMENT, f"lookupd-tcp-address {address[:200]!r} is not HOST:PORT") from None
+        self.address = address
+        self._host, self._port = url.host, url.port
+        self._node = node
+        self._pause_s = pause_s
+        self._wanted: frozenset[Registration] = frozenset()
+        self._refused: set[Registration] = set()
+        self._line: _Line | None = None
+        self._trouble = ""
+        self._tries = 0
+
+    def want(self, wanted: frozenset[Registration]) -> None:
+        if wanted == self._wanted:
+            return
+        self._refused &= wanted  # what went and comes again is tried again
+        self._wanted = wanted
+        if self._line is not None:
+            self._line.want(wanted - self._refused)
+
+    async def run(self) -> None:
+        pause = self._pause_s
+        while True:
+            began = time.monotonic()
+            self._tries += 1
+            try:
+                await self._connection()
+            except (LookupFailed, OSError, TimeoutError) as error:
+                self._note(str(error) or "no connection in time")
+            if time.monotonic() - began > STEADY_S:
+                pause = self._pause_s
+            await asyncio.sleep(pause * random.uniform(0.8, 1.2))
+            pause = min(pause * 2, PAUSE_S_MAX)
+
+    async def channels_of(self, topic: str) -> list[str]:
+        """Asks at the address that it gave of itself, as nsqd does, and where that leads nowhere at the one that we know it by."""
+        peer = self._line.session.peer if self._line is not None else {}
+        port = peer.get("http_port")
+        if self._line is None or not is_port(port):
+            raise LookupFailed("it is not connected" if self._line is None else "it has not said where its HTTP is")
+        failure = NotAnswered("it has no address")
+        for host in dict.fromkeys((peer.get("broadcast_address"), self._host)):
+            try:
+                url = parse_url(f"http://{joined(str(host), port)}/channels")._replace(port=port)
+                return parse_channels(await ask(url, {"topic": topic}, _WAY))
+            except UsageError:
+                continue  # it said something that is no address
+            except NotAnswered as error:
+                failure = error
+        raise failure
+
+    def statistics(self) -> dict[str, Any]:
+        session = self._line.session if self._line is not None else None
+        return {
+            "address": self.address,
+            "connected": session is not None and session.identified,
+            "settled": session is not None and session.settled,
+            "registered": session.registered if session is not None else 0,
+            "refused": len(self._refused),
+            "tries": self._tries,
+            "trouble": self._trouble,
+        }
+
+    async def _connection(self) -> None:
+        loop = asyncio.get_running_loop()
+        line = _Line(loop, self._node)
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                await loop.create_connection(lambda: line, self._host, self._port)
+            self._line = line
+            line.want(self._wanted - self._refused)
+            await line.identified
+            if self._trouble:
+                log.info("nsqlookupd %s is back", self.address)
+            self._trouble = ""
+            await line.over
+        finally:
+            self._line = None
+            line.close()
+            refused = line.session.refused
+            if refused is not None and len(self._refused) < REFUSED_MAX:
+                self._refused.add(refused)
+
+    def _note(self, trouble: str) -> None:
+        if not self._trouble:
+            log.warning("nsqlookupd %s: %s; tried again", self.address, trouble)
+        self._trouble = trouble
+
+
+_WAY: Final = Way(connect_s=CONNECT_S, request_s=CHANNELS_S)
+
+
+class _Line(asyncio.Protocol):
+    """A socket, a clock, and the session between them."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, node: Node) -> None:
+        self._loop = loop
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self.session = LookupSession(node, time.monotonic_ns())
+        self.identified: asyncio.Future[None] = loop.create_future()
+        self.over: asyncio.Future[None] = loop.create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's are no subclass of it
+        self._after()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self.session.receive(data, time.monotonic_ns())
+        except LookupFailed as error:
+            self._end(error)
+        else:
+            self._after()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end(exc if isinstance(exc, OSError) else LookupFailed("it closed the connection"))
+
+    def want(self, wanted: frozenset[Registration]) -> None:
+        self.session.want(wanted, time.monotonic_ns())
+        self._after()
+
+    def close(self) -> None:
+        self._end(LookupFailed("closed"))
+        for future in (self.identified, self.over):
+            if future.done() and not future.cancelled():
+                future.exception()  # whoever waits has it, or nobody does
+
+    def _after(self) -> None:
+        if self.over.done() or self._transport is None:
+            return
+        try:
+            due_ns = self.session.on_time(time.monotonic_ns())
+        except LookupFailed as error:
+            self._end(error)
+            return
+        out = self.session.take_out()
+        if out:
+            self._transport.write(out)
+        if self.session.identified and not self.identified.done():
+            self.identified.set_result(None)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(max(0.0, (due_ns - time.monotonic_ns()) / 1e9), self._after)
+
+    def _end(self, error: Exception) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        for future in (self.identified, self.over):
+            if not future.done():
+                future.set_exception(error)
+        if self._transport is not None:
+            self._transport.abort() if isinstance(error, LookupFailed) else self._transport.close()

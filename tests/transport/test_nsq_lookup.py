@@ -1,0 +1,210 @@
+"""nsqlookupd's protocol as a node speaks it: exact bytes, bounds, times, and its HTTP answers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zsq.transport.nsq.lookup import (
+    ANSWER_MAX,
+    ANSWER_NS,
+    NAMES_MAX,
+    PING_NS,
+    UNANSWERED_MAX,
+    LookupFailed,
+    LookupSession,
+    Node,
+    parse_channels,
+    parse_producers,
+    registrations,
+)
+
+NODE = Node("node.example.org", 4150, 4151, "node", "1.3.0-zsq", "eu", "b")
+PEER = b'{"broadcast_address": "lookup", "http_port": 4161, "tcp_port": 4160, "version": "1.3.0"}'
+
+
+def answer(data: bytes) -> bytes:
+    return len(data).to_bytes(4, "big") + data
+
+
+def identified(now_ns: int = 0) -> LookupSession:
+    session = LookupSession(NODE, now_ns)
+    session.take_out()
+    session.receive(answer(PEER), now_ns)
+    return session
+
+
+def test_the_first_words() -> None:
+    session = LookupSession(NODE, 0)
+    session.want(frozenset({("t", "")}), 0)
+    out = session.take_out()
+    assert out.startswith(b"  V1IDENTIFY\n")
+    size, body = int.from_bytes(out[13:17], "big"), out[17:]
+    assert size == len(body)
+    assert json.loads(body) == {
+        "broadcast_address": "node.example.org",
+        "hostname": "node",
+        "tcp_port": 4150,
+        "http_port": 4151,
+        "version": "1.3.0-zsq",
+        "topology_region": "eu",
+        "topology_zone": "b",
+    }
+    assert not session.identified
+    session.receive(answer(PEER)[:30], 0)
+    assert session.take_out() == b""  # nothing before it knows us
+    session.receive(answer(PEER)[30:], 0)
+    assert session.identified
+    assert session.peer["http_port"] == 4161
+    assert session.take_out() == b"REGISTER t\n"
+    assert not session.settled
+    session.receive(answer(b"OK"), 0)
+    assert session.settled
+
+
+def test_an_old_lookupd_says_only_ok() -> None:
+    session = LookupSession(NODE, 0)
+    session.receive(answer(b"OK"), 0)
+    assert session.identified
+    assert session.peer == {}
+
+
+def test_the_difference_is_said() -> None:
+    session = identified()
+    session.want(registrations({"b": ["y", "x"], "a": []}), 0)
+    assert session.take_out() == b"REGISTER a\nREGISTER b\nREGISTER b x\nREGISTER b y\n"
+    session.want(registrations({"a": ["z"]}), 0)
+    assert session.take_out() == b"UNREGISTER b y\nUNREGISTER b x\nUNREGISTER b\nREGISTER a z\n"
+    session.want(registrations({"a": ["z"]}), 0)
+    assert session.take_out() == b""
+    session.receive(answer(b"OK") * 8, 0)
+    assert session.settled
+    assert session.registered == 2
+
+
+def test_what_comes_and_goes_while_there_is_no_room_is_not_said() -> None:
+    session = identified()
+    session.want(registrations({f"t{number:04}": [] for number in range(1000)}), 0)
+    assert session.take_out().count(b"\n") == UNANSWERED_MAX
+    session.want(frozenset(), 0)
+    assert session.take_out() == b""
+    session.receive(answer(b"OK") * 10, 0)
+    assert session.take_out().count(b"\n") == 10
+    session.receive(answer(b"OK") * UNANSWERED_MAX, 0)
+    assert session.take_out().count(b"UNREGISTER") == UNANSWERED_MAX - 10
+    session.receive(answer(b"OK") * (UNANSWERED_MAX - 10), 0)
+    assert session.settled
+    assert session.registered == 0
+
+
+@given(steps=st.lists(st.dictionaries(st.sampled_from("abc"), st.lists(st.sampled_from("xyz"), max_size=3), max_size=3), max_size=6))
+def test_a_lookupd_always_ends_with_what_is_wanted(steps: list[dict[str, list[str]]]) -> None:
+    """As nsqlookupd takes it: a channel brings its topic along, and a topic takes its channels."""
+    session, here = identified(), set[tuple[str, str]]()
+    for step in [*steps, steps[-1] if steps else {}]:
+        session.want(registrations(step), 0)
+        for line in session.take_out().decode().splitlines():
+            command, topic, *channel = line.split(" ")
+            if command == "REGISTER":
+                here |= {(topic, ""), (topic, "".join(channel))}
+            elif channel:
+                here.discard((topic, channel[0]))
+            else:
+                here = {one for one in here if one[0] != topic}
+            session.receive(answer(b"OK"), 0)
+        assert here == registrations(step)
+        assert session.settled
+
+
+def test_pings() -> None:
+    session = identified()
+    assert session.on_time(0) == PING_NS
+    assert session.on_time(PING_NS - 1) == PING_NS
+    assert session.take_out() == b""
+    assert session.on_time(PING_NS) == PING_NS + ANSWER_NS
+    assert session.take_out() == b"PING\n"
+    session.receive(answer(b"OK"), PING_NS + 5)
+    assert session.on_time(PING_NS + 5) == 2 * PING_NS
+
+
+def test_silence_is_an_end() -> None:
+    session = LookupSession(NODE, 100)
+    assert session.on_time(100) == 100 + ANSWER_NS
+    with pytest.raises(LookupFailed, match="did not answer within 5 s"):
+        session.on_time(100 + ANSWER_NS)
+    session = identified()
+    session.want(registrations({"a": [], "b": []}), 1000)
+    session.receive(answer(b"OK"), 2000)  # each answer gives time for the next
+    session.on_time(1999 + ANSWER_NS)
+    with pytest.raises(LookupFailed, match="did not answer"):
+        session.on_time(2000 + ANSWER_NS)
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (answer(b"E_BAD_TOPIC REGISTER topic name 't' is not valid"), r"refused t c: .E_BAD_TOPIC"),
+        (answer(b"NO"), "answered 'NO'"),
+        (answer(b"OK") * 2, "what nobody asked"),
+        ((ANSWER_MAX + 1).to_bytes(4, "big"), "answered with 65537 bytes"),
+        (b"HTTP/1.1 400", "answered with"),
+        (b"\xff\xff\xff\xff", "answered with"),
+    ],
+)
+def test_nonsense(data: bytes, text: str) -> None:
+    session = identified()
+    session.want(frozenset({("t", "c")}), 0)
+    with pytest.raises(LookupFailed, match=text):
+        session.receive(data, 0)
+    assert session.refused == (("t", "c") if b"E_" in data else None)
+
+
+def test_it_does_not_want_this_node() -> None:
+    session = LookupSession(NODE, 0)
+    with pytest.raises(LookupFailed, match="refused this node: 'E_BAD_BODY IDENTIFY missing fields'"):
+        session.receive(answer(b"E_BAD_BODY IDENTIFY missing fields"), 0)
+    for data in (b"[]", b"{", b"[" * 60_000):
+        with pytest.raises(LookupFailed):
+            LookupSession(NODE, 0).receive(answer(data), 0)
+
+
+@given(data=st.binary(max_size=300))
+def test_garbage_fails_or_waits(data: bytes) -> None:
+    session = LookupSession(NODE, 0)
+    try:
+        session.receive(data, 0)
+    except LookupFailed:
+        return
+    assert len(session._buffer) <= len(data)
+
+
+def test_channels() -> None:
+    body = json.dumps({"channels": ["b", "a", "b", "tail#ephemeral", "bad name", 5, None, "x" * 65, "two\nlines"]}).encode()
+    assert parse_channels(body) == ["a", "b"]
+    assert parse_channels(b'{"channels": []}') == []
+    assert len(parse_channels(json.dumps({"channels": [f"c{number}" for number in range(NAMES_MAX + 5)]}).encode())) == NAMES_MAX
+    for wrong in (b"", b"[]", b"{}", b'{"channels": {"a": 1}}', b"[" * 100_000):
+        with pytest.raises(LookupFailed):
+            parse_channels(wrong)
+
+
+def test_producers() -> None:
+    good = {**NODE.as_json(), "remote_address": "10.0.0.1:5", "tombstones": []}
+    bad: list[Any] = [
+        5,
+        {},
+        {**good, "tcp_port": "4150"},
+        {**good, "tcp_port": 0},
+        {**good, "broadcast_address": ""},
+        {**good, "hostname": 5},
+    ]
+    assert parse_producers(json.dumps({"channels": [], "producers": [*bad, good]}).encode()) == [NODE]
+    bare = {"broadcast_address": "h", "tcp_port": 1, "http_port": 2}
+    assert parse_producers(json.dumps({"producers": [bare]}).encode()) == [Node("h", 1, 2, "", "")]
+    assert parse_producers(b'{"producers": null}') == []
+    with pytest.raises(LookupFailed):
+        parse_producers(b"no")

@@ -1,0 +1,222 @@
+"""nsqlookupd's TCP protocol from the side of a node that is to be found, and its HTTP answers. Pure.
+
+A node says `  V1`, then IDENTIFY with its addresses as JSON behind a length of four bytes, then `REGISTER topic [channel]` for each that
+it has, `UNREGISTER` for each that goes, and PING every 15 s. Each is answered by a length of four bytes and `OK`, JSON, or an error as
+`E_CODE text`, after which nsqlookupd closes the connection. A connection that ends takes all that it registered along.
+
+There is no queue of commands that could grow: `wanted` is compared with what was said on this connection, and the difference is sent as
+answers make room for it. A topic that comes and goes while nobody reads costs nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeGuard
+
+from ..names import NAME_CHARS_MAX, is_ephemeral
+
+MAGIC: Final = b"  V1"
+PING_NS: Final = 15_000_000_000
+ANSWER_NS: Final = 5_000_000_000  # for one answer; nsqd gives 1 s, but asks one thing at a time
+UNANSWERED_MAX: Final = 64  # commands that are on their way
+ANSWER_MAX: Final = 65_536  # bytes; the longest is the JSON of IDENTIFY
+NAMES_MAX: Final = 10_000  # of one HTTP answer; more are left out
+
+_NAME: Final = re.compile(r"[.a-zA-Z0-9_-]+(#ephemeral)?", re.ASCII)
+_PING: Final = b"PING\n"
+_REGISTER: Final = b"REGISTER"
+_UNREGISTER: Final = b"UNREGISTER"
+
+Registration = tuple[str, str]  # a topic, and a channel of it or ""
+
+
+class LookupFailed(Exception):
+    """nsqlookupd said what it may not, or said no; the connection is of no use any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node as lookup knows it: what IDENTIFY tells, and what clients are told of it."""
+
+    broadcast_address: str
+    tcp_port: int
+    http_port: int
+    hostname: str
+    version: str
+    topology_region: str = ""
+    topology_zone: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "broadcast_address": self.broadcast_address,
+            "hostname": self.hostname,
+            "tcp_port": self.tcp_port,
+            "http_port": self.http_port,
+            "version": self.version,
+            "topology_region": self.topology_region,
+            "topology_zone": self.topology_zone,
+        }
+
+
+def registrations(topics: Mapping[str, Collection[str]]) -> frozenset[Registration]:
+    """Of the topics and channels of a node: those whose names nsqlookupd takes."""
+    named = {topic: [channel for channel in channels if is_name(channel)] for topic, channels in topics.items() if is_name(topic)}
+    return frozenset((topic, channel) for topic, channels in named.items() for channel in ("", *channels))
+
+
+def is_name(name: object) -> bool:
+    return isinstance(name, str) and len(name) <= NAME_CHARS_MAX and _NAME.fullmatch(name) is not None
+
+
+class LookupSession:
+    """One connection. Bytes to write are in `take_out`, after each call; `LookupFailed` ends it."""
+
+    def __init__(self, node: Node, now_ns: int) -> None:
+        body = json.dumps(node.as_json()).encode()
+        self._out = [MAGIC + b"IDENTIFY\n" + len(body).to_bytes(4, "big") + body]
+        self._buffer = b""
+        self._unanswered: deque[Registration | None] = deque([None])  # None: IDENTIFY or PING
+        self._answer_due_ns = now_ns + ANSWER_NS
+        self._ping_ns = now_ns + PING_NS
+        self._wanted: frozenset[Registration] = frozenset()
+        self._said: set[Registration] = set()
+        self._plan: deque[tuple[bytes, Registration]] = deque()
+        self._refused: Registration | None = None
+        self.identified = False
+        self.peer: dict[str, Any] = {}  # what it said of itself
+
+    @property
+    def registered(self) -> int:
+        return len(self._said)
+
+    @property
+    def settled(self) -> bool:
+        """Everything is said, and answered."""
+        return self.identified and not self._unanswered and self._said == self._wanted
+
+    @property
+    def refused(self) -> Registration | None:
+        """What the error was about that ended this connection: not to be said again on the next."""
+        return self._refused
+
+    def want(self, wanted: frozenset[Registration], now_ns: int) -> None:
+        """The channels of a topic go before it, and come after it: to unregister a topic takes its channels along."""
+        self._wanted = wanted
+        gone, new = sorted(self._said - wanted, reverse=True), sorted(wanted - self._said)
+        self._plan = deque([(_UNREGISTER, one) for one in gone] + [(_REGISTER, one) for one in new])
+        self._say(now_ns)
+
+    def take_out(self) -> bytes:
+        out, self._out = b"".join(self._out), []
+        return out
+
+    def receive(self, data: bytes, now_ns: int) -> None:
+        buffer = self._buffer + data
+        at = 0
+        while len(buffer) - at >= 4:
+            size = int.from_bytes(buffer[at : at + 4], "big")
+            if size > ANSWER_MAX:
+                raise LookupFailed(f"it answered with {size} bytes, more than {ANSWER_MAX}")
+            if len(buffer) - at - 4 < size:
+                break
+            self._answer(buffer[at + 4 : at + 4 + size])
+            self._answer_due_ns = now_ns + ANSWER_NS
+            at += 4 + size
+        self._buffer = buffer[at:]
+        self._say(now_ns)
+
+    def on_time(self, now_ns: int) -> int:
+        """What is due is done; when something is due next."""
+        if self._unanswered and now_ns >= self._answer_due_ns:
+            raise LookupFailed(f"it did not answer within {ANSWER_NS / 1e9:g} s")
+        if now_ns >= self._ping_ns:
+            self._ping_ns = now_ns + PING_NS
+            if not self._unanswered:  # else it is about to show that it lives
+                self._send(_PING, None, now_ns)
+        return min(self._ping_ns, self._answer_due_ns) if self._unanswered else self._ping_ns
+
+    def _answer(self, answer: bytes) -> None:
+        if not self._unanswered:
+            raise LookupFailed(f"it answered what nobody asked: {_shown(answer)}")
+        about = self._unanswered.popleft()
+        if answer.startswith(b"E_"):
+            self._refused = about
+            raise LookupFailed(f"it refused {' '.join(about).strip() if about else 'this node'}: {_shown(answer)}")
+        if self.identified:
+            if answer != b"OK":
+                raise LookupFailed(f"it answered {_shown(answer)}")
+            return
+        self.peer = _object(answer) if answer != b"OK" else {}
+        self.identified = True
+
+    def _say(self, now_ns: int) -> None:
+        """As much of the plan as there is room for."""
+        while self.identified and self._plan and len(self._unanswered) < UNANSWERED_MAX:
+            command, about = self._plan.popleft()
+            if command == _REGISTER:
+                self._said.add(about)
+            else:
+                self._said.discard(about)
+            self._send(_line(command, about), about, now_ns)
+
+    def _send(self, line: bytes, about: Registration | None, now_ns: int) -> None:
+        if not self._unanswered:
+            self._answer_due_ns = now_ns + ANSWER_NS
+        self._unanswered.append(about)
+        self._out.append(line)
+
+
+def _line(command: bytes, about: Registration) -> bytes:
+    topic, channel = about
+    return b" ".join([command, topic.encode("ascii"), *([channel.encode("ascii")] if channel else [])]) + b"\n"
+
+
+def _shown(answer: bytes) -> str:
+    return repr(answer[:100].decode(errors="replace"))
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        said = json.loads(body)
+    except (ValueError, RecursionError):
+        raise LookupFailed(f"it answered with what is not JSON: {_shown(body)}") from None
+    if not isinstance(said, dict):
+        raise LookupFailed("it answered with JSON that is not an object")
+    return said
+
+
+# HTTP
+
+
+def parse_channels(body: bytes) -> list[str]:
+    """Of `/channels?topic=`: those that a new topic should have. Ephemeral ones come with their consumers, and are left out, as in nsqd."""
+    return [name for name in _names(_object(body).get("channels")) if not is_ephemeral(name)]
+
+
+def parse_producers(body: bytes) -> list[Node]:
+    """The nodes in the answer to `/lookup?topic=`; one that makes no sense is left out, the others count."""
+    said = _object(body).get("producers")
+    return [node for node in map(_node, said[:NAMES_MAX]) if node] if isinstance(said, list) else []
+
+
+def _names(said: Any) -> Iterable[str]:
+    if not isinstance(said, list):
+        raise LookupFailed("it answered without a list of channels")
+    return sorted({name for name in said[:NAMES_MAX] if is_name(name)})
+
+
+def _node(said: Any) -> Node | None:
+    if not isinstance(said, dict) or not all(is_port(said.get(port)) for port in ("tcp_port", "http_port")):
+        return None
+    texts = {name: said.get(name) or "" for name in ("broadcast_address", "hostname", "version", "topology_region", "topology_zone")}
+    if not texts["broadcast_address"] or not all(isinstance(text, str) and len(text) <= 255 for text in texts.values()):
+        return None
+    return Node(tcp_port=said["tcp_port"], http_port=said["http_port"], **texts)
+
+
+def is_port(said: object) -> TypeGuard[int]:
+    return type(said) is int and 0 < said < 65_536
