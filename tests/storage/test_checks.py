@@ -10,11 +10,12 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import lmdb
 import pytest
 from crc32c import crc32c
 from support.lmdb_calls import LmdbCall, LmdbCalls
 
-from zsq.storage import store
+from zsq.storage import delayed_format, store
 from zsq.storage.delayed import DelayedStore
 from zsq.storage.disk_queue_format import encode_record, looks_like_message, may_be_message, scan_records
 from zsq.storage.errors import Damaged, DiskFull, ForeignDirectory
@@ -37,7 +38,7 @@ from zsq.storage.space import SPACE_CHECK_BYTES, SPACE_CHECK_NS, Space
 from zsq.storage.state import StateStore
 from zsq.storage.state_rows import META, StateBatch, new_meta, unwrap_meta, wrap
 from zsq.storage.store import Identity
-from zsq.transport.codec import pack_value
+from zsq.transport.codec import pack_value, unpack_value
 
 SEED = 0xA1B2C3D4
 HEADER = ChunkHeader(1000, 1_700_000_000_000_000_000, SEED, bytes(range(16)))
@@ -100,6 +101,17 @@ def test_a_checkpoint_of_another_version_is_refused() -> None:
     assert unwrap_meta(wrap(META, pack_value(meta))) == meta
     with pytest.raises(ForeignDirectory):
         unwrap_meta(wrap(META, pack_value({**meta, "version": meta["version"] + 1})))
+
+
+def test_delayed_messages_of_another_version_are_refused(tmp_path: Path) -> None:
+    path = str(tmp_path / "delayed")
+    Files().make_folder(path)
+    DelayedStore(path, bytes(16), create=True).close()
+    with lmdb.open(path, lock=False) as env, env.begin(write=True) as txn:
+        meta = unpack_value(delayed_format.unwrap(delayed_format.META, bytes(txn.get(delayed_format.META, b""))))
+        txn.put(delayed_format.META, delayed_format.wrap(delayed_format.META, pack_value({**meta, "version": meta["version"] + 1})))
+    with pytest.raises(ForeignDirectory, match="use a newer zsq"):
+        DelayedStore(path, bytes(16))
 
 
 def snapshot(**changes: Any) -> bytes:

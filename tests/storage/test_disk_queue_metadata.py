@@ -108,3 +108,16 @@ def test_a_write_position_inside_a_message_cuts_nothing_off(tmp_path: Path) -> N
         with DiskQueue(folder, NAME) as queue:
             assert (folder / data_name(NAME, 0)).read_bytes() == data
             assert list(queue) == bodies
+
+
+def test_a_name_with_a_number_beyond_what_nsqd_counts_to_is_not_the_queues(tmp_path: Path) -> None:
+    """The metadata of a file behind it could not be read again."""
+    other = tmp_path / f"{NAME}.diskqueue.{'9' * 20}.dat"
+    other.write_bytes(b"somebody's")
+    for body in BODIES[:3]:
+        with DiskQueue(tmp_path, NAME) as queue:
+            queue.put(body)
+            assert not queue.report.notes
+    with DiskQueue(tmp_path, NAME) as queue:
+        assert list(queue) == BODIES[:3]
+    assert other.read_bytes() == b"somebody's"
