@@ -61,7 +61,7 @@ class Ring:
         """An append was written: `total` bytes of blocks from `first_offset` on, stored at `time_ns`."""
         if self._appends and self._appends[-1].next_offset != first_offset:
             self.clear()
-        if total > self._bytes_max or not blocks:
+        if not blocks:
             self.clear()
             return
         self._firsts.append(first_offset)
@@ -109,6 +109,4 @@ class Ring:
                     found.append(Block(wire_header(placed, _NO_CHUNK), block.payload, block.columns))
                     size += header.length
                 first = following
-            if size >= bytes_max:
-                break
         return found

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsq.storage.ring import BLOCK_COST, Ring
+from zsq.storage.ring import _COMPACT_AT, BLOCK_COST, Ring
 from zsq.transport.block import Block, pack
 
 if TYPE_CHECKING:
@@ -114,6 +114,25 @@ def test_bytes_are_bounded_and_freed_at_once() -> None:
     assert blocks[0] not in held
     ring.push(5, 6, [block(1)], 7, 251, 0)
     assert (ring.bytes, ring.read(4, 1, 6)) == (0, None), "what is larger than the ring is not kept, and makes a gap"
+
+
+def test_what_went_leaves_nothing_behind() -> None:
+    """Also where it is never empty, for months."""
+    ring = Ring(1000, SECOND)
+    for number in range(4 * _COMPACT_AT):
+        ring.push(number, number + 1, [block(1)], 0, 100, 0)
+    assert kept(ring) == (4 * _COMPACT_AT - 10, 4 * _COMPACT_AT)
+    assert len(ring._appends) == len(ring._firsts) <= _COMPACT_AT + 10
+
+
+def test_an_answer_keeps_to_its_bytes_within_an_append() -> None:
+    ring = Ring(1 << 20, SECOND)
+    blocks = [block(1, number) for number in range(9)]
+    ring.push(0, 9, blocks, 0, 9 * blocks[0].length, 0)
+    for count in range(1, 9):
+        found = ring.read(0, count * blocks[0].length, 9)
+        assert found is not None
+        assert len(found) == count
 
 
 def test_no_more_blocks_than_a_message_may_carry(ringed: Desk) -> None:
