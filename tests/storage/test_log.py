@@ -220,7 +220,6 @@ def test_many_chunks_few_open(desk: Desk) -> None:
     assert desk.check() == list(range(40))
     reader = desk.log._reader
     assert len(reader._sealed) <= OPEN_CHUNKS_MAX
-    assert len(reader._hints) <= HINTS_MAX
     assert len(desk.files._nodes) <= OPEN_CHUNKS_MAX + 1
     desk.restart()
     assert desk.check() == list(range(40))
@@ -272,3 +271,13 @@ def test_work_per_append_does_not_depend_on_messages(tmp_path: Path, desk: Desk)
         calls.append(number)
     assert calls[0] == calls[1]
     big.abandon()
+
+
+def test_of_places_where_readers_were_only_the_latest_are_remembered(desk: Desk) -> None:
+    """A reader at each block of a long topic, once."""
+    for _ in range(HINTS_MAX + 20):
+        desk.publish(count=1)
+    desk.sync()
+    for offset in range(desk.log.end):
+        assert desk.log.read(offset, 1, desk.log.synced_end)
+    assert len(desk.log.reader._hints) <= HINTS_MAX
