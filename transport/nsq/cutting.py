@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from array import array
 from functools import lru_cache
+from itertools import repeat
 from re import compile as regex
 from typing import Final
 
@@ -19,7 +20,7 @@ _CUT_MAX: Final = 1024  # messages that are cut by one format: formats are compi
 _int = struct.Struct(">i").unpack_from
 
 
-@lru_cache(256)
+@lru_cache(32)
 def _equal(size: int, count: int) -> struct.Struct:
     return struct.Struct(">" + f"i{size}s" * count)
 
@@ -40,6 +41,24 @@ def cut_equal(data: bytes, first: int, count: int, size_max: int) -> list[bytes]
             return None
         bodies += values[1::2]
     return bodies
+
+
+def cut_any(data: bytes, first: int, count: int, size_max: int) -> list[bytes] | None:
+    """The bodies of `count` messages if they are all there and good, else None: `Walk` then finds what is wrong, or waits."""
+    bodies: list[bytes] = []
+    append = bodies.append
+    at, last = first, len(data) - 4
+    for _ in repeat(None, count):
+        if at > last:
+            return None
+        size = _int(data, at)[0]
+        if not 0 < size <= size_max:
+            return None
+        at += 4
+        stop = at + size
+        append(data[at:stop])
+        at = stop
+    return bodies if at <= len(data) else None
 
 
 _FIN_CUTS: Final = {1 << bits: struct.Struct("4x16sx" * (1 << bits)) for bits in range(_CUT_MAX.bit_length())}
@@ -103,7 +122,7 @@ class Walk:
                 raise NsqError(E_BAD_MESSAGE, f"MPUB message too big {size} > {size_max}")
             at += 4 + size
             if at > stop_max:
-                raise too_big(at - self._first + 4, self._limits)
+                raise _too_big(at - self._first + 4, self._limits)
             if at > have:
                 return False
             stops.append(at)
@@ -117,5 +136,5 @@ class Walk:
         return "message body"
 
 
-def too_big(size: int, limits: NsqLimits) -> NsqError:
+def _too_big(size: int, limits: NsqLimits) -> NsqError:
     return NsqError(E_BAD_BODY, f"MPUB body too big {size} > {limits.max_body_size}")

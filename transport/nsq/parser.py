@@ -29,7 +29,7 @@ from typing import Final
 from ..errors import UsageError
 from ..names import check_name
 from .commands import Auth, Cls, Command, Dpub, Fins, Identify, Mpub, Nop, Pub, Rdy, Req, Sub, Touch
-from .cutting import FIN_BYTES, Walk, cut_equal, cut_fins, too_big
+from .cutting import FIN_BYTES, Walk, cut_any, cut_equal, cut_fins
 from .errors import E_BAD_BODY, E_BAD_CHANNEL, E_BAD_MESSAGE, E_BAD_TOPIC, E_INVALID, NsqError, quoted, shown
 from .limits import LINE_BYTES_MAX, NsqLimits
 from .wire import ID_BYTES
@@ -211,6 +211,13 @@ class Parser:
         if len(words) < 2:
             raise NsqError(E_INVALID, "PUB insufficient number of parameters")
         topic = _name(words[1]) or _refuse(E_BAD_TOPIC, "PUB topic", words[1])
+        data, start = self._data, after + 4
+        if len(data) >= start:  # the usual case, by itself: it is there and good
+            size = _int(data, after)[0]
+            stop = start + size
+            if 0 < size <= self._limits.max_msg_size and stop <= len(data):
+                self._at = stop
+                return Pub(topic, data[start:stop])
         body = self._message("PUB", after)
         return None if body is None else Pub(topic, body)
 
@@ -282,16 +289,17 @@ class Parser:
 
     def _messages(self, topic: str, first: int, count: int) -> Mpub | None:
         """The messages of an MPUB, the size of whose first is at `first`."""
-        data, base = self._data, self._at
+        data, base, limits = self._data, self._at, self._limits
         walk, self._walk = self._walk, None
-        bodies = cut_equal(data, first, count, self._limits.max_msg_size)
+        bodies = cut_equal(data, first, count, limits.max_msg_size)
+        if bodies is None and walk is None:
+            bodies = cut_any(data, first, count, limits.max_msg_size)
         if bodies is not None:
-            size = len(bodies[0]) * count
-            self._at = first + size + 4 * count
-            if self._at - first + 4 > self._limits.max_body_size:
-                raise too_big(self._at - first + 4, self._limits)
-            return Mpub(topic, bodies, size)
-        walk = walk or Walk(self._limits, first - base, count)
+            size = sum(map(len, bodies))
+            if size + 4 * count + 4 <= limits.max_body_size:
+                self._at = first + size + 4 * count
+                return Mpub(topic, bodies, size)
+        walk = walk or Walk(limits, first - base, count)
         if not walk.on(memoryview(data)[base:]):
             self._hold(0, E_BAD_MESSAGE, "MPUB", "")
             self._walk = walk
