@@ -1,4 +1,4 @@
-"""/config: what nsqd's options are here. Names and kinds are nsqd's; times are in ns, as Go writes a duration. Pure.
+"""/config: what nsqd's options are here. Names and kinds are nsqd's; times are in ns, as Go writes a duration.
 
 Only `log_level` and `nsqlookupd_tcp_addresses` can be changed while the broker runs, as with nsqd, and only where somebody takes the change
 up: an option that would be confirmed and then not followed is refused (INVALID_OPTION).

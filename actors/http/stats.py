@@ -4,8 +4,8 @@ Names, types and units are nsqd's, so that nsqadmin and nsq_stat show them. What
 
 What means something else here (docs/http.md tells it to people): `message_bytes` counts blocks, not bodies alone. A message published
 with a delay waits in its topic and belongs to every channel when it is due; nsqd has it in each channel's `deferred_count` from the start,
-and so it is shown here. `backend_depth` is the depth: all is on disk. Of `memory`, a Go runtime's figures, only what the processes use is
-known.
+and so it is shown here. `backend_depth` leaves out what a channel has in memory, though all is on disk. Of `memory`, a Go runtime's
+figures, only what the processes use is known.
 """
 
 from __future__ import annotations

@@ -135,14 +135,13 @@ class Site:
         self.broker = FakeBroker()
         self.app: Guard = make_app(self.broker, self.broker, node, nsq=nsq, limits=limits or HttpLimits(), **options)
         self.runner = asyncio.Runner()
+        self._client = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://site")
 
     def call(self, method: str, target: str, content: Any = b"", **more: Any) -> httpx.Response:
         return self.runner.run(self.acall(method, target, content, **more))
 
     async def acall(self, method: str, target: str, content: Any = b"", **more: Any) -> httpx.Response:
-        transport = httpx.ASGITransport(self.app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://site") as client:
-            return await client.request(method, target, content=content, **more)
+        return await self._client.request(method, target, content=content, **more)
 
     def get(self, target: str, **more: Any) -> httpx.Response:
         return self.call("GET", target, **more)
@@ -151,6 +150,7 @@ class Site:
         return self.call("POST", target, content, **more)
 
     def close(self) -> None:
+        self.runner.run(self._client.aclose())
         self.runner.close()
 
 

@@ -12,7 +12,8 @@ from zsq.actors.http.errors import ANSWERS
 
 METHODS = ("GET", "POST", "PUT", "HEAD", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "BREW")
 PATHS = (
-    "/ping", "/info", "/stats", "/pub", "/mpub", "/topic/create", "/topic/delete", "/topic/empty", "/topic/pause", "/topic/unpause",
+    "/pub", "/mpub", "/pub", "/mpub", "/pub", "/mpub", "/topic/create", "/channel/create", "/ping", "/info",
+    "/stats", "/topic/create", "/topic/delete", "/topic/empty", "/topic/pause", "/topic/unpause",
     "/topic/tombstone", "/channel/create", "/channel/delete", "/channel/empty", "/channel/pause", "/channel/unpause", "/config/log_level",
     "/config/nsqlookupd_tcp_addresses", "/config/max_msg_size", "/config/", "/lookup", "/topics", "/channels", "/nodes", "/metrics", "/",
     "/debug/pprof/", "/topic", "/PING", "//pub", "/%2e%2e/pub", "/ping/", "/config/a/b",

@@ -1,0 +1,232 @@
+"""The HTTP gateway of a real broker: publishing, commands, statistics, lookup, metrics, failure, and any request at all."""
+
+from __future__ import annotations
+
+import re
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families as parsed
+from support.broker import Broker, kill, wait_for
+from support.http_fuzz import Requests, check
+
+import zsq
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    one = Broker(tmp_path_factory.mktemp("http") / "data", nsq=True, http=True)
+    try:
+        yield one.start()
+    finally:
+        one.close()
+
+
+@pytest.fixture
+def client(node: Broker) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=f"http://127.0.0.1:{node.http}", timeout=30) as one:
+        yield one
+
+
+def ok(answer: httpx.Response, said: str = "") -> None:
+    assert (answer.status_code, answer.text) == (200, said)
+
+
+def topic_of(client: httpx.Client, topic: str, channel: str = "") -> dict[str, Any]:
+    (row,) = client.get("/stats", params={"format": "json", "topic": topic, "channel": channel}).json()["topics"]
+    return dict(row)
+
+
+def received(node: Broker, topic: str, count: int) -> list[bytes]:
+    with zsq.Consumer(node.ipc, topic, "c") as consumer:
+        found = []
+        for _ in range(count):
+            message = consumer.receive(20)
+            assert message is not None
+            found.append(message.body)
+            message.finish()
+        return found
+
+
+def test_what_is_published_is_consumed(node: Broker, client: httpx.Client) -> None:
+    ok(client.post("/topic/create?topic=pub"))
+    ok(client.post("/channel/create?topic=pub&channel=c"))
+    ok(client.post("/pub?topic=pub", content=b"one"), "OK")
+    ok(client.post("/mpub?topic=pub", content=b"two\n\nthree\n"), "OK")
+    ok(client.post("/mpub?topic=pub&binary=true", content=struct.pack(">ii", 2, 4) + b"fo\nr" + struct.pack(">i", 4) + b"five"), "OK")
+    assert received(node, "pub", 5) == [b"one", b"two", b"three", b"fo\nr", b"five"]
+    wait_for(lambda: topic_of(client, "pub")["channels"][0]["depth"] == 0, what="nothing that waits")
+
+
+def test_what_is_deferred_comes_later(node: Broker, client: httpx.Client) -> None:
+    ok(client.post("/topic/create?topic=defer"))
+    ok(client.post("/channel/create?topic=defer&channel=c"))
+    ok(client.post("/pub?topic=defer&defer=60000", content=b"in a minute"), "OK")
+    wait_for(lambda: topic_of(client, "defer")["channels"][0]["deferred_count"] == 1, what="the delayed one")
+    ok(client.post("/pub?topic=defer&defer=700", content=b"later"), "OK")
+    ok(client.post("/pub?topic=defer", content=b"now"), "OK")
+    assert received(node, "defer", 2) == [b"now", b"later"]
+
+
+def test_many_at_once_share_blocks(node: Broker, client: httpx.Client) -> None:
+    ok(client.post("/topic/create?topic=many"))
+
+    def publish(number: int) -> None:
+        with httpx.Client(base_url=f"http://127.0.0.1:{node.http}", timeout=30) as own:
+            for n in range(20):
+                ok(own.post("/pub?topic=many", content=f"{number}-{n}".encode()), "OK")
+
+    threads = [threading.Thread(target=publish, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    found = received(node, "many", 320)
+    assert len(set(found)) == 320
+    for number in range(16):
+        own = [body for body in found if body.startswith(f"{number}-".encode())]
+        assert own == [f"{number}-{n}".encode() for n in range(20)], "each client's in its order"
+
+
+def test_commands(node: Broker, client: httpx.Client) -> None:
+    for answer in (
+        client.post("/topic/create?topic=cmd"),
+        client.post("/topic/create?topic=cmd"),
+        client.post("/channel/create?topic=cmd&channel=c"),
+    ):
+        ok(answer)
+    ok(client.post("/channel/pause?topic=cmd&channel=c"))
+    ok(client.post("/topic/pause?topic=cmd"))
+    found = topic_of(client, "cmd")
+    assert (found["paused"], found["channels"][0]["paused"]) == (True, True)
+    ok(client.post("/topic/unpause?topic=cmd"))
+    ok(client.post("/channel/unpause?topic=cmd&channel=c"))
+    ok(client.post("/pub?topic=cmd", content=b"x"), "OK")
+    wait_for(lambda: topic_of(client, "cmd")["channels"][0]["depth"] == 1, what="the message")
+    ok(client.post("/channel/empty?topic=cmd&channel=c"))
+    wait_for(lambda: topic_of(client, "cmd")["channels"][0]["depth"] == 0, what="nothing")
+    ok(client.post("/topic/empty?topic=cmd"))
+    ok(client.post("/pub?topic=cmd", content=b"not finished, and deleted all the same"), "OK")
+    for method, target, message in (
+        ("POST", "/channel/delete?topic=cmd&channel=no", "CHANNEL_NOT_FOUND"),
+        ("POST", "/channel/pause?topic=no&channel=c", "TOPIC_NOT_FOUND"),
+        ("POST", "/topic/pause?topic=no", "TOPIC_NOT_FOUND"),
+        ("POST", "/topic/delete?topic=no", "TOPIC_NOT_FOUND"),
+        ("POST", "/channel/create?topic=no&channel=c", "TOPIC_NOT_FOUND"),
+        ("GET", "/lookup?topic=no", "TOPIC_NOT_FOUND"),
+    ):
+        answer = client.request(method, target)
+        assert (answer.status_code, answer.json()) == (404, {"message": message})
+    ok(client.post("/channel/delete?topic=cmd&channel=c"))
+    assert topic_of(client, "cmd")["channels"] == []
+    ok(client.post("/topic/delete?topic=cmd"))
+    assert client.post("/topic/delete?topic=cmd").status_code == 404
+    assert "cmd" not in client.get("/topics").json()["topics"]
+
+
+def test_lookup_leads_to_the_nsq_gateway(node: Broker, client: httpx.Client) -> None:
+    ok(client.post("/topic/create?topic=look"))
+    ok(client.post("/channel/create?topic=look&channel=c"))
+    found = client.get("/lookup?topic=look").json()
+    (peer,) = found["producers"]
+    assert (found["channels"], peer["tcp_port"], peer["http_port"], peer["hostname"]) == (["c"], node.nsq, node.http, socket.gethostname())
+    with socket.create_connection((peer["broadcast_address"], peer["tcp_port"]), 10):
+        pass
+    (row,) = client.get("/nodes").json()["producers"]
+    assert "look" in row["topics"]
+    assert len(row["topics"]) == len(row["tombstones"])
+    info = client.get("/info").json()
+    assert (info["tcp_port"], info["http_port"], info["version"]) == (node.nsq, node.http, peer["version"])
+    ok(client.post(f"/topic/tombstone?topic=look&node={peer['broadcast_address']}:{node.http}"))
+    assert client.get("/lookup?topic=look").json()["producers"] == []
+
+
+def test_statistics_and_metrics_of_known_work(node: Broker, client: httpx.Client) -> None:
+    ok(client.post("/topic/create?topic=figures"))
+    ok(client.post("/channel/create?topic=figures&channel=c"))
+    ok(client.post("/mpub?topic=figures", content=b"\n".join([b"x" * 100] * 30)), "OK")
+    received(node, "figures", 20)
+
+    def figures() -> tuple[int, int, int]:
+        row = topic_of(client, "figures", "c")
+        return row["message_count"], row["channels"][0]["message_count"], row["channels"][0]["depth"]
+
+    wait_for(lambda: figures() == (30, 30, 10), what="30 messages, of which 10 wait")
+    assert topic_of(client, "figures")["channels"][0]["e2e_processing_latency"]["count"] == 20
+    text = client.get("/stats?topic=figures").text
+    assert re.search(r"\n   \[figures        \] depth: 0     be-depth: 0     msgs: 30 ", text)
+    assert re.search(r"\n      \[c  +\] depth: 10    be-depth: ", text), text
+    exposition = client.get("/metrics")
+    samples = {
+        (one.name, one.labels.get("channel", "")): one.value
+        for family in parsed(exposition.text)
+        for one in family.samples
+        if one.labels.get("topic") == "figures" or not one.labels
+    }
+    assert samples["zsq_up", ""] == samples["zsq_healthy", ""] == 1
+    assert samples["zsq_topic_messages_total", ""] == 30
+    assert (samples["zsq_channel_depth", "c"], samples["zsq_channel_finished_total", "c"]) == (10, 20)
+    with zsq.Admin(node.ipc) as admin:
+        known = admin.stats("figures")["topics"][0]
+    assert samples["zsq_topic_message_bytes_total", ""] == known["message_bytes"]
+    assert samples["zsq_topic_log_bytes", ""] == known["log_bytes"]
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_any_request(client: httpx.Client, seed: int) -> None:
+    requests = Requests(seed)
+    for _ in range(300):
+        method, target, body = requests.one()
+        if method in ("CONNECT", "BREW") or target.startswith("//"):
+            continue  # the client library would make something else of it
+        answer = client.request(method, target, content=body)
+        check(seed, method, target, body, answer.status_code, answer.headers, answer.content)
+    ok(client.get("/ping"), "OK")
+
+
+def test_a_topic_that_fails_makes_the_node_unhealthy_until_it_writes_again(node: Broker, client: httpx.Client) -> None:
+    ok(client.post("/pub?topic=sick", content=b"x"), "OK")
+    (pid,) = [actor["pid"] for actor in node.actors() if actor["name"] == "storage sick"]
+    kill(pid)
+    wait_for(lambda: client.get("/ping").status_code == 500, what="an unhealthy node")
+    said = client.get("/ping").text
+    assert said.startswith("NOK - topic sick: ")
+    assert client.get("/stats?format=json").json()["health"].startswith("NOK - ")
+    ok(client.post("/pub?topic=sick", content=b"y"), "OK")
+    wait_for(lambda: client.get("/ping").text == "OK", what="a healthy one")
+
+
+def test_a_taken_port_is_told(node: Broker, tmp_path: Path) -> None:
+    other = Broker(tmp_path / "data", "--http-listen", f"127.0.0.1:{node.http}")
+    other.extra = tuple(one for one in other.extra if one != "--no-http")
+    try:
+        with pytest.raises(AssertionError, match=f"cannot listen on http://127.0.0.1:{node.http}: Address already in use"):
+            other.start()
+    finally:
+        other.close()
+
+
+def test_the_gateway_ends_with_the_broker_and_answers_before(tmp_path: Path) -> None:
+    one = Broker(tmp_path / "data", http=True).start()
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{one.http}", timeout=30) as own:
+            ok(own.post("/pub?topic=t", content=b"x"), "OK")
+            (pid,) = one.pids("http_gateway")
+            kill(pid)
+            wait_for(lambda: reaches(one), what="the gateway's successor")
+        assert one.stop() == 0
+    finally:
+        one.close()
+
+
+def reaches(node: Broker) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{node.http}/ping", timeout=5).text == "OK"
+    except httpx.TransportError:
+        return False
