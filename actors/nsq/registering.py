@@ -58,13 +58,14 @@ class Registrar:
     async def channels_of(self, topic: str) -> list[str]:
         """The channels that the topic has on other nodes, so that a new one misses none of its messages here.
 
+        Just after the start it waits for the first connections: nsqd makes topics without channels then.
         Never fails: who does not answer within CHANNELS_S does not count, as in nsqd, which then logs it too.
         """
         if not is_name(topic):
             return []
-        asking = [asyncio.ensure_future(self._ask(lookupd, topic)) for lookupd in self._lookupds]
-        if not asking:
+        if not self._tasks:
             return []
+        asking = [asyncio.ensure_future(self._ask(lookupd, topic)) for lookupd in self._lookupds]
         done, late = await asyncio.wait(asking, timeout=CHANNELS_S)
         for task in late:
             task.cancel()
@@ -110,6 +111,7 @@ class _Lookupd:
         self._line: _Line | None = None
         self._trouble = ""
         self._tries = 0
+        self._tried = asyncio.Event()  # set once it is known for the first time whether it can be reached
 
     def want(self, wanted: frozenset[Registration]) -> None:
         if wanted == self._wanted:
@@ -135,6 +137,7 @@ class _Lookupd:
 
     async def channels_of(self, topic: str) -> list[str]:
         """Asks at the address that it gave of itself, as nsqd does, and where that leads nowhere at the one that we know it by."""
+        await self._tried.wait()
         peer = self._line.session.peer if self._line is not None else {}
         port = peer.get("http_port")
         if self._line is None or not is_port(port):
@@ -174,8 +177,10 @@ class _Lookupd:
             if self._trouble:
                 log.info("nsqlookupd %s is back", self.address)
             self._trouble = ""
+            self._tried.set()
             await line.over
         finally:
+            self._tried.set()
             self._line = None
             line.close()
             refused = line.session.refused

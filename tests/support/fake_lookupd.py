@@ -74,7 +74,7 @@ class FakeLookupd:
 
     async def until(self, true: Callable[[], bool]) -> None:
         async with self.changed:
-            await asyncio.wait_for(self.changed.wait_for(true), 5)
+            await asyncio.wait_for(self.changed.wait_for(true), 20)
 
     # TCP
 

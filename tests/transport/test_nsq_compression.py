@@ -70,6 +70,14 @@ def test_a_bomb_comes_in_pieces(make: Callable[[], Any]) -> None:
     assert layer.receive(b"") == b""
 
 
+def test_nothing_waits_in_zlib_for_more_input() -> None:
+    """At the end of a piece zlib may have taken all input and still be within a match."""
+    for size in range(PIECE, PIECE + 600, 37):
+        packed = DeflateLayer(6).send(bytes(size))
+        for cut in range(len(packed) - 12, len(packed)):
+            assert len(everything(DeflateLayer(6), packed[:cut])) == len(zlib.decompressobj(-15).decompress(packed[:cut]))
+
+
 def test_deflate_is_raw_as_gos_flate_is() -> None:
     packer = zlib.compressobj(9, zlib.DEFLATED, -15)
     layer = DeflateLayer(6)

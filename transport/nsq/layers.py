@@ -2,8 +2,8 @@
 
 A layer never gives more than about PIECE bytes of plain text at a time: a megabyte of deflate may hold a gigabyte, and each byte of it
 is a legal one of some PUB, so no ratio tells a bomb from zeros that somebody publishes. The rest waits packed, as `held`. The caller
-hands a piece on, looks whether its session still wants to read, and asks again with `receive(b"")`; it reads nothing from the socket
-meanwhile. So a bomb costs its sender's connection time, and never memory.
+hands a piece on, lets the event loop turn once, looks whether its session still wants to read, and asks again with `receive(b"")`; it
+reads nothing from the socket meanwhile. So a bomb costs its sender's connection time, and neither memory nor the others' turns.
 
 Names follow nsqd: deflate is raw (no zlib header, window of 15 bits), each `send` ends with a sync flush; snappy is the framing format.
 """
@@ -18,7 +18,7 @@ from typing import Final, Protocol
 
 import crc32c
 
-PIECE: Final = 262_144  # bytes of plain text that one `receive` gives, one snappy block more at most
+PIECE: Final = 65_536  # bytes of plain text that one `receive` gives, one snappy block more at most: what a socket gives at a time
 DEFLATE_LEVELS: Final = range(1, 10)
 
 _READ: Final = 65_536
