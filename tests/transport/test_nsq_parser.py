@@ -186,18 +186,19 @@ def test_sizes_are_judged_before_their_bytes_come(data: bytes, mebibytes: int) -
 
 
 def test_the_largest_mpub_of_the_smallest_messages_is_held_in_few_bytes() -> None:
-    count = LIMITS.mpub_count_max
+    limits = NsqLimits(max_body_size=1 << 18)
+    count = limits.mpub_count_max
     data = mpub(b"t", *[b"x"] * count)
-    parser = Parser(LIMITS)
+    parser = Parser(limits)
     tracemalloc.start()
     try:
-        for at in range(0, len(data) - 1, 1 << 16):
-            assert list(parser.feed(data[at : min(at + (1 << 16), len(data) - 1)])) == []
-        assert tracemalloc.get_traced_memory()[1] < 4 * LIMITS.max_body_size
+        for at in range(0, len(data) - 1, 4096):
+            assert list(parser.feed(data[at : min(at + (4096), len(data) - 1)])) == []
+        assert tracemalloc.get_traced_memory()[1] < 4 * limits.max_body_size
         (command,) = parser.feed(data[-1:])
         assert isinstance(command, Mpub)
         assert command.bodies == [b"x"] * count
-        assert tracemalloc.get_traced_memory()[1] < 12 * LIMITS.max_body_size
+        assert tracemalloc.get_traced_memory()[1] < 12 * limits.max_body_size
     finally:
         tracemalloc.stop()
     assert parser.held == 0

@@ -245,6 +245,16 @@ def test_who_waits_for_us_is_not_silent() -> None:
     assert client.closed
 
 
+def test_who_is_not_read_from_is_not_silent() -> None:
+    client = timed(b'{"heartbeat_interval":1000}')
+    for now_ms in range(0, 20_000, 500):
+        client.session.on_time(now_ms * MS, reading=False)
+    client.at(21_499)
+    assert not client.closed
+    client.at(21_500)
+    assert client.closed
+
+
 def test_no_heartbeats_no_end() -> None:
     client = timed(b'{"heartbeat_interval":-1}')
     assert client.at(10**9) == b""

@@ -91,7 +91,6 @@ class Session:
 
     @property
     def pending(self) -> int:
-        """Answers that are waited for, or wait for those before them."""
         return len(self._answers)
 
     def receive(self, data: bytes, now_ns: int) -> None:
@@ -129,8 +128,13 @@ class Session:
         """The subscription is over (its channel was deleted): as in nsqd, so is the connection, and nothing is said."""
         self._end()
 
-    def on_time(self, now_ns: int) -> int:
-        """Do what is due; when to call again, at the latest. A new client is looked at often: it may yet ask for a shorter interval."""
+    def on_time(self, now_ns: int, *, reading: bool = True) -> int:
+        """Do what is due; when to call again, at the latest. A new client is looked at often: it may yet ask for a shorter interval.
+
+        `reading`: whether the shell reads from the client; one that is not read from is not silent.
+        """
+        if not reading:
+            self._heard_ns = now_ns
         due_ns = self._on_time(now_ns)
         return min(due_ns, now_ns + UNKNOWN_LOOK_NS) if self.state in (State.MAGIC, State.INIT) else due_ns
 
@@ -146,7 +150,7 @@ class Session:
         if self._answers or (self._blocked and not self._upgrading):
             self._heard_ns = now_ns  # it is we who are late
         due_ns = self._deadline(self._heard_ns + 2 * interval_ns)
-        if due_ns is NEVER:
+        if due_ns == NEVER:
             return NEVER
         if now_ns >= self._beat_ns:
             self._beat_ns = now_ns + interval_ns
@@ -317,12 +321,8 @@ class Session:
             self._resume(NsqError(e.E_UNAUTHORIZED, "AUTH no authorizations found"))
         else:
             self.authorized = granted
-            answer = {
-                "identity": granted.identity,
-                "identity_url": granted.identity_url,
-                "permission_count": granted.permission_count,
-            }
-            self._say(frame(RESPONSE, go_json(answer)))
+            names = ("identity", "identity_url", "permission_count")
+            self._say(frame(RESPONSE, go_json({name: getattr(granted, name) for name in names})))
             self._resume()
 
     def _permit(self, name: str, topic: str, channel: str, then: Callable[[], None]) -> None:
