@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -14,7 +14,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ...transport.errors import ZsqError
+from ..nsq.auth import Authenticator
 from ..nsq.options import NsqOptions
+from .authority import Authority, Handler, needs
 from .broker import Broker
 from .config import Change, Config, settings
 from .errors import ApiError, api_error, from_zsq
@@ -27,8 +29,6 @@ from .publish import Publisher, Publishing
 from .responses import refusal
 from .sharing import SharedStats
 from .telling import Telling
-
-Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Parts:
@@ -54,13 +54,17 @@ def make_app(
     limits: HttpLimits = HttpLimits(),  # noqa: B008 - frozen
     log_level: str = "info",
     changes: Mapping[str, Change] | None = None,
+    authenticator: Authenticator | None = None,
 ) -> Guard:
-    """`nsq`: the NSQ gateway beside this one, None where there is none. `changes`: by option of /config, what takes up a new value."""
+    """`nsq`: the NSQ gateway beside this one, None where there is none. `changes`: by option of /config, what takes up a new value.
+    `authenticator`: who is asked what a secret permits; None: everybody may do all."""
     parts = Parts(broker, publisher, node, limits)
     told = nsq or NsqOptions()
     config = Config(settings(node, limits, told, log_level), limits, parts.budget, changes or {})
     telling = Telling(parts.stats, parts.publishing.failures, node, told, parts.metrics, limits, parts.budget)
     table = paths(parts, telling, config)
+    if authenticator is not None:
+        _guard_with(Authority(authenticator), table)
     starlette = Starlette(
         routes=[Route(path, _by_method(methods), methods=list(methods)) for path, methods in table.items()],
         exception_handlers={
@@ -107,6 +111,14 @@ def paths(parts: Parts, telling: Telling, config: Config) -> dict[str, dict[str,
     table |= {path: {"POST": handler} for path, handler in post.items()}
     table["/config/{option}"] = {"GET": config.get, "PUT": config.put}
     return table
+
+
+def _guard_with(authority: Authority, table: dict[str, dict[str, Handler]]) -> None:
+    for path, methods in table.items():
+        for method, handler in methods.items():
+            permission = needs(method, path)
+            if permission is not None:
+                methods[method] = authority.guarded(permission, handler)
 
 
 def _by_method(methods: Mapping[str, Handler]) -> Handler:

@@ -16,6 +16,7 @@ from ...transport.aio import Admin
 from ...transport.nsq.limits import NsqLimits
 from ..actor import StartFailed
 from ..async_actor import FINISH_S, AsyncActor
+from ..nsq.auth import Authenticator
 from ..nsq.options import HttpOptions, NsqOptions
 from ..nsq.publishing import Gatherer
 from .app import make_app
@@ -99,17 +100,26 @@ class HttpGateway(AsyncActor):
 
     async def on_begin(self) -> dict[str, Any]:
         options: HttpOptions = self.settings["options"]
-        delay_ms_max = (options.nsq or NsqOptions()).max_req_timeout_ms
-        self._limits: HttpLimits = self.settings.get("limits") or HttpLimits(max_req_timeout_ms=delay_ms_max)
+        told = options.nsq or NsqOptions()
+        self._limits: HttpLimits = self.settings.get("limits") or HttpLimits(max_req_timeout_ms=told.max_req_timeout_ms)
         sock = open_listener(options.listen)
         host, port = sock.getsockname()[:2]
         url = os.path.dirname(self.settings["supervisor"])
         node = make_node(options.nsq, split_address(options.listen)[0], port)
         self._admin = Admin(url, timeout=ADMIN_S)
         self._publisher = GatheredPublisher(lambda: Gatherer(url))
+        asked = told.auth_http_addresses
+        self._authenticator = Authenticator(asked, told.auth_http_method) if asked else None
         level = _NSQ_LEVELS.get(log.getEffectiveLevel(), "info")
         self._app = make_app(
-            self._admin, self._publisher, node, nsq=options.nsq, limits=self._limits, log_level=level, changes=self._changes()
+            self._admin,
+            self._publisher,
+            node,
+            nsq=options.nsq,
+            limits=self._limits,
+            log_level=level,
+            changes=self._changes(),
+            authenticator=self._authenticator,
         )
         self._server = HttpServer(self._app, self._limits)
         self._app.metrics.connections.set_function(lambda: len(self._server.connections))
@@ -128,5 +138,7 @@ class HttpGateway(AsyncActor):
 
     async def on_finish(self) -> None:
         await self._server.close(FINISH_S - 2)
+        if self._authenticator is not None:
+            await self._authenticator.close()
         await self._publisher.close()
         await self._admin.close()
