@@ -145,8 +145,10 @@ def test_tls_and_a_handshake_that_never_ends(tmp_path: Path) -> None:
             with pytest.raises(NotAnswered, match="no connection"):
                 await ask(parse_url(f"https://127.0.0.1:{web.port}/auth"), {})  # the system knows no such authority
         async with SmallWeb(lambda _: None) as web:
+            began = time.monotonic()
             with pytest.raises(NotAnswered, match=r"no connection within 0\.3 s"):
                 await ask(parse_url(f"https://127.0.0.1:{web.port}/"), {}, Way(connect_s=0.3))
+            assert time.monotonic() - began < 10
 
     run(main())
 
