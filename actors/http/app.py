@@ -107,8 +107,10 @@ def paths(parts: Parts, telling: Telling, config: Config) -> dict[str, dict[str,
         "/channels": lookup.channels,
         "/nodes": lookup.nodes,
     }
-    table: dict[str, dict[str, Handler]] = {path: {"GET": handler} for path, handler in get.items()}
-    table |= {path: {"POST": handler} for path, handler in post.items()}
+    table: dict[str, dict[str, Handler]] = {
+        path: {"POST": handler} for path, handler in post.items()
+    }  # first: it is searched in this order
+    table |= {path: {"GET": handler} for path, handler in get.items()}
     table["/config/{option}"] = {"GET": config.get, "PUT": config.put}
     return table
 
