@@ -18,6 +18,10 @@ from .backlog import backlog as measure_backlog
 from .channels import channels as measure_channels
 from .crew import MemberFailed
 from .loads import Shape
+from .nsq import BLOCK as NSQ_BLOCK
+from .nsq import Load as NsqLoad
+from .nsq import nsq as measure_nsq
+from .nsq_peers import free_port
 from .redis import RedisFailed
 from .report import Report
 from .storage import storage
@@ -49,12 +53,16 @@ def _common(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def _run(title: str, settings: dict[str, Any], common: dict[str, Any], measure: Callable[[Broker, Report], None]) -> None:
-    """Start a broker, measure, print; exit code 1 with one line if something failed."""
+def _run(
+    title: str, settings: dict[str, Any], common: dict[str, Any], measure: Callable[[Broker, Report], None], nsq_port: int = 0
+) -> None:
+    """Start a broker, measure, print; exit code 1 with one line if something failed. `nsq_port`: of an NSQ gateway, if wanted."""
+    nsq = ("--nsq-listen", f"127.0.0.1:{nsq_port}") if nsq_port else ("--no-nsq",)
+    options = ("--no-listen", "--no-http", *nsq, "--sync", common["sync"])
     console = Console() if sys.stdout.isatty() else Console(width=160)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that it cleans up as on Ctrl-C
     try:
-        with temporary_broker("--no-listen", "--sync", common["sync"], prefix="zsq-bench-", under=common["folder"]) as broker:
+        with temporary_broker(*options, prefix="zsq-bench-", under=common["folder"]) as broker:
             durable = {"durability": f"{common['sync']}, {DURABLE[common['sync']]}", "rounds": common["rounds"]}
             report = Report(title, settings | durable, machine.describe(broker.folder))
             measure(broker, report)
@@ -62,9 +70,9 @@ def _run(title: str, settings: dict[str, Any], common: dict[str, Any], measure: 
         sys.exit(f"bench: {error}")
     except KeyboardInterrupt:
         sys.exit("bench: interrupted")
-    for peer in ("nsqd", "nats-server"):
-        if report.machine[peer] != "not found":
-            report.notes.append(f"{peer} is here but has no driver in this benchmark; redis-server has one")
+    for peer, where in (("nsqd", "only in `nsq`"), ("nats-server", "nowhere yet")):
+        if report.machine[peer] != "not found" and title != "nsq":
+            report.notes.append(f"{peer} is here, but compared {where}; redis-server is compared here")
     if common["as_json"]:
         click.echo(report.as_json())
     else:
@@ -161,6 +169,20 @@ def spark(rows: int, sizes: str, size: int, rounds: int, **common: Any) -> None:
     wanted = tuple(int(number) for number in sizes.split(","))
     settings = {"rows": f"{rows:,}", "values": f"{sizes} B"}
     _run("spark", settings, common | {"rounds": rounds}, lambda broker, report: measure(broker, report, rows, wanted, rounds))
+
+
+@bench.command()
+@click.option("--messages", type=click.IntRange(NSQ_BLOCK, 5_000_000), default=400_000, help="Of each round, by MPUB and to a consumer.")
+@click.option("--connections", type=click.IntRange(2, 1000), default=64, help="That publish a message at a time.")
+@click.option("--seconds", type=click.FloatRange(0.1, 600), default=4.0, help="For those, in each round.")
+@_common
+def nsq(messages: int, connections: int, seconds: float, size: int, rounds: int, **common: Any) -> None:
+    """NSQ's protocol: MPUBs, a consumer with a FIN for each message, single PUBs of many and of one; beside nsqd if it is here."""
+    load = NsqLoad(messages // NSQ_BLOCK * NSQ_BLOCK, size, connections, seconds)
+    port = free_port()
+    settings = {"messages": f"{load.messages:,}", "body": f"{size} B", "seconds of single PUBs": seconds}
+    measure = lambda broker, report: measure_nsq(broker, report, port, load, rounds)  # noqa: E731
+    _run("nsq", settings, common | {"rounds": rounds}, measure, port)
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from rich.table import Table
 
 @dataclass(slots=True)
 class Measure:
-    """One thing measured in every round; `limit` marks what the others are compared with: `against` this one only, if it is named."""
+    """One thing measured in every round; `limit` marks what the others are compared with: those only whose names begin with `against`."""
 
     name: str
     unit: str
@@ -41,9 +41,9 @@ class Report:
         self.measures.setdefault(name, Measure(name, unit, limit, against)).values.extend(values)
 
     def ratios(self, measure: Measure) -> dict[str, float]:
-        """To every limit of the same unit, or to the one it is to be held against."""
+        """To every limit of the same unit, or to those it is to be held against."""
         limits = [other for other in self.measures.values() if other.limit and other.unit == measure.unit and other is not measure]
-        limits = [other for other in limits if measure.against in ("", other.name)]
+        limits = [other for other in limits if other.name.startswith(measure.against)]
         return {} if measure.limit else {other.name: measure.median / other.median for other in limits if other.median}
 
     def as_json(self) -> str:
@@ -69,11 +69,16 @@ class Report:
             numbers = (_short(measure.median), measure.unit, _short(min(measure.values)), _short(max(measure.values)))
             columns = [f"{ratios[m.name]:.2f}" if m.name in ratios else "" for m in limits]
             if single:
-                columns = [", ".join(f"{ratio:.2f} {name}" for name, ratio in ratios.items())]
+                columns = [", ".join(f"{ratio:.2f} {_rest(name, measure.against)}" for name, ratio in ratios.items())]
             table.add_row(measure.name, *numbers, *columns)
         console.print(table)
         for note in self.notes:
             console.print(note, highlight=False)
+
+
+def _rest(name: str, prefix: str) -> str:
+    """What tells a limit from the others that a measure is held against."""
+    return name.removeprefix(prefix) or name
 
 
 def _short(value: float) -> str:
