@@ -138,6 +138,14 @@ def test_what_was_not_taken_stays_when_more_comes() -> None:
     assert [parser.take(), parser.take(), parser.take()] == [(2,), (3,), None]
 
 
+@pytest.mark.parametrize("data", [pub(b"t", b"x" * 1000), mpub(b"t", *[b"x" * 20] * 50), mpub(b"t", b"x", *[b"xy"] * 300)])
+def test_a_command_that_comes_byte_by_byte_is_not_looked_at_for_each(data: bytes) -> None:
+    looks: list[bytes] = []
+    parser = Parser(LIMITS, looks.append)
+    assert sum(len(list(parser.feed(data[i : i + 1]))) for i in range(len(data))) == 1
+    assert len(looks) <= 4  # for the sizes, the count, and at the end
+
+
 # Bounds
 
 

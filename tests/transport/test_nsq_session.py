@@ -119,6 +119,15 @@ def test_a_failed_publish_is_the_last_answer() -> None:
     assert len(client.calls) == 3
 
 
+def test_nothing_is_carried_out_behind_a_publish_that_failed_at_once() -> None:
+    client = Client(late="publish")
+    client.send(pub(b"t", b"1"))
+    client.late, client.why["publish"] = [], "no room"
+    assert client.send(pub(b"t", b"2"), pub(b"t", b"3")) == b""
+    assert len(client.calls) == 2
+    assert client.tell("publish") == OK + failed("E_PUB_FAILED PUB failed no room")
+
+
 def test_an_answer_that_comes_twice_or_too_late_changes_nothing() -> None:
     client = Client(late="publish")
     client.send(pub(b"t", b"1"), pub(b"t", b"2"))
@@ -300,6 +309,17 @@ def test_too_many_bytes_stop_the_reading() -> None:
     for _ in range(many + 2):
         client.tell("publish")
     assert bytes(client.out) == OK * (many + 3)
+
+
+def test_an_answer_that_comes_twice_makes_no_room() -> None:
+    client = Client(late="publish")
+    body = b"x" * (1 << 20)
+    client.send(pub(b"t", body))
+    twice = client.waiting["publish"].pop()
+    for _ in range(5):
+        twice("")
+    client.send(pub(b"t", body) * 20)
+    assert client.session.pending == PENDING_BYTES_MAX // len(body) + 1
 
 
 def test_errors_behind_a_publish_are_bounded_too() -> None:

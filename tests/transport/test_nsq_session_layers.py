@@ -62,6 +62,12 @@ def test_who_may_not(sent: bytes, why: str, text: str, late: str) -> None:
     assert len(client.calls) == 2
 
 
+def test_permissions_that_are_known_at_once_go_no_deeper() -> None:
+    client = Client(AUTH_LIMITS)
+    client.send(SECRET)
+    assert client.send(pub(b"t", b"x") * 3000) == OK * 3000
+
+
 @pytest.mark.parametrize(
     ("grant", "text"),
     [

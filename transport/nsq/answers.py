@@ -71,7 +71,6 @@ class Answers:
             while then is None and queue and (data := queue[0].data) is not None:
                 pieces.append(data)
                 then = queue.popleft().then
-            if any(pieces):
-                self._write(b"".join(pieces))
+            self._write(b"".join(pieces))
             if then is not None:
                 then()
