@@ -32,7 +32,7 @@ class HttpLimits:
     stalled_s: float = 15.0  # an answer of which nothing more is taken
     keep_alive_s: float = 75.0  # an idle connection
     linger_s: float = 1.0  # what still comes behind a refusal is thrown away for so long,
-    linger_bytes: int = 1 * MIB  # and so much of it: who sends first and reads then sees the answer, not a reset
+    linger_bytes: int = 16 * MIB  # and so much of it: who sends first and reads then sees the answer, not a reset
 
     def __post_init__(self) -> None:
         if self.max_msg_size > MESSAGE_BYTES_MAX:
