@@ -127,7 +127,9 @@ def test_the_rest_is_all_that_was_not_taken(first: bytes) -> None:
     assert list(parser.feed(b"NOP\n" + first)) == [()]
     assert parser.held == len(first)
     assert parser.take_rest() == first
-    assert list(parser.feed(b"NOP\n")) == [()]
+    other = mpub(b"t", b"a", b"bcd")
+    assert list(parser.feed(b"NOP\n" + other[:-1])) == [()]
+    assert list(parser.feed(other[-1:])) == [("t", [b"a", b"bcd"], 4)]
 
 
 def test_what_was_not_taken_stays_when_more_comes() -> None:
