@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
@@ -44,6 +45,9 @@ class Connection(asyncio.Protocol):
         self._out_bytes = 0
         self._flushing = False
         self._reading = True
+        self._rest: deque[tuple[Layer | None, bytes]] = deque()
+        self._planned = False
+        self._eof = False
         self._closing = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -61,11 +65,15 @@ class Connection(asyncio.Protocol):
         self._on_time()
 
     def data_received(self, data: bytes) -> None:
-        self._receive(data)
+        if self._waiting:  # reading is paused, and this was on its way
+            self._rest.append((None, data))
+        else:
+            self._take(None, data)
 
     def eof_received(self) -> bool:
         """It may still read: what it sent before is carried out and answered, and the session says when that is the end."""
-        self.session.on_eof()
+        self._eof = True
+        self.look()
         return not self._closing
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -89,40 +97,55 @@ class Connection(asyncio.Protocol):
 
     # In
 
-    def _receive(self, data: bytes) -> None:
-        """A layer gives what is packed piece by piece; nothing more is read while the session has enough to do."""
-        try:
-            self._read_on(self.layers.receive(data))
-        except LayerError as error:
-            self._send(self.layers.take_out())
-            self.fail(str(error))
-            return
-        self.look()
+    @property
+    def _waiting(self) -> bool:
+        """Something was received that is not taken yet."""
+        return bool(self._rest) or self.layers.held
 
-    def _read_on(self, plain: bytes) -> None:
-        while True:
+    def _take(self, layer: Layer | None, data: bytes) -> None:
+        """Bytes from the socket (None), or such as are for this layer: those below it have had them already."""
+        try:
+            plain = self.layers.receive(data) if layer is None else layer.receive(data)
             self._send(self.layers.take_out())
             if self._handshake is not None and self.layers.tls is not None and self.layers.tls.ready:
                 ready, self._handshake = self._handshake, None
                 ready("")
             if plain:
                 self.session.receive(plain, time.monotonic_ns())
-            if self._closing or not self.layers.held or not self.session.reading:
-                return
-            plain = self.layers.receive(b"")
+        except LayerError as error:
+            self._send(self.layers.take_out())
+            self.fail(str(error))
+            return
+        self.look()
 
     def look(self) -> None:
-        """Read on, or stop reading, as session and gateway want it."""
-        wanted = self.session.reading and not self.gateway.publishing.full
-        if self._transport is None or self._closing or wanted == self._reading:
+        """Read on, or stop reading, as session and gateway want it.
+
+        What is packed comes out piece by piece, one in a turn of the loop: 64 KiB of deflate may be 67 MB of commands, and others want
+        their turn too.
+        """
+        if self._transport is None or self._closing:
             return
-        self._reading = wanted
-        if not wanted:
-            self._transport.pause_reading()
-            return
-        self._transport.resume_reading()
-        if self.layers.held:
-            self.loop.call_soon(self._receive, b"")
+        free = self.session.reading and not self.gateway.publishing.full
+        waiting = self._waiting
+        if free and waiting and not self._planned:
+            self._planned = True
+            self.loop.call_soon(self._take_next)
+        elif self._eof and not waiting:
+            self._eof = False
+            self.session.on_eof()
+        if (free and not waiting) != self._reading and self._transport is not None and not self._closing:
+            self._reading = not self._reading
+            (self._transport.resume_reading if self._reading else self._transport.pause_reading)()
+
+    def _take_next(self) -> None:
+        self._planned = False
+        if self._closing or not self.session.reading or self.gateway.publishing.full:
+            return  # whoever changes that looks again
+        if self._rest and (self._rest[0][0] is not None or not self.layers.held):
+            self._take(*self._rest.popleft())
+        else:
+            self._take(None, b"")
 
     # Out
 
@@ -223,17 +246,8 @@ class Connection(asyncio.Protocol):
         else:
             self._then_look(answer)("")
         if rest:
-            self.loop.call_soon(self._receive_above, made, rest)
-
-    def _receive_above(self, layer: Layer, rest: bytes) -> None:
-        """What came before the layer was there, and is for it: the layers below have had it already."""
-        try:
-            self._read_on(layer.receive(rest))
-        except LayerError as error:
-            self._send(self.layers.take_out())
-            self.fail(str(error))
-            return
-        self.look()
+            self._rest.appendleft((made, rest))
+            self.look()
 
     def close(self) -> None:
         """After what was written is out."""

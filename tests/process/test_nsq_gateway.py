@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -214,3 +215,17 @@ def test_unix_sockets_and_places_that_are_taken(tmp_path: Path) -> None:
         broker.close()
         other.close()
         taken.close()
+
+
+def test_a_bomb_of_commands_holds_nobody_up(nsq: Broker, topic: str) -> None:
+    """Some kilobytes of deflate that are millions of commands: others have their turn between the pieces of it."""
+    pack = zlib.compressobj(9, zlib.DEFLATED, -15)
+    bomb = b"".join(pack.compress(b"NOP\n" * 100_000) for _ in range(100)) + pack.flush(zlib.Z_SYNC_FLUSH)
+    assert len(bomb) < 100_000
+    with NsqSocket(nsq.nsq) as hostile, NsqSocket(nsq.nsq) as other:
+        assert hostile.identify(deflate=True)["deflate"]
+        hostile.socket.sendall(bomb)
+        assert other.ask(f"PUB {topic}", b"fine") == "OK"
+        other.subscribe(topic, "c", ready=1)
+        other.answer("FIN", other.message())
+        wait_for(lambda: channel_row(nsq, topic)["finish_count"] == 1, 10, "the finish")
