@@ -142,13 +142,15 @@ class Gatherer:
 
     def _settle(self) -> None:
         self.engine.failed.clear()  # each is told to whom it concerns
+        room = False
         for topic, out in list(self._out.items()):
             while out and out[0].parcel.done:
                 one = out.popleft()
+                room = True
                 self._answer(one.answers, one.size, "" if one.parcel.error is None else str(one.parcel.error))
             if not out:
                 del self._out[topic]
-        if self._gathers and not self._planned:
+        if room and self._gathers and not self._planned:  # only then: else the loop would turn until there is room
             self._planned = True
             self.loop.call_soon(self._send)
 
