@@ -138,6 +138,7 @@ FATAL: list[tuple[State, bytes, bytes | str]] = [
     (N, b"PUB t\n" + NOTHING, "E_BAD_MESSAGE PUB invalid message body size 0"),
     (N, b"PUB t\n" + BELOW, "E_BAD_MESSAGE PUB invalid message body size -7"),
     (N, b"PUB t\n" + BIG, "E_BAD_MESSAGE PUB message too big 101 > 100"),
+    (N, pub(b"t", b"x" * 101), "E_BAD_MESSAGE PUB message too big 101 > 100"),
     (N, b"DPUB t 1\n" + NOTHING, "E_BAD_MESSAGE DPUB invalid message body size 0"),
     (N, b"DPUB t 1\n" + BIG, "E_BAD_MESSAGE DPUB message too big 101 > 100"),
     (N, b"MPUB t\n" + NOTHING, "E_BAD_BODY MPUB invalid body size 0"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from zsq.transport.nsq.errors import NsqError, quoted, shown
@@ -52,6 +52,8 @@ def test_messages_as_by_hand(messages: list[tuple[bytes, int, int, int]]) -> Non
     assert encode_messages(bodies, offsets, attempts, times) == b"".join(by_hand(*one) for one in messages)
 
 
+@example([b"abc", b"def"], 1, 65536, 1)
+@example([b"abc", b"defg"], 1, 65536, 1)
 @given(st.lists(st.binary(min_size=3, max_size=4), min_size=1, max_size=20), offset, st.integers(1, 70_000), time_ns)
 def test_messages_of_one_time_and_one_attempt(bodies: list[bytes], first: int, attempts: int, time: int) -> None:
     offsets = [(first + i) % (1 << 64) for i in range(len(bodies))]
