@@ -206,6 +206,8 @@ def test_who_leaves_in_the_middle_leaves_nothing() -> None:
         wait_for(lambda: not site.server.connections and not site.app.active, what="all gone")
         assert site.app._budget.held == 0
         assert site.broker.published == []
+        counted = [sample for family in site.app.metrics.registry.collect() for sample in family.samples if "_total" in sample.name]
+        assert counted == [], "an answer that nobody heard is none"
 
 
 def test_requests_under_way_are_answered_at_the_end() -> None:
