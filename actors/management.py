@@ -269,8 +269,9 @@ class Management:
         if word.channel and group is not None and word.channel not in group.channels:
             raise NotFound(E_NOT_FOUND, f"channel {word.channel!r} of topic {word.topic!r} does not exist")
         children = self.scope(group)
-        if group is None:
-            children += [child for child in self.supervisor.singles.children.values() if child.state == "up"]
+        singles = self.supervisor.singles
+        asked = singles.children.values() if group is None else singles.of_kind("nsq_gateway")  # it knows its clients best
+        children += [child for child in asked if child.state == "up"]
 
         def then(complete: bool, details: Details) -> None:
             self.done(envelope, word.request, broker_statistics(self.supervisor, word.topic, word.channel, details))

@@ -10,6 +10,7 @@ from .channel_rows import age_s, channel_rows, depth, held, said_of
 from .gathering import Details
 from .group_states import GroupState
 from .latency import merged
+from .nsq_rows import add_clients
 from .process import private_bytes
 from .topic_group import TopicGroup
 
@@ -151,6 +152,9 @@ def broker_statistics(supervisor: Supervisor, topic: str, channel: str, details:
                 "restarts": child.owner.restarts.count if child.owner is not None else 0,
             }
         )
+    rows = [_topic(group, channel, wall_ns, details) for group in groups]
+    gateways = supervisor.singles.of_kind("nsq_gateway")
+    producers = add_clients(rows, [row for child in gateways for row in details.get(child.spec.key, {}).get("clients", ())])
     return {
         "version": __version__,
         "node": supervisor.registry.node,
@@ -160,6 +164,7 @@ def broker_statistics(supervisor: Supervisor, topic: str, channel: str, details:
         "health": "OK" if not failed else f"failed topics: {', '.join(failed)}",
         "alarms": supervisor.alarms.rows(topic, channel),
         **({} if topic else {"recent_alarms": supervisor.alarms.recent(), "alarm_receivers": supervisor.alarms.receivers()}),
-        "topics": [_topic(group, channel, wall_ns, details) for group in groups],
+        "topics": rows,
+        "producers": [row for row in producers if not topic or any(one["topic"] == topic for one in row["pub_counts"])],
         "processes": processes,
     }

@@ -41,7 +41,7 @@ def with_nsq(command: Command) -> Command:
         ("--http-listen", {"metavar": "HOST:PORT"}, f"Where the HTTP API listens (zsq[http]). {HTTP_LISTEN} if free."),
         ("--no-http", {"is_flag": True}, "No HTTP gateway."),
         ("--nsq-lookupd-tcp-address", {"metavar": "HOST:PORT", **many}, "Register with this nsqlookupd. Repeatable."),
-        ("--nsq-broadcast-address", {"metavar": "HOST"}, "Where lookups say that this node is; default: the name of this machine."),
+        ("--nsq-broadcast-address", {"metavar": "HOST"}, "Where lookups say that this node is; default: where it listens."),
         ("--nsq-broadcast-tcp-port", {"metavar": "PORT", "type": click.IntRange(1, 65535)}, "The port they name (--nsq-listen's)."),
         ("--nsq-broadcast-http-port", {"metavar": "PORT", "type": click.IntRange(1, 65535)}, "The same for HTTP."),
         ("--nsq-auth-http-address", {"metavar": "HOST:PORT", **many}, "Ask this server what an NSQ client may do. Repeatable."),
