@@ -107,13 +107,35 @@ class Life(Desk):
 
     def checkpoint(self) -> None:
         """With the producers, and without what was moved and is not forgotten yet."""
+        self.commit_state(self.counted(StateBatch()))
+
+    def commit_dropped(self, batch: StateBatch) -> None:
+        super().commit_dropped(self.counted(batch))
+
+    def counted(self, batch: StateBatch) -> StateBatch:
+        """With the offset that it counts up to, and with the producers as of there: what recovery replays begins at that offset.
+
+        So all that is below must be in the rows, also what nobody has asked to be synced: the storage actor answers it, and notes it
+        for the rows, at the begin of each turn, and commits at its end. (A commit which left that out would make any recovery ask
+        for blocks that are there. That the actor does not is shown by tests/actors/test_storage_commits.py.)
+        """
         assert self.store is not None
-        table = self.store.state.load()
-        row = table.producers.get(PRODUCER)
+        self.answer_durable()
+        row = self.store.state.load().producers.get(PRODUCER)
         for sequence in range(row.next_sequence if row else 0, self.acknowledged):
             row = producer_after(row, sequence, self.offsets[sequence], self.now_ns)
-        producers = {PRODUCER: row} if row is not None else {}
-        self.commit_state(StateBatch(producers=producers, applied_offset=self.log.synced_end, synced_end=self.log.synced_end))
+        batch.producers = {PRODUCER: row} if row is not None else {}
+        batch.applied_offset = batch.synced_end = self.log.synced_end
+        return batch
+
+    def publish(self, blocks: int = 1, count: int = 3, size: int = 20) -> None:
+        super().publish(blocks, count, size)
+        self.answer_durable()
+
+    def answer_durable(self) -> None:
+        """Also what a roll or a group has synced on its way. From now on it must be there."""
+        while self.offsets.get(self.acknowledged, self.log.synced_end) < self.log.synced_end:
+            self.acknowledged += 1
 
     # Retention
 
@@ -188,6 +210,7 @@ class Life(Desk):
         with pytest.raises(DiskFull):
             self.publish(blocks=2, size=60)
         del self.sent[first:]
+        self.answer_durable()
 
     def damage_while_closed(self, name: str, change: Callable[[bytes], bytes]) -> None:
         """From then on alarms are no wonder."""

@@ -5,9 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 import pytest
+from support.desk import GROUPS
+
+from zsq.storage.state import StateBatch
 
 from .crash_states import prove_some, work_folder
-from .workloads import WORKLOADS
+from .life import Life
+from .workloads import WORKLOADS, TopicWork, groups, publishes
 
 SHARE: Final = (235, 25)  # disks after a power cut, and after a crash in recovery
 SHARES: Final = {name: {"queue": (160, 10), "queue-4": (140, 20)}.get(name, SHARE) for name in WORKLOADS}
@@ -16,6 +20,23 @@ SHARES: Final = {name: {"queue": (160, 10), "queue-4": (140, 20)}.get(name, SHAR
 def test_the_shares_are_all_that_is_said() -> None:
     assert sum(disks for disks, _ in SHARES.values()) >= 5_000
     assert sum(nested for _, nested in SHARES.values()) >= 500
+
+
+class Forgetful(Life):
+    """Its commits count blocks of which their rows of producers do not know, as if what a roll or a group has synced were not noted."""
+
+    def counted(self, batch: StateBatch) -> StateBatch:
+        batch = super().counted(batch)
+        batch.producers = {}
+        return batch
+
+
+@pytest.mark.parametrize("work", [TopicWork(publishes, kind=Forgetful), TopicWork(groups, GROUPS, kind=Forgetful)])
+def test_a_producer_that_would_be_asked_for_what_is_there_is_found(work: TopicWork, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(WORKLOADS, "forgetful", work)
+    with work_folder() as folder:
+        result = prove_some("forgetful", folder, 60, 0, seed=1)
+    assert "the producer would be asked for" in "".join(what for _, what in result.violations)
 
 
 @pytest.mark.slow

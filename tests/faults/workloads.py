@@ -50,7 +50,7 @@ class TopicWork:
 
 
 def publishes(life: Life) -> None:
-    """Appends, syncs, checkpoints, rolls."""
+    """Appends, syncs, checkpoints, rolls; a checkpoint that counts what only a roll has synced."""
     for turn in range(7):
         life.publish(blocks=1 + turn % 3)
         if turn % 2:
@@ -60,6 +60,7 @@ def publishes(life: Life) -> None:
     life.publish(blocks=3)
     life.publish(blocks=3)
     life.publish(blocks=3)
+    life.checkpoint()
     life.sync()
     life.publish()
 
@@ -82,7 +83,7 @@ def channels(life: Life) -> None:
 
 
 def groups(life: Life) -> None:
-    """Staged in parts, committed by being appended, adopted, both."""
+    """Staged in parts, committed by being appended, adopted, both; behind a publish that nothing else has synced."""
     life.publish(blocks=2)
     life.sync()
     small = life.stage("small", 1)
@@ -91,6 +92,7 @@ def groups(life: Life) -> None:
     life.commit(1, small)
     big = [life.stage(f"big{i}", 2, blocks=4, size=60) for i in range(2)]
     life.seal(*big)
+    life.publish()
     life.commit(2, *big)
     life.publish(blocks=1)
     life.sync()
