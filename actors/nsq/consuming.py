@@ -106,6 +106,7 @@ class Subscription:
     ) -> None:  # fmt: skip
         self.topic, self.channel = topic, channel
         self.loop = asyncio.get_running_loop()
+        self._open = False
         self.session = _Session(1, msg_timeout_ms, label, sample_rate)
         self.session.ready = 0  # until the client says RDY
         self.session.on_refused = self._on_refused
@@ -118,7 +119,6 @@ class Subscription:
         self._hand, self._answer, self._refused, self._lost = hand, answer, refused, lost
         self._asked: dict[bytes, str] = {}  # what was last said of an id, where that was not FIN
         self._out: deque[Handed] = deque()  # in the order of their deadlines
-        self._open = False
         self._planned = False
         self._stopped = False
         self._turner = _Turner(self.engine, self._settle)

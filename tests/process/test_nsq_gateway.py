@@ -27,7 +27,7 @@ def nsq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
-    return request.node.name[-60:].replace("[", "-").replace("]", "")
+    return str(request.node.name)[-60:].replace("[", "-").replace("]", "")
 
 
 def channel_row(broker: Broker, topic: str, channel: str = "c") -> dict[str, Any]:
