@@ -127,7 +127,20 @@ def test_snappy_bytes_as_the_format_says() -> None:
     assert sent == STREAM + b"\x01\x06\x00\x00" + sent[14:18] + b"OK"
     assert sent == bytes(cramjam.snappy.compress(b"OK"))  # its checksum too
     assert layer.send(b"a" * 64)[:4] == b"\x00\x0a\x00\x00"  # packed, and no second stream identifier
-    assert layer.send(os.urandom(65_537)).count(b"\x01\x04\x00\x01") == 1  # chunks of 65536 at most
+
+
+def test_each_tls_record_of_snappy_completes_a_chunk() -> None:
+    """pynsq closes where a read gives it packed bytes and no plain one."""
+    record = 16_384
+    for body in (os.urandom(300_000), b"x" * 10_000_000, os.urandom(10_000) * 30):
+        sender, reader = SnappyLayer(), SnappyLayer()
+        assert reader.receive(sender.send(b"OK")) == b"OK"
+        packed = sender.send(body)
+        plain = [reader.receive(packed[at : at + record]) for at in range(0, len(packed), record)]
+        assert all(plain)
+        while reader.held:
+            plain.append(reader.receive(b""))
+        assert b"".join(plain) == body
 
 
 def test_snappy_skips_what_may_be_skipped() -> None:

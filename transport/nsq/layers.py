@@ -198,6 +198,9 @@ _SKIPPED: Final = range(0x80, 0xFF)  # and 0xFE, which is padding
 _STREAM: Final = 0xFF
 _STREAM_CHUNK: Final = b"\xff\x06\x00\x00sNaPpY"
 _BLOCK: Final = 65_536  # plain bytes of a chunk at most
+# What we send is in smaller chunks, each with its head within one TLS record: pynsq takes a read that completes no chunk for the end of
+# the connection. nsqd's are mostly as small, for its buffer of output is.
+_BLOCK_OUT: Final = 16_384 - 8
 _CHUNK_MAX: Final = 4 + 32 + _BLOCK + _BLOCK // 6  # the longest that packing _BLOCK bytes can give
 _HEAD: Final = struct.Struct("<I")
 _CRC: Final = struct.Struct("<I")
@@ -305,8 +308,8 @@ class SnappyLayer:
             self._begun_out = True
             pieces.append(_STREAM_CHUNK)
         view = memoryview(data)
-        for at in range(0, len(data), _BLOCK):
-            plain = view[at : at + _BLOCK]
+        for at in range(0, len(data), _BLOCK_OUT):
+            plain = view[at : at + _BLOCK_OUT]
             packed = bytes(self._pack(plain))
             kind: int
             body: bytes | memoryview
