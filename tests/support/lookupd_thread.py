@@ -1,0 +1,50 @@
+"""The fake nsqlookupd in a thread of its own, for tests that do not run in an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Self
+
+from .fake_lookupd import FakeLookupd
+
+
+def _typed(answer: bytes | None) -> bytes | None:
+    """As nsqlookupd says it: gnsq takes no other for JSON."""
+    return answer and answer.replace(b"\r\n", b"\r\nContent-Type: application/json; charset=utf-8\r\n", 1)
+
+
+class LookupdThread:
+    def __init__(self) -> None:
+        self._lookupd = FakeLookupd()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._lookupd.__aenter__(), self._loop).result(10)
+        plain = self._lookupd.web.answer
+        self._lookupd.web.answer = lambda question: _typed(plain(question))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.run_coroutine_threadsafe(self._lookupd.__aexit__(), self._loop).result(10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+    @property
+    def tcp(self) -> str:
+        return self._lookupd.address
+
+    @property
+    def http(self) -> str:
+        return f"127.0.0.1:{self._lookupd.web.port}"
+
+    def here(self) -> set[tuple[str, str]]:
+        """The topics and channels that are registered now."""
+
+        async def here() -> set[tuple[str, str]]:
+            return self._lookupd.here()
+
+        return asyncio.run_coroutine_threadsafe(here(), self._loop).result(10)
