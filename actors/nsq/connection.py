@@ -1,8 +1,9 @@
 """One NSQ client's connection: bytes in and out, its layers, its subscription. What it means is `transport/nsq/session.py`'s.
 
-Output waits for the end of the turn of the loop, or until as much lies there as was agreed: what one turn makes goes out in one write. So
-output_buffer_timeout is kept as an upper bound without a timer. What a client does not read is bounded by the channel's credit: while its
-socket takes nothing more, deliveries stay where they are, and the channel gives a consumer only so many bytes.
+What one turn of the loop makes goes out in one write: uvloop gathers until the turn is over, and what layers are to pack waits here for
+that long, or until it is as much as one write. So output_buffer_timeout is kept as an upper bound without a timer. What a client does not
+read is bounded by the channel's credit: while its socket takes nothing more, deliveries stay where they are, and the channel gives a
+consumer only so many bytes.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from ...transport.nsq.backend import Authorized
 from ...transport.nsq.identify import Identity
 from ...transport.nsq.layers import Layer, LayerError, Layers
 from ...transport.nsq.session import Session
+from ..nsq_rows import label_of
 from .consuming import Subscription
 
 if TYPE_CHECKING:
@@ -36,8 +38,9 @@ class Connection(asyncio.Protocol):
         self.loop = gateway.loop
         self.session = Session(gateway.limits, self, self._write, time.monotonic_ns())
         self.layers = Layers()
+        self._bare = True  # no layer was ever laid
         self.subscription: Subscription | None = None
-        self.remote = self.remote_ip = ""
+        self.remote = self.remote_ip = self._label = ""
         self.connected_s = int(time.time())
         self._handshake: Callable[[str], None] | None = None  # told when TLS is ready
         self._transport: asyncio.Transport | None = None
@@ -67,6 +70,9 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._waiting:  # reading is paused, and this was on its way
             self._rest.append((None, data))
+        elif self._bare:
+            self.session.receive(data, time.monotonic_ns())
+            self.look()
         else:
             self._take(None, data)
 
@@ -76,7 +82,7 @@ class Connection(asyncio.Protocol):
         self.look()
         return not self._closing
 
-    def connection_lost(self, error: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
         self._closing = True
         self._transport = None
         if self._timer is not None:
@@ -100,7 +106,7 @@ class Connection(asyncio.Protocol):
     @property
     def _waiting(self) -> bool:
         """Something was received that is not taken yet."""
-        return bool(self._rest) or self.layers.held
+        return bool(self._rest) or (not self._bare and self.layers.held)
 
     def _take(self, layer: Layer | None, data: bytes) -> None:
         """Bytes from the socket (None), or such as are for this layer: those below it have had them already."""
@@ -136,7 +142,12 @@ class Connection(asyncio.Protocol):
             self.session.on_eof()
         if (free and not waiting) != self._reading and self._transport is not None and not self._closing:
             self._reading = not self._reading
-            (self._transport.resume_reading if self._reading else self._transport.pause_reading)()
+            if self._reading:
+                self.gateway.paused.pop(self, None)
+                self._transport.resume_reading()
+            else:
+                self.gateway.paused[self] = None
+                self._transport.pause_reading()
 
     def _take_next(self) -> None:
         self._planned = False
@@ -150,6 +161,9 @@ class Connection(asyncio.Protocol):
     # Out
 
     def _write(self, data: bytes) -> None:
+        if self._bare:
+            self._send(data)
+            return
         self._out.append(data)
         self._out_bytes += len(data)
         if self._out_bytes >= _FLUSH_BYTES:
@@ -184,7 +198,7 @@ class Connection(asyncio.Protocol):
     # The session's backend
 
     def publish(self, topic: str, bodies: list[bytes], defer_ms: int, answer: Callable[[str], None]) -> None:
-        self.gateway.publish(topic, bodies, defer_ms, self._then_look(answer))
+        self.gateway.publish(topic, bodies, defer_ms, answer)  # with the answer those that do not read are looked at
 
     def _then_look(self, answer: Callable[[_Told], None]) -> Callable[[_Told], None]:
         """The session may read on once it has its answer."""
@@ -200,9 +214,9 @@ class Connection(asyncio.Protocol):
         if refusal:
             answer(refusal)
             return
-        label = identity.client_id or identity.hostname or self.remote
+        self._label = label_of(identity.client_id or identity.hostname, self.remote)
         self.subscription = Subscription(
-            self.gateway.url, topic, channel, label, identity.msg_timeout_ms, identity.sample_rate,
+            self.gateway.url, topic, channel, self._label, identity.msg_timeout_ms, identity.sample_rate,
             self._hand, self._then_look(answer), self.session.on_refused, self._lost,
         )  # fmt: skip
 
@@ -240,6 +254,7 @@ class Connection(asyncio.Protocol):
         """What was written before goes out as it is; from here on through the layer, in both directions."""
         self._flush()
         made = self.gateway.new_layer(layer, identity)
+        self._bare = False
         self.layers.push(made)
         if layer == "tls":
             self._handshake = answer
@@ -303,6 +318,7 @@ class Connection(asyncio.Protocol):
             "tls_negotiated_protocol_is_mutual": False,
             "topic": session.topic,
             "channel": session.channel,
+            "label": self._label,
         }
 
 

@@ -66,8 +66,9 @@ class NsqGateway(AsyncActor):
         self.limits = limits_of(options, snappy=options.snappy and snappy_is_here())
         self.url = os.path.dirname(self.settings["supervisor"])
         self.connections: dict[Connection, None] = {}
+        self.paused: dict[Connection, None] = {}  # those that do not read for now
         self.accepted = self.turned_away = 0
-        self.publishing = Gatherer(self.url, self._on_room)
+        self.publishing = Gatherer(self.url, self._on_answered)
         tls = options.tls
         self._tls = server_context(
             cert=tls.cert, key=tls.key, root_ca=tls.root_ca, client_auth=tls.client_auth, min_version=tls.min_version
@@ -131,10 +132,12 @@ class NsqGateway(AsyncActor):
     def forget(self, connection: Connection) -> None:
         self.permits.forget(connection)
         self.connections.pop(connection, None)
+        self.paused.pop(connection, None)
 
-    def _on_room(self) -> None:
-        for connection in list(self.connections):
-            connection.look()
+    def _on_answered(self) -> None:
+        if self.paused and not self.publishing.full:
+            for connection in list(self.paused):
+                connection.look()
 
     def refuses(self, topic: str, channel: str) -> str:
         """Why nobody more may consume there; "" if one may."""

@@ -23,7 +23,8 @@ from ...transport.turner import Turner
 Answer = Callable[[str], None]
 """Called once with "" when all of it is durable, else with why it is not."""
 
-AHEAD_MAX: Final = 2  # blocks of a topic on their way while more is gathered: one at the disk, one behind it
+AHEAD_MAX: Final = 2  # blocks of a topic and delay on their way while more is gathered: one at the disk, one behind it
+WORTH_BYTES: Final = 32 * 1024  # less is gathered until nothing is ahead: a block costs four processes as much as ten publishes do
 BLOCK_BYTES: Final = 1024 * 1024  # of bodies, about: a fuller block does not wait
 PENDING_BYTES_MAX: Final = 64 * 1024 * 1024  # of all connections; beyond it none is read
 TIMEOUT_NS: Final = 30_000_000_000  # then a client hears that it failed; it may be stored all the same
@@ -47,10 +48,11 @@ class _Gather:
 class _Out:
     """A block on its way, and who waits for it."""
 
-    __slots__ = ("answers", "give_up_ns", "parcel", "size")
+    __slots__ = ("answers", "give_up_ns", "key", "parcel", "size")
 
     def __init__(self, parcel: Parcel, gather: _Gather) -> None:
         self.parcel = parcel
+        self.key = gather.topic, gather.delay_ms
         self.answers = gather.answers
         self.size = gather.size
         self.give_up_ns = gather.give_up_ns
@@ -69,19 +71,19 @@ class _Turner(Turner[ProducerEngine]):
 
 
 class Gatherer:
-    """In the running loop. `endpoint`: the run directory's, as of `Address`; `on_room`: called when there is room again after `full`."""
+    """In the running loop. `endpoint`: the run directory's, as of `Address`; `on_answered`: called after answers."""
 
-    def __init__(self, url: str, on_room: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, url: str, on_answered: Callable[[], None] = lambda: None) -> None:
         self.engine = ProducerEngine(Address(url, True), 0, 1, 1, None)
         self.loop = asyncio.get_running_loop()
         self.pending_bytes = 0
         self.messages = 0
         self.blocks = 0
-        self._on_room = on_room
-        self._was_full = False
+        self._on_answered = on_answered
         self._gathers: dict[tuple[str, int], deque[_Gather]] = {}
         self._out: dict[str, deque[_Out]] = {}
         self._planned = False
+        self._ahead: dict[tuple[str, int], int] = {}  # how many of `_out`, by topic and delay
         self._turner = _Turner(self.engine, self._settle)
         self._look = self.loop.call_later(_LOOK_S, self._now_and_then)
 
@@ -95,21 +97,27 @@ class Gatherer:
 
     def publish(self, topic: str, bodies: Sequence[bytes], delay_ms: int, answer: Answer) -> None:
         """Hand over; answered later, or at once where the name cannot be."""
+        if len(bodies) <= BLOCK_COUNT_MAX:
+            self._add(topic, bodies, delay_ms, answer)
+        else:  # parts of it: the answer comes with the last
+            answer = _all_of(answer, -(-len(bodies) // BLOCK_COUNT_MAX))
+            for at in range(0, len(bodies), BLOCK_COUNT_MAX):
+                self._add(topic, bodies[at : at + BLOCK_COUNT_MAX], delay_ms, answer)
+
+    def _add(self, topic: str, bodies: Sequence[bytes], delay_ms: int, answer: Answer) -> None:
+        """To the block that is gathered, or to a new one behind it."""
         waiting = self._gathers.get((topic, delay_ms))
         if waiting is None:
             waiting = self._gathers[topic, delay_ms] = deque()
-        if len(bodies) > BLOCK_COUNT_MAX:  # parts of it: the answer comes with the last
-            answer = _all_of(answer, -(-len(bodies) // BLOCK_COUNT_MAX))
-        for at in range(0, len(bodies), BLOCK_COUNT_MAX):
-            part = bodies if len(bodies) <= BLOCK_COUNT_MAX else bodies[at : at + BLOCK_COUNT_MAX]
-            if not waiting or waiting[-1].size >= BLOCK_BYTES or len(waiting[-1].bodies) + len(part) > BLOCK_COUNT_MAX:
-                waiting.append(_Gather(topic, delay_ms))
-            last = waiting[-1]
-            size = sum(map(len, part))
-            last.bodies += part
-            last.answers.append(answer)
-            last.size += size
-            self.pending_bytes += size
+        last = waiting[-1] if waiting else None
+        if last is None or last.size >= BLOCK_BYTES or len(last.bodies) + len(bodies) > BLOCK_COUNT_MAX:
+            last = _Gather(topic, delay_ms)
+            waiting.append(last)
+        size = sum(map(len, bodies)) if len(bodies) > 1 else len(bodies[0])
+        last.bodies += bodies
+        last.answers.append(answer)
+        last.size += size
+        self.pending_bytes += size
         if not self._planned:
             self._planned = True
             self.loop.call_soon(self._send)
@@ -119,14 +127,16 @@ class Gatherer:
         self._planned = False
         now = time.monotonic_ns()
         for key, waiting in list(self._gathers.items()):
-            while waiting and self._may_go(waiting):
+            while waiting and (len(waiting) > 1 or self._may_go(key, waiting[0])):
                 self._go(waiting.popleft(), now)
             if not waiting:
                 del self._gathers[key]
         self._turner.settle()
 
-    def _may_go(self, waiting: deque[_Gather]) -> bool:
-        return len(self._out.get(waiting[0].topic, ())) < AHEAD_MAX or len(waiting) > 1 or waiting[0].size >= BLOCK_BYTES
+    def _may_go(self, key: tuple[str, int], first: _Gather) -> bool:
+        """Full ones at once, small ones when no other is on its way: those who wait meanwhile will share a block, and its sync."""
+        ahead = self._ahead.get(key, 0)
+        return not ahead or first.size >= BLOCK_BYTES or (ahead < AHEAD_MAX and first.size >= WORTH_BYTES)
 
     def _go(self, gather: _Gather, now: int) -> None:
         try:
@@ -138,7 +148,9 @@ class Gatherer:
             return
         self.messages += len(gather.bodies)
         self.blocks += 1
-        self._out.setdefault(gather.topic, deque()).append(_Out(parcel, gather))
+        out = _Out(parcel, gather)
+        self._out.setdefault(gather.topic, deque()).append(out)
+        self._ahead[out.key] = self._ahead.get(out.key, 0) + 1
 
     def _settle(self) -> None:
         self.engine.failed.clear()  # each is told to whom it concerns
@@ -147,6 +159,11 @@ class Gatherer:
             while out and out[0].parcel.done:
                 one = out.popleft()
                 room = True
+                left = self._ahead[one.key] - 1
+                if left:
+                    self._ahead[one.key] = left
+                else:
+                    del self._ahead[one.key]
                 self._answer(one.answers, one.size, "" if one.parcel.error is None else str(one.parcel.error))
             if not out:
                 del self._out[topic]
@@ -158,11 +175,7 @@ class Gatherer:
         self.pending_bytes -= size
         for answer in answers:
             answer(why)
-        if self.full:
-            self._was_full = True
-        elif self._was_full:
-            self._was_full = False
-            self._on_room()
+        self._on_answered()
 
     def _now_and_then(self) -> None:
         """A topic that does not answer."""

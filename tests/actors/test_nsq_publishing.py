@@ -1,35 +1,79 @@
-"""The gatherer by itself, on a topic that does not answer."""
+"""The gatherer by itself, on a topic that does not answer: what goes at once, and what is gathered."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import uvloop
 
-from zsq.actors.nsq.publishing import AHEAD_MAX, Gatherer
+from zsq.actors.nsq.publishing import AHEAD_MAX, BLOCK_BYTES, WORTH_BYTES, Gatherer
 
 
 class Counting(Gatherer):
     looks = 0
 
-    def _may_go(self, waiting: Any) -> bool:
+    def _may_go(self, *arguments: Any) -> bool:
         self.looks += 1
-        return super()._may_go(waiting)
+        return super()._may_go(*arguments)
+
+
+def gathered(folder: Path, work: Callable[[Counting], Awaitable[None]]) -> None:
+    async def run() -> None:
+        gatherer = Counting(f"ipc://{folder}")
+        try:
+            await work(gatherer)
+        finally:
+            await gatherer.finish(0.0)
+
+    uvloop.run(run())
+
+
+async def publish(gatherer: Gatherer, *bodies: bytes, delay_ms: int = 0) -> None:
+    """In a turn of the loop of its own."""
+    gatherer.publish("topic", bodies, delay_ms, lambda why: None)
+    await asyncio.sleep(0.001)
+
+
+def test_small_ones_gather_behind_the_first(tmp_path: Path) -> None:
+    async def work(gatherer: Counting) -> None:
+        for _ in range(5):
+            await publish(gatherer, b"body")
+        assert (gatherer.blocks, gatherer.messages, gatherer.pending_bytes) == (1, 1, 20)
+        await publish(gatherer, bytes(WORTH_BYTES))  # now they are worth a block
+        assert (gatherer.blocks, gatherer.messages) == (2, 6)
+
+    gathered(tmp_path, work)
+
+
+def test_only_full_ones_go_when_enough_are_ahead(tmp_path: Path) -> None:
+    async def work(gatherer: Counting) -> None:
+        for _ in range(AHEAD_MAX + 3):
+            await publish(gatherer, bytes(WORTH_BYTES))
+        assert gatherer.blocks == AHEAD_MAX
+        await publish(gatherer, bytes(BLOCK_BYTES))
+        assert (gatherer.blocks, gatherer.idle) == (AHEAD_MAX + 1, False)
+
+    gathered(tmp_path, work)
+
+
+def test_delays_share_no_block_and_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    async def work(gatherer: Counting) -> None:
+        for delay_ms in (0, 10, 20, 20, 30):
+            await publish(gatherer, b"body", delay_ms=delay_ms)
+        assert (gatherer.blocks, gatherer.messages) == (4, 4)
+
+    gathered(tmp_path, work)
 
 
 def test_what_must_wait_is_not_looked_at_all_the_time(tmp_path: Path) -> None:
-    async def run() -> int:
-        gatherer = Counting(f"ipc://{tmp_path}")
-        for _ in range(AHEAD_MAX + 5):
-            gatherer.publish("topic", [b"body"], 0, lambda why: None)
-            await asyncio.sleep(0.001)
-        assert (gatherer.blocks, gatherer.idle) == (AHEAD_MAX, False)
+    async def work(gatherer: Counting) -> None:
+        for _ in range(5):
+            await publish(gatherer, b"body")
         before = gatherer.looks
         await asyncio.sleep(0.2)
-        looks = gatherer.looks - before
-        await gatherer.finish(0.0)
-        return looks
+        assert gatherer.looks - before < 20
 
-    assert uvloop.run(run()) < 20
+    gathered(tmp_path, work)
