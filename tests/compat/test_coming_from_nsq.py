@@ -1,0 +1,47 @@
+"""docs/coming-from-nsq.md: its table has every option, and what it says to try works."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from support.broker import free_port
+
+from zsq.apps.cli.nsq_options import with_nsq
+from zsq.apps.cli.serve import serve
+
+TEXT = (Path(__file__).resolve().parents[2] / "docs" / "coming-from-nsq.md").read_text()
+
+
+def options_of(command: click.Command) -> set[str]:
+    return {option for parameter in command.params for option in parameter.opts}
+
+
+def test_every_option_stands_beside_nsqds() -> None:
+    rows = re.findall(r"^\|(.*?)\|(.*?)\|", TEXT.partition("## Options side by side")[2], re.MULTILINE)
+    ours = {option for _, cell in rows for option in re.findall(r"`(--[a-z-]+)`", cell)}
+    assert options_of(with_nsq(click.Command("serve"))) <= ours
+    assert ours <= options_of(serve), "no option that is not there"
+    theirs = [option for cell, _ in rows for option in re.findall(r"`(--[a-z0-9.=-]+)`", cell)]
+    assert len(theirs) == len(set(theirs)) >= 45
+
+
+def test_what_is_to_be_tried_works(tmp_path: Path) -> None:
+    pytest.importorskip("nsq")
+    (block,) = re.findall(r"^```sh\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+    nsq, http = free_port(), free_port()
+    listen = f"--listen 127.0.0.1:{free_port()} --nsq-listen 127.0.0.1:{nsq} --http-listen 127.0.0.1:{http}"
+    script = re.sub(r"^pip .*\n", "", block, flags=re.MULTILINE)
+    script = script.replace("zsq serve", f"python -m zsq serve {listen}").replace("127.0.0.1:4151", f"127.0.0.1:{http}")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env=os.environ | {"PATH": path}, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "b'0000000000000000' 1 b'hello'" in done.stdout, (done.stdout, done.stderr)
+    assert re.search(r"\[shell +\] depth: 0 ", done.stdout), (done.stdout, done.stderr)
+    assert done.returncode == 0, done.stderr
