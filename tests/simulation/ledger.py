@@ -114,6 +114,12 @@ class Ledger:
         for number in numbers:
             self.sent[number].due_wall_ns = due_wall_ns
 
+    def clock_jumped(self, jump_ns: int) -> None:
+        """The delay begins when the topic has the message, by the clock as it is then: who was on the way may be due that much earlier."""
+        for sent in self.sent.values():
+            if sent.due_wall_ns and not sent.acked:
+                sent.due_wall_ns += min(0, jump_ns)
+
     def acknowledged(self, numbers: Sequence[int], offset: int | None) -> None:
         for index, number in enumerate(numbers):
             self.sent[number].acked = True

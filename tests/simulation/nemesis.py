@@ -214,6 +214,7 @@ class Nemesis:
         self.world.disturb(f"the clock jumps by {jump / S:g} s")
         self.crew.steady = False
         self.world.wall_offset_ns += jump
+        self.crew.ledger.clock_jumped(jump)
         self._wall_max_ns = max(self._wall_max_ns, self.world.wall_offset_ns)
         return True
 
