@@ -34,7 +34,15 @@ def gathered(folder: Path, work: Callable[[Counting], Awaitable[None]]) -> None:
 async def publish(gatherer: Gatherer, *bodies: bytes, delay_ms: int = 0) -> None:
     """In a turn of the loop of its own."""
     gatherer.publish("topic", bodies, delay_ms, lambda why: None)
-    await asyncio.sleep(0.001)
+    await turns(5)
+
+
+async def turns(count: int) -> None:
+    """Of the loop."""
+    for _ in range(count):
+        turned = asyncio.Event()
+        asyncio.get_running_loop().call_soon(turned.set)
+        await turned.wait()
 
 
 def test_small_ones_gather_behind_the_first(tmp_path: Path) -> None:
@@ -73,7 +81,7 @@ def test_what_must_wait_is_not_looked_at_all_the_time(tmp_path: Path) -> None:
         for _ in range(5):
             await publish(gatherer, b"body")
         before = gatherer.looks
-        await asyncio.sleep(0.2)
+        await turns(500)
         assert gatherer.looks - before < 20
 
     gathered(tmp_path, work)
