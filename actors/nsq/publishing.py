@@ -24,7 +24,7 @@ Answer = Callable[[str], None]
 """Called once with "" when all of it is durable, else with why it is not."""
 
 AHEAD_MAX: Final = 2  # blocks of a topic and delay on their way while more is gathered: one at the disk, one behind it
-WORTH_BYTES: Final = 32 * 1024  # less is gathered until nothing is ahead: a block costs four processes as much as ten publishes do
+WORTH_BYTES: Final = 32 * 1024  # beside another: so much, or half as many publishes; a block costs four processes as much as ten of those
 BLOCK_BYTES: Final = 1024 * 1024  # of bodies, about: a fuller block does not wait
 PENDING_BYTES_MAX: Final = 64 * 1024 * 1024  # of all connections; beyond it none is read
 TIMEOUT_NS: Final = 30_000_000_000  # then a client hears that it failed; it may be stored all the same
@@ -83,7 +83,7 @@ class Gatherer:
         self._gathers: dict[tuple[str, int], deque[_Gather]] = {}
         self._out: dict[str, deque[_Out]] = {}
         self._planned = False
-        self._ahead: dict[tuple[str, int], int] = {}  # how many of `_out`, by topic and delay
+        self._ahead: dict[tuple[str, int], deque[_Out]] = {}  # the same by topic and delay
         self._turner = _Turner(self.engine, self._settle)
         self._look = self.loop.call_later(_LOOK_S, self._now_and_then)
 
@@ -134,9 +134,11 @@ class Gatherer:
         self._turner.settle()
 
     def _may_go(self, key: tuple[str, int], first: _Gather) -> bool:
-        """Full ones at once, small ones when no other is on its way: those who wait meanwhile will share a block, and its sync."""
-        ahead = self._ahead.get(key, 0)
-        return not ahead or first.size >= BLOCK_BYTES or (ahead < AHEAD_MAX and first.size >= WORTH_BYTES)
+        """Full ones at once; beside another only what is worth it. Who waits meanwhile will share a block, and its sync."""
+        ahead = self._ahead.get(key)
+        if not ahead or first.size >= BLOCK_BYTES:
+            return True
+        return len(ahead) < AHEAD_MAX and (first.size >= WORTH_BYTES or 2 * len(first.answers) >= len(ahead[-1].answers))
 
     def _go(self, gather: _Gather, now: int) -> None:
         try:
@@ -150,7 +152,7 @@ class Gatherer:
         self.blocks += 1
         out = _Out(parcel, gather)
         self._out.setdefault(gather.topic, deque()).append(out)
-        self._ahead[out.key] = self._ahead.get(out.key, 0) + 1
+        self._ahead.setdefault(out.key, deque()).append(out)
 
     def _settle(self) -> None:
         self.engine.failed.clear()  # each is told to whom it concerns
@@ -159,10 +161,9 @@ class Gatherer:
             while out and out[0].parcel.done:
                 one = out.popleft()
                 room = True
-                left = self._ahead[one.key] - 1
-                if left:
-                    self._ahead[one.key] = left
-                else:
+                ahead = self._ahead[one.key]
+                ahead.popleft()
+                if not ahead:
                     del self._ahead[one.key]
                 self._answer(one.answers, one.size, "" if one.parcel.error is None else str(one.parcel.error))
             if not out:

@@ -45,15 +45,36 @@ async def turns(count: int) -> None:
         await turned.wait()
 
 
-def test_small_ones_gather_behind_the_first(tmp_path: Path) -> None:
+def test_small_ones_gather_behind_those_ahead(tmp_path: Path) -> None:
     async def work(gatherer: Counting) -> None:
         for _ in range(5):
             await publish(gatherer, b"body")
-        assert (gatherer.blocks, gatherer.messages, gatherer.pending_bytes) == (1, 1, 20)
-        await publish(gatherer, bytes(WORTH_BYTES))  # now they are worth a block
-        assert (gatherer.blocks, gatherer.messages) == (2, 6)
+        assert (gatherer.blocks, gatherer.messages, gatherer.pending_bytes) == (AHEAD_MAX, AHEAD_MAX, 20)
 
     gathered(tmp_path, work)
+
+
+def test_beside_another_goes_only_what_is_worth_it(tmp_path: Path) -> None:
+    async def half_as_many(gatherer: Counting) -> None:
+        await ten(gatherer)
+        for count in range(1, 5):
+            await publish(gatherer, b"body")
+            assert (gatherer.blocks, gatherer.messages) == (1, 10), count
+        await publish(gatherer, b"body")
+        assert (gatherer.blocks, gatherer.messages) == (2, 15)
+
+    async def large(gatherer: Counting) -> None:
+        await ten(gatherer)
+        await publish(gatherer, bytes(WORTH_BYTES))
+        assert (gatherer.blocks, gatherer.messages) == (2, 11)
+
+    async def ten(gatherer: Counting) -> None:
+        for _ in range(9):
+            gatherer.publish("topic", [b"body"], 0, lambda why: None)
+        await publish(gatherer, b"body")
+
+    gathered(tmp_path, half_as_many)
+    gathered(tmp_path, large)
 
 
 def test_only_full_ones_go_when_enough_are_ahead(tmp_path: Path) -> None:
@@ -69,9 +90,9 @@ def test_only_full_ones_go_when_enough_are_ahead(tmp_path: Path) -> None:
 
 def test_delays_share_no_block_and_do_not_wait_for_each_other(tmp_path: Path) -> None:
     async def work(gatherer: Counting) -> None:
-        for delay_ms in (0, 10, 20, 20, 30):
+        for delay_ms in (0, 10, 20, 20, 20, 20, 30):
             await publish(gatherer, b"body", delay_ms=delay_ms)
-        assert (gatherer.blocks, gatherer.messages) == (4, 4)
+        assert (gatherer.blocks, gatherer.messages) == (3 + AHEAD_MAX, 3 + AHEAD_MAX)
 
     gathered(tmp_path, work)
 
