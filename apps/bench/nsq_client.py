@@ -24,7 +24,8 @@ HEARTBEAT: Final = struct.pack(">ii11s", 15, 0, b"_heartbeat_")
 CLOSE_WAIT: Final = struct.pack(">ii10s", 14, 0, b"CLOSE_WAIT")
 HEAD: Final = struct.Struct(">iiqH16s")  # of a message: size, type, time, attempts, id
 NUMBER: Final = 16  # digits at the beginning of each body
-READ: Final = 1 << 20
+READ: Final = 1 << 18  # of messages
+ANSWERS: Final = 4096  # bytes: each read makes room for as much as it asks for
 CONNECT_S: Final = 15.0
 WAIT_S: Final = 120.0
 CUT_MAX: Final = 1024
@@ -106,7 +107,7 @@ def publish_blocks(start: Start, port: int, topic: str, shape: Shape, connection
         send(one, ahead)
     while answered < shape.blocks:
         for fd in _ready(poll):
-            rests[fd], count = _oks(rests[fd] + sockets[fd].recv(READ))
+            rests[fd], count = _oks(rests[fd] + sockets[fd].recv(ANSWERS))
             answered += count
             send(sockets[fd], count)
     return _done(shape.blocks * shape.block, cpu, sockets)
@@ -138,7 +139,7 @@ def publish_singly(start: Start, port: int, topic: str, size: int, seconds: floa
         send(fd)
     while len(waits) < sent:
         for fd in _ready(poll):
-            rests[fd], count = _oks(rests[fd] + sockets[fd].recv(READ))
+            rests[fd], count = _oks(rests[fd] + sockets[fd].recv(ANSWERS))
             if count:
                 now = clock()
                 waits.append(now - since[fd])
