@@ -216,8 +216,8 @@ class Connection(asyncio.Protocol):
             return
         self._label = label_of(identity.client_id or identity.hostname, self.remote)
         self.subscription = Subscription(
-            self.gateway.url, topic, channel, self._label, identity.msg_timeout_ms, identity.sample_rate,
-            self._hand, self._then_look(answer), self.session.on_refused, self._lost,
+            self.gateway.url, topic, channel, self._label, identity.msg_timeout_ms, self.gateway.limits.max_msg_timeout_ms,
+            identity.sample_rate, self._hand, self._then_look(answer), self.session.on_refused, self._lost,
         )  # fmt: skip
 
     def _hand(self, frames: bytes, count: int) -> None:

@@ -18,7 +18,7 @@ from ...transport.address import Address
 from ...transport.delivery import Delivery
 from ...transport.engine import FAR_NS
 from ...transport.nsq.wire import encode_messages, message_ids, message_offsets
-from ...transport.protocol import EXPIRED, MESSAGE_TIMEOUT_MS_MAX, Answer
+from ...transport.protocol import EXPIRED, Answer
 from ...transport.session import Reaction
 from ...transport.session_consumer import ALL, ConsumerSession
 from ...transport.subscription import ConsumerEngine
@@ -101,10 +101,11 @@ class Subscription:
     """`hand`: takes frames for the client and how many messages they are. `answer`: told "" once the channel has taken us, else why not."""
 
     def __init__(
-        self, url: str, topic: str, channel: str, label: str, msg_timeout_ms: int, sample_rate: int,
+        self, url: str, topic: str, channel: str, label: str, msg_timeout_ms: int, max_msg_timeout_ms: int, sample_rate: int,
         hand: Callable[[bytes, int], None], answer: Callable[[str], None], refused: Refused, lost: Callable[[str], None],
     ) -> None:  # fmt: skip
         self.topic, self.channel = topic, channel
+        self._max_msg_timeout_ms = max_msg_timeout_ms
         self.loop = asyncio.get_running_loop()
         self._open = False
         self.session = _Session(1, msg_timeout_ms, label, sample_rate)
@@ -167,13 +168,13 @@ class Subscription:
         return True
 
     def touch(self, message_id: bytes) -> bool:
-        """More time for this one message, at most 15 minutes since it was handed out."""
+        """More time for this one message, up to the longest that there is since it was handed out."""
         handed = self.held.get(message_id)
         now = time.monotonic_ns()
         if handed is None or now >= handed.touched.get(message_id, handed.deadline_ns):
             return False
         delivery = handed.delivery
-        latest = delivery.received_ns + MESSAGE_TIMEOUT_MS_MAX * _MS
+        latest = delivery.received_ns + self._max_msg_timeout_ms * _MS
         handed.touched[message_id] = min(now + delivery.timeout_ms * _MS, latest)
         self.session.touch(delivery)
         self._plan()

@@ -18,6 +18,8 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 # These repeat actors/nsq/options.py (a test compares them): help should come at once.
 NSQ_LISTEN: Final = "127.0.0.1:4150"
 HTTP_LISTEN: Final = "127.0.0.1:4151"
+MSG_TIMEOUT_S: Final = 60
+MSG_TIMEOUT_S_MAX: Final = 900
 _MS: Final = (
     "nsq_msg_timeout",
     "nsq_max_msg_timeout",
@@ -57,7 +59,7 @@ def with_nsq(command: Command) -> Command:
         ("--nsq-max-deflate-level", {"metavar": "N", "type": click.IntRange(1, 9)}, "At most this level (6)."),
         ("--nsq-max-rdy-count", at_least(1), "How many messages a client may ask for at a time (2500)."),
         ("--nsq-msg-timeout", time, "How long a client may hold a message if it does not say (60s)."),
-        ("--nsq-max-msg-timeout", time, "How long it may at most, with TOUCH (15m)."),
+        ("--nsq-max-msg-timeout", time, "How long it may at most, with TOUCH (15m; no more)."),
         ("--nsq-max-req-timeout", time, "The longest delay of REQ and DPUB (1h)."),
         ("--nsq-max-heartbeat-interval", time, "The longest a client may ask for (60s)."),
         ("--nsq-max-output-buffer-size", at_least(64), "Bytes (65536)."),
@@ -102,6 +104,7 @@ def given_nsq(options: Mapping[str, Any]) -> NsqOptions | None:
     for option in ("nsq_auth_http_address", "nsq_lookupd_tcp_address"):
         for one in options[option]:
             _check(one, "--" + option.replace("_", "-"))
+    _check_timeouts(options)
     more: dict[str, Any] = {}
     for option in _PLAIN:
         if options[option] is not None:
@@ -117,6 +120,16 @@ def given_nsq(options: Mapping[str, Any]) -> NsqOptions | None:
         lookupd_tcp_addresses=tuple(options["nsq_lookupd_tcp_address"]),
         **more,
     )
+
+
+def _check_timeouts(options: Mapping[str, Any]) -> None:
+    """A channel holds no message longer than 15 minutes for anybody: more would be promised here, and refused at SUB."""
+    usual, longest = options["nsq_msg_timeout"], options["nsq_max_msg_timeout"]
+    longest = MSG_TIMEOUT_S_MAX if longest is None else longest
+    if not 1 <= longest <= MSG_TIMEOUT_S_MAX:
+        raise click.UsageError("--nsq-max-msg-timeout is 1s to 15m")
+    if not 1 <= (MSG_TIMEOUT_S if usual is None else usual) <= longest:
+        raise click.UsageError("--nsq-msg-timeout (60s) is 1s to --nsq-max-msg-timeout (15m)")
 
 
 _TLS: Final = {
