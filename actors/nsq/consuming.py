@@ -15,7 +15,7 @@ from itertools import repeat
 from typing import Any, Final, cast
 
 from ...transport.address import Address
-from ...transport.delivery import Delivery
+from ...transport.delivery import EVERY, Delivery
 from ...transport.engine import FAR_NS
 from ...transport.nsq.wire import encode_messages, message_ids, message_offsets
 from ...transport.protocol import EXPIRED, Answer
@@ -74,6 +74,19 @@ def _places_of(delivery: Delivery) -> tuple[Sequence[int], int | list[int]]:
     if len({run[2] for run in runs}) == 1:
         return offsets, runs[0][2]
     return offsets, [attempts for _, count, attempts in runs for _ in range(count)]
+
+
+def _end_of_run(found: Sequence[Handed | None], start: int) -> int:
+    """Up to where they are of the same delivery: a client finishes in the order it was given, so mostly all that was left of it."""
+    handed = found[start]
+    if handed is not None:
+        stop = min(start + handed.left, len(found))
+        if found[start:stop].count(handed) == stop - start:
+            return stop
+    stop = start + 1
+    while stop < len(found) and found[stop] is handed:
+        stop += 1
+    return stop
 
 
 class _Session(ConsumerSession):
@@ -140,15 +153,15 @@ class Subscription:
         start = 0
         while start < len(ids):
             handed = found[start]
-            stop = start + 1
-            while stop < len(ids) and found[stop] is handed:
-                stop += 1
+            stop = _end_of_run(found, start)
             if handed is None:
                 missing += ids[start:stop]
             else:
-                some = ids if stop - start == len(ids) else ids[start:stop]
-                handed.delivery.finish_many(handed.indexes(some))
-                handed.left -= len(some)
+                if stop - start == len(handed.ids):
+                    handed.delivery.finish(EVERY)
+                else:
+                    handed.delivery.finish_many(handed.indexes(ids[start:stop]))
+                handed.left -= stop - start
             start = stop
         self.finishes += len(ids) - len(missing)
         self._plan()
@@ -254,7 +267,7 @@ class Subscription:
             self.messages += len(ids)
             times = block.times
             bodies = cast("list[bytes]", block.body.values())
-            self._hand(encode_messages(bodies, offsets, attempts, times.tolist() if times is not None else block.header.time_ns), len(ids))
+            self._hand(encode_messages(bodies, ids, attempts, times.tolist() if times is not None else block.header.time_ns), len(ids))
 
     def _void(self) -> None:
         """The link was lost, and all leases with it."""

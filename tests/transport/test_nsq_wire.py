@@ -49,7 +49,7 @@ def test_the_frame_of_an_error() -> None:
 @given(st.lists(message, max_size=20))
 def test_messages_as_by_hand(messages: list[tuple[bytes, int, int, int]]) -> None:
     bodies, offsets, attempts, times = zip(*messages, strict=True) if messages else ((), (), (), ())
-    assert encode_messages(bodies, offsets, attempts, times) == b"".join(by_hand(*one) for one in messages)
+    assert encode_messages(bodies, message_ids(offsets), attempts, times) == b"".join(by_hand(*one) for one in messages)
 
 
 @example([b"abc", b"def"], 1, 65536, 1)
@@ -59,18 +59,18 @@ def test_messages_of_one_time_and_one_attempt(bodies: list[bytes], first: int, a
     offsets = [(first + i) % (1 << 64) for i in range(len(bodies))]
     expected = b"".join(by_hand(body, offset, attempts, time) for body, offset in zip(bodies, offsets, strict=True))
     same = len(bodies)
-    assert encode_messages(bodies, offsets, attempts, time) == expected
-    assert encode_messages(bodies, offsets, [attempts] * same, time) == expected
-    assert encode_messages(bodies, offsets, attempts, [time] * same) == expected
+    assert encode_messages(bodies, message_ids(offsets), attempts, time) == expected
+    assert encode_messages(bodies, message_ids(offsets), [attempts] * same, time) == expected
+    assert encode_messages(bodies, message_ids(offsets), attempts, [time] * same) == expected
 
 
-def test_more_bodies_than_offsets_are_refused() -> None:
+def test_more_bodies_than_ids_are_refused() -> None:
     with pytest.raises(ValueError):
-        encode_messages([b"a", b"b"], [1], 1, 1)
+        encode_messages([b"a", b"b"], message_ids([1]), 1, 1)
     with pytest.raises(ValueError):
-        encode_messages([b"a", b"bb"], [1], 1, 1)
+        encode_messages([b"a", b"bb"], message_ids([1]), 1, 1)
     with pytest.raises(ValueError):
-        encode_messages([b"a"], [1, 2], [1], 1)
+        encode_messages([b"a"], message_ids([1, 2]), [1], 1)
 
 
 @given(st.lists(offset, max_size=20))

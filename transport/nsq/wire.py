@@ -69,7 +69,7 @@ def message_ids(offsets: Sequence[int]) -> tuple[bytes, ...]:
     return _cut(ID_BYTES, count).unpack(digits)
 
 
-def encode_messages(bodies: Sequence[bytes], offsets: Sequence[int], attempts: int | Sequence[int], times: int | Sequence[int]) -> bytes:
+def encode_messages(bodies: Sequence[bytes], ids: Sequence[bytes], attempts: int | Sequence[int], times: int | Sequence[int]) -> bytes:
     """The frames of these messages as one byte string; `attempts` and `times` (ns) may be one number for all.
 
     The pieces of all frames are laid into one list, a kind of piece at a time by slices with a step, and joined. ValueError if there
@@ -92,7 +92,7 @@ def encode_messages(bodies: Sequence[bytes], offsets: Sequence[int], attempts: i
         pieces = [b""] * (3 * count)
         pieces[0::3] = _cut(_HEAD.size, count).unpack(_heads(count).pack(*fields))
     step = len(pieces) // count
-    pieces[step - 2 :: step] = message_ids(offsets)
+    pieces[step - 2 :: step] = ids
     pieces[step - 1 :: step] = bodies
     return b"".join(pieces)
 
