@@ -22,7 +22,7 @@ def label_of(client_id: str, remote: str) -> str:
 
 def add_clients(topics: Iterable[Row], clients: Iterable[Mapping[str, Any]]) -> list[Row]:
     """Fill the rows of consumers in `topics` in; returned are those that publish, as nsqd's `producers`."""
-    rows = [dict(row) for row in clients]
+    rows = [dict(row) for row in clients if {"topic", "channel", "label", *OF_GATEWAY} <= row.keys()]  # a gateway ends nobody but itself
     known = {(row["topic"], row["channel"], row["label"]): row for row in rows}
     for topic in topics if known else ():
         for channel in topic["channels"]:

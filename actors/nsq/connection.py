@@ -51,6 +51,7 @@ class Connection(asyncio.Protocol):
         self._rest: deque[tuple[Layer | None, bytes]] = deque()
         self._planned = False
         self._eof = False
+        self._stuck = False
         self._closing = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -94,12 +95,21 @@ class Connection(asyncio.Protocol):
         self.gateway.forget(self)
 
     def pause_writing(self) -> None:
+        """The client does not read: nothing is handed out to it, and nothing that would have to be answered is taken from it."""
+        self._stuck = True
         if self.subscription is not None:
             self.subscription.pause(True)
+        self.look()
 
     def resume_writing(self) -> None:
+        self._stuck = False
         if self.subscription is not None:
             self.subscription.pause(False)
+        self.look()
+
+    @property
+    def _free(self) -> bool:
+        return self.session.reading and not self._stuck and not self.gateway.publishing.full
 
     # In
 
@@ -132,7 +142,7 @@ class Connection(asyncio.Protocol):
         """
         if self._transport is None or self._closing:
             return
-        free = self.session.reading and not self.gateway.publishing.full
+        free = self._free
         waiting = self._waiting
         if free and waiting and not self._planned:
             self._planned = True
@@ -151,7 +161,7 @@ class Connection(asyncio.Protocol):
 
     def _take_next(self) -> None:
         self._planned = False
-        if self._closing or not self.session.reading or self.gateway.publishing.full:
+        if self._closing or not self._free:
             return  # whoever changes that looks again
         if self._rest and (self._rest[0][0] is not None or not self.layers.held):
             self._take(*self._rest.popleft())
@@ -192,7 +202,7 @@ class Connection(asyncio.Protocol):
         if self._closing:
             return
         now = time.monotonic_ns()
-        due = self.session.on_time(now)
+        due = self.session.on_time(now, reading=self._reading or self._stuck)  # who does not read us is silent by its own fault
         self._timer = self.loop.call_later(min(3600.0, max(0.001, (due - now) / 1e9)), self._on_time)
 
     # The session's backend

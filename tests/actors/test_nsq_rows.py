@@ -29,6 +29,13 @@ def test_consumers_say_who_they_are_and_producers_stand_apart() -> None:
     assert not {"label", "topic", "channel"} & producers[0].keys()
 
 
+def test_a_row_that_is_none_is_left_out() -> None:
+    """The supervisor puts these together: what a gateway says wrong must not end it."""
+    found = topics()
+    assert add_clients(found, [{"label": "x"}, {}, {**row("p", "1.1.1.1:7", count=4), "extra": 1}])[0]["client_id"] == "p"
+    assert found == topics()
+
+
 def test_without_a_gateway_nothing_changes() -> None:
     found = topics()
     assert add_clients(found, []) == []

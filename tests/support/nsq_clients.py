@@ -42,7 +42,7 @@ class Client:
 
     def command(self) -> list[str]:
         if self.name == "nsqjs":
-            return [str(shutil.which("node")), str(FOLDER / "nsqjs_client.js")]
+            return [str(program("node")), str(FOLDER / "nsqjs_client.js")]
         return [sys.executable, "-m", f"compat.clients.{self.name}_client"]
 
     def missing(self) -> str:
@@ -69,11 +69,17 @@ def node_modules() -> Path:
     return Path(cache) / "zsq-tests" / f"nsqjs-{NSQJS}" / "node_modules"
 
 
+def program(name: str) -> str | None:
+    """node and npm of this machine, or those that the test extra brings."""
+    return shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
+
+
 @functools.cache
 def nsqjs_missing() -> str:
-    for program in ("node", "npm"):
-        if shutil.which(program) is None:
-            return f"there is no {program}"
+    npm = program("npm")
+    for name in ("node", "npm"):
+        if program(name) is None:
+            return f"there is no {name}"
     folder = node_modules().parent
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / "lock").open("w") as lock:
@@ -81,7 +87,7 @@ def nsqjs_missing() -> str:
         if folder.exists():
             return ""
         with tempfile.TemporaryDirectory(dir=folder.parent) as made:
-            command = ["npm", "install", "--no-audit", "--no-fund", "--prefix", made, f"nsqjs@{NSQJS}"]
+            command = [str(npm), "install", "--no-audit", "--no-fund", "--prefix", made, f"nsqjs@{NSQJS}"]
             try:
                 done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False, stdin=subprocess.DEVNULL)
             except subprocess.TimeoutExpired:
