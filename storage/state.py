@@ -52,7 +52,19 @@ from .state_rows import (
     unwrap,
     unwrap_meta,
 )
-from .state_transaction import DeferredRows, SmallRows, apply, due_row, first_unfinished, late_rows, rows_of, small_rows_of, with_firsts
+from .state_transaction import (
+    DeferredRows,
+    SmallRows,
+    apply,
+    check_before,
+    due_row,
+    first_unfinished,
+    late_rows,
+    rows_of,
+    small_rows_of,
+    sought,
+    with_firsts,
+)
 
 __all__ = [
     "MAP_BYTES",
@@ -165,10 +177,18 @@ class StateStore:
         return {channel: total for channel, total in totals.items() if total.rows}
 
     def deferred_rows(self, channel: str) -> Iterator[HoleRow]:
-        """Each deferred hole of a channel, by its start."""
+        """Each deferred hole of a channel, by its start. `Damaged` behind the last one if there should be others."""
         with self._reading() as txn:
-            for key, value in rows_of(txn, prefix(DEFERRED, DeferredRows(txn).name(channel))):
-                yield HoleRow(start_of(key), *HOLE_ROW.unpack(unwrap(key, value)))
+            totals = DeferredRows(txn)
+            name = totals.name(channel)
+            check_before(txn, prefix(DEFERRED, name))
+            rows = messages = 0
+            for key, value in rows_of(txn, prefix(DEFERRED, name)):
+                yield (row := HoleRow(start_of(key), *HOLE_ROW.unpack(unwrap(key, value))))
+                rows += 1
+                messages += row.count
+            if (rows, messages) != (total := totals.counted(channel))[:2]:
+                raise Damaged(f"{self._path}: channel {channel!r} has {total.rows} deferred rows, but {rows} by their offset")
 
     def due(self, channel: str, until_ns: int, limit: int, late_ns: int = 2**64) -> tuple[list[HoleRow], int]:
         """The earliest deferred holes that are due by then, at most `limit`, and when the one behind those is due; 0: there is none.
@@ -178,6 +198,7 @@ class StateStore:
         found: list[HoleRow] = []
         with self._reading() as txn:
             name = DeferredRows(txn).name(channel)
+            check_before(txn, prefix(DUE, name))
             for key, value in rows_of(txn, prefix(DUE, name)):
                 row = due_row(txn, name, key, value)
                 if until_ns < row.due_ns <= late_ns or len(found) >= limit:
@@ -192,7 +213,7 @@ class StateStore:
         """The lowest offset still there that a channel has not finished, deferred ones included; None: there is no such channel."""
         with self._reading() as txn:
             key = CHANNEL + channel.encode()
-            value = txn.get(key)
+            value = sought(txn, key)
             if value is None:
                 return None
             table = Table()

@@ -66,7 +66,30 @@ def small_rows_of(txn: Any) -> Iterator[tuple[bytes, bytes]]:
 
 def first_of(txn: Any, begin: bytes) -> tuple[bytes, bytes]:
     """The first row whose key begins so; empty: there is none."""
+    check_before(txn, begin)
     return next(rows_of(txn, begin), (b"", b""))
+
+
+def check_before(txn: Any, begin: bytes) -> None:
+    """`Damaged` unless both rows between which a search for `begin` ends are as they were written.
+
+    LMDB looks at keys only. The lowest row of a range, with a flipped bit in its key, would lie before it; and one of another range may
+    lead the search to where this one is not. If both neighbours are whole, the search ended where it should.
+    """
+    cursor = txn.cursor()
+    found = cursor.set_range(begin)
+    if found:
+        unwrap(bytes(cursor.key()), bytes(cursor.value()))
+    if cursor.prev() if found else cursor.last():
+        unwrap(bytes(cursor.key()), bytes(cursor.value()))
+
+
+def sought(txn: Any, key: bytes) -> bytes | None:
+    """The value of a row that may not be there. That it is not is believed only where the search for it can be."""
+    value: bytes | None = txn.get(key)
+    if value is None:
+        check_before(txn, key)
+    return value
 
 
 def due_row(txn: Any, name: str, key: bytes, value: bytes) -> HoleRow:
@@ -85,12 +108,10 @@ def first_unfinished(txn: Any, kind: bytes, channel: str, start: int) -> int | N
     A deferred one of those may lie there until it is due; it must not hold back what is above.
     """
     head = prefix(kind, channel)
+    check_before(txn, head + U64.pack(start))
     cursor = txn.cursor()
     found = cursor.set_range(head + U64.pack(start))
-    following = None
-    if found and cursor.key().startswith(head):
-        unwrap(key := bytes(cursor.key()), bytes(cursor.value()))
-        following = start_of(key)
+    following = start_of(bytes(cursor.key())) if found and cursor.key().startswith(head) else None
     if (cursor.prev() if found else cursor.last()) and cursor.key().startswith(head):
         key = bytes(cursor.key())
         if start_of(key) + HOLE_ROW.unpack(unwrap(key, bytes(cursor.value())))[0] > start:
@@ -179,14 +200,14 @@ class DeferredRows:
         """Under which a channel's rows stand."""
         if channel not in self._generations:
             key = GENERATION + channel.encode()
-            value = self._txn.get(key)
+            value = sought(self._txn, key)
             self._generations[channel] = U64.unpack(unwrap(key, value))[0] if value is not None else 0
         return alias(channel, self._generations[channel])
 
     def _total(self, name: str) -> list[int]:
         if name not in self._totals:
             key = total_key(name)
-            value = self._txn.get(key)
+            value = sought(self._txn, key)
             self._totals[name] = list(TOTAL_ROW.unpack(unwrap(key, value))) if value is not None else [0, 0, 0]
             self._before[name] = list(self._totals[name])
         return self._totals[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -321,6 +322,46 @@ def test_a_bit_in_the_lowest_deferred_start_is_noticed(state: StateStore, tmp_pa
         with pytest.raises(Damaged):
             read()
     state.close()
+
+
+def found_of(state: StateStore, channel: str) -> list[Any]:
+    """What each way to the deferred rows says; None: that they are damaged."""
+    reads: list[Callable[[], object]] = [
+        lambda: list(state.deferred_rows(channel)),
+        lambda: state.first_unfinished(channel),
+        lambda: state.due(channel, 20, 9),
+        lambda: state.deferred(channel),
+        lambda: state.load().deferred[channel],
+    ]
+    found: list[Any] = []
+    for read in reads:
+        try:
+            found.append(read())
+        except Damaged:
+            found.append(None)
+    return found
+
+
+@pytest.mark.parametrize("name", ["bb", "cc", "dd"])
+@pytest.mark.parametrize("row", [10, 11, 13, 14])
+def test_a_bit_in_the_name_of_a_deferred_row_hides_none(state: StateStore, tmp_path: Path, name: str, row: int) -> None:
+    """It ends the row's range before its time, lets it begin too late, or leads a search for another channel astray."""
+    names = ["bb", "cc", "dd"]
+    holes = [(one, start, 1, 1, 10 + start) for one in names for start in range(10, 15)]
+    state.commit(StateBatch(channel_puts={one: {"next": 50} for one in names}, hole_puts=holes))
+    state.close()
+    sound = (tmp_path / "data.mdb").read_bytes()
+    rows = [HoleRow(start, 1, 1, 10 + start) for start in range(10, 15)]
+    true = [rows, 10, ([rows[0]], 21), DeferredTotal(5, 5, 10, 20), DeferredTotal(5, 5, 10, 20)]
+    for key in (deferred_key(name, row), due_key(name, 10 + row, row)):
+        for bit in range(8 * 4):
+            (tmp_path / "data.mdb").write_bytes(sound)
+            flip_in_place(tmp_path, key, bit)
+            state = StateStore(str(tmp_path))
+            for one in names:
+                found = found_of(state, one)
+                assert all(is_ in (None, should) for is_, should in zip(found, true, strict=True)), (key, bit, one, found)
+            state.close()
 
 
 def test_a_damaged_value_behind_a_due_time_is_noticed(state: StateStore, tmp_path: Path) -> None:
