@@ -43,6 +43,7 @@ from .delayed_format import (
     DelayedRow,
     count_of,
     decode_row,
+    has_its_size,
     parse_producer_key,
     parse_row_key,
     producer_key,
@@ -65,7 +66,7 @@ from .delayed_rows import (
     summary_of,
     translated,
 )
-from .errors import Damaged, DiskFull, ForeignDirectory, StoreFailed
+from .errors import Damaged, DiskFull, ForeignDirectory, StorageError, StoreFailed
 from .files import Files
 from .lmdb_errors import after_commit
 from .log_format import TEMPORARY_SUFFIX
@@ -73,6 +74,7 @@ from .log_format import TEMPORARY_SUFFIX
 MAP_BYTES: Final = 16 * 1024 * 1024  # address space, not memory and not disk; doubled when full
 MAP_BYTES_MAX: Final = 1 << 42
 DATA_NAME: Final = "data.mdb"
+RESCUE: Final = "rescue"  # what the next start is to do, whatever an examination would say
 MARKED_EVERY: Final = 256  # times that something is tried
 RECENT_MAX: Final = 8  # blocks a producer row remembers
 PRODUCERS_MAX: Final = 20_000
@@ -205,18 +207,23 @@ class DelayedStore:
         if damaged:
             self._drop_damaged(damaged)
         elif first and self.summary.messages:
-            self._commit("due", lambda rows: None)
+            self._commit("drop", lambda rows: None)
         return found
 
     def _drop_damaged(self, damaged: Sequence[tuple[bytes, bytes, str]]) -> None:
         for key, value, why in damaged:
             self.set_aside(key, value, why)
 
+        for key, value, why in damaged:
+            if not has_its_size(key, value):  # LMDB would move other rows of that page by a wrong size, over each other
+                self.attempting(RESCUE)
+                raise Damaged(f"{self.path}: {why}: its size is not what it says; the next start saves all others")
+
         def work(rows: Rows) -> None:
             for key, value, _ in damaged:
                 rows.drop(key, min(count_of(key, value), rows.meta["messages"]))
 
-        self._commit("due", work)
+        self._commit("drop", work)
 
     def remove(self, keys: Iterable[DelayedKey], *, known: bool = False, counts: bool = True) -> None:
         """Rows whose blocks are in the log; those that are gone already stay gone. Errors as in `put`.
@@ -372,17 +379,21 @@ class DelayedStore:
 
     @contextmanager
     def _trying(self, what: str) -> Iterator[None]:
-        """Marked the first time, and now and then: other pages are read later."""
+        """Marked the first time, and now and then: other pages are read later; and whenever damage was met: the next start looks for it."""
         times = self._tried.get(what, 0)
-        if times % MARKED_EVERY:
-            self._tried[what] = times + 1
-            yield
-            return
-        self.attempting(what)
+        marked = times % MARKED_EVERY == 0
+        if marked:
+            self.attempting(what)
         try:
             yield
         except (DiskFull, OSError):
-            self.attempting("")  # says nothing about the environment
+            if marked:
+                self.attempting("")  # says nothing about the environment
+            raise
+        except StorageError:
+            if not marked:
+                self.attempting(what)
             raise
         self._tried[what] = times + 1
-        self.attempting("")
+        if marked:
+            self.attempting("")

@@ -150,6 +150,17 @@ def count_of(key: bytes, value: bytes) -> int:
         return 1
 
 
+def has_its_size(key: bytes, value: bytes) -> bool:
+    """Whether nothing in a damaged row speaks against the sizes of key and value, which LMDB keeps apart from them."""
+    start = _HEAD.size + len(key)
+    if len(value) < start + HEADER_BYTES or (value[4:6] != len(key).to_bytes(2, "little") and value[_HEAD.size : start] != key):
+        return False
+    try:
+        return start + decode_header(value[start : start + HEADER_BYTES]).length == len(value)
+    except ZsqError:
+        return True  # it is the header that is damaged
+
+
 def due_block(row: DelayedRow) -> Block:
     """As it goes into the log: flag, due time and serial lie in its header there, in place of the producer's."""
     header = row.block.header._replace(flags=row.block.header.flags | DELAYED, producer_id=row.key.due_ns, sequence=row.key.serial)

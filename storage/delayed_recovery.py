@@ -3,6 +3,7 @@
 A file `delayed.attempt` says that a life of the storage process died while it did something with the environment for the first
 time: then it is looked through in a process of its own before it is opened again. A damaged page that LMDB trips over kills the
 reader with SIGBUS or SIGSEGV, each time, for ever; so the first death may leave no file, the second does, and then it is rescued.
+With the word `rescue` in it that is done at once: a row is damaged that LMDB cannot delete without moving others over each other.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Final, NamedTuple
 from crc32c import crc32c
 
 from ..transport.block import DELAYED
-from .delayed import DelayedStore
+from .delayed import RESCUE, DelayedStore
 from .delayed_format import DelayedKey
 from .delayed_head import finish_mending, mend_head, note_progress, noted_progress
 from .delayed_rescue import finish_rescue, is_rescuing, probe, rescue
@@ -28,6 +29,7 @@ from .log_format import BAD_SUFFIX, DELAYED_NAME, TEMPORARY_SUFFIX
 from .state_check import DATA_NAME, examine
 
 ATTEMPT_SUFFIX: Final = ".attempt"
+WORD_BYTES_MAX: Final = 100
 MADE_SUFFIX: Final = ".made"
 MOVED_MAX: Final = 1_000  # rows that are removed by one commit
 BAD_ROWS_MAX: Final = 1_000  # files; what is damaged beyond them is counted only
@@ -164,6 +166,8 @@ def _open(files: Files, directory: str, uuid: bytes, commits: int, notes: list[s
     if not files.exists(f"{path}/{DATA_NAME}"):  # LMDB would make it, empty
         raise ForeignDirectory(f"{path} holds no {DATA_NAME}: restore it, or remove the folder to do without what waited in it")
     if files.exists(path + ATTEMPT_SUFFIX):
+        if files.read_file(path + ATTEMPT_SUFFIX, WORD_BYTES_MAX) == RESCUE.encode():
+            return None, _Trouble(f"{path}: the size of a row is damaged")
         verdict = examine(path)
         if verdict.finished and verdict.findings:
             return None, _Trouble("; ".join(verdict.findings[:3]))

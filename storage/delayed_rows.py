@@ -228,3 +228,5 @@ def translated(path: str) -> Iterator[None]:
         if isinstance(error, unreadable) or "is not supported by this build" in text:  # the version in a head
             raise Damaged(text) from error
         raise StoreFailed(text) from error
+    except SystemError as error:  # the binding's, whose `Cursor.delete` forgets an error: the row behind the deleted one cannot be read
+        raise Damaged(f"{path}: {error.__cause__ or error}") from error

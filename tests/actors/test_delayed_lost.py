@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from zsq.actors.delayed_desk import DelayedDesk
 from zsq.storage.delayed import DelayedStore
-from zsq.storage.delayed_format import row_key
+from zsq.storage.delayed_format import DelayedRow, encode_row
 from zsq.storage.files import Files
 from zsq.transport.block import pack
 
@@ -17,10 +17,11 @@ def test_messages_that_damage_cost_are_an_alarm(tmp_path: Path) -> None:
     store = SimpleNamespace(files=Files(), directory=str(tmp_path), reserve_bytes=0, delayed=delayed)
     nothing = [lambda *_: None] * 5
     desk = DelayedDesk(store, "storage t", *nothing)  # type: ignore[arg-type]
-    (key,) = delayed.put([(pack([b"a", b"b"], producer_id=7), 10)], 5)
+    block = pack([b"a", b"b"], producer_id=7)
+    (key,) = delayed.put([(block, 10)], 5)
     desk.look()
     assert desk.statistics()["delayed_alarm"] == ""
-    delayed._drop_damaged([(row_key(key), b"", "it is damaged")])
+    delayed._drop_damaged([(*encode_row(DelayedRow(key, block)), "it is damaged")])
     delayed._drop_damaged([])
     desk.look()
     assert desk.statistics()["delayed_lost"] == 2

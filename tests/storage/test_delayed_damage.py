@@ -18,7 +18,7 @@ from zsq.storage.delayed_format import DelayedKey, due_block, row_key
 from zsq.storage.delayed_head import TRYING_NAME, note_progress
 from zsq.storage.delayed_rescue import rescue
 from zsq.storage.delayed_rows import Progress
-from zsq.storage.errors import StoreFailed
+from zsq.storage.errors import Damaged, StoreFailed
 from zsq.storage.files import Files
 from zsq.storage.state import StateBatch
 from zsq.transport.block import pack
@@ -78,6 +78,58 @@ def test_a_flipped_bit_in_a_key_costs_that_row_and_no_time(store: DelayedStore, 
         bodies(store)
         assert store.summary[:3] == (0, 0, 0), "none is moved twice"
         assert (store.summary.lost, len(kept)) == (lost + 1, 1)
+
+
+@pytest.mark.parametrize(("which", "place", "bit"), [(1, 0, 4), (2, 1, 0), (4, 6, 3)])
+def test_a_flipped_bit_in_a_row_s_size_costs_that_row(desk: Desk, which: int, place: int, bit: int) -> None:
+    """LMDB, told to delete it, would move the rows of that page over each other; or failed at that, in each life again."""
+    assert desk.store is not None
+    blocks = [(pack([b"%03d" % number], producer_id=7, sequence=number), DUE + number) for number in range(6)]
+    key = row_key(desk.store.make_delayed(1_000).put(blocks, 5)[which])
+    desk.abandon_cleanly()
+    flip_node(desk, key, place, bit)
+    store = desk.open()
+    assert store.delayed is not None
+    with pytest.raises(Damaged):
+        bodies(store.delayed)
+    desk.abandon_cleanly()
+    store = desk.open()
+    assert store.delayed is not None
+    assert bodies(store.delayed) == [b"%03d" % number for number in range(6) if number != which]
+    assert store.delayed.summary.lost == 1
+    assert any("size of a row is damaged" in alarm for alarm in store.report.alarms), "though an examination may not come to its end"
+    assert any("1 delayed messages are lost" in alarm for alarm in store.report.alarms)
+
+
+def flip_node(desk: Desk, key: bytes, place: int, bit: int) -> None:
+    """In what stands before a key in LMDB's page: size of the value (2, 2), flags (2), size of the key (2)."""
+    file = desk.path("delayed/data.mdb")
+    data = bytearray(file.read_bytes())
+    at = data.find(key)
+    assert data.count(key) == 2, "the page, and the value itself"
+    data[at - 8 + place + bit // 8] ^= 1 << bit % 8
+    desk.replace(file, bytes(data))
+
+
+def test_damage_that_is_met_late_in_a_life_is_marked_as_well(store: DelayedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the next start looks for it; and deleting what is damaged is marked as reading it is."""
+    keys = publish(store, 5)
+    store.close()
+    flip_keys(store.path, row_key(keys[2]), 3, 1)
+    store.__init__(store.path, UUID)  # type: ignore[misc]
+    marks: list[str] = []
+    store.attempting = marks.append
+    bodies(store)
+    assert marks == ["due", "", "drop", ""]
+    marks.clear()
+
+    def fail(*given: object) -> Iterator[object]:
+        raise Damaged("a page")
+
+    monkeypatch.setattr(delayed, "rows_from", fail)
+    with pytest.raises(Damaged):
+        bodies(store)
+    assert marks == ["due"]
 
 
 def test_a_row_is_believed_before_its_time_only_by_its_checksum(store: DelayedStore) -> None:
