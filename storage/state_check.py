@@ -3,7 +3,8 @@
     python -m zsq.storage.state_check DIR
 
 reads every row of DIR/data.mdb against its checksum (all rows of ours have the same envelope, see `state_rows.py`), for a state store
-adds up its counts and sums too, and then commits to a copy of it, which makes LMDB use the pages that it holds for free. What is wrong
+adds up its counts and sums too, looks at what LMDB's pages say of themselves (`lmdb_pages.py`), and then commits to a copy of it,
+which makes LMDB use the pages that it holds for free. What is wrong
 comes out as JSON, a list of sentences; the exit code is 0 if there is none. Nothing in DIR is changed.
 
 The copy lies beside DIR; who asked removes it, however the process ended. Where there is no room for one, or the environment is larger than
@@ -25,6 +26,7 @@ import lmdb
 
 from .errors import Damaged, ForeignDirectory
 from .files import Files
+from .lmdb_pages import wrong_pages
 from .state import StateStore
 from .state_rows import META, SMALL_RANGES, unwrap, unwrap_meta
 from .state_transaction import rows_of
@@ -114,7 +116,7 @@ def findings(path: str) -> list[str]:
     """The check itself. It may kill the process that calls it."""
     if not Files().exists(f"{path}/{DATA_NAME}"):
         return [f"{path} holds no {DATA_NAME}"]
-    found = _read(path)
+    found = _read(path) or wrong_pages(Files(), f"{path}/{DATA_NAME}")
     return found if found or _size(path) > TRIAL_BYTES_MAX else _write_to_a_copy(path)
 
 

@@ -55,6 +55,7 @@ def test_a_specimen_has_all_kinds_and_is_the_same_each_time(tmp_path_factory: py
         "1|gone|delayed/",  # nobody missed it
         "1|stale|state/data.mdb|2",  # a start made it again, and fsck found nothing
         "1|flip|state/data.mdb|123273",  # in the name of a deferred row: it and those behind it were left out where they are read by offset
+        "2|flip|state/data.mdb|98306",  # in a page's own number: a start died of it, and fsck found nothing
         "2|flip|delayed/data.mdb|191496",  # in the size of a row: to delete it failed, in each life again
         "3|flip|delayed/data.mdb|98424",  # in the head of a page: an error of the binding that says nothing of damage came out
     ],
