@@ -33,6 +33,7 @@ from .publishing import Gatherer
 from .registering import Registrar
 
 BACKLOG: Final = 1_024
+SUBSCRIPTIONS_MAX: Final = 4_000  # each takes a socket of ZeroMQ's and two of its monitor, of which a process has 16,384
 DRAIN_S: Final = 2.0  # for what was published to be answered as the gateway ends
 
 
@@ -141,6 +142,8 @@ class NsqGateway(AsyncActor):
 
     def refuses(self, topic: str, channel: str) -> str:
         """Why nobody more may consume there; "" if one may."""
+        if sum(one.subscription is not None for one in self.connections) >= SUBSCRIPTIONS_MAX:
+            return f"this gateway has {SUBSCRIPTIONS_MAX} consumers already"
         most = self.limits.max_channel_consumers
         if most:
             there = sum(

@@ -1,0 +1,41 @@
+"""How many may consume by one NSQ gateway."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from zsq.actors.nsq import gateway as module
+from zsq.actors.nsq.gateway import NsqGateway
+from zsq.transport.nsq.limits import NsqLimits
+
+
+class Connection:
+    def __init__(self, place: tuple[str, str] | None) -> None:
+        self.subscription = None if place is None else SimpleNamespace(topic=place[0], channel=place[1])
+
+
+def gateway_with(limits: NsqLimits, *consumers: tuple[str, str] | None) -> NsqGateway:
+    made = NsqGateway(1, "nsq gateway", {})
+    made.limits = limits
+    made.connections = cast("Any", dict.fromkeys(map(Connection, consumers)))
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SUBSCRIPTIONS_MAX", 3)
+
+
+def test_more_consumers_than_there_are_sockets_are_refused() -> None:
+    """A SUB that finds no socket would wait for ever."""
+    assert gateway_with(NsqLimits(), ("t", "c"), ("t", "c"), None, None).refuses("t", "c") == ""
+    assert "3 consumers already" in gateway_with(NsqLimits(), ("t", "c"), ("t", "d"), ("u", "c")).refuses("t", "c")
+
+
+def test_a_channel_has_so_many() -> None:
+    limits = NsqLimits(max_channel_consumers=1)
+    assert gateway_with(limits, ("t", "other"), None).refuses("t", "c") == ""
+    assert gateway_with(limits, ("t", "c")).refuses("t", "c") == "channel consumers for t:c exceeds limit of 1"
