@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from zsq.actors.nsq import gateway as module
+from zsq.actors.nsq.connection import Connection as RealConnection
 from zsq.actors.nsq.gateway import NsqGateway
 from zsq.transport.nsq.limits import NsqLimits
 
@@ -39,3 +40,17 @@ def test_a_channel_has_so_many() -> None:
     limits = NsqLimits(max_channel_consumers=1)
     assert gateway_with(limits, ("t", "other"), None).refuses("t", "c") == ""
     assert gateway_with(limits, ("t", "c")).refuses("t", "c") == "channel consumers for t:c exceeds limit of 1"
+
+
+def test_who_reads_no_answers_is_not_read_any_more() -> None:
+    """Else each publish would add an answer to what lies there."""
+    said: list[str] = []
+    transport = SimpleNamespace(pause_reading=lambda: said.append("pause"), resume_reading=lambda: said.append("resume"))
+    publishing = SimpleNamespace(full=False)
+    connection = RealConnection(cast("Any", SimpleNamespace(loop=None, limits=NsqLimits(), publishing=publishing, paused={})))
+    connection._transport = cast("Any", transport)
+    connection.data_received(b"  V2")
+    connection.pause_writing()
+    assert said == ["pause"]
+    connection.resume_writing()
+    assert said == ["pause", "resume"]
