@@ -175,6 +175,8 @@ class Manage(Wire):
 
     On topics also: chunks (Done.data: their statistics), delayed (`do`: list, count, cancel), close and open (`to`: publishers, consumers).
     On channels also: seek (to `offset`, or to `time_ns`), peek (Done.data: what waits next, by offset, and what is held).
+
+    `by`, for the audit log: `user`, `from` (an address) and `via` (which gateway). Set by gateways in place of what came from outside.
     """
 
     op: ClassVar[int] = 12
@@ -183,6 +185,7 @@ class Manage(Wire):
     topic: str
     channel: str
     options: dict[str, Any]
+    by: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

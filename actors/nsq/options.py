@@ -56,8 +56,16 @@ class NsqOptions:
 
 @dataclass(frozen=True, slots=True)
 class HttpOptions:
-    """`listen`: HOST:PORT; `given` as above; `nsq`: what /info, /lookup and /nodes say of the NSQ gateway beside this one, None without."""
+    """`listen`: HOST:PORT; `given` as above; `nsq`: what /info, /lookup and /nodes say of the NSQ gateway beside this one, None without.
+
+    `tls_cert`, `tls_key`: paths of PEM files, both or none. `allowed_hosts`: names under which clients may call, besides those of this
+    machine. `console`: the folder of the console's static files, "" for none.
+    """
 
     listen: str = HTTP_LISTEN
     given: bool = False
     nsq: NsqOptions | None = None
+    tls_cert: str = ""
+    tls_key: str = ""
+    allowed_hosts: tuple[str, ...] = ()
+    console: str = ""
