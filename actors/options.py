@@ -10,6 +10,7 @@ from typing import Any, Final
 from ..transport.protocol import REQUEUE_DELAY_MS_MAX
 from .alarm_options import AlarmOptions
 from .nsq.options import HttpOptions, NsqOptions
+from .security_options import SecurityOptions
 
 KIB: Final = 1024
 MIB: Final = 1024 * 1024
@@ -182,6 +183,7 @@ class ServeOptions:
     stage_timeout_s: float = 0.0
     retention: Mapping[str, Any] = field(default_factory=dict)
     alarms: AlarmOptions = field(default_factory=AlarmOptions)
+    security: SecurityOptions = field(default_factory=SecurityOptions)
 
 
 def push_listen(serve_options: ServeOptions) -> str:
