@@ -16,12 +16,12 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import zmq
 
 from ..storage.errors import StorageError
-from ..transport.errors import E_BAD_COMMAND, UsageError, ZsqError
+from ..transport.errors import E_BAD_COMMAND, E_INTERNAL, Refused, UsageError, ZsqError
 from ..transport.memory import release_memory
 from ..transport.protocol import Ask, Born, Done, Failed, Gone, Order, Pulse, Scan, Stop, Wire
 from . import options
@@ -33,6 +33,7 @@ log = logging.getLogger("zsq")
 
 _MS = 1_000_000
 _QUESTIONS = (Ask, Scan)
+RELOAD: Final = "reload"  # the order that everybody takes
 
 
 class StartFailed(Exception):
@@ -83,6 +84,9 @@ class Actor:
     def on_order(self, word: Order) -> dict[str, Any] | None:
         """A Manage action; the answer's data, or None where the answer comes later."""
         raise UsageError(E_BAD_COMMAND, f"{self.title} cannot {word.action}")
+
+    def on_reload(self, told: dict[str, Any]) -> None:
+        """The settings that may change in its life, anew (`reloading.py` says which). What raises here left the old ones in force."""
 
     def statistics(self) -> dict[str, Any]:
         """What each pulse carries, once a second."""
@@ -266,12 +270,22 @@ class Actor:
             self.pulse(word.request, detailed=word.detailed)
         elif isinstance(word, Order):
             try:
-                data = self.on_order(word)
+                data = self._reload(word.options) if word.action == RELOAD else self.on_order(word)
             except ZsqError as error:
                 self.supervisor.send((), Failed(word.request, error.code, error.text))
                 return
             if data is not None:
                 self.answer_order(word.request, data)
+
+    def _reload(self, told: dict[str, Any]) -> dict[str, Any]:
+        logging.getLogger().setLevel(str(told["log_level"]).upper())
+        try:
+            self.on_reload(told)
+        except ZsqError:
+            raise
+        except Exception as error:  # of whatever library: it goes on as it was
+            raise Refused(E_INTERNAL, f"{type(error).__name__}: {error}") from error
+        return {}
 
     def answer_order(self, request: int, data: dict[str, Any] | ZsqError) -> None:
         self.supervisor.send((), Failed(request, data.code, data.text) if isinstance(data, ZsqError) else Done(request, data))
