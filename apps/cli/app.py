@@ -1,7 +1,7 @@
 """The root command, and the one place where errors become a line on stderr and an exit code.
 
 0 done, 1 failed, 2 wrong usage, 3 broker not reached. Nothing here imports ZeroMQ, rich or the client:
-`zsq --help` should feel immediate, so each command imports what it needs when it runs.
+`zsq --help` should feel immediate, so each command is imported when it is named, and imports what it needs when it runs.
 """
 
 from __future__ import annotations
@@ -17,23 +17,7 @@ import click
 
 from ... import __version__
 from ...transport.errors import E_INTERNAL, BrokerUnreachable, UsageError, ZsqError
-from .alarms import alarms
-from .channel import channel
-from .closing import topic_retire
-from .consume import sub, tail
-from .delayed import delayed
-from .dump import dump
-from .fsck import fsck
-from .look import peek, seek
-from .manage import topic
-from .message import message
-from .nsqd import export_nsqd, import_nsqd
-from .publish import pub
-from .redrive import redrive
-from .serve import serve
-from .stats import stats
-
-assert topic_retire.name in topic.commands  # that import has added close, open and retire
+from .lazy import LazyGroup, Place
 
 DONE: Final = 0
 FAILED: Final = 1
@@ -41,7 +25,40 @@ WRONG_USAGE: Final = 2
 NOT_REACHED: Final = 3
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+SECTIONS: Final = {
+    "Run a broker": {
+        "serve": Place("serve:serve", "Run the broker in front, until SIGTERM or Ctrl-C."),
+    },
+    "Publish and consume": {
+        "pub": Place("publish:pub", "Publish each line of a file or of standard input."),
+        "sub": Place("consume:sub", "Write a channel's messages to standard output, and finish them."),
+        "tail": Place("consume:tail", "Write a topic's messages from an offset or a time on."),
+        "delayed": Place("delayed:delayed", "What was published with --delay and is not due yet."),
+        "redrive": Place("redrive:redrive", "Send dead letters back to where they died."),
+    },
+    "Look": {
+        "stats": Place("stats:stats", "Topics, channels, consumers, processes."),
+        "alarms": Place("alarms:alarms", "Backlog alarms, and who is told."),
+        "peek": Place("look:peek", "What a topic or channel holds, without taking part."),
+        "message": Place("message:message", "One message, by offset or id."),
+    },
+    "Manage": {
+        "topic": Place("closing:topic_group", "Create, set, show, close, retire, delete, pause a topic."),
+        "channel": Place("manage:channel", "Create, set, show, delete, pause, empty a channel."),
+        "seek": Place("look:seek", "Move a channel back or forward."),
+    },
+    "A stopped broker's files": {
+        "fsck": Place("fsck:fsck", "Check them all, and repair what can be."),
+        "dump": Place("dump:dump", "Any file as readable lines."),
+        "import-nsqd": Place("nsqd:import_nsqd", "Take over the data of a stopped nsqd."),
+        "export-nsqd": Place("nsqd:export_nsqd", "Write a data directory that nsqd starts from."),
+    },
+}  # fmt: skip
+
+
+@click.group(
+    cls=LazyGroup, sections=SECTIONS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)  # fmt: skip
 @click.version_option(__version__, message="zsq %(version)s")
 @click.option("--url", envvar="ZSQ_URL", metavar="URL", help="Where the broker is: tcp://host:port or ipc://DATA_DIR/run.")
 def app(url: str | None) -> None:
@@ -51,28 +68,6 @@ def app(url: str | None) -> None:
 
     Exit codes: 0 done, 1 failed, 2 wrong usage, 3 broker not reached.
     """
-
-
-for _command in (
-    serve,
-    pub,
-    sub,
-    tail,
-    redrive,
-    message,
-    peek,
-    stats,
-    alarms,
-    topic,
-    channel,
-    seek,
-    delayed,
-    fsck,
-    import_nsqd,
-    export_nsqd,
-    dump,
-):
-    app.add_command(_command)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

@@ -71,14 +71,14 @@ def test_errors_become_one_line_and_a_code(
     def fail(**_: Any) -> None:
         raise error
 
-    monkeypatch.setattr(app.app.commands["stats"], "callback", fail)
+    monkeypatch.setattr(stats.stats, "callback", fail)
     assert app.run(["stats"]) == code
     assert capsys.readouterr().err == line
 
 
 def test_url_own_option_then_root_then_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[str] = []
-    monkeypatch.setattr(app.app.commands["stats"], "callback", lambda url, **_: found.append(url))
+    monkeypatch.setattr(stats.stats, "callback", lambda url, **_: found.append(url))
     monkeypatch.delenv("ZSQ_URL", raising=False)
     app.run(["stats"])
     monkeypatch.setenv("ZSQ_URL", "tcp://c:3")

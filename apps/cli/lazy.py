@@ -1,0 +1,47 @@
+"""A group whose commands are imported when they are used: `zsq --help` and each single command should come at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, Final, NamedTuple
+
+import click
+
+
+class Place(NamedTuple):
+    """Where a command is (`module:name`, of this package), and what help says of it in a few words."""
+
+    where: str
+    text: str
+
+
+class LazyGroup(click.Group):
+    """`sections`: title -> command's name -> its place, in the order of help. `add_command` works as ever."""
+
+    def __init__(self, *arguments: Any, sections: Mapping[str, Mapping[str, Place]], **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self.sections: Final = sections
+        self._places: Final = {name: place for section in sections.values() for name, place in section.items()}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*self._places, *(name for name in sorted(self.commands) if name not in self._places)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.commands and cmd_name in self._places:
+            module, _, name = self._places[cmd_name].where.partition(":")
+            self.commands[cmd_name] = getattr(import_module(f".{module}", __package__), name)
+        return self.commands.get(cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Nothing is imported for it."""
+        width = max(map(len, self.list_commands(ctx)))
+        for title, section in self.sections.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), place.text) for name, place in section.items()])
+        others = [
+            (name.ljust(width), self.commands[name].get_short_help_str()) for name in self.list_commands(ctx) if name not in self._places
+        ]
+        if others:
+            with formatter.section("Others"):
+                formatter.write_dl(others)
