@@ -9,14 +9,17 @@ import logging
 import socket
 import time
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from ..transport.protocol import Alarm
 from . import options
+from .alarm_options import AlarmOptions
 from .alarms import NONE, Alarms, Place, as_json, describe
 from .channel_rows import backlog
 
 if TYPE_CHECKING:
+    from .process_table import Child
     from .supervisor import Supervisor
     from .topic_group import TopicGroup
 
@@ -34,6 +37,21 @@ class AlarmDesk:
         self._alarms = Alarms(self.given.hold_s)
         self._recent: deque[dict[str, Any]] = deque(maxlen=RECENT_MAX)
         self._due_ns = 0
+        self._anew = False  # other receivers than before: they have heard of nothing
+
+    def configure(self, given: AlarmOptions) -> None:
+        """Other thresholds hold from the next look on. Other receivers get a new process, and hear of what is raised; of what the old ones
+        were not told yet they hear no other way."""
+        before, self.given = self.given, given
+        self._alarms.hold(given.hold_s)
+        if _receivers(before) != _receivers(given):
+            for child in self._tellers():
+                self.supervisor.stop_child(child)
+            self.start()
+            self._anew = True
+
+    def _tellers(self) -> list[Child]:
+        return [child for child in self.supervisor.singles.of_kind(KIND) if not child.told_to_stop]
 
     def start(self) -> None:
         """The process that tells, if anybody is to be told."""
@@ -50,14 +68,17 @@ class AlarmDesk:
         self._due_ns = now_ns + options.PULSE_MS * 1_000_000
         wall_ns = time.time_ns()
         events = self._alarms.see(self._figures(wall_ns), now_ns, wall_ns)
-        if not events:
-            return
         for event in events:
             log.warning("alarm %s", event.text)
         told = [as_json(event) for event in events]
         self._recent.extend(told)
-        for child in self.supervisor.singles.of_kind(KIND):
+        if self._anew and all(child.state == "up" for child in self._tellers()):
+            self._anew = False
+            told = [as_json(event) for event in (*self._alarms.again(wall_ns), *(one for one in events if one.event == "cleared"))]
+        for child in self._tellers():
             for at in range(0, len(told), EVENTS_A_WORD):
+                if child.state == "starting" and self._anew:
+                    break  # it hears of all that is raised once it is up
                 if child.state != "up" or not self.supervisor.port.send(child.envelope, Alarm(tuple(told[at : at + EVENTS_A_WORD]))):
                     log.error("nobody is told of %d alarms: the process that tells them is being started again", len(told) - at)
                     break
@@ -96,4 +117,9 @@ class AlarmDesk:
         return list(self._recent)
 
     def receivers(self) -> list[dict[str, Any]]:
-        return [row for child in self.supervisor.singles.of_kind(KIND) for row in child.stats.get("receivers", ())]
+        return [row for child in self._tellers() for row in child.stats.get("receivers", ())]
+
+
+def _receivers(given: AlarmOptions) -> AlarmOptions:
+    """Without what only concerns when they are told."""
+    return replace(given, depth=NONE, age_s=NONE, hold_s=0)

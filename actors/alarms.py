@@ -95,9 +95,13 @@ class Alarms:
     """`see` is called in turn, with what is known of all channels that have a threshold."""
 
     def __init__(self, hold_s: float) -> None:
-        self._hold_ns = int(hold_s * 1e9)
+        self.hold(hold_s)
         self._alarms: dict[Place, _Alarm] = {}
         self._seen_ns = 0
+
+    def hold(self, hold_s: float) -> None:
+        """For what is rising or falling now as well."""
+        self._hold_ns = int(hold_s * 1e9)
 
     def see(self, figures: Mapping[Place, tuple[float | None, float]], now_ns: int, wall_ns: int) -> list[Event]:
         """`figures`: place -> (value, threshold). A place that is not there any more is over. Returns what is to be told."""
@@ -142,6 +146,11 @@ class Alarms:
         """Under which it was seen last; None for a quiet one."""
         alarm = self._alarms.get(place)
         return alarm.threshold if alarm is not None else None
+
+    def again(self, wall_ns: int) -> list[Event]:
+        """What is raised, as if it had just been: for somebody who has not heard of it."""
+        rows = [(place, alarm) for place, alarm in self._alarms.items() if alarm.state in (_S.RAISED, _S.FALLING)]
+        return [_event("raised", place, alarm, wall_ns) for place, alarm in rows]
 
     def raised(self) -> list[dict[str, Any]]:
         """Those that are raised now, the longest first."""

@@ -46,6 +46,7 @@ class Child:
     data: dict[str, Any] = field(default_factory=dict)
     stats: dict[str, Any] = field(default_factory=dict)
     started_ns: int = field(default_factory=time.monotonic_ns)
+    pulsed_ns: int = 0  # when `stats` came
     failure: str = ""
     told_to_stop: bool = False  # its end is no failure; `state` cannot say so once it has ended
     owner: Any = None  # the topic group it belongs to, if any
@@ -57,7 +58,7 @@ class ProcessTable:
     def __init__(self, supervisor_endpoint: str, log_level: str) -> None:
         self.children: dict[int, Child] = {}
         self._endpoint = supervisor_endpoint
-        self._log_level = log_level
+        self.log_level = log_level
         self._epoll = select.epoll()
         self._by_fd: dict[int, Child] = {}
         self._forkserver_pidfd = -1
@@ -85,7 +86,7 @@ class ProcessTable:
         main = sys.modules["__main__"]
         sys.modules["__main__"] = self._blank_main
         try:
-            arguments = (spec, self._endpoint, theirs, self.forkserver_pid, self._log_level)
+            arguments = (spec, self._endpoint, theirs, self.forkserver_pid, self.log_level)
             process = self._context.Process(target=child_main, args=arguments, daemon=True)
             process.start()
             # Else each start would poll all that live. The pidfds tell who ended.

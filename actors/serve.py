@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 
 from ..storage.errors import ForeignDirectory, Locked, StorageError
 from ..storage.files import Files
@@ -12,11 +13,15 @@ from .import_remains import clear_imports_at_start
 from .options import ServeOptions
 from .process import raise_file_limit, set_title
 from .registry import Registry
+from .reloading import Fresh
 from .supervisor import Supervisor
 
 
-def serve(serve_options: ServeOptions) -> int:
-    """Run a broker in the foreground until SIGTERM or SIGINT; returns the exit code (0 stopped, 1 failed)."""
+def serve(serve_options: ServeOptions, read_again: Callable[[], Fresh] | None = None) -> int:
+    """Run a broker in the foreground until SIGTERM or SIGINT; returns the exit code (0 stopped, 1 failed).
+
+    `read_again`: called on SIGHUP; what it raises (`ZsqError`, `OSError`) leaves everything as it was.
+    """
     logging.basicConfig(level=serve_options.log_level.upper(), format="%(asctime)s %(levelname)s [supervisor] %(message)s")
     files = Files()
     data_dir = serve_options.data_dir.absolute()
@@ -41,7 +46,7 @@ def serve(serve_options: ServeOptions) -> int:
     raise_file_limit()
     set_title(f"supervisor {data_dir}")
     try:
-        return Supervisor(serve_options, registry, run_dir).run()
+        return Supervisor(serve_options, registry, run_dir, read_again).run()
     finally:
         registry.memory.close()
         rundir.clear(data_dir, run_dir)

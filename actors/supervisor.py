@@ -28,8 +28,10 @@ from .deletion import open_again
 from .management import Management
 from .options import ServeOptions
 from .port import Mail, Port
+from .process import has_terminal
 from .process_table import Child, ProcessTable
 from .registry import Registry
+from .reloading import Fresh, Reloading
 from .singles import Singles
 from .topic_group import TopicGroup
 from .trimming import Trimming
@@ -40,7 +42,9 @@ log = logging.getLogger("zsq")
 class Supervisor:
     """One life of the broker on one data directory."""
 
-    def __init__(self, serve_options: ServeOptions, registry: Registry, run_dir: str) -> None:
+    def __init__(
+        self, serve_options: ServeOptions, registry: Registry, run_dir: str, read_again: Callable[[], Fresh] | None = None
+    ) -> None:
         self.options = serve_options
         self.registry = registry
         self.run_dir = run_dir
@@ -51,6 +55,8 @@ class Supervisor:
         # Keys are incarnations, in endpoints and lease tokens: begun at random, so that the next life has others.
         self._key = int.from_bytes(os.urandom(4), "little") & 0x3FFF_FFFF
         self._signals = 0
+        self._hung_up = False
+        self._has_terminal = has_terminal()
         self._looked_ns = 0
         self._starts_until_ns = 0
         self._more_to_start = False
@@ -70,6 +76,7 @@ class Supervisor:
         self.singles = Singles(self)
         self.management = Management(self)
         self.alarms = AlarmDesk(self)
+        self.reloading = Reloading(self, read_again)
 
     def new_key(self) -> int:
         self._key += 1
@@ -175,6 +182,8 @@ class Supervisor:
     def _turn(self, poller: zmq.Poller, wake: socket.socket) -> None:
         if self._signals and not self.stopping:
             self.stop(0)
+        elif self._hung_up and not self.stopping:
+            self._on_hang_up()
         for source, _ in poller.poll(0 if self._more_to_start else 100):
             if source is self.port.socket:
                 for mail in self.port.receive(options.DRAIN_MAX):
@@ -185,6 +194,7 @@ class Supervisor:
         self._on_processes()
         self.management.tick(time.monotonic_ns())
         self.alarms.tick(time.monotonic_ns())
+        self.reloading.tick()
         self._kill_late()
         self._now_and_then(time.monotonic_ns())
         self._starts_until_ns, self._more_to_start = time.monotonic_ns() + options.STARTS_TURN_MS * 1_000_000, False
@@ -197,10 +207,21 @@ class Supervisor:
 
     def _on_signal(self, number: int, frame: object) -> None:
         """Only a note: it may interrupt a send between two frames. A second one does not wait for anybody."""
+        if number == signal.SIGHUP:
+            self._hung_up = True
+            return
         self._signals += 1
         if self._signals > 1:
             for child in list(self.table.children.values()):
                 self.table.kill(child)
+
+    def _on_hang_up(self) -> None:
+        """Somebody asks for new settings; or the terminal is gone in which this was started, and with it who would stop it."""
+        self._hung_up = False
+        if self._has_terminal and not has_terminal():
+            self.stop(0)
+        else:
+            self.reloading.begin()
 
     def _on_mail(self, mail: Any) -> None:
         if not isinstance(mail, Mail):
@@ -213,7 +234,7 @@ class Supervisor:
         elif isinstance(word, p.Pulse):
             child = self.table.children.get(word.key)
             if child is not None and child.envelope == mail.envelope:
-                child.stats = child.stats | word.stats
+                child.stats, child.pulsed_ns = child.stats | word.stats, time.monotonic_ns()
                 if word.request:
                     self.management.gatherings.reported(word.request, word.key, word.details)
         elif isinstance(word, (p.PoolSize, p.Hung)) and not any(c.envelope == mail.envelope for c in self.singles.of_kind("scan_loop")):

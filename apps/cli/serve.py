@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from .alarm_options import given_alarms, with_alarms
+from .config_options import Configured, config_option
 from .nsq_options import given_gateways, with_nsq
 from .options import SYNC_MODES
 from .retention import given_retention, with_keep
 
+if TYPE_CHECKING:
+    from ...actors.options import ServeOptions
+
 DEFAULT_LISTEN: Final = "127.0.0.1:4153"
 
 
-@click.command()
+@click.command(cls=Configured)
+@config_option
 @click.option(
     "--data-dir",
     required=True,
@@ -45,46 +52,45 @@ DEFAULT_LISTEN: Final = "127.0.0.1:4153"
 @with_alarms
 @with_nsq
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True)
-def serve(
-    data_dir: Path,
-    listen: str,
-    listen_push: str,
-    no_listen: bool,
-    sync: str,
-    node_id: int,
-    chunk_bytes: int | None,
-    stage_timeout: float | None,
-    log_level: str,
-    **others: Any,
-) -> int:
+@click.pass_context
+def serve(context: click.Context, /, **given: Any) -> int:
     """Run the broker on DIR until SIGTERM or Ctrl-C.
 
-    With sync "always" (the default) a publish is answered after fdatasync.
+    With sync "always" (the default) a publish is answered after fdatasync. SIGHUP takes the configuration anew; zsq config shows it.
     """
-    if not no_listen:
-        check_listen(listen, "--listen")
-        if listen_push:
-            check_listen(listen_push, "--listen-push")
-    from ...actors.options import ServeOptions
+    from .reload import Again
+
+    again = Again(context, os.environ)  # before the secrets leave the environment
+    options = serve_options(given, os.environ)
     from ...actors.serve import serve as serve_broker
 
-    more: dict[str, Any] = {} if chunk_bytes is None else {"chunk_bytes": chunk_bytes}
-    keep = {name: others[name] for name in others if name.startswith("keep_")}
-    gateway, push = ("", "") if no_listen else (listen, listen_push)
-    options = ServeOptions(
-        data_dir=data_dir,
+    return serve_broker(options, again.read)
+
+
+def serve_options(given: Mapping[str, Any], environment: MutableMapping[str, str]) -> ServeOptions:
+    """What was said, checked as a whole; secrets are taken out of the environment."""
+    gateway, push = ("", "") if given["no_listen"] else (given["listen"], given["listen_push"])
+    if gateway:
+        check_listen(gateway, "--listen")
+    if push:
+        check_listen(push, "--listen-push")
+    from ...actors.options import ServeOptions
+
+    more: dict[str, Any] = {} if given["chunk_bytes"] is None else {"chunk_bytes": given["chunk_bytes"]}
+    keep = {name: given[name] for name in given if name.startswith("keep_")}
+    return ServeOptions(
+        data_dir=given["data_dir"],
         gateway=gateway,
         gateway_push=push,
-        node_id=node_id,
-        log_level=log_level,
-        sync=sync,
-        stage_timeout_s=stage_timeout or 0.0,
+        node_id=given["node_id"],
+        log_level=given["log_level"],
+        sync=given["sync"],
+        stage_timeout_s=given["stage_timeout"] or 0.0,
         retention=given_retention(keep),
-        alarms=given_alarms(others),
-        **given_gateways(others | {"no_listen": no_listen}),
+        alarms=given_alarms(given, environment),
+        **given_gateways(given),
         **more,
     )
-    return serve_broker(options)
 
 
 def check_listen(listen: str, option: str) -> None:

@@ -1,0 +1,244 @@
+"""Where `zsq serve` gets its options from: a file, the environment, flags, the later over the earlier; by click's own means.
+
+The file is TOML. Its keys are the flags without their dashes; a table is a prefix: `[nsq]` with `listen` is `nsq-listen`. It is checked
+whole before anything begins: what is not known, of another type or out of range is refused, with the file, the key and what is allowed.
+The variable of an option is ZSQ_SERVE_ and its name in capitals; some have an older name too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from math import isfinite
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from ...transport.errors import E_BAD_ARGUMENT, UsageError
+from .alarm_options import PASSWORD, TOKEN
+from .quantities import Count, Seconds, Size
+
+PREFIX: Final = "ZSQ_SERVE_"
+CONFIG: Final = "ZSQ_CONFIG"
+FILE_BYTES_MAX: Final = 1 << 20
+SECRETS: Final = (TOKEN, PASSWORD)
+RELOADABLE: Final = frozenset(
+    {
+        "log_level", "keep_bytes", "keep_time", "keep_chunks", "alarm_depth", "alarm_age", "alarm_hold", "alarm_webhook", "alarm_command",
+        "alarm_mail", "alarm_mail_from", "alarm_smtp", "alarm_smtp_tls", "alarm_smtp_user", "access", "nsq_tls_cert", "nsq_tls_key",
+        "nsq_tls_root_ca_file", "nsq_tls_client_auth_policy", "nsq_tls_min_version", "http_tls_cert", "http_tls_key",
+    }
+)  # fmt: skip
+"""Options that SIGHUP brings into force (actors/reloading.py); the others need a restart."""
+
+
+class Lines(click.ParamType):  # type: ignore[type-arg]  # generic to the checker only
+    """A text that may hold spaces: several of them in one variable are separated by line ends."""
+
+    name = "text"
+    envvar_list_splitter = "\n"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return str(value).strip()
+
+
+class Configured(click.Command):
+    """A command whose options may stand in a file and in the environment too. Wrong ones are told by where they stand."""
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        for option in options_of(self):
+            older = () if option.envvar is None else (option.envvar,) if isinstance(option.envvar, str) else tuple(option.envvar)
+            own = variable(option)
+            option.envvar = [own, *(name for name in older if name != own)]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[ARGUMENTS] = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.BadParameter as error:
+            name = getattr(error.param, "name", None)
+            if name and ctx.get_parameter_source(name) is click.core.ParameterSource.ENVIRONMENT and isinstance(error.param, click.Option):
+                raise UsageError(E_BAD_ARGUMENT, f"{said_in(error.param)}: {error.message}") from None
+            raise
+
+
+ARGUMENTS: Final = "zsq.arguments"  # of a context's meta: what the command was called with
+
+
+def options_of(command: click.Command) -> list[click.Option]:
+    """Those that may stand in the file."""
+    return [one for one in command.params if isinstance(one, click.Option) and one.name not in ("config", "as_json", "help")]
+
+
+def flag(option: click.Parameter) -> str:
+    return max(option.opts, key=len)
+
+
+def key(option: click.Parameter) -> str:
+    return flag(option).removeprefix("--")
+
+
+def variable(option: click.Parameter) -> str:
+    return PREFIX + str(option.name).upper()
+
+
+def said_in(option: click.Parameter, environment: Mapping[str, str] = os.environ) -> str:
+    """Which of its variables it is that counts."""
+    names = [option.envvar] if isinstance(option.envvar, str) else list(option.envvar or ())
+    return next((name for name in names if environment.get(name)), names[0] if names else "")
+
+
+def _read(context: click.Context, _: click.Parameter, path: Path | None) -> Path | None:
+    """Before all other options: its values become what click takes where neither a flag nor a variable says something."""
+    if path is not None and not context.resilient_parsing:
+        context.default_map = read(path, context)
+    for name in unknown_variables(context.command):
+        click.echo(f"zsq: {name} is set, and there is no such option of zsq serve{_close(name, _variables(context.command))}", err=True)
+    return path
+
+
+config_option = click.option(
+    "--config",
+    envvar=CONFIG,
+    is_eager=True,
+    callback=_read,
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help=f"Options as TOML, named as these without dashes; flags and ZSQ_SERVE_... go before it. {CONFIG} does the same.",
+)
+
+
+def _variables(command: click.Command) -> list[str]:
+    return [variable(option) for option in options_of(command)]
+
+
+def unknown_variables(command: click.Command, environment: Mapping[str, str] = os.environ) -> list[str]:
+    """A slip of the pen, most likely. Not refused: orchestrators set such ones for a service that is called zsq-serve."""
+    return sorted(name for name in environment if name.startswith(PREFIX) and name not in _variables(command))
+
+
+def read(path: Path, context: click.Context) -> dict[str, Any]:
+    """The file's options by name, checked. `UsageError` says what is wrong in it."""
+    options = {key(option): option for option in options_of(context.command)}
+    found: dict[str, Any] = {}
+    for name, value in _flat(_parsed(path), "", options, path):
+        option = options[name]
+        if option.name in found:
+            raise _wrong(path, name, "said twice, alone and in a table")
+        found[str(option.name)] = _checked(path, name, option, value, context)
+    return found
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    import tomllib
+
+    try:
+        with path.open("rb") as file:
+            text = file.read(FILE_BYTES_MAX + 1)
+        if len(text) > FILE_BYTES_MAX:
+            raise UsageError(E_BAD_ARGUMENT, f"{path}: larger than {FILE_BYTES_MAX >> 20} MiB: is it the file that you mean?")
+        return tomllib.loads(text.decode())
+    except OSError as error:
+        raise UsageError(E_BAD_ARGUMENT, f"{path}: {error.strerror or error}: --config or {CONFIG} names it") from None
+    except UnicodeDecodeError:
+        raise UsageError(E_BAD_ARGUMENT, f"{path}: not TOML, which is text in UTF-8") from None
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise UsageError(E_BAD_ARGUMENT, f"{path}: not TOML: {error}") from None
+
+
+def _flat(table: dict[str, Any], prefix: str, options: Mapping[str, click.Option], path: Path) -> Iterator[tuple[str, Any]]:
+    for name, value in table.items():
+        name = prefix + name
+        if isinstance(value, dict):
+            if not any(one.startswith(f"{name}-") for one in options):
+                raise _unknown(path, name, options)
+            yield from _flat(value, f"{name}-", options, path)
+        elif name not in options:
+            raise _unknown(path, name, options)
+        else:
+            yield name, value
+
+
+def _unknown(path: Path, name: str, options: Mapping[str, click.Option]) -> UsageError:
+    variable_name = "ZSQ_" + name.upper().replace("-", "_")
+    if variable_name in SECRETS:
+        return _wrong(
+            path, name, f"secrets do not stand in this file: set {variable_name}, or {variable_name}_FILE to a file that holds it"
+        )
+    if name.replace("_", "-") in options:
+        return _wrong(path, name, f"no such option; it is written {name.replace('_', '-')}")
+    return _wrong(path, name, f"no such option{_close(name, list(options))}; zsq config --help lists all")
+
+
+def _close(name: str, known: list[str]) -> str:
+    from difflib import get_close_matches
+
+    found = get_close_matches(name, known, n=1)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+def _wrong(path: Path, name: str, text: str) -> UsageError:
+    return UsageError(E_BAD_ARGUMENT, f"{path}: {name}: {text}")
+
+
+def _checked(path: Path, name: str, option: click.Option, value: Any, context: click.Context) -> Any:
+    """As click takes it."""
+    types, allowed = kind(option)
+    values = value if option.multiple and isinstance(value, list) else [value]
+    for one in values:
+        if not isinstance(one, types) or (isinstance(one, bool) and bool not in types) or (isinstance(one, float) and not isfinite(one)):
+            raise _wrong(path, name, f"{one!r} is not allowed; {allowed}")
+    if isinstance(option.type, click.Path):
+        values = [str(path.absolute().parent / one) for one in values]
+    elif not option.is_flag:
+        values = [one if isinstance(one, str) else repr(one) for one in values]
+    try:
+        for one in values:
+            option.type.convert(one, option, context)
+    except click.BadParameter as error:
+        raise _wrong(path, name, f"{error.message.rstrip('.')}; {allowed}") from None
+    return values if option.multiple else values[0]
+
+
+def kind(option: click.Option) -> tuple[tuple[type, ...], str]:
+    """What TOML may say of it: the types, and the words for that."""
+    of = option.type
+    types: tuple[type, ...] = (str,)
+    if option.is_flag:
+        types, words = (bool,), "true or false"
+    elif isinstance(of, click.IntRange):
+        types, words = (int,), f"a whole number{_range(of)}"
+    elif isinstance(of, click.FloatRange):
+        types, words = (int, float), f"a number{_range(of)}"
+    elif isinstance(of, Seconds):
+        types, words = (str, int, float), 'a time as "90s", "15m", "1h30m", "7d", or a number of seconds'
+    elif isinstance(of, Size):
+        types, words = (str, int), 'a size as "500MB", "10GiB", or a number of bytes'
+    elif isinstance(of, Count):
+        types, words = (str, int), 'a whole number, or "none"'
+    elif isinstance(of, click.Choice):
+        words = "one of " + ", ".join(f'"{one}"' for one in of.choices)
+    elif isinstance(of, click.Path):
+        words = "a path as a text; a relative one begins at this file's folder"
+    else:
+        words = f"a text{f' ({option.metavar})' if option.metavar else ''}"
+    return types, f"allowed is {words}{', or a list of such' if option.multiple else ''}"
+
+
+def _range(of: click.IntRange | click.FloatRange) -> str:
+    if of.min is not None and of.max is not None:
+        return f" from {of.min:g} to {of.max:g}"
+    return f" of {of.min:g} or more" if of.min is not None else f" up to {of.max:g}" if of.max is not None else ""
+
+
+def origin(context: click.Context, option: click.Parameter) -> str:
+    """Where its value came from, in words."""
+    sources = click.core.ParameterSource
+    source = context.get_parameter_source(str(option.name))
+    if source is sources.ENVIRONMENT:
+        return f"environment variable {said_in(option)}"
+    if source is sources.DEFAULT_MAP:
+        return f"file {context.params.get('config')}"
+    return "flag" if source is sources.COMMANDLINE else "default"
