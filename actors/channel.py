@@ -366,11 +366,10 @@ class Channel(Actor):
         self.dead_letters.end()
 
     def statistics(self) -> dict[str, Any]:
-        now = time.monotonic_ns()
-        self.delivery.figures.sample(self.delivery.consumers.values(), now, time.time_ns())
-        rates = self.delivery.figures.rates(now)
-        said = {"rates": rates, "settings": self.delivery.settings.as_dict(), "dead_letter_alarm": self.dead_letters.alarm(self.supply)}
-        return self.delivery.statistics(self._head) | said
+        now, wall_ns, figures = time.monotonic_ns(), time.time_ns(), self.delivery.figures
+        figures.sample(self.delivery.consumers.values(), now, wall_ns)
+        said = {"rates": figures.rates(now), "latency_recent": figures.latency(wall_ns), "settings": self.delivery.settings.as_dict()}
+        return self.delivery.statistics(self._head) | said | {"dead_letter_alarm": self.dead_letters.alarm(self.supply)}
 
     def details(self) -> dict[str, Any]:
         return self.delivery.details(time.monotonic_ns(), time.time_ns())

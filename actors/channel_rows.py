@@ -46,8 +46,8 @@ def channel_rows(group: TopicGroup, end: int, wall_ns: int, details: Mapping[int
         row = _row(name, stats, end, coming)
         row["oldest_message_age_s"] = age_s(row["depth"] + held(row), oldest.get(name, 0), wall_ns)
         said = said_of(row)
-        row.pop("deferred_full", None)
-        row.pop("dead_letter_alarm", None)
+        for told_elsewhere in ("deferred_full", "dead_letter_alarm", "latency_recent"):
+            row.pop(told_elsewhere, None)
         up = child is not None and child.state == "up"
         row["health"] = said or "OK" if up else "failed" if name in group.failed_channels() else "starting"
         rows.append(row)

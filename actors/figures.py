@@ -51,6 +51,10 @@ class Figures:
         """Of the counters that grew within the last minute."""
         return self._meter.rates(now_ns, self._counters) if self._meter is not None else {}
 
+    def latency(self, wall_ns: int) -> tuple[int, ...]:
+        """Of what was finished lately, see `LatencyWindow.recent`."""
+        return self._latency.recent(wall_ns)
+
     def details(self, consumers: Iterable[Consumer], now_ns: int, wall_ns: int) -> dict[str, Any]:
         """What takes some work, for who asks."""
         bins = self._latency.bins(wall_ns)

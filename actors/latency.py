@@ -22,6 +22,7 @@ _S: Final = 1_000_000_000
 WINDOW_S: Final = 600  # NSQ's e2e-processing-latency-window-time
 SLOT_S: Final = 30
 QUANTILES: Final = (0.5, 0.9, 0.95, 0.99, 1.0)
+RECENT: Final = (0.5, 0.95, 0.99)
 ACCURACY: Final = 0.01
 LATENCY_NS_MIN: Final = 1_000
 LATENCY_NS_MAX: Final = 400 * 86_400 * _S
@@ -93,6 +94,26 @@ class LatencyWindow:
                 if messages:
                     found[key] = found.get(key, 0) + messages
         return tuple(found), tuple(found.values())
+
+    def recent(self, now_ns: int) -> tuple[int, ...]:
+        """In how many ns the `RECENT` shares of what was finished lately (in this slot of time and the one before) were; () for nothing."""
+        slot = now_ns // self._slot_ns
+        stores = [store for at, store in self._stores[-2:] if slot - 1 <= at <= slot]
+        if not stores:
+            return ()
+        first = min(store.first for store in stores)
+        counts = [0] * (max(store.first + len(store.bins) for store in stores) - first)
+        for store in stores:
+            for at, messages in enumerate(store.bins, store.first - first):
+                counts[at] += messages
+        found, below, total = [], 0, sum(counts)
+        at = -1
+        for quantile in RECENT:
+            while below <= quantile * (total - 1):
+                at += 1
+                below += counts[at]
+            found.append(round(_MAPPING.value(first + at)))
+        return tuple(found)
 
 
 def merged(windows: Iterable[Bins]) -> dict[str, Any]:

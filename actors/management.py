@@ -27,6 +27,7 @@ from .channel_settings import made
 from .ephemeral_topic import retention_in_memory
 from .gathering import Details, Gatherings
 from .group_states import GroupState
+from .overview import Overview
 from .port import Envelope, Mail
 from .process_table import Child
 from .statistics import broker_statistics
@@ -54,6 +55,7 @@ class Management:
         self._request = 0
         self._orders: dict[int, _Order] = {}
         self.gatherings = Gatherings(supervisor)
+        self.overview = Overview(supervisor)
         self.sealed: list[TopicGroup] = []  # deletions that were refused: to be opened again
 
     def on_mail(self, mail: Mail) -> None:
@@ -160,6 +162,9 @@ class Management:
         if word.action == "list":  # from what is at hand: cheap enough to be asked once a second
             names = {name: tuple(group.channels) for name, group in self.supervisor.groups.items()}
             self.done(envelope, word.request, {"topics": names})
+            return
+        if word.action == "overview":
+            self.done(envelope, word.request, self.overview.answer(word.options))
             return
         if word.action not in ("delete", "pause", "unpause", *closing.ACTIONS, *moving.ACTIONS, *_OF_STORAGE):
             raise UsageError(E_BAD_COMMAND, f"there is no action {word.action!r}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from .channel_rows import age_s, channel_rows, depth, held, said_of
@@ -30,9 +31,9 @@ def unfinished(group: TopicGroup, channel: str = "") -> int | None:
         return None
     delayed = 0 if channel or group.storage is None else int(group.storage.stats.get("delayed_count", 0))
     if children:
-        head = _head(group)
+        head = log_head(group)
         return delayed + max(depth(child.stats, head) + held(child.stats) for child in children)
-    return delayed + _waiting(group)
+    return delayed + waiting_count(group)
 
 
 def reach(group: TopicGroup) -> dict[str, int]:
@@ -45,12 +46,13 @@ def reach(group: TopicGroup) -> dict[str, int]:
     return {"start": int(storage.get("start", 0)), "head": end}
 
 
-def _waiting(group: TopicGroup) -> int:
+def waiting_count(group: TopicGroup) -> int:
+    """What waits for a first channel."""
     stats = group.storage.stats if group.storage is not None else {}
     return max(0, int(stats.get("head", 0)) - int(stats.get("waiting", 0)))
 
 
-def _head(group: TopicGroup) -> int:
+def log_head(group: TopicGroup) -> int:
     """The log's end as the newest pulses know it, whatever channels may see of it."""
     return max(int(child.stats.get("head", 0)) if child is not None else 0 for child in (group.topic, group.storage))
 
@@ -61,12 +63,17 @@ def behind_pause(group: TopicGroup) -> int:
     if not topic.get("paused"):
         return 0
     storage = group.storage.stats if group.storage is not None else {}
-    return max(0, _head(group) - max(int(topic.get("end", 0)), int(storage.get("start", 0))))
+    return max(0, log_head(group) - max(int(topic.get("end", 0)), int(storage.get("start", 0))))
 
 
 def _health(group: TopicGroup) -> str:
+    return "; ".join(said_of_topic(group, group.supervisor.alarms.texts(group.name))) or "OK"
+
+
+def said_of_topic(group: TopicGroup, alarms: Iterable[str] = ()) -> list[str]:
+    """What is wrong with it, nothing if all is well. `alarms`: about its backlog."""
     if group.state is not GroupState.UP:
-        return f"{group.state.value} {group.failure}".strip()
+        return [f"{group.state.value} {group.failure}".strip()]
     said = list(group.storage.stats.get("alarms") or group.storage.data.get("alarms", ())) if group.storage is not None else []
     for alarm in ("state_alarm", "delayed_alarm"):
         text = group.storage.stats.get(alarm) if group.storage is not None else ""
@@ -74,16 +81,16 @@ def _health(group: TopicGroup) -> str:
     said += [f"channel {name} failed too often" for name in sorted(group.failed_channels())]
     of_channels = {name: said_of(child.stats) for name, child in group.channels.items() if child is not None}
     said += [f"channel {name} {text}" for name, text in sorted(of_channels.items()) if text]
-    said += [f"alarm: {text}" for text in group.supervisor.alarms.texts(group.name)]
+    said += [f"alarm: {text}" for text in alarms]
     if group.failure and group.storage is not None and not group.storage.stats.get("appends"):
         said.append(f"started again and not written to since: {group.failure}")
-    return "; ".join(said) if said else "OK"
+    return said
 
 
 def _topic(group: TopicGroup, channel: str, wall_ns: int, details: Details) -> dict[str, Any]:
     topic = group.topic.stats if group.topic is not None else {}
     storage = group.storage.stats if group.storage is not None else {}
-    waiting = behind_pause(group) if group.channels else _waiting(group)
+    waiting = behind_pause(group) if group.channels else waiting_count(group)
     rows = channel_rows(group, int(topic.get("end", 0)), wall_ns, details)
     bins = [row.pop("latency_bins") for row in rows if "latency_bins" in row]
     rates = dict(topic.get("rates", {}))
@@ -102,7 +109,7 @@ def _topic(group: TopicGroup, channel: str, wall_ns: int, details: Details) -> d
         "oldest_message_age_s": age_s(unfinished(group) or waiting, storage.get("oldest_ns", {}).get("", 0), wall_ns),
         "e2e_processing_latency": merged(bins),
         "paused": topic.get("paused", False),
-        "head": _head(group),
+        "head": log_head(group),
         "start": storage.get("start", 0),
         "log_bytes": storage.get("log_bytes", 0),
         "finished_bytes": storage.get("finished_bytes", 0),

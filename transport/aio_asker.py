@@ -28,6 +28,7 @@ from .client import (
     measured,
     newest,
     offset_at,
+    overview,
     seek,
     stats,
 )
@@ -176,6 +177,9 @@ class Admin(_Asker):
         return await self._do(stats(topic, channel), repeatable=True)
 
     async def chunks(self, topic: str) -> dict[str, Any]:
+    async def overview(self, since: int = 0, *, processes: bool = False, alarms: bool = False) -> dict[str, Any]:
+        return await self._do(overview(since, processes, alarms), repeatable=True)
+
         return await self._do(manage("chunks", topic, None, {}), repeatable=True)
 
     async def ping(self) -> str:

@@ -92,6 +92,10 @@ def list_topics() -> Callable[[int], Wire]:
     return lambda number: Manage(number, "list", "", "", {})
 
 
+def overview(since: int, processes: bool, alarms: bool) -> Callable[[int], Wire]:
+    return lambda number: Manage(number, "overview", "", "", {"since": since, "processes": processes, "alarms": alarms})
+
+
 def stats(topic: str | None, channel: str | None) -> Callable[[int], Wire]:
     if channel is not None and topic is None:
         raise UsageError(E_BAD_ARGUMENT, "a channel is named together with its topic")
@@ -263,6 +267,15 @@ class Admin(Asker):
         return _data(answer)
 
     def chunks(self, topic: str) -> dict[str, Any]:
+    def overview(self, since: int = 0, *, processes: bool = False, alarms: bool = False) -> dict[str, Any]:
+        """All topics and channels as they last said themselves, a second ago or ten where nothing happens: nobody is asked, so it is cheap.
+
+        {"version", "whole", "topics": {name: (row, {channel: row})}, "broker"}; which number is which say `topic_fields` and
+        `channel_fields`, there where it is the `whole`. With `since` a version: rows that changed after it; () for a topic that did not.
+        """
+        answer, _ = self._ask(overview(since, processes, alarms), repeatable=True)
+        return _data(answer)
+
         """Of a topic's log files: {"chunks": the newest 1,000, "older": the others in a sum, "total": all}, see `zsq stats --chunks`."""
         answer, _ = self._ask(manage("chunks", topic, None, {}), repeatable=True)
         return _data(answer)

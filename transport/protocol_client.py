@@ -172,6 +172,7 @@ class Lookup(Wire):
 class Manage(Wire):
     """`action`: create, delete, pause, unpause, empty, configure; on the topic, or on the channel if one is named. `options` by action.
     list, of nothing: Done.data has `topics`, a map from names to the names of their channels.
+    overview, of nothing: Done.data has rows of topics and channels, those that changed after version `since`; see docs/console.md.
 
     On topics also: chunks (Done.data: their statistics), delayed (`do`: list, count, cancel), close and open (`to`: publishers, consumers).
     On channels also: seek (to `offset`, or to `time_ns`), peek (Done.data: what waits next, by offset, and what is held).

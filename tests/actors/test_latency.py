@@ -117,3 +117,16 @@ def test_counts_do_not_run_over() -> None:
     for _ in range(3):
         window.add(MS, COUNT_MAX - 1, S)
     assert count(window, 1) == COUNT_MAX
+
+
+def test_recent_is_this_slot_and_the_one_before() -> None:
+    window = LatencyWindow(30)
+    assert window.recent(5 * S) == ()
+    for number in range(1, 101):
+        window.add(number * MS, 1, 5 * S)
+    for found, wanted in zip(window.recent(31 * S), (50, 95, 99), strict=True):
+        assert found == pytest.approx(wanted * MS, rel=0.03)
+    window.add(1, 10_000, 32 * S)  # shorter than all before: the two begin with other bins
+    assert window.recent(32 * S)[0] == pytest.approx(LATENCY_NS_MIN, rel=0.02)
+    assert window.recent(89 * S)[2] == pytest.approx(LATENCY_NS_MIN, rel=0.02)
+    assert window.recent(95 * S) == ()
