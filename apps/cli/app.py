@@ -28,6 +28,7 @@ NOT_REACHED: Final = 3
 SECTIONS: Final = {
     "Run a broker": {
         "serve": Place("serve:serve", "Run the broker in front, until SIGTERM or Ctrl-C."),
+        "config": Place("config:config", "The options in force for serve, and where each came from."),
     },
     "Publish and consume": {
         "pub": Place("publish:pub", "Publish each line of a file or of standard input."),
