@@ -23,6 +23,7 @@ from ..transport.errors import (
 )
 from ..transport.names import check_name, is_ephemeral
 from . import closing, closing_orders, deletion, moving, options
+from .audit_desk import AuditDesk, count_of
 from .channel_settings import made
 from .ephemeral_topic import retention_in_memory
 from .gathering import Details, Gatherings
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 _NS_PER_S = 1_000_000_000
 _ANSWER_S = 20.0  # below a client's own patience, so that it hears what happened
-_OF_STORAGE = ("configure", "chunks", "delayed")  # actions that the topic's storage carries out
+_OF_STORAGE = ("configure", "chunks", "delayed", "backup")  # actions that the topic's storage carries out
 
 Callback = Callable[[dict[str, Any] | None, ZsqError | None], None]
 
@@ -56,6 +57,7 @@ class Management:
         self._orders: dict[int, _Order] = {}
         self.gatherings = Gatherings(supervisor)
         self.overview = Overview(supervisor)
+        self.audits = AuditDesk(supervisor.audit)
         self.sealed: list[TopicGroup] = []  # deletions that were refused: to be opened again
 
     def on_mail(self, mail: Mail) -> None:
@@ -67,6 +69,7 @@ class Management:
             elif isinstance(word, p.Lookup):
                 self._lookup(mail.envelope, word)
             elif isinstance(word, p.Manage):
+                self.audits.ordered(mail.envelope, word)
                 self._manage(mail.envelope, word)
             elif isinstance(word, p.Stats):
                 self._stats(mail.envelope, word)
@@ -82,9 +85,11 @@ class Management:
             self.fail(mail.envelope, request, Refused(E_INTERNAL, f"the system refuses: {error.strerror or error}"))
 
     def done(self, envelope: Envelope, request: int, data: dict[str, Any]) -> None:
+        self.audits.answered(envelope, request)
         self.supervisor.port.send(envelope, p.Done(request, data))
 
     def fail(self, envelope: Envelope, request: int, error: ZsqError) -> None:
+        self.audits.answered(envelope, request, f"{error.code} {error.text}")
         self.supervisor.port.send(envelope, p.Failed(request, error.code, error.text))
 
     # Finding
@@ -162,6 +167,9 @@ class Management:
         if word.action == "list":  # from what is at hand: cheap enough to be asked once a second
             names = {name: tuple(group.channels) for name, group in self.supervisor.groups.items()}
             self.done(envelope, word.request, {"topics": names})
+            return
+        if word.action == "audit":
+            self.done(envelope, word.request, {"entries": tuple(self.supervisor.audit.newest(count_of(word.options)))})
             return
         if word.action == "overview":
             self.done(envelope, word.request, self.overview.answer(word.options))

@@ -48,6 +48,15 @@ class ProducerTable:
         return changed, gone
 
 
+def placed(blocks: Iterable[Block], first_offset: int) -> list[tuple[int, int, int]]:
+    """Of blocks that follow each other from there on: producer, sequence, first offset."""
+    rows = []
+    for block in blocks:
+        rows.append((block.header.producer_id, block.header.sequence, first_offset))
+        first_offset += block.count
+    return rows
+
+
 def checked(blocks: list[Block]) -> list[Block]:
     """The blocks, if recovery will read them as what they are; all else of them the topic has checked. `UsageError`."""
     for block in blocks:

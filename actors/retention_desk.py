@@ -67,6 +67,8 @@ class RetentionDesk:
         self.dropped_count = dropped_count
         self.delayed_bytes: Callable[[], int] = lambda: 0
         self.in_memory = False
+        self._holder: Callable[[], object] | None = None  # waits for the removal that is under way
+        self._held = False
         self._ticked_at = 0  # `written_bytes` of the log
         self.policy: Retention
         self.configure(settings)
@@ -125,6 +127,17 @@ class RetentionDesk:
 
     # What goes
 
+    def hold(self, then: Callable[[], object]) -> None:
+        """Remove nothing from now on; `then` is called when nothing is being removed any more. A hold that is still waited for is given up."""
+        self._held = True
+        if self._removing:
+            self._holder = then
+        else:
+            then()
+
+    def release(self) -> None:
+        self._held, self._holder = False, None
+
     def turn(self) -> None:
         """Once a turn of the loop. Memory may not wait for the next second; and chunks go behind the checkpoint only."""
         if self.in_memory and self._log.written_bytes - self._ticked_at >= self.policy.max_bytes // PARTS:
@@ -136,7 +149,7 @@ class RetentionDesk:
         """Once a second, and when a full round was removed."""
         self._measure()
         self._remove_what_is_left()
-        if self._removing:
+        if self._removing or self._held:
             return
         view = self._view()
         found = plan(self.policy, view, self._keeper.last_time_ns)
@@ -206,9 +219,12 @@ class RetentionDesk:
             raise value
         elif chunks == CHUNKS_A_ROUND_MAX:
             self.tick()
+        if self._holder is not None and not self._removing:
+            holder, self._holder = self._holder, None
+            holder()
 
     def _remove_what_is_left(self) -> None:
-        if self._left_below and not self._removing and time.monotonic_ns() >= self._retry_ns:
+        if self._left_below and not self._removing and not self._held and time.monotonic_ns() >= self._retry_ns:
             start, self._left_below = self._left_below, 0
             self._removing = True
             self._submit(start, 0)

@@ -21,16 +21,16 @@ from ..storage.files import Files
 from ..storage.log import SyncTicket
 from ..storage.store import Identity, Store, StoreOptions, create_store, open_store
 from ..transport import protocol as p
-from ..transport.block import Block
 from ..transport.errors import E_CLOSING, E_DISK_FULL, Refused, ZsqError
 from . import options
 from .actor import Actor, StartFailed
+from .backup_desk import BackupDesk
 from .channel_desk import ChannelDesk
 from .delayed_desk import DelayedDesk, sequences
 from .log_desk import LogDesk
 from .oldest import OldestTimes
 from .port import Envelope, Mail, Port
-from .producer_table import ProducerTable, checked
+from .producer_table import ProducerTable, checked, placed
 from .read_desk import READER_WORDS, ReadDesk
 from .retention_desk import RetentionDesk
 from .stage_desk import STAGE_WORDS, StageDesk
@@ -114,6 +114,10 @@ class StorageActor(Actor):
         )
         self._retention.delayed_bytes = self._delayed.held_bytes
         self.every(options.CHECKPOINT_INTERVAL_MS, self._delayed.tick)
+        self._backup = BackupDesk(
+            self.store, self._state, self._retention, self._delayed, self.title, lambda: self._house, self.answer_order
+        )
+        self.every(options.CHECKPOINT_INTERVAL_MS, lambda: None if self.stopping else self._backup.tick())
         return {"channels": list(self._channels.rows), "alarms": list(self.store.report.alarms)}
 
     @cached_property
@@ -174,7 +178,7 @@ class StorageActor(Actor):
             self._failure = (error.code, error.text) if isinstance(error, ZsqError) else (E_DISK_FULL, str(error))
             port.send(mail.envelope, p.Failed(word.request, *self._failure))
             return
-        producers = self._place(blocks, first_offset)
+        producers = placed(blocks, first_offset)
         self._written.append(_Pending(mail.envelope, word.request, first_offset, time_ns, self._log.end, producers))
         if self.mode == "interval":
             port.send(mail.envelope, p.Appended(word.request, first_offset, time_ns))
@@ -210,13 +214,6 @@ class StorageActor(Actor):
     @cached_property
     def _scan(self) -> Port:
         return self.open_dealer(self.settings["scan"])
-
-    def _place(self, blocks: list[Block], first_offset: int) -> list[tuple[int, int, int]]:
-        rows = []
-        for block in blocks:
-            rows.append((block.header.producer_id, block.header.sequence, first_offset))
-            first_offset += block.count
-        return rows
 
     def _start_sync(self) -> None:
         if self._ticket is not None or not self._log.unsynced_bytes:
@@ -306,7 +303,7 @@ class StorageActor(Actor):
         self._state.commit(self._log.synced_end, producers)
 
     def on_order(self, word: p.Order) -> dict[str, Any] | None:
-        """seal: take no more, and say where the topic ends; unseal. closed (to whom). chunks: statistics. drop: a channel's rows."""
+        """seal: take no more, and say where the topic ends; unseal. closed (to whom). drop: a channel's rows. Others: by the desks."""
         if word.action == "seal":
             self._sealed = self._stages.closing = True
             self._delayed.opened(False)  # the end that is told here is the end
@@ -326,6 +323,8 @@ class StorageActor(Actor):
             return {"offset": self._reads.offset_at(int(word.options["time_ns"]))}
         if word.action == "delayed":
             return self._delayed.on_order(word)
+        if word.action == "backup":
+            return self._backup.on_order(word)
         if word.action not in ("leave", "drop"):
             return super().on_order(word)
         name = str(word.options["channel"])

@@ -114,9 +114,8 @@ class DelayedStore:
         self._map_bytes = int(self._env.info()["map_size"])
 
     def _create(self, uuid: bytes, first_serial: int) -> None:
-        meta = {**EMPTY, "uuid": uuid, "serial": first_serial}
         with translated(self.path), self._env.begin(write=True) as txn:
-            txn.put(META, wrap(META, pack_value(meta)))
+            txn.put(META, wrap(META, pack_value({**EMPTY, "uuid": uuid, "serial": first_serial})))
 
     def _load(self, uuid: bytes) -> None:
         producers: dict[int, DelayedProducer] = {}
@@ -134,13 +133,16 @@ class DelayedStore:
     def close(self) -> None:
         self._env.close()
 
+    def copy(self, folder: str) -> None:
+        """All of it as last committed, as an environment in that empty folder; nothing is synced."""
+        with translated(self.path):
+            self._env.copy(folder)
+
     # In
 
     def put(self, blocks: Sequence[tuple[Block, int]], used_ns: int) -> list[DelayedKey]:
         """Blocks with their due times, durable when this returns, and with them their producers' sequences: the key of each.
-
-        All or nothing. `DiskFull`: nothing changed. `StoreFailed`: unknown; end and recover.
-        """
+        All or nothing. `DiskFull`: nothing changed. `StoreFailed`: unknown; end and recover."""
         keys: list[DelayedKey] = []
         producers: dict[int, DelayedProducer] = {}
 
@@ -170,8 +172,7 @@ class DelayedStore:
 
     def _expired(self, now_ns: int, but: set[int]) -> list[int]:
         """Producers not used for a week; where there are too many all the same, those not used for longest."""
-        limit = now_ns - PRODUCER_KEPT_NS
-        old = [pid for pid, row in self.producers.items() if row.used_ns < limit and pid not in but]
+        old = [pid for pid, row in self.producers.items() if row.used_ns < now_ns - PRODUCER_KEPT_NS and pid not in but]
         if len(self.producers) - len(old) > PRODUCERS_MAX:
             old = sorted(self.producers.keys() - but, key=lambda pid: self.producers[pid].used_ns)
         return old[:EXPIRED_MAX]
@@ -213,7 +214,6 @@ class DelayedStore:
     def _drop_damaged(self, damaged: Sequence[tuple[bytes, bytes, str]]) -> None:
         for key, value, why in damaged:
             self.set_aside(key, value, why)
-
         for key, value, why in damaged:
             if not has_its_size(key, value):  # LMDB would move other rows of that page by a wrong size, over each other
                 self.attempting(RESCUE)

@@ -153,6 +153,11 @@ class FaultyFiles(Files):
         super().rename(old, new)
         self._name("rename", (old, None), (new, self._find(old)))
 
+    def link(self, old: str, new: str) -> None:
+        self._step("link")
+        super().link(old, new)
+        self._name("create", (new, self._find(old)))
+
     def remove(self, path: str) -> None:
         self._step("remove")
         super().remove(path)

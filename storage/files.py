@@ -97,6 +97,10 @@ class Files:
         """`new` is replaced if it is a file or an empty folder."""
         os.rename(old, new)
 
+    def link(self, old: str, new: str) -> None:
+        """A second name of the same file, in the same file system; `FileExistsError` if it is taken."""
+        os.link(old, new, follow_symlinks=False)
+
     def remove(self, path: str) -> None:
         os.unlink(path)
 
@@ -112,6 +116,10 @@ class Files:
             return False
         return True
 
+    def is_folder(self, path: str) -> bool:
+        """A real one: no link to one."""
+        return os.path.isdir(path) and not os.path.islink(path)
+
     def make_folder(self, path: str) -> None:
         os.mkdir(path, _FOLDER_MODE)
 
@@ -119,7 +127,7 @@ class Files:
         """A folder with its files and one level of folders more: what a store consists of."""
         for name in self.list(path):
             inner = f"{path}/{name}"
-            if os.path.isdir(inner) and not os.path.islink(inner):
+            if self.is_folder(inner):
                 self.remove_tree(inner)
             else:
                 self.remove(inner)

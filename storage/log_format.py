@@ -70,6 +70,7 @@ LOCK_NAME: Final = "lock"
 STATE_NAME: Final = "state"
 STAGING_NAME: Final = "staging"
 DELAYED_NAME: Final = "delayed"
+BACKUP_NAME: Final = "backup"
 PART_SUFFIX: Final = ".part"
 _DIGITS: Final = 20
 

@@ -1,0 +1,212 @@
+"""Storage's desk for backups: takes a topic's files for whoever makes one, and lets go of them again.
+
+| state | order or event | next | what is done |
+|---|---|---|---|
+| IDLE, READY | state | STATE | removals are held; then, in the state's thread, its copy is made, and what is staged is linked |
+| STATE | done | HELD | answered |
+| HELD | log | LOG | the delayed messages are copied in their thread; then the log is synced, and linked in the housekeeping thread |
+| LOG | done | READY | removals go on; answered with what was taken |
+| STATE, LOG | failed | IDLE | removals go on; answered with what went wrong |
+| HELD, READY | end, or whoever asked is gone | IDLE | what was taken is dropped |
+
+Who asks holds a lock file all the while (its path comes with the first order), and the kernel frees that however it dies: so it
+is looked at every few seconds, and nobody has to say that they live.
+
+Nothing of it may end the process: a backup that fails is no reason to stop a topic.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from enum import Enum
+from functools import partial
+from typing import Any, Final, Protocol
+
+import lmdb
+
+from ..storage.capture import LogTaken, capture_bytes, capture_delayed, capture_log, capture_state, drop_capture, sync_log
+from ..storage.errors import Locked, StorageError
+from ..storage.log_format import BACKUP_NAME, chunk_name
+from ..storage.store import Store
+from ..transport.errors import E_BAD_ARGUMENT, E_CLOSING, E_DISK_FULL, E_INTERNAL, E_NOT_FOUND, E_UNSUPPORTED, Refused, UsageError, ZsqError
+from ..transport.protocol import Order
+from .delayed_desk import DelayedDesk
+from .retention_desk import RetentionDesk
+from .state_desk import StateDesk
+
+log = logging.getLogger("zsq")
+
+LOOK_NS: Final = 5_000_000_000
+HELD_NS_MAX: Final = 600_000_000_000  # without removals; ten thousand topics are through in less
+
+
+class BackupState(Enum):
+    IDLE = "idle"
+    STATE = "state"
+    HELD = "held"
+    LOG = "log"
+    READY = "ready"
+
+
+class _Jobs(Protocol):
+    def submit(self, tag: Any, job: Callable[[], Any]) -> None: ...
+
+
+class BackupDesk:
+    """`house` gives the thread for links and removals; `answer` an order's answer."""
+
+    def __init__(
+        self, store: Store, state: StateDesk, retention: RetentionDesk, delayed: DelayedDesk, title: str,
+        house: Callable[[], _Jobs], answer: Callable[[int, dict[str, Any] | ZsqError], None],
+    ) -> None:  # fmt: skip
+        self.state = BackupState.IDLE
+        self._store = store
+        self._states = state
+        self._retention = retention
+        self._delayed = delayed
+        self._title = title
+        self._house = house
+        self._answer = answer
+        self._lock = ""
+        self._id = ""
+        self._request = 0
+        self._began_ns = self._looked_ns = 0
+        if store.files.exists(f"{store.directory}/{BACKUP_NAME}"):  # of another life
+            self._drop()
+
+    def on_order(self, word: Order) -> dict[str, Any] | None:
+        """state {id, lock}; log {id}; end {id}. The answer comes later."""
+        do, name = word.options.get("do"), str(word.options.get("id", ""))
+        if self._retention.in_memory:
+            raise Refused(E_UNSUPPORTED, f"{self._title} is in memory: it is gone with the broker, and no part of a backup")
+        if self.state in (BackupState.STATE, BackupState.LOG):
+            raise Refused(E_CLOSING, f"{self._title} is busy with a backup; try in a moment")
+        if do == "state" and name:
+            self._begin(word.request, name, str(word.options.get("lock", "")))
+        elif do not in ("log", "end"):
+            raise UsageError(E_BAD_ARGUMENT, f"a backup takes state and log, and ends; not {do!r}")
+        elif name != self._id or (do == "log" and self.state is not BackupState.HELD):
+            raise Refused(E_NOT_FOUND, f"{self._title} does not know of this backup (any more): it was started again, or another one came")
+        elif do == "end":
+            self._end()
+            return {}
+        else:
+            self._take_log(word.request)
+        return None
+
+    # The state
+
+    def _begin(self, request: int, name: str, lock: str) -> None:
+        files, directory = self._store.files, self._store.directory
+        size = capture_bytes(files, directory)
+        if files.free_bytes(directory) < size + self._store.reserve_bytes:
+            raise Refused(E_DISK_FULL, f"{self._title}: the copies of its state need {size} bytes beyond the reserve")
+        self.state, self._id, self._lock, self._request = BackupState.STATE, name, lock, request
+        self._began_ns = self._looked_ns = time.monotonic_ns()
+        self._house().submit(self._cleared, partial(drop_capture, files, directory))
+
+    def _cleared(self, failure: object) -> None:
+        """What another backup had left is gone."""
+        if isinstance(failure, Exception):
+            self._fail(failure)
+        else:
+            self._retention.hold(self._take_state)
+
+    def _take_state(self) -> None:
+        store = self._store
+        job = partial(capture_state, store.files, store.directory, store.state, store.keeper)
+        self._states.read(lambda _: _tried(job), self._state_taken)
+
+    def _state_taken(self, failure: Exception | None) -> None:
+        if failure is None:
+            self.state = BackupState.HELD
+            self._answer(self._request, {})
+        else:
+            self._fail(failure)
+
+    # The log
+
+    def _take_log(self, request: int) -> None:
+        self.state, self._request = BackupState.LOG, request
+        delayed = self._store.delayed
+        if delayed is None:
+            self._delayed_taken(None)
+        else:
+            job = partial(capture_delayed, self._store.files, self._store.directory, delayed)
+            self._delayed.submit(self._delayed_taken, lambda: _tried(job))
+
+    def _delayed_taken(self, failure: Exception | None) -> None:
+        if failure is not None:
+            self._fail(failure)
+            return
+        files, directory = self._store.files, self._store.directory
+        try:
+            taken = sync_log(files, directory, self._store.log)
+        except OSError as error:
+            self._fail(error)
+            return
+        self._house().submit(partial(self._log_taken, taken), partial(capture_log, files, directory, taken))
+
+    def _log_taken(self, taken: LogTaken, missing: int | Exception) -> None:
+        if isinstance(missing, Exception):
+            self._fail(missing)
+            return
+        self.state = BackupState.READY
+        self._retention.release()
+        data = {"folder": f"{self._store.directory}/{BACKUP_NAME}", "start": taken.start, "end": taken.end, "missing": missing}
+        self._answer(self._request, data | {"newest": chunk_name(taken.bases[-1]), "newest_bytes": taken.newest_bytes})
+
+    # The end
+
+    def _fail(self, failure: Exception) -> None:
+        log.warning("%s: no backup: %s", self._title, failure)
+        self._end()
+        self._answer(self._request, Refused(E_INTERNAL, f"{self._title} could not be taken into the backup: {failure}"))
+
+    def _end(self) -> None:
+        self.state, self._id = BackupState.IDLE, ""
+        self._retention.release()
+        self._drop()
+
+    def _drop(self) -> None:
+        self._house().submit(self._dropped, partial(drop_capture, self._store.files, self._store.directory))
+
+    def _dropped(self, failure: object) -> None:
+        if isinstance(failure, Exception):
+            log.error("%s: what a backup has left cannot be removed: %s", self._title, failure)
+
+    def tick(self) -> None:
+        """About once a second: whether anybody still makes this backup."""
+        now = time.monotonic_ns()
+        if self.state not in (BackupState.HELD, BackupState.READY) or now - self._looked_ns < LOOK_NS:
+            return
+        self._looked_ns = now
+        if self.state is BackupState.HELD and now - self._began_ns > HELD_NS_MAX:
+            log.warning("%s: a backup did not go on: chunks are removed again", self._title)
+            self._end()
+        elif _is_free(self._store, self._lock):
+            log.warning("%s: whoever made a backup is gone; what was taken for it is dropped", self._title)
+            self._end()
+
+
+def _tried(job: Callable[[], None]) -> Exception | None:
+    """What failed; nothing that fails here says anything about the topic."""
+    try:
+        job()
+    except (OSError, StorageError, lmdb.Error) as error:
+        return error
+    return None
+
+
+def _is_free(store: Store, path: str) -> bool:
+    try:
+        fd = store.files.lock(path, write=False)
+    except Locked:
+        return False
+    except OSError:
+        return True
+    if fd >= 0:
+        store.files.close(fd)
+    return True
