@@ -26,6 +26,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
+from ..transport.credentials import Z85_KEY_CHARS, is_z85_key
+
 ANONYMOUS: Final = "anonymous"  # the name of who shows nothing, in audit logs
 ACCESS_BYTES_MAX: Final = 4 * 1024 * 1024
 USERS_MAX: Final = 10_000
@@ -37,10 +39,6 @@ _LISTS: Final = ("publish", "subscribe", "admin", "view")
 _USER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}", re.ASCII)
 _PATTERN: Final = re.compile(r"[.a-zA-Z0-9_*-]+(#ephemeral)?", re.ASCII)
 _TOKEN: Final = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
-_Z85: Final = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
-_Z85_VALUES: Final = {character: value for value, character in enumerate(_Z85)}
-Z85_KEY_CHARS: Final = 40
-assert len(_Z85) == 85
 
 
 class AccessError(Exception):
@@ -50,19 +48,6 @@ class AccessError(Exception):
 def token_hash(token: str) -> str:
     """As it stands in the file."""
     return "sha256:" + hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
-
-
-def is_z85_key(text: str) -> bool:
-    """Whether this writes 32 bytes."""
-    if len(text) != Z85_KEY_CHARS or any(character not in _Z85_VALUES for character in text):
-        return False
-    for start in range(0, Z85_KEY_CHARS, 5):
-        value = 0
-        for character in text[start : start + 5]:
-            value = value * 85 + _Z85_VALUES[character]
-        if value >= 1 << 32:
-            return False
-    return True
 
 
 @dataclass(frozen=True, slots=True)

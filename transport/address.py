@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from .credentials import Credentials, KeyFile, resolve
 from .errors import E_BAD_ARGUMENT, UsageError
 from .protocol import DEFAULT_URL, HEARTBEAT_MS, LOCAL_HEARTBEAT_MS
 
@@ -39,10 +40,11 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """`direct`: to a run directory, not to a gateway."""
+    """`direct`: to a run directory, not to a gateway. `credentials`: with what the gateway is met, None for none."""
 
     url: str
     direct: bool
+    credentials: Credentials | None = None
 
     @property
     def heartbeat_ms(self) -> int:
@@ -69,13 +71,16 @@ def _moved(path: Path) -> Path:
         return path  # not there (yet)
 
 
-def parse(url: str | None) -> Address:
-    """`None`: $ZSQ_URL, or tcp://127.0.0.1:4153. `UsageError` E_BAD_ARGUMENT for what is no such URL."""
+def parse(url: str | None, key_file: KeyFile = None) -> Address:
+    """`None`: $ZSQ_URL, or tcp://127.0.0.1:4153. Over ipc no keys are needed, and none are looked for.
+
+    `UsageError` E_BAD_ARGUMENT for what is no such URL, E_BAD_KEY for what is no key file.
+    """
     url = url or os.environ.get("ZSQ_URL") or DEFAULT_URL
     scheme, _, rest = url.partition("://")
     if scheme == "ipc" and rest:
         return Address(f"ipc://{rest.rstrip('/')}", True)
     host, colon, port = rest.rpartition(":")
     if scheme == "tcp" and host and colon and port.isascii() and port.isdecimal() and len(port) < 6 and 0 < int(port) < 65536:
-        return Address(url, False)
+        return Address(url, False, resolve(key_file))
     raise UsageError(E_BAD_ARGUMENT, f"{url!r} is no broker: write tcp://HOST:PORT, or ipc:///DATA_DIR/run on the same machine")

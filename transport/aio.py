@@ -16,11 +16,13 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from .address import parse
 from .aio_asker import Admin, Reader
 from .aio_consumer import Batch, Consumer, Message
 from .block import Block
 from .client import Fetched, Measured
 from .codec import HeaderValue
+from .credentials import KeyFile
 from .drive import inherit
 from .errors import E_BAD_ARGUMENT, E_CLOSING, Refused, UsageError
 from .lane import QUEUE_BYTES_MAX, ProducerEngine, Text, as_attributes, as_body, as_delay_ms, pack_many, packed
@@ -66,9 +68,10 @@ class Producer:
         timeout: float = TIMEOUT_S,
         heartbeat_ms: int | None = None,
         when_full: str = "fail",
+        key_file: KeyFile = None,
     ) -> None:
         check_times(timeout, heartbeat_ms)
-        self._options = (url, linger_ms, batch_bytes, batch_count, heartbeat_ms, when_full)
+        self._options = (parse(url, key_file), linger_ms, batch_bytes, batch_count, heartbeat_ms, when_full)
         self._timeout = timeout
         self._lingers = linger_ms > 0
         self._closed = False

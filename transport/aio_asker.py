@@ -32,6 +32,7 @@ from .client import (
     seek,
     stats,
 )
+from .credentials import KeyFile
 from .drive import inherit
 from .errors import E_CLOSING, CorruptBlock, Refused
 from .names import check_name
@@ -47,9 +48,9 @@ from .turner import Turner
 class _Asker:
     """Asks one target; any number of tasks may ask at once."""
 
-    def __init__(self, url: str | None, target: Target, timeout: float, *, patient: bool = False) -> None:
+    def __init__(self, url: str | None, target: Target, timeout: float, *, patient: bool = False, key_file: KeyFile = None) -> None:
         check_times(timeout, None)
-        self._address = parse(url)
+        self._address = parse(url, key_file)
         self._target = target
         self._timeout = timeout
         self._patient = patient
@@ -92,8 +93,8 @@ class _Asker:
 class Admin(_Asker):
     """Topics and channels by command; see `zsq.Admin`."""
 
-    def __init__(self, url: str | None = None, *, timeout: float = TIMEOUT_S) -> None:
-        super().__init__(url, Target("supervisor"), timeout)
+    def __init__(self, url: str | None = None, *, timeout: float = TIMEOUT_S, key_file: KeyFile = None) -> None:
+        super().__init__(url, Target("supervisor"), timeout, key_file=key_file)
 
     async def _do(self, make: Callable[[int], Wire], *, repeatable: bool = False) -> dict[str, Any]:
         answer, _ = await self._ask(make, repeatable=repeatable)
@@ -138,7 +139,7 @@ class Admin(_Asker):
 
     async def peek(self, topic: str, channel: str | None = None, count: int = PEEK_COUNT) -> Peek:
         look: Look
-        async with Reader(self._address.url, topic, timeout=self._timeout) as reader:
+        async with Reader(self._address.url, topic, timeout=self._timeout, key_file=self._address.credentials) as reader:
             if channel is None:
                 look = look_at_newest(topic, await reader.newest(check_count(count)), (await reader.head())[1], count)
             else:
@@ -176,10 +177,10 @@ class Admin(_Asker):
     async def stats(self, topic: str | None = None, channel: str | None = None) -> dict[str, Any]:
         return await self._do(stats(topic, channel), repeatable=True)
 
-    async def chunks(self, topic: str) -> dict[str, Any]:
     async def overview(self, since: int = 0, *, processes: bool = False, alarms: bool = False) -> dict[str, Any]:
         return await self._do(overview(since, processes, alarms), repeatable=True)
 
+    async def chunks(self, topic: str) -> dict[str, Any]:
         return await self._do(manage("chunks", topic, None, {}), repeatable=True)
 
     async def ping(self) -> str:
@@ -189,8 +190,8 @@ class Admin(_Asker):
 class Reader(_Asker):
     """Reads a topic by offset; see `zsq.Reader`."""
 
-    def __init__(self, url: str | None, topic: str, *, timeout: float = TIMEOUT_S, patient: bool = False) -> None:
-        super().__init__(url, Target("reader", check_name(topic), create=False), timeout, patient=patient)
+    def __init__(self, url: str | None, topic: str, *, timeout: float = TIMEOUT_S, patient: bool = False, key_file: KeyFile = None) -> None:
+        super().__init__(url, Target("reader", check_name(topic), create=False), timeout, patient=patient, key_file=key_file)
         self.topic = topic
 
     async def read(self, offset: int, bytes_max: int = 1 << 20) -> Fetched:

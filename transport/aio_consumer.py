@@ -17,6 +17,7 @@ from typing import Any, Self, Unpack
 from .address import parse
 from .channel_options import NewChannelOptions, on_wire
 from .consumer import READY, make_session, missed_finishes
+from .credentials import KeyFile
 from .delivery import EVERY, Delivery
 from .drive import inherit
 from .engine import FAR_NS
@@ -104,14 +105,15 @@ class Consumer:
         heartbeat_ms: int | None = None,
         label: str | None = None,
         sample_rate: int = 0,
+        key_file: KeyFile = None,
         **settings: Unpack[NewChannelOptions],
     ) -> None:
         check_times(timeout, heartbeat_ms)
         self.topic = check_name(topic)
         self.channel = check_name(channel, "channel")
-        self._options = (url, ready, message_timeout, label, heartbeat_ms, sample_rate, on_wire(settings))
+        self._address = parse(url, key_file)
+        self._options = (ready, message_timeout, label, heartbeat_ms, sample_rate, on_wire(settings))
         self._timeout = timeout
-        parse(url)
         make_session(ready, message_timeout, label, sample_rate)
         self._made: Turner[ConsumerEngine] | None = None
         self._messages: deque[Message] = deque()
@@ -126,9 +128,9 @@ class Consumer:
                 self._messages = deque()
             if self._closing:
                 raise Refused(E_CLOSING, "this consumer is closed; make a new one")
-            url, ready, message_timeout, label, heartbeat_ms, sample_rate, settings = self._options
+            ready, message_timeout, label, heartbeat_ms, sample_rate, settings = self._options
             session = make_session(ready, message_timeout, label, sample_rate)
-            engine = ConsumerEngine(parse(url), self.topic, self.channel, session, heartbeat_ms, settings)
+            engine = ConsumerEngine(self._address, self.topic, self.channel, session, heartbeat_ms, settings)
             engine.on_void = self._messages.clear
             made = self._made = Turner(engine)
         return made

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from .address import Address, Target, parse
 from .block import Block
+from .credentials import KeyFile
 from .drive import Drive, inherit, ours, remember
 from .errors import E_CLOSING, Refused
 from .producer import check_times
@@ -23,9 +24,9 @@ class Asker:
     `patient`: a topic that failed and is started again, or a limit, is waited out until the time-out; else it is refused at once.
     """
 
-    def __init__(self, url: str | None, target: Target, timeout: float, *, patient: bool = False) -> None:
+    def __init__(self, url: str | None, target: Target, timeout: float, *, patient: bool = False, key_file: KeyFile = None) -> None:
         check_times(timeout, None)
-        self._address: Address = parse(url)
+        self._address: Address = parse(url, key_file)
         self._target = target
         self._timeout = timeout
         self._patient = patient

@@ -10,6 +10,7 @@ from .asker import Asker
 from .block import Block
 from .channel_options import END, SETTING_MAX, ChannelOptions, NewChannelOptions, Place, moved_to, on_wire
 from .consumer import Consumer
+from .credentials import KeyFile
 from .errors import E_BAD_ARGUMENT, CorruptBlock, UsageError
 from .message import Batch, Message
 from .names import check_name
@@ -140,13 +141,13 @@ def fetched(answer: Any, blocks: list[Block]) -> Fetched:
 
 
 class Admin(Asker):
-    """Topics and channels by command. `timeout` in seconds, for each call.
+    """Topics and channels by command. `timeout` in seconds, for each call; `key_file`: see `Producer`.
 
     A call whose link is lost raises `BrokerUnreachable`: whether it took effect is then not known.
     """
 
-    def __init__(self, url: str | None = None, *, timeout: float = TIMEOUT_S) -> None:
-        super().__init__(url, Target("supervisor"), timeout)
+    def __init__(self, url: str | None = None, *, timeout: float = TIMEOUT_S, key_file: KeyFile = None) -> None:
+        super().__init__(url, Target("supervisor"), timeout, key_file=key_file)
 
     def _manage(self, action: str, topic: str, channel: str | None = None, **options: Any) -> dict[str, Any]:
         answer, _ = self._ask(manage(action, topic, channel, options), repeatable=False)
@@ -195,6 +196,7 @@ class Admin(Asker):
         return self._manage("pause", topic, channel)
 
     def unpause(self, topic: str, channel: str | None = None) -> dict[str, Any]:
+        """Let it go on where it was paused."""
         return self._manage("unpause", topic, channel)
 
     def empty(self, topic: str, channel: str | None = None) -> dict[str, Any]:
@@ -217,7 +219,7 @@ class Admin(Asker):
         Of a channel: what it would hand out next, and what is in flight with whom, requeued, deferred. Of a topic: its newest.
         """
         look: Look
-        with Reader(self._address.url, topic, timeout=self._timeout) as reader:
+        with Reader(self._address.url, topic, timeout=self._timeout, key_file=self._address.credentials) as reader:
             if channel is None:
                 look = look_at_newest(topic, reader.newest(check_count(count)), reader.head()[1], count)
             else:
@@ -266,7 +268,6 @@ class Admin(Asker):
         answer, _ = self._ask(stats(topic, channel), repeatable=True)
         return _data(answer)
 
-    def chunks(self, topic: str) -> dict[str, Any]:
     def overview(self, since: int = 0, *, processes: bool = False, alarms: bool = False) -> dict[str, Any]:
         """All topics and channels as they last said themselves, a second ago or ten where nothing happens: nobody is asked, so it is cheap.
 
@@ -276,6 +277,7 @@ class Admin(Asker):
         answer, _ = self._ask(overview(since, processes, alarms), repeatable=True)
         return _data(answer)
 
+    def chunks(self, topic: str) -> dict[str, Any]:
         """Of a topic's log files: {"chunks": the newest 1,000, "older": the others in a sum, "total": all}, see `zsq stats --chunks`."""
         answer, _ = self._ask(manage("chunks", topic, None, {}), repeatable=True)
         return _data(answer)
@@ -289,10 +291,11 @@ class Reader(Asker):
     """Reads a topic by offset; no channel takes part, nothing is finished. `NotFound` where there is no such topic.
 
     `patient`: wait, up to `timeout`, also for a topic that failed and is started again; else that is `Refused` at once.
+    `key_file`: see `Producer`.
     """
 
-    def __init__(self, url: str | None, topic: str, *, timeout: float = TIMEOUT_S, patient: bool = False) -> None:
-        super().__init__(url, Target("reader", check_name(topic), create=False), timeout, patient=patient)
+    def __init__(self, url: str | None, topic: str, *, timeout: float = TIMEOUT_S, patient: bool = False, key_file: KeyFile = None) -> None:
+        super().__init__(url, Target("reader", check_name(topic), create=False), timeout, patient=patient, key_file=key_file)
         self.topic = topic
 
     def read(self, offset: int, bytes_max: int = 1 << 20) -> Fetched:

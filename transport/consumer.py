@@ -14,6 +14,7 @@ from typing import Any, Final, Self, Unpack, cast
 
 from .address import parse
 from .channel_options import NewChannelOptions, on_wire
+from .credentials import KeyFile
 from .delivery import Delivery
 from .drive import Drive, inherit, ours, remember
 from .engine import FAR_NS
@@ -57,7 +58,8 @@ class Consumer:
 
     `ready`: how many messages it may hold unanswered. `message_timeout`: seconds until an unanswered one goes to somebody else
     (default 60, at most 900). `timeout`: seconds without a broker until a call raises `BrokerUnreachable`.
-    `sample_rate`: it takes that percentage of what comes its way, the rest is finished. `settings` of the channel, see `NewChannelOptions`:
+    `sample_rate`: it takes that percentage of what comes its way, the rest is finished. `key_file`: keys for a gateway that wants some,
+    see `Producer`. `settings` of the channel, see `NewChannelOptions`:
     a channel that is made now takes them; one that is there must have the same `tags` and `ordered`, the others change nothing.
     It subscribes at the first call, or on entering `with`. After a lost link it subscribes again by itself; messages of the
     old link that are still in hand come again, and plain finishes of them are counted in `stale`.
@@ -75,14 +77,15 @@ class Consumer:
         heartbeat_ms: int | None = None,
         label: str | None = None,
         sample_rate: int = 0,
+        key_file: KeyFile = None,
         **settings: Unpack[NewChannelOptions],
     ) -> None:
         check_times(timeout, heartbeat_ms)
         self.topic = check_name(topic)
         self.channel = check_name(channel, "channel")
-        self._options = (url, ready, message_timeout, label, heartbeat_ms, sample_rate, on_wire(settings))
+        self._address = parse(url, key_file)
+        self._options = (ready, message_timeout, label, heartbeat_ms, sample_rate, on_wire(settings))
         self._timeout = timeout
-        parse(url)
         make_session(ready, message_timeout, label, sample_rate)
         self._made: Drive[ConsumerEngine] | None = None
         self._messages: deque[Message] = deque()  # of deliveries that were opened message by message
@@ -101,9 +104,9 @@ class Consumer:
         if inherited is not None:
             self._messages = deque()
             self._busy = set()
-        url, ready, message_timeout, label, heartbeat_ms, sample_rate, settings = self._options
+        ready, message_timeout, label, heartbeat_ms, sample_rate, settings = self._options
         session = make_session(ready, message_timeout, label, sample_rate)
-        engine = ConsumerEngine(parse(url), self.topic, self.channel, session, heartbeat_ms, settings)
+        engine = ConsumerEngine(self._address, self.topic, self.channel, session, heartbeat_ms, settings)
         engine.on_void = self._messages.clear
         self._made = Drive(engine, keeper="zsq consumer")
         return self._made

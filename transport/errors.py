@@ -19,12 +19,14 @@ E_BAD_NAME: Final = "E_BAD_NAME"
 E_BAD_BLOCK: Final = "E_BAD_BLOCK"
 E_BAD_COMMAND: Final = "E_BAD_COMMAND"
 E_BAD_ARGUMENT: Final = "E_BAD_ARGUMENT"
+E_BAD_KEY: Final = "E_BAD_KEY"  # no keys, or those of somebody else
 E_CHECKSUM: Final = "E_CHECKSUM"
 E_CLOSED: Final = "E_CLOSED"  # a topic was closed by a person, to publishers or to consumers
 E_CLOSING: Final = "E_CLOSING"
 E_DATA_LOSS: Final = "E_DATA_LOSS"
 E_DISK_FULL: Final = "E_DISK_FULL"
 E_EXISTS: Final = "E_EXISTS"
+E_FORBIDDEN: Final = "E_FORBIDDEN"  # this client may not; the access file says who may
 E_HELLO: Final = "E_HELLO"
 E_INTERNAL: Final = "E_INTERNAL"
 E_IN_USE: Final = "E_IN_USE"
@@ -86,6 +88,7 @@ _CLASS_OF: Final[dict[str, type[ZsqError]]] = {
     E_BAD_BLOCK: UsageError,
     E_BAD_COMMAND: UsageError,
     E_BAD_ARGUMENT: UsageError,
+    E_BAD_KEY: UsageError,
     E_TOO_BIG: UsageError,
     E_EXISTS: UsageError,
     E_UNSUPPORTED: UsageError,

@@ -21,7 +21,8 @@ import zmq
 from . import sockets
 from .address import Address, Target
 from .codec import encode, frames_blocks
-from .errors import E_CLOSED, E_CLOSING, E_HELLO, E_UNREACHABLE, CorruptBlock, UsageError, ZsqError, from_wire
+from .errors import E_CLOSED, E_CLOSING, E_FORBIDDEN, E_HELLO, E_UNREACHABLE, CorruptBlock, UsageError, ZsqError, from_wire
+from .handshake import HANDSHAKE_EVENTS, suspicion, verdict
 from .protocol import Beat, Bye, Done, Failed, Lookup, Open, Wire
 from .session import Reaction
 
@@ -46,8 +47,8 @@ AGAIN: Final = frozenset({E_HELLO, E_CLOSING, E_UNREACHABLE})  # refusals of the
 
 
 def _ends(word: Failed) -> bool:
-    """It answers no request: the topic was closed to us."""
-    return word.code == E_CLOSED and not word.request
+    """It answers no request: the topic was closed to us, or what permitted us was taken back."""
+    return word.code in (E_CLOSED, E_FORBIDDEN) and not word.request
 
 
 class LinkState(Enum):
@@ -118,9 +119,7 @@ class Link:
         self.refusal: ZsqError | None = None  # why the last attempt did not succeed, if the broker said so
         self.opened: dict[str, Any] = {}  # what the supervisor or the gateway answered about the target
         self.heartbeat_ms = heartbeat_ms
-        self.sent_ns = 0
-        self.heard_ns = 0
-        self._beat_ns = 0
+        self.sent_ns = self.heard_ns = self._beat_ns = 0
         self._socket: sockets.Socket | None = None
         self._monitor: sockets.Socket | None = None
         self._fds = (-1, -1)
@@ -132,6 +131,7 @@ class Link:
         self.passing = again
         self.busy: Callable[[], bool] | None = None  # whether something waits for the link: an idle one makes no topic
         self.creates = target.create  # whether this attempt says so
+        self._known = False  # we were let in once: then what keeps us out may pass, as when the broker is being set up anew
 
     # Beginning
 
@@ -162,7 +162,7 @@ class Link:
         self.engine.sooner(now_ns + ATTEMPT_NS)
 
     def _connect(self, endpoint: str) -> None:
-        socket = sockets.make_dealer()
+        socket = sockets.make_dealer(self.address.credentials)
         try:
             monitor = sockets.watch(socket)
             socket.connect(endpoint)
@@ -195,6 +195,7 @@ class Link:
     def _greeted(self, now_ns: int) -> None:
         self._step(_E.GREETED)
         self._attempts = 0
+        self._known = True
         self.trouble = ""
         self.refusal = None
         self.peer.on_up(now_ns)
@@ -340,12 +341,22 @@ class Link:
         # To a direct endpoint that was looked up, a refused connection means that its owner is gone; the supervisor and the
         # gateway have fixed places, so there ZeroMQ's own retries will do.
         fixed = self.state in (_S.LOOKING, _S.OPENING) or not self.address.direct or self.target.kind == "supervisor"
-        if events & sockets.GONE_EVENTS or (not fixed and events & sockets.RETRY_EVENTS):
+        if events & HANDSHAKE_EVENTS:
+            self._shut_out(now_ns, events)
+        elif events & sockets.GONE_EVENTS or (not fixed and events & sockets.RETRY_EVENTS):
             self.receive(now_ns)  # what it said last
             if self._monitor is not None:
                 self._die(now_ns, "the connection was lost")
         elif events:
             self.trouble = f"nobody answers at {self.address.url}"
+
+    def _shut_out(self, now_ns: int, events: int) -> None:
+        """The handshake failed. Who was let in before tries again."""
+        error = verdict(events, self.address)
+        if error is not None and not self._known:
+            self._refuse(now_ns, error)
+        else:
+            self._die(now_ns, suspicion(self.address) if error is None else error.text)
 
     def on_time(self, now_ns: int) -> int:
         """Do what is due; when to call again."""

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
-from .address import ADVICE, parse
+from .address import ADVICE, Address, parse
 from .block import MESSAGE_BYTES_MAX, Block
 from .codec import HeaderValue
+from .credentials import KeyFile
 from .drive import Drive, inherit, ours, remember
 from .errors import E_BAD_ARGUMENT, E_CLOSING, E_TIMEOUT, BrokerUnreachable, Refused, UsageError
 from .lane import QUEUE_BYTES_MAX, Lane, ProducerEngine, Text, as_attributes, as_body, as_delay_ms, pack_many, packed
@@ -113,13 +114,13 @@ def check_times(timeout: float | None, heartbeat_ms: int | None) -> None:
 
 
 def make_engine(
-    url: str | None, linger_ms: float, batch_bytes: int, batch_count: int, heartbeat_ms: int | None, when_full: str
+    address: Address, linger_ms: float, batch_bytes: int, batch_count: int, heartbeat_ms: int | None, when_full: str
 ) -> ProducerEngine:
     if when_full not in WHEN_FULL:
         raise UsageError(E_BAD_ARGUMENT, f"when_full is {' or '.join(WHEN_FULL)}, not {when_full!r}")
     if linger_ms < 0 or batch_bytes < 1 or batch_count < 1:
         raise UsageError(E_BAD_ARGUMENT, "linger_ms is 0 or more, batch_bytes and batch_count are 1 or more")
-    return ProducerEngine(parse(url), int(linger_ms * 1e6), batch_bytes, batch_count, heartbeat_ms, when_full == "wait")
+    return ProducerEngine(address, int(linger_ms * 1e6), batch_bytes, batch_count, heartbeat_ms, when_full == "wait")
 
 
 def too_late(engine: ProducerEngine, timeout: float, sent: bool) -> BrokerUnreachable:
@@ -139,6 +140,7 @@ class Producer:
     `timeout`: seconds that any call waits for the broker, reconnects included. A resend never stores twice.
     `when_full`: what a publish does where there is no room (the topic's bound is reached, the disk is full): "fail" at once, or "wait" for
     it as long as for a broker. Either way memory is bounded: with lingering, publishing stops while 16 MiB wait.
+    `key_file`: what `zsq keys client` wrote, for a gateway that encrypts and wants to know who comes; default $ZSQ_KEY_FILE.
     """
 
     def __init__(
@@ -151,9 +153,10 @@ class Producer:
         timeout: float = TIMEOUT_S,
         heartbeat_ms: int | None = None,
         when_full: str = "fail",
+        key_file: KeyFile = None,
     ) -> None:
         check_times(timeout, heartbeat_ms)
-        self._options = (url, linger_ms, batch_bytes, batch_count, heartbeat_ms, when_full)
+        self._options = (parse(url, key_file), linger_ms, batch_bytes, batch_count, heartbeat_ms, when_full)
         self._timeout = timeout
         self._lingers = linger_ms > 0
         self._closed = False

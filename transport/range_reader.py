@@ -9,6 +9,7 @@ from .address import Target
 from .asker import Asker
 from .block import Block
 from .client import Fetched, fetch, fetched
+from .credentials import KeyFile
 from .errors import E_BAD_ARGUMENT, E_DATA_LOSS, DataLoss, UsageError
 from .names import check_name
 from .producer import TIMEOUT_S
@@ -42,8 +43,9 @@ class RangeReader(Asker):
         timeout: float = TIMEOUT_S,
         fail_on_data_loss: bool = True,
         uuid: str = "",
+        key_file: KeyFile = None,
     ) -> None:
-        super().__init__(url, Target("reader", check_name(topic), create=False), timeout, patient=True)
+        super().__init__(url, Target("reader", check_name(topic), create=False), timeout, patient=True, key_file=key_file)
         if not 0 <= start <= end or bytes_max < 1:
             raise UsageError(E_BAD_ARGUMENT, f"a range of offsets is 0 <= start <= end, not {start} to {end}; bytes_max is 1 or more")
         self.topic = topic

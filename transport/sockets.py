@@ -19,7 +19,9 @@ import zmq.backend
 
 from .block import Block
 from .codec import block_frames, decode, encode
+from .credentials import Credentials
 from .errors import E_BAD_COMMAND, UsageError
+from .handshake import HANDSHAKE_EVENTS, MECHANISM_MISMATCH, OTHER_MECHANISM
 from .memory import keep_memory
 from .protocol import FRAME_BYTES_MAX, FRAMES_MAX, HEARTBEAT_MS, READY_MAX, Wire
 from .session import WINDOW_BLOCKS_MAX
@@ -63,9 +65,18 @@ def context() -> zmq.Context[Socket]:
     return found
 
 
-def make_dealer() -> Socket:
+def _secure(socket: Socket, credentials: Credentials | None) -> None:
+    """From now on it talks to one server only, and in cipher."""
+    if credentials is not None:
+        socket.setsockopt(zmq.CURVE_SERVERKEY, credentials.server.encode())
+        socket.setsockopt(zmq.CURVE_PUBLICKEY, credentials.public.encode())
+        socket.setsockopt(zmq.CURVE_SECRETKEY, credentials.secret.encode())
+
+
+def make_dealer(credentials: Credentials | None = None) -> Socket:
     """An unconnected DEALER. It keeps trying to connect; what is sent meanwhile waits in its pipe."""
     socket: Socket = context().socket(zmq.DEALER)
+    _secure(socket, credentials)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
     socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
@@ -76,9 +87,10 @@ def make_dealer() -> Socket:
     return socket
 
 
-def make_push(endpoint: str) -> Socket:
+def make_push(endpoint: str, credentials: Credentials | None = None) -> Socket:
     """A connected PUSH. It has no answers: what it takes may never arrive, so somebody must count what does."""
     socket: Socket = context().socket(zmq.PUSH)
+    _secure(socket, credentials)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, PUSH_HIGH_WATER_MARK)
     socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
@@ -106,8 +118,8 @@ def make_router(endpoint: str) -> Socket:
 
 
 def watch(socket: Socket) -> Socket:
-    """A monitor that tells when the peer is gone, or cannot be reached."""
-    return socket.get_monitor_socket(GONE_EVENTS | RETRY_EVENTS)
+    """A monitor that tells when the peer is gone, cannot be reached, or broke off the handshake."""
+    return socket.get_monitor_socket(GONE_EVENTS | RETRY_EVENTS | HANDSHAKE_EVENTS)
 
 
 def close(socket: Socket, monitor: Socket | None, linger_ms: int = 0) -> None:
@@ -126,7 +138,8 @@ def read_events(monitor: Socket) -> int:
             frames = monitor.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
             return found
-        found |= int(_EVENT.unpack_from(frames[0])[0])
+        event, detail = _EVENT.unpack_from(frames[0])
+        found |= 0 if event == OTHER_MECHANISM and detail != MECHANISM_MISMATCH else event
 
 
 def send_frames(socket: Socket, frames: Sequence[Any]) -> bool:

@@ -135,7 +135,7 @@ class StageEngine(Engine):
             host = self.address.url.rpartition(":")[0]
             endpoint, route = f"{host}:{opened.get('push_port')}", opened.get("route", b"")
         try:
-            self._push = sockets.make_push(str(endpoint))
+            self._push = sockets.make_push(str(endpoint), self.address.credentials)
         except zmq.ZMQError as error:
             raise UsageError(E_BAD_COMMAND, f"cannot push to {endpoint}: {error}") from None
         self.link.target = replace(self.link.target, create=False)  # a topic that is deleted from now on stays so

@@ -21,6 +21,7 @@ from typing import Any, Final, Self
 from .address import Target, parse
 from .asker import Asker
 from .block import Block
+from .credentials import KeyFile
 from .drive import Drive, inherit, ours, remember
 from .errors import E_BAD_ARGUMENT, E_CLOSING, Refused, UsageError
 from .producer import check_times
@@ -57,12 +58,13 @@ class StageWriter:
         window_bytes: int = WINDOW_BYTES,
         create: bool = True,
         heartbeat_ms: int | None = None,
+        key_file: KeyFile = None,
     ) -> None:
         check_times(timeout, heartbeat_ms)
         check_transaction(app, version, kind)
         if window_bytes < 1:
             raise UsageError(E_BAD_ARGUMENT, f"a window of {window_bytes} bytes holds nothing")
-        self._address = parse(url)
+        self._address = parse(url, key_file)
         self._target = Target("stage", check_stage_topic(topic), create=create)
         self._transaction = (app, version, kind, partition, window_bytes)
         self._timeout = timeout
@@ -177,8 +179,10 @@ class StageWriter:
 class StageCommitter(Asker):
     """Commits and aborts transactions of a topic. Both may be repeated; both are, by themselves, when the link is lost."""
 
-    def __init__(self, url: str | None, topic: str, *, timeout: float = STAGE_TIMEOUT_S, create: bool = True) -> None:
-        super().__init__(url, Target("stage", check_stage_topic(topic), create=create), timeout)
+    def __init__(
+        self, url: str | None, topic: str, *, timeout: float = STAGE_TIMEOUT_S, create: bool = True, key_file: KeyFile = None
+    ) -> None:
+        super().__init__(url, Target("stage", check_stage_topic(topic), create=create), timeout, key_file=key_file)
 
     def commit(self, app: str, version: int, parts: Sequence[StagePart | None], kind: str = "app") -> dict[str, Any]:
         """All `parts` become part of the topic, in this order, or none does. None among them (empty partitions) are left out.

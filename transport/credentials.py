@@ -1,0 +1,100 @@
+"""A client's keys for the ZeroMQ gateway: what is in the file that `key_file=`, `--key-file` and $ZSQ_KEY_FILE name.
+
+CURVE is meant, ZeroMQ's encryption: the server proves who it is by its public key, which the client knows beforehand, and the client by
+its own pair. The file is TOML: `public`, `secret` and `server`, each a key of 32 bytes written as 40 characters (Z85). A server's own file
+has no `server`. What everybody on the machine may read is no secret, so such a file is refused. Texts of errors have no key in them.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import zmq
+
+from .errors import E_BAD_KEY, UsageError
+
+__all__ = ["KEY_FILE_VARIABLE", "Z85_KEY_CHARS", "Credentials", "KeyFile", "is_z85_key", "load", "read_key_file", "resolve"]
+
+KEY_FILE_VARIABLE: Final = "ZSQ_KEY_FILE"
+KEY_FILE_BYTES_MAX: Final = 64 * 1024
+Z85_KEY_CHARS: Final = 40
+_Z85: Final = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+_Z85_VALUES: Final = {character: value for value, character in enumerate(_Z85)}
+assert len(_Z85) == 85
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Who a client is, and whom it trusts. May be pickled to where the file is not; its text has no secret in it."""
+
+    public: str
+    secret: str = field(repr=False)
+    server: str
+    source: str = ""
+    """The file's name, for errors."""
+
+
+KeyFile = str | os.PathLike[str] | Credentials | None
+
+
+def is_z85_key(text: str) -> bool:
+    """Whether this writes 32 bytes."""
+    if len(text) != Z85_KEY_CHARS or any(character not in _Z85_VALUES for character in text):
+        return False
+    for start in range(0, Z85_KEY_CHARS, 5):
+        value = 0
+        for character in text[start : start + 5]:
+            value = value * 85 + _Z85_VALUES[character]
+        if value >= 1 << 32:
+            return False
+    return True
+
+
+def resolve(key_file: KeyFile) -> Credentials | None:
+    """`None`: the file that $ZSQ_KEY_FILE names, if it names one; "": none. `UsageError` E_BAD_KEY for what holds no keys."""
+    if isinstance(key_file, Credentials):
+        return key_file
+    if key_file is None:
+        key_file = os.environ.get(KEY_FILE_VARIABLE, "")
+    path = os.fspath(key_file)
+    return load(path) if path else None
+
+
+def load(path: str) -> Credentials:
+    """A client's file. `UsageError` E_BAD_KEY."""
+    found = read_key_file(path, ("public", "secret", "server"))
+    return Credentials(found["public"], found["secret"], found["server"], path)
+
+
+def read_key_file(path: str, names: tuple[str, ...]) -> dict[str, str]:
+    """The keys of these names. Where a secret is among them, the file must be closed to others, and `public` belong to it."""
+    try:
+        with Path(path).open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            text = file.read(KEY_FILE_BYTES_MAX)
+        said: dict[str, Any] = tomllib.loads(text.decode())
+    except OSError as error:
+        raise UsageError(E_BAD_KEY, f"the key file {path} cannot be read: {error.strerror or error}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError):
+        raise UsageError(E_BAD_KEY, f"{path} is no key file: `zsq keys` writes such files") from None
+    for name in names:
+        value = said.get(name)
+        if not isinstance(value, str) or not is_z85_key(value):
+            what = "has no" if value is None else f"has something else than a key of {Z85_KEY_CHARS} characters as"
+            kind = (
+                "a server's key file: clients have files of their own"
+                if "server" in names and "secret" in said
+                else "no key file of this kind"
+            )
+            raise UsageError(E_BAD_KEY, f"{path} {what} `{name}`; it may be {kind} (see `zsq keys --help`)")
+    if "secret" in names:
+        if mode & (stat.S_IROTH | stat.S_IWOTH):
+            raise UsageError(E_BAD_KEY, f"the key file {path} is open to everybody on this machine: chmod 600 it, or make new keys")
+        if "public" in names and zmq.curve_public(said["secret"].encode()).decode() != said["public"]:
+            raise UsageError(E_BAD_KEY, f"{path}: `public` does not belong to `secret`; make new keys with `zsq keys`")
+    return {name: said[name] for name in names}
