@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from .quantities import Count, Seconds
+from .quantities import Count, Lines, Seconds
 
 if TYPE_CHECKING:
     from ...actors.alarm_options import AlarmOptions
@@ -32,7 +32,10 @@ def with_alarms(command: Command) -> Command:
         ("--alarm-smtp", {"metavar": "HOST:PORT", "default": "127.0.0.1:25", "show_default": True}, "The mail server."),
         ("--alarm-mail-from", {"metavar": "ADDRESS"}, "Whose mail it is; default: zsq@ this machine."),
         ("--alarm-mail", {"metavar": "ADDRESS", **many}, "Mail alarms there. Repeatable."),
-        ("--alarm-command", {"metavar": "COMMAND", **many}, "Run this with the alarms as JSON on stdin; no shell. Repeatable."),
+        (
+            "--alarm-command", {"metavar": "COMMAND", "type": Lines(), **many},
+            "Run this with the alarms as JSON on stdin; no shell. Repeatable.",
+        ),
         (
             "--alarm-webhook", {"metavar": "URL", "envvar": "ZSQ_ALARM_WEBHOOK", **many},
             f"POST alarms there as JSON; a bearer token is {TOKEN} or in the file {TOKEN}_FILE. Repeatable.",

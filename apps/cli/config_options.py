@@ -33,16 +33,6 @@ RELOADABLE: Final = frozenset(
 """Options that SIGHUP brings into force (actors/reloading.py); the others need a restart."""
 
 
-class Lines(click.ParamType):  # type: ignore[type-arg]  # generic to the checker only
-    """A text that may hold spaces: several of them in one variable are separated by line ends."""
-
-    name = "text"
-    envvar_list_splitter = "\n"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        return str(value).strip()
-
-
 class Configured(click.Command):
     """A command whose options may stand in a file and in the environment too. Wrong ones are told by where they stand."""
 

@@ -1,4 +1,4 @@
-"""Sizes and times as people write them: 10GiB, 1.5MB, 7d, 1h30m. Pure."""
+"""Sizes and times as people write them: 10GiB, 1.5MB, 7d, 1h30m; and texts, of which a variable holds one a line. Pure."""
 
 from __future__ import annotations
 
@@ -108,3 +108,13 @@ class Seconds(_Quantity):
 class Count(_Quantity):
     name = "count"
     parse = staticmethod(parse_count)
+
+
+class Lines(click.ParamType):  # type: ignore[type-arg]  # generic to the checker only
+    """A text that may hold spaces: several of them in one variable are separated by line ends."""
+
+    name = "text"
+    envvar_list_splitter = "\n"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return str(value).strip()

@@ -51,7 +51,13 @@ DEFAULT_LISTEN: Final = "127.0.0.1:4153"
 @with_keep(default=False)
 @with_alarms
 @with_nsq
-@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True)
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="What is told on stderr.",
+)
 @click.pass_context
 def serve(context: click.Context, /, **given: Any) -> int:
     """Run the broker on DIR until SIGTERM or Ctrl-C.

@@ -66,17 +66,21 @@ def kill_and_wait(pid: int) -> None:
 
 
 def wait_for_ready(daemon: Daemon, times: int) -> None:
+    wait_for_log(daemon, " ready: ", times)
+
+
+def wait_for_log(daemon: Daemon, text: str, times: int = 1) -> None:
     with subprocess.Popen(["tail", "-n", "+1", "-f", daemon.folder / "log/zsqd.log"], stdout=subprocess.PIPE, text=True) as log:
         assert log.stdout is not None
         for line in log.stdout:
-            times -= " ready: " in line
+            times -= text in line
             if not times:
                 break
         log.kill()
 
 
 def test_start_status_stop(daemon: Daemon) -> None:
-    assert daemon("status").returncode == 3
+    assert daemon("status").returncode == daemon("reload").returncode == 3
     started = daemon("start")
     assert (started.returncode, started.stderr) == (0, "")
     assert started.stdout.startswith("zsq 0 ready: ipc://")
@@ -150,6 +154,8 @@ def test_with_the_real_broker(tmp_path: Path, verb: str) -> None:
     if verb:
         started = daemon("start", "--no-listen")
         assert (started.returncode, started.stderr) == (0, "")
+        assert daemon("reload").returncode == 0
+        wait_for_log(daemon, " reloaded: ")
         kill_and_wait(daemon.pid("serve"))
         wait_for_ready(daemon, 2)
         assert daemon("status").returncode == 0
