@@ -26,7 +26,7 @@ from typing import Any, Final, Protocol
 
 import lmdb
 
-from ..storage.capture import LogTaken, capture_bytes, capture_delayed, capture_log, capture_state, drop_capture, sync_log
+from ..storage.capture import LogTaken, capture_bytes, capture_delayed, capture_log, capture_state, drop_capture, is_captured, sync_log
 from ..storage.errors import Locked, StorageError
 from ..storage.log_format import BACKUP_NAME, chunk_name
 from ..storage.store import Store
@@ -73,7 +73,7 @@ class BackupDesk:
         self._id = ""
         self._request = 0
         self._began_ns = self._looked_ns = 0
-        if store.files.exists(f"{store.directory}/{BACKUP_NAME}"):  # of another life
+        if is_captured(store.files, store.directory):  # of another life
             self._drop()
 
     def on_order(self, word: Order) -> dict[str, Any] | None:

@@ -37,6 +37,7 @@ from .log_format import (
     INDEX_SUFFIX,
     STAGING_NAME,
     STATE_NAME,
+    TEMPORARY_SUFFIX,
     chunk_name,
     parse_bad_name,
 )
@@ -104,10 +105,19 @@ def capture_log(files: Files, directory: str, taken: LogTaken) -> int:
 
 
 def drop_capture(files: Files, directory: str) -> None:
-    """The backup is done with it."""
+    """The backup is done with it. It goes at once for who copies from it, and never a part of it."""
     folder = f"{directory}/{BACKUP_NAME}"
+    going = folder + TEMPORARY_SUFFIX
+    if files.exists(going):
+        files.remove_tree(going)
     if files.exists(folder):
-        files.remove_tree(folder)
+        files.rename(folder, going)
+        files.remove_tree(going)
+
+
+def is_captured(files: Files, directory: str) -> bool:
+    """Whether a backup, or a part of one, is still there."""
+    return any(files.exists(f"{directory}/{BACKUP_NAME}{suffix}") for suffix in ("", TEMPORARY_SUFFIX))
 
 
 def capture_bytes(files: Files, directory: str) -> int:

@@ -48,6 +48,10 @@ SECTIONS: Final = {
         "channel": Place("manage:channel", "Create, set, show, delete, pause, empty a channel."),
         "seek": Place("look:seek", "Move a channel back or forward."),
     },
+    "Keep a copy": {
+        "backup": Place("backup:backup", "Copy a data directory, while its broker runs."),
+        "restore": Place("backup:restore", "Make a data directory from a backup; check one."),
+    },
     "A stopped broker's files": {
         "fsck": Place("fsck:fsck", "Check them all, and repair what can be."),
         "dump": Place("dump:dump", "Any file as readable lines."),

@@ -1,0 +1,331 @@
+"""Making a backup of a data directory, with its broker running or stopped; and restoring one.
+
+Running: the broker's storages take what is to be copied (`storage/capture.py`), the copying is done here. First all topics' states,
+then all topics' logs: so whatever a channel had finished by then, and its consumer had published before that, to whatever topic, is
+in the backup.
+The lock file says that somebody is at it: when this process dies, the storages let go by themselves.
+
+Stopped: the files as they lie, under the directory's own lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from .. import __version__
+from ..actors.data_dir import locked_data_dir
+from ..actors.registry import REGISTRY_NAME
+from ..actors.registry_format import Content, TopicRow, decode, encode
+from ..storage import backup as format_
+from ..storage.backup import DATA_NAME, MANIFEST_NAME, PARTIAL_SUFFIX, Manifest, Writer
+from ..storage.errors import Damaged, Locked, StorageError
+from ..storage.files import Files
+from ..storage.log_format import BACKUP_NAME, CHUNK_SUFFIX, LOCK_NAME
+from ..transport.client import Admin
+from ..transport.errors import (
+    E_BAD_ARGUMENT,
+    E_CHECKSUM,
+    E_IN_USE,
+    E_INTERNAL,
+    E_NOT_FOUND,
+    NotFound,
+    Refused,
+    UsageError,
+    ZsqError,
+    from_wire,
+)
+
+LOCK: Final = "backup.lock"
+AUDIT: Final = "audit.log"
+REGISTRY_BYTES_MAX: Final = 64 * 1024 * 1024
+ROUNDS_MAX: Final = 20  # of looking for topics that were made meanwhile
+LOCK_WAIT_S: Final = 2.0  # a storage that looks whether somebody holds the lock holds it for a moment
+PACE_STEP_S: Final = 0.05
+
+Advance = Callable[[int], None]
+
+
+class Pace:
+    """At most so many bytes a second, by waiting; 0: as fast as it goes."""
+
+    def __init__(self, bytes_s: int, advance: Advance) -> None:
+        self._bytes_s = bytes_s
+        self._advance = advance
+        self._began = time.monotonic()
+        self._done = 0
+
+    def __call__(self, count: int) -> None:
+        self._advance(count)
+        if self._bytes_s:
+            self._done += count
+            wait = self._began + self._done / self._bytes_s - time.monotonic()
+            if wait > PACE_STEP_S:
+                time.sleep(wait)
+
+
+class _Storages(Admin):
+    """Asks each topic's storage for its part."""
+
+    def part(self, topic: str, do: str, name: str, **more: str) -> dict[str, Any]:
+        return self._manage("backup", topic, do=do, id=name, **more)
+
+
+@dataclass(slots=True)
+class Plan:
+    """`since`: an older backup, "" for none. `without`: topics that are left out."""
+
+    data_dir: Path
+    target: Path
+    since: str = ""
+    without: Sequence[str] = ()
+    bytes_s: int = 0
+    timeout_s: float = 30.0
+    advance: Advance = field(default=lambda count: None)
+
+
+def back_up(files: Files, plan: Plan) -> Manifest:
+    """Whole under its name when this returns; if it fails, nothing has that name. `ZsqError`, `OSError`."""
+    target = str(plan.target)
+    if files.exists(target):
+        raise UsageError(E_BAD_ARGUMENT, f"{target} is there already: a backup is made in a new folder")
+    base = (plan.since, _manifest(files, plan.since)) if plan.since else None
+    partial = target + PARTIAL_SUFFIX
+    with _lock(files, plan.data_dir):
+        _clear(files, partial)
+        files.make_folder(partial)
+        try:
+            files.make_folder(f"{partial}/{DATA_NAME}")
+            manifest = _copy(files, plan, Writer(files, f"{partial}/{DATA_NAME}", Pace(plan.bytes_s, plan.advance), base))
+            files.write_file(f"{partial}/{MANIFEST_NAME}", format_.encode_manifest(manifest))
+            files.sync_folder(partial)
+            files.rename(partial, target)
+            files.sync_folder(str(plan.target.absolute().parent))
+        except StorageError as error:
+            raise Refused(E_INTERNAL, str(error)) from error
+        finally:
+            with contextlib.suppress(OSError):
+                if files.exists(partial):
+                    files.remove_tree(partial)
+    return manifest
+
+
+def _manifest(files: Files, backup: str) -> Manifest:
+    try:
+        return format_.read_manifest(files, backup)
+    except StorageError as error:
+        raise UsageError(E_BAD_ARGUMENT, str(error)) from None
+
+
+def _clear(files: Files, partial: str) -> None:
+    """What a try that was killed has left."""
+    if not files.exists(partial):
+        return
+    if set(files.list(partial)) - {DATA_NAME, MANIFEST_NAME}:
+        raise UsageError(E_BAD_ARGUMENT, f"{partial} is in the way, and is no unfinished backup: move it away")
+    files.remove_tree(partial)
+
+
+@contextlib.contextmanager
+def _lock(files: Files, data_dir: Path) -> Iterator[None]:
+    """One backup of a directory at a time."""
+    if not files.exists(str(data_dir / REGISTRY_NAME)):
+        raise NotFound(E_NOT_FOUND, f"{data_dir} is no data directory of zsq: it has no {REGISTRY_NAME}; is it mounted?")
+    deadline = time.monotonic() + LOCK_WAIT_S
+    while True:
+        try:
+            lock = files.lock(str(data_dir / LOCK))
+            break
+        except Locked as error:
+            if time.monotonic() > deadline:
+                raise Refused(E_IN_USE, f"another backup of {data_dir} is being made, by process {error.pid}") from None
+            time.sleep(0.02)
+    try:
+        yield
+    finally:
+        files.close(lock)
+
+
+def _copy(files: Files, plan: Plan, writer: Writer) -> Manifest:
+    began_ns = time.time_ns()
+    try:
+        with locked_data_dir(files, plan.data_dir, write=False):
+            return _Stopped(files, plan, writer, began_ns).run()
+    except Refused as error:
+        if error.code != E_IN_USE:
+            raise
+    return _Running(files, plan, writer, began_ns).run()
+
+
+class _Copying:
+    """What both ways share."""
+
+    def __init__(self, files: Files, plan: Plan, writer: Writer, began_ns: int) -> None:
+        self.files = files
+        self.plan = plan
+        self.writer = writer
+        content = self.registry()
+        for name in plan.without:
+            if name not in content.topics:
+                raise NotFound(E_NOT_FOUND, f"topic {name!r} does not exist: it cannot be left out")
+        self.manifest = Manifest(__version__, str(plan.data_dir.absolute()), content.uuid, began_ns, left_out=sorted(plan.without))
+
+    def registry(self) -> Content:
+        path = str(self.plan.data_dir / REGISTRY_NAME)
+        return decode(self.files.read_file(path, REGISTRY_BYTES_MAX), path)
+
+    def wanted(self, content: Content) -> dict[str, TopicRow]:
+        return {name: row for name, row in content.topics.items() if row.state != "deleting" and name not in self.plan.without}
+
+    def topic(self, name: str, row: TopicRow, **more: Any) -> None:
+        self.manifest.topics[name] = {"number": row.number, "uuid": row.uuid, "start": None, "end": None, **more}
+
+    def finish(self, content: Content) -> Manifest:
+        """The registry: the topics that are here, and no others."""
+        kept = {name: row for name, row in content.topics.items() if self.manifest.topics.get(name, {}).get("uuid") == row.uuid}
+        content.topics = kept
+        self.writer.write(REGISTRY_NAME, encode(content))
+        audit = str(self.plan.data_dir / AUDIT)
+        if self.files.exists(audit):
+            self.writer.copy(audit, AUDIT)
+        self.writer.finish()
+        self.manifest.files = self.writer.rows
+        self.manifest.ended_ns = time.time_ns()
+        return self.manifest
+
+
+def _place(row: TopicRow) -> str:
+    return f"topics/{row.number:06d}"
+
+
+class _Stopped(_Copying):
+    def run(self) -> Manifest:
+        self.manifest.live = False
+        content = self.registry()
+        for name, row in self.wanted(content).items():
+            folder = str(self.plan.data_dir / _place(row))
+            if not self.files.exists(folder):
+                if row.state == "new":
+                    continue
+                raise NotFound(E_NOT_FOUND, f"{folder} is missing, the directory of topic {name!r}: leave it out with --without {name}")
+            for path in format_.walk(self.files, folder, (LOCK_NAME, BACKUP_NAME)):
+                self.writer.copy(f"{folder}/{path}", f"{_place(row)}/{path}", cold=True)
+            self.topic(name, row)
+        return self.finish(content)
+
+
+class _Running(_Copying):
+    """`_taken`: of each topic what its storage answered; None before its log was asked for."""
+
+    def run(self) -> Manifest:
+        self._id = os.urandom(8).hex()
+        self._taken: dict[str, tuple[TopicRow, dict[str, Any] | None]] = {}
+        with _Storages(f"ipc://{self.plan.data_dir.absolute()}/run", timeout=self.plan.timeout_s) as admin:
+            self._admin = admin
+            try:
+                content = self._take_states()
+                for name, (row, _) in list(self._taken.items()):
+                    self._asked(name, row, "log")
+                for name, (row, taken) in list(self._taken.items()):
+                    if taken is not None:
+                        self._copy_topic(name, row, taken)
+            finally:
+                for name in list(self._taken):
+                    self._let_go(name)
+        return self.finish(content)
+
+    def _take_states(self) -> Content:
+        """Until there is no topic whose state is not taken: what is published to one made meanwhile may be why a message is finished."""
+        missing: dict[str, TopicRow] = {}
+        for _ in range(ROUNDS_MAX):
+            content = self.registry()
+            missing = {
+                name: row for name, row in self.wanted(content).items() if name not in self._taken or self._taken[name][0].uuid != row.uuid
+            }
+            if not missing:
+                return content
+            for name, row in missing.items():
+                self._asked(name, row, "state", lock=str(self.plan.data_dir.absolute() / LOCK))
+        raise Refused(E_INTERNAL, f"topics are made faster than they can be taken: {', '.join(sorted(missing)[:5])}; try again")
+
+    def _asked(self, name: str, row: TopicRow, do: str, **more: str) -> None:
+        """A topic that was deleted meanwhile is none of the backup any more."""
+        try:
+            answer = self._admin.part(name, do, self._id, **more)
+        except ZsqError as error:
+            if not self._is_there(name, row):
+                self._taken.pop(name, None)
+                return
+            text = f"topic {name!r}: {error.text} (to make a backup of all the others: --without {name})"
+            raise from_wire(error.code, text) from None
+        self._taken[name] = row, answer if do == "log" else None
+
+    def _is_there(self, name: str, row: TopicRow) -> bool:
+        found = self.registry().topics.get(name)
+        return found is not None and found.uuid == row.uuid and found.state != "deleting"
+
+    def _copy_topic(self, name: str, row: TopicRow, taken: dict[str, Any]) -> None:
+        folder, newest = str(taken["folder"]), str(taken["newest"])
+        try:
+            for path in format_.walk(self.files, folder):
+                cold = path.endswith(CHUNK_SUFFIX) and path != newest
+                self.writer.copy(
+                    f"{folder}/{path}", f"{_place(row)}/{path}", int(taken["newest_bytes"]) if path == newest else None, cold=cold
+                )
+        except (FileNotFoundError, Damaged) as error:
+            if self._is_there(name, row):
+                text = f"topic {name!r} was started again while it was copied ({error}): make the backup again"
+                raise Refused(E_INTERNAL, text) from None
+            self.writer.drop(_place(row))
+        else:
+            self.topic(name, row, start=taken["start"], end=taken["end"], missing_chunks=taken["missing"])
+        self._let_go(name)
+
+    def _let_go(self, name: str) -> None:
+        """Best effort: a storage looks after it itself."""
+        self._taken.pop(name, None)
+        with contextlib.suppress(ZsqError):
+            self._admin.part(name, "end", self._id)
+
+
+# Restoring
+
+
+def check(files: Files, backup: str, advance: Advance = lambda count: None) -> tuple[Manifest, list[str]]:
+    """Each byte is read: what is wrong, as sentences."""
+    manifest = _manifest(files, backup)
+    problems = [format_.check_file(files, f"{backup}/{DATA_NAME}/{row.path}", row, advance) for row in manifest.files]
+    return manifest, [problem for problem in problems if problem]
+
+
+def restore(files: Files, backup: str, data_dir: Path, advance: Advance = lambda count: None) -> Manifest:
+    """A new data directory, whole when this returns; if it fails, there is none. `ZsqError`, `OSError`."""
+    manifest = _manifest(files, backup)
+    target = str(data_dir.absolute())
+    if files.exists(target) and (not files.is_folder(target) or files.list(target)):
+        raise UsageError(E_BAD_ARGUMENT, f"{data_dir} is not empty: a backup is restored to a new directory, and nothing is written over")
+    if os.path.ismount(target):
+        raise UsageError(E_BAD_ARGUMENT, f"{data_dir} is a mount point: restore to a folder in it")
+    partial = f"{target}.restoring"
+    if files.exists(partial):
+        files.remove_tree(partial)
+    files.make_folder(partial)
+    try:
+        writer = Writer(files, partial, advance)
+        for row in manifest.files:
+            found = writer.copy(f"{backup}/{DATA_NAME}/{row.path}", row.path, cold=True)
+            if (found.bytes, found.crc) != (row.bytes, row.crc):
+                raise ZsqError(E_CHECKSUM, f"{backup} is damaged: {row.path} is not what was written; `zsq restore --check` names all")
+        writer.finish()
+        files.rename(partial, target)
+        files.sync_folder(str(data_dir.absolute().parent))
+    except BaseException:
+        with contextlib.suppress(OSError):
+            files.remove_tree(partial)
+        raise
+    return manifest
