@@ -285,6 +285,7 @@ class Actor:
             raise
         except Exception as error:  # of whatever library: it goes on as it was
             raise Refused(E_INTERNAL, f"{type(error).__name__}: {error}") from error
+        log.debug("%s has the new settings", self.title)
         return {}
 
     def answer_order(self, request: int, data: dict[str, Any] | ZsqError) -> None:

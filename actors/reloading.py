@@ -94,6 +94,8 @@ class Reloading:
         before = self.supervisor.options
         now, kept = merged(before, fresh.options)
         self.supervisor.options = now
+        root = logging.getLogger()
+        root.setLevel(min(root.level, logging.getLevelName(now.log_level.upper())))  # the more talkative one, to be heard of this
         log.info("reloaded: %s", f"{', '.join(fresh.changed)} changed" if fresh.changed else "no option has changed; files are read again")
         for name in (*kept, *fresh.restart):
             log.warning("%s needs a restart: it stays as it was", name)

@@ -1,0 +1,68 @@
+"""What SIGHUP may change of a broker's options, and what each kind of actor is told of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from zsq.actors.actor import Actor
+from zsq.actors.alarm_options import AlarmOptions
+from zsq.actors.nsq.options import HttpOptions, NsqOptions, TlsOptions
+from zsq.actors.options import ServeOptions
+from zsq.actors.reloading import merged, told
+from zsq.actors.security_options import SecurityOptions
+from zsq.transport.errors import Refused, UsageError
+
+DOORS = ServeOptions(
+    Path("d"), nsq=NsqOptions(tls=TlsOptions(cert="a", key="b")), http=HttpOptions(tls_cert="c", tls_key="d"), security=SecurityOptions("e")
+)
+
+
+def test_only_what_may_change_does() -> None:
+    new = ServeOptions(
+        Path("other"), gateway="h:1", nsq=NsqOptions(listen=("x:1",), max_rdy_count=1, tls=TlsOptions("A", "B", "C", required="true")),
+        http=HttpOptions("y:1", tls_cert="C", tls_key="D"), node_id=3, chunk_bytes=1, log_level="debug", sync="never", stage_timeout_s=1,
+        retention={"keep_bytes": 1}, alarms=AlarmOptions(depth=1), security=SecurityOptions("E", "k", True),
+    )  # fmt: skip
+    assert DOORS.nsq is not None
+    assert DOORS.http is not None
+    assert merged(DOORS, new) == (
+        replace(
+            DOORS, log_level="debug", retention={"keep_bytes": 1}, alarms=AlarmOptions(depth=1), security=SecurityOptions("E"),
+            nsq=replace(DOORS.nsq, tls=TlsOptions("A", "B", "C")), http=replace(DOORS.http, tls_cert="C", tls_key="D"),
+        ),
+        (),
+    )  # fmt: skip
+    assert merged(DOORS, DOORS) == (DOORS, ())
+
+
+def test_what_would_open_or_close_a_door_needs_a_restart() -> None:
+    open_ones = ServeOptions(Path("d"), nsq=NsqOptions(), http=HttpOptions())
+    for now, new in ((DOORS, open_ones), (open_ones, DOORS)):
+        found, kept = merged(now, new)
+        assert found == now
+        assert [text.split()[0] for text in kept] == ["--access", "--nsq-tls-cert", "--http-tls-cert"]
+    assert merged(DOORS, replace(DOORS, nsq=None, http=None)) == (DOORS, ())  # --no-nsq and --no-http are told by their names
+
+
+def test_each_kind_is_told_what_concerns_it() -> None:
+    assert told("channel", DOORS) == {"log_level": "info"}
+    assert told("gateway", DOORS) == {"log_level": "info", "access_file": "e"}
+    assert told("http_gateway", DOORS) == {"log_level": "info", "access_file": "e", "tls": {"cert": "c", "key": "d"}}
+    assert told("nsq_gateway", DOORS)["tls"] == {
+        "cert": "a", "key": "b", "root_ca": "", "client_auth": "", "required": "", "min_version": "tls1.2",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("raised", "code"), [(UsageError("E_BAD_ARGUMENT", "no"), "E_BAD_ARGUMENT"), (OSError("gone"), "E_INTERNAL")])
+def test_an_actor_that_cannot_take_them_says_so(raised: Exception, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unwilling(Actor):
+        def on_reload(self, told: dict[str, object]) -> None:
+            raise raised
+
+    monkeypatch.setattr("logging.getLogger", lambda *_: type("Log", (), {"setLevel": lambda self, level: None})())
+    with pytest.raises((UsageError, Refused)) as caught:
+        Unwilling(1, "x", {})._reload({"log_level": "info"})
+    assert caught.value.code == code

@@ -1,0 +1,141 @@
+"""SIGHUP to a real broker: what may change is in force in all its processes, what may not is named, what is wrong changes nothing."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.broker import Broker, free_port, kill, wait_for
+from support.receivers import Hook
+
+import zsq
+
+
+class Reloaded:
+    """A broker with a file, and what its log says after each SIGHUP."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "zsq.toml"
+        self.file.write_text("")
+        self.broker = Broker(folder / "data", "--config", str(self.file), "--keep-chunks", "7").start()
+
+    def log(self) -> str:
+        return self.broker.log.read_text()
+
+    def __call__(self, text: str, *until: str) -> str:
+        """What the log said from then on, once each of `until` is in it."""
+        assert self.broker.process is not None
+        self.file.write_text(text)
+        begin = len(self.log())
+        self.broker.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: all(one in self.log()[begin:] for one in until), what=str(until))
+        return self.log()[begin:]
+
+
+@pytest.fixture(scope="module")
+def reloaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reloaded]:
+    found = Reloaded(tmp_path_factory.mktemp("reload"))
+    try:
+        yield found
+    finally:
+        found.broker.close()
+
+
+def kept(broker: Broker, topic: str) -> dict[str, object]:
+    with zsq.Admin(broker.ipc) as admin:
+        found: dict[str, object] = admin.stats(topic)["topics"][0]["retention"]
+    return found
+
+
+def test_all_processes_take_the_level_and_those_started_later(reloaded: Reloaded) -> None:
+    with zsq.Admin(reloaded.broker.ipc) as admin:
+        admin.create_channel("levels", "c")
+        everybody = {actor["name"] for actor in admin.stats()["processes"]} - {"supervisor", "forkserver"}
+        assert len(everybody) == 6
+        reloaded('log-level = "debug"', *(f"DEBUG [{name}] {name} has the new settings" for name in everybody))
+        admin.create_topic("later")
+        assert " INFO [storage later]" in reloaded.log()
+        reloaded('log-level = "error"', "--log-level changed")
+        admin.create_topic("latest")
+        assert " INFO [storage latest]" not in reloaded.log()
+        assert "DEBUG" not in reloaded.log().rpartition("reloaded")[2]
+
+
+def test_what_topics_keep_changes_for_those_without_settings_of_their_own(reloaded: Reloaded) -> None:
+    broker = reloaded.broker
+    with zsq.Admin(broker.ipc) as admin:
+        admin.create_topic("plain")
+        admin.create_topic("own", keep_bytes=5_000_000)
+        said = reloaded('keep-bytes = "3MB"\nkeep-time = "1h"\nkeep-chunks = 3', "reloaded: --keep-bytes, --keep-time, --log-level changed")
+        assert "keep-chunks" not in said  # a flag goes before the file
+        wait_for(lambda: kept(broker, "plain")["keep_bytes"] == 3_000_000, what="the bound")
+        wait_for(lambda: kept(broker, "own")["keep_s"] == 3600, what="the other bound")
+        assert kept(broker, "own")["keep_bytes"] == 5_000_000
+        admin.create_topic("new")
+        assert kept(broker, "new")["keep_bytes"] == 3_000_000
+
+
+def test_what_is_wrong_changes_nothing_and_says_why(reloaded: Reloaded) -> None:
+    with zsq.Admin(reloaded.broker.ipc) as admin:
+        admin.create_topic("same")
+    reloaded('keep-bytes = "4MB"', "reloaded: ")
+    wait_for(lambda: kept(reloaded.broker, "same")["keep_bytes"] == 4_000_000, what="the bound")
+    said = reloaded('keep-bytes = "5MB"\nnode-id = "x"', "not reloaded")
+    assert f"not reloaded, all stays as it was: {reloaded.file}: node-id: 'x' is not allowed" in said
+    assert kept(reloaded.broker, "same")["keep_bytes"] == 4_000_000
+    said = reloaded(
+        'keep-bytes = "6MB"\nnode-id = 9\nno-listen = true', "--node-id needs a restart: it stays as it was", "--no-listen needs"
+    )
+    wait_for(lambda: kept(reloaded.broker, "same")["keep_bytes"] == 6_000_000, what="the bound")
+    with zsq.Admin(reloaded.broker.tcp) as admin:
+        assert admin.stats()["node"] == 0
+
+
+def test_thresholds_hold_at_once_and_other_receivers_hear_of_what_is_raised(reloaded: Reloaded) -> None:
+    with zsq.Admin(reloaded.broker.ipc) as admin, zsq.Producer(reloaded.broker.ipc) as producer:
+        admin.create_channel("rising", "c")
+        producer.publish_many("rising", [b"x"] * 20)
+        reloaded("[alarm]\ndepth = 10\nhold = 0", "alarm raised: rising/c: depth 20 (alarm above 10)")
+        with Hook() as hook, Hook() as other:
+            reloaded(f'[alarm]\ndepth = 10\nhold = 0\nwebhook = "{hook.url}"', "--alarm-webhook changed")
+            assert "raised: rising/c: depth 20" in hook.got.get(timeout=20)[1]["text"]
+            reloaded(f'[alarm]\ndepth = 10\nhold = 0\nwebhook = ["{other.url}"]', "--alarm-webhook changed")
+            assert "raised: rising/c" in other.got.get(timeout=20)[1]["text"]
+            assert len(admin.stats()["alarm_receivers"]) == 1
+            wait_for(lambda: len(reloaded.broker.pids("alarm_teller")) == 1, what="the end of the first")
+            [teller] = reloaded.broker.pids("alarm_teller")
+            reloaded(f'[alarm]\ndepth = 30\nhold = 0\nwebhook = ["{other.url}"]', "alarm cleared: rising/c")
+            assert "cleared: rising/c" in other.got.get(timeout=20)[1]["text"]
+            assert reloaded.broker.pids("alarm_teller") == [teller]  # the same receivers: nobody was started for it
+            kill(teller)
+            wait_for(lambda: reloaded.broker.pids("alarm_teller") not in ([], [teller]), what="its successor")
+            wait_for(lambda: admin.stats()["alarm_receivers"], what="its first pulse")
+            reloaded(f'[alarm]\ndepth = 10\nhold = 0\nwebhook = ["{other.url}"]', "alarm raised: rising/c")
+            assert "raised: rising/c" in other.got.get(timeout=20)[1]["text"]
+    reloaded("", "alarm cleared: rising/c")
+
+
+def test_a_terminal_that_is_closed_ends_the_broker_it_was_started_in(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    line = [sys.executable, "-m", "zsq", "serve", "--data-dir", str(tmp_path / "data"), "--no-nsq", "--no-http"]
+    line += ["--listen", f"127.0.0.1:{free_port()}"]
+    log = tmp_path / "log"
+    take = "import fcntl, os, sys, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+    with log.open("wb") as out:
+        broker = subprocess.Popen([sys.executable, "-c", take, *line], stdin=theirs, stdout=out, stderr=out)
+    os.close(theirs)
+    try:
+        wait_for(lambda: " ready: " in log.read_text() or broker.poll() is not None, what="ready")
+        broker.send_signal(signal.SIGHUP)
+        wait_for(lambda: "reloaded: no option has changed" in log.read_text(), what="a reload")
+        os.close(ours)
+        assert broker.wait(30) == 0
+    finally:
+        broker.kill()
+        broker.wait(10)
