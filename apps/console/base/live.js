@@ -1,0 +1,144 @@
+// The stream of changes: server-sent events read by fetch, because EventSource cannot carry a token. It reconnects by itself.
+//
+// States: "connecting", "live", "lost" (with `retry_at`), "away" (nobody has looked at the page for a minute: the broker need not work
+// for it). A stream that says nothing for 40 s, though it should say so every 15 s, is dead: a proxy or a sleeping laptop does that.
+
+import { Refused, explain, request, url } from "./api.js";
+
+const SILENCE_MS = 40_000;
+const AWAY_MS = 60_000;
+const PAUSES_MS = [500, 1000, 2000, 4000, 8000, 15_000];
+
+/** The next whole events of a text and what is left over; pure. */
+export function split(text) {
+  const blocks = text.split(/\r?\n\r?\n/);
+  const rest = blocks.pop();
+  const events = [];
+  for (const block of blocks) {
+    let name = "message";
+    const data = [];
+    for (const line of block.split(/\r?\n/)) {
+      if (line.startsWith("event:")) name = line.slice(6).trim();
+      else if (line.startsWith("data:")) data.push(line.slice(line.startsWith("data: ") ? 6 : 5));
+    }
+    if (data.length || name !== "message") events.push({ name, data: data.join("\n") });
+  }
+  return { events, rest };
+}
+
+export class Live {
+  /** `on(name, data)` for each event, `state(now)` for {state, retry_at, text}. */
+  constructor(on, state) {
+    this.on = on;
+    this.tell = state;
+    this.query = null;
+    this.failures = 0;
+    this.now = { state: "connecting" };
+    this.ending = null; // of the stream that is read
+    this.wake = null; // ends a pause
+    this.awayTimer = 0;
+    document.addEventListener("visibilitychange", () => this.#looked());
+    window.addEventListener("online", () => this.retry());
+  }
+
+  /** Follow this; what was followed before ends. */
+  follow(query) {
+    const same = this.query !== null && url("", query) === url("", this.query);
+    this.query = query;
+    if (same && this.now.state === "live") return;
+    this.#restart();
+  }
+
+  /** At once, where it waits. */
+  retry() {
+    if (this.now.state === "lost") this.wake?.();
+  }
+
+  #restart() {
+    this.ending?.abort();
+    if (document.hidden && this.now.state === "away") return;
+    this.ending = new AbortController();
+    void this.#run(this.query, this.ending);
+  }
+
+  #looked() {
+    clearTimeout(this.awayTimer);
+    if (!document.hidden) {
+      if (this.now.state === "away") {
+        this.#say({ state: "connecting" });
+        this.#restart();
+      }
+      return;
+    }
+    this.awayTimer = setTimeout(() => {
+      this.#say({ state: "away" });
+      this.ending?.abort();
+    }, AWAY_MS);
+  }
+
+  #say(now) {
+    this.now = now;
+    this.tell(now);
+  }
+
+  async #run(query, ending) {
+    if (this.now.state !== "lost") this.#say({ state: "connecting" });
+    while (!ending.signal.aborted) {
+      let text = "the stream ended";
+      try {
+        const again = await this.#read(query, ending);
+        if (again) continue;
+      } catch (error) {
+        if (ending.signal.aborted) return;
+        text = error instanceof Refused ? explain(error) : "the connection broke";
+        if (error instanceof Refused && error.status === 404) {
+          this.on("missing", {});
+          text = explain(error);
+        }
+      }
+      if (ending.signal.aborted) return;
+      const ms = PAUSES_MS[Math.min(this.failures, PAUSES_MS.length - 1)] * (0.75 + Math.random() / 2);
+      this.failures += 1;
+      this.#say({ state: "lost", retry_at: Date.now() + ms, text });
+      await new Promise((resolve) => {
+        const timer = setTimeout(resolve, ms);
+        this.wake = () => { clearTimeout(timer); resolve(); };
+        ending.signal.addEventListener("abort", this.wake, { once: true });
+      });
+    }
+  }
+
+  /** Read one stream to its end; true: the server asks for another one at once. */
+  async #read(query, ending) {
+    const mine = new AbortController(); // so that silence ends the stream and not the following of it
+    const stop = () => mine.abort();
+    ending.signal.addEventListener("abort", stop, { once: true });
+    let timer = setTimeout(stop, SILENCE_MS);
+    try {
+      const answer = await request(url("/api/live", query), { signal: mine.signal, headers: { Accept: "text/event-stream" } });
+      const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+      let rest = "";
+      for (;;) {
+        const { value, done } = await reader.read();
+        if (done) return false;
+        clearTimeout(timer);
+        timer = setTimeout(stop, SILENCE_MS);
+        const found = split(rest + value);
+        rest = found.rest;
+        for (const event of found.events) {
+          if (event.name === "again") return true;
+          if (ending.signal.aborted) return false;
+          this.on(event.name, event.data ? JSON.parse(event.data) : {});
+          if (this.now.state !== "live") {
+            this.failures = 0;
+            this.#say({ state: "live" });
+          }
+        }
+      }
+    } finally {
+      clearTimeout(timer);
+      ending.signal.removeEventListener("abort", stop);
+      mine.abort();
+    }
+  }
+}

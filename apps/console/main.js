@@ -1,0 +1,110 @@
+// The console: puts the frame up, follows the broker live, and shows the page that the address names.
+
+import { onTokenWanted } from "./base/api.js";
+import { announce, h, put } from "./base/dom.js";
+import { Live } from "./base/live.js";
+import { Model } from "./base/model.js";
+import { go, match, watch } from "./base/router.js";
+import { nextTheme } from "./base/theme.js";
+import { listen } from "./view/keys.js";
+import { Frame } from "./view/frame.js";
+import { askToken } from "./view/token.js";
+import { alarmsPage } from "./pages/alarms.js";
+import { auditPage } from "./pages/audit.js";
+import { channelPage } from "./pages/channel.js";
+import { channelsPage } from "./pages/channels.js";
+import { processesPage } from "./pages/processes.js";
+import { topicPage } from "./pages/topic.js";
+import { topicsPage } from "./pages/topics.js";
+
+const ROUTES = {
+  "": topicsPage,
+  channels: channelsPage,
+  alarms: alarmsPage,
+  processes: processesPage,
+  audit: auditPage,
+  "topics/:topic": topicPage,
+  "topics/:topic/channels/:channel": channelPage,
+  "topics/:topic/channels/:channel/:tab": channelPage,
+  "topics/:topic/:tab": topicPage,
+};
+
+const model = new Model();
+let page = null; // {element, title, up, follow, update(), tick(), close()}
+let place = "";
+let leaving = new AbortController();
+let drawn = false; // an update waits for the next frame
+let query = {};
+
+const frame = new Frame({ theme: switchTheme, retry: () => live.retry() });
+const live = new Live((name, data) => {
+  if (name === "missing") page?.missing?.();
+  else model.take(name, data, query);
+  schedule();
+}, (state) => {
+  frame.link(state);
+  frame.page.classList.toggle("stale", state.state === "lost" && model.ready);
+});
+
+/** Once a frame at most, however many events come. */
+function schedule() {
+  if (drawn) return;
+  drawn = true;
+  requestAnimationFrame(() => {
+    drawn = false;
+    draw();
+  });
+}
+
+function draw() {
+  frame.update(model);
+  if (model.ready) page?.update?.();
+}
+
+function show({ parts, query: asked }) {
+  const found = match(ROUTES, parts);
+  const address = parts.join("/");
+  if (page && found?.page === page.made && page.stays?.(found.params, asked)) {
+    frame.here(parts);
+    return;
+  }
+  leaving.abort();
+  page?.close?.();
+  leaving = new AbortController();
+  const context = { model, params: found?.params ?? {}, query: asked, signal: leaving.signal };
+  page = found ? found.page(context) : nothingHere();
+  page.made = found?.page;
+  put(frame.page, page.element);
+  document.title = page.title ? `${page.title} · ZSQ` : "ZSQ";
+  if (place !== "" && place !== address) {
+    window.scrollTo(0, 0);
+    frame.page.focus({ preventScroll: true });
+    announce(page.title ?? "");
+  }
+  place = address;
+  frame.here(parts);
+  query = page.follow ?? {};
+  live.follow(query);
+  draw();
+}
+
+function nothingHere() {
+  return {
+    title: "Not found",
+    element: h("div.empty.panel", {}, h("strong", {}, "There is no such page"), h("a.linked", { href: "#/" }, "All topics")),
+  };
+}
+
+function switchTheme() {
+  frame.theme(nextTheme());
+}
+
+setInterval(() => {
+  frame.tick();
+  if (model.ready && !document.hidden) page?.tick?.();
+}, 1000);
+
+onTokenWanted(askToken);
+document.body.append(frame.element, h("div.unseen", { id: "announcer", "aria-live": "polite" }));
+listen({ up: () => page?.up && go(page.up), theme: switchTheme });
+watch(show);

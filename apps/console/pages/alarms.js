@@ -1,0 +1,65 @@
+// Alarms: what is raised, what was told lately, and how those who are told do.
+
+import { every, explain, get } from "../base/api.js";
+import { h, put, show } from "../base/dom.js";
+import { count, relative } from "../base/format.js";
+import { alarmPlace, alarmWords } from "../view/raised.js";
+import { empty, figureCell } from "../view/parts.js";
+import { skeleton, Table } from "../view/table.js";
+
+export function alarmsPage({ model, signal }) {
+  const raised = h("ul.alarm-list");
+  const recent = h("ul.alarm-list");
+  const failed = h("p.note.warn", { hidden: true });
+  const calm = empty("Nothing is raised", "A channel's backlog is an alarm above a depth or an age that you set:", "zsq channel set clicks archive --alarm-depth 100000 --alarm-age 15m");
+  const quiet = empty("Nothing was raised lately", "");
+  const waiting = skeleton(2);
+  const receivers = new Table({
+    label: "Receivers", id: (one) => one.name, sort: ["name", 1],
+    empty: empty("Nobody is told", "Name who is to be told when the broker is started:", "zsq serve --data-dir DIR --alarm-depth 100000 --alarm-webhook https://chat.example.org/hook"),
+    columns: [
+      { key: "name", title: "Receiver", value: (one) => one.name, show: (cell, one) => { cell.textContent = one.name; cell.title = one.name; } },
+      figure("told_count", "Told"), figure("waiting", "Waiting"), figure("given_up_count", "Given up", "alarm"),
+      { key: "trouble", title: "Trouble", width: "34%", show: (cell, one) => { cell.textContent = one.trouble || "–"; cell.title = one.trouble || ""; cell.classList.toggle("alarm", Boolean(one.trouble)); } },
+    ],
+  });
+  const section = (title, ...inner) => h("section.panel", { "aria-label": title }, h("header", {}, h("h2", {}, title)), inner);
+  for (const one of [calm, quiet]) show(one, false);
+  let drawn = "";
+  const draw = (found) => {
+    show(waiting, false);
+    const minute = Math.floor(model.now() / 10_000); // the words say how long ago
+    const said = JSON.stringify([found.now, found.recent, minute]);
+    receivers.update(found.receivers ?? []);
+    if (said === drawn) return;
+    drawn = said;
+    put(raised, (found.now ?? []).map((one) => line(one, "", one.raised_ms, model)));
+    put(recent, [...(found.recent ?? [])].sort((a, b) => b.time_ms - a.time_ms).map((one) => line(one, one.event, one.time_ms, model)));
+    show(calm, !(found.now ?? []).length);
+    show(quiet, !(found.recent ?? []).length);
+  };
+  void every(5000, async () => {
+    try {
+      model.alarms = await get("/api/alarms", {}, signal);
+      draw(model.alarms);
+      show(failed, false);
+    } catch (error) {
+      if (signal.aborted) return;
+      put(failed, explain(error));
+      show(failed, true);
+    }
+  }, signal);
+  return {
+    element: h("div.stack", {}, h("h1", {}, "Alarms"), failed, section("Raised now", waiting, raised, calm), section("Lately", recent, quiet), section("Who is told", receivers.element)),
+    title: "Alarms", up: "#/", follow: {}, update: () => model.alarms && draw(model.alarms), close: () => receivers.close(), stays: () => true,
+  };
+}
+
+function figure(key, title, state = "") {
+  return { key, title, num: true, width: "96px", value: (one) => one[key], show: (cell, one) => figureCell(cell, count(one[key]), one[key], one[key] ? state : "") };
+}
+
+function line(one, event, ms, model) {
+  const when = relative(ms, model.now());
+  return h("li", {}, h(`i.dot${event === "cleared" ? ".cleared" : ""}`, { "aria-hidden": "true" }), event && h("span.quiet", {}, event), alarmPlace(one), h("span", {}, alarmWords(one)), h("span.when", { title: when.exact }, when.text));
+}

@@ -1,0 +1,53 @@
+// Who did what: the broker's log of admin actions, newest first.
+
+import { every, explain, get } from "../base/api.js";
+import { h, put, setText, show } from "../base/dom.js";
+import { moment } from "../base/format.js";
+import { empty, figureCell } from "../view/parts.js";
+import { filterField, skeleton, Table } from "../view/table.js";
+
+export function auditPage({ signal }) {
+  const failed = h("p.note.warn", { hidden: true });
+  const waiting = skeleton(6);
+  const table = new Table({
+    label: "Admin actions", columns: columns(), id: (one) => one.key, words: (one) => JSON.stringify(one), sort: ["time", -1],
+    empty: empty("Nobody has changed anything yet", "What is created, configured, paused, emptied, moved or deleted is written down here, with who did it."),
+  });
+  show(table.element, false);
+  void every(5000, async () => {
+    try {
+      const found = await get("/api/audit", { count: 200 }, signal);
+      const entries = (found.entries ?? []).map((one) => ({ ...one, ms: milliseconds(one) }));
+      entries.forEach((one) => { one.key = JSON.stringify(one); });
+      show(waiting, false);
+      show(table.element, true);
+      table.update(entries);
+      show(failed, false);
+    } catch (error) {
+      if (signal.aborted) return;
+      show(waiting, false);
+      put(failed, explain(error));
+      show(failed, true);
+    }
+  }, signal);
+  return {
+    element: h("div.stack", {}, h("div.toolbar", {}, h("h1", {}, "Who did what"), filterField(() => table, "Filter")), failed, h("section.panel", { "aria-label": "Admin actions" }, waiting, table.element)),
+    title: "Who did what", up: "#/processes", follow: {}, close: () => table.close(), stays: () => true,
+  };
+}
+
+function milliseconds({ time, time_ms: ms }) {
+  if (typeof ms === "number") return ms;
+  return typeof time === "number" ? (time > 1e14 ? time / 1e6 : time > 1e11 ? time : time * 1000) : Date.parse(time);
+}
+
+function columns() {
+  const text = (key, title, width, rank) => ({ key, title, width, rank, value: (one) => String(one[key] ?? ""), show: (cell, one) => { setText(cell, one[key] ?? ""); cell.title = String(one[key] ?? ""); } });
+  return [
+    { key: "time", title: "When", width: "160px", value: (one) => one.ms, show: (cell, one) => figureCell(cell, moment(one.ms), 1) },
+    text("user", "Who", "120px"), text("action", "Did", "130px"),
+    { key: "on", title: "On", value: (one) => `${one.topic ?? ""}/${one.channel ?? ""}`, show: (cell, one) => setText(cell, [one.topic, one.channel].filter(Boolean).join(" / ")) },
+    { key: "options", title: "How", rank: 3, show: (cell, one) => { const said = one.options && Object.keys(one.options).length ? JSON.stringify(one.options) : ""; setText(cell, said); cell.title = said; cell.classList.add("mono"); } },
+    text("from", "From", "170px", 3), text("via", "By", "80px", 3), text("result", "Result", "110px", 2),
+  ];
+}

@@ -1,0 +1,133 @@
+// A channel: what waits and how fast it goes, over time; in tabs who consumes it, what it holds, and its settings.
+
+import { every, explain, get } from "../base/api.js";
+import { h, put, setAttr, setText, show } from "../base/dom.js";
+import { count, duration, plural, rate } from "../base/format.js";
+import { isAlarm, may } from "../base/model.js";
+import { link } from "../base/router.js";
+import { age, drain } from "../view/channel-table.js";
+import { configureChannel, deleteChannel, emptyChannel, pauseChannel, seekChannel } from "../view/channel-actions.js";
+import { History } from "../view/history.js";
+import { button, empty, Figures, head, permit, pills } from "../view/parts.js";
+import { consumersTab } from "../tabs/consumers.js";
+import { countersTab } from "../tabs/counters.js";
+import { heldTab } from "../tabs/held.js";
+
+const FRESH_MS = 3000;
+const TABS = { consumers: ["Consumers", consumersTab], held: ["What it holds", heldTab], settings: ["Settings and counters", countersTab] };
+const FIGURES = [
+  { key: "depth", name: "Waiting", hint: "neither in flight nor deferred" }, { key: "in_flight", name: "In flight", hint: "with consumers, not yet answered" },
+  { key: "deferred", name: "Deferred", hint: "requeued with a delay that is not over" }, { key: "oldest", name: "Oldest unfinished" },
+  { key: "drain", name: "Time to drain", hint: "until it is empty, as the rates are" }, { key: "consumers", name: "Consumers" },
+];
+const MINOR = [
+  { key: "came", name: "Came", hint: "messages that came to the channel" }, { key: "delivered", name: "Delivered", hint: "repeated deliveries too" }, { key: "finished", name: "Finished" },
+  { key: "requeued", name: "Requeued", hint: "given back by consumers" }, { key: "timed_out", name: "Timed out", hint: "not answered in time" }, { key: "dead", name: "Dead", hint: "moved to the dead-letter topic" },
+  { key: "expired", name: "Expired", hint: "skipped: too old" }, { key: "dropped", name: "Dropped", hint: "removed unfinished by a bound of the topic" }, { key: "lost", name: "Lost", hint: "to damage on disk" },
+];
+const BAD = { timed_out: "warn", dead: "warn", dropped: "alarm", lost: "alarm" };
+const ms = (value) => duration(typeof value === "number" ? value / 1000 : value);
+const CHARTS = [
+  { title: "Messages a second", format: rate, series: [{ key: "in", name: "came", kind: "in" }, { key: "out", name: "finished", kind: "out", area: true }, { key: "again", name: "again", kind: "wait" }] },
+  { title: "Depth", format: count, least: 10, series: [{ key: "depth", name: "waiting", kind: "wait", area: true }, { key: "in_flight", name: "in flight", kind: "in" }] },
+  { title: "From publish to finish", format: ms, series: [{ key: "p50_ms", name: "median", kind: "in" }, { key: "p95_ms", name: "95 %", kind: "out" }, { key: "p99_ms", name: "99 %", kind: "third" }] },
+];
+
+export function channelPage({ model, params, signal }) {
+  const { topic, channel: name } = params;
+  const found = () => model.channel(topic, name);
+  let fresh = null;
+  const pause = button("Pause", () => void pauseChannel(topic, name, !found()?.paused));
+  const settings = button("Settings", () => void configureChannel(topic, name, fresh?.channel?.settings).then((done) => done && load()));
+  const seek = button("Seek", () => void seekChannel(topic, name));
+  const clear = button("Empty", () => void emptyChannel(topic, name));
+  const remove = button("Delete", () => void deleteChannel(topic, name), { kind: "danger" });
+  const top = head(name, [["Topics", "#/"], [topic, link("topics", topic)]], [pause, settings, seek, clear, remove]);
+  const figures = new Figures(FIGURES);
+  const minor = new Figures(MINOR, true);
+  const history = new History({ query: { topic, channel: name }, charts: CHARTS, figures: () => withAgain(found()), model, signal });
+  const trouble = h("p.note.alarm", { hidden: true, role: "status" });
+  const letters = h("p.note", { hidden: true });
+  const links = Object.entries(TABS).map(([key, [title]]) => ({ key, element: h("a", { href: link("topics", topic, "channels", name, key) }, title) }));
+  const place = h("div.stack.tab-place");
+  const content = h("div.stack", {}, trouble, letters, h("section.panel", { "aria-label": "Figures" }, figures.element, minor.element), h("div.toolbar", {}, h("div.end", {}, history.switch)), history.element,
+    h("nav.tabs", { "aria-label": "About this channel" }, links.map((one) => one.element)), place);
+  const missing = h("div.panel", { hidden: true }, empty(`There is no channel ${name} of ${topic}`, "It was deleted, or its topic was; or your token does not permit you to see it. It is made by its first consumer:", `zsq sub ${topic} ${name}`, h("a.linked", { href: link("topics", topic) }, topic)));
+  let tab = null;
+  let shown = "";
+
+  const load = async () => {
+    try {
+      fresh = await get("/api/channel", { topic, channel: name }, signal);
+      tab?.fresh?.(fresh);
+      settings.disabled = !may(found(), "a");
+    } catch (error) {
+      if (!signal.aborted) tab?.failed?.(explain(error));
+    }
+  };
+  const open = (key) => {
+    tab?.close?.();
+    shown = key;
+    for (const one of links) setAttr(one.element, "aria-current", one.key === key ? "page" : null);
+    const ending = new AbortController();
+    const made = TABS[key][1]({ topic, channel: name, model, signal: AbortSignal.any([signal, ending.signal]) });
+    tab = { ...made, close: () => { ending.abort(); made.close?.(); } };
+    put(place, made.element);
+    if (fresh) tab.fresh?.(fresh);
+  };
+  const update = () => {
+    const channel = found();
+    show(missing, !channel);
+    show(content, Boolean(channel));
+    if (!channel) return;
+    pills(top.marks, channel);
+    const bad = channel.health && channel.health !== "OK" ? channel.health : "";
+    show(trouble, bad !== "");
+    setText(trouble, bad);
+    setText(pause, channel.paused ? "Unpause" : "Pause");
+    for (const one of [pause, seek, clear, remove]) permit(one, may(channel, "a"), "admin on this topic");
+    permit(settings, may(channel, "a") && fresh !== null, "admin on this topic");
+    const alarmed = isAlarm(channel) ? "alarm" : "";
+    figures.set("depth", count(channel.depth), { under: `${rate(channel.in).text}/s in, ${rate(channel.out).text}/s out`, state: /depth/.test(channel.health) ? alarmed : "" });
+    figures.set("in_flight", count(channel.in_flight), { under: channel.dying ? `${count(channel.dying).text} on their way to the dead letters` : "" });
+    figures.set("deferred", count(channel.deferred));
+    figures.set("drain", drain(channel.drain_s), { state: channel.drain_s === null && channel.depth ? "warn" : "" });
+    figures.set("consumers", count(channel.consumers), { under: channel.consumers || !channel.depth ? "" : "nobody takes what waits", state: channel.consumers || !channel.depth ? "" : "warn" });
+    figures.set("oldest", age(channel, model.now()), { state: /oldest|age/.test(channel.health) ? alarmed : "" });
+    for (const { key } of MINOR) minor.set(key, count(channel[key]), { state: channel[key] ? (BAD[key] ?? "") : "" });
+    deadLetters(letters, channel, topic, fresh);
+    tab?.update?.();
+  };
+  open(params.tab in TABS ? params.tab : "consumers");
+  void every(FRESH_MS, load, signal);
+  return {
+    element: h("div.stack", {}, top.element, content, missing), title: `${name} of ${topic}`, up: link("topics", topic), follow: { topic }, update,
+    missing: () => { show(missing, true); show(content, false); },
+    tick: () => {
+      if (!found()) return;
+      history.tick();
+      figures.set("oldest", age(found(), model.now()), { state: /oldest|age/.test(found().health) && isAlarm(found()) ? "alarm" : "" });
+      tab?.tick?.();
+    },
+    close: () => { tab?.close?.(); history.close(); },
+    stays(next) {
+      const key = next.tab in TABS ? next.tab : "consumers";
+      if (next.topic !== topic || next.channel !== name) return false;
+      if (key !== shown) open(key);
+      return true;
+    },
+  };
+}
+
+function withAgain(channel) {
+  return channel && { ...channel, again: (channel.requeues ?? 0) + (channel.timeouts ?? 0) };
+}
+
+function deadLetters(place, channel, topic, fresh) {
+  const where = fresh?.channel?.settings?.dead_letter_topic || `${topic}.${channel.name}.dead`;
+  const said = channel.dead ? `${channel.dead} ${where}` : "";
+  if (place.said === said) return;
+  place.said = said;
+  show(place, said !== "");
+  if (said) put(place, `${plural(channel.dead, "message")} had all attempts. They are in `, h("a.linked", { href: link("topics", where, "messages") }, where), ": look why, mend it, and redrive them from there.");
+}

@@ -1,0 +1,44 @@
+// All channels of all topics in one table: where is the backlog, who has no consumer?
+
+import { h, setText, show } from "../base/dom.js";
+import { plural } from "../base/format.js";
+import { link, replace } from "../base/router.js";
+import { channelColumns } from "../view/channel-table.js";
+import { empty } from "../view/parts.js";
+import { filterField, skeleton, Table } from "../view/table.js";
+
+export function channelsPage({ model, query }) {
+  const table = new Table({
+    label: "Channels", columns: channelColumns(model, { topics: true }), id: (channel) => `${channel.topic}/${channel.name}`,
+    words: (channel) => `${channel.topic}/${channel.name} ${channel.paused ? "paused" : ""} ${channel.health} ${channel.consumers ? "" : "no consumers"}`,
+    sort: ["depth", -1], empty: empty("No channel yet", "A channel is made by its first consumer:", "zsq sub clicks archive"),
+  });
+  const number = h("span.quiet", { role: "status" });
+  const filter = filterField(() => table, "Filter channels", (text) => {
+    replace(link("channels", { q: text }));
+    tell();
+  });
+  const tell = () => setText(number, table.shown === table.size ? plural(table.size, "channel") : `${table.shown} of ${plural(table.size, "channel")}`);
+  const waiting = skeleton(10);
+  show(table.element, false);
+  const element = h("div.stack", {}, h("div.toolbar", {}, h("h1", {}, "Channels"), filter, number), h("section.panel", { "aria-label": "Channels" }, waiting, table.element));
+  let first = true;
+  return {
+    element, title: "Channels", up: "#/", follow: { channels: 1 },
+    update() {
+      if (!model.full || !model.channelsToo) return;
+      show(waiting, false);
+      show(table.element, true);
+      table.update([...model.topics.values()].flatMap((topic) => [...(topic.channels?.values() ?? [])]));
+      if (first && query.q) {
+        filter.querySelector("input").value = query.q;
+        table.filter(query.q);
+      }
+      first = false;
+      tell();
+    },
+    tick: () => table.refresh(),
+    close: () => table.close(),
+    stays: () => true,
+  };
+}

@@ -1,0 +1,57 @@
+// The broker's processes: each actor with its pid, memory, restarts and state.
+
+import { every, explain, get } from "../base/api.js";
+import { h, put, setText, show } from "../base/dom.js";
+import { bytes, count, duration, plural } from "../base/format.js";
+import { empty, Figures, figureCell } from "../view/parts.js";
+import { filterField, skeleton, Table } from "../view/table.js";
+
+const FIGURES = [
+  { key: "count", name: "Processes" }, { key: "memory", name: "Memory of their own", hint: "private memory of all of them together" },
+  { key: "restarts", name: "Restarts", hint: "of actors that ended by themselves" }, { key: "uptime", name: "Up since" },
+];
+
+export function processesPage({ model, signal }) {
+  const figures = new Figures(FIGURES);
+  const failed = h("p.note.warn", { hidden: true });
+  const waiting = skeleton(8);
+  const number = h("span.quiet", { role: "status" });
+  const table = new Table({ label: "Processes", columns: columns(), id: (one) => `${one.name} ${one.kind}`, words: (one) => `${one.name} ${one.kind} ${one.pid} ${one.state}`, sort: ["memory_bytes", -1], empty: empty("No process is told", "") });
+  show(table.element, false);
+  const tell = () => setText(number, table.shown === table.size ? plural(table.size, "process", "processes") : `${table.shown} of ${plural(table.size, "process", "processes")}`);
+  const element = h("div.stack", {}, h("div.toolbar", {}, h("h1", {}, "Processes"), filterField(() => table, "Filter processes", tell), number, h("div.end", {}, h("a.linked", { href: "#/audit" }, "Who did what"))),
+    failed, h("section.panel", { "aria-label": "All together" }, figures.element), h("section.panel", { "aria-label": "Processes" }, waiting, table.element));
+  void every(4000, async () => {
+    try {
+      const found = await get("/api/processes", {}, signal);
+      show(waiting, false);
+      show(table.element, true);
+      table.update(found.processes);
+      tell();
+      const restarts = found.processes.reduce((sum, one) => sum + (one.restarts ?? 0), 0);
+      figures.set("count", count(found.processes.length));
+      figures.set("memory", bytes(found.memory_bytes));
+      figures.set("restarts", count(restarts), { state: restarts ? "warn" : "" });
+      show(failed, false);
+    } catch (error) {
+      if (signal.aborted) return;
+      show(waiting, false);
+      put(failed, explain(error));
+      show(failed, true);
+    }
+  }, signal);
+  const tick = () => model.broker.start_ms && figures.set("uptime", duration(Math.round((model.now() - model.broker.start_ms) / 1000)), { under: [model.broker.version && `zsq ${model.broker.version}`, `node ${model.broker.node ?? 0}`].filter(Boolean).join(", ") });
+  return { element, title: "Processes", up: "#/", follow: {}, update: tick, tick, close: () => table.close(), stays: () => true };
+}
+
+function columns() {
+  return [
+    { key: "name", title: "Actor", value: (one) => one.name, show: (cell, one) => { setText(cell, one.name); cell.title = one.name; cell.classList.add("mono"); } },
+    { key: "kind", title: "Kind", width: "120px", rank: 2, value: (one) => one.kind, show: (cell, one) => setText(cell, one.kind) },
+    { key: "pid", title: "Pid", num: true, width: "84px", value: (one) => one.pid, show: (cell, one) => setText(cell, one.pid) },
+    { key: "state", title: "State", width: "110px", value: (one) => one.state, show: (cell, one) => figureCell(cell, one.state, 1, one.state === "up" ? "" : "warn") },
+    { key: "restarts", title: "Restarts", num: true, width: "88px", rank: 2, value: (one) => one.restarts, show: (cell, one) => figureCell(cell, count(one.restarts), one.restarts, one.restarts ? "warn" : "") },
+    { key: "uptime_s", title: "Up", num: true, width: "112px", rank: 2, value: (one) => one.uptime_s, show: (cell, one) => figureCell(cell, duration(one.uptime_s === null ? null : Math.round(one.uptime_s)), one.uptime_s) },
+    { key: "memory_bytes", title: "Memory", num: true, width: "112px", value: (one) => one.memory_bytes, show: (cell, one) => figureCell(cell, bytes(one.memory_bytes), one.memory_bytes) },
+  ];
+}

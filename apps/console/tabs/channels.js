@@ -1,0 +1,48 @@
+// A topic's channels, with what waits in each and how fast it goes.
+
+import { explain, get } from "../base/api.js";
+import { h } from "../base/dom.js";
+import { may } from "../base/model.js";
+import { Trails } from "../base/trails.js";
+import { createChannel } from "../view/channel-actions.js";
+import { channelColumns } from "../view/channel-table.js";
+import { button, empty, permit } from "../view/parts.js";
+import { filterField, Table } from "../view/table.js";
+
+export function channelsTab({ topic, model, signal }) {
+  const trails = new Trails();
+  const table = new Table({
+    label: `Channels of ${topic}`, columns: channelColumns(model, { trails }), id: (channel) => channel.name, words: (channel) => `${channel.name} ${channel.paused ? "paused" : ""} ${channel.health}`,
+    sort: ["name", 1], empty: empty("No channel yet", "What is published waits for the first one. A channel is made by its first consumer:", `zsq sub ${topic} archive`),
+  });
+  const create = button("New channel", () => void createChannel(topic));
+  const element = h("div.stack", {}, h("div.toolbar", {}, filterField(() => table, "Filter channels"), h("div.end", {}, create)), h("section.panel", { "aria-label": "Channels" }, table.element));
+  let loading = false;
+  const load = async () => {
+    if (loading) return;
+    loading = true;
+    try {
+      const found = await get("/api/histories", { topic, span: "5m", points: 60, series: "depth,out" }, signal);
+      trails.load(found.channels ?? {}, found.step_s, found.end_ms);
+      table.refresh();
+    } catch (error) {
+      if (!signal.aborted) console.warn(explain(error));
+    } finally {
+      loading = false;
+    }
+  };
+  void load();
+  return {
+    element,
+    update() {
+      table.update(model.topic(topic).channels?.values() ?? []);
+      permit(create, may(model.topic(topic), "a"), "admin on this topic");
+    },
+    tick() {
+      for (const channel of model.topic(topic).channels?.values() ?? []) trails.sample(channel.name, channel);
+      if (trails.ready && !trails.advance(model.now())) void load();
+      table.refresh();
+    },
+    close: () => table.close(),
+  };
+}

@@ -1,0 +1,100 @@
+// The map of a topic's log: its chunks in order, how full, why they are still here, and which are read and written now.
+
+import { every, explain, get } from "../base/api.js";
+import { h, put, setAttr, setClass, setText, show } from "../base/dom.js";
+import { bytes, count, moment, percent, rate } from "../base/format.js";
+import { figureCell, empty } from "../view/parts.js";
+import { Table } from "../view/table.js";
+
+const MS = 2000;
+
+export function chunksTab({ topic, signal }) {
+  const map = h("div.chunk-map", { role: "group", "aria-label": "Chunks, oldest first" });
+  const cells = new Map();
+  const key = h("div.map-key", {}, [["active", "written to now"], ["unfinished", "some channel has not finished it"], ["kept", "finished, kept to be read again"], ["round.writes", "writes"], ["round.reads", "reads"]].map(([kind, text]) => h("span", {}, h(`i.${kind}`, { "aria-hidden": "true" }), text)));
+  const sum = h("span.quiet");
+  const failed = h("p.note.warn", { hidden: true });
+  const table = new Table({ label: `Chunks of ${topic}`, columns: columns(), id: (chunk) => String(chunk.first_offset), sort: ["first", -1], empty: empty("No chunk yet", "The first message makes one.") });
+  const element = h("div.stack", {}, failed, h("section.panel", { "aria-label": "Map of the log" }, h("header", {}, h("h2", {}, "The log, oldest to newest"), sum), h("div.body", {}, map, key)),
+    h("section.panel", { "aria-label": "Chunks" }, table.element));
+
+  const draw = (found) => {
+    const chunks = found.chunks ?? [];
+    const full = Math.max(...chunks.map((chunk) => chunk.bytes), 1);
+    const last = chunks.at(-1);
+    const there = new Set();
+    for (const chunk of chunks) {
+      chunk.kind = chunk.state === "active" || chunk === last ? "active" : found.unfinished_from !== null && chunk.first_offset + chunk.messages > found.unfinished_from ? "waiting-for" : "kept";
+      there.add(chunk.first_offset);
+      let cell = cells.get(chunk.first_offset);
+      if (!cell) {
+        cell = makeCell(chunk.first_offset, table);
+        cells.set(chunk.first_offset, cell);
+        map.append(cell.element);
+      }
+      cell.fill.style.setProperty("height", `${Math.max(3, (chunk.bytes / full) * 100)}%`);
+      for (const kind of ["active", "waiting-for", "kept"]) setClass(cell.element, kind, chunk.kind === kind);
+      setClass(cell.element, "bad", Boolean(chunk.bad));
+      setClass(cell.writes, "on", chunk.written_bytes_s > 0);
+      setClass(cell.reads, "on", chunk.file_reads_s > 0 || chunk.ring_reads_s > 0);
+      const told = `Offsets ${count(chunk.first_offset).exact} to ${count(chunk.first_offset + chunk.messages).exact}, ${bytes(chunk.bytes).text}, ${WORDS[chunk.kind]}${chunk.bad ? ", damaged" : ""}`;
+      setAttr(cell.element, "title", told);
+      setAttr(cell.element, "aria-label", told);
+    }
+    for (const [offset, cell] of cells) {
+      if (there.has(offset)) continue;
+      cell.element.remove();
+      cells.delete(offset);
+    }
+    table.update(chunks);
+    const total = found.total ?? {};
+    setText(sum, `${count(total.chunks ?? chunks.length).text} chunks, ${bytes(total.bytes ?? chunks.reduce((all, one) => all + one.bytes, 0)).text}`);
+  };
+  void every(MS, async () => {
+    try {
+      draw(await get("/api/chunks", { topic }, signal));
+      show(failed, false);
+    } catch (error) {
+      if (signal.aborted) return;
+      put(failed, explain(error));
+      show(failed, true);
+    }
+  }, signal);
+  return { element, close: () => table.close() };
+}
+
+const WORDS = { active: "written to now", "waiting-for": "some channel has not finished it", kept: "finished, kept to be read again" };
+
+function makeCell(offset, table) {
+  const fill = h("i.fill");
+  const writes = h("i.writes");
+  const reads = h("i.reads");
+  const element = h("button.chunk", { type: "button" }, fill, writes, reads);
+  element.addEventListener("click", () => {
+    const row = table.rows.get(String(offset));
+    for (const other of table.rows.values()) setClass(other.tr, "chosen", other === row);
+    row?.tr.scrollIntoView({ block: "center", behavior: "smooth" });
+  });
+  return { element, fill, writes, reads };
+}
+
+function columns() {
+  const figure = (name, title, format, width, rank, hint) => ({ key: name, title, hint, num: true, width, rank, value: (chunk) => chunk[name], show: (cell, chunk) => figureCell(cell, format(chunk[name]), chunk[name]) });
+  const reads = (chunk) => (chunk.file_reads_s ?? 0) + (chunk.ring_reads_s ?? 0);
+  return [
+    { key: "first", title: "First offset", width: "120px", value: (chunk) => chunk.first_offset, show: (cell, chunk) => figureCell(cell, { text: count(chunk.first_offset).exact, exact: "" }, 1) },
+    { key: "state", title: "State", value: (chunk) => chunk.kind, show: (cell, chunk) => { setText(cell, WORDS[chunk.kind] + (chunk.bad ? `, damaged (${chunk.bad})` : "")); setClass(cell, "alarm", chunk.bad); } },
+    figure("messages", "Messages", count, "96px"),
+    figure("bytes", "Size", bytes, "96px"),
+    { key: "from", title: "From", num: true, width: "150px", rank: 3, value: (chunk) => chunk.first_time_ms, show: (cell, chunk) => figureCell(cell, moment(chunk.first_time_ms || NaN), 1) },
+    { key: "to", title: "To", num: true, width: "150px", rank: 2, value: (chunk) => chunk.last_time_ms, show: (cell, chunk) => figureCell(cell, moment(chunk.last_time_ms || NaN), 1) },
+    figure("written_bytes_s", "Written/s", bytes, "100px", 2),
+    { key: "reads", title: "Reads/s", hint: "from memory and from the file", num: true, width: "88px", rank: 2, value: reads, show: (cell, chunk) => figureCell(cell, rate(reads(chunk)), reads(chunk)) },
+    { key: "hits", title: "From memory", hint: "share of all reads so far that the broker's memory answered", num: true, width: "104px", rank: 3, value: hits, show: (cell, chunk) => figureCell(cell, percent(hits(chunk)), hits(chunk)) },
+  ];
+}
+
+function hits(chunk) {
+  const all = (chunk.ring_reads ?? 0) + (chunk.file_reads ?? 0);
+  return all ? chunk.ring_reads / all : null;
+}

@@ -1,0 +1,52 @@
+// Who consumes a channel, and what each holds.
+
+import { h, put, setText, show } from "../base/dom.js";
+import { count, duration, moment, rate, relative } from "../base/format.js";
+import { empty, figureCell } from "../view/parts.js";
+import { Table } from "../view/table.js";
+
+export function consumersTab({ topic, channel, model }) {
+  const failed = h("p.note.warn", { hidden: true });
+  const table = new Table({
+    label: `Consumers of ${channel}`, columns: columns(model), id: (one) => `${one.name} ${one.address} ${one.connected_ms}`, words: (one) => `${one.name} ${one.address} ${one.agent}`, sort: ["name", 1],
+    empty: empty("No consumer is connected", "What comes waits for one:", `zsq sub ${topic} ${channel}`),
+  });
+  return {
+    element: h("div.stack", {}, failed, h("section.panel", { "aria-label": "Consumers" }, table.element)),
+    fresh(found) {
+      show(failed, false);
+      table.update(found.clients ?? []);
+    },
+    failed(text) {
+      put(failed, text);
+      show(failed, true);
+    },
+    close: () => table.close(),
+  };
+}
+
+function columns(model) {
+  const plain = (key, title, width, rank, hint, format = count, warn = false) => ({
+    key, title, hint, num: true, width, rank, value: (one) => one[key], show: (cell, one) => figureCell(cell, format(one[key]), one[key], warn && one[key] ? "warn" : ""),
+  });
+  return [
+    {
+      key: "name", title: "Consumer", value: (one) => one.name,
+      show: (cell, one) => {
+        const marks = [one.nsq && "NSQ", one.tls && "TLS", one.sample_rate ? `${one.sample_rate} % sample` : ""].filter(Boolean).join(", ");
+        const said = [one.name, marks, one.agent].join("\n");
+        if (cell.said === said) return;
+        cell.said = said;
+        put(cell, h("span.name", { title: one.name }, one.name || "(no name)"), marks && [" ", h("span.pill", {}, marks)]);
+      },
+    },
+    { key: "address", title: "Address", rank: 3, value: (one) => one.address, show: (cell, one) => { setText(cell, one.address); cell.title = one.agent ?? ""; } },
+    { ...plain("in_flight", "Holds", "104px", undefined, "in flight, of what it is ready for"), show: (cell, one) => figureCell(cell, { text: `${count(one.in_flight).text} / ${count(one.ready).text}`, exact: `${one.in_flight} in flight, ready for ${one.ready}` }, one.in_flight) },
+    plain("out", "Finished/s", "92px", undefined, undefined, rate),
+    plain("finished", "Finished", "92px", 2),
+    plain("requeued", "Requeued", "88px", 3),
+    plain("timed_out", "Timed out", "88px", 2, "deliveries not answered in time", count, true),
+    { key: "p99", title: "Median, 99 %", hint: "from publish to finish, ten minutes", num: true, width: "140px", rank: 3, value: (one) => one.p99_ms, show: (cell, one) => figureCell(cell, one.p50_ms === null || one.p50_ms === undefined ? duration(null) : { text: `${duration(one.p50_ms / 1000).text}, ${duration(one.p99_ms / 1000).text}`, exact: `${one.p50_ms} ms, ${one.p99_ms} ms` }, one.p99_ms) },
+    { key: "since", title: "Connected", num: true, width: "112px", rank: 2, value: (one) => -one.connected_ms, show: (cell, one) => figureCell(cell, { text: relative(one.connected_ms, model.now()).text, exact: moment(one.connected_ms).exact }, 1) },
+  ];
+}

@@ -1,0 +1,53 @@
+// What a channel holds: which message is with whom and for how long, what is deferred, what comes next.
+
+import { every, explain, get } from "../base/api.js";
+import { h, put, setText, show } from "../base/dom.js";
+import { count, duration, relative } from "../base/format.js";
+import { may } from "../base/model.js";
+import { link } from "../base/router.js";
+import { oneLine } from "../view/body.js";
+import { empty, figureCell } from "../view/parts.js";
+import { Table } from "../view/table.js";
+
+const MS = 3000;
+const COUNT = 50;
+const KINDS = { "in flight": "in flight", deferred: "deferred", requeued: "comes again", parked: "waits for its key", dying: "to the dead letters", new: "next" };
+
+export function heldTab({ topic, channel, model, signal }) {
+  const failed = h("p.note.warn", { hidden: true });
+  const sum = h("span.quiet");
+  const table = new Table({ label: `What ${channel} holds`, columns: columns(model, topic), id: (one) => String(one.offset), sort: null, empty: empty("It holds nothing", "Everything that came is finished.") });
+  void every(MS, async () => {
+    if (!may(model.channel(topic, channel), "s")) {
+      put(failed, "Your token does not permit you to read the bodies of this channel: it needs subscribe.");
+      show(failed, true);
+      return;
+    }
+    try {
+      const found = await get("/api/peek", { topic, channel, count: COUNT, body_max: 512 }, signal);
+      table.update(found.messages);
+      setText(sum, Object.entries(found.counts ?? {}).filter(([, number]) => number).map(([kind, number]) => `${count(number).text} ${KINDS[kind] ?? kind}`).join(", "));
+      show(failed, false);
+    } catch (error) {
+      if (signal.aborted) return;
+      put(failed, explain(error));
+      show(failed, true);
+    }
+  }, signal);
+  return { element: h("div.stack", {}, failed, h("section.panel", { "aria-label": "What it holds" }, h("header", {}, h("h2", {}, "Held now, and next"), sum), table.element)), close: () => table.close() };
+}
+
+function columns(model, topic) {
+  return [
+    {
+      key: "offset", title: "Offset", width: "112px",
+      make: (cell, one) => cell.append(h("a.name", { href: link("topics", topic, "messages", { offset: one.offset }) }, String(one.offset))),
+    },
+    { key: "state", title: "State", width: "130px", show: (cell, one) => setText(cell, KINDS[one.state] ?? one.state) },
+    { key: "consumer", title: "With", rank: 2, width: "20%", show: (cell, one) => { setText(cell, one.consumer ?? ""); cell.title = one.consumer ?? ""; } },
+    { key: "held", title: "For", hint: "how long it has been with the consumer", num: true, width: "84px", rank: 2, show: (cell, one) => figureCell(cell, one.state === "in flight" ? duration(one.held_s) : "", one.held_s) },
+    { key: "left", title: "Comes back", hint: "when its time is over, or it is due", num: true, width: "104px", rank: 3, show: (cell, one) => figureCell(cell, one.state === "in flight" ? { text: `in ${duration(one.left_s).text}`, exact: "" } : one.due_ms ? relative(one.due_ms, model.now()) : "", 1) },
+    { key: "attempts", title: "Attempt", num: true, width: "76px", show: (cell, one) => figureCell(cell, count(one.attempts), one.attempts, one.attempts > 1 ? "warn" : "") },
+    { key: "body", title: "Body", show: (cell, one) => { setText(cell, one.message ? oneLine(one.message.body) : "(not in the log any more)"); cell.classList.add("mono"); } },
+  ];
+}

@@ -1,0 +1,63 @@
+// How long a topic keeps what, and facts about it that change seldom.
+
+import { every, explain, get } from "../base/api.js";
+import { add, h, put, show } from "../base/dom.js";
+import { bytes, count, duration } from "../base/format.js";
+import { may } from "../base/model.js";
+import { button, permit } from "../view/parts.js";
+import { configureTopic } from "../view/topic-actions.js";
+
+const FULL = { reject: "publishes are refused", "drop-oldest": "the oldest messages are dropped, unfinished or not" };
+
+export function keepingTab({ topic, model, signal }) {
+  let now = null;
+  const change = button("Change", async () => {
+    if (await configureTopic(topic, now)) await load();
+  });
+  change.disabled = true;
+  const keep = h("dl.facts");
+  const about = h("dl.facts");
+  const failed = h("p.note.warn", { hidden: true });
+  const element = h("div.stack", {}, failed, h("div.grid.two", {},
+    h("section.panel", { "aria-label": "How long messages are kept" }, h("header", {}, h("h2", {}, "How long messages are kept"), change), h("div.body", {}, keep)),
+    h("section.panel", { "aria-label": "About this topic" }, h("header", {}, h("h2", {}, "About this topic")), h("div.body", {}, about))));
+  const load = async () => {
+    try {
+      const { topic: found } = await get("/api/topic", { topic }, signal);
+      now = found.retention ?? {};
+      change.disabled = false;
+      permit(change, may(model.topic(topic), "a"), "admin on this topic");
+      draw(keep, about, found);
+      show(failed, false);
+    } catch (error) {
+      if (signal.aborted) return;
+      put(failed, explain(error));
+      show(failed, true);
+    }
+  };
+  void every(5000, load, signal);
+  return { element };
+}
+
+function draw(keep, about, topic) {
+  const rules = topic.retention ?? {};
+  const bound = (value, format, none) => (value === null || value === undefined || value < 0 ? none : format(value).text);
+  facts(keep, [
+    ["Finished, bytes", bound(rules.keep_bytes, bytes, "no bound")], ["Finished, time", bound(rules.keep_s, duration, "no bound")], ["Finished, chunks", bound(rules.keep_chunks, count, "no bound")],
+    ["Unfinished, bytes", bound(rules.max_bytes, bytes, "never removed")], ["Unfinished, age", bound(rules.max_s, duration, "never removed")],
+    ["When that is reached", FULL[rules.when_full] ?? rules.when_full], ["Finished and kept now", bytes(topic.finished_bytes).text], ["Removed so far", bytes(topic.removed_bytes).text],
+  ]);
+  const latency = topic.latency ?? {};
+  facts(about, [
+    ["Sync", topic.sync], ["Published", `${bytes(topic.bytes).text} in ${count(topic.messages).exact} messages`], ["Delayed", `${count(topic.delayed).exact}, ${bytes(topic.delayed_bytes).text}`],
+    ["Spark's stages", `${count(topic.stages).exact}, ${bytes(topic.staged_bytes).text}`],
+    ["Dropped, refused", `${count(topic.dropped).exact} messages, ${count(topic.refused).exact} publishes`], ["Lost to damage", `${count(topic.lost).exact} messages, ${count(topic.damaged).exact} blocks`],
+    ["To finish, 10 min", latency.count ? `median ${duration(latency.p50_ms / 1000).text}, 99 % within ${duration(latency.p99_ms / 1000).text}, longest ${duration(latency.max_ms / 1000).text}` : "nothing was finished"],
+    ["At the last start", topic.recovery?.text ?? ""], ["uuid", h("code", {}, topic.uuid ?? "")],
+  ]);
+}
+
+export function facts(list, pairs) {
+  put(list);
+  for (const [name, value] of pairs) add(list, h("dt", {}, name), h("dd", {}, value));
+}

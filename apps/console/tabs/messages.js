@@ -1,0 +1,128 @@
+// A topic's messages: the latest hundred, by offset, by time, by id; and one of them whole.
+
+import { explain, get } from "../base/api.js";
+import { h, put, setAttr, setClass, setText, show } from "../base/dom.js";
+import { bytes, count, moment } from "../base/format.js";
+import { may } from "../base/model.js";
+import { link, replace } from "../base/router.js";
+import { messageView, oneLine, shortText } from "../view/body.js";
+import { button, empty, figureCell } from "../view/parts.js";
+import { Table } from "../view/table.js";
+
+const COUNT = 100;
+const BODY_MAX = 16_384;
+const WAYS = [["latest", "the latest"], ["offset", "from offset"], ["time", "from a time"], ["id", "with id"]];
+
+export function messagesTab({ topic, model, query, signal }) {
+  const way = h("select", { "aria-label": "Which messages" }, WAYS.map(([value, text]) => h("option", { value }, text)));
+  const value = h("input", { "aria-label": "Offset, time or id", autocomplete: "off", spellcheck: "false" });
+  const look = h("button.button.main", { type: "submit" }, "Show");
+  const older = button("Older", () => void load({ offset: Math.max(shown.start, shown.from - COUNT) }));
+  const newer = button("Newer", () => void load({ offset: shown.next_offset }));
+  const where = h("span.quiet", { role: "status" });
+  const failed = h("p.note.warn", { hidden: true, role: "alert" });
+  const detail = h("div");
+  const none = h("div.empty", {}, h("span", {}, "Choose a message to see it whole."));
+  put(detail, none);
+  let shown = { start: 0, head: 0, from: 0, next_offset: 0, messages: [] };
+  let chosen = null;
+  const choose = (message) => {
+    chosen = message.offset;
+    for (const row of table.rows.values()) {
+      setClass(row.tr, "chosen", row.data.offset === chosen);
+      setAttr(row.tr, "aria-selected", row.data.offset === chosen ? "true" : null);
+    }
+    put(detail, messageView(message, topic, moment(message.time_ms)));
+  };
+  const table = new Table({ label: `Messages of ${topic}`, columns: columns(choose), id: (message) => String(message.offset), sort: ["offset", -1], empty: empty("No message here", "The first one is published so:", `echo 'hello' | zsq pub ${topic}`) });
+  const form = h("form.toolbar", {}, way, value, look, h("div.end", {}, where, older, newer));
+  const list = h("div.list", {}, table.element);
+  list.addEventListener("click", (event) => {
+    const row = event.target.closest("tbody tr")?.row;
+    if (row) choose(row.data);
+  });
+  const element = h("div.stack", {}, form, failed, h("section.panel.messages", { "aria-label": "Messages" }, list, detail));
+
+  const arrange = () => {
+    const kind = way.value;
+    show(value, kind !== "latest");
+    value.type = kind === "time" ? "datetime-local" : "text";
+    if (kind === "time") {
+      value.step = "1";
+      if (!value.value) value.value = new Date(Date.now() - 600_000 - new Date().getTimezoneOffset() * 60_000).toISOString().slice(0, 19);
+    }
+    setAttr(value, "placeholder", { offset: "0", id: "16 hex digits" }[kind] ?? null);
+  };
+  const asked = () => {
+    const text = value.value.trim();
+    if (way.value === "offset") return /^\d+$/.test(text) ? { offset: text } : "An offset is a whole number.";
+    if (way.value === "id") return /^[0-9a-f]{16}$/i.test(text) ? { id: text.toLowerCase() } : "An id has 16 hex digits.";
+    if (way.value === "time") return value.value ? { time_ms: new Date(value.value).getTime() } : "Choose a date and a time.";
+    return { latest: 1 };
+  };
+  const complain = (text) => {
+    setText(failed, text);
+    show(failed, Boolean(text));
+  };
+  const load = async (wanted) => {
+    setAttr(look, "aria-busy", "true");
+    try {
+      shown = await get("/api/messages", { topic, ...wanted, count: wanted.id ? 1 : COUNT, body_max: BODY_MAX }, signal);
+      complain("");
+      replace(link("topics", topic, "messages", wanted.latest ? {} : wanted));
+    } catch (error) {
+      if (!signal.aborted) complain(explain(error));
+      return;
+    } finally {
+      setAttr(look, "aria-busy", null);
+    }
+    table.update(shown.messages);
+    const last = shown.messages.at(-1);
+    setText(where, last ? `${count(shown.messages[0].offset).exact} to ${count(last.offset).exact} of ${count(shown.start).exact} to ${count(shown.head).exact}` : `the log has ${count(shown.start).exact} to ${count(shown.head).exact}`);
+    older.disabled = shown.from <= shown.start;
+    newer.disabled = shown.next_offset >= shown.head;
+    const first = shown.messages.find((one) => one.offset === chosen) ?? (wanted.latest ? last : shown.messages[0]);
+    if (first) choose(first);
+    else put(detail, none);
+  };
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    const wanted = asked();
+    if (typeof wanted === "string") complain(wanted);
+    else void load(wanted);
+  });
+  way.addEventListener("change", () => {
+    value.value = "";
+    arrange();
+    if (way.value === "latest") void load({ latest: 1 });
+    else value.focus();
+  });
+  if (query.offset) [way.value, value.value] = ["offset", query.offset];
+  else if (query.id) [way.value, value.value] = ["id", query.id];
+  arrange();
+  let begun = false;
+  return {
+    element,
+    update() {
+      if (begun) return;
+      begun = true;
+      if (!may(model.topic(topic), "s")) return complain("Your token does not permit you to read the bodies of this topic: it needs subscribe.");
+      const wanted = query.time_ms ? { time_ms: query.time_ms } : asked();
+      void load(typeof wanted === "string" ? { latest: 1 } : wanted);
+    },
+    close: () => table.close(),
+  };
+}
+
+function columns(choose) {
+  return [
+    {
+      key: "offset", title: "Offset", width: "104px", value: (one) => one.offset,
+      make: (cell, one) => cell.append(h("button.button.plain.small", { type: "button", on: { click: () => choose(one), focus: () => choose(one) } }, String(one.offset))),
+    },
+    { key: "time", title: "Stored", width: "126px", rank: 2, show: (cell, one) => figureCell(cell, moment(one.time_ms), 1) },
+    { key: "key", title: "Key", width: "96px", rank: 3, show: (cell, one) => setText(cell, shortText(one.key)) },
+    { key: "body", title: "Body", show: (cell, one) => { setText(cell, oneLine(one.body)); cell.classList.add("peek-body"); } },
+    { key: "size", title: "Size", num: true, width: "76px", rank: 3, show: (cell, one) => figureCell(cell, bytes(one.size), one.size) },
+  ];
+}

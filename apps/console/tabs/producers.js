@@ -1,0 +1,36 @@
+// Who publishes to a topic now.
+
+import { every, explain, get } from "../base/api.js";
+import { h, put, setText, show } from "../base/dom.js";
+import { count } from "../base/format.js";
+import { empty, figureCell } from "../view/parts.js";
+import { Table } from "../view/table.js";
+
+const KINDS = { zmq: "ZSQ", nsq: "NSQ", http: "HTTP" };
+
+export function producersTab({ topic, signal }) {
+  const table = new Table({
+    label: `Producers of ${topic}`, id: (one) => `${one.kind} ${one.name} ${one.address}`, sort: ["name", 1],
+    empty: empty("Nobody publishes now", "Connected producers are listed here; those that publish by HTTP come and go with each request.", `echo 'hello' | zsq pub ${topic}`),
+    columns: [
+      { key: "name", title: "Producer", value: (one) => one.name, show: (cell, one) => setText(cell, one.name || "(no name)") },
+      { key: "address", title: "Address", value: (one) => one.address, rank: 2, show: (cell, one) => setText(cell, one.address) },
+      { key: "kind", title: "Protocol", width: "100px", value: (one) => one.kind, show: (cell, one) => setText(cell, KINDS[one.kind] ?? one.kind) },
+      { key: "version", title: "Client", rank: 3, value: (one) => one.version, show: (cell, one) => setText(cell, one.version) },
+      { key: "count", title: "Published", hint: "messages, where they are counted", num: true, width: "120px", value: (one) => one.count, show: (cell, one) => figureCell(cell, count(one.count), one.count) },
+    ],
+  });
+  const failed = h("p.note.warn", { hidden: true });
+  const element = h("div.stack", {}, failed, h("section.panel", { "aria-label": "Producers" }, table.element));
+  void every(3000, async () => {
+    try {
+      table.update((await get("/api/topic", { topic }, signal)).producers ?? []);
+      show(failed, false);
+    } catch (error) {
+      if (signal.aborted) return;
+      put(failed, explain(error));
+      show(failed, true);
+    }
+  }, signal);
+  return { element, close: () => table.close() };
+}

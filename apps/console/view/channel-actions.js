@@ -1,0 +1,178 @@
+// What can be done to a channel, each with its dialog: make it, pause, empty, seek, redrive, configure, delete.
+
+import { post, Wrong } from "../base/api.js";
+import { h, show } from "../base/dom.js";
+import { count, duration, parseDuration } from "../base/format.js";
+import { go, link } from "../base/router.js";
+import { checkbox, choices, confirm, dialog, field, losses } from "./dialog.js";
+import { editable, nameInput } from "./topic-actions.js";
+import { attempt, tell } from "./toast.js";
+
+/** A local date and time field; its value as ms since 1970. */
+function timeInput(label) {
+  const input = h("input", { type: "datetime-local", step: "1", "aria-label": label });
+  const local = new Date(Date.now() - new Date().getTimezoneOffset() * 60_000);
+  input.value = local.toISOString().slice(0, 19);
+  return input;
+}
+
+function offsetInput(label, value = "") {
+  const input = h("input", { inputmode: "numeric", pattern: "[0-9]+", autocomplete: "off", "aria-label": label });
+  input.value = value;
+  return input;
+}
+
+/** Where a channel starts or goes: earliest, latest, an offset, a time. `.asked()` gives it, for the body of a request, and for the preview. */
+function position(options, chosen, changed) {
+  const offset = offsetInput("Offset");
+  const time = timeInput("Time");
+  const more = { offset, time };
+  const element = choices("Where", options.map(([value, text, help]) => [value, text, more[value] ?? help]), chosen, () => arrange());
+  const arrange = () => {
+    show(offset, element.value === "offset");
+    show(time, element.value === "time");
+    changed?.();
+  };
+  offset.addEventListener("input", () => changed?.());
+  time.addEventListener("input", () => changed?.());
+  element.asked = () => {
+    if (element.value === "time") {
+      const ms = new Date(time.value).getTime();
+      if (Number.isNaN(ms)) throw new Wrong("Choose a date and a time.");
+      return { body: { time_ms: ms }, text: `time:${ms}` };
+    }
+    if (element.value === "offset") {
+      if (!/^\d+$/.test(offset.value.trim())) throw new Wrong("An offset is a whole number.");
+      return { body: Number(offset.value), text: offset.value.trim() };
+    }
+    return { body: element.value || undefined, text: element.value };
+  };
+  arrange();
+  return element;
+}
+
+export async function createChannel(topic) {
+  const name = nameInput("channel");
+  const start = position([["", "as usual", "the first channel gets all that waits, a later one what comes from now on"], ["earliest", "earliest", "all that is still in the log"], ["latest", "latest", "what comes from now on"], ["offset", "at an offset"], ["time", "at a time"]], "");
+  const ordered = checkbox("Ordered: messages of one key go one after the other");
+  const tags = h("input", { name: "tags", autocomplete: "off", placeholder: "all" });
+  const made = await dialog({
+    title: `New channel of ${topic}`, submit: "Create", wide: true,
+    fields: [field("Name", name), h("fieldset.field", {}, h("span", {}, "Starts"), start), field("Tags", tags, "such as eu||us; chosen now and for good, as ordered is"), ordered],
+    act: () => post("/api/channel/create", { topic, channel: name.value }, {
+      ...(start.asked().body === undefined ? {} : { start: start.asked().body }), ...(tags.value.trim() ? { tags: tags.value.trim() } : {}), ...(ordered.input.checked ? { ordered: true } : {}),
+    }),
+  });
+  if (made) go(link("topics", topic, "channels", name.value));
+}
+
+export function pauseChannel(topic, channel, on) {
+  const query = { topic, channel };
+  if (!on) return attempt(`${channel} is unpaused.`, () => post("/api/channel/unpause", query));
+  return confirm({
+    title: `Pause ${channel}?`, query: { action: "channel.pause", ...query }, submit: "Pause", danger: false,
+    text: "Its consumers get nothing new until it is unpaused; what comes meanwhile waits.", act: () => post("/api/channel/pause", query),
+  });
+}
+
+export async function emptyChannel(topic, channel) {
+  const query = { topic, channel };
+  const done = await confirm({ title: `Empty ${channel}?`, query: { action: "channel.empty", ...query }, name: channel, submit: "Empty", act: () => post("/api/channel/empty", query) });
+  if (done) tell(`${channel} is empty.`);
+}
+
+export async function deleteChannel(topic, channel) {
+  const query = { topic, channel };
+  const done = await confirm({
+    title: `Delete ${channel}?`, text: "The channel and its place in the topic go; the messages stay for the other channels. This cannot be undone.",
+    query: { action: "channel.delete", ...query }, name: channel, submit: "Delete for good", act: () => post("/api/channel/delete", query, { force: true }),
+  });
+  if (!done) return;
+  tell(`${channel} is deleted.`);
+  go(link("topics", topic));
+}
+
+export async function seekChannel(topic, channel) {
+  const query = { topic, channel };
+  const loss = losses(null);
+  const ask = () => {
+    try {
+      void loss.ask({ action: "channel.seek", ...query, to: to.asked().text });
+    } catch {
+      loss.element.textContent = "Say where to.";
+    }
+  };
+  const to = position([["earliest", "earliest", "everything that is still in the log comes again"], ["latest", "latest", "what waits is skipped"], ["offset", "to an offset"], ["time", "to a time"]], "earliest", ask);
+  let answer = null;
+  const done = await dialog({
+    title: `Seek ${channel}`, submit: "Seek", danger: true, fields: [h("p.quiet", {}, "Moves the channel: what lies after is delivered (again), what lies before is not."), to, loss.element],
+    act: async () => { answer = await post("/api/channel/seek", query, { to: to.asked().body }); },
+  });
+  if (done) tell(typeof answer?.offset === "number" ? `${channel} goes on at offset ${answer.offset}.` : `${channel} has moved.`);
+}
+
+/** Send dead letters back where they came from; it goes on in the broker, and the page shows how far it is. */
+export async function redrive(topic, waiting) {
+  const number = h("input", { inputmode: "numeric", autocomplete: "off", placeholder: waiting ? `all (${count(waiting).exact})` : "all that are there now" });
+  const other = h("input", { autocomplete: "off", spellcheck: "false", placeholder: "where each came from" });
+  const loss = losses({ action: "redrive", topic });
+  const done = await dialog({
+    title: `Redrive ${topic}`, submit: "Redrive", wide: true,
+    fields: [
+      h("p.quiet", {}, "Each dead letter is published again to the topic and for the channel it came from, with attempts from 1, and finished here when that is durable. Mend first what killed them."),
+      loss.element, h("div.pair", {}, field("How many", number), field("To another topic", other)),
+    ],
+    act: () => {
+      const body = {};
+      if (number.value.trim()) {
+        if (!/^[1-9]\d*$/.test(number.value.trim())) throw new Wrong("How many is a whole number.");
+        body.count = Number(number.value);
+      }
+      if (other.value.trim()) body.to = other.value.trim();
+      return post("/api/redrive", { topic }, body);
+    },
+  });
+  if (done) tell("Redrive began.");
+  return done;
+}
+
+const never = (parse) => (text) => (text === "never" || text === "none" ? -1 : parse(text));
+const number = (text) => (/^\d+$/.test(text) ? Number(text) : null);
+const plain = (value) => ({ text: String(value) });
+const SETTINGS = [
+  ["max_attempts", "Attempts at most", "then to the dead letters; 0: no limit", plain, number],
+  ["dead_letter_topic", "Dead-letter topic", "empty: TOPIC.CHANNEL.dead", plain, (text) => text],
+  ["backoff_s", "Backoff, first", "such as 1s", duration, parseDuration],
+  ["backoff_max_s", "Backoff, at most", "such as 2m, an hour at most", duration, parseDuration],
+  ["max_age_s", "Age at most", "older messages are skipped; none: never", duration, never(parseDuration)],
+  ["max_consumers", "Consumers at most", "0: no limit", plain, number],
+  ["alarm_depth", "Alarm above a depth of", "empty: as the broker says; none: never", plain, never(number)],
+  ["alarm_age_s", "Alarm above an age of", "such as 15m; none: never", duration, never(parseDuration)],
+];
+
+export async function configureChannel(topic, channel, now) {
+  const inputs = SETTINGS.map(([key, label, help, format, parse]) => {
+    const input = h("input", { name: key, autocomplete: "off", spellcheck: "false" });
+    input.value = typeof now?.[key] === "string" ? now[key] : editable(now?.[key], format, parse);
+    input.was = input.value;
+    return { key, label, parse, input, element: field(label, input, help) };
+  });
+  const fixed = [now?.ordered ? "ordered" : "not ordered", now?.tags ? `tags ${now.tags}` : "all tags"].join(", ");
+  const done = await dialog({
+    title: `Settings of ${channel}`, submit: "Save", wide: true,
+    fields: [h("p.quiet", {}, `Made for good when it was created: ${fixed}. An emptied field goes back to the default.`), h("div.pair", {}, inputs.map((one) => one.element))],
+    act: () => {
+      const changes = {};
+      for (const { key, label, parse, input } of inputs) {
+        const text = input.value.trim();
+        if (text === input.was) continue;
+        const value = text === "" ? null : parse(text);
+        if (value === null && text !== "") throw new Wrong(`“${text}” is not a value for “${label}”.`);
+        changes[key] = value;
+      }
+      return post("/api/channel/configure", { topic, channel }, changes);
+    },
+  });
+  if (done) tell("Saved.");
+  return done;
+}

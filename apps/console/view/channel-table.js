@@ -1,0 +1,64 @@
+// The columns of tables of channels: on a topic's page, and of all of them.
+
+import { h } from "../base/dom.js";
+import { count, duration, rate } from "../base/format.js";
+import { isAlarm } from "../base/model.js";
+import { link } from "../base/router.js";
+import { figureCell, pills } from "./parts.js";
+import { Spark } from "./spark.js";
+
+/** How long the oldest unfinished message has been here, as a part; the clock is the broker's. */
+export function age(thing, now) {
+  if (thing.oldest_ms === 0) return { text: "–", exact: "everything is finished" };
+  if (!thing.oldest_ms) return { text: "–", exact: "not known yet" };
+  const seconds = Math.max(0, (now - thing.oldest_ms) / 1000);
+  return duration(seconds >= 1 ? Math.round(seconds) : seconds);
+}
+
+/** Time to drain: null never comes. */
+export function drain(seconds) {
+  if (seconds === 0) return { text: "–", exact: "nothing waits" };
+  if (seconds === null || seconds === undefined) return { text: "never", exact: "as it goes now the backlog does not get less" };
+  return duration(seconds >= 1 ? Math.round(seconds) : seconds);
+}
+
+/** `topics`: with the topic's name in front. `trails`: with sparklines. */
+export function channelColumns(model, { topics = false, trails = null } = {}) {
+  const plain = (key, title, width, rank, hint, state = () => "") => ({
+    key, title, hint, num: true, width, rank, value: (channel) => channel[key], show: (cell, channel) => figureCell(cell, count(channel[key]), channel[key], state(channel)),
+  });
+  const sparked = (key, title, kind, format, hint, rank) => ({
+    key, title, hint, num: true, rank, width: trails ? "170px" : "104px", value: (channel) => channel[key],
+    make: (cell) => {
+      if (!trails) return;
+      cell.spark = new Spark(kind);
+      cell.figure = h("b");
+      cell.append(h("div.with-spark", {}, cell.spark.element, cell.figure));
+    },
+    show: (cell, channel) => {
+      figureCell(cell.figure ?? cell, format(channel[key]), channel[key], key === "depth" && isAlarm(channel) ? "alarm" : "");
+      cell.spark?.draw(trails.values(channel.name, key));
+    },
+  });
+  return [
+    {
+      key: "name", title: "Channel", value: (channel) => (topics ? `${channel.topic}/${channel.name}` : channel.name),
+      make: (cell, channel) => {
+        cell.pills = h("span.pills");
+        const full = topics ? `${channel.topic} / ${channel.name}` : channel.name;
+        const name = h("a.name", { href: link("topics", channel.topic, "channels", channel.name), title: full }, topics && h("span.faint", {}, `${channel.topic} / `), channel.name);
+        cell.append(name, " ", cell.pills);
+      },
+      show: (cell, channel) => pills(cell.pills, channel),
+    },
+    sparked("depth", "Waiting", "wait", count, "neither in flight nor deferred"),
+    sparked("out", "Finished/s", "out", rate, undefined, 2),
+    plain("in_flight", "In flight", "84px", 2, "with consumers, not yet answered"),
+    plain("deferred", "Deferred", "84px", 3, "requeued with a delay that is not over"),
+    { key: "oldest", title: "Oldest", hint: "how long the oldest unfinished message has been here", num: true, width: "92px", rank: 2, value: (channel) => (channel.oldest_ms ? -channel.oldest_ms : null), show: (cell, channel) => figureCell(cell, age(channel, model.now()), channel.oldest_ms) },
+    { key: "drain", title: "To drain", hint: "until it is empty, as the rates are", num: true, width: "92px", rank: 3, value: (channel) => channel.drain_s ?? Infinity, show: (cell, channel) => figureCell(cell, drain(channel.drain_s), channel.drain_s, channel.drain_s === null && channel.depth > 0 ? "warn" : "") },
+    plain("requeued", "Requeued", "84px", 3),
+    plain("dead", "Dead", "64px", 3, "moved to the dead-letter topic"),
+    plain("consumers", "Consumers", "92px", undefined, undefined, (channel) => (channel.consumers === 0 && channel.depth > 0 ? "warn" : "")),
+  ];
+}

@@ -1,0 +1,81 @@
+// The charts of a page over one stretch of time: what the broker remembers, then what comes live; five minutes or two hours.
+
+import { explain, get } from "../base/api.js";
+import { h } from "../base/dom.js";
+import { Trails } from "../base/trails.js";
+import { Chart } from "./chart.js";
+import { segment } from "./parts.js";
+
+const ROW = "this";
+const KEY = "zsq.span";
+const SPANS = [["5m", "5 min"], ["2h", "2 h"]];
+
+function kept() {
+  try {
+    return sessionStorage.getItem(KEY) === "2h" ? "2h" : "5m";
+  } catch {
+    return "5m";
+  }
+}
+
+export class History {
+  /** charts: options of Chart; `figures()`: what is known now, by series; `query`: topic, and channel. */
+  constructor({ query, charts, figures, model, signal }) {
+    Object.assign(this, { query, figures, model, signal, loading: null, trails: new Trails(), span: kept() });
+    this.charts = charts.map((one) => new Chart(one));
+    this.names = [...new Set(charts.flatMap((one) => one.series.map((series) => series.key)))];
+    this.switch = segment("Time shown", SPANS, this.span, (span) => this.#show(span));
+    this.element = h("div.grid", {}, this.charts.map((chart) => chart.element));
+    this.load();
+  }
+
+  close() {
+    for (const chart of this.charts) chart.close();
+  }
+
+  #show(span) {
+    this.span = span;
+    try {
+      sessionStorage.setItem(KEY, span);
+    } catch {
+      // it holds for this page
+    }
+    this.trails = new Trails();
+    this.loading = null;
+    this.load();
+  }
+
+  load() {
+    if (this.loading) return;
+    const span = this.span;
+    const mine = (async () => {
+      try {
+        const found = await get("/api/history", { ...this.query, span, series: this.names.join(",") }, this.signal);
+        if (span !== this.span) return;
+        this.trails.load({ [ROW]: found.series }, found.step_s, found.end_ms);
+        this.draw();
+      } catch (error) {
+        if (!this.signal.aborted) console.warn(explain(error));
+      } finally {
+        if (this.loading === mine) this.loading = null;
+      }
+    })();
+    this.loading = mine;
+  }
+
+  /** Once a second. */
+  tick() {
+    const now = this.figures();
+    if (!now || !this.trails.ready) return;
+    this.trails.sample(ROW, Object.fromEntries(this.names.map((name) => [name, now[name]])));
+    if (!this.trails.advance(this.model.now())) this.load();
+    this.draw();
+  }
+
+  draw() {
+    if (!this.trails.ready) return;
+    for (const chart of this.charts) {
+      chart.update(chart.series.map((series) => this.trails.values(ROW, series.key)), this.trails.step, this.trails.end);
+    }
+  }
+}

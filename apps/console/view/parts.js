@@ -1,0 +1,122 @@
+// Small parts that several pages use: pills of state, figures, empty places with a command, heads of pages.
+
+import { add, h, put, setAttr, setClass, setPart, setText } from "../base/dom.js";
+import { isAlarm, isHealthy } from "../base/model.js";
+import { Spark } from "./spark.js";
+import { tell } from "./toast.js";
+
+/** What is special about a topic or channel, as [text, kind, hint]. */
+export function states(thing) {
+  const found = [];
+  if (!isHealthy(thing)) found.push(isAlarm(thing) ? ["alarm", "alarm", thing.health] : ["unwell", "alarm", thing.health]);
+  if (thing.state && thing.state !== "up") found.push([thing.state, "warn", `its processes are ${thing.state}`]);
+  if (thing.paused) found.push(["paused", "held", "nothing is delivered until it is unpaused"]);
+  if (thing.closed === "consumers") found.push(["closed", "held", "closed to publishers and to consumers"]);
+  else if (thing.closed) found.push(["closed to publishers", "held", "publishers are refused; consumers drain it"]);
+  if (thing.name?.endsWith("#ephemeral")) found.push(["in memory", "", "ephemeral: it ends with its last user, and with the broker"]);
+  if (thing.lost) found.push(["lost messages", "alarm", `${thing.lost} messages were lost to damage on disk`]);
+  return found;
+}
+
+/** Draw pills, if they changed. */
+export function pills(element, thing) {
+  const found = states(thing);
+  const said = JSON.stringify(found);
+  if (element.said === said) return;
+  element.said = said;
+  put(element, found.map(([text, kind, hint]) => h(`span.pill${kind && `.${kind}`}`, { title: hint }, text)));
+}
+
+/** A list of figures: [{key, name, hint, spark}]; set(key, part, {under, state, unit}). */
+export class Figures {
+  constructor(list, minor = false) {
+    this.parts = new Map();
+    this.element = h(`dl.figures${minor ? ".minor" : ""}`);
+    for (const { key, name, hint, spark } of list) {
+      const value = h("span", {}, "–");
+      const unit = h("small");
+      const under = minor ? null : h("div.under");
+      const line = spark ? new Spark(spark, 140, 24) : null;
+      const element = h("div.figure", { "data-figure": key, title: hint }, h("dt", {}, name), h("dd", {}, value, unit), line?.element, under);
+      this.parts.set(key, { element, value, unit, under, line });
+      add(this.element, element);
+    }
+  }
+
+  set(key, part, { under = "", state = "", unit = "" } = {}) {
+    const found = this.parts.get(key);
+    setPart(found.value, part);
+    setText(found.unit, unit);
+    if (found.under) setText(found.under, under);
+    setClass(found.element, "alarm", state === "alarm");
+    setClass(found.element, "warn", state === "warn");
+  }
+
+  draw(key, values) {
+    this.parts.get(key).line?.draw(values);
+  }
+}
+
+/** A place with nothing in it, and what to do about it. */
+export function empty(title, text, command = "", ...more) {
+  return h("div.empty", {}, h("strong", {}, title), text && h("span", {}, text), command && shell(command), more);
+}
+
+/** A command to copy. */
+export function shell(command) {
+  const copy = h("button.button.small", { type: "button", "aria-label": "Copy the command", on: { click: () => void copied(command) } }, "Copy");
+  return h("div.command", {}, h("code", {}, command), copy);
+}
+
+export async function copied(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    tell("Copied.");
+  } catch {
+    tell("The browser did not let the console copy; select the text instead.", true);
+  }
+}
+
+/** The head of a page: crumbs [[text, href]], title, pills, actions. */
+export function head(title, crumbs = [], actions = []) {
+  const marks = h("span.pills");
+  const element = h("div.head", {},
+    h("div.title", {},
+      crumbs.length ? h("nav.crumbs", { "aria-label": "Where this is" }, crumbs.map(([text, href], at) => [at ? h("span", { "aria-hidden": "true" }, "/") : null, h("a", { href }, text)])) : null,
+      h("div.title-line", {}, h("h1", {}, title), marks)),
+    h("div.actions", {}, actions));
+  return { element, marks };
+}
+
+export function button(text, act, { kind = "", title = null, disabled = false } = {}) {
+  return h(`button.button${kind && `.${kind}`}`, { type: "button", title, disabled, on: { click: act } }, text);
+}
+
+/** An action that may not be permitted: then it says so instead of working. */
+export function permit(element, permitted, need) {
+  element.disabled = !permitted;
+  if (!permitted) setAttr(element, "title", `Your token does not permit this: it needs ${need}.`);
+  else if (element.title.startsWith("Your token")) setAttr(element, "title", null);
+}
+
+/** A switch between a few choices; calls `changed(value)`. */
+export function segment(label, options, chosen, changed) {
+  const element = h("div.segment", { role: "group", "aria-label": label });
+  for (const [value, text] of options) {
+    const one = h("button", { type: "button", "aria-pressed": String(value === chosen) }, text);
+    one.addEventListener("click", () => {
+      for (const other of element.children) setAttr(other, "aria-pressed", String(other === one));
+      changed(value);
+    });
+    element.append(one);
+  }
+  return element;
+}
+
+/** Set a cell to a figure; zero is faint, so that what is there stands out. */
+export function figureCell(cell, part, value, state = "") {
+  setPart(cell, part);
+  setClass(cell, "zero", value === 0 || value === null || value === undefined);
+  setClass(cell, "alarm", state === "alarm");
+  setClass(cell, "warn", state === "warn");
+}

@@ -1,0 +1,44 @@
+// The alarms that are raised now, above the topics: nothing where there is none.
+
+import { every, get } from "../base/api.js";
+import { h, put, show } from "../base/dom.js";
+import { count, duration, relative } from "../base/format.js";
+import { link } from "../base/router.js";
+
+const MOST = 5;
+
+/** "depth 121,034 (alarm above 100,000)" as parts of a line. */
+export function alarmWords({ figure, value, threshold }) {
+  const format = figure === "depth" ? (one) => count(one) : duration;
+  const what = figure === "depth" ? "messages waiting" : "is the age of the oldest unfinished";
+  return [h("b", { title: format(value).exact }, format(value).text), ` ${what} `, h("span.faint", { title: format(threshold).exact }, `(alarm above ${format(threshold).text})`)];
+}
+
+export function alarmPlace({ topic, channel }) {
+  return h("a.name", { href: channel ? link("topics", topic, "channels", channel) : link("topics", topic) }, channel ? `${topic} / ${channel}` : topic);
+}
+
+export class RaisedAlarms {
+  constructor(model, signal) {
+    this.model = model;
+    this.list = h("ul.alarm-list");
+    this.element = h("section.panel", { "aria-label": "Alarms that are raised", hidden: true }, this.list);
+    this.drawn = "";
+    void every(30_000, async () => {
+      if (!model.broker.alarms && model.ready) return;
+      model.alarms = await get("/api/alarms", {}, signal);
+      this.update();
+    }, signal);
+  }
+
+  update() {
+    const raised = this.model.broker.alarms ? (this.model.alarms?.now ?? []) : [];
+    const said = JSON.stringify(raised);
+    show(this.element, raised.length > 0);
+    if (said === this.drawn) return;
+    this.drawn = said;
+    put(this.list, raised.slice(0, MOST).map((one) => h("li", {}, h("i.dot", { "aria-hidden": "true" }), alarmPlace(one), h("span", {}, alarmWords(one)),
+      h("span.when", { title: relative(one.raised_ms).exact }, `since ${relative(one.raised_ms, this.model.now()).text.replace(" ago", "")}`))),
+    raised.length > MOST && h("li", {}, h("a.linked", { href: "#/alarms" }, `${raised.length - MOST} more`)));
+  }
+}

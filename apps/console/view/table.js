@@ -1,0 +1,200 @@
+// Tables that stay smooth with a thousand rows: a row is made once, filled when it can be seen, and a cell is touched only where its
+// text changed. They sort, filter, and are walked through by keyboard.
+//
+// Rows hold still while the pointer or the focus is among them: a row that slips away under the finger is worse than an order that is a
+// few seconds old. Screen readers get a real table; j and k move between the rows' links (keys.js).
+
+import { add, h, setAttr, setClass, setText, show } from "../base/dom.js";
+
+const SORT_MS = 4000;
+const FIRST_ROWS = 40; // filled at once, before the browser has said what can be seen
+
+export class Table {
+  /** columns: [{key, title, hint, num, width, rank, value(row), make(cell, row), show(cell, row)}]; rank 2 and 3 give way on narrow
+   * screens. `id(row)`: which one it is. `words(row)`: what the filter looks at. `sort`: [key, 1 or -1]. `empty`: an element. */
+  constructor({ label, columns, id, words = null, sort = null, empty = null, fixed = true }) {
+    Object.assign(this, { columns, id, words, sort, empty });
+    this.rows = new Map(); // id -> {data, tr, cells, seen, made}
+    this.asked = "";
+    this.sortedAt = 0;
+    this.heads = new Map();
+    this.body = h("tbody");
+    this.none = h("div.table-none.quiet", { hidden: true });
+    this.table = h("table", { "aria-label": label }, h("thead", {}, h("tr", {}, columns.map((column) => this.#head(column)))), this.body);
+    setClass(this.table, "fixed", fixed);
+    this.element = h("div.table", { "data-list": true }, this.table, this.none, empty);
+    if (empty) show(empty, false);
+    this.watch = new IntersectionObserver((entries) => this.#seen(entries), { rootMargin: "240px 0px" });
+  }
+
+  close() {
+    this.watch.disconnect();
+  }
+
+  #head(column) {
+    const title = h("span", {}, column.title);
+    const inner = column.value
+      ? h("button", { type: "button", title: column.hint, on: { click: () => this.order(column.key) } }, title, h("i.arrow", { "aria-hidden": "true" }))
+      : h("span.th", { title: column.hint }, title);
+    const head = h("th", { scope: "col", class: classes(column), style: column.width ? { width: column.width } : {} }, inner);
+    this.heads.set(column.key, head);
+    return head;
+  }
+
+  /** Sort by a column; once more turns it round. Numbers begin with the largest. */
+  order(key) {
+    const column = this.columns.find((one) => one.key === key);
+    const first = column.num ? -1 : 1;
+    this.sort = [key, this.sort?.[0] === key ? -this.sort[1] : first];
+    this.#place(true);
+  }
+
+  filter(text) {
+    this.asked = text.trim().toLowerCase();
+    this.#place(true);
+  }
+
+  /** These are the rows now. */
+  update(all) {
+    const there = new Set();
+    let came = false;
+    for (const data of all) {
+      const id = this.id(data);
+      there.add(id);
+      const row = this.rows.get(id);
+      if (row) row.data = data;
+      else {
+        this.rows.set(id, this.#make(id, data));
+        came = true;
+      }
+    }
+    for (const [id, row] of this.rows) {
+      if (there.has(id)) continue;
+      this.watch.unobserve(row.tr);
+      row.tr.remove();
+      this.rows.delete(id);
+      came = true;
+    }
+    this.#place(came);
+    this.refresh();
+  }
+
+  /** Fill what can be seen anew: figures that change by the clock alone. */
+  refresh() {
+    for (const row of this.rows.values()) if (row.seen) this.#fill(row);
+  }
+
+  get size() {
+    return this.rows.size;
+  }
+
+  #make(id, data) {
+    const cells = this.columns.map((column) => h("td", { class: classes(column) }));
+    const tr = h("tr", {}, cells);
+    const row = { id, data, tr, cells, seen: false, made: false };
+    tr.row = row;
+    this.watch.observe(tr);
+    return row;
+  }
+
+  #fill(row) {
+    this.columns.forEach((column, at) => {
+      const cell = row.cells[at];
+      if (!row.made) column.make?.(cell, row.data);
+      column.show?.(cell, row.data, row.tr);
+    });
+    row.made = true;
+  }
+
+  #seen(entries) {
+    for (const entry of entries) {
+      const row = entry.target.row;
+      row.seen = entry.isIntersecting;
+      if (row.seen) this.#fill(row);
+    }
+  }
+
+  #place(now) {
+    const held = this.body.matches(":hover") || this.body.contains(document.activeElement);
+    const due = performance.now() - this.sortedAt > SORT_MS && !held;
+    if (!now && !due) return;
+    this.sortedAt = performance.now();
+    const shown = this.#wanted();
+    let cursor = this.body.firstChild;
+    for (const row of shown) {
+      if (row.tr === cursor) cursor = cursor.nextSibling;
+      else this.body.insertBefore(row.tr, cursor);
+    }
+    while (cursor) {
+      const next = cursor.nextSibling;
+      cursor.remove();
+      cursor = next;
+    }
+    for (const row of shown.slice(0, FIRST_ROWS)) if (!row.made) this.#fill(row);
+    this.shown = shown.length;
+    for (const [key, head] of this.heads) setAttr(head, "aria-sort", this.sort?.[0] === key ? (this.sort[1] > 0 ? "ascending" : "descending") : null);
+    show(this.table, this.rows.size > 0);
+    if (this.empty) show(this.empty, this.rows.size === 0);
+    show(this.none, this.rows.size > 0 && shown.length === 0);
+    setText(this.none, `Nothing here matches “${this.asked}”. Esc clears the filter.`);
+  }
+
+  #wanted() {
+    let found = [...this.rows.values()];
+    if (this.asked && this.words) {
+      const asked = this.asked.split(/\s+/);
+      found = found.filter((row) => {
+        const words = this.words(row.data).toLowerCase();
+        return asked.every((one) => words.includes(one));
+      });
+    }
+    if (!this.sort) return found;
+    const [key, way] = this.sort;
+    const { value } = this.columns.find((column) => column.key === key);
+    return found.sort((a, b) => way * compare(value(a.data), value(b.data)) || compare(a.id, b.id));
+  }
+}
+
+function classes(column) {
+  return [column.num && "num", column.rank && `rank-${column.rank}`, column.key && `c-${column.key}`].filter(Boolean).join(" ");
+}
+
+/** Numbers by size, texts by letters and the numbers in them; what is not known is the least. */
+function compare(a, b) {
+  const none = (value) => value === null || value === undefined;
+  if (none(a) || none(b)) return Number(none(b)) - Number(none(a));
+  if (typeof a === "number" && typeof b === "number") return a - b;
+  return words.compare(String(a), String(b));
+}
+
+const words = new Intl.Collator("en", { numeric: true });
+
+/** A field that filters a table, with its key. */
+export function filterField(table, label, changed = () => {}) {
+  const input = h("input", { type: "search", placeholder: label, "aria-label": label, autocomplete: "off", spellcheck: "false", "data-filter": true });
+  input.addEventListener("input", () => {
+    table().filter(input.value);
+    changed(input.value);
+  });
+  input.addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && input.value) {
+      event.stopPropagation();
+      input.value = "";
+      input.dispatchEvent(new Event("input"));
+    }
+  });
+  return h("label.search", {}, input, h("kbd", { "aria-hidden": "true" }, "/"));
+}
+
+/** A panel with a title, tools, and a table in it. */
+export function tablePanel(title, table, ...tools) {
+  return h("section.panel", { "aria-label": title }, h("header", {}, h("h2", {}, title), tools), table.element);
+}
+
+/** A row of cells that says that data is on its way. */
+export function skeleton(rows = 6) {
+  const body = h("div.skeleton", { "aria-hidden": "true" });
+  for (let at = 0; at < rows; at += 1) add(body, h("div.skeleton-row", {}, h("span.waiting", {}, "x"), h("span.waiting", {}, "x"), h("span.waiting", {}, "x")));
+  return body;
+}
+

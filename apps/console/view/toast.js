@@ -1,0 +1,37 @@
+// A short word on what was done, or was not; it goes by itself. What failed stays until it is closed.
+
+import { announce, h } from "../base/dom.js";
+import { explain } from "../base/api.js";
+
+const STAYS_MS = 5000;
+const MOST = 4;
+
+function place() {
+  let found = document.querySelector(".toasts");
+  if (!found) document.body.append((found = h("div.toasts")));
+  return found;
+}
+
+export function tell(text, bad = false) {
+  const shelf = place();
+  const close = h("button.button.plain.small", { type: "button", "aria-label": "Close", on: { click: () => one.remove() } }, "✕");
+  const one = h(`div.toast${bad ? ".bad" : ""}`, { role: bad ? "alert" : null }, h("span", {}, text), close);
+  shelf.append(one);
+  while (shelf.children.length > MOST) shelf.firstChild.remove();
+  if (!bad) {
+    announce(text);
+    setTimeout(() => one.remove(), STAYS_MS);
+  }
+}
+
+/** Do something and say how it went. */
+export async function attempt(done, act) {
+  try {
+    const answer = await act();
+    tell(typeof done === "function" ? done(answer) : done);
+    return answer ?? true;
+  } catch (error) {
+    tell(explain(error), true);
+    return null;
+  }
+}
