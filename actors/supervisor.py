@@ -21,8 +21,9 @@ import zmq
 from ..transport import protocol as p
 from ..transport.errors import E_LIMIT, ZsqError
 from ..transport.memory import release_memory
-from . import options
+from . import audit, options
 from .alarm_desk import AlarmDesk
+from .audit import AuditLog
 from .child import ChildSpec
 from .deletion import open_again
 from .management import Management
@@ -74,6 +75,7 @@ class Supervisor:
         self.scan_endpoint = self.endpoint(self.new_key())
         self.table = ProcessTable(self._own_endpoint(), serve_options.log_level)
         self.singles = Singles(self)
+        self.audit = AuditLog(serve_options.data_dir.absolute() / audit.FILE)
         self.management = Management(self)
         self.alarms = AlarmDesk(self)
         self.reloading = Reloading(self, read_again)
@@ -151,6 +153,7 @@ class Supervisor:
         poller.register(self.port.socket, zmq.POLLIN)
         poller.register(self.table.events_fd, zmq.POLLIN)
         poller.register(wake_read.fileno(), zmq.POLLIN)
+        self.audit.open()
         try:  # the starts too: whatever fails between them, no child is left for whom the interpreter's end would wait
             self._start_all()
             while not self._ended():
@@ -161,6 +164,8 @@ class Supervisor:
                 self.table.kill(child)
             self.port.close()
             self.context.term()
+            self.management.audits.close()
+            self.audit.close()
         return self.exit_code
 
     def _start_all(self) -> None:
@@ -168,9 +173,10 @@ class Supervisor:
         self.singles.start("scan_loop", {"front": self.scan_endpoint}, "scan loop")
         self.singles.start("scan_worker", {}, "scan worker")
         if self.options.gateway:
-            listen = {"listen": self.options.gateway, "push": options.push_listen(self.options)}
-            self.singles.start("gateway", listen | {"supervisor": self._own_endpoint()}, "gateway zeromq")
-        own = {"supervisor": self._own_endpoint(), "node_id": self.options.node_id}
+            listen: dict[str, Any] = {"listen": self.options.gateway, "push": options.push_listen(self.options)}
+            listen |= {"supervisor": self._own_endpoint(), "security": self.options.security}
+            self.singles.start("gateway", listen, "gateway zeromq")
+        own = {"supervisor": self._own_endpoint(), "node_id": self.options.node_id, "security": self.options.security}
         for kind, given in (("nsq_gateway", self.options.nsq), ("http_gateway", self.options.http)):
             if given is not None:
                 self.singles.start(kind, own | {"options": given, "optional": not given.given}, kind.replace("_gateway", " gateway"))

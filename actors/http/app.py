@@ -14,17 +14,18 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ...transport.errors import ZsqError
-from ..nsq.auth import Authenticator
 from ..nsq.options import NsqOptions
-from .authority import Authority, Handler, needs
+from .authority import Authority, Handler
 from .broker import Broker
 from .config import Change, Config, settings
 from .errors import ApiError, api_error, from_zsq
-from .guard import Guard
+from .guard import Doors, Guard
 from .limits import Budget, HttpLimits
 from .lookup import Lookup, Node, Tombstones
 from .manage import Management
 from .metrics import RequestMetrics
+from .needs import need_of
+from .origins import Origins
 from .publish import Publisher, Publishing
 from .responses import refusal
 from .sharing import SharedStats
@@ -54,17 +55,20 @@ def make_app(
     limits: HttpLimits = HttpLimits(),  # noqa: B008 - frozen
     log_level: str = "info",
     changes: Mapping[str, Change] | None = None,
-    authenticator: Authenticator | None = None,
+    authority: Authority | None = None,
+    origins: Origins | None = None,
 ) -> Guard:
     """`nsq`: the NSQ gateway beside this one, None where there is none. `changes`: by option of /config, what takes up a new value.
-    `authenticator`: who is asked what a secret permits; None: everybody may do all."""
+    `authority`: who may do what; None: everybody all. `origins`: by which names it may be called; None: by addresses and as localhost."""
+    authority = authority or Authority()
     parts = Parts(broker, publisher, node, limits)
     told = nsq or NsqOptions()
     config = Config(settings(node, limits, told, log_level), limits, parts.budget, changes or {})
     telling = Telling(parts.stats, parts.publishing.failures, node, told, parts.metrics, limits, parts.budget)
     table = paths(parts, telling, config)
-    if authenticator is not None:
-        _guard_with(Authority(authenticator), table)
+    for path, methods in table.items():
+        for method, handler in methods.items():
+            methods[method] = authority.guarded(need_of(method, path), handler)
     starlette = Starlette(
         routes=[Route(path, _by_method(methods), methods=list(methods)) for path, methods in table.items()],
         exception_handlers={
@@ -76,7 +80,8 @@ def make_app(
         },
     )
     starlette.router.redirect_slashes = False  # a redirect would name the host that the request named
-    return Guard(starlette, limits, parts.metrics, parts.budget, tuple(table), told.tls.required == "true")
+    doors = Doors(origins or Origins(), authority, told.tls.required == "true")
+    return Guard(starlette, limits, parts.metrics, parts.budget, tuple(table), doors)
 
 
 def paths(parts: Parts, telling: Telling, config: Config) -> dict[str, dict[str, Handler]]:
@@ -113,14 +118,6 @@ def paths(parts: Parts, telling: Telling, config: Config) -> dict[str, dict[str,
     table |= {path: {"GET": handler} for path, handler in get.items()}
     table["/config/{option}"] = {"GET": config.get, "PUT": config.put}
     return table
-
-
-def _guard_with(authority: Authority, table: dict[str, dict[str, Handler]]) -> None:
-    for path, methods in table.items():
-        for method, handler in methods.items():
-            permission = needs(method, path)
-            if permission is not None:
-                methods[method] = authority.guarded(permission, handler)
 
 
 def _by_method(methods: Mapping[str, Handler]) -> Handler:

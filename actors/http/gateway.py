@@ -1,6 +1,6 @@
 """The process that serves HTTP: the listening socket, the clients of the broker behind it, and the end of both in order.
 
-It binds to loopback unless it is told otherwise, and gives nothing on the Host header: who can connect may do all that the API does.
+It binds to loopback unless it is told otherwise. With an access file who connects may do what stands there; else all that the API does.
 """
 
 from __future__ import annotations
@@ -12,19 +12,25 @@ import socket
 from collections.abc import Mapping
 from typing import Any, Final
 
-from ...transport.aio import Admin
+from ...transport.errors import E_BAD_ARGUMENT, UsageError
 from ...transport.nsq.limits import NsqLimits
+from ..access import Access, AccessError
+from ..acting import ActingAdmin
 from ..actor import StartFailed
 from ..async_actor import FINISH_S, AsyncActor
 from ..nsq.auth import Authenticator
 from ..nsq.options import HttpOptions, NsqOptions
 from ..nsq.publishing import Gatherer
+from ..security_options import SecurityOptions
 from .app import make_app
+from .authority import Authority
 from .config import Change
 from .limits import HttpLimits
 from .lookup import Node
+from .origins import Origins
 from .publish import GatheredPublisher
 from .server import BACKLOG, HttpServer
+from .tls_door import Certificates
 
 log = logging.getLogger("zsq")
 
@@ -95,21 +101,39 @@ def make_node(nsq: NsqOptions | None, host: str, port: int) -> Node:
     )
 
 
+def load_access(path: str) -> Access | None:
+    """`StartFailed` says what is wrong with the file; None where there is none."""
+    try:
+        return Access.load(path) if path else None
+    except AccessError as error:
+        raise StartFailed(str(error)) from None
+
+
+def make_origins(node: Node, told: tuple[str, ...]) -> Origins:
+    """The machine is called by its name, or the first part of it, which nobody can own in a domain."""
+    return Origins((node.hostname, node.hostname.partition(".")[0], node.broadcast_address), told)
+
+
 class HttpGateway(AsyncActor):
-    """Settings: supervisor (endpoint in the run directory), options (HttpOptions), optional: limits (HttpLimits)."""
+    """Settings: supervisor (endpoint in the run directory), options (HttpOptions), optional: limits (HttpLimits), security
+    (SecurityOptions)."""
 
     async def on_begin(self) -> dict[str, Any]:
         options: HttpOptions = self.settings["options"]
         told = options.nsq or NsqOptions()
+        security: SecurityOptions = self.settings.get("security") or SecurityOptions()
         self._limits: HttpLimits = self.settings.get("limits") or HttpLimits(max_req_timeout_ms=told.max_req_timeout_ms)
+        access = load_access(security.access_file)
+        self._certificates = Certificates(options.tls_cert, options.tls_key)
         sock = open_listener(options.listen)
         host, port = sock.getsockname()[:2]
         url = os.path.dirname(self.settings["supervisor"])
         node = make_node(options.nsq, split_address(options.listen)[0], port)
-        self._admin = Admin(url, timeout=ADMIN_S)
+        self._admin = ActingAdmin(url, timeout=ADMIN_S, via="http")
         self._publisher = GatheredPublisher(lambda: Gatherer(url))
         asked = told.auth_http_addresses
         self._authenticator = Authenticator(asked, told.auth_http_method) if asked else None
+        self._authority = Authority(self._authenticator, access)
         level = _NSQ_LEVELS.get(log.getEffectiveLevel(), "info")
         self._app = make_app(
             self._admin,
@@ -119,13 +143,24 @@ class HttpGateway(AsyncActor):
             limits=self._limits,
             log_level=level,
             changes=self._changes(),
-            authenticator=self._authenticator,
+            authority=self._authority,
+            origins=make_origins(node, options.allowed_hosts),
         )
         self._server = HttpServer(self._app, self._limits)
         self._app.metrics.connections.set_function(lambda: len(self._server.connections))
-        await self._server.listen(sock)
-        shown = f"[{host}]" if ":" in host else host
-        return {"places": [f"http://{shown}:{port}"], "endpoint": f"http://{shown}:{port}"}
+        await self._server.listen(sock, self._certificates.context)
+        shown = f"{'https' if self._certificates.context else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+        return {"places": [shown], "endpoint": shown}
+
+    def on_reload(self, told: dict[str, Any]) -> None:
+        """Both or none: new certificates beside old permissions are nobody's wish."""
+        try:
+            access = Access.load(told["access_file"]) if told.get("access_file") else None
+        except AccessError as error:
+            raise UsageError(E_BAD_ARGUMENT, str(error)) from None
+        tls = told.get("tls") or {"cert": "", "key": ""}
+        self._certificates.reload(tls["cert"], tls["key"])
+        self._authority.access = access
 
     def _changes(self) -> Mapping[str, Change]:
         async def level(value: str) -> None:

@@ -1,4 +1,4 @@
-"""Around the whole application: how many requests at once, how long each, and that whoever is refused can read why.
+"""Around the whole application: who is turned away at the door, how many requests at once, how long each, and that the refused can read why.
 
 A client that sends a large body and is refused before it is read would find its connection reset, and the answer lost with it. So what
 still comes is thrown away for a while (bounded by size and by time) behind the answer, and then the connection is closed.
@@ -13,9 +13,11 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .authority import Authority
 from .errors import ApiError, api_error
 from .limits import Budget, HttpLimits
 from .metrics import RequestMetrics
+from .origins import Origins
 from .responses import refusal
 
 log = logging.getLogger("zsq")
@@ -24,16 +26,30 @@ _CLOSE: Final = (b"connection", b"close")
 OTHER: Final = "other"  # a path that is not there, for metrics
 
 
+class Doors:
+    """What is refused before it is looked at: without TLS where that is required, and what browsers send for other pages."""
+
+    def __init__(self, origins: Origins, authority: Authority, tls_required: bool) -> None:
+        self._origins = origins
+        self._authority = authority
+        self._tls_required = tls_required
+
+    def refusal(self, scope: Scope) -> ApiError | None:
+        if self._tls_required and scope["scheme"] != "https":
+            return api_error("TLS_REQUIRED")
+        return self._origins.refusal(scope, any_name=self._authority.everybody_shows_who_they_are)
+
+
 class Guard:
     """`paths`: those that metrics know; the last part of one may be a parameter."""
 
     def __init__(
-        self, app: ASGIApp, limits: HttpLimits, counted: RequestMetrics, budget: Budget, paths: tuple[str, ...], tls_required: bool
+        self, app: ASGIApp, limits: HttpLimits, counted: RequestMetrics, budget: Budget, paths: tuple[str, ...], doors: Doors
     ) -> None:
         self._app = app
         self._limits = limits
         self._budget = budget
-        self._tls_required = tls_required
+        self._doors = doors
         self._exact = {path: path for path in paths if "{" not in path}
         self._open = {path.partition("{")[0]: path for path in paths if "{" in path}
         self.metrics = counted
@@ -56,7 +72,7 @@ class Guard:
                 self.metrics.answered(self.known(scope["path"]), exchange.status, begun_ns)
 
     async def _answer(self, scope: Scope, exchange: Exchange) -> None:
-        refused = self._refuses()
+        refused = self._doors.refusal(scope) or self._refuses()
         try:
             if refused is None:
                 async with asyncio.timeout(self._limits.request_s):
@@ -70,8 +86,6 @@ class Guard:
             await refusal(refused)(scope, exchange.receive, exchange.send)
 
     def _refuses(self) -> ApiError | None:
-        if self._tls_required:
-            return api_error("TLS_REQUIRED")
         if self.active > self._limits.requests_max:
             return ApiError(503, f"E_LIMIT more than {self._limits.requests_max} requests at once; try again", hint={"retry-after": "1"})
         return None

@@ -20,6 +20,7 @@ from .errors import api_error
 from .limits import Budget, HttpLimits
 from .parameters import Parameters, legal
 from .responses import answer, nothing
+from .rights import Rights, rights_of
 from .sharing import SharedStats
 
 TOMBSTONE_S: Final = 45.0  # nsqlookupd's --tombstone-lifetime
@@ -107,11 +108,11 @@ class Lookup:
 
     async def topics(self, request: Request) -> Response:
         await self._parameters(request)
-        return answer({"topics": await self._topics()})
+        return answer({"topics": await self._topics(rights_of(request))})
 
     async def nodes(self, request: Request) -> Response:
         await self._parameters(request)
-        topics = await self._topics()
+        topics = await self._topics(rights_of(request))
         rows = [{**peer, "tombstones": [self._tombstones.hides(topic) for topic in topics], "topics": topics} for peer in self._producers()]
         return answer({"producers": rows})
 
@@ -130,8 +131,9 @@ class Lookup:
     def _producers(self) -> list[dict[str, Any]]:
         return [self._node.peer()] if self._node.tcp_port > 0 else []
 
-    async def _topics(self) -> list[str]:
-        return [row["topic_name"] for row in (await self._stats.fresh())["topics"]]
+    async def _topics(self, rights: Rights) -> list[str]:
+        names = [row["topic_name"] for row in (await self._stats.fresh())["topics"]]
+        return [name for name in names if rights.may_view(name)]
 
     async def _channels_of(self, topic: str) -> list[str] | None:
         if not legal(topic):

@@ -38,11 +38,15 @@ class Parameters:
         except ValueError:
             raise api_error("INVALID_REQUEST") from None
         self._values: dict[str, str] = {}
+        self._names = [name for name, _ in pairs]
         for name, value in pairs:
             self._values.setdefault(name, value)
 
     def get(self, name: str) -> str | None:
         return self._values.get(name)
+
+    def count(self, name: str) -> int:
+        return self._names.count(name)
 
     def topic(self, invalid: str = "INVALID_TOPIC") -> str:
         """`invalid`: the code for a name that is not legal."""

@@ -18,6 +18,7 @@ from .lookup import Node
 from .parameters import Parameters, legal
 from .publish import WriteFailures
 from .responses import answer, plain, text
+from .rights import UNWELL, Rights, rights_of, seen
 from .sharing import SharedStats
 from .stats import as_nsq, as_text, health
 
@@ -54,7 +55,7 @@ class Telling:
     async def ping(self, request: Request) -> Response:
         await self._parameters(request)
         try:
-            said = health(await self._stats.recent(HEALTH_AGE_S), self._failures.by_topic)
+            said = self._health(await self._stats.recent(HEALTH_AGE_S), rights_of(request))
         except ZsqError as error:
             said = f"NOK - the broker does not answer: {error}"
         return plain(said, 200 if said == "OK" else 500)
@@ -82,7 +83,7 @@ class Telling:
     async def stats(self, request: Request) -> Response:
         parameters = await self._parameters(request)
         topic, channel = parameters.get("topic") or "", parameters.get("channel") or ""
-        stats, said = await self._about(topic)
+        stats, said = await self._about(topic, rights_of(request))
         found = as_nsq(
             stats,
             said,
@@ -96,19 +97,28 @@ class Telling:
             return answer(found)
         return text(as_text(found, time.time() - found["start_time"], str(stats["version"])))
 
-    async def _about(self, topic: str) -> tuple[dict[str, Any], str]:
+    def _health(self, stats: dict[str, Any], rights: Rights) -> str:
+        """Of the whole broker; which topics it is about only to who may see them."""
+        said = health(stats, self._failures.by_topic)
+        if said == "OK" or rights.sees_all:
+            return said
+        failures = {topic: why for topic, why in self._failures.by_topic.items() if rights.may_view(topic)}
+        partly = health(seen(stats, rights), failures)
+        return f"NOK - {UNWELL}" if partly == "OK" else partly
+
+    async def _about(self, topic: str, rights: Rights) -> tuple[dict[str, Any], str]:
         """Statistics that have the topic, if it is there; and the health of the whole broker."""
         if not topic:
             stats = await self._stats.fresh()
-            return stats, health(stats, self._failures.by_topic)
+            return seen(stats, rights), self._health(stats, rights)
         overall = await self._stats.recent(HEALTH_AGE_S)
-        said = health(overall, self._failures.by_topic)
+        said = self._health(overall, rights)
         if legal(topic):
             try:
-                return await self._stats.fresh(topic), said
+                return seen(await self._stats.fresh(topic), rights), said
             except NotFound:
                 pass
-        return overall | {"topics": []}, said
+        return seen(overall, rights) | {"topics": []}, said
 
     async def metrics(self, request: Request) -> Response:
         await self._parameters(request)
@@ -119,6 +129,8 @@ class Telling:
             stats = None
         took_s = time.monotonic() - begun
         healthy = stats is not None and health(stats, self._failures.by_topic) == "OK"
+        if stats is not None:
+            stats = seen(stats, rights_of(request))
         accept = request.headers.get("accept", "")
         body, kind = await asyncio.to_thread(metrics.render, stats, healthy, took_s, self._counted, accept)
         return Response(body, 200, {"content-type": kind})

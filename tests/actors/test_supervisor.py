@@ -230,7 +230,7 @@ class Managed:
         here: Any = SimpleNamespace(
             groups={f"t{number}": None for number in range(topics)}, can_start=lambda count: room,
             options=SimpleNamespace(sync="always", retention={}), port=SimpleNamespace(send=self.send),
-            registry=SimpleNamespace(add=lambda *row: row), add_group=lambda name, row: name,
+            registry=SimpleNamespace(add=lambda *row: row), add_group=lambda name, row: name, audit=None,
         )  # fmt: skip
         self.management = Management(here)
 

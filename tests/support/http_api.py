@@ -17,6 +17,7 @@ from zsq.actors.http.gateway import open_listener
 from zsq.actors.http.guard import Guard
 from zsq.actors.http.limits import HttpLimits
 from zsq.actors.http.lookup import Node
+from zsq.actors.http.origins import Origins
 from zsq.actors.http.server import HttpServer
 from zsq.actors.nsq.options import NsqOptions
 from zsq.transport.errors import E_NOT_FOUND, NotFound
@@ -135,7 +136,7 @@ class Site:
         self.broker = FakeBroker()
         self.app: Guard = make_app(self.broker, self.broker, node, nsq=nsq, limits=limits or HttpLimits(), **options)
         self.runner = asyncio.Runner()
-        self._client = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://site")
+        self._client = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://localhost")
 
     def call(self, method: str, target: str, content: Any = b"", **more: Any) -> httpx.Response:
         return self.runner.run(self.acall(method, target, content, **more))
@@ -174,7 +175,7 @@ class Served:
 
     async def _main(self) -> None:
         self.broker = FakeBroker()
-        self.app = make_app(self.broker, self.broker, NODE, limits=self._limits)
+        self.app = make_app(self.broker, self.broker, NODE, limits=self._limits, origins=Origins(["a", "x"]))
         self.server = HttpServer(self.app, self._limits)
         sock = open_listener("127.0.0.1:0")
         self.port = sock.getsockname()[1]

@@ -1,4 +1,4 @@
-"""Permissions over HTTP: which request needs which, and what is answered without it."""
+"""Permissions over HTTP: every path and method by a table, without a token, with one that does not permit it, and with one that does."""
 
 from __future__ import annotations
 
@@ -10,13 +10,172 @@ from typing import Any, cast
 import pytest
 from support.http_api import Site
 
-from zsq.actors.http.authority import needs
+from zsq.actors.access import Access, token_hash
+from zsq.actors.acting import ACTING
+from zsq.actors.http.authority import Authority
+from zsq.actors.http.needs import NEEDS, Need, need_of
 from zsq.actors.nsq.auth import Authenticator, AuthFailed, Who
 from zsq.transport.nsq.permissions import AuthState, parse_state
 
 
+async def level(value: str) -> None:
+    pass
+
+
+def guarded(authority: Authority) -> Site:
+    site = Site(authority=authority, changes={"log_level": level})
+    site.broker.topics = {"clicks": {"c", "d"}, "hidden": {"c"}}
+    return site
+
+
+def said(site: Site, method: str, target: str, token: str | None, content: bytes = b"x") -> tuple[int, str]:
+    headers: dict[str, Any] = {} if token is None else {"authorization": f"Bearer {token}"}
+    answer = site.call(method, target, content, headers=headers)
+    return answer.status_code, answer.json()["message"] if answer.status_code != 200 else ""
+
+
+def untouched(site: Site) -> bool:
+    return not site.broker.published and set(site.broker.calls) <= {"stats"}
+
+
+# The access file
+
+
+def user(name: str, **lists: list[str]) -> str:
+    rows = "".join(f"{key} = {json.dumps(value)}\n" for key, value in lists.items())
+    return f'[users.{name}]\ntokens = ["{token_hash(name)}"]\n{rows}'
+
+
+FILE = "\n".join(
+    [
+        user("publisher", publish=["clicks"]),
+        user("reader", subscribe=["clicks/c"]),
+        user("archiver", subscribe=["clicks"]),
+        user("owner", admin=["clicks"]),
+        user("looker", view=["clicks"]),
+        user("seer", view=["*"]),
+        user("stranger", publish=["hidden"], subscribe=["hidden"], admin=["hidden"], view=["hidden"]),
+        user("root", admin=["*"], publish=["*"], subscribe=["*"]),
+    ]
+)
+ALL = ("publisher", "reader", "archiver", "owner", "looker", "seer", "stranger", "root")
+PERMITTED: dict[Need, set[str]] = {
+    Need.OPEN: set(ALL),
+    Need.KNOWN: set(ALL),
+    Need.VIEW: {*ALL} - {"stranger"},
+    Need.READ: {"archiver", "root"},
+    Need.SUBSCRIBE: {"reader", "archiver", "root"},
+    Need.PUBLISH: {"publisher", "root"},
+    Need.ADMIN_TOPIC: {"owner", "root"},
+    Need.ADMIN_CHANNEL: {"owner", "root"},
+    Need.CONFIG: {"root"},
+    Need.BROKER: {"root"},
+}
+
+
+@pytest.fixture
+def by_file() -> Iterator[Site]:
+    with closing(guarded(Authority(access=Access.parse(FILE)))) as site:
+        yield site
+
+
+def routes(site: Site) -> list[tuple[str, str]]:
+    found = site.app._app.routes  # type: ignore[attr-defined]
+    return [(method, route.path) for route in found for method in sorted(route.methods - {"HEAD"})]
+
+
+def target_of(path: str) -> str:
+    return path.replace("{option}", "log_level").replace("{name:path}", "main.js") + "?topic=clicks&channel=c&node=n"
+
+
+def test_each_path_and_method_by_itself(by_file: Site) -> None:
+    """Refused means: before anything was done, whoever asks."""
+    walked = 0
+    for method, path in routes(by_file):
+        need = need_of(method, path)
+        for token in (None, "nobody", *ALL):
+            by_file.broker.calls.clear()
+            by_file.broker.published.clear()
+            code, why = said(by_file, method, target_of(path), token, b"x" if path in ("/pub", "/mpub") else b"")
+            place = f"{method} {path} as {token}: {code} {why}"
+            if need is Need.OPEN or token in PERMITTED[need]:
+                assert code not in (401, 403), place
+            else:
+                assert (code, why) == {None: (401, "AUTH_FIRST"), "nobody": (403, "AUTH_FAILED")}.get(token, (403, "UNAUTHORIZED")), place
+                assert untouched(by_file), place
+            by_file.broker.topics = {"clicks": {"c", "d"}, "hidden": {"c"}}
+            walked += 1
+    assert walked >= 23 * 10
+    assert {method for method, _ in routes(by_file)} <= {"GET", "POST", "PUT"}
+
+
+def test_every_path_says_what_it_asks(by_file: Site) -> None:
+    for method, path in routes(by_file):
+        assert (method, path) in NEEDS
+    with pytest.raises(AssertionError, match=r"GET /new has no entry in needs\.py"):
+        need_of("GET", "/new")
+
+
+def test_lists_show_what_may_be_seen(by_file: Site) -> None:
+    def names(token: str, target: str) -> str:
+        return by_file.get(target, headers={"authorization": f"Bearer {token}"}).text
+
+    for target in ("/stats", "/stats?format=json", "/metrics", "/topics", "/nodes"):
+        assert "hidden" not in names("looker", target), target
+        assert "clicks" in names("looker", target)
+        assert "hidden" in names("seer", target), target
+    assert said(by_file, "GET", "/lookup?topic=hidden", "looker") == (403, "UNAUTHORIZED")
+    assert said(by_file, "GET", "/channels?topic=hidden", "looker") == (403, "UNAUTHORIZED")
+    assert said(by_file, "GET", "/lookup?topic=clicks", "looker") == (200, "")
+
+
+def test_ping_tells_strangers_that_something_is_wrong_and_not_what(by_file: Site) -> None:
+    by_file.broker.health = {"clicks": "failed: no space"}
+    assert by_file.get("/ping").text == "NOK - a topic is not well; who may view it is told which"
+    shown = {token: by_file.get("/ping", headers={"authorization": f"Bearer {token}"}).text for token in ("stranger", "looker", "nobody")}
+    assert "clicks" not in shown["stranger"] + shown["nobody"]
+    assert shown["looker"] == "NOK - topic clicks: failed: no space"
+
+
+def test_anonymous_is_who_shows_nothing() -> None:
+    access = Access.parse(FILE + '\n[anonymous]\nview = ["clicks"]\n')
+    with closing(guarded(Authority(access=access))) as site:
+        assert said(site, "GET", "/stats?topic=clicks", None) == (200, "")
+        assert said(site, "GET", "/stats?topic=hidden", None) == (403, "UNAUTHORIZED")
+        assert said(site, "POST", "/pub?topic=clicks", None) == (403, "UNAUTHORIZED")
+        assert said(site, "GET", "/stats", "nobody") == (403, "AUTH_FAILED"), "a token that is not known is a mistake, not nobody"
+        answer = site.get("/stats", headers={"authorization": "Basic abc"})
+        assert (answer.status_code, answer.json()["message"]) == (401, "AUTH_FIRST")
+
+
+def test_a_file_that_is_taken_up_counts_at_once(by_file: Site) -> None:
+    authority = Authority(access=Access.parse(FILE))
+    with closing(guarded(authority)) as site:
+        assert said(site, "POST", "/pub?topic=clicks", "publisher") == (200, "")
+        authority.access = Access.parse(user("hidden"))
+        assert said(site, "POST", "/pub?topic=clicks", "publisher") == (403, "AUTH_FAILED")
+
+
+def test_who_acts_is_told_on(by_file: Site) -> None:
+    acted: list[dict[str, str]] = []
+    pause = by_file.broker.pause
+
+    async def noted(topic: str, channel: str | None = None) -> dict[str, Any]:
+        acted.append(dict(ACTING.get()))
+        return await pause(topic, channel)
+
+    by_file.broker.pause = noted  # type: ignore[method-assign]
+    assert said(by_file, "POST", "/topic/pause?topic=clicks", "owner") == (200, "")
+    assert said(by_file, "POST", "/topic/pause?topic=clicks", "root") == (200, "")
+    assert acted == [{"user": name, "from": "127.0.0.1", "via": "http"} for name in ("owner", "root")]
+    assert not ACTING.get()
+
+
+# An auth server
+
+
 class FakeAuthenticator:
-    """Knows two secrets."""
+    """Knows three secrets."""
 
     def __init__(self) -> None:
         self.asked: list[Who] = []
@@ -32,21 +191,9 @@ class FakeAuthenticator:
 
 
 @pytest.fixture
-def guarded() -> Iterator[Site]:
-    authenticator = FakeAuthenticator()
-
-    async def level(value: str) -> None:
-        pass
-
-    with closing(Site(authenticator=cast("Authenticator", authenticator), changes={"log_level": level})) as site:
-        site.broker.topics = {"clicks": {"c", "d"}, "other": {"c"}}
+def by_server() -> Iterator[Site]:
+    with closing(guarded(Authority(cast("Authenticator", FakeAuthenticator())))) as site:
         yield site
-
-
-def said(site: Site, method: str, target: str, secret: str | None, content: bytes = b"x") -> tuple[int, str]:
-    headers: dict[str, Any] = {} if secret is None else {"authorization": f"Bearer {secret}"}
-    answer = site.call(method, target, content, headers=headers)
-    return answer.status_code, answer.json()["message"] if answer.status_code != 200 else ""
 
 
 CHANGES = [
@@ -58,46 +205,44 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("method", "target"), CHANGES)
-def test_what_changes_something_needs_a_permission(guarded: Site, method: str, target: str) -> None:
-    elsewhere = target.replace("clicks", "other")
-    assert said(guarded, method, target, None) == (401, "AUTH_FIRST")
-    assert said(guarded, method, target, "nobody") == (403, "AUTH_FAILED")
-    assert said(guarded, method, elsewhere, "clicks") == (403, "UNAUTHORIZED")
-    assert guarded.broker.calls == []
-    assert guarded.broker.published == []
-    assert said(guarded, method, target, "clicks") == (200, "")
+def test_what_changes_something_needs_a_permission(by_server: Site, method: str, target: str) -> None:
+    elsewhere = target.replace("clicks", "hidden")
+    assert said(by_server, method, target, None) == (401, "AUTH_FIRST")
+    assert said(by_server, method, target, "nobody") == (403, "AUTH_FAILED")
+    assert said(by_server, method, elsewhere, "clicks") == (403, "UNAUTHORIZED")
+    assert untouched(by_server)
+    assert said(by_server, method, target, "clicks") == (200, "")
 
 
-def test_channels_by_their_own_names_and_permission(guarded: Site) -> None:
-    assert said(guarded, "POST", "/channel/delete?topic=clicks&channel=d", "clicks") == (403, "UNAUTHORIZED")
-    assert said(guarded, "POST", "/channel/delete?topic=clicks&channel=c", "publisher") == (403, "UNAUTHORIZED")
-    assert said(guarded, "POST", "/pub?topic=clicks", "publisher") == (200, "")
+def test_channels_by_their_own_names_and_permission(by_server: Site) -> None:
+    assert said(by_server, "POST", "/channel/delete?topic=clicks&channel=d", "clicks") == (403, "UNAUTHORIZED")
+    assert said(by_server, "POST", "/channel/delete?topic=clicks&channel=c", "publisher") == (403, "UNAUTHORIZED")
+    assert said(by_server, "POST", "/topic/delete?topic=hidden&channel=c", "clicks") == (403, "UNAUTHORIZED"), "a channel does not help"
+    assert said(by_server, "POST", "/pub?topic=clicks", "publisher") == (200, "")
 
 
-def test_reading_is_open_and_config_is_not_changed_by_strangers(guarded: Site) -> None:
+def test_reading_is_open_and_config_is_not_changed_by_strangers(by_server: Site) -> None:
     for target in ("/ping", "/info", "/stats", "/metrics", "/lookup?topic=clicks", "/topics", "/channels?topic=clicks", "/nodes"):
-        assert guarded.get(target).status_code == 200
-    assert guarded.get("/config/log_level").status_code == 200
-    assert said(guarded, "PUT", "/config/log_level", None, b"debug") == (401, "AUTH_FIRST")
-    assert said(guarded, "PUT", "/config/log_level", "nobody", b"debug") == (403, "AUTH_FAILED")
-    assert said(guarded, "PUT", "/config/log_level", "clicks", b"debug") == (200, "")
+        assert by_server.get(target).status_code == 200
+    assert by_server.get("/config/log_level").status_code == 200
+    assert said(by_server, "PUT", "/config/log_level", None, b"debug") == (401, "AUTH_FIRST")
+    assert said(by_server, "PUT", "/config/log_level", "nobody", b"debug") == (403, "AUTH_FAILED")
+    assert said(by_server, "PUT", "/config/log_level", "clicks", b"debug") == (200, "")
 
 
-def test_a_name_that_is_not_legal_is_refused_by_its_handler(guarded: Site) -> None:
-    assert said(guarded, "POST", "/pub?topic=$", "clicks") == (400, "INVALID_TOPIC")
-    assert said(guarded, "POST", "/channel/delete?topic=clicks&channel=$", "clicks") == (400, "INVALID_ARG_CHANNEL")
-    assert said(guarded, "POST", "/pub?topic=%zz", "clicks") == (400, "INVALID_REQUEST")
+# Both
 
 
-def test_only_a_bearers_secret_counts(guarded: Site) -> None:
-    for header in ("clicks", "Basic clicks", "Bearer", "Bearer  "):
-        answer = guarded.post("/pub?topic=clicks", b"x", headers={"authorization": header})
-        assert (answer.status_code, answer.json()["message"], answer.headers["www-authenticate"]) == (401, "AUTH_FIRST", "Bearer")
+def test_a_name_that_is_not_legal_is_refused_by_its_handler(by_server: Site, by_file: Site) -> None:
+    for site, token in ((by_server, "clicks"), (by_file, "owner")):
+        assert said(site, "POST", "/pub?topic=$", token) == (400, "INVALID_TOPIC")
+        assert said(site, "POST", "/channel/delete?topic=clicks&channel=$", token) == (400, "INVALID_ARG_CHANNEL")
+        assert said(site, "POST", "/pub?topic=%zz", token) == (400, "INVALID_REQUEST")
 
 
-def test_every_path_is_thought_of() -> None:
-    with closing(Site()) as site:
-        routes = {(method, route.path) for route in site.app._app.routes for method in route.methods - {"HEAD"}}  # type: ignore[attr-defined]
-    assert {place for place in routes if needs(*place) is None} == {
-        ("GET", path) for path in ("/ping", "/info", "/stats", "/metrics", "/lookup", "/topics", "/channels", "/nodes", "/config/{option}")
-    }
+def test_only_a_bearers_token_counts(by_server: Site, by_file: Site) -> None:
+    for site, token in ((by_server, "clicks"), (by_file, "publisher")):
+        for header in (token, f"Basic {token}", "Bearer", "Bearer  "):
+            answer = site.post("/pub?topic=clicks", b"x", headers={"authorization": header})
+            assert (answer.status_code, answer.json()["message"], answer.headers["www-authenticate"]) == (401, "AUTH_FIRST", "Bearer")
+        assert site.post("/pub?topic=clicks", b"x", headers={"authorization": f"bEARER {token}"}).status_code == 200
