@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
-from ..transport.credentials import Z85_KEY_CHARS, is_z85_key
+from ..transport.z85 import KEY_CHARS, is_key
 
 ANONYMOUS: Final = "anonymous"  # the name of who shows nothing, in audit logs
 ACCESS_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -118,6 +118,10 @@ class User:
     def is_broker_admin(self) -> bool:
         """What belongs to no topic: configuration, processes, the audit log."""
         return any(one.text == "*" for one in self.admin)
+
+    @property
+    def may_something(self) -> bool:
+        return bool(self.publish or self.subscribe or self.admin or self.view)
 
     @property
     def sees_all(self) -> bool:
@@ -230,8 +234,8 @@ def _user(name: str, said: dict[str, Any], place: str) -> User:
     _only(said, (*_KEYS, *_LISTS), place)
     curve = _list(said, "curve", place)
     for number, key in enumerate(curve):
-        if not is_z85_key(key):
-            text = f"is no public key: it has {Z85_KEY_CHARS} characters, and stands in the .pub file that `zsq keys client` writes"
+        if not is_key(key):
+            text = f"is no public key: it has {KEY_CHARS} characters, and stands in the .pub file that `zsq keys client` writes"
             raise _BadPlace(f"{place}.curve: entry {number + 1} {text}")
     tokens = _list(said, "tokens", place)
     for number, token in enumerate(tokens):

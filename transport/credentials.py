@@ -17,15 +17,12 @@ from typing import Any, Final
 import zmq
 
 from .errors import E_BAD_KEY, UsageError
+from .z85 import KEY_CHARS, is_key
 
-__all__ = ["KEY_FILE_VARIABLE", "Z85_KEY_CHARS", "Credentials", "KeyFile", "is_z85_key", "load", "read_key_file", "resolve"]
+__all__ = ["KEY_FILE_VARIABLE", "Credentials", "KeyFile", "load", "read_key_file", "resolve"]
 
 KEY_FILE_VARIABLE: Final = "ZSQ_KEY_FILE"
 KEY_FILE_BYTES_MAX: Final = 64 * 1024
-Z85_KEY_CHARS: Final = 40
-_Z85: Final = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
-_Z85_VALUES: Final = {character: value for value, character in enumerate(_Z85)}
-assert len(_Z85) == 85
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,19 +37,6 @@ class Credentials:
 
 
 KeyFile = str | os.PathLike[str] | Credentials | None
-
-
-def is_z85_key(text: str) -> bool:
-    """Whether this writes 32 bytes."""
-    if len(text) != Z85_KEY_CHARS or any(character not in _Z85_VALUES for character in text):
-        return False
-    for start in range(0, Z85_KEY_CHARS, 5):
-        value = 0
-        for character in text[start : start + 5]:
-            value = value * 85 + _Z85_VALUES[character]
-        if value >= 1 << 32:
-            return False
-    return True
 
 
 def resolve(key_file: KeyFile) -> Credentials | None:
@@ -84,8 +68,8 @@ def read_key_file(path: str, names: tuple[str, ...]) -> dict[str, str]:
         raise UsageError(E_BAD_KEY, f"{path} is no key file: `zsq keys` writes such files") from None
     for name in names:
         value = said.get(name)
-        if not isinstance(value, str) or not is_z85_key(value):
-            what = "has no" if value is None else f"has something else than a key of {Z85_KEY_CHARS} characters as"
+        if not isinstance(value, str) or not is_key(value):
+            what = "has no" if value is None else f"has something else than a key of {KEY_CHARS} characters as"
             kind = (
                 "a server's key file: clients have files of their own"
                 if "server" in names and "secret" in said

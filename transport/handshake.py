@@ -9,10 +9,12 @@ ZeroMQ itself would try again without a word, for ever. Its monitor tells three 
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from .address import Address
 from .errors import E_BAD_KEY, E_FORBIDDEN, Refused, UsageError, ZsqError
+
+if TYPE_CHECKING:
+    from .address import Address
 
 HUNG_UP: Final = 0x0800  # ZeroMQ: HANDSHAKE_FAILED_NO_DETAIL
 OTHER_MECHANISM: Final = 0x2000  # HANDSHAKE_FAILED_PROTOCOL, of which only this one says something

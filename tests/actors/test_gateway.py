@@ -10,7 +10,10 @@ import pytest
 import zmq
 
 from zsq.actors import gateway, options
+from zsq.actors.doors import Doors
 from zsq.actors.gateway import Gateway, Route
+from zsq.actors.security_options import SecurityOptions
+from zsq.actors.stage_owners import StageOwners
 from zsq.transport import protocol as p
 from zsq.transport.codec import decode, encode
 from zsq.transport.errors import E_LIMIT
@@ -66,7 +69,7 @@ class Gate:
             "front": self.front, "pushes": self.pushes, "asking": self.asking, "routes": {}, "links": {}, "actors": {}, "_seen": {},
             "_opens": {}, "_request": 0, "pushes_dropped": 0, "open_dealer": lambda endpoint, name=b"": self.topic, "_routing_id": bytes,
         }  # fmt: skip
-        vars(self.gateway).update(parts)
+        vars(self.gateway).update(parts | {"doors": Doors(SecurityOptions()), "owners": StageOwners(), "zap": None})
 
     def hear(self, client: bytes, word: p.Wire, *blocks: bytes) -> None:
         self.front.frames.append([client, b"", encode(word), *blocks])

@@ -1,0 +1,123 @@
+"""The ZeroMQ gateway's doors: who comes in, who that is on every message, and new rules while it runs.
+
+Three ways to stand:
+
+* without an access file everybody is `EVERYBODY`, as on a machine of one's own;
+* with one and a key pair (CURVE) only those whose public key stands in it get a connection, and libzmq says on every message by which key
+  it came: that decides, not what the client calls itself. A routing id may be chosen by the client, and be used by another one later;
+* with an access file alone all are its `[anonymous]`.
+
+A connection cannot be cut from here, but a key that is taken out of the file opens nothing any more from that moment on.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+import zmq
+
+from ..transport.credentials import read_key_file
+from ..transport.errors import E_BAD_ARGUMENT, Refused
+from . import zap
+from .access import Access, AccessError, Pattern, Reading, User
+from .security_options import SecurityOptions
+
+if TYPE_CHECKING:
+    from .port import Port
+
+log = logging.getLogger("zsq")
+
+_ALL: Final = (Pattern("*"),)
+EVERYBODY: Final = User("", publish=_ALL, subscribe=(Reading(_ALL[0]),), admin=_ALL, view=_ALL)
+NOBODY: Final = User("")
+ZAP_DRAIN_MAX: Final = 256
+HANDSHAKE_MS: Final = 5_000  # a connection that is not through with it by then is closed
+
+
+class Doors:
+    """Opens nothing; raises `AccessError`, or `UsageError` E_BAD_KEY for what is no key file of a server."""
+
+    def __init__(self, security: SecurityOptions) -> None:
+        self.access = Access.load(security.access_file) if security.access_file else None
+        self._secret = read_key_file(security.curve_key_file, ("public", "secret"))["secret"] if security.curve_key_file else ""
+        self.refused = 0
+        check(security, self.access)
+
+    @property
+    def encrypts(self) -> bool:
+        return bool(self._secret)
+
+    @property
+    def closed(self) -> bool:
+        """Whether there is anything that not everybody may do."""
+        return self.access is not None
+
+    def guard(self, port: Port) -> None:
+        """Before it is bound."""
+        port.socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+        if self._secret:
+            port.socket.setsockopt(zmq.CURVE_SERVER, 1)
+            port.socket.setsockopt(zmq.CURVE_SECRETKEY, self._secret.encode())
+            port.socket.setsockopt(zmq.ZAP_DOMAIN, zap.DOMAIN)
+            port.socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # no answer is no permission
+
+    def answer(self, port: Port) -> None:
+        """Questions of libzmq's that came in: at most so many, so that the links get their turn."""
+        for _ in range(ZAP_DRAIN_MAX):
+            try:
+                frames = port.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            reply, why = zap.answer(frames[2:], lambda key: self.access is not None and self.access.by_curve(key) is not None)
+            if why:
+                self.refused += 1
+                log.warning("no connection for %s", why)
+            port.send_frames([*frames[:2], *reply])
+
+    def key(self, frame: Any) -> str:
+        """By what a message's sender is known; "" for nobody in particular. Compared with that of its link."""
+        if not self._secret:
+            return ""
+        found = frame.get("User-Id")
+        return found if isinstance(found, str) else str(found, "ascii", "replace")
+
+    def address(self, frame: Any) -> str:
+        """Where a message came from, without the port."""
+        try:
+            return str(frame.get("Peer-Address"))
+        except zmq.ZMQError:
+            return ""
+
+    def chose_its_name(self, frame: Any) -> bool:
+        """Whether the client chose its routing id. None of ours does; who does may wait for the id of another one, and get its answers."""
+        try:
+            return self.closed and bool(frame.get("Identity"))
+        except UnicodeDecodeError:
+            return True
+
+    def user(self, key: str) -> User:
+        """As the rules are now."""
+        if self.access is None:
+            return EVERYBODY
+        found = self.access.by_curve(key) if self._secret else self.access.anonymous
+        return found or NOBODY
+
+    def reload(self, access_file: str) -> None:
+        """The rules anew; `Refused` where the file cannot be used, and the old ones hold. With or without one is decided at the start."""
+        if self.access is None or not access_file:
+            return
+        try:
+            self.access = Access.load(access_file)
+        except AccessError as error:
+            raise Refused(E_BAD_ARGUMENT, str(error)) from None
+
+
+def check(security: SecurityOptions, access: Access | None) -> None:
+    """`AccessError` for what would let nobody in, or everybody where somebody believes otherwise. Of a gateway that listens."""
+    if security.curve_key_file and access is None:
+        text = "a key pair alone keeps nobody out: any client may make one; say with --access FILE who may come in"
+        raise AccessError(f"--curve-key: {text}")
+    if access is not None and not security.curve_key_file and access.anonymous is None:
+        text = "nobody could come in by ZeroMQ's TCP port: give --curve-key FILE (`zsq keys server` makes one), or --no-listen,"
+        raise AccessError(f"--access: {text} or say in the file what [anonymous] may do")
