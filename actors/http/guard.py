@@ -1,4 +1,4 @@
-"""Around the whole application: who is turned away at the door, how many requests at once, how long each, and that the refused can read why.
+"""Around the whole application: who is turned away at the door, how many requests at once, how long each, and that the refused read why.
 
 A client that sends a large body and is refused before it is read would find its connection reset, and the answer lost with it. So what
 still comes is thrown away for a while (bounded by size and by time) behind the answer, and then the connection is closed.

@@ -57,9 +57,8 @@ class Origins:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         place = headers.get(b"host", b"").decode("latin-1")
         if not any_name and place and not self.knows(host_of(place)):
-            return ApiError(
-                421, f"E_HOST this broker is not called {_shown(host_of(place) or place)}; if it is, --http-allowed-host says so"
-            )
+            shown = repr((host_of(place) or place)[:_SHOWN_CHARS])
+            return ApiError(421, f"E_HOST this broker is not called {shown}; if it is, --http-allowed-host says so")
         if scope["method"] in SAFE and not scope["path"].startswith("/api/"):
             return None
         site = headers.get(b"sec-fetch-site")
