@@ -14,6 +14,7 @@ from .config_options import Configured, config_option
 from .nsq_options import given_gateways, with_nsq
 from .options import SYNC_MODES
 from .retention import given_retention, with_keep
+from .security_options import given_security, with_security
 
 if TYPE_CHECKING:
     from ...actors.options import ServeOptions
@@ -50,6 +51,7 @@ DEFAULT_LISTEN: Final = "127.0.0.1:4153"
 )
 @with_keep(default=False)
 @with_alarms
+@with_security
 @with_nsq
 @click.option(
     "--log-level",
@@ -57,6 +59,13 @@ DEFAULT_LISTEN: Final = "127.0.0.1:4153"
     default="info",
     show_default=True,
     help="What is told on stderr.",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Lines for people, or a JSON object a line: time, level, actor, pid, message.",
 )
 @click.pass_context
 def serve(context: click.Context, /, **given: Any) -> int:
@@ -90,10 +99,12 @@ def serve_options(given: Mapping[str, Any], environment: MutableMapping[str, str
         gateway_push=push,
         node_id=given["node_id"],
         log_level=given["log_level"],
+        log_format=given["log_format"],
         sync=given["sync"],
         stage_timeout_s=given["stage_timeout"] or 0.0,
         retention=given_retention(keep),
         alarms=given_alarms(given, environment),
+        security=given_security(given),
         **given_gateways(given),
         **more,
     )
