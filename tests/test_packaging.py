@@ -82,6 +82,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_what_the_folders_hold(wheel: Path) -> None:
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     on_disk = {path.relative_to(ROOT).as_posix() for layer in LAYERS for path in (ROOT / layer).rglob("*.py")}
+    on_disk |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "apps" / "console").rglob("*") if path.is_file()}
     own = {f"zsq/{name}" for name in (*on_disk, "__init__.py", "__main__.py", "py.typed")}
     assert names == {*own, "pyspark_zsq/__init__.py"}
 
