@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
+from ...transport.draining import remaining
 from ...transport.errors import E_TIMEOUT, ZsqError
 from .manage import topic as topic_group
 from .options import Stopping, stop_signals, with_broker
@@ -104,35 +105,6 @@ def _removed(admin: Admin, topic: str) -> bool:
         _say(f"{error.text}: open to consumers again")
         return False
     return True
-
-
-def remaining(found: dict[str, Any]) -> list[str]:
-    """What a topic (a row of the statistics) still has to be drained of, in words; [] for nothing."""
-    left = []
-    for row in found["channels"]:
-        counts = [
-            f"{row[name]:,} {what}"
-            for name, what in (
-                ("depth", "waiting"),
-                ("in_flight_count", "in flight"),
-                ("deferred_count", "deferred"),
-                ("dying_count", "dying"),
-            )
-            if row.get(name)
-        ]
-        if row["health"] in ("starting", "failed"):
-            left.append(f"channel {row['channel_name']} (it is {row['health']}, so what it holds is not known)")
-        elif counts:
-            nobody = "" if row.get("client_count") else ", no consumer"
-            paused = ", paused" if row.get("paused") else ""
-            left.append(f"channel {row['channel_name']} ({', '.join(counts)}{nobody}{paused})")
-    if not found["channels"] and found["depth"]:
-        left.append(f"{found['depth']:,} messages that no channel has taken (make one and read them, or zsq topic empty)")
-    elif found["depth"]:
-        left.append(f"{found['depth']:,} messages behind its pause (zsq topic unpause)")
-    if found["delayed_count"]:
-        left.append(f"{found['delayed_count']:,} delayed messages until they are due (or zsq delayed cancel)")
-    return left
 
 
 def _say(text: str) -> None:

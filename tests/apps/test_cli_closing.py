@@ -13,7 +13,7 @@ import pytest
 from support.broker import Broker
 
 import zsq
-from zsq.apps.cli.closing import remaining
+from zsq.transport.draining import remaining
 
 CHANNEL: dict[str, Any] = {
     "channel_name": "c", "depth": 0, "in_flight_count": 0, "deferred_count": 0, "client_count": 1, "paused": False, "health": "OK",

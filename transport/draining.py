@@ -1,0 +1,35 @@
+"""What a topic still has to be drained of before it can go, in words. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def remaining(found: Mapping[str, Any]) -> list[str]:
+    """What a topic (a row of the statistics) still has to be drained of, in words; [] for nothing."""
+    left = []
+    for row in found["channels"]:
+        counts = [
+            f"{row[name]:,} {what}"
+            for name, what in (
+                ("depth", "waiting"),
+                ("in_flight_count", "in flight"),
+                ("deferred_count", "deferred"),
+                ("dying_count", "dying"),
+            )
+            if row.get(name)
+        ]
+        if row["health"] in ("starting", "failed"):
+            left.append(f"channel {row['channel_name']} (it is {row['health']}, so what it holds is not known)")
+        elif counts:
+            nobody = "" if row.get("client_count") else ", no consumer"
+            paused = ", paused" if row.get("paused") else ""
+            left.append(f"channel {row['channel_name']} ({', '.join(counts)}{nobody}{paused})")
+    if not found["channels"] and found["depth"]:
+        left.append(f"{found['depth']:,} messages that no channel has taken (make one and read them, or zsq topic empty)")
+    elif found["depth"]:
+        left.append(f"{found['depth']:,} messages behind its pause (zsq topic unpause)")
+    if found["delayed_count"]:
+        left.append(f"{found['delayed_count']:,} delayed messages until they are due (or zsq delayed cancel)")
+    return left
