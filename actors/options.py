@@ -179,6 +179,7 @@ class ServeOptions:
     node_id: int = 0
     chunk_bytes: int = 256 * MIB
     log_level: str = "info"
+    log_format: str = "text"
     sync: str = "always"
     stage_timeout_s: float = 0.0
     retention: Mapping[str, Any] = field(default_factory=dict)

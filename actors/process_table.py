@@ -24,6 +24,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Final
 
 from ..transport.memory import keep_memory
+from . import logs
 from .child import ChildSpec
 from .process import die_with_parent, set_title
 
@@ -55,10 +56,11 @@ class Child:
 class ProcessTable:
     """Children by key. `events_fd` is readable when `ended()` may have something to say."""
 
-    def __init__(self, supervisor_endpoint: str, log_level: str) -> None:
+    def __init__(self, supervisor_endpoint: str, log_level: str, log_format: str = "text") -> None:
         self.children: dict[int, Child] = {}
         self._endpoint = supervisor_endpoint
         self.log_level = log_level
+        self._log_format = log_format
         self._epoll = select.epoll()
         self._by_fd: dict[int, Child] = {}
         self._forkserver_pidfd = -1
@@ -86,7 +88,7 @@ class ProcessTable:
         main = sys.modules["__main__"]
         sys.modules["__main__"] = self._blank_main
         try:
-            arguments = (spec, self._endpoint, theirs, self.forkserver_pid, self.log_level)
+            arguments = (spec, self._endpoint, theirs, self.forkserver_pid, self.log_level, self._log_format)
             process = self._context.Process(target=child_main, args=arguments, daemon=True)
             process.start()
             # Else each start would poll all that live. The pidfds tell who ended.
@@ -156,14 +158,14 @@ class ProcessTable:
                 os.kill(child.pid, signal.SIGKILL)
 
 
-def child_main(spec: ChildSpec, endpoint: str, lifeline: Connection, forkserver_pid: int, log_level: str) -> None:
+def child_main(spec: ChildSpec, endpoint: str, lifeline: Connection, forkserver_pid: int, log_level: str, log_format: str) -> None:
     """The first thing that runs in a child: names itself, ties its life to its parents', sends its pidfd, becomes the actor."""
     die_with_parent(forkserver_pid)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # stopping is the supervisor's word; `kill -9` is understood by all
     signal.set_wakeup_fd(-1)
     set_title(spec.title)
     keep_memory()
-    logging.basicConfig(level=log_level.upper(), format=f"%(asctime)s %(levelname)s [{spec.title}] %(message)s", force=True)
+    logs.set_up(log_level, log_format, spec.title)
     pidfd = os.pidfd_open(os.getpid())
     multiprocessing.reduction.send_handle(lifeline, pidfd, os.getppid())
     os.close(pidfd)

@@ -128,7 +128,7 @@ class RetentionDesk:
     # What goes
 
     def hold(self, then: Callable[[], object]) -> None:
-        """Remove nothing from now on; `then` is called when nothing is being removed any more. A hold that is still waited for is given up."""
+        """Remove nothing from now on; `then` is called when nothing is being removed any more. An older one is forgotten."""
         self._held = True
         if self._removing:
             self._holder = then

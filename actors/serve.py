@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable
+from functools import partial
 
 from ..storage.errors import ForeignDirectory, Locked, StorageError
 from ..storage.files import Files
-from . import rundir
+from . import logs, rundir
 from .import_remains import clear_imports_at_start
 from .options import ServeOptions
 from .process import raise_file_limit, set_title
@@ -22,7 +22,8 @@ def serve(serve_options: ServeOptions, read_again: Callable[[], Fresh] | None = 
 
     `read_again`: called on SIGHUP; what it raises (`ZsqError`, `OSError`) leaves everything as it was.
     """
-    logging.basicConfig(level=serve_options.log_level.upper(), format="%(asctime)s %(levelname)s [supervisor] %(message)s")
+    logs.set_up(serve_options.log_level, serve_options.log_format, logs.SUPERVISOR)
+    said = partial(logs.say, form=serve_options.log_format, level=logging.ERROR)
     files = Files()
     data_dir = serve_options.data_dir.absolute()
     try:
@@ -35,13 +36,13 @@ def serve(serve_options: ServeOptions, read_again: Callable[[], Fresh] | None = 
         registry.memory.clear()
         run_dir = rundir.make(data_dir)
     except Locked as error:
-        print(f"zsq: {data_dir} is in use by another `zsq serve` (pid {error.pid}); stop that one first", file=sys.stderr)
+        said(f"zsq: {data_dir} is in use by another `zsq serve` (pid {error.pid}); stop that one first")
         return 1
     except (ForeignDirectory, StorageError) as error:
-        print(f"zsq: {error}", file=sys.stderr)
+        said(f"zsq: {error}")
         return 1
     except OSError as error:
-        print(f"zsq: cannot use data directory {data_dir}: {error.strerror or error}", file=sys.stderr)
+        said(f"zsq: cannot use data directory {data_dir}: {error.strerror or error}")
         return 1
     raise_file_limit()
     set_title(f"supervisor {data_dir}")

@@ -11,7 +11,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +20,7 @@ import zmq
 from ..transport import protocol as p
 from ..transport.errors import E_LIMIT, ZsqError
 from ..transport.memory import release_memory
-from . import audit, options
+from . import audit, logs, options
 from .alarm_desk import AlarmDesk
 from .audit import AuditLog
 from .child import ChildSpec
@@ -33,6 +32,7 @@ from .process import has_terminal
 from .process_table import Child, ProcessTable
 from .registry import Registry
 from .reloading import Fresh, Reloading
+from .service_manager import ServiceManager
 from .singles import Singles
 from .topic_group import TopicGroup
 from .trimming import Trimming
@@ -73,12 +73,13 @@ class Supervisor:
         self.context.set(zmq.MAX_SOCKETS, options.SOCKETS_MAX)
         self.port = Port(self.context, zmq.ROUTER)
         self.scan_endpoint = self.endpoint(self.new_key())
-        self.table = ProcessTable(self._own_endpoint(), serve_options.log_level)
+        self.table = ProcessTable(self._own_endpoint(), serve_options.log_level, serve_options.log_format)
         self.singles = Singles(self)
         self.audit = AuditLog(serve_options.data_dir.absolute() / audit.FILE)
         self.management = Management(self)
         self.alarms = AlarmDesk(self)
         self.reloading = Reloading(self, read_again)
+        self.service = ServiceManager(os.environ)
 
     def new_key(self) -> int:
         self._key += 1
@@ -201,6 +202,7 @@ class Supervisor:
         self.management.tick(time.monotonic_ns())
         self.alarms.tick(time.monotonic_ns())
         self.reloading.tick()
+        self.service.tick(time.monotonic_ns())
         self._kill_late()
         self._now_and_then(time.monotonic_ns())
         self._starts_until_ns, self._more_to_start = time.monotonic_ns() + options.STARTS_TURN_MS * 1_000_000, False
@@ -227,7 +229,10 @@ class Supervisor:
         if self._has_terminal and not has_terminal():
             self.stop(0)
         else:
+            self.service.reloading(time.monotonic_ns())
             self.reloading.begin()
+            if self._ready:
+                self.service.ready("settings taken anew")
 
     def _on_mail(self, mail: Any) -> None:
         if not isinstance(mail, Mail):
@@ -276,7 +281,7 @@ class Supervisor:
         ended, forkserver_dead = self.table.changes()
         if forkserver_dead and not self._generation_over:
             # Its children take its death as theirs: this generation is over, and a service manager starts the next.
-            print("zsq: the forkserver ended unexpectedly; this broker ends, start it again", file=sys.stderr)
+            self._say("zsq: the forkserver ended unexpectedly; this broker ends, start it again", logging.ERROR)
             self.exit_code = 1
             self.stopping = self._generation_over = True
         if self._generation_over:
@@ -299,10 +304,11 @@ class Supervisor:
     def stop(self, exit_code: int, why: str = "") -> None:
         """In reverse order: gateways, scan, then each topic's channels, topic, storage. Everyone who waits is answered."""
         if why:
-            print(f"zsq: {why}", file=sys.stderr)
+            self._say(f"zsq: {why}", logging.ERROR)
         if self.stopping:
             return
         log.info("stopping")
+        self.service.stopping()
         self.stopping = True
         self.exit_code = exit_code
         self.management.stop()
@@ -355,4 +361,8 @@ class Supervisor:
         places = [f"{data['endpoint']} (push port {data['push_port']})" for data in gateways] + [f"ipc://{self.run_dir}"]
         for kind in ("nsq_gateway", "http_gateway"):
             places += [place for child in self.singles.of_kind(kind) for place in child.data["places"]]
-        print(f"zsq {__version__} ready: {', '.join(places)} (pid {os.getpid()})", file=sys.stderr, flush=True)
+        self._say(f"zsq {__version__} ready: {', '.join(places)} (pid {os.getpid()})")
+        self.service.ready(", ".join(places))
+
+    def _say(self, text: str, level: int = logging.INFO) -> None:
+        logs.say(text, self.options.log_format, level)
