@@ -30,9 +30,10 @@ def seen(data: Mapping[str, Any], sight: Sight) -> dict[str, Any]:
         return found
     if "processes" in found:
         found["processes"] = [{name: row[name] for name in _OF_PROCESSES if name in row} for row in found["processes"]]
-    found.pop("alarm_receivers", None)
+    if "alarm_receivers" in found:
+        found["alarm_receivers"] = []
     if isinstance(alarms := found.get("alarms"), Mapping):  # of an overview
-        found["alarms"] = {which: _of_topics(rows, sight) for which, rows in alarms.items() if which != "receivers"}
+        found["alarms"] = {which: [] if which == "receivers" else _of_topics(rows, sight) for which, rows in alarms.items()}
     if sight.sees_all:
         return found
     topics = data["topics"]

@@ -29,6 +29,7 @@ SECTIONS: Final = {
     "Run a broker": {
         "serve": Place("serve:serve", "Run the broker in front, until SIGTERM or Ctrl-C."),
         "config": Place("config:config", "The options in force for serve, and where each came from."),
+        "keys": Place("keys:keys", "Make key pairs and tokens for a broker that asks who comes."),
     },
     "Publish and consume": {
         "pub": Place("publish:pub", "Publish each line of a file or of standard input."),
@@ -66,7 +67,8 @@ SECTIONS: Final = {
 )  # fmt: skip
 @click.version_option(__version__, message="zsq %(version)s")
 @click.option("--url", envvar="ZSQ_URL", metavar="URL", help="Where the broker is: tcp://host:port or ipc://DATA_DIR/run.")
-def app(url: str | None) -> None:
+@click.option("--key-file", metavar="FILE", help="Keys for a broker that wants some, from zsq keys client; else ZSQ_KEY_FILE.")
+def app(url: str | None, key_file: str | None) -> None:
     """ZSQ, a durable message queue: what is acknowledged is on disk.
 
     Start a broker with `zsq serve --data-dir DIR`, then `zsq pub` and `zsq sub`.

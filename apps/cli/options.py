@@ -18,13 +18,15 @@ BLOCK_COUNT_MAX: Final = 10_000
 MESSAGE_BYTES_MAX: Final = 1024 * 1024
 
 TIMEOUT_S: Final = 10.0
+KEY_FILE: Final = "ZSQ_KEY_FILE"
 SYNC_MODES: Final = ("always", "interval", "never")
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def with_broker(command: Command) -> Command:
-    """Add `--url` and `--timeout` (seconds); the command receives `url` resolved: its own, that of `zsq --url`, ZSQ_URL, the default."""
+    """Add `--url`, `--key-file` and `--timeout` (seconds); the command receives `url` resolved: its own, that of `zsq --url`, ZSQ_URL, the
+    default. What `--key-file` says goes to the clients by the way that is open for all of them: ZSQ_KEY_FILE."""
     command = click.option(
         "--timeout",
         type=click.FloatRange(min=0.05, max=3600),
@@ -32,6 +34,13 @@ def with_broker(command: Command) -> Command:
         show_default=True,
         metavar="SECONDS",
         help="How long to wait for the broker before giving up with exit code 3.",
+    )(command)
+    command = click.option(
+        "--key-file",
+        callback=_remember_key_file,
+        expose_value=False,
+        metavar="FILE",
+        help=f"Keys for a broker that wants some, from zsq keys client; else {KEY_FILE}.",
     )(command)
     return click.option(
         "--url",
@@ -46,6 +55,23 @@ def _resolve(context: click.Context, _: click.Parameter, value: str | None) -> s
     if not found.startswith(("tcp://", "ipc://")):
         raise click.BadParameter(f"{found!r} is neither tcp://host:port nor ipc://DATA_DIR/run")
     return str(found)
+
+
+def _remember_key_file(context: click.Context, _: click.Parameter, value: str | None) -> None:
+    """For as long as the command runs."""
+    found = value or context.find_root().params.get("key_file")
+    if not found:
+        return
+    before = os.environ.get(KEY_FILE)
+
+    def forget() -> None:
+        if before is None:
+            del os.environ[KEY_FILE]
+        else:
+            os.environ[KEY_FILE] = before
+
+    os.environ[KEY_FILE] = str(found)
+    context.call_on_close(forget)
 
 
 class Stopping(threading.Event):
