@@ -50,7 +50,7 @@ export function channelPage({ model, params, signal }) {
   const letters = h("p.note", { hidden: true });
   const links = Object.entries(TABS).map(([key, [title]]) => ({ key, element: h("a", { href: link("topics", topic, "channels", name, key) }, title) }));
   const place = h("div.stack.tab-place");
-  const content = h("div.stack", {}, trouble, letters, h("section.panel", { "aria-label": "Figures" }, figures.element, minor.element), h("div.toolbar", {}, h("div.end", {}, history.switch)), history.element,
+  const content = h("div.stack", {}, trouble, letters, h("section.panel", { "aria-label": "Figures" }, figures.element, minor.element), history.element,
     h("nav.tabs", { "aria-label": "About this channel" }, links.map((one) => one.element)), place);
   const missing = h("div.panel", { hidden: true }, empty(`There is no channel ${name} of ${topic}`, "It was deleted, or its topic was; or your token does not permit you to see it. It is made by its first consumer:", `zsq sub ${topic} ${name}`, h("a.linked", { href: link("topics", topic) }, topic)));
   let tab = null;
@@ -91,7 +91,8 @@ export function channelPage({ model, params, signal }) {
     figures.set("depth", count(channel.depth), { under: `${rate(channel.in).text}/s in, ${rate(channel.out).text}/s out`, state: /depth/.test(channel.health) ? alarmed : "" });
     figures.set("in_flight", count(channel.in_flight), { under: channel.dying ? `${count(channel.dying).text} on their way to the dead letters` : "" });
     figures.set("deferred", count(channel.deferred));
-    figures.set("drain", drain(channel.drain_s), { state: channel.drain_s === null && channel.depth ? "warn" : "" });
+    const stuck = channel.drain_s === null && channel.depth > 0;
+    figures.set("drain", drain(channel.drain_s), { state: stuck ? "warn" : "", under: stuck ? "not while it goes on like this" : "" });
     figures.set("consumers", count(channel.consumers), { under: channel.consumers || !channel.depth ? "" : "nobody takes what waits", state: channel.consumers || !channel.depth ? "" : "warn" });
     figures.set("oldest", age(channel, model.now()), { state: /oldest|age/.test(channel.health) ? alarmed : "" });
     for (const { key } of MINOR) minor.set(key, count(channel[key]), { state: channel[key] ? (BAD[key] ?? "") : "" });

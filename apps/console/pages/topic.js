@@ -30,7 +30,7 @@ const FIGURES = [
 ];
 const CHARTS = [
   { title: "Messages a second", format: rate, series: [{ key: "in", name: "published", kind: "in", area: true }, { key: "out", name: "finished", kind: "out" }] },
-  { title: "Bytes a second", format: bytes, least: 1024, series: [{ key: "in_bytes", name: "published", kind: "in", area: true }] },
+  { title: "Bytes a second", format: bytes, least: 1024, binary: true, series: [{ key: "in_bytes", name: "published", kind: "in", area: true }] },
   { title: "Backlog", format: count, least: 10, series: [{ key: "backlog", name: "unfinished", kind: "wait", area: true }] },
 ];
 
@@ -51,7 +51,7 @@ export function topicPage({ model, params, query, signal }) {
   const place = h("div.stack.tab-place");
   const trouble = h("p.note.alarm", { hidden: true, role: "status" });
   const jobs = new Jobs(name, model);
-  const content = h("div.stack", {}, trouble, jobs.element, h("section.panel", { "aria-label": "Figures" }, figures.element), h("div.toolbar", {}, h("div.end", {}, history.switch)), history.element,
+  const content = h("div.stack", {}, trouble, jobs.element, h("section.panel", { "aria-label": "Figures" }, figures.element), history.element,
     h("nav.tabs", { "aria-label": "About this topic" }, links.map((one) => one.element)), place);
   const missing = h("div.panel", { hidden: true }, empty(`There is no topic ${name}`, "It was deleted, or has another name; or your token does not permit you to see it. It is made by its first message:", `echo 'hello' | zsq pub ${name}`, h("a.linked", { href: "#/" }, "All topics")));
   let tab = null;

@@ -145,8 +145,8 @@ function columns(model, trails) {
         figureCell(cell, topic.oldest_ms === 0 ? { text: "–", exact: "everything is finished" } : duration(age >= 1 ? Math.round(age) : age), topic.oldest_ms);
       },
     },
-    plain("channel_count", "Channels", count, "84px", 3),
-    plain("consumers", "Consumers", count, "92px", 3),
+    plain("channel_count", "Channels", count, "92px", 3),
+    plain("consumers", "Consumers", count, "104px", 3),
     plain("log_bytes", "On disk", bytes, "92px", 3, "the log, with what is finished and kept"),
   ];
 }

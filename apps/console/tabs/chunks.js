@@ -8,10 +8,10 @@ import { Table } from "../view/table.js";
 
 const MS = 2000;
 
-export function chunksTab({ topic, signal }) {
+export function chunksTab({ topic, model, signal }) {
   const map = h("div.chunk-map", { role: "group", "aria-label": "Chunks, oldest first" });
   const cells = new Map();
-  const key = h("div.map-key", {}, [["active", "written to now"], ["unfinished", "some channel has not finished it"], ["kept", "finished, kept to be read again"], ["round.writes", "writes"], ["round.reads", "reads"]].map(([kind, text]) => h("span", {}, h(`i.${kind}`, { "aria-hidden": "true" }), text)));
+  const key = h("div.map-key", {}, [["active", "written to now"], ["unfinished", "some channel has not finished it"], ["kept", "finished, kept to be read again"], ["round.writes", "writes"], ["round.reads", "reads"], ["none", "▲ where a channel goes on"]].map(([kind, text]) => h("span", {}, h(`i.${kind}`, { "aria-hidden": "true" }), text)));
   const sum = h("span.quiet");
   const failed = h("p.note.warn", { hidden: true });
   const table = new Table({ label: `Chunks of ${topic}`, columns: columns(), id: (chunk) => String(chunk.first_offset), sort: ["first", -1], empty: empty("No chunk yet", "The first message makes one.") });
@@ -30,7 +30,7 @@ export function chunksTab({ topic, signal }) {
       if (!cell) {
         cell = makeCell(chunk.first_offset, table);
         cells.set(chunk.first_offset, cell);
-        map.append(cell.element);
+        map.append(cell.place);
       }
       cell.fill.style.setProperty("height", `${Math.max(3, (chunk.bytes / full) * 100)}%`);
       for (const kind of ["active", "waiting-for", "kept"]) setClass(cell.element, kind, chunk.kind === kind);
@@ -38,12 +38,15 @@ export function chunksTab({ topic, signal }) {
       setClass(cell.writes, "on", chunk.written_bytes_s > 0);
       setClass(cell.reads, "on", chunk.file_reads_s > 0 || chunk.ring_reads_s > 0);
       const told = `Offsets ${count(chunk.first_offset).exact} to ${count(chunk.first_offset + chunk.messages).exact}, ${bytes(chunk.bytes).text}, ${WORDS[chunk.kind]}${chunk.bad ? ", damaged" : ""}`;
+      const here = [...(model.topic(topic)?.channels?.values() ?? [])].filter((one) => at(one, chunk, chunk === last)).map((one) => one.name);
+      setText(cell.cursors, here.length ? `▲ ${here.join(", ")}` : "");
+      setAttr(cell.cursors, "title", here.length ? `Here are: ${here.join(", ")}` : null);
       setAttr(cell.element, "title", told);
       setAttr(cell.element, "aria-label", told);
     }
     for (const [offset, cell] of cells) {
       if (there.has(offset)) continue;
-      cell.element.remove();
+      cell.place.remove();
       cells.delete(offset);
     }
     table.update(chunks);
@@ -63,6 +66,11 @@ export function chunksTab({ topic, signal }) {
   return { element, close: () => table.close() };
 }
 
+/** Does a channel go on in this chunk? */
+function at(channel, chunk, last) {
+  return channel.next_offset >= chunk.first_offset && (last || channel.next_offset < chunk.first_offset + chunk.messages);
+}
+
 const WORDS = { active: "written to now", "waiting-for": "some channel has not finished it", kept: "finished, kept to be read again" };
 
 function makeCell(offset, table) {
@@ -70,12 +78,13 @@ function makeCell(offset, table) {
   const writes = h("i.writes");
   const reads = h("i.reads");
   const element = h("button.chunk", { type: "button" }, fill, writes, reads);
+  const cursors = h("div.cursors");
   element.addEventListener("click", () => {
     const row = table.rows.get(String(offset));
     for (const other of table.rows.values()) setClass(other.tr, "chosen", other === row);
     row?.tr.scrollIntoView({ block: "center", behavior: "smooth" });
   });
-  return { element, fill, writes, reads };
+  return { place: h("div.chunk-place", {}, element, cursors), element, cursors, fill, writes, reads };
 }
 
 function columns() {
@@ -90,7 +99,7 @@ function columns() {
     { key: "to", title: "To", num: true, width: "150px", rank: 2, value: (chunk) => chunk.last_time_ms, show: (cell, chunk) => figureCell(cell, moment(chunk.last_time_ms || NaN), 1) },
     figure("written_bytes_s", "Written/s", bytes, "100px", 2),
     { key: "reads", title: "Reads/s", hint: "from memory and from the file", num: true, width: "88px", rank: 2, value: reads, show: (cell, chunk) => figureCell(cell, rate(reads(chunk)), reads(chunk)) },
-    { key: "hits", title: "From memory", hint: "share of all reads so far that the broker's memory answered", num: true, width: "104px", rank: 3, value: hits, show: (cell, chunk) => figureCell(cell, percent(hits(chunk)), hits(chunk)) },
+    { key: "hits", title: "From memory", hint: "share of all reads so far that the broker's memory answered", num: true, width: "118px", rank: 3, value: hits, show: (cell, chunk) => figureCell(cell, percent(hits(chunk)), hits(chunk)) },
   ];
 }
 

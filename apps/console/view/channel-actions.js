@@ -27,11 +27,13 @@ function position(options, chosen, changed) {
   const offset = offsetInput("Offset");
   const time = timeInput("Time");
   const more = { offset, time };
-  const element = choices("Where", options.map(([value, text, help]) => [value, text, more[value] ?? help]), chosen, () => arrange());
+  const element = choices("Where", options.map(([value, text, help]) => [value, text, more[value] ?? help]), chosen, () => {
+    arrange();
+    changed?.();
+  });
   const arrange = () => {
     show(offset, element.value === "offset");
     show(time, element.value === "time");
-    changed?.();
   };
   offset.addEventListener("input", () => changed?.());
   time.addEventListener("input", () => changed?.());
@@ -98,11 +100,13 @@ export async function seekChannel(topic, channel) {
   const ask = () => {
     try {
       void loss.ask({ action: "channel.seek", ...query, to: to.asked().text });
-    } catch {
-      loss.element.textContent = "Say where to.";
+    } catch (error) {
+      if (!(error instanceof Wrong)) throw error;
+      loss.say("Say where to, and here stands what that does.");
     }
   };
-  const to = position([["earliest", "earliest", "everything that is still in the log comes again"], ["latest", "latest", "what waits is skipped"], ["offset", "to an offset"], ["time", "to a time"]], "earliest", ask);
+  const to = position([["earliest", "earliest", "everything that is still in the log comes again"], ["latest", "latest", "what waits is skipped"], ["offset", "to an offset"], ["time", "to a time"]], "earliest", () => ask());
+  ask();
   let answer = null;
   const done = await dialog({
     title: `Seek ${channel}`, submit: "Seek", danger: true, fields: [h("p.quiet", {}, "Moves the channel: what lies after is delivered (again), what lies before is not."), to, loss.element],

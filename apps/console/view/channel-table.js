@@ -7,6 +7,8 @@ import { link } from "../base/router.js";
 import { figureCell, pills } from "./parts.js";
 import { Spark } from "./spark.js";
 
+const MANY = 1000; // a few messages that wait come and go: only a backlog is worth a colour
+
 /** How long the oldest unfinished message has been here, as a part; the clock is the broker's. */
 export function age(thing, now) {
   if (thing.oldest_ms === 0) return { text: "–", exact: "everything is finished" };
@@ -56,9 +58,9 @@ export function channelColumns(model, { topics = false, trails = null } = {}) {
     plain("in_flight", "In flight", "84px", 2, "with consumers, not yet answered"),
     plain("deferred", "Deferred", "84px", 3, "requeued with a delay that is not over"),
     { key: "oldest", title: "Oldest", hint: "how long the oldest unfinished message has been here", num: true, width: "92px", rank: 2, value: (channel) => (channel.oldest_ms ? -channel.oldest_ms : null), show: (cell, channel) => figureCell(cell, age(channel, model.now()), channel.oldest_ms) },
-    { key: "drain", title: "To drain", hint: "until it is empty, as the rates are", num: true, width: "92px", rank: 3, value: (channel) => channel.drain_s ?? Infinity, show: (cell, channel) => figureCell(cell, drain(channel.drain_s), channel.drain_s, channel.drain_s === null && channel.depth > 0 ? "warn" : "") },
-    plain("requeued", "Requeued", "84px", 3),
+    { key: "drain", title: "To drain", hint: "until it is empty, as the rates are", num: true, width: "92px", rank: 3, value: (channel) => channel.drain_s ?? Infinity, show: (cell, channel) => figureCell(cell, drain(channel.drain_s), channel.drain_s, channel.drain_s === null && channel.depth >= MANY ? "warn" : "") },
+    plain("requeued", "Requeued", "98px", 3),
     plain("dead", "Dead", "64px", 3, "moved to the dead-letter topic"),
-    plain("consumers", "Consumers", "92px", undefined, undefined, (channel) => (channel.consumers === 0 && channel.depth > 0 ? "warn" : "")),
+    plain("consumers", "Consumers", "104px", undefined, undefined, (channel) => (channel.consumers === 0 && channel.depth > 0 ? "warn" : "")),
   ];
 }

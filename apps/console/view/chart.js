@@ -8,9 +8,10 @@ const HEIGHT = 132;
 const FOOT = 18; // for the times below
 const HEAD = 8;
 
-/** The top of an axis that holds `value`: 1, 2, 2.5 or 5 times a power of ten. Pure. */
-export function niceTop(value) {
+/** The top of an axis that holds `value`: 1, 2, 2.5 or 5 times a power of ten; of bytes a power of two. Pure. */
+export function niceTop(value, binary = false) {
   if (!(value > 0)) return 1;
+  if (binary) return 2 ** Math.ceil(Math.log2(value * 0.9999));
   const power = 10 ** Math.floor(Math.log10(value));
   for (const step of [1, 2, 2.5, 5, 10]) if (value <= step * power * 1.0001) return step * power;
   return 10 * power;
@@ -26,28 +27,31 @@ export function times(startMs, endMs, most) {
 }
 
 export class Chart {
-  /** series: [{key, name, kind, area}] ; format: value -> {text, exact}; least: the axis shows at least up to this. */
-  constructor({ title, series, format, least = 1 }) {
+  /** series: [{key, name, kind, area}]; format: value -> {text, exact}; least: the axis shows at least up to this; binary: it is of bytes. */
+  constructor({ title, series, format, least = 1, binary = false }) {
     this.series = series.map((one) => ({ ...one, line: svg(`path.chart-line.${one.kind}`), fill: one.area ? svg(`path.chart-area.${one.kind}`) : null }));
     this.format = format;
     this.title = title;
     this.least = least;
+    this.binary = binary;
     this.width = 0;
     this.top = 0;
     this.data = { values: [], step: 1, end: 0 };
     this.at = null; // the value that is pointed at
     this.grid = svg("g.chart-grid");
+    this.words = svg("g.chart-grid"); // above the lines, so that they stay readable
     this.cross = svg("line.chart-cross", { y1: HEAD, y2: HEIGHT - FOOT, visibility: "hidden" });
     this.svg = svg("svg.chart-svg", { height: HEIGHT, role: "img" }, this.grid,
-      this.series.map((one) => one.fill), this.series.map((one) => one.line), this.cross);
+      this.series.map((one) => one.fill), this.series.map((one) => one.line), this.words, this.cross);
     this.when = h("span.chart-when.faint");
     this.legend = this.series.map((one) => {
       const value = h("b", {}, "–");
       return { value, element: h("span.chart-key", {}, h(`i.${one.kind}`, { "aria-hidden": "true" }), one.name, " ", value) };
     });
     this.plot = h("div.chart-plot", { tabindex: "0", role: "group", "aria-label": `${title}: arrow keys read values` }, this.svg);
+    this.corner = h("span.chart-corner", {}, this.when);
     this.element = h("figure.chart.panel", {},
-      h("figcaption", {}, h("h2", {}, title), this.when, h("span.chart-keys", {}, this.legend.map((one) => one.element))), this.plot);
+      h("figcaption", {}, h("h2", {}, title), this.corner, h("span.chart-keys", {}, this.legend.map((one) => one.element))), this.plot);
     this.plot.addEventListener("pointermove", (event) => this.#point(event.clientX));
     this.plot.addEventListener("pointerleave", () => this.#read(null));
     this.plot.addEventListener("blur", () => this.#read(null));
@@ -80,7 +84,7 @@ export class Chart {
     const count = this.#count();
     let most = this.least;
     for (const one of values) for (const value of one) if (value > most) most = value;
-    const top = niceTop(most);
+    const top = niceTop(most, this.binary);
     if (top > this.top || most < this.top * 0.35) this.top = top;
     const height = HEIGHT - FOOT - HEAD;
     this.series.forEach((one, at) => {
@@ -99,23 +103,25 @@ export class Chart {
 
   #axes(start, end) {
     const height = HEIGHT - FOOT - HEAD;
-    const marks = [];
+    const lines = [];
+    const words = [];
     for (const share of [0, 0.5, 1]) {
       const y = Math.round(HEAD + height * (1 - share)) + 0.5;
-      marks.push(svg("line", { x1: 0, x2: this.width, y1: y, y2: y }));
-      if (share) marks.push(svg("text", { x: 2, y: y - 3 + (share === 1 ? 13 : 0) }, this.format(this.top * share).text));
+      lines.push(svg("line", { x1: 0, x2: this.width, y1: y, y2: y }));
+      if (share) words.push(svg("text", { x: 2, y: y - 3 + (share === 1 ? 13 : 0) }, this.format(this.top * share).text));
     }
     if (end > start) {
       for (const at of times(start, end, Math.max(2, Math.floor(this.width / 90)))) {
         const x = ((at - start) / (end - start)) * this.width;
         if (x < 24 || x > this.width - 24) continue;
-        marks.push(svg("text.time", { x: x.toFixed(1), y: HEIGHT - 4 }, moment(at, at).text.slice(0, 5)));
+        words.push(svg("text.time", { x: x.toFixed(1), y: HEIGHT - 4 }, moment(at, at).text.slice(0, 5)));
       }
     }
-    const drawn = marks.map((mark) => mark.outerHTML).join("");
+    const drawn = [...lines, ...words].map((mark) => mark.outerHTML).join("");
     if (drawn === this.axes) return;
     this.axes = drawn;
-    put(this.grid, marks);
+    put(this.grid, lines);
+    put(this.words, words);
   }
 
   #point(clientX) {

@@ -79,7 +79,7 @@ export function choices(label, options, chosen, changed = () => {}) {
   return element;
 }
 
-/** What an action would lose, as the broker says it; `loss.element` fills itself, `loss.ask(query)` asks (anew). */
+/** What an action would lose, as the broker says it; `loss.element` fills itself, `ask(query)` asks (anew), `say(text)` does not. */
 export function losses(query, known = () => {}) {
   const element = h("div.note", { role: "status" }, "Asking the broker what this does …");
   let round = 0;
@@ -101,8 +101,13 @@ export function losses(query, known = () => {}) {
       known(null, failure);
     }
   };
+  const say = (text) => {
+    round += 1; // what was asked before is not wanted any more
+    setAttr(element, "class", "note");
+    put(element, text);
+  };
   if (query) void ask(query);
-  return { element, ask };
+  return { element, ask, say };
 }
 
 /** Ask before something that loses. `name`: what must be typed first (for what cannot be undone), "" for a plain question. */

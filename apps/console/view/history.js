@@ -9,6 +9,7 @@ import { segment } from "./parts.js";
 const ROW = "this";
 const KEY = "zsq.span";
 const SPANS = [["5m", "5 min"], ["2h", "2 h"]];
+const POINTS = { "5m": 150, "2h": 240 }; // means over 2 s and 30 s: a calm line
 
 function kept() {
   try {
@@ -25,6 +26,7 @@ export class History {
     this.charts = charts.map((one) => new Chart(one));
     this.names = [...new Set(charts.flatMap((one) => one.series.map((series) => series.key)))];
     this.switch = segment("Time shown", SPANS, this.span, (span) => this.#show(span));
+    this.charts[0].corner.append(this.switch);
     this.element = h("div.grid", {}, this.charts.map((chart) => chart.element));
     this.load();
   }
@@ -50,7 +52,7 @@ export class History {
     const span = this.span;
     const mine = (async () => {
       try {
-        const found = await get("/api/history", { ...this.query, span, series: this.names.join(",") }, this.signal);
+        const found = await get("/api/history", { ...this.query, span, points: POINTS[span], series: this.names.join(",") }, this.signal);
         if (span !== this.span) return;
         this.trails.load({ [ROW]: found.series }, found.step_s, found.end_ms);
         this.draw();

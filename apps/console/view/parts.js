@@ -36,8 +36,8 @@ export class Figures {
       const value = h("span", {}, "–");
       const unit = h("small");
       const under = minor ? null : h("div.under");
-      const line = spark ? new Spark(spark, 140, 24) : null;
-      const element = h("div.figure", { "data-figure": key, title: hint }, h("dt", {}, name), h("dd", {}, value, unit), line?.element, under);
+      const line = spark ? new Spark(spark, 96, 30) : null;
+      const element = h("div.figure", { "data-figure": key, title: hint }, h("dt", {}, name), h("dd", {}, value, unit), under, line?.element);
       this.parts.set(key, { element, value, unit, under, line });
       add(this.element, element);
     }

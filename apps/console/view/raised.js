@@ -7,11 +7,12 @@ import { link } from "../base/router.js";
 
 const MOST = 5;
 
-/** "depth 121,034 (alarm above 100,000)" as parts of a line. */
+/** "121k messages waiting (alarm above 100k)" as parts of a line. */
 export function alarmWords({ figure, value, threshold }) {
-  const format = figure === "depth" ? (one) => count(one) : duration;
-  const what = figure === "depth" ? "messages waiting" : "is the age of the oldest unfinished";
-  return [h("b", { title: format(value).exact }, format(value).text), ` ${what} `, h("span.faint", { title: format(threshold).exact }, `(alarm above ${format(threshold).text})`)];
+  const depth = figure === "depth";
+  const part = (one) => (depth ? count(one) : duration(one));
+  const size = h("b", { title: part(value).exact }, part(value).text);
+  return [depth ? [size, " messages waiting "] : ["oldest unfinished is ", size, " old "], h("span.faint", { title: part(threshold).exact }, `(alarm above ${part(threshold).text})`)];
 }
 
 export function alarmPlace({ topic, channel }) {

@@ -53,6 +53,7 @@ export class Spark {
     const line = values.length < 2 ? "" : path(values, this.width, this.height, this.top || 1);
     if (line === this.drawn) return;
     this.drawn = line;
+    this.element.classList.toggle("flat", top === 0); // nothing happened: not worth a look
     this.line.setAttribute("d", line);
     this.fill.setAttribute("d", area(line, this.height));
   }
