@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from pathlib import Path
 
 import click
 
 from .options import stop_signals
+from .progress import Advance, bar
 
 
 @click.command("dump")
@@ -40,13 +42,19 @@ def _show(file: Path, kind: str, as_json: bool, bodies: bool, lines: int | None)
     from ..dump.record import as_json as to_json
 
     bad = False
-    with stop_signals() as stopping:
+    with stop_signals() as stopping, _bar(lines) as advance:
         for found in islice(records(str(file), kind, bodies=bodies), lines):
             bad = bad or found["kind"] == DAMAGED
             click.echo(to_json(found) if as_json else as_line(found))
+            advance(1)
             if stopping.is_set():
                 break
     return 1 if bad else 0
+
+
+def _bar(lines: int | None) -> AbstractContextManager[Advance]:
+    """Where the lines do not go to the terminal themselves."""
+    return nullcontext(lambda done: None) if sys.stdout.isatty() else bar("dumping", lines, unit="lines")
 
 
 def _apart(file: Path, kind: str, as_json: bool, bodies: bool, lines: int | None) -> int:

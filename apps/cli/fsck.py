@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
+
+from .output import tell
+from .progress import bar
 
 if TYPE_CHECKING:
     from ...storage.fsck import TopicReport
     from ...storage.fsck_chunk import Finding
+
+PASSES: Final = 2  # each log file is read so often: its blocks, then its footer's checksum over all of it
 
 
 @click.command()
@@ -26,15 +30,16 @@ def fsck(data_dir: Path, topic: str | None, repair: bool, as_json: bool) -> int:
     known and kept, or done by the next start anyway.
     """
     from ...actors.data_dir import check_data_dir, locked_data_dir
-    from ...storage.files import Files
+    from .counted import CountedFiles, bytes_below
 
-    files = Files()
-    with locked_data_dir(files, data_dir, write=repair):
-        findings, reports = check_data_dir(files, data_dir, topic, time.time_ns(), repair=repair)
+    with bar("checking", PASSES * bytes_below(data_dir / "topics", "*.chunk")) as advance:
+        files = CountedFiles(read=advance)
+        with locked_data_dir(files, data_dir, write=repair):
+            findings, reports = check_data_dir(files, data_dir, topic, time.time_ns(), repair=repair)
     damaged = len([one for one in findings if one.level == "damage" and not one.repaired]) + sum(len(report.damaged) for report in reports)
     if as_json:
         told = {"data_dir": str(data_dir), "clean": not damaged, "findings": [_as_object(finding) for finding in findings]}
-        click.echo(json.dumps(told | {"topics": [_topic_object(report) for report in reports]}, indent=2))
+        tell(told | {"topics": [_topic_object(report) for report in reports]})
     else:
         for line in lines(findings, reports, data_dir):
             click.echo(line)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from .options import MESSAGE_BYTES_MAX, SYNC_MODES
+from .output import json_option, tell
+from .progress import bar
 
 if TYPE_CHECKING:
     from ..nsqd.exporting import ExportReport
@@ -34,21 +36,35 @@ _REMEDY = "To import anew, from better files, delete all topics that came with i
 @click.option("--sync", type=click.Choice(SYNC_MODES), default="always", show_default=True, help="Sync mode of the topics.")
 @click.option("--node-id", type=click.IntRange(0, 1023), default=0, show_default=True, help="Of a new data directory; as of `zsq serve`.")
 @click.option("--skip-too-big", is_flag=True, help="Leave out bodies over 8 MiB, which no block can hold, instead of refusing all.")
-def import_nsqd(nsqd_dir: Path, data_dir: Path, sync: str, node_id: int, skip_too_big: bool) -> int:
+@json_option
+def import_nsqd(nsqd_dir: Path, data_dir: Path, sync: str, node_id: int, skip_too_big: bool, as_json: bool) -> int:
     """Take over the data of a stopped nsqd: topics, channels, pauses, and each channel's own backlog with its attempts.
 
     NSQD_DIR (nsqd's --data-path) is only read. All of it is taken over or, whatever happens, nothing; a second run
     finds that it was done, and does nothing. What cannot be read is named, with file and position; all else is taken over,
     and the exit code is 1.
     """
-    from ...storage.files import Files
     from ..nsqd.importing import import_nsqd as take_over
+    from .counted import CountedFiles, bytes_below
 
-    with _storage_errors():
-        source = str(nsqd_dir.absolute())
-        report = take_over(Files(), source, data_dir.absolute(), sync=sync, node_id=node_id, skip_too_big=skip_too_big)
-    _tell_import(report, nsqd_dir)
+    with _storage_errors(), bar("taking over", bytes_below(nsqd_dir, "*.dat")) as advance:
+        source, files = str(nsqd_dir.absolute()), CountedFiles(written=advance)
+        report = take_over(files, source, data_dir.absolute(), sync=sync, node_id=node_id, skip_too_big=skip_too_big)
+    if as_json:
+        tell(_import_object(report))
+    else:
+        _tell_import(report, nsqd_dir)
     return 1 if report.found.lost_count > report.found.left_out else 0
+
+
+def _import_object(report: ImportReport) -> dict[str, Any]:
+    topics = {
+        topic.name: {"messages": topic.messages, "channels": topic.channels, "waiting": topic.waiting, "paused": topic.paused}
+        for topic in report.topics
+    }
+    lost = {"lost": [str(loss) for loss in report.found.lost], "lost_count": report.found.lost_count, "lost_bytes": report.found.lost_bytes}
+    before = {"done_before": report.again, "topics_of_before": report.still, "lost_before": report.lost_before}
+    return before | {"topics": topics, "notes": list(report.found.notes), "left_out": report.found.left_out} | lost
 
 
 def _tell_import(report: ImportReport, nsqd_dir: Path) -> None:
@@ -86,21 +102,23 @@ def _tell_import(report: ImportReport, nsqd_dir: Path) -> None:
 )
 @click.option("--skip-too-big", is_flag=True, help="Leave out bodies over that, instead of refusing all.")
 @click.option("--skip-lost", is_flag=True, help="Leave out unfinished messages that cannot be read, instead of refusing all.")
-def export_nsqd(
-    out_dir: Path, topics: tuple[str, ...], data_dir: Path, delayed: str, max_msg_size: int, skip_too_big: bool, skip_lost: bool
-) -> None:
+@json_option
+def export_nsqd(out_dir: Path, topics: tuple[str, ...], data_dir: Path, as_json: bool, **given: Any) -> None:
     """Write a data directory that nsqd 1.3 starts from: what no channel has finished, of all topics or those named.
 
     OUT_DIR must be new or empty. Keys, tags and headers are left out, NSQ has none; how many is said.
     """
-    from ...storage.files import Files
     from ..nsqd.exporting import ExportOptions
     from ..nsqd.exporting import export_nsqd as give_back
+    from .counted import CountedFiles
 
-    options = ExportOptions(delayed, max_msg_size, skip_too_big, skip_lost)
-    with _storage_errors():
-        report = give_back(Files(), out_dir.absolute(), data_dir.absolute(), topics, options)
-    _tell_export(report)
+    options = ExportOptions(given["delayed"], given["max_msg_size"], given["skip_too_big"], given["skip_lost"])
+    with _storage_errors(), bar("writing", None) as advance:
+        report = give_back(CountedFiles(written=advance), out_dir.absolute(), data_dir.absolute(), topics, options)
+    if as_json:
+        tell({"queues": report.queues, "notes": report.notes})
+    else:
+        _tell_export(report)
 
 
 def _tell_export(report: ExportReport) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 Advance = Callable[[int], None]
-REFRESH_S: Final = 0.1  # work may advance a million times a second: rich is told of it so often only
+REFRESHES_S: Final = 5  # work may advance a million times a second: rich is told of it, and draws, so often only
 
 
 def shown() -> bool:
@@ -36,14 +36,17 @@ def bar(title: str, total: int | None, *, unit: str = "bytes") -> Iterator[Advan
     time = rich.TimeElapsedColumn() if total is None else rich.TimeRemainingColumn()
     columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), *size, time)
     waiting, told_at = 0, monotonic()
-    with rich.Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    # stdout is left alone: what is written there is the answer, and rich would take it to the bar's terminal.
+    with rich.Progress(
+        *columns, console=Console(stderr=True), transient=True, redirect_stdout=False, refresh_per_second=REFRESHES_S
+    ) as progress:
         task = progress.add_task(title, total=total)
 
         def advance(done: int) -> None:
             nonlocal waiting, told_at
             waiting += done
             now = monotonic()
-            if now - told_at >= REFRESH_S:
+            if now - told_at >= 1 / REFRESHES_S:
                 amount, waiting, told_at = waiting, 0, now
                 progress.advance(task, amount)
 

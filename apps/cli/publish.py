@@ -21,6 +21,7 @@ import click
 
 from ...transport.errors import E_TOO_BIG, UsageError
 from .options import BLOCK_COUNT_MAX, MESSAGE_BYTES_MAX, stop_signals, with_broker
+from .progress import bar
 from .quantities import Seconds
 
 if TYPE_CHECKING:
@@ -112,18 +113,13 @@ def _settle(receipts: deque[Receipt], timeout: float) -> int:
 
 @contextlib.contextmanager
 def _bar(source: IO[bytes]) -> Iterator[Callable[[int], None]]:
-    """A progress bar on a terminal's stderr, nothing elsewhere (nor where lines are typed in by hand)."""
-    if not sys.stderr.isatty() or source.isatty():
+    """None where lines are typed in by hand."""
+    if source.isatty():
         yield lambda size: None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeElapsedColumn, TransferSpeedColumn
-
     total = None
     with contextlib.suppress(OSError, ValueError):
         found = os.fstat(source.fileno())
         total = found.st_size if stat.S_ISREG(found.st_mode) else None
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("pub", total=total)
-        yield lambda size: progress.advance(task, size)
+    with bar("publishing", total) as advance:
+        yield advance
