@@ -9,6 +9,7 @@ from functools import partial
 from ..storage.errors import ForeignDirectory, Locked, StorageError
 from ..storage.files import Files
 from . import logs, rundir
+from .exposure import in_clear
 from .import_remains import clear_imports_at_start
 from .options import ServeOptions
 from .process import raise_file_limit, set_title
@@ -44,6 +45,8 @@ def serve(serve_options: ServeOptions, read_again: Callable[[], Fresh] | None = 
     except OSError as error:
         said(f"zsq: cannot use data directory {data_dir}: {error.strerror or error}")
         return 1
+    for text in in_clear(serve_options):
+        logging.getLogger("zsq").warning("others can read along: %s", text)
     raise_file_limit()
     set_title(f"supervisor {data_dir}")
     try:

@@ -18,6 +18,7 @@ from ..access import Access, AccessError
 from ..acting import ActingAdmin
 from ..actor import StartFailed
 from ..async_actor import FINISH_S, AsyncActor
+from ..nsq.access_auth import load_access
 from ..nsq.auth import Authenticator
 from ..nsq.options import HttpOptions, NsqOptions
 from ..nsq.publishing import Gatherer
@@ -99,14 +100,6 @@ def make_node(nsq: NsqOptions | None, host: str, port: int) -> Node:
         topology_region=told.topology_region,
         topology_zone=told.topology_zone,
     )
-
-
-def load_access(path: str) -> Access | None:
-    """`StartFailed` says what is wrong with the file; None where there is none."""
-    try:
-        return Access.load(path) if path else None
-    except AccessError as error:
-        raise StartFailed(str(error)) from None
 
 
 def make_origins(node: Node, told: tuple[str, ...]) -> Origins:

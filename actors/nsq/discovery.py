@@ -11,9 +11,9 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from ...transport.aio import Admin
 from ...transport.errors import ZsqError
 from ...transport.names import is_ephemeral
+from ..acting import ActingAdmin
 from .registering import Registrar
 
 log = logging.getLogger("zsq")
@@ -24,7 +24,7 @@ ASK_S: Final = 10.0
 
 class Discovery:
     def __init__(self, url: str, registrar: Registrar) -> None:
-        self._admin = Admin(url, timeout=ASK_S)
+        self._admin = ActingAdmin(url, timeout=ASK_S, via="nsqlookupd")
         self._registrar = registrar
         self._known: set[str] = set()
         self._waiting: dict[str, list[Callable[[], None]]] = {}

@@ -11,23 +11,29 @@ import contextlib
 import errno
 import os
 import socket
+import ssl
 import stat
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from ...transport.errors import E_BAD_ARGUMENT, UsageError
 from ...transport.nsq.identify import Identity
 from ...transport.nsq.layers import DeflateLayer, Layer, SnappyLayer, TlsLayer, snappy_is_here
 from ...transport.nsq.limits import NsqLimits
 from ...transport.nsq.lookup import Node
 from ...transport.nsq.tls import server_context
+from ..access import Access, AccessError
 from ..actor import StartFailed
 from ..async_actor import AsyncActor
+from ..security_options import SecurityOptions
+from .access_auth import AccessAuthenticator, load_access
 from .auth import Authenticator
 from .connection import Connection
 from .discovery import Discovery
-from .options import NsqOptions
+from .options import NsqOptions, TlsOptions
 from .permits import Permits
 from .publishing import Gatherer
 from .registering import Registrar
@@ -37,7 +43,9 @@ SUBSCRIPTIONS_MAX: Final = 4_000  # each takes a socket of ZeroMQ's and two of i
 DRAIN_S: Final = 2.0  # for what was published to be answered as the gateway ends
 
 
-def limits_of(options: NsqOptions, *, snappy: bool) -> NsqLimits:
+def limits_of(options: NsqOptions, *, snappy: bool, access: AccessAuthenticator | None = None) -> NsqLimits:
+    """Who may come without AUTH is not told that it is required: clients without a secret give up then."""
+    offered = access is not None and access.takes_anonymous
     return NsqLimits(
         max_rdy_count=options.max_rdy_count,
         msg_timeout_ms=options.msg_timeout_ms,
@@ -51,30 +59,31 @@ def limits_of(options: NsqOptions, *, snappy: bool) -> NsqLimits:
         max_deflate_level=options.max_deflate_level,
         snappy=snappy,
         tls_v1=bool(options.tls.cert),
-        tls_required=bool(options.tls.required),
-        auth_required=bool(options.auth_http_addresses),
+        tls_required=bool(options.tls.required or options.tls.client_auth),
+        auth_required=bool(options.auth_http_addresses) or (access is not None and not offered),
+        auth_offered=offered,
         topology_region=options.topology_region,
         topology_zone=options.topology_zone,
     )
 
 
 class NsqGateway(AsyncActor):
-    """Settings: options (NsqOptions), supervisor (endpoint)."""
+    """Settings: options (NsqOptions), supervisor (endpoint), security (SecurityOptions)."""
 
     async def on_begin(self) -> dict[str, Any]:
         options: NsqOptions = self.settings["options"]
         self.options = options
-        self.limits = limits_of(options, snappy=options.snappy and snappy_is_here())
+        access = load_access((self.settings.get("security") or SecurityOptions()).access_file)
+        self._access = AccessAuthenticator(access) if access is not None else None
+        self._snappy = options.snappy and snappy_is_here()
+        self.limits = limits_of(options, snappy=self._snappy, access=self._access)
         self.url = os.path.dirname(self.settings["supervisor"])
         self.connections: dict[Connection, None] = {}
         self.paused: dict[Connection, None] = {}  # those that do not read for now
         self.accepted = self.turned_away = 0
         self.publishing = Gatherer(self.url, self._on_answered)
-        tls = options.tls
-        self._tls = server_context(
-            cert=tls.cert, key=tls.key, root_ca=tls.root_ca, client_auth=tls.client_auth, min_version=tls.min_version
-        )
-        self.permits = Permits(Authenticator(options.auth_http_addresses, options.auth_http_method))
+        self._tls = context_of(options.tls)
+        self.permits = Permits(self._access or Authenticator(options.auth_http_addresses, options.auth_http_method))
         self.discovery: Discovery | None = None
         self._servers: list[asyncio.Server] = []
         self._paths: list[Path] = []
@@ -166,6 +175,29 @@ class NsqGateway(AsyncActor):
         else:
             self.discovery.prepare(topic, lambda: self.publishing.publish(topic, bodies, defer_ms, answer))
 
+    # New settings
+
+    def on_reload(self, told: dict[str, Any]) -> None:
+        """For new connections; but who may not consume any more does not go on doing so. All of it is taken, or nothing."""
+        try:
+            access = Access.load(told["access_file"]) if self._access is not None else None
+        except AccessError as error:
+            raise UsageError(E_BAD_ARGUMENT, str(error)) from None
+        tls = TlsOptions(**told.get("tls", {}))
+        self._tls = context_of(tls)
+        self.options = replace(self.options, tls=tls)
+        if self._access is not None and access is not None:
+            self._access.access = access
+        self.limits = limits_of(self.options, snappy=self._snappy, access=self._access)
+        if self._access is not None:
+            self._close_forbidden()
+
+    def _close_forbidden(self) -> None:
+        for one in list(self.connections):
+            place = one.subscription
+            if place is not None and not self.permits.still_permitted(one, "subscribe", place.topic, place.channel):
+                one.fail(f"it may not subscribe to {place.topic}/{place.channel} any more")
+
     # The end
 
     async def on_finish(self) -> None:
@@ -196,6 +228,10 @@ class NsqGateway(AsyncActor):
 
     def details(self) -> dict[str, Any]:
         return {"clients": [connection.statistics() for connection in list(self.connections)]}
+
+
+def context_of(tls: TlsOptions) -> ssl.SSLContext | None:
+    return server_context(cert=tls.cert, key=tls.key, root_ca=tls.root_ca, client_auth=tls.client_auth, min_version=tls.min_version)
 
 
 def _remove_stale(path: Path) -> None:

@@ -1,15 +1,15 @@
-"""Who may do what at this gateway: the auth server's word, asked for as it is needed. Without an auth server everybody may do all."""
+"""Who may do what at this gateway: an auth server's word, asked for as it is needed, or the access file's. Without both all may do all."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...transport.nsq.backend import Authorized
 from ...transport.nsq.errors import E_AUTH_FAILED
-from .auth import Authenticator, AuthFailed, Who
+from .auth import AuthFailed, Who
 
 if TYPE_CHECKING:
     from .connection import Connection
@@ -17,8 +17,26 @@ if TYPE_CHECKING:
 log = logging.getLogger("zsq")
 
 
+class Granted(Authorized, Protocol):
+    def permits(self, permission: str, topic: str, channel: str = "") -> bool: ...
+
+
+class Authority(Protocol):
+    """`Authenticator`, or `AccessAuthenticator`."""
+
+    def known(self, who: Who) -> Granted | None: ...
+
+    async def state(self, who: Who, *, fresh: bool = False) -> Granted: ...
+
+    async def permitted(self, who: Who, permission: str, topic: str, channel: str = "") -> bool: ...
+
+    async def close(self) -> None: ...
+
+    def statistics(self) -> dict[str, Any]: ...
+
+
 class Permits:
-    def __init__(self, authenticator: Authenticator) -> None:
+    def __init__(self, authenticator: Authority) -> None:
         self._authenticator = authenticator
         self._secrets: dict[Connection, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -55,6 +73,11 @@ class Permits:
                 answer(E_AUTH_FAILED)
 
         self._start(ask())
+
+    def still_permitted(self, connection: Connection, permission: str, topic: str, channel: str) -> bool:
+        """As far as is known without asking."""
+        state = self._authenticator.known(self._who(connection, self._secrets.get(connection, "")))
+        return state is None or state.permits(permission, topic, channel)
 
     def forget(self, connection: Connection) -> None:
         self._secrets.pop(connection, None)

@@ -42,6 +42,9 @@ def with_nsq(command: Command) -> Command:
         ("--no-nsq", {"is_flag": True}, "No NSQ gateway."),
         ("--http-listen", {"metavar": "HOST:PORT"}, f"Where the HTTP API listens (zsq[http]). {HTTP_LISTEN} if free."),
         ("--no-http", {"is_flag": True}, "No HTTP gateway."),
+        ("--http-tls-cert", file, "Certificate of the HTTP gateway, PEM; with it HTTP is spoken with TLS only (1.2 or later)."),
+        ("--http-tls-key", file, "Its key, PEM."),
+        ("--http-allowed-host", {"metavar": "HOST", **many}, "Another name by which browsers may call it. Repeatable."),
         ("--nsq-lookupd-tcp-address", {"metavar": "HOST:PORT", **many}, "Register with this nsqlookupd. Repeatable."),
         ("--nsq-broadcast-address", {"metavar": "HOST"}, "Where lookups say that this node is; default: where it listens."),
         ("--nsq-broadcast-tcp-port", {"metavar": "PORT", "type": click.IntRange(1, 65535)}, "The port they name (--nsq-listen's)."),
@@ -51,7 +54,11 @@ def with_nsq(command: Command) -> Command:
         ("--nsq-tls-cert", file, "Certificate of the NSQ gateway, PEM; with it clients may ask for TLS."),
         ("--nsq-tls-key", file, "Its key, PEM."),
         ("--nsq-tls-root-ca-file", file, "Who may sign clients' certificates, PEM."),
-        ("--nsq-tls-client-auth-policy", {"type": click.Choice(["require", "require-verify"])}, "Clients show a certificate."),
+        (
+            "--nsq-tls-client-auth-policy",
+            {"type": click.Choice(["require", "require-verify"])},
+            "Clients show a certificate; none comes without TLS then.",
+        ),
         ("--nsq-tls-required", {"type": click.Choice(["true", "tcp-https"])}, "No NSQ client without TLS; `tcp-https`: HTTP may be plain."),
         ("--nsq-tls-min-version", {"type": click.Choice(["tls1.0", "tls1.1", "tls1.2", "tls1.3"])}, "The oldest version taken (tls1.2)."),
         ("--nsq-no-deflate", {"is_flag": True}, "Offer no deflate."),
@@ -158,7 +165,11 @@ def given_http(options: Mapping[str, Any]) -> HttpOptions | None:
     missing = [name for name in ("starlette", "uvicorn", "prometheus_client") if find_spec(name) is None]
     if missing and listen:
         raise click.UsageError(f"--http-listen needs {', '.join(missing)}: pip install 'zsq[http]'")
-    return None if missing else HttpOptions(listen=listen or HTTP_LISTEN, given=bool(listen))
+    cert, key = (str(options[name].absolute()) if options[name] else "" for name in ("http_tls_cert", "http_tls_key"))
+    if bool(cert) != bool(key):
+        raise click.UsageError("--http-tls-cert and --http-tls-key belong together")
+    more: dict[str, Any] = {"tls_cert": cert, "tls_key": key, "allowed_hosts": tuple(options["http_allowed_host"])}
+    return None if missing else HttpOptions(listen=listen or HTTP_LISTEN, given=bool(listen), **more)
 
 
 def _check(place: str, option: str, *, unix: bool = False) -> None:

@@ -89,11 +89,12 @@ def serve_options(given: Mapping[str, Any], environment: MutableMapping[str, str
         check_listen(gateway, "--listen")
     if push:
         check_listen(push, "--listen-push")
+    from ...actors.exposure import check as check_exposure
     from ...actors.options import ServeOptions
 
     more: dict[str, Any] = {} if given["chunk_bytes"] is None else {"chunk_bytes": given["chunk_bytes"]}
     keep = {name: given[name] for name in given if name.startswith("keep_")}
-    return ServeOptions(
+    found = ServeOptions(
         data_dir=given["data_dir"],
         gateway=gateway,
         gateway_push=push,
@@ -108,6 +109,8 @@ def serve_options(given: Mapping[str, Any], environment: MutableMapping[str, str
         **given_gateways(given),
         **more,
     )
+    check_exposure(found)
+    return found
 
 
 def check_listen(listen: str, option: str) -> None:

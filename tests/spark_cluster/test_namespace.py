@@ -55,7 +55,7 @@ def namespace() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def broker(namespace: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     one = Broker(tmp_path_factory.mktemp("zsq") / "data")
-    one.extra = ("--listen", f"{HERE}:{one.port}", "--listen-push", f"{HERE}:{free_port()}")
+    one.extra = ("--listen", f"{HERE}:{one.port}", "--listen-push", f"{HERE}:{free_port()}", "--insecure")
     try:
         yield one.start()
     finally:

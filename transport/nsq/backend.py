@@ -53,7 +53,8 @@ class Backend(Protocol):
     def permitted(self, permission: str, topic: str, channel: str, answer: Answer) -> None:
         """Whether the authorized client may `publish` to the topic (then there is no channel) or `subscribe` to the channel.
 
-        Asked only where auth is required. `answer(E_AUTH_FAILED)`: the auth server could not be asked; any other text: not permitted.
+        Asked only where auth is required or offered; then the client may be one that did not AUTH.
+        `answer(E_AUTH_FAILED)`: the auth server could not be asked; any other text: not permitted.
         """
         ...
 

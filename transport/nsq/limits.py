@@ -38,6 +38,7 @@ class NsqLimits:
     tls_v1: bool = False  # there is a certificate
     tls_required: bool = False
     auth_required: bool = False
+    auth_offered: bool = False  # AUTH is taken, and who does not say who they are is somebody too
     topology_region: str = ""
     topology_zone: str = ""
 

@@ -41,6 +41,7 @@ class Session:
 
     def __init__(self, limits: NsqLimits, backend: Backend, write: Callable[[bytes], object], now_ns: int) -> None:
         self._limits = limits
+        self._asks = limits.auth_required or limits.auth_offered
         self._backend = backend
         self._write = write
         self._parser = Parser(limits, self._check)
@@ -225,7 +226,7 @@ class Session:
     def _on_auth(self, command: Auth) -> None:
         if self.authorized is not None:
             raise NsqError(e.E_INVALID, "AUTH already set")
-        if not self._limits.auth_required:
+        if not self._asks:
             raise NsqError(e.E_AUTH_DISABLED, "AUTH disabled")
         self._blocked = True
         self._backend.authenticate(command.secret, self.identity, self._on_authenticated)
@@ -267,7 +268,7 @@ class Session:
 
     def _on_pub(self, command: Pub) -> None:
         topic, body = command
-        if self._limits.auth_required:
+        if self._asks:
             self._permit("PUB", topic, "", partial(self._publish, "PUB", topic, [body], 0, len(body)))
         else:
             self._publish("PUB", topic, [body], 0, len(body))
@@ -327,10 +328,10 @@ class Session:
 
     def _permit(self, name: str, topic: str, channel: str, then: Callable[[], None]) -> None:
         """Do `then` if the client may."""
-        if not self._limits.auth_required:
+        if not self._asks:
             then()
             return
-        if self.authorized is None:
+        if self.authorized is None and self._limits.auth_required:
             raise NsqError(e.E_AUTH_FIRST, f"AUTH required before {name}")
         self._blocked = True
         permission = "subscribe" if channel else "publish"
