@@ -28,6 +28,7 @@ NOT_REACHED: Final = 3
 SECTIONS: Final = {
     "Run a broker": {
         "serve": Place("serve:serve", "Run the broker in front, until SIGTERM or Ctrl-C."),
+        "doctor": Place("doctor:doctor", "Whether a broker can run well here."),
         "config": Place("config:config", "The options in force for serve, and where each came from."),
         "keys": Place("keys:keys", "Make key pairs and tokens for a broker that asks who comes."),
     },
