@@ -23,7 +23,7 @@ const FIGURES = [
 const MINOR = [
   { key: "came", name: "Came", hint: "messages that came to the channel" }, { key: "delivered", name: "Delivered", hint: "repeated deliveries too" }, { key: "finished", name: "Finished" },
   { key: "requeued", name: "Requeued", hint: "given back by consumers" }, { key: "timed_out", name: "Timed out", hint: "not answered in time" }, { key: "dead", name: "Dead", hint: "moved to the dead-letter topic" },
-  { key: "expired", name: "Expired", hint: "skipped: too old" }, { key: "dropped", name: "Dropped", hint: "removed unfinished by a bound of the topic" }, { key: "lost", name: "Lost", hint: "to damage on disk" },
+  { key: "passed_over", name: "Passed over", hint: "left out by tags, sampling, or meant for another channel" }, { key: "expired", name: "Expired", hint: "skipped: too old" }, { key: "dropped", name: "Dropped", hint: "removed unfinished by a bound of the topic" }, { key: "lost", name: "Lost", hint: "to damage on disk" },
 ];
 const BAD = { timed_out: "warn", dead: "warn", dropped: "alarm", lost: "alarm" };
 const ms = (value) => duration(typeof value === "number" ? value / 1000 : value);
@@ -45,7 +45,7 @@ export function channelPage({ model, params, signal }) {
   const top = head(name, [["Topics", "#/"], [topic, link("topics", topic)]], [pause, settings, seek, clear, remove]);
   const figures = new Figures(FIGURES);
   const minor = new Figures(MINOR, true);
-  const history = new History({ query: { topic, channel: name }, charts: CHARTS, figures: () => withAgain(found()), model, signal });
+  const history = new History({ query: { topic, channel: name }, charts: CHARTS, figures: () => charted(found(), model.topic(topic)), model, signal, topics: ["in"] });
   const trouble = h("p.note.alarm", { hidden: true, role: "status" });
   const letters = h("p.note", { hidden: true });
   const links = Object.entries(TABS).map(([key, [title]]) => ({ key, element: h("a", { href: link("topics", topic, "channels", name, key) }, title) }));
@@ -88,7 +88,7 @@ export function channelPage({ model, params, signal }) {
     for (const one of [pause, seek, clear, remove]) permit(one, may(channel, "a"), "admin on this topic");
     permit(settings, may(channel, "a") && fresh !== null, "admin on this topic");
     const alarmed = isAlarm(channel) ? "alarm" : "";
-    figures.set("depth", count(channel.depth), { under: `${rate(channel.in).text}/s in, ${rate(channel.out).text}/s out`, state: /depth/.test(channel.health) ? alarmed : "" });
+    figures.set("depth", count(channel.depth), { under: `${rate(model.topic(topic).in).text}/s in, ${rate(channel.out).text}/s out`, state: /depth/.test(channel.health) ? alarmed : "" });
     figures.set("in_flight", count(channel.in_flight), { under: channel.dying ? `${count(channel.dying).text} on their way to the dead letters` : "" });
     figures.set("deferred", count(channel.deferred));
     const stuck = channel.drain_s === null && channel.depth > 0;
@@ -120,8 +120,8 @@ export function channelPage({ model, params, signal }) {
   };
 }
 
-function withAgain(channel) {
-  return channel && { ...channel, again: (channel.requeues ?? 0) + (channel.timeouts ?? 0) };
+function charted(channel, topic) {
+  return channel && { ...channel, in: topic.in, again: (channel.requeues ?? 0) + (channel.timeouts ?? 0) };
 }
 
 function deadLetters(place, channel, topic, fresh) {

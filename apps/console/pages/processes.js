@@ -8,7 +8,7 @@ import { filterField, skeleton, Table } from "../view/table.js";
 
 const FIGURES = [
   { key: "count", name: "Processes" }, { key: "memory", name: "Memory of their own", hint: "private memory of all of them together" },
-  { key: "restarts", name: "Restarts", hint: "of actors that ended by themselves" }, { key: "uptime", name: "Up since" },
+  { key: "restarts", name: "Restarts", hint: "of actors that ended by themselves" }, { key: "uptime", name: "Up for" },
 ];
 
 export function processesPage({ model, signal }) {

@@ -8,7 +8,7 @@ import { Table } from "../view/table.js";
 
 const MS = 2000;
 
-export function chunksTab({ topic, model, signal }) {
+export function chunksTab({ topic, signal }) {
   const map = h("div.chunk-map", { role: "group", "aria-label": "Chunks, oldest first" });
   const cells = new Map();
   const key = h("div.map-key", {}, [["active", "written to now"], ["unfinished", "some channel has not finished it"], ["kept", "finished, kept to be read again"], ["round.writes", "writes"], ["round.reads", "reads"], ["none", "▲ where a channel goes on"]].map(([kind, text]) => h("span", {}, h(`i.${kind}`, { "aria-hidden": "true" }), text)));
@@ -20,11 +20,13 @@ export function chunksTab({ topic, model, signal }) {
 
   const draw = (found) => {
     const chunks = found.chunks ?? [];
+    const cursors = Object.entries(found.cursors ?? {});
+    const first = cursors.length ? Math.min(...cursors.map(([, offset]) => offset)) : Infinity;
     const full = Math.max(...chunks.map((chunk) => chunk.bytes), 1);
     const last = chunks.at(-1);
     const there = new Set();
     for (const chunk of chunks) {
-      chunk.kind = chunk.state === "active" || chunk === last ? "active" : found.unfinished_from !== null && chunk.first_offset + chunk.messages > found.unfinished_from ? "waiting-for" : "kept";
+      chunk.kind = chunk.state === "active" || chunk === last ? "active" : chunk.first_offset + chunk.messages > first ? "waiting-for" : "kept";
       there.add(chunk.first_offset);
       let cell = cells.get(chunk.first_offset);
       if (!cell) {
@@ -38,7 +40,7 @@ export function chunksTab({ topic, model, signal }) {
       setClass(cell.writes, "on", chunk.written_bytes_s > 0);
       setClass(cell.reads, "on", chunk.file_reads_s > 0 || chunk.ring_reads_s > 0);
       const told = `Offsets ${count(chunk.first_offset).exact} to ${count(chunk.first_offset + chunk.messages).exact}, ${bytes(chunk.bytes).text}, ${WORDS[chunk.kind]}${chunk.bad ? ", damaged" : ""}`;
-      const here = [...(model.topic(topic)?.channels?.values() ?? [])].filter((one) => at(one, chunk, chunk === last)).map((one) => one.name);
+      const here = cursors.filter(([, offset]) => at(offset, chunk, chunk === last)).map(([name]) => name);
       setText(cell.cursors, here.length ? `▲ ${here.join(", ")}` : "");
       setAttr(cell.cursors, "title", here.length ? `Here are: ${here.join(", ")}` : null);
       setAttr(cell.element, "title", told);
@@ -67,8 +69,8 @@ export function chunksTab({ topic, model, signal }) {
 }
 
 /** Does a channel go on in this chunk? */
-function at(channel, chunk, last) {
-  return channel.next_offset >= chunk.first_offset && (last || channel.next_offset < chunk.first_offset + chunk.messages);
+function at(offset, chunk, last) {
+  return offset >= chunk.first_offset && (last || offset < chunk.first_offset + chunk.messages);
 }
 
 const WORDS = { active: "written to now", "waiting-for": "some channel has not finished it", kept: "finished, kept to be read again" };
@@ -81,8 +83,8 @@ function makeCell(offset, table) {
   const cursors = h("div.cursors");
   element.addEventListener("click", () => {
     const row = table.rows.get(String(offset));
-    for (const other of table.rows.values()) setClass(other.tr, "chosen", other === row);
-    row?.tr.scrollIntoView({ block: "center", behavior: "smooth" });
+    for (const other of table.rows.values()) if (other.tr) setClass(other.tr, "chosen", other === row);
+    row?.tr?.scrollIntoView({ block: "center", behavior: "smooth" });
   });
   return { place: h("div.chunk-place", {}, element, cursors), element, cursors, fill, writes, reads };
 }

@@ -2,7 +2,7 @@
 
 import { every, explain, get } from "../base/api.js";
 import { h, put, setText, show } from "../base/dom.js";
-import { count } from "../base/format.js";
+import { bytes, count, duration } from "../base/format.js";
 import { empty, figureCell } from "../view/parts.js";
 import { Table } from "../view/table.js";
 
@@ -16,8 +16,10 @@ export function producersTab({ topic, signal }) {
       { key: "name", title: "Producer", value: (one) => one.name, show: (cell, one) => setText(cell, one.name || "(no name)") },
       { key: "address", title: "Address", value: (one) => one.address, rank: 2, show: (cell, one) => setText(cell, one.address) },
       { key: "kind", title: "Protocol", width: "100px", value: (one) => one.kind, show: (cell, one) => setText(cell, KINDS[one.kind] ?? one.kind) },
-      { key: "version", title: "Client", rank: 3, value: (one) => one.version, show: (cell, one) => setText(cell, one.version) },
-      { key: "count", title: "Published", hint: "messages, where they are counted", num: true, width: "120px", value: (one) => one.count, show: (cell, one) => figureCell(cell, count(one.count), one.count) },
+      { key: "via", title: "By", rank: 3, value: (one) => one.via, show: (cell, one) => setText(cell, one.via ?? "") },
+      { key: "silent", title: "Silent for", hint: "since it said anything", num: true, width: "104px", rank: 2, value: (one) => one.silent_ms, show: (cell, one) => figureCell(cell, duration(typeof one.silent_ms === "number" ? one.silent_ms / 1000 : null), one.silent_ms) },
+      { key: "unanswered", title: "Unanswered", hint: "bytes of blocks that are not durable yet", num: true, width: "112px", rank: 3, value: (one) => one.unanswered_bytes, show: (cell, one) => figureCell(cell, bytes(one.unanswered_bytes), one.unanswered_bytes) },
+      { key: "count", title: "Published", hint: "messages, or blocks of them, where they are counted", num: true, width: "140px", value: (one) => one.count ?? one.blocks, show: (cell, one) => published(cell, one) },
     ],
   });
   const failed = h("p.note.warn", { hidden: true });
@@ -33,4 +35,9 @@ export function producersTab({ topic, signal }) {
     }
   }, signal);
   return { element, close: () => table.close() };
+}
+
+function published(cell, { count: messages, blocks }) {
+  if (typeof messages === "number" || typeof blocks !== "number") figureCell(cell, count(messages), messages);
+  else figureCell(cell, { text: `${count(blocks).text} blocks`, exact: `${count(blocks).exact} blocks` }, blocks);
 }

@@ -20,9 +20,10 @@ function kept() {
 }
 
 export class History {
-  /** charts: options of Chart; `figures()`: what is known now, by series; `query`: topic, and channel. */
-  constructor({ query, charts, figures, model, signal }) {
-    Object.assign(this, { query, figures, model, signal, loading: null, trails: new Trails(), span: kept() });
+  /** charts: options of Chart; `figures()`: what is known now, by series; `query`: topic, and channel. `topics`: series that are the
+   * topic's, on a channel's page: what comes to a channel is what comes into its topic. */
+  constructor({ query, charts, figures, model, signal, topics = [] }) {
+    Object.assign(this, { query, figures, model, signal, topics, loading: null, trails: new Trails(), span: kept() });
     this.charts = charts.map((one) => new Chart(one));
     this.names = [...new Set(charts.flatMap((one) => one.series.map((series) => series.key)))];
     this.switch = segment("Time shown", SPANS, this.span, (span) => this.#show(span));
@@ -52,9 +53,11 @@ export class History {
     const span = this.span;
     const mine = (async () => {
       try {
-        const found = await get("/api/history", { ...this.query, span, points: POINTS[span], series: this.names.join(",") }, this.signal);
+        const own = this.names.filter((name) => !this.topics.includes(name));
+        const ask = (query, names) => names.length ? get("/api/history", { ...query, span, points: POINTS[span], series: names.join(",") }, this.signal) : { series: {} };
+        const [found, more] = await Promise.all([ask(this.query, own), ask({ topic: this.query.topic }, this.topics)]);
         if (span !== this.span) return;
-        this.trails.load({ [ROW]: found.series }, found.step_s, found.end_ms);
+        this.trails.load({ [ROW]: { ...found.series, ...more.series } }, found.step_s, found.end_ms);
         this.draw();
       } catch (error) {
         if (!this.signal.aborted) console.warn(explain(error));

@@ -1,5 +1,5 @@
-// Tables that stay smooth with a thousand rows: a row is made once, filled when it can be seen, and a cell is touched only where its
-// text changed. They sort, filter, and are walked through by keyboard.
+// Tables that stay smooth with a thousand rows: rows are put up as far as a person has scrolled, filled when they can be seen, and a
+// cell is touched only where its text changed. They sort and filter over all rows, and are walked through by keyboard.
 //
 // Rows hold still while the pointer or the focus is among them: a row that slips away under the finger is worse than an order that is a
 // few seconds old. Screen readers get a real table; j and k move between the rows' links (keys.js).
@@ -8,13 +8,15 @@ import { add, h, setAttr, setClass, setText, show } from "../base/dom.js";
 
 const SORT_MS = 4000;
 const FIRST_ROWS = 40; // filled at once, before the browser has said what can be seen
+const ROWS_STEP = 150; // put up at a time: laying out a thousand takes as long as everything else together
 
 export class Table {
   /** columns: [{key, title, hint, num, width, rank, value(row), make(cell, row), show(cell, row)}]; rank 2 and 3 give way on narrow
    * screens. `id(row)`: which one it is. `words(row)`: what the filter looks at. `sort`: [key, 1 or -1]. `empty`: an element. */
   constructor({ label, columns, id, words = null, sort = null, empty = null, fixed = true }) {
     Object.assign(this, { columns, id, words, sort, empty });
-    this.rows = new Map(); // id -> {data, tr, cells, seen, made}
+    this.rows = new Map(); // id -> {id, data, tr (null: not put up yet), cells, seen, made}
+    this.most = ROWS_STEP;
     this.asked = "";
     this.sortedAt = 0;
     this.heads = new Map();
@@ -22,13 +24,17 @@ export class Table {
     this.none = h("div.table-none.quiet", { hidden: true });
     this.table = h("table", { "aria-label": label }, h("thead", {}, h("tr", {}, columns.map((column) => this.#head(column)))), this.body);
     setClass(this.table, "fixed", fixed);
-    this.element = h("div.table", { "data-list": true }, this.table, this.none, empty);
+    this.more = h("div.table-none.quiet", { hidden: true });
+    this.element = h("div.table", { "data-list": true }, this.table, this.more, this.none, empty);
     if (empty) show(empty, false);
     this.watch = new IntersectionObserver((entries) => this.#seen(entries), { rootMargin: "240px 0px" });
+    this.end = new IntersectionObserver(([entry]) => entry.isIntersecting && this.#grow(), { rootMargin: "600px 0px" });
+    this.end.observe(this.more);
   }
 
   close() {
     this.watch.disconnect();
+    this.end.disconnect();
   }
 
   #head(column) {
@@ -64,14 +70,16 @@ export class Table {
       const row = this.rows.get(id);
       if (row) row.data = data;
       else {
-        this.rows.set(id, this.#make(id, data));
+        this.rows.set(id, { id, data, tr: null, cells: null, seen: false, made: false });
         came = true;
       }
     }
     for (const [id, row] of this.rows) {
       if (there.has(id)) continue;
-      this.watch.unobserve(row.tr);
-      row.tr.remove();
+      if (row.tr) {
+        this.watch.unobserve(row.tr);
+        row.tr.remove();
+      }
       this.rows.delete(id);
       came = true;
     }
@@ -88,13 +96,20 @@ export class Table {
     return this.rows.size;
   }
 
-  #make(id, data) {
-    const cells = this.columns.map((column) => h("td", { class: classes(column) }));
-    const tr = h("tr", {}, cells);
-    const row = { id, data, tr, cells, seen: false, made: false };
-    tr.row = row;
-    this.watch.observe(tr);
-    return row;
+  #make(row) {
+    row.cells = this.columns.map((column) => h("td", { class: classes(column) }));
+    row.tr = h("tr", {}, row.cells);
+    row.tr.row = row;
+    this.watch.observe(row.tr);
+  }
+
+  /** A person nears the end of what is put up. */
+  #grow() {
+    if (this.most >= this.rows.size) return;
+    this.most += ROWS_STEP;
+    this.#place(true);
+    this.end.unobserve(this.more); // said anew if the end is still in sight
+    this.end.observe(this.more);
   }
 
   #fill(row) {
@@ -119,7 +134,9 @@ export class Table {
     const due = performance.now() - this.sortedAt > SORT_MS && !held;
     if (!now && !due) return;
     this.sortedAt = performance.now();
-    const shown = this.#wanted();
+    const wanted = this.#wanted();
+    const shown = wanted.slice(0, this.most);
+    for (const row of shown) if (!row.tr) this.#make(row);
     let cursor = this.body.firstChild;
     for (const row of shown) {
       if (row.tr === cursor) cursor = cursor.nextSibling;
@@ -131,11 +148,14 @@ export class Table {
       cursor = next;
     }
     for (const row of shown.slice(0, FIRST_ROWS)) if (!row.made) this.#fill(row);
-    this.shown = shown.length;
+    this.shown = wanted.length;
+    show(this.more, wanted.length > shown.length);
+    setText(this.more, `${shown.length} of ${wanted.length}`);
+    setAttr(this.table, "aria-rowcount", wanted.length + 1);
     for (const [key, head] of this.heads) setAttr(head, "aria-sort", this.sort?.[0] === key ? (this.sort[1] > 0 ? "ascending" : "descending") : null);
     show(this.table, this.rows.size > 0);
     if (this.empty) show(this.empty, this.rows.size === 0);
-    show(this.none, this.rows.size > 0 && shown.length === 0);
+    show(this.none, this.rows.size > 0 && wanted.length === 0);
     setText(this.none, `Nothing here matches “${this.asked}”. Esc clears the filter.`);
   }
 
