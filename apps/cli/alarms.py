@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Any, Final
 
 import click
 
 from .options import with_broker
+from .output import json_option, tell
 
 RECENT_SHOWN: Final = 20
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
+@json_option
 @with_broker
 def alarms(as_json: bool, url: str, timeout: float) -> None:
     """Show the backlog alarms that are raised now, the last that were told, and the receivers.
@@ -26,7 +26,10 @@ def alarms(as_json: bool, url: str, timeout: float) -> None:
     with Admin(url, timeout=timeout) as admin:
         found = admin.stats()
     shown = {"raised": found["alarms"], "recent": found["recent_alarms"], "receivers": found["alarm_receivers"]}
-    click.echo(json.dumps(shown, indent=2) if as_json else described(shown))
+    if as_json:
+        tell(shown)
+    else:
+        click.echo(described(shown))
 
 
 def described(found: dict[str, list[dict[str, Any]]]) -> str:

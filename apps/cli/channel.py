@@ -8,6 +8,7 @@ import click
 
 from .channel_settings import described, given_settings, resolved, with_birth, with_settings
 from .options import with_broker
+from .output import json_option, tell
 
 
 @click.group()
@@ -61,8 +62,9 @@ def settings_of(admin: Any, topic: str, channel: str) -> dict[str, Any]:
 @click.argument("topic")
 @click.argument("channel")
 @with_settings(default=True)
+@json_option
 @with_broker
-def channel_set(topic: str, channel: str, url: str, timeout: float, **options: Any) -> None:
+def channel_set(topic: str, channel: str, as_json: bool, url: str, timeout: float, **options: Any) -> None:
     """Change CHANNEL's settings, now and for good; what is not named stays as it is, `default` takes one back.
 
     Its tags and its order are chosen when it is made.
@@ -73,14 +75,19 @@ def channel_set(topic: str, channel: str, url: str, timeout: float, **options: A
     if not given:
         raise click.UsageError("say what to change: --max-attempts, --dead-letter-topic, --max-age, --backoff, --max-consumers, ...")
     with Admin(url, timeout=timeout) as admin:
-        click.echo(described(topic, channel, admin.configure_channel(topic, channel, **given)["settings"]))
+        settings = admin.configure_channel(topic, channel, **given)["settings"]
+    if as_json:
+        tell({"topic_name": topic, "channel_name": channel, "settings": settings})
+    else:
+        click.echo(described(topic, channel, settings))
 
 
 @channel.command("show")
 @click.argument("topic")
 @click.argument("channel")
+@json_option
 @with_broker
-def channel_show(topic: str, channel: str, url: str, timeout: float) -> None:
+def channel_show(topic: str, channel: str, as_json: bool, url: str, timeout: float) -> None:
     """Show how CHANNEL is set, and where it is."""
     from ...transport.client import Admin
     from ...transport.errors import E_CLOSING, Refused
@@ -93,6 +100,9 @@ def channel_show(topic: str, channel: str, url: str, timeout: float) -> None:
     row = found["channels"][0]
     if "settings" not in row:
         raise Refused(E_CLOSING, f"channel {channel!r} is {row['health']}; try again in a moment")
+    if as_json:
+        tell({"topic_name": topic, "head": found["head"]} | row)
+        return
     state = ", paused" if row["paused"] else ""
     click.echo(f"channel    {topic}/{channel}, health {row['health']}{state}, {row['client_count']:,} consumers")
     waiting = f"{row['depth']:,} wait, {row['in_flight_count']:,} in flight, {row['deferred_count']:,} deferred"

@@ -10,6 +10,7 @@ from typing import Any, Final
 import click
 
 from .options import with_broker
+from .output import json_option, tell
 
 LIST_MAX: Final = 1_000  # messages of one question to the broker; more are asked for in turn
 BODY_CHARACTERS: Final = 60
@@ -44,7 +45,7 @@ def delayed_list(topic: str, count: int, after: str, as_json: bool, url: str, ti
 
 @delayed.command("count")
 @click.argument("topic")
-@click.option("--json", "as_json", is_flag=True)
+@json_option
 @with_broker
 def delayed_count(topic: str, as_json: bool, url: str, timeout: float) -> None:
     """How many delayed messages TOPIC has, and when the next one is due."""
@@ -53,7 +54,7 @@ def delayed_count(topic: str, as_json: bool, url: str, timeout: float) -> None:
     with Admin(url, timeout=timeout) as admin:
         found = admin.delayed_count(topic)
     if as_json:
-        click.echo(json.dumps(found))
+        tell(found)
         return
     due = f", the next one is due {_when(found['next_due_ns'])}" if found["next_due_ns"] else ""
     lost = f"; {found['lost']:,} were lost by damage" if found["lost"] else ""
@@ -64,28 +65,30 @@ def delayed_count(topic: str, as_json: bool, url: str, timeout: float) -> None:
 @click.argument("topic")
 @click.argument("keys", nargs=-1, metavar="[KEY]...")
 @click.option("--all", "everything", is_flag=True, help="All that wait.")
+@json_option
 @with_broker
-@click.pass_context
-def delayed_cancel(context: click.Context, topic: str, keys: tuple[str, ...], everything: bool, url: str, timeout: float) -> None:
+def delayed_cancel(topic: str, keys: tuple[str, ...], everything: bool, as_json: bool, url: str, timeout: float) -> int:
     """Take delayed messages out of TOPIC; exit code 1 if one of them does not wait any more (it became due, or was cancelled before)."""
     from ...transport.client import Admin
 
     if bool(keys) == everything:
         raise click.UsageError("name the keys to cancel, or --all")
+    missing, cancelled = [], 0
     with Admin(url, timeout=timeout) as admin:
         if everything:
-            click.echo(f"{admin.delayed_cancel_all(topic):,} cancelled")
-            return
-        cancelled = 0
+            cancelled = admin.delayed_cancel_all(topic)
         for first in range(0, len(keys), LIST_MAX):
             part = keys[first : first + LIST_MAX]
-            for key, done in zip(part, admin.delayed_cancel(topic, part), strict=True):
-                cancelled += done
-                if not done:
-                    click.echo(f"zsq: {key} does not wait (any more)", err=True)
-    click.echo(f"{cancelled:,} cancelled")
-    if cancelled < len(keys):
-        context.exit(1)
+            missing += [key for key, done in zip(part, admin.delayed_cancel(topic, part), strict=True) if not done]
+    if not everything:
+        cancelled = len(keys) - len(missing)
+    for key in missing:
+        click.echo(f"zsq: {key} does not wait (any more)", err=True)
+    if as_json:
+        tell({"topic": topic, "cancelled": cancelled, "not_waiting": missing})
+    else:
+        click.echo(f"{cancelled:,} cancelled")
+    return 1 if missing else 0
 
 
 def _line(one: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ import click
 
 from .channel_settings import resolved
 from .options import with_broker
+from .output import json_option, tell
 from .places import Place
 
 if TYPE_CHECKING:
@@ -26,8 +27,9 @@ NAME_CHARACTERS: Final = 30
 @click.argument("channel")
 @click.argument("where", type=Place())
 @click.option("--forward", is_flag=True, help="Only if that is farther on than where it is: it never goes back.")
+@json_option
 @with_broker
-def seek(topic: str, channel: str, where: Any, forward: bool, url: str, timeout: float) -> None:
+def seek(topic: str, channel: str, where: Any, forward: bool, as_json: bool, url: str, timeout: float) -> None:
     """Move CHANNEL of TOPIC: back, to read again, or forward, to leave out.
 
     \b
@@ -44,7 +46,10 @@ def seek(topic: str, channel: str, where: Any, forward: bool, url: str, timeout:
     where = resolved(url, timeout, where)
     with Admin(url, timeout=timeout) as admin:
         offset = admin.seek(topic, channel, where, forward=forward)["offset"]
-    click.echo(f"{topic}/{channel} goes on at offset {offset}")
+    if as_json:
+        tell({"topic": topic, "channel": channel, "offset": offset})
+    else:
+        click.echo(f"{topic}/{channel} goes on at offset {offset}")
 
 
 @click.command()

@@ -8,6 +8,7 @@ import click
 
 from .channel import channel
 from .options import SYNC_MODES, with_broker
+from .output import json_option, tell
 from .retention import described, given_retention, with_retention
 
 
@@ -39,8 +40,9 @@ def topic_create(topic: str, sync: str, url: str, timeout: float, **retention: A
 @topic.command("set")
 @click.argument("topic")
 @with_retention(default=True)
+@json_option
 @with_broker
-def topic_set(topic: str, url: str, timeout: float, **retention: Any) -> None:
+def topic_set(topic: str, as_json: bool, url: str, timeout: float, **retention: Any) -> None:
     """Change how long TOPIC keeps what, now and for good; what is not named stays as it is."""
     from ...transport.client import Admin
 
@@ -48,13 +50,18 @@ def topic_set(topic: str, url: str, timeout: float, **retention: Any) -> None:
     if not given:
         raise click.UsageError("say what to change: --keep-bytes, --keep-time, --keep-chunks, --max-bytes, --max-age or --when-full")
     with Admin(url, timeout=timeout) as admin:
-        click.echo(described(admin.configure_topic(topic, **given)["retention"]))
+        found = admin.configure_topic(topic, **given)["retention"]
+    if as_json:
+        tell({"topic_name": topic, "retention": found})
+    else:
+        click.echo(described(found))
 
 
 @topic.command("show")
 @click.argument("topic")
+@json_option
 @with_broker
-def topic_show(topic: str, url: str, timeout: float) -> None:
+def topic_show(topic: str, as_json: bool, url: str, timeout: float) -> None:
     """Show how TOPIC is set, and what of it is on disk."""
     from ...transport.client import Admin
     from ...transport.names import check_name
@@ -62,6 +69,9 @@ def topic_show(topic: str, url: str, timeout: float) -> None:
     check_name(topic)
     with Admin(url, timeout=timeout) as admin:
         found = admin.stats(topic)["topics"][0]
+    if as_json:
+        tell({name: value for name, value in found.items() if name != "channels"})
+        return
     click.echo(f"topic      {found['topic_name']}, uuid {found['uuid']}, sync {found['sync']}, health {found['health']}")
     if found["closed"]:
         click.echo(f"closed     to publishers{' and consumers' if found['closed'] == 'consumers' else ''}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .options import with_broker
+from .output import json_option, tell
 
 if TYPE_CHECKING:
     from ...transport.stored import StoredMessage
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("topic")
 @click.argument("which", metavar="OFFSET|ID")
-@click.option("--json", "as_json", is_flag=True, help="The message with its key, tag, headers and times as one JSON object.")
+@json_option
 @with_broker
 def message(topic: str, which: str, as_json: bool, url: str, timeout: float) -> None:
     """Write the body of one message of TOPIC to standard output; nothing is finished.
@@ -41,7 +41,7 @@ def message(topic: str, which: str, as_json: bool, url: str, timeout: float) -> 
     with Reader(url, topic, timeout=timeout) as reader:
         found = reader.message(offset)
     if as_json:
-        click.echo(json.dumps(as_object(found), indent=2))
+        tell(as_object(found))
         return
     sys.stdout.buffer.write(found.body + b"\n")
     sys.stdout.buffer.flush()

@@ -21,6 +21,7 @@ import click
 
 from ...transport.errors import E_TOO_BIG, UsageError
 from .options import BLOCK_COUNT_MAX, MESSAGE_BYTES_MAX, stop_signals, with_broker
+from .output import json_option, tell
 from .progress import bar
 from .quantities import Seconds
 
@@ -61,10 +62,12 @@ def lines(descriptor: int, stopped: Callable[[], bool] = lambda: False) -> Itera
 @click.option("--key", metavar="KEY", help="Of all of them: messages of one key stay in order in an ordered channel.")
 @click.option("--tag", metavar="TAG", help="Of all of them: a channel with tags takes only its own.")
 @click.option("--channel", metavar="CHANNEL", help="For this channel of the topic only; for all others they are finished.")
+@json_option
 @with_broker
 def pub(
-    topic: str, source: IO[bytes], batch: int, delay: float, key: str | None, tag: str | None, channel: str | None, url: str, timeout: float
-) -> None:
+    topic: str, source: IO[bytes], batch: int, delay: float, key: str | None, tag: str | None, channel: str | None, as_json: bool,
+    url: str, timeout: float,
+) -> None:  # fmt: skip
     """Publish each line as a message to TOPIC; done when all of them are durable.
 
     With --delay they wait in the broker, durable as well; see `zsq delayed`.
@@ -101,7 +104,9 @@ def pub(
     finally:
         elapsed = max(time.monotonic() - start, 1e-9)
         how = f"wait in {topic} until they are due" if delay else f"stored in {topic}"
-        if stored or sys.exception() is None:  # before an error it says how far it came, if it came anywhere
+        if as_json:
+            tell({"topic": topic, "messages": stored, "seconds": round(elapsed, 3)})
+        elif stored or sys.exception() is None:  # before an error it says how far it came, if it came anywhere
             click.echo(f"{stored:,} messages {how}, {elapsed:.2f} s, {stored / elapsed:,.0f} a second", err=True)
 
 

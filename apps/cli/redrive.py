@@ -10,6 +10,8 @@ import click
 
 from ...transport.redrive import CHANNEL, NOT_COME, POLL_S, READY, Redrive
 from .options import Stopping, stop_signals, with_broker
+from .output import json_option, tell
+from .progress import Advance, bar
 
 if TYPE_CHECKING:
     from ...transport.client import Admin, Batch, Consumer, Producer
@@ -64,18 +66,11 @@ class Run:
 @click.option("--channel", metavar="CHANNEL", help="For this channel in place of the one that gave them up.")
 @click.option("-n", "count", type=click.IntRange(min=1), metavar="N", help="The next N dead letters.")
 @click.option("--all", "everything", is_flag=True, help="All that are there when it begins.")
+@json_option
 @with_broker
-@click.pass_context
 def redrive(
-    context: click.Context,
-    dead_topic: str,
-    to: str | None,
-    channel: str | None,
-    count: int | None,
-    everything: bool,
-    url: str,
-    timeout: float,
-) -> None:
+    dead_topic: str, to: str | None, channel: str | None, count: int | None, everything: bool, as_json: bool, url: str, timeout: float
+) -> int:
     """Send the dead letters in DEAD_TOPIC back to the topics where they died, each for the channel that gave it up.
 
     They come as new messages, with attempts from 1; what the headers told of the death stays in them as zsq-redriven-*. DEAD_TOPIC
@@ -97,16 +92,26 @@ def redrive(
             consumer = stack.enter_context(Consumer(url, dead_topic, CHANNEL, ready=READY, timeout=timeout, start="earliest"))
         run = Run(admin, producer, dead_topic, Redrive(to, channel, end))
         try:
-            drive(run, consumer, count, stopping, timeout)
+            with bar("sending back", count, unit="messages") as advance:
+                drive(run, consumer, count, stopping, timeout, advance)
         finally:
-            for line in run.report() or ["nothing to send back"]:
-                click.echo(line)
+            _tell(run, as_json)
         consumer.flush()
-    if run.plan.left:
-        context.exit(1)
+    return 1 if run.plan.left else 0
 
 
-def drive(run: Run, consumer: Consumer, count: int | None, stopping: Stopping, timeout: float) -> None:
+def _tell(run: Run, as_json: bool) -> None:
+    if as_json:
+        sent = [{"topic": place.topic, "channel": place.channel, "messages": count} for place, count in run.plan.sent.items()]
+        tell({"sent": sent, "left": [{"messages": count, "why": why} for why, count in run.plan.left.items()]})
+        return
+    for line in run.report() or ["nothing to send back"]:
+        click.echo(line)
+
+
+def drive(
+    run: Run, consumer: Consumer, count: int | None, stopping: Stopping, timeout: float, advance: Advance = lambda done: None
+) -> None:
     """Until `count` are sent, nothing more waits, nothing more came within the time-out, or a signal."""
     sent = 0
     deadline = time.monotonic() + timeout
@@ -122,4 +127,6 @@ def drive(run: Run, consumer: Consumer, count: int | None, stopping: Stopping, t
                 return
             continue
         deadline = time.monotonic() + timeout
-        sent += run.batch(batch, READY if count is None else count - sent)
+        done = run.batch(batch, READY if count is None else count - sent)
+        advance(done)
+        sent += done

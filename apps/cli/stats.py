@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from .options import with_broker
+from .output import json_option, tell
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("topic", required=False)
 @click.argument("channel", required=False)
-@click.option("--json", "as_json", is_flag=True, help="All numbers as one JSON object.")
+@json_option
 @click.option("--chunks", is_flag=True, help="The files of TOPIC's log: sizes, times, what is written and read.")
 @with_broker
 def stats(topic: str | None, channel: str | None, as_json: bool, chunks: bool, url: str, timeout: float) -> None:
@@ -36,7 +36,7 @@ def stats(topic: str | None, channel: str | None, as_json: bool, chunks: bool, u
     with Admin(url, timeout=timeout) as admin:
         found = admin.chunks(topic) if chunks and topic else admin.stats(topic, channel)
     if as_json:
-        click.echo(json.dumps(found, indent=2, default=str))
+        tell(found)
         return
     from rich.console import Console
 
