@@ -138,6 +138,7 @@ SCAN_MISSED_MAX: Final = 3
 SCAN_HUNG_S: Final = 10.0
 
 # Processes
+PUBLISHERS_SHOWN: Final = 200  # of one topic, to who asks
 PULSE_MS: Final = 1_000
 TELL_SCAN_MS: Final = 20  # between two lists of what there is to be scanned, and a tenth of a millisecond for each that is there
 IDLE_PULSE_MS: Final = 10_000  # of an actor to whom nobody says anything: a thousand idle channels shall cost next to nothing

@@ -338,6 +338,16 @@ class Ordering:
         """Nothing pending: whoever waited has been answered."""
         return not self._queue and not self._out and not self._delayed and self._delayed_out is None
 
+    def publishers(self, now_ns: int) -> list[dict[str, Any]]:
+        """Who is linked, up to `PUBLISHERS_SHOWN` of them; `blocks`: how many of its blocks were taken."""
+        found = []
+        for peer, link in [*self._links.items()][: options.PUBLISHERS_SHOWN]:
+            known = self._producers.get(link.producer_id)
+            facts: dict[str, Any] = {"producer": f"{link.producer_id:016x}", "via": "tcp" if peer[0].startswith(b"gateway-") else "ipc"}
+            facts |= {"blocks": known.expected if known is not None else 0, "unanswered_bytes": link.out_bytes}
+            found.append(facts | {"silent_ms": max(0, now_ns - link.seen_ns) // 1_000_000})
+        return found
+
     def statistics(self) -> dict[str, Any]:
         pending = len(self._out) + (self._delayed_out is not None)
         return {"producers": len(self._links), "pending_appends": pending, "queued_blocks": len(self._queue) + len(self._delayed)}

@@ -129,6 +129,7 @@ def _topic(group: TopicGroup, channel: str, wall_ns: int, details: Details) -> d
         "delayed_next_due_ns": storage.get("delayed_next_due_ns", 0),
         "delayed_lost": storage.get("delayed_lost", 0),
         "delayed_moved": storage.get("delayed_moved", 0),
+        "publishers": details.get(group.topic.spec.key, {}).get("publishers", ()) if group.topic is not None else (),
         "channels": [row for row in rows if not channel or row["channel_name"] == channel],
     }
 

@@ -243,5 +243,8 @@ class Topic(Actor):
             **self.ordering.statistics(),
         }
 
+    def details(self) -> dict[str, Any]:
+        return {"publishers": self.ordering.publishers(time.monotonic_ns())}
+
 
 assert zmq.zmq_version_info() >= (4, 3, 5), "libzmq 4.3.5 or newer is needed: older ones have known holes"

@@ -1,4 +1,4 @@
-"""The application: every path of nsqd's and nsqlookupd's HTTP API, and /metrics, over one broker.
+"""The application: every path of nsqd's and nsqlookupd's HTTP API, /metrics, and the console, over one broker.
 
 `make_app` puts the handlers together, and the guard around them, which keeps the bounds. It opens nothing.
 """
@@ -18,6 +18,7 @@ from ..nsq.options import NsqOptions
 from .authority import Authority, Handler
 from .broker import Broker
 from .config import Change, Config, settings
+from .console.console import Console
 from .errors import ApiError, api_error, from_zsq
 from .guard import Doors, Guard
 from .limits import Budget, HttpLimits
@@ -57,6 +58,7 @@ def make_app(
     changes: Mapping[str, Change] | None = None,
     authority: Authority | None = None,
     origins: Origins | None = None,
+    console: Console | None = None,
 ) -> Guard:
     """`nsq`: the NSQ gateway beside this one, None where there is none. `changes`: by option of /config, what takes up a new value.
     `authority`: who may do what; None: everybody all. `origins`: by which names it may be called; None: by addresses and as localhost."""
@@ -65,7 +67,7 @@ def make_app(
     told = nsq or NsqOptions()
     config = Config(settings(node, limits, told, log_level), limits, parts.budget, changes or {})
     telling = Telling(parts.stats, parts.publishing.failures, node, told, parts.metrics, limits, parts.budget)
-    table = paths(parts, telling, config)
+    table = paths(parts, telling, config) | (console.paths() if console is not None else {})
     for path, methods in table.items():
         for method, handler in methods.items():
             methods[method] = authority.guarded(need_of(method, path), handler)

@@ -10,8 +10,10 @@ import logging
 import os
 import socket
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
+from ...transport.aio import Reader
 from ...transport.errors import E_BAD_ARGUMENT, UsageError
 from ...transport.nsq.limits import NsqLimits
 from ..access import Access, AccessError
@@ -26,6 +28,7 @@ from ..security_options import SecurityOptions
 from .app import make_app
 from .authority import Authority
 from .config import Change
+from .console.console import Console
 from .limits import HttpLimits
 from .lookup import Node
 from .origins import Origins
@@ -127,6 +130,7 @@ class HttpGateway(AsyncActor):
         asked = told.auth_http_addresses
         self._authenticator = Authenticator(asked, told.auth_http_method) if asked else None
         self._authority = Authority(self._authenticator, access)
+        self._console = Console(self._admin, partial(Reader, url, timeout=ADMIN_S), url, self._limits, options.console)
         level = _NSQ_LEVELS.get(log.getEffectiveLevel(), "info")
         self._app = make_app(
             self._admin,
@@ -138,10 +142,12 @@ class HttpGateway(AsyncActor):
             changes=self._changes(),
             authority=self._authority,
             origins=make_origins(node, options.allowed_hosts),
+            console=self._console,
         )
         self._server = HttpServer(self._app, self._limits)
         self._app.metrics.connections.set_function(lambda: len(self._server.connections))
         await self._server.listen(sock, self._certificates.context)
+        self._console.start()
         shown = f"{'https' if self._certificates.context else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
         return {"places": [shown], "endpoint": shown}
 
@@ -165,6 +171,7 @@ class HttpGateway(AsyncActor):
         return {"requests": self._server.state.total_requests, "connections": len(self._server.connections)}
 
     async def on_finish(self) -> None:
+        await self._console.close()
         await self._server.close(FINISH_S - 2)
         if self._authenticator is not None:
             await self._authenticator.close()

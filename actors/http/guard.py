@@ -23,6 +23,7 @@ from .responses import refusal
 log = logging.getLogger("zsq")
 
 _CLOSE: Final = (b"connection", b"close")
+LIVE: Final = "/api/live"  # ends by itself, and loses its connection where nothing of it is taken
 OTHER: Final = "other"  # a path that is not there, for metrics
 
 
@@ -75,7 +76,7 @@ class Guard:
         refused = self._doors.refusal(scope) or self._refuses()
         try:
             if refused is None:
-                async with asyncio.timeout(self._limits.request_s):
+                async with asyncio.timeout(None if scope["path"] == LIVE else self._limits.request_s):
                     await self._app(scope, exchange.receive, exchange.send)
         except TimeoutError:
             refused = ApiError(503, f"E_TIMEOUT not answered within {self._limits.request_s:g} s")

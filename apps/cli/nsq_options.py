@@ -169,6 +169,7 @@ def given_http(options: Mapping[str, Any]) -> HttpOptions | None:
     if bool(cert) != bool(key):
         raise click.UsageError("--http-tls-cert and --http-tls-key belong together")
     more: dict[str, Any] = {"tls_cert": cert, "tls_key": key, "allowed_hosts": tuple(options["http_allowed_host"])}
+    more["console"] = str(Path(__file__).resolve().parents[1] / "console")
     return None if missing else HttpOptions(listen=listen or HTTP_LISTEN, given=bool(listen), **more)
 
 

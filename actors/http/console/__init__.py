@@ -1,0 +1,1 @@
+"""The console's back end: what its pages show, live and over time, and what they do."""

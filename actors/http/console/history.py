@@ -1,0 +1,175 @@
+"""How it was: some figures of each topic and channel, a value a second for five minutes and one each ten seconds for two hours. Pure.
+
+A figure is kept in two rings of 4-byte numbers, 4 KB together; one that was always 0 (or unknown) in none. Values are written when they
+change: what lies between is filled then, or when somebody looks. So what is idle costs neither time nor memory, and the most that
+there can be is `TRACKS_MAX` rows of eight figures: 35 MB a thousand.
+
+Of ten seconds a rate is kept as its mean, a level (a depth, a latency) as its highest: a chart of two hours shows a peak of a second.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from .board import Row
+
+FINE: Final = 300  # values
+COARSE: Final = 720
+STEP_S: Final = 10  # of the coarse ones
+TRACKS_MAX: Final = 5_000  # topics and channels; of those that come later there is no history
+_NAN: Final = math.nan
+
+# Figure -> whether it is a mean over ten seconds.
+TOPIC_FIGURES: Final = {"in": True, "in_bytes": True, "out": True, "backlog": False}
+CHANNEL_FIGURES: Final = {
+    "depth": False, "in_flight": False, "deferred": False, "out": True, "again": True, "p50_ms": False, "p95_ms": False, "p99_ms": False,
+}  # fmt: skip
+SPANS: Final = {"5m": (FINE, 1), "2h": (COARSE, STEP_S)}
+
+
+class Figure:
+    """`value` holds from the second `at` on; before it the rings have what was. Without rings it was unknown, and then 0 if it is 0 now."""
+
+    __slots__ = ("_at", "_coarse", "_fine", "_mean", "_sum", "_top", "value")
+
+    def __init__(self, second: int, mean: bool) -> None:
+        self._mean = mean
+        self._at = second
+        self.value = _NAN
+        self._fine: array[float] | None = None
+        self._coarse: array[float] | None = None
+        self._sum = 0.0
+        self._top = _NAN
+
+    def note(self, value: float, second: int) -> None:
+        """From this second on."""
+        if value == self.value or (value != value and self.value != self.value):
+            return
+        if self._fine is None and self.value != self.value:
+            self._at = second  # unknown until now
+        else:
+            self._fill(second, needed=True)
+        self.value = value
+
+    def _fill(self, second: int, *, needed: bool) -> None:
+        """What holds until then is written down; if that is not needed, only where there are rings."""
+        if second <= self._at or (self._fine is None and not needed):
+            return
+        if self._fine is None:
+            self._fine, self._coarse = array("f", [_NAN]) * FINE, array("f", [_NAN]) * COARSE
+        assert self._coarse is not None
+        value, at = self.value, max(self._at, second - FINE)
+        for step in range(at, second):
+            self._fine[step % FINE] = value
+        at = max(self._at, second - second % STEP_S - COARSE * STEP_S)
+        if at > self._at:
+            self._sum, self._top = 0.0, _NAN
+        while at < second:
+            border = at - at % STEP_S + STEP_S
+            upto = min(border, second)
+            if value == value:
+                self._sum += value * (upto - at)
+                self._top = value if not self._top >= value else self._top
+            if upto == border:
+                self._coarse[at // STEP_S % COARSE] = (self._sum / STEP_S if self._top == self._top else _NAN) if self._mean else self._top
+                self._sum, self._top = 0.0, _NAN
+            at = upto
+        self._at = second
+
+    def last(self, span: str, second: int) -> list[float]:
+        """The oldest first; the newest is of the second (or ten) before."""
+        count, step_s = SPANS[span]
+        end = second // step_s
+        self._fill(second, needed=self.value == self.value and self.value != 0)
+        ring = self._fine if step_s == 1 else self._coarse
+        if ring is None:
+            known = min(count, max(0, end - -(-self._at // step_s))) if self.value == 0 else 0
+            return [_NAN] * (count - known) + [0.0] * known
+        cut = end % count
+        return [*ring[cut:], *ring[:cut]]
+
+
+class Track:
+    """The figures of one row."""
+
+    __slots__ = ("figures",)
+
+    def __init__(self, names: Mapping[str, bool], second: int) -> None:
+        self.figures = {name: Figure(second, mean) for name, mean in names.items()}
+
+    def note(self, values: Iterable[tuple[str, float | None]], second: int) -> None:
+        for name, value in values:
+            self.figures[name].note(_NAN if value is None else value, second)
+
+
+class History:
+    def __init__(self) -> None:
+        self._tracks: dict[tuple[str, str], Track] = {}
+
+    def note(self, changed: Iterable[tuple[str, str, Row]], second: int) -> None:
+        """What a board was told, at this second (of a clock that is not set)."""
+        for topic, channel, row in changed:
+            track = self._tracks.get((topic, channel))
+            if track is None:
+                if len(self._tracks) >= TRACKS_MAX:
+                    continue
+                track = self._tracks[topic, channel] = Track(CHANNEL_FIGURES if channel else TOPIC_FIGURES, second)
+            values = row.values
+            own = [(name, values.get(name)) for name in track.figures if name != "again"]
+            if channel:
+                own.append(("again", values["requeues"] + values["timeouts"]))
+            track.note(own, second)
+
+    def keep_only(self, topics: Mapping[str, Row]) -> None:
+        """The others are gone."""
+        if len(self._tracks) != len(topics) + sum(len(row.channels) for row in topics.values()):
+            self._tracks = {
+                (topic, channel): track
+                for (topic, channel), track in self._tracks.items()
+                if topic in topics and (not channel or channel in topics[topic].channels)
+            }
+
+    def lost(self, second: int) -> None:
+        """From this second on nothing is known."""
+        for track in self._tracks.values():
+            for figure in track.figures.values():
+                figure.note(_NAN, second)
+
+    def series(self, topic: str, channel: str, span: str, names: Sequence[str], points: int, second: int) -> dict[str, list[float | None]]:
+        """By figure, at most `points` values of each."""
+        track = self._tracks.get((topic, channel))
+        count = SPANS[span][0]
+        found = {}
+        for name in names:
+            figure = track.figures.get(name) if track is not None else None
+            values = figure.last(span, second) if figure is not None else [_NAN] * count
+            mean = (CHANNEL_FIGURES if channel else TOPIC_FIGURES).get(name, False)
+            found[name] = [_shown(value) for value in thinned(values, stride(span, points), mean=mean)]
+        return found
+
+
+def stride(span: str, points: int) -> int:
+    """How many values become one, so that there are no more than that."""
+    count = SPANS[span][0]
+    return max(1, -(-count // max(1, points)))
+
+
+def thinned(values: Sequence[float], each: int, *, mean: bool) -> Sequence[float]:
+    """The newest values make whole groups, and what is too few for one at the beginning is left out."""
+    if each <= 1:
+        return values
+    found = []
+    for at in range(len(values) % each, len(values), each):
+        known = [value for value in values[at : at + each] if value == value]
+        found.append((sum(known) / len(known) if mean else max(known)) if known else _NAN)
+    return found
+
+
+def _shown(value: float) -> float | None:
+    """4 bytes have seven digits."""
+    if value != value:
+        return None
+    return int(value) if value.is_integer() else float(f"{value:.4g}")
