@@ -30,6 +30,7 @@ SECTIONS: Final = {
         "serve": Place("serve:serve", "Run the broker in front, until SIGTERM or Ctrl-C."),
         "doctor": Place("doctor:doctor", "Whether a broker can run well here."),
         "config": Place("config:config", "The options in force for serve, and where each came from."),
+        "completion": Place("completion:completion", "Complete commands, topics and channels in bash, zsh or fish."),
         "keys": Place("keys:keys", "Make key pairs and tokens for a broker that asks who comes."),
     },
     "Publish and consume": {

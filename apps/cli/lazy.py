@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 
 class Place(NamedTuple):
@@ -31,7 +34,18 @@ class LazyGroup(click.Group):
         if cmd_name not in self.commands and cmd_name in self._places:
             module, _, name = self._places[cmd_name].where.partition(":")
             self.commands[cmd_name] = getattr(import_module(f".{module}", __package__), name)
+        if ctx.resilient_parsing and cmd_name in self.commands:  # somebody pressed TAB
+            from .completion import complete_names
+
+            complete_names(self.commands[cmd_name])
         return self.commands.get(cmd_name)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Nothing is imported for it either."""
+        from click.shell_completion import CompletionItem
+
+        found = [CompletionItem(name, help=place.text) for name, place in self._places.items() if name.startswith(incomplete)]
+        return found + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Nothing is imported for it."""

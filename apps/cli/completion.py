@@ -1,0 +1,67 @@
+"""zsq completion: words for the TAB key; names of topics and channels come from the broker, if it answers quickly."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import click
+from click.shell_completion import CompletionItem, get_completion_class
+from click.types import StringParamType
+
+VARIABLE: Final = "_ZSQ_COMPLETE"
+QUICK_S: Final = 0.5  # nobody waits longer for a TAB
+TOPICS: Final = ("topic", "dead_topic", "to", "dead_letter_topic")
+CHANNELS: Final = ("channel",)
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """Write what SHELL needs to complete zsq's commands, options, topics and channels.
+
+    \b
+    bash  zsq completion bash > ~/.local/share/bash-completion/completions/zsq
+    zsh   zsq completion zsh > ~/.zfunc/_zsq    (with fpath+=~/.zfunc before compinit in ~/.zshrc)
+    fish  zsq completion fish > ~/.config/fish/completions/zsq.fish
+
+    A new shell takes it up. Or for this one only: eval "$(zsq completion bash)".
+    """
+    found = get_completion_class(shell)
+    assert found is not None
+    click.echo(found(context.find_root().command, {}, "zsq", VARIABLE).source())
+
+
+class _Name(StringParamType):
+    """Of a topic, or of a channel of the topic that stands before it."""
+
+    def __init__(self, *, channel: bool) -> None:
+        self._channel = channel
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        known = _known(ctx.params.get("url"))
+        topic = ctx.params.get("topic") or ctx.params.get("to")
+        names = known.get(str(topic), []) if self._channel else list(known)
+        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+def _known(url: Any) -> dict[str, list[str]]:
+    """What there is; nothing where anything goes wrong, for a TAB has no place for errors."""
+    from ...transport.client import Admin
+
+    try:
+        with Admin(str(url), timeout=QUICK_S) as admin:
+            return admin.topics()
+    except Exception:
+        return {}
+
+
+def complete_names(command: click.Command) -> None:
+    """Give its arguments and options that name topics and channels of a broker their words."""
+    if isinstance(command, click.Group):
+        for one in command.commands.values():
+            complete_names(one)
+    elif any(param.name == "url" for param in command.params):
+        for param in command.params:
+            if param.name in TOPICS or param.name in CHANNELS:
+                param.type = _Name(channel=param.name in CHANNELS)
