@@ -41,6 +41,7 @@ SECTIONS: Final = {
         "redrive": Place("redrive:redrive", "Send dead letters back to where they died."),
     },
     "Look": {
+        "top": Place("top:top", "Watch it live: channels, topics, processes."),
         "stats": Place("stats:stats", "Topics, channels, consumers, processes."),
         "alarms": Place("alarms:alarms", "Backlog alarms, and who is told."),
         "peek": Place("look:peek", "What a topic or channel holds, without taking part."),

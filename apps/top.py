@@ -1,0 +1,257 @@
+"""What `zsq top` shows: rows of topics, channels or processes, sorted and filtered; and what a key changes. Knows no terminal.
+
+Picture    takes overviews, each of which has only what changed, and keeps the whole
+Screen     view, order, filter, place: a key's change is one method, and `rows` what is to be drawn
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+VIEWS: Final = ("channels", "topics", "processes")
+FILTER_MAX: Final = 64
+NS: Final = 1_000_000_000
+
+Row = dict[str, Any]
+
+
+class Column(NamedTuple):
+    """`shown`: a value as text; columns are sorted by their values, texts from A, numbers from the largest."""
+
+    key: str
+    title: str
+    shown: Callable[[Any], str] = str
+
+    @property
+    def is_text(self) -> bool:
+        return self.shown is str
+
+
+def count(value: Any) -> str:
+    """In five characters or so."""
+    if not value:
+        return "-"
+    number = float(value)
+    for unit in ("", "k", "M", "G", "T"):
+        if abs(number) < 1000 or unit == "T":
+            return f"{number:.0f}{unit}" if not unit or abs(number) >= 100 else f"{number:.1f}{unit}"
+        number /= 1000
+    return ""
+
+
+def rate(value: Any) -> str:
+    return "-" if not value else f"{value:.1f}" if value < 100 else count(value)
+
+
+def size(value: Any) -> str:
+    return "-" if not value else f"{count(value)}B"
+
+
+def age(seconds: Any) -> str:
+    """-1: not known."""
+    if seconds is None or seconds < 0:
+        return "?"
+    if not seconds:
+        return "-"
+    if seconds < 1:
+        return f"{seconds * 1000:.0f}ms"
+    for unit, length in (("s", 60.0), ("m", 60.0), ("h", 24.0), ("d", 1e9)):
+        if seconds < length:
+            return f"{seconds:.0f}{unit}" if seconds >= 10 or unit == "s" else f"{seconds:.1f}{unit}"
+        seconds /= length
+    return ""
+
+
+def share(value: Any) -> str:
+    return "" if value is None else f"{value:.1f}%"
+
+
+COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
+    "channels": (
+        Column("topic", "topic"), Column("channel", "channel"), Column("depth", "depth", count), Column("in_flight", "in flight", count),
+        Column("deferred", "deferred", count), Column("in_rate", "in/s", rate), Column("out_rate", "out/s", rate),
+        Column("drain_s", "drained in", age), Column("age_s", "oldest", age), Column("p99_s", "p99", age),
+        Column("consumers", "consumers", count), Column("requeued", "requeued", count), Column("timed_out", "timed out", count),
+        Column("dead", "dead", count), Column("said", "state"),
+    ),
+    "topics": (
+        Column("topic", "topic"), Column("channels", "channels", count), Column("in_rate", "in/s", rate),
+        Column("in_bytes_rate", "bytes/s", size), Column("backlog", "backlog", count), Column("delayed", "delayed", count),
+        Column("age_s", "oldest", age), Column("messages", "messages", count), Column("log_bytes", "on disk", size),
+        Column("chunks", "files", count), Column("dropped", "dropped", count), Column("refused", "refused", count),
+        Column("stages", "stages", count), Column("restarts", "restarts", count), Column("said", "state"),
+    ),
+    "processes": (
+        Column("name", "process"), Column("kind", "kind"), Column("pid", "pid", lambda value: f"{value}"), Column("cpu", "cpu", share),
+        Column("memory", "memory", size), Column("uptime_s", "up", age), Column("restarts", "restarts", count), Column("said", "state"),
+    ),
+}  # fmt: skip
+FIRST: Final = {"channels": "depth", "topics": "backlog", "processes": "cpu"}  # what each view is sorted by at first
+
+
+class Picture:
+    """The whole broker as last told. `version` is what the next overview is asked since."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.broker: dict[str, Any] = {}
+        self._topics: dict[str, tuple[Sequence[Any], dict[str, Sequence[Any]]]] = {}
+        self._processes: list[dict[str, Any]] = []
+        self._topic_fields: Sequence[str] = ()
+        self._channel_fields: Sequence[str] = ()
+
+    def take(self, told: Mapping[str, Any]) -> None:
+        if told["whole"]:
+            self._topics = {}
+            self._topic_fields, self._channel_fields = told["topic_fields"], told["channel_fields"]
+        for name, (row, channels) in told["topics"].items():
+            before, others = self._topics.get(name, ((), {}))
+            self._topics[name] = row or before, {**others, **channels}
+        self.version, self.broker = told["version"], told["broker"]
+        self._processes = told.get("processes", self._processes)
+
+    def rows(self, view: str, now_ns: int, used: Mapping[int, tuple[float | None, int]] | None = None) -> list[Row]:
+        """`used`: processor share and memory by pid, where that is known."""
+        if view == "processes":
+            return [self._process(one, used or {}) for one in self._processes]
+        if view == "topics":
+            return [self._topic(name, row, channels, now_ns) for name, (row, channels) in self._topics.items()]
+        return [self._channel(topic, name, row, now_ns) for topic, (_, channels) in self._topics.items() for name, row in channels.items()]
+
+    def _topic(self, name: str, row: Sequence[Any], channels: Mapping[str, Any], now_ns: int) -> Row:
+        found = dict(zip(self._topic_fields, row, strict=True))
+        said = [] if found["state"] == "up" else [str(found["state"])]
+        said += [f"closed to {found['closed']}"] * bool(found["closed"]) + ["paused"] * found["paused"]
+        said += [] if found["health"] == "OK" else [str(found["health"])]
+        return found | {"topic": name, "channels": len(channels), "age_s": _age(found["oldest_ns"], now_ns), "said": ", ".join(said)}
+
+    def _channel(self, topic: str, name: str, row: Sequence[Any], now_ns: int) -> Row:
+        found = dict(zip(self._channel_fields, row, strict=True))
+        said = ["paused"] * found["paused"] + ([] if found["health"] == "OK" else [str(found["health"])])
+        ages = {"age_s": _age(found["oldest_ns"], now_ns), "p99_s": found["p99_ns"] / NS}
+        return found | ages | {"topic": topic, "channel": name, "said": ", ".join(said)}
+
+    def _process(self, told: Mapping[str, Any], used: Mapping[int, tuple[float | None, int]]) -> Row:
+        cpu, memory = used.get(told["pid"], (None, 0))
+        said = "" if told["state"] == "up" else told["state"]
+        return {**told, "cpu": cpu, "memory": memory, "said": said}
+
+    def summary(self) -> dict[str, Any]:
+        """Of all topics and channels."""
+        topics = self.rows("topics", 0)
+        channels = self.rows("channels", 0)
+        return {
+            "topics": len(topics),
+            "channels": len(channels),
+            "in_rate": sum(row["in_rate"] for row in topics),
+            "in_bytes_rate": sum(row["in_bytes_rate"] for row in topics),
+            "out_rate": sum(row["out_rate"] for row in channels),
+            "depth": sum(row["depth"] for row in channels),
+            "in_flight": sum(row["in_flight"] for row in channels),
+            "log_bytes": sum(row["log_bytes"] for row in topics),
+        }
+
+
+def _age(oldest_ns: int, now_ns: int) -> float:
+    return max(0.0, (now_ns - oldest_ns) / NS) if oldest_ns > 0 else float(oldest_ns)
+
+
+@dataclass(slots=True)
+class Screen:
+    """How it is looked at. `typing`: the filter is being written."""
+
+    view: str = "channels"
+    order: dict[str, str] = field(default_factory=lambda: dict(FIRST))
+    turned: dict[str, bool] = field(default_factory=dict)
+    filter: str = ""
+    typing: bool = False
+    paused: bool = False
+    over: bool = False
+    first: int = 0
+
+    def arranged(self, rows: Iterable[Row]) -> list[Row]:
+        """Those that have the filter in one of their texts, in order."""
+        wanted = self.filter.lower()
+        texts = [column.key for column in COLUMNS[self.view] if column.is_text]
+        found = [row for row in rows if not wanted or any(wanted in str(row[key]).lower() for key in texts)]
+        name = COLUMNS[self.view][0].key
+        found.sort(key=lambda row: tuple(str(row[key]) for key in texts))
+        column = next(one for one in COLUMNS[self.view] if one.key == self.order[self.view])
+        turned = self.turned.get(self.view, False)
+        if column.key != name or turned:
+            values: Callable[[Row], Any] = (lambda row: str(row[column.key])) if column.is_text else (lambda row: row[column.key] or 0)
+            found.sort(key=values, reverse=turned if column.is_text else not turned)
+        return found
+
+    def window(self, rows: Sequence[Row], height: int) -> Sequence[Row]:
+        """What of them is to be seen; the place is kept where there is something."""
+        self.first = max(0, min(self.first, len(rows) - height))
+        return rows[self.first : self.first + max(height, 0)]
+
+    def press(self, key: str, height: int = 20) -> None:
+        """A character, or the name of a key: up, down, left, right, pageup, pagedown, home, end, enter, escape, backspace."""
+        if self.typing:
+            self._type(key)
+        elif key in ("q", "Q", "\x03", "\x04"):
+            self.over = True
+        elif key in ("1", "2", "3", "\t"):
+            self.view = VIEWS[int(key) - 1] if key != "\t" else VIEWS[(VIEWS.index(self.view) + 1) % len(VIEWS)]
+            self.first = 0
+        elif key in ("left", "right", "<", ">"):
+            keys = [column.key for column in COLUMNS[self.view]]
+            step = 1 if key in ("right", ">") else -1
+            self.order[self.view] = keys[(keys.index(self.order[self.view]) + step) % len(keys)]
+            self.turned[self.view] = False
+        elif key in ("r", "R"):
+            self.turned[self.view] = not self.turned.get(self.view, False)
+        elif key in ("/", "f"):
+            self.typing = True
+        elif key == "escape":
+            self.filter = ""
+        elif key in (" ", "p"):
+            self.paused = not self.paused
+        else:
+            steps = {"up": -1, "k": -1, "down": 1, "j": 1, "pageup": -height, "pagedown": height, "home": -(10**9), "end": 10**9}
+            self.first = max(0, self.first + steps.get(key, 0))
+
+    def _type(self, key: str) -> None:
+        if key in ("enter", "escape", "\x03"):
+            self.typing = False
+            self.filter = "" if key == "escape" else self.filter
+        elif key == "backspace":
+            self.filter = self.filter[:-1]
+        elif len(key) == 1 and key.isprintable() and len(self.filter) < FILTER_MAX:
+            self.filter += key
+        self.first = 0
+
+
+class Usage:
+    """Processor time and memory of processes of this machine, by /proc; between two looks."""
+
+    def __init__(self, root: str = "/proc", ticks_s: int = 100, page_bytes: int = 4096) -> None:
+        self._root = root
+        self._ticks_s = ticks_s
+        self._page_bytes = page_bytes
+        self._before: dict[int, tuple[int, float]] = {}
+
+    def look(self, pids: Iterable[int], now_s: float | None = None) -> dict[int, tuple[float | None, int]]:
+        """The share of one processor since the look before (None: there was none), and the memory, shared pages included."""
+        now_s = time.monotonic() if now_s is None else now_s
+        found: dict[int, tuple[float | None, int]] = {}
+        seen: dict[int, tuple[int, float]] = {}
+        for pid in pids:
+            try:
+                with open(f"{self._root}/{pid}/stat") as file:
+                    fields = file.read().rpartition(")")[2].split()
+            except OSError:
+                continue
+            ticks = int(fields[11]) + int(fields[12])
+            seen[pid] = ticks, now_s
+            before = self._before.get(pid)
+            share_ = None if before is None else 100 * (ticks - before[0]) / self._ticks_s / max(now_s - before[1], 0.001)
+            found[pid] = share_, int(fields[21]) * self._page_bytes
+        self._before = seen
+        return found
