@@ -28,6 +28,7 @@ SPECIAL: Final = {
 }  # fmt: skip
 HEAD_LINES: Final = 5  # around the table: two above, its own two, the keys
 ESCAPE_WAIT_S: Final = 0.05
+SHARE_WAIT_S: Final = 0.5
 
 
 @click.command()
@@ -93,6 +94,9 @@ def _once(admin: Admin, picture: Picture, screen: Screen, usage: Usage, url: str
     if not console.is_terminal:
         console = Console(width=180)
     _ask(admin, picture, screen)
+    if screen.view == "processes":
+        _rows(picture, screen, usage, url)
+        time.sleep(SHARE_WAIT_S)  # the share of a processor is between two looks
     console.print(head(picture, url))
     console.print(table(screen, _rows(picture, screen, usage, url)))
 
