@@ -25,7 +25,7 @@ from uvicorn.server import ServerState
 
 from .limits import HttpLimits
 from .responses import JSON
-from .tls_door import TlsDoor
+from .tls_door import TlsListener
 
 SWEEP_S: Final = 1.0
 LAST_WORDS_S: Final = 0.5  # at the end, for answers that are written and not yet taken
@@ -46,7 +46,7 @@ class BoundedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) + len(self._server.doors) > self._server.limits.connections_max:
+        if len(self.connections) > self._server.limits.connections_max:
             transport.abort()
             return
         self._head_since_s = self.loop.time()
@@ -123,20 +123,21 @@ class HttpServer:
         )
         self.config.load()
         self._loop = asyncio.get_running_loop()
-        self._listener: asyncio.Server | None = None
+        self._listener: asyncio.Server | TlsListener | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._empty = asyncio.Event()
-        self.doors: set[TlsDoor] = set()  # connections in their handshake
 
     async def listen(self, sock: socket.socket, context: ssl.SSLContext | None = None) -> None:
         """With TLS only, if there is a context for it."""
-        self._listener = await self._loop.create_server(lambda: self._enter(context), sock=sock, backlog=BACKLOG)
-
-    def _enter(self, context: ssl.SSLContext | None) -> asyncio.Protocol:
         if context is None:
-            return BoundedProtocol(self)
-        free = self.limits.connections_max - len(self.state.connections) - len(self.doors)
-        return TlsDoor(context, lambda: BoundedProtocol(self), self.doors, self.limits.head_s, turned_away=free <= 0)
+            self._listener = await self._loop.create_server(lambda: BoundedProtocol(self), sock=sock, backlog=BACKLOG)
+        else:
+            self._listener = TlsListener(sock, context, lambda: BoundedProtocol(self), lambda: self.full, self.limits.head_s)
+
+    @property
+    def full(self) -> bool:
+        waiting = self._listener.waiting if isinstance(self._listener, TlsListener) else 0
+        return len(self.state.connections) + waiting >= self.limits.connections_max
 
     @property
     def connections(self) -> list[BoundedProtocol]:
@@ -162,8 +163,6 @@ class HttpServer:
         """Take no more; requests under way are answered, if that is done in time."""
         if self._listener is not None:
             self._listener.close()
-        for door in list(self.doors):
-            door.abort()
         for connection in self.connections:
             connection.shutdown()
         if tasks := set(self.state.tasks):

@@ -1,24 +1,27 @@
 """TLS before HTTP: a connection counts, and has its time, from its first byte, not from the end of its handshake.
 
-An event loop that is told to listen with TLS makes the connection known when the handshake is over. Before that nobody counts it: who opens
-many and says nothing takes a descriptor and some 100 KB each, for as long as the handshake may take. So the listener is a plain one, and
-each connection is led through the handshake here.
+An event loop that is told to listen with TLS makes a connection known when its handshake is over. Before that nobody counts it: who opens
+many and says nothing takes a descriptor and some 100 KB each, for as long as the handshake may take. So connections are accepted here, one
+by one, and each is led through the handshake. (Rejected: `start_tls` from a plain listener. uvloop begins to read before it, and what came
+is lost.)
 
-New files are taken up by the one context there is, after a trial with another: a listener's context cannot be exchanged, and what is half
-loaded would end every handshake.
+New files are taken up by the one context there is, after a trial with another: what is half loaded would end every handshake.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
 from collections.abc import Callable
-from typing import Final, cast
+from typing import Final
 
 from ...transport.nsq.tls import server_context
 
 SHUTDOWN_S: Final = 2.0
+ACCEPTED_MAX: Final = 64  # in one turn of the loop
+PAUSE_S: Final = 1.0  # after one that could not be accepted: there are no descriptors
 
 
 class Certificates:
@@ -34,58 +37,69 @@ class Certificates:
             self.context.load_cert_chain(cert, key)
 
 
-class TlsDoor(asyncio.Protocol):
-    """Stands where the HTTP connection will be, until the handshake is over. `inside` makes that; `waiting` holds all that are not over."""
+class TlsListener:
+    """On a socket that listens. `inside` makes what speaks behind the handshake; while `full` says so, who comes is turned away."""
 
     def __init__(
         self,
+        sock: socket.socket,
         context: ssl.SSLContext,
         inside: Callable[[], asyncio.Protocol],
-        waiting: set[TlsDoor],
+        full: Callable[[], bool],
         handshake_s: float,
-        *,
-        turned_away: bool = False,
     ) -> None:
-        self._turned_away = turned_away
+        self._sock = sock
         self._context = context
         self._inside = inside
-        self._waiting = waiting
+        self._full = full
         self._handshake_s = handshake_s
-        self._task: asyncio.Task[None] | None = None
-        self.transport: asyncio.Transport | None = None
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self._open()
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.Transport", transport)
-        if self._turned_away:
-            self.transport.abort()
-            return
-        self.transport.pause_reading()  # what comes is the handshake's, and not ours
-        self._waiting.add(self)
-        self._task = asyncio.get_running_loop().create_task(self._lead_in(self.transport))
+    @property
+    def waiting(self) -> int:
+        """Connections in their handshake."""
+        return len(self._tasks)
 
-    async def _lead_in(self, transport: asyncio.Transport) -> None:
-        inside = self._inside()
+    def _open(self) -> None:
+        if not self._closed:
+            self._loop.add_reader(self._sock, self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(ACCEPTED_MAX):
+            try:
+                one, _ = self._sock.accept()
+            except (BlockingIOError, ConnectionError):
+                return
+            except OSError:
+                self._loop.remove_reader(self._sock)
+                self._loop.call_later(PAUSE_S, self._open)
+                return
+            if self._full():
+                one.close()
+                continue
+            one.setblocking(False)
+            task = self._loop.create_task(self._lead_in(one))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _lead_in(self, one: socket.socket) -> None:
         try:
-            secure = await asyncio.get_running_loop().start_tls(
-                transport, inside, self._context, server_side=True, ssl_handshake_timeout=self._handshake_s, ssl_shutdown_timeout=SHUTDOWN_S
+            await self._loop.connect_accepted_socket(
+                self._inside, one, ssl=self._context, ssl_handshake_timeout=self._handshake_s, ssl_shutdown_timeout=SHUTDOWN_S
             )
-        except (OSError, ssl.SSLError):  # it speaks something else, or too slowly, or left
-            transport.abort()
-            return
-        except BaseException:
-            transport.abort()
+        except OSError:  # it speaks something else, or too slowly, or left; ssl.SSLError is one
+            one.close()
+        except asyncio.CancelledError:
+            one.close()
             raise
-        finally:
-            self._waiting.discard(self)
-        assert secure is not None
-        inside.connection_made(secure)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """In the handshake; behind it the connection is HTTP's."""
-
-    def abort(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-        if self.transport is not None:
-            with contextlib.suppress(Exception):
-                self.transport.abort()
+    def close(self) -> None:
+        self._closed = True
+        with contextlib.suppress(Exception):
+            self._loop.remove_reader(self._sock)
+        self._sock.close()
+        for task in list(self._tasks):
+            task.cancel()

@@ -19,6 +19,7 @@ from zsq.actors.http.limits import HttpLimits
 from zsq.actors.http.lookup import Node
 from zsq.actors.http.origins import Origins
 from zsq.actors.http.server import HttpServer
+from zsq.actors.http.tls_door import Certificates
 from zsq.actors.nsq.options import NsqOptions
 from zsq.transport.errors import E_NOT_FOUND, NotFound
 
@@ -158,8 +159,9 @@ class Site:
 class Served:
     """The same behind its server, on a port of loopback, in a thread."""
 
-    def __init__(self, limits: HttpLimits) -> None:
+    def __init__(self, limits: HttpLimits, certificates: Certificates | None = None) -> None:
         self.broker: FakeBroker
+        self._context = certificates.context if certificates is not None else None
         self.server: HttpServer
         self.port = 0
         self.loop = uvloop.new_event_loop()
@@ -179,7 +181,7 @@ class Served:
         self.server = HttpServer(self.app, self._limits)
         sock = open_listener("127.0.0.1:0")
         self.port = sock.getsockname()[1]
-        await self.server.listen(sock)
+        await self.server.listen(sock, self._context)
         self._ready.set()
         await self._over.wait()
         await self.server.close(1.0)
@@ -208,8 +210,8 @@ class Served:
 
 
 @contextmanager
-def served(limits: HttpLimits | None = None) -> Iterator[Served]:
-    one = Served(limits or HttpLimits())
+def served(limits: HttpLimits | None = None, certificates: Certificates | None = None) -> Iterator[Served]:
+    one = Served(limits or HttpLimits(), certificates)
     one.start()
     try:
         yield one
