@@ -95,7 +95,9 @@ class Guard:
         found = self._exact.get(path)
         if found is None:
             begin, slash, rest = path.rpartition("/")
-            found = self._open.get(begin + slash, OTHER) if rest else OTHER
+            found = self._open.get(begin + slash) if rest else None
+            if found is None:  # files lie in folders, too
+                found = next((one for begin, one in self._open.items() if one.endswith(":path}") and path.startswith(begin)), OTHER)
         return found
 
 

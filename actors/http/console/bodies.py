@@ -48,7 +48,7 @@ def text_of(data: bytes, *, cut: bool) -> str | None:
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
-        if not cut or error.end < len(data) or len(data) - error.start > 3:
+        if not cut or error.reason != "unexpected end of data":
             return None
         text = data[: error.start].decode()
     return None if _NO_TEXT.search(text) else text

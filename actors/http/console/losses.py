@@ -72,7 +72,7 @@ def _sentence(losses: list[Loss], end: str) -> list[str]:
 
 def _people(row: Stats, what: str) -> list[str]:
     count = int(row.get("client_count", 0)) if "client_count" in row else sum(int(one.get("client_count", 0)) for one in row["channels"])
-    return [f"{count:,} consumer{'s are' if count != 1 else ' is'} connected, and {what}."] if count else []
+    return [f"Connected consumers: {count:,}. {what}."] if count else []
 
 
 def _topic_delete(asked: Asked) -> Told:
@@ -87,7 +87,7 @@ def _topic_delete(asked: Asked) -> Told:
         f"{stored:,} messages in {int(row['log_bytes']):,} bytes of log are removed, and can be read no more." if stored else "It is empty."
     ]
     says += [f"Unfinished: {'; '.join(left)}."] if left else []
-    return Told(losses, says + _people(row, "lose it"), {"unfinished": left})
+    return Told(losses, says + _people(row, "They get nothing more"), {"unfinished": left})
 
 
 def _topic_empty(asked: Asked) -> Told:
@@ -111,14 +111,14 @@ def _topic_close_consumers(asked: Asked) -> Told:
     left = remaining(asked.topic)
     says = ["Publishers and consumers are refused from now on. It can be opened again."]
     says += [f"Not finished: {'; '.join(left)}. It stays in the topic."] if left else []
-    return Told([], says + _people(asked.topic, "are sent away"), {"unfinished": left})
+    return Told([], says + _people(asked.topic, "They are sent away"), {"unfinished": left})
 
 
 def _channel_delete(asked: Asked) -> Told:
     losses = _held(asked.channel)
     says = _sentence(losses, "are finished for nobody: they go with the channel.") or ["It holds nothing unfinished."]
     says.append("Its settings and counters go too. The topic's log, and its other channels, stay as they are.")
-    return Told(losses, says + _people(asked.channel, "lose it"), {})
+    return Told(losses, says + _people(asked.channel, "They get nothing more"), {})
 
 
 def _channel_empty(asked: Asked) -> Told:
