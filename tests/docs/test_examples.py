@@ -1,0 +1,85 @@
+"""docs/examples: what stands there is what this version understands."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import click
+import pytest
+
+from zsq.apps.cli.app import app
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "docs" / "examples"
+
+
+def understood(words: list[str]) -> click.Context:
+    """A command line of `zsq` as click reads it; nothing is run. What is not known there raises."""
+    command = app.get_command(click.Context(app), words[0])
+    assert command is not None, words[0]
+    return command.make_context(words[0], words[1:])
+
+
+def unit() -> configparser.ConfigParser:
+    found = configparser.ConfigParser(strict=False, interpolation=None)
+    found.optionxform = str  # type: ignore[assignment, method-assign]
+    found.read(EXAMPLES / "zsq.service")
+    return found
+
+
+def test_the_unit_starts_what_there_is() -> None:
+    service = unit()["Service"]
+    words = shlex.split(service["ExecStart"])
+    assert words[0].endswith("/bin/zsq")
+    given = understood(words[1:]).params
+    assert str(given["data_dir"]).startswith(f"/var/lib/{service['StateDirectory']}/")
+    assert given["log_format"] == "json"
+    assert (service["Type"], service["KillMode"]) == ("notify", "mixed")
+    assert int(service["WatchdogSec"]) >= 10
+
+
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("there is no systemd on this machine")
+    text = (EXAMPLES / "zsq.service").read_text().replace("/opt/zsq/bin/zsq", sys.executable)
+    (tmp_path / "zsq.service").write_text(text)
+    ended = subprocess.run(["systemd-analyze", "verify", str(tmp_path / "zsq.service")], capture_output=True, text=True, check=False)
+    said = [line for line in (ended.stdout + ended.stderr).splitlines() if "zsq.service" in line]
+    assert said == []
+
+
+def instructions() -> list[tuple[str, str]]:
+    """Word and text of each, lines that go on joined."""
+    text = re.sub(r"\\\n\s*", "", re.sub(r"^#.*\n", "", (EXAMPLES / "Containerfile").read_text(), flags=re.MULTILINE))
+    return [(line.split(" ", 1)[0], line.split(" ", 1)[1]) for line in text.splitlines() if line.strip()]
+
+
+def test_the_container_starts_what_there_is() -> None:
+    found = dict(instructions())
+    command = json.loads(found["CMD"])
+    environment = dict(word.split("=", 1) for word in shlex.split(found["ENV"]))
+    given = understood([*command, "--data-dir", environment["ZSQ_DATA_DIR"]]).params
+    listens = [given["listen"], given["listen_push"], *given["nsq_listen"], given["http_listen"]]
+    assert sorted(place.rpartition(":")[2] for place in listens) == sorted(found["EXPOSE"].split())
+    assert json.loads(found["ENTRYPOINT"]) == ["zsq"]
+    check = json.loads(found["HEALTHCHECK"].partition("CMD ")[2])
+    assert understood(check[1:]).params["once"]
+    assert found["VOLUME"] == environment["ZSQ_DATA_DIR"]
+
+
+def test_the_container_has_all_that_the_wheel_is_made_of() -> None:
+    copied = {name for word, text in instructions() if word == "COPY" for name in text.split()[:-1] if not name.startswith("-")}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    folders = {name.removeprefix("zsq.").split(".")[0] for name in project["tool"]["setuptools"]["packages"] if name != "zsq"}
+    files = {"__init__.py", "__main__.py", "py.typed", "pyproject.toml", "README.md", "LICENSE"}
+    assert copied - {"/wheels"} == folders | files
+    extras = re.findall(r"\[([\w,]+)\]'", (EXAMPLES / "Containerfile").read_text())
+    assert {extra for text in extras for extra in text.split(",")} <= set(project["project"]["optional-dependencies"])
