@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, DataSourceStreamWriter, DataSourceWriter
 from pyspark.sql.types import StructType
@@ -19,7 +20,7 @@ __all__ = ["ZsqDataSource"]
 
 
 class ZsqDataSource(DataSource):
-    """Made on the driver for each load and save. $ZSQ_URL is the driver's, and goes to the executors with the options."""
+    """Made on the driver for each load and save. $ZSQ_URL and $ZSQ_KEY_FILE are the driver's; what they say goes to the executors."""
 
     @classmethod
     def name(cls) -> str:
@@ -27,13 +28,11 @@ class ZsqDataSource(DataSource):
 
     def _source(self, streaming: bool | None) -> SourceOptions:
         options = source_options(self.options, os.environ.get("ZSQ_URL") or DEFAULT_URL, streaming=streaming)
-        parse(options.url)
-        return options
+        return replace(options, credentials=parse(options.url, options.key_file or None).credentials)
 
     def _sink(self, streaming: bool) -> SinkOptions:
         options = sink_options(self.options, os.environ.get("ZSQ_URL") or DEFAULT_URL, streaming=streaming)
-        parse(options.url)
-        return options
+        return replace(options, credentials=parse(options.url, options.key_file or None).credentials)
 
     def _checked(self, schema: StructType, options: SourceOptions) -> SourceOptions:
         """A schema of the user's own cannot be honoured: Spark does not convert what a source yields."""

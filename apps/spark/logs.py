@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple, Protocol
 
 from ...transport.client import Admin, Measured, Reader
+from ...transport.credentials import KeyFile
 from ...transport.errors import E_NOT_FOUND, NotFound, Refused, ZsqError
 from .offsets import Place
 
@@ -39,14 +40,15 @@ class Logs(Protocol):
 class TopicLogs:
     """`Logs` of a broker. The source never makes a topic: a misspelt name would be an empty stream."""
 
-    def __init__(self, url: str, timeout_s: float) -> None:
+    def __init__(self, url: str, timeout_s: float, key_file: KeyFile = None) -> None:
         self._url = url
+        self._key_file = key_file
         self._timeout_s = timeout_s
         self._readers: dict[str, Reader] = {}
 
     def _reader(self, topic: str) -> Reader:
         if topic not in self._readers:
-            self._readers[topic] = Reader(self._url, topic, timeout=self._timeout_s, patient=True)
+            self._readers[topic] = Reader(self._url, topic, timeout=self._timeout_s, patient=True, key_file=self._key_file)
         return self._readers[topic]
 
     def extent(self, topic: str) -> Extent:
@@ -83,9 +85,9 @@ class Channel:
     """The channel that follows a query, so that its backlog shows. It only follows: where the query goes on is in Spark's checkpoint. So
     nothing here fails the query. To move it on clears what it holds, so it must be the query's own."""
 
-    def __init__(self, url: str, name: str) -> None:
+    def __init__(self, url: str, name: str, key_file: KeyFile = None) -> None:
         self._name = name
-        self._admin = Admin(url, timeout=CHANNEL_TIMEOUT_S)
+        self._admin = Admin(url, timeout=CHANNEL_TIMEOUT_S, key_file=key_file)
         self._ready: set[str] = set()
 
     def begin(self, place: Place, logs: Logs, *, new: bool) -> None:

@@ -10,13 +10,16 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ...transport.errors import E_BAD_ARGUMENT, UsageError
 from ...transport.names import check_name
 from ...transport.protocol_staging import TRANSACTION_APP_BYTES_MAX, check_stage_topic
 from .schema import COLUMNS, HEADERS, SOURCE_COLUMNS
+
+if TYPE_CHECKING:
+    from ...transport.credentials import Credentials, KeyFile
 
 __all__ = ["EARLIEST", "LATEST", "SINK_NAMES", "SOURCE_NAMES", "Point", "SinkOptions", "SourceOptions", "sink_options", "source_options"]
 
@@ -26,9 +29,9 @@ INT64_MAX: Final = (1 << 63) - 1
 SOURCE_NAMES: Final = (
     "url", "topic", "subscribe", "startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp",
     "startingOffsetsByTimestamp", "endingOffsetsByTimestamp", "maxOffsetsPerTrigger", "maxBytesPerTrigger", "minPartitions",
-    "failOnDataLoss", "channel", "includeHeaders", "columns", "timeout",
+    "failOnDataLoss", "channel", "includeHeaders", "columns", "timeout", "keyFile",
 )  # fmt: skip
-SINK_NAMES: Final = ("url", "topic", "txnAppId", "txnVersion", "timeout")
+SINK_NAMES: Final = ("url", "topic", "txnAppId", "txnVersion", "timeout", "keyFile")
 _NAMES: Final = {name.lower(): name for name in (*SOURCE_NAMES, *SINK_NAMES)}
 # What Spark itself, or a person who follows its guides, adds to any format.
 _FOREIGN: Final = frozenset({"checkpointlocation", "path", "paths", "queryname", "mergeschema", "timezone"})
@@ -58,7 +61,8 @@ LATEST: Final = Point("latest")
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """`starting` and `ending` have a point for each topic. A limit that is not set is 0."""
+    """`starting` and `ending` have a point for each topic. A limit that is not set is 0. `key_file` is the option's; `credentials` what is
+    in it, put in on the driver and pickled to the executors, who have no such file. They are in no text."""
 
     url: str
     topics: tuple[str, ...]
@@ -71,17 +75,31 @@ class SourceOptions:
     fail_on_data_loss: bool
     channel: str
     timeout_s: float
+    key_file: str = ""
+    credentials: Credentials | None = field(default=None, repr=False)
+
+    @property
+    def keys(self) -> KeyFile:
+        """For clients: what the environment of an executor names is not asked for."""
+        return self.credentials or ""
 
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """`topic` is "" where the column says it; `app` is "" and `version` -1 where the user named no transaction."""
+    """`topic` is "" where the column says it; `app` is "" and `version` -1 where the user named no transaction. Keys as above."""
 
     url: str
     topic: str
     app: str
     version: int
     timeout_s: float
+    key_file: str = ""
+    credentials: Credentials | None = field(default=None, repr=False)
+
+    @property
+    def keys(self) -> KeyFile:
+        """As the source's."""
+        return self.credentials or ""
 
 
 def wrong(text: str) -> UsageError:
@@ -117,6 +135,7 @@ def source_options(options: Mapping[str, str], url: str, *, streaming: bool | No
         fail_on_data_loss=_flag(given, "failOnDataLoss", True),
         channel=check_name(given["channel"], "channel") if "channel" in given else "",
         timeout_s=_timeout(given),
+        key_file=given.get("keyFile", ""),
     )
 
 
@@ -133,7 +152,7 @@ def sink_options(options: Mapping[str, str], url: str, *, streaming: bool) -> Si
     topic = check_stage_topic(given["topic"]) if "topic" in given else ""
     if not topic and "subscribe" in given:
         raise wrong("'subscribe' is an option of the source; name the topic to write to by option 'topic' or by a column of that name")
-    return SinkOptions(given.get("url") or url, topic, app, version, _timeout(given))
+    return SinkOptions(given.get("url") or url, topic, app, version, _timeout(given), given.get("keyFile", ""))
 
 
 def _given(options: Mapping[str, str]) -> dict[str, str]:

@@ -89,7 +89,7 @@ def stage_rows(options: SinkOptions, transaction: Transaction, partition: int, b
             if writer is None:
                 writer = StageWriter(
                     options.url, topic, transaction.app, transaction.version,
-                    kind=transaction.kind, partition=partition, timeout=options.timeout_s,
+                    kind=transaction.kind, partition=partition, timeout=options.timeout_s, key_file=options.keys,
                 )  # fmt: skip
             for block in packer.blocks(batch):
                 writer.push(block)
@@ -144,7 +144,7 @@ def _commit(options: SinkOptions, topic: str, transaction: Transaction, parts: l
     while True:
         left = max(0.1, deadline - time.monotonic())
         try:
-            with StageCommitter(options.url, topic, timeout=min(left, ATTEMPT_S), create=False) as committer:
+            with StageCommitter(options.url, topic, timeout=min(left, ATTEMPT_S), create=False, key_file=options.keys) as committer:
                 return committer.commit(transaction.app, transaction.version, parts, transaction.kind)
         except (Refused, BrokerUnreachable) as error:
             if time.monotonic() + PAUSE_S >= deadline:
@@ -168,7 +168,8 @@ def abort_parts(options: SinkOptions, messages: Sequence[WriterCommitMessage | N
         if app and options.topic:
             named.setdefault(options.topic, [])  # what tasks have staged that did not get as far as to tell it
         for topic, stages in named.items():
-            with StageCommitter(options.url, topic, timeout=min(ABORT_TIMEOUT_S, options.timeout_s), create=False) as committer:
+            patience = min(ABORT_TIMEOUT_S, options.timeout_s)
+            with StageCommitter(options.url, topic, timeout=patience, create=False, key_file=options.keys) as committer:
                 committer.abort(app, version, stages)
     except Exception as error:
         why = error.text if isinstance(error, ZsqError) else repr(error)

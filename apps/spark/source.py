@@ -38,7 +38,7 @@ def read_range(options: SourceOptions, part: InputPartition) -> Iterator[pa.Reco
         return
     with RangeReader(
         options.url, part.topic, part.start, part.stop,
-        timeout=options.timeout_s, fail_on_data_loss=options.fail_on_data_loss, uuid=part.uuid,
+        timeout=options.timeout_s, fail_on_data_loss=options.fail_on_data_loss, uuid=part.uuid, key_file=options.keys,
     ) as blocks:  # fmt: skip
         yield from BatchMaker(part.topic, options.columns).batches(blocks, part.start, part.stop)
         if blocks.lost:
@@ -54,7 +54,7 @@ class BatchReader(DataSourceReader):
         self._options = options
 
     def partitions(self) -> Sequence[InputPartition]:
-        logs = TopicLogs(self._options.url, self._options.timeout_s)
+        logs = TopicLogs(self._options.url, self._options.timeout_s, self._options.keys)
         try:
             return partitions_of(BatchPlan(self._options, logs).partitions())
         finally:

@@ -42,7 +42,7 @@ class FollowingReader(DataSourceStreamReader):
     @property
     def _plan(self) -> StreamPlan:
         if self._made is None:
-            self._logs = TopicLogs(self._options.url, self._options.timeout_s)
+            self._logs = TopicLogs(self._options.url, self._options.timeout_s, self._options.keys)
             self._made = StreamPlan(self._options, self._logs)
         return self._made
 
@@ -51,7 +51,7 @@ class FollowingReader(DataSourceStreamReader):
         if not self._options.channel:
             return None
         if self._channel is None:
-            self._channel = Channel(self._options.url, self._options.channel)
+            self._channel = Channel(self._options.url, self._options.channel, self._options.keys)
         known = {topic: offset for topic, offset in place.offsets.items() if topic in self._options.topics}
         self._channel.begin(Place(known, place.uuids), self._plan.logs, new=new)
         return self._channel

@@ -57,7 +57,7 @@ class Admin:
         self.asked: list[tuple[Any, ...]] = []
         self.existed = self.gone = False
         self.consumers = 0
-        monkeypatch.setattr("zsq.apps.spark.logs.Admin", lambda url, timeout: self)
+        monkeypatch.setattr("zsq.apps.spark.logs.Admin", lambda url, timeout, key_file: self)
 
     def create_channel(self, topic: str, channel: str) -> dict[str, Any]:
         self.asked.append(("create", topic, channel))
@@ -250,7 +250,7 @@ def test_topics_join_and_leave_a_query(caplog: pytest.LogCaptureFixture) -> None
 
 
 def plain(monkeypatch: pytest.MonkeyPatch, logs: MadeUp, **given: str) -> PlainStreamReader:
-    monkeypatch.setattr("zsq.apps.spark.stream.TopicLogs", lambda url, timeout: logs)
+    monkeypatch.setattr("zsq.apps.spark.stream.TopicLogs", lambda url, timeout, keys: logs)
     return PlainStreamReader(options(**given))
 
 
@@ -290,7 +290,7 @@ def test_following_makes_no_topic(monkeypatch: pytest.MonkeyPatch, caplog: pytes
     from zsq.apps.spark.admission import AdmittingReader
 
     admin = Admin(monkeypatch)
-    monkeypatch.setattr("zsq.apps.spark.stream.TopicLogs", lambda url, timeout: MadeUp())
+    monkeypatch.setattr("zsq.apps.spark.stream.TopicLogs", lambda url, timeout, keys: MadeUp())
     reader = AdmittingReader(options(channel="c"))
     start, end = at(a=0).as_json(), at(a=10).as_json()
     for ask in (
@@ -303,7 +303,7 @@ def test_following_makes_no_topic(monkeypatch: pytest.MonkeyPatch, caplog: pytes
     assert not caplog.text, "it is the query that fails"
     reader.commit(end)
     assert "channel a/c could not be made" in caplog.text
-    monkeypatch.setattr("zsq.apps.spark.stream.TopicLogs", lambda url, timeout: MadeUp(a=(0, 5, "u-2")))
+    monkeypatch.setattr("zsq.apps.spark.stream.TopicLogs", lambda url, timeout, keys: MadeUp(a=(0, 5, "u-2")))
     again = AdmittingReader(options(channel="c"))
     again.commit(end)
     assert not admin.asked, "nor one that was made again, at an offset of its predecessor"
@@ -354,7 +354,7 @@ def test_both_limits_hold_though_spark_knows_one(monkeypatch: pytest.MonkeyPatch
 
     from zsq.apps.spark.admission import AdmittingReader
 
-    monkeypatch.setattr("zsq.apps.spark.stream.TopicLogs", lambda url, timeout: MadeUp(a=(0, 100)))
+    monkeypatch.setattr("zsq.apps.spark.stream.TopicLogs", lambda url, timeout, keys: MadeUp(a=(0, 100)))
     reader = AdmittingReader(options(maxOffsetsPerTrigger="40", maxBytesPerTrigger="1k"))
     assert reader.getDefaultReadLimit() == ReadMaxRows(40)
     start = at(a=0).as_json()
