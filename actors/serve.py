@@ -43,7 +43,12 @@ def serve(serve_options: ServeOptions, read_again: Callable[[], Fresh] | None = 
         said(f"zsq: {error}")
         return 1
     except OSError as error:
-        said(f"zsq: cannot use data directory {data_dir}: {error.strerror or error}")
+        why = str(error.strerror or error)
+        if (
+            isinstance(error, FileNotFoundError) and not data_dir.parent.exists()
+        ):  # not made: a slip of the pen, or a disk that is not mounted
+            why = f"{data_dir.parent} does not exist; make it first (mkdir -p), or mount what belongs there"
+        said(f"zsq: cannot use data directory {data_dir}: {why}")
         return 1
     for text in in_clear(serve_options):
         logging.getLogger("zsq").warning("others can read along: %s", text)

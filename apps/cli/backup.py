@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .output import json_option, tell
-from .quantities import Size
+from .quantities import Number, Size
 
 if TYPE_CHECKING:
     from ...storage.backup import Manifest
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @click.option("--rate", type=Size(), metavar="SIZE", help="Copy at most so many bytes a second, such as 50MiB.")
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0.05, max=3600),
+    type=Number(min=0.05, max=3600),
     default=30.0,
     show_default=True,
     metavar="SECONDS",

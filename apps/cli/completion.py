@@ -15,10 +15,10 @@ CHANNELS: Final = ("channel",)
 
 
 @click.command()
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.argument("shell", metavar="SHELL", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Write what SHELL needs to complete zsq's commands, options, topics and channels.
+    """Write what SHELL (bash, zsh, fish) needs to complete zsq's commands, options, topics and channels.
 
     \b
     bash  zsq completion bash > ~/.local/share/bash-completion/completions/zsq

@@ -47,6 +47,10 @@ class Configured(click.Command):
         ctx.meta[ARGUMENTS] = list(args)
         try:
             return super().parse_args(ctx, args)
+        except click.MissingParameter as error:
+            if error.param is not None and error.param.name == "data_dir":
+                raise click.UsageError(MISSING, ctx) from None
+            raise
         except click.BadParameter as error:
             name = getattr(error.param, "name", None)
             if name and ctx.get_parameter_source(name) is click.core.ParameterSource.ENVIRONMENT and isinstance(error.param, click.Option):
@@ -54,6 +58,7 @@ class Configured(click.Command):
             raise
 
 
+MISSING: Final = "Say where the data is: --data-dir DIR. (ZSQ_DATA_DIR, or data-dir in the file of --config, does the same.)"
 ARGUMENTS: Final = "zsq.arguments"  # of a context's meta: what the command was called with
 
 

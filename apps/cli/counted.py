@@ -30,9 +30,9 @@ class CountedFiles(Files):
 
 
 def bytes_below(folder: Path, pattern: str) -> int:
-    """What files there hold; those that go meanwhile do not count."""
+    """What the files of that pattern hold; those that go meanwhile do not count."""
     total = 0
-    for path in folder.rglob(pattern):
+    for path in folder.glob(pattern):
         try:
             total += path.stat().st_size
         except OSError:

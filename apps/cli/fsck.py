@@ -32,7 +32,7 @@ def fsck(data_dir: Path, topic: str | None, repair: bool, as_json: bool) -> int:
     from ...actors.data_dir import check_data_dir, locked_data_dir
     from .counted import CountedFiles, bytes_below
 
-    with bar("checking", PASSES * bytes_below(data_dir / "topics", "*.chunk")) as advance:
+    with bar("checking", PASSES * bytes_below(data_dir / "topics", "*/*.chunk")) as advance:
         files = CountedFiles(read=advance)
         with locked_data_dir(files, data_dir, write=repair):
             findings, reports = check_data_dir(files, data_dir, topic, time.time_ns(), repair=repair)

@@ -40,6 +40,16 @@ class LazyGroup(click.Group):
             complete_names(self.commands[cmd_name])
         return self.commands.get(cmd_name)
 
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        """Of a slip of the pen it says what was meant: click would know only of what is imported already."""
+        name = args[0] if args else ""
+        if name and not name.startswith("-") and not ctx.resilient_parsing and name not in self.list_commands(ctx):
+            from difflib import get_close_matches
+
+            close = get_close_matches(name, self.list_commands(ctx), n=1)
+            ctx.fail(f"No such command {name!r}." + (f" Did you mean {close[0]!r}?" if close else ""))
+        return super().resolve_command(ctx, args)
+
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Nothing is imported for it either."""
         from click.shell_completion import CompletionItem

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -12,12 +13,15 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from .quantities import Number
+
 # These repeat transport's, which takes 80 ms to import (a test compares them): help should come at once.
 DEFAULT_URL: Final = "tcp://127.0.0.1:4153"
 BLOCK_COUNT_MAX: Final = 10_000
 MESSAGE_BYTES_MAX: Final = 1024 * 1024
 
 TIMEOUT_S: Final = 10.0
+HINT_S: Final = 1.0  # until a person who waits at a terminal hears why
 KEY_FILE: Final = "ZSQ_KEY_FILE"
 SYNC_MODES: Final = ("always", "interval", "never")
 
@@ -29,7 +33,7 @@ def with_broker(command: Command) -> Command:
     default. What `--key-file` says goes to the clients by the way that is open for all of them: ZSQ_KEY_FILE."""
     command = click.option(
         "--timeout",
-        type=click.FloatRange(min=0.05, max=3600),
+        type=Number(min=0.05, max=3600),
         default=TIMEOUT_S,
         show_default=True,
         metavar="SECONDS",
@@ -54,7 +58,24 @@ def _resolve(context: click.Context, _: click.Parameter, value: str | None) -> s
     found = value or context.find_root().params.get("url") or os.environ.get("ZSQ_URL") or DEFAULT_URL
     if not found.startswith(("tcp://", "ipc://")):
         raise click.BadParameter(f"{found!r} is neither tcp://host:port nor ipc://DATA_DIR/run")
+    if found.startswith("tcp://") and not context.resilient_parsing and sys.stderr.isatty():
+        patience = threading.Timer(HINT_S, hint, (found,))
+        patience.daemon = True
+        patience.start()
     return str(found)
+
+
+def hint(url: str) -> None:
+    """For a person who waits: a broker that is being started answers in a moment, one that was forgotten never."""
+    import socket
+
+    host, _, port = url.removeprefix("tcp://").rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), HINT_S).close()
+    except OSError as error:
+        click.echo(f"zsq: nobody answers at {url} yet ({error.strerror or error}); still trying", err=True)
+    except (ValueError, OverflowError):  # it will be told what is wrong with it
+        return
 
 
 def _remember_key_file(context: click.Context, _: click.Parameter, value: str | None) -> None:

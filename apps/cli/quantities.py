@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from math import isfinite
 from typing import Final
 
 import click
@@ -118,3 +119,20 @@ class Lines(click.ParamType):  # type: ignore[type-arg]  # generic to the checke
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
         return str(value).strip()
+
+
+class Number(click.FloatRange):
+    """One that can be counted up to: no NaN, nothing infinite."""
+
+    name = "number"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        low = f" from {self.min:g}" if self.min is not None else ""
+        high = f" to {self.max:g}" if self.max is not None else " on" if low else ""
+        try:
+            number = float(str(value))
+        except ValueError:
+            self.fail(f"{value!r} is not a number{low}{high}", param, ctx)
+        if not isfinite(number) or (self.min is not None and number < self.min) or (self.max is not None and number > self.max):
+            self.fail(f"{value!r} is not a number{low}{high}", param, ctx)
+        return number

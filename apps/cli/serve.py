@@ -13,6 +13,7 @@ from .alarm_options import given_alarms, with_alarms
 from .config_options import Configured, config_option
 from .nsq_options import given_gateways, with_nsq
 from .options import SYNC_MODES
+from .quantities import Number
 from .retention import given_retention, with_keep
 from .security_options import given_security, with_security
 
@@ -45,7 +46,7 @@ DEFAULT_LISTEN: Final = "127.0.0.1:4153"
 @click.option("--chunk-bytes", type=click.IntRange(min=64 * 1024), metavar="BYTES", help="Size at which a new log file is begun (256 MiB).")
 @click.option(
     "--stage-timeout",
-    type=click.FloatRange(min=1),
+    type=Number(min=1),
     metavar="SECONDS",
     help="How long staged rows that nobody commits are kept; default: 15 min, and 24 h once a task has sealed them.",
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from pathlib import Path
 import click
 import pytest
 
-from zsq.apps.cli import app, completion
+from zsq.apps.cli import app, completion, options
 from zsq.apps.cli.output import tell, tell_line
 from zsq.apps.cli.progress import bar
 from zsq.storage.files import Files
@@ -136,7 +137,7 @@ def test_a_tab_offers_commands_options_topics_and_channels(monkeypatch: pytest.M
 
     monkeypatch.setattr(completion, "_known", known)
     for line, offered in (
-        ("zsq to", ["topic"]),
+        ("zsq topi", ["topic"]),
         ("zsq topic sh", ["show"]),
         ("zsq serve --no-l", ["--no-listen"]),
         ("zsq serve --sync i", ["interval"]),
@@ -158,3 +159,28 @@ def test_a_tab_without_a_broker_offers_nothing_and_says_nothing() -> None:
 def test_each_shell_gets_its_script(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert app.run(["completion", shell]) == 0
     assert f"_ZSQ_COMPLETE={shell}_complete" in capsys.readouterr().out
+
+
+def test_slips_of_the_pen_are_told_with_what_was_meant(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, said in (
+        (["serv"], "No such command 'serv'. Did you mean 'serve'?"),
+        (["xyzzy"], "No such command 'xyzzy'."),
+        (["serve"], "--data-dir DIR. (ZSQ_DATA_DIR, or data-dir in the file of --config, does the same.)"),
+        (["serve", "--data-dir", str(tmp_path), "--stage-timeout", "nan"], "'nan' is not a number from 1 on"),
+        (["stats", "--timeout", "x"], "'x' is not a number from 0.05 to 3600"),
+        (["stats", "--timeout", "nan"], "'nan' is not a number from 0.05 to 3600"),
+    ):
+        assert app.run(arguments) == 2
+        assert said in capsys.readouterr().err, arguments
+
+
+def test_who_waits_for_a_broker_hears_why(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as there:
+        there.bind(("127.0.0.1", 0))
+        url = f"tcp://127.0.0.1:{there.getsockname()[1]}"
+        options.hint(url)
+        assert f"nobody answers at {url} yet (Connection refused)" in capsys.readouterr().err
+        there.listen()
+        options.hint(url)
+        options.hint("tcp://:x")
+        assert capsys.readouterr().err == ""
