@@ -2,13 +2,14 @@
 
 import { every, explain, get } from "../base/api.js";
 import { h, put, setAttr, setClass, setText, show } from "../base/dom.js";
-import { bytes, count, moment, percent, rate } from "../base/format.js";
+import { bytes, count, moment, percent, plural, rate } from "../base/format.js";
 import { figureCell, empty } from "../view/parts.js";
 import { Table } from "../view/table.js";
 
 const MS = 2000;
+const CHUNK_BYTES = 256 * 1024 * 1024; // of a broker that was not told otherwise: the scale of a first chunk
 
-export function chunksTab({ topic, signal }) {
+export function chunksTab({ topic, model, signal }) {
   const map = h("div.chunk-map", { role: "group", "aria-label": "Chunks, oldest first" });
   const cells = new Map();
   const key = h("div.map-key", {}, [["active", "written to now"], ["unfinished", "some channel has not finished it"], ["kept", "finished, kept to be read again"], ["round.writes", "writes"], ["round.reads", "reads"], ["none", "▲ where a channel goes on"]].map(([kind, text]) => h("span", {}, h(`i.${kind}`, { "aria-hidden": "true" }), text)));
@@ -21,8 +22,10 @@ export function chunksTab({ topic, signal }) {
   const draw = (found) => {
     const chunks = found.chunks ?? [];
     const cursors = Object.entries(found.cursors ?? {});
-    const first = cursors.length ? Math.min(...cursors.map(([, offset]) => offset)) : Infinity;
-    const full = Math.max(...chunks.map((chunk) => chunk.bytes), 1);
+    const none = model.topic(topic)?.waiting ? 0 : Infinity; // without a channel all of it waits for the first
+    const first = Math.min(none, ...cursors.map(([, offset]) => offset));
+    const whole = chunks.slice(0, -1).map((chunk) => chunk.bytes);
+    const full = Math.max(...(whole.length ? whole : [CHUNK_BYTES]), ...chunks.map((chunk) => chunk.bytes));
     const last = chunks.at(-1);
     const there = new Set();
     for (const chunk of chunks) {
@@ -53,7 +56,7 @@ export function chunksTab({ topic, signal }) {
     }
     table.update(chunks);
     const total = found.total ?? {};
-    setText(sum, `${count(total.chunks ?? chunks.length).text} chunks, ${bytes(total.bytes ?? chunks.reduce((all, one) => all + one.bytes, 0)).text}`);
+    setText(sum, `${plural(total.chunks ?? chunks.length, "chunk")}, ${bytes(total.bytes ?? chunks.reduce((all, one) => all + one.bytes, 0)).text}`);
   };
   void every(MS, async () => {
     try {

@@ -11,6 +11,7 @@ import { Table } from "../view/table.js";
 
 const MS = 3000;
 const COUNT = 50;
+const ORDER = ["in flight", "dying", "requeued", "parked", "deferred", "new"];
 const KINDS = { "in flight": "in flight", deferred: "deferred", requeued: "comes again", parked: "waits for its key", dying: "to the dead letters", new: "next" };
 
 export function heldTab({ topic, channel, model, signal }) {
@@ -25,7 +26,7 @@ export function heldTab({ topic, channel, model, signal }) {
     }
     try {
       const found = await get("/api/peek", { topic, channel, count: COUNT, body_max: 512 }, signal);
-      table.update(found.messages);
+      table.update([...found.messages].sort((a, b) => ORDER.indexOf(a.state) - ORDER.indexOf(b.state))); // as they came where the state is one
       setText(sum, Object.entries(found.counts ?? {}).filter(([, number]) => number).map(([kind, number]) => `${count(number).text} ${KINDS[kind] ?? kind}`).join(", "));
       show(failed, false);
     } catch (error) {

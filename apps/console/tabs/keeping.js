@@ -45,7 +45,7 @@ function draw(keep, about, topic) {
   facts(keep, [
     ["Finished, bytes", bound(rules.keep_bytes, bytes, "no bound")], ["Finished, time", bound(rules.keep_s, duration, "no bound")], ["Finished, chunks", bound(rules.keep_chunks, count, "no bound")],
     ["Unfinished, bytes", bound(rules.max_bytes, bytes, "never removed")], ["Unfinished, age", bound(rules.max_s, duration, "never removed")],
-    ["When that is reached", FULL[rules.when_full] ?? rules.when_full], ["Finished and kept now", bytes(topic.finished_bytes).text], ["Removed so far", bytes(topic.removed_bytes).text],
+    ["When that is reached", (rules.max_bytes ?? -1) < 0 && (rules.max_s ?? -1) < 0 ? "–" : (FULL[rules.when_full] ?? rules.when_full)], ["Finished and kept now", bytes(topic.finished_bytes).text], ["Removed so far", bytes(topic.removed_bytes).text],
   ]);
   const latency = topic.latency ?? {};
   facts(about, [

@@ -64,7 +64,7 @@ export function messagesTab({ topic, model, query, signal }) {
     setText(failed, text);
     show(failed, Boolean(text));
   };
-  const load = async (wanted) => {
+  const load = async (wanted, order = 0) => {
     setAttr(look, "aria-busy", "true");
     try {
       shown = await get("/api/messages", { topic, ...wanted, count: wanted.id ? 1 : COUNT, body_max: BODY_MAX }, signal);
@@ -76,12 +76,13 @@ export function messagesTab({ topic, model, query, signal }) {
     } finally {
       setAttr(look, "aria-busy", null);
     }
+    if (order) table.sort = ["offset", order];
     table.update(shown.messages);
     const last = shown.messages.at(-1);
     setText(where, last ? `${count(shown.messages[0].offset).exact} to ${count(last.offset).exact} of ${count(shown.start).exact} to ${count(shown.head).exact}` : `the log has ${count(shown.start).exact} to ${count(shown.head).exact}`);
     older.disabled = shown.from <= shown.start;
     newer.disabled = shown.next_offset >= shown.head;
-    const first = shown.messages.find((one) => one.offset === chosen) ?? (wanted.latest ? last : shown.messages[0]);
+    const first = table.sort[1] < 0 ? last : shown.messages[0];
     if (first) choose(first);
     else put(detail, none);
   };
@@ -89,12 +90,12 @@ export function messagesTab({ topic, model, query, signal }) {
     event.preventDefault();
     const wanted = asked();
     if (typeof wanted === "string") complain(wanted);
-    else void load(wanted);
+    else void load(wanted, wanted.latest ? -1 : 1); // what is looked for comes first
   });
   way.addEventListener("change", () => {
     value.value = "";
     arrange();
-    if (way.value === "latest") void load({ latest: 1 });
+    if (way.value === "latest") void load({ latest: 1 }, -1);
     else value.focus();
   });
   if (query.offset) [way.value, value.value] = ["offset", query.offset];
@@ -108,7 +109,8 @@ export function messagesTab({ topic, model, query, signal }) {
       begun = true;
       if (!may(model.topic(topic), "s")) return complain("Your token does not permit you to read the bodies of this topic: it needs subscribe.");
       const wanted = query.time_ms ? { time_ms: query.time_ms } : asked();
-      void load(typeof wanted === "string" ? { latest: 1 } : wanted);
+      if (typeof wanted === "string" || wanted.latest) void load({ latest: 1 }, -1);
+      else void load(wanted, 1);
     },
     close: () => table.close(),
   };

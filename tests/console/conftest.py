@@ -1,0 +1,54 @@
+"""For the console's tests: a browser and a broker for each module, and a window that must have no complaint at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.broker import Broker
+from support.browser import Window, chromium
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent == HERE and item.path.name != "test_sources.py":
+            item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    made = Broker(tmp_path_factory.mktemp("console") / "data", "--alarm-depth", "40", "--alarm-hold", "0.5s", http=True)
+    try:
+        yield made.start()
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def window_of(browser: Any) -> Iterator[Callable[..., Window]]:
+    """Opens windows; each must have nothing to complain of when the test is over."""
+    opened: list[Window] = []
+
+    def make(broker: Broker, **context: Any) -> Window:
+        opened.append(Window(browser, f"http://127.0.0.1:{broker.http}", **context))
+        return opened[-1]
+
+    yield make
+    for window in opened:
+        window.close()
+    assert [window.complaints for window in opened if window.complaints] == []
+
+
+@pytest.fixture
+def window(window_of: Callable[..., Window], broker: Broker) -> Window:
+    return window_of(broker)
