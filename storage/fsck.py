@@ -22,6 +22,7 @@ from .errors import Damaged, StorageError
 from .files import Files
 from .fsck_chunk import DAMAGE, NOTE, RECOVERY, Around, Checked, ChunkCheck, Finding
 from .log_format import (
+    BACKUP_NAME,
     BAD_SUFFIX,
     CHUNK_HEADER_BYTES,
     DELAYED_NAME,
@@ -130,7 +131,9 @@ class _TopicCheck:
         self._check_holes()
         self._check_staging()
         for name in self._names:
-            if name.endswith(TEMPORARY_SUFFIX):
+            if name.removesuffix(TEMPORARY_SUFFIX) == BACKUP_NAME:
+                self._add(NOTE, name, "what a backup has left; the next start removes it")
+            elif name.endswith(TEMPORARY_SUFFIX):
                 self._add(NOTE, name, "a file whose writing was not finished; not used")
         return self._report
 
