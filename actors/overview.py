@@ -45,10 +45,13 @@ Row = tuple[Any, ...]
 class _Known:
     """A row, what it was made of, and since which version it says so."""
 
-    __slots__ = ("made_of", "row", "version")
+    __slots__ = ("health", "made_of", "row", "stats", "storage", "topic", "version")
 
     def __init__(self) -> None:
-        self.made_of: tuple[Any, ...] = ()
+        self.stats: dict[str, Any] = {}  # none that anybody else has
+        self.topic = self.storage = self.stats
+        self.health = ""
+        self.made_of: tuple[Any, ...] = ()  # of a topic
         self.row: Row = ()
         self.version = 0
 
@@ -108,18 +111,16 @@ class Overview:
 
     def _of_channels(self, group: TopicGroup, rows: dict[str, _Known]) -> bool:
         """Whether any of them has changed."""
-        common = (_stats(group.topic), _stats(group.storage))
+        topic, storage = _stats(group.topic), _stats(group.storage)
         failed = group.failed_channels()
         changed = False
         for name, child in group.channels.items():
             known = rows.get(name) or rows.setdefault(name, _Known())
-            health = "starting" if child is None or child.state != "up" else ""
-            if name in failed:
-                health = "failed"
-            made_of = (_stats(child), health, *common)
-            if len(known.made_of) == len(made_of) and all(map(_is, known.made_of, made_of)):
+            health = "" if child is not None and child.state == "up" else "failed" if name in failed else "starting"
+            stats = _stats(child)
+            if known.stats is stats and known.topic is topic and known.storage is storage and known.health == health:
                 continue
-            known.made_of = made_of
+            known.stats, known.topic, known.storage, known.health = stats, topic, storage, health
             row = _channel_row(group, name, child, health)
             if row != known.row:
                 known.row, known.version, changed = row, self._version, True

@@ -10,7 +10,7 @@ chart of them would come late.) A pulse says when it was; where none comes, noth
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 _MS: Final = 1_000_000
@@ -20,64 +20,87 @@ GONE_KEPT: Final = 1_000
 UNKNOWN: Final = -1
 Values = dict[str, Any]
 
-TOPIC_NAMES: Final = {
-    "state": "state", "health": "health", "sync": "sync", "closed": "closed", "paused": "paused", "start": "start", "head": "head",
-    "messages": "messages", "bytes": "bytes", "waiting": "waiting", "backlog": "backlog", "log_bytes": "log_bytes", "chunks": "chunks",
-    "delayed": "delayed", "delayed_bytes": "delayed_bytes", "lost": "lost", "damaged": "damaged", "dropped": "dropped",
-    "refused": "refused", "stages": "stages", "staged_bytes": "staged_bytes", "restarts": "restarts",
-}  # fmt: skip
-CHANNEL_NAMES: Final = {
-    "health": "health", "paused": "paused", "depth": "depth", "in_flight": "in_flight", "deferred": "deferred", "dying": "dying",
-    "next_offset": "next_offset", "consumers": "consumers", "came": "came", "delivered": "delivered", "finished": "finished",
-    "requeued": "requeued", "timed_out": "timed_out", "dead": "dead", "expired": "expired", "passed_over": "passed_over",
-    "dropped": "dropped", "lost": "lost",
+Convert = Callable[[Any], Any]
+
+
+def _oldest(time_ns: int) -> int | None:
+    """0 for nothing, None where it is not known."""
+    return None if time_ns == UNKNOWN else time_ns // _MS
+
+
+def _latency(ns: int) -> float | None:
+    return round(ns / _MS, 3 if ns < 10 * _MS else 1) if ns else None
+
+
+def _known(number: float) -> float | None:
+    return None if number == UNKNOWN else number
+
+
+# Fields of the overview that are told under another name, or as something else; those without a name here are not told.
+_OTHERWISE: Final[dict[str, tuple[str, Convert] | None]] = {
+    "oldest_ns": ("oldest_ms", _oldest), "delayed_next_due_ns": ("delayed_next_ms", lambda ns: ns // _MS), "drain_s": ("drain_s", _known),
+    "p50_ns": ("p50_ms", _latency), "p95_ns": ("p95_ms", _latency), "p99_ns": ("p99_ms", _latency),
+    "pulsed_ms": None, "in_rate": None, "in_bytes_rate": None, "out_rate": None,
 }  # fmt: skip
 TOPIC_RATES: Final = {"in": "messages", "in_bytes": "bytes"}  # rate -> counter
 CHANNEL_RATES: Final = {"out": "finished", "requeues": "requeued", "timeouts": "timed_out"}
 SUMS: Final = ("consumers", "in_flight", "deferred", "out", "dead")  # of a topic's channels
 
 
+class Fields:
+    """What the numbers of a row are, by their places."""
+
+    def __init__(self, names: tuple[str, ...], rates: Mapping[str, str]) -> None:
+        self.told = [_OTHERWISE.get(name, (name, None)) for name in names]
+        self.counters = [names.index(counter) for counter in rates.values()] if names else []
+        self.pulsed = names.index("pulsed_ms") if names else 0
+        self.rates = tuple(rates)
+
+
 class Row:
     """A topic's or a channel's values, and when each changed last."""
 
-    __slots__ = ("_counters", "_pulsed_ms", "_rates", "_seen_ms", "born", "changed", "channels", "ticks", "values")
+    __slots__ = ("_rates", "_raw", "_seen_ms", "born", "changed", "channels", "ticks", "values")
 
-    def __init__(self, tick: int, rates: Mapping[str, str]) -> None:
-        self._rates = rates
-        self._counters: tuple[float, ...] | None = None
-        self._pulsed_ms = 0
+    def __init__(self, tick: int, rates: Iterable[str]) -> None:
+        self._rates = tuple(rates)
+        self._raw: Sequence[Any] = ()
         self._seen_ms = 0
         self.born = self.changed = tick
-        self.values: Values = dict.fromkeys(rates, 0.0)
-        self.ticks: dict[str, int] = dict.fromkeys(rates, tick)
+        self.values: Values = dict.fromkeys(self._rates, 0.0)
+        self.ticks: dict[str, int] = dict.fromkeys(self._rates, tick)
         self.channels: dict[str, Row] = {}
 
-    def set(self, values: Mapping[str, Any], tick: int) -> None:
-        own, ticks = self.values, self.ticks
-        for name, value in values.items():
-            if name not in own or own[name] != value:
-                own[name], ticks[name], self.changed = value, tick, tick
+    def set(self, name: str, value: Any, tick: int) -> None:
+        if self.values.get(name, self) != value:
+            self.values[name], self.ticks[name], self.changed = value, tick, tick
 
-    def pulsed(self, counters: tuple[float, ...], pulsed_ms: int, tick: int, now_ms: int, looked_ms: int) -> None:
-        """`counters` in the order of the rates; `looked_ms`: when it was looked before, by the clock of `now_ms`."""
-        if pulsed_ms == self._pulsed_ms:
-            return
-        elapsed_ms = min(pulsed_ms - self._pulsed_ms, max(STILL_MS, now_ms - looked_ms))
-        before, self._counters, self._pulsed_ms, self._seen_ms = self._counters, counters, pulsed_ms, now_ms
-        if before is None or elapsed_ms <= 0:
-            return  # the first one says nothing of speed
-        grown = [max(0.0, now - then) / elapsed_ms * 1000 for now, then in zip(counters, before, strict=True)]
-        self.set({name: _short(rate) for name, rate in zip(self._rates, grown, strict=True)}, tick)
+    def take(self, raw: Sequence[Any], fields: Fields, tick: int, now_ms: int, looked_ms: int) -> None:
+        """`looked_ms`: when it was looked before, by the clock of `now_ms`."""
+        before, self._raw = self._raw, raw
+        told = fields.told
+        for at in [at for at, value in enumerate(raw) if value != before[at]] if before else range(len(raw)):
+            if (one := told[at]) is not None:
+                name, convert = one
+                self.set(name, raw[at] if convert is None else convert(raw[at]), tick)
+        if before and (elapsed_ms := raw[fields.pulsed] - before[fields.pulsed]):
+            self._seen_ms = now_ms
+            elapsed_ms = min(elapsed_ms, max(STILL_MS, now_ms - looked_ms))
+            if elapsed_ms > 0:
+                for name, at in zip(fields.rates, fields.counters, strict=True):
+                    self.set(name, _short(max(0.0, raw[at] - before[at]) / elapsed_ms * 1000), tick)
 
     def still(self, tick: int, now_ms: int) -> bool:
         """Whether it moves no more."""
         if now_ms - self._seen_ms >= STILL_MS:
-            self.set(dict.fromkeys(self._rates, 0.0), tick)
+            for name in self._rates:
+                self.set(name, 0.0, tick)
         return not self.moves
 
     @property
     def moves(self) -> bool:
-        return any(self.values[name] for name in self._rates)
+        values = self.values
+        return any(values[name] for name in self._rates)
 
     def since(self, tick: int) -> Values:
         """What changed after that tick; all of it, if it was not there then."""
@@ -96,17 +119,18 @@ class Board:
         self.topics: dict[str, Row] = {}
         self.broker: Values = {}
         self.broker_tick = 0
-        self._fields: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+        self._of_topics, self._of_channels = Fields((), TOPIC_RATES), Fields((), CHANNEL_RATES)
         self._moving: set[Row] = set()
         self._gone: deque[tuple[int, str, str]] = deque(maxlen=GONE_KEPT)
 
-    def take(self, found: Mapping[str, Any], now_ms: int, steady_ms: int) -> Iterable[tuple[str, str, Row]]:
+    def take(self, found: Mapping[str, Any], now_ms: int, steady_ms: int) -> list[tuple[str, str, Row]]:
         """An overview, and the time, by two clocks. Returns what is new: (topic, channel or "", its row)."""
         self.tick += 1
         self.version, self.now_ms = found["version"], now_ms
         self._looked_ms, self._steady_ms = self._steady_ms, steady_ms
         if found["whole"]:
-            self._fields = tuple(found["topic_fields"]), tuple(found["channel_fields"])
+            self._of_topics = Fields(tuple(found["topic_fields"]), TOPIC_RATES)
+            self._of_channels = Fields(tuple(found["channel_fields"]), CHANNEL_RATES)
             self._forget(found["topics"])
         if found["broker"] != self.broker:
             self.broker, self.broker_tick = dict(found["broker"]), self.tick
@@ -115,10 +139,10 @@ class Board:
             topic = self.topics.get(name) or self.topics.setdefault(name, Row(self.tick, TOPIC_RATES))
             for channel, values in channels.items():
                 own = topic.channels.get(channel) or topic.channels.setdefault(channel, Row(self.tick, CHANNEL_RATES))
-                self._channel(own, dict(zip(self._fields[1], values, strict=True)))
+                self._take(own, values, self._of_channels)
                 told.append((name, channel, own))
             if row:
-                self._topic(topic, dict(zip(self._fields[0], row, strict=True)))
+                self._take(topic, row, self._of_topics)
             told.append((name, "", topic))
         told += self._grow_still()
         for _, channel, row in told:
@@ -126,21 +150,8 @@ class Board:
                 self._sum(row)
         return told
 
-    def _topic(self, row: Row, told: Values) -> None:
-        values = {name: told[field] for name, field in TOPIC_NAMES.items()}
-        values |= {"oldest_ms": _oldest(told["oldest_ns"]), "delayed_next_ms": told["delayed_next_due_ns"] // _MS}
-        row.set(values, self.tick)
-        self._pulsed(row, (told["messages"], told["bytes"]), told["pulsed_ms"])
-
-    def _channel(self, row: Row, told: Values) -> None:
-        values = {name: told[field] for name, field in CHANNEL_NAMES.items()}
-        values |= {"oldest_ms": _oldest(told["oldest_ns"]), "drain_s": None if told["drain_s"] == UNKNOWN else told["drain_s"]}
-        values |= {f"{one}_ms": _latency(told[f"{one}_ns"]) for one in ("p50", "p95", "p99")}
-        row.set(values, self.tick)
-        self._pulsed(row, (told["finished"], told["requeued"], told["timed_out"]), told["pulsed_ms"])
-
-    def _pulsed(self, row: Row, counters: tuple[float, ...], pulsed_ms: int) -> None:
-        row.pulsed(counters, pulsed_ms, self.tick, self._steady_ms, self._looked_ms)
+    def _take(self, row: Row, raw: Sequence[Any], fields: Fields) -> None:
+        row.take(raw, fields, self.tick, self._steady_ms, self._looked_ms)
         if row.moves:
             self._moving.add(row)
 
@@ -156,8 +167,10 @@ class Board:
                     yield name, "", topic
 
     def _sum(self, row: Row) -> None:
-        sums = {name: _short(sum(one.values.get(name) or 0 for one in row.channels.values())) for name in SUMS}
-        row.set(sums | {"channel_count": len(row.channels)}, self.tick)
+        values = [one.values for one in row.channels.values()]
+        for name in SUMS:
+            row.set(name, _short(sum([one[name] for one in values])), self.tick)
+        row.set("channel_count", len(values), self.tick)
 
     def _forget(self, topics: Mapping[str, Any]) -> None:
         """What is not there any more."""
@@ -187,12 +200,3 @@ class Board:
 
 def _short(number: float) -> float:
     return round(number, 1 if number >= 10 else 3)
-
-
-def _oldest(time_ns: int) -> int | None:
-    """0 for nothing, None where it is not known."""
-    return None if time_ns == UNKNOWN else time_ns // _MS
-
-
-def _latency(ns: int) -> float | None:
-    return round(ns / _MS, 3 if ns < 10 * _MS else 1) if ns else None

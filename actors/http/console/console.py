@@ -47,6 +47,7 @@ class Console:
             "/api/alarms": reading.alarms,
             "/api/jobs": reading.jobs,
             "/api/processes": reading.processes,
+            "/api/audit": reading.audit,
             "/api/peek": reading.peek,
             "/api/messages": reading.messages,
             "/api/body": reading.body,

@@ -61,6 +61,14 @@ class Figure:
         if self._fine is None:
             self._fine, self._coarse = array("f", [_NAN]) * FINE, array("f", [_NAN]) * COARSE
         assert self._coarse is not None
+        if second == self._at + 1 and second % STEP_S:  # as it is most of the time
+            value = self.value
+            self._fine[self._at % FINE] = value
+            if value == value:
+                self._sum += value
+                self._top = value if not self._top >= value else self._top
+            self._at = second
+            return
         value, at = self.value, max(self._at, second - FINE)
         for step in range(at, second):
             self._fine[step % FINE] = value

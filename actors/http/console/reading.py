@@ -126,6 +126,9 @@ class Reading:
             row["memory_bytes"] = memory.get(row["pid"])
         return answer({"processes": rows, "memory_bytes": sum(memory.values())})
 
+    async def audit(self, request: Request) -> Response:
+        return answer({"entries": await self._source.audit(number(parameters_of(request), "count", 100, 1, 1_000))})
+
     async def _memory_of(self, pids: list[int]) -> dict[int, int]:
         """In a thread: a thousand of them take some tenths of a second."""
         loop = asyncio.get_running_loop()

@@ -1,4 +1,8 @@
-"""Asks the broker for its overview: once a second while somebody watches, else once in ten. Keeps the board and the history with it."""
+"""Asks the broker for its overview: once a second while somebody watches, else once in ten. Keeps the board and the history with it.
+
+A row that has changed costs 40 microseconds, in the supervisor and here. So where more change than `ROWS_A_S`, it is asked more seldom:
+to be looked at shall not cost a busy broker more than some 1.6% of a core.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,8 @@ log = logging.getLogger("zsq")
 
 HURRIED_S: Final = 0.25  # as new as it gets: the supervisor makes rows anew five times a second at most
 WATCHED_S: Final = 1.0
+WATCHED_S_MAX: Final = 5.0
+ROWS_A_S: Final = 400
 UNWATCHED_S: Final = 10.0
 LINGERS_S: Final = 30.0  # whoever turns a page is back at once
 LOST_S: Final = 15.0  # without an answer: what was then is not known
@@ -37,6 +43,7 @@ class Sampler:
         self.alarms: dict[str, Any] = {"now": (), "recent": (), "receivers": ()}
         self.alarms_tick = 0
         self._watchers = 0
+        self._watched_each_s = WATCHED_S
         self._watched_s = -LINGERS_S
         self._sampled_s = -LOST_S
         self._error: ZsqError | None = None
@@ -57,11 +64,11 @@ class Sampler:
             self._watched_s = time.monotonic()
 
     async def fresh(self, topic: str = "") -> Board:
-        """The board, not older than a second and a half; asked for anew where it does not know the topic, which may have come since."""
+        """The board, not older than half as long again as a tick; asked for anew where it does not know the topic, which may have come since."""
         begun_s = time.monotonic()
         deadline_s = begun_s + PATIENCE_S
         self._watched_s = begun_s
-        while self._sampled_s < begun_s - (0 if topic and topic not in self.board.topics else WATCHED_S * 1.5):
+        while self._sampled_s < begun_s - (0 if topic and topic not in self.board.topics else self._watched_each_s * 1.5):
             before, self._hurry = self._round, True
             self._wake.set()
             if not await self._wait(before, deadline_s - time.monotonic()):
@@ -111,7 +118,7 @@ class Sampler:
         """Until the next is due; who comes to watch wakes it, and the rest is shorter."""
         while not self.closing:
             watched = self._watchers > 0 or time.monotonic() - self._watched_s < LINGERS_S
-            rest_s = begun_s + (HURRIED_S if self._hurry else WATCHED_S if watched else UNWATCHED_S) - time.monotonic()
+            rest_s = begun_s + (HURRIED_S if self._hurry else self._watched_each_s if watched else UNWATCHED_S) - time.monotonic()
             if rest_s <= 0:
                 return
             self._wake.clear()
@@ -128,6 +135,7 @@ class Sampler:
         before = board.broker
         changed = board.take(found, int(time.time() * 1000), int(now_s * 1000))
         self.history.note(changed, int(now_s))
+        self._watched_each_s = min(max(WATCHED_S, sum(row.changed == board.tick for _, _, row in changed) / ROWS_A_S), WATCHED_S_MAX)
         if found["whole"]:
             self.history.keep_only(board.topics)
         if any(board.broker[name] != before.get(name) for name in ("alarms", "alarmed_ns")):

@@ -1,0 +1,123 @@
+"""The console's API over a broker that is none: calls are written down, statistics and messages are what a test says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+from support.http_api import CHANNEL, TOPIC, Site
+
+from zsq.actors.http.authority import Authority
+from zsq.actors.http.console.console import Console
+from zsq.actors.http.limits import HttpLimits
+from zsq.actors.overview import CHANNEL_FIELDS, TOPIC_FIELDS
+from zsq.transport.block import Block
+from zsq.transport.errors import E_NOT_FOUND, NotFound
+from zsq.transport.stored import Fetched
+
+_TEXTS = {"health": "OK", "state": "up", "sync": "always", "closed": "", "paused": False}
+ROW = {**dict.fromkeys((*TOPIC_FIELDS, *CHANNEL_FIELDS), 0), **_TEXTS}
+BROKER = {
+    "version": "1", "node": 1, "uuid": "u", "start_ms": 1, "health": "OK", "alarms": 0, "alarmed_ns": 0, "processes": 5, "restarts": 0,
+}  # fmt: skip
+ALARMS: dict[str, Any] = {"now": (), "recent": (), "receivers": ()}
+
+
+class FakeSource:
+    """Topics with their channels; what is called and not known here is written down and answered with nothing."""
+
+    def __init__(self) -> None:
+        self.topics: dict[str, list[str]] = {"t": ["c"]}
+        self.values: dict[str, Any] = {}
+        self.broker: dict[str, Any] = dict(BROKER)
+        self.calls: list[tuple[Any, ...]] = []
+        self.overviews = 0
+        self.fails: Exception | None = None
+        self.answers: dict[str, Any] = {}
+        self.blocks: list[Block] = []
+        self.reads: list[tuple[int, int]] = []
+
+    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
+        async def call(*arguments: Any, **options: Any) -> Any:
+            self.calls.append((name, *arguments, *([options] if options else [])))
+            return self.answers.get(name, {})
+
+        return call
+
+    async def audit(self, count: int = 100) -> list[dict[str, Any]]:
+        self.calls.append(("audit", count))
+        return []
+
+    async def overview(self, since: int = 0, *, processes: bool = False, alarms: bool = False) -> dict[str, Any]:
+        self.overviews += 1
+        if self.fails is not None:
+            raise self.fails
+        row = ROW | self.values
+        topic, channel = tuple(row[name] for name in TOPIC_FIELDS), tuple(row[name] for name in CHANNEL_FIELDS)
+        found: dict[str, Any] = {"version": self.overviews, "whole": True, "topic_fields": TOPIC_FIELDS, "channel_fields": CHANNEL_FIELDS}
+        found |= {"topics": {name: (topic, dict.fromkeys(channels, channel)) for name, channels in self.topics.items()}}
+        found |= {"broker": dict(self.broker), "alarms": ALARMS}
+        return found | {"processes": ({"name": "supervisor", "kind": "supervisor", "pid": 1 << 22, "state": "up", "restarts": 0},)}
+
+    async def stats(self, topic: str | None = None, channel: str | None = None) -> dict[str, Any]:
+        if topic not in self.topics:
+            raise NotFound(E_NOT_FOUND, f"topic {topic!r} does not exist")
+        rows = [{**CHANNEL, "channel_name": name, "rates": {}, "drain_s": 0} for name in self.topics[topic]]
+        own = {"topic_name": topic, "rates": {}, "closed": "", "head": 10, "start": 0, "log_bytes": 100, "stages": 0}
+        return {"topics": [{**TOPIC, **own, "channels": rows}], "producers": [], "processes": [], "alarms": []}
+
+    @asynccontextmanager
+    async def reader(self, topic: str) -> AsyncIterator[Any]:
+        if topic not in self.topics:
+            raise NotFound(E_NOT_FOUND, f"topic {topic!r} does not exist")
+        yield self
+
+    async def head(self) -> tuple[int, int]:
+        return (self.blocks[0].first_offset, self.blocks[-1].next_offset) if self.blocks else (0, 0)
+
+    async def newest(self, count: int) -> int:
+        return max(0, (await self.head())[1] - count)
+
+    async def offset_at(self, time_ns: int) -> int:
+        self.calls.append(("offset_at", time_ns))
+        return 3
+
+    async def read(self, offset: int, bytes_max: int = 1 << 20) -> Fetched:
+        self.reads.append((offset, bytes_max))
+        found: list[Block] = []
+        size = 0
+        for block in self.blocks:
+            if block.next_offset > offset and (not found or size < bytes_max):
+                found.append(block)
+                size += block.length
+        start, head = await self.head()
+        return Fetched(start, head, found, found[-1].next_offset if found else head)
+
+
+class ConsoleSite(Site):
+    """With the sampler at work in its loop, while a call is."""
+
+    def __init__(self, folder: str = "", authority: Authority | None = None) -> None:
+        self.source = FakeSource()
+        limits = HttpLimits()
+        self.console = Console(cast("Any", self.source), self.source.reader, "ipc:///nowhere", limits, folder)
+        super().__init__(limits, console=self.console, authority=authority)
+        self.runner.run(self._start())
+
+    async def _start(self) -> None:
+        self.console.start()
+
+    def within(self, make: Callable[[], Awaitable[Any]], timeout_s: float = 10.0) -> Any:
+        """Run this in the loop."""
+
+        async def run() -> Any:
+            async with asyncio.timeout(timeout_s):
+                return await make()
+
+        return self.runner.run(run())
+
+    def close(self) -> None:
+        self.runner.run(self.console.close())
+        super().close()
