@@ -97,6 +97,10 @@ def overview(since: int, processes: bool, alarms: bool) -> Callable[[int], Wire]
     return lambda number: Manage(number, "overview", "", "", {"since": since, "processes": processes, "alarms": alarms})
 
 
+def audit(count: int) -> Callable[[int], Wire]:
+    return lambda number: Manage(number, "audit", "", "", {"count": count})
+
+
 def stats(topic: str | None, channel: str | None) -> Callable[[int], Wire]:
     if channel is not None and topic is None:
         raise UsageError(E_BAD_ARGUMENT, "a channel is named together with its topic")
@@ -276,6 +280,14 @@ class Admin(Asker):
         """
         answer, _ = self._ask(overview(since, processes, alarms), repeatable=True)
         return _data(answer)
+
+    def audit(self, count: int = 100) -> list[dict[str, Any]]:
+        """The newest entries of the audit log, newest first.
+
+        Each has "time", "action", "topic", "channel", "options", "user", "from", "via" and "result".
+        """
+        answer, _ = self._ask(audit(count), repeatable=True)
+        return list(_data(answer)["entries"])
 
     def chunks(self, topic: str) -> dict[str, Any]:
         """Of a topic's log files: {"chunks": the newest 1,000, "older": the others in a sum, "total": all}, see `zsq stats --chunks`."""
