@@ -1,0 +1,280 @@
+"""A broker that wants keys: who gets a connection, what each may do with it, and that nothing else is to be had."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any, Self
+
+import pytest
+import zmq
+from support.broker import Broker, wait_for
+from support.keys import Keyring
+
+import zsq
+from zsq.actors.gateway import ALLOWED
+from zsq.transport import protocol as p
+from zsq.transport import sockets
+from zsq.transport.block import pack
+from zsq.transport.codec import block_frames, encode
+from zsq.transport.credentials import Credentials
+from zsq.transport.errors import E_BAD_COMMAND, E_BAD_KEY, E_FORBIDDEN, E_HELLO, BrokerUnreachable, Refused, UsageError
+from zsq.transport.range_reader import RangeReader
+from zsq.transport.stage_writer import StageCommitter, StageWriter
+
+USERS = """
+[users.etl]
+curve = ["KEY etl"]
+publish = ["clicks"]
+subscribe = ["clicks"]
+admin = ["clicks"]
+[users.viewer]
+curve = ["KEY viewer"]
+view = ["*"]
+[users.nothing]
+curve = ["KEY nothing"]
+"""
+BRIEFLY = """
+[users.brief]
+curve = ["KEY brief"]
+publish = ["clicks"]
+subscribe = ["clicks"]
+"""
+ACTIONS = (
+    "create", "delete", "pause", "unpause", "empty", "configure", "chunks", "delayed", "close", "open", "seek", "peek", "backup", "reload",
+    "list", "overview", "audit", "stop", "", "CREATE",
+)  # fmt: skip
+SEEN_BY_VIEWERS = {"list", "overview", "chunks"}
+
+
+@pytest.fixture(scope="module")
+def ring(tmp_path_factory: pytest.TempPathFactory) -> Keyring:
+    found = Keyring(tmp_path_factory.mktemp("keys"), ("etl", "viewer", "nothing", "brief", "stranger"))
+    found.allow(USERS)
+    return found
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory, ring: Keyring) -> Iterator[Broker]:
+    one = Broker(tmp_path_factory.mktemp("keyed") / "data", *ring.options())
+    try:
+        one.start()
+        with zsq.Admin(one.ipc) as admin:  # the same user on the same machine needs no keys
+            for topic in ("clicks", "orders"):
+                admin.create_topic(topic)
+                admin.create_channel(topic, "c")
+        yield one
+    finally:
+        one.close()
+
+
+class Raw:
+    """A link of one's own making, that says what no client would."""
+
+    def __init__(self, broker: Broker, credentials: Credentials | None, routing_id: bytes = b"") -> None:
+        self.socket = sockets.make_dealer(credentials)
+        if routing_id:
+            self.socket.setsockopt(zmq.ROUTING_ID, routing_id)
+        self.socket.connect(broker.tcp)
+
+    def ask(self, word: p.Wire, *frames: bytes) -> Any:
+        sockets.send_frames(self.socket, [b"", encode(word), *frames])
+        assert self.socket.poll(10_000), f"no answer to {word}"
+        found = sockets.recv_word(self.socket)
+        assert found is not None
+        return found[1]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close(linger=0)
+
+
+def test_every_kind_of_client_comes_in_by_its_key_file(broker: Broker, ring: Keyring, monkeypatch: pytest.MonkeyPatch) -> None:
+    key_file = ring.file("etl")
+    with zsq.Producer(broker.tcp, key_file=key_file) as producer:
+        first = producer.publish("clicks", b"one").wait()
+    with StageWriter(broker.tcp, "clicks", "app", 1, key_file=key_file) as writer:
+        writer.push(pack([b"two"]))
+        part = writer.seal()
+    with StageCommitter(broker.tcp, "clicks", key_file=key_file) as committer:
+        assert committer.commit("app", 1, [part])["messages"] == 1
+    with zsq.Reader(broker.tcp, "clicks", key_file=str(key_file)) as reader:
+        assert reader.message(first).body == b"one"
+    with RangeReader(broker.tcp, "clicks", first, first + 2, key_file=key_file) as blocks:
+        assert sum(block.count for block in blocks) == 2
+    monkeypatch.setenv("ZSQ_KEY_FILE", str(key_file))
+    with zsq.Consumer(broker.tcp, "clicks", "c") as consumer, zsq.Admin(broker.tcp) as admin:
+        taken = consumer.receive(10)
+        assert taken is not None
+        taken.finish(sync=True)
+        assert admin.peek("clicks", "c").messages is not None
+
+
+def test_the_asyncio_clients_too(broker: Broker, ring: Keyring) -> None:
+    async def main() -> None:
+        keys = ring.of("etl")
+        async with zsq.aio.Producer(broker.tcp, key_file=keys) as producer, zsq.aio.Admin(broker.tcp, key_file=keys) as admin:
+            await producer.publish("clicks", b"async")
+            assert "clicks" in await admin.topics()
+            assert await admin.peek("clicks") is not None
+        async with zsq.aio.Consumer(broker.tcp, "clicks", "a", key_file=keys, start="earliest") as consumer:
+            message = await consumer.receive(10)
+            assert message is not None
+            await message.finish()
+
+    asyncio.run(main())
+
+
+def test_who_has_no_key_is_told_to_get_one(broker: Broker) -> None:
+    with zsq.Producer(broker.tcp, timeout=20) as producer, pytest.raises(UsageError, match="--key-file") as caught:
+        producer.publish("clicks", b"x")
+    assert caught.value.code == E_BAD_KEY
+
+
+def test_who_has_an_unknown_key_is_told_which(broker: Broker, ring: Keyring) -> None:
+    keys = ring.of("stranger")
+    with zsq.Reader(broker.tcp, "clicks", key_file=keys, timeout=20) as reader, pytest.raises(Refused) as caught:
+        reader.head()
+    assert caught.value.code == E_FORBIDDEN
+    assert keys.public in caught.value.text
+    assert keys.secret not in caught.value.text
+    assert b"unknown public key" in broker.log.read_bytes()
+    assert keys.secret.encode() not in broker.log.read_bytes()
+
+
+def test_who_knows_another_broker_is_told_to_look_at_the_file(broker: Broker, ring: Keyring) -> None:
+    """It cannot be known for certain, so here it takes the time-out."""
+    etl = ring.of("etl")
+    keys = Credentials(etl.public, etl.secret, ring.of("stranger").public, "etl.key")
+    with zsq.Admin(broker.tcp, key_file=keys, timeout=1) as admin, pytest.raises(BrokerUnreachable, match=r"`server` in etl\.key"):
+        admin.topics()
+
+
+def test_whose_rights_end_somewhere_is_told_what_is_missing(broker: Broker, ring: Keyring) -> None:
+    with (
+        zsq.Producer(broker.tcp, key_file=ring.file("etl")) as producer,
+        pytest.raises(Refused, match="etl may not publish to topic 'orders'"),
+    ):
+        producer.publish("orders", b"x")
+    with zsq.Admin(broker.tcp, key_file=ring.file("viewer")) as admin:
+        assert set(admin.topics()) == {"clicks", "orders"}
+        with pytest.raises(Refused, match="viewer may not delete topic 'clicks'"):
+            admin.delete_topic("clicks", force=True)
+    with zsq.Admin(broker.tcp, key_file=ring.file("etl")) as admin:
+        assert set(admin.topics()) == {"clicks"}
+        assert [row["topic_name"] for row in admin.stats()["topics"]] == ["clicks"]
+        with pytest.raises(Refused, match="etl may not look at topic 'orders'"):
+            admin.stats("orders")
+
+
+def a_word(word: type[p.Wire]) -> p.Wire:
+    """One that can be read, with names of what is there."""
+    plain: dict[str, Any] = {"int": 1, "str": "c", "bool": True, "bytes": b"x" * 16, "dict": {}, "tuple": ()}
+    found = {}
+    for name, kind in word.__annotations__.items():
+        if name == "op":
+            continue
+        found[name] = "clicks" if name == "topic" else plain[str(kind).partition("[")[0]]
+    return word(**found)
+
+
+@pytest.mark.parametrize("user", ["nothing", "viewer"])
+def test_no_word_gets_anywhere_without_permission(broker: Broker, ring: Keyring, user: str) -> None:
+    """All that can be said, to a gateway without a link and on each link that can be had."""
+    with zsq.Admin(broker.ipc) as admin:
+        before = admin.stats()["topics"]
+    block = [bytes(frame) for frame in block_frames([pack([b"x"])])]
+    with Raw(broker, ring.of(user)) as raw:
+        for word in p.WORDS.values():
+            if word is not p.Open:
+                assert raw.ask(a_word(word), *block).code == E_HELLO, word
+        for kind in ALLOWED:
+            opened = raw.ask(p.Open(1, kind, "clicks", "c", True))
+            if user == "viewer" and kind == "supervisor":
+                assert isinstance(opened, p.Done)
+            else:
+                assert opened.code == E_FORBIDDEN, kind
+    if user == "viewer":
+        with Raw(broker, ring.of(user)) as raw:
+            raw.ask(p.Open(1, "supervisor", "", "", False))
+            for op in sorted(set(p.WORDS) - ALLOWED["supervisor"] - {p.Open.op}):
+                assert raw.ask(a_word(p.WORDS[op]), *block).code == E_BAD_COMMAND, op
+            for action in ACTIONS:
+                for channel in ("", "c"):
+                    answer = raw.ask(p.Manage(7, action, "clicks", channel, {"do": "list", "force": True}, {"user": "root"}))
+                    assert answer.request == 7
+                    assert (getattr(answer, "code", "") == E_FORBIDDEN) == (action not in SEEN_BY_VIEWERS), action
+            assert raw.ask(p.Lookup(8, "new", "c", True)).code == E_FORBIDDEN
+            assert all("pid" not in row for row in raw.ask(p.Stats(9, "", "")).data["processes"])
+    with zsq.Admin(broker.ipc) as admin:
+        after = admin.stats()["topics"]
+    same = ("topic_name", "message_count", "depth", "paused", "closed", "head", "retention")
+    assert [{name: row[name] for name in same} for row in after] == [{name: row[name] for name in same} for row in before]
+    assert [len(row["channels"]) for row in after] == [len(row["channels"]) for row in before]
+
+
+def test_a_client_cannot_choose_under_which_name_it_is_answered(broker: Broker, ring: Keyring) -> None:
+    """Whoever took the name of one that just left would get the answers that are on their way to it."""
+    for routing_id in (b"mine", b"\xff\xfe"):
+        with Raw(broker, ring.of("etl"), routing_id) as raw:
+            assert raw.ask(p.Open(1, "reader", "clicks", "", False)).code == E_BAD_COMMAND
+
+
+def test_who_gave_an_order_is_written_down_whatever_it_says_itself(broker: Broker, ring: Keyring) -> None:
+    with Raw(broker, ring.of("etl")) as raw:
+        raw.ask(p.Open(1, "supervisor", "", "", False))
+        forged = {"user": "root", "from": "10.9.9.9", "via": "http"}
+        assert isinstance(raw.ask(p.Manage(2, "pause", "clicks", "c", {}, forged)), p.Done)
+        assert isinstance(raw.ask(p.Manage(3, "unpause", "clicks", "c", {}, forged)), p.Done)
+    line = json.loads((broker.data_dir / "audit.log").read_text().splitlines()[-1])
+    assert [line[name] for name in ("action", "user", "from", "via")] == ["unpause", "etl", "127.0.0.1", "zeromq"]
+
+
+def test_a_key_that_is_taken_back_ends_what_is_open(broker: Broker, ring: Keyring) -> None:
+    assert broker.process is not None
+
+    def reload(text: str) -> None:
+        assert broker.process is not None
+        ring.allow(text)
+        os.kill(broker.process.pid, signal.SIGHUP)
+
+    def open_to_brief() -> bool:
+        with zsq.Admin(broker.tcp, key_file=ring.of("brief"), timeout=5) as admin:
+            try:
+                return "clicks" in admin.topics()
+            except Refused:
+                return False
+
+    reload(USERS + BRIEFLY)
+    wait_for(open_to_brief, 10, "the new user's way in")
+    with (
+        zsq.Producer(broker.tcp, key_file=ring.of("brief")) as producer,
+        zsq.Consumer(broker.tcp, "clicks", "brief", key_file=ring.of("brief"), start="latest") as consumer,
+        zsq.Consumer(broker.tcp, "clicks", "brief", key_file=ring.of("etl"), ready=10) as other,
+    ):
+        consumer.subscribe()
+        producer.publish("clicks", b"held")
+        held = consumer.receive(10)
+        assert held is not None
+        other.subscribe()
+        broken = ring.access.read_text() + "nonsense ="
+        ring.access.write_text(broken)
+        os.kill(broker.process.pid, signal.SIGHUP)
+        wait_for(lambda: b"not TOML" in broker.log.read_bytes(), 10, "the complaint about the file")
+        producer.publish("clicks", b"still permitted")
+        reload(USERS)
+        began = time.monotonic()
+        with pytest.raises(Refused) as caught:
+            consumer.run(lambda message: None)
+        assert time.monotonic() - began < 2
+        assert caught.value.code == E_FORBIDDEN
+        with pytest.raises(Refused, match="publish"):
+            producer.publish("clicks", b"not permitted any more")
+        bodies = {message.body for message in (other.receive(5), other.receive(5)) if message is not None}
+        assert bodies == {b"held", b"still permitted"}, "what it held went to the others at once"
