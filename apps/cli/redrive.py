@@ -86,11 +86,14 @@ def redrive(
             check_name(name, what)
     with stop_signals() as stopping, contextlib.ExitStack() as stack:
         with stopping.interruptible():
-            end = stack.enter_context(Reader(url, dead_topic, timeout=timeout)).head()[1]
+            begin, end = stack.enter_context(Reader(url, dead_topic, timeout=timeout)).head()
             admin = stack.enter_context(Admin(url, timeout=timeout))
             producer = stack.enter_context(Producer(url, timeout=timeout))
+            run = Run(admin, producer, dead_topic, Redrive(to, channel, end))
+            if begin == end:  # no channel is made for nothing: it would hold what comes
+                _tell(run, as_json)
+                return 0
             consumer = stack.enter_context(Consumer(url, dead_topic, CHANNEL, ready=READY, timeout=timeout, start="earliest"))
-        run = Run(admin, producer, dead_topic, Redrive(to, channel, end))
         try:
             with bar("sending back", count, unit="messages") as advance:
                 drive(run, consumer, count, stopping, timeout, advance)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -75,6 +76,15 @@ def take(broker: Broker, topic: str, channel: str, count: int) -> list[zsq.Messa
             message.finish()
         assert consumer.receive(0.3) is None
         return [message for message in found if message is not None]
+
+
+def test_for_nothing_no_channel_is_made(broker: Broker, run: Run) -> None:
+    """It would hold what comes to the topic, and keep it from being drained."""
+    with zsq.Admin(broker.url) as admin:
+        admin.create_topic("never.c.dead")
+        assert run("redrive", "never.c.dead", "--all").stdout == "nothing to send back\n"
+        assert json.loads(run("redrive", "never.c.dead", "--all", "--json").stdout) == {"sent": [], "left": []}
+        assert admin.topics()["never.c.dead"] == []
 
 
 def test_letters_come_back_to_their_channel_only(broker: Broker, run: Run) -> None:
