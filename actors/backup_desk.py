@@ -119,12 +119,12 @@ class BackupDesk:
         job = partial(capture_state, store.files, store.directory, store.state, store.keeper)
         self._states.read(lambda _: _tried(job), self._state_taken)
 
-    def _state_taken(self, failure: Exception | None) -> None:
-        if failure is None:
-            self.state = BackupState.HELD
-            self._answer(self._request, {})
-        else:
+    def _state_taken(self, failure: str) -> None:
+        if failure:
             self._fail(failure)
+            return
+        self.state = BackupState.HELD
+        self._answer(self._request, {})
 
     # The log
 
@@ -132,13 +132,13 @@ class BackupDesk:
         self.state, self._request = BackupState.LOG, request
         delayed = self._store.delayed
         if delayed is None:
-            self._delayed_taken(None)
+            self._delayed_taken("")
         else:
             job = partial(capture_delayed, self._store.files, self._store.directory, delayed)
             self._delayed.submit(self._delayed_taken, lambda: _tried(job))
 
-    def _delayed_taken(self, failure: Exception | None) -> None:
-        if failure is not None:
+    def _delayed_taken(self, failure: object) -> None:
+        if failure:
             self._fail(failure)
             return
         files, directory = self._store.files, self._store.directory
@@ -160,7 +160,7 @@ class BackupDesk:
 
     # The end
 
-    def _fail(self, failure: Exception) -> None:
+    def _fail(self, failure: object) -> None:
         log.warning("%s: no backup: %s", self._title, failure)
         self._end()
         self._answer(self._request, Refused(E_INTERNAL, f"{self._title} could not be taken into the backup: {failure}"))
@@ -191,13 +191,13 @@ class BackupDesk:
             self._end()
 
 
-def _tried(job: Callable[[], None]) -> Exception | None:
-    """What failed; nothing that fails here says anything about the topic."""
+def _tried(job: Callable[[], None]) -> str:
+    """What failed, "" if nothing did. No exception: the desks whose threads these are take one for the end of their store."""
     try:
         job()
     except (OSError, StorageError, lmdb.Error) as error:
-        return error
-    return None
+        return str(error) or type(error).__name__
+    return ""
 
 
 def _is_free(store: Store, path: str) -> bool:
