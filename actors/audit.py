@@ -18,6 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -96,9 +97,9 @@ class AuditLog:
                 self.lost += 1
             self._change.notify()
 
-    def newest(self, count: int) -> list[dict[str, Any]]:
-        """The newest first."""
-        return [row for row, _ in zip(reversed(self._newest), range(count), strict=False)]
+    def newest(self, count: int, topic: str = "") -> list[dict[str, Any]]:
+        """The newest first; of all, or of this topic only: who manages that may be permitted no more."""
+        return list(islice((row for row in reversed(self._newest) if topic in ("", row.get("topic"))), count))
 
     def settled(self, timeout_s: float) -> bool:
         """Whether all that was noted is on disk, within that time."""

@@ -169,7 +169,7 @@ class Management:
             self.done(envelope, word.request, {"topics": names})
             return
         if word.action == "audit":
-            self.done(envelope, word.request, {"entries": tuple(self.supervisor.audit.newest(count_of(word.options)))})
+            self.done(envelope, word.request, {"entries": tuple(self.supervisor.audit.newest(count_of(word.options), word.topic))})
             return
         if word.action == "overview":
             self.done(envelope, word.request, self.overview.answer(word.options))

@@ -56,6 +56,9 @@ def test_lines_are_on_disk_in_order_and_for_us_only(make: Callable[..., AuditLog
     assert stat.S_IMODE(log.path.stat().st_mode) == 0o600
     assert set(rows(log.path)[0]) == {"time", "action", "topic", "n"}
     assert [row["n"] for row in log.newest(3)] == [199, 198, 197]
+    log.note("pause", topic="u", n=-1)
+    assert [row["n"] for row in log.newest(3, "u")] == [-1]
+    assert [row["n"] for row in log.newest(1, "t")] == [199]
 
 
 def test_the_last_lines_are_written_at_the_end_and_known_after_a_start(make: Callable[..., AuditLog]) -> None:
