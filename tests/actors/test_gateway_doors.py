@@ -1,0 +1,257 @@
+"""The ZeroMQ gateway's doors, with sockets that only note: whose a link is, whose a push, and what a change of the rules ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import zmq
+
+from zsq.actors import options
+from zsq.actors.doors import EVERYBODY, NOBODY, Doors
+from zsq.actors.gateway import LINKS_MAX, Gateway, Route
+from zsq.actors.security_options import SecurityOptions
+from zsq.actors.stage_owners import StageOwners
+from zsq.transport import protocol as p
+from zsq.transport.codec import decode, encode
+from zsq.transport.errors import E_FORBIDDEN, E_HELLO, E_LIMIT, Refused
+
+ETL, OTHER = (zmq.curve_keypair() for _ in range(2))
+RULES = f"""
+[users.etl]
+curve = ["{ETL[0].decode()}"]
+publish = ["t"]
+subscribe = ["t"]
+admin = ["t"]
+[users.other]
+curve = ["{OTHER[0].decode()}"]
+publish = ["t"]
+subscribe = ["t"]
+"""
+STAGE = b"s" * 16
+
+
+class Frame:
+    """As a zmq.Frame of an encrypted connection."""
+
+    def __init__(self, data: bytes, key: bytes) -> None:
+        self.bytes = data
+        self.buffer = memoryview(data)
+        self._key = key.decode()
+
+    def __len__(self) -> int:
+        return len(self.bytes)
+
+    def get(self, name: str) -> str:
+        return {"User-Id": self._key, "Peer-Address": "10.0.0.9", "Identity": ""}[name]
+
+
+class Wire:
+    """A port's place."""
+
+    def __init__(self) -> None:
+        self.socket = self
+        self.frames: list[list[Frame]] = []
+        self.sent: list[list[bytes]] = []
+        self.takes = True
+
+    def recv_multipart(self, flags: int, *, copy: bool) -> list[Frame]:
+        if not self.frames:
+            raise zmq.Again
+        return self.frames.pop(0)
+
+    def send_frames(self, frames: list[Any]) -> bool:
+        self.sent.append([bytes(getattr(frame, "bytes", frame)) for frame in frames])
+        return self.takes
+
+    def send(self, envelope: tuple[bytes, ...], word: p.Wire) -> bool:
+        return self.send_frames([*envelope, b"", encode(word)])
+
+    def setsockopt(self, option: int, value: int) -> None: ...
+
+    def words(self) -> list[Any]:
+        found, self.sent = [decode(frames[frames.index(b"") + 1]) for frames in self.sent], []
+        return found
+
+
+class Gate:
+    def __init__(self, folder: Path) -> None:
+        self.rules = folder / "access.toml"
+        self.rules.write_text(RULES)
+        key = folder / "broker.key"
+        public, secret = zmq.curve_keypair()
+        key.write_text(f'public = "{public.decode()}"\nsecret = "{secret.decode()}"\n')
+        key.chmod(0o600)
+        self.front, self.pushes, self.actor, self.asking = Wire(), Wire(), Wire(), Wire()
+        self.gateway = Gateway(7, "gateway", {"supervisor": "ipc://supervisor"})
+        parts: dict[str, Any] = {
+            "front": self.front, "pushes": self.pushes, "asking": self.asking, "routes": {}, "links": {}, "actors": {}, "_seen": {},
+            "_opens": {}, "_request": 0, "pushes_dropped": 0, "push_port": 1, "open_dealer": lambda endpoint, name=b"": self.actor,
+            "_routing_id": bytes, "zap": None, "doors": Doors(SecurityOptions(str(self.rules), str(key))), "owners": StageOwners(),
+            "_route": lambda endpoint: b"r",
+        }  # fmt: skip
+        vars(self.gateway).update(parts)
+
+    def hear(self, client: bytes, key: bytes, word: p.Wire) -> None:
+        self.front.frames.append([Frame(part, key) for part in (client, b"", encode(word))])
+        self.gateway._forward_in()
+
+    def found(self) -> None:
+        """The supervisor answers what was asked."""
+        for asked in self.asking.words():
+            data = {kind: f"ipc://{kind}" for kind in ("topic", "reader", "stage", "push")} | {"uuid": "u"}
+            mail = SimpleNamespace(word=p.Done(asked.request, data))
+            self.gateway.on_done_word(cast("Any", self.asking), cast("Any", mail))
+
+    def open(self, client: bytes, key: bytes, kind: str = "reader") -> Any:
+        self.hear(client, key, p.Open(1, kind, "t", "", False))
+        self.found()
+        return self.front.words()[-1]
+
+    def answer(self, client: bytes, word: p.Wire) -> list[Any]:
+        """An actor's, to this client."""
+        self.actor.frames.append([Frame(part, b"") for part in (client, b"", encode(word))])
+        self.gateway._forward_out(cast("Any", self.actor))
+        return self.front.words()
+
+    def push(self, key: bytes, stage: bytes = STAGE, route: bytes = b"r") -> int:
+        wire = Wire()
+        self.gateway.routes[b"r"] = Route("ipc://r", cast("Any", wire))
+        self.pushes.frames.append([Frame(part, key) for part in (route, b"", encode(p.Push(stage)), b"header", b"columns")])
+        self.gateway._forward_pushes()
+        return len(wire.sent)
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    return Gate(tmp_path)
+
+
+def test_whoever_goes_on_under_anothers_routing_id_has_no_link(gate: Gate) -> None:
+    assert isinstance(gate.open(b"a", ETL[0]), p.Done)
+    gate.actor.sent.clear()
+    gate.hear(b"a", OTHER[0], p.Fetch(2, 0, 1))
+    assert gate.front.words() == [p.Failed(0, E_HELLO, "open a link first")]
+    assert gate.actor.words() == [p.Bye()], "the reader's actor hears that its client is gone"
+    assert gate.answer(b"a", p.Done(2, {"what": "was etl's"})) == []
+
+
+def test_an_answer_goes_only_to_who_has_a_link_to_where_it_comes_from(gate: Gate) -> None:
+    assert gate.answer(b"a", p.Done(1, {})) == []
+    gate.open(b"a", ETL[0])
+    assert gate.answer(b"a", p.Done(1, {})) == [p.Done(1, {})]
+    gate.gateway.links[b"a"] = gate.gateway.links[b"a"]._replace(port=cast("Any", Wire()))
+    assert gate.answer(b"a", p.Done(1, {})) == []
+
+
+def test_a_push_is_taken_from_who_opened_its_stage_and_nobody_else(gate: Gate) -> None:
+    assert gate.push(ETL[0]) == 0, "not opened"
+    gate.open(b"a", ETL[0], "stage")
+    gate.hear(b"a", ETL[0], p.OpenStage(2, STAGE, "app", 1, "app", 0))
+    assert gate.push(ETL[0]) == 1
+    assert gate.push(OTHER[0]) == 0
+    assert gate.push(ETL[0], stage=b"t" * 16) == 0
+    gate.open(b"b", OTHER[0], "stage")
+    gate.hear(b"b", OTHER[0], p.OpenStage(2, STAGE, "app", 1, "app", 0))
+    assert gate.push(OTHER[0]) == 0, "it is not taken over"
+    gate.hear(b"b", OTHER[0], p.Bye())
+    assert gate.push(ETL[0]) == 1, "nor ended by who does not own it"
+    gate.hear(b"a", ETL[0], p.Bye())
+    assert gate.push(ETL[0]) == 0
+    assert not len(gate.gateway.owners)
+
+
+def test_a_push_that_is_no_push_is_dropped(gate: Gate) -> None:
+    gate.open(b"a", ETL[0], "stage")
+    gate.hear(b"a", ETL[0], p.OpenStage(2, STAGE, "app", 1, "app", 0))
+    gate.gateway.routes[b"r"] = Route("ipc://r", cast("Any", wire := Wire()))
+    for control in (b"", b"\xc1", encode(p.Beat()), encode(p.Abort(1, "", 0, ()))):
+        gate.pushes.frames.append([Frame(part, ETL[0]) for part in (b"r", b"", control, b"header", b"columns")])
+    gate.gateway._forward_pushes()
+    assert wire.sent == []
+
+
+def test_stages_of_a_link_are_bounded() -> None:
+    owners = StageOwners()
+    for number in range(options.STAGES_PER_LINK_MAX + 5):
+        owners.opened(b"a", (b"r", b"%d" % number), "etl")
+    assert len(owners) == options.STAGES_PER_LINK_MAX
+    owners.opened(b"b", (b"r", b"0"), "etl")
+    owners.ended(b"a")
+    assert len(owners) == 1
+    owners.ended(b"b")
+    owners.ended(b"never there")
+    assert not len(owners)
+
+
+def test_new_rules_end_what_they_do_not_permit_and_nothing_else(gate: Gate) -> None:
+    gate.open(b"a", ETL[0])
+    gate.open(b"b", OTHER[0], "topic")
+    gate.open(b"c", OTHER[0], "reader")
+    gate.actor.sent.clear()
+    gate.rules.write_text(RULES.rpartition("subscribe")[0])
+    gate.gateway.on_reload({"access_file": str(gate.rules)})
+    assert {*gate.gateway.links} == {b"a", b"b"}
+    (told,) = gate.front.words()
+    assert (told.request, told.code) == (0, E_FORBIDDEN)
+    assert gate.actor.words() == [p.Bye()]
+
+
+def test_rules_that_cannot_be_read_change_nothing(gate: Gate) -> None:
+    gate.open(b"a", ETL[0])
+    gate.rules.write_text("nonsense")
+    with pytest.raises(Refused, match="not TOML"):
+        gate.gateway.on_reload({"access_file": str(gate.rules)})
+    gate.rules.unlink()
+    with pytest.raises(Refused, match="cannot be read"):
+        gate.gateway.on_reload({"access_file": str(gate.rules)})
+    assert {*gate.gateway.links} == {b"a"}
+    gate.gateway.on_reload({"access_file": ""})
+    assert gate.gateway.doors.user(ETL[0].decode()).name == "etl"
+
+
+def test_what_was_taken_back_while_a_link_was_being_opened_is_not_given(gate: Gate) -> None:
+    gate.hear(b"a", ETL[0], p.Open(1, "topic", "t", "", False))
+    gate.rules.write_text("")
+    gate.gateway.on_reload({"access_file": str(gate.rules)})
+    gate.found()
+    (told,) = gate.front.words()
+    assert told.code == E_FORBIDDEN
+    assert not gate.gateway.links
+
+
+def test_who_gives_an_order_is_said_by_the_gateway(gate: Gate) -> None:
+    gate.open(b"a", ETL[0], "supervisor")
+    gate.actor.sent.clear()
+    gate.hear(b"a", ETL[0], p.Manage(2, "pause", "t", "", {}, {"user": "root", "more": "x"}))
+    assert gate.actor.words() == [p.Manage(2, "pause", "t", "", {}, {"user": "etl", "from": "10.0.0.9", "via": "zeromq"})]
+    gate.hear(b"a", ETL[0], p.Manage(3, "pause", "u", "", {}))
+    assert gate.actor.words() == []
+    (told,) = gate.front.words()
+    assert (told.request, told.code) == (3, E_FORBIDDEN)
+
+
+def test_links_that_are_being_opened_are_bounded(gate: Gate) -> None:
+    gate.asking.takes = False
+    gate.hear(b"a", ETL[0], p.Open(1, "topic", "t", "", False))
+    assert gate.front.words()[0].code == E_LIMIT
+    assert not gate.gateway._opens
+    gate.asking.takes = True
+    gate.gateway._opens.update({number: cast("Any", None) for number in range(LINKS_MAX)})
+    gate.hear(b"a", ETL[0], p.Open(1, "topic", "t", "", False))
+    assert gate.front.words()[0].code == E_LIMIT
+    assert len(gate.gateway._opens) == LINKS_MAX
+
+
+def test_without_rules_everybody_may_all_and_with_rules_but_no_keys_all_are_anonymous(tmp_path: Path) -> None:
+    assert Doors(SecurityOptions()).user("") is EVERYBODY
+    rules = tmp_path / "access.toml"
+    rules.write_text('[anonymous]\nview = ["*"]\n')
+    doors = Doors(SecurityOptions(str(rules)))
+    assert doors.user("").name == "anonymous"
+    assert not doors.encrypts
+    rules.write_text("")
+    doors.reload(str(rules))
+    assert doors.user("") is NOBODY
