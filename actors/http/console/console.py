@@ -29,9 +29,10 @@ class Console:
         self.sampler = Sampler(source)
         self.jobs = Jobs(url, stats)
         self.files = Files(folder)
+        self.jobs.changed = self.sampler.stir
         self.live = Live(self.sampler, self.jobs)
         self._reading = Reading(source, open_reader, stats, self.sampler, self.jobs)
-        self._doing = Doing(source, open_reader, stats, self.jobs, limits)
+        self._doing = Doing(source, open_reader, stats, self.jobs, limits, self.sampler.stir)
         self._task: asyncio.Task[None] | None = None
 
     def paths(self) -> dict[str, dict[str, Handler]]:

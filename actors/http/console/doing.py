@@ -31,13 +31,16 @@ Do = Callable[[str, str, Options, Rights], Awaitable[Mapping[str, Any]]]
 
 
 class Doing:
-    """The handlers; `table` has them by their paths."""
+    """The handlers; `table` has them by their paths. `stir` is called after each action: what it did is to be seen."""
 
-    def __init__(self, source: Source, open_reader: Open, stats: SharedStats, jobs: Jobs, limits: HttpLimits) -> None:
+    def __init__(
+        self, source: Source, open_reader: Open, stats: SharedStats, jobs: Jobs, limits: HttpLimits, stir: Callable[[], None]
+    ) -> None:
         self._source = source
         self._open = open_reader
         self._stats = stats
         self._jobs = jobs
+        self._stir = stir
         self._limits = limits
         self._budget = Budget(limits.bodies_bytes_max)
 
@@ -74,7 +77,10 @@ class Doing:
             parameters = parameters_of(request)
             topic = check_name(parameters.get("topic") or "")
             channel = check_name(parameters.get("channel") or "", "channel") if with_channel else ""
-            return answer({"done": True, **await do(topic, channel, options, rights_of(request))})
+            try:
+                return answer({"done": True, **await do(topic, channel, options, rights_of(request))})
+            finally:
+                self._stir()
 
         return handle
 

@@ -46,6 +46,7 @@ class Sampler:
         self._watched_each_s = WATCHED_S
         self._watched_s = -LINGERS_S
         self._sampled_s = -LOST_S
+        self._stirred_s = -LOST_S
         self._error: ZsqError | None = None
         self._hurry = False  # somebody waits for an answer
         self._wake = asyncio.Event()
@@ -64,13 +65,12 @@ class Sampler:
             self._watched_s = time.monotonic()
 
     async def fresh(self, topic: str = "") -> Board:
-        """The board, not older than half as long again as a tick; asked for anew where it does not know the topic, which may have come since."""
-        begun_s = time.monotonic()
+        """The board, not older than one tick and a half; asked for anew where it does not know the topic, which may have come since."""
+        begun_s = self._watched_s = time.monotonic()
         deadline_s = begun_s + PATIENCE_S
-        self._watched_s = begun_s
-        while self._sampled_s < begun_s - (0 if topic and topic not in self.board.topics else self._watched_each_s * 1.5):
-            before, self._hurry = self._round, True
-            self._wake.set()
+        while self._sampled_s < max(begun_s - self._old_s(topic), self._stirred_s + HURRIED_S):
+            before = self._round
+            self._hasten()
             if not await self._wait(before, deadline_s - time.monotonic()):
                 raise ZsqError(E_TIMEOUT, "the broker does not say how it is")
             if self.closing:
@@ -78,6 +78,18 @@ class Sampler:
             if self._error is not None:
                 raise self._error
         return self.board
+
+    def _old_s(self, topic: str) -> float:
+        return 0.0 if topic and topic not in self.board.topics else self._watched_each_s * 1.5
+
+    def stir(self) -> None:
+        """Something was done: who asks next, or listens, is to see it."""
+        self._stirred_s = time.monotonic()
+        asyncio.get_running_loop().call_later(HURRIED_S, self._hasten)
+
+    def _hasten(self) -> None:
+        self._hurry = True
+        self._wake.set()
 
     async def after(self, tick: int, timeout_s: float) -> bool:
         """Whether there is another tick, within that time."""

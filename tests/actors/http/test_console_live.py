@@ -1,0 +1,218 @@
+"""The console's sampler and its streams: how often is asked, what a page hears, and how a stream ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, ClassVar
+
+import pytest
+from starlette.requests import Request
+from support.console_site import ConsoleSite
+
+from zsq.actors.http.console import live, sampler
+from zsq.actors.http.console.jobs import KEPT, RUNNING_MAX, Job, Jobs
+from zsq.actors.http.console.view import View
+from zsq.actors.http.errors import ApiError
+from zsq.actors.http.rights import EVERYTHING, NOTHING, Rights, give
+from zsq.transport.errors import E_CLOSING, Refused, ZsqError
+from zsq.transport.redrive import Place
+
+
+@pytest.fixture
+def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[ConsoleSite]:
+    monkeypatch.setattr(sampler, "HURRIED_S", 0.0)
+    monkeypatch.setattr(sampler, "WATCHED_S", 0.01)
+    site = ConsoleSite()
+    site.console.sampler._watched_each_s = 0.01
+    yield site
+    site.close()
+
+
+def stream(site: ConsoleSite, **view: Any) -> AsyncIterator[bytes]:
+    return site.console.live._events(View(EVERYTHING, **view))
+
+
+async def heard(events: AsyncIterator[bytes]) -> tuple[str, Any]:
+    kind, _, data = (await anext(events)).decode().partition("\n")
+    return kind.removeprefix("event: "), json.loads(data.removeprefix("data: ")) if data.startswith("data: ") else None
+
+
+def test_a_stream_tells_all_and_then_what_changes(site: ConsoleSite) -> None:
+    async def listen() -> None:
+        await site.console.sampler.fresh()
+        events = stream(site, channels=True)
+        kind, data = await heard(events)
+        assert (kind, [*data["topics"]["t"]["channels"]]) == ("snapshot", ["c"])
+        site.source.values = {"head": 7}
+        kind, data = await heard(events)
+        assert (kind, {name: data[name] for name in ("topics",)}) == ("changes", {"topics": {"t": {"head": 7}}})
+        site.source.topics = {"u": []}
+        kind, data = await heard(events)
+        assert (kind, data["gone"], [*data["topics"]]) == ("changes", {"topics": ["t"], "channels": []}, ["u"])
+        site.source.broker |= {"alarms": 1, "alarmed_ns": 5}
+        assert [(await heard(events))[0] for _ in range(2)] == ["changes", "alarms"]
+        site.console.jobs.version += 1
+        site.console.jobs._jobs.append(Job(1, "u", None, None, None, EVERYTHING))
+        site.source.values = {"head": 8}
+        assert [(await heard(events))[0] for _ in range(2)] == ["changes", "jobs"]
+        assert site.console.live.streams == 1
+        site.console.sampler.close()
+        assert (await heard(events))[0] == "again"
+        with pytest.raises(StopAsyncIteration):
+            await anext(events)
+        assert site.console.live.streams == 0
+
+    site.within(listen)
+
+
+def test_a_stream_where_nothing_happens_says_that_it_lives_and_ends_in_time(site: ConsoleSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "KEEP_S", 0.05)
+
+    async def listen() -> None:
+        await site.console.sampler.fresh()
+        events = stream(site)
+        assert (await heard(events))[0] == "snapshot"
+        assert await anext(events) == b": keep\n\n"
+        monkeypatch.setattr(live, "STREAM_S", 0.0)
+        assert (await heard(stream(site)))[0] == "snapshot"
+        short = stream(site)
+        assert [(await heard(short))[0] for _ in range(2)] == ["snapshot", "again"]
+
+    site.within(listen)
+
+
+def test_there_are_so_many_streams_and_no_more(site: ConsoleSite) -> None:
+    site.console.live.streams = live.STREAMS_MAX
+    answer = site.get("/api/live")
+    assert (answer.status_code, "E_LIMIT" in answer.text) == (503, True)
+    assert site.get("/api/live?topic=none").status_code in (404, 503)
+
+
+def test_a_stream_of_a_topic_that_is_not_there(site: ConsoleSite) -> None:
+    assert site.get("/api/live?topic=none").status_code == 404
+
+    async def listen() -> bytes:
+        request = Request({"type": "http", "query_string": b"topic=t", "headers": []})
+        give(request, EVERYTHING)
+        answer: Any = await site.console.live.live(request)
+        return bytes(await anext(answer.body_iterator))
+
+    assert json.loads(site.within(listen).partition(b"data: ")[2])["topics"]["t"]["channels"]["c"]["depth"] == 0
+
+
+def test_nobody_is_asked_often_while_nobody_looks(site: ConsoleSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler, "LINGERS_S", 0.0)
+
+    async def look() -> None:
+        await site.console.sampler.fresh()
+        with site.console.sampler.watch():
+            tick = site.console.sampler.board.tick
+            assert await site.console.sampler.after(tick + 3, 5)
+        await asyncio.wait_for(_still(site), 5)
+
+    site.within(look)
+
+
+async def _still(site: ConsoleSite) -> None:
+    """A tenth of a second, ten of its ticks, without a question."""
+    while True:
+        before = site.source.overviews
+        if not await site.console.sampler.after(site.console.sampler.board.tick, 0.1):
+            assert site.source.overviews == before
+            return
+
+
+def test_a_broker_that_does_not_answer_is_an_error_and_no_end(site: ConsoleSite) -> None:
+    async def ask() -> None:
+        await site.console.sampler.fresh()
+        site.source.fails = Refused(E_CLOSING, "gone")
+        site.console.sampler._sampled_s -= 100
+        with pytest.raises(ZsqError, match="gone"):
+            await site.console.sampler.fresh()
+        site.source.fails = ValueError("a defect")
+        with pytest.raises(ZsqError, match="a defect"):
+            await site.console.sampler.fresh()
+        site.source.fails = None
+        assert (await site.console.sampler.fresh()).topics.keys() == {"t"}
+
+    site.within(ask)
+
+
+@pytest.mark.parametrize(("rows", "each_s"), [(0, 1.0), (400, 1.0), (1_000, 2.5), (100_000, 5.0)])
+def test_a_busy_broker_is_asked_more_seldom(rows: int, each_s: float) -> None:
+    class Busy:
+        async def overview(self, since: int = 0, **asked: bool) -> dict[str, Any]:
+            names = ("messages", "bytes", "pulsed_ms")
+            topics: dict[str, Any] = {str(number): ((1, 1, 1), {}) for number in range(rows)}
+            fields = {"topic_fields": names, "channel_fields": ("finished", "requeued", "timed_out", "pulsed_ms")}
+            return {"version": 1, "whole": True, "topics": topics, "broker": {"alarms": 0, "alarmed_ns": 0}, "alarms": {}, **fields}
+
+    async def sample() -> float:
+        one = sampler.Sampler(Busy())
+        await one._sample()
+        return one._watched_each_s
+
+    assert asyncio.run(sample()) == each_s
+
+
+# Redrives
+
+
+class Some(Rights):
+    name = "some"
+
+    def may_view(self, topic: str) -> bool:
+        return topic == "t"
+
+    def may_admin(self, topic: str, channel: str = "") -> bool:
+        return topic == "t"
+
+
+def test_redrives_are_bounded_and_one_a_topic(site: ConsoleSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = site.console.jobs
+    over = asyncio.Event()
+
+    async def work(self: Jobs, job: Job) -> None:
+        await over.wait()
+
+    monkeypatch.setattr(Jobs, "_redrive", work)
+
+    async def start() -> None:
+        for number in range(RUNNING_MAX):
+            jobs.start(str(number), None, None, None, EVERYTHING)
+        with pytest.raises(ZsqError, match=f"{RUNNING_MAX} redrives"):
+            jobs.start("another", None, None, None, EVERYTHING)
+        with pytest.raises(ApiError, match="at work"):
+            jobs.start("0", None, None, None, EVERYTHING)
+        over.set()
+        await asyncio.wait(set(jobs._tasks))
+        for _ in range(KEPT + 3):
+            jobs.start("t", None, None, None, EVERYTHING)
+            await asyncio.wait(set(jobs._tasks))
+        assert [row["id"] for row in jobs.rows(EVERYTHING)] == list(range(KEPT + 3 + RUNNING_MAX, 3 + RUNNING_MAX, -1))
+        assert {row["state"] for row in jobs.rows(Some())} == {"done"}
+        assert jobs.rows(NOTHING) == []
+        last = jobs.rows(Some())[0]["id"]
+        with pytest.raises(ApiError, match="no job"):
+            jobs.stop(last, NOTHING)
+        assert jobs.stop(last, Some()).stopping.is_set()
+
+    site.within(start)
+
+
+def test_letters_go_only_where_their_sender_may_publish(site: ConsoleSite) -> None:
+    class Letter:
+        offset = 0
+        headers: ClassVar = {"zsq-dead-topic": "secret", "zsq-dead-channel": "c"}
+
+    class Letters:
+        def messages(self) -> list[Any]:
+            return [Letter()]
+
+    job = Job(1, "t", None, None, None, Some())
+    job.plan._end = 5
+    site.within(lambda: site.console.jobs._send(job, Letters(), None))  # type: ignore[arg-type]
+    assert (job.plan.sent, [*job.row()["reasons"]]) == ({}, ["for topic 'secret': publishing there is not permitted to some"])
+    assert job.plan._known[Place("secret", "c")]

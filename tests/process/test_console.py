@@ -1,0 +1,216 @@
+"""The console's back end on a real broker: what it shows is so, it is live, and what it does is done."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from support.broker import Broker, wait_for
+
+import zsq
+from zsq.actors.http.limits import HttpLimits
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    one = Broker(tmp_path_factory.mktemp("console") / "data", "--node-id", "5", http=True)
+    try:
+        yield one.start()
+    finally:
+        one.close()
+
+
+@pytest.fixture(scope="module")
+def web(node: Broker) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=f"http://127.0.0.1:{node.http}/api", timeout=30) as one:
+        yield one
+
+
+def get(web: httpx.Client, path: str, **query: Any) -> Any:
+    answer = web.get(path, params=query)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def do(web: httpx.Client, path: str, options: Any = None, **query: Any) -> Any:
+    answer = web.post(path, params=query, json=options or {})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def publish(node: Broker, topic: str, *bodies: bytes, **more: Any) -> None:
+    with zsq.Producer(node.ipc) as producer:
+        producer.publish_many(topic, bodies, **more)
+
+
+def consume(node: Broker, topic: str, channel: str, answer: Callable[[Any], object], count: int) -> None:
+    with zsq.Consumer(node.ipc, topic, channel) as consumer:
+        for _ in range(count):
+            message = consumer.receive(20)
+            assert message is not None
+            answer(message)
+        consumer.flush()
+
+
+def test_messages_are_binary_safe_and_found_each_way(node: Broker, web: httpx.Client) -> None:
+    bodies = [b"text \xc3\xa9", b"\x00\xff" * 5_000, b""]
+    publish(node, "shown", *bodies, keys=[b"\xfe"] * 3, tags=["x"] * 3, headers=[{"n": 1}] * 3)
+    found = get(web, "/messages", topic="shown", latest=1, body_max=100)
+    first, second, third = found["messages"]
+    assert (first["body"]["text"], first["tag"], first["headers"], first["key"]["base64"]) == ("text \u00e9", "x", {"n": 1}, "/g==")
+    assert (second["body"]["size"], second["body"]["cut"], "text" in second["body"]) == (10_000, True, False)
+    assert base64.b64decode(second["body"]["base64"]) == bodies[1][:100]
+    assert (third["body"], found["head"]) == ({"size": 0, "base64": "", "text": ""}, 3)
+    assert get(web, "/messages", topic="shown", id=second["id"], count=1)["messages"][0]["offset"] == 1
+    assert get(web, "/messages", topic="shown", time_ms=first["time_ms"], count=1)["from"] == 0
+    assert web.get("/body", params={"topic": "shown", "offset": 1}).content == bodies[1]
+    assert web.get("/messages", params={"topic": "none"}).status_code == 404
+
+
+def test_a_channel_is_shown_with_what_its_consumer_holds(node: Broker, web: httpx.Client) -> None:
+    do(web, "/topic/create", topic="held")
+    do(web, "/channel/create", {"max_attempts": 3}, topic="held", channel="c")
+    publish(node, "held", *[b"%d" % number for number in range(20)])
+    with zsq.Consumer(node.ipc, "held", "c", ready=5, label="me") as consumer:
+        messages = [consumer.receive(20) for _ in range(3)]
+        assert messages[0] is not None
+        messages[0].finish(sync=True)
+        shown = get(web, "/channel", topic="held", channel="c")
+        (client,) = shown["clients"]
+        assert client["name"].startswith("me")
+        assert (client["finished"], client["ready"], shown["channel"]["settings"]["max_attempts"]) == (1, 5, 3)
+        assert shown["channel"]["latency"]["count"] == 1
+        held = get(web, "/peek", topic="held", channel="c", count=100)
+        states = {row["state"] for row in held["messages"]}
+        assert states == {"in flight", "new"}
+        assert sum(row["state"] == "in flight" for row in held["messages"]) == held["counts"]["in flight"] == client["in_flight"]
+        assert {row["message"]["body"]["text"] for row in held["messages"]} == {str(number) for number in range(1, 20)}
+    before = get(web, "/preview", topic="held", channel="c", action="channel.seek", to="latest")
+    assert before["seek"]["to"] == 20
+    assert do(web, "/channel/seek", {"to": "latest"}, topic="held", channel="c")["offset"] == 20
+    assert get(web, "/preview", topic="held", channel="c", action="channel.empty")["harmless"]
+    shown = get(web, "/topic", topic="held")
+    assert (shown["retire"], shown["topic"]["channels"]["c"]["depth"] >= 0) == ({"state": "", "left": [], "drained": True}, True)
+
+
+def test_delayed_messages_are_listed_and_cancelled(node: Broker, web: httpx.Client) -> None:
+    publish(node, "later", b"a" * 300, b"b", delay=3600)
+    found = get(web, "/delayed", topic="later")
+    assert (found["count"], [one["size"] for one in found["messages"]]) == (2, [300, 1])
+    assert found["messages"][0]["body"]["cut"]
+    keys = [one["key"] for one in found["messages"]]
+    assert get(web, "/delayed", topic="later", after=keys[0], limit=1)["messages"][0]["key"] == keys[1]
+    assert do(web, "/delayed/cancel", {"keys": [keys[0], keys[0]]}, topic="later")["cancelled"] == 1
+    assert do(web, "/delayed/cancel", {"all": True}, topic="later")["cancelled"] == 1
+    assert get(web, "/delayed", topic="later")["count"] == 0
+
+
+def test_dead_letters_go_back(node: Broker, web: httpx.Client) -> None:
+    do(web, "/topic/create", topic="dying")
+    do(web, "/channel/create", topic="dying", channel="c")
+    publish(node, "dying", *[b"%d" % number for number in range(5)])
+    consume(node, "dying", "c", lambda message: message.reject("why"), 5)
+    wait_for(lambda: web.get("/topic", params={"topic": "dying.c.dead"}).status_code == 200, 20, "dead letters")
+    wait_for(lambda: get(web, "/messages", topic="dying.c.dead")["head"] == 5, 20, "five of them")
+    assert get(web, "/preview", topic="dying.c.dead", action="redrive")["count"] == 5
+    job = do(web, "/redrive", {"count": 2}, topic="dying.c.dead")["job"]
+    wait_for(lambda: ended(web, job)["state"] == "done", 30, "the first")
+    assert (ended(web, job)["sent"], ended(web, job)["total"]) == (2, 2)
+    job = do(web, "/redrive", topic="dying.c.dead")["job"]
+    wait_for(lambda: ended(web, job)["state"] == "done", 30, "the rest")
+    assert ended(web, job)["places"] == [{"topic": "dying", "channel": "c", "count": 3}]
+    back: list[zsq.Message] = []
+    consume(node, "dying", "c", back.append, 5)
+    assert sorted(message.body for message in back) == [b"0", b"1", b"2", b"3", b"4"]
+
+
+def ended(web: httpx.Client, job: Any) -> Any:
+    return next(row for row in get(web, "/jobs")["jobs"] if row["id"] == job["id"])
+
+
+def test_a_topic_is_removed_step_by_step(node: Broker, web: httpx.Client) -> None:
+    do(web, "/topic/create", topic="old")
+    do(web, "/channel/create", topic="old", channel="c")
+    publish(node, "old", b"last")
+    assert do(web, "/topic/close", {"to": "publishers"}, topic="old")["closed"] == "publishers"
+    assert web.post("/topic/delete", params={"topic": "old"}, json={}).status_code == 503
+    retire = get(web, "/topic", topic="old")["retire"]
+    assert (retire["state"], retire["drained"], "1 waiting" in retire["left"][0]) == ("publishers", False, True)
+    consume(node, "old", "c", lambda message: message.finish(), 1)
+    wait_for(lambda: get(web, "/topic", topic="old")["retire"]["drained"], 20, "drained")
+    assert do(web, "/topic/close", {"to": "consumers"}, topic="old")["closed"] == "consumers"
+    do(web, "/topic/delete", topic="old")
+    assert web.get("/overview", params={"topic": "old"}).status_code == 404
+
+
+def test_changes_are_heard_as_they_happen_and_kept(node: Broker, web: httpx.Client) -> None:
+    do(web, "/topic/create", topic="live")
+    do(web, "/channel/create", topic="live", channel="c")
+    heard: list[tuple[str, Any]] = []
+    over = threading.Event()
+
+    def listen() -> None:
+        with httpx.stream("GET", f"http://127.0.0.1:{node.http}/api/live", params={"topic": "live"}, timeout=30) as events:
+            kind = ""
+            for line in events.iter_lines():
+                kind = line.removeprefix("event: ") if line.startswith("event: ") else kind
+                if line.startswith("data: "):
+                    heard.append((kind, json.loads(line.removeprefix("data: "))))
+                if over.is_set():
+                    return
+
+    listener = threading.Thread(target=listen)
+    listener.start()
+    try:
+        wait_for(lambda: heard, 20, "a snapshot")
+        assert heard[0][0] == "snapshot"
+        assert [*heard[0][1]["topics"]] == ["live"]
+        publish(node, "live", *[b"x"] * 50)
+        wait_for(lambda: seen(heard, "depth") == 50, 20, "a backlog that arrives live")
+        consume(node, "live", "c", lambda message: message.finish(), 50)
+        wait_for(lambda: seen(heard, "finished") == 50 and seen(heard, "depth") == 0, 20, "its end")
+    finally:
+        over.set()
+        publish(node, "live", b"wakes the listener")
+        listener.join(30)
+    assert not listener.is_alive()
+    channel = get(web, "/history", topic="live", channel="c")["series"]
+    assert max(value or 0 for value in channel["depth"]) == 50
+    assert max(value or 0 for value in channel["out"]) > 0
+    assert max(value or 0 for value in channel["p99_ms"]) > 0
+    assert get(web, "/histories", topic="live")["channels"]["c"].keys() == {"depth", "out"}
+
+
+def seen(heard: list[tuple[str, Any]], field: str) -> Any:
+    """The channel's newest value."""
+    values = [data["topics"].get("live", {}).get("channels", {}).get("c", {}).get(field) for _, data in heard]
+    return next((value for value in reversed(values) if value is not None), None)
+
+
+def test_processes_chunks_and_pages(node: Broker, web: httpx.Client) -> None:
+    publish(node, "filed", b"x" * 1_000)
+    rows = get(web, "/processes")["processes"]
+    assert {row["pid"] for row in rows} == {actor["pid"] for actor in node.actors()}
+    assert next(row for row in rows if row["name"] == "storage filed")["memory_bytes"] > 1_000_000
+    assert get(web, "/chunks", topic="filed")["chunks"][-1]["messages"] == 1
+    assert get(web, "/alarms")["receivers"] == []
+    assert get(web, "/overview")["broker"]["node"] == 5
+    page = httpx.get(f"http://127.0.0.1:{node.http}/")
+    assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+
+
+def test_an_open_page_holds_nobody_up(node: Broker, web: httpx.Client) -> None:
+    """A stream is no request that must end in time, and the broker's end does not wait for it. The last test: it ends the broker."""
+    with httpx.stream("GET", f"http://127.0.0.1:{node.http}/api/live", timeout=HttpLimits().request_s) as events:
+        lines = events.iter_lines()
+        assert next(lines) == "event: snapshot"
+        stopping = threading.Thread(target=node.stop)
+        stopping.start()
+        assert "event: again" in list(lines)
+        stopping.join(20)
+        assert not stopping.is_alive()
