@@ -29,6 +29,7 @@ MANIFEST_NAME: Final = "manifest.json"
 DATA_NAME: Final = "data"
 PARTIAL_SUFFIX: Final = ".partial"
 PIECE_BYTES: Final = 1024 * 1024
+SYNC_BYTES: Final = 16 * PIECE_BYTES  # a disk that is given 256 MiB at once lets the broker's own syncs wait behind them
 MANIFEST_BYTES_MAX: Final = 1 << 30
 DEPTH_MAX: Final = 8
 
@@ -210,6 +211,8 @@ def copy_file(files: Files, source: str, target: str, bytes_max: int | None, adv
                 files.writev(writing, [piece], position)
                 crc = crc32c(piece, crc)
                 position += len(piece)
+                if position % SYNC_BYTES == 0:
+                    files.sync(writing)
                 advance(len(piece))
             if bytes_max is not None and position < bytes_max:
                 raise Damaged(f"{source} has {position} bytes, and {bytes_max} were synced")
