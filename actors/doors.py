@@ -13,6 +13,7 @@ A connection cannot be cut from here, but a key that is taken out of the file op
 from __future__ import annotations
 
 import logging
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 import zmq
@@ -32,6 +33,7 @@ _ALL: Final = (Pattern("*"),)
 EVERYBODY: Final = User("", publish=_ALL, subscribe=(Reading(_ALL[0]),), admin=_ALL, view=_ALL)
 NOBODY: Final = User("")
 ZAP_DRAIN_MAX: Final = 256
+COMPLAINT_S: Final = 10.0
 HANDSHAKE_MS: Final = 5_000  # a connection that is not through with it by then is closed
 
 
@@ -42,6 +44,8 @@ class Doors:
         self.access = Access.load(security.access_file) if security.access_file else None
         self._secret = read_key_file(security.curve_key_file, ("public", "secret"))["secret"] if security.curve_key_file else ""
         self.refused = 0
+        self._untold = 0
+        self._told_s = -COMPLAINT_S
         check(security, self.access)
 
     @property
@@ -71,9 +75,18 @@ class Doors:
                 return
             reply, why = zap.answer(frames[2:], lambda key: self.access is not None and self.access.by_curve(key) is not None)
             if why:
-                self.refused += 1
-                log.warning("no connection for %s", why)
+                self.complain(f"no connection for {why}")
             port.send_frames([*frames[:2], *reply])
+
+    def complain(self, text: str) -> None:
+        """Of who was refused. Strangers could fill the disk with it, so one in a while is told, and how many there were besides."""
+        self.refused += 1
+        self._untold += 1
+        if time.monotonic() - self._told_s < COMPLAINT_S:
+            return
+        more = f" (and {self._untold - 1} others since the last that was told)" if self._untold > 1 else ""
+        self._told_s, self._untold = time.monotonic(), 0
+        log.warning("%s%s", text, more)
 
     def key(self, frame: Any) -> str:
         """By what a message's sender is known; "" for nobody in particular. Compared with that of its link."""

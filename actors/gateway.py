@@ -21,7 +21,7 @@ import zmq
 
 from ..transport import protocol as p
 from ..transport.codec import decode, encode
-from ..transport.errors import E_BAD_COMMAND, E_HELLO, E_LIMIT, E_UNREACHABLE, UsageError, ZsqError
+from ..transport.errors import E_BAD_COMMAND, E_FORBIDDEN, E_HELLO, E_LIMIT, E_UNREACHABLE, UsageError, ZsqError
 from . import options, permissions, zap
 from .access import AccessError, User
 from .actor import Actor, StartFailed
@@ -186,6 +186,7 @@ class Gateway(Actor):
             permissions.check_word(user, word)
         except ZsqError as error:
             self._fail(client, getattr(word, "request", 0), error.code, error.text)
+            self._complain(error, frames[2])
             return False
         if isinstance(word, p.Manage):
             frames[2] = encode(replace(word, by={"user": user.name, "from": self.doors.address(frames[2]), "via": VIA}))
@@ -254,9 +255,14 @@ class Gateway(Actor):
                 raise ZsqError(E_LIMIT, "too many links are being opened")
         except ZsqError as error:
             self._fail(client, 0, error.code, error.text)
+            self._complain(error, control)
             return
         self._request += 1
         self._opens[self._request] = (client, word, key)
+
+    def _complain(self, error: ZsqError, frame: Any) -> None:
+        if error.code == E_FORBIDDEN:
+            self.doors.complain(f"{self.doors.address(frame)}: {error.text}")
 
     def _check_open(self, word: p.Open, key: str) -> None:
         permissions.check_open(self.doors.user(key), word.kind, word.topic, word.channel, word.settings)

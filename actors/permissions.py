@@ -1,6 +1,7 @@
 """What each thing that a client asks needs to be permitted, as one table for all gateways. Pure.
 
-Whatever is not in the tables needs `admin`: an action that somebody adds later is closed until somebody opens it here.
+Whatever is not in the tables needs `admin` of all: an action that somebody adds later is closed until somebody opens it here. Who may
+change a topic may not read its messages by that.
 
 To publish makes the topic on first use, to subscribe the topic and the channel: as it is without an access file. Their settings are
 another matter: a channel's dead letters go into a topic, so who sets one there must be permitted to publish to it.
@@ -18,7 +19,8 @@ from .access import User
 DEAD_LETTER_TOPIC: Final = "dead_letter_topic"
 _LOOKS: Final = frozenset({"chunks", "delayed count"})
 _READS: Final = frozenset({"peek", "delayed list"})  # these show bodies, or which messages there are
-_OF_BROKER: Final = frozenset({"list", "overview"})  # names and numbers of the topics that may be viewed
+_CHANGES: Final = frozenset({"create", "delete", "pause", "unpause", "empty", "configure", "close", "open", "seek", "delayed cancel"})
+_LISTS: Final = frozenset({"list", "overview"})  # names and numbers of the topics that may be viewed
 
 
 def forbidden(user: User, what: str, needs: str) -> Refused:
@@ -53,16 +55,21 @@ def check_stats(user: User, topic: str) -> None:
 
 
 def check_manage(user: User, action: str, topic: str, channel: str, options: Mapping[str, Any]) -> None:
-    if action in _OF_BROKER:
+    if action in _LISTS:
         check_stats(user, "")
         return
     exact = f"delayed {options.get('do')}" if action == "delayed" else action
+    what = f"{exact} topic {topic!r}"
     if exact in _LOOKS:
         _check_view(user, topic)
-    elif exact in _READS and (user.may_subscribe(topic, channel) or user.may_admin(topic)):
-        return
-    elif not (user.may_admin(topic) if topic else user.is_broker_admin):
-        raise forbidden(user, f"{action} topic {topic!r}" if topic else action, "admin")
+    elif exact in _READS:
+        if not user.may_subscribe(topic, channel):
+            raise forbidden(user, what, "subscribe")
+    elif exact in _CHANGES:
+        if not user.may_admin(topic):
+            raise forbidden(user, what, "admin")
+    elif not user.is_broker_admin:
+        raise forbidden(user, exact[:40], 'admin = ["*"]')
     if channel and action in ("create", "configure"):
         _check_settings(user, options)
 
@@ -100,5 +107,5 @@ def _check_view(user: User, topic: str) -> None:
 
 def _check_settings(user: User, settings: Mapping[str, Any] | None) -> None:
     dead = (settings or {}).get(DEAD_LETTER_TOPIC)
-    if dead and not (isinstance(dead, str) and user.may_publish(dead)):
+    if dead and not (isinstance(dead, str) and (user.may_publish(dead) or user.may_admin(dead))):
         raise forbidden(user, f"have dead letters sent to topic {dead!r:.70}", "publish to it")

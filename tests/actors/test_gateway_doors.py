@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,7 +11,7 @@ import pytest
 import zmq
 
 from zsq.actors import options
-from zsq.actors.doors import EVERYBODY, NOBODY, Doors
+from zsq.actors.doors import COMPLAINT_S, EVERYBODY, NOBODY, Doors
 from zsq.actors.gateway import LINKS_MAX, Gateway, Route
 from zsq.actors.security_options import SecurityOptions
 from zsq.actors.stage_owners import StageOwners
@@ -255,3 +256,19 @@ def test_without_rules_everybody_may_all_and_with_rules_but_no_keys_all_are_anon
     rules.write_text("")
     doors.reload(str(rules))
     assert doors.user("") is NOBODY
+
+
+def test_those_who_are_refused_cannot_fill_the_disk_with_complaints(
+    gate: Gate, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    for _ in range(50):
+        gate.hear(b"a", ETL[0], p.Open(1, "topic", "u", "", True))
+    assert [record.message for record in caplog.records] == [
+        "10.0.0.9: etl may not publish to topic 'u': that needs publish in the broker's access file"
+    ]
+    now += COMPLAINT_S
+    gate.hear(b"a", ETL[0], p.Open(1, "topic", "u", "", True))
+    assert "49 others" in caplog.records[-1].message
+    assert gate.gateway.doors.refused == 51

@@ -232,7 +232,9 @@ def test_who_gave_an_order_is_written_down_whatever_it_says_itself(broker: Broke
         forged = {"user": "root", "from": "10.9.9.9", "via": "http"}
         assert isinstance(raw.ask(p.Manage(2, "pause", "clicks", "c", {}, forged)), p.Done)
         assert isinstance(raw.ask(p.Manage(3, "unpause", "clicks", "c", {}, forged)), p.Done)
-    line = json.loads((broker.data_dir / "audit.log").read_text().splitlines()[-1])
+    file = broker.data_dir / "audit.log"
+    wait_for(lambda: '"unpause"' in file.read_text(), 10, "the line of the audit log")
+    line = json.loads(file.read_text().splitlines()[-1])
     assert [line[name] for name in ("action", "user", "from", "via")] == ["unpause", "etl", "127.0.0.1", "zeromq"]
 
 
