@@ -99,9 +99,9 @@ class FakeSource:
 class ConsoleSite(Site):
     """With the sampler at work in its loop, while a call is."""
 
-    def __init__(self, folder: str = "", authority: Authority | None = None) -> None:
+    def __init__(self, folder: str = "", authority: Authority | None = None, limits: HttpLimits | None = None) -> None:
         self.source = FakeSource()
-        limits = HttpLimits()
+        limits = limits or HttpLimits()
         self.console = Console(cast("Any", self.source), self.source.reader, "ipc:///nowhere", limits, folder)
         super().__init__(limits, console=self.console, authority=authority)
         self.runner.run(self._start())

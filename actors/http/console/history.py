@@ -2,7 +2,7 @@
 
 A figure is kept in two rings of 4-byte numbers, 4 KB together; one that was always 0 (or unknown) in none. Values are written when they
 change: what lies between is filled then, or when somebody looks. So what is idle costs neither time nor memory, and the most that
-there can be is `TRACKS_MAX` rows of eight figures: 35 MB a thousand.
+there can be is `TRACKS_MAX` rows of eight figures: 37 MB a thousand.
 
 Of ten seconds a rate is kept as its mean, a level (a depth, a latency) as its highest: a chart of two hours shows a peak of a second.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsq.actors.http.console.history import COARSE, FINE, STEP_S, TRACKS_MAX, Figure, History, stride, thinned
+from zsq.actors.http.console.history import CHANNEL_FIGURES, COARSE, FINE, STEP_S, TRACKS_MAX, Figure, History, stride, thinned
 
 _NAN = math.nan
 
@@ -79,7 +80,7 @@ def test_a_day_without_news_is_filled_in_bounded_steps() -> None:
 
 
 def row(**values: Any) -> Any:
-    return SimpleNamespace(values={"requeues": 1.0, "timeouts": 2.0, **values}, channels={})
+    return SimpleNamespace(values={"requeues": 1.0, "timeouts": 2.0} | values, channels={})
 
 
 def test_a_history_knows_each_topic_and_channel() -> None:
@@ -104,6 +105,19 @@ def test_there_are_so_many_tracks_and_no_more() -> None:
     history = History()
     history.note((("t", str(number), row(depth=1)) for number in range(TRACKS_MAX + 5)), 1)
     assert len(history._tracks) == TRACKS_MAX
+
+
+def test_a_channel_of_which_all_moves_takes_so_much_memory_and_no_more() -> None:
+    tracemalloc.start()
+    try:
+        history = History()
+        for second in range(3):
+            moving = dict.fromkeys(CHANNEL_FIGURES, second + 0.5)
+            history.note([("t", str(number), row(**moving, requeues=second)) for number in range(50)], second)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held / 50 < 40_000
 
 
 def test_values_are_made_fewer_from_the_newest_on() -> None:

@@ -15,6 +15,7 @@ from zsq.actors.http.console import live, sampler
 from zsq.actors.http.console.jobs import KEPT, RUNNING_MAX, Job, Jobs
 from zsq.actors.http.console.view import View
 from zsq.actors.http.errors import ApiError
+from zsq.actors.http.limits import HttpLimits
 from zsq.actors.http.rights import EVERYTHING, NOTHING, Rights, give
 from zsq.transport.errors import E_CLOSING, Refused, ZsqError
 from zsq.transport.redrive import Place
@@ -100,6 +101,17 @@ def test_a_stream_of_a_topic_that_is_not_there(site: ConsoleSite) -> None:
         return bytes(await anext(answer.body_iterator))
 
     assert json.loads(site.within(listen).partition(b"data: ")[2])["topics"]["t"]["channels"]["c"]["depth"] == 0
+
+
+def test_a_stream_is_no_request_that_must_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "STREAM_S", 0.3)
+    site = ConsoleSite(limits=HttpLimits(request_s=0.1))
+    try:
+        answer = site.get("/api/live")
+        assert (answer.status_code, answer.text.endswith("event: again\ndata: {}\n\n")) == (200, True)
+        assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    finally:
+        site.close()
 
 
 def test_nobody_is_asked_often_while_nobody_looks(site: ConsoleSite, monkeypatch: pytest.MonkeyPatch) -> None:
