@@ -16,6 +16,7 @@ from ..broker import Broker, BrokerFailed, temporary_broker
 from . import machine, single, throughput
 from .backlog import backlog as measure_backlog
 from .channels import channels as measure_channels
+from .console import console as measure_console
 from .crew import MemberFailed
 from .loads import Shape
 from .nsq import BLOCK as NSQ_BLOCK
@@ -54,11 +55,17 @@ def _common(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _run(
-    title: str, settings: dict[str, Any], common: dict[str, Any], measure: Callable[[Broker, Report], None], nsq_port: int = 0
+    title: str,
+    settings: dict[str, Any],
+    common: dict[str, Any],
+    measure: Callable[[Broker, Report], None],
+    nsq_port: int = 0,
+    http_port: int = 0,
 ) -> None:
-    """Start a broker, measure, print; exit code 1 with one line if something failed. `nsq_port`: of an NSQ gateway, if wanted."""
+    """Start a broker, measure, print; exit code 1 with one line if something failed. Ports: of an NSQ or HTTP gateway, if wanted."""
+    http = ("--http-listen", f"127.0.0.1:{http_port}") if http_port else ("--no-http",)
     nsq = ("--nsq-listen", f"127.0.0.1:{nsq_port}") if nsq_port else ("--no-nsq",)
-    options = ("--no-listen", "--no-http", *nsq, "--sync", common["sync"])
+    options = ("--no-listen", *http, *nsq, "--sync", common["sync"])
     console = Console() if sys.stdout.isatty() else Console(width=160)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that it cleans up as on Ctrl-C
     try:
@@ -183,6 +190,19 @@ def nsq(messages: int, connections: int, seconds: float, size: int, rounds: int,
     settings = {"messages": f"{load.messages:,}", "body": f"{size} B", "seconds of single PUBs": seconds}
     measure = lambda broker, report: measure_nsq(broker, report, port, load, rounds)  # noqa: E731
     _run("nsq", settings, common | {"rounds": rounds}, measure, port)
+
+
+@bench.command()
+@click.option("--topics", type=click.IntRange(1, 1000), default=100)
+@click.option("--channels", type=click.IntRange(1, 5000), default=1000, help="Of all topics together.")
+@click.option("--seconds", type=click.FloatRange(1, 600), default=10.0, help="For each figure.")
+@_common
+def console(topics: int, channels: int, seconds: float, size: int, rounds: int, **common: Any) -> None:
+    """What a console costs that is open: its first data, and processor time of the whole broker, with and without it."""
+    port = free_port()
+    settings = {"topics": topics, "channels": f"{channels:,}", "seconds": seconds}
+    measure = lambda broker, report: measure_console(broker, report, port, topics, channels, seconds, rounds)  # noqa: E731
+    _run("console", settings, common | {"rounds": rounds}, measure, http_port=port)
 
 
 def main() -> None:

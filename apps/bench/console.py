@@ -1,0 +1,153 @@
+"""What the console costs: a broker of many topics and channels, its pages' first data, and processor time while one is open."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from ...actors.process import private_bytes
+from ...transport.client import Admin, Producer
+from ..broker import Broker
+from .report import Report
+
+FIRST_PAGE: Final = ("/", "/console/main.js", "/api/overview", "/api/histories?span=5m&points=60&series=in,backlog")
+ALL_CHANNELS: Final = "/api/overview?channels=1"
+STREAM_TOPICS: Final = "/api/live"
+STREAM_CHANNELS: Final = "/api/live?channels=1"
+SETTLE_S: Final = 12.0  # until what was made pulses seldom
+BUSY: Final = 10  # topics that are published to
+MIB: Final = 1 << 20
+
+
+def console(broker: Broker, report: Report, port: int, topics: int, channels: int, seconds: float, rounds: int) -> None:
+    with Admin(broker.url, timeout=120) as admin:
+        begin = time.perf_counter()
+        for topic in range(topics):
+            admin.create_topic(f"topic{topic}")
+            for channel in range(channels // topics):
+                admin.create_channel(f"topic{topic}", f"channel{channel}")
+        report.add("creation", "s", time.perf_counter() - begin)
+        processes = {row["pid"]: row["kind"] for row in admin.overview(processes=True)["processes"]}
+    _wait(SETTLE_S)
+    for _ in range(rounds):
+        _pages(report, port)
+        for load in ("idle", f"{BUSY} topics busy"):
+            with _publishing(broker, BUSY if load != "idle" else 0):
+                _wait(2)
+                alone = _costs(processes, seconds)
+                for stream, name in ((STREAM_TOPICS, "topics"), (STREAM_CHANNELS, "channels too")):
+                    with _open(port, stream) as heard:
+                        _wait(1)
+                        opened = _costs(processes, seconds)
+                    report.add(f"{load}, a page of {name}: more", "% of a core", opened["all"] - alone["all"])
+                    for kind in ("supervisor", "http_gateway"):
+                        report.add(f"{load}, a page of {name}: {kind}", "% of a core", opened[kind])
+                    report.add(f"{load}, a page of {name}: events", "KiB/s", heard[0] / 1024 / (seconds + 1))
+                report.add(f"{load}, no page: all processes", "% of a core", alone["all"])
+        report.add(
+            "memory of the HTTP gateway", "MiB", *(private_bytes(pid) / MIB for pid, kind in processes.items() if kind == "http_gateway")
+        )
+
+
+def _pages(report: Report, port: int) -> None:
+    """As a browser asks: over one connection, one after the other."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    begin, size = time.perf_counter(), 0
+    for path in FIRST_PAGE:
+        size += len(_get(connection, path))
+    report.add("first page", "ms", (time.perf_counter() - begin) * 1e3)
+    report.add("first page, bytes", "KiB", size / 1024)
+    begin = time.perf_counter()
+    body = _get(connection, ALL_CHANNELS)
+    report.add("all channels", "ms", (time.perf_counter() - begin) * 1e3)
+    report.add("all channels, bytes", "KiB", len(body) / 1024)
+    connection.close()
+    assert json.loads(body)["topics"]
+
+
+def _get(connection: http.client.HTTPConnection, path: str) -> bytes:
+    connection.request("GET", path)
+    response = connection.getresponse()
+    body = response.read()
+    if response.status != 200:
+        raise OSError(f"GET {path}: {response.status} {body[:200]!r}")
+    return body
+
+
+@contextmanager
+def _open(port: int, path: str) -> Iterator[list[int]]:
+    """A page that hears events; yields how many bytes, in a list of one."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("GET", path)
+    response = connection.getresponse()
+    heard, over = [0], threading.Event()
+
+    def hear() -> None:
+        while not over.is_set() and (line := response.readline()):
+            heard[0] += len(line)
+
+    thread = threading.Thread(target=hear, daemon=True)
+    thread.start()
+    try:
+        yield heard
+    finally:
+        over.set()
+        if connection.sock is not None:
+            connection.sock.shutdown(2)
+        thread.join(10)
+        connection.close()
+
+
+@contextmanager
+def _publishing(broker: Broker, topics: int) -> Iterator[None]:
+    """A block of 100 messages to each, ten times a second, behind channels that nobody reads."""
+    over = threading.Event()
+
+    def publish() -> None:
+        bodies = [b"x" * 100] * 100
+        with Producer(broker.url) as producer:
+            while not over.wait(0.1):
+                for topic in range(topics):
+                    producer.publish_many(f"topic{topic}", bodies, wait=False)
+
+    thread = threading.Thread(target=publish, daemon=True)
+    if topics:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        if topics:
+            thread.join(30)
+
+
+def _costs(processes: dict[int, str], seconds: float) -> dict[str, float]:
+    """Percent of a core that each kind of process takes, and all together."""
+    before, begin = _spent(processes), time.perf_counter()
+    _wait(seconds)
+    after, passed_ns = _spent(processes), (time.perf_counter() - begin) * 1e9
+    found = dict.fromkeys(("all", *processes.values()), 0.0)
+    for pid, kind in processes.items():
+        share = (after.get(pid, 0) - before.get(pid, 0)) / passed_ns * 100
+        found[kind] += share
+        found["all"] += share
+    return found
+
+
+def _spent(processes: dict[int, str]) -> dict[int, int]:
+    """Nanoseconds on a processor, of all threads of each."""
+    found: dict[int, int] = {}
+    for pid in processes:
+        for task in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+            found[pid] = found.get(pid, 0) + int(task.read_text().split()[0])
+    return found
+
+
+def _wait(seconds: float) -> None:
+    threading.Event().wait(seconds)
