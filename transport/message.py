@@ -45,11 +45,13 @@ class MessageView:
 
     @property
     def key(self) -> bytes | None:
+        """As published; None where it has none."""
         column = self._batch.block.key
         return None if column is None else column.value(self._index)
 
     @property
     def tag(self) -> str | None:
+        """As published; None where it has none."""
         column = self._batch.block.tag
         value = None if column is None else column.value(self._index)
         return None if value is None else value.decode(errors="replace")
@@ -62,6 +64,7 @@ class MessageView:
 
     @property
     def offset(self) -> int:
+        """Its place in its topic, dense from 0, the same for every channel and reader."""
         return self._batch.delivery.offset(self._index)  # type: ignore[no-any-return]
 
     @property
@@ -76,10 +79,12 @@ class MessageView:
 
     @property
     def topic(self) -> str:
+        """Its topic's name."""
         return self._batch.owner.topic  # type: ignore[no-any-return]
 
     @property
     def channel(self) -> str:
+        """The channel's name that it came through."""
         return self._batch.owner.channel  # type: ignore[no-any-return]
 
     @property
@@ -164,10 +169,12 @@ class BatchView(Generic[_MessageT]):
 
     @property
     def offsets(self) -> list[int]:
+        """Of each message, in order."""
         return [offset for first, count, _ in self.delivery.runs for offset in range(first, first + count)]
 
     @property
     def attempts(self) -> list[int]:
+        """Of each message: 1 for the first delivery."""
         return [attempts for _, count, attempts in self.delivery.runs for _ in range(count)]
 
     def messages(self) -> list[_MessageT]:

@@ -1,0 +1,171 @@
+"""docs/api.md says what the code says: it is drawn from signatures and docstrings, and nothing public lacks one.
+
+Run this file to write it anew: python tests/docs/test_api_md.py
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+import zsq
+from zsq.transport.channel_options import NewChannelOptions
+from zsq.transport.client import Measured, RetentionSettings
+from zsq.transport.peeking import Peek, Peeked
+from zsq.transport.stored import Fetched, StoredMessage
+
+DOCUMENT: Final = Path(__file__).resolve().parents[2] / "docs" / "api.md"
+SECTIONS: Final = {
+    "Publishing": ("Producer", "Receipt"),
+    "Consuming": ("Consumer", "Batch", "Message"),
+    "Reading by offset": ("Reader", "RangeReader"),
+    "Administration": ("Admin",),
+    "Exactly once into a topic": ("StageWriter", "StageCommitter"),
+    "Embedded": ("DiskQueue",),
+    "Errors": (
+        "ZsqError", "UsageError", "BrokerUnreachable", "Refused", "NotFound", "LeaseLost", "CorruptBlock", "DataLoss",
+    ),
+}  # fmt: skip
+GIVEN: Final = {"Receipt", "Batch", "Message"}  # nobody calls these by name
+RECORDS: Final = (NewChannelOptions, RetentionSettings, Fetched, Measured, Peek, Peeked, StoredMessage)
+FIELDS: Final = ("member_descriptor", "_tuplegetter")  # slots; what they hold is told by the class
+HEAD: Final = """# API reference
+
+Drawn from the docstrings of `zsq` {version}; a test keeps it current. What is here is public, all else may change. All of it is typed.
+Times are in seconds unless a name ends in another unit. `zsq.aio` has the same names for asyncio: what asks the broker is awaited there.
+Guides: [tutorial.md](tutorial.md), [channels.md](channels.md), [spark.md](spark.md).
+"""
+
+
+def drawn() -> str:
+    parts = [HEAD.format(version=zsq.__version__)]
+    for title, names in SECTIONS.items():
+        parts.append(f"## {title}\n")
+        parts += [_class(name, getattr(zsq, name)) for name in names]
+    parts.append("## Records and options\n")
+    parts += [_record(kind) for kind in RECORDS]
+    parts.append("## asyncio\n")
+    parts.append(_asyncio())
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _class(name: str, kind: type) -> str:
+    lines = [f"### {name}", ""]
+    if not issubclass(kind, Exception) and name not in GIVEN:
+        lines += [f"    {name}{_signature(kind)}", ""]
+    lines += [_text(kind), ""]
+    for member, value, doc in _members(kind):
+        if isinstance(value, property | cached_property) or not callable(value):
+            lines += [f"- **`{member}`**: {_flat(doc)}"]
+        else:
+            lines += [f"- **`{member}{_signature(value)}`**: {_flat(doc)}"]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _record(kind: Any) -> str:
+    """A NamedTuple or TypedDict: its fields, with what its bases say of theirs."""
+    bases = [base for base in getattr(kind, "__orig_bases__", ()) if inspect.getdoc(base) and hasattr(base, "__required_keys__")]
+    fields = ", ".join(f"{name}: {hint}" for name, hint in _annotations(kind).items())
+    texts = [_text(one) for one in (kind, *bases)]
+    return "\n".join([f"### {kind.__name__}", "", f"    {fields}", "", *texts]) + "\n"
+
+
+def _annotations(kind: Any) -> dict[str, Any]:
+    found = inspect.get_annotations(kind)
+    return {name: getattr(hint, "__forward_arg__", None) or getattr(hint, "__name__", hint) for name, hint in found.items()}
+
+
+def _asyncio() -> str:
+    lines = []
+    for name in zsq.aio.__all__:
+        if any(name == one.__name__ for one in RECORDS):
+            continue
+        kind = getattr(zsq.aio, name)
+        shown = getattr(zsq, name, None)
+        own = [(member, value, doc) for member, value, doc in _members(kind)] if inspect.isclass(kind) else []
+        if shown is not None:
+            differs = [row for row in own if not hasattr(shown, row[0])]
+            awaited = ", ".join(f"`{member}`" for member, value, _ in own if inspect.iscoroutinefunction(value))
+            lines.append(f"- **`aio.{name}`**: as `{name}`." + (f" Awaited: {awaited}." if awaited else ""))
+            lines += [
+                f"  Besides: `{member}{_signature(value) if callable(value) else ''}`: {_flat(doc)}" for member, value, doc in differs
+            ]
+        else:
+            lines.append(f"- **`aio.{name}{_signature(kind)}`**: {_flat(_text(kind))}")
+    return "\n".join(lines) + "\n"
+
+
+def _members(kind: type) -> Iterator[tuple[str, Any, str]]:
+    """Public ones, inherited ones too, in the order in which they are written; base classes last."""
+    seen = set()
+    for home in kind.__mro__:
+        if home in (object, Exception, BaseException):
+            continue
+        for name, value in vars(home).items():
+            if name.startswith("_") or name in seen or inspect.isclass(value) or type(value).__name__ in FIELDS:
+                continue
+            seen.add(name)
+            value = value.__func__ if isinstance(value, staticmethod | classmethod) else value
+            doc = inspect.getdoc(value) if callable(value) or isinstance(value, property | cached_property) else None
+            if doc is not None or callable(value) or isinstance(value, property | cached_property):
+                yield name, value, doc or ""
+
+
+def _signature(value: Any) -> str:
+    """Without `self` and quotes around annotations; on one line, however long."""
+    target = inspect.unwrap(value) if not inspect.isclass(value) else value
+    found = inspect.signature(target)
+    parameters = [one for name, one in found.parameters.items() if name != "self"]
+    returns = inspect.Signature.empty if inspect.isclass(value) else found.return_annotation
+    parameters = [one.replace(annotation=_bare(one.annotation)) for one in parameters]
+    text = str(found.replace(parameters=parameters, return_annotation=_bare(returns)))
+    return re.sub(r" -> None$", "", text.replace("zsq.transport.", ""))
+
+
+class _Bare:
+    """An annotation that is shown as it was written."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+def _bare(annotation: Any) -> Any:
+    return _Bare(annotation.strip("'")) if isinstance(annotation, str) else annotation
+
+
+def _text(kind: Any) -> str:
+    return re.sub(r"\n{3,}", "\n\n", inspect.getdoc(kind) or "")
+
+
+def _flat(text: str) -> str:
+    """One paragraph."""
+    return " ".join(text.split())
+
+
+def test_it_is_current() -> None:
+    assert DOCUMENT.read_text() == drawn(), "run python tests/docs/test_api_md.py"
+
+
+def test_every_public_name_is_in_it() -> None:
+    shown = {name for names in SECTIONS.values() for name in names}
+    assert shown == set(zsq.__all__) - {"__version__", "aio"}
+
+
+@pytest.mark.parametrize("name", sorted(set(zsq.__all__) - {"__version__", "aio"}))
+def test_nothing_public_lacks_a_docstring(name: str) -> None:
+    kind = getattr(zsq, name)
+    assert (inspect.getdoc(kind) or "").strip()
+    assert [member for member, _, doc in _members(kind) if not doc.strip()] == []
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(drawn())

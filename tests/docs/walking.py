@@ -1,0 +1,187 @@
+"""What a reader does with a page of the documentation: goes through its blocks in order, in one folder, and looks whether that comes out.
+
+    ```sh          run as it stands; `zsq serve ...` alone is left running in the background, and awaited
+    ```python      run; with `# NAME.py` as its first line saved under that name instead
+    ```text        what the block before it writes to standard output; a line `...` stands for any number of lines
+
+A comment in front of a block says what else the test needs to know: `<!-- test: not run, REASON -->`, `<!-- test: wants Java -->`,
+`<!-- test: until "TEXT" -->` (stopped by SIGTERM once it has written that), `<!-- test: lines in any order -->`. The documentation's ports
+(4150, 4151, 4153) are replaced by free ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Final
+
+from support.broker import free_port, wait_for
+
+import zsq
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+RUN_S: Final = 150.0
+_BLOCK: Final = re.compile(r"(?:^<!-- test: (?P<said>[^\n]*) -->\n)?^```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+_FILE: Final = re.compile(r"# (\w+\.py)\n")
+
+
+@dataclass(frozen=True)
+class Block:
+    kind: str
+    text: str
+    said: str
+    line: int
+
+    @property
+    def serves(self) -> bool:
+        return self.kind == "sh" and self.text.startswith("zsq serve ") and self.text.count("\n") == 1
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text()
+    return [
+        Block(found["kind"], found["text"], found["said"] or "", text.count("\n", 0, found.start("kind")) + 1)
+        for found in _BLOCK.finditer(text)
+    ]
+
+
+class Reader:
+    """Somebody with a shell, an empty folder, and the page."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port, self.nsq, self.http = free_port(), free_port(), free_port()
+        self.said = ""  # by the last block, to standard output
+        self._brokers: list[subprocess.Popen[bytes]] = []
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        self.env = os.environ | {
+            "PATH": path,
+            "ZSQ_URL": f"tcp://127.0.0.1:{self.port}",
+            "PYTHONPATH": str(folder),
+            "PYTHONUNBUFFERED": "1",
+        }
+
+    def walk(self, page: Path) -> int:
+        """How many blocks were run, or checked against what was written."""
+        count = 0
+        for block in blocks(page):
+            if block.said.startswith("not run"):
+                continue
+            if "wants Java" in block.said and shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
+                continue
+            try:
+                self.take(block)
+            except AssertionError as error:
+                raise AssertionError(f"{page.name}:{block.line}: {error}") from error
+            count += 1
+        return count
+
+    def take(self, block: Block) -> None:
+        text = self._with_ports(block.text)
+        if block.kind == "text":
+            self._compare(text, "in any order" in self._order)
+        elif block.kind == "python" and (name := _FILE.match(text)):
+            (self.folder / name[1]).write_text(text)
+        elif block.kind == "python":
+            self._run([sys.executable, "-c", text], block.said)
+        elif block.serves:
+            self._serve(text)
+        elif block.kind == "sh":
+            self._run(["bash", "-euo", "pipefail", "-c", text], block.said)
+        else:
+            raise AssertionError(f"a block of {block.kind!r} is nothing that can be tried")
+
+    _order = ""  # what was said of the last block that ran
+
+    def _with_ports(self, text: str) -> str:
+        for documented, port in ((4150, self.nsq), (4151, self.http), (4153, self.port)):
+            text = text.replace(f"127.0.0.1:{documented}", f"127.0.0.1:{port}")
+        return text
+
+    def _serve(self, text: str) -> None:
+        listen = f"--listen 127.0.0.1:{self.port} --nsq-listen 127.0.0.1:{self.nsq} --http-listen 127.0.0.1:{self.http}"
+        command = text.strip().replace("zsq serve", f"exec zsq serve {listen}")
+        with (self.folder / "serve.log").open("ab") as log:
+            self._brokers.append(
+                subprocess.Popen(["bash", "-c", command], cwd=self.folder, env=self.env, stdout=log, stderr=log, start_new_session=True)
+            )
+        wait_for(self._answers, 30, f"a broker; it said {(self.folder / 'serve.log').read_text()[-500:]}")
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(zsq.ZsqError), zsq.Admin(self.env["ZSQ_URL"], timeout=1) as admin:
+            return bool(admin.ping())
+        return False
+
+    def _run(self, command: list[str], said: str) -> None:
+        until = re.search(r'until "([^"]*)"', said)
+        self._order = said
+        with (self.folder / "errors").open("w+b") as errors:
+            process = subprocess.Popen(
+                command,
+                cwd=self.folder,
+                env=self.env,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,
+            )
+            try:
+                assert process.stdout is not None
+                out, whole = _read(process.stdout, until[1].encode() if until else None)
+                if whole:
+                    code = process.wait(RUN_S)
+                else:
+                    os.killpg(process.pid, signal.SIGTERM)
+                    out += process.communicate(timeout=RUN_S)[0]
+                    code = 0 if until is not None and until[1].encode() in out else 1
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait(10)
+                if process.stdout is not None:
+                    process.stdout.close()
+            errors.seek(0)
+            told = errors.read().decode(errors="replace")
+        self.said = out.decode(errors="replace")
+        assert code == 0, f"exit code {code}; it wrote {self.said[-2000:]!r} and {told[-3000:]!r}"
+
+    def _compare(self, wanted: str, any_order: bool) -> None:
+        if any_order:
+            assert sorted(self.said.splitlines()) == sorted(wanted.splitlines()), f"it wrote {self.said!r}"
+            return
+        pattern = "".join("(?:.*\n)*?" if line == "...\n" else re.escape(line) for line in wanted.splitlines(keepends=True))
+        assert re.fullmatch(pattern, self.said), f"it wrote {self.said!r}, the page says {wanted!r}"
+
+    def close(self) -> None:
+        """However far it went: no broker lives on."""
+        for broker in self._brokers:
+            if broker.poll() is None:
+                broker.terminate()
+                try:
+                    broker.wait(30)
+                except subprocess.TimeoutExpired:
+                    broker.kill()
+                    broker.wait(10)
+
+
+def _read(stream: IO[Any], until: bytes | None) -> tuple[bytes, bool]:
+    """What is written until that text comes (or for RUN_S), and whether it was the end."""
+    out, deadline = b"", time.monotonic() + RUN_S
+    while until is None or until not in out:
+        left = deadline - time.monotonic()
+        if left <= 0 or not select.select([stream], [], [], left)[0]:
+            return out, False
+        data = os.read(stream.fileno(), 65536)
+        if not data:
+            return out, True
+        out += data
+    return out, False
