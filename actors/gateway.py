@@ -30,6 +30,7 @@ from .port import Mail, Port
 from .security_options import SecurityOptions
 from .seen import seen
 from .stage_owners import StageOwners
+from .unread import Unread
 
 ALLOWED: Final[dict[str, frozenset[int]]] = {
     "supervisor": frozenset(w.op for w in (p.Lookup, p.Manage, p.Stats, p.Beat, p.Bye)),
@@ -38,6 +39,7 @@ ALLOWED: Final[dict[str, frozenset[int]]] = {
     "stage": frozenset(w.op for w in (p.OpenStage, p.Seal, p.Commit, p.Abort, p.Beat, p.Bye)),
     "channel": frozenset(w.op for w in (p.Sub, p.Ready, p.Fin, p.Req, p.Touch, p.Beat, p.Bye)),
 }
+_ASKING: Final = frozenset({"supervisor", "reader"})  # links without credit: as many answers as there are questions
 _LOOKED_AT: Final = frozenset(w.op for w in (p.Lookup, p.Manage, p.Stats, p.OpenStage))  # rare ones; the others are passed on unread
 VIA: Final = "zeromq"  # in the audit log
 PUSH_FRAMES: Final = 5  # route, empty, control, header, columns
@@ -101,6 +103,7 @@ class Gateway(Actor):
             self.zap.socket.bind(zap.ENDPOINT)  # before anybody can connect
             self._listen(self.zap)
         self.owners = StageOwners()
+        self.unread = Unread()
         listen = self.settings["listen"]
         self.front = self._bind(Port(self.context, zmq.ROUTER), listen, "--listen")
         self.pushes = self._bind(Port(self.context, zmq.PULL, mark=options.PUSH_MARK), self.settings["push"], "--listen-push")
@@ -225,7 +228,9 @@ class Gateway(Actor):
                 continue  # to a link that ended meanwhile
             if self.doors.closed and link.kind == "supervisor":
                 frames[2] = self._only_seen(frames[2], self.doors.user(link.key))
-            if not self.front.send_frames(frames):
+            if link.kind in _ASKING:
+                frames = self.unread.counted(client, frames)
+            if self.unread.full(client) or not self.front.send_frames(frames):
                 self._drop(client)  # the client is gone or stuck: its consumer's messages go to others at once
 
     def _only_seen(self, control: Any, user: User) -> Any:
@@ -244,6 +249,8 @@ class Gateway(Actor):
             self._check_open(word, key)
             if word.kind == "stage":
                 p.check_stage_topic(word.topic)
+            if self.unread.full(client):
+                raise ZsqError(E_LIMIT, "this client does not read what it asked for")
             if len(self.links) >= LINKS_MAX:
                 raise ZsqError(E_LIMIT, f"this gateway has {LINKS_MAX} links already")
             if word.kind == "supervisor":
@@ -344,6 +351,7 @@ class Gateway(Actor):
             self._end_link(client)
 
     def _forget(self) -> None:
+        self.unread.settle()
         for route in self.routes.values():
             route.relax()
         limit = time.monotonic_ns() - _SILENT_NS

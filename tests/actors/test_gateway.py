@@ -14,6 +14,7 @@ from zsq.actors.doors import Doors
 from zsq.actors.gateway import Gateway, Route
 from zsq.actors.security_options import SecurityOptions
 from zsq.actors.stage_owners import StageOwners
+from zsq.actors.unread import Unread
 from zsq.transport import protocol as p
 from zsq.transport.codec import decode, encode
 from zsq.transport.errors import E_LIMIT
@@ -69,7 +70,7 @@ class Gate:
             "front": self.front, "pushes": self.pushes, "asking": self.asking, "routes": {}, "links": {}, "actors": {}, "_seen": {},
             "_opens": {}, "_request": 0, "pushes_dropped": 0, "open_dealer": lambda endpoint, name=b"": self.topic, "_routing_id": bytes,
         }  # fmt: skip
-        vars(self.gateway).update(parts | {"doors": Doors(SecurityOptions()), "owners": StageOwners(), "zap": None})
+        vars(self.gateway).update(parts | {"doors": Doors(SecurityOptions()), "unread": Unread(), "owners": StageOwners(), "zap": None})
 
     def hear(self, client: bytes, word: p.Wire, *blocks: bytes) -> None:
         self.front.frames.append([client, b"", encode(word), *blocks])

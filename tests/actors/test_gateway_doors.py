@@ -15,6 +15,7 @@ from zsq.actors.doors import COMPLAINT_S, EVERYBODY, NOBODY, Doors
 from zsq.actors.gateway import LINKS_MAX, Gateway, Route
 from zsq.actors.security_options import SecurityOptions
 from zsq.actors.stage_owners import StageOwners
+from zsq.actors.unread import Unread
 from zsq.transport import protocol as p
 from zsq.transport.codec import decode, encode
 from zsq.transport.errors import E_FORBIDDEN, E_HELLO, E_LIMIT, Refused
@@ -91,7 +92,7 @@ class Gate:
             "front": self.front, "pushes": self.pushes, "asking": self.asking, "routes": {}, "links": {}, "actors": {}, "_seen": {},
             "_opens": {}, "_request": 0, "pushes_dropped": 0, "push_port": 1, "open_dealer": lambda endpoint, name=b"": self.actor,
             "_routing_id": bytes, "zap": None, "doors": Doors(SecurityOptions(str(self.rules), str(key))), "owners": StageOwners(),
-            "_route": lambda endpoint: b"r",
+            "_route": lambda endpoint: b"r", "unread": Unread(),
         }  # fmt: skip
         vars(self.gateway).update(parts)
 
@@ -272,3 +273,14 @@ def test_those_who_are_refused_cannot_fill_the_disk_with_complaints(
     gate.hear(b"a", ETL[0], p.Open(1, "topic", "u", "", True))
     assert "49 others" in caplog.records[-1].message
     assert gate.gateway.doors.refused == 51
+
+
+def test_who_does_not_read_what_it_asks_for_loses_its_link(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate.open(b"a", ETL[0])
+    monkeypatch.setattr(gate.gateway.unread, "full", lambda client: client == b"a")
+    gate.actor.sent.clear()
+    assert gate.answer(b"a", p.Done(1, {})) == []
+    assert gate.actor.words() == [p.Bye()]
+    gate.hear(b"a", ETL[0], p.Open(1, "reader", "t", "", False))
+    assert gate.front.words()[-1].code == E_LIMIT
+    assert isinstance(gate.open(b"b", ETL[0]), p.Done)
