@@ -160,6 +160,7 @@ class HttpGateway(AsyncActor):
         tls = told.get("tls") or {"cert": "", "key": ""}
         self._certificates.reload(tls["cert"], tls["key"])
         self._authority.access = access
+        self._console.live.renew()
 
     def _changes(self) -> Mapping[str, Change]:
         async def level(value: str) -> None:

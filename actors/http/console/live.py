@@ -36,6 +36,11 @@ class Live:
         self._sampler = sampler
         self._jobs = jobs
         self.streams = 0
+        self._rules = 0
+
+    def renew(self) -> None:
+        """There are new rules for who may see what: nothing more is told under the old ones, and the pages come again."""
+        self._rules += 1
 
     async def live(self, request: Request) -> Response:
         parameters = Parameters(request.scope["query_string"])
@@ -54,11 +59,11 @@ class Live:
         try:
             with sampler.watch():
                 end_s = time.monotonic() + STREAM_S
-                tick, jobs = board.tick, self._jobs.version
+                tick, jobs, rules = board.tick, self._jobs.version, self._rules
                 yield event("snapshot", view.whole(board))
                 silent_s = time.monotonic()
-                while not sampler.closing and time.monotonic() < end_s:
-                    if await sampler.after(tick, KEEP_S):
+                while not sampler.closing and time.monotonic() < end_s and rules == self._rules:
+                    if await sampler.after(tick, KEEP_S) and rules == self._rules:
                         before, tick = tick, board.tick
                         told = self._told(view, before, jobs)
                         jobs = self._jobs.version

@@ -68,6 +68,25 @@ def test_a_stream_tells_all_and_then_what_changes(site: ConsoleSite) -> None:
     site.within(listen)
 
 
+def test_a_stream_tells_nothing_more_under_old_rules(site: ConsoleSite) -> None:
+    async def listen() -> None:
+        await site.console.sampler.fresh()
+        events = stream(site)
+        assert (await heard(events))[0] == "snapshot"
+        site.console.live.renew()
+        site.source.topics = {"secret": []}
+        assert (await heard(events))[0] == "again"
+        changing = stream(site)
+        assert (await heard(changing))[0] == "snapshot"
+        coming = asyncio.ensure_future(heard(changing))
+        await asyncio.sleep(0)  # it waits for a change
+        site.console.live.renew()
+        site.source.topics = {"another": []}
+        assert (await coming)[0] == "again"
+
+    site.within(listen)
+
+
 def test_a_stream_where_nothing_happens_says_that_it_lives_and_ends_in_time(site: ConsoleSite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "KEEP_S", 0.05)
 
