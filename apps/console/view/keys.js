@@ -25,7 +25,7 @@ export function listen({ up, theme }) {
     const typing = event.target.matches?.("input:not([type=checkbox], [type=radio]), textarea, select");
     if (typing) {
       if (event.key === "Escape") event.target.blur();
-      if (event.key === "Enter" && event.target.dataset.filter) move(1);
+      if (event.key === "Enter" && "filter" in event.target.dataset) move(1, true);
       return;
     }
     const sequence = performance.now() - began < SEQUENCE_MS && GO[event.key];
@@ -65,8 +65,8 @@ function press(event, { up, theme }) {
 }
 
 /** The focus to the next or previous row of the list it is in, or of the first list of the page. */
-function move(way) {
-  const now = document.activeElement;
+function move(way, first = false) {
+  const now = first ? null : document.activeElement;
   const list = now?.closest?.("[data-list]") ?? [...document.querySelectorAll("[data-list]")].find((one) => one.querySelector("tbody tr"));
   if (!list) return false;
   const rows = [...list.querySelectorAll("tbody tr")];

@@ -83,7 +83,7 @@ export class Table {
       this.rows.delete(id);
       came = true;
     }
-    this.#place(came);
+    this.#place(came || this.shown === undefined);
     this.refresh();
   }
 

@@ -1,0 +1,242 @@
+"""Every action of the console, done as a person does it: the dialog says what it costs, and the broker has done it afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.broker import Broker, wait_for
+from support.browser import Window
+
+import zsq
+
+
+@pytest.fixture(scope="module")
+def admin(broker: Broker) -> Iterator[zsq.Admin]:
+    with zsq.Admin(broker.ipc) as found:
+        yield found
+
+
+def filled(broker: Broker, admin: zsq.Admin, topic: str, *channels: str, count: int = 3) -> None:
+    """A topic of its own for each test: they do not disturb each other."""
+    admin.create_topic(topic)
+    for channel in channels:
+        admin.create_channel(topic, channel)
+    with zsq.Producer(broker.ipc) as producer:
+        for number in range(count):
+            producer.publish(topic, b"m%d" % number)
+
+
+def channel_of(admin: zsq.Admin, topic: str, channel: str) -> dict[str, Any]:
+    [found] = [one for one in admin.stats(topic)["topics"][0]["channels"] if one["channel_name"] == channel]
+    return dict(found)
+
+
+def test_create_a_topic_and_publish(window: Window, admin: zsq.Admin) -> None:
+    page = window.open("#/")
+    window.press("New topic")
+    window.dialog().locator("input").first.fill("bad name")
+    window.dialog().get_by_role("button", name="Create").click()
+    assert page.locator("dialog[open]").count() == 1, "a name that cannot be is not sent"
+    window.agree("Create", "orders")
+    window.page.get_by_role("heading", name="orders").wait_for()
+    window.press("Publish")
+    window.dialog().locator("textarea").fill("hello")
+    window.agree("Publish")
+    window.wait_figure("messages", "1")
+    window.press("Publish")
+    window.dialog().locator("textarea").fill("a\n\nb\nc")
+    window.dialog().locator("input[type=checkbox]").check()
+    window.agree("Publish")
+    window.wait_figure("messages", "4")
+    window.press("Publish")
+    window.dialog().locator("textarea").fill("later")
+    window.dialog().locator("input[name=defer]").fill("soon")
+    window.dialog().get_by_role("button", name="Publish").click()
+    window.sees("A delay is a number with s, m or h, such as 30s.")
+    window.dialog().locator("input[name=defer]").fill("30m")
+    window.agree("Publish")
+    window.wait_figure("delayed", "1")
+    assert admin.delayed_count("orders")["messages"] == 1
+
+
+def test_pause_and_empty_a_topic(window: Window, broker: Broker, admin: zsq.Admin) -> None:
+    filled(broker, admin, "held")
+    window.open("#/topics/held")
+    window.press("Pause")
+    window.sees("Publishers go on.")
+    window.agree("Pause")
+    window.page.locator(".pill", has_text="paused").wait_for()
+    window.press("Unpause")
+    window.page.locator(".pill", has_text="paused").wait_for(state="detached")
+    window.press("Empty")
+    window.sees("3 messages")
+    assert window.dialog().get_by_role("button", name="Empty").is_disabled(), "only after its name is typed"
+    window.agree("Empty", "held")
+    window.wait_figure("backlog", "0")
+    assert admin.stats("held")["topics"][0]["depth"] == 0
+
+
+def test_keeping(window: Window, broker: Broker, admin: zsq.Admin) -> None:
+    filled(broker, admin, "kept")
+    window.open("#/topics/kept/keeping")
+    window.sees("1.00 GiB")
+    window.press("Change")
+    dialog = window.dialog()
+    dialog.locator("[name=keep_s]").fill("a week")
+    dialog.get_by_role("button", name="Save").click()
+    window.sees("“a week” is not a value for “Finished: time kept”.")
+    dialog.locator("[name=keep_s]").fill("7d")
+    dialog.locator("[name=keep_bytes]").fill("none")
+    window.agree("Save")
+    window.sees("7 d")
+    retention = admin.stats("kept")["topics"][0]["retention"]
+    assert (retention["keep_s"], retention["keep_bytes"]) == (7 * 86400, -1)
+
+
+def test_delete_a_topic(window: Window, broker: Broker, admin: zsq.Admin) -> None:
+    filled(broker, admin, "old", "archive")
+    window.open("#/topics/old")
+    window.press("Delete")
+    window.sees("This cannot be undone.")
+    window.sees("3 messages")
+    window.page.keyboard.press("Escape")
+    window.page.locator("dialog").wait_for(state="detached")
+    assert window.page.evaluate("document.activeElement.textContent") == "Delete", "the focus goes back where it was"
+    window.press("Delete")
+    window.agree("Delete for good", "old")
+    window.sees("old is deleted.")
+    window.row("orders").or_(window.page.locator(".empty")).first.wait_for()
+    assert "old" not in admin.topics()
+
+
+def test_create_configure_and_delete_a_channel(window: Window, broker: Broker, admin: zsq.Admin) -> None:
+    filled(broker, admin, "work", "first")
+    window.open("#/topics/work")
+    window.press("New channel")
+    window.dialog().get_by_role("radio", name="earliest").check()
+    window.agree("Create", "second")
+    window.page.get_by_role("heading", name="second").wait_for()
+    window.wait_figure("depth", "3")
+    window.press("Settings")
+    window.dialog().locator("[name=max_attempts]").fill("5")
+    window.dialog().locator("[name=alarm_age_s]").fill("15m")
+    window.agree("Save")
+    window.page.get_by_role("link", name="Settings and counters").click()
+    window.sees("15 m")
+    settings = channel_of(admin, "work", "second")["settings"]
+    assert (settings["max_attempts"], settings["alarm_age_s"]) == (5, 900)
+    window.press("Delete")
+    window.sees("3 messages")
+    window.agree("Delete for good", "second")
+    window.row("first").wait_for()
+    window.page.locator("tbody").get_by_text("second", exact=True).wait_for(state="detached")
+
+
+def test_pause_seek_and_empty_a_channel(window: Window, broker: Broker, admin: zsq.Admin) -> None:
+    filled(broker, admin, "moved", "c")
+    window.open("#/topics/moved/channels/c")
+    window.wait_figure("depth", "3")
+    window.press("Pause")
+    window.agree("Pause")
+    window.page.locator(".pill", has_text="paused").wait_for()
+    assert channel_of(admin, "moved", "c")["paused"] is True
+    window.press("Unpause")
+    window.page.locator(".pill", has_text="paused").wait_for(state="detached")
+    window.press("Seek")
+    window.dialog().get_by_role("radio", name="latest").check()
+    window.page.locator("dialog .loses").wait_for()
+    window.agree("Seek")
+    window.wait_figure("depth", "0")
+    window.press("Seek")
+    window.dialog().get_by_role("radio", name="to an offset").check()
+    window.dialog().get_by_label("Offset", exact=True).fill("1")
+    window.agree("Seek")
+    window.sees("c goes on at offset 1.")
+    window.wait_figure("depth", "2")
+    window.press("Empty")
+    window.sees("2 messages")
+    window.agree("Empty", "c")
+    window.wait_figure("depth", "0")
+    assert channel_of(admin, "moved", "c")["depth"] == 0
+
+
+def test_cancel_delayed(window: Window, broker: Broker, admin: zsq.Admin) -> None:
+    filled(broker, admin, "timers", count=0)
+    with zsq.Producer(broker.ipc) as producer:
+        for number in range(3):
+            producer.publish("timers", b"wake %d" % number, delay=3600 + 60 * number)
+    window.open("#/topics/timers/delayed")
+    window.row("wake 1").get_by_role("button").click()
+    window.sees("It will not be published")
+    window.agree("Cancel the message")
+    window.page.get_by_text("wake 1", exact=True).wait_for(state="detached")
+    assert admin.delayed_count("timers")["messages"] == 2
+    window.press("Cancel all")
+    window.agree("Cancel all of them", "timers")
+    window.sees("Nothing is delayed")
+    assert admin.delayed_count("timers")["messages"] == 0
+
+
+def test_safe_removal(window: Window, broker: Broker, admin: zsq.Admin) -> None:
+    filled(broker, admin, "retired", "c")
+    window.open("#/topics/retired/removal")
+    window.page.locator("li.now").get_by_role("button", name="Close to publishers").click()
+    window.agree("Close to publishers")
+    window.page.locator("li.now", has_text="Let it drain").wait_for()
+    window.page.locator("li.now").get_by_text("3 ").first.wait_for()
+    with pytest.raises(zsq.Refused), zsq.Producer(broker.ipc) as producer:
+        producer.publish("retired", b"no more")
+    with zsq.Consumer(broker.ipc, "retired", "c") as consumer:
+        for _ in range(3):
+            message = consumer.receive(timeout=10)
+            assert message is not None
+            message.finish()
+    window.page.locator("li.now").get_by_role("button", name="Close to consumers").click()
+    window.page.locator("li.now", has_text="Delete it").wait_for()
+    window.page.locator("li.now").get_by_role("button", name="Delete it").click()
+    window.agree("Delete it", "retired")
+    window.sees("retired is deleted.")
+    assert "retired" not in admin.topics()
+
+
+def test_redrive(window: Window, broker: Broker, admin: zsq.Admin) -> None:
+    admin.create_topic("jobs")
+    admin.create_channel("jobs", "c", max_attempts=1)
+    with zsq.Producer(broker.ipc) as producer:
+        producer.publish("jobs", b"fails")
+    with zsq.Consumer(broker.ipc, "jobs", "c") as consumer:
+        message = consumer.receive(timeout=10)
+        assert message is not None
+        message.requeue(0, error="<b>broken</b>")
+        wait_for(lambda: channel_of(admin, "jobs", "c")["dead_letter_count"] == 1, what="the dead letter")
+    window.open("#/topics/jobs/channels/c")
+    window.wait_figure("dead", "1")
+    window.page.get_by_role("link", name="jobs.c.dead").click()
+    window.sees("<b>broken</b>")
+    window.press("Redrive")
+    window.agree("Redrive")
+    window.sees("Redrive is done: 1 of 1 sent (1 to jobs / c).")
+    window.open("#/topics/jobs/channels/c")
+    window.wait_figure("depth", "1")
+
+
+def test_what_is_refused_is_said(window: Window, broker: Broker, admin: zsq.Admin) -> None:
+    filled(broker, admin, "shut")
+    admin.close_topic("shut", to="publishers")
+    window.open("#/topics/shut")
+    window.press("Publish")
+    window.dialog().locator("textarea").fill("no")
+    window.dialog().get_by_role("button", name="Publish").click()
+    window.dialog().get_by_text("Open the topic again to go on.").wait_for()
+    assert window.dialog().locator("textarea").input_value() == "no", "what was written is not lost"
+
+
+def test_the_audit_log_names_them(window: Window, broker: Broker, admin: zsq.Admin) -> None:
+    filled(broker, admin, "seen")
+    window.open("#/topics/seen")
+    window.press("Pause")
+    window.agree("Pause")
+    window.open("#/audit")
+    window.page.locator("tbody tr", has_text="pause").filter(has_text="seen").first.wait_for()

@@ -1,0 +1,145 @@
+"""What changes shows by itself; a lost connection is said and mended; a token is asked for."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from support.broker import Broker
+from support.browser import Window
+
+import zsq
+
+WindowOf = Callable[..., Window]
+ADMIN: Final = "a-token-of-an-admin"
+VIEWER: Final = "a-token-of-a-viewer"
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """A broker that asks who one is."""
+    folder = tmp_path_factory.mktemp("guarded")
+    hashes = [hashlib.sha256(token.encode()).hexdigest() for token in (ADMIN, VIEWER)]
+    access = folder / "access.toml"
+    access.write_text(
+        f'[users.ops]\ntokens = ["sha256:{hashes[0]}"]\npublish = ["*"]\nsubscribe = ["*"]\nadmin = ["*"]\n'
+        f'[users.looker]\ntokens = ["sha256:{hashes[1]}"]\nview = ["clicks"]\n'
+    )
+    broker = Broker(folder / "data", "--access", str(access), "--no-listen", http=True)
+    broker.extra = tuple(broker.extra)
+    try:
+        yield broker.start()
+    finally:
+        broker.close()
+
+
+def test_what_is_published_shows_by_itself(window: Window, broker: Broker) -> None:
+    window.open("#/")
+    window.sees("No topic yet")
+    window.sees("echo 'hello' | zsq pub clicks")
+    with zsq.Producer(broker.ipc) as producer, zsq.Admin(broker.ipc) as admin:
+        producer.publish("clicks", b"one")
+        window.row("clicks").wait_for()
+        window.wait_cell("clicks", "backlog", "1")
+        window.page.evaluate("window.same = document.querySelector('tbody tr')")
+        for _ in range(4):
+            producer.publish("clicks", b"more")
+        window.wait_cell("clicks", "backlog", "5")
+        window.until(lambda: window.page.locator(".link-state").get_attribute("data-state") == "live", "live")
+        window.until(
+            lambda: window.page.evaluate("document.querySelector('tbody tr .spark path.spark-line').getAttribute('d').length > 20"),
+            "a line",
+        )
+        admin.create_channel("clicks", "archive")
+        window.wait_cell("clicks", "channel_count", "1")
+        assert window.page.evaluate("window.same === document.querySelector('tbody tr')"), "the row is the same one, changed in place"
+        admin.delete_topic("clicks", force=True)
+        window.page.locator("tbody tr").wait_for(state="detached")
+        window.sees("No topic yet")
+
+
+def test_a_page_whose_topic_goes_says_so(window: Window, broker: Broker) -> None:
+    with zsq.Admin(broker.ipc) as admin:
+        admin.create_topic("brief")
+        window.open("#/topics/brief")
+        window.wait_figure("messages", "0")
+        admin.delete_topic("brief", force=True)
+        window.sees("There is no topic brief")
+
+
+def test_times_grow_with_the_clock(window: Window, broker: Broker) -> None:
+    with zsq.Producer(broker.ipc) as producer:
+        producer.publish("aging", b"x")
+    window.open("#/topics/aging")
+    window.until(lambda: window.figure("oldest").endswith("s"), "an age")
+    before = window.figure("oldest")
+    window.until(lambda: window.figure("oldest") != before, "the age to grow though nothing happens")
+
+
+def test_a_lost_connection_is_said_and_mended(window_of: WindowOf, tmp_path: Path) -> None:
+    broker = Broker(tmp_path / "data", http=True).start()
+    try:
+        with zsq.Producer(broker.ipc) as producer:
+            producer.publish("clicks", b"one")
+        window = window_of(broker)
+        page = window.open("#/")
+        window.wait_cell("clicks", "backlog", "1")
+        broker.stop()
+        page.locator(".banner").get_by_text("Not live:").wait_for()
+        page.locator(".banner").get_by_text("What you see is as of").wait_for()
+        assert window.cell("clicks", "backlog") == "1", "what was known stays, and is said to be old"
+        broker.start()
+        with zsq.Producer(broker.ipc) as producer:
+            producer.publish("clicks", b"two")
+        window.press("Try now")
+        page.locator(".banner").wait_for(state="hidden")
+        window.wait_cell("clicks", "backlog", "2")
+        assert not page.locator("main.stale").count()
+    finally:
+        broker.close()
+
+
+def test_a_token_is_asked_for_and_kept(window_of: WindowOf, guarded: Broker) -> None:
+    with zsq.Admin(guarded.ipc) as admin:
+        admin.create_topic("clicks")
+        admin.create_topic("secret")
+    window = window_of(guarded)
+    asked: list[Any] = []
+    window.page.on("request", lambda request: asked.append(request))
+    page = window.open("#/")
+    window.dialog().locator("input").fill("wrong")
+    window.dialog().get_by_role("button", name="Go on").click()
+    window.dialog().get_by_text("Enter another token.").wait_for()
+    page.keyboard.press("Escape")
+    window.agree("Go on", ADMIN)
+    window.row("secret").wait_for()
+    assert page.evaluate("sessionStorage.getItem('zsq.token')") == ADMIN
+    assert page.evaluate("localStorage.length") == 0
+    assert not [request.url for request in asked if ADMIN in request.url]
+    page.reload()
+    window.row("secret").wait_for()
+    assert page.locator("dialog").count() == 0
+
+
+def test_who_may_only_look_is_told_so(window_of: WindowOf, guarded: Broker) -> None:
+    with zsq.Admin(guarded.ipc) as admin:
+        for topic in ("clicks", "secret"):
+            admin.create_topic(topic)
+    window = window_of(guarded)
+    page = window.open("#/topics/clicks")
+    window.agree("Go on", VIEWER)
+    window.wait_figure("messages", "0")
+    for name in ("Publish", "Pause", "Empty", "Delete"):
+        button = page.get_by_role("button", name=name, exact=True)
+        assert button.is_disabled()
+        assert "does not permit" in str(button.get_attribute("title"))
+    page.get_by_role("link", name="Messages").click()
+    window.sees("it needs subscribe")
+    page.get_by_role("link", name="ZSQ: all topics").click()
+    window.row("clicks").wait_for()
+    assert page.locator("tbody tr").count() == 1, "others are not shown"
+    page.get_by_role("link", name="Processes").click()
+    window.sees("Your token does not permit this")

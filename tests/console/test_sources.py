@@ -1,0 +1,68 @@
+"""The console's sources: small modules with captions, nothing foreign, nothing inline, no way from data to markup."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+ROOT: Final = Path(__file__).resolve().parents[2] / "apps/console"
+LINES_MAX: Final = 400
+SOURCES: Final = sorted(path for path in ROOT.rglob("*") if path.suffix in (".js", ".css", ".html"))
+MARKUP: Final = re.compile(
+    r"\.(innerHTML|outerHTML)\s*=[^=]|insertAdjacentHTML|document\.write|createContextualFragment|DOMParser|\beval\(|new Function|srcdoc"
+)
+INLINE: Final = re.compile(r"\sstyle=|\son\w+=|<style|<script(?![^>]*\ssrc=)|javascript:", re.IGNORECASE)
+FOREIGN: Final = re.compile(r"(https?:)?//[\w-]+\.[\w.-]+")
+ALLOWED: Final = ("http://www.w3.org", "https://chat.example.org", "//chat.example.org")
+
+
+def named(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def test_there_are_sources() -> None:
+    assert {"index.html", "main.js", "css/theme.css"} <= {named(path) for path in SOURCES}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=named)
+def test_a_source(path: Path) -> None:
+    text = path.read_text()
+    assert text.count("\n") <= LINES_MAX
+    if path.suffix == ".js":
+        assert re.match(r"// [A-Z].*[.:,]?", text), "the first line is a caption"
+        assert not MARKUP.search(text), "what is shown goes in by textContent"
+        assert "style.cssText" not in text
+    if path.suffix == ".css":
+        assert text.startswith("/* ")
+        assert "@import" not in text
+        assert "url(" not in text
+    if path.suffix == ".html":
+        assert not INLINE.search(text), "the content security policy permits nothing inline"
+    foreign = [found.group() for found in FOREIGN.finditer(text) if not found.group().startswith(ALLOWED)]
+    assert not foreign, "nothing is asked of another host"
+
+
+def test_every_module_is_loaded_at_once() -> None:
+    """Without it the browser finds them one import after the other."""
+    page = (ROOT / "index.html").read_text()
+    modules = {named(path) for path in SOURCES if path.suffix == ".js"} - {"early.js", "main.js"}
+    assert set(re.findall(r'rel="modulepreload" href="/console/([^"]+)"', page)) == modules
+    assert set(re.findall(r'rel="stylesheet" href="/console/([^"]+)"', page)) == {named(path) for path in SOURCES if path.suffix == ".css"}
+
+
+def test_imports_lead_somewhere() -> None:
+    for path in SOURCES:
+        for target in re.findall(r'^import .* from "([^"]+)";', path.read_text(), re.MULTILINE):
+            assert (path.parent / target).is_file(), f"{named(path)} imports {target}"
+
+
+@pytest.mark.parametrize("line", ['one.innerHTML = "a"', "x.insertAdjacentHTML(y)", "new Function(a)", "eval(a)"])
+def test_the_ban_can_fail(line: str) -> None:
+    assert MARKUP.search(line)
+    assert INLINE.search('<a style="x">')
+    assert INLINE.search("<script>a</script>")
+    assert not INLINE.search('<script src="/console/early.js"></script>')
+    assert FOREIGN.search("https://cdn.example.com/x.js")
