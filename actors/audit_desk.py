@@ -15,6 +15,8 @@ from .audit import REMEMBERED, AuditLog
 from .port import Envelope
 
 LOOKING: Final = frozenset({"list", "chunks", "peek", "overview", "audit"})
+# Of an action with parts those that only look, or that follow on one that is logged.
+PARTS: Final = frozenset({("delayed", "list"), ("delayed", "count"), ("backup", "log"), ("backup", "end")})
 COUNT: Final = 100  # entries of an answer where nobody says how many
 OPEN_MAX: Final = 10_000  # orders that are not answered; of more the oldest are logged as they are
 
@@ -28,7 +30,7 @@ def count_of(options: Mapping[str, Any]) -> int:
 
 
 def looks_only(word: p.Manage) -> bool:
-    return word.action in LOOKING or (word.action == "delayed" and word.options.get("do") in ("list", "count"))
+    return word.action in LOOKING or (word.action, word.options.get("do")) in PARTS
 
 
 class AuditDesk:

@@ -9,8 +9,8 @@
 | STATE, LOG | failed | IDLE | removals go on; answered with what went wrong |
 | HELD, READY | end, or whoever asked is gone | IDLE | what was taken is dropped |
 
-Who asks holds a lock file all the while (its path comes with the first order), and the kernel frees that however it dies: so it
-is looked at every few seconds, and nobody has to say that they live.
+Who asks holds a lock file of the data directory all the while, and the kernel frees that however it dies: so it is looked at every few
+seconds, and nobody has to say that they live.
 
 Nothing of it may end the process: a backup that fails is no reason to stop a topic.
 """
@@ -38,6 +38,7 @@ from .state_desk import StateDesk
 
 log = logging.getLogger("zsq")
 
+LOCK_NAME: Final = "backup.lock"
 LOOK_NS: Final = 5_000_000_000
 HELD_NS_MAX: Final = 600_000_000_000  # without removals; ten thousand topics are through in less
 
@@ -69,7 +70,7 @@ class BackupDesk:
         self._title = title
         self._house = house
         self._answer = answer
-        self._lock = ""
+        self._lock = f"{store.directory.rsplit('/', 2)[0]}/{LOCK_NAME}"  # of the data directory
         self._id = ""
         self._request = 0
         self._began_ns = self._looked_ns = 0
@@ -77,14 +78,14 @@ class BackupDesk:
             self._drop()
 
     def on_order(self, word: Order) -> dict[str, Any] | None:
-        """state {id, lock}; log {id}; end {id}. The answer comes later."""
+        """state {id}; log {id}; end {id}. The answer comes later."""
         do, name = word.options.get("do"), str(word.options.get("id", ""))
         if self._retention.in_memory:
             raise Refused(E_UNSUPPORTED, f"{self._title} is in memory: it is gone with the broker, and no part of a backup")
         if self.state in (BackupState.STATE, BackupState.LOG):
             raise Refused(E_CLOSING, f"{self._title} is busy with a backup; try in a moment")
         if do == "state" and name:
-            self._begin(word.request, name, str(word.options.get("lock", "")))
+            self._begin(word.request, name)
         elif do not in ("log", "end"):
             raise UsageError(E_BAD_ARGUMENT, f"a backup takes state and log, and ends; not {do!r}")
         elif name != self._id or (do == "log" and self.state is not BackupState.HELD):
@@ -98,12 +99,12 @@ class BackupDesk:
 
     # The state
 
-    def _begin(self, request: int, name: str, lock: str) -> None:
+    def _begin(self, request: int, name: str) -> None:
         files, directory = self._store.files, self._store.directory
         size = capture_bytes(files, directory)
         if files.free_bytes(directory) < size + self._store.reserve_bytes:
             raise Refused(E_DISK_FULL, f"{self._title}: the copies of its state need {size} bytes beyond the reserve")
-        self.state, self._id, self._lock, self._request = BackupState.STATE, name, lock, request
+        self.state, self._id, self._request = BackupState.STATE, name, request
         self._began_ns = self._looked_ns = time.monotonic_ns()
         self._house().submit(self._cleared, partial(drop_capture, files, directory))
 

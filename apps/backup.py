@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from .. import __version__
+from ..actors import backup_desk
 from ..actors.data_dir import locked_data_dir
 from ..actors.registry import REGISTRY_NAME
 from ..actors.registry_format import Content, TopicRow, decode, encode
@@ -41,7 +42,6 @@ from ..transport.errors import (
     from_wire,
 )
 
-LOCK: Final = "backup.lock"
 AUDIT: Final = "audit.log"
 REGISTRY_BYTES_MAX: Final = 64 * 1024 * 1024
 ROUNDS_MAX: Final = 20  # of looking for topics that were made meanwhile
@@ -72,8 +72,8 @@ class Pace:
 class _Storages(Admin):
     """Asks each topic's storage for its part."""
 
-    def part(self, topic: str, do: str, name: str, **more: str) -> dict[str, Any]:
-        return self._manage("backup", topic, do=do, id=name, **more)
+    def part(self, topic: str, do: str, name: str) -> dict[str, Any]:
+        return self._manage("backup", topic, do=do, id=name)
 
 
 @dataclass(slots=True)
@@ -139,7 +139,7 @@ def _lock(files: Files, data_dir: Path) -> Iterator[None]:
     deadline = time.monotonic() + LOCK_WAIT_S
     while True:
         try:
-            lock = files.lock(str(data_dir / LOCK))
+            lock = files.lock(str(data_dir / backup_desk.LOCK_NAME))
             break
         except Locked as error:
             if time.monotonic() > deadline:
@@ -250,13 +250,13 @@ class _Running(_Copying):
             if not missing:
                 return content
             for name, row in missing.items():
-                self._asked(name, row, "state", lock=str(self.plan.data_dir.absolute() / LOCK))
+                self._asked(name, row, "state")
         raise Refused(E_INTERNAL, f"topics are made faster than they can be taken: {', '.join(sorted(missing)[:5])}; try again")
 
-    def _asked(self, name: str, row: TopicRow, do: str, **more: str) -> None:
+    def _asked(self, name: str, row: TopicRow, do: str) -> None:
         """A topic that was deleted meanwhile is none of the backup any more."""
         try:
-            answer = self._admin.part(name, do, self._id, **more)
+            answer = self._admin.part(name, do, self._id)
         except ZsqError as error:
             if not self._is_there(name, row):
                 self._taken.pop(name, None)

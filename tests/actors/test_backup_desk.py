@@ -36,14 +36,14 @@ class Office(Bench):
         )
         ignore = cast("Callable[..., Any]", lambda *_: None)
         self.delayed = DelayedDesk(self.store, "t", lambda: self.late, ignore, ignore, ignore, ignore)
-        self.lock_path = str(Path(self.directory).parent / "backup.lock")
+        self.lock_path = f"{self.directory.rsplit('/', 2)[0]}/backup.lock"
         self.backup = BackupDesk(
             self.store, self.state, self.retention, self.delayed, "storage t", lambda: self.house, lambda _, data: self.answers.append(data)
         )
         return self.backup
 
     def order(self, do: str, name: str = "one") -> dict[str, Any] | None:
-        return self.backup.on_order(Order(1, "backup", {"do": do, "id": name, "lock": self.lock_path}))
+        return self.backup.on_order(Order(1, "backup", {"do": do, "id": name}))
 
     def work(self) -> None:
         """Every thread, until nothing is left to do."""
@@ -66,7 +66,8 @@ class Office(Bench):
 
 @pytest.fixture
 def office(tmp_path: Path) -> Iterator[Office]:
-    one = Office(str(tmp_path / "t"))
+    (tmp_path / "topics").mkdir()
+    one = Office(str(tmp_path / "topics" / "t"))
     one.begin()
     one.store.log.append([pack([b"x"])], 1)
     yield one
@@ -107,6 +108,19 @@ def test_no_chunk_goes_between_state_and_log(office: Office) -> None:
     office.work()
     office.retention.tick()
     assert held
+
+
+def test_the_log_is_taken_after_the_delayed_messages(office: Office) -> None:
+    """What moves from there meanwhile is in the log then; the other way round it would be in neither."""
+    office.store.make_delayed(1)
+    office.order("state")
+    office.work()
+    office.order("log")
+    assert office.store.log.synced_end == 0
+    assert office.house.jobs == []
+    office.work()
+    assert {"delayed", f"{0:020d}.chunk"} <= set(office.taken)
+    assert office.store.log.synced_end == 1
 
 
 def test_it_waits_for_a_removal_that_is_under_way(office: Office) -> None:
