@@ -20,7 +20,9 @@ FIRST_PAGE: Final = ("/", "/console/main.js", "/api/overview", "/api/histories?s
 ALL_CHANNELS: Final = "/api/overview?channels=1"
 STREAM_TOPICS: Final = "/api/live"
 STREAM_CHANNELS: Final = "/api/live?channels=1"
+ASKED: Final = ("supervisor", "http_gateway")  # nobody else is
 SETTLE_S: Final = 12.0  # until what was made pulses seldom
+LINGER_S: Final = 32.0
 BUSY: Final = 10  # topics that are published to
 MIB: Final = 1 << 20
 
@@ -39,16 +41,17 @@ def console(broker: Broker, report: Report, port: int, topics: int, channels: in
         _pages(report, port)
         for load in ("idle", f"{BUSY} topics busy"):
             with _publishing(broker, BUSY if load != "idle" else 0):
-                _wait(2)
+                _wait(LINGER_S)  # the page before is not forgotten at once
                 alone = _costs(processes, seconds)
                 for stream, name in ((STREAM_TOPICS, "topics"), (STREAM_CHANNELS, "channels too")):
                     with _open(port, stream) as heard:
                         _wait(1)
                         opened = _costs(processes, seconds)
-                    report.add(f"{load}, a page of {name}: more", "% of a core", opened["all"] - alone["all"])
-                    for kind in ("supervisor", "http_gateway"):
-                        report.add(f"{load}, a page of {name}: {kind}", "% of a core", opened[kind])
+                    for kind in ASKED:
+                        report.add(f"{load}, a page of {name}: {kind}", "% of a core", opened[kind] - alone[kind])
+                    report.add(f"{load}, a page of {name}", "% of a core", sum(opened[kind] - alone[kind] for kind in ASKED))
                     report.add(f"{load}, a page of {name}: events", "KiB/s", heard[0] / 1024 / (seconds + 1))
+                report.add(f"{load}, no page: supervisor and gateway", "% of a core", sum(alone[kind] for kind in ASKED))
                 report.add(f"{load}, no page: all processes", "% of a core", alone["all"])
         report.add(
             "memory of the HTTP gateway", "MiB", *(private_bytes(pid) / MIB for pid, kind in processes.items() if kind == "http_gateway")

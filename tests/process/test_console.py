@@ -179,6 +179,8 @@ def test_changes_are_heard_as_they_happen_and_kept(node: Broker, web: httpx.Clie
         publish(node, "live", b"wakes the listener")
         listener.join(30)
     assert not listener.is_alive()
+    metrics = f"http://127.0.0.1:{node.http}/metrics"
+    wait_for(lambda: "zsq_http_requests_active 1.0" in httpx.get(metrics).text, 20, "the end of the stream, whose reader has left")
     channel = get(web, "/history", topic="live", channel="c")["series"]
     assert max(value or 0 for value in channel["depth"]) == 50
     assert max(value or 0 for value in channel["out"]) > 0

@@ -51,7 +51,10 @@ class Live:
         board = await self._sampler.fresh(topic)
         if topic and topic not in board.topics:
             raise ApiError(404, f"E_NOT_FOUND topic {topic!r} does not exist")
-        return StreamingResponse(self._events(view), 200, {**HEADERS, "x-accel-buffering": "no"}, media_type="text/event-stream")
+        headers = {**HEADERS, "x-accel-buffering": "no"}
+        if request.method == "HEAD":  # its answer has no end, and nobody would hear it
+            return Response(b"", 200, headers, media_type="text/event-stream")
+        return StreamingResponse(self._events(view), 200, headers, media_type="text/event-stream")
 
     async def _events(self, view: View) -> AsyncIterator[bytes]:
         sampler, board = self._sampler, self._sampler.board

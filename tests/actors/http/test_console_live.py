@@ -114,7 +114,7 @@ def test_a_stream_of_a_topic_that_is_not_there(site: ConsoleSite) -> None:
     assert site.get("/api/live?topic=none").status_code == 404
 
     async def listen() -> bytes:
-        request = Request({"type": "http", "query_string": b"topic=t", "headers": []})
+        request = Request({"type": "http", "method": "GET", "query_string": b"topic=t", "headers": []})
         give(request, EVERYTHING)
         answer: Any = await site.console.live.live(request)
         return bytes(await anext(answer.body_iterator))
@@ -129,6 +129,8 @@ def test_a_stream_is_no_request_that_must_end_in_time(monkeypatch: pytest.Monkey
         answer = site.get("/api/live")
         assert (answer.status_code, answer.text.endswith("event: again\ndata: {}\n\n")) == (200, True)
         assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+        monkeypatch.setattr(live, "STREAM_S", 600.0)
+        assert site.call("HEAD", "/api/live").content == b""
     finally:
         site.close()
 
