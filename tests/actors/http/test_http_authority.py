@@ -127,6 +127,17 @@ def test_each_path_and_method_by_itself(console: ConsoleSite) -> None:
 
 
 def test_every_path_says_what_it_asks() -> None:
+    """The table once more, by what must never be open."""
+    by_need = {need: {path for (_, path), one in NEEDS.items() if one is need} for need in Need}
+    assert by_need[Need.OPEN] == {"/ping", "/", "/console/{name:path}"}
+    assert by_need[Need.BROKER] == {"/api/processes", "/api/audit"}
+    assert by_need[Need.READ] | by_need[Need.SUBSCRIBE] == {"/api/messages", "/api/body", "/api/delayed", "/api/peek"}
+    assert by_need[Need.KNOWN] == {"/api/job/stop"}
+    assert by_need[Need.CONFIG] == {"/config/{option}"}
+    changes = {need for (method, _), need in NEEDS.items() if method != "GET"}
+    assert not changes & {Need.OPEN, Need.VIEW, Need.READ, Need.SUBSCRIBE}
+    assert all(NEEDS["POST", path] is Need.ADMIN_TOPIC for method, path in NEEDS if method == "POST" and "/topic/" in path)
+    assert all(NEEDS["POST", path] is Need.ADMIN_CHANNEL for method, path in NEEDS if method == "POST" and "/channel/" in path)
     with pytest.raises(AssertionError, match=r"GET /new has no entry in needs\.py"):
         need_of("GET", "/new")
 
@@ -214,7 +225,7 @@ class FakeAuthenticator:
         if who.secret == "nobody":
             raise AuthFailed("unknown")
         topic = "clicks" if who.secret == "clicks" else ".*"
-        permissions = ["publish"] if who.secret == "publisher" else ["publish", "subscribe"]
+        permissions = {"publisher": ["publish"], "subscriber": ["subscribe"]}.get(who.secret, ["publish", "subscribe"])
         row = {"topic": topic, "channels": ["c?"], "permissions": permissions}
         return parse_state(json.dumps({"ttl": 60, "identity": "me", "authorizations": [row]}).encode())
 
@@ -246,7 +257,7 @@ def test_what_changes_something_needs_a_permission(by_server: Site, method: str,
 def test_channels_by_their_own_names_and_permission(by_server: Site) -> None:
     assert said(by_server, "POST", "/channel/delete?topic=clicks&channel=d", "clicks") == (403, "UNAUTHORIZED")
     assert said(by_server, "POST", "/channel/delete?topic=clicks&channel=c", "publisher") == (403, "UNAUTHORIZED")
-    assert said(by_server, "POST", "/topic/delete?topic=hidden&channel=c", "clicks") == (403, "UNAUTHORIZED"), "a channel does not help"
+    assert said(by_server, "POST", "/topic/delete?topic=hidden&channel=c", "subscriber") == (403, "UNAUTHORIZED"), "a channel does not help"
     assert said(by_server, "POST", "/pub?topic=clicks", "publisher") == (200, "")
 
 
