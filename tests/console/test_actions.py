@@ -40,7 +40,7 @@ def test_create_a_topic_and_publish(window: Window, admin: zsq.Admin) -> None:
     window.dialog().get_by_role("button", name="Create").click()
     assert page.locator("dialog[open]").count() == 1, "a name that cannot be is not sent"
     window.agree("Create", "orders")
-    window.page.get_by_role("heading", name="orders").wait_for()
+    window.page.get_by_role("heading", name="orders", exact=True).wait_for()
     window.press("Publish")
     window.dialog().locator("textarea").fill("hello")
     window.agree("Publish")
@@ -117,7 +117,7 @@ def test_create_configure_and_delete_a_channel(window: Window, broker: Broker, a
     window.press("New channel")
     window.dialog().get_by_role("radio", name="earliest").check()
     window.agree("Create", "second")
-    window.page.get_by_role("heading", name="second").wait_for()
+    window.page.get_by_role("heading", name="second", exact=True).wait_for()
     window.wait_figure("depth", "3")
     window.press("Settings")
     window.dialog().locator("[name=max_attempts]").fill("5")

@@ -186,8 +186,10 @@ CONTRAST: Final = """theme => {
     const [r, g, b] = parts.map((one) => (one <= 0.03928 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4));
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
-  const pairs = [['alarm', 'alarm-soft'], ['warn', 'warn-soft'], ['held', 'held-soft'], ['on-accent', 'accent'], ['ink-2', 'sunk'], ['ink', 'accent-soft']];
-  for (const ink of ['ink', 'ink-2', 'ink-3', 'accent', 'warn', 'alarm']) for (const ground of ['paper', 'panel', 'hover']) pairs.push([ink, ground]);
+  const pairs = [['on-accent', 'accent'], ['ink-2', 'sunk'], ['ink', 'accent-soft']];
+  for (const ink of ['alarm', 'warn', 'held']) pairs.push([ink, `${ink}-soft`]);
+  const inks = ['ink', 'ink-2', 'ink-3', 'accent', 'warn', 'alarm'];
+  for (const ink of inks) for (const ground of ['paper', 'panel', 'hover']) pairs.push([ink, ground]);
   const found = {};
   for (const [ink, ground] of pairs) {
     const [a, b] = [light(ink), light(ground)];
@@ -200,7 +202,8 @@ CONTRAST: Final = """theme => {
 NAMELESS: Final = """[...document.querySelectorAll('button, a, input, select, table')]
   .filter((one) => !(one.textContent.trim() || one.ariaLabel || one.labels?.length)).map((one) => one.outerHTML)"""
 JUMPS: Final = """window.jumps = 0;
-new PerformanceObserver((list) => { for (const one of list.getEntries()) jumps += one.value; }).observe({type: 'layout-shift', buffered: true})"""
+new PerformanceObserver((list) => list.getEntries().forEach((one) => { jumps += one.value; }))
+  .observe({type: 'layout-shift', buffered: true})"""
 
 
 def test_roles_and_names(window: Window) -> None:

@@ -1,14 +1,14 @@
 // A channel: what waits and how fast it goes, over time; in tabs who consumes it, what it holds, and its settings.
 
 import { every, explain, get } from "../base/api.js";
-import { h, put, setAttr, setText, show } from "../base/dom.js";
+import { h, put, setText, show } from "../base/dom.js";
 import { count, duration, plural, rate } from "../base/format.js";
 import { isAlarm, may } from "../base/model.js";
 import { link } from "../base/router.js";
 import { age, drain } from "../view/channel-table.js";
 import { configureChannel, deleteChannel, emptyChannel, pauseChannel, seekChannel } from "../view/channel-actions.js";
 import { History } from "../view/history.js";
-import { button, empty, Figures, head, permit, pills } from "../view/parts.js";
+import { button, empty, Figures, head, markTab, permit, pills } from "../view/parts.js";
 import { consumersTab } from "../tabs/consumers.js";
 import { countersTab } from "../tabs/counters.js";
 import { heldTab } from "../tabs/held.js";
@@ -68,7 +68,7 @@ export function channelPage({ model, params, signal }) {
   const open = (key) => {
     tab?.close?.();
     shown = key;
-    for (const one of links) setAttr(one.element, "aria-current", one.key === key ? "page" : null);
+    markTab(links, key);
     const ending = new AbortController();
     const made = TABS[key][1]({ topic, channel: name, model, signal: AbortSignal.any([signal, ending.signal]) });
     tab = { ...made, close: () => { ending.abort(); made.close?.(); } };

@@ -1,14 +1,14 @@
 // A topic: its figures over time, and in tabs its channels, chunks, messages, delayed messages, producers, keeping and removal.
 
 import { post } from "../base/api.js";
-import { h, put, setAttr, setText, show } from "../base/dom.js";
+import { h, put, setText, show } from "../base/dom.js";
 import { bytes, count, rate } from "../base/format.js";
 import { may } from "../base/model.js";
 import { link } from "../base/router.js";
 import { age } from "../view/channel-table.js";
 import { redrive } from "../view/channel-actions.js";
 import { History } from "../view/history.js";
-import { button, empty, Figures, head, permit, pills } from "../view/parts.js";
+import { button, empty, Figures, head, markTab, permit, pills } from "../view/parts.js";
 import { deleteTopic, emptyTopic, pauseTopic, publish } from "../view/topic-actions.js";
 import { channelsTab } from "../tabs/channels.js";
 import { chunksTab } from "../tabs/chunks.js";
@@ -60,7 +60,7 @@ export function topicPage({ model, params, query, signal }) {
   const open = (key, asked) => {
     tab?.close?.();
     shown = key;
-    for (const one of links) setAttr(one.element, "aria-current", one.key === key ? "page" : null);
+    markTab(links, key);
     const [, make] = TABS[key];
     const ending = new AbortController();
     const both = AbortSignal.any([signal, ending.signal]);

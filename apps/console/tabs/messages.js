@@ -79,7 +79,8 @@ export function messagesTab({ topic, model, query, signal }) {
     if (order) table.sort = ["offset", order];
     table.update(shown.messages);
     const last = shown.messages.at(-1);
-    setText(where, last ? `${count(shown.messages[0].offset).exact} to ${count(last.offset).exact} of ${count(shown.start).exact} to ${count(shown.head).exact}` : `the log has ${count(shown.start).exact} to ${count(shown.head).exact}`);
+    const range = (from, to) => `${count(from).exact} to ${count(to).exact}`;
+    setText(where, [last && range(shown.messages[0].offset, last.offset), shown.head > shown.start && `of ${range(shown.start, shown.head - 1)}`].filter(Boolean).join(" "));
     older.disabled = shown.from <= shown.start;
     newer.disabled = shown.next_offset >= shown.head;
     const first = table.sort[1] < 0 ? last : shown.messages[0];

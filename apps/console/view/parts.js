@@ -120,3 +120,11 @@ export function figureCell(cell, part, value, state = "") {
   setClass(cell, "alarm", state === "alarm");
   setClass(cell, "warn", state === "warn");
 }
+
+/** Mark the tab that is shown, and bring it into sight where the row of tabs is wider than the screen. */
+export function markTab(links, key) {
+  for (const one of links) {
+    setAttr(one.element, "aria-current", one.key === key ? "page" : null);
+    if (one.key === key && one.element.parentElement) one.element.parentElement.scrollLeft = one.element.offsetLeft - 48;
+  }
+}
