@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from math import isfinite
 from pathlib import Path
 from typing import Any, Final
 
@@ -183,7 +182,7 @@ def _checked(path: Path, name: str, option: click.Option, value: Any, context: c
     types, allowed = kind(option)
     values = value if option.multiple and isinstance(value, list) else [value]
     for one in values:
-        if not isinstance(one, types) or (isinstance(one, bool) and bool not in types) or (isinstance(one, float) and not isfinite(one)):
+        if not isinstance(one, types) or (isinstance(one, bool) and bool not in types):
             raise _wrong(path, name, f"{one!r} is not allowed; {allowed}")
     if isinstance(option.type, click.Path):
         values = [str(path.absolute().parent / one) for one in values]

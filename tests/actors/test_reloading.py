@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from zsq.actors.actor import Actor
 from zsq.actors.alarm_options import AlarmOptions
+from zsq.actors.child import ChildSpec
 from zsq.actors.nsq.options import HttpOptions, NsqOptions, TlsOptions
 from zsq.actors.options import ServeOptions
-from zsq.actors.reloading import merged, told
+from zsq.actors.process_table import Child
+from zsq.actors.reloading import Fresh, Reloading, merged, told
 from zsq.actors.security_options import SecurityOptions
 from zsq.transport.errors import Refused, UsageError
 
@@ -54,6 +58,42 @@ def test_each_kind_is_told_what_concerns_it() -> None:
     assert told("nsq_gateway", DOORS)["tls"] == {
         "cert": "a", "key": "b", "root_ca": "", "client_auth": "", "required": "", "min_version": "tls1.2",
     }  # fmt: skip
+
+
+class Double:
+    """A supervisor of which a gateway is up, and one on its way up."""
+
+    def __init__(self, options: ServeOptions) -> None:
+        self.options = options
+        self.orders: list[tuple[int, str, dict[str, Any]]] = []
+        children = {key: self.child(key, state) for key, state in ((1, "up"), (2, "starting"))}
+        self.table = SimpleNamespace(children=children, log_level="info")
+        self.singles = SimpleNamespace(children=children)
+        self.alarms = SimpleNamespace(configure=lambda given: None)
+        self.groups: dict[str, Any] = {}
+        self.management = SimpleNamespace(order=lambda child, action, given, answered: self.orders.append((child.spec.key, action, given)))
+
+    def child(self, key: int, state: str) -> Child:
+        settings = {"options": self.options.nsq, "security": self.options.security}
+        child = Child(ChildSpec(key, "nsq_gateway", "nsq gateway", settings), 1, None, None, state)  # type: ignore[arg-type]
+        child.envelope = (b"x",)
+        return child
+
+
+def test_who_is_on_its_way_up_hears_of_it_then_and_its_successor_begins_with_it(caplog: pytest.LogCaptureFixture) -> None:
+    new = replace(DOORS, nsq=NsqOptions(tls=TlsOptions(cert="A", key="B")), security=SecurityOptions("E"))
+    double: Any = Double(DOORS)
+    reloading = Reloading(double, lambda: Fresh(new))
+    with caplog.at_level("INFO"):
+        reloading.begin()
+        assert [key for key, *_ in double.orders] == [1]
+        double.table.children[2].state = "up"
+        reloading.tick()
+        reloading.tick()
+    assert [(key, action) for key, action, _ in double.orders] == [(1, "reload"), (2, "reload")]
+    assert double.orders[1][2] == told("nsq_gateway", new)
+    for child in double.table.children.values():
+        assert (child.spec.settings["options"].tls.cert, child.spec.settings["security"].access_file) == ("A", "E")
 
 
 @pytest.mark.parametrize(("raised", "code"), [(UsageError("E_BAD_ARGUMENT", "no"), "E_BAD_ARGUMENT"), (OSError("gone"), "E_INTERNAL")])

@@ -101,6 +101,7 @@ def test_no_secret_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
         ("no-http = 1", "no-http: 1 is not allowed; allowed is true or false"),
         ("no-http = 'yes'", "allowed is true or false"),
         ("stage-timeout = nan", "allowed is a number of 1 or more"),
+        ("alarm-hold = inf", "'inf' is not a time"),
         ("stage-timeout = inf", "allowed is a number of 1 or more"),
         ("sync = 'often'", '"always", "interval", "never"'),
         ("alarm-age = 'soon'", "'soon' is not a time"),
@@ -118,17 +119,20 @@ def test_no_secret_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
 def test_what_is_wrong_in_the_file_is_refused(text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "zsq.toml"
     path.write_bytes(text.encode(errors="surrogateescape"))
-    assert app.run(["serve", "--data-dir", str(tmp_path / "data"), "--config", str(path)]) == 2
+    assert app.run(["config", "--config", str(path)]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"zsq: E_BAD_ARGUMENT {path}: ")
     assert said in error
     assert SECRET not in error
-    assert not (tmp_path / "data").exists()
 
 
 def test_what_is_wrong_elsewhere_is_told_by_where_it_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "bad").write_text("node_id = 1")
+    assert app.run(["serve", "--data-dir", str(tmp_path / "data"), "--config", str(tmp_path / "bad")]) == 2
+    assert "node_id: no such option" in capsys.readouterr().err
+    assert not (tmp_path / "data").exists()
     assert app.run(["serve", "--config", str(tmp_path / "none")]) == 2
     assert f"{tmp_path}/none: No such file or directory: --config or ZSQ_CONFIG names it" in capsys.readouterr().err
     monkeypatch.setenv("ZSQ_SERVE_NODE_IDS", "1")
