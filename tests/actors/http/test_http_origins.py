@@ -12,6 +12,7 @@ from zsq.actors.access import Access
 from zsq.actors.http.authority import Authority
 from zsq.actors.http.gateway import make_node, make_origins
 from zsq.actors.http.origins import Origins, host_of
+from zsq.actors.nsq.options import NsqOptions, TlsOptions
 
 ORIGINS = Origins(("box.example.org", "box", "queue.example.org"), ("zsq.example.com", "Proxy.Example.com:8443"))
 
@@ -111,3 +112,9 @@ def test_a_plain_page_is_not_the_secure_one() -> None:
     origins = Origins(("h.example",))
     assert origins.refusal(scope, any_name=False) is not None
     assert origins.refusal(scope | {"scheme": "http"}, any_name=False) is None
+
+
+def test_where_tls_is_required_https_is_enough() -> None:
+    with closing(Site(nsq=NsqOptions(tls=TlsOptions("c", "k", required="true")))) as one:
+        assert one.get("/ping").json()["message"] == "TLS_REQUIRED"
+        assert one.get("https://localhost/ping").text == "OK"
