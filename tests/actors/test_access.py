@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from zsq.actors.access import Access, AccessError, Pattern, User, token_hash
@@ -91,6 +91,9 @@ def test_what_belongs_to_no_topic_is_for_who_may_all(access: Access) -> None:
 
 
 @given(st.text("ab*.", min_size=1, max_size=8), st.text("ab.", max_size=12))
+@example("ab*ba", "aba")  # what begins it does not end it too
+@example("a*b*a", "aba")
+@example("a*b*ba", "aba")
 def test_a_pattern_is_of_the_whole_name(pattern: str, name: str) -> None:
     expected = re.fullmatch(".*".join(re.escape(part) for part in pattern.split("*")), name) is not None
     assert Pattern(pattern).matches(name) == expected

@@ -13,6 +13,7 @@ import zmq
 from zsq.actors import options
 from zsq.actors.doors import COMPLAINT_S, EVERYBODY, NOBODY, Doors
 from zsq.actors.gateway import LINKS_MAX, Gateway, Route
+from zsq.actors.port import Port
 from zsq.actors.security_options import SecurityOptions
 from zsq.actors.stage_owners import StageOwners
 from zsq.actors.unread import Unread
@@ -284,3 +285,14 @@ def test_who_does_not_read_what_it_asks_for_loses_its_link(gate: Gate, monkeypat
     gate.hear(b"a", ETL[0], p.Open(1, "reader", "t", "", False))
     assert gate.front.words()[-1].code == E_LIMIT
     assert isinstance(gate.open(b"b", ETL[0]), p.Done)
+
+
+def test_a_port_is_guarded_before_it_is_bound(gate: Gate) -> None:
+    """A connection that is not through with its handshake within 5 s is closed by ZeroMQ."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    port = Port(context, zmq.PULL)
+    gate.gateway.doors.guard(port)
+    found = [port.socket.getsockopt(option) for option in (zmq.HANDSHAKE_IVL, zmq.CURVE_SERVER, zmq.ZAP_DOMAIN)]
+    port.close()
+    context.destroy(linger=0)
+    assert found == [5_000, 1, b"zsq"]
