@@ -1,0 +1,248 @@
+"""The console's parts in a browser without a broker: pure modules by tables, and a thousand channels that must stay smooth."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from support.browser import Window
+
+ROOT: Final = Path(__file__).resolve().parents[2] / "apps/console"
+HOST: Final = "http://console.test"
+KINDS: Final = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
+TOPICS: Final = 100
+CHANNELS: Final = 10  # of each
+# The stream in the page's own hands: `push(name, data)` is an event of the broker.
+STREAM: Final = """
+const encoder = new TextEncoder();
+const waiting = [];
+let control = null;
+window.push = (name, data) => {
+  const bytes = encoder.encode(`event: ${name}\\ndata: ${JSON.stringify(data)}\\n\\n`);
+  if (control) control.enqueue(bytes); else waiting.push(bytes);
+};
+const real = window.fetch;
+window.fetch = (path, options) => {
+  if (!String(path).startsWith('/api/live')) return real(path, options);
+  const body = new ReadableStream({ start(one) { control = one; waiting.splice(0).forEach((bytes) => one.enqueue(bytes)); } });
+  return Promise.resolve(new Response(body, { headers: { 'content-type': 'text/event-stream' } }));
+};
+"""
+
+
+FORMAT: Final = """async ([name, values]) => {
+  const format = await import('/console/base/format.js');
+  return values.map((one) => format[name](one).text.replaceAll('\\u2009', ' '));
+}"""
+
+
+@pytest.fixture
+def window(browser: Any) -> Iterator[Window]:
+    """The console's files from disk; the API answers nothing but what a test says."""
+    made = Window(browser, HOST)
+
+    def serve(route: Any) -> None:
+        path = route.request.url.removeprefix(HOST).split("?")[0].split("#")[0]
+        if path.startswith("/api/"):
+            empty = {"topics": {}, "channels": {}, "series": {}, "step_s": 5, "end_ms": 0, "now": [], "recent": [], "receivers": []}
+            route.fulfill(body=json.dumps(empty), content_type="application/json")
+            return
+        file = ROOT / ("index.html" if path == "/" else path.removeprefix("/console/"))
+        route.fulfill(path=file, content_type=KINDS[file.suffix])
+
+    made.page.route(f"{HOST}/**", serve)
+    made.page.add_init_script(STREAM)
+    yield made
+    complaints = made.complaints
+    made.close()
+    assert complaints == []
+
+
+def test_figures_read_well(window: Window) -> None:
+    page = window.open("#/")
+    cases = {
+        "count": [(0, "0"), (9999, "9,999"), (12_345, "12.3k"), (999_999, "1.00M"), (4_560_000, "4.56M"), (None, "–")],
+        "rate": [(0, "0"), (0.01, "<0.1"), (0.4, "0.4"), (37.21, "37.2"), (1240, "1,240"), (12_400, "12.4k")],
+        "bytes": [(0, "0 B"), (1023, "1,023 B"), (1024, "1.00 KiB"), (1048575, "1.00 MiB"), (5 * 2**30, "5.00 GiB")],
+        "duration": [
+            (0, "0"),
+            (2e-5, "20.0 µs"),
+            (0.85, "850 ms"),
+            (1.26, "1.3 s"),
+            (12, "12 s"),
+            (200, "3 m 20 s"),
+            (3600, "1 h"),
+            (273_600, "3 d 4 h"),
+        ],
+    }
+    for name, rows in cases.items():
+        said = page.evaluate(FORMAT, [name, [value for value, _ in rows]])
+        assert said == [text for _, text in rows], name
+
+
+def test_what_a_person_writes_is_read(window: Window) -> None:
+    page = window.open("#/")
+    said = page.evaluate(
+        "async () => { const f = await import('/console/base/format.js');"
+        " return [['2.5 s', '10m', '7d', '90', 'soon', ''].map(f.parseDuration), ['1GiB', '64 MiB', '1024', 'x'].map(f.parseBytes)]; }"
+    )
+    assert said == [[2.5, 600, 604_800, 90, None, None], [2**30, 64 * 2**20, 1024, None]]
+
+
+def test_addresses_go_there_and_back(window: Window) -> None:
+    page = window.open("#/")
+    said = page.evaluate(
+        "async () => { const r = await import('/console/base/router.js');"
+        " return ['a#ephemeral', '__proto__', 'a/b', '%', 'ü?x=1'].map((name) => r.parse(r.link('topics', name, { q: 'a&b' }))); }"
+    )
+    assert [one["parts"] for one in said] == [["topics", name] for name in ("a#ephemeral", "__proto__", "a/b", "%", "ü?x=1")]
+    assert all(one["query"] == {"q": "a&b"} for one in said)
+    assert page.evaluate("async () => (await import('/console/base/router.js')).parse('#/%E0%A4%A').parts") == ["?"]
+
+
+def test_events_are_cut_anywhere(window: Window) -> None:
+    """However the bytes of the stream fall into pieces, the same events come out."""
+    page = window.open("#/")
+    stream = 'event: snapshot\ndata: {"a":1}\n\n: keep\n\nevent: changes\r\ndata: {"b":\r\ndata: 2}\r\n\r\nevent: again\n\n'
+    said = page.evaluate(
+        """async (stream) => {
+          const { split } = await import('/console/base/live.js');
+          const all = [];
+          for (let size = 1; size < 40; size += 1) {
+            let rest = '';
+            const found = [];
+            for (let at = 0; at < stream.length; at += size) {
+              const cut = split(rest + stream.slice(at, at + size));
+              rest = cut.rest;
+              found.push(...cut.events);
+            }
+            all.push(JSON.stringify(found));
+          }
+          return [...new Set(all)];
+        }""",
+        stream,
+    )
+    assert [json.loads(one) for one in said] == [
+        [{"name": "snapshot", "data": '{"a":1}'}, {"name": "changes", "data": '{"b":\n2}'}, {"name": "again", "data": ""}]
+    ]
+
+
+def test_trails(window: Window) -> None:
+    """Rates are means and depths maxima of a bucket; a page that slept loads anew; nothing seen is as before."""
+    page = window.open("#/")
+    said = page.evaluate(
+        """async () => {
+          const { Trails } = await import('/console/base/trails.js');
+          const trails = new Trails();
+          trails.load({ t: { in: [1, 2, 3], depth: [5, 5, 5] } }, 5, 10000);
+          trails.sample('t', { in: 10, depth: 10 });
+          trails.sample('t', { in: 20, depth: 2 });
+          const seen = () => [[...trails.values('t', 'in')], [...trails.values('t', 'depth')]];
+          const now = seen();
+          const kept = trails.advance(15000);
+          const then = seen();
+          trails.advance(20000);
+          return [now, kept, then, trails.values('t', 'in'), trails.advance(100000)];
+        }"""
+    )
+    assert said == [[[1, 2, 3, 15], [5, 5, 5, 10]], True, [[2, 3, 15], [5, 5, 10]], [3, 15, 15], False]
+
+
+def snapshot() -> dict[str, Any]:
+    channel = {
+        "health": "OK",
+        "paused": False,
+        "depth": 5,
+        "in_flight": 1,
+        "deferred": 0,
+        "oldest_ms": 1000,
+        "consumers": 1,
+        "out": 3.0,
+        "drain_s": 2,
+        "may": "as",
+    }
+    topic = {
+        "health": "OK",
+        "state": "up",
+        "closed": "",
+        "in": 5.0,
+        "out": 3.0,
+        "backlog": 6,
+        "in_flight": 1,
+        "oldest_ms": 1000,
+        "log_bytes": 10,
+        "may": "asp",
+    }
+    topics = {
+        f"topic-{t:03d}": {
+            **topic,
+            "channel_count": CHANNELS,
+            "consumers": CHANNELS,
+            "channels": {f"channel-{c}": dict(channel) for c in range(CHANNELS)},
+        }
+        for t in range(TOPICS)
+    }
+    return {"now_ms": 90_000, "broker": {"alarms": 0, "may": {"admin": True}}, "topics": topics}
+
+
+def all_change(number: int) -> dict[str, Any]:
+    channels = {f"channel-{c}": {"depth": number + c, "out": number} for c in range(CHANNELS)}
+    return {"now_ms": 91_000 + number, "topics": {f"topic-{t:03d}": {"in": number, "channels": channels} for t in range(TOPICS)}}
+
+
+def cpu_ms_of(window: Window, script: str) -> float:
+    """What the page's main thread works for it, until it is painted; not what else goes on on this machine."""
+    session = window.page.context.new_cdp_session(window.page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+    def worked() -> float:
+        metrics = session.send("Performance.getMetrics")["metrics"]
+        return float(next(one["value"] for one in metrics if one["name"] == "TaskDuration")) * 1000
+
+    before = worked()
+    window.page.evaluate(f"async () => {{ {script}; await new Promise((done) => requestAnimationFrame(() => setTimeout(done))); }}")
+    spent = worked() - before
+    session.detach()
+    return spent
+
+
+@pytest.mark.parametrize(("place", "rows", "words"), [("#/", 100, "100 topics"), ("#/channels", 150, "1,000 channels")])
+def test_a_thousand_channels_stay_smooth(window: Window, place: str, rows: int, words: str) -> None:
+    """One of a thousand changes: what is touched is its cells and the clock's, not the table. All rows come as far as a person scrolls."""
+    page = window.open(place)
+    page.evaluate("(data) => push('snapshot', data)", snapshot())
+    window.until(lambda: page.locator("tbody tr").count() == rows, "the rows")
+    window.sees(words)
+    page.locator("tbody tr").first.hover()  # rows hold still
+    touched = page.evaluate(
+        """async () => {
+          let count = 0;
+          const rows = new Set();
+          const watch = new MutationObserver((list) => {
+            for (const one of list) {
+              const row = one.target.parentElement?.closest('tr') ?? one.target.closest?.('tr');
+              if (one.type === 'childList' && one.target.tagName === 'TBODY') count += 1000;
+              if (row && one.type === 'characterData') rows.add(row);
+            }
+          });
+          await new Promise((done) => setTimeout(done, 1100)); // sparklines that begin
+          watch.observe(document.querySelector('table'), { subtree: true, childList: true, characterData: true });
+          push('changes', { topics: { 'topic-001': { in_flight: 77, channels: { 'channel-1': { in_flight: 77 } } } } });
+          await new Promise((done) => setTimeout(done, 400));
+          watch.disconnect();
+          return [count, rows.size, [...rows].some((row) => row.textContent.includes('77'))];
+        }"""
+    )
+    assert touched[0] == 0, "no row was taken out or put in"
+    if place == "#/":
+        assert touched[2], "the one that changed shows it"
+    if rows < 1000 and place == "#/channels":
+        for _ in range(12):
+            page.locator("tbody tr").last.scroll_into_view_if_needed()
+            page.wait_for_timeout(60)
+        window.until(lambda: page.locator("tbody tr").count() > 450, "more rows while one scrolls")
+    spent = [cpu_ms_of(window, f"push('changes', {json.dumps(all_change(round))})") for round in range(7)]
+    assert sorted(spent)[3] < 250, f"{spent} ms of processor for an event that changes all: it comes once a second"
