@@ -158,7 +158,7 @@ class ProcessTable:
                 os.kill(child.pid, signal.SIGKILL)
 
 
-def child_main(spec: ChildSpec, endpoint: str, lifeline: Connection, forkserver_pid: int, log_level: str, log_format: str) -> None:
+def child_main(spec: ChildSpec, endpoint: str, lifeline: Connection, forkserver_pid: int, log_level: str, log_format: str = "text") -> None:
     """The first thing that runs in a child: names itself, ties its life to its parents', sends its pidfd, becomes the actor."""
     die_with_parent(forkserver_pid)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # stopping is the supervisor's word; `kill -9` is understood by all

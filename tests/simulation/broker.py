@@ -47,7 +47,7 @@ class _Ended(Descriptor):
 class SimTable:
     """`ProcessTable` of one supervisor's life."""
 
-    def __init__(self, supervisor_endpoint: str, log_level: str) -> None:
+    def __init__(self, supervisor_endpoint: str, log_level: str, log_format: str = "text") -> None:
         self.world = the_world()
         assert self.world.current is not None
         self.process = self.world.current.process
@@ -192,7 +192,7 @@ def prepare() -> None:
     module.Files = lambda: the_world().disk.of(the_world().current.process)  # type: ignore[union-attr]
     module = supervisor
     module.ProcessTable = SimTable
-    module.print = lambda *_, **__: None
+    module.logs.say = lambda *_, **__: None
     logging.getLogger("zsq").handlers = [_Comments()]
     logging.getLogger("zsq").propagate = False
     logging.getLogger("zsq").setLevel("INFO")
