@@ -9,15 +9,19 @@ import stat
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zsq.actors import audit as module
+from zsq.actors import audit_desk
 from zsq.actors.audit import REMEMBERED, AuditLog, line, shortened
 from zsq.actors.audit_desk import AuditDesk, count_of, looks_only
+from zsq.actors.management import Management
+from zsq.actors.port import Mail
 from zsq.transport.errors import UsageError
 from zsq.transport.protocol import Manage
 
@@ -96,6 +100,11 @@ def test_who_moves_it_away_gets_a_new_one(make: Callable[..., AuditLog]) -> None
     log.note("pause", n=2)
     assert log.settled(S)
     assert numbers(log.path) == [2]
+    log.path.rename(log.path.with_name("moved too"))
+    log.path.touch(0o600)  # and made another one, as logrotate does
+    log.note("pause", n=3)
+    assert log.settled(S)
+    assert numbers(log.path) == [3]
 
 
 def test_it_follows_no_link(make: Callable[..., AuditLog], tmp_path: Path) -> None:
@@ -184,6 +193,26 @@ def test_an_order_is_noted_with_its_end_once() -> None:
     desk.ordered(me, order("delete"))
     desk.close()
     assert noted.rows[-1]["result"].startswith("not known")
+
+
+def test_orders_that_are_never_answered_are_noted_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit_desk, "OPEN_MAX", 2)
+    noted = Noted()
+    desk = AuditDesk(noted)  # type: ignore[arg-type]
+    for request in range(4):
+        desk.ordered((b"me",), order(f"pause {request}", request))
+    assert [(row["action"], row["result"]) for row in noted.rows] == [("pause 0", "not known"), ("pause 1", "not known")]
+
+
+def test_who_asks_about_a_topic_is_told_of_that_only(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path / "audit.log")
+    log.note("pause", topic="mine")
+    log.note("pause", topic="other")
+    sent: list[Any] = []
+    management = Management(cast("Any", SimpleNamespace(audit=log, port=SimpleNamespace(send=lambda _, word: sent.append(word)))))
+    for topic in ("mine", ""):
+        management.on_mail(Mail((b"me",), Manage(1, "audit", topic, "", {}), []))
+    assert [[row["topic"] for row in word.data["entries"]] for word in sent] == [["mine"], ["other", "mine"]]
 
 
 def test_what_only_looks_is_not_noted_and_what_is_new_is() -> None:

@@ -76,6 +76,12 @@ def test_who_does_not_auth_is_asked_for_as_somebody() -> None:
     assert len(client.calls) == 3, "asked, published, asked"
 
 
+def test_where_auth_is_required_nobody_is_asked_for_before_it() -> None:
+    client = Client(NsqLimits(auth_required=True))
+    assert b"E_AUTH_FIRST" in client.send(pub(b"t", b"x"))
+    assert client.calls == []
+
+
 def test_auth_is_taken_where_it_is_offered() -> None:
     assert b'"identity":"bob"' in Client(NsqLimits(auth_offered=True)).send(b"AUTH\n" + sized(b"secret"))
     assert b"E_AUTH_DISABLED" in Client(NsqLimits()).send(b"AUTH\n" + sized(b"secret"))

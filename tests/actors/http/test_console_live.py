@@ -79,7 +79,7 @@ def test_a_stream_tells_nothing_more_under_old_rules(site: ConsoleSite) -> None:
         changing = stream(site)
         assert (await heard(changing))[0] == "snapshot"
         coming = asyncio.ensure_future(heard(changing))
-        await asyncio.sleep(0)  # it waits for a change
+        await asyncio.wait((coming,), timeout=0.001)  # it waits for a change
         site.console.live.renew()
         site.source.topics = {"another": []}
         assert (await coming)[0] == "again"
