@@ -6,9 +6,8 @@ permitted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from starlette.requests import Request
 
@@ -16,8 +15,6 @@ from ...transport.nsq.permissions import PUBLISH, SUBSCRIBE, AuthState
 from ..access import User
 
 _KEY: Final = "zsq.rights"
-_OF_PROCESSES: Final = ("kind", "state", "private_bytes", "restarts")  # what sums are made of
-UNWELL: Final = "a topic is not well; who may view it is told which"
 
 
 class Rights:
@@ -133,28 +130,3 @@ def rights_of(request: Request) -> Rights:
 
 def give(request: Request, rights: Rights) -> None:
     request.scope[_KEY] = rights
-
-
-def seen(stats: Mapping[str, Any], rights: Rights) -> dict[str, Any]:
-    """Of the broker's statistics what may be seen: topics, what alarms and clients say of them, but of processes, by their names, nothing.
-
-    Who may see every topic still does not see the rows of processes and who is told of alarms: these are the broker's own.
-    """
-    found = dict(stats)
-    if not rights.is_broker_admin:
-        found["processes"] = [{name: row[name] for name in _OF_PROCESSES if name in row} for row in stats.get("processes", ())]
-        found.pop("alarm_receivers", None)
-    if rights.sees_all:
-        return found
-    if found.get("health", "OK") != "OK":
-        found["health"] = UNWELL
-    found["topics"] = [row for row in stats["topics"] if rights.may_view(row["topic_name"])]
-    for which in ("alarms", "recent_alarms"):
-        found[which] = [row for row in stats.get(which, ()) if rights.may_view(row["topic"])]
-    producers = []
-    for row in stats.get("producers", ()):
-        counts = [one for one in row.get("pub_counts", ()) if rights.may_view(one["topic"])]
-        if counts:
-            producers.append({**row, "pub_counts": counts})
-    found["producers"] = producers
-    return found

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from ...transport.errors import NotFound, ZsqError
 from ..nsq.options import NsqOptions
+from ..seen import UNWELL, seen
 from . import metrics
 from .body import skip_body
 from .limits import Budget, HttpLimits
@@ -18,7 +19,7 @@ from .lookup import Node
 from .parameters import Parameters, legal
 from .publish import WriteFailures
 from .responses import answer, plain, text
-from .rights import UNWELL, Rights, rights_of, seen
+from .rights import Rights, rights_of
 from .sharing import SharedStats
 from .stats import as_nsq, as_text, health
 

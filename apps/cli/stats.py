@@ -54,7 +54,8 @@ def tables(found: dict[str, Any], *, whole: bool) -> list[Table]:
     if clients:
         shown.append(_clients(clients))
     if whole:
-        shown.append(_processes(found.get("processes", ())))
+        processes = [row for row in found.get("processes", ()) if "name" in row]  # who may not see them is told none by name
+        shown += [_processes(processes)] if processes else []
     return shown
 
 

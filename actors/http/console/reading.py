@@ -12,9 +12,10 @@ from starlette.responses import Response
 from ....transport.block import Block
 from ....transport.stored import StoredMessage, message_at, parse_id
 from ...process import private_bytes
+from ...seen import seen
 from ..errors import ApiError
 from ..parameters import Parameters
-from ..rights import rights_of, seen
+from ..rights import rights_of
 from ..sharing import SharedStats
 from . import bodies
 from .answers import HEADERS, answer, bad, number, parameters_of
