@@ -1,6 +1,6 @@
 // The console: puts the frame up, follows the broker live, and shows the page that the address names.
 
-import { onTokenWanted } from "./base/api.js";
+import { get, onTokenWanted, Refused } from "./base/api.js";
 import { announce, h, put } from "./base/dom.js";
 import { Live } from "./base/live.js";
 import { Model } from "./base/model.js";
@@ -40,11 +40,23 @@ const frame = new Frame({ theme: switchTheme, retry: () => live.retry() });
 const live = new Live((name, data) => {
   if (name === "missing") page?.missing?.();
   else model.take(name, data, query);
+  if (name === "snapshot" || data.broker?.alarms !== undefined) void ask("alarms", "/api/alarms");
+  if (name === "snapshot") void ask("jobs", "/api/jobs");
   schedule();
 }, (state) => {
   frame.link(state);
   frame.page.classList.toggle("stale", state.state === "lost" && model.ready);
 });
+
+/** What the stream tells only when it changes, and a snapshot does not have. */
+async function ask(name, path) {
+  try {
+    model.take(name, await get(path));
+    schedule();
+  } catch (error) {
+    if (!(error instanceof Refused)) throw error; // who may not see them sees none
+  }
+}
 
 /** Once a frame at most, however many events come. */
 function schedule() {

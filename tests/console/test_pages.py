@@ -182,3 +182,13 @@ def test_security_headers(window: Window) -> None:
     assert "script-src 'self'" in policy
     assert "unsafe" not in policy
     assert "http:" not in policy
+
+
+def test_an_alarm_is_marked_where_it_is(window: Window) -> None:
+    page = window.open("#/")
+    page.get_by_label("Alarms that are raised").locator("li").first.wait_for()
+    window.row("clicks").locator(".pill.alarm").wait_for()
+    page.locator("td.c-backlog b.alarm").wait_for()
+    window.open("#/topics/clicks/channels/slow")
+    page.locator(".note.alarm", has_text="62 messages waiting (alarm above 40)").wait_for()
+    page.locator('[data-figure="depth"].alarm').wait_for()

@@ -27,6 +27,8 @@ window.push = (name, data) => {
 const real = window.fetch;
 window.fetch = (path, options) => {
   if (!String(path).startsWith('/api/live')) return real(path, options);
+  window.streams = (window.streams ?? 0) + 1;
+  options.signal.addEventListener('abort', () => { control?.error(new Error('aborted')); control = null; });
   const body = new ReadableStream({ start(one) { control = one; waiting.splice(0).forEach((bytes) => one.enqueue(bytes)); } });
   return Promise.resolve(new Response(body, { headers: { 'content-type': 'text/event-stream' } }));
 };
@@ -63,7 +65,7 @@ def window(browser: Any) -> Iterator[Window]:
 
 def test_figures_read_well(window: Window) -> None:
     page = window.open("#/")
-    cases = {
+    cases: dict[str, list[tuple[float | None, str]]] = {
         "count": [(0, "0"), (9999, "9,999"), (12_345, "12.3k"), (999_999, "1.00M"), (4_560_000, "4.56M"), (None, "–")],
         "rate": [(0, "0"), (0.01, "<0.1"), (0.4, "0.4"), (37.21, "37.2"), (1240, "1,240"), (12_400, "12.4k")],
         "bytes": [(0, "0 B"), (1023, "1,023 B"), (1024, "1.00 KiB"), (1048575, "1.00 MiB"), (5 * 2**30, "5.00 GiB")],
@@ -246,3 +248,65 @@ def test_a_thousand_channels_stay_smooth(window: Window, place: str, rows: int, 
         window.until(lambda: page.locator("tbody tr").count() > 450, "more rows while one scrolls")
     spent = [cpu_ms_of(window, f"push('changes', {json.dumps(all_change(round))})") for round in range(7)]
     assert sorted(spent)[3] < 250, f"{spent} ms of processor for an event that changes all: it comes once a second"
+
+
+def names(window: Window) -> list[str]:
+    return [str(one) for one in window.page.locator("tbody a.name").all_inner_texts()]
+
+
+def test_rows_hold_still_under_the_pointer(window: Window) -> None:
+    """The order follows the figures, a few seconds late, but never while somebody points at it."""
+    page = window.page
+    page.clock.install()
+    window.open("#/")
+    page.evaluate("(data) => push('snapshot', data)", snapshot())
+    page.get_by_role("button", name="Published/s").click()
+    before = names(window)
+    page.locator("tbody tr").nth(3).hover()
+    page.evaluate("push('changes', { topics: { 'topic-050': { in: 999 } } })")
+    page.clock.run_for(10_000)
+    page.evaluate("push('changes', { topics: { 'topic-051': { in: 998 } } })")
+    page.clock.run_for(1_000)
+    assert names(window) == before
+    page.mouse.move(5, 5)
+    page.clock.run_for(5_000)
+    page.evaluate("push('changes', { topics: { 'topic-052': { in: 997 } } })")
+    page.clock.run_for(1_000)
+    window.until(lambda: names(window)[:3] == ["topic-050", "topic-051", "topic-052"], "the new order")
+
+
+HIDE: Final = """(hidden) => {
+  Object.defineProperty(document, 'hidden', { get: () => hidden, configurable: true });
+  document.dispatchEvent(new Event('visibilitychange'));
+}"""
+
+
+def test_a_page_that_nobody_looks_at_costs_nothing(window: Window) -> None:
+    page = window.page
+    page.clock.install()
+    window.open("#/")
+    page.evaluate("(data) => push('snapshot', data)", snapshot())
+    page.locator("tbody tr").first.wait_for()
+    page.evaluate(HIDE, True)
+    page.clock.run_for(30_000)
+    page.evaluate("push('changes', {})")
+    page.clock.run_for(31_000)
+    assert page.locator(".link-state").get_attribute("data-state") == "away"
+    assert page.evaluate("streams") == 1
+    page.evaluate(HIDE, False)
+    window.until(lambda: page.evaluate("streams") == 2, "a new stream")
+    page.evaluate("(data) => push('snapshot', data)", snapshot())
+    window.until(lambda: page.locator(".link-state").get_attribute("data-state") == "live", "live")
+
+
+def test_a_silent_stream_is_given_up(window: Window) -> None:
+    """It says something every 15 s at least: after 40 s without a word the way to the broker is dead, whatever the socket thinks."""
+    page = window.page
+    page.clock.install()
+    window.open("#/")
+    page.evaluate("(data) => push('snapshot', data)", snapshot())
+    page.locator("tbody tr").first.wait_for()
+    page.clock.run_for(30_000)
+    assert page.evaluate("streams") == 1
+    page.clock.run_for(11_000)
+    window.until(lambda: page.evaluate("streams") == 2 or page.clock.run_for(500), "another stream")

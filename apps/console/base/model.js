@@ -32,7 +32,7 @@ export class Model {
   take(name, data, query) {
     if (name === "snapshot") this.#snapshot(data, query);
     else if (name === "changes") this.#changes(data);
-    else if (name === "alarms") this.alarms = data;
+    else if (name === "alarms") this.#raised(data);
     else if (name === "jobs") this.jobs = data.jobs ?? [];
     else return;
     this.version += 1;
@@ -54,6 +54,17 @@ export class Model {
     this.channelsToo = Boolean(query?.channels);
     this.#topics(data.topics ?? {});
     this.ready = true;
+    if (this.alarms) this.#raised(this.alarms);
+  }
+
+  /** Alarms that are raised are marked where they are: `alarms` of a channel, and of its topic all of them. */
+  #raised(data) {
+    this.alarms = data;
+    const of = (topic, channel) => (data.now ?? []).filter((one) => one.topic === topic && (channel === undefined || one.channel === channel));
+    for (const [name, topic] of this.topics) {
+      topic.alarms = of(name);
+      for (const channel of topic.channels?.values() ?? []) channel.alarms = topic.alarms.length ? of(name, channel.name) : [];
+    }
   }
 
   #changes(data) {
@@ -93,6 +104,7 @@ export function isHealthy(thing) {
   return !thing?.health || thing.health === "OK";
 }
 
-export function isAlarm(thing) {
-  return /^alarm/i.test(thing?.health ?? "");
+/** Is one raised? `figure`: of depth or age_s alone. */
+export function isAlarm(thing, figure = "") {
+  return Boolean(thing?.alarms?.some((one) => !figure || one.figure === figure));
 }

@@ -40,7 +40,7 @@ export function alarmsPage({ model, signal }) {
   };
   void every(5000, async () => {
     try {
-      model.alarms = await get("/api/alarms", {}, signal);
+      model.take("alarms", await get("/api/alarms", {}, signal));
       draw(model.alarms);
       show(failed, false);
     } catch (error) {

@@ -8,7 +8,7 @@ import { link } from "../base/router.js";
 import { age, drain } from "../view/channel-table.js";
 import { configureChannel, deleteChannel, emptyChannel, pauseChannel, seekChannel } from "../view/channel-actions.js";
 import { History } from "../view/history.js";
-import { button, empty, Figures, head, markTab, permit, pills } from "../view/parts.js";
+import { button, empty, Figures, head, markTab, permit, pills, troubles } from "../view/parts.js";
 import { consumersTab } from "../tabs/consumers.js";
 import { countersTab } from "../tabs/counters.js";
 import { heldTab } from "../tabs/held.js";
@@ -81,20 +81,19 @@ export function channelPage({ model, params, signal }) {
     show(content, Boolean(channel));
     if (!channel) return;
     pills(top.marks, channel);
-    const bad = channel.health && channel.health !== "OK" ? channel.health : "";
+    const bad = troubles(channel);
     show(trouble, bad !== "");
     setText(trouble, bad);
     setText(pause, channel.paused ? "Unpause" : "Pause");
     for (const one of [pause, seek, clear, remove]) permit(one, may(channel, "a"), "admin on this topic");
     permit(settings, may(channel, "a") && fresh !== null, "admin on this topic");
-    const alarmed = isAlarm(channel) ? "alarm" : "";
-    figures.set("depth", count(channel.depth), { under: `${rate(model.topic(topic).in).text}/s in, ${rate(channel.out).text}/s out`, state: /depth/.test(channel.health) ? alarmed : "" });
+    figures.set("depth", count(channel.depth), { under: `${rate(model.topic(topic).in).text}/s in, ${rate(channel.out).text}/s out`, state: isAlarm(channel, "depth") ? "alarm" : "" });
     figures.set("in_flight", count(channel.in_flight), { under: channel.dying ? `${count(channel.dying).text} on their way to the dead letters` : "" });
     figures.set("deferred", count(channel.deferred));
     const stuck = channel.drain_s === null && channel.depth > 0;
     figures.set("drain", drain(channel.drain_s), { state: stuck ? "warn" : "", under: stuck ? "not while it goes on like this" : "" });
     figures.set("consumers", count(channel.consumers), { under: channel.consumers || !channel.depth ? "" : "nobody takes what waits", state: channel.consumers || !channel.depth ? "" : "warn" });
-    figures.set("oldest", age(channel, model.now()), { state: /oldest|age/.test(channel.health) ? alarmed : "" });
+    figures.set("oldest", age(channel, model.now()), { state: isAlarm(channel, "age_s") ? "alarm" : "" });
     for (const { key } of MINOR) minor.set(key, count(channel[key]), { state: channel[key] ? (BAD[key] ?? "") : "" });
     deadLetters(letters, channel, topic, fresh);
     tab?.update?.();
@@ -107,7 +106,7 @@ export function channelPage({ model, params, signal }) {
     tick: () => {
       if (!found()) return;
       history.tick();
-      figures.set("oldest", age(found(), model.now()), { state: /oldest|age/.test(found().health) && isAlarm(found()) ? "alarm" : "" });
+      figures.set("oldest", age(found(), model.now()), { state: isAlarm(found(), "age_s") ? "alarm" : "" });
       tab?.tick?.();
     },
     close: () => { tab?.close?.(); history.close(); },

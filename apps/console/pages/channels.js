@@ -2,6 +2,7 @@
 
 import { h, setText, show } from "../base/dom.js";
 import { plural } from "../base/format.js";
+import { isAlarm } from "../base/model.js";
 import { link, replace } from "../base/router.js";
 import { channelColumns } from "../view/channel-table.js";
 import { empty } from "../view/parts.js";
@@ -10,7 +11,7 @@ import { filterField, skeleton, Table } from "../view/table.js";
 export function channelsPage({ model, query }) {
   const table = new Table({
     label: "Channels", columns: channelColumns(model, { topics: true }), id: (channel) => `${channel.topic}/${channel.name}`,
-    words: (channel) => `${channel.topic}/${channel.name} ${channel.paused ? "paused" : ""} ${channel.health} ${channel.consumers ? "" : "no consumers"}`,
+    words: (channel) => `${channel.topic}/${channel.name} ${channel.paused ? "paused" : ""} ${channel.health} ${isAlarm(channel) ? "alarm" : ""} ${channel.consumers ? "" : "no consumers"}`,
     sort: ["depth", -1], empty: empty("No channel yet", "A channel is made by its first consumer:", "zsq sub clicks archive"),
   });
   const number = h("span.quiet", { role: "status" });

@@ -8,7 +8,7 @@ import { link } from "../base/router.js";
 import { age } from "../view/channel-table.js";
 import { redrive } from "../view/channel-actions.js";
 import { History } from "../view/history.js";
-import { button, empty, Figures, head, markTab, permit, pills } from "../view/parts.js";
+import { button, empty, Figures, head, markTab, permit, pills, troubles } from "../view/parts.js";
 import { deleteTopic, emptyTopic, pauseTopic, publish } from "../view/topic-actions.js";
 import { channelsTab } from "../tabs/channels.js";
 import { chunksTab } from "../tabs/chunks.js";
@@ -75,7 +75,7 @@ export function topicPage({ model, params, query, signal }) {
     show(content, Boolean(topic));
     if (!topic) return;
     pills(top.marks, topic);
-    const bad = topic.health && topic.health !== "OK" ? topic.health : "";
+    const bad = troubles(topic);
     show(trouble, bad !== "");
     setText(trouble, bad);
     setText(pause, topic.paused ? "Unpause" : "Pause");

@@ -26,11 +26,11 @@ const FIGURES = [
 export function topicsPage({ model, query, signal }) {
   const trails = new Trails();
   const table = new Table({
-    label: "Topics", columns: columns(model, trails), id: (topic) => topic.name, words: (topic) => `${topic.name} ${topic.paused ? "paused" : ""} ${topic.closed ? "closed" : ""} ${topic.health}`,
+    label: "Topics", columns: columns(model, trails), id: (topic) => topic.name, words: (topic) => `${topic.name} ${topic.paused ? "paused" : ""} ${topic.closed ? "closed" : ""} ${topic.health} ${isAlarm(topic) ? "alarm" : ""}`,
     sort: ["name", 1], empty: nothing(),
   });
   const figures = new Figures(FIGURES);
-  const raised = new RaisedAlarms(model, signal);
+  const raised = new RaisedAlarms(model);
   const filter = filterField(() => table, "Filter topics", (text) => {
     replace(link({ q: text }));
     tell();
@@ -118,7 +118,7 @@ function columns(model, trails) {
       cell.append(h("div.with-spark", {}, cell.spark.element, cell.figure));
     },
     show: (cell, topic) => {
-      figureCell(cell.figure, format(topic[key]), topic[key], key === "backlog" && isAlarm(topic) ? "alarm" : "");
+      figureCell(cell.figure, format(topic[key]), topic[key], key === "backlog" && isAlarm(topic, "depth") ? "alarm" : "");
       cell.spark.draw(trails.values(topic.name, key));
     },
   });
@@ -142,7 +142,7 @@ function columns(model, trails) {
       key: "oldest", title: "Oldest", hint: "how long the oldest unfinished message has been here", num: true, width: "92px", rank: 2, value: (topic) => (topic.oldest_ms ? -topic.oldest_ms : null),
       show: (cell, topic) => {
         const age = topic.oldest_ms ? Math.max(0, (model.now() - topic.oldest_ms) / 1000) : topic.oldest_ms;
-        figureCell(cell, topic.oldest_ms === 0 ? { text: "–", exact: "everything is finished" } : duration(age >= 1 ? Math.round(age) : age), topic.oldest_ms);
+        figureCell(cell, topic.oldest_ms === 0 ? { text: "–", exact: "everything is finished" } : duration(age >= 1 ? Math.round(age) : age), topic.oldest_ms, isAlarm(topic, "age_s") ? "alarm" : "");
       },
     },
     plain("channel_count", "Channels", count, "92px", 3),

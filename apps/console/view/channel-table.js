@@ -38,7 +38,7 @@ export function channelColumns(model, { topics = false, trails = null } = {}) {
       cell.append(h("div.with-spark", {}, cell.spark.element, cell.figure));
     },
     show: (cell, channel) => {
-      figureCell(cell.figure ?? cell, format(channel[key]), channel[key], key === "depth" && isAlarm(channel) ? "alarm" : "");
+      figureCell(cell.figure ?? cell, format(channel[key]), channel[key], key === "depth" && isAlarm(channel, "depth") ? "alarm" : "");
       cell.spark?.draw(trails.values(channel.name, key));
     },
   });
@@ -57,7 +57,7 @@ export function channelColumns(model, { topics = false, trails = null } = {}) {
     sparked("out", "Finished/s", "out", rate, undefined, 2),
     plain("in_flight", "In flight", "84px", 2, "with consumers, not yet answered"),
     plain("deferred", "Deferred", "84px", 3, "requeued with a delay that is not over"),
-    { key: "oldest", title: "Oldest", hint: "how long the oldest unfinished message has been here", num: true, width: "92px", rank: 2, value: (channel) => (channel.oldest_ms ? -channel.oldest_ms : null), show: (cell, channel) => figureCell(cell, age(channel, model.now()), channel.oldest_ms) },
+    { key: "oldest", title: "Oldest", hint: "how long the oldest unfinished message has been here", num: true, width: "92px", rank: 2, value: (channel) => (channel.oldest_ms ? -channel.oldest_ms : null), show: (cell, channel) => figureCell(cell, age(channel, model.now()), channel.oldest_ms, isAlarm(channel, "age_s") ? "alarm" : "") },
     { key: "drain", title: "To drain", hint: "until it is empty, as the rates are", num: true, width: "92px", rank: 3, value: (channel) => channel.drain_s ?? Infinity, show: (cell, channel) => figureCell(cell, drain(channel.drain_s), channel.drain_s, channel.drain_s === null && channel.depth >= MANY ? "warn" : "") },
     plain("requeued", "Requeued", "98px", 3),
     plain("dead", "Dead", "64px", 3, "moved to the dead-letter topic"),

@@ -1,14 +1,22 @@
 // Small parts that several pages use: pills of state, figures, empty places with a command, heads of pages.
 
 import { add, h, put, setAttr, setClass, setPart, setText } from "../base/dom.js";
+import { count, duration } from "../base/format.js";
 import { isAlarm, isHealthy } from "../base/model.js";
 import { Spark } from "./spark.js";
 import { tell } from "./toast.js";
 
+/** "3,114 messages waiting (alarm above 400)". */
+export function alarmText({ figure, value, threshold }) {
+  if (figure === "depth") return `${count(value).text} messages waiting (alarm above ${count(threshold).text})`;
+  return `oldest unfinished is ${duration(value).text} old (alarm above ${duration(threshold).text})`;
+}
+
 /** What is special about a topic or channel, as [text, kind, hint]. */
 export function states(thing) {
   const found = [];
-  if (!isHealthy(thing)) found.push(isAlarm(thing) ? ["alarm", "alarm", thing.health] : ["unwell", "alarm", thing.health]);
+  if (isAlarm(thing)) found.push(["alarm", "alarm", thing.alarms.map(alarmText).join("; ")]);
+  if (!isHealthy(thing)) found.push([thing.health === "starting" ? "starting" : "unwell", thing.health === "starting" ? "warn" : "alarm", thing.health]);
   if (thing.state && thing.state !== "up") found.push([thing.state, "warn", `its processes are ${thing.state}`]);
   if (thing.paused) found.push(["paused", "held", "nothing is delivered until it is unpaused"]);
   if (thing.closed === "consumers") found.push(["closed", "held", "closed to publishers and to consumers"]);
@@ -127,4 +135,10 @@ export function markTab(links, key) {
     setAttr(one.element, "aria-current", one.key === key ? "page" : null);
     if (one.key === key && one.element.parentElement) one.element.parentElement.scrollLeft = one.element.offsetLeft - 48;
   }
+}
+
+/** What is wrong with a topic or channel, as a line; "" where nothing is. */
+export function troubles(thing) {
+  const alarms = (thing.alarms ?? []).map((one) => `Alarm${one.channel && one.channel !== thing.name ? ` of ${one.channel}` : ""}: ${alarmText(one)}.`);
+  return [isHealthy(thing) ? "" : `It says: ${thing.health}.`, ...alarms].filter(Boolean).join(" ");
 }

@@ -1,6 +1,5 @@
 // The alarms that are raised now, above the topics: nothing where there is none.
 
-import { every, get } from "../base/api.js";
 import { h, put, show } from "../base/dom.js";
 import { count, duration, relative } from "../base/format.js";
 import { link } from "../base/router.js";
@@ -20,16 +19,11 @@ export function alarmPlace({ topic, channel }) {
 }
 
 export class RaisedAlarms {
-  constructor(model, signal) {
+  constructor(model) {
     this.model = model;
     this.list = h("ul.alarm-list");
     this.element = h("section.panel", { "aria-label": "Alarms that are raised", hidden: true }, this.list);
     this.drawn = "";
-    void every(30_000, async () => {
-      if (!model.broker.alarms && model.ready) return;
-      model.alarms = await get("/api/alarms", {}, signal);
-      this.update();
-    }, signal);
   }
 
   update() {
