@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from ....transport.draining import remaining
 from ....transport.redrive import CHANNEL as REDRIVE
-from .answers import bad
+from ..errors import ApiError
 
 Stats = Mapping[str, Any]
 
@@ -24,6 +24,10 @@ class Asked(NamedTuple):
 class Loss(NamedTuple):
     what: str
     number: int
+
+
+def _bad(text: str) -> ApiError:
+    return ApiError(400, f"E_BAD_ARGUMENT {text}")
 
 
 class Told(NamedTuple):
@@ -44,7 +48,7 @@ def preview(action: str, asked: Asked) -> dict[str, Any]:
     """As JSON. `ApiError` for an action that there is not."""
     make = _ACTIONS.get(action)
     if make is None:
-        raise bad(f"there is no preview of {action[:40]!r}; of {', '.join(_ACTIONS)}")
+        raise _bad(f"there is no preview of {action[:40]!r}; of {', '.join(_ACTIONS)}")
     losses, says, more = make(asked)
     losses = [loss for loss in losses if loss.number]
     rows = [asked.channel] if asked.channel else asked.topic["channels"]
@@ -135,7 +139,7 @@ def _channel_seek(asked: Asked) -> Told:
     """Behind the cursor only what is held is unfinished; it is cleared, and comes again if the channel goes back before it."""
     row, start, head = asked.channel, int(asked.topic["start"]), int(asked.topic["head"])
     if asked.to is None:
-        raise bad("say where to: to=OFFSET, earliest, latest, or time:MS")
+        raise _bad("say where to: to=OFFSET, earliest, latest, or time:MS")
     at, to = int(row.get("next_offset", 0)), min(max(asked.to, start), head)
     again, skipped = max(0, at - to), max(0, to - at)
     requeued = max(0, int(row["depth"]) - max(0, head - at))

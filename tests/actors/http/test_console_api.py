@@ -84,6 +84,14 @@ def test_each_action_is_one_call(site: ConsoleSite, path: str, options: Any, cal
     assert site.source.calls == [call]
 
 
+def test_what_was_done_is_seen_by_the_next_look(site: ConsoleSite) -> None:
+    assert site.get("/api/overview?topic=t").json()["topics"]["t"]["head"] == 0
+    site.source.values = {"head": 5}
+    assert post(site, "/api/topic/pause?topic=t").status_code == 200
+    assert site.get("/api/overview?topic=t").json()["topics"]["t"]["head"] == 5
+    site.source.values = {}
+
+
 @pytest.mark.parametrize(
     ("path", "options", "status", "text"),
     [
