@@ -41,11 +41,9 @@ CONSUMERS: Final = {  # of topics, by channel: seconds a message takes
 PICTURES: Final = {
     "console-topics": ("#/", "light"),
     "console-topics-dark": ("#/", "dark"),
-    "console-topic": ("#/topics/clicks", "light"),
     "console-chunks": ("#/topics/sensor.readings/chunks", "light"),
     "console-messages": ("#/topics/orders/messages", "light"),
     "console-channel": ("#/topics/payments/channels/risk", "dark"),
-    "console-alarms": ("#/alarms", "light"),
     "console-removal": ("#/topics/thumbnails/removal", "light"),
 }
 

@@ -222,6 +222,17 @@ def test_redrive(window: Window, broker: Broker, admin: zsq.Admin) -> None:
     window.wait_figure("depth", "1")
 
 
+def test_a_large_body_is_cut_and_downloaded_whole(window: Window, broker: Broker, admin: zsq.Admin) -> None:
+    filled(broker, admin, "large", count=0)
+    with zsq.Producer(broker.ipc) as producer:
+        producer.publish("large", b"x" * 20_000)
+    page = window.open("#/topics/large/messages")
+    window.sees("The first 16.0\u2009KiB of 19.5\u2009KiB; download it to see the rest.")
+    with page.expect_download() as saved:
+        window.press("Download")
+    assert saved.value.path().read_bytes() == b"x" * 20_000
+
+
 def test_what_is_refused_is_said(window: Window, broker: Broker, admin: zsq.Admin) -> None:
     filled(broker, admin, "shut")
     admin.close_topic("shut", to="publishers")

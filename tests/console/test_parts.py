@@ -299,13 +299,16 @@ def test_a_page_that_nobody_looks_at_costs_nothing(window: Window) -> None:
     window.until(lambda: page.locator(".link-state").get_attribute("data-state") == "live", "live")
 
 
-def test_a_silent_stream_is_given_up(window: Window) -> None:
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_silent_stream_is_given_up(window: Window, begun: bool) -> None:
     """It says something every 15 s at least: after 40 s without a word the way to the broker is dead, whatever the socket thinks."""
     page = window.page
     page.clock.install()
     window.open("#/")
-    page.evaluate("(data) => push('snapshot', data)", snapshot())
-    page.locator("tbody tr").first.wait_for()
+    if begun:
+        page.evaluate("(data) => push('snapshot', data)", snapshot())
+        page.locator("tbody tr").first.wait_for()
+    window.until(lambda: page.evaluate("window.streams") == 1, "the stream")
     page.clock.run_for(30_000)
     assert page.evaluate("streams") == 1
     page.clock.run_for(11_000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 from pathlib import Path
 from typing import Final
 
@@ -66,3 +67,17 @@ def test_the_ban_can_fail(line: str) -> None:
     assert INLINE.search("<script>a</script>")
     assert not INLINE.search('<script src="/console/early.js"></script>')
     assert FOREIGN.search("https://cdn.example.com/x.js")
+
+
+def test_the_pictures_of_the_docs() -> None:
+    """tests/console/pictures.py takes them; each is shown in docs/console.md or the README."""
+    folder = ROOT.parents[1] / "docs/pictures"
+    shown = (ROOT.parents[1] / "docs/console.md").read_text() + (ROOT.parents[1] / "README.md").read_text()
+    pictures = sorted(folder.glob("console-*.png"))
+    assert pictures
+    for picture in pictures:
+        data = picture.read_bytes()
+        assert data[:8] == b"\x89PNG\r\n\x1a\n"
+        assert len(data) < 250_000
+        assert struct.unpack(">II", data[16:24]) == (1280, 800)
+        assert f"pictures/{picture.name}" in shown, f"{picture.name} is shown nowhere"

@@ -13,12 +13,10 @@ export function dialog({ title, fields = [], submit = "OK", danger = false, wide
   const away = cancel ? h("button.button", { type: "button" }, cancel) : null;
   const form = h("form", { method: "dialog" }, h("h2", { id }, title), fields, error, h("div.foot", {}, away, button));
   const element = h("dialog", { "aria-labelledby": id, class: wide ? "wide" : null }, form);
-  const opener = document.activeElement;
   return new Promise((resolve) => {
     let answer = null;
     const end = () => {
       element.remove();
-      if (opener?.isConnected) opener.focus();
       resolve(answer);
     };
     element.addEventListener("close", end);

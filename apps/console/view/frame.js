@@ -54,7 +54,7 @@ export class Frame {
     show(this.banner, lost);
     if (!lost) return;
     const seconds = Math.max(0, Math.ceil((this.state.retry_at - Date.now()) / 1000));
-    const text = this.state.text.replace(/\.?$/, ".");
+    const text = /[.?!]$/.test(this.state.text) ? this.state.text : `${this.state.text}.`;
     setText(this.bannerText, `Not live: ${text} What you see is as of ${relative(this.lostAt).text}. ${seconds ? `Trying again in ${seconds} s.` : "Trying …"}`);
   }
 
