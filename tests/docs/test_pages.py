@@ -1,0 +1,24 @@
+"""The blocks of other pages work as they stand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .walking import ROOT, Reader
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[Reader]:
+    reader = Reader(tmp_path)
+    yield reader
+    reader.close()
+
+
+@pytest.mark.parametrize(("page", "count"), [("nsqd.md", 1), ("spark.md", 3)])
+def test_the_blocks_of(page: str, count: int, reader: Reader) -> None:
+    assert reader.walk(ROOT / "docs" / page) == count
