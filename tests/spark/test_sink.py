@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ import zsq
 from zsq.apps.spark import sink
 from zsq.apps.spark.options import SinkOptions
 from zsq.apps.spark.sink import ArrowStreamWriter, BatchWriter, RowStreamWriter, Staged, Transaction, stream_writer
+from zsq.transport.credentials import Credentials, KeyFile
 from zsq.transport.errors import E_CLOSING, E_DISK_FULL, E_NOT_FOUND, E_TIMEOUT
 
 SCHEMA = t.StructType([t.StructField("value", t.BinaryType()), t.StructField("topic", t.StringType())])
@@ -59,17 +61,19 @@ class Writer:
 
 
 class Committer:
-    """Stands for a StageCommitter; `answers` are given in order, an exception is raised; `asked` is what it was asked."""
+    """Stands for a StageCommitter; `answers` are given in order, an exception is raised; `asked` is what it was asked, `keys` with what."""
 
     answers: ClassVar[list[Any]] = []
     asked: ClassVar[list[Any]] = []
     timeouts: ClassVar[list[float]] = []
+    keys: ClassVar[list[KeyFile]] = []
 
-    def __init__(self, url: str, topic: str, *, timeout: float, create: bool) -> None:
+    def __init__(self, url: str, topic: str, *, timeout: float, create: bool, key_file: KeyFile) -> None:
         assert timeout > 0
         assert not create, "a commit makes no topic"
         self.topic = topic
         Committer.timeouts.append(timeout)
+        Committer.keys.append(key_file)
 
     def __enter__(self) -> Self:
         return self
@@ -101,6 +105,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Committer, "answers", [])
     monkeypatch.setattr(Committer, "asked", [])
     monkeypatch.setattr(Committer, "timeouts", [])
+    monkeypatch.setattr(Committer, "keys", [])
 
 
 # A task
@@ -109,7 +114,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_task_stages_its_rows() -> None:
     found = sink.stage_rows(options(), JOB, 5, [batch(b"a", b"b"), batch(), batch(b"c")])
     [writer] = Writer.made
-    assert writer.asked == ("tcp://h:1", "t", "app", 3, {"kind": "app", "partition": 5, "timeout": 5.0})
+    assert writer.asked == ("tcp://h:1", "t", "app", 3, {"kind": "app", "partition": 5, "timeout": 5.0, "key_file": ""})
     assert writer.rows == [b"a", b"b", b"c"]
     assert writer.closed
     assert (found.topic, found.part, found.transaction) == ("t", part(1), JOB)
@@ -239,6 +244,18 @@ def test_an_abort_never_raises(caplog: pytest.LogCaptureFixture) -> None:
         for _ in range(2):
             sink.abort_parts(options(), [staged(1)], None, "batch 3")
     assert caplog.text.count("goes by itself after a time") == 2
+
+
+def test_tasks_commits_and_aborts_have_the_keys_that_the_driver_read() -> None:
+    """And without any none, whatever an executor's environment names: "" is not None."""
+    read = Credentials("public", "secret", "server")
+    for given, passed in ((replace(options(), key_file="/only/here", credentials=read), read), (options(), "")):
+        message = sink.stage_rows(given, JOB, 0, [batch(b"a")])
+        sink.commit_parts(given, [message], None, "batch 3")
+        sink.abort_parts(given, [message], None, "batch 3")
+        assert Writer.made[-1].asked[4]["key_file"] == passed
+        assert Committer.keys[-2:] == [passed, passed]
+    assert [one[1] for one in Committer.asked] == ["commit", "abort"] * 2
 
 
 # What Spark makes
