@@ -160,7 +160,9 @@ def test_it_lives_in_a_terminal_and_leaves_it_as_it_was() -> None:
     termios.tcsetwinsize(slave, (30, 150))  # type: ignore[attr-defined, unused-ignore]
     before = termios.tcgetattr(slave)
     line = [sys.executable, "-c", PROGRAM, json.dumps(told()), "--interval", "0.2"]
-    process = subprocess.Popen(line, stdin=slave, stdout=slave, stderr=slave, env={**os.environ, "TERM": "xterm"})
+    # pytest-xdist sets COLUMNS, which rich believes more than the terminal; so with the others.
+    env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "TTY_COMPATIBLE", "TTY_INTERACTIVE")}
+    process = subprocess.Popen(line, stdin=slave, stdout=slave, stderr=slave, env={**env, "TERM": "xterm"})
     said = b""
 
     def until(text: bytes) -> None:
