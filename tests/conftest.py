@@ -23,10 +23,13 @@ SLOW_FOLDERS: Final = frozenset({"process", "compat", "spark", "spark_cluster"})
 SLOW_FILES: Final = re.compile(
     r"crash|damage|faults|flips|merging|moves|reads|bad_files|fsck|disk_queue_model|cli_|zsqd|bench|test_calls|fuzz|simulation|test_runner"
 )
+# Files with tests of a minute and more: they begin first, so that no core is left with one of them at the end.
+LONG_FILES: Final = re.compile(r"test_(driver_killed|torture|damage_many|two_hosts|broker_lost|tasks|slow_topic|group_crash|fuzzed|alarms)$")
 ROOT: Final = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: LONG_FILES.search(item.path.stem) is None)
     for item in items:
         folder = item.path.relative_to(ROOT).parts[0] if item.path.is_relative_to(ROOT) else ""
         if (folder in SLOW_FOLDERS or SLOW_FILES.search(item.path.stem)) and item.get_closest_marker("smoke") is None:
