@@ -24,7 +24,9 @@ SLOW_FILES: Final = re.compile(
     r"crash|damage|faults|flips|merging|moves|reads|bad_files|fsck|disk_queue_model|cli_|zsqd|bench|test_calls|fuzz|simulation|test_runner"
 )
 # Files with tests of a minute and more: they begin first, so that no core is left with one of them at the end.
-LONG_FILES: Final = re.compile(r"test_(driver_killed|torture|damage_many|two_hosts|broker_lost|tasks|slow_topic|group_crash|fuzzed|alarms)$")
+LONG_FILES: Final = re.compile(
+    r"test_(driver_killed|torture|damage_many|two_hosts|broker_lost|tasks|slow_topic|group_crash|fuzzed|alarms)$"
+)
 ROOT: Final = Path(__file__).parent
 
 
