@@ -30,7 +30,8 @@ def count_of(options: Mapping[str, Any]) -> int:
 
 
 def looks_only(word: p.Manage) -> bool:
-    return word.action in LOOKING or (word.action, word.options.get("do")) in PARTS
+    part = word.options.get("do")  # anything at all
+    return word.action in LOOKING or (isinstance(part, str) and (word.action, part) in PARTS)
 
 
 class AuditDesk:

@@ -220,6 +220,9 @@ def test_what_only_looks_is_not_noted_and_what_is_new_is() -> None:
     assert all(looks_only(order(action)) for action in looking)
     assert looks_only(order("delayed", options={"do": "list"}))
     assert not looks_only(order("delayed", options={"do": "cancel"}))
+    stranges: tuple[Any, ...] = ({"list": 1}, (), ({},), 1, None, b"list")
+    for strange in stranges:
+        assert not looks_only(order("delayed", options={"do": strange})), "one of them ended the supervisor"
     changing = ("create", "delete", "pause", "unpause", "empty", "configure", "close", "open", "seek", "never heard of")
     assert not any(looks_only(order(action)) for action in changing)
 
