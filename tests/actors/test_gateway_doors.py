@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -285,6 +286,27 @@ def test_who_does_not_read_what_it_asks_for_loses_its_link(gate: Gate, monkeypat
     gate.hear(b"a", ETL[0], p.Open(1, "reader", "t", "", False))
     assert gate.front.words()[-1].code == E_LIMIT
     assert isinstance(gate.open(b"b", ETL[0]), p.Done)
+
+
+def test_who_says_nothing_of_a_routing_id_chose_none(gate: Gate) -> None:
+    """libzmq's clients always name one, if an empty one. Others need not; asking for what is not there raises, which ended the gateway."""
+    greeting = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\0NULL".ljust(64, b"\0")
+    body = b"\x05READY\x0bSocket-Type\0\0\0\x06DEALER"
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    router = context.socket(zmq.ROUTER)
+    number = router.bind_to_random_port("tcp://127.0.0.1")
+    with socket.create_connection(("127.0.0.1", number), 10) as client:
+        client.sendall(greeting + bytes([4, len(body)]) + body)
+        answered = b""
+        while b"READY" not in answered:
+            answered += (more := client.recv(1024))
+            assert more
+        client.sendall(b"\x01\0" + b"\0\4open")
+        assert router.poll(30_000)
+        frames = router.recv_multipart(copy=False)
+    assert frames[2].bytes == b"open"
+    assert not gate.gateway.doors.chose_its_name(frames[2])
+    context.destroy(linger=0)
 
 
 def test_a_port_is_guarded_before_it_is_bound(gate: Gate) -> None:
