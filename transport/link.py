@@ -172,9 +172,7 @@ class Link:
         self._socket, self._monitor = socket, monitor
         self._fds = (int(socket.getsockopt(zmq.FD)), int(monitor.getsockopt(zmq.FD)))
         self.engine.watch(self, *self._fds)
-        # Descriptors tell edges: what came before they were watched is looked for here.
-        sockets.read_events(monitor)
-        self.engine.sooner(0)
+        self.engine.sooner(0)  # descriptors tell edges: what came before they were watched is looked for then
 
     def _disconnect(self, linger_ms: int = 0) -> None:
         if self._socket is not None:

@@ -125,6 +125,25 @@ def test_nothing_is_said_to_a_broker_that_does_not_encrypt(plain: str) -> None:
         admin.topics()
 
 
+def test_what_comes_before_anybody_watches_is_heard(plain: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker near by can end the handshake before `connect` returns, and ZeroMQ says so once: that was lost, and took the time-out."""
+    engine = RequestEngine(parse(plain, KEYS), Target("supervisor"))
+    watch = engine.watch
+
+    def late(link: Link, socket_fd: int, monitor_fd: int) -> None:
+        assert link._monitor is not None
+        assert link._monitor.poll(30_000), "nothing was said"
+        watch(link, socket_fd, monitor_fd)
+
+    monkeypatch.setattr(engine, "watch", late)
+    engine.link.start(0)
+    engine.turn([])
+    assert engine.link.refusal is not None
+    assert engine.link.refusal.code == E_BAD_KEY
+    engine.stop()
+    engine.epoll.close()
+
+
 def test_who_was_let_in_once_waits_where_a_new_one_is_refused() -> None:
     """While a broker is being set up anew its clients shall not die of it."""
     for known in (False, True):
