@@ -57,6 +57,7 @@ def before_import() -> None:
     _patch(select, "poll", lambda real: lambda *given: threads.SimPoll() if world_now() else real(*given))
     _patch(random, "Random", lambda real: _seeded(real))
     _patch(zmq, "Context", lambda real: sockets.SimContext)
+    _patch(zmq, "Frame", lambda real: sockets.Frame)
     _patch(zmq, "Poller", lambda real: sockets.SimPoller)
     _patch(zmq.backend, "Socket", lambda real: sockets.SimSocket)
 

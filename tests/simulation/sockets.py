@@ -11,6 +11,7 @@ import itertools
 import struct
 from collections import deque
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any, Final
 
 import zmq
@@ -21,16 +22,18 @@ from .world import MS, Process, the_world
 FAKE_FD: Final = 1_000_000
 _descriptors = itertools.count(FAKE_FD)
 _EVENT: Final = struct.Struct("=HI")
+_METADATA: Final = {"Identity": "", "Peer-Address": "10.0.0.1"}
 
 
 class Frame:
-    """A received frame that was not copied."""
+    """A received frame that was not copied, or one to send: libzmq lets go of that at once."""
 
-    __slots__ = ("bytes", "more")
+    __slots__ = ("bytes", "more", "tracker")
 
-    def __init__(self, data: bytes, more: bool) -> None:
-        self.bytes = data
+    def __init__(self, data: Any = b"", more: bool = False, *, track: bool = False, copy: bool | None = None) -> None:
+        self.bytes = bytes(data)
         self.more = more
+        self.tracker = SimpleNamespace(done=True) if track else None
 
     @property
     def buffer(self) -> memoryview:
@@ -38,6 +41,12 @@ class Frame:
 
     def __len__(self) -> int:
         return len(self.bytes)
+
+    def get(self, name: str) -> str:
+        """What libzmq says of who sent it: here nobody chooses a routing id, nor has a key."""
+        if name not in _METADATA:
+            raise zmq.ZMQError(errno.EINVAL)
+        return _METADATA[name]
 
 
 def _plain(frame: Any) -> bytes:
