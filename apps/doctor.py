@@ -87,6 +87,9 @@ def libzmq() -> Iterator[Finding]:
         yield Finding(OK, "libzmq", text)
 
 
+DEVELOPERS: Final = frozenset({"test", "lint"})  # extras that no broker needs
+
+
 def libraries() -> Iterator[Finding]:
     """What the package requires, and what is there."""
     there: list[str] = []
@@ -94,6 +97,8 @@ def libraries() -> Iterator[Finding]:
         requirement, _, marker = line.partition(";")
         name = re.split(r"[<>=!~ \[]", requirement.strip())[0]
         extra = re.search(r"extra\s*==\s*['\"](\w+)", marker)
+        if extra is not None and extra[1] in DEVELOPERS:
+            continue
         try:
             version = metadata.version(name)
         except metadata.PackageNotFoundError:
