@@ -65,6 +65,22 @@ def test_lines_are_on_disk_in_order_and_for_us_only(make: Callable[..., AuditLog
     assert [row["n"] for row in log.newest(1, "t")] == [199]
 
 
+def test_what_is_settled_was_synced(make: Callable[..., AuditLog], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line counts as written only behind a sync that found it in the file."""
+    audit, sync = make(), os.fdatasync
+    sizes: list[int] = []
+
+    def noted(fd: int) -> None:
+        sizes.append(os.fstat(fd).st_size)
+        sync(fd)
+
+    monkeypatch.setattr(os, "fdatasync", noted)
+    audit.note("create", topic="t")
+    assert audit.settled(10)
+    assert sizes
+    assert sizes[-1] == audit.path.stat().st_size > 0
+
+
 def test_the_last_lines_are_written_at_the_end_and_known_after_a_start(make: Callable[..., AuditLog]) -> None:
     log = make()
     log.note("pause", n=1)
