@@ -57,6 +57,8 @@ def blocks(page: Path) -> list[Block]:
 class Reader:
     """Somebody with a shell, an empty folder, and the page."""
 
+    patience_s = RUN_S  # for one block
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.port, self.nsq, self.http = free_port(), free_port(), free_port()
@@ -86,7 +88,7 @@ class Reader:
         return count
 
     def take(self, block: Block) -> None:
-        text = self._with_ports(block.text)
+        text = self.with_ports(block.text)
         if block.kind == "text":
             self._compare(text)
         elif block.kind == "python" and (name := _FILE.match(text)):
@@ -100,7 +102,7 @@ class Reader:
         else:
             raise AssertionError(f"a block of {block.kind!r} is nothing that can be tried")
 
-    def _with_ports(self, text: str) -> str:
+    def with_ports(self, text: str) -> str:
         for documented, port in ((4150, self.nsq), (4151, self.http), (4153, self.port)):
             text = text.replace(f"127.0.0.1:{documented}", f"127.0.0.1:{port}")
         return text
@@ -133,12 +135,12 @@ class Reader:
             )
             try:
                 assert process.stdout is not None
-                out, whole = _read(process.stdout, until[1].encode() if until else None)
+                out, whole = _read(process.stdout, until[1].encode() if until else None, self.patience_s)
                 if whole:
-                    code = process.wait(RUN_S)
+                    code = process.wait(self.patience_s)
                 else:
                     os.killpg(process.pid, signal.SIGTERM)
-                    out += process.communicate(timeout=RUN_S)[0]
+                    out += process.communicate(timeout=self.patience_s)[0]
                     code = 0 if until is not None and until[1].encode() in out else 1
             finally:
                 with contextlib.suppress(ProcessLookupError):
@@ -167,9 +169,9 @@ class Reader:
                     broker.wait(10)
 
 
-def _read(stream: IO[Any], until: bytes | None) -> tuple[bytes, bool]:
-    """What is written until that text comes (or for RUN_S), and whether it was the end."""
-    out, deadline = b"", time.monotonic() + RUN_S
+def _read(stream: IO[Any], until: bytes | None, patience_s: float) -> tuple[bytes, bool]:
+    """What is written until that text comes (or for so long), and whether it was the end."""
+    out, deadline = b"", time.monotonic() + patience_s
     while until is None or until not in out:
         left = deadline - time.monotonic()
         if left <= 0 or not select.select([stream], [], [], left)[0]:

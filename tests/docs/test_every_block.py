@@ -1,0 +1,255 @@
+"""Every block of every page of the documentation is run, or stands here with the reason why not.
+
+Fenced blocks of README, the tutorial, spark.md and nsqd.md are run by their own tests (`walking`), indented ones of all pages here, line
+by line (`visiting`). What is neither stands in ELSEWHERE with the test that compares it, or in NOT_RUN. api.md is generated.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from support import certificates
+
+from .visiting import Page, Visitor, indented, key_of, steps, zsqd
+from .walking import ROOT, blocks
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+
+DOCS: Final = ROOT / "docs"
+_SOME: Final = "zsq channel create {topic} {channel} && seq 20 | zsq pub {topic}"
+CLICKS: Final = _SOME.format(topic="clicks", channel="archive")
+_RECEIVE: Final = """
+with Consumer(url, "clicks", "archive") as consumer:
+    message = consumer.receive(10)
+    handle(message)
+"""
+
+PAGES: Final = {
+    "operations.md": Page(
+        serves_itself=True,
+        put=(
+            ("zsq serve", "/var/lib/zsq", "data"),
+            ("scripts/zsqd", "scripts/zsqd", zsqd()),
+            ("scripts/zsqd", "--data-dir DIR", "--data-dir guarded"),
+            ("scripts/zsqd", "[serve's options]", "--log-level debug"),
+            ("scripts/zsqd --data-dir", "guarded", "guarded 2>&1"),
+            ("zsq backup", "DATA_DIR", "data"),
+            ("zsq doctor", "[DATA_DIR] [--json]", "data --json || test $? = 1"),
+            ("zsq delayed cancel", "188b1f3a0c9d40000000018b3c5f2a10", "$(zsq delayed list clicks --json | grep -om1 '\\w\\{32\\}')"),
+            ("zsq", "TOPIC [CHANNEL]", "clicks archive"),
+            ("zsq", "[TOPIC]", "clicks"),
+            ("zsq", "TOPIC", "clicks"),
+            ("zsq message", "OFFSET|ID", "7"),
+            ("zsq peek", "[-n N]", "-n 5"),
+            ("zsq dump", "FILE", "$(find NEW_DIR/topics -name '*.chunk' | head -1)"),
+            ("zsq dump", "[-n N]", "-n 5"),
+            ("zsq fsck", "DIR", "NEW_DIR"),
+        ),
+        first={
+            "zsq backup DATA_DIR BACKUP ": CLICKS,
+            "zsq delayed count": "echo later | zsq pub clicks --delay 10m",
+        },
+        until={"scripts/zsqd --data-dir DIR": " ready: ", "zsq top": "clicks"},
+    ),
+    "channels.md": Page(
+        serve='zsq serve --data-dir data --alarm-depth 1 --alarm-hold 0.1s --alarm-command "tee -a $PWD/alarm.json"',
+        put=(
+            ("zsq topic retire", "clicks [--wait 2h]", "views --wait 2h"),
+            ("zsq serve", "DIR", "other"),
+        ),
+        first={
+            "zsq channel create clicks": CLICKS,
+            'zsq.Consumer(url, "orders"': "echo paid | zsq pub orders --tag paid",
+            "zsq channel create orders ledger": "true",
+            'Consumer(url, "orders", "ledger"': "echo one | zsq pub orders --key mine",
+            "zsq redrive clicks.archive.dead -n": "zsq stats clicks.archive.dead",
+            "zsq topic retire": "zsq topic create views",
+        },
+        until={"zsq sub clicks yesterday": "20", 'Consumer(url, "orders", "ledger"': "handled"},
+        python={
+            "producer.publish(": ("producer, body = Producer(url), b'five'", "producer.close()"),
+            "zsq.Consumer(": ("", ""),
+            'Consumer(url, "orders", "ledger"': ("def handle(message): print('handled')", ""),
+            "def handle": ("def valid(message): return False\ndef busy(): return False", _RECEIVE),
+        },
+    ),
+    "command-line.md": Page(
+        before="mkdir -p .local/share/bash-completion/completions",
+        put=(("zsq completion", "~", "."),),
+        first={"zsq topic show": CLICKS},
+    ),
+    "http.md": Page(),
+    "security.md": Page(
+        serves_itself=True,
+        put=(
+            ("zsq serve --data-dir data --access", "0.0.0.0", "127.0.0.1"),
+            ("zsq pub clicks --url", "broker:4153", "127.0.0.1:4153"),
+            ("zsq pub clicks --url", "zsq pub", "echo one | zsq pub"),
+        ),
+    ),
+}
+WALKED: Final = ("../README.md", "tutorial.md", "spark.md", "nsqd.md")
+ELSEWHERE: Final[dict[tuple[str, str], str]] = {
+    ("channels.md", '{"text": "raised: clicks/archive: depth 120,000 (alarm above 100,000)",'): "test_what_an_alarm_says",
+    ("coming-from-nsq.md", "pip install '.[http,nsq]' pynsq"): "test_an_nsq_client_as_the_page_has_it",
+    ("configuration.md", 'nsq-listen = ["127.0.0.1:4150"]'): "test_a_table_is_a_prefix_of_keys",
+    ("configuration.md", "[nsq]"): "test_a_table_is_a_prefix_of_keys",
+    ("configuration.md", 'data-dir = "/var/lib/zsq/data"'): "test_the_whole_configuration_is_one",
+    ("delivery.md", "stateDiagram-v2"): "tests/actors/test_message_states.py",
+    ("operations.md", "2026-11-22 12:00:00,123 4711 WARNING [storage clicks] what happened"): "test_the_log_looks_so",
+    (
+        "operations.md",
+        '{"time": "2026-11-22T12:00:00.123456Z", "level": "warning", "actor": "storage clicks", "pid": 4711, ',
+    ): "test_the_log_looks_so",
+    ("security.md", "[users.etl]"): "tests/docs/test_security_md.py",
+    ("security.md", '{"time":"2026-11-22T00:42:01.123Z","action":"delete","topic":"clicks",'): "tests/docs/test_security_md.py",
+}
+_INSTALLS: Final = "it would install into the environment of the tests; tests/test_installed.py installs the wheel"
+NOT_RUN: Final[dict[tuple[str, str], str]] = {
+    ("../README.md", "pip install '.[http]'"): _INSTALLS,
+    ("../README.md", "import zsq.apps.spark"): "the tutorial has all of it",
+    ("../README.md", "./scripts/demo"): "it takes minutes; continuous integration runs it",
+    ("../README.md", "check, row by row"): "what the demo writes at its end",
+    ("spark.md", "pip install 'zsq[spark]'"): _INSTALLS,
+    ("tutorial.md", "python3 -m venv venv && . venv/bin/activate"): _INSTALLS,
+    ("nsqd.md", "systemctl stop nsqd"): "it wants systemd and an nsqd; the page's own block takes over a folder of nsqd's that it makes",
+    (
+        "nsqd.md",
+        "zsq export-nsqd /var/lib/nsqd-new --data-dir /var/lib/zsq [TOPIC ...]",
+    ): "it wants an nsqd; tests/compat reads what it writes",
+}
+
+
+def every_block() -> Iterator[tuple[str, str, str]]:
+    """Page, first line, and "fenced" or "indented"."""
+    for page in ("../README.md", *sorted(one.name for one in DOCS.glob("*.md") if one.name != "api.md")):
+        for found in re.finditer(r"^```\w*\n(.*?)^```$", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL):
+            yield page, key_of(found[1].lstrip()), "fenced"
+        for block in indented(DOCS / page):
+            yield page, key_of(block.text), "indented"
+
+
+def named(listed: dict[tuple[str, str], str], page: str, key: str) -> str:
+    return next((said for (where, begins), said in listed.items() if where == page and key.startswith(begins)), "")
+
+
+def test_every_block_is_run_or_named() -> None:
+    blocks_there = list(every_block())
+    left = []
+    for page, key, kind in blocks_there:
+        is_run = page in WALKED if kind == "fenced" else page in PAGES
+        if not is_run and not named(ELSEWHERE, page, key) and not named(NOT_RUN, page, key):
+            left.append((page, key))
+    assert left == []
+    for listed in (ELSEWHERE, NOT_RUN):
+        for where, begins in listed:
+            assert any(page == where and key.startswith(begins) for page, key, _ in blocks_there), f"{where}: {begins!r} is gone"
+    for page in WALKED:
+        for block in blocks(DOCS / page):
+            assert not block.said.startswith("not run") or named(NOT_RUN, page, key_of(block.text)), f"{page}:{block.line}"
+    for test in ELSEWHERE.values():
+        assert test in globals() or (ROOT / test).is_file(), test
+    for page in PAGES:
+        assert any(one == (page, key, "indented") and not named(NOT_RUN, page, key) for one in blocks_there for key in (one[1],)), page
+
+
+@pytest.fixture
+def visited(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Visitor]:
+    visitor = Visitor(tmp_path, request.param)
+    yield visitor
+    visitor.close()
+
+
+def go_through(visitor: Visitor, page: str) -> None:
+    for block in indented(DOCS / page):
+        key = key_of(block.text)
+        if named(NOT_RUN, page, key) or named(ELSEWHERE, page, key):
+            continue
+        for step in steps(block):
+            try:
+                import time
+
+                b = time.monotonic()
+                visitor.do(step)
+                print(f"{time.monotonic() - b:.2f}", step.text[:70])
+            except AssertionError as error:
+                raise AssertionError(f"{page}:{step.line}: {step.text!r}: {error}") from error
+
+
+def sample(page: str, begins: str) -> str:
+    (found,) = (block.text for block in indented(DOCS / page) if key_of(block.text).startswith(begins))
+    return found
+
+
+def shape(value: Any) -> Any:
+    """Names and kinds, without what is different each time."""
+    if isinstance(value, dict):
+        return {name: shape(one) for name, one in value.items()}
+    return [shape(value[0])] if isinstance(value, list) else None
+
+
+@pytest.mark.parametrize("visited", [PAGES["channels.md"]], indirect=True)
+def test_what_an_alarm_says(visited: Visitor) -> None:
+    """And all else of channels.md."""
+    go_through(visited, "channels.md")
+    told = json.JSONDecoder().raw_decode((visited.folder / "alarm.json").read_text())[0]
+    shown = json.loads(sample("channels.md", '{"text"').replace("...,", "0,").replace(": ...", ": 0"))
+    assert shape(told) == shape(shown)
+
+
+@pytest.mark.parametrize("visited", [PAGES["operations.md"]], indirect=True)
+def test_the_log_looks_so(visited: Visitor) -> None:
+    """And all else of operations.md."""
+    go_through(visited, "operations.md")
+    visited.stop()
+    pattern = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} \d+ [A-Z]+ \[[a-z]+( \w+)?\] .+")
+    lines = [line for line in visited.log.read_text().splitlines() if " ready: " not in line]
+    assert lines
+    assert [line for line in [*lines, sample("operations.md", "2026-11-22").strip()] if not pattern.fullmatch(line)] == []
+    shown = json.loads(sample("operations.md", '{"time"'))
+    visited.say_in_json()
+    told = [json.loads(line) for line in visited.log.read_text().splitlines()[len(lines) + 1 :]]
+    assert {tuple(line) for line in told} == {tuple(shown)}
+
+
+@pytest.mark.parametrize("visited", [PAGES["security.md"]], indirect=True)
+def test_the_short_way_to_a_broker_that_others_reach(visited: Visitor) -> None:
+    """With the access file of the page."""
+    (access,) = (block.text for block in blocks(DOCS / "security.md") if block.kind == "toml")
+    (visited.folder / "access.toml").write_text(access)
+    made = certificates.make(visited.folder / "made")
+    shutil.copy(made.cert, visited.folder / "cert.pem")
+    shutil.copy(made.key, visited.folder / "key.pem")
+    go_through(visited, "security.md")
+
+
+@pytest.mark.parametrize("visited", [pytest.param(PAGES[name], id=name) for name in ("command-line.md", "http.md")], indirect=True)
+def test_the_lines_of(visited: Visitor, request: pytest.FixtureRequest) -> None:
+    go_through(visited, request.node.callspec.id)
+
+
+@pytest.mark.parametrize("visited", [Page()], indirect=True)
+def test_an_nsq_client_as_the_page_has_it(visited: Visitor) -> None:
+    (block,) = blocks(DOCS / "coming-from-nsq.md")
+    first, _, rest = block.text.partition("\n")
+    assert first.startswith("pip install ")
+    visited.type(visited.with_ports(rest))
+    assert "b'hello'" in visited.said
+
+
+@pytest.mark.parametrize("visited", [Page()], indirect=True)
+def test_a_table_is_a_prefix_of_keys(visited: Visitor) -> None:
+    files = [block.text for block in blocks(DOCS / "configuration.md")][:2]
+    assert len({visited.configured(file) for file in files}) == 1
+
+
+@pytest.mark.parametrize("visited", [Page()], indirect=True)
+def test_the_whole_configuration_is_one(visited: Visitor) -> None:
+    file = [block.text for block in blocks(DOCS / "configuration.md")][2]
+    assert "20GiB" in visited.configured(file) or str(20 << 30) in visited.configured(file)
