@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 READY_WAIT_S: Final = 30.0
 STOP_WAIT_S: Final = 30.0
+ZSQ: Final = ("-m", "zsq")
 
 
 class BrokerFailed(Exception):
@@ -44,11 +46,20 @@ class Broker:
 
 
 @contextlib.contextmanager
-def temporary_broker(*options: str, prefix: str = "zsq-", under: Path | None = None) -> Iterator[Broker]:
-    """`zsq serve` in a new directory below `under` (default: the system's temporary one); ends and is removed with the block."""
+def temporary_broker(
+    *options: str,
+    prefix: str = "zsq-",
+    under: Path | None = None,
+    program: Sequence[str] = ZSQ,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Broker]:
+    """`zsq serve` in a new directory below `under` (default: the system's temporary one); ends and is removed with the block.
+
+    `program`: what the interpreter is told to run in place of ZSQ's command line, with the same arguments.
+    """
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=under))
     try:
-        with _serve(folder, folder / "broker.log", options) as broker:
+        with _serve(folder, folder / "broker.log", options, program, environment or {}) as broker:
             yield broker
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -62,11 +73,14 @@ def serve_again(broker: Broker, *options: str) -> Iterator[Broker]:
 
 
 @contextlib.contextmanager
-def _serve(folder: Path, log: Path, options: Sequence[str]) -> Iterator[Broker]:
-    line = [sys.executable, "-P", "-m", "zsq", "serve", "--data-dir", str(folder / "data"), *options]
+def _serve(
+    folder: Path, log: Path, options: Sequence[str], program: Sequence[str] = ZSQ, environment: Mapping[str, str] | None = None
+) -> Iterator[Broker]:
+    line = [sys.executable, "-P", *program, "serve", "--data-dir", str(folder / "data"), *options]
+    env = {**os.environ, **(environment or {})}
     with log.open("wb") as out:
         # A session of its own: Ctrl-C at the terminal is ours to answer, in order.
-        process = subprocess.Popen(line, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True)
+        process = subprocess.Popen(line, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True, env=env)
     try:
         broker = Broker(process, folder, log)
         _wait_until_ready(broker)

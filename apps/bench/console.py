@@ -27,7 +27,10 @@ BUSY: Final = 10  # topics that are published to
 MIB: Final = 1 << 20
 
 
-def console(broker: Broker, report: Report, port: int, topics: int, channels: int, seconds: float, rounds: int) -> None:
+def console(
+    broker: Broker, report: Report, port: int, topics: int, channels: int, seconds: float, rounds: int, *, busy: bool = True
+) -> None:
+    """With nothing published, and if `busy` with some of the topics busy."""
     with Admin(broker.url, timeout=120) as admin:
         begin = time.perf_counter()
         for topic in range(topics):
@@ -39,7 +42,7 @@ def console(broker: Broker, report: Report, port: int, topics: int, channels: in
     _wait(SETTLE_S)
     for _ in range(rounds):
         _pages(report, port)
-        for load in ("idle", f"{BUSY} topics busy"):
+        for load in ("idle", f"{BUSY} topics busy")[: 1 + busy]:
             with _publishing(broker, BUSY if load != "idle" else 0):
                 _wait(LINGER_S)  # the page before is not forgotten at once
                 alone = _costs(processes, seconds)

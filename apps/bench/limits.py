@@ -27,9 +27,9 @@ def raw_rate(shape: Shape, folder: Path) -> float:
     """Messages a second through five processes."""
     with tempfile.TemporaryDirectory(prefix="raw-", dir=folder) as run, Crew() as crew:
         crew.add(_consumer, run, shape)
-        crew.add(_channel, run, shape)
+        crew.add(raw_channel, run, shape)
         crew.add(_storage, run, shape)
-        crew.add(_topic, run, shape)
+        crew.add(raw_topic, run, shape)
         crew.add(_producer, run, shape)
         start = crew.go()
         [end] = crew.ends()  # the consumer's; the others only pass it on
@@ -68,7 +68,7 @@ def sync_seconds(size: int, rounds: int, folder: Path) -> list[float]:
     return taken
 
 
-class _Ends:
+class Ends:
     """Sockets of one raw process."""
 
     def __init__(self, run: str) -> None:
@@ -89,7 +89,7 @@ class _Ends:
 
 
 def _producer(start: Start, run: str, shape: Shape) -> None:
-    ends = _Ends(run)
+    ends = Ends(run)
     out, words = ends.open(zmq.PUSH, "topic", bind=False), ends.open(zmq.PULL, "words", bind=True)
     block = pack(make_bodies(shape)[: shape.block])
     header = block.wire_header()
@@ -106,8 +106,9 @@ def _producer(start: Start, run: str, shape: Shape) -> None:
     ends.close()
 
 
-def _topic(start: Start, run: str, shape: Shape) -> None:
-    ends = _Ends(run)
+def raw_topic(start: Start, run: str, shape: Shape) -> None:
+    """Passes each block to storage, and once that has answered, to the channel; then tells the producer."""
+    ends = Ends(run)
     arriving, stored = ends.open(zmq.PULL, "topic", bind=True), ends.open(zmq.PULL, "stored", bind=True)
     storage, channel = ends.open(zmq.PUSH, "storage", bind=False), ends.open(zmq.PUSH, "channel", bind=False)
     words = ends.open(zmq.PUSH, "words", bind=False)
@@ -132,7 +133,7 @@ def _topic(start: Start, run: str, shape: Shape) -> None:
 
 
 def _storage(start: Start, run: str, shape: Shape) -> None:
-    ends = _Ends(run)
+    ends = Ends(run)
     arriving, stored = ends.open(zmq.PULL, "storage", bind=True), ends.open(zmq.PUSH, "stored", bind=False)
     start()
     for _ in range(shape.blocks):
@@ -141,8 +142,9 @@ def _storage(start: Start, run: str, shape: Shape) -> None:
     ends.close()
 
 
-def _channel(start: Start, run: str, shape: Shape) -> None:
-    ends = _Ends(run)
+def raw_channel(start: Start, run: str, shape: Shape) -> None:
+    """Passes each block to the consumer."""
+    ends = Ends(run)
     arriving, out = ends.open(zmq.PULL, "channel", bind=True), ends.open(zmq.PUSH, "consumer", bind=False)
     start()
     for _ in range(shape.blocks):
@@ -151,7 +153,7 @@ def _channel(start: Start, run: str, shape: Shape) -> None:
 
 
 def _consumer(start: Start, run: str, shape: Shape) -> float:
-    ends = _Ends(run)
+    ends = Ends(run)
     arriving = ends.open(zmq.PULL, "consumer", bind=True)
     start()
     for _ in range(shape.blocks):

@@ -39,10 +39,10 @@ class Shape:
 
 def make_bodies(shape: Shape) -> list[bytes]:
     """Different from each other, and not compressible."""
-    noise = os.urandom(1 << 16)
     padding = max(0, shape.size - 16)
+    noise = os.urandom(padding + (1 << 16))
     return [
-        (b"%016d" % number + noise[(start := number * 7919 % (len(noise) - padding)) : start + padding])[: shape.size]
+        (b"%0*d" % (min(16, shape.size), number) + noise[(start := number * 7919 % (len(noise) - padding)) : start + padding])[: shape.size]
         for number in range(min(shape.messages, BODIES_MAX))
     ]
 

@@ -15,6 +15,7 @@ from ...transport.errors import ZsqError
 from ..broker import Broker, BrokerFailed, temporary_broker
 from . import machine, single, throughput
 from .backlog import backlog as measure_backlog
+from .budget.command import every
 from .channels import channels as measure_channels
 from .console import console as measure_console
 from .crew import MemberFailed
@@ -77,9 +78,8 @@ def _run(
         sys.exit(f"bench: {error}")
     except KeyboardInterrupt:
         sys.exit("bench: interrupted")
-    for peer, where in (("nsqd", "only in `nsq`"), ("nats-server", "nowhere yet")):
-        if report.machine[peer] != "not found" and title != "nsq":
-            report.notes.append(f"{peer} is here, but compared {where}; redis-server is compared here")
+    if report.machine["nats-server"] != "not found":
+        report.notes.append("nats-server is here, but compared nowhere: no budget names it")
     if common["as_json"]:
         click.echo(report.as_json())
     else:
@@ -203,6 +203,9 @@ def console(topics: int, channels: int, seconds: float, size: int, rounds: int, 
     settings = {"topics": topics, "channels": f"{channels:,}", "seconds": seconds}
     measure = lambda broker, report: measure_console(broker, report, port, topics, channels, seconds, rounds)  # noqa: E731
     _run("console", settings, common | {"rounds": rounds}, measure, http_port=port)
+
+
+bench.add_command(every)
 
 
 def main() -> None:

@@ -19,16 +19,14 @@ from . import limits, nsq_client, nsq_peers
 from .crew import Crew
 from .loads import BODIES_MAX, Shape
 from .nsq_client import Done
+from .nsq_peers import AHEAD, CONNECTIONS, READY
 from .report import Report, percentile
 
 RATE: Final = "messages/s"
 COST: Final = "us CPU/message"
 MILLISECONDS: Final = "ms"
 TOPIC: Final = "bench"
-CONNECTIONS: Final = 4  # with MPUBs
-AHEAD: Final = 4  # MPUBs of each that are not answered yet
 BLOCK: Final = 200
-READY: Final = 2_500
 MPUB: Final = f"MPUB of {BLOCK}"
 FIN: Final = f"consume, RDY {READY}, a FIN each"
 LOOP: Final = "uvloop alone"

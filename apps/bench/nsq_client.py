@@ -68,9 +68,9 @@ def subscribe(port: int, topic: str, channel: str) -> socket.socket:
     return found
 
 
-def make_channel(port: int, topic: str) -> None:
+def make_channel(port: int, topic: str, channel: str = CHANNEL) -> None:
     """As a client of NSQ does: by subscribing."""
-    subscribe(port, topic, CHANNEL).close()
+    subscribe(port, topic, channel).close()
 
 
 def mpub_frames(topic: str, shape: Shape) -> list[bytes]:
@@ -148,10 +148,10 @@ def publish_singly(start: Start, port: int, topic: str, size: int, seconds: floa
     return _done(sent, cpu, sockets, tuple(waits))
 
 
-def consume(start: Start, port: int, topic: str, size: int, ready: int, expected: int, different: int) -> Done:
+def consume(start: Start, port: int, topic: str, size: int, ready: int, expected: int, different: int, channel: str = CHANNEL) -> Done:
     """Finish `expected` messages, one FIN each. They are numbered from 0 below `different`, and from 0 again."""
     reader = Frames(size)
-    link = subscribe(port, topic, CHANNEL)
+    link = subscribe(port, topic, channel)
     start()
     cpu = time.process_time()
     link.sendall(b"RDY %d\n" % ready)

@@ -16,14 +16,21 @@ from typing import Final, cast
 
 import uvloop
 
-from .crew import MemberFailed
-from .loads import Shape, Start, make_bodies
-from .nsq_client import CLOSE_WAIT, HEAD, OK
+from .crew import Crew, MemberFailed
+from .loads import BODIES_MAX, Shape, Start, make_bodies
+from .nsq_client import CLOSE_WAIT, HEAD, OK, consume, make_channel, publish_blocks
 
 FIN_BYTES: Final = 21
 CHUNK: Final = 500  # messages in one write of the source
 READY_S: Final = 20.0
 KINDS: Final = {"nsqd": (), "nsqd, synced": ("--mem-queue-size=0", "--sync-every=1")}
+IN_MEMORY: Final = "nsqd, in memory"
+ON_DISK: Final = "nsqd, on disk"
+BLOCK_KINDS: Final = {IN_MEMORY: (f"--mem-queue-size={1 << 20}",), ON_DISK: ("--mem-queue-size=0",)}
+MESSAGES_MAX: Final = 400_000  # of one round; fewer than the queue in memory has room for
+CONNECTIONS: Final = 4  # with MPUBs
+AHEAD: Final = 4  # MPUBs of each that are not answered yet
+READY: Final = 2_500  # the most that nsqd allows by default
 
 
 def free_port() -> int:
@@ -41,7 +48,12 @@ def nsqd(program: str, kind: str, folder: Path) -> Iterator[tuple[int, int]]:
     """An nsqd of our own: (port, pid). As it is, or with everything on disk and synced after each write, as near as it comes to ours."""
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="nsqd-", dir=folder) as place:
-        options = [f"--tcp-address=127.0.0.1:{port}", f"--http-address=127.0.0.1:{free_port()}", f"--data-path={place}", *KINDS[kind]]
+        options = [
+            f"--tcp-address=127.0.0.1:{port}",
+            f"--http-address=127.0.0.1:{free_port()}",
+            f"--data-path={place}",
+            *(KINDS | BLOCK_KINDS)[kind],
+        ]
         process = subprocess.Popen([program, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             deadline = time.monotonic() + READY_S
@@ -53,6 +65,28 @@ def nsqd(program: str, kind: str, folder: Path) -> Iterator[tuple[int, int]]:
         finally:
             process.terminate()
             process.wait(READY_S)
+
+
+def rate(port: int, topic: str, shape: Shape, channels: int, produces: bool, consumes: bool) -> float:
+    """Deliveries a second (messages, if nobody consumes) through whoever speaks NSQ there, by MPUBs of a block and a FIN each."""
+    names = [f"bench{index}" for index in range(channels)]
+    for name in names:
+        make_channel(port, topic, name)
+    publishing = (publish_blocks, port, topic, shape, CONNECTIONS, AHEAD)
+    different = min(shape.messages, BODIES_MAX)
+    if not produces:
+        with Crew() as crew:
+            crew.add(*publishing)
+            crew.go()
+            crew.results()
+    with Crew() as crew:
+        for name in names if consumes else ():
+            crew.add(consume, port, topic, shape.size, READY, shape.messages, different, name)
+        if produces:
+            crew.add(*publishing)
+        begin = crew.go()
+        ended: float = max(done.end for done in crew.results())
+    return shape.messages * (channels if consumes else 1) / (ended - begin)
 
 
 def _answers(port: int) -> bool:

@@ -13,6 +13,7 @@ from ..broker import Broker
 from . import limits
 from .crew import Crew
 from .loads import WAIT_S, Start
+from .raw_single import raw_single_seconds
 from .report import Report, percentile
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 MILLISECONDS: Final = "ms"
 CLIENT_PROCESSES: Final = 4
 CHANNELS: Final = 20
+RAW_MESSAGES_MAX: Final = 1_500  # of a round: the limit needs no more to be known
 
 
 def latency(broker: Broker, report: Report, size: int, seconds: float, a_second: float, rounds: int) -> None:
@@ -39,6 +41,9 @@ def latency(broker: Broker, report: Report, size: int, seconds: float, a_second:
             report.add(f"publish to handler, {name}", MILLISECONDS, percentile(taken, share) * 1000)
         for name, share in (("p50", 0.5), ("p99", 0.99)):
             report.add(f"publish to acknowledgement, {name}", MILLISECONDS, percentile(answered, share) * 1000)
+        arrived, answered = raw_single_seconds(size, min(count, RAW_MESSAGES_MAX), a_second, broker.folder)
+        report.add("raw pyzmq + fdatasync, to the consumer, p50", MILLISECONDS, percentile(arrived, 0.5) * 1000, limit=True)
+        report.add("raw pyzmq + fdatasync, to the answer, p50", MILLISECONDS, percentile(answered, 0.5) * 1000, limit=True)
         synced = limits.sync_seconds(size + 88, 200, broker.folder)
         report.add("one write + fdatasync, p50", MILLISECONDS, percentile(synced, 0.5) * 1000, limit=True)
 

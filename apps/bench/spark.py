@@ -32,8 +32,8 @@ WARM_BATCHES: Final = 5
 MICRO_ROWS: Final = 100
 
 
-def spark(broker: Broker, report: Report, rows: int, sizes: tuple[int, ...], rounds: int) -> None:
-    """Rates at each size, then the latency of a micro-batch."""
+def spark(broker: Broker, report: Report, rows: int, sizes: tuple[int, ...], rounds: int, *, micro: bool = True) -> None:
+    """Rates at each size, then the latency of micro-batches, if wanted."""
     cores = len(os.sched_getaffinity(0))
     with spark_session(broker.folder, f"local[{cores}]") as session, Admin(broker.url) as admin:
         for peer in (ThrowAway, Prebuilt):
@@ -41,7 +41,8 @@ def spark(broker: Broker, report: Report, rows: int, sizes: tuple[int, ...], rou
         for size in sizes:
             for number in range(rounds + 1):
                 _round(session, admin, broker.url, report, rows if number else rows // 4, size, f"bench-{size}-{number}", keep=number > 0)
-        _latency(session, admin, broker, report)
+        if micro:
+            _latency(session, admin, broker, report)
 
 
 def _round(session: SparkSession, admin: Admin, url: str, report: Report, rows: int, size: int, topic: str, *, keep: bool) -> None:

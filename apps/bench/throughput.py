@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from ...transport.client import Admin
 from ..broker import Broker
-from . import limits, redis
+from . import limits, nsq_peers, redis
 from .crew import Crew
 from .loads import Shape, consume, publish
 from .report import Report
 
 RATE: Final = "messages/s"
 FANOUT_CHANNELS: Final = 4
+RAW: Final = "raw pyzmq"
+DISK: Final = "writev + fdatasync"
+ON_DISK: Final = "bytes on disk for each byte of body"
+REDIS: Final = "redis streams, synced"
 
 
 def e2e(broker: Broker, report: Report, shape: Shape, rounds: int) -> None:
@@ -32,13 +37,14 @@ def fanout(broker: Broker, report: Report, shape: Shape, rounds: int) -> None:
     def four(topic: str) -> float:
         before = _disk_bytes(broker.data_dir)
         rate = _through(broker, topic, shape, channels=FANOUT_CHANNELS)
-        report.add("bytes on disk for each byte of body", "ratio", (_disk_bytes(broker.data_dir) - before) / shape.bytes)
+        report.add(ON_DISK, "ratio", (_disk_bytes(broker.data_dir) - before) / shape.bytes)
         return rate * FANOUT_CHANNELS
 
     def one(topic: str) -> float:
         return _through(broker, topic, shape, channels=1)
 
-    _rounds(broker, report, shape, rounds, {f"zsq, {FANOUT_CHANNELS} channels, all deliveries": four, "zsq, 1 channel": one}, hops=True)
+    both: dict[str, Callable[[str], float]] = {f"zsq, {FANOUT_CHANNELS} channels, all deliveries": four, "zsq, 1 channel": one}
+    _rounds(broker, report, shape, rounds, both, hops=True, channels=FANOUT_CHANNELS)
 
 
 def publish_alone(broker: Broker, report: Report, shape: Shape, rounds: int) -> None:
@@ -83,10 +89,18 @@ def _through(broker: Broker, topic: str, shape: Shape, *, channels: int) -> floa
 
 
 def _rounds(
-    broker: Broker, report: Report, shape: Shape, rounds: int, ours: dict[str, Callable[[str], float]], *, hops: bool = False
+    broker: Broker,
+    report: Report,
+    shape: Shape,
+    rounds: int,
+    ours: dict[str, Callable[[str], float]],
+    *,
+    hops: bool = False,
+    channels: int = 1,
 ) -> None:
     """Each round measures everything once, so that what the machine does meanwhile strikes all alike."""
-    peer = redis.find()
+    kinds = {"zsq, publish": (True, False), "zsq, consume a backlog": (False, True)}
+    produces, consumes = kinds.get(next(iter(ours)), (True, True))
     for number in range(rounds):
         for index, (name, measure) in enumerate(ours.items()):
             topic = f"bench-{number}-{index}"
@@ -97,13 +111,22 @@ def _rounds(
                 with Admin(broker.url) as admin:
                     admin.delete_topic(topic, force=True)
         if hops:
-            report.add("raw pyzmq", RATE, limits.raw_rate(shape, broker.folder), limit=True)
-        report.add("writev + fdatasync", RATE, limits.disk_rate(shape, broker.folder), limit=True)
-        if peer is not None and not shape.single:
-            small = Shape(min(shape.messages, redis.MESSAGES_MAX), shape.size, shape.block)
-            kinds = {"zsq, publish": (True, False), "zsq, consume a backlog": (False, True)}
-            produces, consumes = kinds.get(next(iter(ours)), (True, True))
-            report.add("redis streams, synced", RATE, redis.rate(peer, broker.folder, small, produces, consumes), limit=True)
+            report.add(RAW, RATE, limits.raw_rate(shape, broker.folder), limit=True)
+        report.add(DISK, RATE, limits.disk_rate(shape, broker.folder), limit=True)
+        if not shape.single:
+            _peers(report, broker.folder, shape, channels, produces, consumes)
+
+
+def _peers(report: Report, folder: Path, shape: Shape, channels: int, produces: bool, consumes: bool) -> None:
+    """Those that are on PATH, with fewer messages: they are slower, or would need more than their memory's queue."""
+    if (server := redis.find()) is not None:
+        small = replace(shape, messages=min(shape.messages, redis.MESSAGES_MAX))
+        report.add(REDIS, RATE, redis.rate(server, folder, small, produces, consumes), limit=True)
+    if (program := nsq_peers.find()) is not None:
+        small = replace(shape, messages=min(shape.messages, nsq_peers.MESSAGES_MAX) // shape.block * shape.block)
+        for kind in nsq_peers.BLOCK_KINDS if small.messages else ():
+            with nsq_peers.nsqd(program, kind, folder) as (port, _):
+                report.add(kind, RATE, nsq_peers.rate(port, "bench", small, channels, produces, consumes), limit=True)
 
 
 def _disk_bytes(folder: Path) -> int:
