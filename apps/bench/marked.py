@@ -1,6 +1,11 @@
-"""Parts of a document that a benchmark writes: what stands between two comments that name it; pure."""
+"""Parts of a document that a benchmark writes: what stands between two comments that name it."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
 
 
 class NoMarks(ValueError):
@@ -24,3 +29,13 @@ def replaced(document: str, name: str, text: str) -> str:
 def between(document: str, name: str) -> str:
     begin, end = marks(name)
     return document.partition(begin)[2].partition(end)[0].strip()
+
+
+def checked(path: Path, names: Sequence[str]) -> None:
+    """Before minutes are spent: a document that has nowhere to put one of them is refused."""
+    document = path.read_text()
+    try:
+        for name in names:
+            replaced(document, name, "")
+    except NoMarks as error:
+        raise click.BadParameter(str(error), param_hint="--docs") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -15,6 +16,7 @@ from zsq.apps.bench.budget.work import Work, found
 from zsq.apps.bench.crew import MemberFailed
 from zsq.apps.bench.main import bench
 from zsq.apps.bench.report import Report
+from zsq.apps.bench.turns import command_line
 
 LEAST, MOST = Goal(4.0), Goal(1.5, at_least=False)
 
@@ -121,18 +123,18 @@ def test_loads_are_scaled() -> None:
 
 
 @pytest.mark.parametrize(
-    ("only", "work", "line"),
+    ("only", "options", "line"),
     [
-        ((), Work(Path("/somewhere"), 3), "scripts/bench all"),
+        ((), command.DEFAULTS, "scripts/bench all"),
         (
             ("e2e", "nsq"),
-            Work(None, 1, 0.5, 100_000_000),
+            {"rounds": 1, "scale": 0.5, "waiting": 100_000_000},
             "scripts/bench all --only e2e --only nsq --rounds 1 --scale 0.5 --waiting 100000000",
         ),
     ],
 )
-def test_the_command_that_does_it_again(only: tuple[str, ...], work: Work, line: str) -> None:
-    assert command.command_line(only, work) == line
+def test_the_command_that_does_it_again(only: tuple[str, ...], options: dict[str, Any], line: str) -> None:
+    assert command_line("all", only, options, command.DEFAULTS) == line
 
 
 def quick(work: Work) -> object:

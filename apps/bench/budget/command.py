@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
+import functools
 import json
-import signal
-import subprocess
+import shutil
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,13 +17,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ....transport.errors import ZsqError
-from ...broker import BrokerFailed
 from .. import machine
-from ..crew import MemberFailed
-from ..marked import replaced
-from ..redis import RedisFailed
+from ..marked import checked, replaced
 from ..report import Report
+from ..turns import about, command_line, finish, in_turn, interruptible
 from . import costs, rates, waits
 from .lines import Line, Verdict, markdown, tally
 from .work import Found, Work
@@ -48,9 +42,10 @@ GROUPS: Final[dict[str, Callable[[Work], Found]]] = {
     "console": costs.console,
     "startup": waits.startup,
 }
-FAILURES: Final = (BrokerFailed, MemberFailed, RedisFailed, ZsqError, OSError, ValueError, AssertionError, subprocess.SubprocessError)
 MARK: Final = "all"
+DEFAULTS: Final[dict[str, Any]] = {"rounds": 3, "scale": 1.0, "waiting": 10_000_000}
 STYLES: Final = {Verdict.MET: "green", Verdict.UNMET: "bold red", Verdict.NOT_COMPARED: "dim"}
+NO_BUDGET_NAMES: Final = "nats-server"
 
 
 @dataclasses.dataclass(slots=True)
@@ -58,30 +53,36 @@ class Outcome:
     """Of all groups that were asked for."""
 
     about: dict[str, str]
-    lines: list[Line] = dataclasses.field(default_factory=list)
-    reports: dict[str, Report] = dataclasses.field(default_factory=dict)
-    notes: list[str] = dataclasses.field(default_factory=list)
-    failed: list[str] = dataclasses.field(default_factory=list)
+    lines: list[Line]
+    reports: dict[str, Report]
+    notes: list[str]
+    failed: list[str]
 
     def as_json(self) -> str:
         groups = {name: json.loads(report.as_json()) for name, report in self.reports.items()}
         rows = [line.as_dict() for line in self.lines]
-        return json.dumps(
-            {"benchmark": "all", "about": self.about, "rows": rows, "notes": self.notes, "failed": self.failed, "groups": groups}, indent=2
-        )
+        whole = {"benchmark": "all", "about": self.about, "rows": rows, "notes": self.notes, "failed": self.failed, "groups": groups}
+        return json.dumps(whole, indent=2)
 
     def as_markdown(self) -> str:
         return markdown(self.lines, self.about, self.notes)
 
 
+def measured(names: list[str], work: Work, seconds: float, about: dict[str, str]) -> Outcome:
+    turns = in_turn({name: functools.partial(GROUPS[name], work) for name in names}, seconds)
+    lines = [line for found in turns.results.values() for line in found.lines.found]
+    reports = {name: found.report for name, found in turns.results.items()}
+    return Outcome(about | {"took": f"{turns.minutes:.1f} minutes"}, lines, reports, turns.notes, turns.failed)
+
+
 @click.command("all")
 @click.option("--only", type=click.Choice(list(GROUPS)), multiple=True, help="Only these groups of rows; may be said again.")
-@click.option("--rounds", type=click.IntRange(1, 50), default=3)
-@click.option("--scale", type=click.FloatRange(0.001, 10), default=1.0, help="Of all loads; the budgets are for 1.")
+@click.option("--rounds", type=click.IntRange(1, 50), default=DEFAULTS["rounds"])
+@click.option("--scale", type=click.FloatRange(0.001, 10), default=DEFAULTS["scale"], help="Of all loads; the budgets are for 1.")
 @click.option(
     "--waiting",
     type=click.IntRange(100_000, 1_000_000_000),
-    default=10_000_000,
+    default=DEFAULTS["waiting"],
     help="Messages of the backlog; the budget is for 100 million.",
 )
 @click.option(
@@ -90,89 +91,48 @@ class Outcome:
 @click.option("--folder", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Where data directories are made.")
 @click.option("--json", "as_json", is_flag=True, help="JSON in place of the table.")
 @click.option("--markdown", "markdown_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the table there as Markdown.")
-@click.option("--docs", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Put it into this document, between its marks.")
-def every(only: tuple[str, ...], minutes: float, as_json: bool, markdown_file: Path | None, docs: Path | None, **options: Any) -> None:
+@click.option(
+    "--docs", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Put the table into this document, between its marks."
+)
+def every(
+    only: tuple[str, ...],
+    minutes: float,
+    folder: Path | None,
+    as_json: bool,
+    markdown_file: Path | None,
+    docs: Path | None,
+    **options: Any,
+) -> None:
     """Every budget of the design, with its ratio: medians of interleaved rounds, beside the machine's limits and the peers on PATH.
 
     A budget that is not met is a finding, not a failure: the exit code is 1 only where something could not be measured.
     """
     if docs is not None:
-        _checked(docs)
-    work = Work(options["folder"], options["rounds"], options["scale"], options["waiting"])
+        checked(docs, [MARK])
     names = [name for name in GROUPS if not only or name in only]
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that it cleans up as on Ctrl-C
-    try:
-        outcome = measured(names, work, minutes * 60, _about(only, work))
-    except KeyboardInterrupt:
-        sys.exit("bench: interrupted")
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with interruptible():
+        told = about(command_line("all", only, options, DEFAULTS), folder) | _peers() | _how(options["rounds"])
+        outcome = measured(names, Work(folder=folder, **options), minutes * 60, told)
     if markdown_file is not None:
         markdown_file.write_text(outcome.as_markdown())
     if docs is not None:
         docs.write_text(replaced(docs.read_text(), MARK, outcome.as_markdown()))
-    click.echo(outcome.as_json()) if as_json else _show(outcome)
-    if outcome.failed:
-        click.echo("bench: not measured: " + "; ".join(outcome.failed), err=True)
-        sys.exit(1)
+    if as_json:
+        click.echo(outcome.as_json())
+    else:
+        _show(outcome)
+    finish(outcome.failed)
 
 
-def measured(names: Sequence[str], work: Work, seconds: float, about: dict[str, str]) -> Outcome:
-    """The groups, one after the other; one that fails does not take the others with it."""
-    outcome = Outcome(about)
-    begin = time.monotonic()
-    for name in names:
-        if time.monotonic() - begin > seconds:
-            outcome.notes.append(f"{name}: left out, the time was over")
-            continue
-        started = time.monotonic()
-        click.echo(f"{name} ...", err=True, nl=False)
-        try:
-            found = GROUPS[name](work)
-        except FAILURES as error:
-            outcome.failed.append(f"{name}: {str(error).strip() or type(error).__name__}")
-            outcome.notes.append(f"{name}: could not be measured")
-            click.echo(f" failed after {time.monotonic() - started:.0f} s", err=True)
-            continue
-        outcome.lines += found.lines.found
-        outcome.reports[name] = found.report
-        click.echo(f" {time.monotonic() - started:.0f} s", err=True)
-    outcome.about["took"] = f"{(time.monotonic() - begin) / 60:.1f} minutes"
-    return outcome
+def _peers() -> dict[str, str]:
+    here = "here, but no budget names it"
+    found = {peer: "compared" if shutil.which(peer) else "not on PATH: not compared" for peer in machine.PEERS}
+    return found | ({NO_BUDGET_NAMES: here} if found[NO_BUDGET_NAMES] == "compared" else {})
 
 
-def _checked(docs: Path) -> None:
-    """Before minutes are spent: a document that has nowhere to put it is refused."""
-    try:
-        replaced(docs.read_text(), MARK, "")
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--docs") from error
-
-
-def command_line(only: Sequence[str], work: Work) -> str:
-    """What would do it again; where the data directories are is nobody's business."""
-    default = Work(None, 3)
-    words = [f"--only {name}" for name in only]
-    words += [f"--{name} {getattr(work, name)}" for name in ("rounds", "scale", "waiting") if getattr(work, name) != getattr(default, name)]
-    return " ".join(["scripts/bench all", *words])
-
-
-def _about(only: Sequence[str], work: Work) -> dict[str, str]:
-    with tempfile.TemporaryDirectory(prefix="zsq-bench-", dir=work.folder) as folder:
-        found = machine.describe(Path(folder))
-    peers = {name: "not on PATH" if found.pop(name) == "not found" else "compared" for name in machine.PEERS}
-    if peers["nats-server"] == "compared":
-        peers["nats-server"] = "here, but no budget names it"
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    rounds = f"{work.rounds}, interleaved; a figure is their median, in brackets the least and the most"
-    return {
-        "command": f"`{command_line(only, work)}`",
-        "date": today,
-        **found,
-        **peers,
-        "durability": "always, answered after fdatasync",
-        "rounds": rounds,
-    }
+def _how(rounds: int) -> dict[str, str]:
+    text = f"{rounds}, interleaved; a figure is their median, in brackets the least and the most"
+    return {"durability": "always: answered after fdatasync", "rounds": text}
 
 
 def _show(outcome: Outcome) -> None:
@@ -185,9 +145,8 @@ def _show(outcome: Outcome) -> None:
         if line.group != group:
             group = line.group
             table.add_row(Text(group, style="bold"))
-        table.add_row(
-            Text(f"  {line.what}"), Text(line.measured), Text(line.budget), Text(str(line.verdict), style=STYLES.get(line.verdict, ""))
-        )
+        verdict = Text(str(line.verdict), style=STYLES.get(line.verdict, ""))
+        table.add_row(Text(f"  {line.what}"), Text(line.measured), Text(line.budget), verdict)
     console.print(table)
     for note in (tally(outcome.lines), *outcome.notes):
         console.print(Text(note))
