@@ -17,6 +17,7 @@ from .port import Envelope
 LOOKING: Final = frozenset({"list", "chunks", "peek", "overview", "audit"})
 # Of an action with parts those that only look, or that follow on one that is logged.
 PARTS: Final = frozenset({("delayed", "list"), ("delayed", "count"), ("backup", "log"), ("backup", "end")})
+FIRST_USE: Final = "first use"  # an action beside those of Manage
 COUNT: Final = 100  # entries of an answer where nobody says how many
 OPEN_MAX: Final = 10_000  # orders that are not answered; of more the oldest are logged as they are
 
@@ -51,6 +52,10 @@ class AuditDesk:
         word = self._open.pop((envelope, request), None)
         if word is not None:
             self._note(word, error or "done")
+
+    def first_use(self, word: p.Lookup, channel: str) -> None:
+        """A topic (`channel` "") or a channel came to be because somebody wanted to publish to it or to consume it."""
+        self._note(p.Manage(word.request, FIRST_USE, word.topic, channel, word.settings if channel else {}, word.by), "done")
 
     def close(self) -> None:
         for word in self._open.values():

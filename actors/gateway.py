@@ -192,8 +192,11 @@ class Gateway(Actor):
             self._complain(error, frames[2])
             return False
         if isinstance(word, p.Manage):
-            frames[2] = encode(replace(word, by={"user": user.name, "from": self.doors.address(frames[2]), "via": VIA}))
+            frames[2] = encode(replace(word, by=self._by(link.key, frames[2])))
         return True
+
+    def _by(self, key: str, frame: Any) -> dict[str, str]:
+        return {"user": self.doors.user(key).name, "from": self.doors.address(frame), "via": VIA}
 
     def _forward_pushes(self) -> None:
         for _ in range(options.DRAIN_MAX):
@@ -257,7 +260,7 @@ class Gateway(Actor):
                 self._attach(client, word, key, self.settings["supervisor"], {})
                 return
             channel = word.channel if word.kind == "channel" else ""
-            asked = p.Lookup(self._request + 1, word.topic, channel, word.create, word.settings)
+            asked = p.Lookup(self._request + 1, word.topic, channel, word.create, word.settings, self._by(key, control))
             if len(self._opens) >= LINKS_MAX or not self.asking.send((), asked):
                 raise ZsqError(E_LIMIT, "too many links are being opened")
         except ZsqError as error:

@@ -131,6 +131,11 @@ class Management:
         else:
             made(word.settings, word.topic, word.channel)
         group = self._group(word.topic, word.create)
+        if there is None:
+            self.audits.first_use(word, "")
+        is_new = word.create and word.channel != "" and word.channel not in group.channels
+        # Which channels a topic has that was not up is known only when it is.
+        is_known = there is None or group.state is GroupState.UP
         closing_orders.check_subscribed(group, word.channel)
         if word.channel:
             self._channel(group, word.channel, word.create)
@@ -143,6 +148,8 @@ class Management:
             elif (other := group.differs(word.channel, word.settings)) is not None:
                 self.fail(envelope, word.request, other)
             else:
+                if is_new and (is_known or word.channel not in group.stored):
+                    self.audits.first_use(word, word.channel)
                 self.done(envelope, word.request, group.endpoints(word.channel))
 
         if word.channel and word.channel not in group.channels and not word.create:

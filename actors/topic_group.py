@@ -48,6 +48,7 @@ class TopicGroup:
         self.channels: dict[str, Child | None] = {}  # None: wanted, not started yet or failed
         self.restarts = RestartIntensity()
         self._starts = StartQueue(options.STARTS_MAX)
+        self.stored: frozenset[str] = frozenset()  # channels that its storage had when it came up
         self._new_settings: dict[str, dict[str, Any]] = {}  # of channels that are about to be made
         self._channel_restarts: dict[str, RestartIntensity] = {}
         self._failed_channels: set[str] = set()
@@ -135,6 +136,7 @@ class TopicGroup:
                     self.supervisor.registry.set_state(self.name, "live")
                 except Refused as error:
                     log.error("topic %s stays marked as new: %s", self.name, error)  # harmless: its directory is there
+            self.stored = frozenset(child.data["channels"])
             for channel in child.data["channels"]:
                 self.channels.setdefault(channel, None)
             number = self.supervisor.new_key()

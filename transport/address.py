@@ -40,11 +40,15 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """`direct`: to a run directory, not to a gateway. `credentials`: with what the gateway is met, None for none."""
+    """`direct`: to a run directory, not to a gateway. `credentials`: with what the gateway is met, None for none.
+
+    `by`: of a gateway of our own, in whose name it asks: what comes to be by that is in the audit log under it.
+    """
 
     url: str
     direct: bool
     credentials: Credentials | None = None
+    by: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
     def heartbeat_ms(self) -> int:

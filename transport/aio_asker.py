@@ -181,8 +181,8 @@ class Admin(_Asker):
     async def overview(self, since: int = 0, *, processes: bool = False, alarms: bool = False) -> dict[str, Any]:
         return await self._do(overview(since, processes, alarms), repeatable=True)
 
-    async def audit(self, count: int = 100) -> list[dict[str, Any]]:
-        return list((await self._do(audit(count), repeatable=True))["entries"])
+    async def audit(self, count: int = 100, topic: str = "") -> list[dict[str, Any]]:
+        return list((await self._do(audit(count, topic), repeatable=True))["entries"])
 
     async def chunks(self, topic: str) -> dict[str, Any]:
         return await self._do(manage("chunks", topic, None, {}), repeatable=True)

@@ -97,8 +97,8 @@ def overview(since: int, processes: bool, alarms: bool) -> Callable[[int], Wire]
     return lambda number: Manage(number, "overview", "", "", {"since": since, "processes": processes, "alarms": alarms})
 
 
-def audit(count: int) -> Callable[[int], Wire]:
-    return lambda number: Manage(number, "audit", "", "", {"count": count})
+def audit(count: int, topic: str) -> Callable[[int], Wire]:
+    return lambda number: Manage(number, "audit", topic, "", {"count": count})
 
 
 def stats(topic: str | None, channel: str | None) -> Callable[[int], Wire]:
@@ -281,12 +281,12 @@ class Admin(Asker):
         answer, _ = self._ask(overview(since, processes, alarms), repeatable=True)
         return _data(answer)
 
-    def audit(self, count: int = 100) -> list[dict[str, Any]]:
-        """The newest entries of the audit log, newest first.
+    def audit(self, count: int = 100, topic: str = "") -> list[dict[str, Any]]:
+        """The newest entries of the audit log, newest first; of one topic, if it is named.
 
         Each has "time", "action", "topic", "channel", "options", "user", "from", "via" and "result".
         """
-        answer, _ = self._ask(audit(count), repeatable=True)
+        answer, _ = self._ask(audit(count, topic), repeatable=True)
         return list(_data(answer)["entries"])
 
     def chunks(self, topic: str) -> dict[str, Any]:

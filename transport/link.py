@@ -158,7 +158,8 @@ class Link:
         else:
             self._step(_E.LOOK)
             channel = target.channel if target.kind == "channel" else ""
-            self.send([b"", encode(Lookup(self._request, target.topic, channel, create, dict(target.settings)))], now_ns)
+            asked = Lookup(self._request, target.topic, channel, create, dict(target.settings), dict(self.address.by))
+            self.send([b"", encode(asked)], now_ns)
         self.engine.sooner(now_ns + ATTEMPT_NS)
 
     def _connect(self, endpoint: str) -> None:

@@ -157,7 +157,7 @@ class Lookup(Wire):
     """Where is it? Done.data: {"topic", "reader", "stage", "push": endpoints, "channel": endpoint or "", "uuid": str}.
 
     `settings` of the channel (names in docs/channels.md): a channel that is made takes them; of one that is there, `tags` and `ordered`
-    must be the same (E_BAD_ARGUMENT), since they say what its consumers get, and the others are passed over.
+    must be the same (E_BAD_ARGUMENT), since they say what its consumers get, and the others are passed over. `by`: as with Manage.
     """
 
     op: ClassVar[int] = 11
@@ -166,6 +166,7 @@ class Lookup(Wire):
     channel: str
     create: bool
     settings: dict[str, Any] = field(default_factory=dict)
+    by: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,7 +126,7 @@ class HttpGateway(AsyncActor):
         url = os.path.dirname(self.settings["supervisor"])
         node = make_node(options.nsq, split_address(options.listen)[0], port)
         self._admin = ActingAdmin(url, timeout=ADMIN_S, via="http")
-        self._publisher = GatheredPublisher(lambda: Gatherer(url))
+        self._publisher = GatheredPublisher(lambda: Gatherer(url, via="http"))
         asked = told.auth_http_addresses
         self._authenticator = Authenticator(asked, told.auth_http_method) if asked else None
         self._authority = Authority(self._authenticator, access)

@@ -228,6 +228,7 @@ class Connection(asyncio.Protocol):
         self.subscription = Subscription(
             self.gateway.url, topic, channel, self._label, identity.msg_timeout_ms, self.gateway.limits.max_msg_timeout_ms,
             identity.sample_rate, self._hand, self._then_look(answer), self.session.on_refused, self._lost,
+            {"user": self.session.authorized.identity if self.session.authorized else "", "from": self.remote_ip, "via": "nsq"},
         )  # fmt: skip
 
     def _hand(self, frames: bytes, count: int) -> None:

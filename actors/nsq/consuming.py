@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import Any, Final, cast
 
@@ -23,6 +23,7 @@ from ...transport.session import Reaction
 from ...transport.session_consumer import ALL, ConsumerSession
 from ...transport.subscription import ConsumerEngine
 from ...transport.turner import Turner
+from ..acting import NOBODY
 
 _MS: Final = 1_000_000
 _LATE_NS: Final = 500 * _MS  # the channel's scan may give what is over back before we do
@@ -116,6 +117,7 @@ class Subscription:
     def __init__(
         self, url: str, topic: str, channel: str, label: str, msg_timeout_ms: int, max_msg_timeout_ms: int, sample_rate: int,
         hand: Callable[[bytes, int], None], answer: Callable[[str], None], refused: Refused, lost: Callable[[str], None],
+        by: Mapping[str, str] = NOBODY,
     ) -> None:  # fmt: skip
         self.topic, self.channel = topic, channel
         self._max_msg_timeout_ms = max_msg_timeout_ms
@@ -124,7 +126,7 @@ class Subscription:
         self.session = _Session(1, msg_timeout_ms, label, sample_rate)
         self.session.ready = 0  # until the client says RDY
         self.session.on_refused = self._on_refused
-        self.engine = ConsumerEngine(Address(url, True), topic, channel, self.session, None, {})
+        self.engine = ConsumerEngine(Address(url, True, None, by), topic, channel, self.session, None, {})
         self.engine.on_void = self._void
         self.engine.link.busy = lambda: not self._open  # a channel that is deleted under us is not made again: its consumers are told
         self.held: dict[bytes, Handed] = {}

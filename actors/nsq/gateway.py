@@ -81,7 +81,7 @@ class NsqGateway(AsyncActor):
         self.connections: dict[Connection, None] = {}
         self.paused: dict[Connection, None] = {}  # those that do not read for now
         self.accepted = self.turned_away = 0
-        self.publishing = Gatherer(self.url, self._on_answered)
+        self.publishing = Gatherer(self.url, self._on_answered, via="nsq")
         self._tls = context_of(options.tls)
         self.permits = Permits(self._access or Authenticator(options.auth_http_addresses, options.auth_http_method))
         self.discovery: Discovery | None = None

@@ -73,8 +73,8 @@ class _Turner(Turner[ProducerEngine]):
 class Gatherer:
     """In the running loop. `endpoint`: the run directory's, as of `Address`; `on_answered`: called after answers."""
 
-    def __init__(self, url: str, on_answered: Callable[[], None] = lambda: None) -> None:
-        self.engine = ProducerEngine(Address(url, True), 0, 1, 1, None)
+    def __init__(self, url: str, on_answered: Callable[[], None] = lambda: None, via: str = "") -> None:
+        self.engine = ProducerEngine(Address(url, True, None, {"via": via}), 0, 1, 1, None)
         self.loop = asyncio.get_running_loop()
         self.pending_bytes = 0
         self.messages = 0

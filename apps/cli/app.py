@@ -44,6 +44,7 @@ SECTIONS: Final = {
         "top": Place("top:top", "Watch it live: channels, topics, processes."),
         "stats": Place("stats:stats", "Topics, channels, consumers, processes."),
         "alarms": Place("alarms:alarms", "Backlog alarms, and who is told."),
+        "audit": Place("audit:audit", "Who changed what, the newest last."),
         "peek": Place("look:peek", "What a topic or channel holds, without taking part."),
         "message": Place("message:message", "One message, by offset or id."),
     },

@@ -90,6 +90,7 @@ PAGES: Final = {
         put=(
             ("zsq serve --data-dir data --access", "0.0.0.0", "127.0.0.1"),
             ("zsq pub clicks --url", "broker:4153", "127.0.0.1:4153"),
+            ("zsq audit", "zsq", "zsq --url ipc://$PWD/data/run"),
             ("zsq pub clicks --url", "zsq pub", "echo one | zsq pub"),
         ),
     ),

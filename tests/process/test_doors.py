@@ -21,6 +21,7 @@ from support.nsq_socket import NsqSocket
 
 import zsq
 from zsq.actors.access import token_hash
+from zsq.apps.cli.app import run
 
 
 def user(name: str, **lists: list[str]) -> str:
@@ -108,6 +109,43 @@ def test_who_did_what_is_in_the_audit_log(guarded: Guarded) -> None:
     assert [row["result"].split()[0] for row in rows] == ["done", "E_NOT_FOUND", "done"]
     assert rows[2]["options"] == {"max_attempts": 3}
     assert stat.S_IMODE(os.stat(guarded.data_dir / "audit.log").st_mode) == 0o600
+
+
+def test_what_comes_to_be_by_first_use_is_in_it_too(guarded: Guarded, capsys: pytest.CaptureFixture[str]) -> None:
+    with guarded.client("boss") as boss:
+        assert boss.post("/pub?topic=used", content=b"x").text == "OK"
+        assert boss.post("/pub?topic=used", content=b"x").text == "OK"
+    with NsqSocket(guarded.nsq) as client:
+        client.ask("AUTH", b"etl")
+        assert client.ask("SUB clicks archive") == "OK"
+    with zsq.Consumer(guarded.ipc, "used", "mine", max_age_s=60) as consumer:
+        assert consumer.receive(20) is not None
+    with zsq.Consumer(guarded.ipc, "used", "mine") as consumer:
+        consumer.receive(0)
+
+    def found(topic: str) -> list[tuple[str, ...]]:
+        assert run(["audit", "--url", guarded.ipc, "--topic", topic, "--json"]) == 0
+        rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        return [(row["action"], row["channel"], row["user"], row["from"], row["via"]) for row in rows]
+
+    assert found("used") == [("first use", "", "", "", "http"), ("first use", "mine", "", "", "ipc")]
+    assert ("first use", "archive", "etl", "127.0.0.1", "nsq") in found("clicks")
+    assert run(["audit", "--url", guarded.ipc, "--user", "etl", "--last", "1"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.endswith("etl@127.0.0.1 (nsq)  first use clicks/archive")
+    assert run(["audit", "--url", guarded.ipc, "--topic", "used"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].endswith("- (ipc)  first use used/mine max_age_s=60")
+
+
+def test_a_stored_channel_is_no_first_use(guarded: Guarded) -> None:
+    """Whichever way its consumer comes: before its topic is up again, too."""
+    before = len([row for row in guarded.audited() if row["action"] == "first use"])
+    assert guarded.stop() == 0
+    guarded.launch()
+    with zsq.Consumer(guarded.ipc, "used", "mine") as consumer:
+        consumer.receive(20)
+    guarded.wait_ready()
+    assert len([row for row in guarded.audited() if row["action"] == "first use"]) == before
 
 
 def test_new_rules_and_certificates_hold_at_once(guarded: Guarded) -> None:
