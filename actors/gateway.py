@@ -247,7 +247,7 @@ class Gateway(Actor):
                 raise UsageError(E_BAD_COMMAND, "a link begins with Open")
             if word.kind not in ALLOWED:
                 raise UsageError(E_BAD_COMMAND, f"there is no link of kind {word.kind!r}, only {', '.join(ALLOWED)}")
-            if self.doors.chose_its_name(control):
+            if self.doors.chose_its_name(client, control):
                 raise UsageError(E_BAD_COMMAND, "a client does not choose its routing id")
             self._check_open(word, key)
             if word.kind == "stage":

@@ -37,6 +37,9 @@ subscribe = ["t"]
 STAGE = b"s" * 16
 
 
+A, B, C = b"\0\0\0\0a", b"\0\0\0\0b", b"\0\0\0\0c"  # as libzmq names its peers
+
+
 class Frame:
     """As a zmq.Frame of an encrypted connection."""
 
@@ -134,42 +137,42 @@ def gate(tmp_path: Path) -> Gate:
 
 
 def test_whoever_goes_on_under_anothers_routing_id_has_no_link(gate: Gate) -> None:
-    assert isinstance(gate.open(b"a", ETL[0]), p.Done)
+    assert isinstance(gate.open(A, ETL[0]), p.Done)
     gate.actor.sent.clear()
-    gate.hear(b"a", OTHER[0], p.Fetch(2, 0, 1))
+    gate.hear(A, OTHER[0], p.Fetch(2, 0, 1))
     assert gate.front.words() == [p.Failed(0, E_HELLO, "open a link first")]
     assert gate.actor.words() == [p.Bye()], "the reader's actor hears that its client is gone"
-    assert gate.answer(b"a", p.Done(2, {"what": "was etl's"})) == []
+    assert gate.answer(A, p.Done(2, {"what": "was etl's"})) == []
 
 
 def test_an_answer_goes_only_to_who_has_a_link_to_where_it_comes_from(gate: Gate) -> None:
-    assert gate.answer(b"a", p.Done(1, {})) == []
-    gate.open(b"a", ETL[0])
-    assert gate.answer(b"a", p.Done(1, {})) == [p.Done(1, {})]
-    gate.gateway.links[b"a"] = gate.gateway.links[b"a"]._replace(port=cast("Any", Wire()))
-    assert gate.answer(b"a", p.Done(1, {})) == []
+    assert gate.answer(A, p.Done(1, {})) == []
+    gate.open(A, ETL[0])
+    assert gate.answer(A, p.Done(1, {})) == [p.Done(1, {})]
+    gate.gateway.links[A] = gate.gateway.links[A]._replace(port=cast("Any", Wire()))
+    assert gate.answer(A, p.Done(1, {})) == []
 
 
 def test_a_push_is_taken_from_who_opened_its_stage_and_nobody_else(gate: Gate) -> None:
     assert gate.push(ETL[0]) == 0, "not opened"
-    gate.open(b"a", ETL[0], "stage")
-    gate.hear(b"a", ETL[0], p.OpenStage(2, STAGE, "app", 1, "app", 0))
+    gate.open(A, ETL[0], "stage")
+    gate.hear(A, ETL[0], p.OpenStage(2, STAGE, "app", 1, "app", 0))
     assert gate.push(ETL[0]) == 1
     assert gate.push(OTHER[0]) == 0
     assert gate.push(ETL[0], stage=b"t" * 16) == 0
-    gate.open(b"b", OTHER[0], "stage")
-    gate.hear(b"b", OTHER[0], p.OpenStage(2, STAGE, "app", 1, "app", 0))
+    gate.open(B, OTHER[0], "stage")
+    gate.hear(B, OTHER[0], p.OpenStage(2, STAGE, "app", 1, "app", 0))
     assert gate.push(OTHER[0]) == 0, "it is not taken over"
-    gate.hear(b"b", OTHER[0], p.Bye())
+    gate.hear(B, OTHER[0], p.Bye())
     assert gate.push(ETL[0]) == 1, "nor ended by who does not own it"
-    gate.hear(b"a", ETL[0], p.Bye())
+    gate.hear(A, ETL[0], p.Bye())
     assert gate.push(ETL[0]) == 0
     assert not len(gate.gateway.owners)
 
 
 def test_a_push_that_is_no_push_is_dropped(gate: Gate) -> None:
-    gate.open(b"a", ETL[0], "stage")
-    gate.hear(b"a", ETL[0], p.OpenStage(2, STAGE, "app", 1, "app", 0))
+    gate.open(A, ETL[0], "stage")
+    gate.hear(A, ETL[0], p.OpenStage(2, STAGE, "app", 1, "app", 0))
     gate.gateway.routes[b"r"] = Route("ipc://r", cast("Any", wire := Wire()))
     for control in (b"", b"\xc1", encode(p.Beat()), encode(p.Abort(1, "", 0, ()))):
         gate.pushes.frames.append([Frame(part, ETL[0]) for part in (b"r", b"", control, b"header", b"columns")])
@@ -180,44 +183,44 @@ def test_a_push_that_is_no_push_is_dropped(gate: Gate) -> None:
 def test_stages_of_a_link_are_bounded() -> None:
     owners = StageOwners()
     for number in range(options.STAGES_PER_LINK_MAX + 5):
-        owners.opened(b"a", (b"r", b"%d" % number), "etl")
+        owners.opened(A, (b"r", b"%d" % number), "etl")
     assert len(owners) == options.STAGES_PER_LINK_MAX
-    owners.opened(b"b", (b"r", b"0"), "etl")
-    owners.ended(b"a")
+    owners.opened(B, (b"r", b"0"), "etl")
+    owners.ended(A)
     assert len(owners) == 1
-    owners.ended(b"b")
+    owners.ended(B)
     owners.ended(b"never there")
     assert not len(owners)
 
 
 def test_new_rules_end_what_they_do_not_permit_and_nothing_else(gate: Gate) -> None:
-    gate.open(b"a", ETL[0])
-    gate.open(b"b", OTHER[0], "topic")
-    gate.open(b"c", OTHER[0], "reader")
+    gate.open(A, ETL[0])
+    gate.open(B, OTHER[0], "topic")
+    gate.open(C, OTHER[0], "reader")
     gate.actor.sent.clear()
     gate.rules.write_text(RULES.rpartition("subscribe")[0])
     gate.gateway.on_reload({"access_file": str(gate.rules)})
-    assert {*gate.gateway.links} == {b"a", b"b"}
+    assert {*gate.gateway.links} == {A, B}
     (told,) = gate.front.words()
     assert (told.request, told.code) == (0, E_FORBIDDEN)
     assert gate.actor.words() == [p.Bye()]
 
 
 def test_rules_that_cannot_be_read_change_nothing(gate: Gate) -> None:
-    gate.open(b"a", ETL[0])
+    gate.open(A, ETL[0])
     gate.rules.write_text("nonsense")
     with pytest.raises(Refused, match="not TOML"):
         gate.gateway.on_reload({"access_file": str(gate.rules)})
     gate.rules.unlink()
     with pytest.raises(Refused, match="cannot be read"):
         gate.gateway.on_reload({"access_file": str(gate.rules)})
-    assert {*gate.gateway.links} == {b"a"}
+    assert {*gate.gateway.links} == {A}
     gate.gateway.on_reload({"access_file": ""})
     assert gate.gateway.doors.user(ETL[0].decode()).name == "etl"
 
 
 def test_what_was_taken_back_while_a_link_was_being_opened_is_not_given(gate: Gate) -> None:
-    gate.hear(b"a", ETL[0], p.Open(1, "topic", "t", "", False))
+    gate.hear(A, ETL[0], p.Open(1, "topic", "t", "", False))
     gate.rules.write_text("")
     gate.gateway.on_reload({"access_file": str(gate.rules)})
     gate.found()
@@ -227,11 +230,11 @@ def test_what_was_taken_back_while_a_link_was_being_opened_is_not_given(gate: Ga
 
 
 def test_who_gives_an_order_is_said_by_the_gateway(gate: Gate) -> None:
-    gate.open(b"a", ETL[0], "supervisor")
+    gate.open(A, ETL[0], "supervisor")
     gate.actor.sent.clear()
-    gate.hear(b"a", ETL[0], p.Manage(2, "pause", "t", "", {}, {"user": "root", "more": "x"}))
+    gate.hear(A, ETL[0], p.Manage(2, "pause", "t", "", {}, {"user": "root", "more": "x"}))
     assert gate.actor.words() == [p.Manage(2, "pause", "t", "", {}, {"user": "etl", "from": "10.0.0.9", "via": "zeromq"})]
-    gate.hear(b"a", ETL[0], p.Manage(3, "pause", "u", "", {}))
+    gate.hear(A, ETL[0], p.Manage(3, "pause", "u", "", {}))
     assert gate.actor.words() == []
     (told,) = gate.front.words()
     assert (told.request, told.code) == (3, E_FORBIDDEN)
@@ -239,12 +242,12 @@ def test_who_gives_an_order_is_said_by_the_gateway(gate: Gate) -> None:
 
 def test_links_that_are_being_opened_are_bounded(gate: Gate) -> None:
     gate.asking.takes = False
-    gate.hear(b"a", ETL[0], p.Open(1, "topic", "t", "", False))
+    gate.hear(A, ETL[0], p.Open(1, "topic", "t", "", False))
     assert gate.front.words()[0].code == E_LIMIT
     assert not gate.gateway._opens
     gate.asking.takes = True
     gate.gateway._opens.update({number: cast("Any", None) for number in range(LINKS_MAX)})
-    gate.hear(b"a", ETL[0], p.Open(1, "topic", "t", "", False))
+    gate.hear(A, ETL[0], p.Open(1, "topic", "t", "", False))
     assert gate.front.words()[0].code == E_LIMIT
     assert len(gate.gateway._opens) == LINKS_MAX
 
@@ -267,31 +270,31 @@ def test_those_who_are_refused_cannot_fill_the_disk_with_complaints(
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     for _ in range(50):
-        gate.hear(b"a", ETL[0], p.Open(1, "topic", "u", "", True))
+        gate.hear(A, ETL[0], p.Open(1, "topic", "u", "", True))
     assert [record.message for record in caplog.records] == [
         "10.0.0.9: etl may not publish to topic 'u': that needs publish in the broker's access file"
     ]
     now += COMPLAINT_S
-    gate.hear(b"a", ETL[0], p.Open(1, "topic", "u", "", True))
+    gate.hear(A, ETL[0], p.Open(1, "topic", "u", "", True))
     assert "49 others" in caplog.records[-1].message
     assert gate.gateway.doors.refused == 51
 
 
 def test_who_does_not_read_what_it_asks_for_loses_its_link(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate.open(b"a", ETL[0])
-    monkeypatch.setattr(gate.gateway.unread, "full", lambda client: client == b"a")
+    gate.open(A, ETL[0])
+    monkeypatch.setattr(gate.gateway.unread, "full", lambda client: client == A)
     gate.actor.sent.clear()
-    assert gate.answer(b"a", p.Done(1, {})) == []
+    assert gate.answer(A, p.Done(1, {})) == []
     assert gate.actor.words() == [p.Bye()]
-    gate.hear(b"a", ETL[0], p.Open(1, "reader", "t", "", False))
+    gate.hear(A, ETL[0], p.Open(1, "reader", "t", "", False))
     assert gate.front.words()[-1].code == E_LIMIT
-    assert isinstance(gate.open(b"b", ETL[0]), p.Done)
+    assert isinstance(gate.open(B, ETL[0]), p.Done)
 
 
-def test_who_says_nothing_of_a_routing_id_chose_none(gate: Gate) -> None:
-    """libzmq's clients always name one, if an empty one. Others need not; asking for what is not there raises, which ended the gateway."""
+def opened_with(*properties: bytes) -> list[Any]:
+    """The frames that a ROUTER gets from a peer that says these in its handshake, byte by byte, beside its type."""
     greeting = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\0NULL".ljust(64, b"\0")
-    body = b"\x05READY\x0bSocket-Type\0\0\0\x06DEALER"
+    body = b"\x05READY\x0bSocket-Type\0\0\0\x06DEALER" + b"".join(properties)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     router = context.socket(zmq.ROUTER)
     number = router.bind_to_random_port("tcp://127.0.0.1")
@@ -303,10 +306,28 @@ def test_who_says_nothing_of_a_routing_id_chose_none(gate: Gate) -> None:
             assert more
         client.sendall(b"\x01\0" + b"\0\4open")
         assert router.poll(30_000)
-        frames = router.recv_multipart(copy=False)
-    assert frames[2].bytes == b"open"
-    assert not gate.gateway.doors.chose_its_name(frames[2])
+        frames: list[Any] = router.recv_multipart(copy=False)
     context.destroy(linger=0)
+    assert frames[2].bytes == b"open"
+    return frames
+
+
+def identity(name: bytes) -> bytes:
+    return b"\x08Identity" + len(name).to_bytes(4, "big") + name
+
+
+def test_who_says_nothing_of_a_routing_id_chose_none(gate: Gate) -> None:
+    """libzmq's clients always name one, if an empty one. Others need not; asking for what is not there raises, which ended the gateway."""
+    for said in ((), (identity(b""),)):
+        frames = opened_with(*said)
+        assert not gate.gateway.doors.chose_its_name(frames[0].bytes, frames[2])
+
+
+@pytest.mark.parametrize("names", [(b"victim",), (b"", b"victim"), (b"victim", b""), (b"", b"\0victim"), (b"", b"four")])
+def test_who_chooses_a_routing_id_is_seen(gate: Gate, names: tuple[bytes, ...]) -> None:
+    """Also by saying it twice: libzmq goes by the last, and tells the first."""
+    frames = opened_with(*map(identity, names))
+    assert gate.gateway.doors.chose_its_name(frames[0].bytes, frames[2])
 
 
 def test_a_port_is_guarded_before_it_is_bound(gate: Gate) -> None:
