@@ -1,4 +1,4 @@
-"""The limit of one message at a time: raw pyzmq over the same hops of five processes, with a write and an fdatasync where storage has its own.
+"""The limit of one message at a time: raw pyzmq over the hops of five processes, with a write and an fdatasync in the storage's place.
 
 Nothing is packed, checked, placed, leased or finished: no broker of these processes, on ZeroMQ, can answer sooner.
 """
