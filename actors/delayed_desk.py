@@ -352,6 +352,7 @@ class DelayedDesk:
             "delayed_lost": self.summary.lost,
             "delayed_moved": self.moved_count,
             "delayed_alarm": self._alarm(),
+            "delayed_full": self._full,
         }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from .channel_rows import age_s, channel_rows, depth, held, said_of
@@ -82,9 +82,24 @@ def said_of_topic(group: TopicGroup, alarms: Iterable[str] = ()) -> list[str]:
     of_channels = {name: said_of(child.stats) for name, child in group.channels.items() if child is not None}
     said += [f"channel {name} {text}" for name, text in sorted(of_channels.items()) if text]
     said += [f"alarm: {text}" for text in alarms]
+    return said + _not_written_since(group)
+
+
+def write_trouble(group: TopicGroup) -> str:
+    """Why what is published may not be kept now, "" for nothing. Alarms about backlogs, old damage and a first start are none."""
+    if group.state is not GroupState.UP:
+        again = group.failure and group.state in (GroupState.STORAGE, GroupState.TOPIC)
+        down = again or group.state in (GroupState.CLEARING, GroupState.FAILED)
+        return f"{group.state.value} {group.failure}".strip() if down else ""
+    stats: Mapping[str, Any] = group.storage.stats if group.storage is not None else {}
+    said = [str(stats[name]) for name in ("state_alarm", "delayed_full") if stats.get(name)]
+    return "; ".join([*said, *_not_written_since(group)])
+
+
+def _not_written_since(group: TopicGroup) -> list[str]:
     if group.failure and group.storage is not None and not group.storage.stats.get("appends"):
-        said.append(f"started again and not written to since: {group.failure}")
-    return said
+        return [f"started again and not written to since: {group.failure}"]
+    return []
 
 
 def _topic(group: TopicGroup, channel: str, wall_ns: int, details: Details) -> dict[str, Any]:
@@ -101,6 +116,7 @@ def _topic(group: TopicGroup, channel: str, wall_ns: int, details: Details) -> d
         "sync": group.row.sync,
         "closed": group.row.closed,
         "health": _health(group),
+        "write_trouble": write_trouble(group),
         "depth": waiting,
         "backend_depth": waiting,
         "message_count": topic.get("message_count", 0),

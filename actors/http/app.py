@@ -16,6 +16,7 @@ from starlette.routing import Route
 from ...transport.errors import ZsqError
 from ..nsq.options import NsqOptions
 from .authority import Authority, Handler
+from .body import Asked
 from .broker import Broker
 from .config import Change, Config, settings
 from .console.console import Console
@@ -43,8 +44,9 @@ class Parts:
         self.tombstones = Tombstones()
         self.metrics = RequestMetrics()
         self.publishing = Publishing(publisher, broker, limits, self.budget)
-        self.management = Management(broker, limits, self.budget, self.tombstones)
-        self.lookup = Lookup(node, self.stats, self.tombstones, limits, self.budget)
+        self.asked = Asked(limits.body_s, self.budget)
+        self.management = Management(broker, self.asked, self.tombstones)
+        self.lookup = Lookup(node, self.stats, self.tombstones, self.asked)
 
 
 def make_app(
@@ -66,7 +68,7 @@ def make_app(
     parts = Parts(broker, publisher, node, limits)
     told = nsq or NsqOptions()
     config = Config(settings(node, limits, told, log_level), limits, parts.budget, changes or {})
-    telling = Telling(parts.stats, parts.publishing.failures, node, told, parts.metrics, limits, parts.budget)
+    telling = Telling(parts.stats, parts.publishing.failures, node, told, parts.metrics, parts.asked)
     table = paths(parts, telling, config) | (console.paths() if console is not None else {})
     for path, methods in table.items():
         for method, handler in methods.items():

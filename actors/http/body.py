@@ -12,7 +12,8 @@ from typing import Final
 from starlette.requests import Request
 
 from .errors import ApiError, api_error
-from .limits import IDLE_BODY_BYTES_MAX, Share
+from .limits import IDLE_BODY_BYTES_MAX, Budget, Share
+from .parameters import Parameters
 
 _COUNT: Final = struct.Struct(">i")
 
@@ -41,6 +42,19 @@ async def skip_body(request: Request, body_s: float, share: Share) -> None:
     """Of a command that wants none."""
     if has_body(request):
         await read_body(request, IDLE_BODY_BYTES_MAX, api_error("BODY_TOO_BIG"), body_s, share)
+
+
+class Asked:
+    """What a request asks for by its query alone; a body that comes all the same is read, up to a bound, and dropped."""
+
+    def __init__(self, body_s: float, budget: Budget) -> None:
+        self._body_s = body_s
+        self._budget = budget
+
+    async def __call__(self, request: Request) -> Parameters:
+        with self._budget.share() as share:
+            await skip_body(request, self._body_s, share)
+        return Parameters(request.scope["query_string"])
 
 
 def announced(request: Request) -> int | None:

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..nsq.options import NsqOptions
-from .body import read_body, skip_body
+from .body import Asked, read_body
 from .errors import api_error
 from .limits import Budget, HttpLimits
 from .lookup import Node
@@ -87,11 +87,11 @@ class Config:
         self._settings = found
         self._limits = limits
         self._budget = budget
+        self._asked = Asked(limits.body_s, budget)
         self._changes = changes
 
     async def get(self, request: Request) -> Response:
-        with self._budget.share() as share:
-            await skip_body(request, self._limits.body_s, share)
+        await self._asked(request)
         return self._tell(request.path_params["option"])
 
     async def put(self, request: Request) -> Response:

@@ -15,10 +15,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...transport.errors import NotFound
-from .body import skip_body
+from .body import Asked
 from .errors import api_error
-from .limits import Budget, HttpLimits
-from .parameters import Parameters, legal
+from .parameters import legal
 from .responses import answer, nothing
 from .rights import Rights, rights_of
 from .sharing import SharedStats
@@ -80,20 +79,14 @@ class Tombstones:
 class Lookup:
     """The handlers."""
 
-    def __init__(self, node: Node, stats: SharedStats, tombstones: Tombstones, limits: HttpLimits, budget: Budget) -> None:
+    def __init__(self, node: Node, stats: SharedStats, tombstones: Tombstones, asked: Asked) -> None:
         self._node = node
         self._stats = stats
         self._tombstones = tombstones
-        self._limits = limits
-        self._budget = budget
-
-    async def _parameters(self, request: Request) -> Parameters:
-        with self._budget.share() as share:
-            await skip_body(request, self._limits.body_s, share)
-        return Parameters(request.scope["query_string"])
+        self._asked = asked
 
     async def lookup(self, request: Request) -> Response:
-        topic = (await self._parameters(request)).existing_topic()
+        topic = (await self._asked(request)).existing_topic()
         channels = await self._channels_of(topic)
         if channels is None:
             raise api_error("TOPIC_NOT_FOUND")
@@ -101,23 +94,23 @@ class Lookup:
 
     async def channels(self, request: Request) -> Response:
         """Of a topic that is not there: none, as nsqlookupd says it."""
-        topic = (await self._parameters(request)).get("topic")
+        topic = (await self._asked(request)).get("topic")
         if topic is None:
             raise api_error("MISSING_ARG_TOPIC")
         return answer({"channels": await self._channels_of(topic) or []})
 
     async def topics(self, request: Request) -> Response:
-        await self._parameters(request)
+        await self._asked(request)
         return answer({"topics": await self._topics(rights_of(request))})
 
     async def nodes(self, request: Request) -> Response:
-        await self._parameters(request)
+        await self._asked(request)
         topics = await self._topics(rights_of(request))
         rows = [{**peer, "tombstones": [self._tombstones.hides(topic) for topic in topics], "topics": topics} for peer in self._producers()]
         return answer({"producers": rows})
 
     async def tombstone(self, request: Request) -> Response:
-        parameters = await self._parameters(request)
+        parameters = await self._asked(request)
         topic = parameters.get("topic")
         if topic is None:
             raise api_error("MISSING_ARG_TOPIC")

@@ -13,12 +13,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...transport.errors import NotFound
-from .body import skip_body
+from .body import Asked
 from .broker import Broker
 from .errors import ApiError, api_error
-from .limits import Budget, HttpLimits
 from .lookup import Tombstones
-from .parameters import Parameters
 from .responses import nothing
 
 Command = Callable[..., Awaitable[dict[str, Any]]]
@@ -27,23 +25,17 @@ Command = Callable[..., Awaitable[dict[str, Any]]]
 class Management:
     """The handlers."""
 
-    def __init__(self, broker: Broker, limits: HttpLimits, budget: Budget, tombstones: Tombstones) -> None:
+    def __init__(self, broker: Broker, asked: Asked, tombstones: Tombstones) -> None:
         self._broker = broker
-        self._limits = limits
-        self._budget = budget
+        self._asked = asked
         self._tombstones = tombstones
 
-    async def _parameters(self, request: Request) -> Parameters:
-        with self._budget.share() as share:
-            await skip_body(request, self._limits.body_s, share)
-        return Parameters(request.scope["query_string"])
-
     async def create_topic(self, request: Request) -> Response:
-        await self._broker.create_topic((await self._parameters(request)).topic())
+        await self._broker.create_topic((await self._asked(request)).topic())
         return nothing()
 
     async def delete_topic(self, request: Request) -> Response:
-        topic = (await self._parameters(request)).existing_topic()
+        topic = (await self._asked(request)).existing_topic()
         try:
             await self._broker.delete_topic(topic, force=True)
         except NotFound:
@@ -52,17 +44,17 @@ class Management:
         return nothing()
 
     async def empty_topic(self, request: Request) -> Response:
-        topic = (await self._parameters(request)).topic()
+        topic = (await self._asked(request)).topic()
         return await self._of_topic(self._broker.empty, topic)
 
     async def pause_topic(self, request: Request) -> Response:
-        return await self._of_topic(self._broker.pause, (await self._parameters(request)).existing_topic())
+        return await self._of_topic(self._broker.pause, (await self._asked(request)).existing_topic())
 
     async def unpause_topic(self, request: Request) -> Response:
-        return await self._of_topic(self._broker.unpause, (await self._parameters(request)).existing_topic())
+        return await self._of_topic(self._broker.unpause, (await self._asked(request)).existing_topic())
 
     async def create_channel(self, request: Request) -> Response:
-        topic, channel = (await self._parameters(request)).topic_and_channel()
+        topic, channel = (await self._asked(request)).topic_and_channel()
         try:
             await self._broker.stats(topic)  # the broker would make it; nsqd does not
         except NotFound:
@@ -71,7 +63,7 @@ class Management:
         return nothing()
 
     async def delete_channel(self, request: Request) -> Response:
-        topic, channel = (await self._parameters(request)).topic_and_channel()
+        topic, channel = (await self._asked(request)).topic_and_channel()
         try:
             await self._broker.delete_channel(topic, channel, force=True)
         except NotFound:
@@ -95,7 +87,7 @@ class Management:
         return nothing()
 
     async def _of_channel(self, command: Command, request: Request) -> Response:
-        topic, channel = (await self._parameters(request)).topic_and_channel()
+        topic, channel = (await self._asked(request)).topic_and_channel()
         try:
             await command(topic, channel)
         except NotFound:

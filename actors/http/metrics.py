@@ -19,8 +19,6 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from .stats import unwell
-
 Row = Mapping[str, Any]
 
 
@@ -47,7 +45,7 @@ def _flag(name: str) -> Callable[[Row], float | None]:
 
 
 def _writes(row: Row) -> float:
-    return 0.0 if unwell(str(row.get("health", "OK"))) else 1.0
+    return 0.0 if row.get("write_trouble") else 1.0
 
 
 def _well(row: Row) -> float:

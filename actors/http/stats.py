@@ -27,17 +27,6 @@ _MEMORY: Final = (
     "heap_objects", "heap_idle_bytes", "heap_in_use_bytes", "heap_released_bytes", "gc_pause_usec_100", "gc_pause_usec_99",
     "gc_pause_usec_95", "next_gc_bytes", "gc_total_runs",
 )  # fmt: skip
-# A topic's health says many things, "; " between them. These mean that what is published may not be kept now.
-_UNWELL_BEGINS: Final = ("failed", "clearing", "started again and not written to since")
-_UNWELL_HAS: Final = ("has no space", "no space to", "wait for space", "no new snapshot")
-_STARTING: Final = ("starting storage", "starting topic")
-
-
-def unwell(said: str) -> str:
-    """What of a topic's health is a failure to write, "" for nothing. Alarms about depth and age, and old damage, are none."""
-    parts = [part for part in said.split("; ") if part.startswith(_UNWELL_BEGINS) or any(sign in part for sign in _UNWELL_HAS)]
-    parts += [part for part in said.split("; ") if part.startswith(_STARTING) and part not in _STARTING]  # and why it does so again
-    return "; ".join(parts)
 
 
 def health(stats: Row, failures: Mapping[str, str]) -> str:
@@ -45,7 +34,7 @@ def health(stats: Row, failures: Mapping[str, str]) -> str:
     said = [stats["health"]] if stats.get("health", "OK") != "OK" else []
     for row in stats["topics"]:
         name = row["topic_name"]
-        why = unwell(str(row.get("health", "OK"))) or failures.get(name, "")
+        why = str(row.get("write_trouble", "")) or failures.get(name, "")
         if why:
             said.append(f"topic {name}: {why}")
     return f"NOK - {'; '.join(said)}" if said else "OK"

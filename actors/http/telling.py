@@ -13,10 +13,9 @@ from ...transport.errors import NotFound, ZsqError
 from ..nsq.options import NsqOptions
 from ..seen import UNWELL, seen
 from . import metrics
-from .body import skip_body
-from .limits import Budget, HttpLimits
+from .body import Asked
 from .lookup import Node
-from .parameters import Parameters, legal
+from .parameters import legal
 from .publish import WriteFailures
 from .responses import answer, plain, text
 from .rights import Rights, rights_of
@@ -37,24 +36,17 @@ class Telling:
         node: Node,
         nsq: NsqOptions,
         counted: metrics.RequestMetrics,
-        limits: HttpLimits,
-        budget: Budget,
+        asked: Asked,
     ) -> None:
         self._stats = stats
         self._failures = failures
         self._node = node
         self._nsq = nsq
         self._counted = counted
-        self._limits = limits
-        self._budget = budget
-
-    async def _parameters(self, request: Request) -> Parameters:
-        with self._budget.share() as share:
-            await skip_body(request, self._limits.body_s, share)
-        return Parameters(request.scope["query_string"])
+        self._asked = asked
 
     async def ping(self, request: Request) -> Response:
-        await self._parameters(request)
+        await self._asked(request)
         try:
             said = self._health(await self._stats.recent(HEALTH_AGE_S), rights_of(request))
         except ZsqError as error:
@@ -62,7 +54,7 @@ class Telling:
         return plain(said, 200 if said == "OK" else 500)
 
     async def info(self, request: Request) -> Response:
-        await self._parameters(request)
+        await self._asked(request)
         node, nsq = self._node, self._nsq
         return answer(
             {
@@ -82,7 +74,7 @@ class Telling:
         )
 
     async def stats(self, request: Request) -> Response:
-        parameters = await self._parameters(request)
+        parameters = await self._asked(request)
         topic, channel = parameters.get("topic") or "", parameters.get("channel") or ""
         stats, said = await self._about(topic, rights_of(request))
         found = as_nsq(
@@ -122,7 +114,7 @@ class Telling:
         return seen(overall, rights) | {"topics": []}, said
 
     async def metrics(self, request: Request) -> Response:
-        await self._parameters(request)
+        await self._asked(request)
         begun = time.monotonic()
         try:
             stats: dict[str, Any] | None = await self._stats.fresh()

@@ -1,4 +1,4 @@
-"""What `stats` says of health."""
+"""What `stats` says of health, and of what keeps a topic from being written to."""
 
 from __future__ import annotations
 
@@ -37,3 +37,25 @@ def test_a_channel_that_holds_all_it_can_says_so(rows: int) -> None:
     assert (statistics._health(group) == "OK") == (not full)
     child.state = "starting"
     assert channel_rows(group, 0, 0)[0]["health"] == "starting"
+
+
+@pytest.mark.parametrize(
+    ("state", "failure", "pulse", "why"),
+    [
+        (GroupState.UP, "", {"appends": 1}, ""),
+        (GroupState.UP, "", {"alarms": ["x.zsq: its footer is damaged, and has no space to be mended"]}, ""),
+        (GroupState.UP, "", {"state_alarm": "the state store is full", "delayed_full": "they wait"}, "the state store is full; they wait"),
+        (GroupState.UP, "", {"delayed_alarm": "damage cost 2 delayed messages", "delayed_full": ""}, ""),
+        (GroupState.UP, "sync failed", {"appends": 1}, ""),
+        (GroupState.UP, "sync failed", {"appends": 0}, "started again and not written to since: sync failed"),
+        (GroupState.STORAGE, "", {}, ""),
+        (GroupState.TOPIC, "it died before", {}, "starting topic it died before"),
+        (GroupState.CLEARING, "t ended with code 4", {}, "clearing t ended with code 4"),
+        (GroupState.FAILED, "", {}, "failed"),
+        (GroupState.STOPPING, "it died before", {}, ""),
+    ],
+)
+def test_what_keeps_a_topic_from_being_written_to(state: GroupState, failure: str, pulse: dict[str, Any], why: str) -> None:
+    """By what is known, not by how health says it."""
+    group: Any = SimpleNamespace(name="t", state=state, failure=failure, storage=SimpleNamespace(stats=pulse, data={}))
+    assert statistics.write_trouble(group) == why

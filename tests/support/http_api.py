@@ -127,6 +127,7 @@ class FakeBroker:
     def _row(self, name: str) -> dict[str, Any]:
         channels = [{**CHANNEL, "channel_name": channel, "paused": (name, channel) in self.paused} for channel in sorted(self.topics[name])]
         own = {"topic_name": name, "paused": (name, "") in self.paused, "health": self.health.get(name, "OK")}
+        own["write_trouble"] = self.health.get(name, "")
         return {**TOPIC, **own, "channels": channels}
 
 

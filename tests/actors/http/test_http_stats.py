@@ -9,7 +9,7 @@ import pytest
 from support.http_api import CHANNEL, TOPIC, FakeBroker, Site
 
 from zsq.actors.http.sharing import SharedStats
-from zsq.actors.http.stats import as_nsq, as_text, health, unwell
+from zsq.actors.http.stats import as_nsq, as_text, health
 from zsq.transport.errors import E_TIMEOUT, NotFound, from_wire
 
 LATENCY = {"count": 2, "percentiles": [{"quantile": 0.5, "value": 1_500_000}, {"quantile": 1.0, "value": 61_000_000_000}]}
@@ -99,28 +99,16 @@ def test_as_text() -> None:
     assert "\n*P [t " in paused
 
 
-@pytest.mark.parametrize(
-    ("said", "why"),
-    [
-        ("OK", ""),
-        ("alarm: t/c: depth 20 (alarm above 10)", ""),
-        ("starting storage", ""),
-        ("starting storage it died before", "starting storage it died before"),
-        ("clearing storage t ended with code 4", "clearing storage t ended with code 4"),
-        ("failed too often", "failed too often"),
-        ("started again and not written to since: sync failed", "started again and not written to since: sync failed"),
-        ("alarm: old; the state store has no space: 28; finishes wait; x.zsq: its footer is damaged", "the state store has no space: 28"),
-        ("delayed messages are due and wait for space: full", "delayed messages are due and wait for space: full"),
-    ],
-)
-def test_what_of_a_topics_health_is_a_failure_to_write(said: str, why: str) -> None:
-    assert unwell(said) == why
-
-
 def test_health_of_all() -> None:
     assert health(broker_stats(), {}) == "OK"
     assert health(broker_stats(), {"gone": "E_DISK_FULL it was"}) == "OK", "a topic that is not there any more"
-    assert health(broker_stats(health="failed x"), {"u": "E_DISK_FULL y"}) == "NOK - topic t: failed x; topic u: E_DISK_FULL y"
+    assert (
+        health(broker_stats(health="failed x; alarm: y", write_trouble="failed x"), {"u": "E_DISK_FULL y"})
+        == "NOK - topic t: failed x; topic u: E_DISK_FULL y"
+    )
+    assert health(broker_stats(health="a damaged block that has no space to lie in; failed to be short"), {}) == "OK", (
+        "only what is no write"
+    )
     assert health(broker_stats() | {"health": "failed topics: t"}, {}) == "NOK - failed topics: t"
 
 
