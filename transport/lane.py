@@ -27,6 +27,7 @@ log = logging.getLogger("zsq")
 
 BATCH_BYTES_MAX: Final = 5 * 1024 * 1024  # of bodies in one block, about
 QUEUE_BYTES_MAX: Final = 16 * 1024 * 1024  # packed and not yet sent; beyond it publishing waits
+DROP_LINGER_MS: Final = 200  # for the farewell
 _PUB: Final = encode(Pub())
 Text = bytes | str | None
 
@@ -190,6 +191,12 @@ class ProducerEngine(Engine):
         if found is None:
             found = self.lanes[check_name(topic)] = Lane(self, topic)
         return found
+
+    def drop(self, topic: str) -> None:
+        """A lane that has nothing unanswered: its link ends. What is published there later begins a new one."""
+        lane = self.lanes.pop(topic)
+        lane.link.stop(linger_ms=DROP_LINGER_MS)
+        self.links.remove(lane.link)
 
     def linger(self, topic: str, body: bytes, attributes: tuple[bytes | None, bytes | None, bytes | None] | None) -> tuple[Parcel, int]:
         """Add a message to the topic's gather; (parcel, index in it). A full one goes at once."""

@@ -17,6 +17,7 @@ from typing import Any, Final, cast
 from ...transport.address import Address
 from ...transport.delivery import EVERY, Delivery
 from ...transport.engine import FAR_NS
+from ...transport.errors import E_TIMEOUT
 from ...transport.nsq.wire import encode_messages, message_ids, message_offsets
 from ...transport.protocol import EXPIRED, Answer
 from ...transport.session import Reaction
@@ -29,6 +30,7 @@ _MS: Final = 1_000_000
 _LATE_NS: Final = 500 * _MS  # the channel's scan may give what is over back before we do
 _SWEEP_S: Final = 0.25
 _ASKED_MAX: Final = 10_000
+SUB_S: Final = 30.0  # for a topic to come up; less than the minute after which clients give a silent connection up
 
 Refused = Callable[[str, bytes], None]
 """Told when the channel says that a message was not this consumer's any more: "FIN", "REQ" or "TOUCH", and its id."""
@@ -141,6 +143,7 @@ class Subscription:
         self.engine.start()
         self._turner.settle()
         self._sweeper = self.loop.call_later(_SWEEP_S, self._sweep)
+        self._late = self.loop.call_later(SUB_S, self._too_late)
 
     # From the client
 
@@ -211,6 +214,7 @@ class Subscription:
         self._stopped = True
         self.engine.tell(time.monotonic_ns())  # what it finished before counts
         self._sweeper.cancel()
+        self._late.cancel()
         self._turner.stop(linger_ms=200)
         self.held.clear()
         self._out.clear()
@@ -245,6 +249,7 @@ class Subscription:
             return
         if not self._open and self.engine.open:
             self._open = True
+            self._late.cancel()
             self._answer("")
         self._hand_out()
 
@@ -255,6 +260,12 @@ class Subscription:
             self._lost(why)
         else:
             self._answer(why)
+
+    def _too_late(self) -> None:
+        """Nobody took us in: the client hears it, and may try another node."""
+        if not self._open and not self._stopped:
+            trouble = self.engine.link.trouble
+            self._over(f"{E_TIMEOUT} {self.topic}/{self.channel} was not there within {SUB_S:g} s{trouble and f' ({trouble})'}")
 
     def _hand_out(self) -> None:
         arrived = self.session.arrived

@@ -2,13 +2,16 @@
 
 A channel of NSQ's sees what comes after it was made. So where a topic is new here and its channels exist on other nodes, they are made
 before its first message is taken: else a consumer that is on its way here would miss what came meanwhile.
+
+That holds for what NSQ's TCP clients publish. A topic that came to be in another way (HTTP, a client of ZSQ's own, a command) is seen a
+second later; its channels are made then, from its first message on, which comes to the same.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any, Final
 
 from ...transport.errors import ZsqError
@@ -58,14 +61,27 @@ class Discovery:
             for then in self._waiting.pop(topic):
                 then()
 
+    async def _follow(self, topic: str, there: Collection[str]) -> None:
+        """Of a topic that is new, and was not prepared."""
+        for channel in await self._registrar.channels_of(topic):
+            if channel in there or is_ephemeral(channel):
+                continue
+            try:
+                await self._admin.create_channel(topic, channel, start="earliest")
+            except ZsqError as error:
+                log.warning("channel %s/%s, which is elsewhere, could not be made: %s", topic, channel, error)
+
     async def _watch(self) -> None:
+        began = False
         while True:
             try:
                 topics = await self._admin.topics()
             except ZsqError as error:
                 log.debug("the topics could not be asked for: %s", error)
             else:
-                self._known = set(topics)
+                for topic in (set(topics) - self._known - set(self._waiting)) if began else ():
+                    self._start(self._follow(topic, topics[topic]))
+                self._known, began = set(topics), True
                 self._registrar.update(topics)
             await asyncio.sleep(LOOK_S)
 

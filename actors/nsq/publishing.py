@@ -29,6 +29,8 @@ BLOCK_BYTES: Final = 1024 * 1024  # of bodies, about: a fuller block does not wa
 PENDING_BYTES_MAX: Final = 64 * 1024 * 1024  # of all connections; beyond it none is read
 TIMEOUT_NS: Final = 30_000_000_000  # then a client hears that it failed; it may be stored all the same
 _LOOK_S: Final = 1.0
+LANE_IDLE_NS: Final = 600_000_000_000  # without a message: a topic's link ends then
+LANES_MAX: Final = 2_000  # of more, the longest idle ones; names come from outside
 
 
 class _Gather:
@@ -83,6 +85,7 @@ class Gatherer:
         self._gathers: dict[tuple[str, int], deque[_Gather]] = {}
         self._out: dict[str, deque[_Out]] = {}
         self._planned = False
+        self._used_ns: dict[str, int] = {}  # by topic that has a lane, the longest idle first
         self._ahead: dict[tuple[str, int], deque[_Out]] = {}  # the same by topic and delay
         self._turner = _Turner(self.engine, self._settle)
         self._look = self.loop.call_later(_LOOK_S, self._now_and_then)
@@ -144,7 +147,10 @@ class Gatherer:
         try:
             block = packed(gather.bodies, time.time_ns() if gather.delay_ms else None)
             parcel = Parcel(block, gather.delay_ms)
-            self.engine.lane(gather.topic).push(parcel, now)
+            self._used_ns.pop(gather.topic, None)
+            lane = self.engine.lane(gather.topic)
+            self._used_ns[gather.topic] = now
+            lane.push(parcel, now)
         except ZsqError as error:
             self._answer(gather.answers, gather.size, str(error))
             return
@@ -196,7 +202,19 @@ class Gatherer:
                 self._answer(gather.answers, gather.size, str(self._too_late(False)))
             if not waiting:
                 del self._gathers[key]
+        self._drop_idle(now)
         self._turner.settle()
+
+    def _drop_idle(self, now: int) -> None:
+        """Lanes that nobody uses: each is a socket here and a link there."""
+        over = len(self._used_ns) - LANES_MAX
+        for topic, used_ns in list(self._used_ns.items()):
+            if over <= 0 and now - used_ns < LANE_IDLE_NS:
+                return
+            if not self.engine.lanes[topic].session.unanswered and topic not in self._out:
+                self.engine.drop(topic)
+                del self._used_ns[topic]
+                over -= 1
 
     def _too_late(self, sent: bool) -> ZsqError:
         perhaps = "; it may be stored all the same" if sent else ""

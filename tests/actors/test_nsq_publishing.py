@@ -7,8 +7,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import uvloop
 
+from zsq.actors.nsq import publishing
 from zsq.actors.nsq.publishing import AHEAD_MAX, BLOCK_BYTES, WORTH_BYTES, Gatherer
 
 
@@ -104,5 +106,34 @@ def test_what_must_wait_is_not_looked_at_all_the_time(tmp_path: Path) -> None:
         before = gatherer.looks
         await turns(500)
         assert gatherer.looks - before < 20
+
+    gathered(tmp_path, work)
+
+
+def test_lanes_that_nobody_uses_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names come from outside; each lane is a link and a socket."""
+    monkeypatch.setattr(publishing, "LANES_MAX", 5)
+
+    async def work(gatherer: Counting) -> None:
+        for number in range(8):
+            gatherer.publish(f"topic{number}", [b"body"], 0, lambda why: None)
+        await turns(5)
+        assert len(gatherer.engine.lanes) == 8
+        now = max(gatherer._used_ns.values())
+        gatherer._drop_idle(now)
+        assert len(gatherer.engine.lanes) == 8, "all of them wait for an answer"
+        for name, lane in gatherer.engine.lanes.items():
+            if name != "topic0":
+                for out in gatherer._out[name]:
+                    lane.session.withdraw(out.parcel)
+                gatherer._out[name].clear()
+                del gatherer._out[name]
+        gatherer._drop_idle(now)
+        assert list(gatherer.engine.lanes) == ["topic0", "topic4", "topic5", "topic6", "topic7"]
+        assert len(gatherer.engine.links) == 5
+        gatherer._drop_idle(now + publishing.LANE_IDLE_NS)
+        assert list(gatherer.engine.lanes) == list(gatherer._used_ns) == ["topic0"]
+        await publish(gatherer, b"body")
+        assert "topic" in gatherer.engine.lanes
 
     gathered(tmp_path, work)
