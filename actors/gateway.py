@@ -191,7 +191,7 @@ class Gateway(Actor):
             self._fail(client, getattr(word, "request", 0), error.code, error.text)
             self._complain(error, frames[2])
             return False
-        if isinstance(word, p.Manage):
+        if isinstance(word, (p.Manage, p.Lookup)):
             frames[2] = encode(replace(word, by=self._by(link.key, frames[2])))
         return True
 

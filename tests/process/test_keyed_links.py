@@ -232,10 +232,13 @@ def test_who_gave_an_order_is_written_down_whatever_it_says_itself(broker: Broke
         forged = {"user": "root", "from": "10.9.9.9", "via": "http"}
         assert isinstance(raw.ask(p.Manage(2, "pause", "clicks", "c", {}, forged)), p.Done)
         assert isinstance(raw.ask(p.Manage(3, "unpause", "clicks", "c", {}, forged)), p.Done)
+        assert isinstance(raw.ask(p.Lookup(4, "clicks", "found", True, {}, forged)), p.Done)
     file = broker.data_dir / "audit.log"
-    wait_for(lambda: '"unpause"' in file.read_text(), 10, "the line of the audit log")
-    line = json.loads(file.read_text().splitlines()[-1])
-    assert [line[name] for name in ("action", "user", "from", "via")] == ["unpause", "etl", "127.0.0.1", "zeromq"]
+    wait_for(lambda: '"found"' in file.read_text(), 10, "the line of the audit log")
+    lines = [json.loads(line) for line in file.read_text().splitlines()[-2:]]
+    assert [[line[name] for name in ("action", "user", "from", "via")] for line in lines] == [
+        ["unpause", "etl", "127.0.0.1", "zeromq"], ["first use", "etl", "127.0.0.1", "zeromq"],
+    ]  # fmt: skip
 
 
 def test_a_key_that_is_taken_back_ends_what_is_open(broker: Broker, ring: Keyring) -> None:
