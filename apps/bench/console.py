@@ -14,9 +14,12 @@ from typing import Final
 from ...actors.process import private_bytes
 from ...transport.client import Admin, Producer
 from ..broker import Broker
+from .console_browser import browser_here, first_rows_ms
 from .report import Report
 
 FIRST_PAGE: Final = ("/", "/console/main.js", "/api/overview", "/api/histories?span=5m&points=60&series=in,backlog")
+PLACES: Final = ("#/", "#/channels", "#/topics/topic0")
+BROWSED: Final = 5  # pages of each, in a round
 ALL_CHANNELS: Final = "/api/overview?channels=1"
 STREAM_TOPICS: Final = "/api/live"
 STREAM_CHANNELS: Final = "/api/live?channels=1"
@@ -40,8 +43,11 @@ def console(
         report.add("creation", "s", time.perf_counter() - begin)
         processes = {row["pid"]: row["kind"] for row in admin.overview(processes=True)["processes"]}
     _wait(SETTLE_S)
+    executable = browser_here()
     for _ in range(rounds):
         _pages(report, port)
+        for place, times in first_rows_ms(executable, f"http://127.0.0.1:{port}", PLACES, BROWSED).items() if executable else ():
+            report.add(f"{place} in Chromium, to its first row", "ms", *times)
         for load in ("idle", f"{BUSY} topics busy")[: 1 + busy]:
             with _publishing(broker, BUSY if load != "idle" else 0):
                 _wait(LINGER_S)  # the page before is not forgotten at once
