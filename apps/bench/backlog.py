@@ -33,9 +33,9 @@ def backlog(broker: Broker, report: Report, waiting: int, shape: Shape, rounds: 
         crew.add(publish, broker.url, FULL, Shape(shape.messages * rounds, shape.size, shape.block))
         crew.go()
         crew.results()
-    memory = _memory(broker)
+    memory = private_memory(broker)
     _fill(broker, report, waiting)
-    grown = {name: size - memory[name] for name, size in _memory(broker).items() if name in memory}
+    grown = {name: size - memory[name] for name, size in private_memory(broker).items() if name in memory}
     worst = max(grown, key=lambda name: grown[name])
     report.add(f"growth of the process that grew most ({worst})", "MiB", grown[worst] / MIB)
     for number in range(rounds):
@@ -104,7 +104,8 @@ def _last_chunk(data_dir: Path) -> int:
     return chunks[-1].stat().st_size
 
 
-def _memory(broker: Broker) -> dict[str, int]:
+def private_memory(broker: Broker) -> dict[str, int]:
+    """Bytes of each process by its name, shared with nobody."""
     time.sleep(3.0)  # what a process holds for its last load it gives back when it is idle
     with Admin(broker.url) as admin:
         return {row["name"]: row["private_bytes"] for row in admin.stats()["processes"]}

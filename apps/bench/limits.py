@@ -21,6 +21,7 @@ from .loads import WINDOW_BYTES, Shape, Start, make_bodies
 
 SYNC_BYTES: Final = 2 << 20  # one sync for so much, as a topic under load gathers
 RAW_WAIT_MS: Final = 120_000
+HWM: Final = 64  # blocks in each direction of a socket
 
 
 def raw_rate(shape: Shape, folder: Path) -> float:
@@ -77,7 +78,7 @@ class Ends:
 
     def open(self, kind: int, name: str, *, bind: bool) -> Any:
         socket = self.context.socket(kind)
-        socket.set_hwm(64)
+        socket.set_hwm(HWM)
         socket.linger = 10_000
         socket.rcvtimeo = socket.sndtimeo = RAW_WAIT_MS
         address = f"ipc://{self.run}/{name}"
@@ -93,7 +94,7 @@ def _producer(start: Start, run: str, shape: Shape) -> None:
     out, words = ends.open(zmq.PUSH, "topic", bind=False), ends.open(zmq.PULL, "words", bind=True)
     block = pack(make_bodies(shape)[: shape.block])
     header = block.wire_header()
-    window = max(2, WINDOW_BYTES // 2 // block.length)
+    window = max(2, min(HWM, WINDOW_BYTES // 2 // block.length))  # more would let topic and storage wait for each other
     start()
     answered = 0
     for sent in range(shape.blocks):

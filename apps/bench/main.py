@@ -18,7 +18,9 @@ from .backlog import backlog as measure_backlog
 from .budget.command import every
 from .channels import channels as measure_channels
 from .console import console as measure_console
+from .cost.command import scaling
 from .crew import MemberFailed
+from .hops import hops as measure_hops
 from .loads import Shape
 from .nsq import BLOCK as NSQ_BLOCK
 from .nsq import Load as NsqLoad
@@ -205,7 +207,22 @@ def console(topics: int, channels: int, seconds: float, size: int, rounds: int, 
     _run("console", settings, common | {"rounds": rounds}, measure, http_port=port)
 
 
+@bench.command()
+@click.option(
+    "--messages", type=click.IntRange(1000, 50_000_000), default=1_000_000, help="Of each round, or 10,000 blocks if that is less."
+)
+@click.option("--blocks", default="1000,200,1", help="Messages in a block, separated by commas.")
+@_common
+def hops(messages: int, blocks: str, size: int, rounds: int, **common: Any) -> None:
+    """Where the time goes: processor time and waits of each process for each block, with one producer and one consumer at once."""
+    wanted = tuple(int(number) for number in blocks.split(","))
+    settings = {"messages": f"{messages:,}", "body": f"{size} B", "blocks": blocks}
+    measure = lambda broker, report: measure_hops(broker, report, messages, size, wanted, rounds)  # noqa: E731
+    _run("hops", settings, common | {"rounds": rounds}, measure)
+
+
 bench.add_command(every)
+bench.add_command(scaling)
 
 
 def main() -> None:

@@ -83,16 +83,21 @@ def clients(broker: Broker, report: Report, size: int, seconds: float, count: in
             topic = f"clients-{number}-{many}"
             with Admin(broker.url) as admin:
                 admin.create_topic(topic)
-            processes = min(CLIENT_PROCESSES, many)
-            with Crew() as crew:
-                for index in range(processes):
-                    share = many // processes + (index < many % processes)
-                    crew.add(_publish_singly, broker.url, topic, size, seconds, share)
-                crew.go()
-                stored = sum(crew.results())
-            report.add(f"{many} client{'s' * (many > 1)}, a message at a time", "messages/s", stored / seconds, limit=many == 1)
+            rate = singles_rate(broker, topic, size, seconds, many)
+            report.add(f"{many} client{'s' * (many > 1)}, a message at a time", "messages/s", rate, limit=many == 1)
         synced = limits.sync_seconds(size + 88, 200, broker.folder)
         report.add("one write + fdatasync after another", "messages/s", 1 / statistics.median(synced), limit=True)
+
+
+def singles_rate(broker: Broker, topic: str, size: int, seconds: float, count: int) -> float:
+    """Messages a second of `count` producers that each wait for one before they send the next."""
+    processes = min(CLIENT_PROCESSES, count)
+    with Crew() as crew:
+        for index in range(processes):
+            share = count // processes + (index < count % processes)
+            crew.add(_publish_singly, broker.url, topic, size, seconds, share)
+        crew.go()
+        return float(sum(crew.results()) / seconds)
 
 
 def _publish_singly(start: Start, url: str, topic: str, size: int, seconds: float, count: int) -> int:

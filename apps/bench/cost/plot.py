@@ -1,0 +1,94 @@
+"""What a sweep found: curves over one axis, and what can be said of them in a sentence; pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+STEPS: Final = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """`label` says what and in which unit; `unit` stands behind a number in a sentence."""
+
+    label: str
+    unit: str
+    log: bool = True
+
+
+@dataclass(slots=True)
+class Curve:
+    """Values of each round at each place."""
+
+    name: str
+    values: dict[float, list[float]] = field(default_factory=dict)
+
+    @property
+    def points(self) -> list[tuple[float, float]]:
+        """Medians, in order."""
+        return [(x, statistics.median(values)) for x, values in sorted(self.values.items())]
+
+    @property
+    def spans(self) -> list[tuple[float, float, float]]:
+        """Least and most, where they differ."""
+        return [(x, min(values), max(values)) for x, values in sorted(self.values.items()) if min(values) < max(values)]
+
+
+@dataclass(slots=True)
+class Plot:
+    """`name` is part of the picture's file name."""
+
+    name: str
+    title: str
+    x: Axis
+    y: Axis
+    curves: dict[str, Curve] = field(default_factory=dict)
+
+    def add(self, curve: str, x: float, value: float) -> None:
+        self.curves.setdefault(curve, Curve(curve)).values.setdefault(x, []).append(value)
+
+    @property
+    def file(self) -> str:
+        return f"performance-{self.name}.svg"
+
+    def as_dict(self) -> dict[str, Any]:
+        curves = {name: [{"x": x, "values": values} for x, values in sorted(one.values.items())] for name, one in self.curves.items()}
+        return {"name": self.name, "title": self.title, "x": self.x.label, "y": self.y.label, "curves": curves}
+
+    def sentence(self) -> str:
+        """Of each curve its first and last point, and its top where that is neither."""
+        return " ".join(self._said(curve) for curve in self.curves.values())
+
+    def _said(self, curve: Curve) -> str:
+        points = curve.points
+        first, last, top = points[0], points[-1], max(points, key=lambda point: point[1])
+        said = f"{curve.name[:1].upper()}{curve.name[1:]}: {self._at(first)}"
+        if len(points) > 1:
+            said += f", {self._at(last)}"
+        if top not in (first, last):
+            said += f"; most {self._at(top)}"
+        return f"{said}."
+
+    def _at(self, point: tuple[float, float]) -> str:
+        x, y = point
+        return f"{short(y)} {self.y.unit} at {short(x)} {self.x.unit}"
+
+
+def short(value: float) -> str:
+    """At most three digits and a letter for thousands, millions, milliards."""
+    for step, letter in STEPS:
+        if abs(value) >= step * 0.9995:
+            return f"{_three(value / step)}{letter}"
+    return _three(value)
+
+
+def _three(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
+
+
+def markdown(plots: Iterable[Plot], folder: str) -> str:
+    """Each picture and its sentence."""
+    return "\n\n".join(f"![{plot.title}]({folder}/{plot.file})\n\n{plot.sentence()}" for plot in plots) + "\n"
