@@ -167,9 +167,3 @@ def test_a_sweep_that_fails_is_told_and_the_others_are_measured(tmp_path: Path) 
 @pytest.mark.parametrize("options", [("--only", "nothing"), ("--waiting", "1"), ("--pictures", "/nowhere"), ("--rounds", "0")])
 def test_options_that_make_no_sense(options: tuple[str, str]) -> None:
     assert CliRunner().invoke(bench, ["scaling", *options]).exit_code == 2
-
-
-def test_the_page_has_a_place_for_all_that_is_measured() -> None:
-    page = Path(__file__).resolve().parents[2] / "docs/performance.md"
-    for name in ("all", command.MARK, *map(command.mark, command.SWEEPS)):
-        assert marked.replaced(page.read_text(), name, marked.between(page.read_text(), name)), name

@@ -1,0 +1,63 @@
+"""The page of the figures: a place for all that is measured, its pictures, and that each benchmark the documentation names is there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+import click
+import pytest
+
+from zsq.apps.bench import marked
+from zsq.apps.bench.budget.command import MARK
+from zsq.apps.bench.cost import command
+from zsq.apps.bench.main import bench
+
+from .walking import ROOT
+
+PAGE = ROOT / "docs/performance.md"
+PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+_SHOWN = re.compile(r"scripts/bench ((?:[a-z][a-z0-9-]*|--[a-z]+)(?: [^`\n]*)?)")
+
+
+def shown(text: str) -> Iterator[list[str]]:
+    for line in _SHOWN.findall(text):
+        yield re.split(r"[;,)|#]|\.(?: |$)", line)[0].split()
+
+
+def missing(words: list[str]) -> str:
+    """What of it is not there; "" for nothing."""
+    name, *rest = words
+    if name.startswith("--"):
+        return "" if name == "--help" else f"no option {name}"
+    found = bench.get_command(click.Context(bench), name)
+    if found is None:
+        return f"no benchmark {name}"
+    options = {option for parameter in found.params for option in parameter.opts} | {"--help"}
+    return ", ".join(f"{name} has no option {word}" for word in rest if word.startswith("-") and word not in options)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_benchmarks_that_are_shown_are_there(page: Path) -> None:
+    assert {" ".join(words): why for words in shown(page.read_text()) if (why := missing(words))} == {}
+
+
+def test_the_check_finds_what_is_not_there() -> None:
+    assert missing(["all", "--docs", "docs/performance.md"]) == ""
+    assert missing(["all", "--nothing"]) == "all has no option --nothing"
+    assert missing(["everything"]) == "no benchmark everything"
+    assert list(shown("`./scripts/bench e2e`, and `scripts/bench all --only e2e`.")) == [["e2e"], ["all", "--only", "e2e"]]
+    assert sum(len(list(shown(page.read_text()))) for page in PAGES) >= 8
+
+
+@pytest.mark.parametrize("name", [MARK, command.MARK, *map(command.mark, command.SWEEPS)])
+def test_the_page_has_a_place_for_it(name: str) -> None:
+    text = PAGE.read_text()
+    assert marked.replaced(text, name, marked.between(text, name)).count(marked.marks(name)[0]) == 1
+
+
+def test_its_pictures_are_drawings() -> None:
+    for picture in re.findall(r"\]\((pictures/[^)]+)\)", PAGE.read_text()):
+        assert ElementTree.parse(PAGE.parent / picture).getroot().tag.endswith("svg")
