@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import faulthandler
 import gc
 import json
 import os
@@ -56,12 +57,14 @@ class Playing:
 
     def end(self) -> Result:
         os.close(self.fd)
-        if not self._said:
+        late = time.monotonic() - self.began > SEED_S_MAX
+        if not self._said and late:
             os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
+        status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         shutil.rmtree(self._root, ignore_errors=True)
         if not self._said:
-            return Result(self.seed, [f"no result within {SEED_S_MAX:g} s, or the simulator itself failed"], "", 0, 0.0)
+            why = f"no result within {SEED_S_MAX:g} s" if late else f"the simulator itself failed: exit code {status}"
+            return Result(self.seed, [why], "", 0, 0.0)
         return Result(**json.loads(self._said))
 
 
@@ -182,6 +185,7 @@ def main(arguments: list[str]) -> int:
             tell_failure(result)
         sys.stdout.flush()
         os._exit(bool(result.violations))  # the greenlets of the dead must not go on
+    faulthandler.enable()  # a child that dies of a signal says where
     gc.collect()
     patches.real("gc.freeze")()
     tally = Tally()
