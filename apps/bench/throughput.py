@@ -22,16 +22,16 @@ ON_DISK: Final = "bytes on disk for each byte of body"
 REDIS: Final = "redis streams, synced"
 
 
-def e2e(broker: Broker, report: Report, shape: Shape, rounds: int) -> None:
-    """One producer and one consumer at once."""
+def e2e(broker: Broker, report: Report, shape: Shape, rounds: int, *, streams: bool = True) -> None:
+    """One producer and one consumer at once; `streams`: also of Redis."""
 
     def ours(topic: str) -> float:
         return _through(broker, topic, shape, channels=1)
 
-    _rounds(broker, report, shape, rounds, {"zsq, at once": ours}, hops=True)
+    _rounds(broker, report, shape, rounds, {"zsq, at once": ours}, hops=True, streams=streams)
 
 
-def fanout(broker: Broker, report: Report, shape: Shape, rounds: int) -> None:
+def fanout(broker: Broker, report: Report, shape: Shape, rounds: int, *, streams: bool = True) -> None:
     """Four channels on one topic, a consumer each: all deliveries together; and one channel, to compare."""
 
     def four(topic: str) -> float:
@@ -44,7 +44,7 @@ def fanout(broker: Broker, report: Report, shape: Shape, rounds: int) -> None:
         return _through(broker, topic, shape, channels=1)
 
     both: dict[str, Callable[[str], float]] = {f"zsq, {FANOUT_CHANNELS} channels, all deliveries": four, "zsq, 1 channel": one}
-    _rounds(broker, report, shape, rounds, both, hops=True, channels=FANOUT_CHANNELS)
+    _rounds(broker, report, shape, rounds, both, hops=True, channels=FANOUT_CHANNELS, streams=streams)
 
 
 def publish_alone(broker: Broker, report: Report, shape: Shape, rounds: int) -> None:
@@ -97,6 +97,7 @@ def _rounds(
     *,
     hops: bool = False,
     channels: int = 1,
+    streams: bool = True,
 ) -> None:
     """Each round measures everything once, so that what the machine does meanwhile strikes all alike."""
     kinds = {"zsq, publish": (True, False), "zsq, consume a backlog": (False, True)}
@@ -114,14 +115,20 @@ def _rounds(
             report.add(RAW, RATE, limits.raw_rate(shape, broker.folder), limit=True)
         report.add(DISK, RATE, limits.disk_rate(shape, broker.folder), limit=True)
         if not shape.single:
-            _peers(report, broker.folder, shape, channels, produces, consumes)
+            _nsqd(report, broker.folder, shape, channels, produces, consumes)
+            if streams:
+                _redis(report, broker.folder, shape, produces, consumes)
 
 
-def _peers(report: Report, folder: Path, shape: Shape, channels: int, produces: bool, consumes: bool) -> None:
-    """Those that are on PATH, with fewer messages: they are slower, or would need more than their memory's queue."""
+def _redis(report: Report, folder: Path, shape: Shape, produces: bool, consumes: bool) -> None:
+    """If it is on PATH, with fewer messages: it is slower."""
     if (server := redis.find()) is not None:
         small = replace(shape, messages=min(shape.messages, redis.MESSAGES_MAX))
         report.add(REDIS, RATE, redis.rate(server, folder, small, produces, consumes), limit=True)
+
+
+def _nsqd(report: Report, folder: Path, shape: Shape, channels: int, produces: bool, consumes: bool) -> None:
+    """If it is on PATH, with no more messages than its queue in memory has room for."""
     if (program := nsq_peers.find()) is not None:
         small = replace(shape, messages=min(shape.messages, nsq_peers.MESSAGES_MAX) // shape.block * shape.block)
         for kind in nsq_peers.BLOCK_KINDS if small.messages else ():
