@@ -94,6 +94,15 @@ def held(stats: Mapping[str, Any]) -> int:
     return int(stats.get("in_flight_count", 0) + stats.get("deferred_count", 0) + stats.get("dying_count", 0))
 
 
+def visible_end(group: TopicGroup) -> int:
+    """Where what channels may see ends: at a pause, or with the log. Storage may know of a commit that the topic has not heard of."""
+    topic = group.topic.stats if group.topic is not None else {}
+    end = int(topic.get("end", 0))
+    if topic.get("paused") or group.storage is None:
+        return end
+    return max(end, int(group.storage.stats.get("head", 0)))
+
+
 def depth(stats: Mapping[str, Any], end: int) -> int:
     """What waits, of a channel that has pulsed."""
     return int(max(0, end - stats["next_offset"]) + stats.get("requeued_waiting", 0))
@@ -101,9 +110,8 @@ def depth(stats: Mapping[str, Any], end: int) -> int:
 
 def backlog(group: TopicGroup, channel: str, stats: Mapping[str, Any], wall_ns: int) -> dict[str, float | None]:
     """What alarms look at, of a channel that has pulsed, without the work for a whole row."""
-    topic = group.topic.stats if group.topic is not None else {}
     oldest_ns = group.storage.stats.get("oldest_ns", {}).get(channel, 0) if group.storage is not None else 0
-    waits = depth(stats, int(topic.get("end", 0)))
+    waits = depth(stats, visible_end(group))
     return {"depth": waits, "age_s": age_s(waits + held(stats), oldest_ns, wall_ns)}
 
 

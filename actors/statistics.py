@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from .channel_rows import age_s, channel_rows, depth, held, said_of
+from .channel_rows import age_s, channel_rows, depth, held, said_of, visible_end
 from .gathering import Details
 from .group_states import GroupState
 from .latency import merged
@@ -38,12 +38,8 @@ def unfinished(group: TopicGroup, channel: str = "") -> int | None:
 
 def reach(group: TopicGroup) -> dict[str, int]:
     """Between which offsets a channel of this topic can be."""
-    topic = group.topic.stats if group.topic is not None else {}
     storage = group.storage.stats if group.storage is not None else {}
-    end = int(topic.get("end", 0))
-    if not topic.get("paused"):
-        end = max(end, int(storage.get("head", 0)))  # it may know of a commit that the topic has not heard of
-    return {"start": int(storage.get("start", 0)), "head": end}
+    return {"start": int(storage.get("start", 0)), "head": visible_end(group)}
 
 
 def waiting_count(group: TopicGroup) -> int:
@@ -106,7 +102,7 @@ def _topic(group: TopicGroup, channel: str, wall_ns: int, details: Details) -> d
     topic = group.topic.stats if group.topic is not None else {}
     storage = group.storage.stats if group.storage is not None else {}
     waiting = behind_pause(group) if group.channels else waiting_count(group)
-    rows = channel_rows(group, int(topic.get("end", 0)), wall_ns, details)
+    rows = channel_rows(group, visible_end(group), wall_ns, details)
     bins = [row.pop("latency_bins") for row in rows if "latency_bins" in row]
     rates = dict(topic.get("rates", {}))
     rates["message_bytes"] = rates.get("message_bytes", 0.0) + storage.get("rates", {}).get("entered_bytes", 0.0)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.actors.conftest import Desk, S
-from zsq.actors.channel_rows import ENDS, age_s, channel_rows, drain_s
+from zsq.actors.channel_rows import ENDS, age_s, backlog, channel_rows, drain_s, visible_end
 from zsq.actors.lease import COUNTERS
 from zsq.transport.protocol import BACKOFF
 
@@ -55,6 +55,23 @@ def test_age(unfinished: int, oldest_ns: int, age: float | None) -> None:
 )
 def test_time_to_drain(backlog: int, rates: dict[str, float], coming: float, seconds: float | None) -> None:
     assert drain_s(backlog, rates, coming) == seconds
+
+
+@pytest.mark.parametrize(
+    ("topic", "storage", "end"),
+    [
+        ({"end": 10}, {"head": 10}, 10),
+        ({"end": 10}, {"head": 29}, 29),  # a topic that is stopped, or has not heard of a transaction yet
+        ({"end": 10, "paused": True}, {"head": 29}, 10),
+        ({"end": 10}, {"head": 7}, 10),  # an older pulse
+        ({}, {"head": 7}, 7),
+        ({}, {}, 0),
+    ],
+)
+def test_how_far_channels_may_see(topic: dict[str, Any], storage: dict[str, Any], end: int) -> None:
+    group: Any = SimpleNamespace(topic=SimpleNamespace(stats=topic), storage=SimpleNamespace(stats=storage))
+    assert visible_end(group) == end
+    assert backlog(group, "c", {"next_offset": 5, "in_flight_count": 0}, NOW)["depth"] == max(0, end - 5)
 
 
 def test_every_way_out_of_a_channel_drains_it() -> None:

@@ -13,6 +13,8 @@ def depths(stats: dict[str, Any]) -> dict[str, int]:
     """What is not finished anywhere, by channel; rule 10 wants none of it at the end."""
     left: dict[str, int] = {}
     for topic in stats["topics"]:
+        if topic["health"].startswith(("starting", "failed", "clearing")):
+            left[f"{topic['topic_name']} is not up"] = 0
         if topic["delayed_count"]:
             left[f"{topic['topic_name']} delayed"] = topic["delayed_count"]
         for channel in topic["channels"]:
