@@ -1,4 +1,4 @@
-"""What the forkserver imports before it forks, and its own end: it dies with the supervisor.
+"""What the forkserver imports before it forks.
 
 All that a child needs first is here, also what only unpickles it: each child would import it anew (11 of 26 ms to make a channel).
 """
@@ -7,18 +7,11 @@ import gc
 import importlib
 import multiprocessing.popen_forkserver  # noqa: F401
 import os
-import signal
 from typing import Final
 
-from . import alarm_teller, channel, gateway, process, scan_loop, scan_worker, storage_actor, topic
+from . import alarm_teller, channel, gateway, scan_loop, scan_worker, storage_actor, topic
 from . import process_table as _process_table  # noqa: F401
 from .actor import Actor
-
-_supervisor = int(os.environ.get("ZSQ_SUPERVISOR_PID", "0"))
-if _supervisor:
-    process.die_with_parent(_supervisor)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a service manager may send it to all; the supervisor decides the order
-    process.set_title("forkserver")
 
 # Gateways with libraries of their own: each is there once, so who does not start one does not pay for it.
 _LAZY: Final = {"nsq_gateway": ("nsq.gateway", "NsqGateway"), "http_gateway": ("http.gateway", "HttpGateway")}
@@ -42,6 +35,6 @@ def actor_class(kind: str) -> type[Actor]:
     return ACTORS[kind]
 
 
-if _supervisor:
+if "ZSQ_SUPERVISOR_PID" in os.environ:
     gc.collect()
     gc.freeze()  # a collection in a child would write to every object's page, and so copy what all children share

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import multiprocessing
-import multiprocessing.forkserver
 import multiprocessing.process
 import multiprocessing.reduction
 import os
@@ -24,7 +23,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Final
 
 from ..transport.memory import keep_memory
-from . import logs
+from . import forkserver, logs
 from .child import ChildSpec
 from .process import die_with_parent, set_title
 
@@ -65,7 +64,6 @@ class ProcessTable:
         self._by_fd: dict[int, Child] = {}
         self._forkserver_pidfd = -1
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["zsq.actors.preload"])
         self._blank_main = types.ModuleType("__main__")  # else each child would run the caller's main module again
 
     @property
@@ -73,12 +71,9 @@ class ProcessTable:
         return self._epoll.fileno()
 
     def start_forkserver(self) -> None:
-        """From the main thread: the parent-death signal fires when the thread that forked ends."""
-        os.environ["ZSQ_SUPERVISOR_PID"] = str(os.getpid())
-        multiprocessing.forkserver.ensure_running()
-        server: Any = multiprocessing.forkserver._forkserver  # its pid has no public name
-        self._forkserver_pidfd = os.pidfd_open(server._forkserver_pid)
-        self.forkserver_pid: int = server._forkserver_pid
+        """From the main thread; it is taken as it is where it was begun before."""
+        self.forkserver_pid = forkserver.begin()
+        self._forkserver_pidfd = os.pidfd_open(self.forkserver_pid)
         self._epoll.register(self._forkserver_pidfd, select.EPOLLIN)
 
     def start(self, spec: ChildSpec, owner: Any = None) -> Child:

@@ -12,7 +12,7 @@ from . import logs, rundir
 from .exposure import in_clear
 from .import_remains import clear_imports_at_start
 from .options import ServeOptions
-from .process import raise_file_limit, set_title
+from .process import set_title
 from .registry import Registry
 from .reloading import Fresh
 from .supervisor import Supervisor
@@ -52,7 +52,6 @@ def serve(serve_options: ServeOptions, read_again: Callable[[], Fresh] | None = 
         return 1
     for text in in_clear(serve_options):
         logging.getLogger("zsq").warning("others can read along: %s", text)
-    raise_file_limit()
     set_title(f"supervisor {data_dir}")
     try:
         return Supervisor(serve_options, registry, run_dir, read_again).run()

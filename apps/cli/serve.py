@@ -78,6 +78,9 @@ def serve(context: click.Context, /, **given: Any) -> int:
 
     again = Again(context, os.environ)  # before the secrets leave the environment
     options = serve_options(given, os.environ)
+    from ...actors import forkserver
+
+    forkserver.begin()  # half of a start is imports: its ones go on beside ours
     from ...actors.serve import serve as serve_broker
 
     return serve_broker(options, again.read)
