@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import select
@@ -67,6 +68,7 @@ def test_a_closed_pipe_gives_back_what_was_not_written(shell: Shell) -> None:
     shell("pub", "pipe", stdin=LINES)
     with shell.open("sub", "pipe", "archive") as sub:
         assert sub.stdout is not None
+        fcntl.fcntl(sub.stdout, fcntl.F_SETPIPE_SZ, 4096)  # else all of it fits, where this process gets no turn in time
         sub.stdout.readline()
         sub.stdout.close()
         assert sub.wait(30) == 0
