@@ -9,12 +9,16 @@ import os
 import tempfile
 import time
 from pathlib import Path
+from typing import Final
 
 import zmq
 
 from .crew import Crew
 from .limits import RAW_WAIT_MS, Ends, raw_channel, raw_topic
 from .loads import Shape, Start
+
+RAW_TO_CONSUMER: Final = "raw pyzmq + fdatasync, to the consumer, p50"
+RAW_TO_ANSWER: Final = "raw pyzmq + fdatasync, to the answer, p50"
 
 
 def raw_single_seconds(size: int, count: int, a_second: float, folder: Path) -> tuple[list[float], list[float]]:

@@ -13,7 +13,7 @@ from ..broker import Broker
 from . import limits
 from .crew import Crew
 from .loads import WAIT_S, Start
-from .raw_single import raw_single_seconds
+from .raw_single import RAW_TO_ANSWER, RAW_TO_CONSUMER, raw_single_seconds
 from .report import Report, percentile
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ def latency(broker: Broker, report: Report, size: int, seconds: float, a_second:
         for name, share in (("p50", 0.5), ("p99", 0.99)):
             report.add(f"publish to acknowledgement, {name}", MILLISECONDS, percentile(answered, share) * 1000)
         arrived, answered = raw_single_seconds(size, min(count, RAW_MESSAGES_MAX), a_second, broker.folder)
-        report.add("raw pyzmq + fdatasync, to the consumer, p50", MILLISECONDS, percentile(arrived, 0.5) * 1000, limit=True)
-        report.add("raw pyzmq + fdatasync, to the answer, p50", MILLISECONDS, percentile(answered, 0.5) * 1000, limit=True)
+        report.add(RAW_TO_CONSUMER, MILLISECONDS, percentile(arrived, 0.5) * 1000, limit=True)
+        report.add(RAW_TO_ANSWER, MILLISECONDS, percentile(answered, 0.5) * 1000, limit=True)
         synced = limits.sync_seconds(size + 88, 200, broker.folder)
         report.add("one write + fdatasync, p50", MILLISECONDS, percentile(synced, 0.5) * 1000, limit=True)
 

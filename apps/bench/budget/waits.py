@@ -14,6 +14,7 @@ from .. import single, throughput
 from ..crew import Crew
 from ..loads import Shape, consume
 from ..loads import publish as publish_all
+from ..raw_single import RAW_TO_CONSUMER
 from ..slow_sync import slow_broker
 from .lines import Goal, ratios
 from .work import GATES, Found, Work, found, group
@@ -34,6 +35,7 @@ def latency(work: Work) -> Found:
     lines, report = result.lines, result.report
     for name, goal in (("p50", Goal(0.35, at_least=False)), ("p99", Goal(1.5, at_least=False)), ("p99.9", None)):
         lines.of(report, f"{name}, durable", f"publish to handler, {name}", goal)
+    lines.of(report, "p50 of raw pyzmq over the same hops, with a write and an fdatasync", RAW_TO_CONSUMER)
     lines.of(report, "p50 of one write and fdatasync alone", "one write + fdatasync, p50")
     return result
 
