@@ -66,6 +66,8 @@ class Discovery:
         for channel in await self._registrar.channels_of(topic):
             if channel in there or is_ephemeral(channel):
                 continue
+            if topic not in self._known:
+                return  # it was deleted while nsqlookupd was asked, which may take long: it shall not come back
             try:
                 await self._admin.create_channel(topic, channel, start="earliest")
             except ZsqError as error:

@@ -55,6 +55,39 @@ class Elsewhere:
     async def close(self) -> None: ...
 
 
+class Slow(Elsewhere):
+    """Does not answer until it is let."""
+
+    def __init__(self) -> None:
+        self.asked, self.let = asyncio.Event(), asyncio.Event()
+
+    async def channels_of(self, topic: str) -> list[str]:
+        self.asked.set()
+        await self.let.wait()
+        return await super().channels_of(topic)
+
+
+def test_a_topic_that_is_deleted_meanwhile_does_not_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery, "ActingAdmin", Here)
+    monkeypatch.setattr(discovery, "LOOK_S", 0.01)
+
+    async def run() -> None:
+        slow = Slow()
+        found = Discovery("ipc://nowhere", cast("Registrar", slow))
+        here = cast("Here", found._admin)
+        await here.look()
+        here.there["brief"] = ()
+        await asyncio.wait_for(slow.asked.wait(), 10)
+        del here.there["brief"]
+        await here.look()
+        slow.let.set()
+        await here.look()
+        assert here.made == []
+        await found.close()
+
+    uvloop.run(run())
+
+
 def test_a_new_topic_has_the_channels_that_it_has_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discovery, "ActingAdmin", Here)
     monkeypatch.setattr(discovery, "LOOK_S", 0.01)
