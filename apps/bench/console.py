@@ -17,7 +17,7 @@ from ..broker import Broker
 from .console_browser import browser_here, first_rows_ms
 from .report import Report
 
-FIRST_PAGE: Final = ("/", "/console/main.js", "/api/overview", "/api/histories?span=5m&points=60&series=in,backlog")
+FIRST_PAGE: Final = ("/", "/console/all.js", "/api/overview", "/api/histories?span=5m&points=60&series=in,backlog")
 PLACES: Final = ("#/", "#/channels", "#/topics/topic0")
 BROWSED: Final = 5  # pages of each, in a round
 ALL_CHANNELS: Final = "/api/overview?channels=1"

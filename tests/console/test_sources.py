@@ -46,11 +46,9 @@ def test_a_source(path: Path) -> None:
     assert not foreign, "nothing is asked of another host"
 
 
-def test_every_module_is_loaded_at_once() -> None:
-    """Without it the browser finds them one import after the other."""
+def test_the_page_names_every_sheet() -> None:
+    """Scripts and sheets are joined as they are read (tests/actors/http/test_console_joining.py)."""
     page = (ROOT / "index.html").read_text()
-    modules = {named(path) for path in SOURCES if path.suffix == ".js"} - {"early.js", "main.js"}
-    assert set(re.findall(r'rel="modulepreload" href="/console/([^"]+)"', page)) == modules
     assert set(re.findall(r'rel="stylesheet" href="/console/([^"]+)"', page)) == {named(path) for path in SOURCES if path.suffix == ".css"}
 
 

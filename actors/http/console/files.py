@@ -1,4 +1,7 @@
-"""The console's pages: the files of one folder, read once. Nothing else can be asked for, and nothing of them comes from elsewhere."""
+"""The console's pages: the files of one folder, read once. Nothing else can be asked for, and nothing of them comes from elsewhere.
+
+The page is changed to ask for the joined script and sheet (joining.py); the modules can be asked for too, for who reads them.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..errors import api_error
+from .joining import FIRST, SCRIPT, STYLE, join_modules, join_sheets
 
 log = logging.getLogger("zsq")
 
@@ -59,13 +63,33 @@ class Files:
             if len(self._files) >= FILES_MAX or size > BYTES_MAX:
                 log.error("the console's folder %s has more than %d files or %d bytes: the rest is left out", folder, FILES_MAX, BYTES_MAX)
                 break
-            packed = gzip.compress(body, 9, mtime=0) if path.suffix in _PACKED else b""
-            etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-            name = path.relative_to(root).as_posix()
-            self._files[name] = _File(body, packed if len(packed) < len(body) else b"", KINDS[path.suffix], etag)
+            self._add(path.relative_to(root).as_posix(), body)
+        if FIRST in self._files and INDEX in self._files:
+            self._join()
+
+    def _add(self, name: str, body: bytes) -> None:
+        suffix = name[name.rindex(".") :]
+        packed = gzip.compress(body, 9, mtime=0) if suffix in _PACKED else b""
+        etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+        self._files[name] = _File(body, packed if len(packed) < len(body) else b"", KINDS[suffix], etag)
+
+    def _join(self) -> None:
+        try:
+            text = {name: self.read(name).decode() for name in self._files if name.endswith((".js", ".css", INDEX))}
+            page, sheet = join_sheets(text[INDEX], text)
+            script = join_modules(text)
+        except ValueError as error:  # also what is not UTF-8
+            log.warning("the console's files are served one by one, which is slower: %s", error)
+            return
+        for name, made in ((INDEX, page), (SCRIPT, script), (STYLE, sheet)):
+            self._add(name, made.encode())
 
     def __bool__(self) -> bool:
         return INDEX in self._files
+
+    def read(self, name: str) -> bytes:
+        """What is served by that name."""
+        return self._files[name].body
 
     async def index(self, request: Request) -> Response:
         return self._answer(request, INDEX)
