@@ -14,6 +14,7 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -44,7 +45,10 @@ class Playing:
                 os.close(reader)
                 os.write(writer, json.dumps(dataclasses.asdict(play(seed, self._root))).encode())
                 status = 0
+            except BaseException:  # a mistake of the simulator: it has no one above who would tell
+                traceback.print_exc()
             finally:
+                sys.stderr.flush()
                 os._exit(status)
         os.close(writer)
         self.fd = reader

@@ -27,6 +27,7 @@ HEARTBEAT_MS: Final = 1_000
 TIMEOUT_S: Final = 20.0
 KEYS: Final = (b"a", b"b", b"c", b"d", b"e")
 TAGS: Final = ("red", "blue")
+ON_ITS_WAY: Final = 50 * MS  # an answer, to the channel, in peace
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,8 +261,9 @@ class Work:
     def _requeue(self, part: Any, numbers: list[int]) -> None:
         delay = self.dice.choice((0.0, 0.0, 0.1, 0.7))
         world = self.crew.world
-        live = (part if hasattr(part, "delivery") else part._batch).delivery.live
-        self.crew.ledger.requeued(self.channel, numbers, world.now_ns + int(delay * S) if live and self.crew.steady else 0)
+        delivery = (part if hasattr(part, "delivery") else part._batch).delivery
+        counts = delivery.live and not delivery.expired(world.now_ns + ON_ITS_WAY) and self.crew.steady  # else it may be nobody's any more
+        self.crew.ledger.requeued(self.channel, numbers, world.now_ns + int(delay * S) if counts else 0)
         world.note(f"{self.name} requeues {numbers} by {delay}")
         part.requeue(delay)
 
