@@ -70,6 +70,7 @@ CREDIT_POOL_BYTES: Final = 256 * MIB  # all producers' unanswered blocks togethe
 CREDIT_BYTES: Final = 8 * MIB  # one producer's
 CREDIT_BYTES_MIN: Final = 256 * KIB
 APPEND_BYTES_MAX: Final = 2 * MIB  # blocks handed to storage as one append
+APPEND_BYTES_LITTLE: Final = 64 * KIB  # less than that waits while another append is on its way
 APPENDS_OUT_MAX: Final = 8  # appends on their way; more wait in the topic and are gathered
 PRODUCERS_MAX: Final = 20_000  # remembered a topic; beyond it the one not used for longest is forgotten
 RECENT_SEQUENCES: Final = 256  # answers remembered for repeated blocks, by producer

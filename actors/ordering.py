@@ -92,6 +92,7 @@ class Ordering:
         }
         self._links: dict[Peer, _Link] = {}
         self._queue: list[_Entry] = []
+        self._queue_bytes = 0
         self._delayed: list[_Entry] = []
         self._delayed_out: tuple[int, list[_Entry]] | None = None
         self._out: OrderedDict[int, list[_Entry]] = OrderedDict()
@@ -203,16 +204,25 @@ class Ordering:
             else:
                 if producer.delayed or producer.delayed_out:
                     return
-                self._queue.append(producer.held.popleft())
+                entry = producer.held.popleft()
+                self._queue.append(entry)
+                self._queue_bytes += entry.block.length
                 producer.plain += 1
 
     # Appends go and are answered
 
     def next_append(self) -> tuple[int, list[Block]] | None:
-        """(request, blocks) to hand to storage now, or None. What arrived meanwhile goes together, up to 2 MiB."""
+        """(request, blocks) to hand to storage now, or None. What arrived meanwhile goes together, up to 2 MiB.
+
+        Little waits for the answer to what is out, as in Nagle's algorithm: its sync would not begin before that one's has ended
+        anyway, and 64 clients with a message each are 25% faster in appends of all than in eight of eight.
+        """
         if not self._queue or len(self._out) >= options.APPENDS_OUT_MAX:
             return None
+        if self._out and self._queue_bytes < options.APPEND_BYTES_LITTLE and len(self._queue) < BLOCKS_AN_APPEND:
+            return None
         batch, self._queue = _first(self._queue)
+        self._queue_bytes -= sum(entry.block.length for entry in batch)
         self._request += 1
         self._out[self._request] = batch
         for entry in batch:
@@ -307,7 +317,7 @@ class Ordering:
         lost = [entry for number in [n for n in self._out if n >= request] for entry in self._out.pop(number)] + self._queue
         if self._delayed_out is not None and self._delayed_out[0] > request:  # storage refuses it: its epoch is over
             lost += self._take_delayed_out()
-        self._queue = []
+        self._queue, self._queue_bytes = [], 0
         self.epoch += 1
         return self._fail(lost, self._producers.keys(), code, text)
 

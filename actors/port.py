@@ -17,16 +17,14 @@ from ..transport.block import Block
 from ..transport.codec import decode, encode, frames_blocks
 from ..transport.errors import UsageError
 from ..transport.protocol import FRAME_BYTES_MAX, FRAMES_MAX, Wire
-from ..transport.sockets import readable, send_frames
+from ..transport.sockets import send_frames
 
 Envelope = tuple[bytes, ...]
 _ENVELOPE_MAX: Final = 4
 
 # The binding's own methods, without what the class above them does in Python for each frame: a third of an actor's work for one message.
 _recv: Final[Any] = zmq.backend.Socket.recv
-_get: Final[Any] = zmq.backend.Socket.get
 _NOW: Final = int(zmq.NOBLOCK)
-_MORE: Final = int(zmq.RCVMORE)
 
 
 class Mail(NamedTuple):
@@ -62,8 +60,8 @@ class Port:
         """What is there, at most `limit` messages; a frame that is no word comes as (envelope, error)."""
         socket = self.socket
         for _ in range(limit):
-            if not readable(socket):  # asking costs a tenth of the exception that tells it
-                return
+            # Not asked before whether something is there: libzmq makes a system call for each answer, 1.3 microseconds here, and takes
+            # what its thread had to tell once for all that it finds. The exception of the end costs 2.6, once.
             try:
                 frames = self._receive_frames(socket)
             except zmq.Again:
@@ -77,28 +75,32 @@ class Port:
                 yield envelope, error
 
     def _receive_frames(self, socket: zmq.Socket[bytes]) -> tuple[Envelope, bytes, list[Any]] | None:
+        """As objects that know whether more follows: to ask the socket for it costs as much as to receive a frame (0.54 and 0.99
+        microseconds). Of the small ones their bytes are kept."""
         envelope: list[bytes] = []
-        part: bytes = _recv(socket, _NOW)
-        while part:
+        frame = _recv(socket, _NOW, False)
+        while part := frame.bytes:
             envelope.append(part)
-            if not _get(socket, _MORE) or len(envelope) > _ENVELOPE_MAX:
-                self._skip(socket)
+            if not frame.more or len(envelope) > _ENVELOPE_MAX:
+                self._skip(socket, frame)
                 return None
-            part = _recv(socket, _NOW)
-        if not _get(socket, _MORE):
+            frame = _recv(socket, _NOW, False)
+        if not frame.more:
             return None
-        control: bytes = _recv(socket, _NOW)
+        frame = _recv(socket, _NOW, False)
+        control: bytes = frame.bytes
         rest: list[Any] = []
-        while _get(socket, _MORE):
-            rest.append(_recv(socket, _NOW, len(rest) % 2 == 0))
+        while frame.more:
+            frame = _recv(socket, _NOW, False)
+            rest.append(frame if len(rest) % 2 else frame.bytes)
             if len(rest) > FRAMES_MAX:
-                self._skip(socket)
+                self._skip(socket, frame)
                 return None
         return tuple(envelope), control, rest
 
-    def _skip(self, socket: zmq.Socket[bytes]) -> None:
-        while _get(socket, _MORE):
-            _recv(socket, _NOW)
+    def _skip(self, socket: zmq.Socket[bytes], frame: Any) -> None:
+        while frame.more:
+            frame = _recv(socket, _NOW, False)
 
     def send(self, envelope: Envelope, word: Wire, blocks: Sequence[Block] = ()) -> bool:
         """True if it was handed over; False if the peer is gone or does not take more."""

@@ -161,7 +161,9 @@ class Producer:
         engine = turner.engine
         if any(parcel.block is None and not parcel.done for parcel in parcels):
             engine.seal_all(time.monotonic_ns())  # somebody waits: no more lingering
-        if await turner.wait(lambda: all(parcel.done for parcel in parcels), time.monotonic_ns() + int(timeout * 1e9)):
+        alone = parcels[0] if len(parcels) == 1 else None
+        done = (lambda: alone.done) if alone is not None else (lambda: all(parcel.done for parcel in parcels))
+        if await turner.wait(done, time.monotonic_ns() + int(timeout * 1e9)):
             return
         raise engine.give_up(parcels, lambda sent: too_late(engine, timeout, sent))
 

@@ -19,13 +19,14 @@ Ready = list[tuple[int, int]]
 
 
 class Waiter:
-    """Somebody who waits until `done()`; `wake` is called then, once, under the engine's lock."""
+    """Somebody who waits until `done()`; `wake` is called then, once, under the engine's lock; or when `deadline_ns` has passed."""
 
-    __slots__ = ("done", "wake")
+    __slots__ = ("deadline_ns", "done", "wake")
 
-    def __init__(self, done: Callable[[], bool], wake: Callable[[], None]) -> None:
+    def __init__(self, done: Callable[[], bool], wake: Callable[[], None], deadline_ns: int = FAR_NS) -> None:
         self.done = done
         self.wake = wake
+        self.deadline_ns = deadline_ns
 
 
 class Engine:
@@ -82,6 +83,11 @@ class Engine:
         self.due_ns = FAR_NS
         for link in list(self.links):
             self.sooner(link.on_time(now_ns))
+        for waiter in self.waiters:
+            if waiter.deadline_ns <= now_ns:
+                waiter.deadline_ns = FAR_NS  # told once; it sees for itself that it is too late
+                waiter.wake()
+            self.sooner(waiter.deadline_ns)
 
     def settle(self) -> None:
         """Wake whoever has what it waits for."""

@@ -7,11 +7,17 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Generic, TypeVar
 
 from .engine import FAR_NS, Engine, Waiter
 
 _EngineT = TypeVar("_EngineT", bound=Engine)
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 class Turner(Generic[_EngineT]):
@@ -41,9 +47,11 @@ class Turner(Generic[_EngineT]):
 
     def settle(self) -> None:
         """After something was sent or taken: wake who waited for it, and see that what is due is done in time."""
-        engine = self.engine
-        engine.settle()
-        due_ns = engine.due_ns
+        self.engine.settle()
+        self._arm()
+
+    def _arm(self) -> None:
+        due_ns = self.engine.due_ns
         if due_ns >= self._timer_ns or self.stopped:
             return
         if self._timer is not None:
@@ -55,22 +63,17 @@ class Turner(Generic[_EngineT]):
         """Until `done()`, or False at the deadline."""
         self.settle()
         while not done():
-            pause_s = (deadline_ns - time.monotonic_ns()) / 1e9
-            if pause_s <= 0 or self.stopped:
+            if self.stopped or time.monotonic_ns() >= deadline_ns:
                 return done()
             future: asyncio.Future[None] = self.loop.create_future()
-
-            def wake(future: asyncio.Future[None] = future) -> None:
-                if not future.done():
-                    future.set_result(None)
-
-            waiter = Waiter(done, wake)
+            waiter = Waiter(done, partial(_wake, future), deadline_ns)
             self.engine.waiters.append(waiter)
-            alarm = self.loop.call_later(pause_s, wake)
+            # No timer of its own for each who waits: it is hardly ever needed, and costs as much as the waiting.
+            self.engine.sooner(deadline_ns)
+            self._arm()
             try:
                 await future
             finally:
-                alarm.cancel()
                 with contextlib.suppress(ValueError):
                     self.engine.waiters.remove(waiter)
         return True

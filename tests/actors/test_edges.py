@@ -45,6 +45,7 @@ def published(topic: Ordering, *sequences: int, delay_ms: int = 0) -> None:
 
 def test_an_append_has_a_bounded_number_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ordering, "BLOCKS_AN_APPEND", 3)
+    monkeypatch.setattr(options, "APPEND_BYTES_LITTLE", 0)
     topic = greeted()
     published(topic, *range(7))
     sizes = []

@@ -16,6 +16,13 @@ S = 1_000_000_000
 NOW = 1_000 * S
 A, B, C = (b"a",), (b"b",), (b"gateway-1", b"c")
 ID = 77
+LITTLE = options.APPEND_BYTES_LITTLE
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An append goes as soon as there is something for it, so that several are out."""
+    monkeypatch.setattr(options, "APPEND_BYTES_LITTLE", 0)
 
 
 def block(sequence: int, *, producer_id: int = ID, count: int = 1, size: int = 1) -> Block:
@@ -131,6 +138,43 @@ def test_appends_are_bounded_in_bytes_and_in_number() -> None:
     assert len(sizes) == options.APPENDS_OUT_MAX
     assert max(sizes) <= options.APPEND_BYTES_MAX
     ordering.appended(1, 0)
+    assert ordering.next_append() is not None
+
+
+def test_little_waits_for_the_answer_to_what_is_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many clients with a message each: one append of all of them, and not eight of an eighth."""
+    monkeypatch.setattr(options, "APPEND_BYTES_LITTLE", LITTLE)
+    ordering = greeted()
+    publish(ordering, 0)
+    first = append(ordering)
+    publish(ordering, 1, 2)
+    assert ordering.next_append() is None
+    assert not ordering.idle()
+    ordering.appended(first, 0)
+    handed = ordering.next_append()
+    assert handed is not None
+    assert [one.header.sequence for one in handed[1]] == [1, 2]
+    publish(ordering, 3)
+    ordering.publish(A, block(4, size=LITTLE), NOW)
+    assert ordering.next_append() is not None, "that is no little"
+    publish(ordering, 5)
+    assert ordering.next_append() is None, "what has gone is not counted"
+    ordering.failed(handed[0], E_DISK_FULL, "full")
+    publish(ordering, 1)
+    assert ordering.next_append() is not None
+    publish(ordering, 2)
+    assert ordering.next_append() is None, "nor what has failed"
+
+
+def test_many_blocks_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "APPEND_BYTES_LITTLE", LITTLE)
+    monkeypatch.setattr("zsq.actors.ordering.BLOCKS_AN_APPEND", 3)
+    ordering = greeted()
+    publish(ordering, 0)
+    append(ordering)
+    publish(ordering, 1, 2)
+    assert ordering.next_append() is None
+    publish(ordering, 3)
     assert ordering.next_append() is not None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from zsq.actors import options
 from zsq.actors.ordering import Ordering
 from zsq.transport.block import Block, Header, pack
 from zsq.transport.protocol import Delayed, Stored, Unstored
@@ -11,6 +12,12 @@ from zsq.transport.protocol import Delayed, Stored, Unstored
 PEER = (b"a",)
 PRODUCER = 7
 HOUR_NS = 3_600_000_000_000
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An append goes as soon as there is something for it, so that several are out."""
+    monkeypatch.setattr(options, "APPEND_BYTES_LITTLE", 0)
 
 
 def block(sequence: int) -> Block:

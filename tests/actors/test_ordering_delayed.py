@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from zsq.actors import options
 from zsq.actors.ordering import Ordering
 from zsq.transport.block import Block, pack
@@ -9,6 +11,12 @@ from zsq.transport.protocol import Delayed, Stored
 
 S = 1_000_000_000
 MINE, OTHER = (b"mine",), (b"other",)
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An append goes as soon as there is something for it, so that several are out."""
+    monkeypatch.setattr(options, "APPEND_BYTES_LITTLE", 0)
 
 
 def block(producer_id: int, sequence: int) -> Block:

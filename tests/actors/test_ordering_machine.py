@@ -70,7 +70,10 @@ class Producer:
 class OrderingMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.small = mock.patch.multiple(options, APPEND_BYTES_MAX=250, APPENDS_OUT_MAX=3, CREDIT_BYTES=400, RECENT_SEQUENCES=3)
+        little = 150  # a block has about a hundred
+        self.small = mock.patch.multiple(
+            options, APPEND_BYTES_LITTLE=little, APPEND_BYTES_MAX=250, APPENDS_OUT_MAX=3, CREDIT_BYTES=400, RECENT_SEQUENCES=3
+        )
         self.small.start()
         self.producers = [Producer(number) for number in range(3)]
         self.replies: dict[Peer, deque[Stored | Unstored | Delayed]] = {}

@@ -192,6 +192,7 @@ class Machine(RuleBasedStateMachine):
         self.hung: set[int] = set()
         self.stuck: set[str] = set()
         self.out: dict[int, tuple[Order, int, set[int]]] = {}  # request -> order, sent at, late ones
+        self.last: dict[int, int] = {}  # key -> the request by which it was asked last: of a worker that was stuck, others were asked
         self.due: dict[int, int] = {}  # of those who live: since when somebody waits
         self.free_ns = NOW  # since when a worker has been free, and all is well
 
@@ -249,8 +250,11 @@ class Machine(RuleBasedStateMachine):
         for order in self.bench.begin():
             assert order.request not in self.out
             assert order.worker in self.rounds.workers
-            asked = {key for other, _, late in self.out.values() for key in late if other.worker not in self.stuck}
-            assert not asked & {key for key, _ in order.targets}, "who has not answered is not asked again"
+            asked = {key for other, _, late in self.out.values() for key in late if self.last[key] == other.request}
+            targets = {key for key, _ in order.targets}
+            stuck = {key for other, _, late in self.out.values() for key in late if other.worker in self.stuck}
+            assert not (asked - stuck) & targets, "who has not answered is not asked again"
+            self.last.update(dict.fromkeys(targets, order.request))
             self.out[order.request] = order, self.bench.now, set()
 
     def work(self, request: int, order: Order, sent_ns: int, late: set[int]) -> None:

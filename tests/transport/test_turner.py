@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from zsq.transport import engine as engine_module
 from zsq.transport import turner as module
 from zsq.transport.engine import Engine
 from zsq.transport.turner import Turner
@@ -19,7 +20,8 @@ S = 1_000_000_000
 def test_a_time_out_of_hours_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a clock that goes on by what is slept."""
     now_ns = 0
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic_ns=lambda: now_ns))
+    for one in (module, engine_module):
+        monkeypatch.setattr(one, "time", SimpleNamespace(monotonic_ns=lambda: now_ns))
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
