@@ -192,7 +192,8 @@ class Machine(RuleBasedStateMachine):
         self.hung: set[int] = set()
         self.stuck: set[str] = set()
         self.out: dict[int, tuple[Order, int, set[int]]] = {}  # request -> order, sent at, late ones
-        self.last: dict[int, int] = {}  # key -> the request by which it was asked last: of a worker that was stuck, others were asked
+        self.last: dict[int, int] = {}  # key -> the request by which it was asked last
+        self.held: set[int] = set()  # requests of workers that were stuck meanwhile: nobody knew, so their channels are asked again
         self.due: dict[int, int] = {}  # of those who live: since when somebody waits
         self.free_ns = NOW  # since when a worker has been free, and all is well
 
@@ -245,15 +246,16 @@ class Machine(RuleBasedStateMachine):
     def step(self) -> None:
         self.bench.now += 10 * MS
         for request, (order, sent_ns, late) in list(self.out.items()):
-            if order.worker not in self.stuck:
+            if order.worker in self.stuck:
+                self.held.add(request)
+            else:
                 self.work(request, order, sent_ns, late)
         for order in self.bench.begin():
             assert order.request not in self.out
             assert order.worker in self.rounds.workers
-            asked = {key for other, _, late in self.out.values() for key in late if self.last[key] == other.request}
+            asked = {key for other, _, late in self.out.values() for key in late if self.last[key] == other.request not in self.held}
             targets = {key for key, _ in order.targets}
-            stuck = {key for other, _, late in self.out.values() for key in late if other.worker in self.stuck}
-            assert not (asked - stuck) & targets, "who has not answered is not asked again"
+            assert not asked & targets, "who has not answered is not asked again"
             self.last.update(dict.fromkeys(targets, order.request))
             self.out[order.request] = order, self.bench.now, set()
 
