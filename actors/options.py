@@ -69,6 +69,7 @@ RING_BYTES_MAX: Final = 2 * MIB  # newest blocks, for channels a little behind; 
 CREDIT_POOL_BYTES: Final = 256 * MIB  # all producers' unanswered blocks together
 CREDIT_BYTES: Final = 8 * MIB  # one producer's
 CREDIT_BYTES_MIN: Final = 256 * KIB
+CREDIT_BYTES_LEAST: Final = 16 * KIB  # when the pool is given out, to some 140: so many more as there may be get on, slower
 APPEND_BYTES_MAX: Final = 2 * MIB  # blocks handed to storage as one append
 APPEND_BYTES_LITTLE: Final = 64 * KIB  # less than that waits while another append is on its way
 APPENDS_OUT_MAX: Final = 8  # appends on their way; more wait in the topic and are gathered

@@ -105,14 +105,15 @@ class Ordering:
     # Producers come and go
 
     def hello(self, peer: Peer, producer_id: int, heartbeat_ns: int, now_ns: int) -> tuple[int, int] | None:
-        """(expected, credit_bytes), or None where the pool or the table is exhausted (answer E_LIMIT)."""
+        """(expected, credit_bytes), or None where there are too many (answer E_LIMIT)."""
         self.bye(peer)
         for older in [other for other, link in self._links.items() if link.producer_id == producer_id]:
             self.bye(older)  # what still lies in its pipe must not be taken: the client may have given its numbers to other blocks
         free = options.CREDIT_POOL_BYTES - self._credit_granted
-        # A share of what is left: the first get all they can use, and a hundred still get something (with a quarter the 41st got none).
-        credit = min(options.CREDIT_BYTES, max(free // 32, options.CREDIT_BYTES_MIN))
-        if credit > free or len(self._links) >= options.PRODUCERS_MAX:
+        # A share of what is left: the first get all they can use. Once it is given out, one block at a time: a small credit, and
+        # a larger block goes alone; what really waits here is bounded by the pool all the same, in `publish`.
+        credit = min(options.CREDIT_BYTES, max(free // 32, options.CREDIT_BYTES_MIN if free > 0 else options.CREDIT_BYTES_LEAST))
+        if len(self._links) >= options.PRODUCERS_MAX:
             return None
         self._credit_granted += credit
         self._links[peer] = _Link(producer_id, credit, now_ns, heartbeat_ns)

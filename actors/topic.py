@@ -11,6 +11,7 @@ from ..transport import protocol as p
 from ..transport.block import check_block
 from ..transport.block_format import ADDRESSED
 from ..transport.errors import E_BAD_ARGUMENT, E_BAD_BLOCK, E_BAD_COMMAND, E_CLOSING, E_LIMIT, UsageError, ZsqError
+from . import options
 from .actor import Actor, StartFailed
 from .fanout import Fanout
 from .ordering import Ordering, Reply
@@ -70,7 +71,7 @@ class Topic(Actor):
         now = time.monotonic_ns()
         welcome = self.ordering.hello(mail.envelope, word.producer_id, heartbeat_ms * _MS, now)
         if welcome is None:
-            port.send(mail.envelope, p.Failed(0, E_LIMIT, "too many producers at once: their credit is used up; close some"))
+            port.send(mail.envelope, p.Failed(0, E_LIMIT, f"{options.PRODUCERS_MAX} producers are at work already; close some"))
             return
         port.send(mail.envelope, p.Welcome(self.key, *welcome, heartbeat_ms))
 

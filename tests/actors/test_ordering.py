@@ -235,19 +235,23 @@ def test_more_than_the_credit_is_refused() -> None:
     assert ordering.publish(A, block(3, size=1_000), NOW) == [], "one block always"
 
 
-def test_the_pool_is_shared_and_given_back() -> None:
+def test_the_pool_is_shared_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "PRODUCERS_MAX", 1_000)
     ordering = Ordering({})
-    granted = 0
-    number = 0
-    while (welcome := ordering.hello((b"%d" % number,), number + 1, 30 * S, NOW)) is not None:
-        granted += welcome[1]
-        number += 1
-        assert options.CREDIT_BYTES_MIN <= welcome[1] <= options.CREDIT_BYTES
-        assert granted <= options.CREDIT_POOL_BYTES
-    assert number >= 100
-    ordering.bye((b"0",))
-    assert ordering.hello(A, ID, 30 * S, NOW) is not None
-    assert ordering.hello(A, ID, 30 * S, NOW) is not None, "again on the same link: its own credit is free"
+    credits: list[int] = []
+    while (welcome := ordering.hello((b"%d" % len(credits),), len(credits) + 1, 30 * S, NOW)) is not None:
+        credits.append(welcome[1])
+    assert len(credits) == 1_000, "the last ones too"
+    assert credits == sorted(credits, reverse=True)
+    assert (credits[0], credits[-1]) == (options.CREDIT_BYTES, options.CREDIT_BYTES_LEAST)
+    assert credits[100] > options.CREDIT_BYTES_MIN
+    assert sum(credits) <= options.CREDIT_POOL_BYTES + options.CREDIT_BYTES_MIN + len(credits) * options.CREDIT_BYTES_LEAST
+    ordering.bye((b"999",))
+    assert ordering.hello(A, ID, 30 * S, NOW) == (0, options.CREDIT_BYTES_LEAST)
+    assert ordering.publish(A, block(0, size=options.CREDIT_BYTES_LEAST), NOW) == [], "one block always"
+    for number in range(999):
+        ordering.bye((b"%d" % number,))
+    assert ordering.hello(A, ID, 30 * S, NOW) == (1, options.CREDIT_BYTES), "it is given back"
 
 
 def test_the_producer_not_used_for_longest_is_forgotten_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ MIB: Final = 1 << 20
 RATE: Final = Axis("messages a second", "messages a second")
 RATE_LINEAR: Final = Axis("messages a second", "messages a second", log=False)
 AT_ONCE: Final = "publish and consume at once"
-PRODUCERS: Final = (1, 4, 16, 64, 128)  # a topic gives credit to about 140 at once, and refuses more
+PRODUCERS: Final = (1, 4, 16, 64, 256)
 DISK: Final = "writev and fdatasync alone"
 SINGLES: Final = "64 clients, a message at a time"
 
