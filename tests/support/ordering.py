@@ -1,0 +1,45 @@
+"""A topic's ordering with one producer that has said Hello, and what it answers in short."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from zsq.actors.ordering import Ordering, Reply
+from zsq.transport.block import Block, pack
+from zsq.transport.protocol import Stored, Unstored
+
+S = 1_000_000_000
+NOW = 1_000 * S
+A, B, C = (b"a",), (b"b",), (b"gateway-1", b"c")
+ID = 77
+
+
+def block(sequence: int, *, producer_id: int = ID, count: int = 1, size: int = 1) -> Block:
+    return pack([b"x" * size] * count, producer_id=producer_id, sequence=sequence)
+
+
+def greeted(known: Mapping[int, tuple[int, Sequence[Sequence[int]]]] | None = None) -> Ordering:
+    ordering = Ordering(known or {})
+    assert ordering.hello(A, ID, 30 * S, NOW) is not None
+    return ordering
+
+
+def publish(ordering: Ordering, *sequences: int, peer: tuple[bytes, ...] = A) -> list[Reply]:
+    return [reply for sequence in sequences for reply in ordering.publish(peer, block(sequence), NOW)]
+
+
+def brief(replies: list[Reply]) -> list[tuple[bytes, object]]:
+    """(peer, what is stored) or (peer, (sequence, expected, code))."""
+    found: list[tuple[bytes, object]] = []
+    for peer, word in replies:
+        if isinstance(word, Unstored):
+            found.append((peer[-1], (word.sequence, word.expected, word.code)))
+        else:
+            found.append((peer[-1], word.blocks if isinstance(word, Stored) else (word.sequence, word.due_ns, word.serial)))
+    return found
+
+
+def append(ordering: Ordering) -> int:
+    handed = ordering.next_append()
+    assert handed is not None
+    return handed[0]
