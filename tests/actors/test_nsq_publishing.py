@@ -12,6 +12,7 @@ import uvloop
 
 from zsq.actors.nsq import publishing
 from zsq.actors.nsq.publishing import AHEAD_MAX, BLOCK_BYTES, WORTH_BYTES, Gatherer
+from zsq.transport.block_format import BLOCK_COUNT_MAX
 
 
 class Counting(Gatherer):
@@ -86,6 +87,20 @@ def test_only_full_ones_go_when_enough_are_ahead(tmp_path: Path) -> None:
         assert gatherer.blocks == AHEAD_MAX
         await publish(gatherer, bytes(BLOCK_BYTES))
         assert (gatherer.blocks, gatherer.idle) == (AHEAD_MAX + 1, False)
+
+    gathered(tmp_path, work)
+
+
+def test_a_block_is_of_so_many_bytes_and_messages(tmp_path: Path) -> None:
+    async def work(gatherer: Counting) -> None:
+        for _ in range(AHEAD_MAX):
+            await publish(gatherer, bytes(WORTH_BYTES))
+        for bodies in ([bytes(BLOCK_BYTES)], [b"1"], [b"2"], [b""] * (BLOCK_COUNT_MAX - 2), [b"3"]):
+            gatherer.publish("topic", bodies, 0, lambda why: None)
+        gathers = gatherer._gathers["topic", 0]
+        assert [len(one.bodies) for one in gathers] == [1, BLOCK_COUNT_MAX, 1]
+        await turns(5)
+        assert gatherer.blocks == AHEAD_MAX + 2, "those that are full"
 
     gathered(tmp_path, work)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from zsq.actors.nsq import registering
 from zsq.actors.nsq.registering import Registrar
 from zsq.transport.errors import UsageError
 from zsq.transport.nsq import lookup
-from zsq.transport.nsq.lookup import Node
+from zsq.transport.nsq.lookup import LookupFailed, Node
 
 NODE = Node("node.example.org", 4150, 4151, "node", "1.3.0-zsq", "eu", "b")
 TOPICS = {"orders": ["billing", "mail"], "clicks": [], "t#ephemeral": ["c#ephemeral"]}
@@ -268,3 +270,59 @@ def test_addresses(address: str) -> None:
     with pytest.raises(UsageError, match="HOST:PORT"):
         Registrar([address], NODE)
     Registrar(["[::1]:4160", "lookup.example.org:4160"], NODE)
+
+
+class Enough(Exception):
+    pass
+
+
+@pytest.mark.parametrize(("steady", "expected"), [(False, [1, 2, 4, 8, 15, 15]), (True, [1, 1, 1, 1, 1, 1])])
+def test_the_pauses_grow_up_to_a_bound_and_begin_anew_after_a_steady_time(
+    steady: bool, expected: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    clock = itertools.count(0, registering.STEADY_S + 1 if steady else 0)
+
+    async def sleep(pause_s: float) -> None:
+        pauses.append(pause_s)
+        if len(pauses) == len(expected):
+            raise Enough
+
+    async def refused(self: object) -> None:
+        raise OSError("nobody listens")
+
+    monkeypatch.setattr(registering, "PAUSE_S_MAX", 15)
+    monkeypatch.setattr(registering, "asyncio", SimpleNamespace(sleep=sleep, Event=asyncio.Event))
+    monkeypatch.setattr(registering, "random", SimpleNamespace(uniform=lambda low, high: 1.0))
+    monkeypatch.setattr(registering, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(registering._Lookupd, "_connection", refused)
+
+    async def main() -> None:
+        with pytest.raises(Enough):
+            await registering._Lookupd("127.0.0.1:1", NODE, 1.0).run()
+
+    asyncio.run(main())
+    assert pauses == expected
+
+
+def test_what_is_refused_is_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registering, "REFUSED_MAX", 2)
+
+    async def main() -> None:
+        peer = registering._Lookupd("127.0.0.1:1", NODE, 1.0)
+        for number in range(4):
+            await refused_once(peer, (f"topic{number}", ""))
+        assert peer.statistics()["refused"] == 2
+
+    async def refused_once(peer: Any, about: tuple[str, str]) -> None:
+        """A connection that ends with it."""
+        async with FakeLookupd() as lookupd:
+            peer._host, port = lookupd.address.rsplit(":", 1)
+            peer._port = int(port)
+            connection = asyncio.create_task(peer._connection())
+            await until(lambda: peer._line is not None and peer._line.session.identified)
+            peer._line.session._refused = about
+        with contextlib.suppress(LookupFailed, OSError):
+            await connection
+
+    run(main())
