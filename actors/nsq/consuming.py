@@ -98,7 +98,7 @@ class _Session(ConsumerSession):
     on_refused: Callable[[int, Sequence[tuple[int, int]]], None]
 
     def on_answer(self, word: Answer) -> Reaction:
-        if word.request not in self.confirms and word.refused:
+        if word.refused:
             self.on_refused(word.token, word.refused)
         return super().on_answer(word)
 
