@@ -210,7 +210,7 @@ async def _read(topic: str, reader: LogReader, first: int, head: int, count: int
     """Messages from `first` on, and where to go on. Where the log is damaged it goes on behind that."""
     found: list[StoredMessage] = []
     at, size = first, 0
-    while at < head and len(found) < count and size < HELD_BYTES_MAX:
+    while at < head:
         fetched = await reader.read(at, READ_BYTES if found else 1)
         for block in fetched.blocks:
             for one in _of_block(topic, block, at, head):
