@@ -124,6 +124,8 @@ def test_a_pattern_is_of_the_whole_name(pattern: str, name: str) -> None:
         ("[users.a", "not TOML"),
         ("x = " + "[" * 5_000, "not TOML"),
         ("[users.a]\npublish = [" + '"x",' * 1_001 + "]", "at most 1000"),
+        (f'[users.a]\npublish = ["{"x" * 130}"]', "entry 1"),
+        ("\n".join(f"[users.u{number}]" for number in range(10_001)), "users: at most 10000 users, not 10001"),
     ],
 )
 def test_what_is_not_understood_is_refused_with_the_whole_file(text: str, said: str) -> None:

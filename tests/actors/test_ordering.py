@@ -110,6 +110,18 @@ def test_a_failed_append_takes_those_behind_it_along() -> None:
     assert publish(ordering, 0, 1) == []
 
 
+def test_a_failure_of_what_was_answered_is_nobodys() -> None:
+    ordering = greeted()
+    publish(ordering, 0)
+    first = append(ordering)
+    ordering.appended(first, 0)
+    publish(ordering, 1)
+    second = append(ordering)
+    assert ordering.failed(first, E_DISK_FULL, "full") == []
+    assert ordering.epoch == 0
+    assert brief(ordering.appended(second, 1)[0]) == [(b"a", ((1, 1),))]
+
+
 def test_what_was_written_before_a_failed_append_is_stored() -> None:
     """Storage answers a write that fails at once, and those before it after their sync."""
     ordering = greeted()

@@ -61,6 +61,15 @@ def test_the_life_of_a_service(listener: tuple[Listener, str]) -> None:
     assert heard.said() == ["WATCHDOG=1"], "while it stops, too"
 
 
+def test_a_start_is_prolonged_as_often_beside_a_slow_watchdog(listener: tuple[Listener, str]) -> None:
+    heard, address = listener
+    service = ServiceManager({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": str(100 * STARTING_NS // 1000), "WATCHDOG_PID": str(os.getpid())})
+    service.tick(S)
+    assert heard.said() == ["WATCHDOG=1", "EXTEND_TIMEOUT_USEC=60000000"]
+    service.tick(S + STARTING_NS)
+    assert heard.said() == ["WATCHDOG=1", "EXTEND_TIMEOUT_USEC=60000000"]
+
+
 def test_without_a_watchdog_only_a_start_is_prolonged(listener: tuple[Listener, str]) -> None:
     heard, address = listener
     service = ServiceManager({"NOTIFY_SOCKET": address})
