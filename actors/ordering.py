@@ -216,7 +216,7 @@ class Ordering:
         """(request, blocks) to hand to storage now, or None. What arrived meanwhile goes together, up to 2 MiB.
 
         Little waits for the answer to what is out, as in Nagle's algorithm: its sync would not begin before that one's has ended
-        anyway, and 64 clients with a message each are 25% faster in appends of all than in eight of eight.
+        anyway, and 64 clients with a message each were 12 to 32% faster so, in six pairs of runs, than with up to eight appends out.
         """
         if not self._queue or len(self._out) >= options.APPENDS_OUT_MAX:
             return None

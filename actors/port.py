@@ -75,8 +75,8 @@ class Port:
                 yield envelope, error
 
     def _receive_frames(self, socket: zmq.Socket[bytes]) -> tuple[Envelope, bytes, list[Any]] | None:
-        """As objects that know whether more follows: to ask the socket for it costs as much as to receive a frame (0.54 and 0.99
-        microseconds). Of the small ones their bytes are kept."""
+        """As objects that know whether more follows: bytes, and the socket asked whether more follows, cost 0.99 microseconds a frame,
+        these 0.54. Of the small ones their bytes are kept."""
         envelope: list[bytes] = []
         frame = _recv(socket, _NOW, False)
         while part := frame.bytes:
