@@ -204,10 +204,7 @@ def copy_file(files: Files, source: str, target: str, bytes_max: int | None, adv
         writing = files.open_new(target)
         try:
             position = crc = 0
-            while bytes_max is None or position < bytes_max:
-                piece = files.pread(reading, PIECE_BYTES if bytes_max is None else min(PIECE_BYTES, bytes_max - position), position)
-                if not piece:
-                    break
+            while piece := files.pread(reading, PIECE_BYTES if bytes_max is None else min(PIECE_BYTES, bytes_max - position), position):
                 files.writev(writing, [piece], position)
                 crc = crc32c(piece, crc)
                 position += len(piece)

@@ -84,7 +84,7 @@ class ChunkFile:
             good = end <= self.end_position
             if good and columns:
                 if start + header.length > len(window):
-                    window = memoryview(self._pread(max(WALK_BYTES, header.length), position))
+                    window = memoryview(self._pread(header.length, position))
                     window_at, start = position, 0
                 good = columns_agree(header, window[start + HEADER_BYTES : start + header.length])
             yield Stretch(position, min(end, self.end_position), header, good)

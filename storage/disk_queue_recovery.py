@@ -249,7 +249,7 @@ def _cut_tail(place: Place, number: int, known: int, size: int, report: QueueRep
 
 
 def _is_zeros(files: Files, fd: int, begin: int, end: int) -> bool:
-    return not any(files.pread(fd, min(WALK_BYTES, end - at), at).strip(b"\0") for at in range(begin, end, WALK_BYTES))
+    return not any(files.pread(fd, WALK_BYTES, at).strip(b"\0") for at in range(begin, end, WALK_BYTES))
 
 
 def walk_records(place: Place, number: int, position: int) -> Iterator[tuple[int, int]]:

@@ -160,7 +160,7 @@ def _walk_file(files: Files, fd: int, file: StagedFile, path: str) -> Iterator[t
         if header is None or header.first_offset != messages:
             break
         if start + header.length > len(window):
-            window, window_at, start = read(max(WALK_BYTES, header.length)), position, 0
+            window, window_at, start = read(header.length), position, 0
         columns = window[start + HEADER_BYTES : start + header.length]
         if not columns_agree(header, columns):
             break

@@ -29,11 +29,11 @@ from ..transport.errors import E_BAD_ARGUMENT, UsageError
 
 MIB: Final = 1024 * 1024
 KEEP_BYTES: Final = 1024 * MIB
-MAX_BYTES_MIN: Final = 8 * MIB  # one block of the largest size always fits into an empty topic
-MAX_S_MIN: Final = 1
-PARTS: Final = 8  # a bound lies in at least so many chunks, as far as they have
+PARTS: Final = 8  # a bound lies in at least so many chunks
 PARTS_LEFT: Final = 6  # of those, dropping the oldest leaves at least so many
-CHUNK_BYTES_MIN: Final = 1 * MIB  # so much
+CHUNK_BYTES_MIN: Final = 1 * MIB  # what one of them has at least
+MAX_BYTES_MIN: Final = PARTS * CHUNK_BYTES_MIN  # 8 MiB: one block of the largest size always fits into an empty topic
+MAX_S_MIN: Final = 1
 ROLL_BYTES: Final = 1 * MIB  # the ongoing chunk, finished, is sealed before its time when it has so much,
 ROLL_IDLE_S: Final = 2.0  # or was not written to for so long
 RIPE_S_MIN: Final = 60.0  # not more often than this for the age of what is finished
@@ -110,7 +110,7 @@ def chunk_bytes(retention: Retention, usual: int) -> int:
     """At which size to roll, so that a bound on what is unfinished means something."""
     if retention.max_bytes == NONE:
         return usual
-    return min(usual, max(retention.max_bytes // PARTS, CHUNK_BYTES_MIN))
+    return min(usual, retention.max_bytes // PARTS)
 
 
 class View(NamedTuple):

@@ -270,8 +270,6 @@ class DeferredRows:
         for name in names:
             if name == self.name(name.partition("\x01")[0]):
                 continue
-            if limit <= 0:
-                return True
             limit -= self._remove(name, limit)
             if self._total(name)[0]:
                 return True

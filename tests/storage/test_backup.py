@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import pytest
 
+from zsq.storage import backup
 from zsq.storage.backup import (
     FileRow,
     Manifest,
@@ -21,6 +22,7 @@ from zsq.storage.backup import (
     walk,
 )
 from zsq.storage.errors import Damaged, ForeignDirectory
+from zsq.storage.faulty_files import FaultyFiles, keep_none
 from zsq.storage.files import Files
 
 FILES: Final = Files()
@@ -70,6 +72,32 @@ def test_a_path_that_leads_out(path: Any) -> None:
     raw = json.dumps(head | data | {"checksum": _checksum(data)}).encode()
     with pytest.raises(Damaged):
         decode_manifest(raw, "m")
+
+
+def test_a_manifest_of_another_version_says_what_to_do() -> None:
+    """All else about it is right."""
+    raw = encode_manifest(manifest(FileRow("x", 1, 1)))
+    with pytest.raises(ForeignDirectory, match="version 2; this zsq knows only 1: upgrade"):
+        decode_manifest(raw.replace(b'"version": 1', b'"version": 2'), "m")
+
+
+def test_a_copy_is_on_disk_when_it_is_made_and_never_much_of_it_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is given all of it at once lets the broker's own syncs wait behind it."""
+    monkeypatch.setattr(backup, "PIECE_BYTES", 1_000)
+    monkeypatch.setattr(backup, "SYNC_BYTES", 4_000)
+    data = os.urandom(10_500)
+    (tmp_path / "a").write_bytes(data)
+    files = FaultyFiles(str(tmp_path))
+    unsynced: list[int] = []
+
+    def look(count: int) -> None:
+        unsynced.append(sum(len(change.data) for change in files.pending))
+
+    copy_file(files, f"{tmp_path}/a", f"{tmp_path}/b", None, look)
+    assert max(unsynced) < 4_000
+    files.sync_folder(str(tmp_path))
+    files.crash(keep_none)
+    assert (tmp_path / "b").read_bytes() == data
 
 
 def test_an_unfinished_backup(tmp_path: Path) -> None:

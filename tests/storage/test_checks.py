@@ -38,6 +38,7 @@ from zsq.storage.space import SPACE_CHECK_BYTES, SPACE_CHECK_NS, Space
 from zsq.storage.state import StateStore
 from zsq.storage.state_rows import META, StateBatch, new_meta, unwrap_meta, wrap
 from zsq.storage.store import Identity
+from zsq.transport.block import pack
 from zsq.transport.codec import pack_value, unpack_value
 
 SEED = 0xA1B2C3D4
@@ -101,6 +102,13 @@ def test_a_checkpoint_of_another_version_is_refused() -> None:
     assert unwrap_meta(wrap(META, pack_value(meta))) == meta
     with pytest.raises(ForeignDirectory):
         unwrap_meta(wrap(META, pack_value({**meta, "version": meta["version"] + 1})))
+
+
+def test_a_row_too_short_for_a_blocks_header_has_not_its_size() -> None:
+    """What LMDB says of its size is wrong, then, and no more is to be believed of it."""
+    key, value = delayed_format.encode_row(delayed_format.DelayedRow(delayed_format.DelayedKey(1, 2), pack([b"body"])))
+    assert delayed_format.has_its_size(key, value)
+    assert not delayed_format.has_its_size(key, value[:60])
 
 
 def test_delayed_messages_of_another_version_are_refused(tmp_path: Path) -> None:

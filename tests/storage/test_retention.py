@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zsq.storage.retention import (
-    CHUNK_BYTES_MIN,
     CHUNKS_A_ROUND_MAX,
     MAX_BYTES_MIN,
     MIB,
@@ -131,6 +130,8 @@ def test_unfinished_chunks(settings: dict[str, Any], shown: View, chunks: int) -
         (BOUND | {"when_full": "reject"}, view(1, floor=0, size=20 * MIB), False),
         (BOUND, view(9, floor=0, size=20 * MIB), True),
         (AGED, view(1, floor=0, idle_s=151), True),
+        (AGED | {"max_s": 4}, view(1, floor=0)._replace(first_time_ns=NOW - S, last_time_ns=NOW - S), False),  # not twice a second
+        (AGED | {"max_s": 4}, view(1, floor=0)._replace(first_time_ns=NOW - 3 * S, last_time_ns=NOW - S), True),
         (FOREVER, view(idle_s=10**6), False),
     ],
 )
@@ -256,8 +257,6 @@ def test_settings_over_settings() -> None:
     assert resolve(resolve(own).as_dict()) == resolve(own)
 
 
-@pytest.mark.parametrize(
-    ("max_bytes", "expected"), [(-1, 256), (MAX_BYTES_MIN, CHUNK_BYTES_MIN // MIB), (80 * MIB, 10), (10_000 * MIB, 256)]
-)
+@pytest.mark.parametrize(("max_bytes", "expected"), [(-1, 256), (MAX_BYTES_MIN, 1), (80 * MIB, 10), (10_000 * MIB, 256)])
 def test_chunks_are_smaller_where_a_bound_is(max_bytes: int, expected: int) -> None:
     assert chunk_bytes(Retention(max_bytes=max_bytes), 256 * MIB) == expected * MIB

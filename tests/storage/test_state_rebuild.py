@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -363,27 +362,6 @@ def test_what_redelivery_does_not_heal_is_in_the_snapshot_at_once(desk: Desk) ->
     found = read_snapshot(desk.files, desk.directory)
     assert found is not None
     assert any(key[:1] == b"p" for key, _ in found.rows), "an end in order writes one too"
-
-
-def test_the_rest_waits_a_minute_and_longer_where_it_is_large(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert desk.store is not None
-    keeper = desk.store.keeper
-    now = [1_000.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    assert keeper.is_due(), "the first one is due at once"
-    keeper.write()
-    assert not keeper.is_due()
-    now[0] += 100
-    assert not keeper.is_due(), "nothing changed"
-    state_of(desk).commit(StateBatch(synced_end=0))
-    assert keeper.is_due()
-    monkeypatch.setattr(state_keeper, "SNAPSHOT_STEP_BYTES", 100)
-    keeper.write()
-    state_of(desk).commit(StateBatch(synced_end=0))
-    now[0] += 100
-    assert not keeper.is_due()
-    now[0] += state_keeper.SNAPSHOT_LATEST_S
-    assert keeper.is_due()
 
 
 def test_a_full_disk_keeps_no_commit_from_its_answer(desk: Desk) -> None:

@@ -1,0 +1,79 @@
+"""What is remembered of damage: how much of it, for how long, and when a hole is none any more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from crc32c import crc32c
+
+from zsq.storage import damage
+from zsq.storage.damage import BAD_HEAD_BYTES, Bad, BadHead, DamageBook, Hole, decode_bad_head, encode_bad_head
+from zsq.storage.files import Files
+from zsq.storage.log_format import CHUNK_HEADER_BYTES
+from zsq.storage.store import StoreOptions
+
+if TYPE_CHECKING:
+    from tests.storage.conftest import Desk
+
+TINY = StoreOptions(chunk_bytes=460, index_every_bytes=1, map_bytes=1 << 20, reserve_bytes=0, ring_bytes=0)
+
+
+def bad(base: int, offset: int, *, size: int = 10, count: int = 1) -> Bad:
+    return Bad(base, 200, size, offset, count, "its checksum does not agree")
+
+
+def test_what_retention_removes_is_forgotten_and_the_rest_is_not(tmp_path: Path) -> None:
+    book = DamageBook(Files(), str(tmp_path), [Hole(70, 2)])
+    book.note(bad(0, 10, count=5))
+    book.note(bad(50, 60))
+    book.forget_below(15)
+    assert book.holes == [(60, 1), (70, 2)]
+    assert book.by_chunk() == {50: 1}
+    assert not book.is_known(0, 200)
+    book.forget_below(71)
+    assert book.holes == [(70, 2)], "a part of it is still in the log"
+    assert book.by_chunk() == {}
+
+
+def test_a_large_stretch_takes_of_the_budget_what_is_kept_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(damage, "BAD_KEPT_BYTES_MAX", 100)
+    monkeypatch.setattr(damage, "BAD_TOTAL_BYTES_MAX", 150)
+    book = DamageBook(Files(), str(tmp_path))
+    for number, taken in enumerate((True, True, False)):
+        book.note(bad(number, number, size=1_000_000))
+        assert (book.take(0) is not None) == taken, number
+
+
+def test_a_file_of_another_version_is_not_read_as_one_of_this(tmp_path: Path) -> None:
+    data = encode_bad_head(BadHead(bad(0, 1), 5, 0, 0))
+    assert decode_bad_head(data) is not None
+    other = data[: BAD_HEAD_BYTES - 10].replace(b'"version": 1', b'"version": 9')
+    assert decode_bad_head(other + b" %08x\n" % crc32c(other)) is None
+
+
+def test_a_chunk_that_comes_back_without_its_first_message_is_still_a_hole(tmp_path: Path, desk: Desk) -> None:
+    folder = tmp_path / "back"
+    folder.mkdir()
+    topic = type(desk)(folder, TINY)
+    topic.open()
+    for _ in range(8):
+        topic.publish(count=1, size=1)
+        topic.sync()
+    topic.abandon_cleanly()
+    path = topic.chunk_path(3)
+    away = path.with_suffix(".away")
+    path.rename(away)
+    topic.files.reset()
+    assert topic.open().report.holes == ((3, 3),)
+    job = topic.log.reader.damage.take(7_000)
+    assert job is not None
+    job()
+    topic.abandon_cleanly()
+    away.rename(path)
+    topic.flip(path, (CHUNK_HEADER_BYTES + 20) * 8)  # the first block's header
+    topic.files.reset()
+    report = topic.open().report
+    assert report.holes == ((3, 3),), "the first of its messages is not there"
+    topic.abandon()

@@ -1,0 +1,44 @@
+"""When a snapshot of the state is written: not oftener than it is worth, and not more seldom than a start can stand."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from zsq.storage import state_keeper
+from zsq.storage.state import StateBatch
+from zsq.storage.transactions import StageRow
+
+if TYPE_CHECKING:
+    from tests.storage.conftest import Desk
+
+STAGE = StageRow("query", 7, "app", 1, 0, 0, 0, 0, True, (), 50)
+
+
+def test_the_rest_waits_a_minute_and_longer_where_it_is_large(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert desk.store is not None
+    keeper, state = desk.store.keeper, desk.store.state
+    now = [1_000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    assert keeper.is_due(), "the first one is due at once"
+    keeper.write()
+    assert not keeper.is_due()
+    now[0] += 100
+    assert not keeper.is_due(), "nothing changed"
+    state.commit(StateBatch(synced_end=0))
+    assert keeper.is_due()
+    monkeypatch.setattr(state_keeper, "SNAPSHOT_STEP_BYTES", 100)
+    keeper.write()
+    state.commit(StateBatch(synced_end=0))
+    now[0] += 100
+    assert not keeper.is_due()
+    monkeypatch.setattr(state_keeper, "SNAPSHOT_STEP_BYTES", 1)  # hours, if there were no limit
+    keeper.write()
+    state.commit(StateBatch(synced_end=0))
+    now[0] += state_keeper.SNAPSHOT_LATEST_S
+    assert keeper.is_due()
+    renames = desk.files.log.count("rename")
+    state.commit(StateBatch(stage_puts={b"s" * 16: STAGE}))
+    assert desk.files.log.count("rename") == renames, "a large one is not written for each part that is sealed"
