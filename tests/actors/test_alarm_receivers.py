@@ -265,6 +265,24 @@ def test_a_command_whose_minder_is_killed_ends_too(tmp_path: Path) -> None:
     wait_for(lambda: not lives(pid), 10, "its end")
 
 
+def test_a_minder_that_is_stopped_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its time is over, and what minds that says nothing: both are killed, and the next alarm can be told."""
+    monkeypatch.setattr(alarm_receivers, "TRY_S", 3.0)
+    monkeypatch.setattr(alarm_receivers, "_MINDER_S", -1.0)  # so it would not say it itself, were it not stopped
+    noted = tmp_path / "pids"
+    command = Command(["/bin/sh", "-c", f"echo $$ $PPID > {noted}; kill -STOP $PPID; exec sleep 600"])
+    found: queue.Queue[str] = queue.Queue()
+    threading.Thread(target=lambda: found.put(told(command, message(EVENT))), daemon=True).start()
+    try:
+        said = found.get(timeout=10)
+    finally:
+        pid, minder = noted.read_text().split()
+        if lives(minder):
+            kill(int(minder))
+    assert said == "did not end within 3 s: killed"
+    wait_for(lambda: not lives(pid), 10, "its end")
+
+
 def lives(pid: str) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
