@@ -54,3 +54,19 @@ def test_who_reads_no_answers_is_not_read_any_more() -> None:
     assert said == ["pause"]
     connection.resume_writing()
     assert said == ["pause", "resume"]
+
+
+def test_while_too_much_waits_for_its_answer_nobody_is_read() -> None:
+    said: list[str] = []
+    transport = SimpleNamespace(pause_reading=lambda: said.append("pause"), resume_reading=lambda: said.append("resume"))
+    publishing = SimpleNamespace(full=True)
+    gateway = SimpleNamespace(loop=None, limits=NsqLimits(), publishing=publishing, paused={})
+    connection = RealConnection(cast("Any", gateway))
+    connection._transport = cast("Any", transport)
+    connection.data_received(b"  V2")
+    assert said == ["pause"]
+    assert list(gateway.paused) == [connection], "so that it is looked at again with the answers"
+    publishing.full = False
+    connection.look()
+    assert said == ["pause", "resume"]
+    assert not gateway.paused

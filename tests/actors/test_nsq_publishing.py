@@ -105,6 +105,42 @@ def test_a_block_is_of_so_many_bytes_and_messages(tmp_path: Path) -> None:
     gathered(tmp_path, work)
 
 
+def test_more_messages_than_a_block_holds_are_several_and_one_answer(tmp_path: Path) -> None:
+    answers: list[str] = []
+
+    async def work(gatherer: Counting) -> None:
+        gatherer.publish("topic", [b"body"] * (2 * BLOCK_COUNT_MAX + 1), 0, answers.append)
+        await turns(5)
+        assert (gatherer.blocks, gatherer.messages) == (2, 2 * BLOCK_COUNT_MAX), "the rest is gathered"
+        assert answers == []
+        for out in [*gatherer._out["topic"]]:
+            gatherer.engine.lanes["topic"].session.withdraw(out.parcel)
+            gatherer._answer(out.answers, out.size, "E_X why")
+        assert answers == [], "a part of it is still to come"
+        (rest,) = gatherer._gathers.pop(("topic", 0))
+        gatherer._answer(rest.answers, rest.size, "")
+        assert answers == ["E_X why"]
+
+    gathered(tmp_path, work)
+
+
+def test_what_waits_for_answers_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all connections together: while it is full none of them is read, and with the answers they are."""
+    monkeypatch.setattr(publishing, "PENDING_BYTES_MAX", 3 * BLOCK_BYTES)
+
+    async def work(gatherer: Counting) -> None:
+        for _ in range(3):
+            await publish(gatherer, bytes(BLOCK_BYTES))
+        assert not gatherer.full
+        await publish(gatherer, b"body")
+        assert gatherer.full
+        out = gatherer._out["topic"][0]
+        gatherer._answer(out.answers, out.size, "")
+        assert not gatherer.full
+
+    gathered(tmp_path, work)
+
+
 def test_delays_share_no_block_and_do_not_wait_for_each_other(tmp_path: Path) -> None:
     async def work(gatherer: Counting) -> None:
         for delay_ms in (0, 0, 0, 0, 10, 20, 20, 20, 20, 30):
