@@ -178,6 +178,11 @@ def test_a_push_that_is_no_push_is_dropped(gate: Gate) -> None:
         gate.pushes.frames.append([Frame(part, ETL[0]) for part in (b"r", b"", control, b"header", b"columns")])
     gate.gateway._forward_pushes()
     assert wire.sent == []
+    whole = (b"r", b"", encode(p.Push(STAGE)), b"header", b"columns", b"more")
+    for count in (1, 2, 3, 4, 6):
+        gate.pushes.frames.append([Frame(part, ETL[0]) for part in whole[:count]])
+    gate.gateway._forward_pushes()
+    assert (wire.sent, gate.gateway.pushes_dropped) == ([], 9), "nor does one without a word end the gateway"
 
 
 def test_stages_of_a_link_are_bounded() -> None:

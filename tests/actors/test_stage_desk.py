@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from support.stage_bench import ONE, TWO, A, Bench, blocks, seal_of
 from zsq.actors import options, stage_desk
 from zsq.actors.port import Mail
 from zsq.storage.errors import Damaged, DiskFull, StoreFailed
+from zsq.storage.transactions import JOB, JOB_KEPT_NS
 from zsq.transport import protocol as p
 from zsq.transport.block import Block
 from zsq.transport.errors import E_DISK_FULL, CorruptBlock, Refused, UsageError, from_wire
@@ -226,6 +228,28 @@ def test_stages_expire_by_their_kind(bench: Bench, monkeypatch: pytest.MonkeyPat
         bench.commit_state()
         assert list(bench.store.staging.stages()) == left
         assert len(bench.files()) == len(left)
+
+
+def test_a_job_is_forgotten_when_nobody_can_ask_for_it_any_more(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each job is an app of its own: a topic that kept them all would take no new ones one day."""
+    now, wall = 10**18, time.time_ns()
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now)
+    monkeypatch.setattr(time, "time_ns", lambda: wall)
+    for app, kind in (("job", JOB), ("query", "app")):
+        part = bench.sealed(ONE, *blocks(1), app=app, kind=kind)
+        bench.say(p.Commit(9, app, 1, kind, (part,)))
+    bench.desk.expire()
+    assert {*bench.desk._transactions} == {"job", "query"}
+    wall += JOB_KEPT_NS + 1
+    bench.desk.expire()
+    assert {*bench.desk._transactions} == {"job", "query"}, "looked at not long ago"
+    now += 3_600 * 10**9 + 1
+    bench.desk.expire()
+    bench.commit_state()
+    assert {*bench.store.state.load().transactions} == {"query"}
+    bench.restart()
+    (told,) = bench.say(p.Commit(10, "query", 1, "app", ())) + bench.commit_state()
+    assert told == p.Done(10, {"first_offset": 2, "messages": 2, "repeated": True})
 
 
 def test_a_state_store_without_space_is_told_to_who_waits_for_a_seal(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

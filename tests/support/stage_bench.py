@@ -118,8 +118,8 @@ class Bench:
         self.state.on_results()
         return self.turn()
 
-    def sealed(self, stage: bytes, *blocks: Block, version: int = 1) -> p.StagePart:
-        self.say(p.OpenStage(1, stage, "app", version, "app", 0))
+    def sealed(self, stage: bytes, *blocks: Block, version: int = 1, app: str = "app", kind: str = "app") -> p.StagePart:
+        self.say(p.OpenStage(1, stage, app, version, kind, 0))
         self.push(stage, *blocks)
         seal = seal_of(stage, *blocks)
         self.say(seal)

@@ -72,11 +72,24 @@ def test_what_never_was_takes_no_memory() -> None:
     assert figure._fine is not None
 
 
+class Counted(float):
+    """Counts how often it is multiplied: once a step of the coarse ring."""
+
+    times = 0
+
+    def __mul__(self, other: float) -> float:
+        Counted.times += 1
+        return float(self) * other
+
+
 def test_a_day_without_news_is_filled_in_bounded_steps() -> None:
-    figure = Figure(0, True)
-    figure.note(2.0, 0)
-    figure.note(3.0, 1_000_000_000)
-    assert figure.last("2h", 1_000_000_000) == [2.0] * COARSE
+    """However long it was: the gateway does nothing else meanwhile."""
+    for second in (86_400, 8_640_000):
+        figure, Counted.times = Figure(0, True), 0
+        figure.note(Counted(2.0), 0)
+        figure.note(3.0, second)
+        assert Counted.times <= COARSE + 1
+        assert figure.last("2h", second) == [2.0] * COARSE
 
 
 def row(**values: Any) -> Any:
