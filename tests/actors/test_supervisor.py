@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import signal
+import socket
 import time
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import zmq
 from support.group import Broker
 
 from zsq.actors import options, supervisor
@@ -125,6 +127,35 @@ def test_a_second_signal_waits_for_nobody(place: Place) -> None:
     assert place.killed == []
     place.supervisor._on_signal(signal.SIGTERM, None)
     assert place.killed == [7, 8]
+
+
+def test_whatever_ends_the_supervisor_ends_its_children(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else they would go on with nobody above them, and the program that called it would wait for them at its end."""
+    closed: list[str] = []
+
+    def fails() -> None:
+        place.add(7)
+        place.add(8, state="starting")
+        raise OSError("by plan")
+
+    for name in ("signal", "set_wakeup_fd"):
+        monkeypatch.setattr(signal, name, lambda *_, **__: None)
+    one, other = pair = socket.socketpair()
+    monkeypatch.setattr(socket, "socketpair", lambda: pair)
+    monkeypatch.setattr(zmq, "Poller", lambda: SimpleNamespace(register=lambda *_: None))
+    with one, other:
+        vars(place.supervisor.table)["events_fd"] = one.fileno()
+        parts: dict[str, Any] = {
+            "run_dir": "/nowhere", "_start_all": fails, "context": SimpleNamespace(term=lambda: closed.append("context")),
+            "port": SimpleNamespace(socket=SimpleNamespace(bind=lambda endpoint: None), close=lambda: closed.append("port")),
+            "audit": SimpleNamespace(open=lambda: None, close=lambda: closed.append("audit")),
+            "management": SimpleNamespace(audits=SimpleNamespace(close=lambda: None)),
+        }  # fmt: skip
+        vars(place.supervisor).update(parts)
+        with pytest.raises(OSError, match="by plan"):
+            place.supervisor.run()
+    assert place.killed == [7, 8]
+    assert closed == ["port", "context", "audit"]
 
 
 def test_a_node_runs_so_many_processes_and_no_more(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
