@@ -170,8 +170,6 @@ class Chunk(ChunkFile):
 
     def _agrees(self, entry: Entry) -> bool:
         """Whether the block header that an index entry points at is there and is the one it means."""
-        if not CHUNK_HEADER_BYTES <= entry.position < self.end_position:
-            return False
         header = decode_disk_header(self._pread(HEADER_BYTES, entry.position), self.header.seed, entry.position)
         return header is not None and header.first_offset == entry.offset and header.time_ns == entry.time_ns
 

@@ -13,6 +13,7 @@ class RecordWriter:
     def __init__(self, place: Place) -> None:
         self._place = place
         self._fd = -1
+        self._named = True
         self.unsynced = False
 
     def append(self, meta: Meta, message: bytes) -> Meta:
@@ -30,18 +31,15 @@ class RecordWriter:
         return meta._replace(depth=meta.depth + 1, write_position=meta.write_position + len(record))
 
     def _open(self, meta: Meta) -> None:
-        if self._fd >= 0:
-            return
         files = self._place.files
-        path = self._place.data_path(meta.write_file)
-        if files.exists(path):
-            self._fd = files.open_append(path)
-            if files.size(self._fd) > meta.write_position:  # of a put that found no space, and was not cut back
-                files.truncate(self._fd, meta.write_position)
-        else:
-            self._fd = files.open_new(path)
+        if self._fd < 0:
+            path = self._place.data_path(meta.write_file)
+            self._named = files.exists(path)
+            self._fd = files.open_append(path) if self._named else files.open_new(path)
+        if not self._named:  # also at the next put, if there was no space for it at this one
             # Before metadata count it: with that and without the file, it would look as if what was read before had not been.
             files.sync_folder(self._place.folder)
+            self._named = True
 
     def cut(self, number: int, position: int) -> None:
         """The file ends there again, on disk too."""

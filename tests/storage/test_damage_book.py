@@ -12,11 +12,13 @@ from zsq.storage import damage
 from zsq.storage.damage import BAD_HEAD_BYTES, Bad, BadHead, DamageBook, Hole, decode_bad_head, encode_bad_head
 from zsq.storage.files import Files
 from zsq.storage.log_format import CHUNK_HEADER_BYTES
-from zsq.storage.store import StoreOptions
+from zsq.storage.store import Identity, StoreOptions
+from zsq.storage.survey import survey
 
 if TYPE_CHECKING:
     from tests.storage.conftest import Desk
 
+IDENTITY = Identity("clicks", "00112233445566778899aabbccddeeff")
 TINY = StoreOptions(chunk_bytes=460, index_every_bytes=1, map_bytes=1 << 20, reserve_bytes=0, ring_bytes=0)
 
 
@@ -44,6 +46,16 @@ def test_a_large_stretch_takes_of_the_budget_what_is_kept_of_it(tmp_path: Path, 
     for number, taken in enumerate((True, True, False)):
         book.note(bad(number, number, size=1_000_000))
         assert (book.take(0) is not None) == taken, number
+
+
+def test_so_much_is_remembered_of_single_stretches_and_every_hole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk with a million bad blocks must not fill the memory too."""
+    monkeypatch.setattr(damage, "BAD_FILES_MAX", 2)
+    book = DamageBook(Files(), str(tmp_path))
+    for number in range(10):
+        book.note(bad(number, 2 * number))
+    assert len(book.by_chunk()) == 4
+    assert (book.messages, book.skip(18)) == (10, 19)
 
 
 def test_a_file_of_another_version_is_not_read_as_one_of_this(tmp_path: Path) -> None:
@@ -76,4 +88,30 @@ def test_a_chunk_that_comes_back_without_its_first_message_is_still_a_hole(tmp_p
     topic.files.reset()
     report = topic.open().report
     assert report.holes == ((3, 3),), "the first of its messages is not there"
+    topic.abandon()
+
+
+@pytest.mark.parametrize(
+    ("end", "alarm"),
+    [
+        (3, ""),
+        (4, "ends at offset 4, and the next chunk begins at 3"),
+        (1, "2 messages are missing"),
+        (-1, "its footer is missing or damaged"),
+    ],
+)
+def test_a_chunk_ends_where_the_next_one_begins(tmp_path: Path, desk: Desk, end: int, alarm: str) -> None:
+    folder = tmp_path / "border"
+    folder.mkdir()
+    topic = type(desk)(folder, TINY)
+    topic.open()
+    for _ in range(8):
+        topic.publish(count=1, size=1)
+        topic.sync()
+    (found,) = survey(topic.files, topic.directory, IDENTITY.uuid_bytes, [0], 1)
+    assert found.facts is not None
+    assert found.facts.next_offset == 3
+    said = topic.log.survey.learn([found._replace(facts=found.facts._replace(next_offset=end))])
+    assert len(said) == bool(alarm)
+    assert all(alarm in one for one in said)
     topic.abandon()

@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from zsq.storage import state_keeper
+from zsq.storage.files import Files
 from zsq.storage.state import StateBatch
 from zsq.storage.transactions import StageRow
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.storage.conftest import Desk
 
+S = 1_000_000_000
 STAGE = StageRow("query", 7, "app", 1, 0, 0, 0, 0, True, (), 50)
 
 
@@ -42,3 +46,15 @@ def test_the_rest_waits_a_minute_and_longer_where_it_is_large(desk: Desk, monkey
     renames = desk.files.log.count("rename")
     state.commit(StateBatch(stage_puts={b"s" * 16: STAGE}))
     assert desk.files.log.count("rename") == renames, "a large one is not written for each part that is sealed"
+
+
+@pytest.mark.parametrize(("every_s", "suspected"), [(1, True), (20, False), (-1, False)])
+def test_many_starts_within_a_minute_make_the_store_suspect_and_not_those_of_a_day(tmp_path: Path, every_s: int, suspected: bool) -> None:
+    """Each came to a commit. -1: the clock is set back each time, so that those before seem to be to come."""
+    found = []
+    for number in range(3 * state_keeper.STARTS_MAX):
+        starts = state_keeper.Starts(Files(), str(tmp_path))
+        found.append(starts.begin((1_000_000 + number * every_s) * S))
+        starts.committed()
+    assert (max(found) >= state_keeper.UNPROVEN_MAX) == suspected
+    assert found[0] == 0

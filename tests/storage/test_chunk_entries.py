@@ -1,0 +1,81 @@
+"""An entry of an index is believed only if the block it points at is the one it means; and how a block's header is looked for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from zsq.storage.faulty_files import keep_all
+from zsq.storage.index import Entry, Index
+from zsq.storage.log_format import CHUNK_HEADER_BYTES, index_name
+from zsq.storage.store import StoreOptions
+from zsq.transport.block import HEADER_BYTES, pack
+
+if TYPE_CHECKING:
+    from tests.storage.conftest import Desk
+
+
+def test_an_entry_is_the_block_it_points_at(desk: Desk) -> None:
+    """An index of the same chunk from before its end was cut off and written anew may point at any of its blocks."""
+    for _ in range(2):
+        desk.publish()
+        desk.sync()
+    chunk = desk.log.reader.open(0)
+    first, second = (stretch for stretch in chunk.walk(CHUNK_HEADER_BYTES, columns=False))
+    assert second.header is not None
+    entry = Entry(second.header.first_offset, second.position, second.header.time_ns)
+    assert chunk._agrees(entry)
+    assert not chunk._agrees(entry._replace(offset=entry.offset - 1))
+    assert not chunk._agrees(entry._replace(time_ns=entry.time_ns - 1))
+    for position in (0, first.position, second.position - 8, chunk.end_position, chunk.end_position + 1_000):
+        assert not chunk._agrees(entry._replace(position=position))
+
+
+def test_a_large_damaged_stretch_is_searched_in_few_reads(desk: Desk) -> None:
+    desk.abandon_cleanly()
+    desk.options = StoreOptions(chunk_bytes=1 << 23, map_bytes=1 << 20, reserve_bytes=0, ring_bytes=0)
+    desk.open()
+    desk.log.append([pack([bytes(1 << 20)] * 3, producer_id=77)], 5)
+    desk.log.append([pack([b"next"], producer_id=77, sequence=1)], 6)
+    desk.sync()
+    chunk = desk.log.reader.open(0)
+    before = desk.files._calls.get("pread", 0)
+    desk.files.fail["pread"] = dict.fromkeys(range(before + 20, before + 10_000), 5)
+    found = chunk._find_header(CHUNK_HEADER_BYTES + 8)
+    assert found == [stretch.position for stretch in chunk.walk(CHUNK_HEADER_BYTES, columns=False)][1]
+    desk.files.fail = {}
+
+
+@pytest.mark.parametrize("distance", range(HEADER_BYTES - 16, HEADER_BYTES + 16, 8))
+def test_a_header_across_the_border_of_two_reads_is_found(desk: Desk, monkeypatch: pytest.MonkeyPatch, distance: int) -> None:
+    for _ in range(2):
+        desk.publish()
+        desk.sync()
+    chunk = desk.log.reader.open(0)
+    (_, second) = (stretch.position for stretch in chunk.walk(CHUNK_HEADER_BYTES, columns=False))
+    monkeypatch.setattr("zsq.storage.chunk_file.SEARCH_BYTES", second - (CHUNK_HEADER_BYTES + 8) + distance)
+    assert chunk._find_header(CHUNK_HEADER_BYTES + 8) == second
+
+
+def test_what_is_cut_off_leaves_the_index_too(desk: Desk) -> None:
+    """Else a sealed chunk's index would point into blocks that were written since, and be made anew at each look."""
+    desk.abandon_cleanly()
+    desk.options = replace(desk.options, index_every_bytes=1)
+    desk.open()
+    desk.publish()
+    desk.sync()
+    end = desk.chunk_path().stat().st_size
+    desk.publish(blocks=2)
+    desk.abandon()
+    desk.files.crash(keep_all)
+    desk.flip(desk.chunk_path(), (end + 70) * 8)
+    assert desk.open().report.cut_bytes > 0
+    while len(desk.log.chunks) == 1:
+        desk.publish(count=1, size=1)
+    desk.sync()
+    chunk = desk.log.reader.open(0)
+    index = Index.decode(desk.path(index_name(0)).read_bytes(), chunk.header.seed, 1)
+    assert index is not None
+    assert [entry.position for entry in index.entries()] == [one.position for one in chunk.walk(CHUNK_HEADER_BYTES, columns=False)]
