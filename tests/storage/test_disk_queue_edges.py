@@ -66,9 +66,9 @@ def test_what_was_written_of_a_refused_put_is_gone_when_a_smaller_one_follows(tm
     files = FaultyFiles(str(tmp_path))
     with DiskQueue(tmp_path, NAME, max_bytes_per_file=100, files=files) as queue:
         queue.put(BODIES[0])
-        files.short = {files._calls["writev"] + 1: 40}
+        files.short = {files._calls["writev"] + 1: 80}
         with pytest.raises(DiskFull):
-            queue.put(b"x" * 60)
+            queue.put(b"x" * 80)  # up to 93; seven of the others end at 91, and the eighth goes into the next file
         for body in BODIES[1:]:
             queue.put(body)
         assert list(queue) == BODIES
