@@ -131,8 +131,8 @@ class ChunkFile:
         data = self._pread(position - at, at)
         length = int.from_bytes(data[-TRAILER_BYTES : -TRAILER_BYTES + 4], "little")
         start = position - length
-        if len(data) < TRAILER_BYTES or length < HEADER_BYTES + TRAILER_BYTES or start < CHUNK_HEADER_BYTES:
-            return None
+        if start < CHUNK_HEADER_BYTES:
+            return None  # any other length that is wrong leads to no header that agrees with it
         found = data[start - at : start - at + HEADER_BYTES] if start >= at else self._pread(HEADER_BYTES, start)
         header = decode_disk_header(found, self.header.seed, start)
         return (start, header) if header is not None and header.length == length else None
