@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zsq.storage.give_back import FAR_BYTES, KEPT_BYTES, PAGE_BYTES, STEP_BYTES, GiveBack
+from zsq.storage.give_back import CHUNKS_COUNTED_MAX, FAR_BYTES, KEPT_BYTES, PAGE_BYTES, STEP_BYTES, GiveBack
 from zsq.storage.log_format import CHUNK_HEADER_BYTES
 
 if TYPE_CHECKING:
@@ -184,3 +184,19 @@ def test_damage_costs_its_block_and_no_more(tmp_path_factory: pytest.TempPathFac
         found = [one for one in there if one >= offset]
         assert min(count, len(there)) - 3 <= len(found) <= count + 3, "a damaged block may still count, or its neighbour not"
     made.abandon()
+
+
+def test_what_is_kept_for_others_is_no_more_than_what_is_far() -> None:
+    usual, small = GiveBack([0], {}), GiveBack([0], {}, far_bytes=PAGES)
+    assert (usual.kept_bytes, usual.step_bytes) == (KEPT_BYTES, STEP_BYTES)
+    assert (small.kept_bytes, small.step_bytes) == (PAGES, PAGES)
+
+
+def test_so_many_chunks_before_the_end_is_far_whatever_their_sizes_are(desk: Desk) -> None:
+    """Of which nothing may be known yet; and a log of a hundred thousand chunks is not counted through at each step."""
+    desk.publish()
+    desk.sync()
+    chunk = desk.log.reader.open(0)
+    for chunks, far in ((CHUNKS_COUNTED_MAX, False), (CHUNKS_COUNTED_MAX + 1, True)):
+        found = GiveBack(range(chunks), {})
+        assert found._is_far(chunk, chunk.end_position, chunk) == far
