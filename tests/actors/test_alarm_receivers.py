@@ -253,6 +253,25 @@ def test_a_command_of_a_minder_that_is_killed_as_it_starts_it_does_not_run(tmp_p
     assert not ran.exists()
 
 
+def test_what_could_not_be_started_ends_and_does_not_go_on_as_a_second_minder() -> None:
+    """It would take the reason from the pipe before the first one has read it."""
+    program = (
+        "import os, runpy, sys; fdopen = os.fdopen\n"
+        "def waits(fd):\n"
+        "    os.write(2, b'waits ')\n"
+        "    return fdopen(fd, 'rb')\n"
+        "os.fdopen = lambda fd, mode: waits(fd); runpy.run_path(sys.argv.pop(1), run_name='__main__')"
+    )
+    given = os.memfd_create("alarm")
+    try:
+        command = [sys.executable, "-c", program, alarm_receivers._MINDER, "60", str(given), "/nowhere/program"]
+        minder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, pass_fds=(given,))
+        said = minder.communicate(timeout=20)
+    finally:
+        os.close(given)
+    assert said == (b"unstarted No such file or directory", b"waits ")
+
+
 def test_a_command_whose_minder_is_killed_ends_too(tmp_path: Path) -> None:
     noted = tmp_path / "pid"
     code = "import os, sys, time; open(sys.argv[1], 'w').write(f'{os.getpid()} {os.getppid()}'); time.sleep(600)"

@@ -56,3 +56,10 @@ def test_keys_are_written_as_zeromq_writes_them() -> None:
     assert encode_key(KEY) == PUBLIC.decode()
     assert encode_key(bytes(32)) == z85.encode(bytes(32)).decode()
     assert encode_key(b"\xff" * 32) == z85.encode(b"\xff" * 32).decode()
+
+
+@pytest.mark.parametrize("size", [0, 28, 31, 33, 36])
+def test_what_is_no_key_is_not_written_as_one(size: int) -> None:
+    """It might be written as another's: the end would be cut off, or made up."""
+    with pytest.raises(ValueError, match=f"a key has 32 bytes, not {size}"):
+        encode_key(bytes(size))

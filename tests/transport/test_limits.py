@@ -63,6 +63,14 @@ def test_the_newest_are_a_bounded_number() -> None:
         client.measure(0, 5, 0)
 
 
+def test_a_read_asks_for_something() -> None:
+    """A broker would give a block for 0 bytes too; who asks for them has made a mistake, and reads more than it thinks."""
+    assert client.fetch(0, 1)(7) == p.Fetch(7, 0, 1)
+    for offset, size in ((0, 0), (0, -1), (-1, 1)):
+        with pytest.raises(UsageError, match="bytes_max 1 or more"):
+            client.fetch(offset, size)
+
+
 def test_a_message_is_found_in_its_block_only() -> None:
     found = Fetched(0, 100, [with_place(pack([b"a", b"b", b"c"]), 10, 1)], 13)
     assert [stored("t", offset, found).body for offset in (10, 12)] == [b"a", b"c"]
