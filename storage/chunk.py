@@ -345,9 +345,7 @@ def _is_missing(files: Files, folder: str, base_offset: int) -> bool:
 
 
 def read_footer(files: Files, fd: int, seed: int, size: int) -> ChunkFooter | None:
-    position = size - FOOTER_BYTES
-    if position < CHUNK_HEADER_BYTES:
-        return None
+    position = size - FOOTER_BYTES  # what has a header is no shorter than a footer
     try:
         data = files.pread(fd, FOOTER_BYTES, position)
     except OSError as error:

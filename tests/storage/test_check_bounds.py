@@ -28,7 +28,12 @@ def folder(tmp_path: Path) -> Path:
 
 def test_no_copy_is_made_of_what_is_too_large(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
-    monkeypatch.setattr(state_check, "_write_to_a_copy", lambda path: tried.append(path) or [])
+
+    def write_to_a_copy(path: str) -> list[str]:
+        tried.append(path)
+        return []
+
+    monkeypatch.setattr(state_check, "_write_to_a_copy", write_to_a_copy)
     size = (folder / "data.mdb").stat().st_size
     for limit, asked in ((size, 1), (size - 1, 0)):
         monkeypatch.setattr(state_check, "TRIAL_BYTES_MAX", limit)

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from zsq.storage.chunk import Chunk
+from zsq.storage.errors import ForeignDirectory
 from zsq.storage.faulty_files import keep_all
 from zsq.storage.index import Entry, Index
-from zsq.storage.log_format import CHUNK_HEADER_BYTES, index_name
+from zsq.storage.log_format import CHUNK_HEADER_BYTES, decode_chunk_header, encode_chunk_header, index_name
 from zsq.storage.store import StoreOptions
 from zsq.transport.block import HEADER_BYTES, pack
 
@@ -79,3 +81,39 @@ def test_what_is_cut_off_leaves_the_index_too(desk: Desk) -> None:
     index = Index.decode(desk.path(index_name(0)).read_bytes(), chunk.header.seed, 1)
     assert index is not None
     assert [entry.position for entry in index.entries()] == [one.position for one in chunk.walk(CHUNK_HEADER_BYTES, columns=False)]
+
+
+def test_a_chunk_of_another_topic_is_refused_by_its_uuid_alone(desk: Desk) -> None:
+    """It has the name, the first offset and the checksums that it should have."""
+    desk.publish()
+    desk.sync()
+    desk.abandon_cleanly()
+    path = desk.chunk_path()
+    data = path.read_bytes()
+    header = decode_chunk_header(data)._replace(uuid=bytes(16))
+    desk.replace(path, encode_chunk_header(header) + data[CHUNK_HEADER_BYTES:])
+    with pytest.raises(ForeignDirectory, match="belongs to another topic"):
+        desk.open()
+
+
+def test_sizes_of_whole_chunks_are_known_without_opening_them(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A console asks for every channel of every topic; but where the footer is missing nothing is known without a look."""
+    while len(desk.log.chunks) < 3:
+        desk.publish()
+        desk.sync()
+    reader = desk.log.reader
+    base, following = reader.bases[:2]
+    wanted = reader._span(base, base, following)
+    opened: list[int] = []
+    real = reader._readable
+
+    def readable(base: int, offset: int) -> Chunk:
+        opened.append(base)
+        return real(base, offset)
+
+    monkeypatch.setattr(reader, "_readable", readable)
+    assert reader._span(base, base, following) == wanted
+    assert opened == []
+    reader.book.facts[base] = reader.book.facts[base]._replace(next_offset=-1, bytes=7)
+    assert reader._span(base, base, following) == wanted
+    assert opened == [base]

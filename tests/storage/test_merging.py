@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -255,3 +256,37 @@ def test_a_merge_that_is_given_up_leaves_nothing(group_desk: Desk, small_steps: 
     assert staged_names(desk) == names
     desk.commit(1, *keys, merge=True)
     desk.check()
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_each_step_is_bounded_and_on_disk_when_it_ends(group_desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A seal that waits for the same thread has its turn in between, and its sync does not wait for what a merge has left behind."""
+    desk = group_desk
+    keys = prepared(desk)
+    desk.sync()
+    desk.files.sync_folder(desk.directory)
+    writes: list[tuple[int, int]] = []
+    real = desk.files.writev
+
+    def writev(fd: int, buffers: Sequence[Any], position: int) -> None:
+        writes.append((len(buffers), sum(len(memoryview(one).cast("B")) for one in buffers)))
+        real(fd, buffers, position)
+
+    monkeypatch.setattr(desk.files, "writev", writev)
+    monkeypatch.setattr(merging, "IOV_MAX", 4)
+    merge = desk.log.begin_merge([desk.staging.part(key) for key in keys])
+    assert merge is not None
+    block = 160
+    steps = 0
+    while not merge.done:
+        writes.clear()
+        merge.step()
+        steps += 1
+        assert sum(size for _, size in writes) < merging.STEP_BYTES + merging.PIECE_BYTES + block + 400
+        assert max(size for _, size in writes) < merging.PIECE_BYTES + block
+        assert max(count for count, _ in writes) <= 4
+        assert not [change for change in desk.files.pending if change.kind == "write" and len(change.data) > 128], "blocks not synced"
+    assert steps > 3
+    assert not [change for change in desk.files.pending if change.kind == "create"], "their names too"
+    assert all(file.data_end <= 1024 for file in merge.merged.part.files), "no file larger than a chunk"
+    merge.discard()
