@@ -259,7 +259,8 @@ def test_a_merge_that_is_given_up_leaves_nothing(group_desk: Desk, small_steps: 
 
 
 @pytest.mark.usefixtures("small_steps")
-def test_each_step_is_bounded_and_on_disk_when_it_ends(group_desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("buffers_max", [4, 1024])
+def test_each_step_is_bounded_and_on_disk_when_it_ends(group_desk: Desk, monkeypatch: pytest.MonkeyPatch, buffers_max: int) -> None:
     """A seal that waits for the same thread has its turn in between, and its sync does not wait for what a merge has left behind."""
     desk = group_desk
     keys = prepared(desk)
@@ -273,7 +274,7 @@ def test_each_step_is_bounded_and_on_disk_when_it_ends(group_desk: Desk, monkeyp
         real(fd, buffers, position)
 
     monkeypatch.setattr(desk.files, "writev", writev)
-    monkeypatch.setattr(merging, "IOV_MAX", 4)
+    monkeypatch.setattr(merging, "IOV_MAX", buffers_max)
     merge = desk.log.begin_merge([desk.staging.part(key) for key in keys])
     assert merge is not None
     block = 160
@@ -284,7 +285,7 @@ def test_each_step_is_bounded_and_on_disk_when_it_ends(group_desk: Desk, monkeyp
         steps += 1
         assert sum(size for _, size in writes) < merging.STEP_BYTES + merging.PIECE_BYTES + block + 400
         assert max(size for _, size in writes) < merging.PIECE_BYTES + block
-        assert max(count for count, _ in writes) <= 4
+        assert max(count for count, _ in writes) <= buffers_max
         assert not [change for change in desk.files.pending if change.kind == "write" and len(change.data) > 128], "blocks not synced"
     assert steps > 3
     assert not [change for change in desk.files.pending if change.kind == "create"], "their names too"
