@@ -123,6 +123,30 @@ def test_blocks_to_read_for_what_comes_again_are_bounded() -> None:
     assert list(again) == before
 
 
+def test_what_comes_again_of_several_blocks_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They go out as one block; what is too much for it waits for the next, and is not lost."""
+    monkeypatch.setattr(options, "GATHER_BYTES_MAX", 1_000)
+    blocks = {first: with_place(pack([b"x" * size]), first, 0) for first, size in enumerate((400, 400, 700, 2_000, 100))}
+    again = deque((first, 1, 2) for first in blocks)
+    sent = []
+    while again:
+        parts, runs = collect(again, 10, blocks.get, set())
+        assert [block.first_offset for block, _, _ in parts] == [run[0] for run in runs]
+        sent.append([run[0] for run in runs])
+    assert sent == [[0, 1], [2], [3], [4]]
+
+
+def test_blocks_to_read_for_keys_that_are_free_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = keyed()
+    supply = cast("Any", desk.channel.supply)
+    for letter in "abcdefghij":
+        desk.take_keys(letter)
+    monkeypatch.setattr(supply, "_find", lambda offset: None)
+    supply._near = 1
+    assert desk.send() == []
+    assert supply.wanted == {*range(options.FETCHES_MAX)}
+
+
 def test_a_block_that_came_answers_for_its_own_offsets_only(desk: Desk) -> None:
     supply = desk.channel.supply
     supply.wanted.update({1, 3, 4, 100})
