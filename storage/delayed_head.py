@@ -74,9 +74,7 @@ def finish_mending(files: Files, path: str) -> None:
     """After a crash in the middle of one: as it was before."""
     trying = f"{path}/{TRYING_NAME}"
     if files.exists(trying):
-        head = files.read_file(trying, 2 * PAGE_BYTES[-1])
-        _write(files, path, head)
-        files.remove(trying)
+        _take_back(files, path, files.read_file(trying, 2 * PAGE_BYTES[-1]))
 
 
 def mend_head(files: Files, path: str, commits: int, probe: Callable[[str], dict[str, Any]]) -> str:
@@ -103,14 +101,20 @@ def mend_head(files: Files, path: str, commits: int, probe: Callable[[str], dict
         found.append(_commits(probe(path)))
     best = max(found, default=-1)
     if best <= before:
-        _write(files, path, original)
-        files.remove(trying)
+        _take_back(files, path, original)
         return ""
     _write(files, path, variants[found.index(best)])
     bad = next(name for number in range(HEADS_MAX) if not files.exists(name := f"{path}/{BAD_NAME}-{number}"))
     files.rename(trying, bad)
     files.sync_folder(path)
     return f"{path}: one of the two heads of its file was damaged, the other took its place; both as they were: {bad}"
+
+
+def _take_back(files: Files, path: str, original: bytes) -> None:
+    """The pages as they were. Their copy is gone for good before anything is committed: the next start would put it over newer ones."""
+    _write(files, path, original)
+    files.remove(f"{path}/{TRYING_NAME}")
+    files.sync_folder(path)
 
 
 def _commits(meta: dict[str, Any]) -> int:
