@@ -104,6 +104,8 @@ def open_delayed(
         bad, lost = rescue(files, directory, uuid, now_ns, noted, lambda saved: drop_moved(saved, log))
         number = "an unknown number of" if lost is None else lost
         alarms.append(f"{trouble.text}; set aside as {bad}, and what can be read was saved: {number} delayed messages are lost")
+        _mark(files, path, "")
+        files.sync_folder(directory)  # a mark that came back with a power cut would have it rescued again
         store = DelayedStore(path, uuid)
     _mark(files, path, "")
     _connect(store, files, directory)
