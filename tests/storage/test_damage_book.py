@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 from crc32c import crc32c
 
-from zsq.storage import damage
-from zsq.storage.damage import BAD_HEAD_BYTES, Bad, BadHead, DamageBook, Hole, decode_bad_head, encode_bad_head
+from zsq.storage import damage, fsck
+from zsq.storage.damage import BAD_HEAD_BYTES, Bad, BadHead, DamageBook, Hole, decode_bad_head, encode_bad_head, keep_bytes
 from zsq.storage.files import Files
 from zsq.storage.log_format import CHUNK_HEADER_BYTES
 from zsq.storage.store import Identity, StoreOptions
@@ -114,4 +114,54 @@ def test_a_chunk_ends_where_the_next_one_begins(tmp_path: Path, desk: Desk, end:
     said = topic.log.survey.learn([found._replace(facts=found.facts._replace(next_offset=end))])
     assert len(said) == bool(alarm)
     assert all(alarm in one for one in said)
+    topic.abandon()
+
+
+def test_a_stretch_of_many_pieces_is_kept_whole_and_checked_whole(tmp_path: Path, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(damage, "PIECE_BYTES", 100)
+    monkeypatch.setattr(fsck, "PIECE_BYTES", 100)
+    desk.publish(count=10, size=50)
+    desk.sync()
+    content = desk.chunk_path().read_bytes()
+    wrong = Bad(0, CHUNK_HEADER_BYTES, len(content) - CHUNK_HEADER_BYTES, 0, 10, "its checksum does not agree")
+    assert wrong.bytes > 6 * damage.PIECE_BYTES
+    assert keep_bytes(desk.files, desk.directory, wrong, 5) == wrong.bytes
+    kept = desk.path(wrong.name).read_bytes()
+    head = decode_bad_head(kept)
+    assert head is not None
+    assert kept[BAD_HEAD_BYTES:] == content[CHUNK_HEADER_BYTES:]
+    assert head.crc == crc32c(content[CHUNK_HEADER_BYTES:])
+    desk.abandon_cleanly()
+
+    def doubted() -> bool:
+        report = fsck.check_topic(Files(), desk.directory, IDENTITY, 9_000, repair=False)
+        return any("says of itself is damaged" in finding.text for finding in report.findings)
+
+    assert not doubted()
+    desk.path(wrong.name).write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
+    assert doubted()
+
+
+def test_what_was_missing_and_is_below_the_log_by_now_is_no_hole_of_it(tmp_path: Path, desk: Desk) -> None:
+    folder = tmp_path / "below"
+    folder.mkdir()
+    topic = type(desk)(folder, TINY)
+    topic.open()
+    for _ in range(8):
+        topic.publish(count=1, size=1)
+        topic.sync()
+    topic.abandon_cleanly()
+    topic.chunk_path(3).unlink()
+    topic.files.reset()
+    assert topic.open().report.holes == ((3, 3),)
+    job = topic.log.reader.damage.take(7_000)
+    assert job is not None
+    job()
+    topic.abandon_cleanly()
+    topic.chunk_path(0).unlink()
+    topic.files.reset()
+    topic.open()
+    assert topic.log.chunks == (6,)
+    assert topic.log.holes == ()
+    assert topic.log.reader.damage.messages == 0
     topic.abandon()
