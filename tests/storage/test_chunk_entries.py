@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from zsq.storage.chunk import Chunk
-from zsq.storage.errors import ForeignDirectory
+from zsq.storage.errors import DiskFull, ForeignDirectory
 from zsq.storage.faulty_files import keep_all
 from zsq.storage.index import Entry, Index
 from zsq.storage.log_format import CHUNK_HEADER_BYTES, decode_chunk_header, encode_chunk_header, index_name
@@ -117,3 +117,21 @@ def test_sizes_of_whole_chunks_are_known_without_opening_them(desk: Desk, monkey
     reader.book.facts[base] = reader.book.facts[base]._replace(next_offset=-1, bytes=7)
     assert reader._span(base, base, following) == wanted
     assert opened == [base]
+
+
+def test_what_was_refused_leaves_the_index_too(desk: Desk) -> None:
+    desk.abandon_cleanly()
+    desk.options = replace(desk.options, index_every_bytes=1)
+    desk.open()
+    desk.publish()
+    desk.files.short = {desk.files._calls["writev"] + 1: 50}
+    with pytest.raises(DiskFull):
+        desk.publish()
+    desk.sent.pop()
+    while len(desk.log.chunks) == 1:
+        desk.publish(count=1, size=1)
+    desk.sync()
+    chunk = desk.log.reader.open(0)
+    index = Index.decode(desk.path(index_name(0)).read_bytes(), chunk.header.seed, 1)
+    assert index is not None
+    assert all(chunk._agrees(entry) for entry in index.entries())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,8 @@ import pytest
 from zsq.storage.files import Files
 from zsq.storage.fsck import TopicReport, check_topic
 from zsq.storage.log_format import CHUNK_HEADER_BYTES, decode_chunk_header, encode_chunk_header
-from zsq.storage.store import Identity, StoreOptions
+from zsq.storage.state import StateBatch
+from zsq.storage.store import Identity, StoreOptions, create_store
 
 if TYPE_CHECKING:
     from tests.storage.conftest import Desk
@@ -59,3 +61,55 @@ def test_a_part_that_is_not_the_one_its_row_names(desk: Desk, changes: dict[str,
     desk.replace(path, encode_chunk_header(header) + data[CHUNK_HEADER_BYTES : None if changes else -3])
     (finding,) = look(desk).damaged
     assert says in finding.text
+
+
+def test_a_state_store_of_another_topic_is_told(tmp_path: Path, desk: Desk) -> None:
+    desk.publish()
+    desk.sync()
+    desk.abandon_cleanly()
+    other = Identity("other", "ff" * 16)
+    create_store(Files(), f"{tmp_path}/other", other, TINY)
+    for path in desk.path("state").iterdir():
+        path.unlink()
+    shutil.copy(tmp_path / "other/state/data.mdb", desk.path("state/data.mdb"))
+    desk.path("state.snapshot").unlink(missing_ok=True)
+    assert any(finding.text == f"it belongs to another topic (uuid {'ff' * 16})" for finding in look(desk).damaged)
+
+
+@pytest.fixture
+def gone(tmp_path: Path, desk: Desk) -> Desk:
+    """Chunk 3 of 0, 3 and 6 is missing, and it is noted; it lies beside them."""
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    made = type(desk)(folder, TINY)
+    made.open()
+    for _ in range(8):
+        made.publish(count=1, size=1)
+        made.sync()
+    made.abandon_cleanly()
+    made.chunk_path(3).rename(made.chunk_path(3).with_suffix(".away"))
+    look(made, repair=True)
+    assert [finding.level for finding in look(made).findings] == ["note"]
+    return made
+
+
+def readable_again(desk: Desk) -> int:
+    return sum("can be read again" in finding.text for finding in look(desk).findings)
+
+
+def test_what_was_missing_is_named_when_it_is_back_whatever_else_is_damaged(gone: Desk) -> None:
+    path = gone.chunk_path(3)
+    path.with_suffix(".away").rename(path)
+    for base in (0, 6):
+        at = gone.chunk_path(base).read_bytes().index(b"ZSQD")
+        gone.flip(gone.chunk_path(base), (at + 70) * 8)
+    assert readable_again(gone) == 1
+
+
+def test_what_was_missing_is_not_back_because_the_log_begins_behind_it(gone: Desk) -> None:
+    gone.chunk_path(0).unlink()
+    gone.files.reset()
+    store = gone.open()
+    store.state.commit(StateBatch(start=6))
+    gone.abandon_cleanly()
+    assert readable_again(gone) == 0
