@@ -239,8 +239,7 @@ def _cut_tail(place: Place, number: int, known: int, size: int, report: QueueRep
         if not torn and not _is_zeros(files, fd, end, size):
             report.notes.append(f"{place.data_path(number)}: no message can be read at {end}, {rest} bytes before its end")
             return size
-        files.truncate(fd, end)
-        files.sync(fd)
+        files.truncate(fd, end)  # on disk before the metadata that say so: see `recover`
     finally:
         files.close(fd)
     report.cut_bytes += rest

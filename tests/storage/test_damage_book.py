@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ import pytest
 from crc32c import crc32c
 
 from zsq.storage import damage, fsck
-from zsq.storage.damage import BAD_HEAD_BYTES, Bad, BadHead, DamageBook, Hole, decode_bad_head, encode_bad_head, keep_bytes
+from zsq.storage.damage import BAD_HEAD_BYTES, PAGE_BYTES, Bad, BadHead, DamageBook, Hole, decode_bad_head, encode_bad_head, keep_bytes
 from zsq.storage.files import Files
 from zsq.storage.log_format import CHUNK_HEADER_BYTES
 from zsq.storage.store import Identity, StoreOptions
@@ -165,3 +166,32 @@ def test_what_was_missing_and_is_below_the_log_by_now_is_no_hole_of_it(tmp_path:
     assert topic.log.holes == ()
     assert topic.log.reader.damage.messages == 0
     topic.abandon()
+
+
+def test_of_a_stretch_with_one_page_that_cannot_be_read_the_others_are_kept(desk: Desk) -> None:
+    desk.abandon_cleanly()
+    desk.options = replace(desk.options, chunk_bytes=1 << 20)
+    desk.open()
+    desk.publish(count=1, size=20_000)
+    desk.sync()
+    path = desk.chunk_path()
+    content = path.read_bytes()
+    wrong = Bad(0, CHUNK_HEADER_BYTES, len(content) - CHUNK_HEADER_BYTES, 0, 1, "by plan")
+    at = CHUNK_HEADER_BYTES + 2 * PAGE_BYTES + 5
+    desk.files.unreadable = (path.name, at)
+    keep_bytes(desk.files, desk.directory, wrong, 5)
+    kept = content[:CHUNK_HEADER_BYTES] + desk.path(wrong.name).read_bytes()[BAD_HEAD_BYTES:]
+    page = at - 5
+    assert kept == content[:page] + bytes(PAGE_BYTES) + content[page + PAGE_BYTES :]
+
+
+@pytest.mark.parametrize(
+    ("count", "end", "found"), [(2, 12, 10), (3, 12, 7), (5, 12, 5), (6, 12, 2), (7, 12, 1), (99, 12, 0), (1, 7, 6), (2, 3, 1)]
+)
+def test_the_newest_messages_are_counted_without_those_that_are_lost(desk: Desk, count: int, end: int, found: int) -> None:
+    """Of 0 to 12, with 3, 4, 8 and 9 lost."""
+    desk.publish(blocks=4, count=3)
+    desk.sync()
+    for hole in (Hole(3, 2), Hole(8, 2)):
+        desk.log.reader.damage.add(hole)
+    assert desk.log.reader.newest(count, end) == found

@@ -89,12 +89,19 @@ def test_only_the_page_that_the_disk_cannot_read_is_not_written_back(desk: Desk,
     assert written == {page for page in range((size + PAGE_BYTES - 1) // PAGE_BYTES) if page != 1}
 
 
-def test_a_hole_is_known_also_where_there_is_no_space_for_its_file(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_hole_is_known_also_where_there_is_no_space_for_its_file(desk: Desk, monkeypatch: pytest.MonkeyPatch, torn: bool) -> None:
+    """Also where a write behind it never finished, and is cut off."""
     for _ in range(3):
         desk.publish()
         desk.sync()
+    end = desk.chunk_path().stat().st_size
+    if torn:
+        desk.publish()
     desk.abandon()
-    desk.files.crash(keep_none)
+    desk.files.crash(keep_all)
+    if torn:
+        desk.flip(desk.chunk_path(), (end + 70) * 8)
     desk.flip(desk.chunk_path(), (CHUNK_HEADER_BYTES + 70) * 8)
     real = desk.files.open_new
 
@@ -106,6 +113,7 @@ def test_a_hole_is_known_also_where_there_is_no_space_for_its_file(desk: Desk, m
     monkeypatch.setattr(desk.files, "open_new", open_new)
     report = desk.open().report
     assert any("could not be written" in note for note in report.notes)
+    assert bool(report.cut_bytes) == torn
     assert report.holes == ((0, 3),)
     assert desk.log.reader.damage.messages == 3, "nobody has to meet it first"
 

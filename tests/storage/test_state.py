@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zsq.storage import state_transaction
-from zsq.storage.errors import Damaged, ForeignDirectory
+from zsq.storage.errors import Damaged, DiskFull, ForeignDirectory
 from zsq.storage.state import RECENT_MAX, DeferredTotal, HoleRow, ProducerRow, StateBatch, StateStore, Table, producer_after
 from zsq.storage.state_rows import deferred_key, due_key, wrap
 from zsq.storage.transactions import StagedFile, StageRow, TransactionRow
@@ -86,6 +86,19 @@ def test_a_full_map_grows(tmp_path: Path) -> None:
     assert len(state.load().holes["c"]) == 10_000
     state.commit(StateBatch(hole_puts=[("d", i, 1, 1, 0) for i in range(5_000)]))
     assert len(state.load().holes["d"]) == 5_000
+
+
+def test_a_map_at_its_limit_refuses_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zsq.storage.state.MAP_BYTES_MAX", 128 * 1024)
+    state = fresh(tmp_path, 64 * 1024)
+    state.commit(StateBatch(hole_puts=[("c", 1, 1, 1, 0)]))
+    with pytest.raises(DiskFull, match="limit of 131072 bytes"):
+        state.commit(StateBatch(hole_puts=[("c", 10 + i, 1, 1, 0) for i in range(5_000)]))
+    assert state.map_bytes == 128 * 1024
+    assert len(state.load().holes["c"]) == 1
+    state.commit(StateBatch(hole_puts=[("c", 2, 1, 1, 0)]))
+    assert len(state.load().holes["c"]) == 2
+    state.close()
 
 
 def tamper(folder: Path, change: Any) -> None:
