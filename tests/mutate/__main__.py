@@ -46,11 +46,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--resume", action="store_true", help="keep what is known of unchanged code: tests' ways and caught sites")
     parser.add_argument("--quick", action="store_true", help="record no tests that are marked slow; without it, another time, they are")
+    parser.add_argument("--other", action="store_true", help="the comparisons only, each with the other answer: as if it always fired")
     parser.add_argument("--full", action="store_true", help="ask with as many examples as in CI, not with the few of --fast")
     parser.add_argument("--budget", type=float, default=120.0, metavar="S", help="ask at most as many tests about a site as took this long")
     given = parser.parse_args(arguments)
     if given.list:
-        return _list(given.only)
+        return _list(given.only, other=given.other)
     given.folder.mkdir(parents=True, exist_ok=True)
     if not given.resume:
         for name in ("record.jsonl", "answers.jsonl"):
@@ -58,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
     elif (given.folder / "tree" / SITES_NAME).exists():
         _gathered(Tree(given.folder / "tree").load(), given.folder, whole=False, quick=given.quick)
     shutil.rmtree(given.folder / "tree", ignore_errors=True)
-    tree = Tree(given.folder / "tree")
+    tree = Tree(given.folder / "tree", other=given.other)
     commit = tree.make(given.commit)
     print(f"{len(tree.sites)} sites in {commit[:10]}; what happens is kept in {given.folder}", flush=True)
     tests = _record(tree, given)
@@ -66,8 +67,10 @@ def main(arguments: Sequence[str]) -> int:
     return _tell(tree, tests, given)
 
 
-def _list(only: list[str]) -> int:
-    found = [site for path in sources(ROOT) for site in switched(path.read_text(), path.relative_to(ROOT).as_posix(), 0, "")[1]]
+def _list(only: list[str], *, other: bool) -> int:
+    found = [
+        site for path in sources(ROOT) for site in switched(path.read_text(), path.relative_to(ROOT).as_posix(), 0, "", other=other)[1]
+    ]
     found = [site for site in found if _wanted(site, only)]
     for site in found:
         print(f"{site.kind:10} {site.how:9} {site.path}:{site.line}: {site.code}")

@@ -45,8 +45,14 @@ def sources(root: Path) -> list[Path]:
     return [path for path in found if path.relative_to(root).as_posix() not in SPARED]
 
 
-def find(source: str) -> list[_Found]:
-    """In the order of the text. Where detectors agree on a node, the first one in their table has it."""
+OTHER: Final = {"true": "false", "false": "true"}
+
+
+def find(source: str, *, other: bool = False) -> list[_Found]:
+    """In the order of the text. Where detectors agree on a node, the first one in their table has it.
+
+    `other`: only the comparisons, each with the answer on whose side it always fires. A detector may be wrong about which side that is.
+    """
     tree = ast.parse(source)
     parents: Parents = {}
     names: dict[ast.AST, str] = {tree: ""}
@@ -65,6 +71,8 @@ def find(source: str) -> list[_Found]:
             waiting.append(child)
         if isinstance(node, ast.Call | ast.Compare):
             hit = next(((kind, how) for kind, detect in DETECTORS.items() if (how := detect(node, parents)) is not None), None)
+            if hit is not None and other:
+                hit = (f"{hit[0]} (other)", OTHER[hit[1]]) if hit[1] in OTHER else None
             if hit is not None:
                 found.append(_Found(node, *hit, name))
     return sorted(found, key=lambda one: (one.node.lineno, one.node.col_offset, -_end(one.node)[0], -_end(one.node)[1]))
@@ -82,7 +90,7 @@ def _span(node: ast.expr, starts: list[int]) -> tuple[int, int]:
     return starts[node.lineno - 1] + node.col_offset, starts[line - 1] + column
 
 
-def switched(source: str, path: str, first: int, head: str) -> tuple[str, list[Site]]:
+def switched(source: str, path: str, first: int, head: str, *, other: bool = False) -> tuple[str, list[Site]]:
     """(the source with switches numbered from `first` on, its sites). `head` makes the name `_switch`; it goes to the imports."""
     data = source.encode()
     starts = [0]
@@ -91,7 +99,7 @@ def switched(source: str, path: str, first: int, head: str) -> tuple[str, list[S
     edits: list[tuple[int, int, int, str]] = []  # position; closing before opening; inner before outer, or outer before inner; text
     sites: list[Site] = []
     seen = Counter[str]()
-    for one in find(source):
+    for one in find(source, other=other):
         begin, end = _span(one.node, starts)
         code = " ".join(data[begin:end].decode().split())
         before, after = _around(one, data, starts, first + len(sites))

@@ -86,6 +86,11 @@ def test_a_detector_leaves_the_rest(code: str) -> None:
     assert found(code) == []
 
 
+def test_the_other_answer_of_comparisons_alone() -> None:
+    code = "def f(self):\n    self._files.sync(fd)\n    if header.uuid != uuid: raise Refused(1)\n    return len(x) < X_MAX\n"
+    assert [(one.kind, one.how) for one in find(code, other=True)] == [("identity (other)", "true"), ("bound (other)", "false")]
+
+
 def test_constants_are_related_at_import() -> None:
     assert find("if A_BYTES > B_BYTES_MAX:\n    C_BYTES = min(x, B_BYTES_MAX)\n") == []
 

@@ -24,8 +24,9 @@ SITES_NAME: Final = "sites.json"
 class Tree:
     """`base`/zsq is the copy, `base`/switch what it loads its switches from; the working directory of all that runs is `base`."""
 
-    def __init__(self, base: Path) -> None:
+    def __init__(self, base: Path, *, other: bool = False) -> None:
         self.base = base
+        self.other = other
         self.product = base / "zsq"
         self.sites: list[Site] = []
 
@@ -41,7 +42,7 @@ class Tree:
         (folder / "_switch.py").write_text((self.product / "tests/mutate/switch.py").read_text())
         head = f"import sys as _sys; _sys.path.append({str(folder)!r}); import _switch; _sys.path.remove({str(folder)!r})"
         for path in sources(self.product):
-            text, found = switched(path.read_text(), path.relative_to(self.product).as_posix(), len(self.sites), head)
+            text, found = switched(path.read_text(), path.relative_to(self.product).as_posix(), len(self.sites), head, other=self.other)
             path.write_text(text)
             self.sites += found
         (self.base / SITES_NAME).write_text(json.dumps(self.sites))
