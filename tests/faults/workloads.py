@@ -24,6 +24,8 @@ from .registry_life import RegistryWork, registry
 from .subject import Recorded, Workload, recorder
 
 MERGES: Final = replace(GROUPS, adopt_bytes=2_000)
+HEAD_MAGIC: Final = 16  # in each of the first two pages of LMDB's file
+HEAD_COMMIT: Final = 16 + 128
 
 
 @dataclass(slots=True, frozen=True)
@@ -267,6 +269,34 @@ def with_a_bad_delayed_row(life: Life) -> None:
     life.lose_delayed(b"delayed 2/0", b"delayed 2/1")
 
 
+def with_a_damaged_head(life: Life) -> None:
+    """The newer of the two heads of LMDB's file is hit: the two pages beside it are what it is mended from."""
+    life.publish_delayed(10, 20, 30)
+    life.publish_delayed(40)
+    life.move(10)
+
+    def hit(data: bytes) -> bytes:
+        first, second = (int.from_bytes(data[page + HEAD_COMMIT : page + HEAD_COMMIT + 8], "little") for page in (0, 4096))
+        at = HEAD_MAGIC if first > second else 4096 + HEAD_MAGIC
+        return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+    life.damage_while_closed("delayed/data.mdb", hit)
+
+
+def with_an_older_commit(life: Life) -> None:
+    """The file is one commit older than it was: no head has the newest one, so that its mending comes to nothing and is taken back."""
+    life.publish_delayed(10, 20, 30)
+    life.move(10)
+    life.abandon_cleanly()
+    older = (Path(life.directory) / "delayed/data.mdb").read_bytes()
+    life.open()
+    before = set(life.put)
+    life.publish_delayed(40)
+    for body in life.put.keys() - before:
+        del life.put[body]
+    life.damage_while_closed("delayed/data.mdb", lambda data: older)
+
+
 def rescued(life: Life) -> None:
     life.publish_delayed(50)
     life.move(45)
@@ -368,6 +398,8 @@ WORKLOADS: Final[dict[str, Workload]] = {
     "groups-damaged": TopicWork(groups, GROUPS, kind=DamagedLife),
     "retention-damaged": TopicWork(retention, kind=DamagedLife),
     "rescue": TopicWork(rescued, before=with_a_bad_delayed_row),
+    "mending": TopicWork(rescued, before=with_a_damaged_head),
+    "no-mending": TopicWork(rescued, before=with_an_older_commit),
     "rebuild": TopicWork(goes_on, before=without_its_state),
     "repair": TopicWork(repaired, before=without_a_footer),
     "bad-block": TopicWork(repaired, before=with_a_bad_block),
