@@ -278,7 +278,8 @@ class Life(Desk):
         """What is there after a crash is what holds from now on."""
         found = self.check()
         following = self._following()
-        assert not found or following == found[-1] + 1, f"block {found[-1]} is there and the producer would be asked for {following}"
+        last = max({*found, *self.lost}, default=following - 1)
+        assert following == last + 1, f"block {last} was the last one, and the producer would be asked for {following}"
         assert following >= self.acknowledged, f"block {following} is there and would be taken once more"
         waiting = set(self.waiting())
         for bodies in self.perhaps:

@@ -13,7 +13,7 @@ from .crash_states import prove_some, work_folder
 from .life import Life
 from .workloads import WORKLOADS, TopicWork, groups, publishes
 
-SHARE: Final = (235, 25)  # disks after a power cut, and after a crash in recovery
+SHARE: Final = (200, 20)  # disks after a power cut, and after a crash in recovery
 SHARES: Final = {name: {"queue": (160, 10), "queue-4": (140, 20)}.get(name, SHARE) for name in WORKLOADS}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from support.desk import GROUPS, IDENTITY, SMALL
 
 from zsq.storage import delayed as delayed_store
 from zsq.storage.fsck import check_topic
-from zsq.storage.log_format import chunk_name, index_name
+from zsq.storage.log_format import CHUNK_HEADER_BYTES, chunk_name, index_name
 from zsq.storage.state import StateBatch
 from zsq.storage.store import StoreOptions
 
@@ -269,6 +270,40 @@ def with_a_bad_delayed_row(life: Life) -> None:
     life.lose_delayed(b"delayed 2/0", b"delayed 2/1")
 
 
+def with_its_end_cut_off(life: Life) -> None:
+    """What was synced last is not there: the log goes on behind it, with a hole."""
+    some_history(life)
+    base = life.log.chunks[-1]
+    life.lost.add(len(life.sent) - 1)
+    life.damage_while_closed(chunk_name(base), lambda data: data[:-60])
+
+
+def without_its_last_header(life: Life) -> None:
+    """The last chunk cannot be read: it is set aside with what was in it."""
+    some_history(life)
+    base = life.log.chunks[-1]
+    life.lost.update(sequence for sequence, offset in life.offsets.items() if offset >= base)
+    life.damage_while_closed(chunk_name(base), lambda data: bytes(CHUNK_HEADER_BYTES) + data[CHUNK_HEADER_BYTES:])
+
+
+def without_a_chunk(life: Life) -> None:
+    for _ in range(4):
+        some_history(life)
+    first, base, following = life.log.chunks[:3]
+    life.lost.update(sequence for sequence, offset in life.offsets.items() if base <= offset < following)
+    life.damage_while_closed(chunk_name(first), lambda data: data)
+    (Path(life.directory) / chunk_name(base)).unlink()
+
+
+def without_delayed_messages(life: Life) -> None:
+    """Their folder is gone, which is told once; and others are published then."""
+    life.publish_delayed(10, 20)
+    life.abandon_cleanly()
+    shutil.rmtree(f"{life.directory}/delayed")
+    life.put.clear()
+    life.damaged = True
+
+
 def with_a_damaged_head(life: Life) -> None:
     """The newer of the two heads of LMDB's file is hit: the two pages beside it are what it is mended from."""
     life.publish_delayed(10, 20, 30)
@@ -398,6 +433,10 @@ WORKLOADS: Final[dict[str, Workload]] = {
     "groups-damaged": TopicWork(groups, GROUPS, kind=DamagedLife),
     "retention-damaged": TopicWork(retention, kind=DamagedLife),
     "rescue": TopicWork(rescued, before=with_a_bad_delayed_row),
+    "lost-end": TopicWork(goes_on, before=with_its_end_cut_off),
+    "headless": TopicWork(goes_on, before=without_its_last_header),
+    "missing-chunk": TopicWork(goes_on, before=without_a_chunk),
+    "gone": TopicWork(rescued, before=without_delayed_messages),
     "mending": TopicWork(rescued, before=with_a_damaged_head),
     "no-mending": TopicWork(rescued, before=with_an_older_commit),
     "rebuild": TopicWork(goes_on, before=without_its_state),
