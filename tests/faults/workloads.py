@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,10 +13,21 @@ from support.desk import GROUPS, IDENTITY, SMALL
 
 from zsq.storage import delayed as delayed_store
 from zsq.storage.fsck import check_topic
-from zsq.storage.log_format import CHUNK_HEADER_BYTES, chunk_name, index_name
 from zsq.storage.state import StateBatch
 from zsq.storage.store import StoreOptions
 
+from .before_the_cut import (
+    with_a_bad_block,
+    with_a_bad_delayed_row,
+    with_a_damaged_head,
+    with_an_older_commit,
+    with_its_end_cut_off,
+    without_a_chunk,
+    without_a_footer,
+    without_delayed_messages,
+    without_its_last_header,
+    without_its_state,
+)
 from .damaged_life import DamagedLife
 from .life import Life
 from .queue_life import QueueWork, queue
@@ -25,8 +35,6 @@ from .registry_life import RegistryWork, registry
 from .subject import Recorded, Workload, recorder
 
 MERGES: Final = replace(GROUPS, adopt_bytes=2_000)
-HEAD_MAGIC: Final = 16  # in each of the first two pages of LMDB's file
-HEAD_COMMIT: Final = 16 + 128
 
 
 @dataclass(slots=True, frozen=True)
@@ -233,103 +241,6 @@ def full(life: Life) -> None:
     life.refused(70)
     life.publish(blocks=2)
     life.sync()
-
-
-def some_history(life: Life) -> None:
-    for _ in range(4):
-        life.publish(blocks=2)
-        life.sync()
-    life.checkpoint()
-    life.save_channel("one", 7, [(2, 1, 1, 0)])
-
-
-def without_its_state(life: Life) -> None:
-    """The state store is of no use: it is made again from its snapshot and the log."""
-    some_history(life)
-    life.damage_while_closed("state/data.mdb", lambda data: b"\xff" * len(data))
-
-
-def without_a_footer(life: Life) -> None:
-    """And with an identity, an index and a snapshot that are none."""
-    some_history(life)
-    life.damage_while_closed(chunk_name(0), lambda data: data[:-20] + bytes(20))
-    life.damage_while_closed(index_name(0), lambda data: data[:30])
-    life.damage_while_closed("topic", lambda data: data[5:])
-    life.damage_while_closed("state.snapshot", lambda data: data[:-9])
-
-
-def with_a_bad_block(life: Life) -> None:
-    some_history(life)
-    life.lose(1)
-
-
-def with_a_bad_delayed_row(life: Life) -> None:
-    life.publish_delayed(10, 20, 30)
-    life.publish_delayed(40)
-    life.move(10)
-    life.lose_delayed(b"delayed 2/0", b"delayed 2/1")
-
-
-def with_its_end_cut_off(life: Life) -> None:
-    """What was synced last is not there: the log goes on behind it, with a hole."""
-    some_history(life)
-    base = life.log.chunks[-1]
-    life.lost.add(len(life.sent) - 1)
-    life.damage_while_closed(chunk_name(base), lambda data: data[:-60])
-
-
-def without_its_last_header(life: Life) -> None:
-    """The last chunk cannot be read: it is set aside with what was in it."""
-    some_history(life)
-    base = life.log.chunks[-1]
-    life.lost.update(sequence for sequence, offset in life.offsets.items() if offset >= base)
-    life.damage_while_closed(chunk_name(base), lambda data: bytes(CHUNK_HEADER_BYTES) + data[CHUNK_HEADER_BYTES:])
-
-
-def without_a_chunk(life: Life) -> None:
-    for _ in range(4):
-        some_history(life)
-    first, base, following = life.log.chunks[:3]
-    life.lost.update(sequence for sequence, offset in life.offsets.items() if base <= offset < following)
-    life.damage_while_closed(chunk_name(first), lambda data: data)
-    (Path(life.directory) / chunk_name(base)).unlink()
-
-
-def without_delayed_messages(life: Life) -> None:
-    """Their folder is gone, which is told once; and others are published then."""
-    life.publish_delayed(10, 20)
-    life.abandon_cleanly()
-    shutil.rmtree(f"{life.directory}/delayed")
-    life.put.clear()
-    life.damaged = True
-
-
-def with_a_damaged_head(life: Life) -> None:
-    """The newer of the two heads of LMDB's file is hit: the two pages beside it are what it is mended from."""
-    life.publish_delayed(10, 20, 30)
-    life.publish_delayed(40)
-    life.move(10)
-
-    def hit(data: bytes) -> bytes:
-        first, second = (int.from_bytes(data[page + HEAD_COMMIT : page + HEAD_COMMIT + 8], "little") for page in (0, 4096))
-        at = HEAD_MAGIC if first > second else 4096 + HEAD_MAGIC
-        return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
-
-    life.damage_while_closed("delayed/data.mdb", hit)
-
-
-def with_an_older_commit(life: Life) -> None:
-    """The file is one commit older than it was: no head has the newest one, so that its mending comes to nothing and is taken back."""
-    life.publish_delayed(10, 20, 30)
-    life.move(10)
-    life.abandon_cleanly()
-    older = (Path(life.directory) / "delayed/data.mdb").read_bytes()
-    life.open()
-    before = set(life.put)
-    life.publish_delayed(40)
-    for body in life.put.keys() - before:
-        del life.put[body]
-    life.damage_while_closed("delayed/data.mdb", lambda data: older)
 
 
 def rescued(life: Life) -> None:
