@@ -146,3 +146,13 @@ def test_recent_answers_are_bounded() -> None:
         publish(ordering, sequence)
         ordering.appended(append(ordering), sequence)
     assert brief(publish(ordering, 0, 1)) == [(b"a", ((0, -1),)), (b"a", ((1, 1),))]
+
+
+def test_a_new_producer_makes_nobody_forgotten_while_there_is_room() -> None:
+    """Else what a producer sends again after its connection was lost would be stored twice."""
+    ordering = Ordering({1: (5, [])})
+    assert ordering.hello(A, ID, 30 * S, NOW) is not None
+    assert brief(publish(ordering, 0)) == []
+    known = ordering.hello((b"c",), 1, 30 * S, NOW)
+    assert known is not None
+    assert known[0] == 5

@@ -80,6 +80,19 @@ def test_only_what_changed_is_told_again(desk: Desk) -> None:
     assert desk.ask(version)["topics"]["t"][1]  # who missed one gets both
 
 
+def test_a_topic_s_row_is_not_told_again_for_what_its_channel_alone_says(desk: Desk) -> None:
+    version = desk.ask()["version"]
+    desk.tell(desk.channel, {"client_count": 3})
+    row, channels = desk.ask(version)["topics"]["t"]
+    assert channels["a"][CHANNEL_FIELDS.index("consumers")] == 3
+    assert row == ()
+
+
+def test_many_who_ask_at_once_cost_one_look(desk: Desk) -> None:
+    version = desk.ask()["version"]
+    assert desk.overview.answer({"since": 0})["version"] == version
+
+
 def test_a_pulse_that_says_the_same_once_more_is_no_change(desk: Desk) -> None:
     version = desk.ask()["version"]
     desk.tell(desk.channel, dict(CHANNEL))

@@ -10,7 +10,7 @@ import zmq
 from crc32c import crc32c
 
 import zsq
-from zsq.transport import channel_options, client, lane
+from zsq.transport import channel_options, client, consumer, lane, peeking
 from zsq.transport import protocol as p
 from zsq.transport.address import IPC_PATH_BYTES_MAX, parse
 from zsq.transport.block import pack, with_place
@@ -167,3 +167,30 @@ def test_a_block_of_lingering_messages_goes_when_it_is_large_enough(broker: Any)
         producer.publish("t", bytes(600))
         producer.publish("t", bytes(100), key="k" * 200, tag="t" * 100)
         broker.wait_for(lambda: broker.head == 2)
+
+
+@pytest.mark.parametrize(("delay", "delay_ms"), [(None, 0), (0, 0), (0.0001, 1), (1.5, 1_500), (p.DELAY_MS_MAX / 1000, p.DELAY_MS_MAX)])
+def test_delays(delay: float | None, delay_ms: int) -> None:
+    assert lane.as_delay_ms(delay) == delay_ms
+
+
+@pytest.mark.parametrize("delay", [-1, p.DELAY_MS_MAX / 1000 + 1, float("nan"), float("inf")])
+def test_delays_that_cannot_be(delay: float) -> None:
+    with pytest.raises(UsageError, match="delay"):
+        lane.as_delay_ms(delay)
+
+
+def test_how_much_a_peek_shows() -> None:
+    assert [peeking.check_count(count) for count in (1, peeking.PEEK_MAX)] == [1, peeking.PEEK_MAX]
+    for count in (0, peeking.PEEK_MAX + 1, True):
+        with pytest.raises(UsageError, match="peek"):
+            peeking.check_count(count)
+
+
+def test_message_timeouts() -> None:
+    low, high = p.MESSAGE_TIMEOUT_MS_MIN, p.MESSAGE_TIMEOUT_MS_MAX
+    assert [consumer.make_session(1, timeout_ms / 1000, "c", 0).wanted_timeout_ms for timeout_ms in (low, high)] == [low, high]
+    assert consumer.make_session(1, None, "c", 0).wanted_timeout_ms == 0
+    for timeout_ms in (low - 1, high + 1):
+        with pytest.raises(UsageError, match="message timeout"):
+            consumer.make_session(1, timeout_ms / 1000, "c", 0)

@@ -271,6 +271,17 @@ def test_a_topic_that_forgot_gets_a_new_producer() -> None:
     assert [parcel.sequence for parcel in session.queue] == [-1]
 
 
+def test_a_topic_that_forgot_is_noticed_also_where_all_that_waits_was_never_sent() -> None:
+    session = opened()
+    send(session, 2)
+    session.on_stored(Stored(((0, 0), (1, 1))))
+    session.lost()
+    session.add(Parcel(block()))
+    session.begin(1000)
+    assert session.on_welcome(Welcome(2, 1, CREDIT, 1000)) is Reaction.RENEW
+    assert (session.producer_id, session.forgotten) == (2, 1)
+
+
 def test_somebody_else_with_our_id() -> None:
     session = ProducerSession(iter((1, 2)))
     session.begin(1000)

@@ -203,6 +203,7 @@ def test_a_lost_link_voids_everything() -> None:
     told(session)
     session.on_word(Deliver(8, ((4, 1, 1),), 1), [block(4, 1)], 0)
     delivery.finish(1)
+    assert delivery.live
     session.lost()
     assert isinstance(confirm.error, LeaseLost)
     assert (len(session.arrived), len(session.held), session.unconfirmed, session.unconfirmed_lost) == (0, 0, 0, 1)
