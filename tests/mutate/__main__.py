@@ -1,10 +1,10 @@
 """`scripts/mutate`: removes each promise-keeping line in turn and asks the tests.
 
 The sites are found in the source by the detectors (tests/mutate/detectors.py): every sync, folder sync, truncation, rename, lock, kill,
-comparison of checksums, identities, leases and sequences, and every bound of storage/, actors/ and transport/. First each test runs once
-with all switches on: which sites it passes is kept in the folder. Then each site is switched off, and the tests that pass it run, the
-nearest and fastest first, until one fails; that test must pass again when nothing is removed. Answers are kept as they come, so --resume
-goes on.
+comparison of checksums, identities, leases and sequences, and every bound of storage/, actors/, transport/ and apps/ (but for what
+measures, shows or advises). First each test runs once with all switches on: which sites it passes is kept in the folder. Then each site
+is switched off, and the tests that pass it run, the nearest and fastest first, until one fails; that test must pass again when nothing
+is removed. Answers are kept as they come, so --resume goes on.
 """
 
 from __future__ import annotations

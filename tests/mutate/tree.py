@@ -84,4 +84,4 @@ class Tree:
 
 
 # These look at the source, not at what it does; or need a cluster; or test this program.
-NOT_ASKED: Final = ("test_tidy", "test_layers", "test_packaging", "mutate/", "spark/", "spark_cluster/", "simulation/")
+NOT_ASKED: Final = ("test_tidy", "test_layers", "test_packaging", "mutate/", "spark_cluster/", "simulation/")
