@@ -88,6 +88,24 @@ DEFECTS: Final[dict[str, Defect]] = {
     "a lost link's producer forgets what was out": Defect(
         "transport/session.py", '        self._step(_E.LOST)\n        self._rewind()', "        self._step(_E.LOST)"
     ),
+    "an interval topic is synced each ten seconds": Defect(
+        "actors/storage_actor.py", "every(options.SYNC_INTERVAL_MS, self._start_sync)", "every(10_000, self._start_sync)", ("power_cut",)
+    ),
+    "state runs ahead of the log": Defect(
+        "actors/state_desk.py", "        return synced_end < self._end\n", "        return False\n", ("power_cut", "slow_disk")
+    ),
+    "a full chunk is not synced": Defect(
+        "storage/log.py",
+        "        self._sync_active()\n        footer = ChunkFooter(",
+        "        self._files.sync = lambda fd: None\n        footer = ChunkFooter(",
+        ("power_cut",),
+    ),
+    "recovery takes only what a commit speaks of": Defect(
+        "storage/recovery.py",
+        "            scan.write_back_from = stretch.position\n",
+        "            scan.write_back_from = stretch.position\n            break\n",
+        ("kill_storage", "kill_topic"),
+    ),
 }  # fmt: skip
 
 

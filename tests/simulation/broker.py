@@ -20,6 +20,7 @@ from zsq.storage.errors import Locked, StorageError
 from zsq.storage.files import Files
 
 from .disk import Disk
+from .losses import Losses, watch_log
 from .sockets import Descriptor
 from .threads import Flag
 from .world import MS, Process, World, the_world
@@ -131,11 +132,12 @@ def _end_sockets(process: Process) -> None:
 class Broker:
     """One data directory, and the supervisors that live on it, one after the other."""
 
-    def __init__(self, world: World, disk: Disk, *, chunk_bytes: int, tcp: bool) -> None:
+    def __init__(self, world: World, disk: Disk, *, chunk_bytes: int, tcp: bool, losses: Losses) -> None:
         self.world = world
         self.disk = disk
         self.data_dir = Path(disk.root)
         self.options = ServeOptions(self.data_dir, gateway=TCP if tcp else "", chunk_bytes=chunk_bytes)
+        self.losses = losses
         self.number = 0
         self.process: Process | None = None
         self.supervisor: supervisor.Supervisor | None = None
@@ -169,6 +171,11 @@ class Broker:
     def alive(self) -> bool:
         return self.process is not None and self.process.alive
 
+    def folder(self, topic: str) -> str:
+        """Of a topic's files; empty while it is not known."""
+        row = self.supervisor.registry.topics.get(topic) if self.supervisor is not None else None
+        return self.supervisor.registry.folder(row) if self.supervisor is not None and row is not None else ""
+
     def living(self) -> list[Process]:
         return [one for one in self.world.processes if one.alive and one.kind]
 
@@ -192,6 +199,7 @@ def prepare() -> None:
     module.Files = lambda: the_world().disk.of(the_world().current.process)  # type: ignore[union-attr]
     module = supervisor
     module.ProcessTable = SimTable
+    watch_log()
     module.logs.say = lambda *_, **__: None
     logging.getLogger("zsq").handlers = [_Comments()]
     logging.getLogger("zsq").propagate = False

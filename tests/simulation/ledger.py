@@ -26,6 +26,7 @@ from typing import Any, Final
 
 from support.history import body_of, number_of
 
+from .losses import Losses
 from .world import MS, World
 
 Order = tuple[int, int]
@@ -46,7 +47,9 @@ class Sent:
     key: bytes | None
     tag: str | None
     due_wall_ns: int = 0  # delayed: not to be seen before
+    delayed: bool = False
     acked: bool = False
+    durable: bool = False  # whatever the topic's sync mode
     offset: int = -1
 
 
@@ -79,6 +82,7 @@ class ChannelLedger:
     finished: set[int] = field(default_factory=set)  # perhaps in vain
     not_before: dict[int, tuple[int, int]] = field(default_factory=dict)  # requeued: due, and when; monotonic
     by_key: dict[bytes, int] = field(default_factory=dict)  # ordered: the highest offset leased of each key
+    doubtful: set[int] = field(default_factory=set)  # leased before a power cut that may have taken them
 
 
 class Ledger:
@@ -87,6 +91,8 @@ class Ledger:
         self.sent: dict[int, Sent] = {}
         self.batches: list[list[int]] = []
         self.at: dict[tuple[str, int], int] = {}  # topic and offset -> number
+        self.before: dict[tuple[str, int], int] = {}  # of those whose finish was confirmed before a power cut
+        self.losses = Losses(self)
         self.channels: dict[str, ChannelLedger] = {}
         self.deliveries = 0
         self.redeliveries = 0
@@ -113,6 +119,7 @@ class Ledger:
         """Before it is sent: it is due then or later."""
         for number in numbers:
             self.sent[number].due_wall_ns = due_wall_ns
+            self.sent[number].delayed = True
 
     def clock_jumped(self, jump_ns: int) -> None:
         """The delay begins when the topic has the message, by the clock as it is then: who was on the way may be due that much earlier."""
@@ -120,10 +127,11 @@ class Ledger:
             if sent.due_wall_ns and not sent.acked:
                 sent.due_wall_ns += min(0, jump_ns)
 
-    def acknowledged(self, numbers: Sequence[int], offset: int | None) -> None:
+    def acknowledged(self, numbers: Sequence[int], offset: int | None, *, durable: bool = False) -> None:
         for index, number in enumerate(numbers):
-            self.sent[number].acked = True
-            if offset is not None and offset >= 0:
+            sent = self.sent[number]
+            sent.acked, sent.durable = True, durable
+            if offset is not None and offset >= 0 and not self.losses.is_old(sent.topic, offset + index, number):
                 self.place(self.sent[number].topic, offset + index, number)
         self.world.note(f"acked {numbers[0]}+{len(numbers)} at {offset}")
 
@@ -132,10 +140,26 @@ class Ledger:
         known = self.at.setdefault((topic, offset), number)
         if known != number:
             self.broken(f"offset {offset} of {topic} named {known} and then {number}")
+        before = self.before.get((topic, offset), number)
+        if before != number:
+            self.broken(f"offset {offset} of {topic} names {number}, and named {before} when its finish was confirmed")
         row = self.sent[number]
         if row.offset not in (-1, offset):
             self.broken(f"{number} lies at {row.offset} and at {offset} of {topic}")
         row.offset = offset
+
+    def forget_ends(self, topic: str) -> None:
+        """A power cut of a topic that answers before its sync: what was not answered may lie elsewhere when it is sent again, what was
+        delayed may be moved once more, and the offsets of both may name others. What was answered stays where it is, if it stays."""
+        rows = [row for row in self.channels.values() if row.topic == topic]
+        for key in [key for key in self.at if key[0] == topic]:
+            number = self.at.pop(key)
+            if any(number in row.confirmed for row in rows):
+                self.before[key] = number
+            if not self.sent[number].acked or self.sent[number].delayed:
+                self.sent[number].offset = -1
+        for row in rows:
+            row.doubtful |= row.seen
 
     def number(self, topic: str, body: bytes) -> int:
         """Rule 2."""
@@ -167,6 +191,7 @@ class Ledger:
             self.deliveries += 1
             self.redeliveries += number in row.seen
             row.seen.add(number)
+            row.doubtful.discard(number)
             self._check_time(row, number)
             self._check_lease(row, number, Held(order, attempts, consumer, delivery.received_ns, until_ns), now_ns)
             if row.tags is not None and self.sent[number].tag not in row.tags:
@@ -222,7 +247,7 @@ class Ledger:
                 continue
             for other in row.seen:
                 below = self.sent[other]
-                if below.key != sent.key or below.offset >= sent.offset or other in mine or other in row.answered:
+                if below.key != sent.key or below.offset >= sent.offset or other in mine or other in row.answered or other in row.doubtful:
                     continue
                 if row.attempts_max and row.latest[other][1] >= row.attempts_max:
                     continue  # it is a dead letter by now, or soon

@@ -33,7 +33,7 @@ class Nemesis:
     def begin(self) -> None:
         self.over = not self._left
         if self._left:
-            self._later(20, 400, self._strike)
+            self._later(20, max(400, self.scenario.pauses_ms[-1] - 800), self._strike)
 
     def _later(self, low_ms: int, high_ms: int, action: Callable[[], None]) -> None:
         self.world.after(self.rng.randrange(low_ms * MS, high_ms * MS), action)
@@ -46,7 +46,7 @@ class Nemesis:
             self.done[kind] = self.done.get(kind, 0) + 1
             self._left -= 1
         if self._left:
-            self._later(5, self.rng.choice((60, 300, 1_200)), self._strike)
+            self._later(5, self.rng.choice(self.scenario.pauses_ms), self._strike)
         else:
             self._later(10, 2_500, self._end)
 
@@ -115,6 +115,7 @@ class Nemesis:
         """Everything of the broker at once, and of the disk what was not synced."""
         world = self.world
         world.disturb("power cut")
+        self.crew.ledger.losses.cut(self.broker)
         self.broker.kill_all()
         world.disk.power_cut()
         self._later(5, 400, self._start_again)

@@ -51,8 +51,11 @@ class Run:
         world.network = self.network = Network(world)
         world.disk = self.disk = Disk(world, root)
         self.ledger = Ledger(world)
-        self.broker = world.broker = Broker(world, self.disk, chunk_bytes=self.scenario.chunk_bytes, tcp=self.scenario.tcp)
+        self.broker = world.broker = Broker(
+            world, self.disk, chunk_bytes=self.scenario.chunk_bytes, tcp=self.scenario.tcp, losses=self.ledger.losses
+        )
         self.url = URL_TCP if self.scenario.tcp else URL_DIRECT
+        self.ledger.losses.modes = self.scenario.modes
         self.crew = Crew(world, self.ledger, self.url)
         self.nemesis = Nemesis(world, self.broker, self.crew, self.scenario)
 
@@ -77,6 +80,7 @@ class Run:
             "redeliveries": self.ledger.redeliveries,
             "finishes confirmed": sum(len(row.confirmed) for row in self.ledger.channels.values()),
             "faults": world.disturbances,
+            "lost by power cuts": self.ledger.losses.lost,
         }
         spent = (world.now_ns - worlds.START_NS) / S
         return Result(world.seed, world.violations, world.log_hash(), world.handled, spent, counts | self.nemesis.done)
@@ -98,7 +102,7 @@ class Run:
         world.note("drained")
         self.crew.closing = True
         self._until(lambda: not self.crew.processes, DRAIN_S, "the consumers' end", 50)
-        for topic in sorted({plan.topic for plan in self.scenario.channels}):
+        for topic in self.scenario.topics:
             check_stored(self.ledger, self.url, topic)
         self.broker.stop()
         self._until(lambda: not self.broker.living(), STOP_S, "the broker's end", 50)
@@ -113,9 +117,8 @@ class Run:
             world.pause(step_ms * MS, step_ms * MS + MS)
 
     def _create(self, admin: Any) -> None:
-        names = {channel.topic for channel in self.scenario.channels} | {producer.topic for producer in self.scenario.producers}
-        for topic in sorted(names):
-            admin.create_topic(topic)
+        for topic in self.scenario.topics:
+            admin.create_topic(topic, sync=self.scenario.modes.get(topic, "always"))
         for plan in self.scenario.channels:
             admin.create_channel(plan.topic, plan.name, **plan.settings)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from .nemesis import KINDS
@@ -24,8 +24,15 @@ class Scenario:
     stagers: list[StagePlan] = field(default_factory=list)
     commands: int = 0
     moves: bool = False  # among the commands are seeks
+    modes: dict[str, str] = field(default_factory=dict)  # of topics that answer before the sync
+    pauses_ms: tuple[int, ...] = (60, 300, 1_200)  # between two strikes, at most one of these
+
+    @property
+    def topics(self) -> list[str]:
+        return sorted({channel.topic for channel in self.channels} | {producer.topic for producer in self.producers})
 
 
+HASTY: Final = 0.2  # of all seeds have topics that answer before the sync
 PEACE: Final = 0.1  # of all seeds have no faults: there the strictest rules hold
 ONLY: tuple[str, ...] = ()  # the faults to choose from, if not all
 
@@ -53,7 +60,23 @@ def draw(seed: int) -> Scenario:
     # A few kinds together: combinations of two meet more often than if each came among seventeen.
     faults = ONLY or tuple(dice.sample(kinds, dice.choice((1, 2, 3, 5))))
     strikes = 0 if dice.random() < PEACE else dice.randrange(1, 7)
-    return Scenario(producers, channels, tcp, dice.choice((4, 16, 256)) * 1024, faults, strikes, stagers, commands, dice.random() < 0.3)
+    chunk_bytes, moves = dice.choice((4, 16, 256)) * 1024, dice.random() < 0.3
+    plain = Scenario(producers, channels, tcp, chunk_bytes, faults, strikes, stagers, commands, moves)
+    return _hasty(random.Random(f"{seed}/modes"), plain)
+
+
+def _hasty(dice: random.Random, plain: Scenario) -> Scenario:
+    """Some of its topics answer before the sync, and there may be one more, which no channel's commit ever syncs."""
+    if dice.random() >= HASTY:
+        return plain
+    modes = {topic: mode for topic in plain.topics if (mode := dice.choice(("always", "interval", "interval", "never"))) != "always"}
+    producers = plain.producers
+    if dice.random() < 0.5:
+        modes["w"] = dice.choice(("interval", "interval", "never"))
+        producers = [*producers, ProducerPlan("w", dice.randrange(3, 14), dice.choice((0.0, 0.3)), pause_ms=dice.choice((5, 40, 200)))]
+    # Without a power cut they are like others; and one that comes long after the last answer is what `interval` promises about.
+    faults = plain.faults if ONLY or "power_cut" in plain.faults or dice.random() < 0.3 else (*plain.faults, "power_cut")
+    return replace(plain, producers=producers, modes=modes, faults=faults, pauses_ms=dice.choice((plain.pauses_ms, (300, 4_000))))
 
 
 def _channel(dice: random.Random, topic: str, name: str) -> ChannelPlan:

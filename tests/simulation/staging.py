@@ -77,7 +77,7 @@ class Stager:
         flat = [number for numbers in rows for number in numbers]
         if not answer["repeated"] and answer["messages"] != len(flat):
             ledger.broken(f"version {version} of {len(flat)} rows was committed with {answer['messages']}")
-        ledger.acknowledged(flat, None if answer["repeated"] else answer["first_offset"])
+        ledger.acknowledged(flat, None if answer["repeated"] else answer["first_offset"], durable=True)
         self.checkpoint.committed.add(version)
 
     def _stage(self, version: int, partition: int, numbers: list[int]) -> Any:

@@ -20,6 +20,7 @@ DEFECTS: Final = (
     "a finish is confirmed before its commit",
     "an answer needs no lease",
     "a requeue's delay is forgotten",
+    "recovery takes only what a commit speaks of",
 )
 
 

@@ -76,6 +76,7 @@ class Process:
         self.kind = kind  # of the broker's processes; clients have none
         self.pid = 1000 + len(world.processes)
         self.alive = True
+        self.began_ns = world.now_ns
         self.asleep_until_ns = 0  # SIGSTOP
         self.tasks: list[Task] = []
         self.sockets: list[Any] = []
