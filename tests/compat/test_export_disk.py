@@ -1,0 +1,58 @@
+"""What was exported is on disk when it is told, has its name not before, and two do not work in one data directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.hasty import HastyFiles
+
+from tests.compat.test_export import OPTIONS, Topic, queue
+from zsq.apps.nsqd import exporting
+from zsq.apps.nsqd.exporting import ExportOptions, export_nsqd
+from zsq.apps.nsqd.importing import import_nsqd
+from zsq.storage.disk_queue import DiskQueue
+from zsq.storage.errors import Locked
+from zsq.storage.faulty_files import keep_none
+from zsq.storage.files import Files
+
+
+def test_an_export_is_on_disk_when_it_is_told(tmp_path: Path) -> None:
+    topic = Topic(tmp_path / "data")
+    files = HastyFiles(str(tmp_path))
+    export_nsqd(files, tmp_path / "out", tmp_path / "data", (), ExportOptions())
+    assert [one for one in files.hasty if one.startswith(f"{tmp_path}/out:")] == []
+    files.crash(keep_none)
+    assert [message.body for message in queue(tmp_path / "out", "t")] == topic.bodies
+    assert (tmp_path / "out/nsqd.dat").exists()
+
+
+@pytest.mark.parametrize(("count", "size"), [(7, 1 << 30), (1 << 30, 40)])
+def test_so_much_of_it_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, size: int) -> None:
+    monkeypatch.setattr(exporting, "BATCH_COUNT", count)
+    monkeypatch.setattr(exporting, "BATCH_BYTES", size)
+    batches: list[int] = []
+    real = DiskQueue.put_many
+
+    def put_many(self: DiskQueue, messages: list[bytes]) -> int:
+        batches.append(len(messages))
+        return real(self, messages)
+
+    monkeypatch.setattr(DiskQueue, "put_many", put_many)
+    topic = Topic(tmp_path / "data")
+    topic.export(tmp_path / "out")
+    assert sum(batches) == 60
+    assert max(batches) <= 7
+
+
+def test_two_do_not_work_in_one_data_directory(tmp_path: Path) -> None:
+    topic = Topic(tmp_path / "data")
+    topic.export(tmp_path / "out")
+    held = Files().lock(f"{tmp_path}/data/lock")
+    try:
+        with pytest.raises(Locked):
+            topic.export(tmp_path / "other")
+        with pytest.raises(Locked):
+            import_nsqd(Files(), str(tmp_path / "out"), tmp_path / "data", options=OPTIONS)
+    finally:
+        Files().close(held)

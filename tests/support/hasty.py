@@ -1,0 +1,30 @@
+"""A disk that forgets, and notes what takes its name before all of it is on disk."""
+
+from __future__ import annotations
+
+from zsq.storage.faulty_files import FaultyFiles, Node
+from zsq.storage.files import Files
+
+
+class HastyFiles(FaultyFiles):
+    """`hasty`: what was renamed while bytes, or names below it, were not synced. Files outside of the root are read as they are."""
+
+    def __init__(self, root: str) -> None:
+        self.hasty: list[str] = []
+        super().__init__(root)
+
+    def open_read(self, path: str) -> int:
+        try:
+            return super().open_read(path)
+        except KeyError:
+            return Files.open_read(self, path)
+
+    def rename(self, old: str, new: str) -> None:
+        below = self._below(self._find(old))
+        loose = [one.kind for one in self.pending if id(one.node) in below or any(id(entry[0]) in below for entry in one.entries)]
+        if loose:
+            self.hasty.append(f"{new}: {loose}")
+        super().rename(old, new)
+
+    def _below(self, node: Node) -> set[int]:
+        return {id(node)}.union(*map(self._below, node.names_now.values()))
