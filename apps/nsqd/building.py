@@ -97,8 +97,7 @@ class TopicBuilder:
         store = open_store(self._files, directory, self._options, identity)
         try:
             built, batch, digest = self._fill(topic, store)
-            store.log.sync()
-            store.state.commit(batch)
+            store.state.commit(batch)  # the log is synced by `close`: until it has come back nobody knows of this directory
         finally:
             store.close()
         self._verify(directory, identity, built, batch, digest)

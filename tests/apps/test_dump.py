@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from crc32c import crc32c
 from support.nsqd import FIXTURES, message, write_nsqd
 
 from zsq.apps.cli.dump import dump as command
@@ -18,7 +19,7 @@ from zsq.apps.dump.dump import dump, kind_of_path
 from zsq.apps.dump.record import as_json, as_line, damaged, plain, record, with_bytes
 from zsq.storage.damage import Bad, keep_bytes
 from zsq.storage.delayed import DelayedStore
-from zsq.storage.disk_queue_format import NsqdList
+from zsq.storage.disk_queue_format import NsqdList, encode_message, encode_record
 from zsq.storage.files import Files
 from zsq.storage.state import ProducerRow, StateBatch
 from zsq.storage.store import Identity, StoreOptions, create_store, open_store
@@ -321,3 +322,29 @@ def test_a_document_nested_too_deeply_is_damage(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     path.write_bytes(b"[" * 100_000)
     assert only(list(dump(str(path), "json", bodies=False)), "damaged")
+
+
+def test_a_row_that_was_set_aside(tmp_path: Path) -> None:
+    value = b"its bytes"
+    head = json.dumps({"zsq": "delayed row", "key": "6400", "bytes": len(value), "crc": crc32c(value), "why": "a test"}).encode()
+    path = tmp_path / "delayed-00.bad"
+    for line, kept, kinds in (
+        (head + b" %08x\n" % crc32c(head), value, ["set aside"]),
+        (head + b" %08x\n" % crc32c(head), b"its bits!", ["set aside", "damaged"]),
+        (head.replace(b"a test", b"a text") + b" %08x\n" % crc32c(head), value, ["damaged"]),
+    ):
+        path.write_bytes(line + kept)
+        assert [one["kind"] for one in show(path)] == kinds
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_queues_are_known_by_their_records_also_where_there_is_one(tmp_path: Path, count: int) -> None:
+    """Nobody gave the file its name."""
+    path = tmp_path / "what"
+    path.write_bytes(b"".join(encode_record(encode_message(message(number))) for number in range(count)))
+    assert [one["kind"] for one in show(path)] == ["nsqd message"] * count
+
+
+@pytest.mark.parametrize("time_ns", [-1, 0, 10**30])
+def test_a_time_that_is_none_is_shown_as_the_number_it_is(time_ns: int) -> None:
+    assert as_line(record("x", time_ns=time_ns)) == f"x time_ns={time_ns}"

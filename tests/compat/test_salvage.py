@@ -123,6 +123,23 @@ def test_memory_is_bounded_by_the_window(tmp_path: Path) -> None:
     view.close()
 
 
+def test_reads_are_as_large_as_the_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not a call for each record; and not all that is damaged at once, which may be gigabytes."""
+    monkeypatch.setattr("zsq.apps.nsqd.salvage.READ_BYTES", 1_000)
+    sizes: list[int] = []
+    real = Files.pread
+
+    def pread(files: Files, fd: int, size: int, position: int) -> bytes:
+        sizes.append(size)
+        return real(files, fd, size, position)
+
+    monkeypatch.setattr(Files, "pread", pread)
+    bodies, lost = read(tmp_path, b"".join(RECORDS) + b"\x01" * 20_000)
+    assert (len(bodies), lost[-1].bytes) == (len(MESSAGES), 20_000)
+    assert set(sizes) == {1_000}
+    assert len(sizes) < (len(b"".join(RECORDS)) + 20_000) / 1_000 * 2 + 10
+
+
 def test_where_reading_was_and_what_lies_before(tmp_path: Path) -> None:
     """Metadata that points into a message, and files that were read already."""
     listed = NsqdList((NsqdTopic("t", False, (NsqdChannel("c"),)),))
@@ -174,3 +191,15 @@ def test_runs_are_dense_few_and_never_too_low(attempts: list[int], runs_max: int
     equal = sum(1 for a, b in zip([-1, *attempts], attempts, strict=False) if a != b)
     if equal <= runs_max:
         assert flat == attempts, "nothing is coarser than it must be"
+
+
+def test_runs_are_joined_where_they_touch_and_bounded_while_they_are_gathered() -> None:
+    """A queue of a hundred million messages, each sent another time, must not be as many rows in memory."""
+    runs = Runs(2)
+    for offset, attempts in ((0, 1), (1, 1), (5, 1)):
+        runs.add(offset, attempts)
+    assert [(run.start, run.count) for run in runs.finish()] == [(0, 2), (5, 1)]
+    runs = Runs(2)
+    for offset in range(1_000):
+        runs.add(offset, offset % 7)
+        assert len(runs._runs) <= 4

@@ -17,6 +17,7 @@ from zsq.apps.spark.columns import ROWS_MIN, BatchMaker, arrow_schema
 from zsq.apps.spark.packing import BLOCK_BYTES, Packer, cuts, rows_as_batches, strip_of, topic_of
 from zsq.apps.spark.schema import COLUMNS, check_sink_columns, simple
 from zsq.transport.block import Block, check_block, cut, pack, with_place
+from zsq.transport.block_format import BLOCK_COUNT_MAX
 from zsq.transport.codec import pack_headers, unpack_headers
 
 MAYBE = st.none() | st.binary(max_size=12)
@@ -102,10 +103,27 @@ def test_blocks_are_of_good_size() -> None:
     assert [block.count for block in packed(short)] == [8334, 8333, 8333]
 
 
+def test_no_more_rows_wait_than_a_block_holds() -> None:
+    """Rows of nothing take no bytes, and each batch costs something."""
+    packer = Packer(1 << 40)
+    batch = pa.RecordBatch.from_arrays([pa.array([b""] * 1_000)], names=["value"])
+    counts = [sum(block.count for block in packer.blocks(batch)) for _ in range(BLOCK_COUNT_MAX // 1_000)]
+    assert not any(counts[:-1]), "they wait for others"
+    assert counts[-1] == 1_000 * len(counts)
+
+
 def test_many_tiny_rows_before_large_ones() -> None:
     rows = [b""] * 45_000 + [b"y" * 500_000] * 3
     blocks = packed(pa.RecordBatch.from_arrays([pa.array(rows)], names=["value"]))
     assert [body for block in blocks for body in block.body.values()] == rows
+
+
+def test_many_tiny_rows_behind_a_large_one() -> None:
+    """Half of the bytes are in the first row: what is behind it is more than a block may count."""
+    rows = [b"y" * 500_000] + [b""] * (2 * BLOCK_COUNT_MAX - 1)
+    blocks = packed(pa.RecordBatch.from_arrays([pa.array(rows)], names=["value"]), block_bytes=1 << 29)
+    assert [body for block in blocks for body in block.body.values()] == rows
+    assert max(block.count for block in blocks) <= BLOCK_COUNT_MAX
 
 
 def test_one_large_row_among_small_ones() -> None:

@@ -193,6 +193,15 @@ def test_available_now_ends() -> None:
         assert place == at(a=expected)
 
 
+def test_of_a_topic_made_again_after_its_end_was_taken_available_now_reads_nothing() -> None:
+    """What came after that call is not for this run."""
+    logs = MadeUp(a=(0, 100))
+    plan = stream(logs, failOnDataLoss="false")
+    plan.stop_at_present_head()
+    logs.set("a", 50, 80, "other")
+    assert plan.latest(at(a=100)).offsets == {"a": 50}
+
+
 def test_a_topic_made_again_is_data_loss(caplog: pytest.LogCaptureFixture) -> None:
     logs = MadeUp(a=(50, 80, "other"))
     fails: list[Callable[[StreamPlan], object]] = [lambda plan: plan.latest(at(a=50)), lambda plan: plan.partitions(at(a=40), at(a=50))]
