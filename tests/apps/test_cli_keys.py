@@ -139,3 +139,15 @@ def test_a_clients_file_is_no_key_pair_of_a_broker_that_is_open_to_all(server: P
     server.chmod(0o644)
     with pytest.raises(UsageError, match="chmod 600"):
         given_security(given | {"curve_key": server})
+
+
+def test_a_key_is_on_disk_when_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its public half may be in an access file by the time that the power goes, and nobody can make the other one again."""
+    synced: list[tuple[str, int]] = []
+
+    def fsync(fd: int) -> None:
+        synced.append((os.path.realpath(f"/proc/self/fd/{fd}"), os.fstat(fd).st_size))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert zsq("keys", "server", tmp_path / "broker.key").exit_code == 0
+    assert sorted(synced) == sorted((str(file), file.stat().st_size) for file in tmp_path.iterdir())

@@ -259,6 +259,22 @@ def test_a_paused_topics_own_backlog_waits(tmp_path: Path) -> None:
     assert found.waiting == [message(1).body]
 
 
+@pytest.mark.parametrize(("name", "value"), [("BLOCK_COUNT", 7), ("BLOCK_BYTES", 600)])
+def test_blocks_are_no_larger_than_readers_take_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: int) -> None:
+    monkeypatch.setattr(building, name, value)
+    take(write_nsqd(tmp_path / "a", NsqdList((NsqdTopic("t"),)), {"t": [[message(number) for number in range(50)]]}), tmp_path / "data")
+    registry = Registry(Files(), tmp_path / "data", 0)
+    registry.open()
+    row = registry.topics["t"]
+    store = open_store(Files(), registry.folder(row), OPTIONS, Identity("t", row.uuid))
+    try:
+        counts = [header.count for header, _ in store.log.headers(0)]
+    finally:
+        store.close()
+    assert sum(counts) == 50
+    assert max(counts) <= 7
+
+
 def test_a_block_ends_where_a_paused_topics_own_backlog_begins(tmp_path: Path) -> None:
     """A channel is given only blocks that lie before the pause as a whole."""
     listed = NsqdList((NsqdTopic("t", True, (NsqdChannel("c"), NsqdChannel("d"))),))
