@@ -153,15 +153,16 @@ class Management:
                 self.done(envelope, word.request, group.endpoints(word.channel))
 
         if word.channel and word.channel not in group.channels and not word.create:
-            group.want("", lambda error: self._lookup_again(envelope, word, error))
+            group.want("", lambda error: self._again(self._lookup, envelope, word, error))
         else:
             group.want(word.channel, then, word.settings)
 
-    def _lookup_again(self, envelope: Envelope, word: p.Lookup, error: ZsqError | None) -> None:
+    def _again(self, carry_out: Callable[[Envelope, Any], None], envelope: Envelope, word: Any, error: ZsqError | None) -> None:
+        """The topic is up by now, or is not to be had."""
         try:
             if error is not None:
                 raise error
-            self._lookup(envelope, word)
+            carry_out(envelope, word)
         except ZsqError as failure:
             self.fail(envelope, word.request, failure)
 
@@ -187,6 +188,9 @@ class Management:
             moving.check(word)
         group = self._group(word.topic, create=False)
         if word.channel and word.channel not in group.channels:
+            if group.state is not GroupState.UP:  # which channels it has is known when it is: who deletes one must not hear that it is gone
+                group.want("", lambda error: self._again(self._manage, envelope, word, error))
+                return
             raise NotFound(E_NOT_FOUND, f"channel {word.channel!r} of topic {word.topic!r} does not exist")
         if word.action == "delete":
             deletion.delete(self, envelope, word, group)

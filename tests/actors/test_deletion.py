@@ -9,8 +9,10 @@ import pytest
 from support.group import Broker
 
 from zsq.actors import deletion
+from zsq.actors.group_states import GroupState
+from zsq.actors.management import Management
 from zsq.transport import protocol as p
-from zsq.transport.errors import Refused, ZsqError, from_wire
+from zsq.transport.errors import E_NOT_FOUND, Refused, ZsqError, from_wire
 
 
 class Desk(Broker):
@@ -73,6 +75,24 @@ def test_forced_nobody_is_asked() -> None:
     desk.delete(force=True)
     assert desk.group.state.name == "STOPPING"
     assert desk.asked == []
+
+
+def test_which_channels_a_topic_has_is_not_known_before_it_is_up() -> None:
+    """Who deletes one just after a start must not hear that it is not there."""
+    desk = Desk()
+    for name in ("_manage", "_group", "_again"):
+        setattr(desk.management, name, getattr(Management, name).__get__(desk.management))
+    known = dict(desk.group.channels)
+    desk.group.channels.clear()
+    desk.group.state = GroupState.TOPIC
+    for name in ("b", "never made"):
+        desk.management._manage((), p.Manage(1, "delete", "t", name, {"force": True}))
+    assert (desk.refused, desk.stopped) == ([], [])
+    desk.group.channels.update(known)
+    assert desk.group.topic is not None
+    desk.group.born(desk.group.topic)
+    assert [child.spec.title for child in desk.stopped] == ["b"]
+    assert [error.code for error in desk.refused] == [E_NOT_FOUND]
 
 
 def test_a_refused_deletion_opens_the_topic_again_when_no_start_can_carry_it_out() -> None:
