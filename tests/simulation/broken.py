@@ -106,6 +106,27 @@ DEFECTS: Final[dict[str, Defect]] = {
         "            scan.write_back_from = stretch.position\n            break\n",
         ("kill_storage", "kill_topic"),
     ),
+    "a topic made again begins at 0": Defect(
+        "actors/registry.py", "            self.ended[name] = next_offset\n", "            self.ended[name] = 0\n", ("kill_client",)
+    ),
+    "a deleted channel's row stays": Defect(
+        "actors/storage_actor.py",
+        "        self._channels.drop(name, partial(self.answer_order, word.request, {}))\n        return None\n",
+        "        return {}\n",
+        ("kill_client",),
+    ),
+    "a deletion is answered before the processes have ended": Defect(
+        "actors/deletion.py", "    group.stop(stopped)\n", "    group.stop(lambda: None)\n    stopped()\n", ("kill_client",)
+    ),
+    "a gentle deletion does not ask what is unfinished": Defect(
+        "actors/deletion.py", "        if not left:\n", "        if True:\n", ("kill_client",)
+    ),
+    "a deleted topic's files stay": Defect(
+        "actors/registry.py",
+        "            self._finish(name)\n            self.empty_trash()\n",
+        "            self._finish(name)\n",
+        ("kill_client",),
+    ),
 }  # fmt: skip
 
 

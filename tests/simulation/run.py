@@ -104,6 +104,8 @@ class Run:
         self._until(lambda: not self.crew.processes, DRAIN_S, "the consumers' end", 50)
         for topic in self.scenario.topics:
             check_stored(self.ledger, self.url, topic)
+        if self.crew.mortal is not None:
+            self.crew.mortal.check(self.broker)
         self.broker.stop()
         self._until(lambda: not self.broker.living(), STOP_S, "the broker's end", 50)
 

@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from .mortal import MortalPlan
 from .nemesis import KINDS
 from .staging import StagePlan
 from .workload import ChannelPlan, ProducerPlan
@@ -27,12 +28,15 @@ class Scenario:
     modes: dict[str, str] = field(default_factory=dict)  # of topics that answer before the sync
     pauses_ms: tuple[int, ...] = (60, 300, 1_200)  # between two strikes, at most one of these
 
+    mortal: MortalPlan | None = None
+
     @property
     def topics(self) -> list[str]:
         return sorted({channel.topic for channel in self.channels} | {producer.topic for producer in self.producers})
 
 
 HASTY: Final = 0.2  # of all seeds have topics that answer before the sync
+MORTAL: Final = 0.12  # of all seeds delete
 PEACE: Final = 0.1  # of all seeds have no faults: there the strictest rules hold
 ONLY: tuple[str, ...] = ()  # the faults to choose from, if not all
 
@@ -62,7 +66,15 @@ def draw(seed: int) -> Scenario:
     strikes = 0 if dice.random() < PEACE else dice.randrange(1, 7)
     chunk_bytes, moves = dice.choice((4, 16, 256)) * 1024, dice.random() < 0.3
     plain = Scenario(producers, channels, tcp, chunk_bytes, faults, strikes, stagers, commands, moves)
-    return _hasty(random.Random(f"{seed}/modes"), plain)
+    return _mortal(random.Random(f"{seed}/mortal"), _hasty(random.Random(f"{seed}/modes"), plain))
+
+
+def _mortal(dice: random.Random, plain: Scenario) -> Scenario:
+    if dice.random() >= MORTAL:
+        return plain
+    forced = dice.choice((0.0, 0.3, 1.0))
+    plan = MortalPlan(dice.choice((1, 2, 4)), dice.random() < 0.4, forced, dice.randrange(4, 25), dice.choice((5, 50, 150)))
+    return replace(plain, mortal=plan)
 
 
 def _hasty(dice: random.Random, plain: Scenario) -> Scenario:

@@ -16,6 +16,7 @@ import zsq
 from zsq.transport import errors
 
 from .ledger import ChannelLedger, Ledger
+from .mortal import Mortal
 from .operator import Operator
 from .staging import Checkpoint, StagePlan, Stager
 from .world import MS, Process, S, World
@@ -69,6 +70,7 @@ class Crew:
         self.draining = False  # consumers finish all they get
         self.closing = False
         self.errors: dict[str, int] = {}
+        self.mortal: Mortal | None = None
 
     def begin(self, scenario: Scenario) -> None:
         for plan in scenario.channels:
@@ -85,6 +87,12 @@ class Crew:
         if scenario.commands:
             self.publishing += 1
             self._start("operator", partial(self._command, scenario.commands, scenario.moves), 0)
+        if scenario.mortal is not None:
+            self.mortal = mortal = Mortal(self, scenario.mortal)
+            self.publishing += 2
+            self._start("mortal-producer", mortal.produce, 0)
+            self._start("mortal-operator", mortal.delete, 0)
+            self._start("mortal-consumer", mortal.consume, 0)
         for channel in scenario.channels:
             for number in range(channel.consumers):
                 self._start(f"{channel.topic}/{channel.name}-{number}", partial(self._consume, channel), number)
