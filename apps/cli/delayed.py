@@ -34,10 +34,11 @@ def delayed_list(topic: str, count: int, after: str, as_json: bool, url: str, ti
     left = count
     with Admin(url, timeout=timeout) as admin:
         while left:
-            found = admin.delayed_list(topic, after, min(left, LIST_MAX))
+            asked = min(left, LIST_MAX)
+            found = admin.delayed_list(topic, after, asked)
             for one in found:
                 click.echo(_json(one) if as_json else _line(one))
-            if len(found) < min(left, LIST_MAX):
+            if len(found) < asked:
                 return
             left -= len(found)
             after = found[-1]["key"]

@@ -19,6 +19,7 @@ UNITS_BYTES: Final = {
 UNITS_S: Final = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 NO_BOUND: Final = ("none", "-1")
 BYTES_MAX: Final = 1 << 62
+COUNT_DIGITS_MAX: Final = 18  # below 2 to the 62nd, as all numbers of settings
 SECONDS_MAX: Final = 100 * 366 * 86_400
 
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.ASCII)
@@ -69,7 +70,9 @@ def parse_count(text: str) -> int:
     """A number of 0 or more."""
     if not (text.isascii() and text.strip().isdecimal()):
         raise ValueError(f"{text!r} is not a number of 0 or more")
-    return min(int(text), BYTES_MAX)
+    if len(text.strip()) > COUNT_DIGITS_MAX:
+        raise ValueError(f"{text.strip()[:COUNT_DIGITS_MAX]}... is more than can be counted here")
+    return int(text)
 
 
 class _Quantity(click.ParamType):  # type: ignore[type-arg]  # generic to the checker only

@@ -10,6 +10,7 @@ from support.hasty import HastyFiles
 from tests.apps.test_backup import FILES, House, house, registry  # noqa: F401 - a fixture
 from zsq.apps.backup import Plan, back_up, check, restore
 from zsq.storage.faulty_files import keep_none
+from zsq.transport.errors import NotFound
 
 
 @pytest.fixture
@@ -51,6 +52,18 @@ def test_a_topic_made_anew_under_its_name_is_taken_anew(house: House, tmp_path: 
     assert house.asked.count("state b") == 2
     assert manifest.topics["b"]["uuid"] == house.content.topics["b"].uuid
     assert registry(tmp_path / "one").topics["b"] == house.content.topics["b"]
+
+
+def test_a_topic_made_anew_whose_log_cannot_be_taken_any_more_fails_nothing(house: House, tmp_path: Path) -> None:  # noqa: F811
+    def then(what: str) -> None:
+        if what == "log b":
+            del house.content.topics["b"]
+            house.add("b")
+            raise NotFound("E_NOT_FOUND", "that was the old one")
+
+    house.then = then
+    back_up(FILES, Plan(house.path, tmp_path / "one"))
+    assert registry(tmp_path / "one").topics.keys() == {"a", "c"}
 
 
 def test_a_topic_made_anew_while_its_log_is_taken_is_left_out(house: House, tmp_path: Path) -> None:  # noqa: F811

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from zsq.apps.broker import Broker, temporary_broker
 from zsq.apps.cli import stats
-from zsq.apps.cli.quantities import SECONDS_MAX, parse_bytes, parse_seconds
+from zsq.apps.cli.quantities import SECONDS_MAX, parse_bytes, parse_count, parse_seconds
 from zsq.apps.cli.retention import POLICIES, described, given_retention
 from zsq.storage import retention
 
@@ -168,3 +168,10 @@ def test_what_lies_on_disk_and_what_was_dropped_is_in_the_tables() -> None:
     assert text().count("dropped") == 2
     assert text().count("dropped, up to") == 1, "of the topic it is an upper bound"
     assert {"9,871", "6,543"} <= set(text().split())
+
+
+def test_counts() -> None:
+    assert [parse_count(text) for text in ("0", " 12 ", "9" * 18)] == [0, 12, 10**18 - 1]
+    for text in ("", "-1", "1.5", "\u0663", "1" + "0" * 18, "9" * 5_000):
+        with pytest.raises(ValueError, match=r"is not a number|more than can be counted"):
+            parse_count(text)

@@ -184,3 +184,17 @@ def test_who_waits_for_a_broker_hears_why(capsys: pytest.CaptureFixture[str]) ->
         options.hint(url)
         options.hint("tcp://:x")
         assert capsys.readouterr().err == ""
+
+
+def test_work_in_many_steps_draws_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[float] = []
+    now = [0.0]
+    monkeypatch.setattr("zsq.apps.cli.progress.shown", lambda: True)
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.setattr("rich.progress.Progress.advance", lambda self, task, amount: told.append(amount))
+    with bar("working", 1_000, unit="messages") as advance:
+        for _ in range(1_000):
+            now[0] += 0.001
+            advance(1)
+    assert 4 <= len(told) <= 5
+    assert sum(told) >= 800

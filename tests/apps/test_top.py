@@ -16,7 +16,7 @@ import pytest
 
 from zsq.actors.overview import CHANNEL_FIELDS, TOPIC_FIELDS
 from zsq.apps.cli.top import named
-from zsq.apps.top import COLUMNS, FIRST, VIEWS, Picture, Screen, Usage, age, count, rate, size
+from zsq.apps.top import COLUMNS, FILTER_MAX, FIRST, VIEWS, Picture, Screen, Usage, age, count, rate, size
 
 
 def row(fields: tuple[str, ...], **values: Any) -> tuple[Any, ...]:
@@ -77,6 +77,14 @@ def test_every_column_is_in_every_row() -> None:
             for column in COLUMNS[view]:
                 assert isinstance(column.shown(one[column.key]), str)
         assert FIRST[view] in {column.key for column in COLUMNS[view]}
+
+
+def test_a_filter_is_bounded() -> None:
+    """A cat on the keyboard."""
+    screen = Screen()
+    for key in "/" + "a" * (FILTER_MAX + 50):
+        screen.press(key)
+    assert screen.filter == "a" * FILTER_MAX
 
 
 def test_keys() -> None:

@@ -272,7 +272,7 @@ def test_blocks_are_no_larger_than_readers_take_well(tmp_path: Path, monkeypatch
     finally:
         store.close()
     assert sum(counts) == 50
-    assert max(counts) <= 7
+    assert 2 <= max(counts) <= 7
 
 
 def test_a_block_ends_where_a_paused_topics_own_backlog_begins(tmp_path: Path) -> None:

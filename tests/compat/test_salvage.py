@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.nsqd import backlogs, message, write_nsqd
 
+from zsq.apps.nsqd import source
 from zsq.apps.nsqd.importing import import_nsqd
 from zsq.apps.nsqd.runs import Runs
 from zsq.apps.nsqd.salvage import FileView, Loss, read_messages
@@ -203,3 +204,10 @@ def test_runs_are_joined_where_they_touch_and_bounded_while_they_are_gathered() 
     for offset in range(1_000):
         runs.add(offset, offset % 7)
         assert len(runs._runs) <= 4
+
+
+def test_so_many_losses_are_named_and_the_rest_is_counted() -> None:
+    report = source.SourceReport()
+    for number in range(source.LOSSES_MAX + 5):
+        report.lose(Loss("f", number, 10, "by plan"))
+    assert (len(report.lost), report.lost_count, report.lost_bytes) == (source.LOSSES_MAX, source.LOSSES_MAX + 5, 10 * report.lost_count)
