@@ -54,6 +54,8 @@ class Mortal:
     highest: int = -1
     floor: tuple[int, int] = (0, -1)  # when the last deletion of the topic was answered, and the highest offset before it
     lossy_ns: int = -1  # what was published before it may have been deleted
+    made: bool = False  # the channel gave something out since it was last to be deleted: before that it may not be there yet
+    since: int = 0  # how many processes there had been then
     left: int = -1  # deletions to come
     until: int = 0  # so many messages: some come behind the last deletion
     wanted: str = ""  # the one on its way: its outcome is not known yet
@@ -123,6 +125,7 @@ class Mortal:
         began, _ = self.crew.ledger.order_of(batch.delivery.token)
         numbers = [self.number(bytes(body)) for body in batch.bodies]
         self.crew.world.note(f"{name} holds {numbers} of process {began}")
+        self.made = self.made or began >= self.since
         for number, offset in zip(numbers, batch.offsets, strict=True):
             self._place(offset, number)
             if began >= self.dead.get(number, began + 1):
@@ -151,6 +154,7 @@ class Mortal:
         before, highest, called_ns, lossy_ns = set(self.answered), self.highest, world.monotonic_ns(), self.lossy_ns
         if forced or self.plan.channel:
             self.lossy_ns = called_ns + LATE_NS  # whatever becomes of this life of ours
+        sure, self.made, self.since = self.made or not self.plan.channel, False, len(world.incarnations)
         world.note(f"{name}: deletes {self.wanted}")
         try:
             if self.plan.channel:
@@ -164,7 +168,7 @@ class Mortal:
         except errors.ZsqError as error:
             self.crew.noted(name, error)
             if error.code == errors.E_NOT_EMPTY:
-                self.lossy_ns, self.wanted = lossy_ns, ""
+                self.lossy_ns, self.wanted, self.made = lossy_ns, "", sure
             return
         now_ns, self.wanted = world.monotonic_ns(), ""
         world.note(f"{name}: deleted")
@@ -173,7 +177,7 @@ class Mortal:
         self._check_gone(called_ns)
         if not self.plan.channel:
             self.floor = now_ns, highest
-        for number in before:
+        for number in before if sure else ():
             self.dead.setdefault(number, len(world.incarnations))
 
     def _check_gone(self, called_ns: int) -> None:

@@ -67,10 +67,11 @@ class Nemesis:
             connection.clogged_until_ns = connection.jammed_until_ns = 0
         world.wall_offset_ns = max(self._wall_max_ns, world.wall_offset_ns)
         if not self.broker.alive:
-            self._start_again()
+            self.broker.start()
 
     def _start_again(self) -> None:
-        if not self.broker.alive:
+        """As planned at its fault; who heals all has done it already, and the broker may have been stopped since."""
+        if not self.healed and not self.broker.alive:
             self.broker.start()
 
     # Processes of the broker
