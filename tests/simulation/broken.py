@@ -127,6 +127,9 @@ DEFECTS: Final[dict[str, Defect]] = {
         "            self._finish(name)\n",
         ("kill_client",),
     ),
+    "what is dropped unseen is not counted": Defect(
+        "actors/supply.py", "        self.counters[\"dropped_count\"] += start - self.next_offset\n", "", ("kill_client",)
+    ),
 }  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from zsq.actors.registry import Registry
 from zsq.storage.errors import Locked, StorageError
 from zsq.storage.files import Files
 
+from .bounded import Bounded, watch_drops
 from .disk import Disk
 from .losses import Losses, watch_log
 from .sockets import Descriptor
@@ -138,6 +139,7 @@ class Broker:
         self.data_dir = Path(disk.root)
         self.options = ServeOptions(self.data_dir, gateway=TCP if tcp else "", chunk_bytes=chunk_bytes)
         self.losses = losses
+        self.bounded: Bounded | None = None
         self.number = 0
         self.process: Process | None = None
         self.supervisor: supervisor.Supervisor | None = None
@@ -200,6 +202,7 @@ def prepare() -> None:
     module = supervisor
     module.ProcessTable = SimTable
     watch_log()
+    watch_drops()
     module.logs.say = lambda *_, **__: None
     logging.getLogger("zsq").handlers = [_Comments()]
     logging.getLogger("zsq").propagate = False

@@ -15,6 +15,7 @@ from typing import Any, Final
 import zsq
 from zsq.transport import errors
 
+from . import bounded
 from . import world as worlds
 from .broker import URL_DIRECT, URL_TCP, Broker
 from .disk import Disk
@@ -104,6 +105,9 @@ class Run:
         self._until(lambda: not self.crew.processes, DRAIN_S, "the consumers' end", 50)
         for topic in self.scenario.topics:
             check_stored(self.ledger, self.url, topic)
+        if self.crew.bounded is not None:
+            with zsq.Admin(self.url, timeout=60) as admin:
+                self.crew.bounded.check(admin)
         if self.crew.mortal is not None:
             self.crew.mortal.check(self.broker)
         self.broker.stop()
@@ -121,6 +125,9 @@ class Run:
     def _create(self, admin: Any) -> None:
         for topic in self.scenario.topics:
             admin.create_topic(topic, sync=self.scenario.modes.get(topic, "always"))
+        if self.scenario.bounded is not None:
+            admin.create_topic(bounded.TOPIC, max_s=bounded.MAX_S, when_full="drop-oldest")
+            admin.create_channel(bounded.TOPIC, bounded.CHANNEL)
         for plan in self.scenario.channels:
             admin.create_channel(plan.topic, plan.name, **plan.settings)
 

@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from .bounded import BoundedPlan
 from .mortal import MortalPlan
 from .nemesis import KINDS
 from .staging import StagePlan
@@ -29,6 +30,7 @@ class Scenario:
     pauses_ms: tuple[int, ...] = (60, 300, 1_200)  # between two strikes, at most one of these
 
     mortal: MortalPlan | None = None
+    bounded: BoundedPlan | None = None
 
     @property
     def topics(self) -> list[str]:
@@ -36,6 +38,7 @@ class Scenario:
 
 
 HASTY: Final = 0.2  # of all seeds have topics that answer before the sync
+BOUNDED: Final = 0.05  # have a topic that drops its oldest
 MORTAL: Final = 0.12  # of all seeds delete
 PEACE: Final = 0.1  # of all seeds have no faults: there the strictest rules hold
 ONLY: tuple[str, ...] = ()  # the faults to choose from, if not all
@@ -66,7 +69,11 @@ def draw(seed: int) -> Scenario:
     strikes = 0 if dice.random() < PEACE else dice.randrange(1, 7)
     chunk_bytes, moves = dice.choice((4, 16, 256)) * 1024, dice.random() < 0.3
     plain = Scenario(producers, channels, tcp, chunk_bytes, faults, strikes, stagers, commands, moves)
-    return _mortal(random.Random(f"{seed}/mortal"), _hasty(random.Random(f"{seed}/modes"), plain))
+    plain = _mortal(random.Random(f"{seed}/mortal"), _hasty(random.Random(f"{seed}/modes"), plain))
+    dice = random.Random(f"{seed}/bounded")
+    if dice.random() >= BOUNDED:
+        return plain
+    return replace(plain, bounded=BoundedPlan(dice.randrange(10, 50), dice.choice((100, 300)), dice.choice((100, 600))))
 
 
 def _mortal(dice: random.Random, plain: Scenario) -> Scenario:

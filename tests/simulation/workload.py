@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import zsq
 from zsq.transport import errors
 
+from .bounded import Bounded
 from .ledger import ChannelLedger, Ledger
 from .mortal import Mortal
 from .operator import Operator
@@ -71,6 +72,7 @@ class Crew:
         self.closing = False
         self.errors: dict[str, int] = {}
         self.mortal: Mortal | None = None
+        self.bounded: Bounded | None = None
 
     def begin(self, scenario: Scenario) -> None:
         for plan in scenario.channels:
@@ -87,6 +89,11 @@ class Crew:
         if scenario.commands:
             self.publishing += 1
             self._start("operator", partial(self._command, scenario.commands, scenario.moves), 0)
+        if scenario.bounded is not None:
+            self.bounded = self.world.broker.bounded = bounded = Bounded(self, scenario.bounded)
+            self.publishing += 1
+            self._start("bounded-producer", bounded.produce, 0)
+            self._start("bounded-consumer", bounded.consume, 0)
         if scenario.mortal is not None:
             self.mortal = mortal = Mortal(self, scenario.mortal)
             self.publishing += 2
