@@ -1,0 +1,41 @@
+"""How far a topic reaches is asked with who it is: offsets of one topic must not be taken for those of another of its name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+
+from zsq.apps.spark import logs
+from zsq.apps.spark.logs import Extent, TopicLogs
+from zsq.transport.errors import Refused
+
+
+class Remade:
+    """A reader of a topic that is made again after some questions."""
+
+    def __init__(self, uuids: Iterator[str]) -> None:
+        self._uuids = uuids
+
+    def uuid(self) -> str:
+        return next(self._uuids)
+
+    def head(self) -> tuple[int, int]:
+        return 10, 20
+
+
+def extent(*uuids: str) -> Extent:
+    found = TopicLogs("tcp://h:1", 1.0)
+    found._readers["t"] = cast("Any", Remade(iter(uuids)))
+    return found.extent("t")
+
+
+def test_an_extent_is_of_one_topic() -> None:
+    assert extent("a", "a") == Extent(10, 20, "a")
+    assert extent("a", "b", "b", "b") == Extent(10, 20, "b"), "it was made again in between: asked once more"
+
+
+def test_one_that_is_made_again_all_the_time_is_said_to_be() -> None:
+    with pytest.raises(Refused, match="made again all the time"):
+        extent(*(str(number) for number in range(2 * logs.TRIES)))
