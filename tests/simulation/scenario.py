@@ -37,9 +37,9 @@ class Scenario:
         return sorted({channel.topic for channel in self.channels} | {producer.topic for producer in self.producers})
 
 
-HASTY: Final = 0.2  # of all seeds have topics that answer before the sync
-BOUNDED: Final = 0.05  # have a topic that drops its oldest
-MORTAL: Final = 0.12  # of all seeds delete
+HASTY: Final = 0.12  # of all seeds have topics that answer before the sync
+BOUNDED: Final = 0.03  # have a topic that drops its oldest
+MORTAL: Final = 0.05  # of all seeds delete
 PEACE: Final = 0.1  # of all seeds have no faults: there the strictest rules hold
 ONLY: tuple[str, ...] = ()  # the faults to choose from, if not all
 
