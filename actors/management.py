@@ -45,9 +45,12 @@ Callback = Callable[[dict[str, Any] | None, ZsqError | None], None]
 
 
 class _Order(NamedTuple):
+    """`envelope`: of whom it was sent to; nobody else's word answers it."""
+
     callback: Callback
     deadline_ns: int
     key: int
+    envelope: Envelope
 
 
 class Management:
@@ -65,7 +68,7 @@ class Management:
         request = getattr(word, "request", 0)
         try:
             if isinstance(word, (p.Done, p.Failed)):
-                self._on_answer(word)
+                self._on_answer(mail.envelope, word)
             elif isinstance(word, p.Lookup):
                 self._lookup(mail.envelope, word)
             elif isinstance(word, p.Manage):
@@ -264,15 +267,17 @@ class Management:
             callback(None, Refused(E_LIMIT, "too many orders are on their way already"))
             return
         self._request += 1
-        self._orders[self._request] = _Order(callback, time.monotonic_ns() + int(_ANSWER_S * _NS_PER_S), child.spec.key)
+        deadline_ns = time.monotonic_ns() + int(_ANSWER_S * _NS_PER_S)
+        self._orders[self._request] = _Order(callback, deadline_ns, child.spec.key, child.envelope)
         if not self.supervisor.port.send(child.envelope, p.Order(self._request, action, order_options)):
             del self._orders[self._request]
             callback(None, Refused(E_CLOSING, f"{child.spec.title} is being started again; try in a moment"))
 
-    def _on_answer(self, word: p.Done | p.Failed) -> None:
-        order = self._orders.pop(word.request, None)
-        if order is None:
+    def _on_answer(self, envelope: Envelope, word: p.Done | p.Failed) -> None:
+        order = self._orders.get(word.request)
+        if order is None or order.envelope != envelope:
             return
+        del self._orders[word.request]
         if isinstance(word, p.Done):
             order.callback(word.data, None)
         else:
