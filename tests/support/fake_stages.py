@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections import deque
@@ -129,7 +130,8 @@ class FakeStages:
             return
         if isinstance(word, p.Lookup):
             places = {"stage": f"ipc://{self.run}/1", "push": f"ipc://{self.run}/2", "uuid": "0"}
-            sockets.send_word(end, envelope, p.Done(word.request, places))
+            with contextlib.suppress(zmq.ZMQError):  # the peer is gone
+                sockets.send_word(end, envelope, p.Done(word.request, places))
         elif isinstance(word, p.OpenStage):
             self._open(envelope, word)
         elif isinstance(word, p.Seal):
