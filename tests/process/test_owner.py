@@ -32,7 +32,11 @@ def processes() -> Iterator[tuple[int, str]]:
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError):
-                yield int(name), Path(f"/proc/{name}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+                yield int(name), title_of(int(name))
+
+
+def title_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
 
 
 class Watch:
@@ -49,7 +53,10 @@ class Watch:
     def _watch(self) -> None:
         while not self._stop.wait(0.005):
             for pid, title in processes():
-                for path in held(pid, self._topics):
+                paths = held(pid, self._topics)
+                with contextlib.suppress(OSError):  # one that is being started had none a moment ago
+                    title = title or title_of(pid) if paths else title
+                for path in paths:
                     folder = path.removeprefix(f"{self._topics}/").split("/")[0]
                     self.holders.setdefault((title or str(pid), folder), set()).add(path)
             self.rounds += 1
