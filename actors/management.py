@@ -85,7 +85,7 @@ class Management:
         except ZsqError as error:
             self.fail(mail.envelope, request, error)
         except OSError as error:
-            self.fail(mail.envelope, request, Refused(E_INTERNAL, f"the system refuses: {error.strerror or error}"))
+            self.fail(mail.envelope, request, _refused(error))
 
     def done(self, envelope: Envelope, request: int, data: dict[str, Any]) -> None:
         self.audits.answered(envelope, request)
@@ -168,6 +168,8 @@ class Management:
             carry_out(envelope, word)
         except ZsqError as failure:
             self.fail(envelope, word.request, failure)
+        except OSError as failure:
+            self.fail(envelope, word.request, _refused(failure))
 
     # Managing
 
@@ -273,11 +275,15 @@ class Management:
             del self._orders[self._request]
             callback(None, Refused(E_CLOSING, f"{child.spec.title} is being started again; try in a moment"))
 
+    def awaits(self, envelope: Envelope, request: int) -> bool:
+        """Whether an order of that number was sent to just this one, and is not answered yet."""
+        order = self._orders.get(request)
+        return order is not None and order.envelope == envelope
+
     def _on_answer(self, envelope: Envelope, word: p.Done | p.Failed) -> None:
-        order = self._orders.get(word.request)
-        if order is None or order.envelope != envelope:
+        if not self.awaits(envelope, word.request):
             return
-        del self._orders[word.request]
+        order = self._orders.pop(word.request)
         if isinstance(word, p.Done):
             order.callback(word.data, None)
         else:
@@ -334,3 +340,7 @@ def _retention(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(found, dict):
         raise UsageError(E_BAD_ARGUMENT, "retention is a map of settings")
     return {str(key): value for key, value in found.items()}
+
+
+def _refused(error: OSError) -> Refused:
+    return Refused(E_INTERNAL, f"the system refuses: {error.strerror or error}")

@@ -259,11 +259,17 @@ class Supervisor:
                 self.table.kill(child)
             elif child is not None:  # a sync or a large read may take that long: only its delayed messages wait
                 log.warning("%s has not answered the scan for %g s", child.spec.title, options.SCAN_HUNG_S)
-        elif isinstance(word, p.Failed) and word.request in self.table.children:
-            child = self.table.children[word.request]
+        elif isinstance(word, p.Failed) and (child := self._failing(mail.envelope, word)) is not None:
             child.failure = f"{'cannot start: ' if child.state == 'starting' else ''}{word.code} {word.text}"
         else:
             self.management.on_mail(mail)
+
+    def _failing(self, envelope: tuple[bytes, ...], word: p.Failed) -> Child | None:
+        """Whose last word it is, by its key. Keys and numbers of orders overlap: an answer to an order is none, nor is another's word."""
+        if self.management.awaits(envelope, word.request):
+            return None
+        child = self.table.children.get(word.request)
+        return child if child is not None and child.envelope in ((), envelope) else None
 
     def _on_born(self, envelope: tuple[bytes, ...], word: p.Born) -> None:
         child = self.table.children.get(word.key)

@@ -55,3 +55,17 @@ def test_an_order_is_answered_once(asked: Any) -> None:
     assert data is None
     assert error is not None
     assert error.code == "E_X"
+
+
+def test_what_the_system_refuses_is_told_also_to_who_waited_for_the_topic(asked: Any) -> None:
+    """A full disk while a row is saved must not end the supervisor."""
+    desk = asked[0]
+    told: list[ZsqError] = []
+    desk.fail = lambda envelope, request, error: told.append(error)
+
+    def carry_out(envelope: Any, word: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    desk._again(carry_out, (b"client",), p.Manage(1, "delete", "t", "c", {}), None)
+    (error,) = told
+    assert "No space left on device" in error.text

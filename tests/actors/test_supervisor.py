@@ -29,6 +29,7 @@ class Place:
 
     def __init__(self) -> None:
         self.killed: list[int] = []
+        self.awaited: set[int] = set()
         self.sent: list[tuple[Any, Any]] = []
         self.started: list[Any] = []
         self.supervisor = object.__new__(Supervisor)
@@ -36,7 +37,8 @@ class Place:
         table = SimpleNamespace(children={}, kill=lambda child: self.killed.append(child.spec.key), start=self.start)
         parts: dict[str, Any] = {
             "table": table, "port": SimpleNamespace(send=self.send), "stopping": False, "changes": 0, "groups": {},
-            "singles": SimpleNamespace(of_kind=lambda kind: [self.scan_loop]), "management": SimpleNamespace(on_mail=self.sent.append),
+            "singles": SimpleNamespace(of_kind=lambda kind: [self.scan_loop]), "management":
+            SimpleNamespace(on_mail=self.sent.append, awaits=lambda _, request: request in self.awaited),
             "_stop_deadlines": {}, "_looked_ns": 0, "_signals": 0, "_memory_ns": 0,
         }  # fmt: skip
         vars(self.supervisor).update(parts)
@@ -290,3 +292,20 @@ def test_orders_on_their_way_are_bounded(monkeypatch: pytest.MonkeyPatch, place:
     assert len(here.sent) == 2
     (error,) = here.answers
     assert error.code == E_LIMIT
+
+
+def test_the_last_words_of_a_process_are_its_own() -> None:
+    """Its key may be the number of an order to another, whose refusal must not be taken for the end of this one."""
+    place = Place()
+    up, starting = place.add(5), place.add(6, state="starting", envelope=())
+    word = p.Failed(5, "E_NOT_EMPTY", "7 messages")
+    place.supervisor._on_mail(Mail((b"9",), word, []))
+    assert up.failure == ""
+    assert cast("list[Mail]", place.sent) == [Mail((b"9",), word, [])], "an answer to an order, or nobody's"
+    place.awaited.add(6)
+    place.supervisor._on_mail(Mail((b"9",), p.Failed(6, "E_NOT_EMPTY", "7 messages"), []))
+    assert starting.failure == ""
+    place.awaited.clear()
+    place.supervisor._on_mail(Mail((b"5",), p.Failed(5, "E_DISK", "gone"), []))
+    place.supervisor._on_mail(Mail((b"new",), p.Failed(6, "E_DISK", "none"), []))
+    assert (up.failure, starting.failure) == ("E_DISK gone", "cannot start: E_DISK none")
