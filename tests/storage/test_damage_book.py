@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,19 @@ if TYPE_CHECKING:
 
 IDENTITY = Identity("clicks", "00112233445566778899aabbccddeeff")
 TINY = StoreOptions(chunk_bytes=460, index_every_bytes=1, map_bytes=1 << 20, reserve_bytes=0, ring_bytes=0)
+
+
+@pytest.fixture
+def topic(tmp_path: Path, desk: Desk) -> Iterator[Desk]:
+    """Sealed chunks 0 and 3 of three blocks each, and a last one of two, a message a block; open."""
+    (tmp_path / "topic").mkdir()
+    made = type(desk)(tmp_path / "topic", TINY)
+    made.open()
+    for _ in range(8):
+        made.publish(count=1, size=1)
+        made.sync()
+    yield made
+    made.abandon()
 
 
 def bad(base: int, offset: int, *, size: int = 10, count: int = 1) -> Bad:
@@ -66,14 +80,7 @@ def test_a_file_of_another_version_is_not_read_as_one_of_this(tmp_path: Path) ->
     assert decode_bad_head(other + b" %08x\n" % crc32c(other)) is None
 
 
-def test_a_chunk_that_comes_back_without_its_first_message_is_still_a_hole(tmp_path: Path, desk: Desk) -> None:
-    folder = tmp_path / "back"
-    folder.mkdir()
-    topic = type(desk)(folder, TINY)
-    topic.open()
-    for _ in range(8):
-        topic.publish(count=1, size=1)
-        topic.sync()
+def test_a_chunk_that_comes_back_without_its_first_message_is_still_a_hole(topic: Desk) -> None:
     topic.abandon_cleanly()
     path = topic.chunk_path(3)
     away = path.with_suffix(".away")
@@ -89,7 +96,6 @@ def test_a_chunk_that_comes_back_without_its_first_message_is_still_a_hole(tmp_p
     topic.files.reset()
     report = topic.open().report
     assert report.holes == ((3, 3),), "the first of its messages is not there"
-    topic.abandon()
 
 
 @pytest.mark.parametrize(
@@ -101,21 +107,13 @@ def test_a_chunk_that_comes_back_without_its_first_message_is_still_a_hole(tmp_p
         (-1, "its footer is missing or damaged"),
     ],
 )
-def test_a_chunk_ends_where_the_next_one_begins(tmp_path: Path, desk: Desk, end: int, alarm: str) -> None:
-    folder = tmp_path / "border"
-    folder.mkdir()
-    topic = type(desk)(folder, TINY)
-    topic.open()
-    for _ in range(8):
-        topic.publish(count=1, size=1)
-        topic.sync()
+def test_a_chunk_ends_where_the_next_one_begins(topic: Desk, end: int, alarm: str) -> None:
     (found,) = survey(topic.files, topic.directory, IDENTITY.uuid_bytes, [0], 1)
     assert found.facts is not None
     assert found.facts.next_offset == 3
     said = topic.log.survey.learn([found._replace(facts=found.facts._replace(next_offset=end))])
     assert len(said) == bool(alarm)
     assert all(alarm in one for one in said)
-    topic.abandon()
 
 
 def test_a_stretch_of_many_pieces_is_kept_whole_and_checked_whole(tmp_path: Path, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,14 +141,7 @@ def test_a_stretch_of_many_pieces_is_kept_whole_and_checked_whole(tmp_path: Path
     assert doubted()
 
 
-def test_what_was_missing_and_is_below_the_log_by_now_is_no_hole_of_it(tmp_path: Path, desk: Desk) -> None:
-    folder = tmp_path / "below"
-    folder.mkdir()
-    topic = type(desk)(folder, TINY)
-    topic.open()
-    for _ in range(8):
-        topic.publish(count=1, size=1)
-        topic.sync()
+def test_what_was_missing_and_is_below_the_log_by_now_is_no_hole_of_it(topic: Desk) -> None:
     topic.abandon_cleanly()
     topic.chunk_path(3).unlink()
     topic.files.reset()
@@ -165,7 +156,6 @@ def test_what_was_missing_and_is_below_the_log_by_now_is_no_hole_of_it(tmp_path:
     assert topic.log.chunks == (6,)
     assert topic.log.holes == ()
     assert topic.log.reader.damage.messages == 0
-    topic.abandon()
 
 
 def test_of_a_stretch_with_one_page_that_cannot_be_read_the_others_are_kept(desk: Desk) -> None:
