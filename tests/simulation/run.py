@@ -149,8 +149,7 @@ def work_folder() -> str:
 def play(seed: int, root: str, say: Callable[[str], None] | None = None) -> Result:
     """In a process of its own: a run leaves greenlets behind that must never go on. Who made the folder `root` removes it.
 
-    Nothing is collected meanwhile: to end such a greenlet runs its `finally`, and a moment of the collector's choice is in no seed (one
-    seed in some thousand found its folder not empty in the middle of a power cut, and went well when it was played again).
+    Nothing is collected meanwhile: to end such a greenlet runs its `finally`, and a moment of the collector's choice is in no seed.
     """
     gc.disable()
     return Run(seed, root, say).play()
