@@ -11,20 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from . import aio
-    from .storage.disk_queue import DiskQueue
-    from .transport.client import Admin, Batch, Consumer, Message, Producer, Reader, Receipt
-    from .transport.errors import (
-        BrokerUnreachable,
-        CorruptBlock,
-        DataLoss,
-        LeaseLost,
-        NotFound,
-        Refused,
-        UsageError,
-        ZsqError,
-    )
-    from .transport.range_reader import RangeReader
-    from .transport.stage_writer import StageCommitter, StageWriter
+    from .storage.nsq.disk_queue import DiskQueue
+    from .transport.client.blocking.client import Admin, Batch, Consumer, Message, Producer, Reader, Receipt
+    from .transport.client.blocking.range_reader import RangeReader
+    from .transport.client.blocking.stage_writer import StageCommitter, StageWriter
+    from .transport.errors import BrokerUnreachable, CorruptBlock, DataLoss, LeaseLost, NotFound, Refused, UsageError, ZsqError
 
 __version__ = "0.1.0"
 
@@ -52,12 +43,14 @@ __all__ = [
     "aio",
 ]
 
-_CLIENT: Final = dict.fromkeys(("Admin", "Batch", "Consumer", "Message", "Producer", "Reader", "Receipt"), ".transport.client")
+_CLIENT: Final = dict.fromkeys(
+    ("Admin", "Batch", "Consumer", "Message", "Producer", "Reader", "Receipt"), ".transport.client.blocking.client"
+)
 _HOMES: Final = _CLIENT | {
-    "DiskQueue": ".storage.disk_queue",
-    "RangeReader": ".transport.range_reader",
-    "StageCommitter": ".transport.stage_writer",
-    "StageWriter": ".transport.stage_writer",
+    "DiskQueue": ".storage.nsq.disk_queue",
+    "RangeReader": ".transport.client.blocking.range_reader",
+    "StageCommitter": ".transport.client.blocking.stage_writer",
+    "StageWriter": ".transport.client.blocking.stage_writer",
 }  # the others: errors
 
 

@@ -1,6 +1,6 @@
 """python -m zsq: the same command line as `zsq`."""
 
-from zsq.apps.cli import main
+from .apps.cli import main
 
 if __name__ == "__main__":
     main()

@@ -1,5 +1,5 @@
-"""The asyncio clients under their public name, `zsq.aio`; they live in transport/aio.py."""
+"""The asyncio clients under their public name, `zsq.aio`; they live in transport/client/asyncio/aio.py."""
 
-from ..transport.aio import Admin, Batch, Consumer, Fetched, Measured, Message, Producer, Reader, Receipt, run
+from ..transport.client.asyncio.aio import Admin, Batch, Consumer, Fetched, Measured, Message, Producer, Reader, Receipt, run
 
 __all__ = ["Admin", "Batch", "Consumer", "Fetched", "Measured", "Message", "Producer", "Reader", "Receipt", "run"]

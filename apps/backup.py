@@ -1,6 +1,6 @@
 """Making a backup of a data directory, with its broker running or stopped; and restoring one.
 
-Running: the broker's storages take what is to be copied (`storage/capture.py`), the copying is done here. First all topics' states,
+Running: the broker's storages take what is to be copied (`storage/checks/backup.py`), the copying is done here. First all topics' states,
 then all topics' logs: so whatever a channel had finished by then, and its consumer had published before that, to whatever topic, is
 in the backup.
 The lock file says that somebody is at it: when this process dies, the storages let go by themselves.
@@ -13,22 +13,23 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from .. import __version__
-from ..actors import backup_desk
-from ..actors.data_dir import locked_data_dir
-from ..actors.registry import REGISTRY_NAME
-from ..actors.registry_format import Content, TopicRow, decode, encode
-from ..storage import backup as format_
-from ..storage.backup import DATA_NAME, MANIFEST_NAME, PARTIAL_SUFFIX, Manifest, Writer
+from ..actors.storage import backups as backup_desk
+from ..actors.supervisor.data_dir import locked_data_dir
+from ..actors.supervisor.topics.registry import REGISTRY_NAME
+from ..actors.supervisor.topics.registry_format import Content, TopicRow, decode, encode
+from ..storage.checks import backup as format_
+from ..storage.checks.backup import DATA_NAME, MANIFEST_NAME, PARTIAL_SUFFIX, Manifest, Writer
 from ..storage.errors import Damaged, Locked, StorageError
 from ..storage.files import Files
-from ..storage.log_format import BACKUP_NAME, CHUNK_SUFFIX, LOCK_NAME
-from ..transport.client import Admin
+from ..storage.log.log_format import BACKUP_NAME, CHUNK_SUFFIX, LOCK_NAME
+from ..transport.client.blocking.client import Admin
 from ..transport.errors import (
     E_BAD_ARGUMENT,
     E_CHECKSUM,
@@ -77,7 +78,7 @@ class _Storages(Admin):
 
 
 @dataclass(slots=True)
-class Plan:
+class BackupPlan:
     """`since`: an older backup, "" for none. `without`: topics that are left out."""
 
     data_dir: Path
@@ -89,7 +90,7 @@ class Plan:
     advance: Advance = field(default=lambda count: None)
 
 
-def back_up(files: Files, plan: Plan) -> Manifest:
+def back_up(files: Files, plan: BackupPlan) -> Manifest:
     """Whole under its name when this returns; if it fails, nothing has that name. `ZsqError`, `OSError`."""
     target = str(plan.target)
     if files.exists(target):
@@ -151,7 +152,7 @@ def _lock(files: Files, data_dir: Path) -> Iterator[None]:
         files.close(lock)
 
 
-def _copy(files: Files, plan: Plan, writer: Writer) -> Manifest:
+def _copy(files: Files, plan: BackupPlan, writer: Writer) -> Manifest:
     began_ns = time.time_ns()
     try:
         with locked_data_dir(files, plan.data_dir, write=False):
@@ -165,7 +166,7 @@ def _copy(files: Files, plan: Plan, writer: Writer) -> Manifest:
 class _Copying:
     """What both ways share."""
 
-    def __init__(self, files: Files, plan: Plan, writer: Writer, began_ns: int) -> None:
+    def __init__(self, files: Files, plan: BackupPlan, writer: Writer, began_ns: int) -> None:
         self.files = files
         self.plan = plan
         self.writer = writer
@@ -321,6 +322,7 @@ def restore(files: Files, backup: str, data_dir: Path, advance: Advance = lambda
             found = writer.copy(f"{backup}/{DATA_NAME}/{row.path}", row.path, cold=True)
             if (found.bytes, found.crc) != (row.bytes, row.crc):
                 raise ZsqError(E_CHECKSUM, f"{backup} is damaged: {row.path} is not what was written; `zsq restore --check` names all")
+        _give_uuid(files, partial, writer)
         writer.finish()
         files.rename(partial, target)
         files.sync_folder(str(data_dir.absolute().parent))
@@ -329,3 +331,12 @@ def restore(files: Files, backup: str, data_dir: Path, advance: Advance = lambda
             files.remove_tree(partial)
         raise
     return manifest
+
+
+def _give_uuid(files: Files, data_dir: str, writer: Writer) -> None:
+    """The restored broker is another one than the original, which may still run: it gets a uuid of its own. Topics keep theirs."""
+    path = f"{data_dir}/{REGISTRY_NAME}"
+    content = decode(files.read_file(path, REGISTRY_BYTES_MAX), path)
+    content.uuid = uuid.uuid4().hex
+    files.remove(path)
+    writer.write(REGISTRY_NAME, encode(content))

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from ..actors.statistics.schema import Level, rows_of
+
 VIEWS: Final = ("channels", "topics", "processes")
 FILTER_MAX: Final = 64
 NS: Final = 1_000_000_000
@@ -18,7 +20,7 @@ NS: Final = 1_000_000_000
 Row = dict[str, Any]
 
 
-class Column(NamedTuple):
+class TableColumn(NamedTuple):
     """`shown`: a value as text; columns are sorted by their values, texts from A, numbers from the largest."""
 
     key: str
@@ -69,24 +71,28 @@ def share(value: Any) -> str:
     return "" if value is None else f"{value:.1f}%"
 
 
-COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
+def _plain(level: Level) -> tuple[TableColumn, ...]:
+    return tuple(TableColumn(row.view, row.top, size if row.unit == "bytes" else count) for row in rows_of(level) if row.top)
+
+
+COLUMNS: Final[dict[str, tuple[TableColumn, ...]]] = {
     "channels": (
-        Column("topic", "topic"), Column("channel", "channel"), Column("depth", "depth", count), Column("in_flight", "in flight", count),
-        Column("deferred", "deferred", count), Column("in_rate", "in/s", rate), Column("out_rate", "out/s", rate),
-        Column("drain_s", "drained in", age), Column("age_s", "oldest", age), Column("p99_s", "p99", age),
-        Column("consumers", "consumers", count), Column("requeued", "requeued", count), Column("timed_out", "timed out", count),
-        Column("dead", "dead", count), Column("said", "state"),
+        TableColumn("topic", "topic"), TableColumn("channel", "channel"), TableColumn("depth", "depth", count),
+        TableColumn("in_flight", "in flight", count),
+        TableColumn("deferred", "deferred", count), TableColumn("in_rate", "in/s", rate), TableColumn("out_rate", "out/s", rate),
+        TableColumn("drain_s", "drained in", age), TableColumn("age_s", "oldest", age), TableColumn("p99_s", "p99", age),
+        TableColumn("consumers", "consumers", count), *_plain("channel"), TableColumn("said", "state"),
     ),
     "topics": (
-        Column("topic", "topic"), Column("channels", "channels", count), Column("in_rate", "in/s", rate),
-        Column("in_bytes_rate", "bytes/s", size), Column("backlog", "backlog", count), Column("delayed", "delayed", count),
-        Column("age_s", "oldest", age), Column("messages", "messages", count), Column("log_bytes", "on disk", size),
-        Column("chunks", "files", count), Column("dropped", "dropped", count), Column("refused", "refused", count),
-        Column("stages", "stages", count), Column("restarts", "restarts", count), Column("said", "state"),
+        TableColumn("topic", "topic"), TableColumn("channels", "channels", count), TableColumn("in_rate", "in/s", rate),
+        TableColumn("in_bytes_rate", "bytes/s", size), TableColumn("backlog", "backlog", count), TableColumn("delayed", "delayed", count),
+        TableColumn("age_s", "oldest", age), *_plain("topic"), TableColumn("restarts", "restarts", count), TableColumn("said", "state"),
     ),
     "processes": (
-        Column("name", "process"), Column("kind", "kind"), Column("pid", "pid", lambda value: f"{value}"), Column("cpu", "cpu", share),
-        Column("memory", "memory", size), Column("uptime_s", "up", age), Column("restarts", "restarts", count), Column("said", "state"),
+        TableColumn("name", "process"), TableColumn("kind", "kind"), TableColumn("pid", "pid", lambda value: f"{value}"),
+        TableColumn("cpu", "cpu", share),
+        TableColumn("memory", "memory", size), TableColumn("uptime_s", "up", age), TableColumn("restarts", "restarts", count),
+        TableColumn("said", "state"),
     ),
 }  # fmt: skip
 FIRST: Final = {"channels": "depth", "topics": "backlog", "processes": "cpu"}  # what each view is sorted by at first

@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Play ZSQ in a simulated world, seed by seed: ./scripts/simulate.py [--seeds N] [--first S] [--seed S -v] [--minutes M] [--jobs J]
+"""Play ZSQ in a simulated world, seed by seed.
+
+    ./scripts/simulate.py [--seeds N] [--first S] [--seed S -v] [--minutes M] [--jobs J]
 
 The real supervisor, actors and client library run in one process on a simulated clock, network and disk; faults come at random times, and
 a checker holds what clients saw against the promises. It finds or makes its environment like the other scripts; a failing seed is

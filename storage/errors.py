@@ -20,6 +20,8 @@ from typing import Final
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
+REFUSED_TEXT: Final = "publishes are refused: the disk is full"  # of a topic, where the broker's health says the rest
+
 
 class StorageError(Exception):
     """The root of all errors of the storage layer."""
@@ -38,7 +40,14 @@ class ForeignDirectory(StorageError):
 
 
 class DiskFull(StorageError):
-    """There is no space, or less than the reserve; nothing was stored and nothing was lost."""
+    """There is no space, or less than the reserve; nothing was stored and nothing was lost.
+
+    `wanted_bytes`: how many bytes did not fit; 0 where the system refused a write without saying.
+    """
+
+    def __init__(self, text: str, wanted_bytes: int = 0) -> None:
+        super().__init__(text)
+        self.wanted_bytes = wanted_bytes
 
 
 class Damaged(StorageError):

@@ -22,82 +22,27 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any, Final, NamedTuple
 
-from ..transport.errors import E_BAD_ARGUMENT, UsageError
+from ..transport.settings import MAX_BYTES_MIN, MIB, NONE, Retention, check
 
-MIB: Final = 1024 * 1024
-KEEP_BYTES: Final = 1024 * MIB
 PARTS: Final = 8  # a bound lies in at least so many chunks
 PARTS_LEFT: Final = 6  # of those, dropping the oldest leaves at least so many
 CHUNK_BYTES_MIN: Final = 1 * MIB  # what one of them has at least
-MAX_BYTES_MIN: Final = PARTS * CHUNK_BYTES_MIN  # 8 MiB: one block of the largest size always fits into an empty topic
-MAX_S_MIN: Final = 1
 ROLL_BYTES: Final = 1 * MIB  # the ongoing chunk, finished, is sealed before its time when it has so much,
 ROLL_IDLE_S: Final = 2.0  # or was not written to for so long
 RIPE_S_MIN: Final = 60.0  # not more often than this for the age of what is finished
 CHUNKS_A_ROUND_MAX: Final = 64  # 16 GiB of the default size: the rest goes with the next round
-POLICIES: Final = ("reject", "drop-oldest")
-NONE: Final = -1
-NUMBER_MAX: Final = 1 << 62  # what any number of a setting may be: it fits into a word of the protocol
 _NS: Final = 1_000_000_000
 
-
-@dataclass(frozen=True, slots=True)
-class Retention:
-    """A topic's policy; -1: no such bound. Bytes of log files, seconds by the times of messages, chunks as files."""
-
-    keep_bytes: int = KEEP_BYTES
-    keep_s: float = NONE
-    keep_chunks: int = NONE
-    max_bytes: int = NONE
-    max_s: float = NONE
-    when_full: str = "reject"
-
-    def __post_init__(self) -> None:
-        for name in ("keep_bytes", "keep_chunks", "max_bytes"):
-            value = getattr(self, name)
-            good = type(value) is int and NONE <= value <= NUMBER_MAX
-            _check(good, f"{name} is a number of 0 to 2**62, or -1 for no bound, not {_short(value)}")
-        for name in ("keep_s", "max_s"):
-            value = getattr(self, name)
-            good = type(value) in (int, float) and (0 <= value <= NUMBER_MAX or value == NONE)  # NaN is in no range
-            _check(good, f"{name} is a number of seconds, or -1 for no bound, not {_short(value)}")
-        _check(self.when_full in POLICIES, f"when_full is {' or '.join(POLICIES)}, not {self.when_full!r}")
-        low = f"max_bytes is at least {MAX_BYTES_MIN} ({MAX_BYTES_MIN // MIB} MiB, the largest block), or -1 for no bound"
-        _check(self.max_bytes == NONE or self.max_bytes >= MAX_BYTES_MIN, f"{low}, not {self.max_bytes}")
-        _check(self.max_s == NONE or self.max_s >= MAX_S_MIN, f"max_s is at least {MAX_S_MIN} s, or -1 for no bound, not {self.max_s}")
-        text = "max_s (--max-age) goes with when_full drop-oldest only: refusing new messages makes no old ones younger"
-        _check(self.max_s == NONE or self.drops, f"{text}; -1 (--max-age none) takes it back")
-
-    @property
-    def drops(self) -> bool:
-        return self.when_full == "drop-oldest"
-
-    @property
-    def rejects_above(self) -> int:
-        """Unfinished bytes beyond which publishes are refused; -1: never."""
-        return NONE if self.drops else self.max_bytes
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def _short(value: object) -> str:
-    return repr(value)[:40]
-
-
-def _check(good: bool, text: str) -> None:
-    if not good:
-        raise UsageError(E_BAD_ARGUMENT, text)
+assert MAX_BYTES_MIN == PARTS * CHUNK_BYTES_MIN
 
 
 def resolve(*layers: Mapping[str, Any]) -> Retention:
     """Settings over settings, the later ones win: the broker's, the topic's own. `UsageError` for what makes no sense."""
     found = {name: value for layer in layers for name, value in layer.items()}
     unknown = found.keys() - Retention.__dataclass_fields__.keys()
-    _check(not unknown, f"there is no setting {', '.join(sorted(map(str, unknown)))}; known: {', '.join(Retention.__dataclass_fields__)}")
+    check(not unknown, f"there is no setting {', '.join(sorted(map(str, unknown)))}; known: {', '.join(Retention.__dataclass_fields__)}")
     return Retention(**found)
 
 
@@ -113,7 +58,7 @@ def chunk_bytes(retention: Retention, usual: int) -> int:
     return min(usual, retention.max_bytes // PARTS)
 
 
-class View(NamedTuple):
+class LogView(NamedTuple):
     """The log as retention sees it. `bases`: first offset of each chunk, ascending, the last is the ongoing one; `sizes`: their bytes."""
 
     bases: Sequence[int]
@@ -132,7 +77,7 @@ class View(NamedTuple):
     now_ns: int
 
 
-class Plan(NamedTuple):
+class RetentionPlan(NamedTuple):
     """The oldest `chunks` go: those below offset `start`. `roll`: seal the ongoing one."""
 
     start: int
@@ -145,7 +90,7 @@ def finished_chunks(bases: Sequence[int], floor: int) -> int:
     return max(0, bisect_right(bases, floor) - 1)
 
 
-def plan(retention: Retention, view: View, last_time_ns: Callable[[int], int]) -> Plan:
+def plan(retention: Retention, view: LogView, last_time_ns: Callable[[int], int]) -> RetentionPlan:
     """What to do now. `last_time_ns` tells the time of the last message of the n-th chunk; asked only where an age is bounded."""
     finished = finished_chunks(view.bases, view.floor)
     passed = finished_chunks(view.bases, view.applied)  # by the checkpoint: no chunk goes before
@@ -155,11 +100,11 @@ def plan(retention: Retention, view: View, last_time_ns: Callable[[int], int]) -
     chunks = min(max(kept, dropped), CHUNKS_A_ROUND_MAX)
     finish_ongoing = kept == len(view.bases) - 1 and _finished_too_much(retention, view)
     roll = view.end > view.bases[-1] and (drop_ongoing or finish_ongoing or _ripe(retention, view))
-    return Plan(view.bases[chunks], chunks, roll)
+    return RetentionPlan(view.bases[chunks], chunks, roll)
 
 
 class _Ages:
-    def __init__(self, view: View, last_time_ns: Callable[[int], int]) -> None:
+    def __init__(self, view: LogView, last_time_ns: Callable[[int], int]) -> None:
         self._view = view
         self._last_time_ns = last_time_ns
 
@@ -167,11 +112,11 @@ class _Ages:
         return _age_s(self._view, self._last_time_ns(chunk))
 
 
-def _age_s(view: View, time_ns: int) -> float:
+def _age_s(view: LogView, time_ns: int) -> float:
     return (view.now_ns - time_ns) / _NS
 
 
-def _beyond_keep(retention: Retention, view: View, finished: int, may: int, ages: _Ages) -> int:
+def _beyond_keep(retention: Retention, view: LogView, finished: int, may: int, ages: _Ages) -> int:
     """How many of the finished chunks are more than is to be kept."""
     left_bytes = sum(view.sizes[:finished])
     for chunk in range(may):
@@ -183,7 +128,7 @@ def _beyond_keep(retention: Retention, view: View, finished: int, may: int, ages
     return may
 
 
-def _beyond_max(retention: Retention, view: View, finished: int, may: int, ages: _Ages) -> tuple[int, bool]:
+def _beyond_max(retention: Retention, view: LogView, finished: int, may: int, ages: _Ages) -> tuple[int, bool]:
     """(how many chunks to remove because unfinished ones among them are too much, finished ones before them included; whether the ongoing
     chunk too is too much)."""
     if not retention.drops or (retention.max_bytes == NONE and retention.max_s == NONE):
@@ -209,7 +154,7 @@ def _too_much(retention: Retention, unfinished_bytes: int, age_s: float) -> bool
     return too_large or (retention.max_s != NONE and age_s > retention.max_s)
 
 
-def _finished_too_much(retention: Retention, view: View) -> bool:
+def _finished_too_much(retention: Retention, view: LogView) -> bool:
     """The ongoing chunk, all finished, is by itself more than is to be kept. Not at each message of a slow topic: a roll costs syncs."""
     size, age_s = view.sizes[-1], _age_s(view, view.last_time_ns)
     if view.floor < view.end or (size < ROLL_BYTES and age_s < ROLL_IDLE_S):
@@ -219,7 +164,7 @@ def _finished_too_much(retention: Retention, view: View) -> bool:
     return too_many or (retention.keep_s != NONE and age_s > retention.keep_s)
 
 
-def _ripe(retention: Retention, view: View) -> bool:
+def _ripe(retention: Retention, view: LogView) -> bool:
     """Where an age is bounded, a chunk that fills slowly is sealed after an eighth of it: else its newest message kept the oldest."""
     age_s = _age_s(view, view.first_time_ns)
     ripe = retention.keep_s != NONE and age_s > max(retention.keep_s / PARTS, RIPE_S_MIN)

@@ -9,6 +9,31 @@ from .files import Files
 
 SPACE_CHECK_BYTES: Final = 1024 * 1024  # free space is asked again after this many bytes,
 SPACE_CHECK_NS: Final = 100_000_000  # or this long
+RESERVE_BYTES_MAX: Final = 1024**3
+RESERVE_SHARE: Final = 20  # a twentieth, 5%
+UNTOLD_NS: Final = 60_000_000_000  # a shortage that free space does not explain ends so long after the last refusal
+
+ADVICE: Final = "Free space on this file system or enlarge it; publishing then goes on by itself"
+
+
+def reserve_bytes(files: Files, folder: str) -> int:
+    """Return how much is kept free on the file system of `folder`, so that consumers can still finish messages on a full disk."""
+    return min(RESERVE_BYTES_MAX, files.total_bytes(folder) // RESERVE_SHARE)
+
+
+def describe(folder: str, free: int, reserve: int) -> str:
+    """Say how much is free where, how much of it is kept free, and what to do."""
+    return f"{folder} is on a file system with {sized(free)} free, of which {sized(reserve)} are kept free. {ADVICE}"
+
+
+def sized(count: int) -> str:
+    """Return a number of bytes for people: `1.5 MiB`."""
+    value = float(count)
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024 or unit == "GiB":
+            return f"{count} bytes" if unit == "bytes" else f"{value:,.1f} {unit}"
+        value /= 1024
+    return ""
 
 
 class Space:
@@ -29,17 +54,68 @@ class Space:
         if total <= self._bytes and 0 <= now_ns - self._asked_ns < SPACE_CHECK_NS:
             self._bytes -= total
             return
-        try:
-            free = self._files.free_bytes(self._folder) - self._reserve_bytes
-        except OSError:
+        free = self.room()
+        if free is None:
             self._bytes = 0
             return
         if free < total:
             self._bytes = 0
-            raise DiskFull(f"{self._folder}: {free + self._reserve_bytes} bytes are free, {self._reserve_bytes} are kept in reserve")
+            text = f"{sized(total)} do not fit: {describe(self._folder, free + self._reserve_bytes, self._reserve_bytes)}"
+            raise DiskFull(text, wanted_bytes=total)
         self._asked_ns = now_ns
         self._bytes = min(SPACE_CHECK_BYTES, free - total)
+
+    def room(self) -> int | None:
+        """Return how many bytes are free beyond the reserve, less than 0 where the reserve is in use. None: the system does not say."""
+        try:
+            return self._files.free_bytes(self._folder) - self._reserve_bytes
+        except OSError:
+            return None
+
+    def refused(self, what: str, error: OSError) -> DiskFull:
+        """Make the error for a write that the system refused for want of space, and ask before the next one."""
+        self._bytes = 0
+        room = self.room()
+        if room is None:
+            return DiskFull(f"{what}: {error}. {ADVICE}")
+        return DiskFull(f"{what}: {error}. {describe(self._folder, room + self._reserve_bytes, self._reserve_bytes)}")
 
     def forget(self) -> None:
         """A write has just found less than was thought: ask before the next one."""
         self._bytes = 0
+
+
+class Shortage:
+    """The refusals of one store for want of space, and whether they last. Pure.
+
+    It ends when what was refused last would fit. A refusal that free space does not explain (a quota of the file system, no inodes left)
+    ends with the next write that succeeds, or a minute after the last refusal.
+    """
+
+    def __init__(self) -> None:
+        self.text = ""  # why publishes are refused now, "" if they are not
+        self.refused_count = 0
+        self._wanted_bytes = 0
+        self._refused_ns = 0
+
+    def refused(self, error: DiskFull, publishes: int, now_ns: int) -> None:
+        """Count publishes that were refused, and remember why."""
+        self.text = str(error)
+        self.refused_count += publishes
+        self._wanted_bytes = error.wanted_bytes
+        self._refused_ns = now_ns
+
+    def stored(self) -> None:
+        """Note that a write succeeded."""
+        if not self._wanted_bytes:
+            self.text = ""
+
+    def look(self, room: int | None, now_ns: int) -> None:
+        """Compare with the bytes that are free beyond the reserve (None: not known)."""
+        if not self.text:
+            return
+        if self._wanted_bytes and room is not None:
+            if room >= self._wanted_bytes:
+                self.text = ""
+        elif now_ns - self._refused_ns >= UNTOLD_NS:
+            self.text = ""

@@ -19,13 +19,13 @@ settings.register_profile("fast", settings.get_profile("zsq"), max_examples=10, 
 settings.load_profile("fast" if "ZSQ_TEST_FAST" in os.environ else "zsq")
 
 # Whose tests start brokers, Spark or hundreds of recoveries: slow, but for those that are marked `smoke`.
-SLOW_FOLDERS: Final = frozenset({"process", "compat", "spark", "spark_cluster"})
+SLOW_FOLDERS: Final = frozenset({"attacks", "process", "compat", "spark", "spark_cluster"})
 SLOW_FILES: Final = re.compile(
     r"crash|damage|faults|flips|merging|moves|reads|bad_files|fsck|disk_queue_model|cli_|zsqd|bench|test_calls|fuzz|simulation|test_runner"
 )
 # Files with tests of a minute and more: they begin first, so that no core is left with one of them at the end.
 LONG_FILES: Final = re.compile(
-    r"test_(driver_killed|torture|damage_many|two_hosts|broker_lost|tasks|slow_topic|group_crash|fuzzed|alarms)$"
+    r"test_(driver_killed|torture|soak|damage_many|two_hosts|broker_lost|tasks|slow_topic|group_crash|fuzzed|alarms)$"
 )
 ROOT: Final = Path(__file__).parent
 

@@ -1,9 +1,15 @@
-"""Who may import whom, and that pure files are pure: read from the source, so no import has to run."""
+"""Which room may import which, and that pure files are pure: read from the source, so no import has to run.
+
+A room is a folder. `python tests/test_layers.py` writes `HACKING.md`, where the rooms and their arrows are printed.
+"""
 
 from __future__ import annotations
 
 import ast
+import re
+from collections.abc import Mapping
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Final
 
@@ -15,10 +21,75 @@ LAYERS: Final = ("actors", "apps", "storage", "transport")
 # What a layer may import of the others; a file name without its folder means: only that file.
 MAY_IMPORT: Final = {
     "transport": (),
-    "storage": ("transport.block", "transport.errors", "transport.codec"),
+    "storage": ("transport.block", "transport.errors", "transport.settings", "transport.wire.codec"),
     "actors": ("transport", "storage"),
     "apps": ("transport", "storage", "actors"),
 }
+# Which other rooms of its own layer a room may import, also for types only. Rooms below another come before it.
+# Who must hear from a higher room declares a small Protocol, or takes a callback, and is given an implementation.
+ROOMS_MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
+    "transport": (),
+    "transport.block": ("transport",),
+    "transport.wire": ("transport", "transport.block"),
+    "transport.nsq": ("transport", "transport.wire"),
+    "transport.client": (),
+    "transport.client.core": ("transport", "transport.block", "transport.wire"),
+    "transport.client.blocking": ("transport", "transport.block", "transport.client.core", "transport.wire"),
+    "transport.client.asyncio": (
+        "transport", "transport.block", "transport.client.blocking", "transport.client.core", "transport.wire",
+    ),
+    "storage": (),
+    "storage.log": ("storage",),
+    "storage.state": ("storage", "storage.log"),
+    "storage.delayed": ("storage", "storage.log", "storage.state"),
+    "storage.staging": ("storage", "storage.log", "storage.state"),
+    "storage.directory": ("storage", "storage.delayed", "storage.log", "storage.staging", "storage.state"),
+    "storage.checks": ("storage", "storage.delayed", "storage.directory", "storage.log", "storage.state"),
+    "storage.nsq": ("storage", "storage.log"),
+    "actors": (),
+    "actors.settings": (),
+    "actors.primitives": (),
+    "actors.runtime": ("actors.settings",),
+    "actors.security": ("actors.runtime", "actors.settings"),
+    "actors.topic": ("actors.primitives", "actors.runtime", "actors.settings"),
+    "actors.channel": ("actors.primitives", "actors.runtime", "actors.settings", "actors.statistics"),
+    "actors.storage": ("actors.primitives", "actors.runtime", "actors.settings"),
+    "actors.scan": ("actors.primitives", "actors.runtime", "actors.settings"),
+    "actors.alarms": ("actors.runtime", "actors.settings"),
+    "actors.statistics": ("actors.primitives", "actors.runtime", "actors.settings"),
+    "actors.gateways": ("actors.runtime", "actors.security", "actors.settings", "actors.statistics"),
+    "actors.gateways.nsq": ("actors.gateways", "actors.runtime", "actors.security", "actors.settings", "actors.statistics"),
+    "actors.gateways.http.web": ("actors.gateways", "actors.gateways.nsq", "actors.security"),
+    "actors.gateways.http.api": (
+        "actors.gateways.http.web", "actors.gateways.nsq", "actors.security", "actors.settings", "actors.statistics",
+    ),
+    "actors.gateways.http.console": (
+        "actors.gateways.http.api", "actors.gateways.http.web", "actors.runtime", "actors.security", "actors.statistics",
+    ),
+    "actors.gateways.http": (
+        "actors.gateways", "actors.gateways.http.api", "actors.gateways.http.console", "actors.gateways.http.web", "actors.gateways.nsq",
+        "actors.runtime", "actors.security", "actors.settings",
+    ),
+    "actors.supervisor.topics": ("actors.runtime", "actors.settings", "actors.statistics"),
+    "actors.supervisor.commands": (
+        "actors.runtime", "actors.security", "actors.settings", "actors.statistics", "actors.supervisor.topics",
+    ),
+    "actors.supervisor": (
+        "actors.alarms", "actors.runtime", "actors.security", "actors.settings", "actors.statistics", "actors.supervisor.commands",
+        "actors.supervisor.topics",
+    ),
+    "apps.spark": (),
+    "apps": ("apps.spark",),
+    "apps.cli": (),
+    "apps.nsqd": (),
+    "apps.dump": ("apps.nsqd",),
+    "apps.doctor": (),
+    "apps.cli.manage": ("apps.cli",),
+    "apps.cli.inspect": ("apps", "apps.cli", "apps.cli.manage"),
+    "apps.cli.messages": ("apps.cli", "apps.cli.inspect", "apps.cli.manage"),
+    "apps.cli.files": ("apps", "apps.cli", "apps.dump", "apps.nsqd"),
+    "apps.cli.run": ("apps.cli", "apps.cli.manage", "apps.doctor"),
+}  # fmt: skip
 # Layers that must not touch the world at all, or only in some way.
 NOT_IN: Final = {
     "transport": frozenset({"lmdb", "fcntl", "shutil", "tempfile"}),  # knows no file
@@ -28,19 +99,18 @@ IMPURE: Final = frozenset(
     {"zmq", "os", "time", "random", "socket", "threading", "multiprocessing", "asyncio", "select", "signal", "subprocess"}
 )
 PURE_BY_NAME: Final = (
-    "transport/block.py",
+    "transport/block/block.py",
     "transport/names.py",
     "transport/errors.py",
-    "transport/protocol.py",
-    "transport/codec.py",
-    "actors/in_flight.py",
-    "actors/delivery.py",
-    "actors/ordering.py",
-    "actors/scan_orders.py",
-    "actors/scan_plan.py",
-    "actors/scan_rounds.py",
-    "actors/child.py",
-    "actors/restart.py",
+    "transport/wire/protocol.py",
+    "transport/wire/codec.py",
+    "actors/primitives/deadlines.py",
+    "actors/channel/core.py",
+    "actors/topic/ordering.py",
+    "actors/scan/scan_rounds.py",
+    "actors/scan/scan_plan.py",
+    "actors/scan/scan_rounds.py",
+    "actors/runtime/child.py",
 )
 
 
@@ -49,7 +119,7 @@ def named(path: Path) -> str:
 
 
 def module_of(name: str) -> str:
-    """transport/block.py -> transport.block; transport/__init__.py -> transport."""
+    """transport/block/block.py -> transport.block; transport/__init__.py -> transport."""
     return name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
@@ -106,12 +176,69 @@ def sources(*folders: str) -> dict[str, str]:
     return {named(path): path.read_text() for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))}
 
 
+def room_of(name: str) -> str:
+    return module_of(name) if name.endswith("__init__.py") else module_of(name).rpartition(".")[0]
+
+
+@cache
+def modules() -> dict[str, tuple[str, set[str]]]:
+    """Each module of the layers by its dotted name: its file, and which other modules of the layers it imports."""
+    every = {module_of(name): (name, source) for name, source in sources(*LAYERS).items()}
+    return {module: (name, (imported(name, source) & every.keys()) - {module}) for module, (name, source) in every.items()}
+
+
+def wrong_arrows(room: str, others: set[str]) -> list[str]:
+    """`others`: rooms that it imports. Arrows between layers have rules of their own, above."""
+    own = {other for other in others - {room} if other.split(".")[0] == room.split(".")[0]}
+    may = ROOMS_MAY_IMPORT.get(room, ())
+    return [f"{room} imports {other}: it may import only {', '.join(may) or 'nothing'}" for other in sorted(own - set(may))]
+
+
+def circle_of(arrows: Mapping[str, set[str]]) -> list[str]:
+    """One circle of these arrows, [] for none."""
+    try:
+        TopologicalSorter(arrows).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def hacking() -> str:
+    """`HACKING.md` as it should be."""
+    lines = HACKING_HEAD.splitlines()
+    for layer in LAYERS:
+        lines += ["", f"## {layer}/", "", "| room | purpose | may import of its layer |", "|---|---|---|"]
+        for room, others in ROOMS_MAY_IMPORT.items():
+            if room.split(".")[0] == layer:
+                purpose = (ast.get_docstring(ast.parse((ROOT / room.replace(".", "/") / "__init__.py").read_text())) or "").split("\n")[0]
+                named_so = ", ".join(f"`{other.replace('.', '/')}`" for other in others)
+                lines.append(f"| `{room.replace('.', '/')}` | {purpose} | {named_so or 'nothing'} |")
+    return "\n".join([*lines, ""])
+
+
+HACKING_HEAD: Final = """# Finding one's way in the code
+
+A folder is a room: its purpose fits in one sentence, which is the docstring of its `__init__.py`, and it has at most 15 Python files.
+Layers: `transport/` knows no file and no actor; `storage/` knows no socket and no actor, and of `transport/` only the block, the codec
+and the errors; `actors/` may use both; `apps/` uses all, and no other layer imports it.
+
+Arrows between rooms go one way. The tables below list the rooms that each room may import, also for types only. A room that must hear
+from a higher one declares a small `Protocol`, or takes a callback, and is given an implementation. `tests/test_layers.py` refuses every
+other arrow and every circle of modules. A new arrow is a new entry in its table `ROOMS_MAY_IMPORT`. After a change of that table,
+`python tests/test_layers.py` writes this file again.
+
+The way of one message: `transport/client` (producer) -> `actors/topic` (order) -> `actors/storage` (log) -> `actors/channel` (lease) ->
+`transport/client` (consumer). A client finds these processes through `actors/supervisor`; one on another machine comes in through
+`actors/gateways`.
+"""
+
+
 def pure_files() -> list[str]:
-    """Those listed above that exist, every session*.py, and all whose caption ends with "Pure."."""
+    """Those listed above, every session*.py, and all whose caption ends with "Pure."."""
     every = sources("actors", "storage", "transport")
     says = [name for name, source in every.items() if (ast.get_docstring(ast.parse(source)) or "").split("\n")[0].endswith("Pure.")]
     sessions = [name for name in every if name.startswith("transport/session")]
-    return sorted({*says, *sessions, *(name for name in PURE_BY_NAME if name in every)})
+    return sorted({*says, *sessions, *PURE_BY_NAME})
 
 
 def impurities(name: str) -> list[str]:
@@ -145,6 +272,38 @@ def test_layers_import_each_other_relatively() -> None:
     assert not absolute, "inside the package imports are relative"
 
 
+def test_rooms_import_only_what_the_table_allows() -> None:
+    arrows: dict[str, set[str]] = {}
+    every = modules()
+    for name, others in every.values():
+        arrows.setdefault(room_of(name), set()).update(room_of(every[other][0]) for other in others)
+    assert not [line for room, others in arrows.items() for line in wrong_arrows(room, others)]
+
+
+def test_the_table_of_rooms_is_the_folders_and_has_no_circle() -> None:
+    folders = {room_of(name) for name, _ in modules().values()}
+    assert folders == ROOMS_MAY_IMPORT.keys()
+    assert not circle_of({room: set(others) for room, others in ROOMS_MAY_IMPORT.items()})
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Also for types only."""
+    assert not circle_of({module: others for module, (_, others) in modules().items()})
+
+
+def test_hacking_prints_the_table_as_it_is() -> None:
+    assert (ROOT / "HACKING.md").read_text() == hacking(), "run: python tests/test_layers.py"
+
+
+def test_the_rules_of_rooms_can_fail() -> None:
+    assert wrong_arrows("actors.statistics", {"actors.supervisor"})
+    assert wrong_arrows("actors.runtime", {"actors.supervisor.topics", "actors.channel", "actors.settings"})[1:]
+    assert wrong_arrows("storage.log", {"storage.a_new_room"})
+    assert not wrong_arrows("actors.statistics", {"actors.statistics", "actors.primitives", "transport.wire", "storage"})
+    assert set(circle_of({"a": {"b"}, "b": {"c"}, "c": {"b"}})) == {"b", "c"}
+    assert not circle_of({"a": {"b", "c"}, "b": {"c"}})
+
+
 def test_nobody_imports_apps() -> None:
     others = sources("actors", "storage", "transport") | {"__init__.py": (ROOT / "__init__.py").read_text()}
     assert not [name for name, source in others.items() if any(module.split(".")[0] == "apps" for module in imported(name, source))]
@@ -155,13 +314,41 @@ def test_pure_files_are_pure(name: str) -> None:
     assert not impurities(name), "a pure file takes time, randomness and bytes as arguments"
 
 
+def names_of_files(text: str) -> set[str]:
+    """Files in backquotes: `block.py`, `storage/FORMAT.md`; not patterns such as `session*.py`, and nothing that a user may name so."""
+    return set(re.findall(r"`((?:[\w.-]+/)*[\w-]+\.(?:py|md))`", text))
+
+
+def test_every_file_that_the_source_or_a_document_names_exists() -> None:
+    documents = {named(path): path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+    every = sources(*LAYERS) | sources("tests") | documents
+    there = {named(path) for folder in (*LAYERS, "tests", "scripts", "docs", "pyspark_zsq") for path in (ROOT / folder).rglob("*.*")}
+    ends = {"/".join(name.split("/")[at:]) for name in there for at in range(name.count("/") + 1)} | {
+        "README.md",
+        "CHANGELOG.md",
+        "HACKING.md",
+    }
+    said = {name: text if name.endswith(".md") else docstrings(text) for name, text in every.items()}
+    assert not {f"{name} names {file}" for name, text in said.items() for file in names_of_files(text) - ends}
+    assert names_of_files("see `actors/restart.py`, `a*.py` and `b.py`") == {"actors/restart.py", "b.py"}
+
+
+def docstrings(source: str) -> str:
+    nodes = [
+        node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    return "\n".join(ast.get_docstring(node) or "" for node in nodes)
+
+
 def test_msgpack_is_known_in_one_place() -> None:
     knowing = [name for name, source in sources(*LAYERS).items() if "msgpack" in imported(name, source)]
-    assert knowing == ["transport/codec.py"]
+    assert knowing == ["transport/wire/codec.py"]
 
 
 def test_no_zeromq_at_import_of_the_package() -> None:
-    assert imported("__init__.py", (ROOT / "__init__.py").read_text(), types_too=False).isdisjoint({"zmq", "transport.client"})
+    assert imported("__init__.py", (ROOT / "__init__.py").read_text(), types_too=False).isdisjoint(
+        {"zmq", "transport.client.blocking.client"}
+    )
 
 
 @pytest.mark.parametrize(
@@ -186,8 +373,12 @@ def test_the_layer_rules_can_fail(name: str, source: str) -> None:
     [
         ("storage/a.py", "from ..transport.block import Block\nfrom .files import Files\n"),
         ("actors/a.py", "from ..transport.client import Producer\nfrom ..storage import log\nimport zmq\n"),
-        ("apps/bench/a.py", "from ...transport.block import pack\nfrom . import b\n"),
+        ("apps/nsqd/a.py", "from ...transport.block import pack\nfrom . import b\n"),
     ],
 )
 def test_the_layer_rules_allow_what_is_right(name: str, source: str) -> None:
     assert not wrong_imports(name, source)
+
+
+if __name__ == "__main__":
+    (ROOT / "HACKING.md").write_text(hacking())

@@ -13,6 +13,8 @@ The wire carries `(code, text)`; `from_wire` turns it into the class that stands
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Final
 
 E_BAD_NAME: Final = "E_BAD_NAME"
@@ -41,6 +43,30 @@ E_TOPIC_FAILED: Final = "E_TOPIC_FAILED"
 E_TOPIC_FULL: Final = "E_TOPIC_FULL"
 E_UNREACHABLE: Final = "E_UNREACHABLE"
 E_UNSUPPORTED: Final = "E_UNSUPPORTED"
+
+
+_flags = False
+
+
+@contextlib.contextmanager
+def options_as_flags() -> Iterator[None]:
+    """Let errors name options as the command line does (`--key-file`), not as Python does (`key_file=`)."""
+    global _flags
+    before, _flags = _flags, True
+    try:
+        yield
+    finally:
+        _flags = before
+
+
+def option(name: str) -> str:
+    """The name of an argument as whoever reads an error knows it."""
+    return f"--{name.replace('_', '-')}" if _flags else f"{name}="
+
+
+def advice() -> str:
+    """The end of each error and warning that says that there is no broker."""
+    return f"Is `zsq serve` running there? See {option('url')} and $ZSQ_URL"
 
 
 class ZsqError(Exception):

@@ -2,6 +2,8 @@
 
 0 done, 1 failed, 2 wrong usage, 3 broker not reached. Nothing here imports ZeroMQ, rich or the client:
 `zsq --help` should feel immediate, so each command is imported when it is named, and imports what it needs when it runs.
+
+A group whose commands are imported when they are used: `zsq --help` and each single command should come at once.
 """
 
 from __future__ import annotations
@@ -10,14 +12,78 @@ import contextlib
 import errno
 import os
 import sys
-from collections.abc import Sequence
-from typing import Final, NoReturn
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 import click
 
 from ... import __version__
-from ...transport.errors import E_INTERNAL, BrokerUnreachable, UsageError, ZsqError
-from .lazy import LazyGroup, Place
+from ...transport.errors import E_INTERNAL, BrokerUnreachable, UsageError, ZsqError, options_as_flags
+from .output import say
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+
+class CommandPlace(NamedTuple):
+    """Where a command is (`module:name`, of this package), and what help says of it in a few words."""
+
+    where: str
+    text: str
+
+
+class LazyGroup(click.Group):
+    """`sections`: title -> command's name -> its place, in the order of help. `add_command` works as ever."""
+
+    def __init__(self, *arguments: Any, sections: Mapping[str, Mapping[str, CommandPlace]], **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self.sections: Final = sections
+        self._places: Final = {name: place for section in sections.values() for name, place in section.items()}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*self._places, *(name for name in sorted(self.commands) if name not in self._places)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.commands and cmd_name in self._places:
+            module, _, name = self._places[cmd_name].where.partition(":")
+            self.commands[cmd_name] = getattr(import_module(f".{module}", __package__), name)
+        if ctx.resilient_parsing and cmd_name in self.commands:  # somebody pressed TAB
+            from .completion import complete_names
+
+            complete_names(self.commands[cmd_name])
+        return self.commands.get(cmd_name)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        """Of a slip of the pen it says what was meant: click would know only of what is imported already."""
+        name = args[0] if args else ""
+        if name and not name.startswith("-") and not ctx.resilient_parsing and name not in self.list_commands(ctx):
+            from difflib import get_close_matches
+
+            close = get_close_matches(name, self.list_commands(ctx), n=1)
+            ctx.fail(f"No such command {name!r}." + (f" Did you mean {close[0]!r}?" if close else ""))
+        return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Nothing is imported for it either."""
+        from click.shell_completion import CompletionItem
+
+        found = [CompletionItem(name, help=place.text) for name, place in self._places.items() if name.startswith(incomplete)]
+        return found + click.Command.shell_complete(self, ctx, incomplete)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Nothing is imported for it."""
+        width = max(map(len, self.list_commands(ctx)))
+        for title, section in self.sections.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), place.text) for name, place in section.items()])
+        others = [
+            (name.ljust(width), self.commands[name].get_short_help_str()) for name in self.list_commands(ctx) if name not in self._places
+        ]
+        if others:
+            with formatter.section("Others"):
+                formatter.write_dl(others)
+
 
 DONE: Final = 0
 FAILED: Final = 1
@@ -27,41 +93,41 @@ NOT_REACHED: Final = 3
 
 SECTIONS: Final = {
     "Run a broker": {
-        "serve": Place("serve:serve", "Run the broker in front, until SIGTERM or Ctrl-C."),
-        "doctor": Place("doctor:doctor", "Whether a broker can run well here."),
-        "config": Place("config:config", "The options in force for serve, and where each came from."),
-        "completion": Place("completion:completion", "Complete commands, topics and channels in bash, zsh or fish."),
-        "keys": Place("keys:keys", "Make key pairs and tokens for a broker that asks who comes."),
+        "serve": CommandPlace("run.serve:serve", "Run the broker in front, until SIGTERM or Ctrl-C."),
+        "doctor": CommandPlace("run.doctor:doctor", "Whether a broker can run well here."),
+        "config": CommandPlace("run.config:config", "The options in force for serve, and where each came from."),
+        "completion": CommandPlace("completion:completion", "Complete commands, topics and channels in bash, zsh or fish."),
+        "keys": CommandPlace("run.keys:keys", "Make key pairs and tokens for a broker that asks who comes."),
     },
     "Publish and consume": {
-        "pub": Place("publish:pub", "Publish each line of a file or of standard input."),
-        "sub": Place("consume:sub", "Write a channel's messages to standard output, and finish them."),
-        "tail": Place("consume:tail", "Write a topic's messages from an offset or a time on."),
-        "delayed": Place("delayed:delayed", "What was published with --delay and is not due yet."),
-        "redrive": Place("redrive:redrive", "Send dead letters back to where they died."),
+        "pub": CommandPlace("messages.publish:pub", "Publish a message, or each line of a file or of standard input."),
+        "sub": CommandPlace("messages.consume:sub", "Write a channel's messages to standard output, and finish them."),
+        "tail": CommandPlace("messages.consume:tail", "Write a topic's messages from an offset or a time on."),
+        "delayed": CommandPlace("messages.delayed:delayed", "What was published with --delay and is not due yet."),
+        "redrive": CommandPlace("messages.redrive:redrive", "Send dead letters back to where they died."),
     },
     "Look": {
-        "top": Place("top:top", "Watch it live: channels, topics, processes."),
-        "stats": Place("stats:stats", "Topics, channels, consumers, processes."),
-        "alarms": Place("alarms:alarms", "Backlog alarms, and who is told."),
-        "audit": Place("audit:audit", "Who changed what, the newest last."),
-        "peek": Place("look:peek", "What a topic or channel holds, without taking part."),
-        "message": Place("message:message", "One message, by offset or id."),
+        "top": CommandPlace("inspect.top:top", "Watch it live: channels, topics, processes."),
+        "stats": CommandPlace("inspect.stats:stats", "Topics, channels, consumers, processes."),
+        "alarms": CommandPlace("inspect.alarms:alarms", "Backlog alarms, and who is told."),
+        "audit": CommandPlace("inspect.alarms:audit", "Who changed what, the newest last."),
+        "peek": CommandPlace("inspect.message:peek", "What a topic or channel holds, without taking part."),
+        "message": CommandPlace("inspect.message:message", "One message, by offset or id."),
     },
     "Manage": {
-        "topic": Place("closing:topic_group", "Create, set, show, close, retire, delete, pause a topic."),
-        "channel": Place("manage:channel", "Create, set, show, delete, pause, empty a channel."),
-        "seek": Place("look:seek", "Move a channel back or forward."),
+        "topic": CommandPlace("manage.topic:topic", "Create, set, show, list, close, retire, delete, pause a topic."),
+        "channel": CommandPlace("manage.topic:channel", "Create, set, show, list, delete, pause, empty a channel."),
+        "seek": CommandPlace("inspect.message:seek", "Move a channel back or forward."),
     },
     "Keep a copy": {
-        "backup": Place("backup:backup", "Copy a data directory, while its broker runs."),
-        "restore": Place("backup:restore", "Make a data directory from a backup; check one."),
+        "backup": CommandPlace("files.backup:backup", "Copy a data directory, while its broker runs."),
+        "restore": CommandPlace("files.backup:restore", "Make a data directory from a backup; check one."),
     },
     "A stopped broker's files": {
-        "fsck": Place("fsck:fsck", "Check them all, and repair what can be."),
-        "dump": Place("dump:dump", "Any file as readable lines."),
-        "import-nsqd": Place("nsqd:import_nsqd", "Take over the data of a stopped nsqd."),
-        "export-nsqd": Place("nsqd:export_nsqd", "Write a data directory that nsqd starts from."),
+        "fsck": CommandPlace("files.fsck:fsck", "Check them all, and repair what can be."),
+        "dump": CommandPlace("files.dump:dump", "Any file as readable lines."),
+        "import-nsqd": CommandPlace("files.nsqd:import_nsqd", "Take over the data of a stopped nsqd."),
+        "export-nsqd": CommandPlace("files.nsqd:export_nsqd", "Write a data directory that nsqd starts from."),
     },
 }  # fmt: skip
 
@@ -86,7 +152,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     if sys.stdin is None:
         sys.stdin = open(os.devnull)  # noqa: SIM115 - closed by who started us (`<&-`): empty
     try:
-        code = app.main(args=None if arguments is None else list(arguments), prog_name="zsq", standalone_mode=False)
+        with options_as_flags():
+            code = app.main(args=None if arguments is None else list(arguments), prog_name="zsq", standalone_mode=False)
         return code if isinstance(code, int) else DONE
     except click.ClickException as error:
         error.show()
@@ -123,5 +190,5 @@ def main() -> NoReturn:
 
 
 def _fail(text: str, code: int) -> int:
-    click.echo(f"zsq: {' '.join(text.split())}", err=True)
+    say(f"zsq: {' '.join(text.split())}", err=True)
     return code

@@ -8,9 +8,11 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 from click.types import StringParamType
 
+from ...transport.settings import CHANNEL, Kind
+
 VARIABLE: Final = "_ZSQ_COMPLETE"
 QUICK_S: Final = 0.5  # nobody waits longer for a TAB
-TOPICS: Final = ("topic", "dead_topic", "to", "dead_letter_topic")
+TOPICS: Final = ("topic", "dead_topic", "to", *(row.parameter for row in CHANNEL if row.kind is Kind.TOPIC))
 CHANNELS: Final = ("channel",)
 
 
@@ -47,7 +49,7 @@ class _Name(StringParamType):
 
 def _known(url: Any) -> dict[str, list[str]]:
     """What there is; nothing where anything goes wrong, for a TAB has no place for errors."""
-    from ...transport.client import Admin
+    from ...transport.client.blocking.client import Admin
 
     try:
         with Admin(str(url), timeout=QUICK_S) as admin:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import sys
@@ -13,17 +14,21 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from ...transport.errors import E_BAD_ARGUMENT, UsageError, ZsqError
 from .quantities import Number
 
 # These repeat transport's, which takes 80 ms to import (a test compares them): help should come at once.
 DEFAULT_URL: Final = "tcp://127.0.0.1:4153"
 BLOCK_COUNT_MAX: Final = 10_000
 MESSAGE_BYTES_MAX: Final = 1024 * 1024
+MESSAGE_BYTES_LARGEST: Final = 7 * 1024 * 1024  # what a broker may be told to take
 
 TIMEOUT_S: Final = 10.0
 HINT_S: Final = 1.0  # until a person who waits at a terminal hears why
 KEY_FILE: Final = "ZSQ_KEY_FILE"
-SYNC_MODES: Final = ("always", "interval", "never")
+GIVES_UP: Final = "How long to wait for the broker before giving up with exit code 3"
+NOBODY_LISTENS: Final = "; unless given, 1 s where nothing listens on this machine"
+AUTO_CREATE: Final = ("always", "publishers", "never")
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -31,13 +36,31 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 def with_broker(command: Command) -> Command:
     """Add `--url`, `--key-file` and `--timeout` (seconds); the command receives `url` resolved: its own, that of `zsq --url`, ZSQ_URL, the
     default. What `--key-file` says goes to the clients by the way that is open for all of them: ZSQ_KEY_FILE."""
+    return _with_broker(command, GIVES_UP + NOBODY_LISTENS)
+
+
+def with_broker_followed(command: Command) -> Command:
+    """The same, for a command that goes on until it is stopped: without `--timeout` it waits for a broker that it has met for as long as
+    it takes. It passes `timeout` to `followed`."""
+    return _with_broker(command, GIVES_UP + NOBODY_LISTENS + "; a broker that was met is then waited for without end")
+
+
+def followed(timeout: float) -> float:
+    """The time-out for what comes after the broker was met: that which somebody gave, or none."""
+    from ...transport.wire.address import DefaultTimeout
+
+    return DefaultTimeout(math.inf) if isinstance(timeout, DefaultTimeout) else timeout
+
+
+def _with_broker(command: Command, how_long: str) -> Command:
     command = click.option(
         "--timeout",
         type=Number(min=0.05, max=3600),
         default=TIMEOUT_S,
         show_default=True,
+        callback=_chosen,
         metavar="SECONDS",
-        help="How long to wait for the broker before giving up with exit code 3.",
+        help=f"{how_long}.",
     )(command)
     command = click.option(
         "--key-file",
@@ -52,6 +75,15 @@ def with_broker(command: Command) -> Command:
         metavar="URL",
         help=f"tcp://host:port or ipc://DATA_DIR/run; else ZSQ_URL, else {DEFAULT_URL}.",
     )(command)
+
+
+def _chosen(context: click.Context, parameter: click.Parameter, value: float) -> float:
+    """The time-out, marked where nobody gave one: clients then do not wait for a broker that is not there."""
+    if context.resilient_parsing or context.get_parameter_source(str(parameter.name)) is not click.core.ParameterSource.DEFAULT:
+        return value
+    from ...transport.wire.address import DefaultTimeout
+
+    return DefaultTimeout(value)
 
 
 def _resolve(context: click.Context, _: click.Parameter, value: str | None) -> str:
@@ -93,6 +125,23 @@ def _remember_key_file(context: click.Context, _: click.Parameter, value: str | 
 
     os.environ[KEY_FILE] = str(found)
     context.call_on_close(forget)
+
+
+def yes_option(command: Command) -> Command:
+    """`--yes`, for a command that removes messages; the command takes `yes` and passes it to `confirm`."""
+    return click.option("--yes", is_flag=True, help="Do it without a question; needed where stdin is no terminal.")(command)
+
+
+def confirm(what: str, yes: bool) -> None:
+    """Ask a person at the terminal; without one, `UsageError` unless `--yes` was given. `what`: `delete topic 'x': 5 messages ...`."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError(E_BAD_ARGUMENT, f"this would {what}. Say --yes to do it without a question")
+    from ...actors.runtime.logs import escaped
+
+    if not click.confirm(f"This will {escaped(what)}. Go on?", err=True):
+        raise ZsqError("E_INTERRUPTED", "nothing was done")
 
 
 class Stopping(threading.Event):

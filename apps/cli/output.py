@@ -1,17 +1,32 @@
-"""What commands print for programs. One convention: `--json` makes it JSON on stdout, notes for people stay on stderr.
+"""What commands print. One convention: `--json` makes it JSON on stdout, notes for people stay on stderr.
 
 One object of several lines for one answer; one object a line (JSON lines) where it is a list that may be long or has no end.
+
+Tables begin with names (topic, channel, consumer), and a name has at least `NAME_MIN` characters of its column. Where a terminal is too
+narrow for all figures, they go on in a second table with the same names.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Any, TypeVar
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import click
 
+from ...actors.runtime.logs import escaped
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+NAME_MIN: Final = 20
+TEXT_MAX: Final = 40  # of a column of words that are no name: longer ones go on in the next line
+FILE_COLUMNS: Final = 160  # where stdout is no terminal: a table that is cut to 80 columns is of no use in a file
+GAP: Final = 2
 
 
 def json_option(command: Command) -> Command:
@@ -32,3 +47,121 @@ def tell(found: Any) -> None:
 def tell_line(found: Any) -> None:
     """One of a list."""
     click.echo(json.dumps(found, default=str))
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Print lines for people; control characters in them, which came from elsewhere, are shown and not obeyed."""
+    click.echo(escaped(text, keep="\n"), err=err)
+
+
+def meant(name: str, names: Iterable[str]) -> str:
+    """Return a question about a name that is not known: whether one of those that are was meant. Empty where none is like it."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, list(names), n=1)
+    return f". Did you mean {close[0]!r}?" if close else ""
+
+
+def body_for(out: IO[bytes]) -> Callable[[bytes], bytes]:
+    """Return how a message's body is written to `out`: as it is, or for a terminal with its control characters as escapes."""
+    return shown_body if out.isatty() else bytes
+
+
+def shown_body(body: bytes) -> bytes:
+    """Return a body as text that a terminal only shows: tabs and ends of lines stay."""
+    return escaped(body.decode(errors="backslashreplace"), keep="\t\n").encode()
+
+
+def wide_console(columns: int = FILE_COLUMNS) -> Console:
+    """Return the console on stdout; where that is no terminal, as wide as COLUMNS of the environment says, else `columns`."""
+    from rich.console import Console
+
+    console = Console()
+    given = os.environ.get("COLUMNS", "")
+    return console if console.is_terminal or (given.isdecimal() and int(given)) else Console(width=columns)
+
+
+class Heading(NamedTuple):
+    """A column. `is_text`: words, from the left; else figures, from the right."""
+
+    title: str
+    is_text: bool = False
+
+
+class Grid:
+    """A table that fits any width. Its first columns are names; of the others as many stand side by side as fit, the rest below."""
+
+    def __init__(self, title: str, names: Sequence[str], others: Sequence[str | Heading]) -> None:
+        self._title = escaped(title)
+        self._names = tuple(names)
+        self._others = tuple(one if isinstance(one, Heading) else Heading(one) for one in others)
+        self._rows: list[tuple[str, ...]] = []
+
+    def add(self, *cells: str) -> None:
+        """Add a row: its names, then all others."""
+        assert len(cells) == len(self._names) + len(self._others)
+        self._rows.append(tuple(escaped(cell) for cell in cells))
+
+    def tables(self, width: int) -> Iterator[Table]:
+        """Yield one table, or several with the same names, for a terminal of so many columns."""
+        names, pages = laid_out(width, [self._wide(at) for at in range(len(self._names))], self._wanted())
+        for number, page in enumerate(pages):
+            yield self._table(f"{self._title} ({number + 1} of {len(pages)})" if len(pages) > 1 else self._title, names, page)
+
+    def _wide(self, at: int) -> int:
+        from rich.cells import cell_len
+
+        titles = (*self._names, *(one.title for one in self._others))
+        return max(cell_len(text) for text in (titles[at], *(row[at] for row in self._rows)))
+
+    def _wanted(self) -> list[int]:
+        first = len(self._names)
+        return [min(self._wide(first + at), TEXT_MAX) if one.is_text else self._wide(first + at) for at, one in enumerate(self._others)]
+
+    def _table(self, title: str, names: Sequence[int], page: Sequence[ColumnPlace]) -> Table:
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+        for name, width in zip(self._names, names, strict=True):
+            table.add_column(name, width=width, overflow="fold")
+        for at, width in page:
+            one = self._others[at]
+            table.add_column(one.title, width=width, justify="left" if one.is_text else "right", overflow="fold")
+        first = len(names)
+        for row in self._rows:
+            table.add_row(*(Text(cell) for cell in (*row[:first], *(row[first + at] for at, _ in page))))
+        return table
+
+
+class ColumnPlace(NamedTuple):
+    """A column of a page: which one of those that are no names, and how wide."""
+
+    at: int
+    width: int
+
+
+def laid_out(width: int, names: Sequence[int], others: Sequence[int]) -> tuple[list[int], list[list[ColumnPlace]]]:
+    """Return the widths of the name columns, and which of the others stand on each page. Pure.
+
+    `names`, `others`: how wide their longest cells are. Names get what they need as long as they leave half of the width; longer ones are
+    shortened to their share of it, and to no less than `NAME_MIN`. What a page has to spare, they get back.
+    """
+    given = [min(one, max(NAME_MIN, (width // 2) // max(1, len(names)) - GAP)) for one in names]
+    room = width - sum(one + GAP for one in given) + 1
+    pages: list[list[ColumnPlace]] = [[]]
+    left = room
+    for at, wanted in enumerate(others):
+        taken = min(wanted, max(1, room - GAP))
+        if pages[-1] and taken + GAP > left:
+            pages.append([])
+            left = room
+        pages[-1].append(ColumnPlace(at, taken))
+        left -= taken + GAP
+    spare = max(0, room - max(sum(place.width + GAP for place in page) for page in pages))
+    for at, one in enumerate(names):
+        more = min(one - given[at], spare)
+        given[at] += more
+        spare -= more
+    return given, pages

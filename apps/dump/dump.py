@@ -1,18 +1,198 @@
-"""A file, or the folder of an environment, as records."""
+"""A file, or the folder of an environment, as records.
+
+nsqd's files as records: data with its messages, metadata, nsqd.dat.
+
+The state store, its snapshot, and the environment of delayed messages as records, row by row.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os.path
 from collections.abc import Iterator
+from typing import Any, Final
 
+import lmdb
+from crc32c import crc32c
+
+from ...storage import documents
+from ...storage.delayed import delayed_format
+from ...storage.delayed.delayed_format import DelayedKey
+from ...storage.errors import Damaged, ForeignDirectory
 from ...storage.files import Files
-from ...transport.errors import E_BAD_ARGUMENT, UsageError
-from . import recognise as kinds
-from .logs import dump_bad, dump_chunk, dump_index
-from .nsqd_files import dump_data, dump_list, dump_meta
-from .record import Record
-from .rows import dump_bad_row, dump_environment, dump_snapshot
-from .texts import dump_identity, dump_json, dump_registry
+from ...storage.nsq.disk_queue_format import META_BYTES_MAX, decode_meta, decode_nsqd
+from ...storage.state import state_rows
+from ...storage.state.snapshot import SNAPSHOT_BYTES_MAX, decode_snapshot
+from ...storage.state.state_rows import DEFERRED, DUE, HOLE, HOLE_ROW, TOTAL, TOTAL_ROW, U64
+from ...transport.block.block import check_columns
+from ...transport.errors import E_BAD_ARGUMENT, UsageError, ZsqError
+from ...transport.wire.codec import unpack_value
+from ..nsqd.salvage import LostBytes, read_messages
+from ..nsqd.source import NSQD_BYTES_MAX
+from . import kinds
+from .logs import dump_bad, dump_chunk, dump_index, messages_of
+from .record import Record, damaged, dump_identity, dump_json, dump_registry, plain, record, with_bytes
+
+
+def dump_data(files: Files, path: str, *, bodies: bool) -> Iterator[Record]:
+    """Messages from the first on, whatever the metadata says; what cannot be read in between shows where it lies."""
+    lost: list[LostBytes] = []
+    for position, message in read_messages(files, path, 0, lost.append):
+        yield from _losses(lost)
+        found = record(
+            "nsqd message", position=position, time_ns=message.timestamp_ns, attempts=message.attempts, id=message.id.decode(),
+            body_bytes=len(message.body),
+        )  # fmt: skip
+        yield with_bytes(found, body=message.body) if bodies else found
+    yield from _losses(lost)
+
+
+def _losses(lost: list[LostBytes]) -> Iterator[Record]:
+    while lost:
+        loss = lost.pop(0)
+        yield damaged(loss.why, position=loss.position, bytes=loss.bytes)
+
+
+def dump_meta(files: Files, path: str) -> Iterator[Record]:
+    try:
+        yield record("nsqd metadata", **decode_meta(files.read_file(path, META_BYTES_MAX))._asdict())
+    except Damaged as error:
+        yield damaged(error)
+
+
+def dump_list(files: Files, path: str) -> Iterator[Record]:
+    try:
+        found = decode_nsqd(files.read_file(path, NSQD_BYTES_MAX))
+    except ForeignDirectory as error:
+        yield damaged(error)
+        return
+    yield record("nsqd", version=found.version, topics=len(found.topics))
+    for topic in found.topics:
+        yield record("nsqd topic", name=topic.name, paused=topic.paused)
+        for channel in topic.channels:
+            yield record("nsqd channel", topic=topic.name, name=channel.name, paused=channel.paused)
+
+
+BAD_ROW_BYTES_MAX: Final = 16 * 1024 * 1024
+_MAPS: Final = {state_rows.CHANNEL: "channel", state_rows.STAGE: "stage"}
+
+
+def dump_environment(path: str, *, folder: bool, bodies: bool) -> Iterator[Record]:
+    """Of a stopped broker: rows are read without a lock. LMDB does not check its pages, so damage may also end the process."""
+    try:
+        with (
+            contextlib.closing(lmdb.open(path, subdir=folder, readonly=True, lock=False, readahead=False, max_dbs=0)) as environment,
+            environment.begin() as txn,
+        ):
+            delayed = _is_delayed(txn)
+            yield record("environment", of="delayed" if delayed else "state", entries=txn.stat()["entries"])
+            for key, value in txn.cursor():
+                yield from _delayed_row(bytes(key), bytes(value), bodies) if delayed else _state_row(bytes(key), bytes(value))
+    except lmdb.Error as error:
+        yield damaged(f"LMDB cannot read on: {error}")
+
+
+def _is_delayed(txn: Any) -> bool:
+    """Both keep a map under the same key; only that of the delayed counts bytes. Where it is damaged, the keys of rows tell: due times."""
+    value = txn.get(state_rows.META)
+    with contextlib.suppress(Damaged, ForeignDirectory, ValueError, TypeError):
+        return "bytes" in unpack_value(state_rows.unwrap(state_rows.META, bytes(value)))
+    cursor = txn.cursor()
+    return bool(cursor.set_range(delayed_format.ROW)) and len(cursor.key()) == 17 and b"\0" not in cursor.key()[1:2].strip(b"\0")
+
+
+def _state_row(key: bytes, value: bytes) -> Iterator[Record]:
+    try:
+        data = state_rows.unwrap(key, value)
+    except Damaged as error:
+        yield with_bytes(damaged(error, bytes=len(value)), key=key)
+        return
+    yield _state_record(key, data)
+
+
+def _state_record(key: bytes, data: bytes) -> Record:
+    kind, rest = key[:1], key[1:]
+    try:
+        if kind == state_rows.META:
+            return record("checkpoint", **plain(unpack_value(data)))
+        if kind in (HOLE, DEFERRED):
+            count, attempts, due_ns = HOLE_ROW.unpack(data)
+            hole = record("hole", channel=state_rows.name_of(key), start=state_rows.start_of(key), count=count, attempts=attempts)
+            return hole | ({"kind": "deferred", "due_ns": due_ns} if kind == DEFERRED else {})
+        if kind == DUE:
+            return record("due", channel=state_rows.name_of(key), due_ns=state_rows.due_of(key), start=state_rows.start_of(key))
+        if kind == TOTAL:
+            rows, messages, _ = TOTAL_ROW.unpack(data)
+            return record("deferred total", channel=rest.decode(), rows=rows, messages=messages)
+        if kind == state_rows.PRODUCER:
+            next_sequence, used_ns, recent = unpack_value(data)
+            return record("producer", producer=f"{U64.unpack(rest)[0]:016x}", next_sequence=next_sequence, used_ns=used_ns, recent=recent)
+        if kind == state_rows.TRANSACTION:
+            return record("transaction", app=rest.decode(), row=plain(unpack_value(data)))
+        if kind in _MAPS:
+            name = rest.hex() if kind == state_rows.STAGE else rest.decode()
+            return record(_MAPS[kind], name=name, **plain(unpack_value(data)))
+    except (ValueError, TypeError, ZsqError, KeyError) as error:
+        return with_bytes(damaged(error), key=key)
+    return with_bytes(damaged("a row of an unknown kind", bytes=len(data)), key=key)
+
+
+def _delayed_row(key: bytes, value: bytes, bodies: bool) -> Iterator[Record]:
+    try:
+        if key[:1] == delayed_format.ROW:
+            row = delayed_format.decode_row(key, value)
+            check_columns(row.block.header, row.block.columns)
+            header = row.block.header
+            yield record(
+                "delayed", key=row.key.text(), due_ns=row.key.due_ns, serial=row.key.serial, count=row.block.count, bytes=len(value),
+                producer=f"{header.producer_id:016x}", sequence=header.sequence,
+            )  # fmt: skip
+            if bodies:
+                for index, found in enumerate(messages_of(row.block)):
+                    found.pop("offset", None)
+                    yield {"kind": found.pop("kind"), "key_of_row": DelayedKey(row.key.due_ns, row.key.serial + index).text(), **found}
+            return
+        data = bytes(delayed_format.unwrap(key, value))
+        if key == delayed_format.META:
+            yield record("counts", **plain(unpack_value(data)))
+        elif key[:1] == delayed_format.PRODUCER:
+            producer = delayed_format.DelayedProducer(*unpack_value(data))
+            number = delayed_format.parse_producer_key(key)
+            yield record("producer", producer=f"{number:016x}", **plain(producer._asdict()))
+        else:
+            yield with_bytes(damaged("a row of an unknown kind", bytes=len(value)), key=key)
+    except (Damaged, ZsqError, ValueError, TypeError) as error:
+        yield with_bytes(damaged(error, bytes=len(value)), key=key)
+
+
+def dump_snapshot(files: Files, path: str) -> Iterator[Record]:
+    data = files.read_file(path, SNAPSHOT_BYTES_MAX)
+    try:
+        found = decode_snapshot(data)
+    except (Damaged, ValueError, KeyError) as error:
+        yield damaged(error, bytes=len(data))
+        return
+    deferred = {name: total._asdict() for name, total in found.deferred.items()}
+    yield record("snapshot", uuid=found.uuid.hex(), time_ns=found.time_ns, rows=len(found.rows), bytes=len(data), deferred=deferred)
+    yield record("checkpoint", **plain(found.meta))
+    for key, value in found.rows:
+        yield _state_record(key, value)
+
+
+def dump_bad_row(files: Files, path: str) -> Iterator[Record]:
+    """A row of the delayed messages that was set aside: a line of JSON, its checksum, the bytes."""
+    data = files.read_file(path, BAD_ROW_BYTES_MAX)
+    line, _, value = data.partition(b"\n")
+    try:
+        head, crc = line[:-9], int(line[-8:], 16)
+        if crc32c(head) != crc:
+            raise ValueError("its checksum does not agree")
+        found = documents.loads(head)
+        yield record("set aside", of=found["zsq"], key=found["key"], bytes=found["bytes"], why=found["why"])
+        if crc32c(value) != found["crc"]:
+            yield damaged("the bytes kept here are not as they were written", bytes=len(value))
+    except (ValueError, KeyError) as error:
+        yield damaged(f"the head of this .bad file is damaged: {error}", bytes=len(data))
 
 
 def kind_of_path(path: str) -> str:

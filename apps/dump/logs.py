@@ -7,12 +7,12 @@ from typing import Any, Final
 
 from crc32c import crc32c
 
-from ...storage.chunk_file import ChunkFile
-from ...storage.damage import BAD_HEAD_BYTES, decode_bad_head
 from ...storage.errors import Damaged, ForeignDirectory
 from ...storage.files import Files
-from ...storage.index import Index
-from ...storage.log_format import (
+from ...storage.log.chunk import ChunkFile
+from ...storage.log.damage import BAD_HEAD_BYTES, decode_bad_head
+from ...storage.log.index import Index
+from ...storage.log.log_format import (
     ADOPTED,
     CHUNK_HEADER_BYTES,
     FOOTER_BYTES,
@@ -21,8 +21,8 @@ from ...storage.log_format import (
     decode_footer,
     unsynced_bytes,
 )
-from ...storage.mark import decode_mark
-from ...transport.block import (
+from ...storage.log.transactions import decode_mark
+from ...transport.block.block import (
     DELAYED,
     DISK_MAGIC,
     HAS_HEADERS,
@@ -35,9 +35,9 @@ from ...transport.block import (
     Block,
     Header,
 )
-from ...transport.block_format import ADDRESSED
-from ...transport.codec import unpack_headers
+from ...transport.block.block_format import ADDRESSED
 from ...transport.errors import ZsqError
+from ...transport.wire.codec import unpack_headers
 from .record import Record, damaged, record, with_bytes
 
 INDEX_BYTES_MAX: Final = 64 * 1024 * 1024

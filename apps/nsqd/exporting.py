@@ -17,11 +17,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ...actors.registry import Registry, TopicRow
-from ...storage.delayed import DelayedStore
-from ...storage.delayed_format import DelayedKey
-from ...storage.disk_queue import FILE_BYTES_MAX, DiskQueue
-from ...storage.disk_queue_format import (
+from ...actors.supervisor.topics.registry import Registry, TopicRow
+from ...storage.delayed.delayed import DelayedStore
+from ...storage.delayed.delayed_format import DelayedKey
+from ...storage.directory.store import Store, StoreOptions, TopicIdentity, open_store
+from ...storage.errors import ForeignDirectory
+from ...storage.files import Files
+from ...storage.log.log_format import DELAYED_NAME
+from ...storage.nsq.disk_queue import FILE_BYTES_MAX, DiskQueue
+from ...storage.nsq.disk_queue_format import (
     NSQ_HEAD_BYTES,
     NSQ_ID_BYTES,
     NSQD_NAME,
@@ -33,15 +37,11 @@ from ...storage.disk_queue_format import (
     encode_nsqd,
     queue_name,
 )
-from ...storage.errors import ForeignDirectory
-from ...storage.files import Files
-from ...storage.log_format import DELAYED_NAME
-from ...storage.store import Identity, Store, StoreOptions, open_store
-from ...transport.codec import unpack_headers
 from ...transport.errors import E_DATA_LOSS, E_NOT_EMPTY, E_NOT_FOUND, E_TOO_BIG, DataLoss, NotFound, Refused, UsageError, ZsqError
 from ...transport.names import is_ephemeral
-from .building import ID_HEADER
-from .reading import MessageReader, Stored
+from ...transport.wire.codec import unpack_headers
+from .importing import ID_HEADER
+from .source import MessageReader, StoredRecord
 
 NSQD_VERSION: Final = "1.3.0"
 BATCH_COUNT: Final = 500
@@ -76,7 +76,7 @@ class ExportReport:
     notes: list[str] = field(default_factory=list)
 
 
-class Span(NamedTuple):
+class OffsetRun(NamedTuple):
     """Offsets to be given, sent `attempts` times already."""
 
     start: int
@@ -150,7 +150,7 @@ class _Export:
             if row.state == "new":  # its making was not finished
                 return NsqdTopic(name)
             raise ForeignDirectory(f"{folder}, the directory of topic {name}, is missing; nothing was exported")
-        store = open_store(self._files, folder, StoreOptions(), Identity(name, row.uuid, row.base_offset))
+        store = open_store(self._files, folder, StoreOptions(), TopicIdentity(name, row.uuid, row.base_offset))
         try:
             topic = self._write_topic(name, row, store)
         finally:
@@ -174,13 +174,13 @@ class _Export:
             queue = queue_name(name, channel)
             self._write(queue, reader.messages(queue, _spans(store, channel, its, visible)))
         waits_from = visible if channels else table.waiting
-        self._write(name, reader.messages(name, [Span(waits_from, end, 0)]))
+        self._write(name, reader.messages(name, [OffsetRun(waits_from, end, 0)]))
         self._lost += reader.lost
         return NsqdTopic(name, table.paused_end >= 0, tuple(channels))
 
     # Queues
 
-    def _write(self, queue: str, messages: Iterable[Stored]) -> None:
+    def _write(self, queue: str, messages: Iterable[StoredRecord]) -> None:
         count = size = 0
         batch: list[bytes] = []
         with DiskQueue(
@@ -200,13 +200,13 @@ class _Export:
             out.put_many(batch)
         self._report.queues[queue] = self._report.queues.get(queue, 0) + count
 
-    def _too_big(self, queue: str, message: Stored) -> None:
+    def _too_big(self, queue: str, message: StoredRecord) -> None:
         text = f"{queue}: the body at offset {message.offset} has {len(message.body)} bytes, nsqd's limit is {self._options.body_bytes_max}"
         if not self._options.skip_too_big:
             raise UsageError(E_TOO_BIG, f"{text}; raise it there and here (--max-msg-size), or leave such out with --skip-too-big")
         self._report.notes.append(f"{text}; left out")
 
-    def _converted(self, message: Stored) -> NsqMessage:
+    def _converted(self, message: StoredRecord) -> NsqMessage:
         headers = unpack_headers(message.headers)
         known = headers.pop(ID_HEADER, "")
         if not (isinstance(known, str) and len(known) == NSQ_ID_BYTES and _HEX.issuperset(known)):
@@ -218,7 +218,7 @@ class _Export:
 
     # Delayed publishes
 
-    def _delayed(self, name: str, row: TopicRow) -> Iterator[Stored]:
+    def _delayed(self, name: str, row: TopicRow) -> Iterator[StoredRecord]:
         """What is not due yet: nsqd can hold such only in memory."""
         store = DelayedStore(f"{self._registry.folder(row)}/{DELAYED_NAME}", bytes.fromhex(row.uuid))
         try:
@@ -235,7 +235,7 @@ class _Export:
             after: DelayedKey | None = None
             while found := store.listed(after, _DELAYED_AT_ONCE, 1 << 40):
                 for one in found:
-                    yield Stored(one.key.serial, time.time_ns(), 0, one.body, one.message_key, one.message_tag, None)
+                    yield StoredRecord(one.key.serial, time.time_ns(), 0, one.body, one.message_key, one.message_tag, None)
                 count -= len(found)
                 after = found[-1].key
             if count > 0:
@@ -245,10 +245,10 @@ class _Export:
             store.close()
 
 
-def _spans(store: Store, channel: str, row: dict[str, Any], end: int) -> Iterator[Span]:
+def _spans(store: Store, channel: str, row: dict[str, Any], end: int) -> Iterator[OffsetRun]:
     """What a channel has not finished, ascending; deferred holes come from disk one by one."""
-    holes = (Span(hole.start, hole.start + hole.count, hole.attempts) for hole in store.state.holes(channel))
-    deferred = (Span(hole.start, hole.start + hole.count, hole.attempts) for hole in store.state.deferred_rows(channel))
+    holes = (OffsetRun(hole.start, hole.start + hole.count, hole.attempts) for hole in store.state.holes(channel))
+    deferred = (OffsetRun(hole.start, hole.start + hole.count, hole.attempts) for hole in store.state.deferred_rows(channel))
     yield from heapq.merge(holes, deferred)
     if row["next"] < end:
-        yield Span(row["next"], end, 0)
+        yield OffsetRun(row["next"], end, 0)

@@ -12,7 +12,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-from ...storage.disk_queue_format import (
+from ...storage.files import Files
+from ...storage.nsq.disk_queue_format import (
     LENGTH_BYTES,
     NSQ_HEAD_BYTES,
     NsqMessage,
@@ -21,7 +22,6 @@ from ...storage.disk_queue_format import (
     looks_like_message,
     may_be_message,
 )
-from ...storage.files import Files
 
 RECORD_BYTES_MAX: Final = 64 * 1024 * 1024  # a length beyond is taken for damage: nsqd's own limit is 1 MiB, unless it was raised
 READ_BYTES: Final = 1024 * 1024
@@ -29,7 +29,7 @@ _HEAD: Final = LENGTH_BYTES + NSQ_HEAD_BYTES
 _CANDIDATE: Final = re.compile(rb"(?s)(?=[\x00-\x04].{13}[0-9a-f]{16})")
 
 
-class Loss(NamedTuple):
+class LostBytes(NamedTuple):
     """Bytes of a file that give no message."""
 
     file: str
@@ -95,7 +95,7 @@ class FileView:
         return end
 
 
-def read_messages(files: Files, path: str, position: int, lost: Callable[[Loss], None]) -> Iterator[tuple[int, NsqMessage]]:
+def read_messages(files: Files, path: str, position: int, lost: Callable[[LostBytes], None]) -> Iterator[tuple[int, NsqMessage]]:
     """(position, message) of each record from `position` to the end of the file. What cannot be read is told to `lost`."""
     view = FileView(files, path)
     behind = False  # a message that was read
@@ -104,7 +104,7 @@ def read_messages(files: Files, path: str, position: int, lost: Callable[[Loss],
             end = _end_of(view, position)
             if end < 0:
                 following = view.next_record(position + 1, view.size)
-                lost(Loss(path, position, following - position, _why(view, position, following, behind)))
+                lost(LostBytes(path, position, following - position, _why(view, position, following, behind)))
                 position, behind = following, False
                 continue
             yield position, decode_message(view.get(position, end - position)[LENGTH_BYTES:])

@@ -1,14 +1,22 @@
-"""A stopped nsqd's data directory: locked as nsqd locks it, read and never written."""
+"""A stopped nsqd's data directory: locked as nsqd locks it, read and never written.
+
+A log's messages by spans of offsets, each block read once where the spans ascend.
+
+Runs of messages with equal attempts, few enough to be rows of a channel. Pure.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
-from ...storage.disk_queue_format import (
+from ...storage.errors import Damaged, ForeignDirectory
+from ...storage.files import Files
+from ...storage.log.log import Log
+from ...storage.nsq.disk_queue_format import (
     BAD_SUFFIX,
     META_BYTES_MAX,
     NSQ_HEAD_BYTES,
@@ -23,16 +31,17 @@ from ...storage.disk_queue_format import (
     meta_name,
     parse_data_name,
     parse_meta_name,
+    queue_name,
 )
-from ...storage.disk_queue_recovery import Place, doubt_about
-from ...storage.errors import Damaged, ForeignDirectory
-from ...storage.files import Files
+from ...storage.nsq.disk_queue_recovery import QueueFiles, doubt_about
+from ...transport.block.block import Block
 from ...transport.errors import UsageError
 from ...transport.names import check_name, is_ephemeral
-from .salvage import RECORD_BYTES_MAX, FileView, Loss, read_messages
+from .salvage import RECORD_BYTES_MAX, FileView, LostBytes, read_messages
 
 NSQD_BYTES_MAX: Final = 64 * 1024 * 1024
 LOSSES_MAX: Final = 10_000  # named one by one; the rest is counted
+RENAMED: Final = {".": "dot", "..": "dot-dot"}
 _SAMPLE_BYTES: Final = 64 * 1024
 
 
@@ -41,12 +50,12 @@ class SourceReport:
     """What was found on the way. `lost` beyond LOSSES_MAX are only counted; `left_out` of them because it was asked for."""
 
     notes: list[str] = field(default_factory=list)
-    lost: list[Loss] = field(default_factory=list)
+    lost: list[LostBytes] = field(default_factory=list)
     lost_count: int = 0
     lost_bytes: int = 0
     left_out: int = 0
 
-    def lose(self, loss: Loss, *, left_out: bool = False) -> None:
+    def lose(self, loss: LostBytes, *, left_out: bool = False) -> None:
         self.lost_count += 1
         self.left_out += left_out
         self.lost_bytes += loss.bytes
@@ -69,6 +78,7 @@ class NsqdSource:
             self._begins: dict[str, tuple[int, int, list[str]]] = {}
             self._metas: set[str] = set()
             self._bad: list[str] = []
+            self._renamed: dict[str, str] = {}  # a queue's name here: nsqd's name of it
             for name in files.list(self.folder):
                 data, meta = parse_data_name(name), parse_meta_name(name)
                 if data is not None:
@@ -101,16 +111,22 @@ class NsqdSource:
             if is_ephemeral(topic.name):
                 report.notes.append(f"topic {topic.name} is ephemeral: nsqd kept nothing of it; left out")
                 continue
-            paused[check_name(topic.name)] = topic.paused
-            found[topic.name] = {}
+            name = self._own_name(topic.name, [one.name for one in self.listed.topics], f"topic {topic.name}", report)
+            paused[check_name(name)] = topic.paused
+            found[name] = {}
+            self._rename(queue_name(name), queue_name(topic.name))
             for channel in topic.channels:
                 if is_ephemeral(channel.name):
                     report.notes.append(f"channel {topic.name}/{channel.name} is ephemeral: nsqd kept nothing of it; left out")
-                else:
-                    found[topic.name][check_name(channel.name, "channel")] = channel.paused
+                    continue
+                others = [one.name for one in topic.channels]
+                member = self._own_name(channel.name, others, f"channel {topic.name}/{channel.name}", report)
+                found[name][check_name(member, "channel")] = channel.paused
+                self._rename(queue_name(name, member), queue_name(topic.name, channel.name))
+        taken = set(self._renamed.values())
         for queue in sorted(self._numbers):
             name, _, member = queue.partition(":")
-            if name in found and (not member or member in found[name]):
+            if queue in taken or (name in found and (not member or member in found[name])):
                 continue
             if not self.bytes(queue):
                 continue
@@ -131,6 +147,19 @@ class NsqdSource:
             NsqdTopic(name, paused[name], tuple(NsqdChannel(channel, stopped) for channel, stopped in channels.items()))
             for name, channels in found.items()
         ]
+
+    def _own_name(self, name: str, others: Sequence[str], what: str, report: SourceReport) -> str:
+        """A name that nsqd permits and ZSQ does not, because it means a folder, is replaced by one that nobody has."""
+        own = RENAMED.get(name, name)
+        while own != name and own in others:
+            own += "-"
+        if own != name:
+            report.notes.append(f"{what} is called {own} here: {name} means a folder")
+        return own
+
+    def _rename(self, here: str, there: str) -> None:
+        if here != there:
+            self._renamed[here] = there
 
     def _meta(self, queue: str) -> Meta | None:
         if queue not in self._metas:
@@ -159,7 +188,7 @@ class NsqdSource:
         meta = self._meta(queue)
         if meta is None:
             return numbers[0], 0, [f"{queue}: its metadata is missing or cannot be read; all its files are read from the first on"]
-        place = Place(self._files, self.folder, queue, NSQ_HEAD_BYTES, RECORD_BYTES_MAX)
+        place = QueueFiles(self._files, self.folder, queue, NSQ_HEAD_BYTES, RECORD_BYTES_MAX)
         doubt = doubt_about(place, meta, numbers, sys.maxsize)
         if not doubt and meta.read_file in numbers and meta.read_position and not self._fits(queue, meta.read_file, meta.read_position):
             doubt = f"says that reading is at {meta.read_position} of file {meta.read_file}, and no message begins there"
@@ -196,12 +225,14 @@ class NsqdSource:
 
     def bytes(self, queue: str) -> int:
         """How much there is to read of a queue."""
+        queue = self._renamed.get(queue, queue)
         number, position = self._begin(queue)
         total = sum(self._size(queue, one) for one in self._numbers.get(queue, ()) if one >= number)
         return max(0, total - position)
 
     def messages(self, queue: str, report: SourceReport) -> Iterator[tuple[str, int, NsqMessage]]:
         """(file, position, message), oldest first; one at a time is held."""
+        queue = self._renamed.get(queue, queue)
         number, position = self._begin(queue, report)
         numbers = self._numbers.get(queue, [])
         meta = self._meta(queue)
@@ -229,3 +260,127 @@ class NsqdSource:
                 finally:
                     view.close()
         return found.hexdigest()
+
+
+READ_BYTES: Final = 1024 * 1024
+
+
+class StoredRecord(NamedTuple):
+    """One message as it lies in the log; `headers` packed."""
+
+    offset: int
+    timestamp_ns: int
+    attempts: int
+    body: bytes
+    key: bytes | None
+    tag: bytes | None
+    headers: bytes | None
+
+
+class MessageReader:
+    """`start`: what lies below was removed on purpose. `notes` gets what is not there; `lost` counts what damage took of it."""
+
+    def __init__(self, log: Log, start: int, notes: list[str]) -> None:
+        self._log = log
+        self._start = start
+        self._notes = notes
+        self.lost = 0
+
+    def messages(self, queue: str, spans: Iterable[tuple[int, int, int]]) -> Iterator[StoredRecord]:
+        """Of each (start, end, attempts), ascending. `queue`: for whom."""
+        blocks: list[Block] = []
+        for start, end, attempts in spans:
+            offset = start
+            while offset < end:
+                while blocks and blocks[0].next_offset <= offset:
+                    blocks.pop(0)
+                if not blocks:
+                    blocks = self._read(offset)
+                first = blocks[0].first_offset if blocks else end
+                if first > offset:
+                    self._gone(queue, offset, min(first, end))
+                    offset = first
+                    continue
+                block = blocks[0]
+                for index in range(offset - block.first_offset, min(end - block.first_offset, block.count)):
+                    yield _stored(block, index, attempts)
+                offset = block.next_offset
+
+    def _gone(self, queue: str, begin: int, end: int) -> None:
+        kept_from = min(max(begin, self._start), end)
+        if kept_from > begin:
+            self._notes.append(f"{queue}: {kept_from - begin} messages from offset {begin} on are not kept any more (retention)")
+        if end > kept_from:
+            self._notes.append(f"{queue}: {end - kept_from} messages from offset {kept_from} on cannot be read, or are missing (damage)")
+            self.lost += end - kept_from
+
+    def _read(self, offset: int) -> list[Block]:
+        while True:
+            try:
+                return self._log.read(offset, READ_BYTES, self._log.end)
+            except Damaged:  # the next read steps over it, and the gap shows
+                continue
+
+
+def _stored(block: Block, index: int, attempts: int) -> StoredRecord:
+    body = block.body.value(index)
+    assert body is not None
+    return StoredRecord(
+        block.first_offset + index,
+        block.time_of(index),
+        attempts,
+        body,
+        block.key.value(index) if block.key is not None else None,
+        block.tag.value(index) if block.tag is not None else None,
+        block.headers.value(index) if block.headers is not None else None,
+    )
+
+
+RUNS_MAX: Final = 5_000  # half of the rows a channel may have before it takes no new messages
+
+
+class AttemptRun(NamedTuple):
+    """`attempts`: the highest number under which any of them was sent."""
+
+    start: int
+    count: int  # type: ignore[assignment]  # a tuple has a method of that name
+    attempts: int
+
+    @property
+    def next_offset(self) -> int:
+        return self.start + self.count
+
+
+class Runs:
+    """Gathers runs in ascending order; beyond twice the limit neighbours are joined, with the higher attempts of the two.
+
+    A message that counts as sent once more than it was costs nothing; one that counts as sent less often could outlive its limit.
+    """
+
+    def __init__(self, runs_max: int = RUNS_MAX) -> None:
+        assert runs_max >= 1
+        self._runs_max = runs_max
+        self._runs: list[AttemptRun] = []
+
+    def add(self, offset: int, attempts: int) -> None:
+        """The next message."""
+        last = self._runs[-1] if self._runs else None
+        if last is not None and last.next_offset == offset and last.attempts == attempts:
+            self._runs[-1] = last._replace(count=last.count + 1)
+            return
+        self._runs.append(AttemptRun(offset, 1, attempts))
+        if len(self._runs) > 2 * self._runs_max:
+            self._halve()
+
+    def _halve(self) -> None:
+        pairs = [self._runs[number : number + 2] for number in range(0, len(self._runs), 2)]
+        self._runs = [
+            AttemptRun(pair[0].start, pair[-1].next_offset - pair[0].start, max(run.attempts for run in pair))
+            for pair in pairs
+        ]  # fmt: skip
+
+    def finish(self) -> list[AttemptRun]:
+        """At most `runs_max`, ascending, dense."""
+        while len(self._runs) > self._runs_max:
+            self._halve()
+        return self._runs

@@ -10,8 +10,12 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 
-def register(spark: SparkSession) -> None:
-    """Make `.format("zsq")` known to this session. Calling it again does no harm, nor where `pyspark_zsq` was found already."""
+def register(spark: SparkSession) -> bool:
+    """Make `.format("zsq")` known to this session.
+
+    Return True if that was needed. Return False, and log it at level INFO, where Spark had found the package `pyspark_zsq` by itself.
+    Calling it again does no harm.
+    """
     try:
         from pyspark.errors import AnalysisException
 
@@ -23,3 +27,8 @@ def register(spark: SparkSession) -> None:
     except AnalysisException as error:
         if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):
             raise
+        from .planning import LOGGER
+
+        LOGGER.info('register() was not needed: Spark found the format "zsq" by itself')
+        return False
+    return True

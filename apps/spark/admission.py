@@ -6,7 +6,7 @@ from typing import Any
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows, SupportsTriggerAvailableNow
 
-from .offsets import Place
+from .planning import StreamPosition
 from .stream import FollowingReader
 
 __all__ = ["AdmittingReader"]
@@ -21,13 +21,15 @@ class AdmittingReader(FollowingReader, SupportsTriggerAvailableNow):
         return ReadMaxBytes(self._options.bytes_max) if self._options.bytes_max else ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        place = Place.from_json(start)
+        place = StreamPosition.from_json(start)
         offsets_max = bytes_max = 0
         if not isinstance(limit, ReadAllAvailable):  # both limits may be set, and Spark knows of one
             offsets_max = limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.offsets_max
             bytes_max = limit.max_bytes if isinstance(limit, ReadMaxBytes) else self._options.bytes_max
         latest = self._plan.latest(place, offsets_max=offsets_max, bytes_max=bytes_max)
-        self._follow(place)
+        channel = self._follow(place)
+        if channel is not None:
+            channel.advance(place.offsets)  # Spark asks what comes next when all before is done: this is the only word of the last batch
         return latest.as_json()
 
     def prepareForTriggerAvailableNow(self) -> None:

@@ -16,9 +16,9 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...transport.block import Block, Column
-from ...transport.block_format import BLOCK_COUNT_MAX
-from ...transport.codec import HeaderValue, unpack_headers
+from ...transport.block.block import Block, Column
+from ...transport.block.block_format import BLOCK_COUNT_MAX
+from ...transport.wire.codec import HeaderValue, unpack_headers
 from .schema import HEADERS
 
 __all__ = ["BatchMaker", "arrow_schema"]

@@ -8,15 +8,24 @@ from dataclasses import replace
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, DataSourceStreamWriter, DataSourceWriter
 from pyspark.sql.types import StructType
 
-from ...transport.address import parse
-from ...transport.protocol import DEFAULT_URL
+from ...transport.wire.address import parse
+from ...transport.wire.protocol import DEFAULT_URL
 from .options import SinkOptions, SourceOptions, sink_options, source_options, wrong
 from .schema import ddl, simple
 from .sink import BatchWriter, stream_writer
 from .source import BatchReader
-from .stream import stream_reader
+from .stream import PlainStreamReader
 
-__all__ = ["ZsqDataSource"]
+__all__ = ["ZsqDataSource", "stream_reader"]
+
+
+def stream_reader(options: SourceOptions) -> DataSourceStreamReader:
+    """The class that this PySpark can drive: `latestOffset` with arguments would make an older one fail, without them it ignores limits."""
+    try:
+        from .admission import AdmittingReader
+    except ImportError:
+        return PlainStreamReader(options)
+    return AdmittingReader(options)
 
 
 class ZsqDataSource(DataSource):

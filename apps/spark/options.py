@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ...transport.errors import E_BAD_ARGUMENT, UsageError
 from ...transport.names import check_name
-from ...transport.protocol_staging import TRANSACTION_APP_BYTES_MAX, check_stage_topic
+from ...transport.wire.protocol_client import TRANSACTION_APP_BYTES_MAX, check_stage_topic
 from .schema import COLUMNS, HEADERS, SOURCE_COLUMNS
 
 if TYPE_CHECKING:
-    from ...transport.credentials import Credentials, KeyFile
+    from ...transport.wire.credentials import Credentials, KeyFile
 
 __all__ = ["EARLIEST", "LATEST", "SINK_NAMES", "SOURCE_NAMES", "Point", "SinkOptions", "SourceOptions", "sink_options", "source_options"]
 

@@ -14,11 +14,11 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...transport.block import Block, Column
-from ...transport.block_columns import join_columns, slice_bitmap
-from ...transport.block_format import BLOCK_COUNT_MAX
-from ...transport.codec import pack_headers
+from ...transport.block.block import Block, Column
+from ...transport.block.block_columns import join_columns, slice_bitmap
+from ...transport.block.block_format import BLOCK_COUNT_MAX
 from ...transport.errors import E_BAD_ARGUMENT, UsageError
+from ...transport.wire.codec import pack_headers
 from .schema import HEADERS
 
 __all__ = ["BLOCK_BYTES", "Packer", "rows_as_batches", "several_topics", "topic_of"]

@@ -2,18 +2,239 @@
 
 Data loss is that offsets which Spark was promised are not there: a topic was deleted and made again (its uuid tells), retention took
 the oldest, or the log ends before the promised end. Then a query fails, or with failOnDataLoss=false goes on with what is there.
+
+A stream's place in its topics as Spark's checkpoint keeps it, and arithmetic on offset ranges. Pure.
+
+    {"version": 1, "topics": {"clicks": {"0": 1234}}, "uuids": {"clicks": "6f…"}}
+
+"0" is the partition: a topic has one log as yet, and the Kafka connector writes it so. The uuid tells a topic that was deleted and
+made again from the one that was read. Spark compares places as text, so the same place is always written the same way.
+
+What the driver asks about topics: how far they reach, what lies where. One connection a topic, kept while the query runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final, NamedTuple, Protocol
 
-from ...transport.errors import E_DATA_LOSS, DataLoss
-from .logs import LOGGER, Extent, Logs
-from .offsets import Place, Span, admit, split
+from ...transport.client.blocking.client import Admin, Measured, Reader
+from ...transport.errors import E_BAD_ARGUMENT, E_DATA_LOSS, E_NOT_FOUND, DataLoss, NotFound, Refused, UsageError, ZsqError
+from ...transport.wire.credentials import KeyFile
 from .options import Point, SourceOptions
 
-__all__ = ["BatchPlan", "StreamPlan"]
+__all__ = [
+    "LOGGER",
+    "PARTITIONS_MAX",
+    "PARTITION_BYTES",
+    "BatchPlan",
+    "Extent",
+    "FollowingChannel",
+    "Logs",
+    "OffsetRange",
+    "StreamPlan",
+    "StreamPosition",
+    "TopicLogs",
+    "admit",
+    "split",
+]
+
+
+VERSION: Final = 1
+PARTITION_BYTES: Final = 64 * 1024 * 1024  # a task that reads less spends its time on being started
+PARTITIONS_MAX: Final = 10_000  # of one batch
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPosition:
+    """The next offset of each topic, and the topics' uuids."""
+
+    offsets: Mapping[str, int]
+    uuids: Mapping[str, str]
+
+    def as_json(self) -> dict[str, Any]:
+        names = sorted(self.offsets)
+        return {
+            "version": VERSION,
+            "topics": {name: {"0": self.offsets[name]} for name in names},
+            "uuids": {name: self.uuids[name] for name in names},
+        }
+
+    @classmethod
+    def from_json(cls, read: Any) -> StreamPosition:
+        """`UsageError` for what this version did not write; also takes its text."""
+        try:
+            found = json.loads(read) if isinstance(read, str) else read
+            version = found["version"]
+            if type(version) is not int or version > VERSION:
+                text = f"the checkpoint was written by a later zsq (offsets of version {version!r}, known is {VERSION}): upgrade this one"
+                raise UsageError(E_BAD_ARGUMENT, text)
+            offsets = {str(name): value["0"] for name, value in found["topics"].items()}
+            uuids = {name: str(found["uuids"][name]) for name in offsets}
+        except (KeyError, TypeError, AttributeError, ValueError, RecursionError):
+            text = f"the checkpoint does not hold offsets of zsq but {repr(read)[:200]}: a query needs a checkpointLocation of its own"
+            raise UsageError(E_BAD_ARGUMENT, text) from None
+        if not all(type(offset) is int and offset >= 0 for offset in offsets.values()):
+            raise UsageError(E_BAD_ARGUMENT, f"the checkpoint holds offsets that cannot be: {repr(read)[:200]}")
+        return cls(offsets, uuids)
+
+
+class OffsetRange(NamedTuple):
+    """Offsets `start` to `stop` (exclusive) of a topic, about `size_bytes` of them; `uuid`: of the topic when this was planned."""
+
+    topic: str
+    start: int
+    stop: int
+    size_bytes: int = 0
+    uuid: str = ""
+
+
+def admit(waiting: Mapping[str, int], most: int) -> dict[str, int]:
+    """How many of `waiting` may go, about `most` in all: each topic its share of what waits, rounded down, but at least 1, so that
+    a small topic beside a busy one does not starve (the Kafka connector's rule)."""
+    total = sum(waiting.values())
+    if total <= most:
+        return dict(waiting)
+    return {topic: min(count, max(1, count * most // total)) for topic, count in waiting.items()}
+
+
+def split(spans: Sequence[OffsetRange], partitions_min: int = 0, partition_bytes: int = PARTITION_BYTES) -> list[OffsetRange]:
+    """Cut spans into partitions of about `partition_bytes`, and into at least `partitions_min` where there are so many messages."""
+    spans = [span for span in spans if span.stop > span.start]
+    total = sum(span.stop - span.start for span in spans)
+    parts = []
+    for span in spans:
+        count = span.stop - span.start
+        by_bytes = -(-span.size_bytes // partition_bytes)
+        by_wish = -(-partitions_min * count // total)  # rounded up: the wish is a minimum
+        pieces = min(count, max(1, by_bytes, by_wish), PARTITIONS_MAX)
+        edges = [span.start + count * i // pieces for i in range(pieces + 1)]
+        parts += [OffsetRange(span.topic, start, stop, span.size_bytes // pieces, span.uuid) for start, stop in pairwise(edges)]
+    return parts
+
+
+LOGGER: Final = logging.getLogger("zsq.spark")
+CHANNEL_TIMEOUT_S: Final = 10.0  # a channel that cannot be moved on is no reason to hold the query up
+TRIES: Final = 5
+
+
+class Extent(NamedTuple):
+    """A topic as it is now: oldest offset kept, next offset to come, and which making of it this is."""
+
+    start: int
+    head: int
+    uuid: str
+
+
+class Logs(Protocol):
+    """What planning needs to know of topics; `NotFound` says what to do about a topic that is not there."""
+
+    def extent(self, topic: str) -> Extent: ...
+
+    def offset_at(self, topic: str, time_ms: int) -> int: ...
+
+    def measure(self, topic: str, start: int, stop: int, bytes_max: int = ...) -> Measured: ...
+
+
+class TopicLogs:
+    """`Logs` of a broker. The source never makes a topic: a misspelt name would be an empty stream."""
+
+    def __init__(self, url: str, timeout_s: float, key_file: KeyFile = None) -> None:
+        self._url = url
+        self._key_file = key_file
+        self._timeout_s = timeout_s
+        self._readers: dict[str, Reader] = {}
+
+    def _reader(self, topic: str) -> Reader:
+        if topic not in self._readers:
+            self._readers[topic] = Reader(topic, url=self._url, timeout=self._timeout_s, patient=True, key_file=self._key_file)
+        return self._readers[topic]
+
+    def extent(self, topic: str) -> Extent:
+        reader = self._reader(topic)
+        try:
+            # Between two questions a topic may be deleted and made again: then the uuids around the extent differ.
+            for _ in range(TRIES):
+                uuid = reader.uuid()
+                start, head = reader.head()
+                if reader.uuid() == uuid:
+                    return Extent(start, head, uuid)
+            raise Refused(E_NOT_FOUND, f"topic {topic} is being deleted and made again all the time")
+        except NotFound as error:
+            text = (
+                f"there is no topic {topic} at {self._url}: check its name and the option 'url', or make it first"
+                f" (`zsq topic create {topic}`); the source makes no topics ({error.text})"
+            )
+            raise NotFound(E_NOT_FOUND, text) from None
+
+    def offset_at(self, topic: str, time_ms: int) -> int:
+        return self._reader(topic).offset_at(time_ms * 1_000_000)
+
+    def measure(self, topic: str, start: int, stop: int, bytes_max: int = (1 << 63) - 1) -> Measured:
+        return self._reader(topic).measure(start, stop, bytes_max)
+
+    def close(self) -> None:
+        readers, self._readers = self._readers, {}
+        for reader in readers.values():
+            with contextlib.suppress(ZsqError, OSError):
+                reader.close()
+
+
+class FollowingChannel:
+    """The channel that follows a query, so that its backlog shows. It only follows: where the query goes on is in Spark's checkpoint. So
+    nothing here fails the query. To move it on clears what it holds, so it must be the query's own."""
+
+    def __init__(self, url: str, name: str, key_file: KeyFile = None) -> None:
+        self._name = name
+        self._admin = Admin(url, timeout=CHANNEL_TIMEOUT_S, key_file=key_file)
+        self._ready: set[str] = set()
+        self._told: dict[str, int] = {}
+
+    def begin(self, place: StreamPosition, logs: Logs, *, new: bool) -> None:
+        """Make the channel where there is none yet, at this place; done once for each topic. `new`: so is the query."""
+        for topic in sorted(place.offsets.keys() - self._ready):
+            try:
+                # Making a channel makes its topic too, so look first. One that was made again has no such offset.
+                if logs.extent(topic).uuid != place.uuids[topic]:
+                    continue
+                if self._admin.create_channel(topic, self._name).get("existed"):
+                    self._check(topic, new)
+                else:
+                    self._admin.seek(topic, self._name, place.offsets[topic], clamp=True)
+                self._ready.add(topic)
+            except ZsqError as error:
+                LOGGER.warning("channel %s/%s could not be made, the query goes on without it for now: %s", topic, self._name, error)
+
+    def _check(self, topic: str, new: bool) -> None:
+        """It was there already: warn unless it looks like this query's own."""
+        found = [channel for one in self._admin.stats(topic, self._name)["topics"] for channel in one["channels"]]
+        consumers = sum(channel.get("client_count", 0) for channel in found)
+        if new or consumers:
+            text = "channel %s/%s %s. The query's commits move it on and clear what waits in it: give the query a channel of its own"
+            LOGGER.warning(text, topic, self._name, f"has {consumers} consumers" if consumers else "was there before this query began")
+
+    def advance(self, offsets: Mapping[str, int]) -> None:
+        """Spark is done with what is below these offsets. Nothing is told twice: an idle query asks many times a second."""
+        for topic in sorted(offsets.keys() & self._ready):
+            if self._told.get(topic) == offsets[topic]:
+                continue
+            try:
+                self._admin.seek(topic, self._name, offsets[topic], forward=True, clamp=True)
+                self._told[topic] = offsets[topic]
+            except ZsqError as error:
+                if isinstance(error, NotFound):
+                    self._ready.discard(topic)
+                    self._told.pop(topic, None)
+                LOGGER.warning("channel %s/%s stays behind, the next batch takes it on: %s", topic, self._name, error)
+
+    def close(self) -> None:
+        with contextlib.suppress(ZsqError, OSError):
+            self._admin.close()
 
 
 class _Plan:
@@ -45,18 +266,18 @@ class _Plan:
         stop = min(stop, extent.head)
         return min(max(start, extent.start), stop), stop
 
-    def _measured(self, topic: str, start: int, stop: int, uuid: str) -> Span:
+    def _measured(self, topic: str, start: int, stop: int, uuid: str) -> OffsetRange:
         size_bytes = self.logs.measure(topic, start, stop).bytes if stop > start else 0
-        return Span(topic, start, max(start, stop), size_bytes, uuid)
+        return OffsetRange(topic, start, max(start, stop), size_bytes, uuid)
 
-    def _split(self, spans: list[Span]) -> list[Span]:
+    def _split(self, spans: list[OffsetRange]) -> list[OffsetRange]:
         return split(spans, self._options.partitions_min)
 
 
 class BatchPlan(_Plan):
     """One read from the starting to the ending points, as the topics are when it is planned."""
 
-    def partitions(self) -> list[Span]:
+    def partitions(self) -> list[OffsetRange]:
         spans = []
         for topic in self._options.topics:
             extent = self.logs.extent(topic)
@@ -76,25 +297,27 @@ class StreamPlan(_Plan):
     def _extents(self) -> dict[str, Extent]:
         return {topic: self.logs.extent(topic) for topic in self._options.topics}
 
-    def initial(self) -> Place:
+    def initial(self) -> StreamPosition:
         """Where a query without a checkpoint begins."""
         extents = self._extents()
         offsets = {}
         for topic, extent in extents.items():
             start = self._resolve(topic, self._options.starting[topic], extent)
             offsets[topic] = self._within(topic, start, extent.head, extent)[0]
-        return Place(offsets, {topic: extent.uuid for topic, extent in extents.items()})
+        return StreamPosition(offsets, {topic: extent.uuid for topic, extent in extents.items()})
 
-    def head(self) -> Place:
+    def head(self) -> StreamPosition:
         """How far the topics reach now."""
         extents = self._extents()
-        return Place({topic: extent.head for topic, extent in extents.items()}, {topic: extent.uuid for topic, extent in extents.items()})
+        return StreamPosition(
+            {topic: extent.head for topic, extent in extents.items()}, {topic: extent.uuid for topic, extent in extents.items()}
+        )
 
     def stop_at_present_head(self) -> None:
         """Trigger.AvailableNow: what comes after this call is not for this run."""
         self._target = self._extents()
 
-    def latest(self, start: Place, *, offsets_max: int = 0, bytes_max: int = 0) -> Place:
+    def latest(self, start: StreamPosition, *, offsets_max: int = 0, bytes_max: int = 0) -> StreamPosition:
         """The end of the next micro-batch; 0 is no limit. `start` itself where nothing waits."""
         extents = self._extents()
         offsets, waiting = {}, {}
@@ -111,9 +334,9 @@ class StreamPlan(_Plan):
         if bytes_max:
             waiting = self._by_bytes(offsets, waiting, bytes_max)
         ends = {topic: offsets[topic] + waiting[topic] for topic in offsets}
-        return Place(ends, {topic: extent.uuid for topic, extent in extents.items()})
+        return StreamPosition(ends, {topic: extent.uuid for topic, extent in extents.items()})
 
-    def _first(self, topic: str, place: Place, extent: Extent) -> int:
+    def _first(self, topic: str, place: StreamPosition, extent: Extent) -> int:
         """Where reading of a topic goes on after `place`; a topic that the query did not read before begins at its oldest message."""
         if topic not in place.offsets:
             return extent.start
@@ -134,7 +357,7 @@ class StreamPlan(_Plan):
                 admitted[topic] = min(some[topic], stop - offsets[topic])
         return admitted
 
-    def partitions(self, start: Place, end: Place) -> list[Span]:
+    def partitions(self, start: StreamPosition, end: StreamPosition) -> list[OffsetRange]:
         """The micro-batch's tasks. The same places give the same ranges, and a range gives the same messages."""
         spans = []
         for topic, stop in end.offsets.items():

@@ -19,15 +19,15 @@ from pyspark.sql import Row
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from ...transport.client.blocking.stage_writer import StageCommitter, StageWriter
 from ...transport.errors import E_UNSUPPORTED, BrokerUnreachable, NotFound, Refused, UsageError, ZsqError, from_wire
-from ...transport.protocol_staging import STAGE_PARTS_MAX, StagePart
-from ...transport.stage_writer import StageCommitter, StageWriter
-from .logs import LOGGER
+from ...transport.wire.protocol_client import STAGE_PARTS_MAX, StagePart
 from .options import SinkOptions, wrong
 from .packing import Packer, rows_as_batches, several_topics, topic_of
+from .planning import LOGGER
 from .schema import check_sink_columns
 
-__all__ = ["BatchWriter", "Staged", "Transaction", "stream_writer"]
+__all__ = ["BatchWriter", "SinkTransaction", "StagedPartition", "stream_writer"]
 
 try:  # came with PySpark 4.1
     from pyspark.sql.datasource import DataSourceStreamArrowWriter
@@ -48,7 +48,7 @@ ADVICE: Final = {
 }
 
 
-class Transaction(NamedTuple):
+class SinkTransaction(NamedTuple):
     """`kind` "app": remembered for good; "job": for days."""
 
     app: str
@@ -56,10 +56,10 @@ class Transaction(NamedTuple):
     kind: str
 
 
-class Staged(WriterCommitMessage):
+class StagedPartition(WriterCommitMessage):
     """What a task tells the driver: its sealed stage (None where it had no rows, or the transaction is committed already)."""
 
-    def __init__(self, topic: str, part: StagePart | None, transaction: Transaction) -> None:
+    def __init__(self, topic: str, part: StagePart | None, transaction: SinkTransaction) -> None:
         self.topic = topic
         self.part = part
         self.transaction = transaction
@@ -69,13 +69,13 @@ def check_sink(options: SinkOptions, schema: StructType, overwrite: bool) -> Non
     """On the driver, before anything runs: `UsageError` for a mode or columns that cannot be."""
     if overwrite:
         raise wrong(
-            'a topic is not overwritten: write with mode("append") (streams: outputMode("append") or "update");'
+            'a topic is not overwritten: write with mode("append") (streams: outputMode("append"));'
             " to empty a topic before, use `zsq topic empty NAME`"
         )
     check_sink_columns([(field.name, field.dataType.simpleString()) for field in schema.fields], options.topic)
 
 
-def stage_rows(options: SinkOptions, transaction: Transaction, partition: int, batches: Iterable[pa.RecordBatch]) -> Staged:
+def stage_rows(options: SinkOptions, transaction: SinkTransaction, partition: int, batches: Iterable[pa.RecordBatch]) -> StagedPartition:
     """On an executor: push the rows as blocks and seal them. What is returned is on the broker's disk, and not visible yet."""
     topic = options.topic
     packer = Packer()
@@ -96,21 +96,21 @@ def stage_rows(options: SinkOptions, transaction: Transaction, partition: int, b
             if writer.committed:
                 break  # somebody wrote this batch before: its rows need not even be made
         if writer is None:
-            return Staged(topic, None, transaction)
+            return StagedPartition(topic, None, transaction)
         for block in packer.rest():
             writer.push(block)
-        return Staged(topic, writer.seal(), transaction)
+        return StagedPartition(topic, writer.seal(), transaction)
     finally:
         if writer is not None:
             writer.close()
 
 
-def commit_parts(options: SinkOptions, messages: Sequence[WriterCommitMessage | None], known: Transaction | None, what: str) -> None:
+def commit_parts(options: SinkOptions, messages: Sequence[WriterCommitMessage | None], known: SinkTransaction | None, what: str) -> None:
     """On the driver: make the sealed stages part of their topic, trying until the time-out. `known`: the transaction, if it is known here.
 
     Where no task had rows, the version of an app is recorded all the same, if the topic is there: what is below it must be skipped.
     """
-    told = [message for message in messages if isinstance(message, Staged)]
+    told = [message for message in messages if isinstance(message, StagedPartition)]
     staged = [message for message in told if message.topic and message.part is not None]
     topics = sorted({message.topic for message in staged})
     transactions = {message.transaction for message in told}
@@ -139,7 +139,7 @@ def commit_parts(options: SinkOptions, messages: Sequence[WriterCommitMessage | 
         LOGGER.info("%s was in topic %s already: nothing was stored again", what, topic)
 
 
-def _commit(options: SinkOptions, topic: str, transaction: Transaction, parts: list[StagePart], what: str) -> dict[str, Any]:
+def _commit(options: SinkOptions, topic: str, transaction: SinkTransaction, parts: list[StagePart], what: str) -> dict[str, Any]:
     deadline = time.monotonic() + options.timeout_s
     while True:
         left = max(0.1, deadline - time.monotonic())
@@ -153,7 +153,7 @@ def _commit(options: SinkOptions, topic: str, transaction: Transaction, parts: l
             time.sleep(PAUSE_S)
 
 
-def abort_parts(options: SinkOptions, messages: Sequence[WriterCommitMessage | None], known: Transaction | None, what: str) -> None:
+def abort_parts(options: SinkOptions, messages: Sequence[WriterCommitMessage | None], known: SinkTransaction | None, what: str) -> None:
     """Drop what was staged. Never raises: Spark is failing the batch already, and what stays goes by itself after a time.
 
     A job's transaction is its own, so all of it goes. One of an app may be tried again by a successor whose stages an old driver must not
@@ -162,7 +162,7 @@ def abort_parts(options: SinkOptions, messages: Sequence[WriterCommitMessage | N
     try:
         named: dict[str, list[bytes]] = {}
         for message in messages:
-            if isinstance(message, Staged) and message.part is not None:
+            if isinstance(message, StagedPartition) and message.part is not None:
                 named.setdefault(message.topic, []).append(message.part[0])
         app, version = (known.app, known.version) if known is not None and known.kind == "job" else ("", 0)
         if app and options.topic:
@@ -183,10 +183,10 @@ class BatchWriter(DataSourceArrowWriter):
         check_sink(options, schema, overwrite)
         self._options = options
         if options.app:
-            self._transaction = Transaction(options.app, options.version, "app")
+            self._transaction = SinkTransaction(options.app, options.version, "app")
             self._what = f"transaction {options.app} {options.version}"
         else:
-            self._transaction = Transaction(str(uuid.uuid4()), 0, "job")
+            self._transaction = SinkTransaction(str(uuid.uuid4()), 0, "job")
             self._what = "the write"
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -200,7 +200,7 @@ class BatchWriter(DataSourceArrowWriter):
         abort_parts(self._options, messages, self._transaction, self._what)
 
 
-def stream_transaction() -> tuple[Transaction, int]:
+def stream_transaction() -> tuple[SinkTransaction, int]:
     """In a task: the transaction of its micro-batch, and the number of its partition."""
     context = TaskContext.get()
     query, batch = (context.getLocalProperty(name) if context else None for name in (QUERY_ID, BATCH_ID))
@@ -211,7 +211,7 @@ def stream_transaction() -> tuple[Transaction, int]:
             " options txnAppId and txnVersion, and report this version"
         )
         raise UsageError(E_UNSUPPORTED, text)
-    return Transaction(str(query), int(str(batch)), "app"), context.partitionId()  # type: ignore[union-attr]
+    return SinkTransaction(str(query), int(str(batch)), "app"), context.partitionId()  # type: ignore[union-attr]
 
 
 class _StreamWriter(DataSourceStreamWriter):
@@ -223,7 +223,7 @@ class _StreamWriter(DataSourceStreamWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         for message in messages:
-            if isinstance(message, Staged) and message.transaction.version != batchId:
+            if isinstance(message, StagedPartition) and message.transaction.version != batchId:
                 raise wrong(f"a task staged for batch {message.transaction.version}, Spark commits batch {batchId}")
         commit_parts(self._options, messages, None, f"batch {batchId}")
 

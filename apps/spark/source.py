@@ -7,12 +7,10 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from ...transport.range_reader import RangeReader
+from ...transport.client.blocking.range_reader import RangeReader
 from .columns import BatchMaker
-from .logs import LOGGER, TopicLogs
-from .offsets import Span
 from .options import SourceOptions
-from .planning import BatchPlan
+from .planning import LOGGER, BatchPlan, OffsetRange, TopicLogs
 
 __all__ = ["BatchReader", "RangePartition", "partitions_of", "read_range"]
 
@@ -28,7 +26,7 @@ class RangePartition(InputPartition):
         self.uuid = uuid
 
 
-def partitions_of(spans: Sequence[Span]) -> list[RangePartition]:
+def partitions_of(spans: Sequence[OffsetRange]) -> list[RangePartition]:
     return [RangePartition(span.topic, span.start, span.stop, span.uuid) for span in spans]
 
 

@@ -8,22 +8,11 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
-from .logs import LOGGER, Channel, TopicLogs
-from .offsets import Place
 from .options import SourceOptions
-from .planning import StreamPlan
+from .planning import LOGGER, FollowingChannel, StreamPlan, StreamPosition, TopicLogs
 from .source import partitions_of, read_range
 
-__all__ = ["FollowingReader", "PlainStreamReader", "stream_reader"]
-
-
-def stream_reader(options: SourceOptions) -> DataSourceStreamReader:
-    """The class that this PySpark can drive: `latestOffset` with arguments would make an older one fail, without them it ignores limits."""
-    try:
-        from .admission import AdmittingReader
-    except ImportError:
-        return PlainStreamReader(options)
-    return AdmittingReader(options)
+__all__ = ["FollowingReader", "PlainStreamReader"]
 
 
 class FollowingReader(DataSourceStreamReader):
@@ -37,7 +26,7 @@ class FollowingReader(DataSourceStreamReader):
         self._options = options
         self._logs: TopicLogs | None = None
         self._made: StreamPlan | None = None
-        self._channel: Channel | None = None
+        self._channel: FollowingChannel | None = None
 
     @property
     def _plan(self) -> StreamPlan:
@@ -46,14 +35,14 @@ class FollowingReader(DataSourceStreamReader):
             self._made = StreamPlan(self._options, self._logs)
         return self._made
 
-    def _follow(self, place: Place, *, new: bool = False) -> Channel | None:
+    def _follow(self, place: StreamPosition, *, new: bool = False) -> FollowingChannel | None:
         """The channel, made where the query starts if there is none yet. After planning: that finds out whether the topics are there."""
         if not self._options.channel:
             return None
         if self._channel is None:
-            self._channel = Channel(self._options.url, self._options.channel, self._options.keys)
+            self._channel = FollowingChannel(self._options.url, self._options.channel, self._options.keys)
         known = {topic: offset for topic, offset in place.offsets.items() if topic in self._options.topics}
-        self._channel.begin(Place(known, place.uuids), self._plan.logs, new=new)
+        self._channel.begin(StreamPosition(known, place.uuids), self._plan.logs, new=new)
         return self._channel
 
     def initialOffset(self) -> dict[str, Any]:
@@ -62,8 +51,8 @@ class FollowingReader(DataSourceStreamReader):
         return place.as_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        begun = Place.from_json(start)
-        planned = self._plan.partitions(begun, Place.from_json(end))
+        begun = StreamPosition.from_json(start)
+        planned = self._plan.partitions(begun, StreamPosition.from_json(end))
         self._follow(begun)
         return partitions_of(planned)
 
@@ -71,7 +60,7 @@ class FollowingReader(DataSourceStreamReader):
         return read_range(self._options, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        place = Place.from_json(end)
+        place = StreamPosition.from_json(end)
         channel = self._follow(place)
         if channel is not None:
             channel.advance(place.offsets)
@@ -93,11 +82,11 @@ class PlainStreamReader(FollowingReader):
 
     def __init__(self, options: SourceOptions) -> None:
         super().__init__(options)
-        self._at: Place | None = None
+        self._at: StreamPosition | None = None
 
     def initialOffset(self) -> dict[str, Any]:
         found = super().initialOffset()
-        self._at = Place.from_json(found)
+        self._at = StreamPosition.from_json(found)
         return found
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]
@@ -112,5 +101,5 @@ class PlainStreamReader(FollowingReader):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         if self._at is None:
-            self._at = Place.from_json(end)  # a batch of before the restart is repeated
+            self._at = StreamPosition.from_json(end)  # a batch of before the restart is repeated
         return super().partitions(start, end)

@@ -7,18 +7,17 @@ from typing import Any
 
 import pytest
 
-from zsq.actors.channel_settings import ChannelSettings
-from zsq.actors.deferred import Deferred
-from zsq.actors.delivery import Delivery, half
-from zsq.actors.dying import Dead, Dying
-from zsq.actors.lease import Changes, Consumer, Hole, Parcel
-from zsq.transport.block import Block, pack, with_place
+from zsq.actors.channel.core import ChannelCore, half
+from zsq.actors.channel.lease import Changes, Hole, OutgoingDelivery, Subscriber
+from zsq.actors.channel.redelivery import Dead, Deferred, Dying
+from zsq.transport.block.block import Block, pack, with_place
+from zsq.transport.settings import ChannelSettings
 
 S = 1_000_000_000
 TIMEOUT_NS = 60 * S
 
 
-class Desk:
+class ChannelHarness:
     """A channel with consumers, in the verbs of its trade."""
 
     def __init__(
@@ -27,7 +26,7 @@ class Desk:
         self.kept = {hole[0]: hole for hole in holes if hole[3]}  # deferred in the store
         deferred = Deferred(len(self.kept), sum(hole[1] for hole in self.kept.values()), min((h[3] for h in self.kept.values()), default=0))
         live = [hole for hole in holes if not hole[3]]
-        self.channel = Delivery(5, next_offset, live, {}, False, deferred, ChannelSettings(**settings), "c", random)
+        self.channel = ChannelCore(5, next_offset, live, {}, False, deferred, ChannelSettings(**settings), "c", random)
         self.end = next_offset
         self.now_ns = 100 * S
         self.wall_ns = 5_000 * S
@@ -37,7 +36,7 @@ class Desk:
         return with_place(pack([b"x" * size] * count), first_offset, 7)
 
     def join(self, peer: tuple[bytes, ...], ready: int, heartbeat_ns: int = 3_600 * S, sample_rate: int = 0) -> None:
-        consumer = Consumer(peer, peer[0].decode(), ready, TIMEOUT_NS, heartbeat_ns, self.now_ns, 0, sample_rate=sample_rate)
+        consumer = Subscriber(peer, peer[0].decode(), ready, TIMEOUT_NS, heartbeat_ns, self.now_ns, 0, sample_rate=sample_rate)
         self.channel.subscribe(consumer)
 
     def come(self, *counts: int, size: int = 1) -> None:
@@ -52,17 +51,17 @@ class Desk:
         assert self.channel.supply.offer(placed)
         self.end = placed.next_offset
 
-    def send(self) -> list[Parcel]:
+    def send(self) -> list[OutgoingDelivery]:
         """All that can be delivered now."""
         sent = []
-        while (parcel := self.channel.next_parcel(self.now_ns, self.wall_ns)) is not None:
-            assert sum(stop - start for _, start, stop in parcel.parts) == sum(count for _, count, _ in parcel.runs)
-            sent.append(parcel)
+        while (pending := self.channel.next_delivery(self.now_ns, self.wall_ns)) is not None:
+            assert sum(stop - start for _, start, stop in pending.parts) == sum(count for _, count, _ in pending.runs)
+            sent.append(pending)
         return sent
 
-    def send_one(self) -> Parcel:
-        (parcel,) = self.send()
-        return parcel
+    def send_one(self) -> OutgoingDelivery:
+        (pending,) = self.send()
+        return pending
 
     def commit(self) -> Changes:
         changes = self.channel.changes()
@@ -98,11 +97,11 @@ class Desk:
         return found["depth"], found["in_flight_count"], found["deferred_count"]
 
     @staticmethod
-    def told(parcels: list[Parcel]) -> list[tuple[str, tuple[tuple[int, int, int], ...]]]:
-        return [(parcel.peer[0].decode(), parcel.runs) for parcel in parcels]
+    def told(pending_blocks: list[OutgoingDelivery]) -> list[tuple[str, tuple[tuple[int, int, int], ...]]]:
+        return [(pending.peer[0].decode(), pending.runs) for pending in pending_blocks]
 
 
-class DyingDesk(Desk):
+class DyingChannelHarness(ChannelHarness):
     """A channel whose messages have so many attempts."""
 
     def __init__(self, max_attempts: int, next_offset: int = 0, holes: Sequence[Hole] = ()) -> None:
@@ -134,10 +133,10 @@ class DyingDesk(Desk):
 
 
 @pytest.fixture
-def dying_desk() -> type[DyingDesk]:
-    return DyingDesk
+def dying_desk() -> type[DyingChannelHarness]:
+    return DyingChannelHarness
 
 
 @pytest.fixture
-def desk() -> Desk:
-    return Desk()
+def harness() -> ChannelHarness:
+    return ChannelHarness()

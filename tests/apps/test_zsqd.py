@@ -167,3 +167,22 @@ def test_with_the_real_broker(tmp_path: Path, verb: str) -> None:
             front.terminate()
             assert front.wait(30) == 0
     assert daemon("status").returncode == 3
+
+
+def test_a_note_names_no_process_that_is_not_of_zsq(daemon: Daemon) -> None:
+    """Whoever may write it would choose whom `zsqd stop` signals."""
+    state = daemon.folder / "zsqd.json"
+    daemon.folder.mkdir(exist_ok=True)
+    with subprocess.Popen(["sleep", "60"]) as other:
+        try:
+            stat = Path(f"/proc/{other.pid}/stat").read_text().rpartition(")")[2].split()
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+            state.write_text(json.dumps({"serve": {"pid": other.pid, "born": f"{boot}/{stat[19]}"}}))
+            state.chmod(0o600)
+            daemon("stop")
+            assert other.poll() is None, "it is no process of zsq"
+            state.chmod(0o666)
+            said = daemon("status")
+            assert "has mode 0666: not trusted" in said.stderr
+        finally:
+            other.kill()

@@ -12,8 +12,8 @@ import click
 import pytest
 from support.broker import free_port
 
-from zsq.apps.cli.nsq_options import with_nsq
-from zsq.apps.cli.serve import serve
+from zsq.apps.cli.run.config_options import with_nsq
+from zsq.apps.cli.run.serve import serve
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "coming-from-nsq.md").read_text()
 

@@ -11,20 +11,20 @@ import pytest
 from support.go_disk_queue import GoDiskQueue
 from support.nsqd import Backlog, backlogs, contents, fixture, message, write_nsqd
 
-from zsq.actors.registry import Registry, TopicRow
+from zsq.actors.supervisor.topics.registry import Registry, TopicRow
 from zsq.apps.nsqd.exporting import ExportOptions, export_nsqd
 from zsq.apps.nsqd.importing import import_nsqd
-from zsq.storage.delayed import DelayedStore
-from zsq.storage.delayed_format import DelayedKey, DelayedRow, due_block, row_key
-from zsq.storage.disk_queue import DiskQueue
-from zsq.storage.disk_queue_format import NsqdChannel, NsqdList, NsqdTopic, NsqMessage, decode_message, decode_nsqd
+from zsq.storage.delayed.delayed import DelayedStore
+from zsq.storage.delayed.delayed_format import DelayedKey, DelayedRow, due_block, row_key
+from zsq.storage.directory.store import StoreOptions, TopicIdentity, create_store, open_store
 from zsq.storage.errors import ForeignDirectory, Locked
 from zsq.storage.files import Files
-from zsq.storage.state import StateBatch
-from zsq.storage.store import Identity, StoreOptions, create_store, open_store
-from zsq.transport.block import pack
-from zsq.transport.codec import pack_headers
+from zsq.storage.nsq.disk_queue import DiskQueue
+from zsq.storage.nsq.disk_queue_format import NsqdChannel, NsqdList, NsqdTopic, NsqMessage, decode_message, decode_nsqd
+from zsq.storage.state.state import StateBatch
+from zsq.transport.block.block import pack
 from zsq.transport.errors import DataLoss, NotFound, Refused, UsageError
+from zsq.transport.wire.codec import pack_headers
 
 OPTIONS = StoreOptions(reserve_bytes=0, chunk_bytes=4096)
 UUID = "00112233445566778899aabbccddeeff"
@@ -52,15 +52,15 @@ class Topic:
         registry.next_number = 2
         registry.save()
         self.folder = registry.folder(row)
-        create_store(Files(), self.folder, Identity("t", UUID), OPTIONS)
+        create_store(Files(), self.folder, TopicIdentity("t", UUID), OPTIONS)
         self.bodies = [b"body %d" % number for number in range(60)]
-        store = open_store(Files(), self.folder, OPTIONS, Identity("t", UUID))
+        store = open_store(Files(), self.folder, OPTIONS, TopicIdentity("t", UUID))
         for first in range(0, 60, 10):
             store.log.append([pack(self.bodies[first : first + 10], **columns)], 1_700_000_000_000_000_000 + first)
         store.close()
 
     def commit(self, batch: StateBatch) -> None:
-        store = open_store(Files(), self.folder, OPTIONS, Identity("t", UUID))
+        store = open_store(Files(), self.folder, OPTIONS, TopicIdentity("t", UUID))
         store.state.commit(batch)
         store.close()
 
@@ -247,7 +247,7 @@ def test_what_had_moved_to_the_log_before_a_crash_is_given_once(tmp_path: Path) 
     topic = Topic(tmp_path / "data")
     topic.commit(StateBatch(channel_puts={"c": channel(60)}, applied_offset=60, synced_end=60))
     key = make_delayed(topic)[0]
-    store = open_store(Files(), topic.folder, OPTIONS, Identity("t", UUID))
+    store = open_store(Files(), topic.folder, OPTIONS, TopicIdentity("t", UUID))
     store.log.append([due_block(DelayedRow(key, pack([b"a", b"b"])))], 1_700_000_000_000_000_100)
     store.close()
     topic.export(tmp_path / "out", delayed="now")

@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.faulty_files import keep_none
 from support.hasty import HastyFiles
 
 from tests.compat.test_export import OPTIONS, Topic, queue
 from zsq.apps.nsqd import exporting
 from zsq.apps.nsqd.exporting import ExportOptions, export_nsqd
 from zsq.apps.nsqd.importing import import_nsqd
-from zsq.storage.disk_queue import DiskQueue
 from zsq.storage.errors import Locked
-from zsq.storage.faulty_files import keep_none
 from zsq.storage.files import Files
+from zsq.storage.nsq.disk_queue import DiskQueue
 
 
 def test_an_export_is_on_disk_when_it_is_told(tmp_path: Path) -> None:

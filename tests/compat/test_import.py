@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 from support.nsqd import backlogs, contents, expected, fixture, message, sha, write_nsqd
 
-from zsq.actors.registry import Registry
-from zsq.apps.nsqd import building
+from zsq.actors.supervisor.topics.registry import Registry
+from zsq.apps.nsqd import importing as building
 from zsq.apps.nsqd.importing import ImportReport, import_nsqd
-from zsq.storage.disk_queue import DiskQueue
-from zsq.storage.disk_queue_format import NsqdChannel, NsqdList, NsqdTopic, decode_message
+from zsq.storage.directory.store import StoreOptions, TopicIdentity, open_store
 from zsq.storage.errors import Damaged, DiskFull, ForeignDirectory, Locked, StorageError
 from zsq.storage.files import Files
-from zsq.storage.state import StateBatch, StateStore
-from zsq.storage.store import Identity, StoreOptions, open_store
-from zsq.transport.block import pack
+from zsq.storage.nsq.disk_queue import DiskQueue
+from zsq.storage.nsq.disk_queue_format import NsqdChannel, NsqdList, NsqdTopic, decode_message
+from zsq.storage.state.state import StateBatch, StateStore
+from zsq.transport.block.block import pack
 from zsq.transport.errors import UsageError
 
 OPTIONS = StoreOptions(reserve_bytes=0, chunk_bytes=1 << 20)
@@ -266,7 +266,7 @@ def test_blocks_are_no_larger_than_readers_take_well(tmp_path: Path, monkeypatch
     registry = Registry(Files(), tmp_path / "data", 0)
     registry.open()
     row = registry.topics["t"]
-    store = open_store(Files(), registry.folder(row), OPTIONS, Identity("t", row.uuid))
+    store = open_store(Files(), registry.folder(row), OPTIONS, TopicIdentity("t", row.uuid))
     try:
         counts = [header.count for header, _ in store.log.headers(0)]
     finally:
@@ -283,7 +283,7 @@ def test_a_block_ends_where_a_paused_topics_own_backlog_begins(tmp_path: Path) -
     registry = Registry(Files(), tmp_path / "data", 0)
     registry.open()
     row = registry.topics["t"]
-    store = open_store(Files(), registry.folder(row), OPTIONS, Identity("t", row.uuid, row.base_offset))
+    store = open_store(Files(), registry.folder(row), OPTIONS, TopicIdentity("t", row.uuid, row.base_offset))
     try:
         ends = {header.next_offset for header, _ in store.log.headers(0)}
         assert store.state.load().paused_end == 7
@@ -329,3 +329,22 @@ def test_a_body_that_no_block_holds(tmp_path: Path) -> None:
     report = take(source, tmp_path / "data", skip_too_big=True)
     assert (report.found.lost_count, report.found.left_out) == (1, 1)
     assert [body for body, _ in backlogs(tmp_path / "data")["t"].channels["c"]] == [message(1).body, message(3, size=7 << 20).body]
+
+
+def test_names_that_mean_a_folder_are_replaced(tmp_path: Path) -> None:
+    """nsqd permits `.` and `..`; their messages come along under names that nobody has."""
+    listed = NsqdList(
+        (NsqdTopic("dot", False, ()), NsqdTopic(".", True, (NsqdChannel("..", True), NsqdChannel("c")))),
+        "1.3.0",
+    )
+    queues = {".": [[message(1)]], ".:..": [[message(2)]], ".:c": [[message(3)]], "dot": [[message(4)]]}
+    source = write_nsqd(tmp_path / "nsqd", listed, queues)
+    report = take(source, tmp_path / "data")
+    found = backlogs(tmp_path / "data")
+    assert found.keys() == {"dot", "dot-"}
+    assert found["dot"].waiting == [message(4).body]
+    assert found["dot-"].paused
+    assert found["dot-"].stopped == {"dot-dot": True, "c": False}
+    assert [body for body, _ in found["dot-"].channels["dot-dot"]] == [message(2).body]
+    assert found["dot-"].waiting == [message(1).body]
+    assert report.found.notes == ["topic . is called dot- here: . means a folder", "channel ./.. is called dot-dot here: .. means a folder"]

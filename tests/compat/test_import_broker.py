@@ -12,7 +12,7 @@ from support.broker import Broker, wait_for
 from support.nsqd import backlogs, expected, fixture, message, sha, write_nsqd
 
 import zsq
-from zsq.storage.disk_queue_format import NsqdChannel, NsqdList, NsqdTopic
+from zsq.storage.nsq.disk_queue_format import NsqdChannel, NsqdList, NsqdTopic
 
 
 def cli(*arguments: str | Path, code: int = 0) -> tuple[str, str]:
@@ -25,7 +25,7 @@ def cli(*arguments: str | Path, code: int = 0) -> tuple[str, str]:
 def consumed(broker: Broker, topic: str, channel: str, count: int) -> list[tuple[str, int, str]]:
     """(sha, attempts, id) of that many messages, and that no other comes."""
     found: list[tuple[str, int, str]] = []
-    with zsq.Consumer(broker.ipc, topic, channel) as consumer:
+    with zsq.Consumer(topic, channel, url=broker.ipc) as consumer:
         while batch := consumer.receive_batch(timeout=10.0 if len(found) < count else 0.3):
             for message in batch.messages():
                 found.append((sha(message.body), message.attempts, str(message.headers["nsq_id"])))

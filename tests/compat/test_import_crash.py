@@ -7,16 +7,16 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from support.faulty_files import Choose, FaultyFiles, PowerCut, keep_all, keep_none
 from support.nsqd import Backlog, backlogs, contents, message, write_nsqd
 
-from zsq.actors.import_remains import clear_imports_at_start
-from zsq.actors.registry import Registry
+from zsq.actors.supervisor.data_dir import clear_imports_at_start
+from zsq.actors.supervisor.topics.registry import Registry
 from zsq.apps.nsqd.importing import import_nsqd
-from zsq.storage.disk_queue_format import NsqdChannel, NsqdList, NsqdTopic
+from zsq.storage.directory.store import StoreOptions
 from zsq.storage.errors import DiskFull, StorageError
-from zsq.storage.faulty_files import Choose, FaultyFiles, PowerCut, keep_all, keep_none
 from zsq.storage.files import Files
-from zsq.storage.store import StoreOptions
+from zsq.storage.nsq.disk_queue_format import NsqdChannel, NsqdList, NsqdTopic
 from zsq.transport.errors import ZsqError
 
 OPTIONS = StoreOptions(reserve_bytes=0, map_bytes=1 << 20)

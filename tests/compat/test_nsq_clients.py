@@ -139,7 +139,7 @@ def test_publishes_one_many_and_later(broker: Broker, client: Client, topic: str
     program.publish("mpub", topic, b"two", b"x" * 200_000, "drei ü".encode())
     for _ in range(3):
         program.next("stored")
-    with zsq.Consumer(broker.ipc, topic, "ch") as consumer:
+    with zsq.Consumer(topic, "ch", url=broker.ipc) as consumer:
         got = []
         for message in consumer:
             got.append(message.body)

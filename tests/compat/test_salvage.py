@@ -11,11 +11,11 @@ from support.nsqd import backlogs, message, write_nsqd
 
 from zsq.apps.nsqd import source
 from zsq.apps.nsqd.importing import import_nsqd
-from zsq.apps.nsqd.runs import Runs
-from zsq.apps.nsqd.salvage import FileView, Loss, read_messages
-from zsq.storage.disk_queue_format import Meta, NsqdChannel, NsqdList, NsqdTopic, encode_message, encode_meta, encode_record
+from zsq.apps.nsqd.salvage import FileView, LostBytes, read_messages
+from zsq.apps.nsqd.source import Runs
+from zsq.storage.directory.store import StoreOptions
 from zsq.storage.files import Files
-from zsq.storage.store import StoreOptions
+from zsq.storage.nsq.disk_queue_format import Meta, NsqdChannel, NsqdList, NsqdTopic, encode_message, encode_meta, encode_record
 
 MESSAGES = [message(number, number % 3, size=number) for number in range(20)]
 RECORDS = [encode_record(encode_message(one)) for one in MESSAGES]
@@ -23,10 +23,10 @@ STARTS = [sum(map(len, RECORDS[:number])) for number in range(21)]
 WHOLE = b"".join(RECORDS)
 
 
-def read(folder: Path, data: bytes, position: int = 0) -> tuple[list[bytes], list[Loss]]:
+def read(folder: Path, data: bytes, position: int = 0) -> tuple[list[bytes], list[LostBytes]]:
     path = folder / "t.diskqueue.000000.dat"
     path.write_bytes(data)
-    lost: list[Loss] = []
+    lost: list[LostBytes] = []
     return [one.body for _, one in read_messages(Files(), str(path), position, lost.append)], lost
 
 
@@ -209,5 +209,5 @@ def test_runs_are_joined_where_they_touch_and_bounded_while_they_are_gathered() 
 def test_so_many_losses_are_named_and_the_rest_is_counted() -> None:
     report = source.SourceReport()
     for number in range(source.LOSSES_MAX + 5):
-        report.lose(Loss("f", number, 10, "by plan"))
+        report.lose(LostBytes("f", number, 10, "by plan"))
     assert (len(report.lost), report.lost_count, report.lost_bytes) == (source.LOSSES_MAX, source.LOSSES_MAX + 5, 10 * report.lost_count)

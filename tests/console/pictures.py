@@ -91,7 +91,9 @@ class Work:
 
     def consume(self, topic: str, channel: str, takes_s: float) -> None:
         dice = random.Random(channel)
-        with zsq.Consumer(self.broker.ipc, topic, channel, ready=200, label=f"{channel.split('#')[0]}-{dice.randrange(1, 9)}") as consumer:
+        with zsq.Consumer(
+            topic, channel, url=self.broker.ipc, ready=200, label=f"{channel.split('#')[0]}-{dice.randrange(1, 9)}"
+        ) as consumer:
             while not self.over.is_set():
                 message = consumer.receive(timeout=0.2)
                 if message is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,6 +34,15 @@ def channel_of(admin: zsq.Admin, topic: str, channel: str) -> dict[str, Any]:
     return dict(found)
 
 
+def test_to_empty_what_is_empty_asks_for_no_name(window: Window, broker: Broker, admin: zsq.Admin) -> None:
+    filled(broker, admin, "nothing", "c", count=0)
+    window.open("#/topics/nothing")
+    window.press("Empty")
+    window.sees("Nothing waits in the topic itself")
+    window.dialog().locator("label.field").wait_for(state="hidden")
+    assert window.dialog().get_by_role("button", name="Empty").is_disabled()
+
+
 def test_create_a_topic_and_publish(window: Window, admin: zsq.Admin) -> None:
     page = window.open("#/")
     window.press("New topic")
@@ -42,23 +52,58 @@ def test_create_a_topic_and_publish(window: Window, admin: zsq.Admin) -> None:
     window.agree("Create", "orders")
     window.page.get_by_role("heading", name="orders", exact=True).wait_for()
     window.press("Publish")
-    window.dialog().locator("textarea").fill("hello")
+    window.dialog().locator("[name=body]").fill("hello")
     window.agree("Publish")
     window.wait_figure("messages", "1")
     window.press("Publish")
-    window.dialog().locator("textarea").fill("a\n\nb\nc")
+    window.dialog().locator("[name=body]").fill("a\n\nb\nc")
     window.dialog().locator("input[type=checkbox]").check()
     window.agree("Publish")
     window.wait_figure("messages", "4")
     window.press("Publish")
-    window.dialog().locator("textarea").fill("later")
-    window.dialog().locator("input[name=defer]").fill("soon")
+    window.dialog().locator("[name=body]").fill("later")
+    window.dialog().locator("input[name=delay]").fill("soon")
     window.dialog().get_by_role("button", name="Publish").click()
-    window.sees("A delay is a number with s, m or h, such as 30s.")
-    window.dialog().locator("input[name=defer]").fill("30m")
+    window.sees("A delay is a number with s, m, h or d, such as 30s.")
+    window.dialog().locator("input[name=delay]").fill("30m")
     window.agree("Publish")
+    window.sees("Published: it is on disk, and delayed.")
     window.wait_figure("delayed", "1")
     assert admin.delayed_count("orders")["messages"] == 1
+
+
+def test_publish_with_key_tag_headers_and_a_long_delay(window: Window, broker: Broker, admin: zsq.Admin) -> None:
+    filled(broker, admin, "parcels", count=0)
+    window.open("#/topics/parcels")
+    window.press("Publish")
+    dialog = window.dialog()
+    dialog.locator("[name=body]").fill("caf\u00e9")
+    dialog.locator("[name=key]").fill("customer 7")
+    dialog.locator("[name=tag]").fill("eu")
+    dialog.locator("[name=headers]").fill("trace")
+    dialog.get_by_role("button", name="Publish").click()
+    window.sees("“trace” is not a header: write “name: value”, a header a line.")
+    dialog.locator("[name=headers]").fill("trace: a:b\n\n__proto__: x\nempty:")
+    window.agree("Publish")
+    window.sees("Published: it is on disk, at offset 0.")
+    with zsq.Reader("parcels", url=broker.ipc) as reader:
+        found = reader.message(0)
+    assert (found.body, found.key, found.tag) == ("caf\u00e9".encode(), b"customer 7", "eu")
+    assert found.headers == {"trace": "a:b", "__proto__": "x", "empty": ""}
+    window.press("Publish")
+    dialog = window.dialog()
+    dialog.locator("[name=body]").fill("a\nb\n")
+    dialog.locator("input[type=checkbox]").check()
+    dialog.locator("[name=tag]").fill("later")
+    dialog.locator("[name=delay]").fill("400d")
+    dialog.get_by_role("button", name="Publish").click()
+    window.sees("which is 366 days")
+    dialog.locator("[name=delay]").fill("365d")
+    window.agree("Publish")
+    window.wait_figure("delayed", "2")
+    listed = admin.delayed_list("parcels")
+    assert [(bytes(one["body"]), one["tag"]) for one in listed] == [(b"a", b"later"), (b"b", b"later")]
+    assert all(abs(one["due_ns"] / 1e9 - time.time() - 365 * 86_400) < 600 for one in listed)
 
 
 def test_pause_and_empty_a_topic(window: Window, broker: Broker, admin: zsq.Admin) -> None:
@@ -188,7 +233,7 @@ def test_safe_removal(window: Window, broker: Broker, admin: zsq.Admin) -> None:
     window.page.locator("li.now").get_by_text("3 ").first.wait_for()
     with pytest.raises(zsq.Refused), zsq.Producer(broker.ipc) as producer:
         producer.publish("retired", b"no more")
-    with zsq.Consumer(broker.ipc, "retired", "c") as consumer:
+    with zsq.Consumer("retired", "c", url=broker.ipc) as consumer:
         for _ in range(3):
             message = consumer.receive(timeout=10)
             assert message is not None
@@ -206,7 +251,7 @@ def test_redrive(window: Window, broker: Broker, admin: zsq.Admin) -> None:
     admin.create_channel("jobs", "c", max_attempts=1)
     with zsq.Producer(broker.ipc) as producer:
         producer.publish("jobs", b"fails")
-    with zsq.Consumer(broker.ipc, "jobs", "c") as consumer:
+    with zsq.Consumer("jobs", "c", url=broker.ipc) as consumer:
         message = consumer.receive(timeout=10)
         assert message is not None
         message.requeue(0, error="<b>broken</b>")
@@ -238,10 +283,10 @@ def test_what_is_refused_is_said(window: Window, broker: Broker, admin: zsq.Admi
     admin.close_topic("shut", to="publishers")
     window.open("#/topics/shut")
     window.press("Publish")
-    window.dialog().locator("textarea").fill("no")
+    window.dialog().locator("[name=body]").fill("no")
     window.dialog().get_by_role("button", name="Publish").click()
     window.dialog().get_by_text("Open the topic again to go on.").wait_for()
-    assert window.dialog().locator("textarea").input_value() == "no", "what was written is not lost"
+    assert window.dialog().locator("[name=body]").input_value() == "no", "what was written is not lost"
 
 
 def test_the_audit_log_names_them(window: Window, broker: Broker, admin: zsq.Admin) -> None:

@@ -92,7 +92,7 @@ def test_a_lost_connection_is_said_and_mended(window_of: WindowOf, tmp_path: Pat
         with zsq.Producer(broker.ipc) as producer:
             producer.publish("clicks", b"two")
         window.press("Try now")
-        page.locator(".banner").wait_for(state="hidden")
+        page.locator(".banner").first.wait_for(state="hidden")
         window.wait_cell("clicks", "backlog", "2")
         assert not page.locator("main.stale").count()
     finally:

@@ -39,7 +39,7 @@ def hostile(broker: Broker) -> Iterator[None]:
         for body in (MARKUP.encode(), b'{"<b>": "</pre><img src=x onerror=alert(3)>"}', "\u202e\u0000 \u2028 ünïcode".encode()):
             producer.publish("hostile", body, key=MARKUP.encode()[:60], tag="<b>tag</b>", headers={"<i>h</i>": MARKUP})
         producer.publish("hostile", MARKUP.encode(), delay=3600)
-        with zsq.Consumer(broker.ipc, "hostile", "c", ready=2, label="<u>worker</u>") as consumer:
+        with zsq.Consumer("hostile", "c", url=broker.ipc, ready=2, label="<u>worker</u>") as consumer:
             assert consumer.receive(timeout=10)
             yield
 

@@ -26,7 +26,7 @@ def filled(broker: Broker) -> Iterator[None]:
         producer.publish("clicks", BINARY)
         producer.publish("clicks", b"plain text")
         producer.publish("clicks", b"later", delay=3600)
-        with zsq.Consumer(broker.ipc, "clicks", "archive", ready=20) as consumer:
+        with zsq.Consumer("clicks", "archive", url=broker.ipc, ready=20) as consumer:
             held = [consumer.receive(timeout=10) for _ in range(5)]
             assert all(held)
             yield
@@ -57,6 +57,14 @@ def test_a_topic(window: Window) -> None:
     assert window.figure("delayed") == "1"
     window.wait_cell("slow", "depth", "62")
     window.until(lambda: window.page.locator(".chart path.chart-line").count() == 4, "the charts")
+    window.until(lambda: window.page.locator(".chart-grid text").count() >= 4, "the axes")
+    words = window.page.locator(".chart:first-of-type .chart-grid text:not(.time)").evaluate_all(
+        "(all) => all.map((one) => one.getBoundingClientRect().right)"
+    )
+    lines = window.page.locator(".chart:first-of-type path.chart-line").evaluate_all(
+        "(all) => all.map((one) => one.ownerSVGElement.getBoundingClientRect().left + one.getCTM().e)"
+    )
+    assert max(words) < min(lines), "no line runs through the words of the axis"
     window.page.get_by_role("link", name="archive").click()
     window.page.get_by_role("heading", name="archive").wait_for()
 

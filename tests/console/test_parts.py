@@ -10,6 +10,8 @@ from typing import Any, Final
 import pytest
 from support.browser import Window
 
+from zsq.actors.gateways.http.console.files import SETTINGS, settings_module
+
 ROOT: Final = Path(__file__).resolve().parents[2] / "apps/console"
 HOST: Final = "http://console.test"
 KINDS: Final = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
@@ -51,6 +53,9 @@ def window(browser: Any) -> Iterator[Window]:
         if path.startswith("/api/"):
             empty = {"topics": {}, "channels": {}, "series": {}, "step_s": 5, "end_ms": 0, "now": [], "recent": [], "receivers": []}
             route.fulfill(body=json.dumps(empty), content_type="application/json")
+            return
+        if path == f"/console/{SETTINGS}":  # the gateway makes this one
+            route.fulfill(body=settings_module(), content_type=KINDS[".js"])
             return
         file = ROOT / ("index.html" if path == "/" else path.removeprefix("/console/"))
         route.fulfill(path=file, content_type=KINDS[file.suffix])

@@ -15,10 +15,10 @@ from typing import Any, Final
 import pytest
 
 import zsq
-from zsq.transport.channel_options import NewChannelOptions
-from zsq.transport.client import Measured, RetentionSettings
-from zsq.transport.peeking import Peek, Peeked
-from zsq.transport.stored import Fetched, StoredMessage
+from zsq.transport.client.blocking.client import Measured
+from zsq.transport.client.core.message import Fetched, StoredMessage
+from zsq.transport.client.core.peeking import Peek, Peeked
+from zsq.transport.settings import NewChannelOptions, RetentionSettings
 
 DOCUMENT: Final = Path(__file__).resolve().parents[2] / "docs" / "api.md"
 SECTIONS: Final = {

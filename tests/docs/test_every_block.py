@@ -25,7 +25,7 @@ DOCS: Final = ROOT / "docs"
 _SOME: Final = "zsq channel create {topic} {channel} && seq 20 | zsq pub {topic}"
 CLICKS: Final = _SOME.format(topic="clicks", channel="archive")
 _RECEIVE: Final = """
-with Consumer(url, "clicks", "archive") as consumer:
+with Consumer("clicks", "archive", url=url) as consumer:
     message = consumer.receive(10)
     handle(message)
 """
@@ -65,17 +65,17 @@ PAGES: Final = {
         ),
         first={
             "zsq channel create clicks": CLICKS,
-            'zsq.Consumer(url, "orders"': "echo paid | zsq pub orders --tag paid",
+            'zsq.Consumer("orders", "invoices"': "echo paid | zsq pub orders --tag paid",
             "zsq channel create orders ledger": "true",
-            'Consumer(url, "orders", "ledger"': "echo one | zsq pub orders --key mine",
+            'Consumer("orders", "ledger", url=url': "echo one | zsq pub orders --key mine",
             "zsq redrive clicks.archive.dead -n": "zsq stats clicks.archive.dead",
             "zsq topic retire": "zsq topic create views",
         },
-        until={"zsq sub clicks yesterday": "20", 'Consumer(url, "orders", "ledger"': "handled"},
+        until={"zsq sub clicks yesterday": "20", 'Consumer("orders", "ledger", url=url': "handled"},
         python={
             "producer.publish(": ("producer, body = Producer(url), b'five'", "producer.close()"),
             "zsq.Consumer(": ("", ""),
-            'Consumer(url, "orders", "ledger"': ("def handle(message): print('handled')", ""),
+            'Consumer("orders", "ledger", url=url': ("def handle(message): print('handled')", ""),
             "def handle": ("def valid(message): return False\ndef busy(): return False", _RECEIVE),
         },
     ),
@@ -102,7 +102,7 @@ ELSEWHERE: Final[dict[tuple[str, str], str]] = {
     ("configuration.md", 'nsq-listen = ["127.0.0.1:4150"]'): "test_a_table_is_a_prefix_of_keys",
     ("configuration.md", "[nsq]"): "test_a_table_is_a_prefix_of_keys",
     ("configuration.md", 'data-dir = "/var/lib/zsq/data"'): "test_the_whole_configuration_is_one",
-    ("delivery.md", "stateDiagram-v2"): "tests/actors/test_message_states.py",
+    ("delivery.md", "stateDiagram-v2"): "tests/actors/channel/test_message_states.py",
     ("operations.md", "2026-11-22 12:00:00,123 4711 WARNING [storage clicks] what happened"): "test_the_log_looks_so",
     (
         "operations.md",
@@ -117,6 +117,9 @@ NOT_RUN: Final[dict[tuple[str, str], str]] = {
     ("../README.md", "import zsq.apps.spark"): "the tutorial has all of it",
     ("../README.md", "./scripts/demo"): "it takes minutes; continuous integration runs it",
     ("../README.md", "check, row by row"): "what the demo writes at its end",
+    ("operations.md", "processes = 10 + 2 x topics + channels"): "a formula",
+    ("operations.md", "zsq stats --json | python3 -c '"): "it adds up what `zsq stats --json` of the reader's broker says",
+    ("security.md", "./scripts/test tests/attacks -s"): "continuous integration runs the suite",
     ("spark.md", "pip install 'zsq[spark]'"): _INSTALLS,
     ("tutorial.md", "python3 -m venv venv && . venv/bin/activate"): _INSTALLS,
     ("nsqd.md", "systemctl stop nsqd"): "it wants systemd and an nsqd; the page's own block takes over a folder of nsqd's that it makes",

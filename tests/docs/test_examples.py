@@ -11,10 +11,13 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
+import yaml
 
+from zsq.actors.statistics.schema import METRICS
 from zsq.apps.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -83,3 +86,28 @@ def test_the_container_has_all_that_the_wheel_is_made_of() -> None:
     assert copied - {"/wheels"} == folders | files
     extras = re.findall(r"\[([\w,]+)\]'", (EXAMPLES / "Containerfile").read_text())
     assert {extra for text in extras for extra in text.split(",")} <= set(project["project"]["optional-dependencies"])
+
+
+def rules() -> list[dict[str, Any]]:
+    [group] = yaml.safe_load((EXAMPLES / "prometheus-alerts.yml").read_text())["groups"]
+    found: list[dict[str, Any]] = group["rules"]
+    return found
+
+
+def test_alerts_use_metrics_that_exist_with_their_labels() -> None:
+    families = {one.metric: one for one in METRICS}
+    for rule in rules():
+        assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}, rule
+        names = re.findall(r"\bzsq_\w+", rule["expr"])
+        assert names
+        assert set(names) <= set(families), rule["alert"]
+        labels = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"])) - {"instance"}
+        assert all(labels <= set(families[name].labels) for name in names), rule["alert"]
+        assert all(families[name].kind == "counter" for name in re.findall(r"increase\((\w+)", rule["expr"])), rule["alert"]
+
+
+def test_what_the_docs_say_of_the_alerts_is_there() -> None:
+    assert {"ZsqAlarms", "ZsqBacklog", "ZsqBacklogOld"} <= {rule["alert"] for rule in rules()}
+    routes = yaml.safe_load((EXAMPLES / "alertmanager.yml").read_text())
+    assert routes["route"]["receiver"] in {receiver["name"] for receiver in routes["receivers"]}
+    assert routes["receivers"][0]["email_configs"][0]["auth_password_file"], "no password stands in the example"

@@ -10,10 +10,10 @@ from xml.etree import ElementTree
 import click
 import pytest
 
-from zsq.apps.bench import marked
-from zsq.apps.bench.budget.command import MARK
-from zsq.apps.bench.cost import command
-from zsq.apps.bench.main import bench
+from benchmarks.budget.command import MARK
+from benchmarks.cost import command
+from benchmarks.harness import marked
+from benchmarks.main import bench
 
 from .walking import ROOT
 

@@ -10,20 +10,25 @@ from typing import Any
 import click
 import pytest
 
-from zsq.actors import access, options
-from zsq.actors.audit_desk import AuditDesk
-from zsq.actors.http.console.live import STREAM_S, STREAMS_MAX
-from zsq.actors.http.limits import HttpLimits
-from zsq.actors.nsq.connection import HIGH_WATER
-from zsq.actors.nsq.options import NsqOptions
-from zsq.apps.cli.serve import serve, serve_options
-from zsq.transport import block_format as block
-from zsq.transport import protocol as p
-from zsq.transport.codec import HEADERS_MAX
+from zsq.actors.gateways.http.console.console import STREAM_S, STREAMS_MAX
+from zsq.actors.gateways.http.web.limits import HttpLimits
+from zsq.actors.gateways.nsq import auth, intake
+from zsq.actors.gateways.nsq.asking import BODY_MAX, CONNECT_S, REQUEST_S
+from zsq.actors.gateways.nsq.connection import HIGH_WATER, TOPICS_SHOWN_MAX
+from zsq.actors.security import access
+from zsq.actors.security.audit import AuditRecorder
+from zsq.actors.settings import options
+from zsq.actors.settings.options import NsqOptions
+from zsq.apps.cli.run.serve import serve, serve_options
+from zsq.transport.block import block_format as block
 from zsq.transport.errors import UsageError
 from zsq.transport.names import NAME_CHARS_MAX
-from zsq.transport.nsq.limits import LINE_BYTES_MAX, NsqLimits
-from zsq.transport.protocol import Manage
+from zsq.transport.nsq import permissions
+from zsq.transport.nsq.limits import BYTES_BEFORE_AUTH_MAX, IDENTITY_BYTES_MAX, JSON_DEPTH_MAX, LINE_BYTES_MAX, STRING_BYTES_MAX, NsqLimits
+from zsq.transport.nsq.session import TOPICS_COUNTED_MAX
+from zsq.transport.wire import protocol as p
+from zsq.transport.wire.codec import HEADERS_MAX
+from zsq.transport.wire.protocol import Manage
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "security.md").read_text()
@@ -68,10 +73,10 @@ def test_its_audit_line_is_one() -> None:
         def note(self, action: str, **what: Any) -> None:
             rows.append({"time": shown["time"], "action": action} | what)
 
-    desk = AuditDesk(Log())  # type: ignore[arg-type]
+    harness = AuditRecorder(Log())  # type: ignore[arg-type]
     by = {name: shown[name] for name in ("user", "from", "via")}
-    desk.ordered((b"x",), Manage(1, shown["action"], shown["topic"], shown["channel"], shown["options"], by))
-    desk.answered((b"x",), 1)
+    harness.ordered(9, Manage(1, shown["action"], shown["topic"], shown["channel"], shown["options"], by))
+    harness.answered(9)
     assert rows == [shown]
     assert list(rows[0]) == list(shown)
 
@@ -79,19 +84,29 @@ def test_its_audit_line_is_one() -> None:
 def test_its_limits_are_those_of_the_code() -> None:
     http, nsq = HttpLimits(), NsqLimits()
     table = TEXT.partition("## Limits")[2].partition("\n## ")[0].replace("\n", " ")
-    size = {MIB * n: f"{n} MiB" for n in (1, 4, 5, 8, 16, 64)} | {1024 * n: f"{n} KiB" for n in (16, 32)}
+    size = {MIB * n: f"{n} MiB" for n in (1, 4, 5, 8, 16, 64, 128)} | {1024 * n: f"{n} KiB" for n in (16, 32, 64)}
     rows = [
         f"| a message | {size[block.MESSAGE_BYTES_MAX]} |",
         f"| {size[block.BLOCK_BYTES_MAX]} and {block.BLOCK_COUNT_MAX:,} messages; {size[nsq.max_body_size]}; {size[http.max_body_size]} |",
         f"| {block.KEY_BYTES_MAX} bytes, {block.TAG_BYTES_MAX} bytes, {HEADERS_MAX} of {size[block.HEADERS_BYTES_MAX]} in all |",
         f"| a name | {NAME_CHARS_MAX} characters",
         f"| {size[p.FRAME_BYTES_MAX]}, {p.FRAMES_MAX:,} |",
+        f"| {size[p.OPTIONS_BYTES_MAX]}, {p.OPTIONS_NESTED_MAX:,} lists and maps |",
+        f"| {size[options.DETAILS_BYTES_MAX]} a process, {size[options.STATS_DETAILS_BYTES_MAX]} an answer |",
         f"| RDY {NsqOptions().max_rdy_count:,} (NSQ), {p.READY_MAX:,} (ZSQ); {size[options.CONSUMER_BYTES_MAX]} |",
         f"| NSQ {NsqOptions().connections_max:,}; HTTP {http.connections_max:,}, handshakes included; ZeroMQ 10,000 links |",
         f"| {options.CONSUMERS_MAX:,}, or `max_consumers` |",
         f"| {options.TOPICS_MAX:,}, {options.CHANNELS_MAX:,}, {options.PROCESSES_MAX:,} |",
         f"| {size[LINE_BYTES_MAX]}; {size[http.head_bytes_max]} within {http.head_s:g} s |",
-        f"| {http.head_s:g} s (HTTP); 5 s |",
+        f"| {http.head_s:g} s; 5 s |",
+        f"| NSQ before AUTH: time; bytes sent and answered | {nsq.auth_deadline_ms / 1000:g} s; {size[BYTES_BEFORE_AUTH_MAX]} |",
+        f"| {size[IDENTITY_BYTES_MAX]}; {JSON_DEPTH_MAX}; {STRING_BYTES_MAX} bytes |",
+        f"| {size[intake.HELD_BYTES_MAX]}; {size[intake.STRANGERS_BYTES_MAX]} |",
+        f"| {TOPICS_COUNTED_MAX}; {TOPICS_SHOWN_MAX} |",
+        f"| {auth.ASKED_MAX}; {auth.ASKED_BY_ADDRESS_MAX}; {auth.WAITING_MAX:,} and {auth.WAIT_S:g} s |",
+        f"| {size[BODY_MAX]}; {permissions.AUTHORIZATIONS_MAX:,}; {permissions.PATTERNS_MAX:,}; {permissions.STEPS_MAX:,} |",
+        f"| {auth.KNOWN_MAX:,} and {auth.AUTHORIZATIONS_KNOWN_MAX:,} authorizations; {auth.DENIED_MAX:,} |",
+        f"| one in {intake.COMPLAINT_S:g} s, with the number of the others |",
         f"| {http.body_s:g} s; {http.request_s:g} s (a stream of the console: {STREAM_S / 60:g} min) |",
         f"| {http.requests_max}, {size[http.bodies_bytes_max]}, {STREAMS_MAX} |",
         f"NSQ {size[HIGH_WATER]}, then nothing more is handed out, and after 60 s of silence it is closed;",
@@ -99,3 +114,18 @@ def test_its_limits_are_those_of_the_code() -> None:
         f"| {size[access.ACCESS_BYTES_MAX]}, {access.USERS_MAX:,} users, {access.ENTRIES_MAX:,} entries a list |",
     ]
     assert [row for row in rows if row not in table] == []
+    assert f"{CONNECT_S:g} s to connect and {REQUEST_S:g} s for the answer" in TEXT
+
+
+def test_its_attacks_are_those_of_the_suite() -> None:
+    section = TEXT.partition("## What attacks cost")[2].partition("\n## ")[0]
+    table, _, named = section.partition("The other gateways and the supervisor.")
+    suite = "".join(path.read_text() for path in (ROOT / "tests" / "attacks").glob("*.py"))
+    names = [
+        row.partition(" |")[0].removeprefix("| ") for row in table.splitlines() if row.startswith("| ") and not row.startswith("| attack")
+    ]
+    assert len(names) > 10
+    assert [name for name in names if name.partition(" with ")[0] not in suite] == []
+    tests = set(re.findall(r"test_\w+\.py::(test_\w+)", named))
+    assert len(tests) > 10
+    assert {name for name in tests if f"def {name}" not in suite} == set()

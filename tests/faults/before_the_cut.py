@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from zsq.storage.log_format import CHUNK_HEADER_BYTES, chunk_name, index_name
+from zsq.storage.log.log_format import CHUNK_HEADER_BYTES, chunk_name, index_name
 
 from .life import Life
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 
 from faults.call_lives import FULL_CODES, Step, StoreLife, Violation, require
-from support.desk import GROUPS
+from support.storage_harness import GROUPS
 
 from zsq.storage.errors import StorageError, StoreFailed
-from zsq.storage.state import StateBatch
+from zsq.storage.state.state import StateBatch
 
 
 class GroupLife(StoreLife):
@@ -19,8 +19,8 @@ class GroupLife(StoreLife):
     staging_failed = False
 
     def prepare(self) -> None:
-        self.desk.commit_dropped = self.commit_dropped  # type: ignore[method-assign]
-        self.desk._check_names = lambda: None  # type: ignore[method-assign]  # a file that could not be removed stays until the next start
+        self.harness.commit_dropped = self.commit_dropped  # type: ignore[method-assign]
+        self.harness._check_names = lambda: None  # type: ignore[method-assign]  # a file that could not be removed stays until the next start
 
     def steps(self) -> list[Step]:
         return [
@@ -34,27 +34,27 @@ class GroupLife(StoreLife):
     def stage(self, name: str, version: int, blocks: int) -> None:
         key = name.encode().ljust(16, b"_")
         try:
-            self.desk.stage(name, version, blocks)
+            self.harness.stage(name, version, blocks)
         except StorageError as error:
             self.staging_failed = isinstance(error, StoreFailed)
-            if key in self.desk.staging.stages():
-                self.desk.staged[key] = self.desk.staged[key][: self.desk.staging.facts(key).blocks]
+            if key in self.harness.staging.stages():
+                self.harness.staged[key] = self.harness.staged[key][: self.harness.staging.facts(key).blocks]
             raise
 
     def seal(self, name: str, final: bool = True) -> None:
         key = name.encode().ljust(16, b"_")
-        if key in self.desk.staged:
-            self.desk.seal(key, final=final)
+        if key in self.harness.staged:
+            self.harness.seal(key, final=final)
 
     def commit_group(self, version: int, *names: str) -> None:
         keys = [name.encode().ljust(16, b"_") for name in names]
-        if self.desk.tried.keys() <= self.desk.groups.keys() and all(self.desk.sealed.get(key, (0, False))[1] for key in keys):
-            self.desk.commit(version, *keys, merge=self.merge)
+        if self.harness.tried.keys() <= self.harness.groups.keys() and all(self.harness.sealed.get(key, (0, False))[1] for key in keys):
+            self.harness.commit(version, *keys, merge=self.merge)
 
     def abort(self, name: str) -> None:
         key = name.encode().ljust(16, b"_")
-        if key in self.desk.staged:
-            self.desk.drop(key)
+        if key in self.harness.staged:
+            self.harness.drop(key)
 
     def commit_dropped(self, batch: StateBatch) -> None:
         """In order, and again after a full disk; then their files go."""
@@ -65,14 +65,14 @@ class GroupLife(StoreLife):
     def commit_one(self, batch: StateBatch) -> None:
         super().commit_one(batch)
         if batch.stage_gones:
-            self.desk.staging.purge(batch)
+            self.harness.staging.purge(batch)
 
     def while_failing(self) -> None:
         """Staging that failed takes nothing more."""
         super().while_failing()
         if self.staging_failed:
             try:
-                self.desk.staging.append(b"x" * 16, [])
+                self.harness.staging.append(b"x" * 16, [])
             except StoreFailed:
                 return
             raise Violation("staging that failed goes on")
@@ -81,14 +81,14 @@ class GroupLife(StoreLife):
         """What was refused is possible now: seals, and the commits."""
         self.commit_waiting()
         self.drop_superseded()
-        self.desk.seal(*(key for key in self.desk.staged if key not in self.desk.sealed))
-        for version, parts in self.desk.tried.items():
-            if version > max(self.desk.groups, default=0) and all(key in self.desk.staged for key in parts):
-                self.desk.seal(*(key for key in parts if not self.desk.sealed.get(key, (0, False))[1]))
-                self.desk.commit(version, *parts)
+        self.harness.seal(*(key for key in self.harness.staged if key not in self.harness.sealed))
+        for version, parts in self.harness.tried.items():
+            if version > max(self.harness.groups, default=0) and all(key in self.harness.staged for key in parts):
+                self.harness.seal(*(key for key in parts if not self.harness.sealed.get(key, (0, False))[1]))
+                self.harness.commit(version, *parts)
         super().go_on()
-        if not self.desk.damage:  # what could not be read then is not read again in this life
-            self.desk.check()
+        if not self.harness.damage:  # what could not be read then is not read again in this life
+            self.harness.check()
 
     def is_harmless(self, alarm: str) -> bool:
         """There was no space for the footer of the chunk before the adopted ones; readers do without it."""
@@ -96,20 +96,20 @@ class GroupLife(StoreLife):
 
     def drop_superseded(self) -> None:
         """Their version is behind that of the last commit: recovery drops them as well."""
-        known = self.desk.staging.stages()
-        for key in list(self.desk.staged):
-            if key not in known or known[key].transaction.version <= max(self.desk.groups, default=0):
-                self.desk.drop(key)
+        known = self.harness.staging.stages()
+        for key in list(self.harness.staged):
+            if key not in known or known[key].transaction.version <= max(self.harness.groups, default=0):
+                self.harness.drop(key)
 
     def check_log(self) -> None:
-        del self.desk.__dict__["_check_names"]
+        del self.harness.__dict__["_check_names"]
         super().check_log()
         self.prepare()
-        require(not self.desk.damage, f"damage: {self.desk.damage}")
+        require(not self.harness.damage, f"damage: {self.harness.damage}")
 
     def afterlife(self) -> None:
         self.forget_lost()
-        self.desk.go_on()
+        self.harness.go_on()
         self.files.lose_lmdb = True
         super().afterlife()
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Final
 
 from faults.failing import FailingFiles
-from support.desk import PRODUCER, SMALL, Desk
+from support.faulty_files import keep_all, keep_none
+from support.storage_harness import PRODUCER, SMALL, StorageHarness
 
+from zsq.storage.directory.store import StoreOptions
 from zsq.storage.errors import Damaged, DiskFull, StorageError, StoreFailed, Unreadable
-from zsq.storage.faulty_files import keep_all, keep_none
-from zsq.storage.state import ProducerRow, StateBatch, producer_after
-from zsq.storage.store import StoreOptions
+from zsq.storage.state.state import ProducerRow, StateBatch, producer_after
 
 Step = Callable[[], object]
 ENDINGS: Final = ("died", "kept", "lost")
@@ -109,24 +109,24 @@ class StoreLife(Life):
     names_are_known = True
 
     def __init__(self, root: Path, files: FailingFiles) -> None:
-        self.desk = Desk(root, self.options, files)
-        self.desk.open()
+        self.harness = StorageHarness(root, self.options, files)
+        self.harness.open()
         self.waiting: list[StateBatch] = []
         """Commits that found no space: tried again, in order, before anything else is committed."""
         super().__init__(root, files)
 
     def refused(self) -> None:
-        desk = self.desk
-        del desk.sent[max(desk.offsets, default=-1) + 1 :]
+        harness = self.harness
+        del harness.sent[max(harness.offsets, default=-1) + 1 :]
 
     # Steps
 
     def publish(self, blocks: int = 1, count: int = 3) -> Step:
-        return lambda: self.desk.publish(blocks, count)
+        return lambda: self.harness.publish(blocks, count)
 
     def sync(self) -> None:
         """A ticket that failed never counts."""
-        log, known = self.desk.log, len(self.desk.sent)
+        log, known = self.harness.log, len(self.harness.sent)
         ticket = log.begin_sync()
         try:
             ticket.run()
@@ -138,7 +138,7 @@ class StoreLife(Life):
             require(log.synced_end == before, "what a failed sync covered counts as synced")
             raise
         log.finish_sync(ticket)
-        self.desk.acknowledged = known
+        self.harness.acknowledged = known
 
     def commit(self, batch: StateBatch) -> None:
         """The storage actor's way: in order, and the same again after a full disk."""
@@ -151,46 +151,51 @@ class StoreLife(Life):
             self.waiting.pop(0)
 
     def commit_one(self, batch: StateBatch) -> None:
-        assert self.desk.store is not None
-        self.desk.store.state.commit(batch)
+        assert self.harness.store is not None
+        self.harness.store.state.commit(batch)
 
     def checkpoint(self) -> None:
         """As far as the log is synced, with the producer's row."""
-        end = self.desk.log.synced_end
+        end = self.harness.log.synced_end
         self.commit(StateBatch(synced_end=end, applied_offset=end, producers=self.producers(end)))
 
     def producers(self, end: int) -> dict[int, ProducerRow]:
         row: ProducerRow | None = None
-        for sequence, offset in self.desk.offsets.items():
+        for sequence, offset in self.harness.offsets.items():
             if offset < end:
                 row = producer_after(row, sequence, offset, 1)
         return {PRODUCER: row} if row else {}
 
     def keep(self) -> None:
         """A snapshot."""
-        assert self.desk.store is not None
-        self.desk.store.keeper.write()
+        assert self.harness.store is not None
+        self.harness.store.keeper.write()
 
     def read(self) -> None:
         """What reads give is right, whatever else fails."""
-        desk = self.desk
-        found = [block for block in desk.read_all() if block.header.producer_id]
+        harness = self.harness
+        found = [block for block in harness.read_all() if block.header.producer_id]
         for block in found:
-            require(tuple(block.body.values()) == desk.sent[block.header.sequence], "a body is wrong")
+            require(tuple(block.body.values()) == harness.sent[block.header.sequence], "a body is wrong")
         order = [block.header.sequence for block in found]
         require(order == sorted(set(order)), "blocks are out of order, or doubled")
-        if not desk.damage:
-            kept = {sequence for sequence in range(desk.acknowledged) if desk.offsets[sequence] >= desk.log.start}
+        if not harness.damage:
+            kept = {sequence for sequence in range(harness.acknowledged) if harness.offsets[sequence] >= harness.log.start}
             require(kept <= set(order), "acknowledged blocks are not read")
 
     # After the trouble
 
     def while_failing(self) -> None:
         """A failed log takes nothing more, and what it has is read all the same."""
-        if self.desk.store is None:
+        if self.harness.store is None:
             return
         if self.failed and self.log_failed():
-            for call in (lambda: self.desk.log.append([], 0), self.desk.log.begin_sync, self.desk.log.sync, lambda: self.desk.log.roll(0)):
+            for call in (
+                lambda: self.harness.log.append([], 0),
+                self.harness.log.begin_sync,
+                self.harness.log.sync,
+                lambda: self.harness.log.roll(0),
+            ):
                 try:
                     call()
                 except StoreFailed:
@@ -201,7 +206,7 @@ class StoreLife(Life):
 
     def log_failed(self) -> bool:
         try:
-            self.desk.log._check()
+            self.harness.log._check()
         except StoreFailed:
             return True
         return False
@@ -209,62 +214,62 @@ class StoreLife(Life):
     def go_on(self) -> None:
         """Nothing was refused for ever."""
         self.commit_waiting()
-        self.desk.publish()
-        self.desk.sync()
+        self.harness.publish()
+        self.harness.sync()
         self.read()
 
     def end(self, ending: str) -> None:
-        desk = self.desk
-        desk.damage.clear()
+        harness = self.harness
+        harness.damage.clear()
         self.files.lose_lmdb = ending == "lost"
         if ending == "died":
-            desk.abandon()
-            desk.open()
+            harness.abandon()
+            harness.open()
         else:
-            desk.crash(keep_none if ending == "lost" else keep_all)
+            harness.crash(keep_none if ending == "lost" else keep_all)
 
     def check(self) -> None:
-        store = self.desk.store
+        store = self.harness.store
         assert store is not None
         alarms = [alarm for alarm in store.report.alarms if not self.is_harmless(alarm)]
         require(not alarms, f"alarms: {alarms}")
         self.check_log()
-        require(not self.desk.damage, f"damage: {self.desk.damage}")
+        require(not self.harness.damage, f"damage: {self.harness.damage}")
 
     def is_harmless(self, alarm: str) -> bool:
         """What may be told after this failure, and costs nothing."""
         return False
 
     def check_log(self) -> None:
-        found = self.desk.check()
+        found = self.harness.check()
         self.check_producer(found)
 
     def check_producer(self, found: list[int]) -> None:
         """It is asked for what follows its last block that is stored, no earlier one and no later one."""
-        assert self.desk.store is not None
-        row = self.desk.store.state.load().producers.get(PRODUCER)
+        assert self.harness.store is not None
+        row = self.harness.store.state.load().producers.get(PRODUCER)
         require((row.next_sequence if row else 0) == (found[-1] + 1 if found else 0), f"the producer's row is {row}, and stored is {found}")
 
     def forget_lost(self) -> None:
         """Blocks that were never acknowledged and are not there: the producer sends others in their place."""
-        desk = self.desk
-        found = {block.header.sequence: block.first_offset for block in desk.read_all() if block.header.producer_id}
+        harness = self.harness
+        found = {block.header.sequence: block.first_offset for block in harness.read_all() if block.header.producer_id}
         end = max(found, default=-1) + 1
-        desk.sent = desk.sent[:end]
-        desk.offsets = {sequence: offset for sequence, offset in desk.offsets.items() if sequence < end} | found
+        harness.sent = harness.sent[:end]
+        harness.offsets = {sequence: offset for sequence, offset in harness.offsets.items() if sequence < end} | found
 
     def afterlife(self) -> None:
         """It is a store like any other: it takes blocks, and a loss of power costs nothing."""
-        desk = self.desk
+        harness = self.harness
         self.forget_lost()
-        desk.publish()
-        desk.sync()
+        harness.publish()
+        harness.sync()
         self.files.lose_lmdb = True
-        desk.crash(keep_none)
+        harness.crash(keep_none)
         self.check()
 
     def close(self) -> None:
-        self.desk.abandon()
+        self.harness.abandon()
 
 
 class LogLife(StoreLife):
@@ -278,7 +283,7 @@ class LogLife(StoreLife):
                 found += [self.sync, self.read]
             if turn % 4 == 3:
                 found.append(self.checkpoint)
-        return [*found, lambda: self.desk.log.roll(self.desk.now_ns), self.publish(), self.sync, self.read, self.keep]
+        return [*found, lambda: self.harness.log.roll(self.harness.now_ns), self.publish(), self.sync, self.read, self.keep]
 
 
 class ClosingLife(LogLife):
@@ -286,20 +291,20 @@ class ClosingLife(LogLife):
 
     def prepare(self) -> None:
         for _ in range(3):
-            self.desk.publish(2)
-            self.desk.sync()
-        self.desk.publish()
+            self.harness.publish(2)
+            self.harness.sync()
+        self.harness.publish()
 
     def steps(self) -> list[Step]:
         return [self.leave]
 
     def leave(self) -> None:
         """Errors come out, but everything is closed."""
-        store, self.desk.store = self.desk.store, None
+        store, self.harness.store = self.harness.store, None
         assert store is not None
-        acknowledged = len(self.desk.sent)
+        acknowledged = len(self.harness.sent)
         store.close()
-        self.desk.acknowledged = acknowledged
+        self.harness.acknowledged = acknowledged
 
     def go_on(self) -> None:
         require(not self.files._nodes, "files stay open")

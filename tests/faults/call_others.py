@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from faults.call_lives import FULL_CODES, Life, Step, require
+from support.faulty_files import Change, keep_all, keep_none
 
-from zsq.actors.registry import Registry
-from zsq.storage.disk_queue import DiskQueue
-from zsq.storage.disk_queue_folder import FOLDERS
+from zsq.actors.supervisor.topics.registry import Registry
 from zsq.storage.errors import DiskFull, StorageError, StoreFailed
-from zsq.storage.faulty_files import Change, keep_all, keep_none
+from zsq.storage.nsq.disk_queue import FOLDERS, DiskQueue
 from zsq.transport.errors import E_DISK_FULL, Refused
 
 STORED = re.compile(r"(\d+) of \d+ messages were stored")

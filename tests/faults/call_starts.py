@@ -14,16 +14,16 @@ from typing import Final
 from faults.call_groups import GroupLife
 from faults.call_lives import FULL_CODES, Life, Step, StoreLife, require
 from faults.call_state import ROW
-from support.desk import IDENTITY, SMALL
+from support.faulty_files import Change, keep_all, keep_none
+from support.storage_harness import IDENTITY, SMALL
 
-from zsq.storage.delayed_format import due_block
+from zsq.storage.checks.fsck import check_topic
+from zsq.storage.delayed.delayed_format import due_block
+from zsq.storage.directory.store import create_store, open_store
 from zsq.storage.errors import DiskFull, StorageError, StoreFailed
-from zsq.storage.faulty_files import Change, keep_all, keep_none
-from zsq.storage.fsck import check_topic
-from zsq.storage.log_format import IDENTITY_NAME, chunk_name, index_name
-from zsq.storage.state import StateBatch
-from zsq.storage.store import create_store, open_store
-from zsq.transport.block import pack
+from zsq.storage.log.log_format import IDENTITY_NAME, chunk_name, index_name
+from zsq.storage.state.state import StateBatch
+from zsq.transport.block.block import pack
 
 PUBLISHER: Final = 99
 
@@ -47,20 +47,20 @@ class StartLife(StoreLife):
 
     def prepare(self) -> None:
         for turn in range(6):
-            self.desk.publish(1 + turn % 3)
+            self.harness.publish(1 + turn % 3)
             if turn % 2:
-                self.desk.sync()
+                self.harness.sync()
             if turn == 3:
                 self.checkpoint()
-        self.desk.publish(2)
+        self.harness.publish(2)
         self.leave()
 
     def leave(self) -> None:
-        self.desk.abandon()
+        self.harness.abandon()
         self.files.crash(torn)
 
     def steps(self) -> list[Step]:
-        return [self.desk.open]
+        return [self.harness.open]
 
     def judge(self, error: StorageError) -> None:
         full = isinstance(error, DiskFull) and self.files.code in FULL_CODES
@@ -75,11 +75,11 @@ class StartLife(StoreLife):
 
     def go_on(self) -> None:
         """What could not be read is a hole in this life; the next one reads it again."""
-        log = self.desk.log
+        log = self.harness.log
         if not log.holes:
             self.forget_lost()
-            self.desk.publish()
-            self.desk.sync()
+            self.harness.publish()
+            self.harness.sync()
             self.read()
 
 
@@ -87,16 +87,16 @@ class MixedStartLife(StartLife, GroupLife):
     """A commit that was not finished, sealed and unsealed stages, a delayed block that has moved and is still there, channels."""
 
     def prepare(self) -> None:
-        desk = self.desk
-        desk._check_names = lambda: None  # type: ignore[method-assign]  # it knows nothing of delayed messages
-        assert desk.store is not None
-        desk.publish()
-        desk.sync()
+        harness = self.harness
+        harness._check_names = lambda: None  # type: ignore[method-assign]  # it knows nothing of delayed messages
+        assert harness.store is not None
+        harness.publish()
+        harness.sync()
         self.commit(StateBatch(channel_puts={"c": ROW}, hole_puts=[("c", 0, 1, 2, 0)]))
-        delayed = desk.store.make_delayed(1_000)
+        delayed = harness.store.make_delayed(1_000)
         delayed.put([(pack([b"x", b"y"], producer_id=PUBLISHER, sequence=0), 10), (pack([b"z"], producer_id=PUBLISHER, sequence=1), 11)], 5)
-        desk.log.append([due_block(row) for row in delayed.due(10, 1 << 20, 1)], desk.now_ns)
-        desk.log.sync()
+        harness.log.append([due_block(row) for row in delayed.due(10, 1 << 20, 1)], harness.now_ns)
+        harness.log.sync()
         for name, blocks in (("a", 10), ("b", 3), ("c", 9)):
             self.stage(name, 1, blocks)
             self.seal(name)
@@ -112,32 +112,32 @@ class MixedStartLife(StartLife, GroupLife):
         self.leave()
 
     def leave(self) -> None:
-        self.desk.abandon()
+        self.harness.abandon()
         self.files.crash(keep_all)
 
     def go_on(self) -> None:
         """A stage that is still written to, and that a disk fails to read at a start, is dropped, and that is told."""
-        assert self.desk.store is not None
-        if self.files.code == errno.EIO and any("is dropped" in alarm for alarm in self.desk.store.report.alarms):
-            self.desk.sealed.pop(b"e".ljust(16, b"_"))
+        assert self.harness.store is not None
+        if self.files.code == errno.EIO and any("is dropped" in alarm for alarm in self.harness.store.report.alarms):
+            self.harness.sealed.pop(b"e".ljust(16, b"_"))
         StartLife.go_on(self)
 
     def check_log(self) -> None:
-        desk = self.desk
-        assert desk.store is not None
-        blocks = desk.read_all()
+        harness = self.harness
+        assert harness.store is not None
+        blocks = harness.read_all()
         moved = [body for block in blocks for body in block.body.values() if body in (b"x", b"y", b"z")]
-        delayed = desk.store.delayed
+        delayed = harness.store.delayed
         require(delayed is not None, "the delayed messages are gone")
         assert delayed is not None
         waits = [one.body for one in delayed.listed(None, 99, 99)]
         require((moved, waits) == ([b"x", b"y"], [b"z"]), f"in the log are {moved}, and wait do {waits}")
-        table = desk.store.state.load()
+        table = harness.store.state.load()
         require(table.channels == {"c": ROW} and len(table.holes["c"]) == 1, f"the channels are {table.channels}, {table.holes}")
         groups = [block for block in blocks if not block.header.producer_id and not set(block.body.values()) & {b"x", b"y", b"z"}]
-        desk.check_groups([block for block in blocks if block.header.producer_id] + groups)
+        harness.check_groups([block for block in blocks if block.header.producer_id] + groups)
         sequences = [block.header.sequence for block in blocks if block.header.producer_id]
-        require(sequences == list(range(len(sequences))) and len(sequences) >= desk.acknowledged, f"the blocks {sequences} are there")
+        require(sequences == list(range(len(sequences))) and len(sequences) >= harness.acknowledged, f"the blocks {sequences} are there")
         self.check_producer(sequences)
 
     def afterlife(self) -> None:
@@ -148,18 +148,18 @@ class RebuildLife(StartLife):
     """The state store is damaged: it is made again from its snapshot and the log."""
 
     def prepare(self) -> None:
-        desk = self.desk
-        desk.publish(2)
-        desk.sync()
+        harness = self.harness
+        harness.publish(2)
+        harness.sync()
         puts = {"c": {**ROW, "next": 4}, "d": ROW}
         self.commit(StateBatch(channel_puts=puts, hole_puts=[("c", 1, 2, 1, 0)], applied_offset=6, producers=self.producers(6)))
-        desk.publish(2)
-        desk.sync()
-        desk.abandon()
-        desk.replace(desk.path("state/data.mdb"), bytes(20_000))
+        harness.publish(2)
+        harness.sync()
+        harness.abandon()
+        harness.replace(harness.path("state/data.mdb"), bytes(20_000))
 
     def check(self) -> None:
-        store = self.desk.store
+        store = self.harness.store
         assert store is not None
         alarms = [alarm for alarm in store.report.alarms if "damaged" not in alarm and "made again" not in alarm]
         require(not alarms, f"alarms: {alarms}")
@@ -218,28 +218,28 @@ class CheckLife(StartLife):
     repair = False
 
     def prepare(self) -> None:
-        desk = self.desk
+        harness = self.harness
         for _ in range(5):
-            desk.publish(2)
-            desk.sync()
+            harness.publish(2)
+            harness.sync()
         self.checkpoint()
-        desk.restart()
-        desk.abandon()
-        [first, second, *_] = [int(name[:20]) for name in self.files.list(desk.directory) if name.endswith(".chunk")]
+        harness.restart()
+        harness.abandon()
+        [first, second, *_] = [int(name[:20]) for name in self.files.list(harness.directory) if name.endswith(".chunk")]
         self.hurt(chunk_name(first), 128 + 64 + 20)
         self.hurt(index_name(second), 10)
         self.hurt(IDENTITY_NAME, 5)
 
     def hurt(self, name: str, at: int) -> None:
-        desk = self.desk
-        desk.flip(desk.path(name), at * 8)
+        harness = self.harness
+        harness.flip(harness.path(name), at * 8)
 
     def steps(self) -> list[Step]:
         return [self.look]
 
     def look(self) -> None:
         try:
-            report = check_topic(self.files, self.desk.directory, IDENTITY, 1, repair=self.repair)
+            report = check_topic(self.files, self.harness.directory, IDENTITY, 1, repair=self.repair)
         except OSError:
             self.refusals.append("OSError")
             return
@@ -252,14 +252,14 @@ class CheckLife(StartLife):
         """Nothing stays open, so there is nothing to go on with."""
 
     def check(self) -> None:
-        self.desk.check(lost_max=1)
-        require(len(self.desk.store.log.holes) == 1 if self.desk.store else False, "one block was hurt")
+        self.harness.check(lost_max=1)
+        require(len(self.harness.store.log.holes) == 1 if self.harness.store else False, "one block was hurt")
 
     def afterlife(self) -> None:
-        self.desk.sent = self.desk.sent[: self.desk.check(lost_max=1)[-1] + 1]
-        self.desk.publish()
-        self.desk.sync()
-        self.desk.crash(keep_none)
+        self.harness.sent = self.harness.sent[: self.harness.check(lost_max=1)[-1] + 1]
+        self.harness.publish()
+        self.harness.sync()
+        self.harness.crash(keep_none)
         self.check()
 
 

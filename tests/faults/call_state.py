@@ -8,15 +8,16 @@ from functools import partial
 from typing import Any, Final
 
 from faults.call_lives import Step, StoreLife, require
-from support.desk import SMALL
+from support.storage_harness import SMALL
 
-from zsq.storage.delayed import DelayedStore
-from zsq.storage.delayed_format import DelayedKey, due_block
+from zsq.storage.delayed.delayed import DelayedStore
+from zsq.storage.delayed.delayed_format import DelayedKey, due_block
 from zsq.storage.errors import DiskFull, StoreFailed
-from zsq.storage.removal import LogKeeper, remove_below
-from zsq.storage.retention import Retention, plan
-from zsq.storage.state import StateBatch, StateStore, Table
-from zsq.transport.block import Block, pack
+from zsq.storage.log.removal import LogKeeper, remove_below
+from zsq.storage.retention import plan
+from zsq.storage.state.state import StateBatch, StateStore, Table
+from zsq.transport.block.block import Block, pack
+from zsq.transport.settings import Retention
 
 ROW: Final[dict[str, Any]] = {"next": 0, "paused": False, "counters": {}}
 PUBLISHER: Final = 99
@@ -34,8 +35,8 @@ class ChannelLife(StoreLife):
     options = replace(SMALL, map_bytes=1 << 16)
 
     def prepare(self) -> None:
-        self.desk.publish(1, 1_000, 1)
-        self.desk.sync()
+        self.harness.publish(1, 1_000, 1)
+        self.harness.sync()
         self.unsure_late = False
         self.shadows = []
         """If a commit that failed counts, and if it does not."""
@@ -75,10 +76,10 @@ class ChannelLife(StoreLife):
         """A commit that succeeds after one that failed counts; nobody makes one, but whoever did would be told no lie."""
         super().while_failing()
         if self.failed and not self.log_failed():
-            assert self.desk.store is not None
+            assert self.harness.store is not None
             late = StateBatch(channel_puts={"late": ROW})
             try:
-                self.desk.store.state.commit(late)
+                self.harness.store.state.commit(late)
             except (StoreFailed, DiskFull):
                 self.unsure_late = True
                 return
@@ -94,8 +95,8 @@ class ChannelLife(StoreLife):
         self.check_channels()
 
     def check_channels(self) -> None:
-        assert self.desk.store is not None
-        table = self.desk.store.state.load()
+        assert self.harness.store is not None
+        table = self.harness.store.state.load()
         if self.unsure_late:
             table.channels.pop("late", None)
         found = facts(table)
@@ -131,8 +132,8 @@ class DelayedLife(StoreLife):
         ]  # fmt: skip
 
     def store(self) -> DelayedStore:
-        assert self.desk.store is not None
-        return self.desk.store.make_delayed(1_000)
+        assert self.harness.store is not None
+        return self.harness.store.make_delayed(1_000)
 
     def put(self, *bodies: bytes) -> None:
         block = pack(list(bodies), producer_id=PUBLISHER, sequence=self.sequence)
@@ -151,8 +152,8 @@ class DelayedLife(StoreLife):
         rows = self.store().due(now_ns, 1 << 20, 99)
         if not rows:
             return
-        self.desk.log.append([due_block(row) for row in rows], self.desk.now_ns)
-        self.desk.log.sync()
+        self.harness.log.append([due_block(row) for row in rows], self.harness.now_ns)
+        self.harness.log.sync()
         self.moving = [row.key for row in rows]
         self.finish_move()
 
@@ -192,8 +193,8 @@ class DelayedLife(StoreLife):
 
     def check_messages(self) -> None:
         """Each that was answered is there once, in the log or here; of the others none twice; and nothing else is there."""
-        assert self.desk.store is not None
-        store = self.desk.store.delayed
+        assert self.harness.store is not None
+        store = self.harness.store.delayed
         waits = [] if store is None else [one.body for one in store.listed(None, 999, 999)]
         count = Counter([*self.moved(), *waits])
         require(all(count[body] == 1 for body in self.certain), f"{self.certain} were published, there is {count}")
@@ -206,7 +207,7 @@ class DelayedLife(StoreLife):
             require(following in {self.sequence, self.sequence + bool(self.unsure)}, f"the publisher is asked for {following}")
 
     def moved(self) -> list[bytes]:
-        blocks: list[Block] = [block for block in self.desk.read_all() if not block.header.producer_id]
+        blocks: list[Block] = [block for block in self.harness.read_all() if not block.header.producer_id]
         return [bytes(body or b"") for block in blocks for body in block.body.values()]
 
 
@@ -215,32 +216,32 @@ class RetentionLife(StoreLife):
 
     def prepare(self) -> None:
         for _ in range(10):
-            self.desk.publish(2)
-        self.desk.sync()
+            self.harness.publish(2)
+        self.harness.sync()
         self.checkpoint()
-        assert self.desk.store is not None
+        assert self.harness.store is not None
         self.keep()
-        self.starts = {self.desk.log.start}
+        self.starts = {self.harness.log.start}
         """One of these it begins at."""
         self.left_below = 0
-        uuid = self.desk.store._uuid
-        self.keeper = LogKeeper(self.files, self.desk.directory, uuid, self.desk.log)
+        uuid = self.harness.store._uuid
+        self.keeper = LogKeeper(self.files, self.harness.directory, uuid, self.harness.log)
 
     def steps(self) -> list[Step]:
         return [partial(self.look, 2), partial(self.remove, 2), self.publish(3), self.sync, self.checkpoint, self.read,
-                lambda: self.desk.log.roll(self.desk.now_ns), self.publish(), self.sync, self.checkpoint, partial(self.look, 1),
+                lambda: self.harness.log.roll(self.harness.now_ns), self.publish(), self.sync, self.checkpoint, partial(self.look, 1),
                 partial(self.remove, 2), self.read]  # fmt: skip
 
     def look(self, kept: int) -> None:
         """What the storage actor asks each second."""
         retention = Retention(keep_chunks=kept, keep_s=1, keep_bytes=100)
-        end = self.desk.log.end
-        view = self.keeper.view(retention, end, end, self.desk.now_ns)
+        end = self.harness.log.end
+        view = self.keeper.view(retention, end, end, self.harness.now_ns)
         found = plan(retention, view, self.keeper.last_time_ns)
-        require(found.chunks < len(self.desk.log.chunks), "the ongoing chunk would go")
+        require(found.chunks < len(self.harness.log.chunks), "the ongoing chunk would go")
 
     def remove(self, chunks: int) -> None:
-        start = self.desk.log.chunks[chunks]
+        start = self.harness.log.chunks[chunks]
         before = max(self.starts)
         self.starts = {before, start}
         try:
@@ -257,7 +258,7 @@ class RetentionLife(StoreLife):
     def remove_left(self) -> None:
         """What cannot be removed now is tried again; nothing depends on it."""
         try:
-            remove_below(self.files, self.desk.directory, self.left_below)
+            remove_below(self.files, self.harness.directory, self.left_below)
         except OSError:
             self.refusals.append("OSError")
 
@@ -266,10 +267,10 @@ class RetentionLife(StoreLife):
         super().go_on()
 
     def check_log(self) -> None:
-        desk = self.desk
-        log = desk.log
+        harness = self.harness
+        log = harness.log
         require(log.start in self.starts, f"the log begins at {log.start}, and should at {self.starts}")
-        names = [name for name in self.files.list(desk.directory) if name[:1].isdigit() and int(name[:20]) < log.start]
+        names = [name for name in self.files.list(harness.directory) if name[:1].isdigit() and int(name[:20]) < log.start]
         require(not names, f"files of chunks that have gone: {names}")
         self.read()
-        self.check_producer([block.header.sequence for block in desk.read_all()])
+        self.check_producer([block.header.sequence for block in harness.read_all()])

@@ -40,8 +40,10 @@ from faults.call_state import ChannelLife, DelayedLife, RetentionLife
 from faults.failing import HITS, STICKY, WRITES, FailingFiles, Fault
 from support.lmdb_calls import LmdbCalls
 
-from zsq.storage import delayed_recovery, fsck, state_rebuild
-from zsq.storage.state_check import Verdict, findings
+from zsq.storage.checks import fsck
+from zsq.storage.delayed import delayed_recovery
+from zsq.storage.state import state_keeper as state_rebuild
+from zsq.storage.state.state_check import Verdict, findings
 
 LIVES: Final[dict[str, type[Life]]] = {
     "log": LogLife,

@@ -29,7 +29,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from zsq.storage.faulty_files import FaultyFiles, keep_none
+from support.faulty_files import FaultyFiles, keep_none
 
 from .recording import RecordingFiles
 from .same_process import looking_in_this_process

@@ -11,10 +11,11 @@ import random
 from dataclasses import dataclass, field
 from typing import Final
 
-from zsq.storage.damage import Hole
+from zsq.storage.directory.store import Store, open_store
 from zsq.storage.errors import Damaged, StorageError
-from zsq.storage.log import Log
-from zsq.storage.log_format import (
+from zsq.storage.log.damage import Hole
+from zsq.storage.log.log import Log
+from zsq.storage.log.log_format import (
     CHUNK_COPY_BYTES,
     CHUNK_HEADER_BYTES,
     FOOTER_BYTES,
@@ -23,9 +24,8 @@ from zsq.storage.log_format import (
     parse_chunk_name,
     unsynced_bytes,
 )
-from zsq.storage.store import Store, open_store
-from zsq.storage.transactions import Transaction
-from zsq.transport.block import HEADER_BYTES, Block, pack
+from zsq.storage.log.transactions import Transaction
+from zsq.transport.block.block import HEADER_BYTES, Block, pack
 
 from .damage_lives import delayed_bodies, read_all, unfinished
 from .damage_specimens import APP, CHANNELS, EPOCH_NS, PRODUCERS, SeededFiles, Specimen, Tree, abandon

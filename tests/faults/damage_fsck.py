@@ -8,9 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from unittest import mock
 
+from zsq.storage.checks.fsck import DAMAGE, TopicReport, check_topic
 from zsq.storage.errors import StorageError
-from zsq.storage.fsck import TopicReport, check_topic
-from zsq.storage.fsck_chunk import DAMAGE
 
 from .damage_check import Expected, Seen, examine, need
 from .damage_specimens import EPOCH_NS, Bench, SeededFiles, Specimen, Tree, capture
@@ -30,7 +29,10 @@ def sound_environments(sound: bool) -> Iterator[None]:
     if not sound:
         yield
         return
-    with mock.patch("zsq.storage.fsck.check_environment", return_value=[]), mock.patch("zsq.storage.fsck.check_delayed", return_value=[]):
+    with (
+        mock.patch("zsq.storage.checks.fsck.check_environment", return_value=[]),
+        mock.patch("zsq.storage.checks.fsck.check_delayed", return_value=[]),
+    ):
         yield
 
 

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-from zsq.storage.log_format import CHUNK_HEADER_BYTES, FOOTER_BYTES, chunk_name, index_name, parse_chunk_name
+from zsq.storage.log.log_format import CHUNK_HEADER_BYTES, FOOTER_BYTES, chunk_name, index_name, parse_chunk_name
 
 from .damage_lives import log_files
 from .damage_specimens import Specimen, Tree

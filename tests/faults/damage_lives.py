@@ -6,11 +6,11 @@ import random
 from pathlib import Path
 from typing import Final
 
+from zsq.storage.directory.store import Store, open_store
 from zsq.storage.errors import Damaged
-from zsq.storage.log import Log
-from zsq.storage.state import Table
-from zsq.storage.store import Store, open_store
-from zsq.transport.block import Block
+from zsq.storage.log.log import Log
+from zsq.storage.state.state import Table
+from zsq.transport.block.block import Block
 
 from .damage_specimens import CHANNELS, OPTIONS, TINY_OPTIONS, Bench, Maker, SeededFiles, Specimen, capture, still_clock, stored_blocks
 

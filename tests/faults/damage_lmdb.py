@@ -17,10 +17,11 @@ from dataclasses import replace
 from typing import Any, Final
 from unittest import mock
 
-from zsq.storage import delayed_rescue, state_check
+from zsq.storage.delayed import delayed_recovery as delayed_rescue
+from zsq.storage.directory.store import Store
 from zsq.storage.errors import StorageError, StoreFailed
-from zsq.storage.state import StateBatch
-from zsq.storage.store import Store
+from zsq.storage.state import state_check
+from zsq.storage.state.state import StateBatch
 
 from .damage_check import Expected, Seen, ViolationError, check, need, open_copy
 from .damage_specimens import CHANNELS, EPOCH_NS, Specimen, abandon
@@ -112,7 +113,7 @@ def start(specimen: Specimen, directory: str, want: Expected) -> tuple[int, str]
         _check_delayed(specimen, store)
     except StorageError as error:
         sys.stderr.write(f"{error!r}\n")
-        store.keeper.distrust()  # as `state_desk.py` does
+        store.keeper.distrust()  # as `commits.py` does
         abandon(store)
         return AGAIN, ""
     store.close()

@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from unittest import mock
 
-from zsq.storage.delayed_format import due_block
+from zsq.storage.delayed.delayed_format import due_block
+from zsq.storage.directory.store import Store, StoreOptions, TopicIdentity, create_store, open_store
 from zsq.storage.errors import Damaged
 from zsq.storage.files import Files
-from zsq.storage.log_format import CHUNK_HEADER_BYTES, FOOTER_BYTES, parse_chunk_name
-from zsq.storage.removal import remove_below
-from zsq.storage.state import ProducerRow, StateBatch, producer_after
-from zsq.storage.store import Identity, Store, StoreOptions, create_store, open_store
-from zsq.storage.transactions import Transaction, TransactionRow
-from zsq.transport.block import HEADER_BYTES, Block, Header, pack
-from zsq.transport.block_format import ADDRESSED
-from zsq.transport.codec import pack_value
+from zsq.storage.log.log_format import CHUNK_HEADER_BYTES, FOOTER_BYTES, parse_chunk_name
+from zsq.storage.log.removal import remove_below
+from zsq.storage.log.transactions import Transaction, TransactionRow
+from zsq.storage.state.state import ProducerRow, StateBatch, producer_after
+from zsq.transport.block.block import HEADER_BYTES, Block, Header, pack
+from zsq.transport.block.block_format import ADDRESSED
+from zsq.transport.wire.codec import pack_value
 
 Tree = dict[str, bytes]
 """Relative path -> content; a path that ends with a slash is a folder."""
@@ -59,7 +59,7 @@ class Specimen:
     """`past`: the tree at earlier moments. `closed`: in order, so that the state knows all of the log."""
 
     number: int
-    identity: Identity
+    identity: TopicIdentity
     options: StoreOptions
     closed: bool
     tree: Tree = field(default_factory=dict)
@@ -178,7 +178,7 @@ class Maker:
         self.files = SeededFiles(random.Random(number + 1))
         self.options = options
         self.base = self.random.choice((0, 0, 1000))
-        self.identity = Identity("clicks", f"{number + 1 + 0xF000_0000 * foreign:032x}", self.base)
+        self.identity = TopicIdentity("clicks", f"{number + 1 + 0xF000_0000 * foreign:032x}", self.base)
         shutil.rmtree(directory, ignore_errors=True)
         create_store(self.files, directory, self.identity, options)
         self.store = self.open()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from zsq.storage.log_format import STATE_NAME
-from zsq.storage.state_check import DATA_NAME
+from zsq.storage.log.log_format import STATE_NAME
+from zsq.storage.state.state_check import DATA_NAME
 
 from .life import Facts, Life
 

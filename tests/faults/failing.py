@@ -21,9 +21,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from support.faulty_files import FaultyFiles, FaultyNode
 from support.lmdb_calls import LmdbCall
-
-from zsq.storage.faulty_files import FaultyFiles, Node
 
 MODES: Final = ("once", "sticky", "late", "half", "short")
 WRITES: Final = frozenset({"writev", "lmdb_write", "lmdb_meta"})
@@ -206,7 +205,7 @@ class FailingFiles(FaultyFiles):
             self._images[inode] = Image(bytearray(self._whole(path)))
         return self._images[inode]
 
-    def _strangers(self, path: str, node: Node) -> dict[int, dict[str, bytes]]:
+    def _strangers(self, path: str, node: FaultyNode) -> dict[int, dict[str, bytes]]:
         found = super()._strangers(path, node)
         if self.lose_lmdb:
             for name in found[id(node)]:

@@ -14,20 +14,16 @@ from faults.fuzz_port import FakePort, by_name, own_frames, stranger_says
 from faults.fuzzing import Target, with_rig
 from faults.mutation import Mutator
 
-from zsq.actors import channel as channel_shell
-from zsq.actors import topic as topic_shell
-from zsq.actors.actor import Actor
-from zsq.actors.channel import Channel
-from zsq.actors.topic import Topic
-from zsq.transport import protocol as p
-from zsq.transport.block import Block, pack, with_place
-from zsq.transport.codec import encode
+from zsq.actors.channel.channel import ChannelActor
+from zsq.actors.runtime.actor import Actor
+from zsq.actors.topic.topic import TopicActor
+from zsq.transport.block.block import Block, pack, with_place
+from zsq.transport.wire import protocol as p
+from zsq.transport.wire.codec import encode
 
 Said = tuple[tuple[bytes, ...], bytes, tuple[bytes, ...]]
 PEERS: Final[Sequence[tuple[bytes, ...]]] = ((b"a",), (b"b",), (b"gateway-5", b"client"), (b"gateway-5", b"other"))
 NOW: Final = 10**18
-TOPIC_WORDS: Final = by_name(topic_shell.FRONT_WORDS)
-CHANNEL_WORDS: Final = by_name(channel_shell.FRONT_WORDS)
 
 
 def rig(actor: Actor, mutator: Mutator, deaf: Sequence[str] = ("front",)) -> dict[str, FakePort]:
@@ -35,10 +31,8 @@ def rig(actor: Actor, mutator: Mutator, deaf: Sequence[str] = ("front",)) -> dic
     ports: dict[str, FakePort] = {}
     raw: list[Any] = []
 
-    def open_port(endpoint: str, allowed: Any = None, **_: Any) -> FakePort:
-        port = ports.setdefault(endpoint, FakePort(mutator, endpoint, deaf=endpoint in deaf))
-        port.allowed = allowed if isinstance(allowed, frozenset) else None
-        return port
+    def open_port(endpoint: str, **_: Any) -> FakePort:
+        return ports.setdefault(endpoint, FakePort(mutator, endpoint, deaf=endpoint in deaf))
 
     ports["supervisor"] = FakePort(mutator, "supervisor")
     parts: dict[str, Any] = {
@@ -61,7 +55,7 @@ class TopicRig:
 
     def __init__(self, mutator: Mutator) -> None:
         self.mutator = mutator
-        self.actor = Topic(7, "topic t", {"front": "front", "storage": "storage", "closed": False})
+        self.actor = TopicActor(7, "topic t", {"front": "front", "storage": "storage", "closed": False})
         self.ports = rig(self.actor, mutator)
         self.storage = self.ports["storage"] = FakePort(mutator, "storage")
         table = {"producers": {77: (3, ((2, 100),)), 88: (1, ((0, NOW, 5),))}, "head": 1000, "visible_end": -1}
@@ -82,10 +76,10 @@ class TopicRig:
                 p.Hello(p.PROTOCOL_VERSION, producer, 30_000), p.Pub(), p.Pub(), p.PubDelayed(1 + mutator.below(1_000)), p.Bye(),
                 p.Attach("c", self.head - mutator.below(20), 10**6), p.Credit(10**6 + mutator.below(10**6)),
             )  # fmt: skip
-            word = mutator.one(words)
-            return peer, encode(word), own_frames(block) if isinstance(word, (p.Pub, p.PubDelayed)) else ()
+            message = mutator.one(words)
+            return peer, encode(message), own_frames(block) if isinstance(message, (p.Pub, p.PubDelayed)) else ()
         known = {"version": (1,), "producer_id": (77, 88, 99), "next_offset": (self.head, self.head - 3, 0), "credit_bytes": (10**6, 10**7)}
-        return peer, *stranger_says(mutator, (*TOPIC_WORDS, *(p.Pub, p.PubDelayed, p.Attach) * 3), known)
+        return peer, *stranger_says(mutator, (*by_name(self.ports["front"].routes), *(p.Pub, p.PubDelayed, p.Attach) * 3), known)
 
     def hear(self, said: Said) -> bool:
         answered = len(self.ports["front"].sent)
@@ -109,16 +103,16 @@ class TopicRig:
 
     def _storage_answers(self) -> None:
         while self.storage.sent:
-            _, word, blocks = self.storage.sent.popleft()
+            _, message, blocks = self.storage.sent.popleft()
             count = sum(block.count for block in blocks)
-            if isinstance(word, (p.Append, p.AppendDelayed)) and self.mutator.chance(10):
-                self.storage.say((), p.Failed(word.request, "E_DISK_FULL", "full"))
-            elif isinstance(word, p.Append):
-                self.storage.say((), p.Appended(word.request, self.head, NOW))
+            if isinstance(message, (p.Append, p.AppendDelayed)) and self.mutator.chance(10):
+                self.storage.say((), p.Failed(message.request, "E_DISK_FULL", "full"))
+            elif isinstance(message, p.Append):
+                self.storage.say((), p.Appended(message.request, self.head, NOW))
                 self.head += count
-            elif isinstance(word, p.AppendDelayed):
-                assert len(word.delays_ms) == len(blocks)
-                self.storage.say((), p.Kept(word.request, tuple((NOW, self.serial + n) for n in range(len(blocks)))))
+            elif isinstance(message, p.AppendDelayed):
+                assert len(message.delays_ms) == len(blocks)
+                self.storage.say((), p.Kept(message.request, tuple((NOW, self.serial + n) for n in range(len(blocks)))))
                 self.serial += count
         if self.mutator.chance(20):
             self.head += 5
@@ -136,7 +130,7 @@ class ChannelRig:
         data = {"row": row, "end": 90, "start": 0, "deferred": (0, 0, 0), "holes": ((2, 2, 1, 0),), "more": False}
         names = ("front", "topic", "storage", "scan")
         told = {"channel": "c", "closed": False, "topic_name": "t", "uuid": "00" * 16, **{name: name for name in names}}
-        self.actor = Channel(7, "channel t/c", told)
+        self.actor = ChannelActor(7, "channel t/c", told)
         self.ports = rig(self.actor, mutator)
         self.storage = self.ports["storage"] = FakePort(mutator, "storage")
         self.storage.say((), p.Done(1, data))
@@ -163,14 +157,14 @@ class ChannelRig:
                 "ready": (1, 100),
                 "sample_rate": (0, 0, 50),
             }
-            return peer, *stranger_says(mutator, (*CHANNEL_WORDS, *(p.Fin, p.Req, p.Touch) * 5), known)
+            return peer, *stranger_says(mutator, (*by_name(self.ports["front"].routes), *(p.Fin, p.Req, p.Touch) * 5), known)
         ranges = tuple((mutator.below(90), mutator.below(5)) for _ in range(mutator.below(4)))
         delay_ms = mutator.one((0, 0, 1, 1_000, p.BACKOFF, p.DEAD))
         words: Sequence[p.Wire] = (
             p.Fin(mutator.below(2), token, ranges), p.Req(mutator.below(2), token, ranges, delay_ms, "why"),
             p.Touch(mutator.below(2), token), p.Ready(mutator.below(20)), p.Beat(), p.Scan(1), p.Bye(),
         )  # fmt: skip
-        if peer not in self.actor.delivery.consumers or mutator.chance(20):
+        if peer not in self.actor.core.consumers or mutator.chance(20):
             return peer, encode(p.Sub(1, p.PROTOCOL_VERSION, mutator.below(20), 0, 30_000, "me")), ()
         return peer, encode(mutator.one(words)), ()
 
@@ -181,11 +175,11 @@ class ChannelRig:
         self.actor.on_turn()
         taken = True
         while front.sent:
-            peer, word, blocks = front.sent.popleft()
-            taken = taken and not isinstance(word, p.Failed)
-            if isinstance(word, p.Deliver):
-                self.leases = [*self.leases[-9:], (peer, word.token)]
-                assert sum(run[1] for run in word.runs) == blocks[0].count
+            peer, message, blocks = front.sent.popleft()
+            taken = taken and not isinstance(message, p.Failed)
+            if isinstance(message, p.Deliver):
+                self.leases = [*self.leases[-9:], (peer, message.token)]
+                assert sum(run[1] for run in message.runs) == blocks[0].count
         if self.mutator.chance(3):
             self._others_answer()
         if self.mutator.chance(100):
@@ -198,14 +192,14 @@ class ChannelRig:
 
     def _others_answer(self) -> None:
         while self.storage.sent:
-            _, word, _ = self.storage.sent.popleft()
-            if isinstance(word, p.Fetch):
-                found = [block for block in self.blocks if block.next_offset > word.offset][:3]
-                self.storage.say((), p.Blocks(word.request, 0, 90, found[-1].next_offset if found else 90), found)
-            elif isinstance(word, p.Due):
-                self.storage.say((), p.Done(word.request, {"rows": (), "next_due_ns": 0, "deferred": 0}))
-            elif isinstance(word, p.Save) and not word.more:
-                self.storage.say((), p.Done(word.request, {}))
+            _, message, _ = self.storage.sent.popleft()
+            if isinstance(message, p.Fetch):
+                found = [block for block in self.blocks if block.next_offset > message.offset][:3]
+                self.storage.say((), p.Blocks(message.request, 0, 90, found[-1].next_offset if found else 90), found)
+            elif isinstance(message, p.Due):
+                self.storage.say((), p.Done(message.request, {"rows": (), "next_due_ns": 0, "deferred": 0}))
+            elif isinstance(message, p.Save) and not message.more:
+                self.storage.say((), p.Done(message.request, {}))
         drain(self.actor, self.storage)
         topic = self.ports.get("topic")
         if topic is not None:

@@ -17,16 +17,16 @@ from faults.fuzz_wire import word_frame
 from faults.fuzzing import Target, with_rig
 from faults.mutation import Mutator
 
-from zsq.actors import gateway as gateway_shell
-from zsq.actors.child import ChildSpec
-from zsq.actors.gateway import Gateway
-from zsq.actors.options import ServeOptions
-from zsq.actors.process_table import Child
-from zsq.actors.registry import Registry
-from zsq.actors.supervisor import Supervisor
+from zsq.actors.gateways import zeromq as gateway_shell
+from zsq.actors.gateways.zeromq import ZeroMqGateway
+from zsq.actors.runtime.child import ChildSpec
+from zsq.actors.runtime.process_table import Child
+from zsq.actors.settings.options import ServeOptions
+from zsq.actors.supervisor.supervisor import Supervisor
+from zsq.actors.supervisor.topics.registry import Registry
 from zsq.storage.files import Files
-from zsq.transport import protocol as p
-from zsq.transport.codec import encode
+from zsq.transport.wire import protocol as p
+from zsq.transport.wire.codec import encode
 
 
 class GatewayRig:
@@ -34,7 +34,7 @@ class GatewayRig:
 
     def __init__(self, mutator: Mutator) -> None:
         self.mutator = mutator
-        self.actor = Gateway(5, "gateway", {"listen": "x:1", "push": "x:2", "supervisor": "supervisor-front"})
+        self.actor = ZeroMqGateway(5, "gateway", {"listen": "x:1", "push": "x:2", "supervisor": "supervisor-front"})
         self.ports = rig(self.actor, mutator, ("front",))
         self.actor.context = zmq.Context()
         bound = iter(("front", "push"))
@@ -72,11 +72,13 @@ class GatewayRig:
         drain(self.actor, port)
         asking = self.ports["supervisor-front"]
         while asking.sent:
-            _, word, _ = asking.sent.popleft()
-            if isinstance(word, p.Lookup):
+            _, message, _ = asking.sent.popleft()
+            if isinstance(message, p.Lookup):
                 where = {kind: f"ipc:///nowhere/{kind}" for kind in ("topic", "reader", "stage", "push", "channel")}
                 refused = self.mutator.chance(5)
-                asking.say((), p.Failed(word.request, "E_NOT_FOUND", "x") if refused else p.Done(word.request, where | {"uuid": "00" * 16}))
+                asking.say(
+                    (), p.Failed(message.request, "E_NOT_FOUND", "x") if refused else p.Done(message.request, where | {"uuid": "00" * 16})
+                )
         drain(self.actor, asking)
         for endpoint, other in self.ports.items():
             if endpoint.startswith("ipc:") and self.mutator.chance(20):
@@ -132,6 +134,8 @@ class SupervisorRig:
         self.table = FakeTable()
         parts: dict[str, Any] = {"port": self.port, "table": self.table}
         vars(self.supervisor).update(parts)
+        vars(self.supervisor.processes).update({"_port": self.port, "table": self.table})
+        vars(self.supervisor.requests)["send"] = self.port.send
 
     def draw(self) -> Said:
         mutator = self.mutator
@@ -175,12 +179,12 @@ class SupervisorRig:
         """As the loop does it, without waiting."""
         supervisor = self.supervisor
         supervisor._on_processes()
-        supervisor.management.tick(time.monotonic_ns())
+        supervisor.requests.tick(time.monotonic_ns())
         supervisor.alarms.tick(time.monotonic_ns())
-        supervisor._kill_late()
-        supervisor._starts_until_ns, supervisor._more_to_start = time.monotonic_ns() + 10**9, False
-        for group in list(supervisor.groups.values()):
-            supervisor.guarded(group, group.tick)
+        supervisor.processes.kill_late()
+        supervisor.processes.begin_turn(time.monotonic_ns() + 10**9)
+        for group in list(supervisor.state.groups.values()):
+            supervisor.state.guarded(group, group.tick)
 
     def _children(self) -> None:
         """Some are born, some answer, some die."""
@@ -196,17 +200,17 @@ class SupervisorRig:
             elif child.state == "stopping" or self.mutator.chance(200):
                 self.table.kill(child)
         while self.port.sent:
-            envelope, word, _ = self.port.sent.popleft()
+            envelope, message, _ = self.port.sent.popleft()
             key = int(envelope[0][6:]) if envelope and envelope[0].startswith(b"child-") else 0
-            if isinstance(word, p.Order) and not self.mutator.chance(10):
-                found: dict[str, Any] = {"head": 10, "offset": 5, "settings": {}, "retention": {}, "rows": ()}
-                self.port.say(envelope, p.Failed(word.request, "E_X", "x") if self.mutator.chance(8) else p.Done(word.request, found))
-            elif isinstance(word, p.Ask):
+            if isinstance(message, p.Order) and not self.mutator.chance(10):
+                found: dict[str, Any] = {"head": 10, "start": 5, "end": 10, "offset": 5, "settings": {}, "retention": {}, "rows": ()}
+                self.port.say(envelope, p.Failed(message.request, "E_X", "x") if self.mutator.chance(8) else p.Done(message.request, found))
+            elif isinstance(message, p.Ask):
                 kind = self.table.children[key].spec.kind if key in self.table.children else ""
-                self.port.say(envelope, p.Pulse(key, word.request, _stats(kind), {}))
+                self.port.say(envelope, p.Pulse(key, message.request, _stats(kind), {}))
 
     def close(self) -> None:
-        self.supervisor.registry.memory.close()
+        self.supervisor.state.registry.memory.close()
         self.supervisor.context.destroy(linger=0)
         shutil.rmtree(self.folder, ignore_errors=True)
 

@@ -14,14 +14,14 @@ from faults.fuzz_wire import block_frames
 from faults.fuzzing import Target, with_rig
 from faults.mutation import Mutator
 
-from zsq.transport import protocol as p
-from zsq.transport.block import Block, pack
-from zsq.transport.codec import block_frames as frames_of
-from zsq.transport.codec import decode, encode, frames_blocks
+from zsq.transport.block.block import Block, pack
+from zsq.transport.client.core.consumer_session import ConsumerSession
+from zsq.transport.client.core.producer_session import PendingBlock, ProducerSession
+from zsq.transport.client.core.stage_session import StageSession
 from zsq.transport.errors import CorruptBlock, UsageError
-from zsq.transport.session import Parcel, ProducerSession
-from zsq.transport.session_consumer import ConsumerSession
-from zsq.transport.session_stage import StageSession
+from zsq.transport.wire import protocol as p
+from zsq.transport.wire.codec import block_frames as frames_of
+from zsq.transport.wire.codec import decode, encode, frames_blocks
 
 Said = tuple[bytes, tuple[bytes, ...]]
 
@@ -43,7 +43,7 @@ class ClientRig:
         """What a broker would say."""
         raise NotImplementedError
 
-    def take(self, word: p.Wire, blocks: list[Block]) -> None:
+    def take(self, message: p.Wire, blocks: list[Block]) -> None:
         raise NotImplementedError
 
     def go_on(self) -> None:
@@ -52,8 +52,8 @@ class ClientRig:
 
     def draw(self) -> Said:
         if self.mutator.chance(2):
-            word, blocks = self.right()
-            return encode(word), tuple(bytes(part) for part in frames_of(blocks))
+            message, blocks = self.right()
+            return encode(message), tuple(bytes(part) for part in frames_of(blocks))
         known = {"expected": (0, 1, 2), "token": (5, 6), "request": (1, 2, 3), "sequence": (0, 1, 2)}
         control, frames = stranger_says(self.mutator, self.words, known)
         return control, frames or (block_frames(self.mutator) if self.mutator.chance(2) else ())
@@ -84,17 +84,17 @@ class ProducerRig(ClientRig):
 
     def right(self) -> tuple[p.Wire, Sequence[Block]]:
         first = next(iter(self.session.window), 0)
-        word: p.Wire = self.mutator.one((p.Welcome(1, first, 10**6, 30_000), p.Stored(((first, 5),)), p.Delayed(first, 5, 5)))
-        return word, ()
+        message: p.Wire = self.mutator.one((p.Welcome(1, first, 10**6, 30_000), p.Stored(((first, 5),)), p.Delayed(first, 5, 5)))
+        return message, ()
 
-    def take(self, word: p.Wire, blocks: list[Block]) -> None:
-        self.session.on_word(word)
+    def take(self, message: p.Wire, blocks: list[Block]) -> None:
+        self.session.on_word(message)
 
     def go_on(self) -> None:
         if len(self.session.queue) < 5:
-            self.session.add(Parcel(pack([b"x"]), self.mutator.below(2)))
-        while (parcel := self.session.take()) is not None:
-            parcel.wire_header(self.session.producer_id)
+            self.session.add(PendingBlock(pack([b"x"]), self.mutator.below(2)))
+        while (pending := self.session.take()) is not None:
+            pending.wire_header(self.session.producer_id)
         assert self.session.window_bytes >= 0
         assert 1_000 <= self.session.heartbeat_ms <= 60_000
         self.session.refused.clear()
@@ -117,8 +117,8 @@ class ConsumerRig(ClientRig):
             return p.Answer(request, 5, ()), ()
         return p.Deliver(5 + self.mutator.below(2), ((10, 2, 1), (20, 1, 2)), 60_000), (pack([b"a", b"b", b"c"]),)
 
-    def take(self, word: p.Wire, blocks: list[Block]) -> None:
-        self.session.on_word(word, blocks, self.now_ns)
+    def take(self, message: p.Wire, blocks: list[Block]) -> None:
+        self.session.on_word(message, blocks, self.now_ns)
 
     def go_on(self) -> None:
         mutator, session = self.mutator, self.session
@@ -161,8 +161,8 @@ class StageRig(ClientRig):
         )  # fmt: skip
         return self.mutator.one(words), ()
 
-    def take(self, word: p.Wire, blocks: list[Block]) -> None:
-        self.session.on_word(word, self.now_ns)
+    def take(self, message: p.Wire, blocks: list[Block]) -> None:
+        self.session.on_word(message, self.now_ns)
 
     def go_on(self) -> None:
         session = self.session

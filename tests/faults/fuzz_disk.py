@@ -17,18 +17,21 @@ from faults.fuzz_wire import BLOCKS, changed_header
 from faults.fuzzing import Target, Trial
 from faults.mutation import Mutator
 
-from zsq.actors import registry_format
-from zsq.storage import damage, delayed_format, delayed_head, disk_queue_format, log_format, snapshot, state_rows
-from zsq.storage.delayed_rows import Progress
+from zsq.actors.supervisor.topics import registry_format
+from zsq.storage.delayed import delayed_format
+from zsq.storage.delayed import delayed_recovery as delayed_head
+from zsq.storage.delayed.delayed import Progress
+from zsq.storage.directory.store import TopicIdentity, read_identity
 from zsq.storage.errors import Damaged, ForeignDirectory
 from zsq.storage.files import Files
-from zsq.storage.index import Index
-from zsq.storage.mark import Adopted, Mark, decode_mark, encode_mark
-from zsq.storage.state_keeper import Starts
-from zsq.storage.store import Identity, read_identity
-from zsq.storage.transactions import StagedFile, StageRow, Transaction, TransactionRow
-from zsq.transport.block import HEADER_BYTES, MARK
-from zsq.transport.codec import pack_value
+from zsq.storage.log import damage, log_format
+from zsq.storage.log.index import Index
+from zsq.storage.log.transactions import Adopted, Mark, StagedFile, StageRow, Transaction, TransactionRow, decode_mark, encode_mark
+from zsq.storage.nsq import disk_queue_format
+from zsq.storage.state import snapshot, state_rows
+from zsq.storage.state.state_keeper import Starts
+from zsq.transport.block.block import HEADER_BYTES, MARK
+from zsq.transport.wire.codec import pack_value
 
 SEED: Final = 0x12345678
 UUID: Final = bytes(range(16))
@@ -230,7 +233,7 @@ def _try_small(data: bytes) -> bool:
     taken = damage.decode_bad_head(data) is not None
     with contextlib.suppress(ForeignDirectory):
         found = read_identity(files, "")
-        taken = taken or isinstance(found, Identity)
+        taken = taken or isinstance(found, TopicIdentity)
     progress = delayed_head.noted_progress(files, "")
     assert all(type(one) is int for one in progress), progress
     starts = Starts(files, "")

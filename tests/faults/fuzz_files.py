@@ -20,14 +20,14 @@ from faults.fuzz_wire import BLOCKS, message_frames
 from faults.fuzzing import Target, with_rig
 from faults.mutation import Mutator
 
-from zsq.actors.port import Mail, Port
-from zsq.apps.dump import recognise as kinds
+from zsq.actors.runtime.port import Mail, Port
+from zsq.apps.dump import kinds
 from zsq.apps.dump.dump import dump
 from zsq.apps.dump.record import DAMAGED, as_json, as_line
-from zsq.storage.disk_queue import DiskQueue
-from zsq.storage.disk_queue_format import Meta, data_name, encode_meta, encode_record, meta_name
 from zsq.storage.errors import StorageError
-from zsq.storage.log_format import encode_chunk_header, encode_disk_header
+from zsq.storage.log.log_format import encode_chunk_header, encode_disk_header
+from zsq.storage.nsq.disk_queue import DiskQueue
+from zsq.storage.nsq.disk_queue_format import Meta, data_name, encode_meta, encode_record, meta_name
 from zsq.transport.errors import ZsqError
 
 NAME: Final = "clicks:archive"
@@ -147,7 +147,7 @@ class PortRig:
             if isinstance(mail, Mail):
                 with contextlib.suppress(ZsqError):
                     mail.blocks()
-            assert self.port.send(mails[-1].envelope, mails[-1].word)
+            assert self.port.send(mails[-1].envelope, mails[-1].message)
         return taken
 
     def close(self) -> None:

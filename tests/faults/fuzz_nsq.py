@@ -9,23 +9,23 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from faults.fuzzing import Target, with_rig
 from faults.mutation import Mutator
 
-from zsq.transport.nsq.answers import PENDING_MAX
 from zsq.transport.nsq.backend import Authorized
-from zsq.transport.nsq.identify import Identity
+from zsq.transport.nsq.identify import ClientIdentity
 from zsq.transport.nsq.layers import DeflateLayer, Layer, LayerError, Layers, SnappyLayer, snappy_is_here
 from zsq.transport.nsq.limits import NsqLimits
 from zsq.transport.nsq.lookup import LookupFailed, parse_channels
 from zsq.transport.nsq.permissions import BadAuthorization, parse_state
-from zsq.transport.nsq.session import Session
-from zsq.transport.nsq.states import State
+from zsq.transport.nsq.session import PENDING_MAX, Session, State
 from zsq.transport.nsq.wire import message_id
 
 _LIMITS: Final = NsqLimits(max_msg_size=1_000, max_body_size=5_000, snappy=snappy_is_here())
+_AUTH_LIMITS: Final = replace(_LIMITS, auth_required=True)
 _IDENTITIES: Final = tuple(
     json.dumps({"client_id": "c", "feature_negotiation": True} | more).encode()
     for more in (
@@ -80,7 +80,7 @@ class ConnectionRig:
         self.closed = False
         self.now_ns = 0
         self.written = 0
-        self.session = Session(_LIMITS, self, self._write, 0)
+        self.session = Session(self.mutator.one((_LIMITS, _AUTH_LIMITS)), self, self._write, 0)
         self._hear(b"  V2")
 
     def draw(self) -> bytes:
@@ -112,6 +112,7 @@ class ConnectionRig:
         while self.waiting and not self.mutator.chance(3):
             answer = self.waiting.pop(self.mutator.below(len(self.waiting)))
             answer("" if self.mutator.chance(4) else self.mutator.one(("", "no", "E_AUTH_FAILED", "ä\n")))
+            self._go_on()
         if self.mutator.chance(20):
             self.now_ns += self.mutator.one((1, 10**9, 31 * 10**9, 200 * 10**9))
             assert self.session.on_time(self.now_ns) > self.now_ns
@@ -126,6 +127,11 @@ class ConnectionRig:
     def _hear(self, plain: bytes) -> None:
         if plain and not self.closed:
             self.session.receive(plain, self.now_ns)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        while self.session.more and self.session.reading and not self.closed:
+            self.session.go_on(self.now_ns)
 
     def _write(self, data: bytes) -> None:
         assert data
@@ -147,7 +153,7 @@ class ConnectionRig:
         assert topic
         self._later(answer)
 
-    def subscribe(self, topic: str, channel: str, identity: Identity, answer: Callable[[str], None]) -> None:
+    def subscribe(self, topic: str, channel: str, identity: ClientIdentity, answer: Callable[[str], None]) -> None:
         self._later(answer)
 
     def set_ready(self, count: int) -> None:
@@ -161,19 +167,22 @@ class ConnectionRig:
         assert 0 <= delay_ms <= _LIMITS.max_req_timeout_ms
         return id == _ID
 
+    def held_by_other(self, id: bytes) -> bool:
+        return self.mutator.chance(2)
+
     def touch(self, id: bytes) -> bool:
         return id == _ID
 
     def leave(self) -> None:
         pass
 
-    def authenticate(self, secret: bytes, identity: Identity, answer: Callable[[Authorized | str], None]) -> None:
+    def authenticate(self, secret: bytes, identity: ClientIdentity, answer: Callable[[Authorized | str], None]) -> None:
         answer(_Grant() if self.mutator.chance(2) else "no")
 
     def permitted(self, permission: str, topic: str, channel: str, answer: Callable[[str], None]) -> None:
         self._later(answer)
 
-    def upgrade(self, layer: str, identity: Identity, rest: bytes, answer: Callable[[str], None]) -> None:
+    def upgrade(self, layer: str, identity: ClientIdentity, rest: bytes, answer: Callable[[str], None]) -> None:
         made, own = (SnappyLayer(), SnappyLayer()) if layer == "snappy" else (DeflateLayer(6), DeflateLayer(6))
         self.layers.push(made)
         self.packers.append(own)

@@ -17,20 +17,13 @@ from faults.fuzz_wire import BLOCKS, changed_header
 from faults.fuzzing import Target, with_rig
 from faults.mutation import Mutator
 
-from zsq.actors import read_desk, stage_desk, storage_actor
-from zsq.actors.storage_actor import StorageActor
-from zsq.transport import protocol as p
-from zsq.transport.block import encode_header, pack
-from zsq.transport.codec import encode
+from zsq.actors.storage.storage_actor import StorageActor
+from zsq.transport.block.block import encode_header, pack
+from zsq.transport.wire import protocol as p
+from zsq.transport.wire.codec import encode
 
 SHM: Final = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 STAGES: Final = tuple(bytes([n]) * 16 for n in range(3))
-WORDS: Final[dict[str, tuple[type[p.Wire], ...]]] = {
-    "front": by_name(storage_actor.FRONT_WORDS),
-    "reader": by_name(read_desk.READER_WORDS),
-    "stage": by_name(stage_desk.STAGE_WORDS),
-    "push": (p.Push,),
-}
 
 
 class StorageRig:
@@ -83,7 +76,7 @@ class StorageRig:
         if mutator.chance(3):
             return name, self._right(name)
         peer = mutator.one(PEERS)
-        words = WORDS[name]
+        words = by_name(self.ports[name].routes) or (p.Push,)
         end = self.actor.store.log.end
         known: dict[str, Sequence[Any]] = {
             "channel": ("c", "d", "e#ephemeral"), "epoch": (self.actor._epoch,), "stage": STAGES, "app": ("q",), "kind": ("app", "job"),
@@ -132,13 +125,13 @@ class StorageRig:
             p.OpenChannel(request, mutator.one(("c", "d", "e#ephemeral")), {}), p.Fetch(request, 0, 4_096),
             p.Due(request, "c", 2 * NOW, 10),
             p.Save(request, "c", {"next": 1, "paused": False, "counters": {}}, ((0, 1, 1, 0),), (), False, False), p.Scan(request),
-            p.OpenTopic(request), p.Pause(request, mutator.chance(2)), p.Empty(request),
+            p.OpenTopic(request), p.Pause(request, mutator.chance(2)), p.Empty(request, -1),
         )  # fmt: skip
-        word = mutator.one(words)
-        if not isinstance(word, (p.Append, p.AppendDelayed)):
-            return peer, encode(word), ()
+        message = mutator.one(words)
+        if not isinstance(message, (p.Append, p.AppendDelayed)):
+            return peer, encode(message), ()
         self.sequences[producer] += 1
-        return peer, encode(word), own_frames(block)
+        return peer, encode(message), own_frames(block)
 
     def hear(self, given: tuple[str, Said]) -> bool:
         name, said = given

@@ -14,19 +14,18 @@ from crc32c import crc32c
 from faults.fuzzing import Target, Trial
 from faults.mutation import Mutator, deep_frame
 
-from zsq.apps.spark.offsets import Place
-from zsq.storage.delayed_format import parse_key
-from zsq.storage.disk_queue_format import parse_data_name, parse_meta_name
-from zsq.storage.log_format import parse_bad_name, parse_chunk_name
-from zsq.transport import address, codec, sockets, stored
-from zsq.transport.addressing import addressees
-from zsq.transport.block import Block, Header, check_block, check_columns, cut, decode_header, encode_header, pack
-from zsq.transport.block_format import HEADER_BYTES, HEADERS_BYTES_MAX, WIRE_MAGIC
-from zsq.transport.block_gather import gather
-from zsq.transport.dead_letter import pack_dead, redriven
+from zsq.apps.spark.planning import StreamPosition
+from zsq.storage.delayed.delayed_format import parse_key
+from zsq.storage.log.log_format import parse_bad_name, parse_chunk_name
+from zsq.storage.nsq.disk_queue_format import parse_data_name, parse_meta_name
+from zsq.transport.block.block import Block, Header, check_block, check_columns, cut, decode_header, encode_header, gather, pack
+from zsq.transport.block.block_format import HEADER_BYTES, HEADERS_BYTES_MAX, WIRE_MAGIC
+from zsq.transport.client.core import message as stored
 from zsq.transport.errors import UsageError, ZsqError
 from zsq.transport.names import check_name
-from zsq.transport.protocol import WORDS, Wire, check_transaction
+from zsq.transport.wire import address, codec, sockets
+from zsq.transport.wire.dead_letter import addressees, pack_dead, redriven
+from zsq.transport.wire.protocol import WORDS, Wire, check_transaction
 
 Buffers = tuple[bytes, ...]
 
@@ -48,14 +47,14 @@ _NAMED: Final[dict[str, Any]] = {  # what fields of these names hold in life
 _DEFAULTS: Final[dict[type, Any]] = {int: 5, str: "text", bytes: b"bytes", bool: True, float: 0.5, tuple: ((1, 2),), dict: {"a": 1}}
 
 
-def usual_fields(word: type[Wire]) -> list[Any]:
+def usual_fields(message: type[Wire]) -> list[Any]:
     """What the fields of such a word hold in life."""
-    hints = get_type_hints(word)
-    kinds = {field.name: getattr(hints[field.name], "__origin__", hints[field.name]) for field in dataclasses.fields(word)}
+    hints = get_type_hints(message)
+    kinds = {field.name: getattr(hints[field.name], "__origin__", hints[field.name]) for field in dataclasses.fields(message)}
     return [_NAMED[name] if type(_NAMED.get(name)) is kind else _DEFAULTS[kind] for name, kind in kinds.items()]
 
 
-USUAL: Final = {op: usual_fields(word) for op, word in WORDS.items()}
+USUAL: Final = {op: usual_fields(message) for op, message in WORDS.items()}
 FRAMES: Final = [codec.encode(WORDS[op](*fields)) for op, fields in USUAL.items()]
 
 
@@ -86,11 +85,11 @@ def word_frame(mutator: Mutator, ops: Sequence[int] = tuple(USUAL)) -> bytes:
 
 def _try_word(frame: bytes) -> bool:
     try:
-        word = codec.decode(frame)
+        message = codec.decode(frame)
     except UsageError as error:
         return _refused(error)
-    for field in dataclasses.fields(word):
-        value = getattr(word, field.name)
+    for field in dataclasses.fields(message):
+        value = getattr(message, field.name)
         if type(value) is dict:  # such are passed on as they are, and shown; rows are looked at by who takes them
             assert codec.pack_value(codec.unpack_value(codec.pack_value(value))) == codec.pack_value(value)
             repr(value)
@@ -119,12 +118,12 @@ class Part:
 
 def _try_message(parts: Buffers) -> bool:
     try:
-        envelope, word, rest = sockets.open_frames([Part(part) for part in parts])
+        envelope, message, rest = sockets.open_frames([Part(part) for part in parts])
         codec.frames_blocks(rest)
     except ZsqError:
         return False
     assert len(envelope) + 2 + len(rest) == len(parts)
-    return type(word) in WORDS.values()
+    return type(message) in WORDS.values()
 
 
 def message_frames(mutator: Mutator) -> Buffers:
@@ -301,7 +300,7 @@ _PLACES: Final = [
 
 def _try_place(data: bytes) -> bool:
     try:
-        Place.from_json(data.decode(errors="replace"))
+        StreamPosition.from_json(data.decode(errors="replace"))
     except UsageError:
         return False
     return True

@@ -1,4 +1,4 @@
-"""A topic's store as `Desk` has it, with more that is promised: channels, producers, delayed messages, retention; recorded and checked."""
+"""A topic's store with more that is promised: channels, producers, delayed messages, retention. Recorded and checked."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 import pytest
-from support.desk import PRODUCER, SMALL, Desk
+from support.faulty_files import FaultyFiles
+from support.storage_harness import PRODUCER, SMALL, StorageHarness
 
-from zsq.storage.delayed import DelayedStore
-from zsq.storage.delayed_format import DelayedKey, DelayedRow, due_block
+from zsq.storage.delayed.delayed import DelayedStore
+from zsq.storage.delayed.delayed_format import DelayedKey, DelayedRow, due_block
+from zsq.storage.directory.store import Store, StoreOptions
 from zsq.storage.errors import DiskFull
-from zsq.storage.faulty_files import FaultyFiles
-from zsq.storage.log_format import chunk_name
-from zsq.storage.removal import remove_below
-from zsq.storage.state import ChannelRow, HoleRow, StateBatch, Table, producer_after
-from zsq.storage.store import Store, StoreOptions
-from zsq.transport.block import Block, pack
+from zsq.storage.log.log_format import chunk_name
+from zsq.storage.log.removal import remove_below
+from zsq.storage.state.state import ChannelRow, HoleRow, StateBatch, Table, producer_after
+from zsq.transport.block.block import Block, pack
 
 from .recording import RecordingFiles
 
 PUBLISHER: Final = 99  # of delayed messages
-_NOT_PROMISED: Final = frozenset({"files", "store", "root", "directory", "options", "facts", "lagging", "damage"})  # or not copied
+_NOT_PROMISED: Final = frozenset({"files", "store", "root", "directory", "options", "facts", "lagging", "damage", "rig"})  # or not copied
 
 Facts = dict[str, Any]
 
 
-class Life(Desk):
+class Life(StorageHarness):
     """`facts`: what the state held after each commit, the first one before any; shared by all promises of one recording."""
 
     def __init__(self, root: Path, options: StoreOptions = SMALL) -> None:
@@ -118,7 +118,7 @@ class Life(Desk):
 
         So all that is below must be in the rows, also what nobody has asked to be synced: the storage actor answers it, and notes it
         for the rows, at the begin of each turn, and commits at its end. (A commit which left that out would make any recovery ask
-        for blocks that are there. That the actor does not is shown by tests/actors/test_storage_commits.py.)
+        for blocks that are there. That the actor does not is shown by tests/actors/storage/test_storage_commits.py.)
         """
         assert self.store is not None
         self.answer_durable()

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
-from zsq.storage.disk_queue import DiskQueue
-from zsq.storage.faulty_files import FaultyFiles
+from support.faulty_files import FaultyFiles
+
+from zsq.storage.nsq.disk_queue import DiskQueue
 
 from .recording import RecordingFiles
 from .subject import Recorded, recorder

@@ -5,7 +5,7 @@
     with files.recording(subject.promise) as trace:
         work(subject)                           # trace.steps: every write, cut, name and sync
 
-A step says nothing about success: it is what reached the page cache. `states.py` makes disks of it as a power cut may leave them.
+A step says nothing about success: it is what reached the page cache. `session.py` makes disks of it as a power cut may leave them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from support.faulty_files import FaultyFiles, FaultyNode
 from support.lmdb_calls import LmdbCall, LmdbCalls
-
-from zsq.storage.faulty_files import FaultyFiles, Node
 
 
 class Step(NamedTuple):
@@ -74,7 +73,7 @@ class RecordingFiles(FaultyFiles):
         super().__init__(os.path.realpath(root))
         self.trace: Trace | None = None
         self._promise: Callable[[], Any] = lambda: None
-        self._numbers: dict[Node, int] = {}
+        self._numbers: dict[FaultyNode, int] = {}
 
     @contextmanager
     def recording(self, promise: Callable[[], Any]) -> Iterator[Trace]:
@@ -95,7 +94,7 @@ class RecordingFiles(FaultyFiles):
         finally:
             self.trace = None
 
-    def _note_tree(self, trace: Trace, path: str, node: Node) -> None:
+    def _note_tree(self, trace: Trace, path: str, node: FaultyNode) -> None:
         number = self._number(node)
         trace.paths[path.removeprefix(self.root)] = number
         if not node.folder:
@@ -105,7 +104,7 @@ class RecordingFiles(FaultyFiles):
         for name, child in node.names_now.items():
             self._note_tree(trace, f"{path}/{name}", child)
 
-    def _number(self, node: Node) -> int:
+    def _number(self, node: FaultyNode) -> int:
         return self._numbers.setdefault(node, len(self._numbers))
 
     # Steps
@@ -145,7 +144,7 @@ class RecordingFiles(FaultyFiles):
         super().sync_folder(path)
         self._add(Step("sync_folder", self._number(self._find(path))))
 
-    def _name(self, kind: str, *entries: tuple[str, Node | None]) -> None:
+    def _name(self, kind: str, *entries: tuple[str, FaultyNode | None]) -> None:
         super()._name(kind, *entries)
         found = tuple(
             (self._number(folder), name, -1 if node is None else self._number(node)) for folder, name, node in self.pending[-1].entries
@@ -184,12 +183,12 @@ class RecordingFiles(FaultyFiles):
             self._known(path)
         return fd
 
-    def _known(self, path: str) -> Node:
+    def _known(self, path: str) -> FaultyNode:
         """The file's node; a new one where it is being made."""
         try:
             return self._find(path)
         except KeyError:
-            node = Node(folder=False)
+            node = FaultyNode(folder=False)
             self._name("create", (path, node))
             return node
 

@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
-from support.desk import SMALL
+from support.faulty_files import FaultyFiles
+from support.storage_harness import SMALL
 
-from zsq.actors.registry import Registry, TopicRow
-from zsq.storage.faulty_files import FaultyFiles
-from zsq.storage.store import Identity, Store, create_store, open_store
-from zsq.transport.block import pack
+from zsq.actors.supervisor.topics.registry import Registry, TopicRow
+from zsq.storage.directory.store import Store, TopicIdentity, create_store, open_store
+from zsq.transport.block.block import pack
 
 from .recording import RecordingFiles
 from .subject import Recorded, recorder
@@ -96,7 +96,7 @@ class RegistryLife:
 
     def _open(self, name: str, row: TopicRow) -> Store:
         folder = self.open_registry.folder(row)
-        identity = Identity(name, row.uuid, row.base_offset)
+        identity = TopicIdentity(name, row.uuid, row.base_offset)
         if row.state == "new" and not self.files.exists(folder):
             create_store(self.files, folder, identity, SMALL)
         return open_store(self.files, folder, SMALL, identity)

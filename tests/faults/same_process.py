@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from zsq.storage import delayed_rescue, state_check
+from zsq.storage.delayed import delayed_recovery as delayed_rescue
+from zsq.storage.state import state_check
 
 
 @contextmanager

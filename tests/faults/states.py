@@ -1,6 +1,6 @@
 """Every disk that a power cut may leave, of a recorded workload: after each step, with any part of what was not synced.
 
-The model (what `storage/recovery.py` promises to survive): writes and cuts of a file are certain once that file is synced, names once
+The model (what `storage/log/recovery.py` promises to survive): writes and cuts of a file are certain once that file is synced, names once
 their folder is; a rename is one change, but of a file that goes to another folder the old name may be there too until that folder is
 synced. Of what is not certain anything may be on disk: each change whole, or not at all, or a write torn at the border of a sector (512),
 of a page (4096) or anywhere, at either end, and the file as long as if it were whole or not.

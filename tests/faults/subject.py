@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from zsq.storage.faulty_files import FaultyFiles
+from support.faulty_files import FaultyFiles
 
 from .recording import RecordingFiles, Trace
 

@@ -11,9 +11,8 @@ from types import FrameType
 import pytest
 from faults import calls
 from faults.failing import FailingFiles, Fault
+from support.faulty_files import keep_none
 from support.lmdb_calls import LmdbCalls
-
-from zsq.storage.faulty_files import keep_none
 
 CALLS_MIN = 1_000
 SIGNAL_EVERY_S = 0.0005

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import pytest
-from support.desk import GROUPS
+from support.storage_harness import GROUPS
 
-from zsq.storage.state import StateBatch
+from zsq.actors.channel.channel import ChannelActor
+from zsq.actors.channel.supply import SavedRows, Supply
+from zsq.actors.runtime.port import Mail
+from zsq.storage.state.state import StateBatch
+from zsq.transport.wire import protocol as p
 
 from .crash_states import prove_some, work_folder
 from .life import Life
@@ -37,6 +42,60 @@ def test_a_producer_that_would_be_asked_for_what_is_there_is_found(work: TopicWo
     with work_folder() as folder:
         result = prove_some("forgetful", folder, 60, 0, seed=1)
     assert "the producer would be asked for" in "".join(what for _, what in result.violations)
+
+
+def _without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The channel delivers from the new place of a seek before that seek is committed."""
+    monkeypatch.setattr(Supply, "moving", property(lambda supply: False, lambda supply, value: None), raising=False)
+
+
+def _answered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A seek is answered before it is committed."""
+    plain = ChannelActor.on_order
+
+    def on_order(channel: ChannelActor, message: p.Order) -> dict[str, Any] | None:
+        data = plain(channel, message)
+        orders, channel.saving._orders = channel.saving._orders, []
+        for request, answer in orders:
+            channel.answer_order(request, answer)
+        return data
+
+    monkeypatch.setattr(ChannelActor, "on_order", on_order)
+
+
+def _confirmed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A finish is confirmed before it is committed."""
+
+    def _answer(channel: ChannelActor, mail: Mail, request: int, token: int, refused: Any) -> None:
+        channel.front.send(mail.envelope, p.Answer(request, token, tuple(refused)))
+
+    monkeypatch.setattr(ChannelActor, "_answer", _answer)
+
+
+def _with_its_old_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A seek moves the cursor and leaves the rows of what the channel held before."""
+    plain = SavedRows.changes
+
+    def changes(rows: SavedRows, *arguments: Any) -> Any:
+        return plain(rows, *arguments)[0], ()
+
+    monkeypatch.setattr(SavedRows, "changes", changes)
+
+
+@pytest.mark.parametrize(
+    ("defect", "complaint"),
+    [
+        (_without_waiting, "was undone, and consumers had seen it"),
+        (_answered_at_once, "does not come"),
+        (_confirmed_at_once, "comes again (attempt"),
+        (_with_its_old_rows, "comes again (attempt"),
+    ],
+)
+def test_a_defect_of_seeks_is_found(defect: Callable[[pytest.MonkeyPatch], None], complaint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    defect(monkeypatch)
+    with work_folder() as folder:
+        result = prove_some("moved", folder, 400, 0, seed=1)
+    assert complaint in "".join(what for _, what in result.violations)
 
 
 @pytest.mark.slow

@@ -8,8 +8,7 @@ from typing import Any
 
 import lmdb
 import pytest
-
-from zsq.storage.faulty_files import FaultyFiles
+from support.faulty_files import FaultyFiles
 
 from .crash_states import Prover, Result, work_folder
 from .recording import RecordingFiles, Trace

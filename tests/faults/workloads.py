@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Final
 from unittest import mock
 
-from support.desk import GROUPS, IDENTITY, SMALL
+from support.storage_harness import GROUPS, IDENTITY, SMALL
 
-from zsq.storage import delayed as delayed_store
-from zsq.storage.fsck import check_topic
-from zsq.storage.state import StateBatch
-from zsq.storage.store import StoreOptions
+from zsq.storage.checks.fsck import check_topic
+from zsq.storage.delayed import delayed as delayed_store
+from zsq.storage.directory.store import StoreOptions
+from zsq.storage.state.state import StateBatch
 
 from .before_the_cut import (
     with_a_bad_block,
@@ -32,6 +32,7 @@ from .damaged_life import DamagedLife
 from .life import Life
 from .queue_life import QueueWork, queue
 from .registry_life import RegistryWork, registry
+from .seek_life import SeekLife, moved
 from .subject import Recorded, Workload, recorder
 
 MERGES: Final = replace(GROUPS, adopt_bytes=2_000)
@@ -338,6 +339,7 @@ WORKLOADS: Final[dict[str, Workload]] = {
     "lagging": TopicWork(lagging, GROUPS),
     "deferred": TopicWork(deferred),
     "interleaved": TopicWork(interleaved),
+    "moved": TopicWork(moved, kind=SeekLife),
     "shrunk": TopicWork(shrunk),
     "full": TopicWork(full),
     "channels-damaged": TopicWork(channels, kind=DamagedLife),

@@ -12,7 +12,7 @@ from mutate.equivalents import EQUIVALENT
 from mutate.sites import Site, sources, switched
 from mutate.tree import ROOT
 
-SITE = Site("key", "storage/log_reader.py", 3, "read", "bound", "false", "a > B_MAX")
+SITE = Site("key", "storage/log/log_reader.py", 3, "read", "bound", "false", "a > B_MAX")
 
 
 def row(test: str, s: float) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Backlog alarms on a real broker: raised, told by all three ways, shown, cleared; nobody waits for a receiver that hangs."""
+"""Backlog alarms on a real broker: raised, told by webhook and command, shown, cleared; nobody waits for a receiver that hangs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support.broker import Broker, kill, wait_for
-from support.receivers import Hook, MailServer
+from support.receivers import Hook
 
 import zsq
 
@@ -38,7 +38,7 @@ def publish(broker: Broker, topic: str, count: int) -> None:
 
 
 def drain(broker: Broker, topic: str, channel: str, count: int) -> None:
-    with zsq.Consumer(broker.ipc, topic, channel) as consumer:
+    with zsq.Consumer(topic, channel, url=broker.ipc) as consumer:
         for _ in range(count):
             message = consumer.receive(20)
             assert message is not None
@@ -55,16 +55,15 @@ def stats(broker: Broker, *of: str) -> dict[str, Any]:
         return admin.stats(*of)
 
 
-def test_raised_and_cleared_by_webhook_mail_and_command(starts: Starts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_raised_and_cleared_by_webhook_and_command(starts: Starts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZSQ_ALARM_WEBHOOK_TOKEN", "s3cret")
     out = tmp_path / "told"
     code = (
         "import os, signal, sys; out = open(sys.argv[1], 'a'); out.write(sys.stdin.read());"
         "print('ZSQ_ALARM_WEBHOOK_TOKEN' in os.environ, signal.getsignal(signal.SIGTERM).name, file=out)"
     )
-    with Hook() as hook, MailServer() as server:
-        mails = ("--alarm-mail", "ops@x.org", "--alarm-mail-from", "zsq@x.org", "--alarm-smtp", server.address)
-        broker = starts("--alarm-webhook", hook.url, *mails, "--alarm-command", f"{sys.executable} -c \"{code}\" '{out}'")
+    with Hook() as hook:
+        broker = starts("--alarm-webhook", hook.url, "--alarm-command", f"{sys.executable} -c \"{code}\" '{out}'")
         channel_of(broker, "clicks", "c", alarm_depth=10)
         channel_of(broker, "clicks", "quiet")
         publish(broker, "clicks", 11)
@@ -76,7 +75,6 @@ def test_raised_and_cleared_by_webhook_mail_and_command(starts: Starts, tmp_path
         assert abs(event["time_ns"] - time.time_ns()) < 60e9
         assert told["text"] == "raised: clicks/c: depth 11 (alarm above 10)"
         assert told["broker"]["data_dir"] == str(broker.data_dir)
-        assert "raised: clicks/c: depth 11" in server.got.get(timeout=30)[2]
         wait_for(lambda: out.exists() and out.read_text().count("\n") >= 2, 30, "the command's output")
         first, inherited = out.read_text().splitlines()[:2]
         assert json.loads(first)["events"] == [event]
@@ -90,12 +88,11 @@ def test_raised_and_cleared_by_webhook_mail_and_command(starts: Starts, tmp_path
 
         drain(broker, "clicks", "c", 11)
         assert hook.got.get(timeout=30)[1]["events"][0]["event"] == "cleared"
-        assert "cleared: clicks/c: depth 0" in server.got.get(timeout=30)[2]
         found = stats(broker)
         assert not found["alarms"]
         assert found["topics"][0]["health"] == "OK"
         assert [event["event"] for event in found["recent_alarms"]] == ["raised", "cleared"]
-        wait_for(lambda: all(row["told_count"] == 2 for row in stats(broker)["alarm_receivers"]), 30, "all three are told")
+        wait_for(lambda: all(row["told_count"] == 2 for row in stats(broker)["alarm_receivers"]), 30, "both are told")
         assert "s3cret" not in broker.log.read_text()
         assert "secret-path" not in json.dumps(stats(broker)), "of a webhook only its host is shown"
 
@@ -177,18 +174,13 @@ def test_no_receiver_no_process_but_the_log_says_it(starts: Starts) -> None:
     assert not stats(broker)["alarm_receivers"]
 
 
-@pytest.mark.parametrize("hard", [False, True])
-def test_a_command_that_hangs_ends_with_the_broker(starts: Starts, tmp_path: Path, hard: bool) -> None:
+def test_a_command_that_hangs_ends_with_the_broker(starts: Starts, tmp_path: Path) -> None:
     noted = tmp_path / "pids"
-    script = f"sleep 600 & setsid sleep 600 & echo $$ $! > {noted}.new; mv {noted}.new {noted}; wait"
+    script = f"sleep 600 & echo $$ $! > {noted}.new; mv {noted}.new {noted}; wait"
     broker = starts("--alarm-command", f"sh -c '{script}'")
     channel_of(broker, "t", "c", alarm_depth=0)
     publish(broker, "t", 1)
     wait_for(noted.exists, 30, "the command")
     pids = [int(pid) for pid in noted.read_text().split()]
-    if hard:
-        assert broker.process is not None
-        kill(broker.process.pid)
-    else:
-        assert broker.stop() == 0
+    assert broker.stop() == 0
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 20, "the end of all it started")

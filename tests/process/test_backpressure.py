@@ -23,7 +23,11 @@ def private(broker: Broker) -> dict[str, int]:
 def test_a_consumer_that_stops_costs_no_memory(broker: Broker) -> None:
     """It subscribed, took what its credit allows, and answers nothing more; a second channel has no consumer at all."""
     bodies = [b"%0*d" % (BODY, number) for number in range(BLOCK)]
-    with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer, zsq.Consumer(broker.ipc, "t", "stuck", ready=100) as stuck:
+    with (
+        zsq.Admin(broker.ipc) as admin,
+        zsq.Producer(broker.ipc) as producer,
+        zsq.Consumer("t", "stuck", url=broker.ipc, ready=100) as stuck,
+    ):
         admin.create_channel("t", "idle")
         for _ in range(20):  # what every process needs once
             producer.publish_many("t", bodies)
@@ -65,7 +69,10 @@ def test_a_producer_that_waits_goes_on_when_there_is_room(broker: Broker) -> Non
     with zsq.Admin(broker.ipc) as admin:
         taken = full(broker, admin)
         more = 30
-        with zsq.Producer(broker.ipc, when_full="wait", timeout=60) as patient, zsq.Consumer(broker.ipc, "t", "c", ready=5_000) as consumer:
+        with (
+            zsq.Producer(broker.ipc, when_full="wait", timeout=60) as patient,
+            zsq.Consumer("t", "c", url=broker.ipc, ready=5_000) as consumer,
+        ):
             receipts = [
                 patient.publish_many("t", [b"%0*d" % (BODY, taken + i * BLOCK + n) for n in range(BLOCK)], wait=False) for i in range(10)
             ]

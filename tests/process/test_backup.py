@@ -79,7 +79,7 @@ class Load:
                 number += 1
 
     def consume(self) -> None:
-        with zsq.Producer(self.broker.ipc) as producer, zsq.Consumer(self.broker.ipc, "jobs", "c", ready=200) as consumer:
+        with zsq.Producer(self.broker.ipc) as producer, zsq.Consumer("jobs", "c", url=self.broker.ipc, ready=200) as consumer:
             while not self.over.is_set():
                 message = consumer.receive(0.2)
                 if message is not None:
@@ -117,7 +117,7 @@ def left_behind(broker: Broker) -> list[Path]:
 def drained(broker: Broker, topic: str, channel: str) -> set[bytes]:
     """All that a channel has not finished, delayed messages too: until the topic's own numbers say that it is empty."""
     found: set[bytes] = set()
-    with zsq.Admin(broker.ipc) as admin, zsq.Consumer(broker.ipc, topic, channel, ready=2000) as consumer:
+    with zsq.Admin(broker.ipc) as admin, zsq.Consumer(topic, channel, url=broker.ipc, ready=2000) as consumer:
         while True:
             message = consumer.receive(1.0)
             if message is not None:

@@ -7,6 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,8 +28,8 @@ class SmallDiskBroker(Broker):
 
     def start(self, timeout_s: float = 30.0) -> Broker:
         self.data_dir.mkdir(exist_ok=True)
-        serve = f"exec {sys.executable} -m zsq serve --data-dir {self.data_dir} --listen 127.0.0.1:{self.port}"
-        script = f"mount -t tmpfs -o size=64m none {self.data_dir} && {serve}"
+        serve = f"exec {sys.executable} -m zsq serve --data-dir {self.data_dir} --listen 127.0.0.1:{self.port} {' '.join(self.extra)}"
+        script = f"mount -t tmpfs -o size=64m,mode=700 none {self.data_dir} && {serve}"
         with self.log.open("ab") as log:
             command = ["unshare", "--map-root-user", "--mount", "sh", "-c", script]
             self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
@@ -58,7 +60,7 @@ def has_namespaces() -> bool:
 def small(tmp_path: Path) -> Iterator[SmallDiskBroker]:
     if not has_namespaces():
         pytest.skip("a file system of one's own needs unshare(1) and user namespaces")
-    one = SmallDiskBroker(tmp_path / "data")
+    one = SmallDiskBroker(tmp_path / "data", http=True)
     try:
         one.start()
         yield one
@@ -149,7 +151,7 @@ def accepted(producer: zsq.Producer) -> bool:
 
 def consume(broker: Broker, count: int) -> None:
     """Exactly so many, confirmed."""
-    with zsq.Consumer(broker.tcp, "t", "c", ready=100) as consumer:
+    with zsq.Consumer("t", "c", url=broker.tcp, ready=100) as consumer:
         while count:
             message = consumer.receive(10)
             assert message is not None
@@ -185,7 +187,7 @@ def test_after_a_failed_sync_the_log_is_read_anew_and_health_is_bad_until_an_app
         receipt.wait(30)
         producer.publish("t", b"200")
         wait_for(lambda: admin.stats("t")["topics"][0]["health"] == "OK", 10, "good health after an append")
-        with zsq.Consumer(broker.ipc, "t", "c") as consumer:
+        with zsq.Consumer("t", "c", url=broker.ipc) as consumer:
             seen: list[int] = []
             while len(seen) < 201:
                 message = consumer.receive(10)
@@ -211,3 +213,77 @@ def test_a_failed_storage_ends_at_once_each_time(sabotaged: tuple[Broker, Path])
     said = broker.log.read_bytes()
     assert b"Assertion failed" not in said
     assert said.count(b"sabotaged") >= 6
+
+
+def ping(port: int) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/ping", timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def metrics(port: int) -> dict[str, float]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line and line[0] != "#")}
+
+
+def test_a_full_disk_is_seen_in_health_metrics_alarms_and_log(small: SmallDiskBroker) -> None:
+    port = small.http
+    with zsq.Admin(small.tcp) as admin, zsq.Producer(small.tcp, timeout=20) as producer:
+        admin.create_channel("t", "c")
+        producer.publish("t", BODY)
+        assert ping(port) == (200, "OK")
+        before = metrics(port)
+        assert before["zsq_healthy"] == 1
+        assert before["zsq_disk_full"] == 0
+        assert before["zsq_disk_free_bytes"] > 50 * MIB
+        ballast = small.inside / "ballast"
+        fill(ballast, 4 * MIB)
+        with pytest.raises(Refused, match=E_DISK_FULL) as refused:
+            producer.publish_many("t", [BODY] * 4000)
+        assert str(small.data_dir) in refused.value.text, "the error names the directory"
+        assert "MiB free" in refused.value.text
+        assert "kept free" in refused.value.text
+        assert "Free space on this file system" in refused.value.text
+        wait_for(lambda: "the disk is full" in ping(port)[1], 10, "bad health")
+        code, said = ping(port)
+        assert code == 500
+        assert said.count("Free space on this file system") == 1
+        assert said.startswith("NOK - the disk is full: publishes to topic t are refused: ")
+        [topic] = admin.stats()["topics"]
+        assert (topic["health"], topic["full"]) == ("publishes are refused: the disk is full", "disk")
+        found = metrics(port)
+        assert found["zsq_healthy"] == 0
+        assert found["zsq_disk_full"] == 1
+        assert found["zsq_disk_free_bytes"] < 5 * MIB
+        assert found["zsq_disk_reserve_bytes"] == 64 * MIB // 20
+        assert found['zsq_topic_healthy{topic="t"}'] == 0
+        assert found['zsq_topic_disk_refused_publishes_total{topic="t"}'] >= 1
+        stats = admin.stats()
+        assert stats["disk"]["full"] in stats["health"]
+        assert stats["disk"]["refused_count"] >= 1
+        assert [row["figure"] for row in stats["alarms"]] == ["free_bytes"]
+        assert admin.overview()["broker"]["disk_full"]
+        assert small.log.read_text().count("the disk is full") == 1, "once at its begin, and then once a minute"
+        ballast.unlink()
+        wait_for(lambda: ping(port)[0] == 200, 20, "good health again")
+        assert metrics(port)["zsq_disk_full"] == 0
+        wait_for(lambda: "the disk has space again" in small.log.read_text(), 10, "the line about the end")
+        recent = admin.stats()["recent_alarms"]
+        assert [event["event"] for event in recent] == ["raised", "cleared"]
+
+
+def test_publishes_to_a_topic_that_was_deleted_to_make_room_stay_counted(small: SmallDiskBroker) -> None:
+    with zsq.Admin(small.tcp) as admin, zsq.Producer(small.tcp, timeout=20) as producer:
+        publish_until_refused(producer)
+        for _ in range(29):
+            with pytest.raises(Refused, match=E_DISK_FULL):
+                producer.publish_many("t", [BODY] * 1000)
+        wait_for(lambda: admin.stats()["disk"]["full"] and admin.stats()["disk"]["refused_count"] == 30, 20, "a count of 30")
+        admin.delete_topic("t", force=True)
+        wait_for(lambda: "the disk has space again" in small.log.read_text(), 20, "the line about the end")
+        assert "; 30 publishes were refused meanwhile" in small.log.read_text()
+        assert admin.stats()["disk"]["refused_count"] == 30

@@ -9,12 +9,12 @@ import pytest
 from support.broker import Broker, wait_for
 
 import zsq
-from zsq.transport.addressing import CHANNEL_HEADER
-from zsq.transport.block import Block, pack
-from zsq.transport.block_format import ADDRESSED, IN_GROUP
-from zsq.transport.codec import HeaderValue
+from zsq.transport.block.block import Block, pack
+from zsq.transport.block.block_format import ADDRESSED, IN_GROUP
+from zsq.transport.client.core.producer_session import PendingBlock
 from zsq.transport.errors import E_BAD_ARGUMENT, E_BAD_BLOCK
-from zsq.transport.session import Parcel
+from zsq.transport.wire.codec import HeaderValue
+from zsq.transport.wire.dead_letter import CHANNEL_HEADER
 
 
 def row(broker: Broker, channel: str, topic: str = "t") -> dict[str, Any]:
@@ -39,7 +39,7 @@ def test_a_channel_gets_its_tags_and_nothing_else(broker: Broker) -> None:
         producer.publish_many("t", [b"%d" % n for n in range(4_000)], tags=tags)
         for n in range(4_000, 4_020):
             producer.publish("t", b"%d" % n, tag="a" if n % 2 else "z")
-    with zsq.Consumer(broker.tcp, "t", "ab") as consumer:
+    with zsq.Consumer("t", "ab", url=broker.tcp) as consumer:
         found = sorted(map(int, drained(consumer)))
     assert found == [n for n in range(4_000) if n % 4 < 2] + list(range(4_001, 4_020, 2))
     wait_for(lambda: row(broker, "ab")["finish_count"] == 2_010, 10, "the finishes")
@@ -59,7 +59,7 @@ def test_a_backlog_of_other_tags_is_passed_while_the_channel_answers(broker: Bro
         for _ in range(count // 10_000):
             producer.publish_many("t", [b"x" * 20] * 10_000, tags=["common"] * 10_000)
         producer.publish("t", b"found", tag="rare")
-        with zsq.Consumer(broker.ipc, "t", "c") as consumer:
+        with zsq.Consumer("t", "c", url=broker.ipc) as consumer:
             message = consumer.receive(30)
             assert message is not None
             assert message.body == b"found"
@@ -78,7 +78,7 @@ def test_old_messages_are_not_delivered_and_counted(broker: Broker) -> None:
         begin = time.monotonic()
         wait_for(lambda: time.monotonic() - begin > 1.6, 5, "a second and a half")
         producer.publish("t", b"young")
-        with zsq.Consumer(broker.ipc, "t", "c") as consumer:
+        with zsq.Consumer("t", "c", url=broker.ipc) as consumer:
             message = consumer.receive(10)
             assert message is not None
             assert message.body == b"young"
@@ -93,7 +93,7 @@ def test_a_sample_is_taken_and_the_rest_is_counted(broker: Broker) -> None:
     with zsq.Producer(broker.ipc) as producer, zsq.Admin(broker.ipc) as admin:
         admin.create_channel("t", "c")
         producer.publish_many("t", [b"x"] * count)
-        with zsq.Consumer(broker.ipc, "t", "c", sample_rate=25) as consumer:
+        with zsq.Consumer("t", "c", url=broker.ipc, sample_rate=25) as consumer:
             found = len(drained(consumer))
             stats = row(broker, "c")
             assert stats["clients"][0]["sample_rate"] == 25
@@ -104,8 +104,8 @@ def test_a_sample_is_taken_and_the_rest_is_counted(broker: Broker) -> None:
 @pytest.mark.parametrize("rate", [-1, 100, 10_000])
 def test_a_sample_rate_that_is_none_is_refused(broker: Broker, rate: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(zsq.UsageError):
-        zsq.Consumer(broker.ipc, "t", "c", sample_rate=rate)
-    consumer = zsq.Consumer(broker.ipc, "t", "c")
+        zsq.Consumer("t", "c", url=broker.ipc, sample_rate=rate)
+    consumer = zsq.Consumer("t", "c", url=broker.ipc)
     drive = consumer._drive()
     monkeypatch.setattr(drive.engine.session, "sample_rate", rate)  # of a client that does not look
     with pytest.raises(zsq.ZsqError, match="sample rate is 1 to 99 percent") as error:
@@ -126,7 +126,7 @@ def test_an_addressed_message_comes_to_its_channel_only_also_delayed_and_after_a
         producer.publish("t", b"delayed", headers=address, delay=1.0)
         assert broker.stop() == 0
         broker.start()
-        with zsq.Consumer(broker.ipc, "t", "two") as two, zsq.Consumer(broker.tcp, "t", "one") as one:
+        with zsq.Consumer("t", "two", url=broker.ipc) as two, zsq.Consumer("t", "one", url=broker.tcp) as one:
             assert sorted(drained(one, 2.5)) == [b"delayed", b"for all", b"lingering", b"many", b"single"]
             assert drained(two) == [b"for all"]
         assert row(broker, "two")["addressed_skipped_count"] == 4
@@ -138,20 +138,20 @@ def test_the_topic_takes_that_flag_and_no_other(broker: Broker, flags: int, stor
     """A flag on a block without addresses does no harm."""
     block = pack([b"x"])
     block = Block(block.header._replace(flags=flags), block.payload, block.columns)
-    with zsq.Producer(broker.ipc, timeout=10) as producer, zsq.Consumer(broker.ipc, "t", "c") as consumer:
+    with zsq.Producer(broker.ipc, timeout=10) as producer, zsq.Consumer("t", "c", url=broker.ipc) as consumer:
         consumer.subscribe(10)
         drive = producer._drive()
-        parcel = Parcel(block)
+        pending = PendingBlock(block)
         with drive.lock:
-            drive.engine.lane("t").push(parcel, time.monotonic_ns())
+            drive.engine.lane("t").push(pending, time.monotonic_ns())
             drive.settle()
-            assert drive.wait(lambda: parcel.done, time.monotonic_ns() + 10_000_000_000)
+            assert drive.wait(lambda: pending.done, time.monotonic_ns() + 10_000_000_000)
         if stored:
-            assert parcel.error is None
+            assert pending.error is None
             message = consumer.receive(10)
             assert message is not None
             message.finish()
         else:
-            parcel.raised = True  # told here
-            assert parcel.error is not None
-            assert parcel.error.code == E_BAD_BLOCK
+            pending.raised = True  # told here
+            assert pending.error is not None
+            assert pending.error.code == E_BAD_BLOCK

@@ -11,16 +11,16 @@ import zmq
 from support.broker import Broker, kill, wait_for
 
 import zsq
-from zsq.transport.block import pack
-from zsq.transport.client import Admin
-from zsq.transport.codec import decode, encode
+from zsq.transport.block.block import pack
+from zsq.transport.client.blocking.client import Admin
+from zsq.transport.client.blocking.stage_writer import StageCommitter, StagePart, StageWriter
 from zsq.transport.errors import E_BAD_ARGUMENT, E_CLOSED, E_NOT_EMPTY, Refused, UsageError
-from zsq.transport.protocol import PROTOCOL_VERSION, Done, Failed, Lookup, Sub, Wire
-from zsq.transport.stage_writer import StageCommitter, StagePart, StageWriter
+from zsq.transport.wire.codec import decode, encode
+from zsq.transport.wire.protocol import PROTOCOL_VERSION, Done, Failed, Lookup, Sub, Wire
 
 
 def bodies(url: str, topic: str, channel: str, count: int) -> list[bytes]:
-    with zsq.Consumer(url, topic, channel) as consumer:
+    with zsq.Consumer(topic, channel, url=url) as consumer:
         found = []
         for _ in range(count):
             message = consumer.receive(20)
@@ -75,7 +75,7 @@ def test_a_lingering_producer_hears_of_all_that_waited_and_nothing_is_half_store
         assert {getattr(receipt.error, "code", "") for receipt in receipts} == {"", E_CLOSED}
         assert admin.stats("t")["topics"][0]["head"] == head == len(stored), "nothing came behind the answer to close"
         assert stored.keys() == set(range(head))
-        with zsq.Reader(broker.ipc, "t") as reader:
+        with zsq.Reader("t", url=broker.ipc) as reader:
             for offset in (0, head // 2, head - 1):
                 assert reader.message(offset).body == b"%d" % stored[offset]
 
@@ -112,14 +112,14 @@ def _refused_both(broker: Broker) -> None:
             with pytest.raises(Refused, match="E_CLOSED"):
                 producer.publish(topic, b"no")
     with pytest.raises(Refused, match="E_CLOSED"):
-        zsq.Consumer(broker.ipc, "u", "c").subscribe(20)
+        zsq.Consumer("u", "c", url=broker.ipc).subscribe(20)
 
 
 def test_closed_to_consumers_ends_those_that_are_there(broker: Broker) -> None:
     with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer:
         admin.create_channel("t", "c")
         producer.publish("t", b"1")
-        consumers = [zsq.Consumer(url, "t", "c", ready=1) for url in (broker.ipc, broker.tcp)]
+        consumers = [zsq.Consumer("t", "c", url=url, ready=1) for url in (broker.ipc, broker.tcp)]
         held = consumers[0].receive(20)
         assert held is not None
         consumers[1].subscribe()
@@ -132,7 +132,7 @@ def test_closed_to_consumers_ends_those_that_are_there(broker: Broker) -> None:
                     consumer.receive(20)
         for url in (broker.ipc, broker.tcp):
             with pytest.raises(Refused, match="E_CLOSED"):
-                zsq.Consumer(url, "t", "new").subscribe()
+                zsq.Consumer("t", "new", url=url).subscribe()
         (row,) = admin.stats("t")["topics"][0]["channels"]
         assert (row["client_count"], row["depth"], row["in_flight_count"]) == (0, 1, 0), "what it held waits"
         held.finish()
@@ -175,7 +175,7 @@ def test_a_handler_that_runs_ends_with_the_error(broker: Broker) -> None:
 
         def run() -> None:
             try:
-                zsq.Consumer(broker.ipc, "t", "c").run(lambda message: handled.set(), concurrency=2, signals=False)
+                zsq.Consumer("t", "c", url=broker.ipc).run(lambda message: handled.set(), concurrency=2, signals=False)
             except Refused as error:
                 ended.append(error)
 
@@ -191,7 +191,7 @@ def test_asyncio(broker: Broker) -> None:
     async def main() -> None:
         async with zsq.aio.Admin(broker.ipc) as admin, zsq.aio.Producer(broker.ipc) as producer:
             await producer.publish("t", b"1")
-            consumer = zsq.aio.Consumer(broker.ipc, "t", "c")
+            consumer = zsq.aio.Consumer("t", "c", url=broker.ipc)
             assert await consumer.receive(20) is not None
             await admin.close_topic("t", to="consumers")
             with pytest.raises(Refused, match="E_CLOSED"):

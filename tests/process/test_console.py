@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from support.broker import Broker, wait_for
 
 import zsq
-from zsq.actors.http.limits import HttpLimits
+from zsq.actors.gateways.http.web.limits import HttpLimits
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ def publish(node: Broker, topic: str, *bodies: bytes, **more: Any) -> None:
 
 
 def consume(node: Broker, topic: str, channel: str, answer: Callable[[Any], object], count: int) -> None:
-    with zsq.Consumer(node.ipc, topic, channel) as consumer:
+    with zsq.Consumer(topic, channel, url=node.ipc) as consumer:
         for _ in range(count):
             message = consumer.receive(20)
             assert message is not None
@@ -76,7 +77,7 @@ def test_a_channel_is_shown_with_what_its_consumer_holds(node: Broker, web: http
     do(web, "/topic/create", topic="held")
     do(web, "/channel/create", {"max_attempts": 3}, topic="held", channel="c")
     publish(node, "held", *[b"%d" % number for number in range(20)])
-    with zsq.Consumer(node.ipc, "held", "c", ready=5, label="me") as consumer:
+    with zsq.Consumer("held", "c", url=node.ipc, ready=5, label="me") as consumer:
         messages = [consumer.receive(20) for _ in range(3)]
         assert messages[0] is not None
         messages[0].finish(sync=True)
@@ -108,6 +109,27 @@ def test_delayed_messages_are_listed_and_cancelled(node: Broker, web: httpx.Clie
     assert do(web, "/delayed/cancel", {"keys": [keys[0], keys[0]]}, topic="later")["cancelled"] == 1
     assert do(web, "/delayed/cancel", {"all": True}, topic="later")["cancelled"] == 1
     assert get(web, "/delayed", topic="later")["count"] == 0
+
+
+def test_messages_are_published_with_all_that_one_can_have(node: Broker, web: httpx.Client) -> None:
+    wanted = {"key": "k", "tag": "x", "headers": {"n": 1, "s": "t"}, "headers_base64": {"b": "/w=="}}
+    assert do(web, "/topic/publish", {"body_base64": "AP8=", **wanted}, topic="sent") == {"done": True, "count": 1, "offset": 0, "keys": []}
+    assert do(web, "/topic/publish", {"bodies": ["a", "b"], "tag": "y"}, topic="sent")["offset"] == 1
+    with zsq.Reader("sent", url=node.ipc) as reader:
+        first, second, third = (reader.message(offset) for offset in range(3))
+    assert (first.body, first.key, first.tag, first.headers) == (b"\x00\xff", b"k", "x", {"n": 1, "s": "t", "b": b"\xff"})
+    assert [(one.body, one.tag, one.key) for one in (second, third)] == [(b"a", "y", None), (b"b", "y", None)]
+    later = do(web, "/topic/publish", {"body": "later", "delay_s": 30 * 86_400, "tag": "z"}, topic="sent")
+    listed = get(web, "/delayed", topic="sent")["messages"]
+    assert [(one["key"], one["tag"]) for one in listed] == [(later["keys"][0], "z")]
+    assert (later["offset"], abs(listed[0]["due_ms"] / 1000 - time.time() - 30 * 86_400) < 600) == (None, True)
+    for options, text in (({"delay_s": 367 * 86_400}, "366 days"), ({"key": "k" * 70_000}, "over the limit"), ({"delay_s": -1}, "outside")):
+        answer = web.post("/topic/publish", params={"topic": "sent"}, json={"body": "a", **options})
+        assert (answer.status_code // 100, answer.status_code != 500) == (4, True), answer.text
+        assert text in answer.json()["message"] or answer.json()["message"] == "MSG_TOO_BIG", answer.text
+    with zsq.Admin(node.ipc) as admin:
+        admin.close_topic("sent")
+    assert web.post("/topic/publish", params={"topic": "sent"}, json={"body": "a"}).status_code == 503
 
 
 def test_dead_letters_go_back(node: Broker, web: httpx.Client) -> None:

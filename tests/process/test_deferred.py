@@ -36,7 +36,7 @@ def anonymous_bytes(pid: int) -> int:
 def defer(broker: Broker, topic: str, count: int, delay: float) -> None:
     """Publish so many more, and requeue each one singly."""
     before = row(broker, topic)["deferred_count"] if topic in topics(broker) else 0
-    with zsq.Producer(broker.ipc) as producer, zsq.Consumer(broker.ipc, topic, "c", ready=5_000) as consumer:
+    with zsq.Producer(broker.ipc) as producer, zsq.Consumer(topic, "c", url=broker.ipc, ready=5_000) as consumer:
         for at in range(0, count, 1_000):
             producer.publish_many(topic, [b"%d" % (at + i) for i in range(min(1_000, count - at))])
         left = count
@@ -60,7 +60,7 @@ def topics(broker: Broker) -> set[str]:
 
 def take(broker: Broker, topic: str, count: int) -> list[tuple[bytes, int]]:
     found: list[tuple[bytes, int]] = []
-    with zsq.Consumer(broker.ipc, topic, "c", ready=1_000) as consumer:
+    with zsq.Consumer(topic, "c", url=broker.ipc, ready=1_000) as consumer:
         while len(found) < count:
             message = consumer.receive(30)
             assert message is not None, f"only {len(found)} of {count} came"
@@ -89,7 +89,7 @@ def test_they_survive_kills(broker: Broker, kind: str) -> None:
 
 
 def test_none_comes_early(broker: Broker) -> None:
-    with zsq.Producer(broker.ipc) as producer, zsq.Consumer(broker.ipc, "t", "c") as consumer:
+    with zsq.Producer(broker.ipc) as producer, zsq.Consumer("t", "c", url=broker.ipc) as consumer:
         producer.publish("t", b"x")
         for delay in (0.05, 0.4, 1.5):
             message = consumer.receive(10)
@@ -126,7 +126,7 @@ def test_a_channels_memory_does_not_grow_with_them(broker: Broker) -> None:
 
 
 def test_a_clean_restart_raises_no_attempt_number(broker: Broker) -> None:
-    with zsq.Producer(broker.ipc) as producer, zsq.Consumer(broker.ipc, "t", "c") as consumer:
+    with zsq.Producer(broker.ipc) as producer, zsq.Consumer("t", "c", url=broker.ipc) as consumer:
         producer.publish_many("t", [b"x", b"y"])
         for delay in (0.1, 0.0):
             message = consumer.receive(10)
@@ -136,7 +136,7 @@ def test_a_clean_restart_raises_no_attempt_number(broker: Broker) -> None:
         wait_for(lambda: row(broker, "t")["depth"] == 2, 30, "both wait")
         broker.stop()
         broker.start()
-    with zsq.Consumer(broker.ipc, "t", "c") as consumer:
+    with zsq.Consumer("t", "c", url=broker.ipc) as consumer:
         for _ in range(2):
             message = consumer.receive(10)
             assert message is not None

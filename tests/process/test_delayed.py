@@ -33,7 +33,7 @@ def admin(broker: Broker) -> Iterator[zsq.Admin]:
 def take(broker: Broker, count: int, channel: str = "c") -> list[tuple[int, bytes, int, int]]:
     """(time received, body, timestamp, offset) of the next messages."""
     found = []
-    with zsq.Consumer(broker.ipc, "t", channel) as consumer:
+    with zsq.Consumer("t", channel, url=broker.ipc) as consumer:
         for message in consumer:
             found.append((time.time_ns(), message.body, message.timestamp_ns, message.offset))
             message.finish()
@@ -53,7 +53,7 @@ def moved_more_than(admin: zsq.Admin, count: int) -> bool:
 
 def stored_times(broker: Broker) -> list[int]:
     """When each message came into the log."""
-    with zsq.Reader(broker.ipc, "t") as reader:
+    with zsq.Reader("t", url=broker.ipc) as reader:
         return [block.header.time_ns for block in reader.read(0).blocks for _ in range(block.count)]
 
 

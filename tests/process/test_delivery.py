@@ -28,7 +28,7 @@ def channel_row(url: str, topic: str, channel: str) -> dict[str, Any]:
 
 @pytest.mark.smoke
 def test_all_parts_of_a_message_arrive(url: str, topic: str) -> None:
-    with zsq.Producer(url) as producer, zsq.Consumer(url, topic, "c") as consumer:
+    with zsq.Producer(url) as producer, zsq.Consumer(topic, "c", url=url) as consumer:
         before = time.time_ns()
         receipt = producer.publish(topic, b"body", key=b"\x00k", tag="t", headers={"n": 1, "s": "text", "b": b"\xff"})
         assert receipt.done
@@ -44,7 +44,7 @@ def test_all_parts_of_a_message_arrive(url: str, topic: str) -> None:
 def test_first_channel_gets_what_waits_and_a_later_one_what_comes_after(url: str, topic: str) -> None:
     with zsq.Producer(url) as producer:
         producer.publish_many(topic, [b"1", b"2"])
-        with zsq.Consumer(url, topic, "first") as first, zsq.Consumer(url, topic, "later") as later:
+        with zsq.Consumer(topic, "first", url=url) as first, zsq.Consumer(topic, "later", url=url) as later:
             with zsq.Admin(url) as admin:
                 admin.create_channel(topic, "later")
             wait_for(lambda: channel_row(url, topic, "later")["client_count"] == 1, 10, "the second subscription")
@@ -58,7 +58,7 @@ def test_first_channel_gets_what_waits_and_a_later_one_what_comes_after(url: str
 
 @pytest.mark.smoke
 def test_requeue_with_and_without_delay(url: str, topic: str) -> None:
-    with zsq.Producer(url) as producer, zsq.Consumer(url, topic, "c") as consumer:
+    with zsq.Producer(url) as producer, zsq.Consumer(topic, "c", url=url) as consumer:
         producer.publish_many(topic, [b"now", b"later"])
         for _ in range(2):
             message = consumer.receive(10)
@@ -76,8 +76,8 @@ def test_requeue_with_and_without_delay(url: str, topic: str) -> None:
 def test_timeout_gives_the_message_to_another_and_the_old_lease_changes_nothing(url: str, topic: str) -> None:
     with (
         zsq.Producer(url) as producer,
-        zsq.Consumer(url, topic, "c", message_timeout=1.0, ready=1) as slow,
-        zsq.Consumer(url, topic, "c", ready=1) as other,
+        zsq.Consumer(topic, "c", url=url, message_timeout=1.0, ready=1) as slow,
+        zsq.Consumer(topic, "c", url=url, ready=1) as other,
     ):
         wait_for(lambda: channel_row(url, topic, "c")["client_count"] == 2 if _exists(url, topic) else False, 10, "two consumers")
         producer.publish_many(topic, [b"1", b"2"])
@@ -102,7 +102,7 @@ def _exists(url: str, topic: str) -> bool:
 
 
 def test_touch_keeps_the_lease(url: str, topic: str) -> None:
-    with zsq.Producer(url) as producer, zsq.Consumer(url, topic, "c", message_timeout=1.0) as consumer:
+    with zsq.Producer(url) as producer, zsq.Consumer(topic, "c", url=url, message_timeout=1.0) as consumer:
         producer.publish(topic, b"long work")
         message = consumer.receive(10)
         assert message is not None
@@ -116,7 +116,7 @@ def test_touch_keeps_the_lease(url: str, topic: str) -> None:
 
 @pytest.mark.smoke
 def test_batches_finish_by_range(url: str, topic: str) -> None:
-    with zsq.Producer(url) as producer, zsq.Consumer(url, topic, "c", ready=5_000) as consumer:
+    with zsq.Producer(url) as producer, zsq.Consumer(topic, "c", url=url, ready=5_000) as consumer:
         producer.publish_many(topic, [b"%d" % n for n in range(3_000)])
         bodies: list[bytes] = []
         while len(bodies) < 3_000:
@@ -130,7 +130,7 @@ def test_batches_finish_by_range(url: str, topic: str) -> None:
 
 
 def test_pausing_a_channel_stops_its_deliveries(url: str, topic: str) -> None:
-    with zsq.Producer(url) as producer, zsq.Consumer(url, topic, "c") as consumer, zsq.Admin(url) as admin:
+    with zsq.Producer(url) as producer, zsq.Consumer(topic, "c", url=url) as consumer, zsq.Admin(url) as admin:
         admin.create_channel(topic, "c")
         admin.pause(topic, "c")
         producer.publish(topic, b"1")
@@ -143,7 +143,7 @@ def test_pausing_a_channel_stops_its_deliveries(url: str, topic: str) -> None:
 
 
 def test_pausing_a_topic_fixes_the_end_that_channels_see(url: str, topic: str) -> None:
-    with zsq.Producer(url) as producer, zsq.Consumer(url, topic, "c") as consumer, zsq.Admin(url) as admin:
+    with zsq.Producer(url) as producer, zsq.Consumer(topic, "c", url=url) as consumer, zsq.Admin(url) as admin:
         producer.publish(topic, b"1")
         admin.pause(topic)
         producer.publish(topic, b"2")
@@ -165,7 +165,7 @@ def test_empty_clears_the_backlog(url: str, topic: str) -> None:
         admin.empty(topic, "c")
         assert channel_row(url, topic, "c")["depth"] == 0
         producer.publish(topic, b"after")
-        with zsq.Consumer(url, topic, "c") as consumer:
+        with zsq.Consumer(topic, "c", url=url) as consumer:
             message = consumer.receive(10)
             assert message is not None
             assert message.body == b"after"
@@ -189,7 +189,7 @@ def test_deleting_with_a_backlog_is_refused_unless_forced_and_offsets_are_never_
 def test_a_killed_consumers_messages_go_to_others(shared: Broker, url: str, topic: str) -> None:
     code = (
         "import sys, zsq\n"
-        "c = zsq.Consumer(sys.argv[1], sys.argv[2], 'c', heartbeat_ms=1000)\n"
+        "c = zsq.Consumer(sys.argv[2], 'c', url=sys.argv[1], heartbeat_ms=1000)\n"
         "m = c.receive(20)\n"
         "print(m.offset, flush=True)\n"
         "sys.stdin.read()\n"
@@ -204,7 +204,7 @@ def test_a_killed_consumers_messages_go_to_others(shared: Broker, url: str, topi
         victim.wait(10)
         victim.stdout.close()
         victim.stdin.close()
-        with zsq.Consumer(url, topic, "c") as consumer:
+        with zsq.Consumer(topic, "c", url=url) as consumer:
             message = consumer.receive(15)  # two missed heartbeats, not the message timeout of 60 s
             assert message is not None
             assert (message.body, message.attempts) == (b"precious", 2)
@@ -221,7 +221,7 @@ def test_a_clean_restart_keeps_all(tmp_path: Path, sync: str) -> None:
             admin.create_channel("t", "c")
             admin.create_channel("t", "paused")
             admin.pause("t", "paused")
-        with zsq.Producer(broker.ipc) as producer, zsq.Consumer(broker.ipc, "t", "c", ready=10) as consumer:
+        with zsq.Producer(broker.ipc) as producer, zsq.Consumer("t", "c", url=broker.ipc, ready=10) as consumer:
             producer.publish_many("t", [b"%d" % n for n in range(100)])
             for n in range(10):
                 message = consumer.receive(10)
@@ -237,7 +237,7 @@ def test_a_clean_restart_keeps_all(tmp_path: Path, sync: str) -> None:
         broker.start()
         assert counts(channel_row(broker.ipc, "t", "c")) == (90, 1, 9)
         assert channel_row(broker.ipc, "t", "paused")["paused"] is True
-        with zsq.Consumer(broker.ipc, "t", "c") as consumer:
+        with zsq.Consumer("t", "c", url=broker.ipc) as consumer:
             bodies = []
             for _ in range(90):
                 message = consumer.receive(10)

@@ -20,7 +20,7 @@ from support.certificates import Certificates, make
 from support.nsq_socket import NsqSocket
 
 import zsq
-from zsq.actors.access import token_hash
+from zsq.actors.security.access import token_hash
 from zsq.apps.cli.app import run
 
 
@@ -118,9 +118,9 @@ def test_what_comes_to_be_by_first_use_is_in_it_too(guarded: Guarded, capsys: py
     with NsqSocket(guarded.nsq) as client:
         client.ask("AUTH", b"etl")
         assert client.ask("SUB clicks archive") == "OK"
-    with zsq.Consumer(guarded.ipc, "used", "mine", max_age_s=60) as consumer:
+    with zsq.Consumer("used", "mine", url=guarded.ipc, max_age_s=60) as consumer:
         assert consumer.receive(20) is not None
-    with zsq.Consumer(guarded.ipc, "used", "mine") as consumer:
+    with zsq.Consumer("used", "mine", url=guarded.ipc) as consumer:
         consumer.receive(0)
 
     def found(topic: str) -> list[tuple[str, ...]]:
@@ -142,7 +142,7 @@ def test_a_stored_channel_is_no_first_use(guarded: Guarded) -> None:
     before = len([row for row in guarded.audited() if row["action"] == "first use"])
     assert guarded.stop() == 0
     guarded.launch()
-    with zsq.Consumer(guarded.ipc, "used", "mine") as consumer:
+    with zsq.Consumer("used", "mine", url=guarded.ipc) as consumer:
         consumer.receive(20)
     guarded.wait_ready()
     assert len([row for row in guarded.audited() if row["action"] == "first use"]) == before
@@ -174,7 +174,7 @@ def test_new_rules_and_certificates_hold_at_once(guarded: Guarded) -> None:
 
 
 def test_refused_before_anything_begins(tmp_path: Path) -> None:
-    """Each case by itself is in tests/actors/test_exposure.py; here, that it is asked."""
+    """Each case by itself is in tests/actors/security/test_exposure.py; here, that it is asked."""
     command = [sys.executable, "-m", "zsq", "serve", "--data-dir", str(tmp_path / "data")]
     wide = [f"--{which}=0.0.0.0:{free_port()}" for which in ("listen", "nsq-listen", "http-listen")]
     done = subprocess.run([*command, *wide], capture_output=True, text=True, timeout=60, check=False)

@@ -9,8 +9,8 @@ import pytest
 from support.broker import Broker, free_port, kill, wait_for
 
 import zsq
-from zsq.actors import options
-from zsq.storage.state import StateStore
+from zsq.actors.settings import options
+from zsq.storage.state.state import StateStore
 
 TOPIC, CHANNEL = "t", "c#ephemeral"
 
@@ -44,23 +44,23 @@ def take(consumer: zsq.Consumer, count: int) -> list[bytes]:
 def test_it_is_gone_with_its_last_consumer_and_the_next_one_begins_there(broker: Broker, way: str) -> None:
     url = getattr(broker, way)
     publish(broker, b"a", b"b")
-    with zsq.Consumer(url, TOPIC, CHANNEL) as consumer, zsq.Consumer(url, TOPIC, CHANNEL) as second:
+    with zsq.Consumer(TOPIC, CHANNEL, url=url) as consumer, zsq.Consumer(TOPIC, CHANNEL, url=url) as second:
         assert take(consumer, 2) == [b"a", b"b"], "the first channel gets what waits"
         second.close()
         publish(broker, b"c")
         assert take(consumer, 1) == [b"c"], "one of two leaves: it stays"
     wait_no_channel(broker)
     publish(broker, b"d")
-    with zsq.Consumer(url, TOPIC, "durable") as durable:
+    with zsq.Consumer(TOPIC, "durable", url=url) as durable:
         assert take(durable, 1) == [b"d"], "what an ephemeral channel had is not kept for a first one"
 
 
 def test_unfinished_messages_go_with_it(broker: Broker) -> None:
     publish(broker, b"a", b"b")
-    with zsq.Consumer(broker.ipc, TOPIC, CHANNEL, ready=1) as consumer:
+    with zsq.Consumer(TOPIC, CHANNEL, url=broker.ipc, ready=1) as consumer:
         assert consumer.receive(timeout=20) is not None
     wait_no_channel(broker)
-    with zsq.Consumer(broker.ipc, TOPIC, CHANNEL) as consumer:
+    with zsq.Consumer(TOPIC, CHANNEL, url=broker.ipc) as consumer:
         publish(broker, b"c")
         assert take(consumer, 1) == [b"c"]
 
@@ -69,7 +69,7 @@ def test_who_comes_as_it_ends_gets_a_new_one(broker: Broker) -> None:
     """Over and over: leave and come at once, so that some Sub finds the old process, some Lookup the deletion."""
     publish(broker, b"first")
     for number in range(15):
-        with zsq.Consumer(broker.ipc, TOPIC, CHANNEL) as consumer:
+        with zsq.Consumer(TOPIC, CHANNEL, url=broker.ipc) as consumer:
             wait_for(lambda: rows(broker).get(CHANNEL, {}).get("client_count"), 20, "a consumer")
             body = b"%d" % number
             publish(broker, body)
@@ -78,7 +78,7 @@ def test_who_comes_as_it_ends_gets_a_new_one(broker: Broker) -> None:
 
 
 def test_settings_and_deferred_messages_work(broker: Broker) -> None:
-    with zsq.Consumer(broker.ipc, TOPIC, CHANNEL, max_attempts=7) as consumer:
+    with zsq.Consumer(TOPIC, CHANNEL, url=broker.ipc, max_attempts=7) as consumer:
         publish(broker, b"later")
         message = consumer.receive(timeout=20)
         assert message is not None
@@ -94,7 +94,7 @@ def test_settings_and_deferred_messages_work(broker: Broker) -> None:
 
 
 def test_kill_its_process(broker: Broker) -> None:
-    with zsq.Consumer(broker.ipc, TOPIC, CHANNEL) as consumer:
+    with zsq.Consumer(TOPIC, CHANNEL, url=broker.ipc) as consumer:
         publish(broker, b"a")
         held = consumer.receive(timeout=20)
         assert held is not None
@@ -109,12 +109,12 @@ def test_kill_its_process(broker: Broker) -> None:
 
 @pytest.mark.parametrize("victim", ["storage", "topic"])
 def test_kill_its_topic(broker: Broker, victim: str) -> None:
-    with zsq.Consumer(broker.ipc, TOPIC, "durable") as durable, zsq.Consumer(broker.ipc, TOPIC, CHANNEL) as consumer:
+    with zsq.Consumer(TOPIC, "durable", url=broker.ipc) as durable, zsq.Consumer(TOPIC, CHANNEL, url=broker.ipc) as consumer:
         publish(broker, b"a")
         assert (take(durable, 1), take(consumer, 1)) == ([b"a"], [b"a"])
         consumer.close()
         wait_for(lambda: CHANNEL not in rows(broker), 20, "the end of the channel")
-        with zsq.Consumer(broker.ipc, TOPIC, CHANNEL, max_attempts=7) as other:
+        with zsq.Consumer(TOPIC, CHANNEL, url=broker.ipc, max_attempts=7) as other:
             wait_for(lambda: rows(broker).get(CHANNEL, {}).get("client_count"), 20, "a consumer")
             victims = broker.pids(victim)
             channels = broker.pids("channel")  # end with it; before that, one that has a consumer may be the old one
@@ -135,7 +135,7 @@ def test_kill_its_topic(broker: Broker, victim: str) -> None:
 
 
 def test_kill_its_topic_with_nobody_there(broker: Broker) -> None:
-    consumer = zsq.Consumer(broker.tcp, TOPIC, CHANNEL)
+    consumer = zsq.Consumer(TOPIC, CHANNEL, url=broker.tcp)
     publish(broker, b"a")
     assert take(consumer, 1) == [b"a"]
     kill(broker.pids("gateway")[0])
@@ -150,7 +150,7 @@ def test_kill_its_topic_with_nobody_there(broker: Broker) -> None:
 
 @pytest.mark.parametrize("how", ["stop", "kill"])
 def test_it_is_gone_after_a_restart_and_what_it_had_is_not_kept(broker: Broker, how: str) -> None:
-    with zsq.Consumer(broker.tcp, TOPIC, CHANNEL) as consumer:
+    with zsq.Consumer(TOPIC, CHANNEL, url=broker.tcp) as consumer:
         publish(broker, b"a", b"b")
         assert take(consumer, 1) == [b"a"]
         wait_for(lambda: waiting(broker) == 2, 20, "the checkpoint of where a first channel begins")
@@ -166,7 +166,7 @@ def test_it_is_gone_after_a_restart_and_what_it_had_is_not_kept(broker: Broker, 
     broker.start()
     assert rows(broker) == {}
     publish(broker, b"c")
-    with zsq.Consumer(broker.ipc, TOPIC, "durable") as durable:
+    with zsq.Consumer(TOPIC, "durable", url=broker.ipc) as durable:
         assert take(durable, 1) == [b"c"]
 
 
@@ -185,7 +185,7 @@ def test_it_counts_what_it_lost_and_holds_nothing_back(broker: Broker) -> None:
     """A bounded topic drops what only an ephemeral channel has not finished, and nobody counts that as the topic's loss."""
     with zsq.Admin(broker.ipc) as admin:
         admin.create_topic(TOPIC, keep_bytes=0)
-    with zsq.Consumer(broker.ipc, TOPIC, CHANNEL, ready=1) as consumer:
+    with zsq.Consumer(TOPIC, CHANNEL, url=broker.ipc, ready=1) as consumer:
         publish(broker, b"first")
         first = consumer.receive(timeout=20)
         assert first is not None
@@ -207,7 +207,7 @@ def test_nobody_ever_comes(broker: Broker) -> None:
         admin.create_channel(TOPIC, CHANNEL)
         publish(broker, b"a")
         assert CHANNEL in rows(broker)
-        with zsq.Consumer(broker.ipc, TOPIC, CHANNEL) as consumer:
+        with zsq.Consumer(TOPIC, CHANNEL, url=broker.ipc) as consumer:
             assert take(consumer, 1) == [b"a"]
         wait_no_channel(broker)
         admin.create_channel(TOPIC, CHANNEL)

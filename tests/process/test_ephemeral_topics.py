@@ -12,9 +12,9 @@ import pytest
 from support.broker import Broker, free_port, kill, wait_for
 
 import zsq
-from zsq.actors.options import EPHEMERAL_BYTES_MAX
-from zsq.transport import stage_writer
-from zsq.transport.block import pack
+from zsq.actors.settings.options import EPHEMERAL_BYTES_MAX
+from zsq.transport.block.block import pack
+from zsq.transport.client.blocking import stage_writer
 
 TOPIC = "t#ephemeral"
 MIB = 1024 * 1024
@@ -53,7 +53,7 @@ def test_it_lies_in_memory_and_goes_with_its_last_channel(broker: Broker) -> Non
     (folder,) = [path for path in memory(broker).iterdir() if path.is_dir()]
     assert not list((broker.data_dir / "topics").iterdir())
     assert TOPIC not in (broker.data_dir / "registry.json").read_text()
-    with zsq.Consumer(broker.ipc, TOPIC, "c") as consumer, zsq.Consumer(broker.ipc, TOPIC, "d#ephemeral") as other:
+    with zsq.Consumer(TOPIC, "c", url=broker.ipc) as consumer, zsq.Consumer(TOPIC, "d#ephemeral", url=broker.ipc) as other:
         assert take(consumer, 1) == [b"a"]
         publish(broker, b"b")
         assert (take(consumer, 1), take(other, 1)) == ([b"b"], [b"b"])
@@ -75,7 +75,7 @@ def test_who_comes_as_it_ends_gets_a_new_one(broker: Broker, way: str) -> None:
     url = getattr(broker, way)
     with zsq.Producer(url) as producer:
         for number in range(8):
-            with zsq.Consumer(url, TOPIC, "c#ephemeral") as consumer:
+            with zsq.Consumer(TOPIC, "c#ephemeral", url=url) as consumer:
                 body = b"%d" % number
                 message = None
                 while message is None or message.body != body:
@@ -88,7 +88,7 @@ def test_who_comes_as_it_ends_gets_a_new_one(broker: Broker, way: str) -> None:
 @pytest.mark.parametrize("victim", ["storage", "topic", "channel"])
 def test_a_process_that_dies_costs_no_message(broker: Broker, victim: str) -> None:
     """The folder outlives them."""
-    with zsq.Consumer(broker.ipc, TOPIC, "c", ready=1) as consumer:
+    with zsq.Consumer(TOPIC, "c", url=broker.ipc, ready=1) as consumer:
         publish(broker, b"a", b"b")
         assert take(consumer, 1) == [b"a"]
         pids = broker.pids(victim)
@@ -121,7 +121,7 @@ def test_it_is_gone_after_a_restart(broker: Broker, how: str) -> None:
     assert set(topics(broker)) == {"durable"}
     assert not folder.exists()
     publish(broker, b"b")
-    with zsq.Consumer(broker.ipc, TOPIC, "c") as consumer:
+    with zsq.Consumer(TOPIC, "c", url=broker.ipc) as consumer:
         assert take(consumer, 1) == [b"b"]
 
 
@@ -140,7 +140,7 @@ def test_memory_is_bounded_and_what_was_dropped_is_counted(broker: Broker) -> No
     row = topics(broker)[TOPIC]
     (channel,) = row["channels"]
     assert row["dropped_count"] == channel["dropped_count"] > 400
-    with zsq.Consumer(broker.ipc, TOPIC, "c") as consumer:
+    with zsq.Consumer(TOPIC, "c", url=broker.ipc) as consumer:
         numbers = [int(body[:6]) for body in take(consumer, 640 - row["dropped_count"])]
     assert numbers == list(range(row["dropped_count"], 640))
 
@@ -179,7 +179,7 @@ def test_delayed_messages_work_and_are_bounded(broker: Broker) -> None:
         admin.create_channel(TOPIC, "c")
         with zsq.Producer(broker.ipc) as producer:
             producer.publish(TOPIC, b"soon", delay=0.3)
-            with zsq.Consumer(broker.ipc, TOPIC, "c") as consumer:
+            with zsq.Consumer(TOPIC, "c", url=broker.ipc) as consumer:
                 assert take(consumer, 1) == [b"soon"]
             with pytest.raises(zsq.Refused, match="delayed messages take"):
                 fill(producer, delay=3600)
@@ -189,7 +189,7 @@ def test_delayed_messages_work_and_are_bounded(broker: Broker) -> None:
 
 def test_reading_by_offset_works(broker: Broker) -> None:
     publish(broker, b"a", b"b")
-    with zsq.Reader(broker.ipc, TOPIC) as reader:
+    with zsq.Reader(TOPIC, url=broker.ipc) as reader:
         assert [reader.message(offset).body for offset in (0, 1)] == [b"a", b"b"]
 
 
@@ -244,14 +244,14 @@ def passed(broker: Broker) -> None:
             probe = f"probe{number}#ephemeral"
             admin.create_channel(probe, "c")
             producer.publish(probe, b"x")
-            with zsq.Consumer(broker.ipc, probe, "c") as consumer:
+            with zsq.Consumer(probe, "c", url=broker.ipc) as consumer:
                 assert take(consumer, 1) == [b"x"]
             wait_for(partial(removed, broker, probe), 30, "the removal of what is finished")
 
 
 def test_what_waits_stays(broker: Broker) -> None:
     """In flight, requeued, deferred, behind a pause, and never sent."""
-    with zsq.Consumer(broker.ipc, TOPIC, "c#ephemeral", ready=4) as consumer, zsq.Admin(broker.ipc) as admin:
+    with zsq.Consumer(TOPIC, "c#ephemeral", url=broker.ipc, ready=4) as consumer, zsq.Admin(broker.ipc) as admin:
         publish(broker, *(b"%d" % number for number in range(10)))
         held = [message for _ in range(4) if (message := consumer.receive(timeout=20)) is not None]
         assert [message.body for message in held] == [b"0", b"1", b"2", b"3"]
@@ -275,7 +275,7 @@ def test_what_waits_stays(broker: Broker) -> None:
 def test_the_bound_drops_and_counts(broker: Broker) -> None:
     with zsq.Admin(broker.ipc) as admin:
         admin.create_topic(TOPIC, max_bytes=8 * MIB)
-    with zsq.Consumer(broker.ipc, TOPIC, "c#ephemeral", ready=1) as consumer:
+    with zsq.Consumer(TOPIC, "c#ephemeral", url=broker.ipc, ready=1) as consumer:
         first = consumer_has_one(broker, consumer)
         with zsq.Producer(broker.ipc) as producer:
             for number in range(60):
@@ -300,7 +300,7 @@ def consumer_has_one(broker: Broker, consumer: zsq.Consumer) -> zsq.Message:
 def test_reject_refuses(broker: Broker) -> None:
     with zsq.Admin(broker.ipc) as admin:
         admin.create_topic(TOPIC, max_bytes=8 * MIB, when_full="reject")
-    with zsq.Consumer(broker.ipc, TOPIC, "c#ephemeral", ready=1) as consumer:
+    with zsq.Consumer(TOPIC, "c#ephemeral", url=broker.ipc, ready=1) as consumer:
         first = consumer_has_one(broker, consumer)
         with zsq.Producer(broker.ipc) as producer, pytest.raises(zsq.Refused, match="E_TOPIC_FULL"):
             fill(producer)

@@ -14,9 +14,10 @@ import zsq
 FAILING = """
 import os, select, sys
 from pathlib import Path
-from zsq.actors import process_table, registry
-from zsq.actors.options import ServeOptions
-from zsq.actors.serve import serve
+from zsq.actors.runtime import process_table
+from zsq.actors.supervisor.topics import registry
+from zsq.actors.settings.options import ServeOptions
+from zsq.actors.supervisor.serve import serve
 
 def fail(self):
     raise OSError(5, "by plan", "trash")
@@ -51,7 +52,7 @@ def test_a_copy_without_its_empty_folders_serves(broker: Broker) -> None:
     assert broker.stop() == 0
     (broker.data_dir / "trash").rmdir()
     broker.start()
-    with zsq.Reader(broker.ipc, "t") as reader, zsq.Admin(broker.ipc) as admin:
+    with zsq.Reader("t", url=broker.ipc) as reader, zsq.Admin(broker.ipc) as admin:
         assert reader.read(0).head == 1
         admin.delete_topic("t", force=True)
     assert list((broker.data_dir / "trash").iterdir()) == []

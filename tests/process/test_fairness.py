@@ -17,7 +17,7 @@ BODY = b"x" * 50
 @contextlib.contextmanager
 def consumers(broker: Broker, *credits: int) -> Iterator[list[zsq.Consumer]]:
     with contextlib.ExitStack() as stack:
-        found = [stack.enter_context(zsq.Consumer(broker.ipc, "t", "c", ready=ready, heartbeat_ms=60_000)) for ready in credits]
+        found = [stack.enter_context(zsq.Consumer("t", "c", url=broker.ipc, ready=ready, heartbeat_ms=60_000)) for ready in credits]
         for consumer in found:
             consumer.subscribe(20)
         yield found

@@ -34,7 +34,7 @@ def stopped(tmp_path: Path, broker: Broker) -> Broker:
     broker.stop()
     broker.extra += ("--chunk-bytes", "65536")
     broker.start()
-    with zsq.Producer(broker.ipc) as producer, zsq.Consumer(broker.ipc, "t", "c", ready=20) as consumer:
+    with zsq.Producer(broker.ipc) as producer, zsq.Consumer("t", "c", url=broker.ipc, ready=20) as consumer:
         for number in range(COUNT):
             producer.publish_many("t", [b"%d.%d " % (number, i) + b"x" * 900 for i in range(10)])
         message = consumer.receive(20)
@@ -89,7 +89,7 @@ def test_found_repaired_and_served_again(stopped: Broker) -> None:
     assert "known hole" in fsck(stopped.data_dir, "--repair")
     assert told(stopped.data_dir)["clean"]
     stopped.start()
-    with zsq.Admin(stopped.ipc) as admin, zsq.Reader(stopped.ipc, "t") as reader:
+    with zsq.Admin(stopped.ipc) as admin, zsq.Reader("t", url=stopped.ipc) as reader:
         assert reader.read(20).blocks[0].first_offset == 30
         (row,) = admin.stats("t")["topics"]
         assert (row["health"], row["lost_messages"]) == ("OK", 10)
@@ -134,5 +134,5 @@ def test_a_damaged_registry_is_refused_by_its_key_and_made_again(stopped: Broker
     assert told(stopped.data_dir, "--repair")["findings"][0]["repaired"].startswith("made again")
     assert path.read_text() == good
     stopped.start()
-    with zsq.Reader(stopped.ipc, "t") as reader:
+    with zsq.Reader("t", url=stopped.ipc) as reader:
         assert reader.read(0).head == COUNT * 10

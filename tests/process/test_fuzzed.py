@@ -13,19 +13,15 @@ from typing import Any, Final
 
 import pytest
 import zmq
-from faults.fuzz_port import by_name, stranger_says
+from faults.fuzz_port import said, stranger_says
 from faults.fuzz_wire import message_frames, typed_word
 from faults.mutation import Mutator, deep_frame
 from support.broker import Broker, wait_for
 from support.memory import Peak
 
 import zsq
-from zsq.actors.channel import FRONT_WORDS as CHANNEL_WORDS
-from zsq.actors.read_desk import READER_WORDS
-from zsq.actors.stage_desk import STAGE_WORDS
-from zsq.actors.topic import FRONT_WORDS as TOPIC_WORDS
-from zsq.transport import protocol as p
-from zsq.transport.codec import decode, encode
+from zsq.transport.wire import protocol as p
+from zsq.transport.wire.codec import decode, encode
 
 GROWTH_MAX: Final = 64 * 1024 * 1024
 CONNECTIONS: Final = 300
@@ -34,10 +30,10 @@ GREETING: Final = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x01NULL".ljust(64, b"\0")
 READY: Final = b"\x04\x26\x05READY\x0bSocket-Type\0\0\0\x06DEALER\x08Identity\0\0\0\0"
 WORDS: Final[dict[str, tuple[type[p.Wire], ...]]] = {
     "supervisor": (p.Lookup, p.Manage, p.Manage, p.Stats, p.Beat, p.Bye),
-    "topic": by_name(TOPIC_WORDS),
-    "channel": by_name(CHANNEL_WORDS),
-    "reader": by_name(READER_WORDS),
-    "stage": by_name(STAGE_WORDS),
+    "topic": (p.Hello, p.Pub, p.PubDelayed, p.Beat, p.Bye, p.Attach, p.Credit),
+    "channel": (p.Sub, p.Ready, p.Fin, p.Req, p.Touch, p.Beat, p.Bye, p.Scan),
+    "reader": (p.Fetch, p.OffsetAt, p.Measure, p.Beat, p.Bye),
+    "stage": (p.OpenStage, p.Seal, p.Commit, p.Abort, p.Beat, p.Bye),
 }
 
 
@@ -53,7 +49,7 @@ class Neighbour(threading.Thread):
 
     def run(self) -> None:
         try:
-            with zsq.Producer(self.url) as producer, zsq.Consumer(self.url, "quiet", "mine") as consumer:
+            with zsq.Producer(self.url) as producer, zsq.Consumer("quiet", "mine", url=self.url) as consumer:
                 while not self.over.is_set():
                     producer.publish("quiet", b"%d" % self.count)
                     message = consumer.receive(30)
@@ -169,7 +165,7 @@ class Stranger:
         with contextlib.suppress(zsq.UsageError):
             word = decode(control)
             if isinstance(word, (p.Lookup, p.Open, p.Manage)):
-                return encode(replace(word, topic="fuzzed", channel=self.mutator.one(("c", ""))))
+                return said(replace(word, topic="fuzzed", channel=self.mutator.one(("c", ""))))
         return control
 
     def push(self) -> None:
@@ -178,7 +174,7 @@ class Stranger:
         )
         self.links["push"] = link
         route = [] if self.direct else [self.mutator.random.randbytes(self.mutator.below(4))]
-        link.send_multipart([*route, b"", encode(typed_word(self.mutator, p.Push.op)), *message_frames(self.mutator)])
+        link.send_multipart([*route, b"", said(typed_word(self.mutator, p.Push.op)), *message_frames(self.mutator)])
 
     def close(self) -> None:
         self.context.destroy(linger=0)

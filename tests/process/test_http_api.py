@@ -15,6 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families as parsed
 from support.broker import Broker, kill, wait_for
 from support.http_fuzz import Requests, check
+from support.nsq_socket import NsqSocket
 
 import zsq
 
@@ -44,7 +45,7 @@ def topic_of(client: httpx.Client, topic: str, channel: str = "") -> dict[str, A
 
 
 def received(node: Broker, topic: str, count: int) -> list[bytes]:
-    with zsq.Consumer(node.ipc, topic, "c") as consumer:
+    with zsq.Consumer(topic, "c", url=node.ipc) as consumer:
         found = []
         for _ in range(count):
             message = consumer.receive(20)
@@ -145,6 +146,27 @@ def test_lookup_leads_to_the_nsq_gateway(node: Broker, client: httpx.Client) -> 
     assert (info["tcp_port"], info["http_port"], info["version"]) == (node.nsq, node.http, peer["version"])
     ok(client.post(f"/topic/tombstone?topic=look&node={peer['broadcast_address']}:{node.http}"))
     assert client.get("/lookup?topic=look").json()["producers"] == []
+
+
+def test_connections_of_nsq_clients_are_in_statistics_and_metrics(node: Broker, client: httpx.Client) -> None:
+    def gateway() -> dict[str, Any]:
+        with zsq.Admin(node.ipc) as admin:
+            (row,) = admin.stats()["gateways"]
+            assert "gateways" not in admin.stats("counted")
+            return dict(row)
+
+    ok(client.post("/topic/create?topic=counted"))
+    before = gateway()
+    with NsqSocket(node.nsq) as one, NsqSocket(node.nsq) as other:
+        one.identify()
+        other.identify()
+        wait_for(lambda: gateway()["connections"] == before["connections"] + 2, what="two more connections")
+        found = gateway()
+        samples = {one.name: one.value for family in parsed(client.get("/metrics").text) for one in family.samples if not one.labels}
+        assert samples["zsq_nsq_connections"] == found["connections"]
+        assert samples["zsq_nsq_accepted_total"] == found["accepted"] == before["accepted"] + 2
+        assert (samples["zsq_nsq_cut_off_total"], samples["zsq_nsq_held_bytes"]) == (found["cut_off"], found["held_bytes"])
+    wait_for(lambda: gateway()["connections"] == before["connections"], what="the end of both connections")
 
 
 def test_statistics_and_metrics_of_known_work(node: Broker, client: httpx.Client) -> None:

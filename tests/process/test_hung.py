@@ -14,11 +14,11 @@ from contextlib import ExitStack
 from support.broker import Broker, wait_for
 
 import zsq
-from zsq.actors import options
+from zsq.actors.settings import options
 
 
 def test_a_hung_channel_is_reported_and_started_again(broker: Broker) -> None:
-    with zsq.Producer(broker.ipc) as producer, zsq.Consumer(broker.ipc, "t", "c", ready=10) as consumer:
+    with zsq.Producer(broker.ipc) as producer, zsq.Consumer("t", "c", url=broker.ipc, ready=10) as consumer:
         producer.publish_many("t", [b"%d" % number for number in range(10)])
         first = consumer.receive_batch(20)
         assert first is not None
@@ -43,7 +43,9 @@ def test_a_storage_that_hangs_delays_no_other_topic(broker: Broker) -> None:
     """It is not killed, for a sync may take as long as it wants; what expires elsewhere comes again as ever."""
     with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer, ExitStack() as stack:
         admin.create_topic("other")
-        consumers = [stack.enter_context(zsq.Consumer(broker.ipc, "t", f"c{number}", ready=5, message_timeout=1.0)) for number in range(4)]
+        consumers = [
+            stack.enter_context(zsq.Consumer("t", f"c{number}", url=broker.ipc, ready=5, message_timeout=1.0)) for number in range(4)
+        ]
         for consumer in consumers:
             consumer.subscribe(20)
         (storage,) = [actor["pid"] for actor in broker.actors() if actor["name"] == "storage other"]

@@ -16,15 +16,15 @@ from support.broker import Broker, wait_for
 from support.keys import Keyring
 
 import zsq
-from zsq.actors.gateway import ALLOWED
-from zsq.transport import protocol as p
-from zsq.transport import sockets
-from zsq.transport.block import pack
-from zsq.transport.codec import block_frames, encode
-from zsq.transport.credentials import Credentials
+from zsq.actors.gateways.zeromq import ALLOWED
+from zsq.transport.block.block import pack
+from zsq.transport.client.blocking.range_reader import RangeReader
+from zsq.transport.client.blocking.stage_writer import StageCommitter, StageWriter
 from zsq.transport.errors import E_BAD_COMMAND, E_BAD_KEY, E_FORBIDDEN, E_HELLO, BrokerUnreachable, Refused, UsageError
-from zsq.transport.range_reader import RangeReader
-from zsq.transport.stage_writer import StageCommitter, StageWriter
+from zsq.transport.wire import protocol as p
+from zsq.transport.wire import sockets
+from zsq.transport.wire.codec import block_frames, encode
+from zsq.transport.wire.credentials import Credentials
 
 USERS = """
 [users.etl]
@@ -104,12 +104,12 @@ def test_every_kind_of_client_comes_in_by_its_key_file(broker: Broker, ring: Key
         part = writer.seal()
     with StageCommitter(broker.tcp, "clicks", key_file=key_file) as committer:
         assert committer.commit("app", 1, [part])["messages"] == 1
-    with zsq.Reader(broker.tcp, "clicks", key_file=str(key_file)) as reader:
+    with zsq.Reader("clicks", url=broker.tcp, key_file=str(key_file)) as reader:
         assert reader.message(first).body == b"one"
     with RangeReader(broker.tcp, "clicks", first, first + 2, key_file=key_file) as blocks:
         assert sum(block.count for block in blocks) == 2
     monkeypatch.setenv("ZSQ_KEY_FILE", str(key_file))
-    with zsq.Consumer(broker.tcp, "clicks", "c") as consumer, zsq.Admin(broker.tcp) as admin:
+    with zsq.Consumer("clicks", "c", url=broker.tcp) as consumer, zsq.Admin(broker.tcp) as admin:
         taken = consumer.receive(10)
         assert taken is not None
         taken.finish(sync=True)
@@ -123,7 +123,7 @@ def test_the_asyncio_clients_too(broker: Broker, ring: Keyring) -> None:
             await producer.publish("clicks", b"async")
             assert "clicks" in await admin.topics()
             assert await admin.peek("clicks") is not None
-        async with zsq.aio.Consumer(broker.tcp, "clicks", "a", key_file=keys, start="earliest") as consumer:
+        async with zsq.aio.Consumer("clicks", "a", url=broker.tcp, key_file=keys, start="earliest") as consumer:
             message = await consumer.receive(10)
             assert message is not None
             await message.finish()
@@ -132,14 +132,14 @@ def test_the_asyncio_clients_too(broker: Broker, ring: Keyring) -> None:
 
 
 def test_who_has_no_key_is_told_to_get_one(broker: Broker) -> None:
-    with zsq.Producer(broker.tcp, timeout=20) as producer, pytest.raises(UsageError, match="--key-file") as caught:
+    with zsq.Producer(broker.tcp, timeout=20) as producer, pytest.raises(UsageError, match="key_file=") as caught:
         producer.publish("clicks", b"x")
     assert caught.value.code == E_BAD_KEY
 
 
 def test_who_has_an_unknown_key_is_told_which(broker: Broker, ring: Keyring) -> None:
     keys = ring.of("stranger")
-    with zsq.Reader(broker.tcp, "clicks", key_file=keys, timeout=20) as reader, pytest.raises(Refused) as caught:
+    with zsq.Reader("clicks", url=broker.tcp, key_file=keys, timeout=20) as reader, pytest.raises(Refused) as caught:
         reader.head()
     assert caught.value.code == E_FORBIDDEN
     assert keys.public in caught.value.text
@@ -260,8 +260,8 @@ def test_a_key_that_is_taken_back_ends_what_is_open(broker: Broker, ring: Keyrin
     wait_for(open_to_brief, 60, "the new user's way in")
     with (
         zsq.Producer(broker.tcp, key_file=ring.of("brief")) as producer,
-        zsq.Consumer(broker.tcp, "clicks", "brief", key_file=ring.of("brief"), start="latest") as consumer,
-        zsq.Consumer(broker.tcp, "clicks", "brief", key_file=ring.of("etl"), ready=10) as other,
+        zsq.Consumer("clicks", "brief", url=broker.tcp, key_file=ring.of("brief"), start="latest") as consumer,
+        zsq.Consumer("clicks", "brief", url=broker.tcp, key_file=ring.of("etl"), ready=10) as other,
     ):
         consumer.subscribe()
         producer.publish("clicks", b"held")

@@ -26,7 +26,7 @@ class Load:
     def __init__(self, url: str) -> None:
         self.history = History()
         self.producer = zsq.Producer(url, heartbeat_ms=1_000)
-        self.consumer = zsq.Consumer(url, TOPIC, CHANNEL, ready=200, heartbeat_ms=1_000)
+        self.consumer = zsq.Consumer(TOPIC, CHANNEL, url=url, ready=200, heartbeat_ms=1_000)
         self.hold = threading.Event()  # the next message waits for `go` before it is finished
         self.held = threading.Event()
         self.go = threading.Event()

@@ -45,7 +45,7 @@ def test_what_is_not_known_is_not_deleted(broker: Broker) -> None:
                 admin.delete_channel("t", "c")
         finally:
             os.kill(storage, signal.SIGCONT)
-        with zsq.Consumer(broker.ipc, "t", "c") as consumer:
+        with zsq.Consumer("t", "c", url=broker.ipc) as consumer:
             message = consumer.receive(20)
             assert message is not None
             assert message.body == b"precious"
@@ -76,7 +76,7 @@ def test_a_topic_that_cannot_start_is_tried_again(broker: Broker) -> None:
         os.close(held)
     with zsq.Producer(broker.ipc) as producer:
         wait_for(lambda: _published(producer), 60, "the topic's return")
-    with zsq.Reader(broker.ipc, "t") as reader:
+    with zsq.Reader("t", url=broker.ipc) as reader:
         assert reader.read(0).blocks[0].body.values() == [b"1"]
 
 

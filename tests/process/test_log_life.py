@@ -48,7 +48,7 @@ def topic(broker: Broker) -> dict[str, Any]:
 def read_all(broker: Broker) -> list[int]:
     """Every offset that can be read."""
     found: list[int] = []
-    with zsq.Reader(broker.ipc, "t") as reader:
+    with zsq.Reader("t", url=broker.ipc) as reader:
         offset, head = reader.head()
         while offset < head:
             fetched = reader.read(offset)
@@ -83,7 +83,7 @@ def test_chunk_statistics(filled: Broker) -> None:
 
 
 def test_the_newest_and_single_messages(filled: Broker) -> None:
-    with zsq.Reader(filled.ipc, "t") as reader:
+    with zsq.Reader("t", url=filled.ipc) as reader:
         assert reader.newest(13) == COUNT * 10 - 13
         assert reader.newest(10_000) == 0
         with pytest.raises(zsq.UsageError):
@@ -121,7 +121,7 @@ def test_damage_is_told_once_kept_and_known_after_a_restart(filled: Broker) -> N
     assert "10 messages from offset 20 on are lost" in told["health"]
     with zsq.Admin(filled.ipc) as admin:
         assert admin.chunks("t")["chunks"][0]["bad"] == 1
-    with zsq.Reader(filled.ipc, "t") as reader, pytest.raises(zsq.NotFound, match="damaged"):
+    with zsq.Reader("t", url=filled.ipc) as reader, pytest.raises(zsq.NotFound, match="damaged"):
         reader.message(25)
     assert filled.stop() == 0
 
@@ -131,7 +131,7 @@ def test_damage_is_told_once_kept_and_known_after_a_restart(filled: Broker) -> N
     assert told["health"] == "OK", "it is known now, and no alarm any more"
     assert "10 messages lost in 1 stretches" in told["recovery"]["text"]
     assert told["recovery"]["text"] in filled.log.read_text()
-    with zsq.Consumer(filled.ipc, "t", "all", ready=1000) as consumer:
+    with zsq.Consumer("t", "all", url=filled.ipc, ready=1000) as consumer:
         found: set[int] = set()
         while len(found) < COUNT * 10 - 10:
             batch = consumer.receive_batch(20)

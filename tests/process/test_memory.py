@@ -38,7 +38,7 @@ def test_ten_million_waiting_cost_no_memory(broker: Broker) -> None:
     with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer:
         admin.create_channel("big", "c")
         producer.publish("big", b"one")
-        with zsq.Consumer(broker.ipc, "big", "c") as consumer:
+        with zsq.Consumer("big", "c", url=broker.ipc) as consumer:
             message = consumer.receive(10)
             assert message is not None
             message.requeue(delay=3_000)
@@ -54,7 +54,7 @@ def test_ten_million_waiting_cost_no_memory(broker: Broker) -> None:
             return {name: now[name] - size for name, size in before.items() if now[name] - size >= bound(name)}
 
         settle(growth, "of what one message costs")
-        with zsq.Consumer(broker.ipc, "big", "c", ready=BLOCK) as consumer:  # and while the backlog is read
+        with zsq.Consumer("big", "c", url=broker.ipc, ready=BLOCK) as consumer:  # and while the backlog is read
             for _ in range(20):
                 batch = consumer.receive_batch(10)
                 assert batch is not None

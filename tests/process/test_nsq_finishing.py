@@ -59,3 +59,67 @@ def test_each_is_finished_once(nsq: Broker, order: str, pieces: int) -> None:
         assert client.frame()[1] == client.frame()[1] == b"E_FIN_FAILED FIN %s failed ID not in flight" % again.split()[1]
         wait_for(lambda: row()["finish_count"] == len(lines) + 1, 10, "the last finish")
         assert (row()["in_flight_count"], row()["depth"], row()["requeue_count"]) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("way", ["requeued", "returned"])
+def test_what_a_leaving_consumer_did_not_finish_goes_to_the_next_one_in_order(nsq: Broker, way: str) -> None:
+    """Each message was published by itself, and its block is not in memory any more when the next consumer comes."""
+    with NsqSocket(nsq.nsq) as client:
+        for number in range(20):
+            assert client.ask(f"PUB left-{way}", b"%d" % number) == "OK"
+    with NsqSocket(nsq.nsq) as client:
+        client.subscribe(f"left-{way}", "c", ready=20)
+        got = [client.message() for _ in range(20)]
+        for message in got[:5]:
+            client.answer("FIN", message)
+        assert client.ask("CLS") == "CLOSE_WAIT"
+        for message in got[5:] if way == "requeued" else ():
+            client.answer("REQ", message, 0)
+    with NsqSocket(nsq.nsq) as client, zsq.Admin(nsq.ipc) as admin:
+
+        def waits() -> bool:
+            row = admin.stats(f"left-{way}")["topics"][0]["channels"][0]
+            return (row["depth"], row["in_flight_count"], row["client_count"]) == (15, 0, 0)
+
+        wait_for(waits, 10, "what was not finished")
+        client.subscribe(f"left-{way}", "c", ready=100)
+        assert [client.message().body for _ in range(15)] == [b"%d" % number for number in range(5, 20)]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("command", ["FIN {} ", "REQ {} 0", "TOUCH {} "])
+def test_an_answer_for_a_message_that_was_emptied_fails(nsq: Broker, command: str, whole: bool) -> None:
+    """As in nsqd; also where all of a delivery is answered, or one message of it."""
+    topic = f"emptied-{command[:3]}-{whole}"
+    with NsqSocket(nsq.nsq) as client, zsq.Admin(nsq.ipc) as admin:
+        assert client.mpub(topic, *[b"x"] * (1 if whole else 3)) == "OK"
+        client.subscribe(topic, "c", ready=10)
+        message, *_ = [client.message() for _ in range(1 if whole else 3)]
+        admin.empty(topic, "c")
+        client.send(command.format(message.id.decode()).strip())
+        what = command.split()[0]
+        assert client.frame() == (1, f"E_{what}_FAILED {what} {message.id.decode()} failed ID not in flight".encode())
+
+
+def test_an_answer_for_a_message_of_another_client_says_so(nsq: Broker) -> None:
+    with NsqSocket(nsq.nsq) as owner, NsqSocket(nsq.nsq) as other:
+        assert owner.mpub("owned", b"x") == "OK"
+        owner.subscribe("owned", "c", ready=1)
+        message = owner.message()
+        other.subscribe("owned", "c")
+        for what, more in (("FIN", ""), ("REQ", " 0"), ("TOUCH", "")):
+            other.send(f"{what} {message.id.decode()}{more}")
+            text = f"E_{what}_FAILED {what} {message.id.decode()} failed client does not own message"
+            assert other.frame() == (1, text.encode())
+        owner.answer("FIN", message)
+        assert owner.ask("CLS") == "CLOSE_WAIT"
+
+
+def test_ready_is_ignored_after_cls_whatever_it_says(nsq: Broker) -> None:
+    with NsqSocket(nsq.nsq) as client:
+        client.subscribe("closing", "c")
+        assert client.ask("CLS") == "CLOSE_WAIT"
+        for count in ("1", "-1", "x", "99999999"):
+            client.send(f"RDY {count}")
+        client.send(f"FIN {'0' * 16}")
+        assert client.frame()[1].startswith(b"E_FIN_FAILED"), "the connection goes on"

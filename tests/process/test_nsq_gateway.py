@@ -112,7 +112,7 @@ def test_a_touch_means_one_message(nsq: Broker, topic: str) -> None:
         assert time.monotonic() - began >= 1.9
         client.answer("FIN", kept)
         client.answer("FIN", lost)
-        assert client.frame() == (1, b"E_FIN_FAILED FIN " + lost.id + b" failed ID not in flight")
+        assert client.frame() == (1, b"E_FIN_FAILED FIN " + lost.id + b" failed client does not own message")
         other.answer("FIN", again)
         wait_for(lambda: channel_row(nsq, topic)["finish_count"] == 2, 10, "both finishes")
         row = channel_row(nsq, topic)

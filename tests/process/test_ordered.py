@@ -51,7 +51,7 @@ def publish(broker: Broker, topic: str, keys: int, count: int) -> None:
 
 def serve(broker: Broker, topic: str, books: Books, count: int) -> list[threading.Thread]:
     """So many consumers with two handler threads each; they end when `stop_all` closes them."""
-    consumers = [zsq.Consumer(broker.ipc, topic, "c", ready=50, ordered=True) for _ in range(count)]
+    consumers = [zsq.Consumer(topic, "c", url=broker.ipc, ready=50, ordered=True) for _ in range(count)]
     work = {"concurrency": 2, "requeue_delay": 0.05, "on_error": lambda message, error: None, "signals": False}
     threads = [threading.Thread(target=one.run, args=(books.handle,), kwargs=work, daemon=True) for one in consumers]
     for thread, one in zip(threads, consumers, strict=True):
@@ -113,7 +113,7 @@ def test_order_holds_over_kills(broker: Broker, kind: str) -> None:
 
 
 def test_a_delayed_requeue_blocks_its_key_over_a_kill_and_no_other(broker: Broker) -> None:
-    with zsq.Producer(broker.ipc) as producer, zsq.Consumer(broker.ipc, "t", "c", ordered=True) as consumer:
+    with zsq.Producer(broker.ipc) as producer, zsq.Consumer("t", "c", url=broker.ipc, ordered=True) as consumer:
         producer.publish_many("t", [b"a1", b"b1", b"a2", b"b2", b"c1"], keys=[b"a", b"b", b"a", b"b", None])
         first = consumer.receive(10)
         assert first is not None
@@ -141,13 +141,13 @@ def test_a_delayed_requeue_blocks_its_key_over_a_kill_and_no_other(broker: Broke
 
 def test_a_message_that_is_held_stops_its_key_and_no_other(broker: Broker) -> None:
     """Statistics name what waits behind it."""
-    with zsq.Producer(broker.ipc) as producer, zsq.Consumer(broker.ipc, "t", "c", ready=1, ordered=True) as holder:
+    with zsq.Producer(broker.ipc) as producer, zsq.Consumer("t", "c", url=broker.ipc, ready=1, ordered=True) as holder:
         producer.publish("t", b"0", key=b"hot")
         held = holder.receive(10)
         assert held is not None
         publish_hot = [b"%d" % i for i in range(1, 501)]
         producer.publish_many("t", publish_hot, keys=[b"hot" if i % 2 else b"k%d" % i for i in range(1, 501)])
-        with zsq.Consumer(broker.ipc, "t", "c", ordered=True) as other, zsq.Admin(broker.ipc) as admin:
+        with zsq.Consumer("t", "c", url=broker.ipc, ordered=True) as other, zsq.Admin(broker.ipc) as admin:
             others: set[bytes | None] = set()
             while len(others) < 250:
                 message = other.receive(10)

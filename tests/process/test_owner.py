@@ -11,7 +11,7 @@ from pathlib import Path
 from support.broker import Broker, kill, wait_for
 
 import zsq
-from zsq.transport.block import pack
+from zsq.transport.block.block import pack
 
 
 def held(pid: int, folder: Path) -> set[str]:
@@ -57,7 +57,8 @@ class Watch:
                 with contextlib.suppress(OSError):  # one that is being started had none a moment ago
                     title = title or title_of(pid) if paths else title
                 for path in paths:
-                    folder = path.removeprefix(f"{self._topics}/").split("/")[0]
+                    # A topic's folder is made as "NNN.tmp" and renamed; a look may fall between the two.
+                    folder = path.removeprefix(f"{self._topics}/").split("/")[0].removesuffix(".tmp")
                     self.holders.setdefault((title or str(pid), folder), set()).add(path)
             self.rounds += 1
 
@@ -92,7 +93,7 @@ def use(broker: Broker, topic: str) -> None:
         admin.create_channel(topic, "c")
         for _ in range(8):
             producer.publish_many(topic, bodies)
-        with zsq.Consumer(broker.ipc, topic, "c", ready=500) as consumer:
+        with zsq.Consumer(topic, "c", url=broker.ipc, ready=500) as consumer:
             for _ in range(4):
                 batch = consumer.receive_batch(10)
                 assert batch is not None
@@ -102,7 +103,7 @@ def use(broker: Broker, topic: str) -> None:
                 batch.finish()
             consumer.flush()
         admin.seek(topic, "c", 0)
-        with zsq.Reader(broker.tcp, topic) as reader:
+        with zsq.Reader(topic, url=broker.tcp) as reader:
             assert reader.read(10).blocks
             assert reader.offset_at(0) == 0
         app = os.urandom(4).hex()

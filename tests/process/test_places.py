@@ -16,7 +16,7 @@ import pytest
 from support.broker import Broker, kill, wait_for
 
 import zsq
-from zsq.transport.peeking import Peek
+from zsq.transport.client.core.peeking import Peek
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def row(url: str, topic: str, channel: str) -> dict[str, Any]:
 
 def first_of(url: str, topic: str, channel: str, **settings: Any) -> int:
     """The offset of the first message that a consumer gets."""
-    with zsq.Consumer(url, topic, channel, ready=1, **settings) as consumer:
+    with zsq.Consumer(topic, channel, url=url, ready=1, **settings) as consumer:
         message = consumer.receive(10)
         assert message is not None
         assert message.body == b"%d" % message.offset
@@ -110,7 +110,7 @@ def shown(found: Peek) -> list[tuple[int, str, int]]:
 
 def test_a_peek_shows_what_comes_and_what_is_held_and_changes_nothing(url: str, topic: str) -> None:
     fill(url, topic)
-    with zsq.Admin(url) as admin, zsq.Consumer(url, topic, "c", ready=6, label="worker 1") as consumer:
+    with zsq.Admin(url) as admin, zsq.Consumer(topic, "c", url=url, ready=6, label="worker 1") as consumer:
         batch = consumer.receive_batch(10)
         assert batch is not None
         messages = [*batch.messages()]
@@ -161,7 +161,7 @@ def test_a_peek_shows_what_comes_and_what_is_held_and_changes_nothing(url: str, 
 def test_a_peek_of_what_is_deferred_outlives_the_channel(shared: Broker) -> None:
     """Those rows lie in the store only."""
     fill(shared.ipc, "outlives")
-    with zsq.Consumer(shared.ipc, "outlives", "c", ready=3) as consumer:
+    with zsq.Consumer("outlives", "c", url=shared.ipc, ready=3) as consumer:
         for delay in (300, 100, 200):
             message = consumer.receive(10)
             assert message is not None
@@ -191,7 +191,7 @@ def test_a_peek_shows_only_what_the_channel_takes(shared: Broker) -> None:
         producer.publish_many("tagged", [b"%d" % offset for offset in range(300)], tags=tags)
         admin.create_channel("tagged", "a", tags="a", start=0)
         assert [one[0] for one in shown(admin.peek("tagged", "a", 4))] == [7, 57, 107, 157]
-        with zsq.Consumer(shared.ipc, "tagged", "a", tags="a", ready=4) as consumer:
+        with zsq.Consumer("tagged", "a", url=shared.ipc, tags="a", ready=4) as consumer:
             got = [consumer.receive(10) for _ in range(4)]
             assert [message.offset for message in got if message is not None] == [7, 57, 107, 157], "the same"
 
@@ -199,8 +199,8 @@ def test_a_peek_shows_only_what_the_channel_takes(shared: Broker) -> None:
 def test_a_channel_takes_as_many_consumers_as_it_is_set_to(url: str, topic: str) -> None:
     with zsq.Admin(url) as admin:
         admin.create_channel(topic, "c", max_consumers=1)
-        with zsq.Consumer(url, topic, "c"):
-            second = zsq.Consumer(url, topic, "c")
+        with zsq.Consumer(topic, "c", url=url):
+            second = zsq.Consumer(topic, "c", url=url)
             with pytest.raises(zsq.Refused, match="takes 1 at a time") as error:
                 second.subscribe()
             assert error.value.code == "E_LIMIT"
@@ -225,7 +225,7 @@ def test_settings_outlive_kills(shared: Broker) -> None:
             with pytest.raises(zsq.UsageError, match="is chosen when a channel is made"):
                 admin.configure_channel("settings", "c", **wrong)
             with pytest.raises(zsq.UsageError, match="use another channel"):
-                zsq.Consumer(shared.ipc, "settings", "c", **wrong).subscribe()
+                zsq.Consumer("settings", "c", url=shared.ipc, **wrong).subscribe()
         assert row(shared.ipc, "settings", "c")["settings"] == now
 
 
@@ -271,7 +271,7 @@ def test_a_consumer_that_lost_its_link_waits_for_its_own_place(shared: Broker) -
     try:
         with zsq.Admin(shared.ipc) as admin, zsq.Producer(shared.ipc) as producer:
             admin.create_channel("alone", "c", max_consumers=1)
-            with zsq.Consumer(proxy.url, "alone", "c", heartbeat_ms=1_000, timeout=0.5) as consumer:
+            with zsq.Consumer("alone", "c", url=proxy.url, heartbeat_ms=1_000, timeout=0.5) as consumer:
                 producer.publish("alone", b"1")
                 first = consumer.receive(10)
                 assert first is not None
@@ -306,7 +306,7 @@ def test_a_start_that_cannot_be_read_is_refused_and_may_be_asked_for_again(tmp_p
             for ask in (
                 lambda: admin.create_channel("t", "new", start=times[1]),
                 lambda: admin.seek("t", "there", times[1]),
-                lambda: zsq.Consumer(broker.ipc, "t", "new", start=times[1]).subscribe(),
+                lambda: zsq.Consumer("t", "new", url=broker.ipc, start=times[1]).subscribe(),
             ):
                 with pytest.raises(zsq.Refused, match="nothing is known to be lost") as error:
                     ask()

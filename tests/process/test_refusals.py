@@ -14,9 +14,9 @@ import zmq
 from support.broker import Broker, free_port
 
 import zsq
-from zsq.transport import protocol
-from zsq.transport.block import pack
-from zsq.transport.codec import block_frames, decode, encode
+from zsq.transport.block.block import pack
+from zsq.transport.wire import protocol
+from zsq.transport.wire.codec import block_frames, decode, encode
 
 
 def serve(data_dir: Path, port: int, *more: str, before: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
@@ -26,7 +26,7 @@ def serve(data_dir: Path, port: int, *more: str, before: Sequence[str] = ()) -> 
 
 
 def still_serves(broker: Broker) -> None:
-    with zsq.Producer(broker.ipc) as producer, zsq.Consumer(broker.ipc, "after", "c") as consumer:
+    with zsq.Producer(broker.ipc) as producer, zsq.Consumer("after", "c", url=broker.ipc) as consumer:
         producer.publish("after", b"fine")
         message = consumer.receive(10)
         assert message is not None
@@ -97,7 +97,7 @@ def test_a_lost_registry_does_not_start_an_empty_broker(broker: Broker) -> None:
     assert "registry.json" in refused.stderr
     (broker.data_dir / "registry.json.away").rename(broker.data_dir / "registry.json")
     broker.start()
-    with zsq.Reader(broker.ipc, "after") as reader:
+    with zsq.Reader("after", url=broker.ipc) as reader:
         assert reader.read(0).head == 1
 
 
@@ -181,7 +181,7 @@ def test_hostile_frames_get_their_error_and_the_topic_lives_on(broker: Broker) -
         assert isinstance(big, protocol.Unstored)
     finally:
         raw.close()
-    with zsq.Reader(broker.ipc, "raw") as reader:
+    with zsq.Reader("raw", url=broker.ipc) as reader:
         assert reader.read(0).head == 2
     still_serves(broker)
 
@@ -223,7 +223,7 @@ def test_a_damaged_block_costs_only_itself(broker: Broker) -> None:
     data[data.index(b"second two")] ^= 1
     chunk.write_bytes(data)
     broker.start()
-    with zsq.Consumer(broker.ipc, "t", "c") as consumer:
+    with zsq.Consumer("t", "c", url=broker.ipc) as consumer:
         got = [consumer.receive(10) for _ in range(4)]
         assert [m.body for m in got if m is not None] == [b"first one", b"first two", b"third one", b"third two"]
         assert [m.offset for m in got if m is not None] == [0, 1, 4, 5]
@@ -231,7 +231,7 @@ def test_a_damaged_block_costs_only_itself(broker: Broker) -> None:
     with zsq.Admin(broker.ipc) as admin:
         (row,) = admin.stats("t", "c")["topics"][0]["channels"]
         assert row["lost_count"] == 2
-    with zsq.Reader(broker.ipc, "t") as reader:
+    with zsq.Reader("t", url=broker.ipc) as reader:
         first = reader.read(0)
         assert first.blocks[0].body.values() == [b"first one", b"first two"]
         assert reader.read(2).blocks[0].first_offset == 4
@@ -248,7 +248,7 @@ def test_damage_at_the_very_end_does_not_stop_a_channel(broker: Broker) -> None:
     data[data.index(b"damaged")] ^= 1
     chunk.write_bytes(data)
     broker.start()
-    with zsq.Producer(broker.ipc) as producer, zsq.Consumer(broker.ipc, "t", "c") as consumer:
+    with zsq.Producer(broker.ipc) as producer, zsq.Consumer("t", "c", url=broker.ipc) as consumer:
         first = consumer.receive(10)
         assert first is not None
         assert first.body == b"whole"

@@ -121,21 +121,77 @@ def test_thresholds_hold_at_once_and_other_receivers_hear_of_what_is_raised(relo
     reloaded("", "alarm cleared: rising/c")
 
 
-def test_a_terminal_that_is_closed_ends_the_broker_it_was_started_in(tmp_path: Path) -> None:
+def in_a_terminal(tmp_path: Path, before: str = "pass") -> tuple[subprocess.Popen[bytes], int]:
+    """Start a broker in a terminal of its own; its process, and our end of the terminal. `before`: Python to run in it first."""
     ours, theirs = pty.openpty()
     line = [sys.executable, "-m", "zsq", "serve", "--data-dir", str(tmp_path / "data"), "--no-nsq", "--no-http"]
     line += ["--listen", f"127.0.0.1:{free_port()}"]
     log = tmp_path / "log"
-    take = "import fcntl, os, sys, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+    take = f"import fcntl, os, signal, sys, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0); {before}"
+    take += "; os.execv(sys.argv[1], sys.argv[1:])"
     with log.open("wb") as out:
         broker = subprocess.Popen([sys.executable, "-c", take, *line], stdin=theirs, stdout=out, stderr=out)
     os.close(theirs)
+    return broker, ours
+
+
+def test_a_terminal_that_is_closed_ends_the_broker_it_was_started_in(tmp_path: Path) -> None:
+    broker, terminal = in_a_terminal(tmp_path)
+    log = tmp_path / "log"
     try:
         wait_for(lambda: " ready: " in log.read_text() or broker.poll() is not None, what="ready")
         broker.send_signal(signal.SIGHUP)
         wait_for(lambda: "reloaded: no option has changed" in log.read_text(), what="a reload")
-        os.close(ours)
+        os.close(terminal)
         assert broker.wait(30) == 0
     finally:
         broker.kill()
         broker.wait(10)
+
+
+def test_a_broker_under_nohup_reloads_and_outlives_its_terminal(tmp_path: Path) -> None:
+    broker, terminal = in_a_terminal(tmp_path, "signal.signal(signal.SIGHUP, signal.SIG_IGN)")
+    log = tmp_path / "log"
+    url = f"ipc://{tmp_path}/data/run"
+    reloaded = "reloaded: no option has changed"
+    try:
+        wait_for(lambda: " ready: " in log.read_text() or broker.poll() is not None, what="ready")
+        with zsq.Admin(url) as admin:
+            before = {one["name"]: one["pid"] for one in admin.stats()["processes"]}
+        broker.send_signal(signal.SIGHUP)
+        wait_for(lambda: reloaded in log.read_text(), what="a reload")
+        os.close(terminal)
+        wait_for(lambda: log.read_text().count(reloaded) == 2 or broker.poll() is not None, what="another reload")
+        assert broker.poll() is None
+        os.killpg(broker.pid, signal.SIGHUP)  # as a shell does that ends: to all its processes
+        wait_for(lambda: log.read_text().count(reloaded) == 3 or broker.poll() is not None, what="a third reload")
+        with zsq.Admin(url) as admin:
+            assert {one["name"]: one["pid"] for one in admin.stats()["processes"]} == before
+        broker.terminate()
+        assert broker.wait(30) == 0
+    finally:
+        broker.kill()
+        broker.wait(10)
+
+
+def test_a_broker_under_nohup_takes_new_rules_on_sighup(tmp_path: Path) -> None:
+    rules = tmp_path / "access.toml"
+    rules.write_text('[anonymous]\npublish = ["t"]\n')
+    broker = Broker(tmp_path / "data", "--access", str(rules))
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what is ignored stays so in those that are started
+    try:
+        broker.launch()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    try:
+        broker.wait_ready()
+        with zsq.Producer(broker.tcp) as producer:
+            producer.publish("t", b"one")
+            rules.write_text("[anonymous]\npublish = []\n")
+            assert broker.process is not None
+            broker.process.send_signal(signal.SIGHUP)
+            wait_for(lambda: " reloaded: " in broker.log.read_text(), what="a reload")
+            with pytest.raises(zsq.Refused, match="E_FORBIDDEN"):
+                producer.publish("t", b"two")
+    finally:
+        broker.close()

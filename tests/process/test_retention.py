@@ -47,7 +47,7 @@ def publish(broker: Broker, mib: int, first: int = 0) -> int:
 def finish(broker: Broker, channel: str, count: int) -> list[int]:
     """The numbers of the next messages, finished and confirmed."""
     found: list[int] = []
-    with zsq.Consumer(broker.ipc, TOPIC, channel, ready=8) as consumer:
+    with zsq.Consumer(TOPIC, channel, url=broker.ipc, ready=8) as consumer:
         while len(found) < count:
             message = consumer.receive(20)
             assert message is not None, f"{len(found)} of {count} came"
@@ -89,7 +89,7 @@ def test_finished_chunks_go_within_seconds_and_the_rest_is_read_on(broker: Broke
     assert topic["dropped_count"] == 0
     assert topic["removed_bytes"] > 5 * MIB
     assert topic["log_bytes"] == pytest.approx(on_disk(broker), rel=0.1)
-    with zsq.Reader(broker.ipc, TOPIC) as reader:
+    with zsq.Reader(TOPIC, url=broker.ipc) as reader:
         found = reader.read(0)
         assert (found.start, found.blocks[0].first_offset) == (topic["start"], topic["start"])
         assert (found.blocks[0].body.values()[0] or b"").startswith(b"%d " % topic["start"])
@@ -143,8 +143,12 @@ def test_a_full_topic_refuses_and_takes_again_when_channels_have_finished(broker
         publish(broker, 12)
     assert refusal.value.code == "E_TOPIC_FULL"
     assert "max_bytes 8388608" in refusal.value.text
+    wait_for(lambda: "publishes are refused: " in str(shown(admin)["health"]), 5, "the topic's health")
     topic = shown(admin)
+    assert "max_bytes 8388608" in topic["health"]
+    assert topic["write_trouble"] == "", "a rule that is kept is no bad health of the broker"
     assert topic["refused_count"] >= 1
+    assert broker.log.read_text().count("publishes are refused (") == 1, "once, then once a minute"
     taken = topic["head"]
     assert 7 * MIB < taken * len(BODY) <= 8.5 * MIB  # half a MiB is published at once, and goes in whole while there is room
     assert topic["dropped_count"] == 0
@@ -152,6 +156,8 @@ def test_a_full_topic_refuses_and_takes_again_when_channels_have_finished(broker
         publish(broker, 1, taken)
     assert finish(broker, "c", taken) == list(range(taken)), "nothing that was taken is lost, nothing that was refused is there"
     wait_for(lambda: _publishes(broker, taken), BACK_S, "there is room again")
+    wait_for(lambda: shown(admin)["health"] == "OK", BACK_S, "good health again")
+    assert "there is room again" in broker.log.read_text()
     assert finish(broker, "c", 16)[0] == taken
     admin.configure_topic(TOPIC, max_bytes=-1)
     publish(broker, 12, taken + 16)
@@ -258,7 +264,7 @@ def test_storage_is_killed_again_and_again_while_chunks_go(broker: Broker, admin
     admin.create_topic(TOPIC, keep_bytes=0)
     admin.create_channel(TOPIC, "c")
     count, seen = 400, set()
-    with zsq.Producer(broker.ipc) as producer, zsq.Consumer(broker.ipc, TOPIC, "c", ready=8, heartbeat_ms=1_000) as consumer:
+    with zsq.Producer(broker.ipc) as producer, zsq.Consumer(TOPIC, "c", url=broker.ipc, ready=8, heartbeat_ms=1_000) as consumer:
         for number in range(count):
             producer.publish(TOPIC, b"%d " % number + BODY)
             message = consumer.receive(20)
@@ -310,7 +316,7 @@ def test_a_channel_that_holds_what_is_dropped_goes_on_behind_it(broker: Broker, 
     """It had all of it in its hands, so that nothing more would come by itself."""
     admin.create_topic(TOPIC, keep_bytes=-1)
     admin.create_channel(TOPIC, "c")
-    with zsq.Consumer(broker.ipc, TOPIC, "c", ready=1) as consumer:
+    with zsq.Consumer(TOPIC, "c", url=broker.ipc, ready=1) as consumer:
         old = publish(broker, 2)
         held = consumer.receive(20)
         assert held is not None
@@ -341,7 +347,7 @@ def test_a_paused_topic_is_bounded_too(broker: Broker, admin: zsq.Admin) -> None
     publish(broker, 1)
     admin.pause(TOPIC)
     publish(broker, 14, 16)
-    with zsq.Consumer(broker.ipc, TOPIC, "c", ready=4) as consumer:
+    with zsq.Consumer(TOPIC, "c", url=broker.ipc, ready=4) as consumer:
         wait_for(lambda: on_disk(broker) <= 9.5 * MIB, BACK_S, "the bound holds")
         start = shown(admin)["start"]
         assert start > 16

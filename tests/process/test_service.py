@@ -73,7 +73,7 @@ def test_the_manager_hears_of_its_life(service: Broker, heard: Heard) -> None:
 
 
 def test_each_line_is_an_object(service: Broker) -> None:
-    with zsq.Producer(service.ipc) as producer, zsq.Consumer(service.ipc, "logged", "c") as consumer:
+    with zsq.Producer(service.ipc) as producer, zsq.Consumer("logged", "c", url=service.ipc) as consumer:
         producer.publish("logged", b"x").wait(20)
         message = consumer.receive(20)
         assert message is not None
@@ -113,7 +113,7 @@ class Client:
                 self.stored.append((time.monotonic(), body))
 
     def _consume(self) -> None:
-        with zsq.Consumer(self._url, "moved", "c", timeout=60) as consumer:
+        with zsq.Consumer("moved", "c", url=self._url, timeout=60) as consumer:
             while self._threads[0].is_alive() or len(self.seen) < len(self.stored):
                 message = consumer.receive(0.2)
                 if message is not None:

@@ -12,14 +12,14 @@ from support.broker import Broker, kill, wait_for
 from support.stages import TOPIC, bodies_of, staged_files, stored, topic_row, write
 
 import zsq
-from zsq.transport.block import pack
-from zsq.transport.stage_writer import StageCommitter, StageWriter
+from zsq.transport.block.block import pack
+from zsq.transport.client.blocking.stage_writer import StageCommitter, StageWriter
 
 # A task that pushes and then hangs, until it is killed.
 KILLED = """
 import sys
-from zsq.transport.block import pack
-from zsq.transport.stage_writer import StageWriter
+from zsq.transport.block.block import pack
+from zsq.transport.client.blocking.stage_writer import StageWriter
 writer = StageWriter(sys.argv[1], sys.argv[2], "app", 1, heartbeat_ms=1_000)
 writer.push(pack([b"never sealed"]))
 print("pushed", flush=True)
@@ -143,7 +143,7 @@ def test_channels_get_commits_and_publishes_in_order_and_once(url: str, topic: s
     with zsq.Admin(url) as admin:
         for channel in ("c", "d"):
             admin.create_channel(topic, channel)
-    with zsq.Consumer(url, topic, "c", ready=1_000) as consumer, zsq.Consumer(url, topic, "d", ready=1) as slow:
+    with zsq.Consumer(topic, "c", url=url, ready=1_000) as consumer, zsq.Consumer(topic, "d", url=url, ready=1) as slow:
         got: list[bytes] = []
         offsets: list[int] = []
 
@@ -181,7 +181,7 @@ def test_channels_get_commits_and_publishes_in_order_and_once(url: str, topic: s
 
 
 def test_a_paused_topic_hides_a_commit(url: str, topic: str) -> None:
-    with zsq.Admin(url) as admin, zsq.Consumer(url, topic, "c") as consumer, StageCommitter(url, topic) as committer:
+    with zsq.Admin(url) as admin, zsq.Consumer(topic, "c", url=url) as consumer, StageCommitter(url, topic) as committer:
         admin.create_channel(topic, "c")
         admin.pause(topic)
         committer.commit("app", 1, [write(url, [b"hidden"], topic=topic)])
@@ -197,7 +197,7 @@ def test_other_sync_modes(broker: Broker, sync: str) -> None:
     with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer, StageCommitter(broker.ipc, TOPIC) as committer:
         admin.create_topic(TOPIC, sync=sync)
         admin.create_channel(TOPIC, "c")
-        with zsq.Consumer(broker.ipc, TOPIC, "c") as consumer:
+        with zsq.Consumer(TOPIC, "c", url=broker.ipc) as consumer:
             for version in range(5):
                 producer.publish(TOPIC, b"live%d" % version)
                 committer.commit("app", version, [write(broker.ipc, [b"staged%d" % version], version=version)])

@@ -14,7 +14,7 @@ from support.broker import Broker, kill, wait_for
 from support.stages import TOPIC, blocks_of, bodies_of, staged_files, stored, topic_row, write
 
 import zsq
-from zsq.transport.stage_writer import StageCommitter, StagePart, StageWriter
+from zsq.transport.client.blocking.stage_writer import StageCommitter, StagePart, StageWriter
 
 ROWS = 20_000
 BODIES = bodies_of("row", ROWS, 100)
@@ -155,7 +155,7 @@ def commit(committer: StageCommitter, version: int, part: StagePart, task: Task)
 
 
 def reaches(broker: Broker, head: int) -> bool:
-    with zsq.Reader(broker.ipc, TOPIC) as reader:
+    with zsq.Reader(TOPIC, url=broker.ipc) as reader:
         return reader.head()[1] >= head
 
 
@@ -193,7 +193,7 @@ def test_a_stopped_storage_goes_on(broker: Broker, way: str) -> None:
 
 def test_channels_see_a_commit_over_a_kill(broker: Broker) -> None:
     """Attached at the head before it, in order and once after it."""
-    with zsq.Admin(broker.ipc) as admin, zsq.Consumer(broker.ipc, TOPIC, "c", ready=500, heartbeat_ms=1_000) as consumer:
+    with zsq.Admin(broker.ipc) as admin, zsq.Consumer(TOPIC, "c", url=broker.ipc, ready=500, heartbeat_ms=1_000) as consumer:
         admin.create_channel(TOPIC, "c")
         assert consumer.receive(0.2) is None
         part = write(broker.ipc, BODIES[:1_000])

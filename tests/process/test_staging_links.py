@@ -11,11 +11,11 @@ import zmq
 from support.broker import Broker, kill, wait_for
 from support.stages import TOPIC, RawStage, private_bytes
 
-from zsq.actors import options
-from zsq.actors.port import Port
-from zsq.transport import protocol as p
-from zsq.transport.block import Block, pack
-from zsq.transport.stage_writer import StageCommitter, StageWriter
+from zsq.actors.runtime.port import Port
+from zsq.actors.settings import options
+from zsq.transport.block.block import Block, pack
+from zsq.transport.client.blocking.stage_writer import StageCommitter, StageWriter
+from zsq.transport.wire import protocol as p
 
 STAGE = b"0123456789abcdef"
 MEMORY_MAX = 64 * 1024 * 1024

@@ -12,7 +12,7 @@ from support.broker import Broker, kill, wait_for
 from support.stages import TOPIC, bodies_of, staged_files, stored, topic_row, write
 
 import zsq
-from zsq.transport.stage_writer import StageCommitter, StagePart
+from zsq.transport.client.blocking.stage_writer import StageCommitter, StagePart
 
 PARTS = 300
 BODIES = {n: bodies_of(f"part{n}", 1, 64 * 1024) for n in range(PARTS)}

@@ -8,10 +8,10 @@ import pytest
 from support.broker import Broker, wait_for
 from support.stages import TOPIC, RawStage, blocks_of, bodies_of, private_bytes, staged_files, stored, topic_row, write
 
-from zsq.transport import protocol as p
-from zsq.transport.block import Block, pack
-from zsq.transport.codec import block_frames, encode
-from zsq.transport.stage_writer import StageCommitter
+from zsq.transport.block.block import Block, pack
+from zsq.transport.client.blocking.stage_writer import StageCommitter
+from zsq.transport.wire import protocol as p
+from zsq.transport.wire.codec import block_frames, encode
 
 STAGE = b"0123456789abcdef"
 MEMORY_MAX = 64 * 1024 * 1024

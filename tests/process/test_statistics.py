@@ -9,7 +9,7 @@ from support.broker import Broker, kill, wait_for
 from support.stages import TOPIC, write
 
 import zsq
-from zsq.transport.stage_writer import StageCommitter
+from zsq.transport.client.blocking.stage_writer import StageCommitter
 
 
 def row(admin: zsq.Admin, channel: str) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def test_latency_and_rates_of_work_that_took_its_time(broker: Broker) -> None:
         before = time.time()
         published(broker, 300)
         stored_by = time.time() - before
-        with zsq.Consumer(broker.ipc, TOPIC, "fast") as fast, zsq.Consumer(broker.ipc, TOPIC, "slow") as slow:
+        with zsq.Consumer(TOPIC, "fast", url=broker.ipc) as fast, zsq.Consumer(TOPIC, "slow", url=broker.ipc) as slow:
             finish(fast, 300)
             fast_took = time.time() - before
             wait_for(lambda: time.time() - before > fast_took + 1.0, what="a second")
@@ -93,7 +93,7 @@ def test_what_comes_by_other_ways_counts_too(broker: Broker) -> None:
         _, size, rate = figures()
         assert 5_000 < size < 10_000
         assert size / 60 < rate <= size
-        with zsq.Consumer(broker.ipc, TOPIC, "c") as consumer:
+        with zsq.Consumer(TOPIC, "c", url=broker.ipc) as consumer:
             finish(consumer, 50)
         with StageCommitter(broker.ipc, TOPIC) as committer:
             committer.commit("app", 1, [write(broker.ipc, [b"y" * 100] * 200, per_block=70)])
@@ -103,7 +103,7 @@ def test_what_comes_by_other_ways_counts_too(broker: Broker) -> None:
 
 def test_an_ephemeral_channel_tells_what_it_holds(broker: Broker) -> None:
     """Storage keeps no holes of it: without that, what is in flight would look as young as what came last."""
-    with zsq.Admin(broker.ipc) as admin, zsq.Consumer(broker.ipc, TOPIC, "c#ephemeral", ready=1) as consumer:
+    with zsq.Admin(broker.ipc) as admin, zsq.Consumer(TOPIC, "c#ephemeral", url=broker.ipc, ready=1) as consumer:
         published(broker, 1)
         held = consumer.receive(20)
         assert held is not None
@@ -120,7 +120,7 @@ def test_counters_outlive_the_channels_process(broker: Broker) -> None:
     with zsq.Admin(broker.ipc) as admin:
         admin.create_channel(TOPIC, "c")
         published(broker, 200)
-        with zsq.Consumer(broker.ipc, TOPIC, "c", ready=50) as consumer:
+        with zsq.Consumer(TOPIC, "c", url=broker.ipc, ready=50) as consumer:
             batch = consumer.receive_batch(20)
             assert batch is not None
             batch.requeue()

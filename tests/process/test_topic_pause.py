@@ -33,7 +33,7 @@ def admin(broker: Broker) -> Iterator[zsq.Admin]:
 
 
 def bodies(broker: Broker, channel: str) -> list[bytes]:
-    with zsq.Consumer(broker.ipc, TOPIC, channel) as consumer:
+    with zsq.Consumer(TOPIC, channel, url=broker.ipc) as consumer:
         found = []
         for _ in range(5):
             message = consumer.receive(20)
@@ -68,5 +68,70 @@ def test_every_channel_that_is_there_at_its_end_gets_it(broker: Broker, admin: z
     assert bodies(broker, "c") == bodies(broker, "second") == ALL
     assert admin.stats(TOPIC)["topics"][0]["depth"] == 0
     admin.create_channel(TOPIC, "third")
-    with zsq.Consumer(broker.ipc, TOPIC, "third") as consumer:
+    with zsq.Consumer(TOPIC, "third", url=broker.ipc) as consumer:
         assert consumer.receive(0.3) is None
+
+
+def drained(broker: Broker, channel: str) -> list[bytes]:
+    """What the channel delivers until nothing waits."""
+    found: list[bytes] = []
+    with zsq.Consumer(TOPIC, channel, url=broker.ipc) as consumer:
+        while (message := consumer.receive(1 if found else 20)) is not None:
+            found.append(message.body)
+            message.finish()
+    return found
+
+
+def publish(broker: Broker, *bodies: bytes) -> None:
+    with zsq.Producer(broker.ipc) as producer:
+        producer.publish_many(TOPIC, bodies)
+
+
+def counts(admin: zsq.Admin) -> tuple[int, list[tuple[int, int]]]:
+    """Depth of the topic; depth and messages of each channel."""
+    topic = admin.stats(TOPIC)["topics"][0]
+    return topic["depth"], sorted((row["depth"], row["message_count"]) for row in topic["channels"])
+
+
+def test_emptying_a_paused_topic_clears_what_waits_behind_its_pause(broker: Broker, admin: zsq.Admin) -> None:
+    """As nsqd does. Channels that are behind the pause, at it, and made later."""
+    admin.unpause(TOPIC)
+    assert drained(broker, "c") == ALL
+    admin.create_channel(TOPIC, "behind", start="earliest")
+    admin.create_channel(TOPIC, "brief#ephemeral")
+    admin.pause(TOPIC)
+    publish(broker, b"gone", b"gone too")
+    admin.empty(TOPIC)
+    assert counts(admin) == (0, [(0, 0), (0, 5), (5, 5)])
+    publish(broker, b"gone after all")
+    admin.empty(TOPIC)
+    publish(broker, b"kept")
+    admin.create_channel(TOPIC, "later")
+    assert counts(admin)[0] == 1
+    broker.stop()
+    broker.start()
+    with zsq.Admin(broker.ipc) as again:
+        again.unpause(TOPIC)
+        assert drained(broker, "c") == drained(broker, "later") == [b"kept"]
+        assert drained(broker, "behind") == [*ALL, b"kept"]
+        assert counts(again) == (0, [(0, 1), (0, 6), (0, 6)])
+        assert all(row["lost_count"] == row["dropped_count"] == 0 for row in again.stats(TOPIC)["topics"][0]["channels"])
+
+
+def test_emptying_a_paused_topic_without_a_channel_clears_it_for_every_channel_to_come(broker: Broker, admin: zsq.Admin) -> None:
+    admin.delete_channel(TOPIC, "c", force=True)
+    admin.empty(TOPIC)
+    publish(broker, b"kept")
+    admin.create_channel(TOPIC, "one")
+    admin.create_channel(TOPIC, "two")
+    admin.unpause(TOPIC)
+    assert drained(broker, "one") == drained(broker, "two") == [b"kept"]
+
+
+def test_a_seek_back_brings_what_was_emptied_as_the_log_still_has_it(broker: Broker, admin: zsq.Admin) -> None:
+    admin.empty(TOPIC)
+    admin.unpause(TOPIC)
+    publish(broker, b"kept")
+    assert drained(broker, "c") == [b"kept"]
+    admin.seek(TOPIC, "c", 0)
+    assert drained(broker, "c") == [*ALL, b"kept"]

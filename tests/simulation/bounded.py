@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import zsq
-from zsq.storage.log import Log
+from zsq.storage.log.log import Log
 from zsq.transport import errors
 
 from .world import MS, S, the_world
@@ -65,7 +65,7 @@ class Bounded:
     def consume(self, name: str, dice: random.Random) -> None:
         crew, world = self.crew, self.crew.world
         while not crew.closing:
-            consumer = zsq.Consumer(crew.url, TOPIC, CHANNEL, ready=1, message_timeout=2.0, timeout=20, heartbeat_ms=1_000, label=name)
+            consumer = zsq.Consumer(TOPIC, CHANNEL, url=crew.url, ready=1, message_timeout=2.0, timeout=20, heartbeat_ms=1_000, label=name)
             try:
                 while not crew.closing:
                     batch = consumer.receive_batch(timeout=0.5)
@@ -113,7 +113,7 @@ class Bounded:
     def _stored(self) -> dict[int, int]:
         found: dict[int, int] = {}
         offset = 0
-        with zsq.Reader(self.crew.url, TOPIC, timeout=60) as reader:
+        with zsq.Reader(TOPIC, url=self.crew.url, timeout=60) as reader:
             while True:
                 page = reader.read(offset, 1 << 20)
                 for block in page.blocks:

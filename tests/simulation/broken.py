@@ -19,16 +19,17 @@ class Defect(NamedTuple):
     old: str
     new: str
     faults: tuple[str, ...] = ()
+    moving: bool = False  # all seeds have a client that moves channels
 
 
 DEFECTS: Final[dict[str, Defect]] = {
     "a topic takes a gap in a producer's numbers": Defect(
-        "actors/ordering.py",
+        "actors/topic/ordering.py",
         "        if sequence == producer.expected:\n            if link.out_bytes",
         "        if sequence >= producer.expected:\n            producer.expected = sequence\n            if link.out_bytes",
     ),
     "a repeated block is stored again": Defect(
-        "actors/ordering.py",
+        "actors/topic/ordering.py",
         "        if sequence < producer.expected:\n            place =",
         "        if sequence < producer.expected:\n"
         "            self._queue.append(_Entry(producer_id, sequence, block, peer, 0))\n"
@@ -36,99 +37,122 @@ DEFECTS: Final[dict[str, Defect]] = {
         "            place =",
     ),
     "storage answers before the sync": Defect(
-        "actors/storage_actor.py",
+        "actors/storage/storage_actor.py",
         "        end = self._log.synced_end\n        while self._written",
         "        end = self._log.end\n        while self._written",
         ("power_cut",),
     ),
     "the log is not synced": Defect(
-        "storage/sync_ticket.py", "                    self._files.sync(self.fd)\n", "                    pass\n", ("power_cut",)
+        "storage/log/log.py", "                    self._files.sync(self.fd)\n", "                    pass\n", ("power_cut",)
     ),
     "a failed sync is taken for a good one": Defect(
-        "storage/sync_ticket.py", "        if self.error is not None:\n", "        if False:\n", ("failing_sync", "power_cut")
+        "storage/log/log.py", "        if self.error is not None:\n", "        if False:\n", ("failing_sync", "power_cut")
     ),
     "a finish is confirmed before its commit": Defect(
-        "actors/channel.py",
+        "actors/channel/channel.py",
         "            self.saving.confirm(mail.envelope, answer)  # confirmed means committed",
         "            self.front.send(mail.envelope, answer)",
         ("kill_channel", "kill_storage"),
     ),
+    "a seek is answered before its commit": Defect(
+        "actors/channel/channel.py",
+        "        self.saving.answer(message.request, data)  # when it is durable\n        return None\n",
+        "        self.saving.now = True\n        return data\n",
+        ("kill_channel", "kill_storage"),
+        moving=True,
+    ),
+    "what a seek moved to is delivered before its commit": Defect(
+        "actors/channel/core.py",
+        "        if self.supply.moving:\n            return None\n",
+        "",
+        ("kill_channel", "kill_storage", "slow_disk"),
+        moving=True,
+    ),
+    "a seek leaves the rows of what the channel held": Defect(
+        "actors/channel/supply.py", "        return put, tuple(gone)\n", "        return put, ()\n", ("kill_channel",), moving=True
+    ),
     "an answer needs no lease": Defect(
-        "actors/delivery.py",
+        "actors/channel/core.py",
         "        if lease is None or lease.consumer.peer != peer:\n            return [], tuple(ranges) or (UNKNOWN_DELIVERY,)",
         "        if lease is None or lease.consumer.peer != peer:\n            return [], ()",
     ),
     "attempts are not committed before a message is sent again": Defect(
-        "actors/channel.py", " or self.delivery.waits_for_commit():", ":", ("kill_channel",)
+        "actors/channel/channel.py", " or self.core.waits_for_commit():", ":", ("kill_channel",)
     ),
     "a requeue's delay is forgotten": Defect(
-        "actors/delivery.py", "        if delay_ns > 0:\n", "        if delay_ns > 1 << 40:\n", ("slow_disk",)
+        "actors/channel/core.py", "        if delay_ns > 0:\n", "        if delay_ns > 1 << 40:\n", ("slow_disk",)
     ),
     "delayed messages come early": Defect(
-        "actors/delayed_desk.py", "(block, now + delay_ms * _MS)", "(block, now + delay_ms * _MS // 2)", ("slow_disk",)
+        "actors/storage/delayed.py", "(block, now + delay_ms * _MS)", "(block, now + delay_ms * _MS // 2)", ("slow_disk",)
     ),
     "a topic outlives its storage": Defect(
-        "actors/child.py", '    "storage": "topic_group",\n', '    "storage": "self",\n', ("kill_storage",)
+        "actors/runtime/child.py", '    "storage": "topic_group",\n', '    "storage": "self",\n', ("kill_storage",)
     ),
     "an ordered channel does not hold a key's messages back": Defect(
-        "actors/ordered.py",
+        "actors/channel/ordered.py",
         "        self._out.difference_update(self._slots.heads_in(runs))\n        super().back(runs, cause)",
         "        self._slots.release(self._slots.heads_in(runs))\n        super().back(runs, cause)",
     ),
     "a lost consumer's messages are taken for finished": Defect(
-        "actors/delivery.py",
+        "actors/channel/core.py",
         "            self.supply.back(self._end_lease(token).runs, LOST)",
         "            self.supply.done(self._end_lease(token).runs)",
     ),
     "a producer numbers a refused block anew at once": Defect(
-        "transport/session.py",
-        "        if parcel.sends == 1 and word.sequence == self.next_sequence - 1 and self._cut < 0:",
+        "transport/client/core/producer_session.py",
+        "        if pending.sends == 1 and message.sequence == self.next_sequence - 1 and self._cut < 0:",
         "        if self._cut < 0:",
     ),
     "a lost link's producer forgets what was out": Defect(
-        "transport/session.py", '        self._step(_E.LOST)\n        self._rewind()', "        self._step(_E.LOST)"
+        "transport/client/core/producer_session.py", '        self._step(_E.LOST)\n        self._rewind()', "        self._step(_E.LOST)"
     ),
     "an interval topic is synced each ten seconds": Defect(
-        "actors/storage_actor.py", "every(options.SYNC_INTERVAL_MS, self._start_sync)", "every(10_000, self._start_sync)", ("power_cut",)
+        "actors/storage/storage_actor.py",
+        "every(options.SYNC_INTERVAL_MS, self._start_sync)", "every(10_000, self._start_sync)", ("power_cut",)
     ),
     "state runs ahead of the log": Defect(
-        "actors/state_desk.py", "        return synced_end < self._end\n", "        return False\n", ("power_cut", "slow_disk")
+        "actors/storage/commits.py", "        return synced_end < self._end\n", "        return False\n", ("power_cut", "slow_disk")
     ),
     "a full chunk is not synced": Defect(
-        "storage/log.py",
+        "storage/log/log.py",
         "        self._sync_active()\n        footer = ChunkFooter(",
         "        self._files.sync = lambda fd: None\n        footer = ChunkFooter(",
         ("power_cut",),
     ),
     "recovery takes only what a commit speaks of": Defect(
-        "storage/recovery.py",
+        "storage/log/recovery.py",
         "            scan.write_back_from = stretch.position\n",
         "            scan.write_back_from = stretch.position\n            break\n",
         ("kill_storage", "kill_topic"),
     ),
     "a topic made again begins at 0": Defect(
-        "actors/registry.py", "            self.ended[name] = next_offset\n", "            self.ended[name] = 0\n", ("kill_client",)
+        "actors/supervisor/topics/registry.py",
+        "            self.ended[name] = next_offset\n", "            self.ended[name] = 0\n", ("kill_client",)
     ),
     "a deleted channel's row stays": Defect(
-        "actors/storage_actor.py",
-        "        self._channels.drop(name, partial(self.answer_order, word.request, {}))\n        return None\n",
+        "actors/storage/storage_actor.py",
+        "        self._channels.drop(name, partial(self.answer_order, message.request, {}))\n        return None\n",
         "        return {}\n",
         ("kill_client",),
     ),
     "a deletion is answered before the processes have ended": Defect(
-        "actors/deletion.py", "    group.stop(stopped)\n", "    group.stop(lambda: None)\n    stopped()\n", ("kill_client",)
+        "actors/supervisor/commands/deletion.py",
+        "    group.stop(stopped)\n", "    group.stop(lambda: None)\n    stopped()\n", ("kill_client",)
     ),
     "a gentle deletion does not ask what is unfinished": Defect(
-        "actors/deletion.py", "        if not left:\n", "        if True:\n", ("kill_client",)
+        "actors/supervisor/commands/deletion.py", "        if not left:\n", "        if True:\n", ("kill_client",)
     ),
     "a deleted topic's files stay": Defect(
-        "actors/registry.py",
+        "actors/supervisor/topics/registry.py",
         "            self._finish(name)\n            self.empty_trash()\n",
         "            self._finish(name)\n",
         ("kill_client",),
     ),
     "what is dropped unseen is not counted": Defect(
-        "actors/supply.py", "        self.counters[\"dropped_count\"] += start - self.next_offset\n", "", ("kill_client",)
+        "actors/channel/supply.py",
+        "        self.counters[\"dropped_count\"] += self._unread(first, start)\n",
+        "",
+        ("kill_client",),
     ),
 }  # fmt: skip
 

@@ -1,21 +1,25 @@
 """The broker in the simulated world: the real supervisor with all its actors, on a process table that starts greenlets.
 
-What `actors/serve.py` and `actors/process_table.py` do with the operating system is done here with the world: the rest is the product's.
+What `actors/supervisor/serve.py` and `actors/runtime/process_table.py` do with the operating system is done here with the world: the rest
+is the product's.
 """
 
 from __future__ import annotations
 
 import logging
+import pkgutil
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
 
-from zsq.actors import storage_actor, supervisor
-from zsq.actors.child import ChildSpec
-from zsq.actors.options import ServeOptions
-from zsq.actors.preload import ACTORS
-from zsq.actors.process_table import Child
-from zsq.actors.registry import Registry
+from zsq.actors.runtime.child import ChildSpec
+from zsq.actors.runtime.process_table import Child
+from zsq.actors.settings.options import ServeOptions
+from zsq.actors.storage import storage_actor
+from zsq.actors.supervisor import supervisor
+from zsq.actors.supervisor.actor_table import ACTORS
+from zsq.actors.supervisor.topics.registry import Registry
 from zsq.storage.errors import Locked, StorageError
 from zsq.storage.files import Files
 
@@ -49,7 +53,7 @@ class _Ended(Descriptor):
 class SimTable:
     """`ProcessTable` of one supervisor's life."""
 
-    def __init__(self, supervisor_endpoint: str, log_level: str, log_format: str = "text") -> None:
+    def __init__(self, actors: Mapping[str, str], supervisor_endpoint: str, log_level: str, log_format: str = "text") -> None:
         self.world = the_world()
         assert self.world.current is not None
         self.process = self.world.current.process
@@ -84,7 +88,10 @@ class SimTable:
     def _live(self, process: Process, spec: ChildSpec, lifeline: int) -> None:
         """`child_main`, without the operating system."""
         try:
-            ACTORS[spec.kind](spec.key, spec.title, spec.settings).run(self._endpoint, lifeline)
+            actor = pkgutil.resolve_name(ACTORS[spec.kind])(spec.key, spec.title, spec.settings)
+            if spec.kind == "channel":
+                self.world.broker.watch_moves(actor)
+            actor.run(self._endpoint, lifeline)
         except BaseException as error:
             if type(error).__name__ not in MEANT:
                 self.world.trouble(process, error)
@@ -140,6 +147,7 @@ class Broker:
         self.options = ServeOptions(self.data_dir, gateway=TCP if tcp else "", chunk_bytes=chunk_bytes)
         self.losses = losses
         self.bounded: Bounded | None = None
+        self.took_move: Callable[[str, int, tuple[int, int]], None] = lambda channel, place, boundary: None
         self.number = 0
         self.process: Process | None = None
         self.supervisor: supervisor.Supervisor | None = None
@@ -169,14 +177,25 @@ class Broker:
 
     # What happens to it
 
+    def watch_moves(self, channel: Any) -> None:
+        """Tell `took_move` of each seek at the moment when the channel takes it, with the last lease before it."""
+        move = channel._move
+
+        def watched(offset: int) -> None:
+            boundary = self.world.incarnations[channel.key], channel.core._token & 0xFFFFFFFF
+            self.took_move(f"{channel.settings['topic_name']}/{channel.name}", offset, boundary)
+            move(offset)
+
+        channel._move = watched
+
     @property
     def alive(self) -> bool:
         return self.process is not None and self.process.alive
 
     def folder(self, topic: str) -> str:
         """Of a topic's files; empty while it is not known."""
-        row = self.supervisor.registry.topics.get(topic) if self.supervisor is not None else None
-        return self.supervisor.registry.folder(row) if self.supervisor is not None and row is not None else ""
+        row = self.supervisor.state.registry.topics.get(topic) if self.supervisor is not None else None
+        return self.supervisor.state.registry.folder(row) if self.supervisor is not None and row is not None else ""
 
     def living(self) -> list[Process]:
         return [one for one in self.world.processes if one.alive and one.kind]

@@ -153,6 +153,7 @@ def tell_failure(result: Result) -> None:
     for text in result.violations[:5]:
         print(f"    {text}")
     only = f" --faults {','.join(scenario.ONLY)}" if scenario.ONLY else ""
+    only += " --moving" if scenario.MOVING >= 1 else ""
     print(f"  replay: ./scripts/simulate.py --seed {result.seed}{only} -v", flush=True)
 
 
@@ -165,6 +166,7 @@ def _arguments(arguments: list[str]) -> Any:
     parser.add_argument("--minutes", type=float, default=0.0, help="stop beginning new ones after so long")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time (default: one a core)")
     parser.add_argument("--faults", default="", help="only these, comma-separated; of " + ", ".join(KINDS))
+    parser.add_argument("--moving", action="store_true", help="in each seed a client moves channels by seek all the time")
     parser.add_argument("--failures", type=int, default=10, help="stop after so many seeds that failed (default 10)")
     parser.add_argument("--broken", metavar="DEFECT", help="play with a deliberate defect; a wrong name lists them")
     return parser.parse_args(arguments)
@@ -176,6 +178,8 @@ def main(arguments: list[str]) -> int:
         scenario.ONLY = tuple(given.faults.split(","))
     elif given.broken:
         scenario.ONLY = DEFECTS[given.broken].faults
+    if given.moving or (given.broken and DEFECTS[given.broken].moving):
+        scenario.MOVING = 1.0
     patches.after_import()
     broker.prepare()
     disk.watch_lmdb()

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import lmdb
+from support.faulty_files import Change, FaultyFiles
 
-from zsq.storage import state_check
 from zsq.storage.errors import ShortWrite
-from zsq.storage.faulty_files import Change, FaultyFiles
 from zsq.storage.files import Files
+from zsq.storage.state import state_check
 
 from .world import MS, Process, World, the_world
 
@@ -35,7 +35,11 @@ class Disk:
         self._open: dict[str, list[Any]] = {}  # by process: its LMDB environments
 
     def sync_takes_ns(self) -> tuple[int, int]:
-        return (20 * MS, 200 * MS) if self.world.now_ns < self.slow_until_ns else (20_000, 2 * MS)
+        return (20 * MS, 200 * MS) if self.slow else (20_000, 2 * MS)
+
+    @property
+    def slow(self) -> bool:
+        return self.world.now_ns < self.slow_until_ns
 
     @property
     def full(self) -> bool:

@@ -65,15 +65,28 @@ class Held:
 
 
 @dataclass(slots=True)
+class Move:
+    """A seek that the channel's process took: leases up to `boundary` are from before it, later ones are not.
+
+    The world knows the boundary, no client does. Rules 3, 4 and 5 hold before it and behind it, and not across it. It is `in_effect`
+    for good if it was answered, or if anybody got a message that only this seek explains. Else a crash may have undone it.
+    """
+
+    place: int
+    boundary: Order
+    in_effect: bool = False
+
+
+@dataclass(slots=True)
 class ChannelLedger:
-    """`tags`: what it takes; None: all. `moved`: it was moved back: rules 3, 4, 5 and 7 do not hold any more."""
+    """`tags`: what it takes; None: all. `moves`: in the order in which the channel took them; see `Move`."""
 
     name: str
     topic: str
     ordered: bool = False
     tags: frozenset[str] | None = None
     attempts_max: int = 0
-    moved: bool = False
+    moves: list[Move] = field(default_factory=list)
     seen: set[int] = field(default_factory=set)
     held: dict[int, Held] = field(default_factory=dict)
     latest: dict[int, tuple[Order, int]] = field(default_factory=dict)  # number -> its last lease, attempts
@@ -196,7 +209,7 @@ class Ledger:
             self._check_lease(row, number, Held(order, attempts, consumer, delivery.received_ns, until_ns), now_ns)
             if row.tags is not None and self.sent[number].tag not in row.tags:
                 self.broken(f"{row.name} got {number} with tag {self.sent[number].tag}")
-        if row.ordered and not row.moved:
+        if row.ordered and not row.moves:
             self._check_order(row, consumer, numbers)
         self.world.note(f"{consumer} holds {row.name} {numbers} attempts {batch.attempts} token {order}")
         return numbers
@@ -208,24 +221,26 @@ class Ledger:
             self.broken(f"{row.name} got {number} {(due - self.world.wall_latest_ns) / MS:.1f} ms before its due time")
         if number in row.not_before:
             due, since_ns = row.not_before.pop(number)
-            if not row.moved and self.world.calm(since_ns) and self.world.now_ns < due:
+            if not row.moves and self.world.calm(since_ns) and self.world.now_ns < due:
                 self.broken(f"{row.name} got {number} {(due - self.world.now_ns) / MS:.1f} ms before the delay of its requeue")
 
     def _check_lease(self, row: ChannelLedger, number: int, held: Held, now_ns: int) -> None:
-        if row.moved:
-            return
+        for move in row.moves:
+            if held.order[0] == move.boundary[0] and held.order > move.boundary:
+                move.in_effect = True
         finished = row.confirmed.get(number)
-        if finished is not None and held.order > finished:
+        if finished is not None and held.order > finished and not self._moved(row, number, finished, held.order):
             self.broken(f"{row.name} leased {number} again (token {held.order}) after its finish was confirmed ({finished})")
         order, attempts = row.latest.get(number, (_EARLY, 0))
         if held.order > order:
-            if held.attempts < attempts:
+            if held.attempts < attempts and not self._moved(row, number, order, held.order):
                 self.broken(f"attempts of {number} in {row.name} fell from {attempts} to {held.attempts}")
             row.latest[number] = held.order, held.attempts
-        elif held.attempts > attempts:
+        elif held.attempts > attempts and not self._moved(row, number, held.order, order):
             self.broken(f"attempts of {number} in {row.name} were {held.attempts} before they were {attempts}")
         before = row.held.get(number)
         overlaps = before is not None and held.order > before.order and now_ns < before.until_ns - 50 * MS
+        overlaps = overlaps and before is not None and not self._moved(row, number, before.order, held.order)
         if before is not None and overlaps and self.world.calm(before.since_ns):
             self.broken(f"{row.name} leased {number} to {held.consumer} while {before.consumer} held it, in peace")
         if before is None or held.order > before.order:
@@ -255,9 +270,28 @@ class Ledger:
                 if held is None or held.consumer != consumer:
                     self.broken(f"{row.name} leased {number} of key {sent.key!r} to {consumer} before {other} was answered")
 
-    def moving(self, row: ChannelLedger) -> None:
-        """It is about to be moved, now or whenever a command that was lost takes effect: its leases follow no order any more."""
-        row.moved = True
+    # Moves
+
+    def took_move(self, channel: str, place: int, boundary: Order) -> None:
+        """The channel's process goes on at `place`; nothing is committed yet."""
+        row = self.channels.get(channel)
+        if row is not None:
+            row.moves.append(Move(place, boundary))
+
+    def move_answered(self, row: ChannelLedger, known: int, place: int) -> None:
+        """A seek was answered that was asked for when the channel had taken `known` of them."""
+        mine = [move for move in row.moves[known:] if move.place == place]
+        if not mine:
+            self.broken(f"a seek of {row.name} was answered with {place}, and it went to {[move.place for move in row.moves[known:]]}")
+        if len(mine) == 1:  # of two that went to the same place at once, one may not have been answered
+            mine[0].in_effect = True
+
+    def _moved(self, row: ChannelLedger, number: int, before: Order, after: Order) -> bool:
+        """Whether a seek explains that the message came again under `after`: then that one is in effect."""
+        found = [move for move in row.moves if before <= move.boundary < after and move.place <= self.sent[number].offset]
+        if found and found[-1].boundary[0] != after[0] and not any(move.in_effect for move in found):
+            found[-1].in_effect = len(found) == 1
+        return bool(found)
 
     # Answering
 
@@ -290,5 +324,5 @@ class Ledger:
             row.held.pop(number, None)
             row.confirmed[number] = max(order, row.confirmed.get(number, _EARLY))
             last, _ = row.latest.get(number, (_EARLY, 0))
-            if last > order and not row.moved:
+            if last > order and not self._moved(row, number, order, last):
                 self.broken(f"{row.name} confirmed the finish of {number} by {order} after it had leased it anew as {last}")

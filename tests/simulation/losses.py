@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from support.history import number_of
 
-from zsq.storage.log import Log
-from zsq.storage.log_format import parse_chunk_name
+from zsq.storage.log.log import Log
+from zsq.storage.log.log_format import parse_chunk_name
 
 from .world import S, the_world
 

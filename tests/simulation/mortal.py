@@ -103,7 +103,7 @@ class Mortal:
         crew, world = self.crew, self.crew.world
         while not crew.closing:
             consumer = zsq.Consumer(
-                crew.url, TOPIC, CHANNEL, ready=dice.choice((1, 50)), message_timeout=2.0, timeout=20, heartbeat_ms=1_000, label=name
+                TOPIC, CHANNEL, url=crew.url, ready=dice.choice((1, 50)), message_timeout=2.0, timeout=20, heartbeat_ms=1_000, label=name
             )
             try:
                 while not crew.closing:
@@ -197,7 +197,7 @@ class Mortal:
             self.crew.ledger.broken(f"{sorted(owed - self.done)[:10]} of {TOPIC} were answered, not deleted, and never finished")
         self._check_log()
         assert broker.supervisor is not None
-        registry, files = broker.supervisor.registry, broker.disk.files
+        registry, files = broker.supervisor.state.registry, broker.disk.files
         known = {registry.folder(row).rpartition("/")[2] for row in registry.topics.values()}
         for place, names in (("topics", known), ("trash", set())):
             left = set(files.list(str(broker.data_dir / place))) - names
@@ -206,7 +206,7 @@ class Mortal:
 
     def _check_log(self) -> None:
         found: list[int] = []
-        with zsq.Reader(self.crew.url, TOPIC, timeout=60) as reader:
+        with zsq.Reader(TOPIC, url=self.crew.url, timeout=60) as reader:
             offset = 0
             while True:
                 try:

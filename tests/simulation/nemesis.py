@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .scenario import Scenario
     from .workload import Crew
 
+DEADLY: Final = ("kill_channel", "kill_storage", "kill_topic", "kill_supervisor", "power_cut")
 HOUR_NS: Final = 3600 * S
 
 
@@ -49,6 +50,22 @@ class Nemesis:
             self._later(5, self.rng.choice(self.scenario.pauses_ms), self._strike)
         else:
             self._later(10, 2_500, self._end)
+
+    def moved(self) -> None:
+        """A channel takes a seek: now and then something dies before its commit is done, or just behind it."""
+        deadly = [kind for kind in self.scenario.faults if kind in DEADLY]
+        if self.over or not deadly or self.rng.random() < 0.5:
+            return
+        kind = self.rng.choice(deadly)
+        within_ms = self.rng.choice((1, 3, 8))
+        if "slow_disk" in self.scenario.faults:
+            self.slow_disk()
+            within_ms *= 10
+        self.world.after(self.rng.randrange(within_ms * MS), lambda: self._strike_at_move(kind))
+
+    def _strike_at_move(self, kind: str) -> None:
+        if not self.healed and getattr(self, kind)():
+            self.done[kind] = self.done.get(kind, 0) + 1
 
     def _end(self) -> None:
         self.over = True

@@ -90,6 +90,22 @@ class Operator:
 
     def seek(self, admin: Any, row: ChannelLedger) -> None:
         """Back to the beginning: from the call on until it is answered, and after it, what was finished may come again."""
-        self.crew.ledger.moving(row)
-        answer = admin.seek(row.topic, row.name, "earliest")
+        self._seek(admin, row, "earliest")
+
+    def _seek(self, admin: Any, row: ChannelLedger, place: str | int) -> None:
+        known = len(row.moves)
+        answer = admin.seek(row.topic, row.name, place)
         self.crew.world.note(f"{self.name}: {row.name} is at {answer['offset']}")
+        self.crew.ledger.move_answered(row, known, answer["offset"])
+
+    def move(self) -> None:
+        """A life of seeks, one soon after the other: back, forward, to where consumers are."""
+        world, ledger = self.crew.world, self.crew.ledger
+        with zsq.Admin(self.crew.url, timeout=15) as admin:
+            for _ in range(self.calls):
+                world.pause(5 * MS, 250 * MS)
+                row = self.dice.choice(list(ledger.channels.values()))
+                place = self.dice.choice(("earliest", "earliest", "latest", self.dice.randrange(200)))
+                world.note(f"{self.name}: seek {row.topic}/{row.name} {place}")
+                self._try(lambda row=row, place=place: self._seek(admin, row, place))  # type: ignore[misc]
+        self.crew.publishing -= 1

@@ -94,14 +94,19 @@ _SIGNAL: Final = SimpleNamespace(
 
 def after_import() -> None:
     """The product's modules are there: those that name a module get its stand-in."""
-    for name in ("zsq.transport.client", "zsq.transport.runner", "zsq.actors.supervisor", "zsq.actors.preload"):
+    for name in (
+        "zsq.transport.client.blocking.client",
+        "zsq.transport.client.blocking.consumer",
+        "zsq.actors.supervisor.supervisor",
+        "zsq.actors.supervisor.preload",
+    ):
         importlib.import_module(name)
     _patch(secrets, "randbits", lambda real: lambda bits: random.getrandbits(bits))
     _patch(secrets, "token_hex", lambda real: lambda size=16: random.randbytes(size).hex())
     _patch(logging, "shutdown", lambda real: lambda *_: None)
     _patch(gc, "freeze", lambda real: lambda: None)
     # The audit log's thread is a real one, and would write into the data directory while the power is cut there. It promises nothing here.
-    audit = importlib.import_module("zsq.actors.audit").AuditLog
+    audit = importlib.import_module("zsq.actors.security.audit").AuditLog
     _patch(audit, "open", lambda real: lambda self: None)
     _patch(audit, "close", lambda real: lambda self: None)
     _patch(audit, "settled", lambda real: lambda self, timeout_s: True)
@@ -110,7 +115,7 @@ def after_import() -> None:
             continue
         if name.startswith(("zsq.transport.", "zsq.storage.")) and hasattr(module, "threading"):
             module.threading = threads.SimThreading  # type: ignore[attr-defined]
-        if name in ("zsq.actors.actor", "zsq.actors.supervisor"):
+        if name in ("zsq.actors.runtime.actor", "zsq.actors.supervisor.supervisor"):
             module.signal = _SIGNAL  # type: ignore[attr-defined]
         if hasattr(module, "release_memory"):
             module.release_memory = lambda: None  # type: ignore[attr-defined]
@@ -118,5 +123,5 @@ def after_import() -> None:
             module.keep_memory = lambda: None  # type: ignore[attr-defined]
         if hasattr(module, "private_bytes"):
             module.private_bytes = lambda pid="self": 0  # type: ignore[attr-defined]
-        if hasattr(module, "WorkerThread") and name != "zsq.actors.worker_thread":
+        if hasattr(module, "WorkerThread") and name != "zsq.actors.runtime.worker_thread":
             module.WorkerThread = threads.SimWorkerThread  # type: ignore[attr-defined]

@@ -59,6 +59,7 @@ class Run:
         self.ledger.losses.modes = self.scenario.modes
         self.crew = Crew(world, self.ledger, self.url)
         self.nemesis = Nemesis(world, self.broker, self.crew, self.scenario)
+        self.broker.took_move = self._took_move
 
     def play(self) -> Result:
         world = self.world
@@ -85,6 +86,11 @@ class Run:
         }
         spent = (world.now_ns - worlds.START_NS) / S
         return Result(world.seed, world.violations, world.log_hash(), world.handled, spent, counts | self.nemesis.done)
+
+    def _took_move(self, channel: str, place: int, boundary: tuple[int, int]) -> None:
+        self.ledger.took_move(channel, place, boundary)
+        if self.scenario.seeks:
+            self.nemesis.moved()
 
     # What happens, in order
 

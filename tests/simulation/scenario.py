@@ -26,6 +26,7 @@ class Scenario:
     stagers: list[StagePlan] = field(default_factory=list)
     commands: int = 0
     moves: bool = False  # among the commands are seeks
+    seeks: int = 0  # of a client that does nothing else
     modes: dict[str, str] = field(default_factory=dict)  # of topics that answer before the sync
     pauses_ms: tuple[int, ...] = (60, 300, 1_200)  # between two strikes, at most one of these
 
@@ -40,6 +41,7 @@ class Scenario:
 HASTY: Final = 0.12  # of all seeds have topics that answer before the sync
 BOUNDED: Final = 0.03  # have a topic that drops its oldest
 MORTAL: Final = 0.05  # of all seeds delete
+MOVING = 0.1  # have a client that moves channels all the time; a defect may want all seeds to have it
 PEACE: Final = 0.1  # of all seeds have no faults: there the strictest rules hold
 ONLY: tuple[str, ...] = ()  # the faults to choose from, if not all
 
@@ -70,6 +72,9 @@ def draw(seed: int) -> Scenario:
     chunk_bytes, moves = dice.choice((4, 16, 256)) * 1024, dice.random() < 0.3
     plain = Scenario(producers, channels, tcp, chunk_bytes, faults, strikes, stagers, commands, moves)
     plain = _mortal(random.Random(f"{seed}/mortal"), _hasty(random.Random(f"{seed}/modes"), plain))
+    dice = random.Random(f"{seed}/moving")
+    if dice.random() < MOVING:
+        plain = replace(plain, seeks=dice.randrange(2, 15))
     dice = random.Random(f"{seed}/bounded")
     if dice.random() >= BOUNDED:
         return plain

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import zsq
 from zsq.transport import errors
-from zsq.transport.block import pack
+from zsq.transport.block.block import pack
 
 from .world import MS
 

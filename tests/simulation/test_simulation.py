@@ -19,6 +19,9 @@ DEFECTS: Final = (
     "the log is not synced",
     "a finish is confirmed before its commit",
     "an answer needs no lease",
+    "a seek is answered before its commit",
+    "what a seek moved to is delivered before its commit",
+    "a seek leaves the rows of what the channel held",
     "a requeue's delay is forgotten",
     "recovery takes only what a commit speaks of",
 )

@@ -239,7 +239,7 @@ def is_fake(fd: object) -> bool:
 
 
 class SimWorkerThread:
-    """`actors.worker_thread.WorkerThread`: a job runs at some later time, its result comes at another."""
+    """`actors.runtime.worker_thread.WorkerThread`: a job runs at some later time, its result comes at another."""
 
     def __init__(self, context: object, name: str) -> None:
         self.socket = _Bell()
@@ -272,6 +272,8 @@ class SimWorkerThread:
             if job is None:
                 return
             tag, function = job
+            if isinstance(tag, tuple) and tag[0] == "commit" and world.disk.slow:  # LMDB syncs by itself
+                world.pause(*world.disk.sync_takes_ns())
             try:
                 value = function()
             except Exception as error:

@@ -29,7 +29,7 @@ def check_stored(ledger: Ledger, url: str, topic: str) -> None:
     stored: dict[int, int] = {}
     offsets: dict[int, int] = {}
     offset = 0
-    with zsq.Reader(url, topic, timeout=60) as reader:
+    with zsq.Reader(topic, url=url, timeout=60) as reader:
         while True:
             found = reader.read(offset, 1 << 20)
             for block in found.blocks:
@@ -68,7 +68,7 @@ def _dead_letters(ledger: Ledger, url: str, row: Any) -> set[int]:
     """Bodies in the dead-letter topic; there is none where nothing died."""
     found: set[int] = set()
     offset = 0
-    with zsq.Reader(url, f"{row.topic}.{row.name}.dead", timeout=60) as reader:
+    with zsq.Reader(f"{row.topic}.{row.name}.dead", url=url, timeout=60) as reader:
         while True:
             try:
                 page = reader.read(offset, 1 << 20)
@@ -83,9 +83,27 @@ def _dead_letters(ledger: Ledger, url: str, row: Any) -> set[int]:
 
 def _check_channel(ledger: Ledger, row: Any, stored: dict[int, int], dead: set[int]) -> None:
     wanted = {number for number in stored if row.tags is None or ledger.sent[number].tag in row.tags}
+    _check_moves(ledger, row, wanted - dead)
+    passed = max((move.place for move in row.moves), default=0)  # by a seek, perhaps in vain
+    wanted = {number for number in wanted if ledger.sent[number].offset >= passed}
     missing = wanted - row.seen - dead  # the attempts of those were lost on their way
     if missing:
         ledger.broken(f"{row.name} of {row.topic} is empty and never gave out {sorted(missing)[:10]}")
     lost = wanted - row.finished - dead
     if lost:
         ledger.broken(f"{row.name} of {row.topic} is empty, and {sorted(lost)[:10]} were neither finished nor are they dead letters")
+
+
+def _check_moves(ledger: Ledger, row: Any, wanted: set[int]) -> None:
+    """Behind the last seek that is in effect for certain everything has come again since, but what a later one may have passed."""
+    certain = [index for index, move in enumerate(row.moves) if move.in_effect]
+    if not certain or row.topic in ledger.losses.modes:
+        return
+    last = row.moves[certain[-1]]
+    begin = max([last.place, *(move.place for move in row.moves[certain[-1] + 1 :])])
+    behind = {number for number in wanted if ledger.sent[number].offset >= begin}
+    never = [number for number in behind if number not in row.latest or row.latest[number][0] <= last.boundary]
+    if never:
+        ledger.broken(
+            f"{row.name} of {row.topic} was moved to {last.place} behind {last.boundary}, and never gave out {sorted(never)[:10]} since"
+        )

@@ -89,6 +89,9 @@ class Crew:
         if scenario.commands:
             self.publishing += 1
             self._start("operator", partial(self._command, scenario.commands, scenario.moves), 0)
+        for number in range(bool(scenario.seeks)):
+            self.publishing += 1
+            self._start("mover", partial(self._move, scenario.seeks), number)
         if scenario.bounded is not None:
             self.bounded = self.world.broker.bounded = bounded = Bounded(self, scenario.bounded)
             self.publishing += 1
@@ -176,6 +179,9 @@ class Crew:
     def _command(self, calls: int, moves: bool, name: str, dice: random.Random) -> None:
         Operator(self, calls, moves, name, dice).run()
 
+    def _move(self, calls: int, name: str, dice: random.Random) -> None:
+        Operator(self, calls, False, name, dice).move()
+
     steady = True
     """The wall clock does not jump: due times can be told from here."""
 
@@ -184,7 +190,7 @@ class Crew:
     def _consume(self, plan: ChannelPlan, name: str, dice: random.Random) -> None:
         while not self.closing:
             consumer = zsq.Consumer(
-                self.url, plan.topic, plan.name, ready=dice.choice((1, 5, 50, 500)), message_timeout=plan.message_timeout,
+                plan.topic, plan.name, url=self.url, ready=dice.choice((1, 5, 50, 500)), message_timeout=plan.message_timeout,
                 timeout=TIMEOUT_S, heartbeat_ms=HEARTBEAT_MS, label=name, **plan.settings,
             )  # fmt: skip
             work = Work(self, plan, name, dice, consumer)

@@ -10,8 +10,8 @@ import zmq
 
 from zsq import UsageError
 from zsq.apps.spark.data_source import ZsqDataSource
-from zsq.transport.address import parse
-from zsq.transport.credentials import load
+from zsq.transport.wire.address import parse
+from zsq.transport.wire.credentials import load
 
 PUBLIC, SECRET = (key.decode() for key in zmq.curve_keypair())
 OPTIONS = {"topic": "clicks", "url": "tcp://127.0.0.1:1"}

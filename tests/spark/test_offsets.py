@@ -10,17 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zsq import UsageError
-from zsq.apps.spark.offsets import PARTITION_BYTES, Place, Span, admit, split
+from zsq.apps.spark.planning import PARTITION_BYTES, OffsetRange, StreamPosition, admit, split
 
 NAMES = st.sampled_from("abcd")
 
 
 def test_the_checkpoint_form_is_fixed() -> None:
-    place = Place({"b": 2, "a": 1}, {"a": "ua", "b": "ub"})
+    place = StreamPosition({"b": 2, "a": 1}, {"a": "ua", "b": "ub"})
     written = {"version": 1, "topics": {"a": {"0": 1}, "b": {"0": 2}}, "uuids": {"a": "ua", "b": "ub"}}
     assert json.dumps(place.as_json()) == json.dumps(written), "Spark compares places as text"
-    assert Place.from_json(written) == place
-    assert Place.from_json(json.dumps(written)) == place
+    assert StreamPosition.from_json(written) == place
+    assert StreamPosition.from_json(json.dumps(written)) == place
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_the_checkpoint_form_is_fixed() -> None:
 )
 def test_foreign_checkpoints_are_refused(read: Any, text: str) -> None:
     with pytest.raises(UsageError, match=text):
-        Place.from_json(read)
+        StreamPosition.from_json(read)
 
 
 @given(st.dictionaries(NAMES, st.integers(0, 10**12), min_size=1), st.integers(1, 10**12))
@@ -54,14 +54,15 @@ def test_admission(waiting: dict[str, int], most: int) -> None:
 
 
 SPANS = st.lists(
-    st.builds(lambda name, start, count, size: Span(name, start, start + count, size), NAMES, st.integers(0, 10**9), st.integers(0, 10**6),
+    st.builds(lambda name, start, count, size: OffsetRange(name, start, start + count, size), NAMES, st.integers(0, 10**9),
+    st.integers(0, 10**6),
               st.integers(0, 10**10)),
     max_size=4, unique_by=lambda span: span.topic,
 )  # fmt: skip
 
 
 @given(SPANS, st.integers(0, 200))
-def test_split_loses_nothing(spans: list[Span], least: int) -> None:
+def test_split_loses_nothing(spans: list[OffsetRange], least: int) -> None:
     parts = split(spans, least)
     for span in spans:
         own = [part for part in parts if part.topic == span.topic]
@@ -75,8 +76,8 @@ def test_split_loses_nothing(spans: list[Span], least: int) -> None:
 
 
 def test_split_by_bytes_and_by_wish() -> None:
-    assert split([Span("a", 0, 100, PARTITION_BYTES)]) == [Span("a", 0, 100, PARTITION_BYTES)]
-    assert [(part.start, part.stop) for part in split([Span("a", 0, 100, PARTITION_BYTES + 1)])] == [(0, 50), (50, 100)]
-    assert [(part.start, part.stop) for part in split([Span("a", 10, 13)], 5)] == [(10, 11), (11, 12), (12, 13)]
-    assert len(split([Span("a", 0, 10), Span("b", 0, 30)], 8)) == 8
-    assert split([Span("a", 5, 5)]) == []
+    assert split([OffsetRange("a", 0, 100, PARTITION_BYTES)]) == [OffsetRange("a", 0, 100, PARTITION_BYTES)]
+    assert [(part.start, part.stop) for part in split([OffsetRange("a", 0, 100, PARTITION_BYTES + 1)])] == [(0, 50), (50, 100)]
+    assert [(part.start, part.stop) for part in split([OffsetRange("a", 10, 13)], 5)] == [(10, 11), (11, 12), (12, 13)]
+    assert len(split([OffsetRange("a", 0, 10), OffsetRange("b", 0, 30)], 8)) == 8
+    assert split([OffsetRange("a", 5, 5)]) == []

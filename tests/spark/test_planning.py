@@ -11,13 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zsq
-from zsq.apps.spark.logs import Extent, TopicLogs
-from zsq.apps.spark.offsets import Place
+from zsq.apps.spark.data_source import stream_reader
 from zsq.apps.spark.options import source_options
-from zsq.apps.spark.planning import BatchPlan, StreamPlan
+from zsq.apps.spark.planning import BatchPlan, Extent, StreamPlan, StreamPosition, TopicLogs
 from zsq.apps.spark.source import partitions_of
-from zsq.apps.spark.stream import PlainStreamReader, stream_reader
-from zsq.transport.client import Measured
+from zsq.apps.spark.stream import PlainStreamReader
+from zsq.transport.client.blocking.client import Measured
 from zsq.transport.errors import E_NOT_FOUND, DataLoss, NotFound
 
 MESSAGE_BYTES = 100
@@ -57,13 +56,13 @@ class Admin:
         self.asked: list[tuple[Any, ...]] = []
         self.existed = self.gone = False
         self.consumers = 0
-        monkeypatch.setattr("zsq.apps.spark.logs.Admin", lambda url, timeout, key_file: self)
+        monkeypatch.setattr("zsq.apps.spark.planning.Admin", lambda url, timeout, key_file: self)
 
     def create_channel(self, topic: str, channel: str) -> dict[str, Any]:
         self.asked.append(("create", topic, channel))
         return {"existed": self.existed}
 
-    def seek(self, topic: str, channel: str, offset: int, forward: bool = False) -> None:
+    def seek(self, topic: str, channel: str, offset: int, forward: bool = False, clamp: bool = False) -> None:
         if self.gone:
             raise NotFound(E_NOT_FOUND, f"there is no channel {channel}")
         self.asked.append(("seek", topic, channel, offset, forward))
@@ -84,8 +83,8 @@ def ranges(spans: list[Any]) -> list[tuple[str, int, int]]:
     return [(span.topic, span.start, span.stop) for span in spans]
 
 
-def at(uuid: str = "u-a", **offsets: int) -> Place:
-    return Place(offsets, {topic: uuid if topic == "a" else f"u-{topic}" for topic in offsets})
+def at(uuid: str = "u-a", **offsets: int) -> StreamPosition:
+    return StreamPosition(offsets, {topic: uuid if topic == "a" else f"u-{topic}" for topic in offsets})
 
 
 # Batches
@@ -266,8 +265,8 @@ def plain(monkeypatch: pytest.MonkeyPatch, logs: MadeUp, **given: str) -> PlainS
 def test_limits_without_being_told_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
     logs = MadeUp(a=(0, 100))
     reader = plain(monkeypatch, logs, startingOffsets="earliest", maxOffsetsPerTrigger="40")
-    assert Place.from_json(reader.initialOffset()) == at(a=0)
-    assert [Place.from_json(reader.latestOffset()).offsets["a"] for _ in range(4)] == [40, 80, 100, 100]
+    assert StreamPosition.from_json(reader.initialOffset()) == at(a=0)
+    assert [StreamPosition.from_json(reader.latestOffset()).offsets["a"] for _ in range(4)] == [40, 80, 100, 100]
     parts = reader.partitions(at(a=0).as_json(), at(a=40).as_json())
     assert [(part.start, part.stop) for part in parts] == [(0, 40)]  # type: ignore[attr-defined]
 
@@ -276,10 +275,10 @@ def test_limits_after_a_restart(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
     logs = MadeUp(a=(0, 100))
     repeats = plain(monkeypatch, logs, maxOffsetsPerTrigger="40")
     repeats.partitions(at(a=0).as_json(), at(a=40).as_json())
-    assert Place.from_json(repeats.latestOffset()) == at(a=80)
+    assert StreamPosition.from_json(repeats.latestOffset()) == at(a=80)
     knows_nothing = plain(monkeypatch, logs, maxOffsetsPerTrigger="40")
     with caplog.at_level(logging.WARNING, "zsq.spark"):
-        assert Place.from_json(knows_nothing.latestOffset()) == at(a=100)
+        assert StreamPosition.from_json(knows_nothing.latestOffset()) == at(a=100)
     assert "from the second micro-batch on" in caplog.text
 
 
@@ -367,8 +366,8 @@ def test_both_limits_hold_though_spark_knows_one(monkeypatch: pytest.MonkeyPatch
     reader = AdmittingReader(options(maxOffsetsPerTrigger="40", maxBytesPerTrigger="1k"))
     assert reader.getDefaultReadLimit() == ReadMaxRows(40)
     start = at(a=0).as_json()
-    assert Place.from_json(reader.latestOffset(start, reader.getDefaultReadLimit())) == at(a=10)
-    assert Place.from_json(reader.latestOffset(start, ReadAllAvailable())) == at(a=100)
+    assert StreamPosition.from_json(reader.latestOffset(start, reader.getDefaultReadLimit())) == at(a=10)
+    assert StreamPosition.from_json(reader.latestOffset(start, ReadAllAvailable())) == at(a=100)
     assert AdmittingReader(options(maxBytesPerTrigger="1k")).getDefaultReadLimit() == ReadMaxBytes(1024)
     assert AdmittingReader(options()).getDefaultReadLimit() == ReadAllAvailable()
 
@@ -384,7 +383,7 @@ def test_a_channel_that_cannot_be_moved_fails_nothing(monkeypatch: pytest.Monkey
 
             return fail
 
-    monkeypatch.setattr("zsq.apps.spark.logs.Admin", NoAnswer)
+    monkeypatch.setattr("zsq.apps.spark.planning.Admin", NoAnswer)
     reader = plain(monkeypatch, MadeUp(a=(0, 100)), channel="c")
     with caplog.at_level(logging.WARNING, "zsq.spark"):
         reader.initialOffset()

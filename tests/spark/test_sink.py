@@ -15,12 +15,12 @@ from pyspark.sql import types as t
 import zsq
 from zsq.apps.spark import sink
 from zsq.apps.spark.options import SinkOptions
-from zsq.apps.spark.sink import ArrowStreamWriter, BatchWriter, RowStreamWriter, Staged, Transaction, stream_writer
-from zsq.transport.credentials import Credentials, KeyFile
+from zsq.apps.spark.sink import ArrowStreamWriter, BatchWriter, RowStreamWriter, SinkTransaction, StagedPartition, stream_writer
 from zsq.transport.errors import E_CLOSING, E_DISK_FULL, E_NOT_FOUND, E_TIMEOUT
+from zsq.transport.wire.credentials import Credentials, KeyFile
 
 SCHEMA = t.StructType([t.StructField("value", t.BinaryType()), t.StructField("topic", t.StringType())])
-JOB = Transaction("app", 3, "app")
+JOB = SinkTransaction("app", 3, "app")
 
 
 def options(topic: str = "t", timeout_s: float = 5.0, app: str = "") -> SinkOptions:
@@ -154,18 +154,18 @@ def test_a_task_that_fails_gives_its_stage_up(monkeypatch: pytest.MonkeyPatch) -
 # The driver
 
 
-def staged(number: int, topic: str = "t", transaction: Transaction = JOB) -> Staged:
-    return Staged(topic, part(number), transaction)
+def staged(number: int, topic: str = "t", transaction: SinkTransaction = JOB) -> StagedPartition:
+    return StagedPartition(topic, part(number), transaction)
 
 
 def test_a_commit_names_the_parts_in_the_order_of_partitions() -> None:
-    sink.commit_parts(options(), [staged(2), Staged("t", None, JOB), staged(1)], None, "batch 3")
+    sink.commit_parts(options(), [staged(2), StagedPartition("t", None, JOB), staged(1)], None, "batch 3")
     assert Committer.asked == [("t", "commit", "app", 3, [part(2), part(1)], "app")]
 
 
 def test_an_empty_version_of_an_app_is_recorded() -> None:
     """Else a version below it would be stored if it came again."""
-    sink.commit_parts(options(), [Staged("t", None, JOB), None], None, "batch 3")
+    sink.commit_parts(options(), [StagedPartition("t", None, JOB), None], None, "batch 3")
     sink.commit_parts(options(), [], JOB, "transaction app 3")
     assert Committer.asked == [("t", "commit", "app", 3, [], "app")] * 2
     Committer.answers += [zsq.NotFound(E_NOT_FOUND, "there is no topic t")]
@@ -174,10 +174,10 @@ def test_an_empty_version_of_an_app_is_recorded() -> None:
 
 
 def test_nothing_is_committed_where_nothing_is_known() -> None:
-    job = Transaction("u", 0, "job")
-    sink.commit_parts(options(""), [Staged("", None, JOB), None], JOB, "transaction app 3")
+    job = SinkTransaction("u", 0, "job")
+    sink.commit_parts(options(""), [StagedPartition("", None, JOB), None], JOB, "transaction app 3")
     sink.commit_parts(options(), [], None, "batch 3")
-    sink.commit_parts(options(), [Staged("t", None, job)], job, "the write")
+    sink.commit_parts(options(), [StagedPartition("t", None, job)], job, "the write")
     assert not Committer.asked
 
 
@@ -185,7 +185,7 @@ def test_partitions_of_several_topics_are_refused() -> None:
     with pytest.raises(zsq.UsageError, match=r"several topics \(a, b\)"):
         sink.commit_parts(options(""), [staged(1, "a"), staged(2, "b")], None, "batch 3")
     with pytest.raises(zsq.UsageError, match="do not agree"):
-        sink.commit_parts(options(), [staged(1), staged(2, transaction=Transaction("app", 4, "app"))], None, "batch 3")
+        sink.commit_parts(options(), [staged(1), staged(2, transaction=SinkTransaction("app", 4, "app"))], None, "batch 3")
     with pytest.raises(zsq.UsageError, match=r"10001 partitions.*coalesce"):
         sink.commit_parts(options(), [staged(1)] * 10_001, None, "batch 3")
     assert not Committer.asked
@@ -208,7 +208,7 @@ def test_a_commit_gives_up_in_the_end_and_says_what_to_do() -> None:
     with pytest.raises(zsq.Refused, match=r"batch 3 was not committed to topic t within 0\.1 s: the broker stops\. Start it again"):
         sink.commit_parts(options(timeout_s=0.1), [staged(1)], None, "batch 3")
     with pytest.raises(zsq.Refused, match="Look whether it is in the topic before you write it again"):
-        sink.commit_parts(options(timeout_s=0.1), [staged(1, transaction=Transaction("u", 0, "job"))], None, "the write")
+        sink.commit_parts(options(timeout_s=0.1), [staged(1, transaction=SinkTransaction("u", 0, "job"))], None, "the write")
 
 
 def test_a_commit_that_cannot_be_is_not_tried_again() -> None:
@@ -220,19 +220,19 @@ def test_a_commit_that_cannot_be_is_not_tried_again() -> None:
 
 def test_the_abort_of_an_apps_transaction_drops_only_what_it_names() -> None:
     """A successor may be at the same batch, and an old driver's abort come late."""
-    sink.abort_parts(options(), [staged(1), None, Staged("t", None, JOB), staged(2)], None, "batch 3")
+    sink.abort_parts(options(), [staged(1), None, StagedPartition("t", None, JOB), staged(2)], None, "batch 3")
     sink.abort_parts(options(""), [staged(1, "a"), None, staged(2, "b")], JOB, "transaction app 3")
     assert Committer.asked == [
         ("t", "abort", "", 0, [part(1)[0], part(2)[0]]),
         ("a", "abort", "", 0, [part(1)[0]]),
         ("b", "abort", "", 0, [part(2)[0]]),
     ]
-    sink.abort_parts(options(), [None, Staged("t", None, JOB)], JOB, "transaction app 3")
+    sink.abort_parts(options(), [None, StagedPartition("t", None, JOB)], JOB, "transaction app 3")
     assert len(Committer.asked) == 3, "none is named"
 
 
 def test_the_abort_of_a_job_drops_all_of_it() -> None:
-    job = Transaction("u", 0, "job")
+    job = SinkTransaction("u", 0, "job")
     sink.abort_parts(options(), [None, None], job, "the write")
     sink.abort_parts(options(""), [staged(1, "a", job), None], job, "the write")
     assert Committer.asked == [("t", "abort", "u", 0, []), ("a", "abort", "u", 0, [part(1)[0]])]
@@ -268,7 +268,7 @@ def test_a_batch_writer_has_one_job_id_wherever_it_is_used() -> None:
     assert len({message.transaction for message in messages}) == 1
     assert messages[0].transaction[1:] == (0, "job")
     assert BatchWriter(options(), SCHEMA, overwrite=False)._transaction != writer._transaction
-    assert BatchWriter(options(app="mine"), SCHEMA, overwrite=False)._transaction == Transaction("mine", 3, "app")
+    assert BatchWriter(options(app="mine"), SCHEMA, overwrite=False)._transaction == SinkTransaction("mine", 3, "app")
 
 
 @pytest.mark.parametrize("make", [BatchWriter, ArrowStreamWriter, RowStreamWriter])
@@ -300,8 +300,8 @@ def test_a_stream_task_is_of_its_query_and_batch(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(TaskContext, "get", lambda: Context(query="q", batch="7"))
     writer = RowStreamWriter(options(), SCHEMA, overwrite=False)
     message = writer.write(iter([(bytearray(b"a"), None)]))  # type: ignore[list-item]
-    assert isinstance(message, Staged)
-    assert message.transaction == Transaction("q", 7, "app")
+    assert isinstance(message, StagedPartition)
+    assert message.transaction == SinkTransaction("q", 7, "app")
     assert Writer.made[0].rows == [b"a"]
     assert Writer.made[0].asked[4]["partition"] == 2
     writer.commit([message], 7)

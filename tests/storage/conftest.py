@@ -1,4 +1,4 @@
-"""Desks for the tests of this folder: see `support/desk.py`."""
+"""Desks for the tests of this folder: see `support/storage_harness.py`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.desk import GROUPS as GROUPS
-from support.desk import IDENTITY as IDENTITY
-from support.desk import SMALL as SMALL
-from support.desk import Desk as Desk
+from support.storage_harness import GROUPS as GROUPS
+from support.storage_harness import IDENTITY as IDENTITY
+from support.storage_harness import SMALL as SMALL
+from support.storage_harness import StorageHarness as StorageHarness
 
 from zsq.storage.files import Files
 
@@ -28,18 +28,18 @@ def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    made = Desk(tmp_path)
+def harness(tmp_path: Path) -> Iterator[StorageHarness]:
+    made = StorageHarness(tmp_path)
     made.open()
     yield made
     made.abandon()
 
 
 @pytest.fixture
-def group_desk(tmp_path: Path) -> Iterator[Desk]:
+def group_desk(tmp_path: Path) -> Iterator[StorageHarness]:
     """With sizes that make some groups appended, some adopted, some both."""
     (tmp_path / "groups").mkdir()
-    made = Desk(tmp_path / "groups", GROUPS)
+    made = StorageHarness(tmp_path / "groups", GROUPS)
     made.open()
     yield made
     made.abandon()

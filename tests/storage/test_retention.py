@@ -8,19 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsq.storage.retention import (
-    CHUNKS_A_ROUND_MAX,
-    MAX_BYTES_MIN,
-    MIB,
-    Plan,
-    Retention,
-    View,
-    changed,
-    chunk_bytes,
-    plan,
-    resolve,
-)
+from zsq.storage.retention import CHUNKS_A_ROUND_MAX, LogView, RetentionPlan, changed, chunk_bytes, plan, resolve
 from zsq.transport.errors import UsageError
+from zsq.transport.settings import MAX_BYTES_MIN, MIB, Retention
 
 S = 1_000_000_000
 NOW = 1_000_000 * S
@@ -28,7 +18,9 @@ FOREVER: dict[str, Any] = {"keep_bytes": -1}
 ALL = 1 << 40
 
 
-def view(chunks: int = 5, floor: int = ALL, applied: int = ALL, size: int = MIB, unfinished: int | None = None, idle_s: float = 0) -> View:
+def view(
+    chunks: int = 5, floor: int = ALL, applied: int = ALL, size: int = MIB, unfinished: int | None = None, idle_s: float = 0
+) -> LogView:
     """Chunks of 10 messages and `size` bytes, one a minute, the last with 5 messages and half the bytes; all times end `idle_s` ago."""
     end = chunks * 10 - 5
     bases = [10 * i for i in range(chunks)]
@@ -36,10 +28,10 @@ def view(chunks: int = 5, floor: int = ALL, applied: int = ALL, size: int = MIB,
     if unfinished is None:
         unfinished = (end - floor) * size // 10
     last = NOW - int(idle_s * S)
-    return View(bases, [size] * (chunks - 1) + [size // 2], end, floor, min(applied, end), unfinished, last - 30 * S, last, NOW)
+    return LogView(bases, [size] * (chunks - 1) + [size // 2], end, floor, min(applied, end), unfinished, last - 30 * S, last, NOW)
 
 
-def plan_for(policy: Retention, shown: View) -> Plan:
+def plan_for(policy: Retention, shown: LogView) -> RetentionPlan:
     """The n-th chunk's last message came a minute before the next one's."""
     last = len(shown.bases) - 1
     return plan(policy, shown, lambda chunk: shown.last_time_ns - (last - chunk) * 60 * S)
@@ -73,7 +65,7 @@ def plan_for(policy: Retention, shown: View) -> Plan:
         ({"keep_bytes": 0}, view(chunks=1), 0),  # never the ongoing one
     ],
 )
-def test_finished_chunks(settings: dict[str, Any], shown: View, chunks: int) -> None:
+def test_finished_chunks(settings: dict[str, Any], shown: LogView, chunks: int) -> None:
     assert plan_for(Retention(**settings), shown)[:2] == (shown.bases[chunks], chunks)
 
 
@@ -104,7 +96,7 @@ AGED: dict[str, Any] = {"max_s": 150, "when_full": "drop-oldest"} | FOREVER
         (BOUND | {"keep_bytes": 0}, view(5, floor=30), 3),
     ],
 )
-def test_unfinished_chunks(settings: dict[str, Any], shown: View, chunks: int) -> None:
+def test_unfinished_chunks(settings: dict[str, Any], shown: LogView, chunks: int) -> None:
     assert plan_for(Retention(**settings), shown)[:2] == (shown.bases[chunks], chunks)
 
 
@@ -135,7 +127,7 @@ def test_unfinished_chunks(settings: dict[str, Any], shown: View, chunks: int) -
         (FOREVER, view(idle_s=10**6), False),
     ],
 )
-def test_the_ongoing_chunk_is_sealed_where_it_would_go(settings: dict[str, Any], shown: View, roll: bool) -> None:
+def test_the_ongoing_chunk_is_sealed_where_it_would_go(settings: dict[str, Any], shown: LogView, roll: bool) -> None:
     assert plan_for(Retention(**settings), shown).roll is roll
 
 
@@ -170,7 +162,7 @@ policies = st.builds(
 
 
 @st.composite
-def views(draw: st.DrawFn) -> View:
+def views(draw: st.DrawFn) -> LogView:
     found = draw(sizes)
     counts = draw(st.lists(st.integers(1, 9), min_size=len(found), max_size=len(found)))
     bases = [sum(counts[:i]) for i in range(len(found))]
@@ -178,11 +170,11 @@ def views(draw: st.DrawFn) -> View:
     floor, applied = draw(st.integers(0, end)), draw(st.integers(0, end))
     at = max(i for i, base in enumerate(bases) if base <= floor)
     unfinished = 0 if floor == end else sum(found[at + 1 :]) + draw(st.integers(0, found[at]))
-    return View(bases, found, end, floor, applied, unfinished, NOW - 100 * S, NOW - draw(st.sampled_from([0, 10, 5000])) * S, NOW)
+    return LogView(bases, found, end, floor, applied, unfinished, NOW - 100 * S, NOW - draw(st.sampled_from([0, 10, 5000])) * S, NOW)
 
 
 @given(policies, views())
-def test_whatever_the_policy(policy: Retention, shown: View) -> None:
+def test_whatever_the_policy(policy: Retention, shown: LogView) -> None:
     found = plan_for(policy, shown)
     assert found.start == shown.bases[found.chunks] <= shown.applied or not found.chunks
     assert found.chunks <= min(len(shown.bases) - 1, CHUNKS_A_ROUND_MAX)
@@ -196,7 +188,7 @@ def test_whatever_the_policy(policy: Retention, shown: View) -> None:
 
 
 @given(policies, views())
-def test_round_for_round_it_comes_to_an_end_within_the_bounds(policy: Retention, shown: View) -> None:
+def test_round_for_round_it_comes_to_an_end_within_the_bounds(policy: Retention, shown: LogView) -> None:
     """What a plan leaves behind needs nothing more, apart from the ongoing chunk."""
     shown = shown._replace(applied=shown.end)
     for _ in range(3):

@@ -27,8 +27,8 @@ def chromium() -> Iterator[Any]:
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
-        assert os.environ.get("CI") != "true", "continuous integration must have playwright: pip install -e .[test]"
-        pytest.skip("playwright is not installed (pip install -e .[test])")
+        assert os.environ.get("CI") != "true", "continuous integration must have playwright: pip install -e .[test-browser]"
+        pytest.skip("playwright is not installed (pip install -e .[test-browser])")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, headless=True, args=["--no-sandbox", "--disable-gpu"])
         try:

@@ -47,3 +47,4 @@ def _write(issued: trustme.LeafCert, folder: Path, who: str) -> None:
     chain = b"".join(pem.bytes() for pem in issued.cert_chain_pems)
     (folder / f"{who}.pem").write_bytes(chain)
     issued.private_key_pem.write_to_path(str(folder / f"{who}-key.pem"))
+    (folder / f"{who}-key.pem").chmod(0o600)

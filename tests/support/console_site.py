@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any, cast
 
 from support.http_api import CHANNEL, TOPIC, Site
 
-from zsq.actors.http.authority import Authority
-from zsq.actors.http.console.console import Console
-from zsq.actors.http.limits import HttpLimits
-from zsq.actors.overview import CHANNEL_FIELDS, TOPIC_FIELDS
-from zsq.transport.block import Block
+from zsq.actors.gateways.http.console.console import Console
+from zsq.actors.gateways.http.web.authority import HttpAuthority
+from zsq.actors.gateways.http.web.limits import HttpLimits
+from zsq.actors.statistics.overview import CHANNEL_FIELDS, TOPIC_FIELDS
+from zsq.transport.block.block import Block
+from zsq.transport.client.core.message import Fetched
 from zsq.transport.errors import E_NOT_FOUND, NotFound
-from zsq.transport.stored import Fetched
 
 _TEXTS = {"health": "OK", "state": "up", "sync": "always", "closed": "", "paused": False}
 ROW = {**dict.fromkeys((*TOPIC_FIELDS, *CHANNEL_FIELDS), 0), **_TEXTS}
@@ -34,6 +35,7 @@ class FakeSource:
         self.broker: dict[str, Any] = dict(BROKER)
         self.calls: list[tuple[Any, ...]] = []
         self.overviews = 0
+        self.closed = 0
         self.fails: Exception | None = None
         self.answers: dict[str, Any] = {}
         self.blocks: list[Block] = []
@@ -74,6 +76,18 @@ class FakeSource:
             raise NotFound(E_NOT_FOUND, f"topic {topic!r} does not exist")
         yield self
 
+    async def publish_many(self, topic: str, bodies: list[bytes], **more: Any) -> Any:
+        """As a producer; what its receipt says is the answer "publish" of a test: an offset, or keys of delayed messages."""
+        self.calls.append(("publish", topic, bodies, {name: value for name, value in more.items() if value is not None}))
+        said = self.answers.get("publish", 0)
+        if isinstance(said, Exception):
+            raise said
+        keys = said if isinstance(said, list) else []
+        return SimpleNamespace(offset=-1 if keys else said, delayed_keys=lambda: keys)
+
+    async def close(self, timeout: float | None = None) -> None:
+        self.closed += 1
+
     async def head(self) -> tuple[int, int]:
         return (self.blocks[0].first_offset, self.blocks[-1].next_offset) if self.blocks else (0, 0)
 
@@ -99,10 +113,12 @@ class FakeSource:
 class ConsoleSite(Site):
     """With the sampler at work in its loop, while a call is."""
 
-    def __init__(self, folder: str = "", authority: Authority | None = None, limits: HttpLimits | None = None) -> None:
+    def __init__(self, folder: str = "", authority: HttpAuthority | None = None, limits: HttpLimits | None = None) -> None:
         self.source = FakeSource()
         limits = limits or HttpLimits()
-        self.console = Console(cast("Any", self.source), self.source.reader, "ipc:///nowhere", limits, folder)
+        self.console = Console(
+            cast("Any", self.source), self.source.reader, lambda: cast("Any", self.source), "ipc:///nowhere", limits, folder
+        )
         super().__init__(limits, console=self.console, authority=authority)
         self.runner.run(self._start())
 

@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import zmq
 
-from zsq.transport import protocol as p
-from zsq.transport import sockets
-from zsq.transport.block import Block, check_block
-from zsq.transport.codec import frames_blocks
+from zsq.transport.block.block import Block, check_block
+from zsq.transport.wire import protocol as p
+from zsq.transport.wire import sockets
+from zsq.transport.wire.codec import frames_blocks
 
 CREDIT: Final = 256 * 1024
 
@@ -83,7 +83,7 @@ class FakeStages:
             assert self.news.wait_for(condition, timeout), "it did not come to that"
 
     def count(self, kind: type[p.Wire]) -> int:
-        return sum(type(word) is kind for word in self.heard)
+        return sum(type(message) is kind for message in self.heard)
 
     def bodies(self, stage: bytes) -> list[bytes]:
         return [body for block in self.stages[stage] for body in block.body.values() if body is not None]
@@ -117,68 +117,68 @@ class FakeStages:
         for name in ("supervisor", "1", "2"):
             (self.run / name).unlink(missing_ok=True)
 
-    def _say(self, envelope: list[bytes] | None, word: p.Wire) -> None:
+    def _say(self, envelope: list[bytes] | None, message: p.Wire) -> None:
         if envelope is not None:
             try:
-                sockets.send_word(self._router["1"], envelope, word)
+                sockets.send_word(self._router["1"], envelope, message)
             except zmq.ZMQError:  # the peer is gone
                 return
 
-    def _take(self, end: Any, envelope: list[bytes], word: p.Wire, _: list[Any]) -> None:
-        self.heard.append(word)
-        if type(word) in self.deaf_to:
+    def _take(self, end: Any, envelope: list[bytes], message: p.Wire, _: list[Any]) -> None:
+        self.heard.append(message)
+        if type(message) in self.deaf_to:
             return
-        if isinstance(word, p.Lookup):
+        if isinstance(message, p.Lookup):
             places = {"stage": f"ipc://{self.run}/1", "push": f"ipc://{self.run}/2", "uuid": "0"}
             with contextlib.suppress(zmq.ZMQError):  # the peer is gone
-                sockets.send_word(end, envelope, p.Done(word.request, places))
-        elif isinstance(word, p.OpenStage):
-            self._open(envelope, word)
-        elif isinstance(word, p.Seal):
-            self._seals.append((envelope, word))
-        elif isinstance(word, p.Commit):
-            key = (word.app, word.version)
+                sockets.send_word(end, envelope, p.Done(message.request, places))
+        elif isinstance(message, p.OpenStage):
+            self._open(envelope, message)
+        elif isinstance(message, p.Seal):
+            self._seals.append((envelope, message))
+        elif isinstance(message, p.Commit):
+            key = (message.app, message.version)
             repeated = key in self.committed
-            self.committed.setdefault(key, {"first_offset": 0, "messages": sum(part[2] for part in word.parts)})
-            self._say(envelope, p.Done(word.request, {**self.committed[key], "repeated": repeated}))
-        elif isinstance(word, p.Abort):
-            dropped = sum(self.stages.pop(stage, None) is not None for stage in word.stages)
-            self._say(envelope, p.Done(word.request, {"dropped": dropped, "committed": False}))
-        elif isinstance(word, p.Beat):
+            self.committed.setdefault(key, {"first_offset": 0, "messages": sum(part[2] for part in message.parts)})
+            self._say(envelope, p.Done(message.request, {**self.committed[key], "repeated": repeated}))
+        elif isinstance(message, p.Abort):
+            dropped = sum(self.stages.pop(stage, None) is not None for stage in message.stages)
+            self._say(envelope, p.Done(message.request, {"dropped": dropped, "committed": False}))
+        elif isinstance(message, p.Beat):
             self._say(envelope, p.Beat())
 
-    def _open(self, envelope: list[bytes], word: p.OpenStage) -> None:
+    def _open(self, envelope: list[bytes], message: p.OpenStage) -> None:
         if self.refuse_open:
-            self._say(envelope, p.Failed(word.request, self.refuse_open.popleft(), "as the test wants it"))
+            self._say(envelope, p.Failed(message.request, self.refuse_open.popleft(), "as the test wants it"))
             return
-        blocks = self.stages.setdefault(word.stage, [])
-        self._owners[word.stage] = envelope
-        self._told.pop(word.stage, None)
-        committed = (word.app, word.version) in self.committed
-        data = {"expected": len(blocks), "sealed": self.sealed.get(word.stage, 0), "credit_bytes": CREDIT, "committed": committed}
-        self._say(envelope, p.Done(word.request, data))
+        blocks = self.stages.setdefault(message.stage, [])
+        self._owners[message.stage] = envelope
+        self._told.pop(message.stage, None)
+        committed = (message.app, message.version) in self.committed
+        data = {"expected": len(blocks), "sealed": self.sealed.get(message.stage, 0), "credit_bytes": CREDIT, "committed": committed}
+        self._say(envelope, p.Done(message.request, data))
 
     def _pushed(self, frames: list[Any]) -> None:
         assert frames[0].bytes == b"-"
-        _, word, payload = sockets.open_frames(frames)
-        assert isinstance(word, p.Push)
+        _, message, payload = sockets.open_frames(frames)
+        assert isinstance(message, p.Push)
         self.pushes += 1
-        if self.pushes in self.lose or word.stage not in self.stages or word.stage in self.final:
+        if self.pushes in self.lose or message.stage not in self.stages or message.stage in self.final:
             return
         block = frames_blocks([bytes(frame.buffer) for frame in payload])[0]
         check_block(block)
-        blocks, owner = self.stages[word.stage], self._owners.get(word.stage)
+        blocks, owner = self.stages[message.stage], self._owners.get(message.stage)
         number = block.header.sequence
         if number > len(blocks):
-            if self._told.get(word.stage) != len(blocks):
-                self._told[word.stage] = len(blocks)
-                self._say(owner, p.Missing(0, word.stage, len(blocks)))
+            if self._told.get(message.stage) != len(blocks):
+                self._told[message.stage] = len(blocks)
+                self._say(owner, p.Missing(0, message.stage, len(blocks)))
         elif number == len(blocks):
             if self.failures:
                 self._say(owner, p.Failed(0, self.failures.popleft(), "as the test wants it"))
                 return
             blocks.append(block)
-            self._say(owner, p.Staged(word.stage, len(blocks)))
+            self._say(owner, p.Staged(message.stage, len(blocks)))
 
     def _answer_seals(self) -> None:
         for envelope, seal in list(self._seals):

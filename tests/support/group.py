@@ -5,19 +5,20 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from zsq.actors import deletion
-from zsq.actors.group_states import GroupState
-from zsq.actors.management import Management
-from zsq.actors.process_table import Child
-from zsq.actors.registry import TopicRow
-from zsq.actors.topic_group import TopicGroup
-from zsq.transport import protocol as p
+from zsq.actors.runtime.process_table import Child
+from zsq.actors.statistics.broker_view import BrokerView, GroupState
+from zsq.actors.supervisor.commands import deletion
+from zsq.actors.supervisor.topics.registry_format import TopicRow
+from zsq.actors.supervisor.topics.topic_group import GroupEvents, TopicGroup
 from zsq.transport.errors import ZsqError
+from zsq.transport.wire import protocol as p
 
 C = "c#ephemeral"
 
 
 class Broker:
+    """It is what the group takes as `Processes`, and what handlers of commands take as state of the broker."""
+
     def __init__(self, topic: str = "t") -> None:
         self.keys = iter(range(100, 10_000))
         self.started: list[str] = []
@@ -27,27 +28,51 @@ class Broker:
         self.ends: list[Any] = []
         self.removed: list[str] = []
         self.killed: list[Child] = []
-        self.table = SimpleNamespace(children={}, kill=self.killed.append)
+        self.children: dict[int, Child] = {}
+        self.kill = self.killed.append
+        self.table = SimpleNamespace(forkserver_pid=1)
+        self.processes = self
         self.registry = SimpleNamespace(
-            ended={}, set_state=lambda *_: None, remove=self.removed.append, folder=lambda row: "/nowhere", memory=None, in_doubt=False
+            ended={},
+            set_state=lambda *_: None,
+            remove=self.removed.append,
+            folder=lambda row: "/nowhere",
+            memory=None,
+            in_doubt=False,
+            node=3,
         )
-        self.options = SimpleNamespace(retention={}, chunk_bytes=1 << 20, stage_timeout_s=0, log_level="info")
+        self.options = SimpleNamespace(retention={}, chunk_bytes=1 << 20, message_bytes_max=1 << 20, stage_timeout_s=0, log_level="info")
         self.scan_endpoint = ""
-        self.channels_changed = False
-        self.management: Any = SimpleNamespace(
-            supervisor=self,
+        self.requests: Any = SimpleNamespace(
+            broker=self,
             sealed=[],
-            order=lambda child, action, settings, answer: self.orders.append((action, settings, answer)),
+            orders=SimpleNamespace(send=lambda child, action, settings, answer: self.orders.append((action, settings, answer))),
             after_end=lambda child, then: self.ends.append(then),
+            count_refused=lambda: None,
         )
-        for name in ("remove_channel", "end_if_over"):
-            setattr(self.management, name, getattr(Management, name).__get__(self.management))
-        self.group = TopicGroup(cast("Any", self), topic, TopicRow(1, "0" * 32, "always", 0))
+        self.group = TopicGroup(
+            topic, TopicRow(1, "0" * 32, "always", 0), cast("Any", self.registry), cast("Any", self), lambda: cast("Any", self.options),
+            GroupEvents(
+                lambda: None, lambda: None,
+                lambda group, channel: deletion.remove_channel(self.requests, group, channel, lambda data, error: None, lost=True),
+                lambda group: deletion.end_if_over(self.requests, group),
+            ),
+        )  # fmt: skip
         self.groups = {topic: self.group}
         self.group.state = GroupState.UP
         self.group.storage = self.child("storage", {"front": "s"})
         self.group.topic = self.child("topic", {"front": "t"})
         self.answers: list[ZsqError | None] = []
+
+    def remove_group(self, name: str) -> None:
+        self.groups.pop(name, None)
+
+    def view(self, **parts: Any) -> BrokerView:
+        """What statistics see of it."""
+        alarms = SimpleNamespace(rows=lambda *_: [], recent=list, receivers=list, texts=lambda topic: [])
+        disk = SimpleNamespace(health="", statistics=dict, says_why=lambda topic: False)
+        given: dict[str, Any] = {"disk": disk, "alarms": alarms, "singles": {}} | parts
+        return BrokerView(3, "u", 100.0, self.groups, cast("Any", self), settings_trouble=lambda: "", **given)
 
     def new_key(self) -> int:
         return next(self.keys)
@@ -64,7 +89,7 @@ class Broker:
         spec = SimpleNamespace(key=self.new_key(), kind=kind, title=kind, settings=settings, stop_timeout_s=1)
         found = Child(cast("Any", spec), 1, cast("Any", None), None, state="up", envelope=(b"%d" % spec.key,))
         found.owner = getattr(self, "group", None)
-        self.table.children[spec.key] = found
+        self.children[spec.key] = found
         return found
 
     def start(self, spec: Any, owner: Any = None) -> Child:
@@ -89,7 +114,7 @@ class Broker:
         return child
 
     def over(self, child: Child, envelope: tuple[bytes, ...] | None = None) -> None:
-        deletion.over(self.management, envelope or child.envelope, p.Over(child.spec.key))
+        deletion.over(self.requests, envelope or child.envelope, p.Over(child.spec.key))
 
     def end(self) -> None:
         """The process is gone, and so is its row."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from zsq.storage.faulty_files import FaultyFiles, Node
+from support.faulty_files import FaultyFiles, FaultyNode
+
 from zsq.storage.files import Files
 
 
@@ -26,5 +27,5 @@ class HastyFiles(FaultyFiles):
             self.hasty.append(f"{new}: {loose}")
         super().rename(old, new)
 
-    def _below(self, node: Node) -> set[int]:
+    def _below(self, node: FaultyNode) -> set[int]:
         return {id(node)}.union(*map(self._below, node.names_now.values()))

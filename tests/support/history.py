@@ -86,7 +86,7 @@ class History:
         """After the end: everything against the log and the channels."""
         stored: dict[int, int] = {}
         errors: list[str] = []
-        with zsq.Reader(url, topic) as reader:
+        with zsq.Reader(topic, url=url) as reader:
             offset = 0
             while True:
                 found = reader.read(offset, 1 << 20)

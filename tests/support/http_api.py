@@ -12,18 +12,17 @@ from typing import Any
 import httpx
 import uvloop
 
-from zsq.actors.http.app import make_app
-from zsq.actors.http.gateway import open_listener
-from zsq.actors.http.guard import Guard
-from zsq.actors.http.limits import HttpLimits
-from zsq.actors.http.lookup import Node
-from zsq.actors.http.origins import Origins
-from zsq.actors.http.server import HttpServer
-from zsq.actors.http.tls_door import Certificates
-from zsq.actors.nsq.options import NsqOptions
+from zsq.actors.gateways.http.api.lookup import LookupNode
+from zsq.actors.gateways.http.app import Guard, make_app
+from zsq.actors.gateways.http.gateway import open_listener
+from zsq.actors.gateways.http.web.limits import HttpLimits
+from zsq.actors.gateways.http.web.origins import Origins
+from zsq.actors.gateways.http.web.server import HttpServer
+from zsq.actors.gateways.http.web.tls_door import Certificates
+from zsq.actors.settings.options import NsqOptions
 from zsq.transport.errors import E_NOT_FOUND, NotFound
 
-NODE = Node("1.3.0", "host", "10.0.0.1", 4150, 4151)
+NODE = LookupNode("1.3.0", "host", "10.0.0.1", 4150, 4151)
 CHANNEL = {
     "depth": 0, "backend_depth": 0, "in_flight_count": 0, "deferred_count": 0, "message_count": 0, "requeue_count": 0, "timeout_count": 0,
     "client_count": 0, "clients": [], "paused": False, "health": "OK", "e2e_processing_latency": {"count": 0, "percentiles": []},
@@ -134,7 +133,7 @@ class FakeBroker:
 class Site:
     """An application over a fake broker, called in one event loop without a network."""
 
-    def __init__(self, limits: HttpLimits | None = None, nsq: NsqOptions | None = None, node: Node = NODE, **options: Any) -> None:
+    def __init__(self, limits: HttpLimits | None = None, nsq: NsqOptions | None = None, node: LookupNode = NODE, **options: Any) -> None:
         self.broker = FakeBroker()
         self.app: Guard = make_app(self.broker, self.broker, node, nsq=nsq, limits=limits or HttpLimits(), **options)
         self.runner = asyncio.Runner()

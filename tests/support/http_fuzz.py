@@ -8,7 +8,7 @@ import struct
 from collections.abc import Mapping
 from urllib.parse import quote_from_bytes
 
-from zsq.actors.http.errors import ANSWERS
+from zsq.actors.gateways.http.web.responses import ANSWERS
 
 METHODS = ("GET", "POST", "PUT", "HEAD", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "BREW")
 PATHS = (

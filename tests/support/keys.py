@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click.testing
 
-from zsq.apps.cli.keys import keys
-from zsq.transport.credentials import Credentials, load
+from zsq.apps.cli.run.keys import keys
+from zsq.transport.wire.credentials import Credentials, load
 
 
 class Keyring:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from zsq.transport.nsq.backend import Answer, Authorized
-from zsq.transport.nsq.identify import Identity
+from zsq.transport.nsq.identify import ClientIdentity
 from zsq.transport.nsq.limits import NsqLimits
 from zsq.transport.nsq.session import Session
 
@@ -62,6 +62,7 @@ class Client:
         self.out = bytearray()
         self.closed = False
         self.in_flight = {ID}
+        self.with_others: set[bytes] = set()
         self.why: dict[str, str] = {}  # verb -> what it is answered
         self.grant: Authorized | str = Grant()
         self.granting: list[Callable[[Authorized | str], None]] = []
@@ -73,12 +74,19 @@ class Client:
         """What comes back at once."""
         before = len(self.out)
         self.session.receive(b"".join(data), now_ms * MS)
+        self._go_on(now_ms)
         return bytes(self.out[before:])
+
+    def _go_on(self, now_ms: int = 0) -> None:
+        """Give the session as many turns as it wants."""
+        while self.session.more and self.session.reading:
+            self.session.go_on(now_ms * MS)
 
     def tell(self, verb: str, index: int = 0, why: str = "") -> bytes:
         """Answer one that waits; what the client gets by it."""
         before = len(self.out)
         self.waiting[verb].pop(index)(why)
+        self._go_on()
         return bytes(self.out[before:])
 
     def at(self, now_ms: int) -> bytes:
@@ -103,7 +111,7 @@ class Client:
         self.calls.append(("publish", topic, bodies, defer_ms))
         self._answer("publish", answer)
 
-    def subscribe(self, topic: str, channel: str, identity: Identity, answer: Answer) -> None:
+    def subscribe(self, topic: str, channel: str, identity: ClientIdentity, answer: Answer) -> None:
         self.calls.append(("subscribe", topic, channel))
         self._answer("subscribe", answer)
 
@@ -122,10 +130,13 @@ class Client:
         self.calls.append(("touch", id))
         return id in self.in_flight
 
+    def held_by_other(self, id: bytes) -> bool:
+        return id in self.with_others
+
     def leave(self) -> None:
         self.calls.append(("leave",))
 
-    def authenticate(self, secret: bytes, identity: Identity, answer: Callable[[Authorized | str], None]) -> None:
+    def authenticate(self, secret: bytes, identity: ClientIdentity, answer: Callable[[Authorized | str], None]) -> None:
         self.calls.append(("authenticate", secret))
         if "authenticate" in self.late:
             self.granting.append(answer)
@@ -136,7 +147,7 @@ class Client:
         self.calls.append(("permitted", permission, topic, channel))
         self._answer("permitted", answer)
 
-    def upgrade(self, layer: str, identity: Identity, rest: bytes, answer: Answer) -> None:
+    def upgrade(self, layer: str, identity: ClientIdentity, rest: bytes, answer: Answer) -> None:
         self.calls.append(("upgrade", layer, rest))
         self._answer("upgrade", answer)
 

@@ -70,7 +70,7 @@ def node_modules() -> Path:
 
 
 def program(name: str) -> str | None:
-    """node and npm of this machine, or those that the test extra brings."""
+    """node and npm of this machine, or those that the extra `test-clients` brings."""
     return shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
 
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from zsq.actors.registry import Registry
-from zsq.storage.disk_queue_format import Meta, NsqdList, NsqMessage, encode_message, encode_meta, encode_nsqd, encode_record
+from zsq.actors.supervisor.topics.registry import Registry
+from zsq.storage.directory.store import StoreOptions, TopicIdentity, open_store
 from zsq.storage.files import Files
-from zsq.storage.store import Identity, StoreOptions, open_store
-from zsq.transport.codec import unpack_headers
+from zsq.storage.nsq.disk_queue_format import Meta, NsqdList, NsqMessage, encode_message, encode_meta, encode_nsqd, encode_record
+from zsq.transport.wire.codec import unpack_headers
 
 FIXTURES: Final = Path(__file__).resolve().parents[1] / "compat" / "fixtures" / "nsqd-1.3.0"
 TIME_NS: Final = 1_700_000_000_000_000_000
@@ -59,7 +59,7 @@ def backlogs(data_dir: Path, files: Files | None = None) -> dict[str, Backlog]:
 
 def _backlog(files: Files, registry: Registry, name: str) -> Backlog:
     row = registry.topics[name]
-    store = open_store(files, registry.folder(row), StoreOptions(reserve_bytes=0), Identity(name, row.uuid, row.base_offset))
+    store = open_store(files, registry.folder(row), StoreOptions(reserve_bytes=0), TopicIdentity(name, row.uuid, row.base_offset))
     try:
         bodies: dict[int, bytes] = {}
         found = Backlog()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from zsq.actors.ordering import Ordering, Reply
-from zsq.transport.block import Block, pack
-from zsq.transport.protocol import Stored, Unstored
+from zsq.actors.topic.ordering import Ordering, Reply
+from zsq.transport.block.block import Block, pack
+from zsq.transport.wire.protocol import Stored, Unstored
 
 S = 1_000_000_000
 NOW = 1_000 * S
@@ -31,11 +31,11 @@ def publish(ordering: Ordering, *sequences: int, peer: tuple[bytes, ...] = A) ->
 def brief(replies: list[Reply]) -> list[tuple[bytes, object]]:
     """(peer, what is stored) or (peer, (sequence, expected, code))."""
     found: list[tuple[bytes, object]] = []
-    for peer, word in replies:
-        if isinstance(word, Unstored):
-            found.append((peer[-1], (word.sequence, word.expected, word.code)))
+    for peer, message in replies:
+        if isinstance(message, Unstored):
+            found.append((peer[-1], (message.sequence, message.expected, message.code)))
         else:
-            found.append((peer[-1], word.blocks if isinstance(word, Stored) else (word.sequence, word.due_ns, word.serial)))
+            found.append((peer[-1], message.blocks if isinstance(message, Stored) else (message.sequence, message.due_ns, message.serial)))
     return found
 
 

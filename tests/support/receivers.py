@@ -1,4 +1,4 @@
-"""Receivers of alarms on this machine: a webhook and a mail server, which note what they get and fail as often as they are told."""
+"""Receivers of alarms on this machine: a webhook, which notes what it gets and fails as often as it is told, and one that trickles."""
 
 from __future__ import annotations
 
@@ -54,73 +54,6 @@ class Hook:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(10)
-
-
-class MailServer:
-    """Just enough of SMTP for one client at a time. Mails in `got`: (sender, recipients, text). `refuses`: recipients it does not take."""
-
-    def __init__(self, *, refuses: str = "", password: str = "") -> None:
-        self.got: queue.Queue[tuple[str, list[str], str]] = queue.Queue()
-        self._refuses = refuses
-        self._password = password
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._socket.getsockname()[1]}"
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-        self._thread.join(10)
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                client, _ = self._socket.accept()
-            except OSError:
-                return
-            with client, client.makefile("rwb") as stream:
-                self._talk(stream)
-
-    def _talk(self, stream: Any) -> None:
-        def say(line: str) -> None:
-            stream.write(f"{line}\r\n".encode())
-            stream.flush()
-
-        sender, recipients = "", []
-        say("220 test")
-        while line := stream.readline().decode().strip():
-            verb = line.upper()
-            if verb.startswith("EHLO"):
-                say("250-test")
-                say("250 AUTH PLAIN" if self._password else "250 OK")
-            elif verb.startswith("AUTH PLAIN"):
-                import base64
-
-                given = base64.b64decode(line.split()[2]).decode().split("\0")
-                say("235 OK" if given[2] == self._password else "535 no")
-            elif verb.startswith("MAIL FROM:"):
-                sender = line.partition("<")[2].partition(">")[0]
-                say("250 OK")
-            elif verb.startswith("RCPT TO:"):
-                address = line.partition("<")[2].partition(">")[0]
-                recipients += [] if address == self._refuses else [address]
-                say("550 no such user" if address == self._refuses else "250 OK")
-            elif verb == "DATA":
-                say("354 go on")
-                text = b""
-                while (part := stream.readline()) != b".\r\n":
-                    text += part
-                self.got.put((sender, recipients, text.decode()))
-                say("250 OK")
-            elif verb == "QUIT":
-                say("221 bye")
-                return
-            else:
-                say("250 OK")
 
 
 class Trickler:

@@ -121,7 +121,7 @@ class SparkDriver:
 
     def start(self) -> SparkDriver:
         command = [sys.executable, "-m", "support.spark_driver", "--master", self.master, "--chaos", str(self.chaos)]
-        command += [word for key, value in self.conf.items() for word in ("--conf", f"{key}={value}")]
+        command += [message for key, value in self.conf.items() for message in ("--conf", f"{key}={value}")]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 command, cwd=self.folder, env=environment(self.folder, self.address), stdin=subprocess.PIPE,

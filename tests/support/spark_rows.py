@@ -16,7 +16,7 @@ def numbers_in(url: str, topic: str, size: int) -> Counter[int]:
     """How often each number is in the topic; each value is compared to the byte."""
     found: Counter[int] = Counter()
     offset = 0
-    with zsq.Reader(url, topic) as reader:
+    with zsq.Reader(topic, url=url) as reader:
         while True:
             read = reader.read(offset, 1 << 20)
             for block in read.blocks:

@@ -34,7 +34,7 @@ class Topic:
 
     def head(self) -> int:
         """The next offset: 0 as long as nothing was committed."""
-        with zsq.Reader(self.broker.ipc, self.name) as reader:
+        with zsq.Reader(self.name, url=self.broker.ipc) as reader:
             return reader.read(0, 1).head
 
     @property

@@ -6,19 +6,23 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from zsq.actors.port import Envelope, Mail, Port
-from zsq.actors.stage_desk import StageDesk
-from zsq.actors.state_desk import StateDesk
-from zsq.actors.worker_thread import WorkerThread
+from support.routed import Routed
+
+from zsq.actors.runtime.port import Envelope, Mail, Port
+from zsq.actors.storage.commits import StateCommits
+from zsq.actors.storage.stages import Stages
+from zsq.actors.storage.staging import StageCommits
+from zsq.storage.directory.store import Store, StoreOptions, TopicIdentity, create_store, open_store
 from zsq.storage.files import Files
-from zsq.storage.store import Identity, Store, StoreOptions, create_store, open_store
-from zsq.transport import protocol as p
-from zsq.transport.block import Block, pack
-from zsq.transport.protocol import checksum_after
+from zsq.storage.space import Shortage
+from zsq.storage.state.state_keeper import StateKeeper
+from zsq.transport.block.block import Block, pack
+from zsq.transport.wire import protocol as p
+from zsq.transport.wire.protocol import checksum_after
 
 ONE, TWO = b"1" * 16, b"2" * 16
 A: Envelope = (b"a",)
-IDENTITY = Identity("t", "0" * 31 + "1")
+IDENTITY = TopicIdentity("t", "0" * 31 + "1")
 
 
 class Thread:
@@ -48,10 +52,11 @@ class Thread:
         return found
 
 
-class Wire:
+class Wire(Routed):
     """A port's place: pushes to come in, words that went out."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.mails: list[Mail] = []
         self.sent: list[p.Wire] = []
         self.taken = 0
@@ -61,8 +66,8 @@ class Wire:
             self.taken += 1
             yield self.mails.pop(0)
 
-    def send(self, envelope: Envelope, word: p.Wire, blocks: Any = ()) -> bool:
-        self.sent.append(word)
+    def send(self, envelope: Envelope, message: p.Wire, blocks: Any = ()) -> bool:
+        self.sent.append(message)
         return envelope == A
 
 
@@ -79,27 +84,31 @@ class Bench:
         self.store: Store = open_store(Files(), directory, StoreOptions(reserve_bytes=0), IDENTITY)
         self.stage_thread, self.state_thread = Thread(), Thread()
         table = self.store.state.load()
-        self.state = StateDesk(cast("WorkerThread", self.state_thread), self.store.state, table, "storage t")
-        self.desk = StageDesk(self.store, self.state, cast("WorkerThread", self.stage_thread), table, 0.0)
+        self.state = StateCommits(self.state_thread, self.store.state, table, "storage t", self.keeper())
         self.wire = Wire()
-        self.port = self.desk.port = cast("Port", self.wire)
-        self.desk.admit = lambda total: None
-        self.desk.on_committed = lambda: self.wire.sent.append(p.Head(self.store.log.synced_end))
+        self.port = cast("Port", self.wire)
+        self.harness = StageCommits(
+            self.store, self.state, self.stage_thread, table, Stages(), self.port, lambda total: None,
+            lambda: self.wire.sent.append(p.Head(self.store.log.synced_end)), Shortage(),
+        )  # fmt: skip
 
-    def say(self, word: p.Wire, blocks: list[Block] | None = None) -> list[p.Wire]:
+    def keeper(self) -> StateKeeper | None:
+        """None: no snapshots are made."""
+        return None
+
+    def say(self, message: p.Wire, blocks: list[Block] | None = None) -> list[p.Wire]:
         """A writer's word; what was sent by the end of the turn."""
-        handler = getattr(self.desk, f"on_{type(word).__name__.lower()}_word")
-        handler(self.port, Mail(A, word, []))
+        self.wire.hear(message, A)
         return self.turn()
 
     def push(self, stage: bytes, *blocks: Block) -> list[p.Wire]:
         for block in blocks:
             self.wire.mails.append(Mail((b"-",), p.Push(stage), [block.wire_header(), block.payload]))
-        self.desk.take_pushes(self.port)
+        self.harness.take_pushes(self.port)
         return self.turn()
 
     def turn(self) -> list[p.Wire]:
-        self.desk.turn()
+        self.harness.turn()
         return self.told()
 
     def told(self) -> list[p.Wire]:
@@ -108,7 +117,7 @@ class Bench:
 
     def sync_stages(self) -> list[p.Wire]:
         self.stage_thread.run()
-        self.desk.on_results()
+        self.harness.on_results()
         return self.turn()
 
     def commit_state(self) -> list[p.Wire]:

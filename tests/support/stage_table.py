@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from zsq.actors.stage import Transaction
-from zsq.actors.stages import SealNow, Stages
-from zsq.transport.block import Block, pack
-from zsq.transport.protocol import Seal, StagePart, Wire, checksum_after
+from zsq.actors.storage.stages import SealNow, Stages
+from zsq.storage.log.transactions import Transaction
+from zsq.transport.block.block import Block, pack
+from zsq.transport.wire.protocol import Seal, StagePart, Wire, checksum_after
 
 S = 1_000_000_000
 A, B, FAR = (b"a",), (b"b",), (b"gateway-1", b"c")
 ONE, TWO = b"1" * 16, b"2" * 16
-T: Transaction = ("app", 7, "app")
+T = Transaction("app", 7, "app")
 
 
 class StageTable:
@@ -48,8 +48,8 @@ class StageTable:
         return Seal(request, stage, blocks, size, checksum, final)
 
     def part(self, blocks: int, stage: bytes = ONE) -> StagePart:
-        word = self.seal_of(0, blocks)
-        return stage, blocks, sum(1 + number % 3 for number in range(blocks)), word.size_bytes, word.checksum
+        message = self.seal_of(0, blocks)
+        return stage, blocks, sum(1 + number % 3 for number in range(blocks)), message.size_bytes, message.checksum
 
     def seal(self, request: int, blocks: int, *, final: bool = True, stage: bytes = ONE, peer: tuple[bytes, ...] = A) -> None:
         self.stages.seal(peer, self.seal_of(request, blocks, final=final, stage=stage), self.now_ns)
@@ -71,6 +71,6 @@ class StageTable:
         self.told()
 
     def told(self) -> list[tuple[bytes, Wire]]:
-        found = [(peer[0], word) for peer, word in self.stages.replies]
+        found = [(peer[0], message) for peer, message in self.stages.replies]
         self.stages.replies.clear()
         return found

@@ -9,10 +9,10 @@ from typing import Any
 import zmq
 
 import zsq
-from zsq.transport import protocol as p
-from zsq.transport.block import Block, pack
-from zsq.transport.codec import block_frames, decode, encode
-from zsq.transport.stage_writer import StagePart, StageWriter
+from zsq.transport.block.block import Block, pack
+from zsq.transport.client.blocking.stage_writer import StagePart, StageWriter
+from zsq.transport.wire import protocol as p
+from zsq.transport.wire.codec import block_frames, decode, encode
 
 from .broker import Broker
 
@@ -41,7 +41,7 @@ def write(url: str, bodies: Sequence[bytes], app: str = "app", version: int = 1,
 def stored(url: str, topic: str = TOPIC, start: int = 0) -> list[bytes]:
     """All bodies of the topic in their order; offsets must be dense."""
     found: list[bytes] = []
-    with zsq.Reader(url, topic) as reader:
+    with zsq.Reader(topic, url=url) as reader:
         while True:
             fetched = reader.read(start + len(found))
             for block in fetched.blocks:
@@ -99,8 +99,8 @@ class RawStage:
         socket.connect(endpoint)
         return socket
 
-    def say(self, word: p.Wire) -> None:
-        self.link.send_multipart([b"", encode(word)])
+    def say(self, message: p.Wire) -> None:
+        self.link.send_multipart([b"", encode(message)])
 
     def hear(self, timeout_s: float = 10.0) -> p.Wire:
         assert self.link.poll(int(timeout_s * 1000)), "no answer"
@@ -109,8 +109,8 @@ class RawStage:
     def hears_nothing(self, timeout_s: float = 0.3) -> bool:
         return not self.link.poll(int(timeout_s * 1000))
 
-    def ask(self, word: p.Wire, timeout_s: float = 10.0) -> p.Wire:
-        self.say(word)
+    def ask(self, message: p.Wire, timeout_s: float = 10.0) -> p.Wire:
+        self.say(message)
         return self.hear(timeout_s)
 
     def open(self, stage: bytes, app: str = "raw", version: int = 1) -> dict[str, Any]:
@@ -127,8 +127,8 @@ class RawStage:
         self.push_socket.send_multipart(list(frames))
 
     def hear_staged(self, stage: bytes, received: int) -> None:
-        while (word := self.hear()) != p.Staged(stage, received):
-            assert isinstance(word, p.Staged), word
+        while (message := self.hear()) != p.Staged(stage, received):
+            assert isinstance(message, p.Staged), message
 
     def close(self) -> None:
         self.link.close(linger=0)

@@ -16,14 +16,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from zsq.storage.directory.store import Store, StoreOptions, TopicIdentity, create_store, open_store
 from zsq.storage.errors import Damaged, StorageError
 from zsq.storage.files import Files
-from zsq.storage.state import ProducerRow, StateBatch
-from zsq.storage.store import Identity, Store, StoreOptions, create_store, open_store
-from zsq.storage.transactions import TransactionRow
-from zsq.transport.block import pack
+from zsq.storage.log.transactions import TransactionRow
+from zsq.storage.state.state import ProducerRow, StateBatch
+from zsq.transport.block.block import pack
 
-IDENTITY = Identity("t", "0" * 31 + "1")
+IDENTITY = TopicIdentity("t", "0" * 31 + "1")
 OPTIONS = StoreOptions(reserve_bytes=0, map_bytes=1 << 20)
 TRIES_MAX = 5
 CHANNELS = [f"channel{number}" for number in range(12)]
@@ -80,7 +80,7 @@ def attempt(folder: str) -> int:
             store.state.commit(StateBatch(hole_puts=rows, channel_puts={CHANNELS[0]: {**row, "filler": bytes(3_000 * turn)}}))
         check(store)
     except StorageError:
-        store.keeper.distrust()  # as `state_desk.py` does
+        store.keeper.distrust()  # as `commits.py` does
         raise
     store.close()
     return OK

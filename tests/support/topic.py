@@ -36,13 +36,13 @@ class Topic:
             producer.publish_many(self.name, list(bodies), **more)
 
     def head(self) -> int:
-        with zsq.Reader(self.url, self.name) as reader:
+        with zsq.Reader(self.name, url=self.url) as reader:
             return reader.head()[1]
 
     def bodies(self) -> list[bytes]:
         """All that is kept, in order."""
         found: list[bytes] = []
-        with zsq.Reader(self.url, self.name) as reader:
+        with zsq.Reader(self.name, url=self.url) as reader:
             offset, head = reader.head()
             while offset < head:
                 got = reader.read(offset)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from zsq.actors.delivery import Delivery
-from zsq.actors.message_states import MOVES, MessageEvent, MessageState
-from zsq.actors.ordered import OrderedSupply
+from zsq.actors.channel.core import ChannelCore
+from zsq.actors.channel.message_states import MOVES, MessageEvent, MessageState
+from zsq.actors.channel.ordered import OrderedSupply
 
 _S, _E = MessageState, MessageEvent
 Move = tuple[MessageState, MessageEvent, MessageState]
 OF_DELIVERY: Final = {
-    "next_parcel": _E.DELIVER, "fin": _E.FINISH, "req": _E.REQUEUE, "subscribe": _E.LEAVE, "unsubscribe": _E.LEAVE, "scan": _E.SCAN,
+    "next_delivery": _E.DELIVER, "fin": _E.FINISH, "req": _E.REQUEUE, "subscribe": _E.LEAVE, "unsubscribe": _E.LEAVE, "scan": _E.SCAN,
     "changes": _E.SAVE, "configure": _E.CONFIGURE, "seek": _E.SEEK, "end": _E.STOP, "touch": None, "rest": None, "set_ready": None,
 }  # fmt: skip
 OF_SUPPLY: Final = {
@@ -25,7 +25,7 @@ SEEN: Final[set[Move]] = set()  # by all that were watched in this process
 class Watch:
     """`deferred`: offsets that lie deferred in the store."""
 
-    def __init__(self, channel: Delivery, deferred: Iterable[int] = ()) -> None:
+    def __init__(self, channel: ChannelCore, deferred: Iterable[int] = ()) -> None:
         self.channel = channel
         self.places: dict[int, MessageState] = {}
         self._deferred = set(deferred)
@@ -70,7 +70,7 @@ class Watch:
                     found[offset] = state
 
         put((run for lease in self.channel._leases.values() for run in lease.runs), _S.IN_FLIGHT)
-        put(supply.again.waiting, _S.WAITING)
+        put((*supply.again.waiting, *supply.again.returned), _S.WAITING)
         put(supply.again.promising, _S.PROMISED)
         put(supply.again.ready, _S.READY)
         put((death.run for death in (*supply.dying.out, *supply.dying.waiting)), _S.DYING)

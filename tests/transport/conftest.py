@@ -13,11 +13,11 @@ import pytest
 import zmq
 from support.fake_stages import FakeStages
 
-from zsq.transport import protocol as p
-from zsq.transport import sockets
-from zsq.transport.block import Block, check_block, cut, pack, with_place
-from zsq.transport.codec import frames_blocks
+from zsq.transport.block.block import Block, check_block, cut, pack, with_place
 from zsq.transport.errors import E_HELLO, E_NOT_FOUND, E_SEQUENCE
+from zsq.transport.wire import protocol as p
+from zsq.transport.wire import sockets
+from zsq.transport.wire.codec import frames_blocks
 
 Envelope = tuple[bytes, ...]
 CREDIT_BYTES: Final = 4 * 1024 * 1024
@@ -90,7 +90,7 @@ class FakeBroker:
             assert self.news.wait_for(condition, timeout), "the broker did not hear it"
 
     def count(self, kind: type[p.Wire]) -> int:
-        return sum(type(word) is kind for word in self.heard)
+        return sum(type(message) is kind for message in self.heard)
 
     def bodies(self) -> list[bytes]:
         return [body for block in self.log for body in block.body.values() if body is not None]
@@ -126,41 +126,41 @@ class FakeBroker:
 
     # Words
 
-    def _take(self, end: Any, envelope: list[bytes], word: p.Wire, payload: list[Any]) -> None:
-        self.heard.append(word)
+    def _take(self, end: Any, envelope: list[bytes], message: p.Wire, payload: list[Any]) -> None:
+        self.heard.append(message)
         self.known.add(tuple(envelope))
-        if self.silent or type(word) in self.deaf_to or tuple(envelope) in self.forgotten:
+        if self.silent or type(message) in self.deaf_to or tuple(envelope) in self.forgotten:
             return
-        handler = getattr(self, f"on_{type(word).__name__.lower()}", None)
-        answer = handler(tuple(envelope), word, payload) if handler is not None else None
+        handler = getattr(self, f"on_{type(message).__name__.lower()}", None)
+        answer = handler(tuple(envelope), message, payload) if handler is not None else None
         if answer is not None:
             self.say(end, tuple(envelope), answer)
 
-    def say(self, end: Any, envelope: Envelope, word: p.Wire, blocks: tuple[Block, ...] = ()) -> bool:
+    def say(self, end: Any, envelope: Envelope, message: p.Wire, blocks: tuple[Block, ...] = ()) -> bool:
         try:
-            return sockets.send_word(end, envelope, word, blocks)
+            return sockets.send_word(end, envelope, message, blocks)
         except zmq.ZMQError:  # the peer is gone
             return False
 
-    def on_lookup(self, _: Envelope, word: p.Lookup, __: Any) -> p.Wire:
+    def on_lookup(self, _: Envelope, message: p.Lookup, __: Any) -> p.Wire:
         if self.lookup_error is not None:
-            return p.Failed(word.request, *self.lookup_error)
+            return p.Failed(message.request, *self.lookup_error)
         places = {"topic": f"ipc://{self.run}/1", "reader": f"ipc://{self.run}/2", "channel": f"ipc://{self.run}/3"}
-        return p.Done(word.request, {**places, "uuid": self.uuid})
+        return p.Done(message.request, {**places, "uuid": self.uuid})
 
-    def on_manage(self, _: Envelope, word: p.Manage, __: Any) -> p.Wire:
-        if word.topic == "absent":
-            return p.Failed(word.request, E_NOT_FOUND, "there is no topic 'absent'")
-        return p.Done(word.request, self.manage_data)
+    def on_manage(self, _: Envelope, message: p.Manage, __: Any) -> p.Wire:
+        if message.topic == "absent":
+            return p.Failed(message.request, E_NOT_FOUND, "there is no topic 'absent'")
+        return p.Done(message.request, self.manage_data)
 
-    def on_stats(self, _: Envelope, word: p.Stats, __: Any) -> p.Wire:
-        return p.Done(word.request, {"health": "OK", "topics": []})
+    def on_stats(self, _: Envelope, message: p.Stats, __: Any) -> p.Wire:
+        return p.Done(message.request, {"health": "OK", "topics": []})
 
     def on_beat(self, _: Envelope, __: p.Beat, ___: Any) -> p.Wire:
         return p.Beat()
 
-    def on_hello(self, envelope: Envelope, word: p.Hello, _: Any) -> p.Wire:
-        return p.Welcome(1, self.expected.get(word.producer_id, 0), CREDIT_BYTES, word.heartbeat_ms)
+    def on_hello(self, envelope: Envelope, message: p.Hello, _: Any) -> p.Wire:
+        return p.Welcome(1, self.expected.get(message.producer_id, 0), CREDIT_BYTES, message.heartbeat_ms)
 
     def on_pub(self, _: Envelope, __: p.Pub, payload: list[Any]) -> p.Wire | None:
         block = frames_blocks([bytes(frame.buffer) for frame in payload])[0]
@@ -185,36 +185,36 @@ class FakeBroker:
             return None
         return p.Stored(((sequence, self.places[producer, sequence]),))
 
-    def on_fetch(self, envelope: Envelope, word: p.Fetch, _: Any) -> None:
-        blocks = tuple(block for block in self.log if block.next_offset > word.offset)[:10]
+    def on_fetch(self, envelope: Envelope, message: p.Fetch, _: Any) -> None:
+        blocks = tuple(block for block in self.log if block.next_offset > message.offset)[:10]
         start = self.log[0].first_offset if self.log else self.head
-        next_offset = blocks[-1].next_offset if blocks else word.offset
-        self.say(self.ends["2"], envelope, p.Blocks(word.request, start, self.head, next_offset), blocks)
+        next_offset = blocks[-1].next_offset if blocks else message.offset
+        self.say(self.ends["2"], envelope, p.Blocks(message.request, start, self.head, next_offset), blocks)
 
-    def on_offsetat(self, _: Envelope, word: p.OffsetAt, __: Any) -> p.Wire:
-        offset = next((block.first_offset for block in self.log if block.header.time_ns >= word.time_ns), self.head)
-        return p.Done(word.request, {"offset": offset, "start": 0, "head": self.head})
+    def on_offsetat(self, _: Envelope, message: p.OffsetAt, __: Any) -> p.Wire:
+        offset = next((block.first_offset for block in self.log if block.header.time_ns >= message.time_ns), self.head)
+        return p.Done(message.request, {"offset": offset, "start": 0, "head": self.head})
 
-    def on_measure(self, _: Envelope, word: p.Measure, __: Any) -> p.Wire:
-        end = self.head if word.end < 0 else word.end
-        within = [block for block in self.log if word.start <= block.first_offset < end]
-        fitting = [block for i, block in enumerate(within) if not i or sum(b.length for b in within[: i + 1]) <= word.bytes_max]
-        offset = fitting[-1].next_offset if fitting else word.start
-        return p.Done(word.request, {"bytes": sum(b.length for b in within), "offset": offset, "start": 0, "head": self.head})
+    def on_measure(self, _: Envelope, message: p.Measure, __: Any) -> p.Wire:
+        end = self.head if message.end < 0 else message.end
+        within = [block for block in self.log if message.start <= block.first_offset < end]
+        fitting = [block for i, block in enumerate(within) if not i or sum(b.length for b in within[: i + 1]) <= message.bytes_max]
+        offset = fitting[-1].next_offset if fitting else message.start
+        return p.Done(message.request, {"bytes": sum(b.length for b in within), "offset": offset, "start": 0, "head": self.head})
 
     # Consumers
 
-    def on_sub(self, envelope: Envelope, word: p.Sub, _: Any) -> None:
-        self.consumers[envelope] = word
+    def on_sub(self, envelope: Envelope, message: p.Sub, _: Any) -> None:
+        self.consumers[envelope] = message
         self.given[envelope] = 0
-        self.say(self.ends["3"], envelope, p.Subscribed(word.request, 1, word.message_timeout_ms or 60_000, word.heartbeat_ms))
+        self.say(self.ends["3"], envelope, p.Subscribed(message.request, 1, message.message_timeout_ms or 60_000, message.heartbeat_ms))
         self._deliver()
 
-    def on_ready(self, envelope: Envelope, word: p.Ready, _: Any) -> None:
+    def on_ready(self, envelope: Envelope, message: p.Ready, _: Any) -> None:
         old = self.consumers.get(envelope)
         if old is None:
             return  # it said Bye meanwhile
-        self.consumers[envelope] = p.Sub(old.request, 1, word.ready, 0, old.heartbeat_ms, old.label)
+        self.consumers[envelope] = p.Sub(old.request, 1, message.ready, 0, old.heartbeat_ms, old.label)
         self._deliver()
 
     def on_bye(self, envelope: Envelope, _: p.Bye, __: Any) -> None:
@@ -223,15 +223,15 @@ class FakeBroker:
             self._again(sorted(self.leases.pop(token)[1]))
         self._deliver()
 
-    def on_fin(self, envelope: Envelope, word: p.Fin, _: Any) -> p.Wire | None:
-        return self._settle(envelope, word.request, word.token, word.ranges, lambda offsets: self.finished.extend(offsets))
+    def on_fin(self, envelope: Envelope, message: p.Fin, _: Any) -> p.Wire | None:
+        return self._settle(envelope, message.request, message.token, message.ranges, lambda offsets: self.finished.extend(offsets))
 
-    def on_req(self, envelope: Envelope, word: p.Req, _: Any) -> p.Wire | None:
+    def on_req(self, envelope: Envelope, message: p.Req, _: Any) -> p.Wire | None:
         def again(offsets: list[int]) -> None:
-            self.requeued.extend((offset, word.delay_ms) for offset in offsets)
+            self.requeued.extend((offset, message.delay_ms) for offset in offsets)
             self._again(offsets)
 
-        return self._settle(envelope, word.request, word.token, word.ranges, again)
+        return self._settle(envelope, message.request, message.token, message.ranges, again)
 
     def _settle(
         self, envelope: Envelope, request: int, token: int, ranges: tuple[p.Range, ...], what: Callable[[list[int]], object]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from .identify import Identity
+from .identify import ClientIdentity
 
 Answer = Callable[[str], None]
 """Told once: "" for yes, else why not."""
@@ -27,7 +27,7 @@ class Backend(Protocol):
         """`answer("")` when they are durable."""
         ...
 
-    def subscribe(self, topic: str, channel: str, identity: Identity, answer: Answer) -> None: ...
+    def subscribe(self, topic: str, channel: str, identity: ClientIdentity, answer: Answer) -> None: ...
 
     def set_ready(self, count: int) -> None: ...
 
@@ -43,10 +43,14 @@ class Backend(Protocol):
         """False if it is not in flight to this client."""
         ...
 
+    def held_by_other(self, id: bytes) -> bool:
+        """Return True if another client of the same channel holds it."""
+        ...
+
     def leave(self) -> None:
         """No new messages; what is in flight may still be answered."""
 
-    def authenticate(self, secret: bytes, identity: Identity, answer: Callable[[Authorized | str], None]) -> None:
+    def authenticate(self, secret: bytes, identity: ClientIdentity, answer: Callable[[Authorized | str], None]) -> None:
         """A string says why it failed; the client is not told."""
         ...
 
@@ -58,7 +62,7 @@ class Backend(Protocol):
         """
         ...
 
-    def upgrade(self, layer: str, identity: Identity, rest: bytes, answer: Answer) -> None:
+    def upgrade(self, layer: str, identity: ClientIdentity, rest: bytes, answer: Answer) -> None:
         """Lay `tls`, `snappy` or `deflate` over the connection, for both directions, behind what was written so far.
 
         `rest` was received already and belongs to the new layer. After `answer("")` (TLS: the handshake is done) the session writes OK

@@ -2,11 +2,15 @@
 
 The body is decoded as nsqd decodes it (Go's JSON into typed fields): names of fields match in any case, the last of several
 wins, null changes nothing, an unknown field is passed over, and a value of the wrong type spoils the whole.
+
+The sender may be a stranger. The parser bounds the size of the body (IDENTITY_BYTES_MAX). The depth is checked here before the JSON
+decoder sees the body. Strings are cut to STRING_BYTES_MAX, because they are kept and reported as long as the connection lasts.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,9 +18,11 @@ from .errors import E_BAD_BODY, E_IDENTIFY_FAILED, NsqError
 from .limits import (
     DEFLATE_LEVEL_DEFAULT,
     HEARTBEAT_INTERVAL_MS_MIN,
+    JSON_DEPTH_MAX,
     MSG_TIMEOUT_MS_MIN,
     OUTPUT_BUFFER_SIZE_MIN,
     SAMPLE_RATE_MAX,
+    STRING_BYTES_MAX,
     NsqLimits,
 )
 
@@ -42,7 +48,7 @@ _FIELDS: Final[dict[str, Any]] = {  # name -> the value if it is left out; its t
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class ClientIdentity:
     """A client, and what was agreed with it. `heartbeat_ms` and `output_buffer_timeout_ms` are 0 if there is none."""
 
     limits: NsqLimits
@@ -63,7 +69,7 @@ class Identity:
     topology_zone: str = ""
 
     @classmethod
-    def unknown(cls, limits: NsqLimits) -> Identity:
+    def unknown(cls, limits: NsqLimits) -> ClientIdentity:
         """A client that has not said who it is."""
         return cls(
             limits,
@@ -83,6 +89,9 @@ class Identity:
         if not self.feature_negotiation:
             return b"OK"
         limits = self.limits
+        topology = {"topology_region": limits.topology_region, "topology_zone": limits.topology_zone}
+        if not (self.topology_region or self.topology_zone or any(topology.values())):
+            topology = {}  # nsqd 1.3 does not say it: only who asks by naming its own, or has it configured, is told
         return go_json(
             {
                 "max_rdy_count": limits.max_rdy_count,
@@ -98,8 +107,7 @@ class Identity:
                 "auth_required": limits.auth_required,
                 "output_buffer_size": self.output_buffer_size,
                 "output_buffer_timeout": self.output_buffer_timeout_ms,
-                "topology_region": limits.topology_region,
-                "topology_zone": limits.topology_zone,
+                **topology,
             }
         )
 
@@ -112,13 +120,13 @@ def go_json(value: dict[str, Any]) -> bytes:
     return text.encode()
 
 
-def decode(body: bytes, limits: NsqLimits) -> Identity:
+def decode(body: bytes, limits: NsqLimits) -> ClientIdentity:
     """The identity that a client asks for; NsqError (fatal) if it may not have it."""
     try:
         asked = _typed(body)
     except (ValueError, RecursionError):
         raise NsqError(E_BAD_BODY, "IDENTIFY failed to decode JSON body") from None
-    before = Identity.unknown(limits)
+    before = ClientIdentity.unknown(limits)
     heartbeat_ms = _heartbeat(asked["heartbeat_interval"], before.heartbeat_ms, limits)
     size, timeout_ms = _output_buffer(asked["output_buffer_size"], asked["output_buffer_timeout"], limits)
     if not 0 <= asked["sample_rate"] <= SAMPLE_RATE_MAX:
@@ -130,7 +138,7 @@ def decode(body: bytes, limits: NsqLimits) -> Identity:
     if deflate and snappy:
         raise NsqError(E_IDENTIFY_FAILED, "cannot enable both deflate and snappy compression")
     level = asked["deflate_level"] if deflate and asked["deflate_level"] > 0 else DEFLATE_LEVEL_DEFAULT
-    return Identity(
+    return ClientIdentity(
         limits,
         client_id=asked["client_id"],
         hostname=asked["hostname"],
@@ -182,8 +190,33 @@ def _msg_timeout(asked_ms: int, limits: NsqLimits) -> int:
     return asked_ms
 
 
+_STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)  # possessive and with an optional end: one pass over any input
+
+
+def _check_depth(body: bytes) -> None:
+    """Raise ValueError if objects and lists lie inside each other more than JSON_DEPTH_MAX deep."""
+    if body.count(b"[") + body.count(b"{") <= JSON_DEPTH_MAX:
+        return
+    depth = 0
+    for char in _STRING.sub(b"", body):
+        if char in b"[{":
+            depth += 1
+            if depth > JSON_DEPTH_MAX:
+                raise ValueError("nested too deep")
+        elif char in b"]}":
+            depth -= 1
+
+
+def cut_string(text: str) -> str:
+    """Return the text, cut to STRING_BYTES_MAX bytes of UTF-8 between two characters."""
+    if len(text) * 4 <= STRING_BYTES_MAX:
+        return text
+    return text[:STRING_BYTES_MAX].encode("utf-8", "replace")[:STRING_BYTES_MAX].decode("utf-8", "ignore")
+
+
 def _typed(body: bytes) -> dict[str, Any]:
     """All fields with values of their types; ValueError if the body is not such a document."""
+    _check_depth(body)
     document = json.loads(
         body.decode("utf-8", "replace"), object_pairs_hook=_Pairs, parse_constant=_refuse, parse_float=_Other, parse_int=_integer
     )
@@ -199,7 +232,7 @@ def _typed(body: bytes) -> dict[str, Any]:
         if type(value) is not type(_FIELDS[name]):
             raise ValueError(name)
         if isinstance(value, str):  # half of a surrogate pair is no character
-            value = value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+            value = cut_string(value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace"))
         elif type(value) is int and value not in (_INT32 if name == "sample_rate" else _INT64):
             raise ValueError(name)
         values[name] = value

@@ -4,6 +4,7 @@ A layer never gives more than about PIECE bytes of plain text at a time: a megab
 is a legal one of some PUB, so no ratio tells a bomb from zeros that somebody publishes. The rest waits packed, as `held`. The caller
 hands a piece on, lets the event loop turn once, looks whether its session still wants to read, and asks again with `receive(b"")`; it
 reads nothing from the socket meanwhile. So a bomb costs its sender's connection time, and neither memory nor the others' turns.
+The same holds for input that gives no plain text: `receive` looks at PARTS_PIECE TLS records or snappy chunks at most.
 
 Names follow nsqd: deflate is raw (no zlib header, window of 15 bits), each `send` ends with a sync flush; snappy is the framing format.
 """
@@ -19,6 +20,7 @@ from typing import Final, Protocol
 import crc32c
 
 PIECE: Final = 65_536  # bytes of plain text that one `receive` gives, one snappy block more at most: what a socket gives at a time
+PARTS_PIECE: Final = 256  # TLS records or snappy chunks that one `receive` looks at
 DEFLATE_LEVELS: Final = range(1, 10)
 
 _READ: Final = 65_536
@@ -30,6 +32,10 @@ class LayerError(Exception):
 
 class Layer(Protocol):
     ended: bool  # the other side said that nothing follows
+    cost: int  # bytes that the layer itself takes, about
+
+    @property
+    def kept(self) -> int: ...  # packed bytes that wait here
 
     @property
     def held(self) -> bool: ...  # more can be had by `receive(b"")`
@@ -57,6 +63,16 @@ class Layers:
         return any(layer.held for layer in self._layers)
 
     @property
+    def kept(self) -> int:
+        """Packed bytes that wait in the layers."""
+        return sum(layer.kept for layer in self._layers)
+
+    @property
+    def cost(self) -> int:
+        """Bytes that the layers themselves take, about."""
+        return sum(layer.cost for layer in self._layers)
+
+    @property
     def ended(self) -> bool:
         return any(layer.ended and not layer.held for layer in self._layers)
 
@@ -82,16 +98,19 @@ class Layers:
 class TlsLayer:
     """The server's side of TLS. Until `ready`, `receive` gives nothing and only `take_out` is to be written."""
 
+    cost = 32 * 1024
+
     def __init__(self, context: ssl.SSLContext) -> None:
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self.ready = False
         self.ended = False
+        self.held = False  # there are more records than one `receive` looks at
 
     @property
-    def held(self) -> bool:
-        return False  # plain text is never longer than the records it came in
+    def kept(self) -> int:
+        return self._incoming.pending
 
     def receive(self, data: bytes) -> bytes:
         self._incoming.write(data)
@@ -107,8 +126,12 @@ class TlsLayer:
 
     def _read(self) -> bytes:
         pieces: list[bytes] = []
+        self.held = False
         try:
             while self._incoming.pending or self._tls.pending():
+                if len(pieces) == PARTS_PIECE:
+                    self.held = True
+                    break
                 piece = self._tls.read(_READ)
                 if not piece:
                     self.ended = True
@@ -160,6 +183,8 @@ class TlsLayer:
 
 
 class DeflateLayer:
+    cost = 128 * 1024  # of a client that was sent little; up to 300 KiB of one that was sent much
+
     def __init__(self, level: int) -> None:
         if level not in DEFLATE_LEVELS:
             raise ValueError(f"deflate has the levels 1 to 9, not {level}")
@@ -168,6 +193,10 @@ class DeflateLayer:
         self._rest = b""
         self._full = False
         self.ended = False
+
+    @property
+    def kept(self) -> int:
+        return len(self._rest)
 
     @property
     def held(self) -> bool:
@@ -221,6 +250,8 @@ def snappy_is_here() -> bool:
 
 
 class SnappyLayer:
+    cost = 1024
+
     def __init__(self) -> None:
         from cramjam import snappy
 
@@ -234,11 +265,15 @@ class SnappyLayer:
         self.held = False
         self.ended = False
 
+    @property
+    def kept(self) -> int:
+        return len(self._rest)
+
     def receive(self, data: bytes) -> bytes:
         data = self._rest + data if self._rest else data
         view = memoryview(data)
         pieces: list[bytes] = []
-        given, at, end = 0, 0, len(data)
+        given, parts, at, end = 0, 0, 0, len(data)
         self.held = False
         while end - at >= 4 or self._skip:
             if self._skip:
@@ -248,6 +283,10 @@ class SnappyLayer:
                 if self._skip:
                     break
                 continue
+            if given >= PIECE or parts == PARTS_PIECE:
+                self.held = True
+                break
+            parts += 1
             word = _HEAD.unpack_from(data, at)[0]
             kind, size = word & 0xFF, word >> 8
             if kind in _SKIPPED and self._begun_in:
@@ -256,9 +295,6 @@ class SnappyLayer:
                 continue
             self._check(kind, size)
             if end - at - 4 < size:
-                break
-            if given >= PIECE:
-                self.held = True
                 break
             piece = self._chunk(kind, view[at + 4 : at + 4 + size])
             given += len(piece)

@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from typing import Final
 
 LINE_BYTES_MAX: Final = 16 * 1024  # a command's line, its end included: nsqd's read buffer
+IDENTITY_BYTES_MAX: Final = 16 * 1024  # the body of IDENTIFY or AUTH, each of which comes from a client that nobody knows yet
+STRING_BYTES_MAX: Final = 256  # of each string in IDENTIFY that is kept and reported; the rest is cut off
+JSON_DEPTH_MAX: Final = 32  # objects and lists inside each other in IDENTIFY
+BYTES_BEFORE_AUTH_MAX: Final = 64 * 1024  # plain bytes that a client may send and be answered before it has authenticated
 DEFLATE_LEVEL_DEFAULT: Final = 6
 OUTPUT_BUFFER_SIZE_MIN: Final = 64
 HEARTBEAT_INTERVAL_MS_MIN: Final = 1000
@@ -39,8 +43,14 @@ class NsqLimits:
     tls_required: bool = False
     auth_required: bool = False
     auth_offered: bool = False  # AUTH is taken, and who does not say who they are is somebody too
+    auth_deadline_ms: int = 10_000  # from the connection to AUTH where AUTH is required, and to the end of each TLS handshake
     topology_region: str = ""
     topology_zone: str = ""
+
+    @property
+    def identity_bytes_max(self) -> int:
+        """The largest body of IDENTIFY and of AUTH."""
+        return min(self.max_body_size, IDENTITY_BYTES_MAX)
 
     @property
     def mpub_count_max(self) -> int:

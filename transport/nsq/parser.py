@@ -1,6 +1,6 @@
 """The commands of a client, out of whatever pieces its bytes come in. Pure.
 
-    command     NAME [ parameter]* \\n          a \\r before the end is dropped
+    command     NAME [ parameter]* \n          a \r before the end is dropped
     with body   command | int32 size | body     IDENTIFY, AUTH, PUB, DPUB
     MPUB        command | int32 size | int32 count | count x (int32 size | body)
 
@@ -8,45 +8,178 @@
 (`take_rest`) after it was carried out: behind an IDENTIFY it may belong to another layer.
 
 What is done once per message is done in C. A run of FINs, which is what a busy consumer sends, becomes one `Fins`: it is cut
-by `struct`, after every 21st byte was compared. MPUB of equal sizes is cut in the same way.
+by `struct`, after every 21st byte was compared. MPUB of equal sizes is cut in the same way. A run of NOPs is one `Nop`.
 
 Bounds. A line has LINE_BYTES_MAX; sizes are checked as soon as they can be read, before their bytes are waited for. While a
 command is incomplete its bytes lie in one bytearray and are looked at again only when what is known to be missing is there, so
-that bytes that come singly cost no more than their number.
+that bytes that come singly cost no more than their number. Before the body of a publish is waited for, `before_body` is asked with
+the command's name and topic, and may raise: who may not publish there cannot have this process keep megabytes of a body.
 
 As in nsqd, the size that MPUB tells is only checked: it ends after its last message, wherever that is. Clients that count their
 four bytes wrongly have therefore never noticed. Unlike nsqd, the messages together may not be more than max_body_size.
+
+Runs of equal things taken apart in C: FINs of one read, messages of an MPUB; and the slow way where they are not equal. Pure.
 """
 
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, repeat
+from re import compile as regex
 from typing import Final
 
 from ..errors import UsageError
 from ..names import check_name
 from .commands import Auth, Cls, Command, Dpub, Fins, Identify, Mpub, Nop, Pub, Rdy, Req, Sub, Touch
-from .cutting import FIN_BYTES, Walk, cut_any, cut_equal, cut_fins
 from .errors import E_BAD_BODY, E_BAD_CHANNEL, E_BAD_MESSAGE, E_BAD_TOPIC, E_INVALID, NsqError, quoted, shown
 from .limits import LINE_BYTES_MAX, NsqLimits
 from .wire import ID_BYTES
+
+FIN_BYTES: Final = len(b"FIN ") + ID_BYTES + len(b"\n")
+_FIN_RUN: Final = regex(rb"(?:FIN [^ \r\n]{16}\n)++")  # possessive: it keeps no places to come back to
+_FIN_FRAME: Final = ((0, b"F"), (1, b"I"), (2, b"N"), (3, b" "), (FIN_BYTES - 1, b"\n"))
+_CUT_MAX: Final = 1024  # messages that are cut by one format: formats are compiled and kept
+
+
+@lru_cache(32)
+def _equal(size: int, count: int) -> struct.Struct:
+    return struct.Struct(">" + f"i{size}s" * count)
+
+
+def cut_equal(data: bytes, first: int, count: int, size_max: int) -> list[bytes] | None:
+    """The bodies of `count` messages if they are all there and of one size, else None."""
+    if len(data) < first + 4:
+        return None
+    size = _int(data, first)[0]
+    last = first + (4 + size) * (count - 1)
+    if not 0 < size <= size_max or len(data) < last + 4 + size or _int(data, last)[0] != size:
+        return None
+    bodies: list[bytes] = []
+    for done in range(0, count, _CUT_MAX):
+        now = min(count - done, _CUT_MAX)
+        values = _equal(size, now).unpack_from(data, first + (4 + size) * done)
+        if values[::2].count(size) != now:
+            return None
+        bodies += values[1::2]
+    return bodies
+
+
+def cut_any(data: bytes, first: int, count: int, size_max: int) -> list[bytes] | None:
+    """The bodies of `count` messages if they are all there and good, else None: `Walk` then finds what is wrong, or waits."""
+    bodies: list[bytes] = []
+    append = bodies.append
+    at, last = first, len(data) - 4
+    for _ in repeat(None, count):
+        if at > last:
+            return None
+        size = _int(data, at)[0]
+        if not 0 < size <= size_max:
+            return None
+        at += 4
+        stop = at + size
+        append(data[at:stop])
+        at = stop
+    return bodies if at <= len(data) else None
+
+
+_FIN_CUTS: Final = {1 << bits: struct.Struct("4x16sx" * (1 << bits)) for bits in range(_CUT_MAX.bit_length())}
+
+
+def cut_fins(data: bytes, at: int) -> list[bytes]:
+    """The ids of FINs of the usual form that follow each other from `at`, as many as are quickly found.
+
+    How far to look is found by doubling: else a client that mixes them with others would have all it sent looked at for each.
+    """
+    count = 1
+    while data.startswith(b"FIN ", at + count * FIN_BYTES):
+        count *= 2
+    count = min(count, (len(data) - at) // FIN_BYTES)
+    run = data[at : at + count * FIN_BYTES]
+    if not _only_fins(run, count):
+        found = _FIN_RUN.match(run)
+        if found is None:
+            return []
+        run = found.group()
+        count = len(run) // FIN_BYTES
+    ids: list[bytes] = []
+    done = 0
+    while done < count:
+        now = min(1 << (count - done).bit_length() - 1, _CUT_MAX)
+        ids += _FIN_CUTS[now].unpack_from(run, done * FIN_BYTES)
+        done += now
+    return ids
+
+
+def _only_fins(run: bytes, count: int) -> bool:
+    """Whether it is `count` times `FIN <16 bytes>\\n`, and nothing in the ids that would end a word or a line."""
+    return (
+        all(run[place::FIN_BYTES] == char * count for place, char in _FIN_FRAME)
+        and len(run.translate(None, b" \r\n")) == len(run) - 2 * count
+    )
+
+
+class Walk:
+    """The way through the messages of an MPUB that comes in pieces; positions count from the command's first byte."""
+
+    def __init__(self, limits: NsqLimits, first: int, count: int) -> None:
+        self._limits = limits
+        self._first = first
+        self._count = count
+        self.stops = array("i")  # where messages end; four bytes each, for there may be a million
+
+    def on(self, buffer: bytearray | memoryview) -> bool:
+        """Go on as far as the bytes reach; whether it is at the end. What raised raises again."""
+        size_max, have = self._limits.max_msg_size, len(buffer)
+        stop_max = self._first - 4 + self._limits.max_body_size
+        stops = self.stops
+        at = stops[-1] if stops else self._first
+        for index in range(len(stops), self._count):
+            if at + 4 > have:
+                return False
+            size = _int(buffer, at)[0]
+            if size <= 0:
+                raise NsqError(E_BAD_MESSAGE, f"MPUB invalid message({index}) body size {size}")
+            if size > size_max:
+                raise NsqError(E_BAD_MESSAGE, f"MPUB message too big {size} > {size_max}")
+            at += 4 + size
+            if at > stop_max:
+                raise _too_big(at - self._first + 4, self._limits)
+            if at > have:
+                return False
+            stops.append(at)
+        return True
+
+    def missing(self, have: int) -> str:
+        """What there is too little of when no more than `have` bytes come."""
+        done = len(self.stops)
+        if have < (self.stops[-1] if done else self._first) + 4:
+            return f"message({done}) body size"
+        return "message body"
+
+
+def _too_big(size: int, limits: NsqLimits) -> NsqError:
+    return NsqError(E_BAD_BODY, f"MPUB body too big {size} > {limits.max_body_size}")
+
 
 _INT_DIGITS_MAX: Final = 18
 _int = struct.Struct(">i").unpack_from
 
 
 Check = Callable[[bytes], object]
+BeforeBody = Callable[[str, str], object]
 
 
 class Parser:
     """`check` is asked with a command's name before anything else of it is looked at, and may raise: nsqd's order of errors."""
 
-    def __init__(self, limits: NsqLimits, check: Check | None = None) -> None:
+    def __init__(self, limits: NsqLimits, check: Check | None = None, before_body: BeforeBody | None = None) -> None:
         self._limits = limits
         self._check = check
+        self._before_body = before_body
+        self.ignores_ready = False  # the client said CLS
         self._data = b""
         self._at = 0  # where the next command begins in `_data`
         self._held = bytearray()  # the beginning of a command; then `_data` is used up
@@ -112,6 +245,11 @@ class Parser:
         """Bytes that wait here: for the rest of their command, or to be taken."""
         return len(self._data) - self._at + len(self._held)
 
+    @property
+    def incomplete(self) -> int:
+        """Bytes of a command whose rest the client has not sent yet."""
+        return len(self._held)
+
     def take(self) -> Command | None:
         """The next command; None if it is not complete. NsqError if it is not well formed: nothing more is to be taken then."""
         data, at = self._data, self._at
@@ -143,7 +281,8 @@ class Parser:
     # Commands of one line
 
     def _nop(self, words: list[bytes], after: int) -> Nop:
-        self._at = after
+        run = _NOP_RUN.match(self._data, after)
+        self._at = after if run is None else run.end()
         return _NOP
 
     def _cls(self, words: list[bytes], after: int) -> Cls:
@@ -152,6 +291,9 @@ class Parser:
 
     def _rdy(self, words: list[bytes], after: int) -> Rdy:
         count = 1
+        if self.ignores_ready:
+            self._at = after
+            return Rdy(0)
         if len(words) > 1:
             count = _number(words[1], "RDY could not parse count")
         if count > self._limits.max_rdy_count:
@@ -218,7 +360,7 @@ class Parser:
             if 0 < size <= self._limits.max_msg_size and stop <= len(data):
                 self._at = stop
                 return Pub(topic, data[start:stop])
-        body = self._message("PUB", after)
+        body = self._message("PUB", topic, after)
         return None if body is None else Pub(topic, body)
 
     def _dpub(self, words: list[bytes], after: int) -> Dpub | None:
@@ -228,10 +370,10 @@ class Parser:
         defer_ms = _number(words[2], "DPUB could not parse timeout")
         if defer_ms > self._limits.max_req_timeout_ms:
             raise NsqError(E_INVALID, f"DPUB timeout {defer_ms} out of range 0-{self._limits.max_req_timeout_ms}")
-        body = self._message("DPUB", after)
+        body = self._message("DPUB", topic, after)
         return None if body is None else Dpub(topic, defer_ms, body)
 
-    def _message(self, name: str, after: int) -> bytes | None:
+    def _message(self, name: str, topic: str, after: int) -> bytes | None:
         """The one message behind a line that ends before `after`."""
         size = self._size(after, E_BAD_MESSAGE, name, "message body size")
         if size is None:
@@ -240,14 +382,16 @@ class Parser:
             raise NsqError(E_BAD_MESSAGE, f"{name} invalid message body size {size}")
         if size > self._limits.max_msg_size:
             raise NsqError(E_BAD_MESSAGE, f"{name} message too big {size} > {self._limits.max_msg_size}")
+        if self._before_body is not None and len(self._data) < after + 4 + size:
+            self._before_body(name, topic)
         return self._sized(after + 4, size, E_BAD_MESSAGE, name, "message body")
 
     def _body(self, name: str, after: int) -> bytes | None:
         size = self._size(after, E_BAD_BODY, name, "body size")
         if size is None:
             return None
-        if size > self._limits.max_body_size:
-            raise NsqError(E_BAD_BODY, f"{name} body too big {size} > {self._limits.max_body_size}")
+        if size > self._limits.identity_bytes_max:
+            raise NsqError(E_BAD_BODY, f"{name} body too big {size} > {self._limits.identity_bytes_max}")
         if size <= 0:
             raise NsqError(E_BAD_BODY, f"{name} invalid body size {size}")
         return self._sized(after + 4, size, E_BAD_BODY, name, "body")
@@ -301,6 +445,8 @@ class Parser:
                 return Mpub(topic, bodies, size)
         walk = walk or Walk(limits, first - base, count)
         if not walk.on(memoryview(data)[base:]):
+            if self._before_body is not None:
+                self._before_body("MPUB", topic)
             self._hold(0, E_BAD_MESSAGE, "MPUB", "")
             self._walk = walk
             return None
@@ -310,6 +456,7 @@ class Parser:
 
 
 _NOP: Final = Nop()
+_NOP_RUN: Final = regex(rb"(?:NOP\n)*+")
 _CLS: Final = Cls()
 
 

@@ -6,21 +6,27 @@ patterns one that is of the empty name, such as `.*`; to subscribe, `subscribe` 
 What differs is the whole match. nsqd looks for a pattern anywhere in a name, so `orders` opens `old-orders-internal` too, and `.` in
 `eu.orders` any character. Here a pattern is of a name or it is not; `.*orders.*` says the other thing. It never grants more than nsqd.
 
+A pattern is one of Go's regular expressions, and RE2 (google-re2, in the extra `nsq`) applies it. Both know the same syntax, and take time
+in proportion to the name. With Python's `re` the pattern `([a-z]+.?)+x` takes hours for one name that a stranger chose.
+
 An answer with anything that is not understood is refused whole: half of what was meant may be more than what was meant.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final
-
-from .patterns import BadPattern, Pattern, compiled
 
 PUBLISH: Final = "publish"
 SUBSCRIBE: Final = "subscribe"
 AUTHORIZATIONS_MAX: Final = 1000
 PATTERNS_MAX: Final = 5000  # in all of them
+PATTERN_CHARS_MAX: Final = 256
+PATTERN_MEMORY: Final = 128 * 1024  # bytes that RE2 may take for one: a pattern that is larger when its repeats are written out is refused
+STEPS_MAX: Final = 100_000  # of the patterns in all of them: to read and to apply them takes half a second at most
 TEXT_CHARS_MAX: Final = 1024  # of identity and identity_url
 TTL_S_MAX: Final = 7 * 24 * 3600  # a longer one is cut to this
 
@@ -31,11 +37,54 @@ class BadAuthorization(ValueError):
     """An auth server's answer that is not one; the text says why, without what was asked."""
 
 
+class BadPattern(ValueError):
+    """The pattern is not a regular expression of RE2, or is too large; the text says why."""
+
+
+class Pattern:
+    def __init__(self, text: str) -> None:
+        import re2  # the first auth server's answer loads it
+
+        if len(text) > PATTERN_CHARS_MAX:
+            raise BadPattern(f"it has {len(text)} characters, more than {PATTERN_CHARS_MAX}")
+        options = re2.Options()
+        options.encoding = re2.Options.Encoding.LATIN1  # one step for `.` and `[^a]`, not one for each length in UTF-8
+        options.max_mem = PATTERN_MEMORY
+        options.never_capture = True
+        options.log_errors = False
+        try:
+            self._found = re2.compile(_NOT_ASCII.sub("\x80", text).encode("latin-1"), options)
+        except re2.error as error:
+            raise BadPattern(error.args[0].decode("latin-1")) from None
+
+    @property
+    def steps(self) -> int:
+        """RE2's instructions: what the pattern costs for each character of a name."""
+        return int(self._found.programsize)
+
+    def matches(self, name: str) -> bool:
+        """Return True when the whole name is of this pattern."""
+        return name.isascii() and self._found.fullmatch(name.encode()) is not None
+
+
+_NOT_ASCII: Final = re.compile(r"[^\x00-\x7f]")  # names are ASCII, so any of these is one character that no name has
+
+
+@lru_cache(maxsize=1024)
+def _compiled(text: str) -> Pattern:
+    """Return one pattern for each text: auth servers give the same few patterns to everybody."""
+    return Pattern(text)
+
+
 @dataclass(frozen=True, slots=True)
 class Authorization:
     topic: Pattern
     channels: tuple[Pattern, ...]
     permissions: frozenset[str]
+
+    @property
+    def steps(self) -> int:
+        return self.topic.steps + sum(one.steps for one in self.channels)
 
     def permits(self, permission: str, topic: str, channel: str) -> bool:
         return permission in self.permissions and self.topic.matches(topic) and any(one.matches(channel) for one in self.channels)
@@ -83,11 +132,15 @@ def parse_state(body: bytes) -> AuthState:
         raise BadAuthorization(f"authorizations is not a list of at most {AUTHORIZATIONS_MAX}")
     if sum(len(_list(one, "channels")) + 1 for one in given) > PATTERNS_MAX:
         raise BadAuthorization(f"there are more than {PATTERNS_MAX} patterns")
-    authorizations = tuple(_authorization(one) for one in given)
-    return AuthState(_text(said, "identity"), _text(said, "identity_url"), min(ttl_s, TTL_S_MAX), authorizations)
+    authorizations: list[Authorization] = []
+    steps = 0
+    for one in given:
+        authorizations.append(_authorization(one, STEPS_MAX - steps))
+        steps += authorizations[-1].steps
+    return AuthState(_text(said, "identity"), _text(said, "identity_url"), min(ttl_s, TTL_S_MAX), tuple(authorizations))
 
 
-def _authorization(said: dict[str, Any]) -> Authorization:
+def _authorization(said: dict[str, Any], steps_max: int) -> Authorization:
     permissions = frozenset(_strings(said, "permissions"))
     unknown = sorted(permissions - {PUBLISH, SUBSCRIBE})
     if unknown:
@@ -95,12 +148,18 @@ def _authorization(said: dict[str, Any]) -> Authorization:
     topic = said.get("topic", "")
     if not isinstance(topic, str):
         raise BadAuthorization("topic is not a text")
-    return Authorization(_pattern("topic", topic), tuple(_pattern("channel", one) for one in _strings(said, "channels")), permissions)
+    patterns = []
+    for what, text in (("topic", topic), *(("channel", one) for one in _strings(said, "channels"))):
+        patterns.append(_pattern(what, text))
+        steps_max -= patterns[-1].steps
+        if steps_max < 0:
+            raise BadAuthorization(f"its patterns take more than {STEPS_MAX} steps")
+    return Authorization(patterns[0], tuple(patterns[1:]), permissions)
 
 
 def _pattern(what: str, text: str) -> Pattern:
     try:
-        return compiled(text)
+        return _compiled(text)
     except BadPattern as error:
         raise BadAuthorization(f"the {what} pattern {text[:64]!r} cannot be used: {error}") from None
 

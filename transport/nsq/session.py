@@ -7,31 +7,151 @@ good, and are answered. SUB, AUTH, permissions and upgrades are different: what 
 until they are answered (`_blocked`).
 
 Bounds. No command is taken while too much is waited for (`answers.py`); `reading` says so to the shell, which must also stop reading
-from a client that does not take what is written to it.
+from a client that does not take what is written to it. One call carries out at most COMMANDS_PIECE commands. If there are more, `more`
+is true, and the shell calls `go_on` after it has given other connections their turn.
+
+Strangers. Where AUTH is required, a client that has not authenticated may send and be answered BYTES_BEFORE_AUTH_MAX bytes in all, must
+send AUTH within `auth_deadline_ms`, and may not publish, so that no body of a publish is waited for. `stranger` tells the shell which
+connections give way to others. Every TLS handshake has the same deadline.
 
 Texts, codes, and the order in which faults are found are nsqd 1.3's. That a command is not for this state is found before anything else of
 it is looked at (`_check`, which the parser asks).
+
+The answers that a client waits for, in the order of its commands, whatever the order in which they are known. Pure.
+
+Which command may come when: the states of an NSQ client's connection and what leads from one to another. Pure.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from enum import IntEnum
 from functools import partial
 from typing import Any, Final
 
 from . import errors as e
-from .answers import Answers, Pending
 from .backend import Authorized, Backend
 from .commands import Auth, Cls, Dpub, Fins, Identify, Mpub, Nop, Pub, Rdy, Req, Sub, Touch
 from .errors import NsqError, quoted, shown
-from .identify import Identity, decode, go_json
-from .limits import NsqLimits
+from .identify import ClientIdentity, decode, go_json
+from .limits import BYTES_BEFORE_AUTH_MAX, NsqLimits
 from .parser import Parser
-from .states import COMMANDS, SESSION_TABLE, State
 from .wire import CLOSE_WAIT, HEARTBEAT, MAGIC, OK, RESPONSE, error_frame, frame
 
-TOPICS_COUNTED_MAX: Final = 1000  # topics of one client whose publishes are counted
+PENDING_MAX: Final = 1000
+PENDING_BYTES_MAX: Final = 8 * 1024 * 1024
+
+
+class Pending:
+    """An answer in the queue: its bytes once they are known, and what is done when they are out."""
+
+    __slots__ = ("data", "size", "then")
+
+    def __init__(self, data: bytes | None, size: int = 0, then: Callable[[], None] | None = None) -> None:
+        self.data = data
+        self.size = size
+        self.then = then
+
+
+class Answers:
+    def __init__(self, write: Callable[[bytes], object]) -> None:
+        self._write = write
+        self._queue: deque[Pending] = deque()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    @property
+    def full(self) -> bool:
+        return len(self._queue) > PENDING_MAX or self._bytes > PENDING_BYTES_MAX
+
+    def expect(self, size: int) -> Pending:
+        """A place for what is not known yet; until it is, `size` bytes are held somewhere."""
+        pending = Pending(None, size)
+        self._queue.append(pending)
+        self._bytes += size
+        return pending
+
+    def tell(self, pending: Pending, data: bytes, then: Callable[[], None] | None = None) -> None:
+        """What was expected."""
+        self._bytes -= pending.size
+        pending.data = data
+        queue = self._queue
+        if then is None and len(queue) == 1 and queue[0] is pending:  # of most clients: one publish at a time
+            queue.clear()
+            self._write(data)
+            return
+        pending.then = then
+        self._flush()
+
+    def say(self, data: bytes, then: Callable[[], None] | None = None) -> None:
+        """Write this, and do `then`, once all that was expected before is written."""
+        if self._queue:
+            self._queue.append(Pending(data, 0, then))
+            return
+        if data:
+            self._write(data)
+        if then is not None:
+            then()
+
+    def clear(self) -> None:
+        self._queue.clear()
+        self._bytes = 0
+
+    def _flush(self) -> None:
+        """Write what is known at the front in one piece, up to an answer behind which something is done."""
+        queue = self._queue
+        while queue and queue[0].data is not None:
+            pieces: list[bytes] = []
+            then = None
+            while then is None and queue and (data := queue[0].data) is not None:
+                pieces.append(data)
+                then = queue.popleft().then
+            self._write(b"".join(pieces))
+            if then is not None:
+                then()
+
+
+class State(IntEnum):
+    """Numbers as nsqd's statistics show them; MAGIC is before its first state."""
+
+    MAGIC = -1  # four bytes that say the protocol's version are awaited
+    INIT = 0
+    ENDED = 1
+    SUBSCRIBED = 3
+    CLOSING = 4  # CLS was sent: what is in flight may still be answered
+
+
+_ALWAYS: Final = (b"PUB", b"MPUB", b"DPUB", b"NOP")
+SESSION_TABLE: Final[dict[State, dict[bytes, State]]] = {
+    State.MAGIC: {},
+    State.INIT: {
+        b"IDENTIFY": State.INIT, b"AUTH": State.INIT, b"SUB": State.SUBSCRIBED,
+        **dict.fromkeys(_ALWAYS, State.INIT),
+    },
+    State.SUBSCRIBED: {
+        b"RDY": State.SUBSCRIBED, b"FIN": State.SUBSCRIBED, b"REQ": State.SUBSCRIBED, b"TOUCH": State.SUBSCRIBED,
+        b"CLS": State.CLOSING,
+        **dict.fromkeys(_ALWAYS, State.SUBSCRIBED),
+    },
+    State.CLOSING: {
+        b"RDY": State.CLOSING,  # and nothing comes of it
+        b"FIN": State.CLOSING, b"REQ": State.CLOSING, b"TOUCH": State.CLOSING,
+        **dict.fromkeys(_ALWAYS, State.CLOSING),
+    },
+    State.ENDED: {},
+}  # fmt: skip
+"""What may come in a state, and the state after it (SUB: after it was answered). What has no entry ends the connection."""
+
+COMMANDS: Final = frozenset(name for row in SESSION_TABLE.values() for name in row)
+
+
+TOPICS_COUNTED_MAX: Final = 100  # topics of one client whose publishes are counted
 NEVER: Final = 1 << 62
+COMMANDS_PIECE: Final = 512  # carried out at a time: some milliseconds, then other connections have their turn
+IDENTIFY_WEIGHT: Final = 50  # an IDENTIFY counts as so many commands: JSON in, JSON out
 UNKNOWN_LOOK_NS: Final = 1_000_000_000  # the shortest interval of heartbeats
 _MS: Final = 1_000_000
 
@@ -44,7 +164,7 @@ class Session:
         self._asks = limits.auth_required or limits.auth_offered
         self._backend = backend
         self._write = write
-        self._parser = Parser(limits, self._check)
+        self._parser = Parser(limits, self._check, self._before_body if self._asks else None)
         self._magic = b""
         self._answers = Answers(write)
         self._blocked = False  # what is behind the last command must wait for its answer
@@ -52,12 +172,19 @@ class Session:
         self._last = False  # the last answer is in the queue
         self._eof = False
         self._working = False
+        self.more = False  # there may be commands that are complete and were not looked at
+        self._left = 0  # commands of this piece
+        self.failed = False  # it ends with an error, and the client may still be sending
+        self._guarded = limits.auth_required  # until AUTH succeeds
+        self._guest_bytes = 0  # while guarded: received, and written as answers
+        self._asking = False  # the answer to AUTH is waited for
+        self._hurry_ns = now_ns + limits.auth_deadline_ms * _MS  # for AUTH while guarded, for TLS while its handshake lasts
         self._layers: list[str] = []  # still to be laid over the connection
         self._now_ns = now_ns
         self._heard_ns = now_ns
         self._beat_ns = now_ns + limits.client_timeout_ms // 2 * _MS
         self.state = State.MAGIC
-        self.identity = Identity.unknown(limits)
+        self.identity = ClientIdentity.unknown(limits)
         self.identified = False
         self.wrapped: tuple[str, ...] = ()  # layers that are laid
         self.authorized: Authorized | None = None
@@ -94,13 +221,45 @@ class Session:
     def pending(self) -> int:
         return len(self._answers)
 
+    @property
+    def held(self) -> int:
+        """Bytes that were received and are kept."""
+        return self._parser.held
+
+    @property
+    def incomplete(self) -> int:
+        """Bytes of a command whose rest the client has not sent: they are kept for as long as the client likes."""
+        return self._parser.incomplete
+
+    @property
+    def heard_ns(self) -> int:
+        """When the last command was complete."""
+        return self._heard_ns
+
+    @property
+    def stranger(self) -> bool:
+        """Return True if the client has shown neither who it is nor what it wants: such connections give way to others."""
+        limits = self._limits
+        if self._last or self.state in (State.MAGIC, State.ENDED) or (limits.tls_required and "tls" not in self.wrapped):
+            return True
+        if self.authorized is not None or not self._asks:
+            return False
+        return limits.auth_required or (self.state is State.INIT and not self.published)
+
     def receive(self, data: bytes, now_ns: int) -> None:
         if self.state is State.ENDED or self._last:
             return
         self._now_ns = now_ns
+        if self._guarded:
+            self._guest_bytes += len(data)
         if self.state is State.MAGIC:
             data = self._take_magic(data)
         self._parser.push(data)
+        self._work()
+
+    def go_on(self, now_ns: int) -> None:
+        """Carry out the next commands of those that are complete; called while `more` is true."""
+        self._now_ns = now_ns
         self._work()
 
     def on_eof(self) -> None:
@@ -113,6 +272,7 @@ class Session:
     def on_closed(self) -> None:
         """The connection is gone."""
         self.state = State.ENDED
+        self.more = False
         self._answers.clear()
         self._parser.take_rest()
 
@@ -121,9 +281,14 @@ class Session:
             self.messages += count
             self._write(frames)
 
+    def probe(self) -> None:
+        """Write a heartbeat out of turn: if the client is gone, its socket refuses it."""
+        if self.identity.heartbeat_ms and not self._upgrading and self.state not in (State.MAGIC, State.ENDED):
+            self._write(HEARTBEAT)
+
     def on_refused(self, what: str, id: bytes) -> None:
         """What the backend took was in vain: the message was not this client's any more. `what`: FIN, REQ or TOUCH."""
-        self._say(_failed(what, id))
+        self._say(self._failed(what, id))
 
     def on_lost(self, text: str) -> None:
         """The subscription is over (its channel was deleted): as in nsqd, so is the connection, and nothing is said."""
@@ -143,11 +308,14 @@ class Session:
         if self.state is State.ENDED:
             return NEVER
         self._now_ns = now_ns
+        hurry_ns = self._hurry()
+        if not hurry_ns:
+            return NEVER
         if self.state is State.MAGIC:
-            return self._deadline(self._heard_ns + self._limits.client_timeout_ms * _MS)
+            return min(hurry_ns, self._deadline(self._heard_ns + self._limits.client_timeout_ms * _MS))
         interval_ns = self.identity.heartbeat_ms * _MS
         if not interval_ns:
-            return NEVER
+            return hurry_ns
         if self._answers or (self._blocked and not self._upgrading):
             self._heard_ns = now_ns  # it is we who are late
         due_ns = self._deadline(self._heard_ns + 2 * interval_ns)
@@ -157,7 +325,20 @@ class Session:
             self._beat_ns = now_ns + interval_ns
             if not self._upgrading:
                 self._write(HEARTBEAT)
-        return min(due_ns, self._beat_ns)
+        return min(due_ns, self._beat_ns, hurry_ns)
+
+    def _hurry(self) -> int:
+        """When the client must have authenticated or shaken hands; NEVER if it has or if it waits for us, 0 if that was too late."""
+        without_tls = "tls" not in self.wrapped and (self._limits.tls_required or (self._upgrading and self.identity.tls))
+        if not without_tls and (not self._guarded or self._asking or self._last):
+            return NEVER
+        if self._now_ns < self._hurry_ns:
+            return self._hurry_ns
+        if without_tls or self.state is State.MAGIC:
+            self._end()
+        else:
+            self._end_after(error_frame(NsqError(e.E_AUTH_FIRST, f"AUTH required within {self._limits.auth_deadline_ms / 1000:g} s")))
+        return 0
 
     def _deadline(self, due_ns: int) -> int:
         if self._now_ns < due_ns:
@@ -182,19 +363,27 @@ class Session:
         return data[missing:]
 
     def _work(self) -> None:
-        """Take commands as long as there are any and nothing must be waited for."""
+        """Take commands as long as there are any and nothing must be waited for, but not more than COMMANDS_PIECE."""
         if self._working:
             return  # an answer came at once, from within a command
         self._working = True
+        self.more = False
+        self._left = COMMANDS_PIECE
         try:
             while not (self._blocked or self._last or self._answers.full or self.state is State.ENDED):
+                if self._left <= 0:
+                    self.more = True
+                    break
+                self._left -= 1
                 command = self._parser.take()
                 if command is None:
-                    if self._eof:
+                    if self._eof and not (self._blocked or self._last):
                         self._end_after(error_frame(self._parser.unfinished()))
                     break
                 self._heard_ns = self._now_ns
                 self._handlers[type(command)](command)
+            if self._guarded and self._guest_bytes - self._parser.held > BYTES_BEFORE_AUTH_MAX:
+                raise NsqError(e.E_AUTH_FIRST, f"AUTH required before more than {BYTES_BEFORE_AUTH_MAX} bytes")
         except NsqError as error:
             self._end_after(error_frame(error))
         finally:
@@ -212,10 +401,15 @@ class Session:
         elif name == b"SUB" and not self.identity.heartbeat_ms:
             raise NsqError(e.E_INVALID, "cannot SUB with heartbeats disabled")
 
+    def _before_body(self, name: str, topic: str) -> None:
+        """Refuse a publish before its body is waited for; with the whole body the permission is looked at again."""
+        self._permit(name, topic, "", _nothing)
+
     def _on_nop(self, command: Nop) -> None:
         pass
 
     def _on_identify(self, command: Identify) -> None:
+        self._left -= IDENTIFY_WEIGHT
         self.identity = decode(command.body, self._limits)
         self.identified = True
         self._beat_ns = self._now_ns + self.identity.heartbeat_ms * _MS
@@ -228,7 +422,7 @@ class Session:
             raise NsqError(e.E_INVALID, "AUTH already set")
         if not self._asks:
             raise NsqError(e.E_AUTH_DISABLED, "AUTH disabled")
-        self._blocked = True
+        self._blocked = self._asking = True
         self._backend.authenticate(command.secret, self.identity, self._on_authenticated)
 
     def _on_sub(self, command: Sub) -> None:
@@ -248,20 +442,21 @@ class Session:
         failed = self._backend.finish(command.ids)
         self.finishes += len(command.ids) - len(failed)
         if failed:
-            self._say(b"".join(_failed("FIN", id) for id in failed))
+            self._say(b"".join(self._failed("FIN", id) for id in failed))
 
     def _on_req(self, command: Req) -> None:
         if self._backend.requeue(command.id, command.timeout_ms):
             self.requeues += 1
         else:
-            self._say(_failed("REQ", command.id))
+            self._say(self._failed("REQ", command.id))
 
     def _on_touch(self, command: Touch) -> None:
         if not self._backend.touch(command.id):
-            self._say(_failed("TOUCH", command.id))
+            self._say(self._failed("TOUCH", command.id))
 
     def _on_cls(self, command: Cls) -> None:
         self.state = State.CLOSING
+        self._parser.ignores_ready = True  # as nsqd does, whatever the count is
         self.ready = 0
         self._backend.leave()
         self._say(CLOSE_WAIT)
@@ -295,7 +490,7 @@ class Session:
             return
         full = self._answers.full
         if why:
-            self._last = True  # what is behind it is not carried out any more
+            self._last = self.failed = True  # what is behind it is not carried out any more
             error = NsqError(f"E_{name}_FAILED", f"{name} failed {why}")
             self._answers.tell(answer, error_frame(error), self._end)
         else:
@@ -314,6 +509,7 @@ class Session:
         self._resume()
 
     def _on_authenticated(self, granted: Authorized | str) -> None:
+        self._asking = False
         if self.state is State.ENDED:
             return
         if isinstance(granted, str):
@@ -322,6 +518,7 @@ class Session:
             self._resume(NsqError(e.E_UNAUTHORIZED, "AUTH no authorizations found"))
         else:
             self.authorized = granted
+            self._guarded = False
             names = ("identity", "identity_url", "permission_count")
             self._say(frame(RESPONSE, go_json({name: getattr(granted, name) for name in names})))
             self._resume()
@@ -354,7 +551,12 @@ class Session:
         """Have the next layer laid; what is in the parser belongs to it."""
         self._upgrading = True
         layer = self._layers.pop(0)
-        self._backend.upgrade(layer, self.identity, self._parser.take_rest(), partial(self._on_upgraded, layer))
+        if layer == "tls":
+            self._hurry_ns = max(self._hurry_ns, self._now_ns + self._limits.auth_deadline_ms * _MS)
+        rest = self._parser.take_rest()
+        if self._guarded:
+            self._guest_bytes -= len(rest)  # they come again, unpacked
+        self._backend.upgrade(layer, self.identity, rest, partial(self._on_upgraded, layer))
 
     def _on_upgraded(self, layer: str, why: str) -> None:
         self._upgrading = False
@@ -382,10 +584,12 @@ class Session:
     def _say(self, data: bytes, then: Callable[[], None] | None = None) -> None:
         """Write this once all that was to be answered before it is."""
         if self.state is not State.ENDED:
+            if self._guarded:
+                self._guest_bytes += len(data)
             self._answers.say(data, then)
 
     def _end_after(self, data: bytes) -> None:
-        self._last = True
+        self._last = self.failed = True
         self._say(data, self._end)
 
     def _end(self) -> None:
@@ -393,6 +597,10 @@ class Session:
             self.on_closed()
             self._backend.close()
 
+    def _failed(self, what: str, id: bytes) -> bytes:
+        why = "client does not own message" if self._backend.held_by_other(id) else "ID not in flight"
+        return error_frame(NsqError(f"E_{what}_FAILED", f"{what} {shown(id)} failed {why}", fatal=False))
 
-def _failed(what: str, id: bytes) -> bytes:
-    return error_frame(NsqError(f"E_{what}_FAILED", f"{what} {shown(id)} failed ID not in flight", fatal=False))
+
+def _nothing() -> None:
+    """The command is carried out later, when its body is here."""

@@ -12,12 +12,14 @@ A context is made anew or not at all: an error leaves nothing half changed, and 
 
 from __future__ import annotations
 
+import os
 import ssl
 import warnings
 from collections.abc import Callable
 from typing import Final
 
 from ..errors import E_BAD_ARGUMENT, UsageError
+from ..wire.credentials import open_to_others
 
 CLIENT_AUTH: Final = ("", "require", "require-verify")
 MIN_VERSION: Final = "tls1.2"
@@ -109,6 +111,8 @@ def _load_own(context: ssl.SSLContext, cert: str, key: str) -> None:
 
     for option, path in (("tls-cert", cert), ("tls-key", key)):
         _readable(option, path)
+    if why := open_to_others(key, os.stat(key), secret=True):
+        raise UsageError(E_BAD_ARGUMENT, f"tls-key {why}")
     try:
         context.load_cert_chain(cert, key, password)
     except (OSError, ValueError) as error:  # SSLError is an OSError
@@ -120,6 +124,8 @@ def _load_own(context: ssl.SSLContext, cert: str, key: str) -> None:
 
 def _load_roots(context: ssl.SSLContext, path: str) -> None:
     _readable("tls-root-ca-file", path)
+    if why := open_to_others(path, os.stat(path)):
+        raise UsageError(E_BAD_ARGUMENT, f"tls-root-ca-file {why}")
     try:
         context.load_verify_locations(path)
     except (OSError, ValueError) as error:

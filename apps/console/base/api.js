@@ -120,12 +120,6 @@ export async function post(path, query = {}, body = {}) {
   return answer.json();
 }
 
-/** Bytes as they are, as `/pub` wants them. */
-export async function postBytes(path, query, bytes) {
-  const answer = await request(url(path, query), { method: "POST", body: bytes, signal: bounded(undefined, 65_000) });
-  return answer.text();
-}
-
 export async function getBlob(path, query) {
   const answer = await request(url(path, query), { signal: bounded() });
   return answer.blob();

@@ -91,7 +91,7 @@ export function channelPage({ model, params, signal }) {
     figures.set("in_flight", count(channel.in_flight), { under: channel.dying ? `${count(channel.dying).text} on their way to the dead letters` : "" });
     figures.set("deferred", count(channel.deferred));
     const stuck = channel.drain_s === null && channel.depth > 0;
-    figures.set("drain", drain(channel.drain_s), { state: stuck ? "warn" : "", under: stuck ? "not while it goes on like this" : "" });
+    figures.set("drain", drain(channel.drain_s), { state: stuck ? "warn" : "", under: stuck ? "it did not get less within 10 s" : "" });
     figures.set("consumers", count(channel.consumers), { under: channel.consumers || !channel.depth ? "" : "nobody takes what waits", state: channel.consumers || !channel.depth ? "" : "warn" });
     figures.set("oldest", age(channel, model.now()), { state: isAlarm(channel, "age_s") ? "alarm" : "" });
     for (const { key } of MINOR) minor.set(key, count(channel[key]), { state: channel[key] ? (BAD[key] ?? "") : "" });

@@ -4,10 +4,10 @@ import { every, explain, get } from "../base/api.js";
 import { add, h, put, show } from "../base/dom.js";
 import { bytes, count, duration } from "../base/format.js";
 import { may } from "../base/model.js";
+import { TOPIC } from "../base/settings.js";
 import { button, permit } from "../view/parts.js";
+import { shownSettings } from "../view/settings.js";
 import { configureTopic } from "../view/topic-actions.js";
-
-const FULL = { reject: "publishes are refused", "drop-oldest": "the oldest messages are dropped, unfinished or not" };
 
 export function keepingTab({ topic, model, signal }) {
   let now = null;
@@ -40,13 +40,7 @@ export function keepingTab({ topic, model, signal }) {
 }
 
 function draw(keep, about, topic) {
-  const rules = topic.retention ?? {};
-  const bound = (value, format, none) => (value === null || value === undefined || value < 0 ? none : format(value).text);
-  facts(keep, [
-    ["Finished, bytes", bound(rules.keep_bytes, bytes, "no bound")], ["Finished, time", bound(rules.keep_s, duration, "no bound")], ["Finished, chunks", bound(rules.keep_chunks, count, "no bound")],
-    ["Unfinished, bytes", bound(rules.max_bytes, bytes, "never removed")], ["Unfinished, age", bound(rules.max_s, duration, "never removed")],
-    ["When that is reached", (rules.max_bytes ?? -1) < 0 && (rules.max_s ?? -1) < 0 ? "–" : (FULL[rules.when_full] ?? rules.when_full)], ["Finished and kept now", bytes(topic.finished_bytes).text], ["Removed so far", bytes(topic.removed_bytes).text],
-  ]);
+  facts(keep, [...shownSettings(TOPIC, topic.retention), ["Finished and kept now", bytes(topic.finished_bytes).text], ["Removed so far", bytes(topic.removed_bytes).text]]);
   const latency = topic.latency ?? {};
   facts(about, [
     ["Sync", topic.sync], ["Published", `${bytes(topic.bytes).text} in ${count(topic.messages).exact} messages`], ["Delayed", `${count(topic.delayed).exact}, ${bytes(topic.delayed_bytes).text}`],

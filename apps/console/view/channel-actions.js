@@ -2,10 +2,12 @@
 
 import { post, Wrong } from "../base/api.js";
 import { h, show } from "../base/dom.js";
-import { count, duration, parseDuration } from "../base/format.js";
+import { count } from "../base/format.js";
 import { go, link } from "../base/router.js";
-import { checkbox, choices, confirm, dialog, field, losses } from "./dialog.js";
-import { editable, nameInput } from "./topic-actions.js";
+import { CHANNEL } from "../base/settings.js";
+import { choices, confirm, dialog, field, losses } from "./dialog.js";
+import { settingsForm, shownSettings } from "./settings.js";
+import { nameInput } from "./topic-actions.js";
 import { attempt, tell } from "./toast.js";
 
 /** A local date and time field; its value as ms since 1970. */
@@ -56,14 +58,11 @@ function position(options, chosen, changed) {
 export async function createChannel(topic) {
   const name = nameInput("channel");
   const start = position([["", "as usual", "the first channel gets all that waits, a later one what comes from now on"], ["earliest", "earliest", "all that is still in the log"], ["latest", "latest", "what comes from now on"], ["offset", "at an offset"], ["time", "at a time"]], "");
-  const ordered = checkbox("Ordered: messages of one key go one after the other");
-  const tags = h("input", { name: "tags", autocomplete: "off", placeholder: "all" });
+  const form = settingsForm(CHANNEL.filter((row) => row.fixed));
   const made = await dialog({
     title: `New channel of ${topic}`, submit: "Create", wide: true,
-    fields: [field("Name", name), h("fieldset.field", {}, h("span", {}, "Starts"), start), field("Tags", tags, "such as eu||us; chosen now and for good, as ordered is"), ordered],
-    act: () => post("/api/channel/create", { topic, channel: name.value }, {
-      ...(start.asked().body === undefined ? {} : { start: start.asked().body }), ...(tags.value.trim() ? { tags: tags.value.trim() } : {}), ...(ordered.input.checked ? { ordered: true } : {}),
-    }),
+    fields: [field("Name", name), h("fieldset.field", {}, h("span", {}, "Starts"), start), ...form.elements],
+    act: () => post("/api/channel/create", { topic, channel: name.value }, { ...(start.asked().body === undefined ? {} : { start: start.asked().body }), ...form.changes() }),
   });
   if (made) go(link("topics", topic, "channels", name.value));
 }
@@ -140,42 +139,13 @@ export async function redrive(topic, waiting) {
   return done;
 }
 
-const never = (parse) => (text) => (text === "never" || text === "none" ? -1 : parse(text));
-const number = (text) => (/^\d+$/.test(text) ? Number(text) : null);
-const plain = (value) => ({ text: String(value) });
-const SETTINGS = [
-  ["max_attempts", "Attempts at most", "then to the dead letters; 0: no limit", plain, number],
-  ["dead_letter_topic", "Dead-letter topic", "empty: TOPIC.CHANNEL.dead", plain, (text) => text],
-  ["backoff_s", "Backoff, first", "such as 1s", duration, parseDuration],
-  ["backoff_max_s", "Backoff, at most", "such as 2m, an hour at most", duration, parseDuration],
-  ["max_age_s", "Age at most", "older messages are skipped; none: never", duration, never(parseDuration)],
-  ["max_consumers", "Consumers at most", "0: no limit", plain, number],
-  ["alarm_depth", "Alarm above a depth of", "empty: as the broker says; none: never", plain, never(number)],
-  ["alarm_age_s", "Alarm above an age of", "such as 15m; none: never", duration, never(parseDuration)],
-];
-
 export async function configureChannel(topic, channel, now) {
-  const inputs = SETTINGS.map(([key, label, help, format, parse]) => {
-    const input = h("input", { name: key, autocomplete: "off", spellcheck: "false" });
-    input.value = typeof now?.[key] === "string" ? now[key] : editable(now?.[key], format, parse);
-    input.was = input.value;
-    return { key, label, parse, input, element: field(label, input, help) };
-  });
-  const fixed = [now?.ordered ? "ordered" : "not ordered", now?.tags ? `tags ${now.tags}` : "all tags"].join(", ");
+  const form = settingsForm(CHANNEL.filter((row) => !row.fixed), now);
+  const fixed = shownSettings(CHANNEL.filter((row) => row.fixed), now).map(([label, text]) => `${label}: ${text}`).join("; ");
   const done = await dialog({
     title: `Settings of ${channel}`, submit: "Save", wide: true,
-    fields: [h("p.quiet", {}, `Made for good when it was created: ${fixed}. An emptied field goes back to the default.`), h("div.pair", {}, inputs.map((one) => one.element))],
-    act: () => {
-      const changes = {};
-      for (const { key, label, parse, input } of inputs) {
-        const text = input.value.trim();
-        if (text === input.was) continue;
-        const value = text === "" ? null : parse(text);
-        if (value === null && text !== "") throw new Wrong(`“${text}” is not a value for “${label}”.`);
-        changes[key] = value;
-      }
-      return post("/api/channel/configure", { topic, channel }, changes);
-    },
+    fields: [h("p.quiet", {}, `Made for good when it was created: ${fixed}. An emptied field goes back to the default.`), h("div.pair", {}, form.elements)],
+    act: () => post("/api/channel/configure", { topic, channel }, form.changes()),
   });
   if (done) tell("Saved.");
   return done;

@@ -17,10 +17,10 @@ export function age(thing, now) {
   return duration(seconds >= 1 ? Math.round(seconds) : seconds);
 }
 
-/** Time to drain: null never comes. */
+/** Time to drain; null: the backlog did not get less within the last ten seconds. */
 export function drain(seconds) {
   if (seconds === 0) return { text: "–", exact: "nothing waits" };
-  if (seconds === null || seconds === undefined) return { text: "never", exact: "as it goes now the backlog does not get less" };
+  if (seconds === null || seconds === undefined) return { text: "not now", exact: "within the last 10 s the backlog did not get less" };
   return duration(seconds >= 1 ? Math.round(seconds) : seconds);
 }
 

@@ -7,6 +7,7 @@ import { area, path } from "./spark.js";
 const HEIGHT = 132;
 const FOOT = 18; // for the times below
 const HEAD = 8;
+const LEFT = 48; // for the words of the axis, so that no line runs through them
 
 /** The top of an axis that holds `value`: 1, 2, 2.5 or 5 times a power of ten; of bytes a power of two. Pure. */
 export function niceTop(value, binary = false) {
@@ -79,7 +80,7 @@ export class Chart {
   }
 
   #draw() {
-    if (!this.width) return;
+    if (this.width <= LEFT) return;
     const { values, step, end } = this.data;
     const count = this.#count();
     let most = this.least;
@@ -90,10 +91,10 @@ export class Chart {
     this.series.forEach((one, at) => {
       const row = values[at] ?? [];
       const whole = row.length < count ? [...Array(count - row.length).fill(null), ...row] : row;
-      const line = whole.length < 2 ? "" : path(whole, this.width, height, this.top, 0);
+      const line = whole.length < 2 ? "" : path(whole, this.width - LEFT, height, this.top, 0);
       setAttr(one.line, "d", line);
       if (one.fill) setAttr(one.fill, "d", area(line, height));
-      for (const drawn of [one.line, one.fill]) if (drawn) setAttr(drawn, "transform", `translate(0 ${HEAD})`);
+      for (const drawn of [one.line, one.fill]) if (drawn) setAttr(drawn, "transform", `translate(${LEFT} ${HEAD})`);
     });
     setAttr(this.svg, "width", this.width);
     setAttr(this.svg, "viewBox", `0 0 ${this.width} ${HEIGHT}`);
@@ -111,9 +112,9 @@ export class Chart {
       if (share) words.push(svg("text", { x: 2, y: y - 3 + (share === 1 ? 13 : 0) }, this.format(this.top * share).text));
     }
     if (end > start) {
-      for (const at of times(start, end, Math.max(2, Math.floor(this.width / 90)))) {
-        const x = ((at - start) / (end - start)) * this.width;
-        if (x < 24 || x > this.width - 24) continue;
+      for (const at of times(start, end, Math.max(2, Math.floor((this.width - LEFT) / 90)))) {
+        const x = LEFT + ((at - start) / (end - start)) * (this.width - LEFT);
+        if (x < LEFT + 14 || x > this.width - 14) continue;
         words.push(svg("text.time", { x: x.toFixed(1), y: HEIGHT - 4 }, moment(at, at).text.slice(0, 5)));
       }
     }
@@ -127,7 +128,7 @@ export class Chart {
   #point(clientX) {
     const box = this.plot.getBoundingClientRect();
     const count = this.#count();
-    this.#read(Math.round(((clientX - box.left) / box.width) * (count - 1)));
+    this.#read(Math.round(((clientX - box.left - LEFT) / (box.width - LEFT)) * (count - 1)));
   }
 
   #key(event) {
@@ -153,7 +154,7 @@ export class Chart {
     setText(this.when, this.at === null ? "" : moment(this.data.end - back * this.data.step * 1000).text);
     setAttr(this.cross, "visibility", this.at === null ? "hidden" : "visible");
     if (this.at !== null) {
-      const x = count > 1 ? (this.at / (count - 1)) * this.width : 0;
+      const x = LEFT + (count > 1 ? (this.at / (count - 1)) * (this.width - LEFT) : 0);
       setAttr(this.cross, "x1", x.toFixed(1));
       setAttr(this.cross, "x2", x.toFixed(1));
     }

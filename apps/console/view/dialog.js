@@ -110,13 +110,15 @@ export function losses(query, known = () => {}) {
 
 /** Ask before something that loses. `name`: what must be typed first (for what cannot be undone), "" for a plain question. */
 export function confirm({ title, text = "", query, name = "", submit, danger = true, act }) {
-  const loss = query ? losses(query) : null;
+  let asked = null;
+  // To empty what is empty does nothing: no name is asked for, and there is nothing to press.
+  const loss = query ? losses(query, (said) => { if (asked && said?.harmless && query.action.endsWith(".empty")) asked.hidden = true; }) : null;
   const fields = [text && h("p.quiet", {}, text), loss?.element];
   let ready = true;
   if (name) {
     ready = false;
     const input = h("input", { autocomplete: "off", spellcheck: "false", autocapitalize: "off", "aria-label": `Type ${name} to go on` });
-    const asked = h("label.field", {}, h("span", {}, "Type ", h("code", {}, name), " to go on"), input);
+    asked = h("label.field", {}, h("span", {}, "Type ", h("code", {}, name), " to go on"), input);
     asked.opened = (element) => input.addEventListener("input", () => element.enable(input.value.trim() === name));
     fields.push(asked);
   }

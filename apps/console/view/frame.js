@@ -1,4 +1,4 @@
-// The frame around all pages: the bar with its links, how the connection is, and a banner when what is shown is old.
+// The frame around all pages: the bar with its links, how the connection is, and banners: what is shown is old, the disk is full.
 
 import { h, put, setAttr, setText, show, svg } from "../base/dom.js";
 import { count, relative } from "../base/format.js";
@@ -28,11 +28,13 @@ export class Frame {
     this.bannerText = h("span");
     this.banner = h("div.banner", { role: "alert", hidden: true }, this.bannerText,
       h("button.button.small", { type: "button", on: { click: retry } }, "Try now"));
+    this.fullText = h("span");
+    this.full = h("div.banner", { role: "alert", hidden: true }, this.fullText);
     this.page = h("main.page", { id: "page", tabindex: "-1" });
     this.element = h("div.frame", {}, skip,
       h("header.bar", {}, brand, h("nav.nav", { "aria-label": "Pages" }, this.links.map((link) => link.element)),
         h("div.bar-end", {}, this.state_element, this.themeButton, helpButton)),
-      this.banner, this.page);
+      this.banner, this.full, this.page);
   }
 
   here(parts) {
@@ -63,7 +65,9 @@ export class Frame {
     show(this.badge, alarms > 0);
     setText(this.badge, count(alarms).text);
     setAttr(this.links[2].element, "aria-label", alarms ? `Alarms: ${alarms} raised` : null);
-    const { user, version } = model.broker;
+    const { user, version, disk_full: full } = model.broker;
+    show(this.full, Boolean(full));
+    if (full) setText(this.fullText, `${full.charAt(0).toUpperCase()}${full.slice(1)}.`);
     setText(this.where, [version && `zsq ${version}`, user].filter(Boolean).join(" · "));
     if (this.state.state === "live" && this.version !== model.version) {
       this.version = model.version;

@@ -1,13 +1,14 @@
 // The alarms that are raised now, above the topics: nothing where there is none.
 
 import { h, put, show } from "../base/dom.js";
-import { count, duration, relative } from "../base/format.js";
+import { bytes, count, duration, relative } from "../base/format.js";
 import { link } from "../base/router.js";
 
 const MOST = 5;
 
-/** "121k messages waiting (alarm above 100k)" as parts of a line. */
+/** "121k messages waiting (alarm above 100k)" as parts of a line; of the broker itself: that its disk is full. */
 export function alarmWords({ figure, value, threshold }) {
+  if (figure === "free_bytes") return ["the disk is full: ", h("b", { title: bytes(value).exact }, bytes(value).text), ` free, ${bytes(threshold).text} of them are kept free`];
   const depth = figure === "depth";
   const part = (one) => (depth ? count(one) : duration(one));
   const size = h("b", { title: part(value).exact }, part(value).text);
@@ -15,6 +16,7 @@ export function alarmWords({ figure, value, threshold }) {
 }
 
 export function alarmPlace({ topic, channel }) {
+  if (!topic) return h("span.name", {}, "broker");
   return h("a.name", { href: channel ? link("topics", topic, "channels", channel) : link("topics", topic) }, channel ? `${topic} / ${channel}` : topic);
 }
 

@@ -1,10 +1,12 @@
 // What can be done to a topic, each with its dialog: make it, publish, pause, empty, configure, delete.
 
-import { post, postBytes, Wrong } from "../base/api.js";
+import { post, Wrong } from "../base/api.js";
 import { h } from "../base/dom.js";
-import { bytes, duration, parseBytes, parseDuration } from "../base/format.js";
+import { parseDuration } from "../base/format.js";
 import { go, link } from "../base/router.js";
+import { SYNC_MODES, TOPIC } from "../base/settings.js";
 import { checkbox, choices, confirm, dialog, field } from "./dialog.js";
+import { settingsForm } from "./settings.js";
 import { attempt, tell } from "./toast.js";
 
 const NAME = "[A-Za-z0-9._\\-]{1,64}(#ephemeral)?";
@@ -15,11 +17,7 @@ export function nameInput(label) {
 
 export async function createTopic() {
   const name = nameInput("topic");
-  const sync = choices("How a publish is answered", [
-    ["always", "always", "answered when it is on disk: nothing that was answered is lost, whatever happens"],
-    ["interval", "interval", "answered when it is written, synced every 100 ms: a power cut may cost that much"],
-    ["never", "never", "the kernel decides when: a power cut may cost more"],
-  ], "always");
+  const sync = choices("How a publish is answered", Object.entries(SYNC_MODES).map(([mode, text]) => [mode, mode, text]), "always");
   const help = "1 to 64 of A-Z a-z 0-9 . _ - ; with #ephemeral at the end it lives in memory only";
   const made = await dialog({
     title: "New topic", submit: "Create", fields: [field("Name", name, help), h("fieldset.field", {}, h("span", {}, "Sync"), sync)],
@@ -28,26 +26,58 @@ export async function createTopic() {
   if (made) go(link("topics", name.value));
 }
 
+const HEADER = /^\s*([^:\s][^:]*?)\s*:\s?(.*)$/;
+
+/** "name: value" lines as an object of texts. */
+function parseHeaders(text) {
+  const found = {};
+  for (const line of text.split("\n").filter((one) => one.trim())) {
+    const [, name, value] = HEADER.exec(line) ?? [];
+    if (name === undefined) throw new Wrong(`“${line.slice(0, 60)}” is not a header: write “name: value”, a header a line.`);
+    if (Object.hasOwn(found, name)) throw new Wrong(`The header “${name}” is there twice.`);
+    Object.defineProperty(found, name, { value, enumerable: true }); // also where the name is __proto__
+  }
+  return found;
+}
+
 export async function publish(topic) {
   const body = h("textarea", { name: "body", rows: "6", spellcheck: "false", "aria-label": "Body" });
   const lines = checkbox("A message a line (empty lines are left out)");
-  const defer = h("input", { name: "defer", inputmode: "decimal", placeholder: "none", autocomplete: "off" });
-  let sent = 0;
+  const key = h("input", { name: "key", autocomplete: "off", spellcheck: "false", placeholder: "none" });
+  const tag = h("input", { name: "tag", autocomplete: "off", spellcheck: "false", placeholder: "none" });
+  const headers = h("textarea", { name: "headers", rows: "2", spellcheck: "false", placeholder: "none", "aria-label": "Headers" });
+  const delay = h("input", { name: "delay", autocomplete: "off", placeholder: "none" });
   const done = await dialog({
-    title: `Publish to ${topic}`, submit: "Publish", wide: true, fields: [field("Body", body), lines, field("Delay", defer, "such as 30s or 10m; at most an hour here")],
-    act: async () => {
-      const wait = defer.value.trim() ? parseDuration(defer.value) : 0;
-      if (wait === null) throw new Wrong("A delay is a number with s, m or h, such as 30s.");
-      if (lines.input.checked) {
-        if (wait) throw new Wrong("A delay is for one message: leave it empty, or take out “a message a line”.");
-        sent = body.value.split("\n").filter(Boolean).length;
-        return postBytes("/mpub", { topic }, body.value);
-      }
-      sent = 1;
-      return postBytes("/pub", { topic, ...(wait ? { defer: Math.round(wait * 1000) } : {}) }, body.value);
+    title: `Publish to ${topic}`, submit: "Publish", wide: true,
+    fields: [
+      field("Body", body), lines,
+      h("div.pair", {}, field("Key", key, "an ordered channel keeps messages of one key in order"), field("Tag", tag, "a channel with tags takes only its own")),
+      field("Headers", headers, "name: value, a header a line"), field("Delay", delay, "such as 30s, 10m or 7d; at most 366d"),
+    ],
+    act: () => {
+      const wait = delay.value.trim() ? parseDuration(delay.value) : 0;
+      if (wait === null) throw new Wrong("A delay is a number with s, m, h or d, such as 30s.");
+      const bodies = body.value.split("\n").filter(Boolean);
+      if (lines.input.checked && !bodies.length) throw new Wrong("There is no line to publish.");
+      const named = parseHeaders(headers.value);
+      return post("/api/topic/publish", { topic }, {
+        ...(lines.input.checked ? { bodies } : { body: body.value }),
+        ...(key.value ? { key: key.value } : {}),
+        ...(tag.value ? { tag: tag.value } : {}),
+        ...(Object.keys(named).length ? { headers: named } : {}),
+        ...(wait ? { delay_s: wait } : {}),
+      });
     },
   });
-  if (done) tell(sent === 1 ? "Published: it is on disk." : `Published ${sent} messages: they are on disk.`);
+  if (done) tell(sentence(done));
+}
+
+/** What became of a publish, for a person. */
+function sentence({ count: sent, offset, keys }) {
+  const them = sent === 1 ? "Published" : `Published ${sent} messages`;
+  const on = sent === 1 ? "it is on disk" : "they are on disk";
+  if (keys.length) return `${them}: ${on}, and delayed.`;
+  return offset === null ? `${them}: ${on}.` : `${them}: ${on}, ${sent === 1 ? "at" : "from"} offset ${offset}${sent === 1 ? "" : " on"}.`;
 }
 
 export function pauseTopic(topic, on) {
@@ -72,53 +102,15 @@ export async function deleteTopic(topic) {
   go("#/");
 }
 
-const BOUNDS = [
-  ["keep_bytes", "Finished: bytes kept", "such as 10GiB; what is above it may go", bytes, parseBytes],
-  ["keep_s", "Finished: time kept", "such as 7d", duration, parseDuration],
-  ["keep_chunks", "Finished: chunks kept", "a number", (n) => ({ text: String(n) }), whole],
-  ["max_bytes", "Unfinished: bytes at most", "such as 50GiB", bytes, parseBytes],
-  ["max_s", "Unfinished: age at most", "such as 30d", duration, parseDuration],
-];
-
-function whole(text) {
-  return /^\d+$/.test(text.trim()) ? Number(text) : null;
-}
-
-/** A bound as a text that reads back as the same number. */
-export function editable(value, format, parse) {
-  if (value === null || value === undefined) return "";
-  if (value < 0) return "none";
-  const text = format(value).text.replace(/[\u2009]/g, "");
-  return parse(text) === value ? text : String(value);
-}
-
 export async function configureTopic(topic, now) {
-  const inputs = BOUNDS.map(([key, label, help, format, parse]) => {
-    const input = h("input", { name: key, autocomplete: "off", placeholder: "as the broker says" });
-    input.value = editable(now?.[key], format, parse);
-    input.was = input.value;
-    return { key, label, parse, input, element: field(label, input, help) };
-  });
-  const full = h("select", { name: "when_full" }, [["reject", "refuse publishes"], ["drop-oldest", "drop the oldest messages, unfinished or not"]].map(([value, text]) => h("option", { value, selected: value === now?.when_full }, text)));
-  const was = full.value;
+  const form = settingsForm(TOPIC, now, "as the broker says");
   const done = await dialog({
     title: `How long ${topic} keeps messages`, submit: "Save", wide: true,
     fields: [
       h("p.quiet", {}, "What all channels have finished goes when any of the first three is passed; none is written as “none”, and empty means as the broker was started. What is unfinished goes only if you say so here."),
-      h("div.pair", {}, inputs.map((one) => one.element), field("When that is reached", full)),
+      h("div.pair", {}, form.elements),
     ],
-    act: () => {
-      const changes = {};
-      for (const { key, label, parse, input } of inputs) {
-        const text = input.value.trim();
-        if (text === input.was) continue;
-        const value = text === "" ? null : text === "none" ? -1 : parse(text);
-        if (value === null && text !== "") throw new Wrong(`“${text}” is not a value for “${label}”.`);
-        changes[key] = value;
-      }
-      if (full.value !== was) changes.when_full = full.value;
-      return post("/api/topic/configure", { topic }, changes);
-    },
+    act: () => post("/api/topic/configure", { topic }, form.changes()),
   });
   if (done) tell("Saved.");
   return done;

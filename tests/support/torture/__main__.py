@@ -1,4 +1,4 @@
-"""`scripts/torture`: kill the processes of a real broker under load, and count what that cost."""
+"""`scripts/torture`: kill the processes of a real broker under load, and count what that cost; or a soak, see `support/soak/run.py`."""
 
 from __future__ import annotations
 
@@ -13,28 +13,37 @@ import tempfile
 import time
 from pathlib import Path
 
+from support.soak import run as soak_run
+from support.soak.run import Soak
 from support.torture import ledger as l
 from support.torture.kills import SHARES
 from support.torture.run import Torture, Violation, memory_folder
+
+import zsq
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/torture", description=__doc__)
     parser.add_argument("--cycles", type=int, default=30, help="kills (default 30: every kind at least once)")
+    parser.add_argument(
+        "--soak", type=float, metavar="MINUTES", help="in place of cycles: a mixed load so long; every message must be explained"
+    )
     parser.add_argument("--seed", type=int, help="of the choice of kills, victims and times (default: drawn)")
     parser.add_argument("--kinds", default=",".join(SHARES), help=f"which kills, of {', '.join(SHARES)}")
     parser.add_argument("--folder", type=Path, help="where the broker's data lies (default: a new folder in the temporary one)")
     parser.add_argument("--keep", action="store_true", help="leave data and ledger for a look")
     found = parser.parse_args(arguments)
     unknown = [kind for kind in found.kinds.split(",") if kind not in SHARES]
-    if unknown or found.cycles < 1:
-        parser.error(f"unknown kinds: {', '.join(unknown)}" if unknown else "at least one cycle")
+    if unknown or found.cycles < 1 or (found.soak is not None and not found.soak > 0):
+        parser.error(f"unknown kinds: {', '.join(unknown)}" if unknown else "--cycles and --soak must be above 0")
     return found
 
 
 def main(arguments: list[str]) -> int:
     options = parse(arguments)
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
+    if options.soak is not None:
+        return soak(options, seed)
     kinds = options.kinds.split(",")
     folder = Path(tempfile.mkdtemp(prefix="torture-", dir=options.folder))
     memory = memory_folder()
@@ -54,11 +63,27 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+def soak(options: argparse.Namespace, seed: int) -> int:
+    folder = Path(tempfile.mkdtemp(prefix="soak-", dir=options.folder))
+    print(f"soak: {options.soak:g} minutes, seed {seed}, data in {folder}", flush=True)
+    run = Soak(folder, options.soak, seed)
+    try:
+        run.run()
+    except (soak_run.Violation, AssertionError, subprocess.TimeoutExpired, zsq.ZsqError) as error:
+        print(f"VIOLATION after {run.at_s / 60:.1f} minutes, explained to the last message up to {run.clean_s / 60:.1f}: {error!r}\n"
+              f"data and log stay in {folder}\n{run.summary()}", flush=True)  # fmt: skip
+        return 1
+    print(run.summary(), flush=True)
+    if not options.keep:
+        shutil.rmtree(folder)
+    return 0
+
+
 def summary(torture: Torture, seconds: float) -> str:
     recoveries = sorted(torture.recoveries)
     out, totals = torture.outstanding, torture.totals
     words = (l.DELIVERED, l.REDELIVERED, l.CONFIRMED, l.DOUBTED, l.STALE)
-    delivered, again, confirmed, doubted, stale = (torture.sum(word, torture.consumers) for word in words)
+    delivered, again, confirmed, doubted, stale = (torture.sum(message, torture.consumers) for message in words)
     machine = f"{os.cpu_count()} cores, {platform.system()} {platform.release()}, Python {platform.python_version()}"
     return f"""\
 cycles {sum(torture.done.values())}: {", ".join(f"{kind} {count}" for kind, count in sorted(torture.done.items()))}

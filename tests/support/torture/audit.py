@@ -31,7 +31,7 @@ class Audit:
     def read(self) -> None:
         """From where it was left to the present end."""
         for number, name in enumerate(self.ledger.shape.topics):
-            with zsq.Reader(self.url, name, timeout=TIMEOUT_S, patient=True) as reader:
+            with zsq.Reader(name, url=self.url, timeout=TIMEOUT_S, patient=True) as reader:
                 self._read(number, self.topics[number], reader)
 
     def _read(self, number: int, topic: TopicAudit, reader: zsq.Reader) -> None:

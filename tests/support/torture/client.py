@@ -15,7 +15,7 @@ from support.torture.consuming import Consuming
 from support.torture.ledger import Ledger, Shape
 from support.torture.producing import Publishing, stage
 
-from zsq.actors.process import die_with_parent, set_title
+from zsq.actors.runtime.process import die_with_parent, set_title
 
 
 def guarded(ledger: Ledger, name: str, work: Callable[[], None]) -> Callable[[], None]:

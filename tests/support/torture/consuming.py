@@ -31,7 +31,7 @@ class Consuming:
         self.random = random.Random(seed)
         topic, name = ledger.shape.channels[channel]
         self.consumer = zsq.Consumer(
-            url, ledger.shape.topics[topic], name, ready=READY, message_timeout=MESSAGE_TIMEOUT_S,
+            ledger.shape.topics[topic], name, url=url, ready=READY, message_timeout=MESSAGE_TIMEOUT_S,
             heartbeat_ms=HEARTBEAT_MS, timeout=PATIENCE_S, ordered=channel == ledger.shape.ordered,
         )  # fmt: skip
         self.unconfirmed: list[int] = []

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from support.broker import Broker
 from support.torture.processes import Process, await_end, of_sessions, send
 
-from zsq.actors.options import RESTARTS_MAX, RESTARTS_WITHIN_S
+from zsq.actors.settings.options import RESTARTS_MAX, RESTARTS_WITHIN_S
 
 if TYPE_CHECKING:
     from support.torture.clients import Clients
@@ -47,7 +47,7 @@ class Done:
 class Killer:
     """Carries out kills, by a seeded choice of victims and times."""
 
-    def __init__(self, broker: Broker, clients: Clients, seed: int) -> None:
+    def __init__(self, broker: Broker, clients: Clients | None, seed: int) -> None:
         self.broker = broker
         self.clients = clients
         self.random = random.Random(seed)
@@ -83,6 +83,7 @@ class Killer:
     def carry_out(self, kind: str) -> Done | None:
         """None: there is no victim of this kind now."""
         if kind in CLIENTS:
+            assert self.clients is not None
             return Done(self.clients.kill(kind))
         special: dict[str, Callable[[], Done | None]] = {
             "everything": self._everything,
@@ -177,9 +178,9 @@ class Killer:
 
     def _stop(self, seconds: tuple[float, float]) -> Done | None:
         """SIGSTOP, then SIGCONT: some of them one actor, some a client."""
-        kind = self.random.choice(STOPPABLE)
+        kind = self.random.choice([kind for kind in STOPPABLE if self.clients is not None or kind not in CLIENTS])
         pause = self.random.uniform(*seconds)
-        process = self.clients.one(kind) if kind in CLIENTS else self.victim(kind)
+        process = self.clients.one(kind) if self.clients is not None and kind in CLIENTS else self.victim(kind)
         if process is None:
             return None
         send(process, signal.SIGSTOP)

@@ -12,8 +12,8 @@ from support.torture import ledger as l
 from support.torture.ledger import Ledger
 
 import zsq
-from zsq.transport.block import pack
-from zsq.transport.stage_writer import StageCommitter, StageWriter
+from zsq.transport.block.block import pack
+from zsq.transport.client.blocking.stage_writer import StageCommitter, StageWriter
 
 PACE_S = 0.2  # between two blocks of a producer to one topic, while nothing is about to be killed
 WINDOW = 6  # blocks on their way to each topic just before a kill

@@ -66,8 +66,8 @@ class Torture:
 
     # Numbers
 
-    def sum(self, word: int, rows: list[int]) -> int:
-        return int(sum(self.ledger.words[row + word] for row in rows))
+    def sum(self, message: int, rows: list[int]) -> int:
+        return int(sum(self.ledger.words[row + message] for row in rows))
 
     @property
     def lanes(self) -> list[int]:
@@ -161,9 +161,9 @@ class Torture:
         wanted = [row + l.EPOCHS + topic for row in self.lanes for topic in range(len(TOPICS))] + [row + l.EPOCHS for row in self.consumers]
         epoch = words[l.EPOCH] = words[l.EPOCH] + 1
         deadline = time.monotonic() + RECOVERY_S
-        while missing := [word for word in wanted if words[word] < epoch]:
+        while missing := [message for message in wanted if words[message] < epoch]:
             if time.monotonic() > deadline:
-                rows = sorted({(word - l.ROWS_AT) // l.ROW for word in missing})
+                rows = sorted({(message - l.ROWS_AT) // l.ROW for message in missing})
                 raise Violation(f"clients {rows} are not served within {RECOVERY_S:g} s")
             self._complain()
             select.select([], [], [], 0.005)
@@ -217,9 +217,9 @@ class Torture:
         with zsq.Admin(self.broker.ipc) as admin:
             topics = admin.stats()["topics"]
         for number, topic in enumerate(topics):
-            for word in ("damaged_blocks", "lost_messages", "delayed_lost", "dropped_count"):
-                if topic[word]:
-                    self.ledger.complain(f"{topic['topic_name']}: {word} {topic[word]}")
+            for message in ("damaged_blocks", "lost_messages", "delayed_lost", "dropped_count"):
+                if topic[message]:
+                    self.ledger.complain(f"{topic['topic_name']}: {message} {topic[message]}")
             if topic["head"] != self.audit.topics[number].offset:
                 self.ledger.complain(f"{topic['topic_name']}: its head is {topic['head']}, read were {self.audit.topics[number].offset}")
 

@@ -1,0 +1,1 @@
+"""Backlog alarms: their state machine, and the process that sends them."""

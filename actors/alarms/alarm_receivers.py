@@ -1,0 +1,193 @@
+"""Alarm receivers: a webhook or a command. Each sends an alarm once, within TRY_S, or raises `NotSent`. It runs in a thread.
+
+Their libraries are imported when the first receiver is used, because they cost 5 MB that no other actor should carry.
+
+A `Deadline` shuts the connection down after TRY_S, from a thread of its own. The time-out of a socket does not do that: it begins again
+with each byte, so a server that sends one byte now and then would hold the try for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+from collections.abc import Sequence
+from typing import Any, Final, Protocol, Self
+
+from ..settings.options import AlarmOptions, shown_url
+
+
+class Deadline:
+    """A context that ends a try in time. Once `over` is True, the error with which the try fails says nothing about the reason."""
+
+    def __init__(self, seconds: float) -> None:
+        self.over = False
+        self._lock = threading.Lock()
+        self._held: list[socket.socket] = []
+        self._timer = threading.Timer(seconds, self._cut)
+        self._timer.daemon = True
+
+    def __enter__(self) -> Self:
+        self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+        with self._lock:
+            for held in self._held:
+                held.close()
+            self._held.clear()
+
+    def connect(self, *arguments: Any, **more: Any) -> socket.socket:
+        """Connect like `socket.create_connection`, and hold the connection."""
+        return self.hold(socket.create_connection(*arguments, **more))
+
+    def hold(self, connection: socket.socket) -> socket.socket:
+        """It is shut down in the end. A copy of its descriptor is held: TLS takes the first one away, from its first byte on."""
+        with self._lock:
+            if self.over:
+                connection.close()
+                raise TimeoutError("timed out")
+            self._held.append(connection.dup())
+        return connection
+
+    def _cut(self) -> None:
+        with self._lock:
+            self.over = True
+            for held in self._held:
+                with contextlib.suppress(OSError):  # it is closed already
+                    held.shutdown(socket.SHUT_RDWR)
+
+
+TRY_S: Final = 30.0  # all of it, from the connection or the command's start on
+TIMEOUT_S: Final = 10.0  # of each step of a connection: for somebody who says nothing at all
+_END_S: Final = 5.0  # for a program that is killed
+_TAIL: Final = 200  # characters of what a receiver said against it
+
+
+class NotSent(Exception):
+    """This try failed; the text says why, without secrets."""
+
+
+class Receiver(Protocol):
+    name: str  # for people; without secrets
+
+    def tell(self, message: dict[str, Any]) -> None: ...
+
+    def end(self) -> None:
+        """Give up what is being told: the process ends."""
+        return
+
+
+class Webhook(Receiver):
+    """POST of JSON; any 2xx is well. Redirects are not followed: they would make a GET of it."""
+
+    def __init__(self, url: str, token: str) -> None:
+        self.name = f"webhook {shown_url(url)}"
+        self._url = url
+        self._token = token
+
+    def tell(self, message: dict[str, Any]) -> None:
+        import http.client
+        import urllib.error
+        import urllib.request
+
+        headers = {"Content-Type": "application/json", "User-Agent": "zsq"}
+        if self._token:
+            headers["Authorization"] = f"Bearer {self._token}"
+        request = urllib.request.Request(self._url, json.dumps(message).encode(), headers, method="POST")
+        with Deadline(TRY_S) as deadline:
+            try:
+                with _opener(deadline).open(request, timeout=TIMEOUT_S) as answer:
+                    if deadline.over:  # to http.client the end of a connection is the end of headers too
+                        raise TimeoutError
+                    if not 200 <= answer.status < 300:
+                        raise NotSent(f"it answered {answer.status}")
+            except urllib.error.HTTPError as error:
+                error.close()
+                raise NotSent(f"it answered {error.code} {str(error.reason)[:_TAIL]}") from None
+            except (OSError, http.client.HTTPException) as error:  # URLError is an OSError
+                reason = getattr(error, "reason", None) or error
+                raise NotSent(_late(deadline) or f"not reached: {str(reason)[:_TAIL] or type(error).__name__}") from None
+
+
+def _opener(deadline: Deadline) -> Any:
+    """urllib's, with connections that the deadline holds, and no redirects."""
+    import http.client
+    import ssl
+    import urllib.request
+
+    class Stay(urllib.request.HTTPRedirectHandler):
+        def redirect_request(self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: Any) -> None:
+            return None
+
+    class Plain(http.client.HTTPConnection):
+        def __init__(self, *arguments: Any, **more: Any) -> None:
+            super().__init__(*arguments, **more)
+            self._create_connection = deadline.connect
+
+    class Secure(http.client.HTTPSConnection):
+        def __init__(self, *arguments: Any, **more: Any) -> None:
+            super().__init__(*arguments, **more)
+            self._create_connection = deadline.connect
+
+    class Http(urllib.request.HTTPHandler):
+        def http_open(self, req: Any) -> Any:
+            return self.do_open(Plain, req)
+
+    class Https(urllib.request.HTTPSHandler):
+        def https_open(self, req: Any) -> Any:
+            return self.do_open(Secure, req, context=ssl.create_default_context())
+
+    return urllib.request.build_opener(Stay, Http, Https)
+
+
+class Command(Receiver):
+    """Runs a program in a process group of its own, with JSON on stdin; exit code 0 is well. No shell takes part."""
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        self.name = f"command {argv[0]}"
+        self._argv = list(argv)
+        self._running: subprocess.Popen[bytes] | None = None
+
+    def tell(self, message: dict[str, Any]) -> None:
+        # Files, not pipes: what the program leaves behind may hold a pipe open.
+        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said:
+            given.write(json.dumps(message).encode() + b"\n")
+            given.seek(0)
+            try:
+                self._running = subprocess.Popen(
+                    self._argv, stdin=given, stdout=subprocess.DEVNULL, stderr=said, start_new_session=True, cwd="/"
+                )
+            except OSError as error:
+                raise NotSent(f"cannot be started: {error.strerror or error}") from None
+            try:
+                code = self._running.wait(TRY_S)
+            except subprocess.TimeoutExpired:
+                self.end()
+                raise NotSent(f"did not end within {TRY_S:g} s: killed") from None
+            if code:
+                said.seek(max(0, said.seek(0, os.SEEK_END) - _TAIL))
+                words = " ".join(said.read().decode(errors="replace").split())
+                raise NotSent(f"ended with {code}" + (f": {words}" if words else ""))
+
+    def end(self) -> None:
+        """Kill the program and what it started in its process group, if it still runs."""
+        if self._running is not None and self._running.poll() is None:
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # what runs as another user cannot be killed
+                os.killpg(self._running.pid, signal.SIGKILL)
+                self._running.wait(_END_S)
+
+
+def _late(deadline: Deadline) -> str:
+    return f"not done within {TRY_S:g} s: cut off" if deadline.over else ""
+
+
+def receivers(given: AlarmOptions) -> list[Receiver]:
+    found: list[Receiver] = [Webhook(url, given.webhook_token) for url in given.webhooks]
+    return [*found, *(Command(argv) for argv in given.commands)]

@@ -1,0 +1,183 @@
+"""Tells alarms to those outside who want to hear of them: a process of its own, so that nobody else waits for them.
+
+Each receiver has a thread, which tries once when told to, and an outbox (`alarm_sender.py`), which knows what to try when.
+
+What one receiver of alarms is still to be told: a bounded queue, tries with growing pauses, and an end to them. Pure.
+
+| comes | then |
+|---|---|
+| events | they wait; beyond WAITING_MAX the oldest are given up, and counted |
+| `begin` (idle, not pausing) | what waits, up to BATCH_MAX, goes out together as one try |
+| the try went well | it is told; the next begins at once |
+| it failed | the same again after 1, 2, 4 ... s (newer events wait behind it); after TRIES_MAX tries it is given up, and counted |
+
+A receiver that is away for longer misses events, but never the present state: the next one tells how many were given up.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections import deque
+from functools import partial
+from typing import Any, Final
+
+from ...transport.wire import protocol as p
+from ..runtime.actor import Actor
+from ..runtime.port import Mail, Port
+from ..runtime.worker_thread import WorkerThread
+from ..settings.options import AlarmOptions
+from .alarm_receivers import NotSent, Receiver, receivers
+
+WAITING_MAX: Final = 1_000
+BATCH_MAX: Final = 100
+TRIES_MAX: Final = 6
+PAUSE_S: Final = 1.0  # after the first try; doubled by each further one: all in all half a minute
+_S: Final = 1_000_000_000
+
+
+class Outbox:
+    """One receiver's. Times are monotonic."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[dict[str, Any]] = deque()
+        self._out: list[dict[str, Any]] = []
+        self._tries = 0
+        self._due_ns = 0
+        self._busy = False
+        self.missed = 0  # given up since one went well: the next try says so
+        self.told_count = 0
+        self.given_up_count = 0
+        self.trouble = ""  # of the last try
+
+    def add(self, events: list[dict[str, Any]]) -> None:
+        self._waiting.extend(events)
+        while len(self._waiting) > WAITING_MAX:
+            self._waiting.popleft()
+            self._count_lost(1)
+
+    def begin(self, now_ns: int) -> list[dict[str, Any]]:
+        """What is to be tried now; [] for nothing. `went` must follow."""
+        if self._busy or now_ns < self._due_ns:
+            return []
+        if not self._out:
+            while self._waiting and len(self._out) < BATCH_MAX:
+                self._out.append(self._waiting.popleft())
+        self._busy = bool(self._out)
+        return list(self._out)
+
+    def went(self, trouble: str, now_ns: int) -> bool:
+        """How the try went ("": well). True: what it told of is given up."""
+        assert self._busy
+        self._busy = False
+        self.trouble = trouble
+        self._tries += 1
+        if not trouble:
+            self.told_count += len(self._out)
+            self.missed = 0
+        elif self._tries < TRIES_MAX:
+            self._due_ns = now_ns + int(PAUSE_S * 2 ** (self._tries - 1) * _S)
+            return False
+        else:
+            self._count_lost(len(self._out))
+        self._out = []
+        self._tries = 0
+        self._due_ns = 0
+        return bool(trouble)
+
+    def _count_lost(self, count: int) -> None:
+        self.missed += count
+        self.given_up_count += count
+
+    def idle(self) -> bool:
+        return not self._busy
+
+    def statistics(self) -> dict[str, Any]:
+        return {
+            "told_count": self.told_count,
+            "waiting": len(self._waiting) + len(self._out),
+            "given_up_count": self.given_up_count,
+            "trouble": self.trouble,
+        }
+
+
+log = logging.getLogger("zsq")
+_STOP_NS = 2_000_000_000  # what is being told may still end
+
+
+class _Destination:
+    def __init__(self, receiver: Receiver, thread: WorkerThread) -> None:
+        self.receiver = receiver
+        self.thread = thread
+        self.outbox = Outbox()
+
+
+class AlarmSender(Actor):
+    """Settings: alarms (`AlarmOptions`), broker (what receivers are told of it)."""
+
+    def on_start(self) -> dict[str, Any]:
+        for ignored in (
+            signal.SIGTERM,
+            signal.SIGINT,
+            signal.SIGHUP,
+        ):  # as before they do nothing; but what is ignored would be so by commands too
+            signal.signal(ignored, lambda *_: None)
+        given: AlarmOptions = self.settings["alarms"]
+        self._stop_ns = 0
+        self.supervisor.route(p.Alarm, self.send)
+        self._lines: dict[Any, _Destination] = {}
+        for number, receiver in enumerate(receivers(given)):
+            thread = WorkerThread(self.context, f"receiver-{number}")
+            self._lines[thread.socket] = _Destination(receiver, thread)
+            self.listen_raw(thread.socket)
+        return {}
+
+    def send(self, port: Port, mail: Mail, message: p.Alarm) -> None:
+        for line in self._lines.values():
+            line.outbox.add(list(message.events))
+
+    def on_turn(self) -> None:
+        now = time.monotonic_ns()
+        for line in self._lines.values():
+            batch = line.outbox.begin(now)
+            if batch:
+                line.thread.submit(None, partial(line.receiver.tell, self._message(batch, line.outbox.missed)))
+
+    def _message(self, batch: list[dict[str, Any]], missed: int) -> dict[str, Any]:
+        """`text` is what chat services show."""
+        text = "\n".join(str(event["text"]) for event in batch)
+        if missed:
+            text += f"\n{missed} alarms before could not be told"
+        return {"text": text, "events": batch, "missed": missed, "broker": self.settings["broker"]}
+
+    def on_raw(self, source: Any) -> None:
+        line = self._lines[source]
+        for _, value in line.thread.results():
+            if isinstance(value, Exception) and not isinstance(value, NotSent):
+                log.error("%s: %s", line.receiver.name, value, exc_info=value)
+            trouble = f"{type(value).__name__}: {value}" if isinstance(value, Exception) else ""
+            before = line.outbox.trouble
+            given_up = line.outbox.went(trouble.removeprefix("NotSent: "), time.monotonic_ns())
+            if given_up:
+                log.error("alarms are not told by %s: %s; given up", line.receiver.name, line.outbox.trouble)
+            elif trouble and not before:
+                log.warning("alarms are not told by %s: %s; tried again", line.receiver.name, line.outbox.trouble)
+
+    def on_stop(self) -> bool:
+        self._stop_ns = self._stop_ns or time.monotonic_ns()
+        return all(line.outbox.idle() for line in self._lines.values()) or time.monotonic_ns() - self._stop_ns > _STOP_NS
+
+    def on_end(self) -> None:
+        if all(line.outbox.idle() for line in self._lines.values()):
+            for line in self._lines.values():
+                line.thread.close()
+        else:  # a thread still waits for somebody outside: nothing here needs to be closed
+            for line in self._lines.values():
+                line.receiver.end()
+            logging.shutdown()
+            os._exit(0)
+
+    def statistics(self) -> dict[str, Any]:
+        return {"receivers": [{"name": line.receiver.name, **line.outbox.statistics()} for line in self._lines.values()]}

@@ -1,0 +1,191 @@
+"""Backlog alarms as a state machine: when a channel's backlog has become one, and when it is none any more. Pure.
+
+Two figures a channel: its depth (all that waits) and the age of the oldest message it has not finished. Each has a threshold: the
+channel's own setting, else the broker's; -1 is none.
+
+| state | above the threshold | between | at most 80% of it | unknown |
+|---|---|---|---|---|
+| quiet | rising | quiet | quiet | quiet |
+| rising | rising; held: raised | quiet | quiet | rising |
+| raised | raised | raised | falling | raised |
+| falling | raised | raised | falling; held: quiet | falling |
+
+Told are only two steps: *raised*, when it was above for as long as `hold_s`, and *cleared*, when it was down for as long. So a backlog that
+touches the threshold now and then tells nobody, and one that swings around it tells once. A channel that is being started again has no
+figure (unknown) and changes nothing; the time that it held does not pass then. When a channel or its threshold is gone, a raised alarm
+is cleared.
+
+A state lives as long as the broker: after a start, a backlog that is above is raised, and told, anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final, NamedTuple
+
+CLEAR_SHARE: Final = 0.8  # of the threshold: a backlog that swings by less is one alarm
+NONE: Final = -1
+FIGURES: Final = ("depth", "age_s")
+
+
+class AlarmState(Enum):
+    QUIET = "quiet"
+    RISING = "rising"
+    RAISED = "raised"
+    FALLING = "falling"
+
+
+class Level(Enum):
+    """A figure beside its threshold."""
+
+    ABOVE = "above"
+    BETWEEN = "between"
+    BELOW = "below"
+    UNKNOWN = "unknown"
+
+
+_S, _L = AlarmState, Level
+TRANSITIONS: Final[dict[AlarmState, dict[Level, AlarmState]]] = {
+    _S.QUIET: {_L.ABOVE: _S.RISING, _L.BETWEEN: _S.QUIET, _L.BELOW: _S.QUIET, _L.UNKNOWN: _S.QUIET},
+    _S.RISING: {_L.ABOVE: _S.RISING, _L.BETWEEN: _S.QUIET, _L.BELOW: _S.QUIET, _L.UNKNOWN: _S.RISING},
+    _S.RAISED: {_L.ABOVE: _S.RAISED, _L.BETWEEN: _S.RAISED, _L.BELOW: _S.FALLING, _L.UNKNOWN: _S.RAISED},
+    _S.FALLING: {_L.ABOVE: _S.RAISED, _L.BETWEEN: _S.RAISED, _L.BELOW: _S.FALLING, _L.UNKNOWN: _S.FALLING},
+}
+HELD: Final = {_S.RISING: _S.RAISED, _S.FALLING: _S.QUIET}  # after the hold time
+
+
+class AlarmSubject(NamedTuple):
+    topic: str
+    channel: str
+    figure: str
+
+
+class Event(NamedTuple):
+    """What is told. `event`: raised or cleared; `value` None where it is not known (any more)."""
+
+    event: str
+    place: AlarmSubject
+    value: float | None
+    threshold: float
+    raised_wall_ns: int
+    wall_ns: int
+    text: str
+
+
+@dataclass(slots=True)
+class _Alarm:
+    state: AlarmState = AlarmState.QUIET
+    held_ns: int = 0  # in RISING or FALLING
+    value: float | None = None
+    threshold: float = 0
+    raised_wall_ns: int = 0
+
+
+def level(value: float | None, threshold: float) -> Level:
+    if value is None:
+        return Level.UNKNOWN
+    if value > threshold:
+        return Level.ABOVE
+    return Level.BELOW if value <= threshold * CLEAR_SHARE else Level.BETWEEN
+
+
+class Alarms:
+    """`see` is called in turn, with what is known of all channels that have a threshold."""
+
+    def __init__(self, hold_s: float) -> None:
+        self.hold(hold_s)
+        self._alarms: dict[AlarmSubject, _Alarm] = {}
+        self._seen_ns = 0
+
+    def hold(self, hold_s: float) -> None:
+        """For what is rising or falling now as well."""
+        self._hold_ns = int(hold_s * 1e9)
+
+    def see(self, figures: Mapping[AlarmSubject, tuple[float | None, float]], now_ns: int, wall_ns: int) -> list[Event]:
+        """`figures`: place -> (value, threshold). A place that is not there any more is over. Returns what is to be told."""
+        passed_ns = now_ns - self._seen_ns if self._seen_ns else 0
+        self._seen_ns = now_ns
+        events = []
+        for place in [place for place in self._alarms if place not in figures]:
+            alarm = self._alarms.pop(place)
+            if alarm.state in (_S.RAISED, _S.FALLING):
+                alarm.value = None
+                events.append(_event("cleared", place, alarm, wall_ns))
+        for place, (value, threshold) in figures.items():
+            alarm = self._alarms.get(place) or _Alarm()
+            told = self._step(alarm, value, threshold, passed_ns, wall_ns)
+            if told:
+                events.append(_event(told, place, alarm, wall_ns))
+            if alarm.state is _S.QUIET:
+                self._alarms.pop(place, None)  # most are: nothing is kept of them
+            else:
+                self._alarms[place] = alarm
+        return events
+
+    def _step(self, alarm: _Alarm, value: float | None, threshold: float, passed_ns: int, wall_ns: int) -> str:
+        """One look: the event it makes, or ""."""
+        found = level(value, threshold)
+        before, alarm.state = alarm.state, TRANSITIONS[alarm.state][found]
+        alarm.threshold = threshold
+        if value is not None:
+            alarm.value = value
+        if alarm.state is not before:
+            alarm.held_ns = 0
+        elif found is not Level.UNKNOWN:
+            alarm.held_ns += passed_ns
+        if alarm.state not in HELD or alarm.held_ns < self._hold_ns:
+            return ""
+        alarm.state = HELD[alarm.state]
+        if alarm.state is _S.RAISED:
+            alarm.raised_wall_ns = wall_ns
+        return "raised" if alarm.state is _S.RAISED else "cleared"
+
+    def threshold(self, place: AlarmSubject) -> float | None:
+        """Under which it was seen last; None for a quiet one."""
+        alarm = self._alarms.get(place)
+        return alarm.threshold if alarm is not None else None
+
+    def again(self, wall_ns: int) -> list[Event]:
+        """What is raised, as if it had just been: for somebody who has not heard of it."""
+        rows = [(place, alarm) for place, alarm in self._alarms.items() if alarm.state in (_S.RAISED, _S.FALLING)]
+        return [_event("raised", place, alarm, wall_ns) for place, alarm in rows]
+
+    def raised(self) -> list[dict[str, Any]]:
+        """Those that are raised now, the longest first."""
+        rows = [
+            {
+                "topic": place.topic, "channel": place.channel, "figure": place.figure, "value": alarm.value,
+                "threshold": alarm.threshold, "raised_ns": alarm.raised_wall_ns,
+            }
+            for place, alarm in self._alarms.items()
+            if alarm.state in (_S.RAISED, _S.FALLING)
+        ]  # fmt: skip
+        return sorted(rows, key=lambda row: (row["raised_ns"], row["topic"], row["channel"]))
+
+
+def describe(place: AlarmSubject, value: float | None, threshold: float) -> str:
+    """A sentence about a figure: `clicks/archive: depth 1,234 (alarm above 1,000)`."""
+    where = _where(place)
+    if place.figure == "depth":
+        return f"{where}: depth {'unknown' if value is None else f'{value:,.0f}'} (alarm above {threshold:,.0f})"
+    return f"{where}: oldest message {'unknown' if value is None else f'{value:,.1f} s'} old (alarm above {threshold:,g} s)"
+
+
+def _where(place: AlarmSubject) -> str:
+    return f"{place.topic}/{place.channel}"
+
+
+def _event(event: str, place: AlarmSubject, alarm: _Alarm, wall_ns: int) -> Event:
+    gone = event == "cleared" and alarm.value is None
+    text = f"{event}: {_where(place)}: it or its threshold is gone" if gone else f"{event}: {describe(place, alarm.value, alarm.threshold)}"
+    return Event(event, place, alarm.value, alarm.threshold, alarm.raised_wall_ns, wall_ns, text)
+
+
+def as_json(event: Event) -> dict[str, Any]:
+    """As receivers get it; times in nanoseconds since 1970."""
+    return {
+        "event": event.event, "topic": event.place.topic, "channel": event.place.channel, "figure": event.place.figure,
+        "value": event.value, "threshold": event.threshold, "raised_ns": event.raised_wall_ns, "time_ns": event.wall_ns, "text": event.text,
+    }  # fmt: skip

@@ -1,0 +1,1 @@
+"""The channel actor: leases, redelivery, ordering by key, filters and dead letters."""

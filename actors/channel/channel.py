@@ -1,0 +1,521 @@
+"""The channel: gives each message to one of its consumers and knows who holds which until when.
+
+When an `#ephemeral` channel is over: its last consumer has left, or none came in time. Pure.
+
+It stays over, whoever comes then: the supervisor may be taking it away already, and gives them a new one. The word that says so is
+repeated, for it may meet a topic that is on its way up or down.
+
+How a channel begins: with what storage has of it, from which its logic is made.
+
+Who may take part in a channel, and on what terms. Pure.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from functools import cached_property
+from typing import Any
+
+from ...transport.client.core.subscription import END
+from ...transport.errors import E_BAD_ARGUMENT, E_BAD_COMMAND, E_CLOSED, E_CLOSING, E_HELLO, E_LIMIT, Refused, UsageError, ZsqError
+from ...transport.names import is_ephemeral
+from ...transport.wire import protocol as p
+from ..runtime.actor import Actor, StartFailed
+from ..runtime.port import Mail, Port
+from ..settings import channel_settings, options
+from ..settings.closing import TO_CONSUMERS
+from .core import ChannelCore, Peeks
+from .dead_letter_sender import DeadLetterSender
+from .feed import Feed
+from .lease import Peer, Subscriber
+from .redelivery import Deferred
+from .saving import Saving
+
+_NS = 1_000_000_000
+
+
+class LastConsumer:
+    """`over`: no consumer is taken any more."""
+
+    def __init__(self, now_ns: int) -> None:
+        self.over = False
+        self._had_one = False
+        self._until_ns = now_ns + int(options.EPHEMERAL_UNUSED_S * _NS)
+        self._say_ns = 0
+
+    def look(self, consumers: int, now_ns: int) -> bool:
+        """Once a turn, after all that came in it. True: tell the supervisor now."""
+        if consumers and not self.over:
+            self._had_one = True
+        elif self._had_one or now_ns >= self._until_ns:
+            self.over = True
+        if not self.over or now_ns < self._say_ns:
+            return False
+        self._say_ns = now_ns + _NS
+        return True
+
+
+_WAIT_MS = 10_000
+
+
+def ask_for_row(storage: Port, channel: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Storage's answer to OpenChannel; many holes come in several. `settings`: those of a channel that is made now."""
+    storage.send((), p.OpenChannel(1, channel, settings))
+    holes: list[Any] = []
+    while storage.socket.poll(_WAIT_MS):
+        for mail in storage.receive(1):
+            if isinstance(mail, Mail) and isinstance(mail.message, p.Dropped):
+                continue  # the answer comes after it, and knows
+            if isinstance(mail, Mail) and isinstance(mail.message, p.Failed):
+                raise ZsqError(mail.message.code, mail.message.text)
+            if not isinstance(mail, Mail) or not isinstance(mail.message, p.Done):
+                raise StartFailed(f"storage answered something else than the channel's row: {mail[1]}")
+            holes += mail.message.data["holes"]
+            if not mail.message.data["more"]:
+                return mail.message.data | {"holes": holes}
+    raise StartFailed("storage did not answer within 10 s")
+
+
+def make_delivery(key: int, channel: str, data: dict[str, Any]) -> ChannelCore:
+    """From the row, its holes, and what the log holds now."""
+    row = data["row"]
+    deferred = Deferred(*data["deferred"])
+    deferred.limit(options.EPHEMERAL_DEFERRED_ROWS_MAX if is_ephemeral(channel) else options.DEFERRED_ROWS_MAX)
+    settings = channel_settings.resolve(row.get("settings", {}))
+    made = ChannelCore(key, row["next"], data["holes"], row["counters"], row["paused"], deferred, settings, channel, random.random)
+    made.begin = row.get("begin", row["next"])  # 0.1.0 did not say it
+    made.measurements.sample((), time.monotonic_ns(), time.time_ns())  # from here on rates count
+    made.supply.go_on_without(row.get("emptied", ()))
+    made.supply.drop_below(data["start"])
+    return made
+
+
+def check_ready(ready: int) -> None:
+    if not 0 <= ready <= p.READY_MAX:
+        raise UsageError(E_BAD_ARGUMENT, f"ready {ready} is outside of 0 to {p.READY_MAX}")
+
+
+def consumer_of(message: p.Sub, peer: Peer, core: ChannelCore, now_ns: int, wall_ns: int) -> Subscriber:
+    """The consumer that this word asks for; `UsageError` or `Refused` says why not."""
+    if message.version != p.PROTOCOL_VERSION:
+        raise UsageError(E_BAD_COMMAND, f"protocol version {message.version} is not spoken here, only {p.PROTOCOL_VERSION}")
+    timeout_ms = message.message_timeout_ms or p.MESSAGE_TIMEOUT_MS
+    if not p.MESSAGE_TIMEOUT_MS_MIN <= timeout_ms <= p.MESSAGE_TIMEOUT_MS_MAX:
+        limits = f"{p.MESSAGE_TIMEOUT_MS_MIN} to {p.MESSAGE_TIMEOUT_MS_MAX} ms"
+        raise UsageError(E_BAD_ARGUMENT, f"a message timeout of {timeout_ms} ms is outside of {limits}")
+    check_ready(message.ready)
+    if not 0 <= message.sample_rate <= p.SAMPLE_RATE_MAX:
+        raise UsageError(E_BAD_ARGUMENT, f"a sample rate is 1 to {p.SAMPLE_RATE_MAX} percent, or 0 for all, not {message.sample_rate}")
+    _check_room(peer, core, now_ns)
+    heartbeat_ms = min(p.HEARTBEAT_MS_MAX, max(p.HEARTBEAT_MS_MIN, message.heartbeat_ms))
+    return Subscriber(
+        peer, message.label[:128], message.ready, timeout_ms * _MS, heartbeat_ms * _MS, now_ns, wall_ns // 1_000_000_000,
+        sample_rate=message.sample_rate,
+    )  # fmt: skip
+
+
+def _check_room(peer: Peer, core: ChannelCore, now_ns: int) -> None:
+    """Those that are lost hold no place, though no scan has found them yet."""
+    consumers = core.consumers
+    limit = min(core.settings.max_consumers or options.CONSUMERS_MAX, options.CONSUMERS_MAX)
+    if peer in consumers or len(consumers) < limit:
+        return
+    for lost in core.lost_consumers(now_ns):
+        core.unsubscribe(lost)
+    if len(consumers) >= limit:
+        raise Refused(E_LIMIT, f"the channel has {len(consumers)} consumers, and takes {limit} at a time; try again when one has left")
+
+
+log = logging.getLogger("zsq")
+_MS = 1_000_000
+
+
+class ChannelActor(Actor):
+    """Settings: channel, front, topic, storage, scan (endpoints)."""
+
+    def on_start(self) -> dict[str, Any]:
+        self.name: str = self.settings["channel"]
+        self.storage = self.open_dealer(self.settings["storage"])
+        data = ask_for_row(self.storage, self.name, self.settings.get("settings", {}))
+        self._head = data["end"]
+        self.settings_own: dict[str, Any] = data["row"].get("settings", {})
+        self.last_consumer = LastConsumer(time.monotonic_ns()) if is_ephemeral(self.name) else None
+        self.core = make_delivery(self.key, self.name, data)
+        self.supply = self.core.supply
+        self.feed = Feed(self.name)
+        self.front = self.open_router(self.settings["front"])
+        self._route()
+        self._request = 1
+        self.saving = Saving(self.name)
+        told = self.settings
+        self.dead_letters = DeadLetterSender(self, told.get("topic_name", ""), told.get("uuid", ""), self.name, told["front"])
+        self.peeks = Peeks(self.name)
+        self._stop_ns = 0
+        self.closed: bool = self.settings["closed"]  # to consumers
+        self._fetches: dict[int, int] = {}  # request -> offset wanted for a redelivery
+        self._hinted_ns = 0
+        self._corrupt_told = self._corrupt_limit = self._corrupt_until_ns = 0
+        return {"front": self.settings["front"], "settings": self.settings_own}
+
+    def _route(self) -> None:
+        """Consumers and scan workers come in at the front."""
+        front, storage = self.front, self.storage
+        front.route(p.Sub, self.subscribe)
+        front.route(p.Ready, self.set_ready)
+        front.route(p.Fin, self.fin)
+        front.route(p.Req, self.req)
+        front.route(p.Touch, self.touch)
+        front.route(p.Beat, self.beat)
+        front.route(p.Bye, self.unsubscribe)
+        front.route(p.Scan, self.process_due)
+        storage.route(p.Blocks, self.on_blocks)
+        storage.route(p.Dropped, self.on_dropped)
+        storage.route(p.Done, self.on_done)
+        storage.route(p.Failed, self.on_failed)
+
+    @cached_property
+    def topic(self) -> Port:
+        """With the first consumer: a link costs some 130 KB, and of a thousand channels most are idle."""
+        topic = self.open_dealer(self.settings["topic"])
+        topic.route(p.Offer, self.on_offer)
+        topic.route(p.Behind, self.on_behind)
+        topic.route(p.Head, self.on_head)
+        topic.route(p.Failed, self.on_failed)
+        return topic
+
+    @cached_property
+    def scan(self) -> Port:
+        """With the first due time."""
+        scan = self.open_dealer(self.settings["scan"])
+        scan.route(p.Failed, self.on_failed)
+        return scan
+
+    # Consumers
+
+    def subscribe(self, port: Port, mail: Mail, message: p.Sub) -> None:
+        if self.closed:
+            raise Refused(E_CLOSED, TO_CONSUMERS)
+        if self.last_consumer is not None and self.last_consumer.over:
+            raise Refused(E_CLOSING, f"channel {self.name!r} ends with the consumer before; ask for it again")
+        consumer = consumer_of(message, mail.envelope, self.core, time.monotonic_ns(), time.time_ns())
+        self.core.subscribe(consumer)
+        port.send(mail.envelope, p.Subscribed(message.request, self.key, consumer.timeout_ns // _MS, consumer.heartbeat_ns // _MS))
+
+    def _consumer(self, mail: Mail) -> Subscriber:
+        """The sender, alive; a stranger (of a predecessor's time, or given up as lost) has to subscribe again."""
+        consumer = self.core.consumers.get(mail.envelope)
+        if consumer is None:
+            raise UsageError(E_HELLO, "subscribe first: this link is not known (any more)")
+        consumer.seen_ns = time.monotonic_ns()
+        return consumer
+
+    def set_ready(self, port: Port, mail: Mail, message: p.Ready) -> None:
+        self._consumer(mail)
+        check_ready(message.ready)
+        self.core.set_ready(mail.envelope, message.ready)
+
+    def fin(self, port: Port, mail: Mail, message: p.Fin) -> None:
+        self._consumer(mail)
+        refused: Any = () if message.token == 0 else self.core.fin(mail.envelope, message.token, message.ranges, time.time_ns())
+        self._answer(mail, message.request, message.token, refused)
+
+    def req(self, port: Port, mail: Mail, message: p.Req) -> None:
+        self._consumer(mail)
+        error = message.error[: p.ERROR_TEXT_MAX]
+        refused = self.core.req(mail.envelope, message.token, message.ranges, message.delay_ms, time.time_ns(), error)
+        self._answer(mail, message.request, message.token, refused)
+
+    def touch(self, port: Port, mail: Mail, message: p.Touch) -> None:
+        self._consumer(mail)
+        refused = self.core.touch(mail.envelope, message.token, time.monotonic_ns())
+        if refused or message.request:
+            port.send(mail.envelope, p.Answer(message.request, message.token, tuple(refused)))
+
+    def _answer(self, mail: Mail, request: int, token: int, refused: Any) -> None:
+        answer = p.Answer(request, token, tuple(refused))
+        if request:
+            self.saving.confirm(mail.envelope, answer)  # confirmed means committed
+        elif refused:
+            self.front.send(mail.envelope, answer)
+
+    def beat(self, port: Port, mail: Mail, message: p.Beat) -> None:
+        self._consumer(mail)
+        port.send(mail.envelope, p.Beat())
+
+    def unsubscribe(self, port: Port, mail: Mail, message: p.Bye) -> None:
+        self.core.unsubscribe(mail.envelope)
+
+    def on_gone(self, who: str) -> None:
+        for peer in [peer for peer in self.core.consumers if peer[0] == who.encode()]:
+            self.core.unsubscribe(peer)
+
+    def _look_for_consumers(self, last: LastConsumer) -> None:
+        if last.look(len(self.core.consumers), time.monotonic_ns()):
+            self.supervisor.send((), p.Over(self.key))
+
+    def _set_closed(self, closed: bool) -> None:
+        """Those that are there see an error; what they hold waits for the topic to be opened again."""
+        self.closed = closed
+        for peer in list(self.core.consumers) if closed else ():
+            self.front.send(peer, p.Failed(0, E_CLOSED, TO_CONSUMERS))
+            self.core.unsubscribe(peer)
+
+    # Blocks come
+
+    def on_offer(self, port: Port, mail: Mail, message: p.Offer) -> None:
+        blocks = mail.blocks()
+        self._head = max(self._head, message.head)
+        if not self.feed.came(sum(block.length for block in blocks)):
+            return
+        for block in blocks:
+            if not self.supply.offer(block):
+                self.feed.behind()
+                return
+
+    def on_behind(self, port: Port, mail: Mail, message: p.Behind) -> None:
+        self._head = max(self._head, message.head)
+        self.feed.behind()
+
+    def on_dropped(self, port: Port, mail: Mail, message: p.Dropped) -> None:
+        """Only storage sends it. No block from behind the new start was sent before."""
+        start = message.start
+        if self.supply.drop_below(start):
+            self.feed.moved()
+        for data in self.saving.orders():
+            if "offset" in data:  # a seek that came after storage had decided: it is answered with where it really went
+                data["offset"] = max(data["offset"], start)
+
+    def on_head(self, port: Port, mail: Mail, message: p.Head) -> None:
+        self._head = max(self._head, message.head)
+
+    def on_blocks(self, port: Port, mail: Mail, message: p.Blocks) -> None:
+        blocks = mail.blocks()
+        self._head = max(self._head, message.head)
+        wanted = self._fetches.pop(message.request, None)
+        if wanted is not None:
+            following = blocks[0].first_offset if blocks else message.next_offset
+            if following > wanted:
+                self.supply.lost(wanted, following)
+            for block in blocks:
+                self.supply.shelve(block)
+        elif self.feed.read(message.request, message.next_offset >= message.head):
+            for block in blocks:
+                self.supply.offer(block, from_storage=True)
+            self.supply.step_over(message.next_offset)
+
+    # Each turn
+
+    def on_turn(self) -> None:
+        self.core.rest()
+        detach = self.feed.wanted(self.core.is_wanted() and not self.stopping)
+        if detach is not None:
+            self.topic.send((), detach)
+        self.busy = not self.stopping and self._deliver()
+        self.dead_letters.turn(self.supply, not self.stopping)
+        if self.supply.corrupt_count != self._corrupt_told:
+            self._found_corrupt()
+        if self.saving.is_due(self.supply.dirty, time.monotonic_ns()) or self.core.waits_for_commit():
+            self._save()
+        self._ask_for_due()
+        self._ask_for_blocks()
+        self._hint()
+        if self.last_consumer is not None and not self.stopping:
+            self._look_for_consumers(self.last_consumer)
+
+    def _deliver(self) -> bool:
+        """True: there is more than one turn may take."""
+        now, wall = time.monotonic_ns(), time.time_ns()
+        for _ in range(options.DRAIN_MAX):
+            delivery = self.core.next_delivery(now, wall)
+            if delivery is None:
+                return self.core.has_more()
+            message = p.Deliver(delivery.token, delivery.runs, delivery.timeout_ns // _MS)
+            if not self.front.send(delivery.peer, message, [delivery.block]):
+                self.core.unsubscribe(delivery.peer)  # dead, or does not take what it has credit for
+        return True
+
+    def _found_corrupt(self) -> None:
+        """Blocks changed in this process's memory: read them from storage. Where that happens again and again, end: the successor has other
+        memory."""
+        now, count = time.monotonic_ns(), self.supply.corrupt_count
+        log.error("%s: a block changed in memory since its producer sent it (%d so far); it is read from storage again", self.title, count)
+        self._corrupt_told = count
+        if now >= self._corrupt_until_ns:
+            self._corrupt_until_ns, self._corrupt_limit = now + options.CORRUPT_S * 1_000_000_000, count + options.CORRUPT_MAX
+        if count > self._corrupt_limit:
+            text = f"{self.title}: {options.CORRUPT_MAX} blocks changed in memory within {options.CORRUPT_S} s"
+            raise RuntimeError(f"{text}; test this machine's memory")
+        if self.supply.reread:
+            self.supply.reread = False
+            self.feed.moved()
+
+    def _ask_for_blocks(self) -> None:
+        self._request += 1
+        message = self.feed.next_word(self.supply.window_end, self.supply.window_bytes, self._request)
+        if isinstance(message, p.Fetch):
+            self.storage.send((), message)
+        elif message is not None:
+            self.topic.send((), message)
+        asked = set(self._fetches.values())
+        for offset in sorted(self.supply.wanted - asked):  # so they come, and go out, in the order of their offsets
+            if len(self._fetches) >= options.FETCHES_MAX:
+                return
+            self._request += 1
+            self._fetches[self._request] = offset
+            self.storage.send((), p.Fetch(self._request, offset, self.supply.fetch_bytes))
+
+    def _hint(self) -> None:
+        """Tell the scan loop when the next due time became earlier than what it knows: by more than two clocks drift apart in a while."""
+        now = time.monotonic_ns()
+        due = self.core.next_due(now, time.time_ns())
+        if due and (due < self._hinted_ns - _MS or self._hinted_ns == 0):
+            self._hinted_ns = due
+            self.scan.send((), p.Hint(self.key, due))
+
+    def process_due(self, port: Port, mail: Mail, message: p.Scan) -> None:
+        now, wall = time.monotonic_ns(), time.time_ns()
+        dirty = self.core.scan(now, wall)
+        if dirty:
+            self.stir()
+        self._hinted_ns = self.core.next_due(now, wall)
+        port.send(mail.envelope, p.Scanned(message.request, dirty, self._hinted_ns))
+
+    def _ask_for_due(self) -> None:
+        if not self.stopping and self.core.may_ask():
+            self._request += 1
+            self.supply.deferred.ask(self._request)
+            self.storage.send((), p.Due(self._request, self.name, time.time_ns(), options.DUE_ROWS_MAX))
+
+    # Commits
+
+    def _wait_ms(self) -> int:
+        usual = super()._wait_ms()
+        return min(usual, self.saving.wait_ms(time.monotonic_ns()))
+
+    def _row(self) -> dict[str, Any]:
+        found = {"paused": self.core.paused, "counters": self.core.counters, "settings": self.settings_own}
+        if self.last_consumer is not None:  # storage keeps no holes of it
+            found["first"] = self.core.first()
+        return found | {"begin": self.core.begin, "emptied": tuple(self.supply.emptied)}
+
+    def _save(self) -> None:
+        if not self.saving.out:
+            self._request += 1
+            for save in self.saving.begin(self._request, self.core.changes(), self._row()):
+                self.storage.send((), save)
+
+    def on_done(self, port: Port, mail: Mail, message: p.Done) -> None:
+        if self.supply.deferred.answered(message.request):
+            self.supply.came_due(message.data["rows"], message.data["next_due_ns"], time.time_ns())
+        looked = self.peeks.answered(message.request, message.data.get("rows", ()), self.core)
+        if looked is not None:
+            self.answer_order(*looked)
+        if message.request != self.saving.out:
+            return
+        barriers, orders = self.saving.done()
+        self.supply.committed()
+        for envelope, answer in barriers:
+            self.front.send(envelope, answer)
+        for request, data in orders:
+            self.answer_order(request, data)
+
+    def on_failed(self, port: Port, mail: Mail, message: p.Failed) -> None:
+        if message.request in self._fetches:
+            offset = self._fetches.pop(message.request)
+            log.error("%s: reading offset %d: %s", self.title, offset, message.text)
+            self.supply.lost(offset, offset + 1)
+            return
+        self.supply.deferred.failed(message.request)
+        if order := self.peeks.failed(message.request):
+            self.answer_order(order, ZsqError(message.code, message.text))
+        elif message.request == self.saving.out:  # another owner, or rows that storage cannot take: what is held here is worth nothing
+            raise RuntimeError(f"{self.title}: storage says {message.code} {message.text}")
+        log.warning("%s: %s %s", self.title, message.code, message.text)
+
+    # Orders
+
+    def on_order(self, message: p.Order) -> dict[str, Any] | None:
+        data: dict[str, Any] = {}
+        if message.action == "closed":
+            self._set_closed(bool(message.options["consumers"]))
+            return data
+        if message.action == channel_settings.DEAD_LETTER_TOPIC:
+            return {"topic": channel_settings.dead_letter_topic(self.settings.get("topic_name", ""), self.name, self.core.settings)}
+        if message.action in ("pause", "unpause"):
+            self.core.paused = message.action == "pause"
+        elif message.action == "empty":
+            self._head = max(self._head, int(message.options.get("head", 0)))
+            self._move(max(self._head, self.supply.next_offset))
+        elif message.action == "skip":
+            if self.core.skip(int(message.options["start"]), int(message.options["end"])):
+                self.feed.moved()
+        elif message.action == "seek":
+            data["offset"] = self._seek(message.options)
+        elif message.action == "peek":
+            self._request += 1
+            self.storage.send((), self.peeks.begin(self._request, message, self.core, time.monotonic_ns(), time.time_ns()))
+            return None
+        elif message.action == "configure":
+            self.settings_own = channel_settings.changed(self.settings_own, message.options, self.settings.get("topic_name", ""), self.name)
+            self.core.configure(channel_settings.resolve(self.settings_own))
+            self.dead_letters.configured()
+            data["settings"] = self.core.settings.as_dict()
+        else:
+            return super().on_order(message)
+        self.saving.answer(message.request, data)  # when it is durable
+        return None
+
+    def _seek(self, order: dict[str, Any]) -> int:
+        """To `offset`, within what the log holds (`start`, `head`); with `forward` only if that is farther on. Returns where it is then.
+
+        `UsageError` for an offset beyond the end (it would skip all that waits) unless `clamp` is given; `END` means the end.
+        """
+        self._head = max(self._head, int(order["head"]))
+        asked = int(order["offset"])
+        if self._head < asked < END and not order.get("clamp"):
+            waiting = max(0, self._head - self.supply.next_offset)
+            text = f"the topic ends at offset {self._head}: {asked} is beyond it, and {waiting} messages would be skipped"
+            raise UsageError(E_BAD_ARGUMENT, f"{text}. Seek to latest to skip them, or say clamp (zsq seek --clamp)")
+        offset = min(max(asked, int(order["start"])), self._head)
+        if not order.get("forward") or offset > self.supply.next_offset:
+            self._move(offset)
+        return self.supply.next_offset
+
+    def _move(self, offset: int) -> None:
+        self.core.seek(offset)
+        self._fetches.clear()
+        self.feed.moved()
+
+    def on_stop(self) -> bool:
+        """What was answered is committed, then consumers are told to look for a successor.
+
+        A commit that does not come is not waited for: nobody was told that it had.
+        """
+        self._stop_ns = self._stop_ns or time.monotonic_ns()
+        self.core.end()
+        if self.dead_letters.sending and time.monotonic_ns() - self._stop_ns < options.DEAD_STOP_S * 1e9:
+            return False
+        if self.supply.dirty or self.saving.waited_for:
+            self.saving.now = True
+        if self.saving.out or self.saving.now:
+            if time.monotonic_ns() - self._stop_ns < options.STOP_COMMIT_S * 1e9:
+                return False
+            log.warning("%s ends without its last commit: some messages will come again", self.title)
+        for peer in list(self.core.consumers):
+            self.front.send(peer, p.Bye())
+        return True
+
+    def on_end(self) -> None:
+        self.dead_letters.end()
+
+    def statistics(self) -> dict[str, Any]:
+        now, wall_ns, measurements = time.monotonic_ns(), time.time_ns(), self.core.measurements
+        measurements.sample(self.core.consumers.values(), now, wall_ns)
+        rates = {"rates": measurements.rates(now), "rates_recent": measurements.rates_recent(now)}
+        said = {**rates, "latency_recent": measurements.latency(wall_ns), "settings": self.core.settings.as_dict()}
+        return self.core.statistics(self._head) | said | {"dead_letter_alarm": self.dead_letters.alarm(self.supply)}
+
+    def details(self) -> dict[str, Any]:
+        return self.core.details(time.monotonic_ns(), time.time_ns())

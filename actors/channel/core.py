@@ -1,0 +1,575 @@
+"""A channel's logic: who holds which message until when. Pure.
+
+Messages come from the channel's supply (`supply.py`), go to consumers under leases, and are finished, go back to the supply, or
+expire. Times: leases in monotonic ns (`now_ns`), due times in wall ns (`wall_ns`).
+
+What a channel and its consumers measure of themselves beside plain counters: rates and latencies. Pure.
+
+Latency is from the moment a message came into the topic (its block's time; a delayed message's is when it became due) to its finish, by the
+wall clock. Work is per answer and block, not per message: messages of one block that one answer finishes took the same time.
+
+Whose turn it is among a channel's consumers: that of those with room who got the fewest messages. Pure.
+
+Turns by deliveries would not be fair: a delivery ends where its block ends, so with blocks of 1,000 and a credit of 300 one consumer would
+get 300 each time and another one 100. Turns by credit would not be, either: what trickles in would lie with one of them until its credit is
+used up, while the others wait. So messages count, and of few messages each goes to another consumer.
+
+Who has no room stands aside, and comes back where the others are then: nobody saves up turns. A newcomer begins there too.
+
+What a channel shows to somebody who looks at it without taking part: where it is, and what is behind its cursor. Pure.
+
+Deferred messages lie in the state store only, so each look asks it for the ones that are due next; what changes meanwhile may be
+shown as it was a moment ago.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from ...transport.block.block import Block, cut, gather
+from ...transport.errors import E_LIMIT, CorruptBlock, Refused
+from ...transport.settings import ChannelSettings
+from ...transport.wire.protocol import BACKOFF, DEAD, EXPIRED, MESSAGE_TIMEOUT_MS_MAX, REQUEUE_DELAY_MS_MAX, Due, Order, Range, Run
+from ..primitives.deadlines import DeadlineHeap
+from ..primitives.latency import LatencyWindow, bin_of, merged
+from ..primitives.ranges import check, take, total
+from ..primitives.rates import RECENT_NS, SAMPLE_NS, RateMeter
+from ..settings import options
+from ..statistics.schema import COUNTERS
+from .filters import ChannelFilter
+from .lease import Changes, Hole, Lease, OutgoingDelivery, Peer, Subscriber, Times, by_time, renamed, times_of
+from .ordered import OrderedSupply
+from .redelivery import Deferred, Row
+from .supply import Picked, Supply
+
+
+class Measurements:
+    """One channel's. `counters` are the channel's, and read here only."""
+
+    def __init__(self, counters: Mapping[str, int]) -> None:
+        self._counters = counters
+        self._meter: RateMeter | None = None
+        self._latency = LatencyWindow()
+        self._sampled_ns = 0
+
+    def finished(self, consumer: Subscriber, times: Times, runs: Sequence[Run], wall_ns: int) -> None:
+        """These messages of one delivery were finished just now."""
+        for time_ns, messages in by_time(times, runs).items():
+            key = bin_of(wall_ns - time_ns)
+            self._latency.add_bin(key, messages, wall_ns)
+            if consumer.latency is not None:
+                consumer.latency.add_bin(key, messages, wall_ns)
+
+    def sample(self, consumers: Iterable[Subscriber], now_ns: int, wall_ns: int) -> None:
+        """With each pulse, from the start on: so rates know what was, and what is too old is given up."""
+        if self._meter is None:
+            self._meter = RateMeter(now_ns, self._counters)
+        self._meter.note(now_ns, self._counters)
+        self._latency.expire(wall_ns)
+        if now_ns - self._sampled_ns < SAMPLE_NS:
+            return
+        self._sampled_ns = now_ns
+        for consumer in consumers:
+            consumer.meter.note(now_ns, consumer.counts())
+            if consumer.latency is not None:
+                consumer.latency.expire(wall_ns)
+
+    def rates(self, now_ns: int) -> dict[str, float]:
+        """Of the counters that grew within the last minute."""
+        return self._meter.rates(now_ns, self._counters) if self._meter is not None else {}
+
+    def rates_recent(self, now_ns: int) -> dict[str, float]:
+        """Return the rates of the counters that grew within the last ten seconds."""
+        return self._meter.rates(now_ns, self._counters, RECENT_NS) if self._meter is not None else {}
+
+    def latency(self, wall_ns: int) -> tuple[int, ...]:
+        """Of what was finished lately, see `LatencyWindow.recent`."""
+        return self._latency.recent(wall_ns)
+
+    def details(self, consumers: Iterable[Subscriber], now_ns: int, wall_ns: int) -> dict[str, Any]:
+        """What takes some work, for who asks."""
+        bins = self._latency.bins(wall_ns)
+        clients = [
+            consumer.statistics()
+            | {
+                "rates": consumer.meter.rates(now_ns, consumer.counts()),
+                "e2e_processing_latency": merged([consumer.latency.bins(wall_ns)]) if consumer.latency is not None else None,
+            }
+            for consumer in consumers
+        ]
+        return {"clients": clients, "latency_bins": bins, "e2e_processing_latency": merged([bins])}
+
+
+def has_room(consumer: Subscriber) -> bool:
+    return consumer.ready > consumer.in_flight and consumer.bytes_out < options.CONSUMER_BYTES_MAX
+
+
+class Turns:
+    """Consumers by what they got: `served` is that, as if they all had been here from the beginning."""
+
+    def __init__(self) -> None:
+        self._line: list[tuple[int, int, Subscriber]] = []  # a heap: served, number of the turn, who
+        self._aside: dict[Peer, Subscriber] = {}
+        self._turn = 0
+        self._floor = 0  # what the one served last had before
+
+    def join(self, consumer: Subscriber) -> None:
+        consumer.served = 0
+        self._aside[consumer.peer] = consumer
+        self.look(consumer)
+
+    def leave(self, consumer: Subscriber) -> None:
+        if self._aside.pop(consumer.peer, None) is None:
+            self._line = [entry for entry in self._line if entry[2] is not consumer]
+            heapq.heapify(self._line)
+
+    def look(self, consumer: Subscriber) -> None:
+        """It may have room again."""
+        if has_room(consumer) and self._aside.pop(consumer.peer, None) is not None:
+            consumer.served = max(consumer.served, self._floor)
+            self._push(consumer)
+
+    def first(self, share: int = 0) -> Subscriber | None:
+        """Who is next; None: nobody has room. It stays where it is until `served`. `share`: those that hold fewer come first."""
+        while self._line:
+            consumer = self._line[0][2]
+            if has_room(consumer):
+                return self._below(share) or consumer
+            heapq.heappop(self._line)
+            self._aside[consumer.peer] = consumer
+        return None
+
+    def _below(self, share: int) -> Subscriber | None:
+        if not share or self._line[0][2].in_flight < share:
+            return None
+        return min((entry for entry in self._line if entry[2].in_flight < share and has_room(entry[2])), default=(0, 0, None))[2]
+
+    def served(self, consumer: Subscriber, count: int) -> None:
+        """It got so many."""
+        if self._line[0][2] is consumer:
+            heapq.heappop(self._line)
+        else:
+            self._line = [entry for entry in self._line if entry[2] is not consumer]
+            heapq.heapify(self._line)
+        self._floor = max(self._floor, consumer.served)
+        consumer.served += count
+        self._push(consumer)
+
+    def _push(self, consumer: Subscriber) -> None:
+        self._turn += 1
+        heapq.heappush(self._line, (consumer.served, self._turn, consumer))
+
+
+UNKNOWN_DELIVERY: Range = (-1, 0)
+_MS = 1_000_000
+LOST: Final = "its consumer was lost or left"
+TIMED_OUT: Final = "its consumer did not answer within the message timeout"
+REQUEUED: Final = "its consumer gave it back"
+REJECTED: Final = "its consumer rejected it"
+
+
+def half() -> float:
+    """In place of chance."""
+    return 0.5
+
+
+class ChannelCore:
+    """One channel. Commands come from consumers, blocks from the feed into `supply`; parcels and changes go out."""
+
+    def __init__(
+        self, incarnation: int, next_offset: int, holes: Iterable[Hole], counters: dict[str, int], paused: bool,
+        deferred: Deferred | None = None, settings: ChannelSettings | None = None, channel: str = "", random: Callable[[], float] = half,
+    ) -> None:  # fmt: skip
+        self.paused = paused
+        self.settings = settings or ChannelSettings()
+        self.counters = dict.fromkeys(COUNTERS, 0) | renamed(counters)
+        self.measurements = Measurements(self.counters)
+        self.begin = next_offset
+        """Where it began: what came since is what it was given. Lower by what it went back."""
+        self.consumers: dict[Peer, Subscriber] = {}
+        choice = ChannelFilter(channel, self.settings, random)
+        kind = OrderedSupply if self.settings.ordered else Supply
+        self.supply: Supply = kind(next_offset, holes, deferred or Deferred(), self.counters, self.settings, choice)
+        self._token = (incarnation & 0x7FFFFFFF) << 32
+        self._turns = Turns()
+        self._takers = 0  # consumers that take messages
+        self._beats_end_ns = 0  # no consumer is lost before that, as far as the last scan saw; 0: there is none
+        self._leases: dict[int, Lease] = {}
+        self._lease_rows = 0
+        self._deadlines: DeadlineHeap[int] = DeadlineHeap()
+        self._ending = False
+
+    def configure(self, settings: ChannelSettings) -> None:
+        """From now on. What is `FIXED` of them is as it was."""
+        self.settings = settings
+        self.supply.configure(settings)
+
+    # Consumers
+
+    def subscribe(self, consumer: Subscriber) -> None:
+        self.unsubscribe(consumer.peer)
+        self.consumers[consumer.peer] = consumer
+        self._takers += consumer.ready > 0
+        self._beats_end_ns = min(self._beats_end_ns or consumer.lost_ns, consumer.lost_ns)
+        if len(self.consumers) <= options.CONSUMER_LATENCIES_MAX:
+            consumer.latency = LatencyWindow(options.CONSUMER_LATENCY_SLOT_S)
+        self._turns.join(consumer)
+
+    def set_ready(self, peer: Peer, ready: int) -> None:
+        consumer = self.consumers[peer]
+        self._takers += (ready > 0) - (consumer.ready > 0)
+        consumer.ready = max(0, ready)
+        self._turns.look(consumer)
+
+    def unsubscribe(self, peer: Peer) -> bool:
+        """The consumer left or was lost: all it holds is to be delivered again."""
+        consumer = self.consumers.pop(peer, None)
+        if consumer is None:
+            return False
+        self._takers -= consumer.ready > 0
+        if not self.consumers:
+            self._beats_end_ns = 0
+        for token in list(consumer.tokens):
+            self.supply.back(self._end_lease(token).runs, LOST)
+            self.supply.dirty = True
+        self._turns.leave(consumer)
+        return True
+
+    def lost_consumers(self, now_ns: int) -> list[Peer]:
+        """Those not heard of for two heartbeats."""
+        return [c.peer for c in self.consumers.values() if now_ns >= c.lost_ns]
+
+    def is_wanted(self) -> bool:
+        """Some consumer would take new messages."""
+        return not self.paused and self._takers > 0
+
+    def rest(self) -> None:
+        """Once a turn: hold no blocks that nobody wants. The feed goes off for the same reason; while it is on, the window must not
+        shrink, for what comes goes on where it ended and would look like a gap. And what is not wanted may be passed again."""
+        self.supply.looks = options.LOOKS_MAX
+        if not self.is_wanted():
+            self.supply.drop_blocks()
+
+    # Deliveries
+
+    def next_delivery(self, now_ns: int, wall_ns: int) -> OutgoingDelivery | None:
+        """The next delivery, or None when no consumer has room or nothing waits. Consumers take turns."""
+        if self.supply.moving:
+            return None
+        share = self._share(wall_ns)
+        while not self.paused and (consumer := self._turns.first(share)) is not None:
+            room = consumer.ready - consumer.in_flight
+            if consumer.in_flight < share:
+                room = min(room, share - consumer.in_flight)
+            picked = self.supply.pick(consumer, room, self._lease_rows, wall_ns)
+            if picked is None:
+                return None  # nothing waits: the turn stays where it was
+            block = self._joined(picked) if picked.runs else None
+            if picked.runs and block is None:
+                return None
+            self._turns.served(consumer, max(picked.offered, total(picked.runs)))
+            if block is not None:
+                return self._lease(consumer, picked, block, now_ns)
+        return None
+
+    def _joined(self, picked: Picked) -> Block | None:
+        """Return what was picked as one block. None if its bytes changed in memory: then it was given back to the supply.
+
+        A block that goes out whole the first time is checked by its consumer only; if that refuses it, it comes again and is checked here.
+        """
+        block, start, stop = picked.parts[0]
+        try:
+            if len(picked.parts) > 1:
+                return gather(picked.parts)
+            if stop - start == block.count and picked.runs[0][2] > 1:
+                block.check()
+            return cut(block, start, stop)
+        except CorruptBlock:
+            self.supply.take_back(picked.runs)
+            return None
+
+    def _share(self, wall_ns: int) -> int:
+        """Of an ordered channel: how much of what could be out at once is each consumer's. 0: there is no bound."""
+        if not self.settings.ordered or self.paused:
+            return 0
+        takers = [consumer.in_flight for consumer in self.consumers.values() if consumer.ready > 0]
+        return self.supply.share(len(takers), sum(takers), self._lease_rows, wall_ns)
+
+    def has_more(self) -> bool:
+        """In this turn enough was passed that nobody wants: take another one soon."""
+        return self.supply.looks <= 0
+
+    def _lease(self, consumer: Subscriber, picked: Picked, block: Block, now_ns: int) -> OutgoingDelivery:
+        self._token += 1
+        runs, parts, _ = picked
+        count = total(runs)
+        size = sum(part.length * (stop - start) // part.count for part, start, stop in parts)
+        consumer.bytes_out += size
+        self._leases[self._token] = Lease(consumer, sorted(runs), now_ns, times_of(parts), size)  # answers are matched in ascending order
+        self._lease_rows += len(runs)
+        self._deadlines.set(self._token, now_ns + consumer.timeout_ns)
+        consumer.tokens.add(self._token)
+        consumer.in_flight += count
+        consumer.message_count += count
+        consumer.message_bytes += size
+        self.counters["delivery_count"] += count
+        self.counters["delivery_bytes"] += size
+        self.supply.dirty = True
+        return OutgoingDelivery(consumer.peer, self._token, tuple(runs), parts, block, consumer.timeout_ns)
+
+    def _end_lease(self, token: int) -> Lease:
+        lease = self._leases.pop(token)
+        self._deadlines.remove(token)
+        self._lease_rows -= len(lease.runs)
+        lease.consumer.tokens.discard(token)
+        lease.consumer.bytes_out -= lease.size
+        lease.consumer.in_flight -= total(lease.runs)
+        self._turns.look(lease.consumer)
+        return lease
+
+    @property
+    def held(self) -> int:
+        """Rows behind the cursor, without deferred ones."""
+        return self._lease_rows + self.supply.held
+
+    # Answers
+
+    def _answered(self, peer: Peer, token: int, ranges: Sequence[Range]) -> tuple[list[Run], Sequence[Range]]:
+        """(what was under this lease and is not any more, what was refused and stays as it was)."""
+        check(ranges)
+        lease = self._leases.get(token)
+        if lease is None or lease.consumer.peer != peer:
+            return [], tuple(ranges) or (UNKNOWN_DELIVERY,)
+        taken, left, refused = take(lease.runs, ranges)
+        lease.consumer.in_flight -= total(taken)
+        self._lease_rows += len(left) - len(lease.runs)
+        lease.runs = left
+        if left:
+            self._turns.look(lease.consumer)
+        else:
+            self._end_lease(token)
+        self.supply.dirty = True
+        return taken, refused
+
+    def fin(self, peer: Peer, token: int, ranges: Sequence[Range], wall_ns: int = 0) -> Sequence[Range]:
+        """Finished. Returns the ranges that were not under this lease; nothing is done to those. `wall_ns` 0: latency is not measured."""
+        lease = self._leases.get(token)
+        taken, refused = self._answered(peer, token, ranges)
+        count = total(taken)
+        self.counters["finish_count"] += count
+        if taken and lease is not None and wall_ns:
+            self.measurements.finished(lease.consumer, lease.times, taken, wall_ns)
+        if peer in self.consumers:
+            self.consumers[peer].finish_count += count
+        self.supply.done(taken)
+        return refused
+
+    def req(self, peer: Peer, token: int, ranges: Sequence[Range], delay_ms: int, wall_ns: int, error: str = "") -> Sequence[Range]:
+        """Again, at once or after a delay (clamped to an hour; BACKOFF: the channel's); DEAD: never; EXPIRED: at once, as by
+        the scan. Returns the refused ranges."""
+        taken, refused = self._answered(peer, token, ranges)
+        if delay_ms == EXPIRED:
+            self._note_timeouts(self.consumers.get(peer), taken)
+            self.supply.back(taken, TIMED_OUT)
+            return refused
+        if delay_ms == DEAD:
+            self.supply.reject(taken, error or REJECTED)
+            return refused
+        count = total(taken)
+        self.counters["requeue_count"] += count
+        if peer in self.consumers:
+            self.consumers[peer].requeue_count += count
+        cause = error or REQUEUED
+        if delay_ms == BACKOFF:
+            for run in taken:
+                self._again(run, self.settings.backoff_ns(run[2]), wall_ns, cause)
+            return refused
+        for run in taken:
+            self._again(run, min(max(0, delay_ms), REQUEUE_DELAY_MS_MAX) * _MS, wall_ns, cause)
+        return refused
+
+    def _again(self, run: Run, delay_ns: int, wall_ns: int, cause: str) -> None:
+        if delay_ns > 0:
+            self.supply.later((run,), wall_ns + delay_ns, cause)
+        else:
+            self.supply.back((run,), cause)
+
+    def touch(self, peer: Peer, token: int, now_ns: int) -> Sequence[Range]:
+        """More time: the consumer's timeout from now, at most 15 minutes since the delivery."""
+        lease = self._leases.get(token)
+        if lease is None or lease.consumer.peer != peer:
+            return (UNKNOWN_DELIVERY,)
+        cap = lease.sent_ns + MESSAGE_TIMEOUT_MS_MAX * _MS
+        self._deadlines.set(token, min(now_ns + lease.consumer.timeout_ns, cap))
+        return ()
+
+    # The scan
+
+    def _note_timeouts(self, consumer: Subscriber | None, runs: Sequence[Run]) -> None:
+        self.counters["timeout_count"] += total(runs)
+        if consumer is not None:
+            consumer.timeout_count += total(runs)
+
+    def scan(self, now_ns: int, wall_ns: int) -> bool:
+        """Leases that ended, deferred messages that are due, consumers that were lost. True if there was any."""
+        found = False
+        for peer in self.lost_consumers(now_ns):
+            found = self.unsubscribe(peer) or found
+        self._beats_end_ns = min((consumer.lost_ns for consumer in self.consumers.values()), default=0)
+        while (token := self._deadlines.pop_due(now_ns)) is not None:
+            lease = self._end_lease(token)
+            self._note_timeouts(lease.consumer, lease.runs)
+            self.supply.back(lease.runs, TIMED_OUT)
+            found = True
+        self.supply.dirty = self.supply.dirty or found
+        return self.supply.scan(wall_ns, self._lease_rows) or found
+
+    def next_due(self, now_ns: int, wall_ns: int) -> int:
+        """When the next scan has something to do, in monotonic ns; 0 for never. It may find that all consumers were heard of since."""
+        times = [self._beats_end_ns] if self.consumers else []
+        lease = self._deadlines.next_due()
+        if lease is not None:
+            times.append(lease)
+        due = self.supply.next_due(wall_ns, self._lease_rows)
+        if due:
+            times.append(now_ns + due - wall_ns)
+        return max(1, min(times)) if times else 0
+
+    def may_ask(self) -> bool:
+        """The store shall be asked what is due."""
+        return self.supply.may_ask(self._lease_rows)
+
+    # Commits
+
+    def changes(self) -> Changes:
+        """What changed since the last call; one commit is out at a time. Redeliveries wait for it."""
+        out = [run for lease in self._leases.values() for run in lease.runs]
+        return self.supply.changes(out, self._to_promise())
+
+    def waits_for_commit(self) -> bool:
+        """Somebody would get what waits for its next number."""
+        return self._to_promise() > 0
+
+    def _to_promise(self) -> int:
+        """How many messages get their next number with the commit that begins."""
+        if self._ending or not self.supply.again.waits or not self.is_wanted():
+            return 0
+        return self.supply.to_promise(sum(max(0, c.ready - c.in_flight) for c in self.consumers.values()))
+
+    def end(self) -> None:
+        """In order: nothing is sent any more, and rows say under which number their messages were really sent last."""
+        self._ending = True
+        self.supply.end()
+
+    def seek(self, offset: int) -> None:
+        """Go on at `offset` once that is committed, and clear all before it, leases included: what consumers hold cannot be answered."""
+        for token in list(self._leases):
+            self._end_lease(token)
+        self.begin -= max(0, self.supply.next_offset - offset)
+        self.supply.seek(offset)
+
+    def skip(self, start: int, stop: int) -> bool:
+        """Never deliver these, see `Supply.skip`; so they were not given to this channel either."""
+        before = self.supply.next_offset
+        moved = self.supply.skip(start, stop)
+        if moved:
+            self.begin += stop - max(start, before)
+        return moved
+
+    # What it looks like from outside
+
+    def out(self, now_ns: int) -> Iterator[tuple[Run, str, int, int]]:
+        """Runs that consumers hold, the longest held first: (run, whose it is, for how long, how long the lease still lasts), in ns."""
+        for token, lease in self._leases.items():
+            for run in lease.runs:
+                yield run, lease.consumer.label, now_ns - lease.sent_ns, self._deadlines.due_of(token) - now_ns
+
+    def first(self) -> int:
+        """The lowest offset that is not finished, and not deferred."""
+        starts = [run[0] for lease in self._leases.values() for run in lease.runs]
+        return min([self.supply.next_offset, *starts, *self.supply.starts()])
+
+    def statistics(self, head: int) -> dict[str, Any]:
+        """NSQ's field names. What takes some work is in `details`."""
+        return {
+            **self.supply.statistics(head),
+            "begin": self.begin,
+            "in_flight_count": sum(total(lease.runs) for lease in self._leases.values()),
+            "paused": self.paused,
+            "client_count": len(self.consumers),
+            **self.counters,
+        }
+
+    def details(self, now_ns: int, wall_ns: int) -> dict[str, Any]:
+        """For who asks: consumers, latencies."""
+        return self.measurements.details(self.consumers.values(), now_ns, wall_ns)
+
+
+ANY_NS = 1 << 62  # a due time that everything is before
+
+
+class _Look(NamedTuple):
+    order: int
+    limit: int  # messages of each state
+    data: dict[str, Any]
+    held: list[dict[str, Any]]
+
+
+class Peeks:
+    """Looks on their way, by the number of their question to the store."""
+
+    def __init__(self, channel: str) -> None:
+        self._channel = channel
+        self._looks: dict[int, _Look] = {}
+
+    def begin(self, request: int, order: Order, delivery: ChannelCore, now_ns: int, wall_ns: int) -> Due:
+        """What the store is asked."""
+        if len(self._looks) >= options.FETCHES_MAX:
+            raise Refused(E_LIMIT, "several others are looking at this channel just now; try again")
+        asked, supply = order.options, delivery.supply
+        limit = min(max(int(asked["limit"]), 1), options.PEEK_MAX)
+        numbers = delivery.statistics(supply.next_offset)
+        parked = numbers.get("parked_count", 0)
+        counts = {"requeued": numbers["requeued_waiting"] - parked, "parked": parked, "in flight": numbers["in_flight_count"]}
+        counts |= {"deferred": numbers["deferred_count"], "dying": numbers["dying_count"]}
+        ends = {"start": asked["start"], "head": max(asked["head"], supply.next_offset)}
+        facts = {"paused": delivery.paused, "settings": delivery.settings.as_dict(), "wall_ns": wall_ns}
+        data = {"next_offset": supply.next_offset, **ends, **facts, "counts": counts}
+        out = (
+            {"state": "in flight", **_run(run), "consumer": whose, "held_ms": held_ns // _MS, "left_ms": max(0, left_ns) // _MS}
+            for run, whose, held_ns, left_ns in delivery.out(now_ns)
+        )
+        held = [*_first(out, limit)]
+        for state, runs in supply.shown().items():
+            held += _first(({"state": state, **_run(run)} for run in runs), limit)
+        self._looks[request] = _Look(order.request, limit, data, held)
+        return Due(request, self._channel, ANY_NS, limit)
+
+    def answered(self, request: int, rows: Iterable[Row], delivery: ChannelCore) -> tuple[int, dict[str, Any]] | None:
+        """(the order, its answer), if this was asked for a look."""
+        look = self._looks.pop(request, None)
+        if look is None:
+            return None
+        found = delivery.supply.deferred.shown(rows)
+        deferred = ({"state": "deferred", **_run(row[:3]), "due_ns": row[3]} for row in found)
+        return look.order, look.data | {"held": [*look.held, *_first(deferred, look.limit)]}
+
+    def failed(self, request: int) -> int:
+        """The order whose question had no answer; 0: it was not one of these."""
+        look = self._looks.pop(request, None)
+        return 0 if look is None else look.order
+
+
+def _run(run: Run) -> dict[str, int]:
+    return {"offset": run[0], "count": run[1], "attempts": run[2]}
+
+
+def _first(rows: Iterable[dict[str, Any]], limit: int) -> Iterator[dict[str, Any]]:
+    """Those with the first `limit` messages."""
+    for row in rows:
+        yield row | {"count": min(row["count"], limit)}
+        limit -= row["count"]
+        if limit <= 0:
+            return

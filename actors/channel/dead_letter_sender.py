@@ -1,0 +1,149 @@
+"""The channel's desk for dead letters: turns what sends them while there are some, and costs one look a turn while there are none.
+
+An actor's way to publish to another topic: the client library's engine, turned by the actor's own loop.
+
+The engine never waits (`transport/client/core/link.py`), so it needs no thread: its epoll set is one more thing that the loop listens
+to. Rejected:
+a thread with a blocking Producer. It would have to be stopped while it waits for a topic that is down; an actor that ends does not wait.
+
+Everything is made at the first publish and let go when nothing was published for a while: a thousand channels that have no dead letters
+pay nothing for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os.path
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ...transport.block.block import Block
+from ...transport.client.core.lane import ProducerEngine
+from ...transport.client.core.producer_session import PendingBlock
+from ...transport.wire.address import Address
+from ..settings import options
+from ..settings.channel_settings import DEAD_LETTERS
+from .dead_letters import DeadLetters, LetterState
+from .supply import Supply
+
+if TYPE_CHECKING:
+    from ..runtime.actor import Actor
+
+
+_ROUNDS_MAX = 8  # of work that is due at once, in one turn
+
+
+class DeadLetterPublisher:
+    """`endpoint`: any of the actor's own; the supervisor listens in the same directory. `listen`, `ignore`: to be woken by a descriptor.
+    `by`: who publishes, as the supervisor is told when it looks for a topic."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        idle_s: float,
+        listen: Callable[[Any], None],
+        ignore: Callable[[Any], None],
+        by: Mapping[str, str] | None = None,
+    ) -> None:
+        self._address = Address(os.path.dirname(endpoint), True, by=by or {})
+        self._idle_ns = int(idle_s * 1e9)
+        self._listen = listen
+        self._ignore = ignore
+        self._engine: ProducerEngine | None = None
+        self._used_ns = 0
+
+    def publish(self, topic: str, blocks: Sequence[Block]) -> list[PendingBlock]:
+        """Hand them over; returns at once. `UsageError` for a name that cannot be."""
+        if self._engine is None:
+            self._engine = ProducerEngine(self._address, 0, 1, 1, None)
+            self._listen(self._engine.epoll.fileno())
+        now = self._used_ns = time.monotonic_ns()
+        lane = self._engine.lane(topic)
+        pending_blocks = [PendingBlock(block) for block in blocks]
+        for pending in pending_blocks:
+            lane.push(pending, now)
+        return pending_blocks
+
+    def turn(self) -> None:
+        """Take in what came, do what is due: each turn of the loop."""
+        engine = self._engine
+        if engine is None:
+            return
+        for _ in range(_ROUNDS_MAX):
+            engine.turn(engine.epoll.poll(0))
+            if engine.due_ns > time.monotonic_ns():
+                break
+        engine.failed.clear()  # parcels tell it
+        if engine.unanswered:
+            self._used_ns = time.monotonic_ns()
+        elif time.monotonic_ns() - self._used_ns > self._idle_ns:
+            self.stop()
+
+    @property
+    def open(self) -> bool:
+        return self._engine is not None
+
+    def trouble(self) -> str:
+        return "" if self._engine is None else self._engine.trouble()
+
+    def stop(self) -> None:
+        """Say goodbye, and forget what was not answered."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            self._ignore(engine.epoll.fileno())
+            engine.stop(linger_ms=200)
+            engine.epoll.close()
+
+
+log = logging.getLogger("zsq")
+
+
+class DeadLetterSender:
+    """`endpoint`: the channel's own."""
+
+    def __init__(self, actor: Actor, topic: str, uuid: str, channel: str, endpoint: str) -> None:
+        self._actor = actor
+        by = {"via": DEAD_LETTERS, "dead_topic": topic, "dead_uuid": uuid, "dead_channel": channel}
+        self._publisher = DeadLetterPublisher(endpoint, options.DEAD_IDLE_S, actor.listen_raw, actor.ignore_raw, by)
+        self._letters = DeadLetters(topic, uuid, channel, self._publisher.publish)
+        self._ticks = False
+        self._said = ""
+
+    def turn(self, supply: Supply, more: bool) -> None:
+        """Each turn of the loop. Without `more`, at the end, what is on its way is still awaited."""
+        if not (supply.dying or self._ticks):
+            return
+        self._actor.stir()
+        self._publisher.turn()
+        self._letters.turn(supply, time.monotonic_ns(), time.time_ns(), more)
+        if self._letters.trouble != self._said:
+            self._said = self._letters.trouble
+            if self._said:
+                log.warning("%s cannot hand over dead letters: %s", self._actor.title, self._said)
+        self._tick(bool(supply.dying) or self._publisher.open)
+
+    def _tick(self, wanted: bool) -> None:
+        """Links have heartbeats, and pauses end: while there is something to do, the loop takes a turn now and then."""
+        if wanted and not self._ticks:
+            self._actor.every(options.DEAD_TICK_MS, self._wake)
+        elif self._ticks and not wanted:
+            self._actor.cease(self._wake)
+        self._ticks = wanted
+
+    def _wake(self) -> None:
+        """Each round of the loop ends with a turn."""
+
+    def configured(self) -> None:
+        self._letters.try_now()
+
+    @property
+    def sending(self) -> bool:
+        return self._letters.state is LetterState.SENDING
+
+    def alarm(self, supply: Supply) -> str:
+        """For health: why dead letters wait, "" where they do not."""
+        return self._letters.alarm(supply, time.monotonic_ns(), self._publisher.trouble()) if supply.dying else ""
+
+    def end(self) -> None:
+        self._publisher.stop()

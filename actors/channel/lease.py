@@ -1,0 +1,146 @@
+"""Leases: what a channel delivers and holds, its subscribers, and the changes to commit. Pure.
+
+A delivery also carries the times at which its messages came into their topic.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ...transport.block.block import Block
+from ...transport.wire.protocol import Run, Save
+from ..primitives.latency import LatencyWindow
+from ..primitives.ranges import total
+from ..primitives.rates import RateMeter
+from ..settings import options
+
+
+class Times(NamedTuple):
+    """When the messages of a delivery came: each time holds from its offset on, up to the next one."""
+
+    starts: Sequence[int]
+    times_ns: Sequence[int]
+
+
+def times_of(parts: Sequence[tuple[Block, int, int]]) -> Times:
+    """Of the parts of blocks that a delivery is made of."""
+    if len(parts) == 1:
+        block, start, _ = parts[0]
+        return Times((block.first_offset + start,), (block.header.time_ns,))
+    rows = sorted((block.first_offset + start, block.header.time_ns) for block, start, _ in parts)
+    return Times([row[0] for row in rows], [row[1] for row in rows])
+
+
+def by_time(times: Times, runs: Sequence[Run]) -> dict[int, int]:
+    """How many of these messages came at which time."""
+    if len(times.starts) == 1:
+        return {times.times_ns[0]: total(runs)} if runs else {}
+    found: dict[int, int] = {}
+    for start, count, _ in runs:
+        time_ns = times.times_ns[bisect_right(times.starts, start) - 1]
+        found[time_ns] = found.get(time_ns, 0) + count
+    return found
+
+
+Peer = tuple[bytes, ...]
+Hole = tuple[int, int, int, int]  # start, count, attempts, due_ns
+
+
+def renamed(counters: Mapping[str, int]) -> dict[str, int]:
+    """As they lie in a row of 0.1.0: there deliveries had the name that NSQ gives to what comes in."""
+    found = dict(counters)
+    deliveries = found.pop("message_count", 0)
+    return {"delivery_count": deliveries, **found}
+
+
+class OutgoingDelivery(NamedTuple):
+    """An effect: send these messages (`block`, made from parts of blocks) to this consumer."""
+
+    peer: Peer
+    token: int
+    runs: tuple[Run, ...]
+    parts: list[tuple[Block, int, int]]
+    block: Block
+    timeout_ns: int
+
+
+class Changes(NamedTuple):
+    """What is to be committed: the cursor, rows to write, starts of rows to remove; `clear`: all deferred rows go before."""
+
+    next_offset: int
+    holes_put: tuple[Hole, ...]
+    holes_gone: tuple[int, ...]
+    clear: bool = False
+
+
+def save_pages(request: int, channel: str, row: dict[str, Any], changes: Changes) -> list[Save]:
+    """The words of one commit: as many as keep each frame small. The last one carries `more` False and is answered."""
+    puts, gones, size = changes.holes_put, changes.holes_gone, options.SAVE_ROWS_MAX
+    pages = [slice(at, at + size) for at in range(0, max(len(puts), len(gones), 1), size)]
+    return [Save(request, channel, row, puts[page], gones[page], changes.clear, page is not pages[-1]) for page in pages]
+
+
+@dataclass(slots=True)
+class Subscriber:
+    peer: Peer
+    label: str
+    ready: int
+    timeout_ns: int
+    heartbeat_ns: int
+    seen_ns: int
+    connect_ts: int
+    in_flight: int = 0
+    bytes_out: int = 0  # of deliveries that are not wholly answered
+    message_count: int = 0
+    finish_count: int = 0
+    requeue_count: int = 0
+    timeout_count: int = 0
+    message_bytes: int = 0
+    again_last: bool = False
+    sample_rate: int = 0  # percent; 0: all
+    sampled_count: int = 0  # left out of the sample
+    served: int = 0  # for its turn
+    tokens: set[int] = field(default_factory=set)
+    latency: LatencyWindow | None = None  # its own, where the channel has not too many consumers
+    meter: RateMeter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.meter = RateMeter(self.seen_ns, self.counts())
+
+    @property
+    def lost_ns(self) -> int:
+        """When it counts as lost, if it is not heard of: more than two heartbeats after it was."""
+        return self.seen_ns + 2 * self.heartbeat_ns + 1
+
+    def counts(self) -> dict[str, int]:
+        """What only grows."""
+        return {
+            "message_count": self.message_count,
+            "message_bytes": self.message_bytes,
+            "finish_count": self.finish_count,
+            "requeue_count": self.requeue_count,
+            "timeout_count": self.timeout_count,
+        }
+
+    def statistics(self) -> dict[str, Any]:
+        return {
+            "client_id": self.label,
+            "ready_count": self.ready,
+            "in_flight_count": self.in_flight,
+            **self.counts(),
+            "connect_ts": self.connect_ts,
+            "sample_rate": self.sample_rate,
+            "sampled_count": self.sampled_count,
+        }
+
+
+@dataclass(slots=True)
+class Lease:
+    consumer: Subscriber
+    runs: Sequence[Run]
+    sent_ns: int
+    times: Times
+    size: int = 0  # bytes, about

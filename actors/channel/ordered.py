@@ -1,0 +1,685 @@
+"""Where the messages of an ordered channel come from: of one key one after the other, of many keys at once. Pure.
+
+A message has a slot by the hash of its key (`ordered.py`). Of a slot one message is out at a time, for nothing else keeps an order where
+consumers have threads. So the cursor looks ahead and sorts what it passes:
+
+    window  ->  parked behind its slot's head, or free  ->  in flight  ->  finished: the next of its slot is free
+                                                              |    ^
+                                                              v    |
+                                                       again, deferred: still the head of its slot
+
+What is parked is a hole like any other, in rows of neighbours with attempts 0: it was never sent, so its first delivery is the first
+attempt and needs no commit before. Nothing of a slot ever overtakes: the head is always the slot's lowest message that is not finished.
+So after a crash it is enough to sort all rows by slot and offset (`ordered.py`), deferred ones too, before anything goes out.
+
+How far it looks ahead is bounded: by ORDERED_PARKED_MAX messages, and by what the shelf of blocks holds, for what was parked longer
+ago has to be read again; beyond that only while there is too little to do. A key whose messages come faster than they are
+finished fills that up, and then the channel goes at the pace of that key: this is the price of its order.
+
+Rejected: handing a slot to one consumer as a whole, several messages at a time. Its handler's threads would run them at once.
+
+Which message of a key goes next: a slot for each hash of a key, with one message out at a time. Pure.
+
+Of one slot
+
+    head      is with a consumer, or comes again, or is deferred; until it is finished nothing else of the slot goes out
+    parked    wait behind it, in the order of their offsets
+
+A slot without a head is *free*: its first parked message may go out. The free ones stand in a heap by that message's offset, so what is
+oldest goes first, and what lies together goes together. Messages without a key are in no slot: they are `loose`, as runs.
+
+65,536 slots and not the keys themselves: memory has a bound, however many keys there are. Two keys of one slot wait for each other now and
+then, which breaks no order.
+
+Rows that a predecessor left, of an ordered channel: nobody knows their slots before their blocks are read. Pure.
+
+Until all of them are sorted nothing of the channel goes out: any of them may be ahead of it in its slot. Blocks may come in any order, so
+what is found waits for the last one.
+"""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any, Final, NamedTuple
+
+from crc32c import crc32c
+
+from ...transport.block.block import Block
+from ...transport.settings import ChannelSettings
+from ...transport.wire.protocol import Run
+from ..primitives.ranges import take, total
+from ..settings import options
+from .filters import ChannelFilter, count_skipped, wanted_runs
+from .lease import Hole, Subscriber
+from .redelivery import REJECTED, Deferred, Part
+from .supply import Picked, Supply
+
+SLOTS: Final = 65_536
+LOOSE: Final = -1  # the slot of a message without a key
+
+
+def slots_of(block: Block) -> list[int] | None:
+    """A slot a message; None: none has a key."""
+    column = block.key
+    if column is None:
+        return None
+    return [LOOSE if key is None else crc32c(key) % SLOTS for key in column.values()]
+
+
+class Slots:
+    """`parked`: offset -> attempts (0: never sent), ascending where they were parked in order; `loose` runs are ascending, too."""
+
+    def __init__(self) -> None:
+        self.parked: dict[int, int] = {}
+        self.loose: deque[Run] = deque()
+        self.loose_messages = 0
+        self._queues: dict[int, array[int]] = {}  # slot -> its parked ones; an array takes 8 bytes for each, a deque 700 for the first
+        self._heads: dict[int, int] = {}  # slot -> offset
+        self._slot_of: dict[int, int] = {}  # of heads
+        self._free: list[tuple[int, int]] = []  # a heap: offset, slot
+
+    @property
+    def waiting(self) -> int:
+        """Messages that are parked or loose."""
+        return len(self.parked) + self.loose_messages
+
+    @property
+    def available(self) -> int:
+        """Those of them that may go out now."""
+        return len(self._free) + self.loose_messages
+
+    def heads_below(self, offset: int) -> list[int]:
+        return [head for head in self._slot_of if head < offset]
+
+    # In
+
+    def park(self, offset: int, slot: int, attempts: int = 0) -> None:
+        self.parked[offset] = attempts
+        queue = self._queues.get(slot)
+        if queue is None:
+            self._queues[slot] = array("q", (offset,))
+            if slot not in self._heads:
+                heapq.heappush(self._free, (offset, slot))
+            return
+        assert queue[-1] < offset, "messages are parked in their order"
+        queue.append(offset)
+
+    def loosen(self, start: int, count: int) -> None:
+        """Messages without a key."""
+        self.loose_messages += count
+        if self.loose and self.loose[-1][0] + self.loose[-1][1] == start:
+            start, before, _ = self.loose.pop()
+            count += before
+        self.loose.append((start, count, 0))
+
+    def hold(self, offset: int, slot: int) -> bool:
+        """It was sent, and is not finished: the head of its slot. False: the slot has another one."""
+        if slot in self._heads or slot in self._queues:
+            return False
+        self._heads[slot] = offset
+        self._slot_of[offset] = slot
+        return True
+
+    # Out
+
+    def next_free(self) -> int:
+        """The lowest offset of a message with a key that may go out; -1: none may."""
+        return self._free[0][0] if self._free else -1
+
+    def take(self) -> tuple[int, int]:
+        """Take that one: (offset, attempts). It is its slot's head from now on."""
+        offset, slot = heapq.heappop(self._free)
+        queue = self._queues[slot]
+        if len(queue) == 1:
+            del self._queues[slot]
+        else:
+            del queue[0]
+        self._heads[slot] = offset
+        self._slot_of[offset] = slot
+        return offset, self.parked.pop(offset)
+
+    def take_loose(self, count: int) -> int:
+        """Take so many of the first loose run; where it began."""
+        start, whole, attempts = self.loose.popleft()
+        assert count <= whole
+        if count < whole:
+            self.loose.appendleft((start + count, whole - count, attempts))
+        self.loose_messages -= count
+        return start
+
+    def set_aside(self) -> tuple[int, int]:
+        """The lowest free one cannot go out now: for `put_back`."""
+        return heapq.heappop(self._free)
+
+    def put_back(self, aside: Iterable[tuple[int, int]]) -> None:
+        for entry in aside:
+            heapq.heappush(self._free, entry)
+
+    # Over
+
+    def release(self, heads: Iterable[int]) -> None:
+        """These heads are over, whatever became of them: the next of their slots may go out."""
+        for offset in heads:
+            slot = self._slot_of.pop(offset)
+            del self._heads[slot]
+            queue = self._queues.get(slot)
+            if queue is not None:
+                heapq.heappush(self._free, (queue[0], slot))
+
+    def heads_in(self, runs: Iterable[Run]) -> list[int]:
+        """Offsets of these runs that are heads. A long run of messages without a key does not cost its length."""
+        found: list[int] = []
+        slot_of = self._slot_of
+        for start, count, _ in runs:
+            if count <= len(slot_of):
+                found += [offset for offset in range(start, start + count) if offset in slot_of]
+            else:
+                found += [offset for offset in slot_of if start <= offset < start + count]
+        return found
+
+    def remove(self, start: int, stop: int) -> int:
+        """Give up what is parked or loose there; how many messages that were."""
+        before = self.waiting
+        self.parked = {offset: attempts for offset, attempts in self.parked.items() if not start <= offset < stop}
+        if len(self.parked) + self.loose_messages < before:
+            cut = {slot: array("q", (o for o in queue if not start <= o < stop)) for slot, queue in self._queues.items()}
+            self._queues = {slot: queue for slot, queue in cut.items() if queue}
+            self._free = [(queue[0], slot) for slot, queue in self._queues.items() if slot not in self._heads]
+            heapq.heapify(self._free)
+        loose, self.loose, self.loose_messages = self.loose, deque(), 0
+        for first, count, _ in loose:
+            for low, high in ((first, min(first + count, start)), (max(first, stop), first + count)):
+                if low < high:
+                    self.loosen(low, high - low)
+        return before - self.waiting
+
+    def clear(self) -> None:
+        self.__init__()  # type: ignore[misc]
+
+    # Rows
+
+    def runs(self) -> Iterator[Run]:
+        """What is parked and loose, as rows: neighbours in one."""
+        yield from joined(self.parked.items())
+        yield from self.loose
+
+
+def joined(items: Iterable[tuple[int, int]]) -> Iterator[Run]:
+    """(offset, attempts), ascending, as runs."""
+    first = following = -1
+    same = 0
+    for offset, attempts in items:
+        if offset != following or attempts != same:
+            if first >= 0:
+                yield first, following - first, same
+            first, same = offset, attempts
+        following = offset + 1
+    if first >= 0:
+        yield first, following - first, same
+
+
+class Sorted(NamedTuple):
+    """A message with its slot; a run of them where the slot is LOOSE. `due_ns`: it is deferred, and lies in the store."""
+
+    start: int
+    messages: int
+    slot: int
+    attempts: int
+    due_ns: int
+
+
+class Unsorted:
+    def __init__(self) -> None:
+        self._rows: list[Hole] = []  # as they are in the store
+        self._left: list[Hole] = []  # what is not sorted yet, ascending
+        self._found: list[Sorted] = []
+        self._ascending = True
+
+    def __bool__(self) -> bool:
+        """There was something to sort, and `done` did not take it."""
+        return bool(self._rows)
+
+    def add(self, row: Hole) -> None:
+        self._rows.append(row)
+        self._left.append(row)
+        self._ascending = False
+
+    def _order(self) -> None:
+        if not self._ascending:
+            self._left.sort()
+            self._ascending = True
+
+    def wanted(self, limit: int, near: int) -> list[int]:
+        """Offsets whose blocks are needed; none lies within `near` of another, for one read brings both."""
+        self._order()
+        found: list[int] = []
+        for start, count, _, _ in self._left:
+            at = max(start, found[-1] + near) if found else start
+            while at < start + count:
+                if len(found) >= limit:
+                    return found
+                found.append(at)
+                at += near
+        return found
+
+    def sort(self, block: Block) -> None:
+        """What lies in this block."""
+        self._order()
+        first, stop = block.first_offset, block.next_offset
+        low = bisect_left(self._left, (first,))
+        if low and self._left[low - 1][0] + self._left[low - 1][1] > first:
+            low -= 1
+        high = bisect_left(self._left, (stop,))
+        if low == high:
+            return
+        slots = slots_of(block)
+        left: list[Hole] = []
+        for start, count, attempts, due_ns in self._left[low:high]:
+            begin, end = max(start, first), min(start + count, stop)
+            if start < begin:
+                left.append((start, begin - start, attempts, due_ns))
+            self._found += (
+                Sorted(at, messages, slot, attempts, due_ns) for at, messages, slot in by_slot(slots, first, begin - first, end - first)
+            )
+            if end < start + count:
+                left.append((end, start + count - end, attempts, due_ns))
+        self._left[low:high] = left
+
+    def is_done(self) -> bool:
+        return not self._left
+
+    def done(self) -> list[Sorted]:
+        """All, in the order of their offsets."""
+        assert self.is_done()
+        found = sorted(self._found)
+        self.__init__()  # type: ignore[misc]
+        return found
+
+    def remove(self, start: int, stop: int) -> int:
+        """Give up what lies there; how many messages that were, without deferred ones: those are counted when they are due."""
+        before = self.messages()
+        self._rows, self._left = _without(self._rows, start, stop), _without(self._left, start, stop)
+        self._found = [one for found in self._found for one in _cut(found, start, stop)]
+        return before - self.messages()
+
+    def runs(self) -> Iterator[Run]:
+        """The rows, without deferred ones."""
+        return (row[:3] for row in self._rows if not row[3])
+
+    def messages(self) -> int:
+        """Of `runs`, without those that are on their way to the dead letters."""
+        return total(run for run in self.runs() if run[2] < REJECTED)
+
+
+def by_slot(slots: list[int] | None, first_offset: int, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """(offset, messages, slot) of these indexes of a block: each by itself, those without a key as runs."""
+    if slots is None:
+        if start < stop:
+            yield first_offset + start, stop - start, LOOSE
+        return
+    at = start
+    while at < stop:
+        slot = slots[at]
+        end = at + 1
+        if slot == LOOSE:
+            while end < stop and slots[end] == LOOSE:
+                end += 1
+        yield first_offset + at, end - at, slot
+        at = end
+
+
+def _without(rows: list[Hole], start: int, stop: int) -> list[Hole]:
+    found: list[Hole] = []
+    for row in rows:
+        found += ((*run, row[3]) for run in take([row[:3]], [(start, stop - start)])[1])
+    return found
+
+
+def _cut(one: Sorted, start: int, stop: int) -> list[Sorted]:
+    left = take([(one.start, one.messages, 0)], [(start, stop - start)])[1]
+    return [one._replace(start=first, messages=count) for first, count, _ in left]
+
+
+class OrderedSupply(Supply):
+    """As `Supply`; what is there to be sent is in `_slots`, not in the window."""
+
+    fetch_bytes = options.ORDERED_READ_BYTES
+
+    def __init__(
+        self, next_offset: int, holes: Iterable[Hole], deferred: Deferred, counters: dict[str, int], settings: ChannelSettings,
+        choice: ChannelFilter | None = None,
+    ) -> None:  # fmt: skip
+        self._slots = Slots()
+        self._unsorted = Unsorted()
+        self._out: set[int] = set()  # heads that consumers hold
+        self._near = 1_000  # messages that one read brings, about
+        self._known: tuple[Block, list[int] | None] | None = None  # the block that was sorted last, for it may be sorted in pieces
+        deferred.limit(options.ORDERED_DEFERRED_ROWS_MAX)
+        super().__init__(next_offset, holes, deferred, counters, settings, choice)
+
+    # A predecessor's rows
+
+    def _recover(self, run: Run, due_ns: int) -> None:
+        self._unsorted.add((*run, due_ns))
+
+    def _is_sorted(self) -> bool:
+        """All rows of a predecessor are. Else the blocks that are missing for it are wanted."""
+        if not self._unsorted:
+            return True
+        if not self._unsorted.is_done():
+            self.wanted.update(self._unsorted.wanted(options.FETCHES_MAX, self._near))
+            return False
+        for one in self._unsorted.done():
+            self._place(one)
+        return True
+
+    def _place(self, one: Sorted) -> None:
+        """They come in the order of their offsets, so a slot's head comes first."""
+        run = (one.start, one.messages, one.attempts)
+        if one.slot == LOOSE:
+            if not one.due_ns and one.attempts:
+                super()._recover(run, 0)
+            elif not one.due_ns:
+                self._slots.loosen(one.start, one.messages)
+        elif one.due_ns:
+            self._slots.hold(one.start, one.slot)  # the store will name it when it is due
+        elif one.attempts and self._slots.hold(one.start, one.slot):
+            super()._recover(run, 0)
+        else:
+            self._slots.park(one.start, one.slot, one.attempts)
+
+    # Blocks
+
+    def shelve(self, block: Block) -> None:
+        """A read may bring blocks that nobody asked for: of those the ones that the cursor has not reached come by the feed."""
+        self._near = max(1, self.fetch_bytes * block.count // block.length)
+        if self._unsorted:
+            self._unsorted.sort(block)
+        if block.first_offset < self.next_offset:
+            super().shelve(block)
+
+    def lost(self, start: int, stop: int) -> None:
+        given_up = [*self.again.ready, *(death.run for death in self.dying.waiting)]
+        super().lost(start, stop)
+        self._over(run for found in given_up for run in take([found], [(start, stop - start)])[0])
+        self.counters["lost_count"] += self._slots.remove(start, stop) + self._unsorted.remove(start, stop)
+
+    def drop_blocks(self) -> None:
+        super().drop_blocks()
+        self._known = None
+
+    # In
+
+    def _look_ahead(self, rows_out: int, wall_ns: int) -> None:
+        """Sort what comes next, until there is enough to do."""
+        while self.looks > 0 and self._looks_on(rows_out):
+            block = self._window[0]
+            self.next_offset = max(self.next_offset, block.first_offset)  # over a gap, where there is one
+            if not self._is_sound(block):
+                return
+            start = self.next_offset - block.first_offset
+            stop = min(block.count, start + options.ORDERED_PARKED_MAX - self._slots.waiting)
+            mask = self.choice.mask(block, wall_ns)
+            if mask is not None:
+                count_skipped(self.counters, mask, start, stop)
+            for low, high in ((start, stop),) if mask is None else wanted_runs(mask, start, stop):
+                self._sort(block, low, high)
+            self.looks -= options.ORDERED_LOOK * (stop - start) + options.LOOK_BLOCK
+            self._advance(block, stop)
+            self.dirty = True
+
+    def _looks_on(self, rows_out: int) -> bool:
+        slots = self._slots
+        if slots.available >= options.ORDERED_AHEAD or slots.waiting >= options.ORDERED_PARKED_MAX or not super()._has_new(rows_out):
+            return False
+        block = self._window[0]
+        on_shelf = slots.waiting * block.length // block.count < options.CACHE_BYTES_MAX // 2
+        return on_shelf or slots.available + len(self._out) < options.ORDERED_BUSY
+
+    def _sort(self, block: Block, start: int, stop: int) -> None:
+        if self._known is None or self._known[0] is not block:
+            self._known = block, slots_of(block)
+        slots = self._slots
+        for offset, messages, slot in by_slot(self._known[1], block.first_offset, start, stop):
+            if slot == LOOSE:
+                slots.loosen(offset, messages)
+            else:
+                slots.park(offset, slot)
+
+    # Out
+
+    def share(self, takers: int, in_flight: int, rows_out: int, wall_ns: int) -> int:
+        """All that is out or could be, by the number of consumers: who would take more leaves the others without keys."""
+        if not takers or not self._is_sorted():
+            return 0
+        self._look_ahead(rows_out, wall_ns)
+        return max(1, -(-(in_flight + self._slots.available) // takers))
+
+    def pick(self, consumer: Subscriber, room: int, rows_out: int, wall_ns: int) -> Picked | None:
+        if not self._is_sorted():
+            return None
+        self._look_ahead(rows_out, wall_ns)
+        was_free = self._slots.available > 0
+        picked = super().pick(consumer, room, rows_out, wall_ns)
+        if picked is None and not was_free and self._slots.available:  # what was to come again grew too old, and freed its slots
+            picked = super().pick(consumer, room, rows_out, wall_ns)
+        if picked is not None and consumer.again_last:
+            self._out.update(self._slots.heads_in(picked.runs))
+        return picked
+
+    def may_ask(self, rows_out: int) -> bool:
+        """Not before all is sorted: what came due might be over by then, and yet be placed as a head that nothing ever releases."""
+        return not self._unsorted and super().may_ask(rows_out)
+
+    def _has_new(self, rows_out: int) -> bool:
+        return self._slots.available > 0
+
+    def _new(self, consumer: Subscriber, room: int, wall_ns: int) -> Picked | None:
+        """What is free, the oldest first, gathered; a long run of messages without a key by itself."""
+        filling = _Filling(room)
+        aside: list[tuple[int, int]] = []  # free ones whose blocks are not here
+        slots = self._slots
+        loose_here = True
+        while filling.has_room() and len(aside) < options.ORDERED_MISSED_MAX and self.looks > 0:
+            loose = slots.loose[0][0] if slots.loose and loose_here else -1
+            offset = slots.next_free()
+            keyed = offset >= 0 and not 0 <= loose < offset
+            offset, count = (offset, 1) if keyed else (loose, slots.loose[0][1] if loose >= 0 else 0)
+            if offset < 0:
+                break
+            block = filling.block_of(offset) or self._find(offset)
+            if block is None:
+                self._want(offset)
+                if keyed:
+                    aside.append(slots.set_aside())
+                loose_here = loose_here and keyed
+                continue
+            at = offset - block.first_offset
+            count = min(count, block.count - at)
+            if self.choice.is_too_old(block, wall_ns):
+                self._pass(offset, count, keyed)
+                self.counters["expired_count"] += count
+                continue
+            count = filling.fitting(block, at, count, sampled=consumer.sample_rate > 0)
+            if not count:
+                break
+            self._give(filling, consumer, block, at, count, keyed)
+        slots.put_back(aside)
+        return filling.picked()
+
+    def _give(self, filling: _Filling, consumer: Subscriber, block: Block, at: int, count: int, keyed: bool) -> None:
+        """These to the consumer, or those of them that are in its sample."""
+        offset = block.first_offset + at
+        if consumer.sample_rate:
+            taken = self.choice.in_sample(consumer.sample_rate)
+            filling.offered += 1
+            if not taken:
+                self._pass(offset, 1, keyed)
+                self.counters["sampled_count"] += 1
+                consumer.sampled_count += 1
+                return
+        if keyed:
+            _, attempts = self._slots.take()
+            if attempts:  # it was sent before, by a predecessor: its next number is committed first
+                super()._recover((offset, 1, attempts), 0)
+                self.dirty = True
+                return
+            self._out.add(offset)
+        else:
+            self._slots.take_loose(count)
+        filling.add(block, at, at + count)
+
+    def _pass(self, offset: int, count: int, keyed: bool) -> None:
+        """These are finished for this channel without a delivery."""
+        if keyed:
+            self._slots.take()
+            self._slots.release((offset,))
+        else:
+            self._slots.take_loose(count)
+        self.looks -= count
+        self.dirty = True
+
+    def _want(self, offset: int) -> None:
+        if len(self.wanted) < options.FETCHES_MAX and all(abs(offset - other) >= self._near for other in self.wanted):
+            self.wanted.add(offset)
+
+    # Back
+
+    def take_back(self, runs: Iterable[Run]) -> None:
+        runs = list(runs)
+        self._out.difference_update(self._slots.heads_in(runs))
+        super().take_back(runs)
+
+    def done(self, runs: Sequence[Run]) -> None:
+        super().done(runs)
+        self._over(runs)
+
+    def back(self, runs: Sequence[Run], cause: str) -> None:
+        self._out.difference_update(self._slots.heads_in(runs))
+        super().back(runs, cause)
+
+    def later(self, runs: Sequence[Run], due_ns: int, cause: str) -> None:
+        heads = self._slots.heads_in(runs)
+        self._out.difference_update(heads)
+        super().later(runs, due_ns, cause)
+        self._release_gone([head for head in heads if head < self._start])
+
+    def reject(self, runs: Sequence[Run], cause: str) -> None:
+        """Its slot waits until it is a dead letter: what comes after it shall not be done before that is said."""
+        self._out.difference_update(self._slots.heads_in(runs))
+        super().reject(runs, cause)
+
+    def _over(self, runs: Iterable[Run]) -> None:
+        """Nothing of these will be sent any more."""
+        heads = self._slots.heads_in(runs)
+        self._out.difference_update(heads)
+        self._slots.release(heads)
+
+    # Commits and moves
+
+    def _held(self) -> Iterable[Run]:
+        return chain(super()._held(), self._slots.runs(), self._unsorted.runs())
+
+    def seek(self, offset: int) -> None:
+        self._slots.clear()
+        self._unsorted = Unsorted()
+        self._out.clear()
+        super().seek(offset)
+
+    def drop_below(self, start: int) -> bool:
+        moved = super().drop_below(start)
+        self.counters["dropped_count"] += self._slots.remove(0, start) + self._unsorted.remove(0, start)
+        self._release_gone(self._slots.heads_below(start))
+        return moved
+
+    def _release_gone(self, heads: Sequence[int]) -> None:
+        """Their messages are gone: their slots do not wait for them to be due. Only what is with a consumer or on its way to the dead
+        letters still ends by itself."""
+        if heads:
+            dying = self._slots.heads_in(death.run for death in chain(self.dying.out, self.dying.waiting))
+            kept = self._out.union(dying)
+            self._slots.release([head for head in heads if head not in kept])
+
+    # What it looks like from outside
+
+    def shown(self) -> dict[str, Iterator[Run]]:
+        return {**super().shown(), "parked": chain(self._slots.runs(), self._unsorted.runs())}
+
+    def statistics(self, head: int) -> dict[str, Any]:
+        """What is parked waits as what is requeued does: it is behind the cursor."""
+        found = super().statistics(head)
+        parked = self._slots.waiting + self._unsorted.messages()
+        found["depth"] += parked
+        found["requeued_waiting"] += parked
+        return {**found, "parked_count": parked}
+
+
+class _Filling:
+    """A delivery in the making. Each message of a key comes here by itself, so what is known of the last block is kept."""
+
+    def __init__(self, room: int) -> None:
+        self.offered = 0
+        self._room = min(room, options.GATHER_COUNT_MAX)
+        self._room_alone = room
+        self._runs: list[Run] = []
+        self._parts: list[Part] = []
+        self._count = 0
+        self._size = 0
+        self._alone = False
+        self._following = -1
+        self._block: Block | None = None  # the last one
+        self._first = self._stop = 0
+        self._ends: list[memoryview] = []  # offsets of its columns
+
+    def has_room(self) -> bool:
+        if self._count >= self._room or self._size >= options.GATHER_BYTES_MAX or self._alone:
+            return False
+        return self.offered < self._room
+
+    def block_of(self, offset: int) -> Block | None:
+        """The last block, if that is the one."""
+        return self._block if self._first <= offset < self._stop else None
+
+    def fitting(self, block: Block, start: int, count: int, *, sampled: bool) -> int:
+        """How many of these may be added; 0: none any more."""
+        if sampled:
+            count = 1
+        elif count >= options.ORDERED_ALONE:
+            if self._parts:
+                return 0
+            self._alone = True  # by a cut, which may be as large as its block
+            return min(count, self._room_alone)
+        if block is not self._block:
+            self._block, self._first, self._stop = block, block.first_offset, block.next_offset
+            self._ends = [column.offsets for column in (block.body, block.key, block.tag, block.headers) if column is not None]
+        count = min(count, self._room - self._count)
+        size = self._size
+        for ends in self._ends:
+            size += ends[start + count] - ends[start]
+        if self._parts and size > options.GATHER_BYTES_MAX:
+            return 0
+        self._size = size
+        return count
+
+    def add(self, block: Block, start: int, stop: int) -> None:
+        self._count += stop - start
+        offset, count = block.first_offset + start, stop - start
+        if offset == self._following:
+            first, before, _ = self._runs.pop()
+            self._runs.append((first, before + count, 1))
+        else:
+            self._runs.append((offset, count, 1))
+        self._following = offset + count
+        if self._parts and self._parts[-1][2] == start and self._parts[-1][0] is block:
+            start = self._parts.pop()[1]
+        self._parts.append((block, start, stop))
+
+    def picked(self) -> Picked | None:
+        if not self._runs and not self.offered:
+            return None
+        return Picked(self._runs, self._parts, self.offered)

@@ -1,0 +1,506 @@
+"""What is to be delivered again: from where the number of that delivery is not committed yet to where it goes out. Pure.
+
+    returned     given back since the last promise, under the number of the last delivery
+    waiting      the same, of earlier rounds
+    promising    the next number goes with the commit that is on its way
+    ready        the next number is committed: it may be sent
+
+A number is promised for what is about to be sent only: while a consumer takes messages, and a bound ahead of it. Else each start would
+raise the numbers of all that waits, and write all of its rows. At a clean end promises that nobody got are taken back; after a
+crash a number may be left out, and none comes twice. Where attempts are bounded the bound is what consumers have room for right now:
+a number that is left out costs a message one of its deliveries, and that shall hit none but those about to be sent.
+
+What came back in one round, from one promise to the next, goes out in the order of its offsets, behind what waited before. It is not all
+sorted into one queue: a message that fails at once, again and again, would keep those with higher offsets waiting for ever.
+
+A first delivery is promised by nobody: it goes out at once and counts over a crash once it is committed, some 0.2 s later.
+
+The blocks a channel holds for messages that may have to be delivered again; bounded, oldest out first. Pure.
+
+A channel's messages that were requeued with a delay: on disk only, once that is committed. Pure.
+
+Ten million of them cost this side a few numbers. A row's life:
+
+    put          handed in; goes with the next commit, unless it is due before that
+    take         the commit is on its way
+    committed    it lies in the state store, ordered by due time; here it only counts
+    came         the store named it as due: it is the channel's own again, and the commit that makes it a live row takes it from the store
+
+The store is not asked again before that commit is done: it would name the same rows. `held` bounds what is asked for: a channel
+without consumers leaves what is due where it lies.
+
+No delay is longer than an hour. A due time beyond that was told by a clock that was wrong, and is set right since: it counts as due. The
+store names such rows with any answer (`StateStore.due`).
+
+Messages that are not delivered any more and not yet dead letters. Pure.
+
+A run's way:
+
+    living     its attempts are below the channel's `max_attempts`, and nobody has rejected it
+    waiting    no more deliveries; its block may still have to be read
+    out        in the batch that is on its way to the dead-letter topic; one at a time
+    stored     a dead letter, durable: finished for this channel
+
+Until it is stored it is a hole like any other, so a crash costs a second dead letter, never a loss. The row's attempts tell the next life
+that it was dying: they have reached the maximum, or carry REJECTED. What is said of the reason is not kept over a crash, for texts do
+not belong into rows; the reason is.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple
+
+from ...transport.block.block import Block
+from ...transport.wire.dead_letter import ATTEMPTS, FOUND, REJECT
+from ...transport.wire.protocol import Run
+from ..primitives.ranges import above, take, total
+from ..settings import options
+
+
+class BlockShelf:
+    """Blocks by first offset. At most `bytes_max`, or one block if that alone is larger."""
+
+    __slots__ = ("_blocks", "_firsts", "bytes_held", "bytes_max")
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.bytes_held = 0
+        self._blocks: OrderedDict[int, Block] = OrderedDict()
+        self._firsts: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def put(self, block: Block) -> None:
+        if block.first_offset in self._blocks:
+            self._blocks.move_to_end(block.first_offset)
+            return
+        self._blocks[block.first_offset] = block
+        insort(self._firsts, block.first_offset)
+        self.bytes_held += block.length
+        while self.bytes_held > self.bytes_max and len(self._blocks) > 1:
+            first, old = self._blocks.popitem(last=False)
+            del self._firsts[bisect_right(self._firsts, first) - 1]
+            self.bytes_held -= old.length
+
+    def find(self, offset: int) -> Block | None:
+        """The block that holds `offset`, or None."""
+        place = bisect_right(self._firsts, offset) - 1
+        if place < 0:
+            return None
+        block = self._blocks[self._firsts[place]]
+        return block if offset < block.next_offset else None
+
+    def drop(self, block: Block) -> None:
+        if self._blocks.pop(block.first_offset, None) is not None:
+            del self._firsts[bisect_right(self._firsts, block.first_offset) - 1]
+            self.bytes_held -= block.length
+
+    def clear(self) -> None:
+        self._blocks.clear()
+        self._firsts.clear()
+        self.bytes_held = 0
+
+
+def bytes_between(block: Block, start: int, stop: int) -> int:
+    """What these messages take of the block's columns; sizes within a block may be very uneven."""
+    columns = (block.body, block.key, block.tag, block.headers)
+    return sum(column.offsets[stop] - column.offsets[start] for column in columns if column is not None)
+
+
+Part = tuple[Block, int, int]
+
+
+class Redelivery:
+    def __init__(self) -> None:
+        self.ready: deque[Run] = deque()
+        self.promising: list[Run] = []
+        self.waiting: deque[Run] = deque()
+        self.returned: list[Run] = []
+
+    @property
+    def rows(self) -> int:
+        return len(self.ready) + len(self.promising) + len(self.waiting) + len(self.returned)
+
+    @property
+    def waits(self) -> bool:
+        """Return True if some message has not been promised its next number."""
+        return bool(self.waiting or self.returned)
+
+    def messages(self) -> int:
+        return total(self.ready) + total(self.promising) + total(self.waiting) + total(self.returned)
+
+    def unsent(self) -> Iterable[Run]:
+        """As rows of the commit that begins: with the highest number under which each may have been sent."""
+        yield from self.ready
+        yield from self.waiting
+        yield from self.returned
+        yield from ((start, count, attempts + 1) for start, count, attempts in self.promising)
+
+    def to_promise(self, bound: int) -> int:
+        """How many messages the next commit shall promise, where `bound` may be ready at a time: 0 while enough is, or nothing waits."""
+        if not self.waits or len(self.ready) >= options.PROMISED_ROWS_LOW:
+            return 0
+        ready = total(self.ready)
+        return bound - ready if ready <= bound // 2 else 0
+
+    def promise(self, room: int) -> None:
+        """So many messages, with the commit that begins."""
+        if room > 0 and self.returned:
+            self.waiting.extend(sorted(self.returned))
+            self.returned = []
+        while self.waiting and room > 0:
+            start, count, attempts = self.waiting.popleft()
+            self.promising.append((start, min(count, room), attempts))
+            if count > room:
+                self.waiting.appendleft((start + room, count - room, attempts))
+            room -= count
+
+    def committed(self) -> None:
+        self.ready.extend((start, count, attempts + 1) for start, count, attempts in self.promising)
+        self.promising = []
+
+    def take_back(self) -> bool:
+        """True: there was something promised that nobody got."""
+        self.waiting.extendleft([(start, count, attempts - 1) for start, count, attempts in reversed(self.ready)])
+        found = bool(self.ready)
+        self.ready.clear()
+        return found
+
+    def keep(self, living: Callable[[Iterable[Run]], list[Run]]) -> None:
+        """Only what may be delivered again by the number of its last delivery."""
+        self.waiting = deque(living(self.waiting))
+        self.returned = living(self.returned)
+        self.promising = living(self.promising)
+        ready = living((start, count, attempts - 1) for start, count, attempts in self.ready)
+        self.ready = deque((start, count, attempts + 1) for start, count, attempts in ready)
+
+    def lost(self, start: int, stop: int) -> int:
+        """Give up what is ready and lies there; how many messages that were."""
+        found = [take([run], [(start, stop - start)]) for run in self.ready]
+        self.ready = deque(run for _, left, _ in found for run in left)
+        return sum(total(gone) for gone, _, _ in found)
+
+    def clear(self) -> None:
+        self.ready.clear()
+        self.promising.clear()
+        self.waiting.clear()
+        self.returned.clear()
+
+
+def collect(
+    again: deque[Run], quota: int, find: Callable[[int], Block | None], wanted: set[int], expire: Callable[[Block, Run], bool] | None = None
+) -> tuple[list[Part], list[Run]]:
+    """Take up to `quota` messages out of `again`; the offsets of those whose block `find` does not have go to `wanted`.
+
+    `expire`: this run of a block would go out; True if it is given up instead.
+    """
+    parts: list[Part] = []
+    runs: list[Run] = []
+    waiting: list[Run] = []
+    size = 0
+    while again and quota > 0 and size < options.GATHER_BYTES_MAX and len(waiting) < options.FETCHES_MAX:
+        first, count, attempts = again.popleft()
+        block = find(first)
+        if block is None:
+            wanted.add(first)
+            waiting.append((first, count, attempts))
+            continue
+        start = first - block.first_offset
+        here = min(block.count - start, count)
+        if expire is not None and expire(block, (first, here, attempts)):
+            if here < count:
+                again.appendleft((first + here, count - here, attempts))
+            continue
+        stop = start + min(here, quota)
+        size += bytes_between(block, start, stop)
+        if parts and size > options.GATHER_BYTES_MAX:  # one part may be as large as its block; several must fit into a block
+            again.appendleft((first, count, attempts))
+            break
+        parts.append((block, start, stop))
+        runs.append((first, stop - start, attempts))
+        quota -= stop - start
+        if stop - start < count:
+            again.appendleft((first + stop - start, count - (stop - start), attempts))
+    again.extendleft(reversed(waiting))
+    return parts, runs
+
+
+Row = tuple[int, int, int, int]  # start, count, attempts, due_ns
+
+
+class Deferred:
+    """`rows` and `messages`: how many there are in all; `next_due_ns`: of those in the store, 0 for none. Wall clock."""
+
+    def __init__(self, rows: int = 0, messages: int = 0, next_due_ns: int = 0, rows_max: int = 0) -> None:
+        self.rows = rows
+        self._rows_max = rows_max or 1 << 62
+        self.messages = messages
+        self.next_due_ns = next_due_ns
+        self.wanted = False
+        """Ask the store what is due, as soon as `may_ask`."""
+        self._new: list[Row] = []
+        self._out: list[Row] = []
+        self._came = self._came_out = False
+        self._clear = False
+        self._asked = 0  # request of the question on its way
+
+    @property
+    def uncommitted(self) -> int:
+        """Rows that are still held here."""
+        return len(self._new) + len(self._out)
+
+    def shown(self, stored: Iterable[Row]) -> list[Row]:
+        """What is deferred, the one due next first. `stored`: what the store named; it may not know yet that some came, or were cleared."""
+        if self._clear:
+            stored = ()
+        elif self._came or self._came_out:
+            stored = (row for row in stored if self.next_due_ns and row[3] >= self.next_due_ns)
+        return sorted((*self._new, *self._out, *stored), key=lambda row: row[3])
+
+    def limit(self, rows_max: int) -> None:
+        """No more rows than that, either."""
+        self._rows_max = min(self._rows_max, rows_max)
+
+    def is_full(self) -> bool:
+        return self.rows >= min(self._rows_max, options.DEFERRED_ROWS_MAX)
+
+    def put(self, runs: Iterable[Run], due_ns: int) -> None:
+        for start, count, attempts in runs:
+            self._new.append((start, count, attempts, due_ns))
+            self.rows += 1
+            self.messages += count
+
+    # Commits
+
+    def take(self) -> tuple[Sequence[Row], bool]:
+        """For the commit that begins: rows to write, and whether all that were there before go."""
+        self._out, self._new = self._new, []
+        self._came_out, self._came = self._came, False
+        clear, self._clear = self._clear, False
+        return self._out, clear
+
+    def committed(self) -> None:
+        for row in self._out:
+            self.next_due_ns = min(self.next_due_ns or row[3], row[3])
+        self._out = []
+        self._came_out = False
+
+    def clear(self) -> None:
+        """All of them are given up."""
+        self.rows = self.messages = self.next_due_ns = 0
+        self.wanted = False
+        self._new, self._out = [], []
+        self._came = False
+        self._clear = True
+        self._asked = 0  # its answer is about what is gone
+
+    # Due
+
+    def due(self, wall_ns: int, held: int) -> list[Run]:
+        """What is due of those that no commit has taken; and whether to ask the store."""
+        if self.next_due_ns and is_due(self.next_due_ns, wall_ns) and held < options.DUE_HELD_MAX:
+            self.wanted = True
+        due = [row[:3] for row in self._new if is_due(row[3], wall_ns)]
+        if due:
+            self._new = [row for row in self._new if not is_due(row[3], wall_ns)]
+            self._back(due)
+        return due
+
+    def may_ask(self, held: int) -> bool:
+        """Nothing that the store named before is still to be taken from it."""
+        settled = not self._asked and not self._came and not self._came_out and not self._clear
+        return self.wanted and held < options.DUE_HELD_MAX and settled
+
+    def ask(self, request: int) -> None:
+        """The question goes out."""
+        self._asked = request
+
+    def answered(self, request: int) -> bool:
+        """False: it is not the answer to the question that is out, or nobody wants it now."""
+        if not self._asked or request != self._asked:
+            return False
+        self._asked = 0
+        return True
+
+    def failed(self, request: int) -> None:
+        """That question has no answer: the next scan asks again."""
+        if self.answered(request):
+            self.wanted = False
+
+    def came(self, rows: Sequence[Row], next_due_ns: int, wall_ns: int) -> list[Run]:
+        """What the store named: live again, with the next commit."""
+        self.next_due_ns = next_due_ns
+        self.wanted = bool(next_due_ns) and is_due(next_due_ns, wall_ns)
+        self._came = self._came or bool(rows)
+        runs = [(start, count, attempts) for start, count, attempts, _ in rows]
+        self._back(runs)
+        return runs
+
+    def _back(self, runs: Sequence[Run]) -> None:
+        self.rows -= len(runs)
+        self.messages -= sum(run[1] for run in runs)
+
+    def next_due(self, wall_ns: int, held: int) -> int:
+        """When `due` has something to say; 0: never, as far as is known."""
+        times = [row[3] for row in self._new]
+        if self.next_due_ns and not self.wanted and held < options.DUE_HELD_MAX:
+            times.append(self.next_due_ns)
+        return min((wall_ns if is_due(due_ns, wall_ns) else due_ns for due_ns in times), default=0)
+
+
+def is_due(due_ns: int, wall_ns: int) -> bool:
+    return due_ns <= wall_ns or due_ns > wall_ns + options.DUE_LATEST_NS
+
+
+REJECTED: Final = 1 << 32  # added to the attempts of a row: no more deliveries, however many there were
+
+
+class Death(NamedTuple):
+    """A run and why it dies: `reason` for machines, `error` for people."""
+
+    run: Run
+    reason: str
+    error: str
+
+
+class Dead(NamedTuple):
+    """A run of the batch that goes out, with the part of a block in which it lies."""
+
+    death: Death
+    part: Part
+
+
+class Dying:
+    """`batch`: a number that changes whenever the batch on its way is another one, or none."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[Death] = deque()
+        self.out: tuple[Death, ...] = ()
+        self.batch = 0
+        self._texts = 0  # characters
+
+    def __bool__(self) -> bool:
+        return bool(self.waiting or self.out)
+
+    @property
+    def rows(self) -> int:
+        return len(self.waiting) + len(self.out)
+
+    def messages(self) -> int:
+        return sum(death.run[1] for death in (*self.out, *self.waiting))
+
+    def unstored(self) -> Iterable[Run]:
+        """As rows of the commit that begins."""
+        for (start, count, attempts), reason, _ in (*self.out, *self.waiting):
+            yield start, count, attempts + REJECTED if reason == REJECT else attempts
+
+    # In
+
+    def living(self, runs: Iterable[Run], max_attempts: int, error: str) -> list[Run]:
+        """What of these may be delivered again; the others are taken."""
+        if not max_attempts:
+            return list(runs)
+        found = []
+        for run in runs:
+            if run[2] < max_attempts:
+                found.append(run)
+            else:
+                self._take(run, ATTEMPTS, error)
+        return found
+
+    def reject(self, runs: Iterable[Run], error: str) -> None:
+        for run in runs:
+            self._take(run, REJECT, error)
+
+    def recover(self, run: Run, max_attempts: int) -> list[Run]:
+        """A hole that was committed before this life began: the run, if it lives."""
+        start, count, attempts = run
+        if attempts < REJECTED:
+            return self.living((run,), max_attempts, FOUND)
+        self._take((start, count, attempts - REJECTED), REJECT, FOUND)
+        return []
+
+    def _take(self, run: Run, reason: str, error: str) -> None:
+        """Beyond a bound of all texts together, for a dead-letter topic may be full for long, reasons come without one."""
+        if self._texts + len(error) > options.DYING_TEXT_MAX:
+            error = ""
+        self._texts += len(error)
+        self.waiting.append(Death(run, reason, error))
+
+    # Out
+
+    def pick(self, find: Callable[[int], Block | None], wanted: set[int]) -> list[Dead]:
+        """The next batch; [] while no block of it is at hand (`wanted`) or nothing waits. None is out."""
+        assert not self.out
+        found: list[Dead] = []
+        absent: list[Death] = []
+        room, size = options.GATHER_COUNT_MAX, 0
+        while self.waiting and room > 0 and size < options.GATHER_BYTES_MAX and len(absent) < options.FETCHES_MAX:
+            death = self.waiting.popleft()
+            first, count, attempts = death.run
+            block = find(first)
+            if block is None:
+                wanted.add(first)
+                absent.append(death)
+                continue
+            start = first - block.first_offset
+            stop = min(block.count, start + count, start + room)
+            while stop - start > 1 and bytes_between(block, start, stop) > options.GATHER_BYTES_MAX:
+                stop = start + (stop - start) // 2
+            taken = stop - start
+            size += bytes_between(block, start, stop)
+            room -= taken
+            found.append(Dead(death._replace(run=(first, taken, attempts)), (block, start, stop)))
+            if taken < count:
+                self._texts += len(death.error)
+                self.waiting.appendleft(death._replace(run=(first + taken, count - taken, attempts)))
+        self.waiting.extendleft(reversed(absent))
+        self.out = tuple(dead.death for dead in found)
+        self.batch += bool(found)
+        return found
+
+    def stored(self) -> list[Run]:
+        """The batch is durable where it went: these are finished."""
+        runs = [death.run for death in self.out]
+        self._end_batch()
+        return runs
+
+    def take_back(self) -> None:
+        """The batch did not go out, and waits again."""
+        self.waiting.extendleft(reversed(self.out))
+        self.out = ()
+        self.batch += 1
+
+    def _end_batch(self) -> None:
+        self._texts -= sum(len(death.error) for death in self.out)
+        self.out = ()
+        self.batch += 1
+
+    # Moves
+
+    def clear(self) -> None:
+        self.waiting.clear()
+        self._end_batch()
+        self._texts = 0
+
+    def lost(self, start: int, stop: int) -> int:
+        """Give up what waits for its block and lies there; how many messages that were."""
+        return self._keep(lambda run: _without(run, start, stop))
+
+    def drop_below(self, start: int) -> int:
+        """... below an offset. What is out is on its way."""
+        return self._keep(lambda run: above([run], start)[0])
+
+    def _keep(self, what: Callable[[Run], Sequence[Run]]) -> int:
+        before = sum(death.run[1] for death in self.waiting)
+        self.waiting = deque(death._replace(run=run) for death in self.waiting for run in what(death.run))
+        self._texts = sum(len(death.error) for death in (*self.out, *self.waiting))
+        return before - sum(death.run[1] for death in self.waiting)
+
+
+def _without(run: Run, start: int, stop: int) -> list[Run]:
+    return take([run], [(start, stop - start)])[1]

@@ -1,0 +1,1 @@
+"""The gateways: the only processes that listen to the outside."""

@@ -1,0 +1,1 @@
+"""The HTTP API of nsqd and nsqlookupd, and metrics."""

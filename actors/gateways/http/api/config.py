@@ -1,0 +1,120 @@
+"""/config: what nsqd's options are here. Names and kinds are nsqd's; times are in ns, as Go writes a duration.
+
+Only `log_level` and `nsqlookupd_tcp_addresses` can be changed while the broker runs, as with nsqd, and only where somebody takes the change
+up: an option that would be confirmed and then not followed is refused (INVALID_OPTION).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ....settings.options import NsqOptions
+from ..web.body import QueryRequest, read_body
+from ..web.limits import Budget, HttpLimits
+from ..web.responses import answer, api_error, text
+from .lookup import LookupNode
+
+_MS: Final = 1_000_000
+LOG_LEVELS: Final = {"debug": 1, "info": 2, "warn": 3, "error": 4, "fatal": 5}  # nsqd's names, and the numbers that it answers
+_ADDRESS: Final = re.compile(r"[A-Za-z0-9_.-]{1,255}:[0-9]{1,5}|\[[0-9A-Fa-f:.]{2,45}\]:[0-9]{1,5}", re.ASCII)
+ADDRESSES_MAX: Final = 64
+Change = Callable[[Any], Awaitable[None]]  # raises ZsqError
+
+
+def settings(node: LookupNode, limits: HttpLimits, nsq: NsqOptions, log_level: str) -> dict[str, Any]:
+    """What GET answers, by nsqd's names."""
+    return {
+        "auth_http_address": list(nsq.auth_http_addresses),
+        "auth_http_request_method": nsq.auth_http_method,
+        "broadcast_address": node.broadcast_address,
+        "broadcast_http_port": nsq.broadcast_http_port,
+        "broadcast_tcp_port": nsq.broadcast_tcp_port,
+        "deflate": nsq.deflate,
+        "log_level": LOG_LEVELS.get(log_level, LOG_LEVELS["info"]),
+        "mem_queue_size": 0,  # there is no queue in memory
+        "max_body_size": limits.max_body_size,
+        "max_channel_consumers": nsq.max_channel_consumers,
+        "max_deflate_level": nsq.max_deflate_level,
+        "max_heartbeat_interval": nsq.max_heartbeat_interval_ms * _MS,
+        "max_msg_size": limits.max_msg_size,
+        "max_msg_timeout": nsq.max_msg_timeout_ms * _MS,
+        "max_output_buffer_size": nsq.max_output_buffer_size,
+        "max_output_buffer_timeout": nsq.max_output_buffer_timeout_ms * _MS,
+        "max_rdy_count": nsq.max_rdy_count,
+        "max_req_timeout": limits.max_req_timeout_ms * _MS,
+        "msg_timeout": nsq.msg_timeout_ms * _MS,
+        "nsqlookupd_tcp_addresses": list(nsq.lookupd_tcp_addresses),
+        "snappy": nsq.snappy,
+        "statsd_address": "",  # there is no statsd
+        "statsd_prefix": "",
+        "tls_cert": nsq.tls.cert,
+        "tls_key": nsq.tls.key,
+        "tls_client_auth_policy": nsq.tls.client_auth,
+        "tls_required": {"true": 2, "tcp-https": 1}.get(nsq.tls.required, 0),
+        "topology_region": nsq.topology_region,
+        "topology_zone": nsq.topology_zone,
+    }
+
+
+def lookupd_addresses(body: bytes) -> list[str]:
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        raise api_error("INVALID_VALUE") from None
+    if not isinstance(found, list) or len(found) > ADDRESSES_MAX:
+        raise api_error("INVALID_VALUE")
+    if not all(isinstance(one, str) and _ADDRESS.fullmatch(one) for one in found):
+        raise api_error("INVALID_VALUE")
+    return found
+
+
+def log_level(body: bytes) -> str:
+    said = body.decode("latin-1").lower()
+    if said not in LOG_LEVELS:
+        raise api_error("INVALID_VALUE")
+    return said
+
+
+_READ: Final[dict[str, Callable[[bytes], Any]]] = {"nsqlookupd_tcp_addresses": lookupd_addresses, "log_level": log_level}
+
+
+class Config:
+    """The handlers. `changes`: by option, what takes up a new value."""
+
+    def __init__(self, found: dict[str, Any], limits: HttpLimits, budget: Budget, changes: Mapping[str, Change]) -> None:
+        self._settings = found
+        self._limits = limits
+        self._budget = budget
+        self._asked = QueryRequest(limits.body_s, budget)
+        self._changes = changes
+
+    async def get(self, request: Request) -> Response:
+        await self._asked(request)
+        return self._tell(request.path_params["option"])
+
+    async def put(self, request: Request) -> Response:
+        option = request.path_params["option"]
+        with self._budget.share() as share:
+            too_big = api_error("INVALID_VALUE", 413)
+            body = await read_body(request, self._limits.max_msg_size, too_big, self._limits.body_s, share)
+        if not body:
+            raise api_error("INVALID_VALUE", 413)
+        if option not in self._changes:
+            raise api_error("INVALID_OPTION")
+        value = _READ[option](body)
+        await self._changes[option](value)
+        self._settings[option] = LOG_LEVELS[value] if option == "log_level" else value
+        return self._tell(option)
+
+    def _tell(self, option: str) -> Response:
+        """A text as it is, all else as JSON: as nsqd does."""
+        if option not in self._settings:
+            raise api_error("INVALID_OPTION")
+        value = self._settings[option]
+        return text(value) if isinstance(value, str) else answer(value)

@@ -1,0 +1,102 @@
+"""Topics and channels by command: create, delete, empty, pause, unpause.
+
+What differs from nsqd: each command is durable when it is answered, and a delete waits until the topic is gone. Deleting is unconditional
+over HTTP, as NSQ's tools expect: what is not finished goes too (the command line and the client library ask first).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from .....transport.errors import NotFound
+from ..web.body import QueryRequest
+from ..web.responses import ApiError, api_error, nothing
+from .broker import BrokerClient
+from .lookup import Tombstones
+
+Command = Callable[..., Awaitable[dict[str, Any]]]
+
+
+class ManagementHandlers:
+    """The handlers."""
+
+    def __init__(self, broker: BrokerClient, asked: QueryRequest, tombstones: Tombstones) -> None:
+        self._broker = broker
+        self._asked = asked
+        self._tombstones = tombstones
+
+    async def create_topic(self, request: Request) -> Response:
+        await self._broker.create_topic((await self._asked(request)).topic())
+        return nothing()
+
+    async def delete_topic(self, request: Request) -> Response:
+        topic = (await self._asked(request)).existing_topic()
+        try:
+            await self._broker.delete_topic(topic, force=True)
+        except NotFound:
+            raise api_error("TOPIC_NOT_FOUND") from None
+        self._tombstones.remove(topic)
+        return nothing()
+
+    async def empty_topic(self, request: Request) -> Response:
+        topic = (await self._asked(request)).topic()
+        return await self._of_topic(self._broker.empty, topic)
+
+    async def pause_topic(self, request: Request) -> Response:
+        return await self._of_topic(self._broker.pause, (await self._asked(request)).existing_topic())
+
+    async def unpause_topic(self, request: Request) -> Response:
+        return await self._of_topic(self._broker.unpause, (await self._asked(request)).existing_topic())
+
+    async def create_channel(self, request: Request) -> Response:
+        topic, channel = (await self._asked(request)).topic_and_channel()
+        try:
+            await self._broker.stats(topic)  # the broker would make it; nsqd does not
+        except NotFound:
+            raise api_error("TOPIC_NOT_FOUND") from None
+        await self._broker.create_channel(topic, channel)
+        return nothing()
+
+    async def delete_channel(self, request: Request) -> Response:
+        topic, channel = (await self._asked(request)).topic_and_channel()
+        try:
+            await self._broker.delete_channel(topic, channel, force=True)
+        except NotFound:
+            raise await self._missing(topic) from None
+        return nothing()
+
+    async def empty_channel(self, request: Request) -> Response:
+        return await self._of_channel(self._broker.empty, request)
+
+    async def pause_channel(self, request: Request) -> Response:
+        return await self._of_channel(self._broker.pause, request)
+
+    async def unpause_channel(self, request: Request) -> Response:
+        return await self._of_channel(self._broker.unpause, request)
+
+    async def _of_topic(self, command: Command, topic: str) -> Response:
+        try:
+            await command(topic)
+        except NotFound:
+            raise api_error("TOPIC_NOT_FOUND") from None
+        return nothing()
+
+    async def _of_channel(self, command: Command, request: Request) -> Response:
+        topic, channel = (await self._asked(request)).topic_and_channel()
+        try:
+            await command(topic, channel)
+        except NotFound:
+            raise await self._missing(topic) from None
+        return nothing()
+
+    async def _missing(self, topic: str) -> ApiError:
+        """Which of the two it was: the broker says it in a sentence only."""
+        try:
+            await self._broker.stats(topic)
+        except NotFound:
+            return api_error("TOPIC_NOT_FOUND")
+        return api_error("CHANNEL_NOT_FOUND")

@@ -1,0 +1,136 @@
+"""Prometheus metrics: the broker's statistics, asked for at each scrape, and what the gateway counts itself.
+
+Every family is a row of actors/statistics/schema.py with its help text and labels. Names: counters end in _total, times are in seconds,
+sizes in bytes.
+
+Cardinality is bounded: labels are topics and channels (as many as the broker has), quantiles, kinds of processes, and of requests the path
+as this file knows it and the status. No client, no address and no message is a label. A counter begins anew when its process does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from ....statistics.schema import METRICS, Statistic
+
+Row = Mapping[str, Any]
+Samples = Iterable[tuple[tuple[str, ...], float | None]]
+
+_BY_NAME: Final = {one.metric: one for one in METRICS}
+_BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+class RequestMetrics:
+    """What the gateway counts itself."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        requests, durations = _BY_NAME["zsq_http_requests_total"], _BY_NAME["zsq_http_request_duration_seconds"]
+        self._requests = Counter(requests.metric.removesuffix("_total"), requests.help, requests.labels, registry=self.registry)
+        self._durations = Histogram(durations.metric, durations.help, durations.labels, registry=self.registry, buckets=_BUCKETS_S)
+        self.active, self.connections, self.bodies = (
+            Gauge(name, _BY_NAME[name].help, registry=self.registry)
+            for name in ("zsq_http_requests_active", "zsq_http_connections", "zsq_http_body_bytes")
+        )
+
+    def answered(self, path: str, status: int, begun_ns: int) -> None:
+        self._requests.labels(path, str(status)).inc()
+        self._durations.labels(path).observe((time.monotonic_ns() - begun_ns) / 1e9)
+
+
+class _Broker(Collector):
+    """One scrape's families. `stats` None: the broker did not answer."""
+
+    def __init__(self, stats: Row | None, healthy: bool, took_s: float) -> None:
+        self._stats = stats
+        self._healthy = healthy
+        self._took_s = took_s
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._stats
+        if stats is None:
+            yield _filled(_BY_NAME["zsq_up"], [((), 0.0)])
+            return
+        rows = _rows(stats)
+        special: dict[str, Samples] = {
+            "zsq_up": [((), 1.0)],
+            "zsq_info": [((str(stats.get("version", "")), str(stats.get("uuid", ""))), 1.0)],
+            "zsq_healthy": [((), float(self._healthy))],
+            "zsq_scrape_duration_seconds": [((), self._took_s)],
+            "zsq_channel_processing_latency_seconds": _latencies(rows["channel"]),
+            "zsq_topic_healthy": [(labels, 0.0 if row.get("write_trouble") else 1.0) for labels, row in rows["topic"]],
+            "zsq_channel_healthy": [(labels, 1.0 if row.get("health", "OK") == "OK" else 0.0) for labels, row in rows["channel"]],
+        }
+        for one in METRICS:
+            if one.metric in special:
+                yield _filled(one, special[one.metric])
+            elif one.level != "request":
+                yield _filled(one, ((labels, _value(row.get(one.name))) for labels, row in rows[one.level]))
+
+
+def _rows(stats: Row) -> dict[str, list[tuple[tuple[str, ...], Row]]]:
+    """Return the rows of each level with their labels. No gateways where there is none, and neither these nor the disk for who may not
+    see them."""
+    topics: list[tuple[tuple[str, ...], Row]] = [((row["topic_name"],), row) for row in stats["topics"]]
+    gateways = [row for row in stats.get("gateways", ()) if row["kind"] == "nsq_gateway"]
+    counted = [one.name for one in METRICS if one.level == "gateway"] if gateways else []
+    kinds: dict[str, dict[str, float]] = {}  # by kind; "": how many there are, for zsq_processes
+    for row in stats.get("processes", ()):
+        own = kinds.setdefault(str(row["kind"]), {"": 0, "private_bytes": 0, "restarts": 0})
+        for name in own:
+            own[name] += row.get(name, 0) if name else 1
+    return {
+        "broker": [((), stats)],
+        "disk": [((), stats.get("disk") or {})],
+        "gateway": [((), {name: sum(row[name] for row in gateways) for name in counted})],
+        "topic": topics,
+        "channel": [((*labels, row["channel_name"]), row) for labels, topic in topics for row in topic["channels"]],
+        "process": [((kind,), own) for kind, own in sorted(kinds.items())],
+    }
+
+
+def _value(value: Any) -> float | None:
+    """Return a statistic as a number: of rows how many there are, of a text whether there is one; None where it is not known."""
+    if isinstance(value, str | list | tuple):
+        return float(bool(value) if isinstance(value, str) else len(value))
+    return None if value is None else float(value)
+
+
+def _filled(one: Statistic, samples: Samples) -> Metric:
+    make = CounterMetricFamily if one.kind == "counter" else GaugeMetricFamily
+    found = make(one.metric, one.help, labels=one.labels)
+    for labels, value in samples:
+        if value is not None:
+            found.add_metric(labels, value)
+    return found
+
+
+def _latencies(channels: Iterable[tuple[tuple[str, ...], Row]]) -> Iterator[tuple[tuple[str, ...], float]]:
+    for labels, row in channels:
+        for one in (row.get("e2e_processing_latency") or {}).get("percentiles", ()):
+            yield (*labels, f"{one['quantile']:g}"), one["value"] / 1e9
+
+
+def render(stats: Row | None, healthy: bool, took_s: float, own: RequestMetrics, accept: str) -> tuple[bytes, str]:
+    """The exposition, and its content type: as text, or as OpenMetrics for who asks for it."""
+    encoder, content_type = choose_encoder(accept)
+    registry = CollectorRegistry()
+    registry.register(_Broker(stats, healthy, took_s))
+    registry.register(_Own(own.registry))
+    return encoder(registry), content_type
+
+
+class _Own(Collector):
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterable[Metric]:
+        return self._registry.collect()

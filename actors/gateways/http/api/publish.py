@@ -1,0 +1,158 @@
+"""/pub and /mpub, and the publisher behind them: requests that come at the same time share a block.
+
+`TopicPublisher` is all that the handlers want. `GatheredPublisher` keeps it with the gatherer that the NSQ gateway has too: a single
+request is not slower for it, and a hundred at once are one append and one sync.
+
+A gatherer keeps a lane for each topic that it ever published to. Names come from outside, so after LANES_MAX different ones a new one takes
+over, and the old one ends when its last answer is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from .....transport.errors import E_DISK_FULL, E_TOPIC_FAILED, ZsqError, from_wire
+from ...nsq.publishing import Gatherer
+from ..web.body import Parameters, announced, counted, lines, read_body
+from ..web.limits import Budget, HttpLimits
+from ..web.responses import api_error, text
+from .broker import BrokerClient
+
+LANES_MAX: Final = 512
+END_S: Final = 35.0  # longer than a gatherer lets a publish wait
+FAILURES_MAX: Final = 100
+_FAILS: Final = frozenset({E_DISK_FULL, E_TOPIC_FAILED})  # the broker's fault, and no rule that it keeps
+
+
+class TopicPublisher(Protocol):
+    """Raises ZsqError; durable when it returns. `bodies`: at least one."""
+
+    async def publish(self, topic: str, bodies: Sequence[bytes], defer_ms: int) -> None: ...
+
+
+class GatheredPublisher:
+    """On one event loop. `make`: a gatherer, made on first use."""
+
+    def __init__(self, make: Callable[[], Gatherer], lanes_max: int = LANES_MAX) -> None:
+        self._make = make
+        self._lanes_max = lanes_max
+        self._names: set[str] = set()
+        self._stopping = False
+        self._gatherer: Gatherer | None = None
+        self._retired: set[Gatherer] = set()
+        self._ends: set[asyncio.Task[None]] = set()
+
+    async def publish(self, topic: str, bodies: Sequence[bytes], defer_ms: int) -> None:
+        answered: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        def answer(why: str) -> None:
+            if not answered.done():  # who waited for it may have left
+                answered.set_result(why)
+
+        self._for(topic).publish(topic, bodies, defer_ms, answer)
+        if why := await answered:
+            code, _, said = why.partition(" ")
+            raise from_wire(code, said)
+
+    def _for(self, topic: str) -> Gatherer:
+        if self._gatherer is None or (topic not in self._names and len(self._names) >= self._lanes_max):
+            self._retire()
+            self._gatherer = self._make()
+            if self._stopping:
+                self._gatherer.stop_waiting()
+        self._names.add(topic)
+        return self._gatherer
+
+    def _retire(self) -> None:
+        gatherer, self._gatherer = self._gatherer, None
+        self._names.clear()
+        if gatherer is not None:
+            end = asyncio.get_running_loop().create_task(gatherer.finish(END_S))
+            self._ends.add(end)
+            self._retired.add(gatherer)
+            end.add_done_callback(self._ends.discard)
+            end.add_done_callback(lambda _: self._retired.discard(gatherer))
+
+    def stop_waiting(self) -> None:
+        """The broker stops: see `Gatherer.stop_waiting`."""
+        self._stopping = True
+        for gatherer in (*self._retired, *([self._gatherer] if self._gatherer is not None else [])):
+            gatherer.stop_waiting()
+
+    def statistics(self) -> dict[str, Any]:
+        return self._gatherer.statistics() if self._gatherer is not None else {}
+
+    async def close(self) -> None:
+        """When all that was published is answered."""
+        self._retire()
+        if self._ends:
+            await asyncio.wait(set(self._ends))
+
+
+class WriteFailures:
+    """Topics whose last publish the broker could not keep: /ping tells of them until the next one that works, as nsqd does."""
+
+    def __init__(self) -> None:
+        self.by_topic: dict[str, str] = {}
+
+    def note(self, topic: str, error: ZsqError | None) -> None:
+        if error is None:
+            self.by_topic.pop(topic, None)
+        elif error.code in _FAILS and len(self.by_topic) < FAILURES_MAX:
+            self.by_topic[topic] = f"{error.code} {error.text}"
+
+
+class Publishing:
+    """The handlers."""
+
+    def __init__(self, publisher: TopicPublisher, broker: BrokerClient, limits: HttpLimits, budget: Budget) -> None:
+        self._publisher = publisher
+        self._broker = broker
+        self._limits = limits
+        self._budget = budget
+        self.failures = WriteFailures()
+
+    async def pub(self, request: Request) -> Response:
+        limits = self._limits
+        with self._budget.share() as share:
+            body = await read_body(request, limits.max_msg_size, api_error("MSG_TOO_BIG"), limits.body_s, share)
+            if not body:
+                raise api_error("MSG_EMPTY")
+            parameters = Parameters(request.scope["query_string"])
+            topic = parameters.topic()
+            await self._publish(topic, [body], parameters.defer_ms(limits.max_req_timeout_ms))
+        return text("OK")
+
+    async def mpub(self, request: Request) -> Response:
+        limits = self._limits
+        length = announced(request)
+        if length is not None and length > limits.max_body_size:
+            raise api_error("BODY_TOO_BIG")
+        parameters = Parameters(request.scope["query_string"])
+        topic, binary = parameters.topic(), parameters.binary()
+        with self._budget.share() as share:
+            body = await read_body(request, limits.max_body_size, api_error("BODY_TOO_BIG"), limits.body_s, share)
+            if binary:
+                bodies = counted(body, limits.max_msg_size, limits.max_body_size)
+            else:
+                bodies = lines(body, limits.max_msg_size)
+            share.take(len(body))  # once more, in pieces
+            del body
+            if bodies:
+                await self._publish(topic, bodies, 0)
+            else:
+                await self._broker.create_topic(topic)  # as nsqd does
+        return text("OK")
+
+    async def _publish(self, topic: str, bodies: Sequence[bytes], defer_ms: int) -> None:
+        try:
+            await self._publisher.publish(topic, bodies, defer_ms)
+        except ZsqError as error:
+            self.failures.note(topic, error)
+            raise
+        self.failures.note(topic, None)

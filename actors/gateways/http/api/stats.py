@@ -1,0 +1,197 @@
+"""The broker's statistics in NSQ's words: /stats as JSON and as text, and the health of /ping. Pure.
+
+Names, types and units are nsqd's, so that nsqadmin and nsq_stat show them. What nsqd does not have is in /metrics.
+
+What means something else here (docs/http.md tells it to people): `message_bytes` counts blocks, not bodies alone. A message published
+with a delay waits in its topic and belongs to every channel when it is due; nsqd has it in each channel's `deferred_count` from the start,
+and in `message_count`, and so it is shown here. `backend_depth` leaves out what a channel has in memory, though all is on disk. Of
+`memory`, a Go runtime's figures, only what the processes use is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from .....storage.errors import REFUSED_TEXT
+from .....transport.errors import E_DISK_FULL
+from ....statistics.schema import LATENCY, Level, rows_of
+
+Row = Mapping[str, Any]
+_CLIENT_OPTIONAL: Final = {"authed": bool, "auth_identity": str, "auth_identity_url": str}
+_APART: Final = {*_CLIENT_OPTIONAL, "pub_counts", LATENCY}
+
+
+def _fields(level: Level) -> dict[str, Any]:
+    """Return what nsqd tells of a topic, a channel or a client, in its order: names with defaults."""
+    rows = sorted((row for row in rows_of(level) if row.nsq), key=lambda row: row.nsq)
+    return {row.name: row.default for row in rows if row.name not in _APART}
+
+
+_TOPIC: Final = _fields("topic")
+_CHANNEL: Final = _fields("channel")
+_CLIENT: Final = _fields("consumer")
+_MEMORY: Final = (
+    "heap_objects", "heap_idle_bytes", "heap_in_use_bytes", "heap_released_bytes", "gc_pause_usec_100", "gc_pause_usec_99",
+    "gc_pause_usec_95", "next_gc_bytes", "gc_total_runs",
+)  # fmt: skip
+
+
+def health(stats: Row, failures: Mapping[str, str]) -> str:
+    """ "OK", or "NOK - " and why. `failures`: by topic, why the last publish was not kept."""
+    said = [stats["health"]] if stats.get("health", "OK") != "OK" else []
+    disk_full = (stats.get("disk") or {}).get("full", "")  # the broker's health says that, and names the topics
+    for row in stats["topics"]:
+        name = row["topic_name"]
+        why = str(row.get("write_trouble", "")) or failures.get(name, "")
+        if disk_full and why.startswith(E_DISK_FULL):
+            why = E_DISK_FULL
+        if why and not (disk_full and why == REFUSED_TEXT):
+            said.append(f"topic {name}: {why}")
+    return f"NOK - {'; '.join(said)}" if said else "OK"
+
+
+def as_nsq(stats: Row, said: str, topic: str, channel: str, *, clients: bool, memory: bool) -> dict[str, Any]:
+    """/stats?format=json. `topic`, `channel`: only these, "" for all; a topic without the channel is not shown."""
+    rows = []
+    for row in stats["topics"]:
+        channels = [one for one in row["channels"] if channel in ("", one["channel_name"])]
+        if topic in ("", row["topic_name"]) and (channels or not channel):
+            rows.append(_topic(row, channels, clients))
+    found: dict[str, Any] = {
+        "version": str(stats["version"]),
+        "health": said,
+        "start_time": int(stats["start_time"]),
+        "topics": rows,
+    }
+    if memory:
+        found["memory"] = _memory(stats.get("processes", ()))
+    found["producers"] = [_client(row) | _pub_counts(row, topic) for row in stats.get("producers", ())] if clients else []
+    return found
+
+
+def _topic(row: Row, channels: Sequence[Row], clients: bool) -> dict[str, Any]:
+    delayed = int(row.get("delayed_count", 0))
+    found = _told(row, _TOPIC)
+    found["depth"] += 0 if row["channels"] else delayed
+    found["message_count"] += delayed
+    return {
+        "topic_name": row["topic_name"],
+        "channels": [_channel(one, delayed, clients) for one in channels],
+        **found,
+        "backend_depth": found["depth"],
+        "e2e_processing_latency": _latency(row),
+    }
+
+
+def _channel(row: Row, delayed: int, clients: bool) -> dict[str, Any]:
+    found = _told(row, _CHANNEL)
+    found["deferred_count"] += delayed
+    found["message_count"] += delayed
+    found["clients"] = [_client(one) for one in row.get("clients", ())] if clients else []
+    found["e2e_processing_latency"] = _latency(row)
+    return found
+
+
+def _told(row: Row, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return these statistics of a row. A process that has just started has reported none: the field's default stands in."""
+    return {name: type(default)(row.get(name, default)) for name, default in fields.items()}
+
+
+def _client(row: Row) -> dict[str, Any]:
+    """What is known of it; a client of the NSQ gateway says more of itself than one of ZSQ's own, whose name is host/process."""
+    found = _told(row, _CLIENT)
+    host, slash, _ = found["client_id"].partition("/")
+    found["hostname"] = found["hostname"] or (host if slash else "")
+    found |= {name: kind(row[name]) for name, kind in _CLIENT_OPTIONAL.items() if row.get(name)}
+    return found
+
+
+def _pub_counts(row: Row, topic: str) -> dict[str, Any]:
+    """Return the producers as nsqd does: every one is shown, and where a topic was asked for, only what it published there."""
+    counts = [{"topic": one["topic"], "count": int(one["count"])} for one in row.get("pub_counts", ()) if topic in ("", one["topic"])]
+    return {"pub_counts": counts} if counts else {}
+
+
+def _latency(row: Row) -> dict[str, Any]:
+    found = row.get("e2e_processing_latency") or {"count": 0, "percentiles": []}
+    return {
+        "count": int(found["count"]),
+        "percentiles": [{"quantile": float(one["quantile"]), "value": float(one["value"])} for one in found["percentiles"]] or None,
+    }
+
+
+def _memory(processes: Iterable[Row]) -> dict[str, int]:
+    return dict.fromkeys(_MEMORY, 0) | {"heap_in_use_bytes": sum(int(row.get("private_bytes", 0)) for row in processes)}
+
+
+# As text
+
+
+def as_text(found: Row, uptime_s: float, own_version: str) -> str:
+    """/stats without a format: what `as_nsq` made, laid out as nsqd does."""
+    began = datetime.fromtimestamp(found["start_time"], UTC)
+    out = [f"zsq v{own_version} (as nsqd v{found['version']})", f"start_time {began:%Y-%m-%dT%H:%M:%SZ}", f"uptime {_span(uptime_s)}", ""]
+    out += [f"Health: {found['health']}"]
+    if "memory" in found:
+        out += ["", "Memory:", *(f"   {name:<25}\t{value}" for name, value in found["memory"].items())]
+    out += ["", "Topics:" if found["topics"] else "Topics: None"]
+    for number, row in enumerate(found["topics"]):
+        out += [*([""] * bool(number)), _topic_line(row)]
+        for channel in row["channels"]:
+            out.append(_channel_line(channel))
+            out += [f"        {_client_text(client)}" for client in channel["clients"]]
+    out += ["", "Producers:" if found["producers"] else "Producers: None"]
+    out += [f"   {_producer_text(client)}" for client in found["producers"]]
+    return "\n".join(out) + "\n"
+
+
+def _topic_line(row: Row) -> str:
+    return (
+        f"{'*P ' if row['paused'] else '   '}[{row['topic_name']:<15}] depth: {row['depth']:<5} be-depth: {row['backend_depth']:<5}"
+        f" msgs: {row['message_count']:<8} e2e%: {_quantiles(row)}"
+    )
+
+
+def _channel_line(row: Row) -> str:
+    return (
+        f"   {'*P ' if row['paused'] else '   '}[{row['channel_name']:<25}] depth: {row['depth']:<5} be-depth: {row['backend_depth']:<5}"
+        f" inflt: {row['in_flight_count']:<4} def: {row['deferred_count']:<4} re-q: {row['requeue_count']:<5}"
+        f" timeout: {row['timeout_count']:<5} msgs: {row['message_count']:<8} e2e%: {_quantiles(row)}"
+    )
+
+
+def _client_text(row: Row) -> str:
+    return (
+        f"[{row['version']} {_address(row):<21}] state: {row['state']} inflt: {row['in_flight_count']:<4} rdy: {row['ready_count']:<4}"
+        f" fin: {row['finish_count']:<8} re-q: {row['requeue_count']:<8} msgs: {row['message_count']:<8} connected: {_when(row)}"
+    )
+
+
+def _producer_text(row: Row) -> str:
+    counts = row.get("pub_counts", ())
+    topics = ",".join(f"{one['topic']}={one['count']}" for one in counts)
+    return f"[{row['version']} {_address(row):<21}] msgs: {sum(one['count'] for one in counts):<8} topics: {topics}"
+
+
+def _address(row: Row) -> str:
+    return str(row["remote_address"] or row["client_id"])
+
+
+def _when(row: Row) -> str:
+    return f"{datetime.fromtimestamp(row['connect_ts'], UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def _quantiles(row: Row) -> str:
+    found = row["e2e_processing_latency"]["percentiles"] or ()
+    return ", ".join(f"{one['quantile'] * 100:g}%: {_span(one['value'] / 1e9)}" for one in found)
+
+
+def _span(seconds: float) -> str:
+    """As Go writes a duration, to the millisecond."""
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g}ms"
+    hours, rest = divmod(seconds, 3600)
+    minutes, rest = divmod(rest, 60)
+    return f"{f'{hours:.0f}h' if hours else ''}{f'{minutes:.0f}m' if hours or minutes else ''}{rest:.3f}".rstrip("0").rstrip(".") + "s"

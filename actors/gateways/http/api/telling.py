@@ -1,0 +1,129 @@
+"""What the node tells of itself: /ping, /info, /stats and /metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from .....transport.errors import NotFound, ZsqError
+from ....security.policy import UNWELL, Action, Principal, visible
+from ....settings.options import NsqOptions
+from ..web.authority import principal_of
+from ..web.body import QueryRequest, legal
+from ..web.responses import answer, plain, text
+from . import metrics
+from .broker import SharedStats
+from .lookup import LookupNode
+from .publish import WriteFailures
+from .stats import as_nsq, as_text, health
+
+HEALTH_AGE_S: Final = 1.0  # /ping is asked often, and by many
+_MS: Final = 1_000_000
+
+
+class Telling:
+    """The handlers."""
+
+    def __init__(
+        self,
+        stats: SharedStats,
+        failures: WriteFailures,
+        node: LookupNode,
+        nsq: NsqOptions,
+        counted: metrics.RequestMetrics,
+        asked: QueryRequest,
+    ) -> None:
+        self._stats = stats
+        self._failures = failures
+        self._node = node
+        self._nsq = nsq
+        self._counted = counted
+        self._asked = asked
+
+    async def ping(self, request: Request) -> Response:
+        await self._asked(request)
+        try:
+            said = self._health(await self._stats.recent(HEALTH_AGE_S), principal_of(request))
+        except ZsqError as error:
+            said = f"NOK - the broker does not answer: {error}"
+        return plain(said, 200 if said == "OK" else 500)
+
+    async def info(self, request: Request) -> Response:
+        await self._asked(request)
+        node, nsq = self._node, self._nsq
+        return answer(
+            {
+                "version": node.version,
+                "broadcast_address": node.broadcast_address,
+                "hostname": node.hostname,
+                "http_port": node.http_port,
+                "tcp_port": node.tcp_port,
+                "start_time": int((await self._stats.recent(HEALTH_AGE_S))["start_time"]),
+                "max_heartbeat_interval": nsq.max_heartbeat_interval_ms * _MS,
+                "max_output_buffer_size": nsq.max_output_buffer_size,
+                "max_output_buffer_timeout": nsq.max_output_buffer_timeout_ms * _MS,
+                "max_deflate_level": nsq.max_deflate_level,
+                "topology_zone": node.topology_zone,
+                "topology_region": node.topology_region,
+            }
+        )
+
+    async def stats(self, request: Request) -> Response:
+        parameters = await self._asked(request)
+        topic, channel = parameters.get("topic") or "", parameters.get("channel") or ""
+        stats, said = await self._about(topic, principal_of(request))
+        found = as_nsq(
+            stats,
+            said,
+            topic,
+            channel,
+            clients=parameters.flag("include_clients", True),
+            memory=parameters.flag("include_mem", True),
+        )
+        found["version"] = self._node.version
+        if parameters.get("format") == "json":
+            return answer(found)
+        return text(as_text(found, time.time() - found["start_time"], str(stats["version"])))
+
+    def _health(self, stats: dict[str, Any], principal: Principal) -> str:
+        """Of the whole broker; which topics it is about only to who may see them."""
+        said = health(stats, self._failures.by_topic)
+        if said == "OK" or principal.may(Action.SEE_ALL):
+            return said
+        failures = {topic: why for topic, why in self._failures.by_topic.items() if principal.may(Action.SEE, topic)}
+        partly = health(visible(stats, principal), failures)
+        return f"NOK - {UNWELL}" if partly == "OK" else partly
+
+    async def _about(self, topic: str, principal: Principal) -> tuple[dict[str, Any], str]:
+        """Statistics that have the topic, if it is there; and the health of the whole broker."""
+        if not topic:
+            stats = await self._stats.fresh()
+            return visible(stats, principal), self._health(stats, principal)
+        overall = await self._stats.recent(HEALTH_AGE_S)
+        said = self._health(overall, principal)
+        producers = {"producers": visible(overall, principal).get("producers", ())}  # of all topics, as nsqd has it
+        if legal(topic):
+            try:
+                return visible(await self._stats.fresh(topic), principal) | producers, said
+            except NotFound:
+                pass
+        return visible(overall, principal) | {"topics": []}, said
+
+    async def metrics(self, request: Request) -> Response:
+        await self._asked(request)
+        begun = time.monotonic()
+        try:
+            stats: dict[str, Any] | None = await self._stats.fresh()
+        except ZsqError:
+            stats = None
+        took_s = time.monotonic() - begun
+        healthy = stats is not None and health(stats, self._failures.by_topic) == "OK"
+        if stats is not None:
+            stats = visible(stats, principal_of(request))
+        accept = request.headers.get("accept", "")
+        body, kind = await asyncio.to_thread(metrics.render, stats, healthy, took_s, self._counted, accept)
+        return Response(body, 200, {"content-type": kind})

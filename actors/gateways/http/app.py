@@ -1,0 +1,286 @@
+"""The application: every path of nsqd's and nsqlookupd's HTTP API, /metrics, and the console, over one broker.
+
+`make_app` puts the handlers together, and the guard around them, which keeps the bounds. It opens nothing.
+
+Around the whole application: who is turned away at the door, how many requests at once, how long each, and that the refused read why.
+
+A client that sends a large body and is refused before it is read would find its connection reset, and the answer lost with it. So what
+still comes is thrown away for a while (bounded by size and by time) behind the answer, and then the connection is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from typing import Final
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ....transport.errors import ZsqError
+from ...security.policy import actions_of
+from ...settings.options import NsqOptions
+from .api.broker import BrokerClient, SharedStats
+from .api.config import Change, Config, settings
+from .api.lookup import LookupHandlers, LookupNode, Tombstones
+from .api.manage import ManagementHandlers
+from .api.metrics import RequestMetrics
+from .api.publish import Publishing, TopicPublisher
+from .api.telling import Telling
+from .console.console import Console
+from .web.authority import Handler, HttpAuthority
+from .web.body import QueryRequest
+from .web.limits import Budget, HttpLimits
+from .web.origins import Origins
+from .web.responses import ApiError, api_error, from_zsq, refusal
+
+log = logging.getLogger("zsq")
+
+_CLOSE: Final = (b"connection", b"close")
+LIVE: Final = "/api/live"  # ends by itself, and loses its connection where nothing of it is taken
+OTHER: Final = "other"  # a path that is not there, for metrics
+
+
+class RequestGuard:
+    """What is refused before it is looked at: without TLS where that is required, and what browsers send for other pages."""
+
+    def __init__(self, origins: Origins, authority: HttpAuthority, tls_required: bool) -> None:
+        self._origins = origins
+        self._authority = authority
+        self._tls_required = tls_required
+
+    def refusal(self, scope: Scope) -> ApiError | None:
+        if self._tls_required and scope["scheme"] != "https":
+            return ApiError(403, "TLS_REQUIRED", more={"https_port": 0})  # the one HTTP port is without TLS
+        return self._origins.refusal(scope, any_name=self._authority.everybody_shows_who_they_are)
+
+
+class Guard:
+    """`paths`: those that metrics know; the last part of one may be a parameter."""
+
+    def __init__(
+        self, app: ASGIApp, limits: HttpLimits, counted: RequestMetrics, budget: Budget, paths: tuple[str, ...], doors: RequestGuard
+    ) -> None:
+        self._app = app
+        self._limits = limits
+        self._budget = budget
+        self._doors = doors
+        self._exact = {path: path for path in paths if "{" not in path}
+        self._open = {path.partition("{")[0]: path for path in paths if "{" in path}
+        self.metrics = counted
+        self.active = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise RuntimeError(f"this application does not speak {scope['type']}")
+        exchange = Exchange(scope, receive, send, self._limits)
+        begun_ns = time.monotonic_ns()
+        self.active += 1
+        self.metrics.active.set(self.active)
+        try:
+            await self._answer(scope, exchange)
+        finally:
+            self.active -= 1
+            self.metrics.active.set(self.active)
+            self.metrics.bodies.set(self._budget.held)
+            if exchange.status and not exchange.gone:
+                self.metrics.answered(self.known(scope["path"]), exchange.status, begun_ns)
+
+    async def _answer(self, scope: Scope, exchange: Exchange) -> None:
+        refused = self._doors.refusal(scope) or self._refuses()
+        try:
+            if refused is None:
+                async with asyncio.timeout(None if scope["path"] == LIVE else self._limits.request_s):
+                    await self._app(scope, exchange.receive, exchange.send)
+        except TimeoutError:
+            refused = ApiError(503, f"E_TIMEOUT not answered within {self._limits.request_s:g} s")
+        except Exception:
+            log.exception("%s %s", scope["method"], scope["path"][:200])
+            refused = api_error("INTERNAL_ERROR")
+        if refused is not None and not exchange.status:
+            await refusal(refused)(scope, exchange.receive, exchange.send)
+
+    def _refuses(self) -> ApiError | None:
+        if self.active > self._limits.requests_max:
+            return ApiError(503, f"E_LIMIT more than {self._limits.requests_max} requests at once; try again", hint={"retry-after": "1"})
+        return None
+
+    def known(self, path: str) -> str:
+        found = self._exact.get(path)
+        if found is None:
+            begin, slash, rest = path.rpartition("/")
+            found = self._open.get(begin + slash) if rest else None
+            if found is None:  # files lie in folders, too
+                found = next((one for begin, one in self._open.items() if one.endswith(":path}") and path.startswith(begin)), OTHER)
+        return found
+
+
+class Exchange:
+    """One request and its answer, on their way through."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, limits: HttpLimits) -> None:
+        self._receive = receive
+        self._send = send
+        self._limits = limits
+        headers = dict(scope["headers"])
+        self._unread = b"transfer-encoding" in headers or headers.get(b"content-length", b"0").strip(b"0") != b""
+        self.status = 0
+        self.gone = False  # it left in the middle of its body: nobody hears the answer
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self.gone = self.gone or message["type"] == "http.disconnect"
+        if message["type"] != "http.request" or not message.get("more_body", False):
+            self._unread = False
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            if self._unread:
+                message = {**message, "headers": [*message["headers"], _CLOSE]}
+        elif self._unread and not message.get("more_body", False):
+            await self._send({**message, "more_body": True})
+            await self._linger()
+            message = {"type": "http.response.body", "body": b"", "more_body": False}
+        await self._send(message)
+
+    async def _linger(self) -> None:
+        left = self._limits.linger_bytes
+        try:
+            async with asyncio.timeout(self._limits.linger_s):
+                while self._unread and left > 0:
+                    left -= len((await self.receive()).get("body", b""))
+        except TimeoutError:
+            pass
+
+
+class Parts:
+    """What an application is made of, for its shell and for tests."""
+
+    def __init__(self, broker: BrokerClient, publisher: TopicPublisher, node: LookupNode, limits: HttpLimits) -> None:
+        self.limits = limits
+        self.budget = Budget(limits.bodies_bytes_max)
+        self.stats = SharedStats(broker)
+        self.tombstones = Tombstones()
+        self.metrics = RequestMetrics()
+        self.publishing = Publishing(publisher, broker, limits, self.budget)
+        self.asked = QueryRequest(limits.body_s, self.budget)
+        self.management = ManagementHandlers(broker, self.asked, self.tombstones)
+        self.lookup = LookupHandlers(node, self.stats, self.tombstones, self.asked)
+
+
+def make_app(
+    broker: BrokerClient,
+    publisher: TopicPublisher,
+    node: LookupNode,
+    *,
+    nsq: NsqOptions | None = None,
+    limits: HttpLimits = HttpLimits(),  # noqa: B008 - frozen
+    log_level: str = "info",
+    changes: Mapping[str, Change] | None = None,
+    authority: HttpAuthority | None = None,
+    origins: Origins | None = None,
+    console: Console | None = None,
+) -> Guard:
+    """`nsq`: the NSQ gateway beside this one, None where there is none. `changes`: by option of /config, what takes up a new value.
+    `authority`: who may do what; None: everybody all. `origins`: by which names it may be called; None: by addresses and as localhost."""
+    authority = authority or HttpAuthority()
+    parts = Parts(broker, publisher, node, limits)
+    told = nsq or NsqOptions()
+    config = Config(settings(node, limits, told, log_level), limits, parts.budget, changes or {})
+    telling = Telling(parts.stats, parts.publishing.failures, node, told, parts.metrics, parts.asked)
+    table = paths(parts, telling, config) | (console.paths() if console is not None else {})
+    for path, methods in table.items():
+        for method, handler in methods.items():
+            methods[method] = authority.guarded(actions_of(method, path), handler)
+    starlette = Starlette(
+        routes=[Route(path, _by_method(methods), methods=list(methods)) for path, methods in table.items()],
+        exception_handlers={
+            ApiError: _refused,
+            ZsqError: _refused_by_broker,
+            HTTPException: _not_there,
+            ClientDisconnect: _left,
+            Exception: _defect,
+        },
+    )
+    starlette.router.redirect_slashes = False  # a redirect would name the host that the request named
+    doors = RequestGuard(origins or Origins(), authority, told.tls.required == "true")
+    return Guard(starlette, limits, parts.metrics, parts.budget, tuple(table), doors)
+
+
+def paths(parts: Parts, telling: Telling, config: Config) -> dict[str, dict[str, Handler]]:
+    """Every path, its methods and their handlers."""
+    manage, publishing, lookup = parts.management, parts.publishing, parts.lookup
+    post: dict[str, Handler] = {
+        "/pub": publishing.pub,
+        "/mpub": publishing.mpub,
+        "/topic/create": manage.create_topic,
+        "/topic/delete": manage.delete_topic,
+        "/topic/empty": manage.empty_topic,
+        "/topic/pause": manage.pause_topic,
+        "/topic/unpause": manage.unpause_topic,
+        "/topic/tombstone": lookup.tombstone,
+        "/channel/create": manage.create_channel,
+        "/channel/delete": manage.delete_channel,
+        "/channel/empty": manage.empty_channel,
+        "/channel/pause": manage.pause_channel,
+        "/channel/unpause": manage.unpause_channel,
+    }
+    get: dict[str, Handler] = {
+        "/ping": telling.ping,
+        "/info": telling.info,
+        "/stats": telling.stats,
+        "/metrics": telling.metrics,
+        "/lookup": lookup.lookup,
+        "/topics": lookup.topics,
+        "/channels": lookup.channels,
+        "/nodes": lookup.nodes,
+    }
+    table: dict[str, dict[str, Handler]] = {
+        path: {"POST": handler} for path, handler in post.items()
+    }  # first: it is searched in this order
+    table |= {path: {"GET": handler} for path, handler in get.items()}
+    table["/config/{option}"] = {"GET": config.get, "PUT": config.put}
+    return table
+
+
+def _by_method(methods: Mapping[str, Handler]) -> Handler:
+    async def handle(request: Request) -> Response:
+        method = "GET" if request.method == "HEAD" else request.method
+        return await methods[method](request)
+
+    return handle
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return refusal(error)
+
+
+async def _refused_by_broker(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ZsqError)
+    return refusal(from_zsq(error))
+
+
+async def _not_there(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        return refusal(ApiError(405, "METHOD_NOT_ALLOWED", hint=dict(error.headers or {})))
+    return refusal(api_error("NOT_FOUND"))
+
+
+async def _left(request: Request, error: Exception) -> Response:
+    """In the middle of its body: this answer is heard by nobody."""
+    return refusal(api_error("REQUEST_TIMEOUT"))
+
+
+async def _defect(request: Request, error: Exception) -> Response:
+    """The guard logs it."""
+    return refusal(api_error("INTERNAL_ERROR"))

@@ -1,0 +1,256 @@
+"""Answers of the console's API, and what its requests say: numbers within bounds, and options as JSON.
+
+Messages as JSON: bytes as base64, and as text where they are text; as much of them as was asked for; and those to be published. Pure.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from .....transport.client.core.message import ID_DIGITS, OFFSET_BITS, StoredMessage
+from .....transport.client.core.peeking import Peek, Peeked
+from .....transport.errors import E_BAD_ARGUMENT, UsageError
+from ..web.body import Parameters, read_body
+from ..web.limits import Budget, HttpLimits, Share
+from ..web.responses import ApiError, api_error
+
+HEADERS: Final = {"cache-control": "no-store", "x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
+JSON: Final = "application/json; charset=utf-8"
+OPTIONS_BYTES_MAX: Final = 128 * 1024
+_NUMBER: Final = re.compile(r"-?[0-9]{1,18}", re.ASCII)
+
+
+def answer(data: Any) -> Response:
+    return Response(json.dumps(data, separators=(",", ":")).encode(), 200, HEADERS, media_type=JSON)
+
+
+def bad(text: str) -> ApiError:
+    return ApiError(400, f"E_BAD_ARGUMENT {text}")
+
+
+def parameters_of(request: Request) -> Parameters:
+    return Parameters(request.scope["query_string"])
+
+
+def number(parameters: Parameters, name: str, otherwise: int, least: int, most: int) -> int:
+    """Within bounds; one over them is the bound, as pages ask for as much as they like."""
+    said = parameters.get(name)
+    if said is None:
+        return otherwise
+    if not _NUMBER.fullmatch(said):
+        raise bad(f"{name} is a number, not {said[:40]!r}")
+    return min(max(int(said), least), most)
+
+
+async def options_of(request: Request, limits: HttpLimits, budget: Budget) -> dict[str, Any]:
+    """The body of a request that does something: an object, or nothing."""
+    with budget.share() as share:
+        return await read_options(request, OPTIONS_BYTES_MAX, limits.body_s, share)
+
+
+async def read_options(request: Request, bytes_max: int, body_s: float, share: Share) -> dict[str, Any]:
+    """The same, of a body that is counted in `share` for longer than it is read."""
+    body = await read_body(request, bytes_max, api_error("BODY_TOO_BIG"), body_s, share)
+    if not body:
+        return {}
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        raise bad("the body is no JSON") from None
+    if not isinstance(found, dict):
+        raise bad("the body is a JSON object of options")
+    return found
+
+
+BODY_BYTES: Final = 4096
+BODY_BYTES_MAX: Final = 1024 * 1024
+ALL_BYTES_MAX: Final = 4 * 1024 * 1024  # of one answer
+KEY_BYTES_MAX: Final = 4096
+_NO_TEXT: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # control characters but tab and ends of lines
+_MS: Final = 1_000_000
+PUBLISHED_MAX: Final = 10_000  # messages of one request
+_PUBLISHED: Final = frozenset({"body", "body_base64", "bodies", "key", "key_base64", "tag", "headers", "headers_base64", "delay_s"})
+
+
+class Room:
+    """How many bytes of bodies an answer still has room for; `each`: for one of them."""
+
+    def __init__(self, each: int, left: int = ALL_BYTES_MAX) -> None:
+        self._each = each
+        self._left = left
+
+    def take(self, size: int) -> int:
+        taken = min(size, self._each, self._left)
+        self._left -= taken
+        return taken
+
+
+def told(data: bytes, length: int) -> dict[str, Any]:
+    """The first `length` bytes, and how many there are."""
+    part = data[:length]
+    found: dict[str, Any] = {"size": len(data), "base64": base64.b64encode(part).decode()}
+    text = text_of(part, cut=len(part) < len(data))
+    if text is not None:
+        found["text"] = text
+    if len(part) < len(data):
+        found["cut"] = True
+    return found
+
+
+def text_of(data: bytes, *, cut: bool) -> str | None:
+    """None where it is no text. What is `cut` may end within a character: that one is left out."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        if not cut or error.reason != "unexpected end of data":
+            return None
+        text = data[: error.start].decode()
+    return None if _NO_TEXT.search(text) else text
+
+
+def message(found: StoredMessage, node: int, room: Room) -> dict[str, Any]:
+    headers = {name: told(value, KEY_BYTES_MAX) if isinstance(value, bytes) else _header(value) for name, value in found.headers.items()}
+    return {
+        "offset": found.offset,
+        "id": f"{node << OFFSET_BITS | found.offset:0{ID_DIGITS}x}",
+        "time_ms": found.timestamp_ns // _MS,
+        "time_ns": str(found.timestamp_ns),
+        "size": len(found.body),
+        "key": None if found.key is None else told(found.key, KEY_BYTES_MAX),
+        "tag": found.tag,
+        "headers": headers,
+        "body": told(found.body, room.take(len(found.body))),
+    }
+
+
+def _header(value: Any) -> Any:
+    """What JavaScript's numbers cannot hold goes as text."""
+    return str(value) if isinstance(value, int) and abs(value) >= 1 << 53 else value
+
+
+def peeked(found: Peek, node: int, room: Room) -> dict[str, Any]:
+    return {
+        "next_offset": found.next_offset,
+        "looked_to": found.looked_to,
+        "head": found.head,
+        "paused": found.paused,
+        "counts": found.counts,
+        "messages": [_held(one, node, room) for one in found.messages],
+    }
+
+
+def _held(one: Peeked, node: int, room: Room) -> dict[str, Any]:
+    return {
+        "offset": one.offset,
+        "state": one.state,
+        "attempts": one.attempts,
+        "consumer": one.consumer,
+        "held_s": round(one.held_s, 3),
+        "left_s": round(one.left_s, 3),
+        "due_ms": one.due_ns // _MS,
+        "message": None if one.message is None else message(one.message, node, room),
+    }
+
+
+def delayed(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of the list of delayed messages, which has the beginnings of bodies."""
+    return [
+        {
+            "key": row["key"],
+            "due_ms": row["due_ns"] // _MS,
+            "size": row["size"],
+            "body": _beginning(bytes(row["body"]), row["size"]),
+            "tag": row["tag"].decode(errors="replace") if isinstance(row["tag"], bytes) else row["tag"],
+            "message_key": None if row["message_key"] is None else told(bytes(row["message_key"]), KEY_BYTES_MAX),
+        }
+        for row in rows
+    ]
+
+
+def _beginning(data: bytes, size: int) -> dict[str, Any]:
+    found = told(data, len(data)) | {"size": size}
+    if len(data) < size:
+        text = text_of(data, cut=True)
+        found |= {"cut": True} | ({} if text is None else {"text": text})
+    return found
+
+
+# To be published
+
+
+class Published(NamedTuple):
+    """Messages that a page wants to publish; `key`, `tag`, `headers` and `delay_s` are of all of them."""
+
+    bodies: list[bytes]
+    key: bytes | None
+    tag: str | None
+    headers: dict[str, Any] | None
+    delay_s: float | None
+
+
+def published(options: Mapping[str, Any]) -> Published:
+    """Parse the messages of a request. `UsageError` for what is no message; the client library checks lengths and header values."""
+    unknown = options.keys() - _PUBLISHED
+    if unknown:
+        raise _no_message(f"there is no field {min(unknown)[:80]!r}; there are {', '.join(sorted(_PUBLISHED))}")
+    try:
+        bodies = _bodies(options)
+        tag, delay_s = options.get("tag"), options.get("delay_s")
+        headers, encoded = options.get("headers") or {}, options.get("headers_base64") or {}
+        if tag is not None and not isinstance(tag, str):
+            raise _no_message("tag is a text")
+        if not isinstance(headers, dict) or not isinstance(encoded, dict) or headers.keys() & encoded.keys():
+            raise _no_message("headers and headers_base64 are objects, and a name is in one of them only")
+        if not all(value is None or isinstance(value, str | int | float) for value in headers.values()):
+            raise _no_message("a header is a text, a number, true, false or null")
+        if delay_s is not None and (isinstance(delay_s, bool) or not isinstance(delay_s, int | float) or abs(delay_s) >= 1 << 43):
+            raise _no_message("delay_s is a number of seconds, 366 days at most")
+        for text in (tag or "", *headers, *encoded, *(value for value in headers.values() if isinstance(value, str))):
+            text.encode()
+        all_headers = headers | {name: _unpacked(value, "a value of headers_base64") for name, value in encoded.items()}
+        return Published(bodies, _bytes_of(options, "key"), tag, all_headers or None, delay_s)
+    except UnicodeEncodeError:  # half of a pair of surrogates: JSON permits it
+        raise _no_message("it has a text that is not Unicode; send bytes as base64") from None
+
+
+def _bodies(options: Mapping[str, Any]) -> list[bytes]:
+    texts = options.get("bodies")
+    body = _bytes_of(options, "body")
+    if (texts is None) == (body is None):
+        raise _no_message("give one of body, body_base64 and bodies")
+    if body is not None:
+        return [body]
+    if not isinstance(texts, list) or not 0 < len(texts) <= PUBLISHED_MAX or not all(isinstance(text, str) for text in texts):
+        raise _no_message(f"bodies are 1 to {PUBLISHED_MAX} texts")
+    return [text.encode() for text in texts]
+
+
+def _bytes_of(options: Mapping[str, Any], name: str) -> bytes | None:
+    text, encoded = options.get(name), options.get(f"{name}_base64")
+    if text is not None and encoded is not None:
+        raise _no_message(f"give one of {name} and {name}_base64")
+    if encoded is not None:
+        return _unpacked(encoded, f"{name}_base64")
+    if text is not None and not isinstance(text, str):
+        raise _no_message(f"{name} is a text; send bytes as {name}_base64")
+    return None if text is None else text.encode()
+
+
+def _unpacked(encoded: Any, what: str) -> bytes:
+    try:
+        if isinstance(encoded, str):
+            return base64.b64decode(encoded, validate=True)
+    except ValueError:
+        pass
+    raise _no_message(f"{what} is no base64")
+
+
+def _no_message(why: str) -> UsageError:
+    return UsageError(E_BAD_ARGUMENT, f"this cannot be published: {why}")

@@ -1,0 +1,156 @@
+"""The console's back end as one part of the HTTP gateway: its paths, its tasks, and their end.
+
+What changes, as it happens: server-sent events, a stream for each page that is open.
+
+A page reads them with `fetch`, as only so it can show its token. A stream ends after ten minutes, and the page comes again: what its caller
+may see is looked at anew. One that takes nothing loses its connection (server.py); what it missed is not kept for it, see board.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from ..api.broker import SharedStats
+from ..web.authority import principal_of
+from ..web.body import Parameters
+from ..web.limits import HttpLimits
+from ..web.responses import ApiError
+from .answers import HEADERS
+from .board import BoardView
+from .doing import BackgroundJobs, Doing
+from .files import ConsoleFiles
+from .reading import ReadHandlers
+from .sampler import Sampler
+from .source import Open, OpenProducer, Source
+
+STREAMS_MAX: Final = 64
+STREAM_S: Final = 600.0
+KEEP_S: Final = 15.0
+
+
+def event(kind: str, data: Any) -> bytes:
+    return f"event: {kind}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
+
+
+class Live:
+    def __init__(self, sampler: Sampler, jobs: BackgroundJobs) -> None:
+        self._sampler = sampler
+        self._jobs = jobs
+        self.streams = 0
+        self._rules = 0
+
+    def renew(self) -> None:
+        """There are new rules for who may see what: nothing more is told under the old ones, and the pages come again."""
+        self._rules += 1
+
+    async def live(self, request: Request) -> Response:
+        parameters = Parameters(request.scope["query_string"])
+        topic = parameters.get("topic") or ""
+        view = BoardView(principal_of(request), topic, bool(topic) or parameters.flag("channels", False))
+        if self.streams >= STREAMS_MAX:
+            raise ApiError(503, f"E_LIMIT {STREAMS_MAX} pages are open already; close some", hint={"retry-after": "5"})
+        board = await self._sampler.fresh(topic)
+        if topic and topic not in board.topics:
+            raise ApiError(404, f"E_NOT_FOUND topic {topic!r} does not exist")
+        headers = {**HEADERS, "x-accel-buffering": "no"}
+        if request.method == "HEAD":  # its answer has no end, and nobody would hear it
+            return Response(b"", 200, headers, media_type="text/event-stream")
+        return StreamingResponse(self._events(view), 200, headers, media_type="text/event-stream")
+
+    async def _events(self, view: BoardView) -> AsyncIterator[bytes]:
+        sampler, board = self._sampler, self._sampler.board
+        self.streams += 1
+        try:
+            with sampler.watch():
+                end_s = time.monotonic() + STREAM_S
+                tick, jobs, rules = board.tick, self._jobs.version, self._rules
+                yield event("snapshot", view.whole(board))
+                silent_s = time.monotonic()
+                while not sampler.closing and time.monotonic() < end_s and rules == self._rules:
+                    if await sampler.after(tick, KEEP_S) and rules == self._rules:
+                        before, tick = tick, board.tick
+                        told = self._told(view, before, jobs)
+                        jobs = self._jobs.version
+                        for one in told:
+                            yield one
+                        silent_s = time.monotonic() if told else silent_s
+                    if time.monotonic() - silent_s >= KEEP_S:
+                        yield b": keep\n\n"
+                        silent_s = time.monotonic()
+                yield event("again", {})
+        finally:
+            self.streams -= 1
+
+    def _told(self, view: BoardView, tick: int, jobs: int) -> list[bytes]:
+        board = self._sampler.board
+        found = view.changes(board, tick)
+        told = [] if found is None else [event("snapshot" if found.pop("whole", False) else "changes", found)]
+        if self._sampler.alarms_tick > tick:
+            told.append(event("alarms", view.alarms(self._sampler.alarms)))
+        if self._jobs.version > jobs:
+            told.append(event("jobs", {"jobs": self._jobs.rows(view.principal)}))
+        return told
+
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class Console:
+    """`url`: of the run directory, for redrives; `folder`: of the pages, "" for none (the API is there all the same)."""
+
+    def __init__(
+        self, source: Source, open_reader: Open, open_producer: OpenProducer, url: str, limits: HttpLimits, folder: str = ""
+    ) -> None:
+        stats = SharedStats(source)
+        self.sampler = Sampler(source)
+        self.jobs = BackgroundJobs(url, stats, source)
+        self.files = ConsoleFiles(folder)
+        self.jobs.changed = self.sampler.stir
+        self.live = Live(self.sampler, self.jobs)
+        self._reading = ReadHandlers(source, open_reader, stats, self.sampler, self.jobs)
+        self._doing = Doing(source, open_reader, open_producer, stats, self.jobs, limits, self.sampler.stir)
+        self._task: asyncio.Task[None] | None = None
+
+    def paths(self) -> dict[str, dict[str, Handler]]:
+        reading = self._reading
+        get: dict[str, Handler] = {
+            "/api/overview": reading.overview,
+            "/api/live": self.live.live,
+            "/api/history": reading.history,
+            "/api/histories": reading.histories,
+            "/api/topic": reading.topic,
+            "/api/channel": reading.channel,
+            "/api/chunks": reading.chunks,
+            "/api/alarms": reading.alarms,
+            "/api/jobs": reading.jobs,
+            "/api/processes": reading.processes,
+            "/api/audit": reading.audit,
+            "/api/peek": reading.peek,
+            "/api/messages": reading.messages,
+            "/api/body": reading.body,
+            "/api/delayed": reading.delayed,
+            "/api/preview": self._doing.preview,
+        }
+        if self.files:
+            get |= {"/": self.files.index, "/console/{name:path}": self.files.named}
+        table = {path: {"GET": handler} for path, handler in get.items()}
+        return table | {path: {"POST": handler} for path, handler in self._doing.table().items()}
+
+    def start(self) -> None:
+        """In the running loop."""
+        self._task = asyncio.get_running_loop().create_task(self.sampler.run())
+
+    async def close(self) -> None:
+        """Streams end, redrives with their batch."""
+        self.sampler.close()
+        await self.jobs.close()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait((self._task,))

@@ -1,0 +1,415 @@
+"""What the console's pages do: each a POST, with names in the query and options in a JSON body; and what it would cost, before.
+
+Whoever may do it was looked at before (`authority.py`); here only what a body names besides: another topic.
+
+What takes longer than a request: redrives, as tasks with progress. Bounded: so many at a time, one a topic of dead letters.
+
+They live in the gateway's memory. If that dies in between, letters that were published and not finished yet go back once more, as with the
+command line; none is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from .....transport.client.asyncio.aio import Batch, Consumer, Producer, Reader
+from .....transport.client.core.redrive import CHANNEL, NOT_COME, POLL_S, READY, Redrive
+from .....transport.client.core.subscription import END
+from .....transport.errors import E_FORBIDDEN, E_LIMIT, Refused, ZsqError
+from .....transport.names import check_name
+from .....transport.settings import ChannelOptions, NewChannelOptions, RetentionSettings
+from ....security.policy import DEAD_LETTER_TOPIC, REDRIVE, Action, Principal, check_dead_letters
+from ..api.broker import SharedStats
+from ..web.authority import principal_of
+from ..web.body import Parameters
+from ..web.limits import Budget, HttpLimits
+from ..web.responses import ApiError, api_error
+from . import losses
+from .answers import OPTIONS_BYTES_MAX, answer, bad, number, options_of, parameters_of, published, read_options
+from .source import Open, OpenProducer, Source
+
+log = logging.getLogger("zsq")
+
+RUNNING_MAX: Final = 4
+KEPT: Final = 20
+TIMEOUT_S: Final = 20.0
+REASONS_MAX: Final = 20  # that are told
+
+
+class Job:
+    """`state`: running, done, stopped, failed."""
+
+    def __init__(self, number: int, topic: str, to: str | None, channel: str | None, count: int | None, principal: Principal) -> None:
+        self.number = number
+        self.topic = topic
+        self.count = count
+        self.principal = principal
+        self.plan = Redrive(to, channel, 0)
+        self.given = to, channel
+        self.total: int | None = None
+        self.state = "running"
+        self.error = ""
+        self.stopping = asyncio.Event()
+        self.started_s = time.time()
+        self.ended_s = 0.0
+
+    def row(self) -> dict[str, Any]:
+        plan = self.plan
+        reasons = sorted(plan.left.items(), key=lambda one: -one[1])[:REASONS_MAX]
+        return {
+            "id": self.number, "kind": "redrive", "topic": self.topic, "state": self.state, "sent": plan.total,
+            "left": sum(plan.left.values()), "total": self.total,
+            "places": [
+                {"topic": place.topic, "channel": place.channel, "count": count}
+                for place, count in [*plan.sent.items()][:REASONS_MAX] if self.principal.may(Action.SEE, place.topic)
+            ],
+            "reasons": dict(reasons), "error": self.error, "started_ms": int(self.started_s * 1000), "ended_ms": int(self.ended_s * 1000),
+            "by": self.principal.name,
+        }  # fmt: skip
+
+
+class BackgroundJobs:
+    """`url`: of the run directory, to read and publish as a client. `source`: who is asked about routes, in the name of the job's user."""
+
+    def __init__(self, url: str, stats: SharedStats, source: Source) -> None:
+        self._url = url
+        self._source = source
+        self._stats = stats
+        self._jobs: deque[Job] = deque(maxlen=KEPT)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._number = 0
+        self.version = 0
+        self.changed: Callable[[], None] = lambda: None
+
+    def rows(self, principal: Principal) -> list[dict[str, Any]]:
+        return [job.row() for job in reversed(self._jobs) if principal.may(Action.SEE, job.topic)]
+
+    def start(self, topic: str, to: str | None, channel: str | None, count: int | None, principal: Principal) -> Job:
+        running = [job for job in self._jobs if job.state == "running"]
+        if any(job.topic == topic for job in running):
+            raise ApiError(409, f"E_IN_USE a redrive of {topic} is at work; stop it, or wait for its end")
+        if len(running) >= RUNNING_MAX:
+            raise Refused(E_LIMIT, f"{RUNNING_MAX} redrives are at work; wait for the end of one")
+        if len(self._jobs) == KEPT:
+            self._jobs.remove(next(job for job in self._jobs if job.state != "running"))
+        self._number += 1
+        job = Job(self._number, topic, to, channel, count, principal)
+        self._jobs.append(job)
+        task = asyncio.get_running_loop().create_task(self._work(job))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        self._note()
+        return job
+
+    def stop(self, number: int, principal: Principal) -> Job:
+        for job in self._jobs:
+            if job.number == number and principal.may(Action.MANAGE_TOPIC, job.topic):
+                job.stopping.set()
+                return job
+        raise ApiError(404, f"E_NOT_FOUND there is no job {number}")
+
+    def _note(self) -> None:
+        self.version += 1
+        self.changed()
+
+    async def _work(self, job: Job) -> None:
+        try:
+            await self._redrive(job)
+            job.state = "stopped" if job.stopping.is_set() else "done"
+        except ZsqError as error:
+            job.state, job.error = "failed", f"{error.code} {error.text}"
+        except Exception as error:
+            log.exception("a redrive of %s failed", job.topic)
+            job.state, job.error = "failed", f"E_INTERNAL {error!r}"
+        finally:
+            job.ended_s = time.time()
+            self._note()
+
+    async def _redrive(self, job: Job) -> None:
+        url, topic = self._url, job.topic
+        async with Reader(topic, url=url, timeout=TIMEOUT_S) as reader:
+            job.plan = Redrive(*job.given, (await reader.head())[1])
+        async with AsyncExitStack() as stack:
+            producer = await stack.enter_async_context(Producer(url, timeout=TIMEOUT_S))
+            label = f"redrive {job.number} (console)"
+            taking = Consumer(topic, CHANNEL, url=url, start="earliest", ready=READY, timeout=TIMEOUT_S, label=label)
+            consumer = await stack.enter_async_context(taking)
+            waiting = await self._waiting(job)
+            job.total = waiting if job.count is None else min(waiting, job.count)
+            self._note()
+            try:
+                await self._take(job, consumer, producer)
+            finally:
+                await consumer.flush()
+
+    async def _take(self, job: Job, consumer: Consumer, producer: Producer) -> None:
+        """Until so many are sent, nothing more waits, nothing more came within the time-out, or somebody stops it."""
+        plan, deadline_s = job.plan, time.monotonic() + TIMEOUT_S
+        while not job.stopping.is_set() and not plan.at_end and (job.count is None or plan.total < job.count):
+            batch = await consumer.receive_batch(timeout=POLL_S)
+            if batch is not None:
+                deadline_s = time.monotonic() + TIMEOUT_S
+                await self._send(job, batch, producer)
+                continue
+            await consumer.flush()
+            waiting = await self._waiting(job)
+            if not waiting:
+                return
+            if time.monotonic() > deadline_s:
+                plan.left[NOT_COME] = waiting
+                return
+
+    async def _send(self, job: Job, batch: Batch, producer: Producer) -> None:
+        plan, messages = job.plan, batch.messages()
+        for route in plan.unknown(messages):
+            if not job.principal.may(Action.PUBLISH, route.place.topic):  # the letter says where it died, and anybody may have written that
+                why = f"publishing to topic {route.place.topic!r} is not permitted to {job.principal.name or 'you'}"
+                plan.known(route, Refused(E_FORBIDDEN, why))
+                continue
+            try:
+                await self._source.redrive_to(job.topic, *route.place, route.origin, route.chosen)
+            except ZsqError as error:
+                plan.known(route, error)
+            else:
+                plan.known(route)
+        for group in plan.groups(messages, READY if job.count is None else job.count - plan.total):
+            await producer.publish_many(
+                group.place.topic,
+                [message.body for message in group.messages],
+                keys=[message.key for message in group.messages],
+                tags=[message.tag for message in group.messages],
+                headers=group.headers,
+            )
+            for message in group.messages:
+                await message.finish()
+            plan.was_sent(group)
+        self._note()
+
+    async def _waiting(self, job: Job) -> int:
+        rows = (await self._stats.fresh(job.topic))["topics"][0]["channels"]
+        return job.plan.waiting(next(row for row in rows if row["channel_name"] == CHANNEL))
+
+    async def close(self) -> None:
+        """Those at work end with their batch; what is not answered waits in its topic."""
+        for job in self._jobs:
+            job.stopping.set()
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=5)
+        for task in self._tasks:
+            task.cancel()
+
+
+KEYS_MAX: Final = 1_000
+PUBLISHES_MAX: Final = 16  # at the same time: each is a client of the broker
+END_S: Final = 0.1  # for such a client to end, once its publish is answered or given up
+Options = dict[str, Any]
+Do = Callable[[str, str, Options, Principal], Awaitable[Mapping[str, Any]]]
+
+
+class Doing:
+    """The handlers; `table` has them by their paths. `stir` is called after each action: what it did is to be seen."""
+
+    def __init__(
+        self,
+        source: Source,
+        open_reader: Open,
+        open_producer: OpenProducer,
+        stats: SharedStats,
+        jobs: BackgroundJobs,
+        limits: HttpLimits,
+        stir: Callable[[], None],
+    ) -> None:
+        self._source = source
+        self._open = open_reader
+        self._open_producer = open_producer
+        self._publishes = 0
+        self._stats = stats
+        self._jobs = jobs
+        self._stir = stir
+        self._limits = limits
+        self._budget = Budget(limits.bodies_bytes_max)
+
+    def table(self) -> dict[str, Callable[[Request], Awaitable[Response]]]:
+        source = self._source
+        actions: dict[str, Do] = {
+            "/api/topic/create": self._create_topic,
+            "/api/topic/configure": lambda topic, _, options, __: source.configure_topic(topic, **_known(options, RetentionSettings)),
+            "/api/topic/pause": lambda topic, *_: source.pause(topic),
+            "/api/topic/unpause": lambda topic, *_: source.unpause(topic),
+            "/api/topic/empty": lambda topic, *_: source.empty(topic),
+            "/api/topic/close": lambda topic, _, options, __: source.close_topic(topic, options.get("to", "publishers")),
+            "/api/topic/open": lambda topic, _, options, __: source.open_topic(topic, options.get("to", "publishers")),
+            "/api/topic/delete": lambda topic, _, options, __: source.delete_topic(topic, force=options.get("force") is True),
+            "/api/channel/create": self._create_channel,
+            "/api/channel/configure": self._configure_channel,
+            "/api/channel/pause": lambda topic, channel, *_: source.pause(topic, channel),
+            "/api/channel/unpause": lambda topic, channel, *_: source.unpause(topic, channel),
+            "/api/channel/empty": lambda topic, channel, *_: source.empty(topic, channel),
+            "/api/channel/seek": self._seek,
+            "/api/channel/delete": lambda topic, channel, options, _: source.delete_channel(
+                topic, channel, force=options.get("force") is True
+            ),
+            "/api/delayed/cancel": self._cancel,
+            "/api/redrive": self._redrive,
+        }
+        return {path: self._handler(do, with_channel=path.startswith("/api/channel/")) for path, do in actions.items()} | {
+            "/api/job/stop": self._stop,
+            "/api/topic/publish": self._publish,
+        }
+
+    def _handler(self, do: Do, *, with_channel: bool) -> Callable[[Request], Awaitable[Response]]:
+        async def handle(request: Request) -> Response:
+            options = await options_of(request, self._limits, self._budget)
+            parameters = parameters_of(request)
+            topic = check_name(parameters.get("topic") or "")
+            channel = check_name(parameters.get("channel") or "", "channel") if with_channel else ""
+            try:
+                return answer({"done": True, **await do(topic, channel, options, principal_of(request))})
+            finally:
+                self._stir()
+
+        return handle
+
+    # Where it is more than a call
+
+    async def _create_topic(self, topic: str, channel: str, options: Options, principal: Principal) -> Mapping[str, Any]:
+        retention = options.get("retention") or {}
+        if not isinstance(retention, dict):
+            raise bad("retention is an object of settings")
+        return await self._source.create_topic(topic, options.get("sync") or "always", **_known(retention, RetentionSettings))
+
+    async def _create_channel(self, topic: str, channel: str, options: Options, principal: Principal) -> Mapping[str, Any]:
+        _check_dead_letters(topic, channel, options, principal)
+        settings = _known(options, NewChannelOptions)
+        await self._stats.fresh(topic)  # the broker would make the topic
+        if isinstance(settings.get("start"), dict):
+            settings["start"] = _time_s(settings["start"])
+        return await self._source.create_channel(topic, channel, **settings)
+
+    async def _configure_channel(self, topic: str, channel: str, options: Options, principal: Principal) -> Mapping[str, Any]:
+        _check_dead_letters(topic, channel, options, principal)
+        return await self._source.configure_channel(topic, channel, **_known(options, ChannelOptions))
+
+    async def _seek(self, topic: str, channel: str, options: Options, principal: Principal) -> Mapping[str, Any]:
+        to = options.get("to")
+        if to is None:
+            raise bad('say where to: {"to": OFFSET, "earliest", "latest" or {"time_ms": N}}')
+        where = _time_s(to) if isinstance(to, dict) else to
+        forward, clamp = (options.get(name) is True for name in ("forward", "clamp"))
+        return await self._source.seek(topic, channel, where, forward=forward, clamp=clamp)
+
+    async def _cancel(self, topic: str, channel: str, options: Options, principal: Principal) -> Mapping[str, Any]:
+        if options.get("all") is True:
+            return {"cancelled": await self._source.delayed_cancel_all(topic), "not_found": 0}
+        keys = options.get("keys")
+        if not isinstance(keys, list) or not 1 <= len(keys) <= KEYS_MAX or not all(isinstance(key, str) for key in keys):
+            raise bad(f'say which: {{"keys": [1 to {KEYS_MAX} keys]}} or {{"all": true}}')
+        found = await self._source.delayed_cancel(topic, keys)
+        return {"cancelled": sum(found), "not_found": len(found) - sum(found)}
+
+    async def _redrive(self, topic: str, channel: str, options: Options, principal: Principal) -> Mapping[str, Any]:
+        to, only, count = options.get("to"), options.get("channel"), options.get("count")
+        if to is not None:
+            check_name(to)
+            if not principal.may(Action.PUBLISH, to):
+                raise api_error("UNAUTHORIZED")
+        if only is not None:
+            check_name(only, "channel")
+        if count is not None and (type(count) is not int or count < 1):
+            raise bad("count is a number of dead letters, 1 or more")
+        await self._stats.fresh(topic)  # it is there
+        await self._source.create_channel(topic, REDRIVE, start="earliest")  # with the name of who does it, for the audit log
+        return {"job": self._jobs.start(topic, to, only, count, principal).row()}
+
+    async def _stop(self, request: Request) -> Response:
+        await options_of(request, self._limits, self._budget)
+        job = self._jobs.stop(number(parameters_of(request), "id", 0, 0, 1 << 53), principal_of(request))
+        return answer({"done": True, "job": job.row()})
+
+    async def _publish(self, request: Request) -> Response:
+        """Messages with all that one can have. A client of their own publishes them: it knows keys, headers, delays and offsets."""
+        if self._publishes >= PUBLISHES_MAX:
+            raise Refused(E_LIMIT, f"{PUBLISHES_MAX} publishes of the console are on their way; try again")
+        self._publishes += 1
+        try:
+            with self._budget.share() as share:
+                size_max = self._limits.max_msg_size
+                options = await read_options(request, 2 * size_max + OPTIONS_BYTES_MAX, self._limits.body_s, share)
+                topic, wanted = check_name(parameters_of(request).get("topic") or ""), published(options)
+                if max(map(len, wanted.bodies)) > size_max:
+                    raise api_error("MSG_TOO_BIG")
+                bodies, key, tag, headers, delay = wanted
+                producer = self._open_producer()
+                try:
+                    receipt = await producer.publish_many(topic, bodies, key=key, tag=tag, headers=headers, delay=delay)
+                finally:
+                    with contextlib.suppress(ZsqError):  # it was told already
+                        await producer.close(END_S)
+        finally:
+            self._publishes -= 1
+            self._stir()
+        offset, keys = receipt.offset, receipt.delayed_keys()
+        known = offset is not None and offset >= 0
+        return answer({"done": True, "count": len(bodies), "offset": offset if known else None, "keys": keys[:KEYS_MAX]})
+
+    # Before
+
+    async def preview(self, request: Request) -> Response:
+        parameters = parameters_of(request)
+        topic, channel = check_name(parameters.get("topic") or ""), parameters.get("channel") or ""
+        action = parameters.get("action") or ""
+        row = (await self._stats.fresh(topic))["topics"][0]
+        own: Mapping[str, Any] = {}
+        if action.startswith("channel."):
+            own = next((one for one in row["channels"] if one["channel_name"] == channel), {})
+            if not own:
+                raise api_error("CHANNEL_NOT_FOUND")
+        to = await self._offset(topic, parameters) if action == "channel.seek" else None
+        keys = number(parameters, "keys", 0, 0, 1 << 53) if parameters.get("keys") else None
+        return answer(losses.preview(action, losses.ActionRequest(row, own, to, keys)))
+
+    async def _offset(self, topic: str, parameters: Parameters) -> int | None:
+        to = parameters.get("to")
+        if to in ("earliest", "latest"):
+            return 0 if to == "earliest" else END
+        if to is None or not to.startswith("time:"):
+            return None if to is None else number(parameters, "to", 0, 0, END)
+        if not to[5:].isdecimal():
+            raise bad("to=time:MS wants milliseconds since 1970")
+        async with self._open(topic) as reader:
+            return await reader.offset_at(int(to[5:]) * 1_000_000)
+
+
+def _known(options: Options, kind: Any) -> Any:
+    """Settings, as keywords. What is not known is refused here: it would be a TypeError."""
+    known: frozenset[str] = kind.__optional_keys__
+    unknown = options.keys() - known
+    if unknown:
+        raise bad(f"there is no setting {', '.join(sorted(unknown))[:80]}; known: {', '.join(sorted(known))}")
+    return options
+
+
+def _check_dead_letters(topic: str, channel: str, options: Options, principal: Principal) -> None:
+    """A channel copies bodies to that topic in the name of whoever sets it: so they must be permitted to read here and to write there."""
+    if isinstance(options.get(DEAD_LETTER_TOPIC), str):  # else the broker says what is wrong
+        try:
+            check_dead_letters(principal, topic, channel, options)
+        except Refused:
+            raise api_error("UNAUTHORIZED") from None
+
+
+def _time_s(given: Mapping[str, Any]) -> float:
+    time_ms = given.get("time_ms")
+    if given.keys() == {"time_ms"} and isinstance(time_ms, (int, float)) and abs(time_ms) < 1 << 43:
+        return float(time_ms) / 1000
+    raise bad('a time is {"time_ms": milliseconds since 1970}')

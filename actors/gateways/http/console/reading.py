@@ -1,0 +1,267 @@
+"""What the console's pages read: the board, its history, details that are asked for, messages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from .....transport.block.block import Block
+from .....transport.client.core.message import StoredMessage, message_at, parse_id
+from ....runtime.process import private_bytes
+from ....security.policy import visible
+from ..api.broker import SharedStats
+from ..web.authority import principal_of
+from ..web.body import Parameters
+from ..web.responses import ApiError
+from . import answers as bodies
+from .answers import HEADERS, answer, bad, number, parameters_of
+from .board import BoardView
+from .doing import BackgroundJobs
+from .history import CHANNEL_FIGURES, FINE, SPANS, TOPIC_FIGURES, stride
+from .losses import channel_details, chunk_rows, topic_details
+from .sampler import Sampler
+from .source import Open, Source, TopicReader
+
+MESSAGES_MAX: Final = 100
+READ_BYTES: Final = 1024 * 1024
+HELD_BYTES_MAX: Final = 16 * 1024 * 1024  # of messages for one answer, before their bodies are cut
+LOOKS_MAX: Final = 4  # into logs, at the same time: each may hold some blocks
+SPARK_POINTS: Final = 60
+PEEK_MAX: Final = 200
+MEMORY_AGE_S: Final = 5.0
+
+
+class ReadHandlers:
+    """The handlers."""
+
+    def __init__(self, source: Source, open_reader: Open, stats: SharedStats, sampler: Sampler, jobs: BackgroundJobs) -> None:
+        self._source = source
+        self._open = open_reader
+        self._stats = stats
+        self._sampler = sampler
+        self._jobs = jobs
+        self._looks = asyncio.Semaphore(LOOKS_MAX)
+        self._memory: tuple[float, dict[int, int]] = (-MEMORY_AGE_S, {})
+        self._measuring = asyncio.Lock()
+
+    # From what is known
+
+    async def overview(self, request: Request) -> Response:
+        parameters = parameters_of(request)
+        topic = parameters.get("topic") or ""
+        board = await self._sampler.fresh(topic)
+        if topic and topic not in board.topics:
+            raise ApiError(404, f"E_NOT_FOUND topic {topic!r} does not exist")
+        return answer(BoardView(principal_of(request), topic, bool(topic) or parameters.flag("channels", False)).whole(board))
+
+    async def history(self, request: Request) -> Response:
+        parameters = parameters_of(request)
+        topic, channel = parameters.get("topic") or "", parameters.get("channel") or ""
+        if not topic:
+            raise bad("name the topic: topic=NAME")
+        await self._sampler.fresh()
+        span, points = _span(parameters, FINE * 4)
+        names = _series(parameters, [*(CHANNEL_FIGURES if channel else TOPIC_FIGURES)])
+        series = self._sampler.history.series(topic, channel, span, names, points, self._sampler.second())
+        return answer(self._times(span, points) | {"series": series})
+
+    async def histories(self, request: Request) -> Response:
+        parameters, principal = parameters_of(request), principal_of(request)
+        topic = parameters.get("topic") or ""
+        board, history = await self._sampler.fresh(), self._sampler.history
+        span, points = _span(parameters, SPARK_POINTS)
+        names = _series(parameters, [*(CHANNEL_FIGURES if topic else TOPIC_FIGURES)], ["depth", "out"] if topic else ["in", "backlog"])
+        second = self._sampler.second()
+        if topic:
+            row = board.topics.get(topic)
+            found = {one: history.series(topic, one, span, names, points, second) for one in (row.channels if row is not None else ())}
+        else:
+            found = {name: history.series(name, "", span, names, points, second) for name, _ in board.rows(principal)}
+        return answer(self._times(span, points) | {"channels" if topic else "topics": found})
+
+    def _times(self, span: str, points: int) -> dict[str, Any]:
+        step_s = SPANS[span][1]
+        late_ms = (self._sampler.second() % step_s) * 1000  # the last ten seconds that are whole ended so long ago
+        return {"step_s": step_s * stride(span, points), "end_ms": self._sampler.board.now_ms - late_ms}
+
+    async def alarms(self, request: Request) -> Response:
+        found = (await self._source.overview(self._sampler.board.version, alarms=True))["alarms"]
+        return answer(BoardView(principal_of(request)).alarms(found))
+
+    async def jobs(self, request: Request) -> Response:
+        return answer({"jobs": self._jobs.rows(principal_of(request))})
+
+    # Asked for
+
+    async def topic(self, request: Request) -> Response:
+        topic = _topic(parameters_of(request))
+        board, stats = await self._sampler.fresh(topic), visible(await self._stats.fresh(topic), principal_of(request))
+        known = BoardView(principal_of(request), topic, True).whole(board)["topics"].get(topic, {})
+        return answer({"now_ms": board.now_ms, **topic_details(stats, known)})
+
+    async def channel(self, request: Request) -> Response:
+        parameters = parameters_of(request)
+        topic, channel = _topic(parameters), parameters.get("channel") or ""
+        board, stats = await self._sampler.fresh(topic), await self._stats.fresh(topic)
+        row = next((row for row in stats["topics"][0]["channels"] if row["channel_name"] == channel), None)
+        if row is None:
+            raise ApiError(404, f"E_NOT_FOUND channel {channel!r} of topic {topic!r} does not exist")
+        view = BoardView(principal_of(request), topic, True).whole(board)["topics"].get(topic, {})
+        return answer({"now_ms": board.now_ms, **channel_details(row, view.get("channels", {}).get(channel, {}))})
+
+    async def chunks(self, request: Request) -> Response:
+        topic = _topic(parameters_of(request))
+        board = await self._sampler.fresh(topic)
+        cursors = {name: row.values["next_offset"] for name, row in board.topics[topic].channels.items()} if topic in board.topics else {}
+        return answer(chunk_rows(await self._source.chunks(topic)) | {"cursors": cursors})
+
+    async def processes(self, request: Request) -> Response:
+        found = await self._source.overview(self._sampler.board.version, processes=True)
+        rows = [dict(row) for row in found["processes"]]
+        memory = await self._memory_of([row["pid"] for row in rows])
+        for row in rows:
+            row["memory_bytes"] = memory.get(row["pid"])
+        return answer({"processes": rows, "memory_bytes": sum(memory.values())})
+
+    async def audit(self, request: Request) -> Response:
+        return answer({"entries": await self._source.audit(number(parameters_of(request), "count", 100, 1, 1_000))})
+
+    async def _memory_of(self, pids: list[int]) -> dict[int, int]:
+        """In a thread: a thousand of them take some tenths of a second."""
+        loop = asyncio.get_running_loop()
+        async with self._measuring:
+            if loop.time() - self._memory[0] > MEMORY_AGE_S:
+                self._memory = loop.time(), await asyncio.to_thread(_measured, pids)
+        return self._memory[1]
+
+    # Messages
+
+    async def peek(self, request: Request) -> Response:
+        parameters = parameters_of(request)
+        topic, channel = _topic(parameters), parameters.get("channel") or ""
+        count, room = number(parameters, "count", 20, 1, PEEK_MAX), _room(parameters, 1024)
+        async with self._looks:
+            found = await self._source.peek(topic, channel, count)
+        return answer(bodies.peeked(found, await self._node(), room))
+
+    async def messages(self, request: Request) -> Response:
+        parameters = parameters_of(request)
+        topic, room = _topic(parameters), _room(parameters, bodies.BODY_BYTES)
+        count = number(parameters, "count", MESSAGES_MAX, 1, MESSAGES_MAX)
+        node = await self._node()
+        async with self._looks, self._open(topic) as reader:
+            start, head = await reader.head()
+            first = max(await self._first(parameters, reader, node, count), start)
+            found, after = await _read(topic, reader, first, head, count)
+            told = [bodies.message(one, node, room) for one in found]
+        return answer({"start": start, "head": head, "from": first, "next_offset": after, "messages": told})
+
+    async def body(self, request: Request) -> Response:
+        parameters = parameters_of(request)
+        topic, offset = _topic(parameters), number(parameters, "offset", -1, 0, 1 << 62)
+        async with self._looks, self._open(topic) as reader:
+            _, head = await reader.head()
+            found, _ = await _read(topic, reader, offset, head, 1)
+        if offset < 0 or not found or found[0].offset != offset:
+            raise ApiError(404, f"E_NOT_FOUND topic {topic} has no message {offset}")
+        headers = {**HEADERS, "content-disposition": f'attachment; filename="{topic.partition("#")[0]}-{offset}"'}
+        headers["content-security-policy"] = "sandbox; default-src 'none'"
+        return Response(found[0].body, 200, headers, media_type="application/octet-stream")
+
+    async def delayed(self, request: Request) -> Response:
+        parameters = parameters_of(request)
+        topic, limit = _topic(parameters), number(parameters, "limit", MESSAGES_MAX, 1, 1_000)
+        count = await self._source.delayed_count(topic)
+        rows = await self._source.delayed_list(topic, parameters.get("after") or "", limit)
+        told = {
+            "count": count["messages"],
+            "bytes": count["bytes"],
+            "next_due_ms": count["next_due_ns"] // 1_000_000,
+            "lost": count["lost"],
+        }
+        return answer(told | {"messages": bodies.delayed(rows)})
+
+    async def _node(self) -> int:
+        return int((await self._sampler.fresh()).broker["node"])
+
+    @staticmethod
+    async def _first(parameters: Parameters, reader: TopicReader, node: int, count: int) -> int:
+        """Where to begin, by whichever was said."""
+        given = [name for name in ("offset", "id", "time_ms", "latest") if parameters.get(name) is not None]
+        if len(given) > 1:
+            raise bad(f"say one of offset, id, time_ms and latest, not {' and '.join(given)}")
+        if given == ["offset"]:
+            return number(parameters, "offset", 0, 0, 1 << 62)
+        if given == ["time_ms"]:
+            return await reader.offset_at(number(parameters, "time_ms", 0, -(1 << 42), 1 << 42) * 1_000_000)
+        if given == ["id"]:
+            of, offset = parse_id(parameters.get("id") or "")
+            if of is not None and of != node:
+                raise ApiError(404, f"E_NOT_FOUND that message is of node {of}, and this is node {node}")
+            return offset
+        return await reader.newest(count)
+
+
+async def _read(topic: str, reader: TopicReader, first: int, head: int, count: int) -> tuple[list[StoredMessage], int]:
+    """Messages from `first` on, and where to go on. Where the log is damaged it goes on behind that."""
+    found: list[StoredMessage] = []
+    at, size = first, 0
+    while at < head:
+        fetched = await reader.read(at, READ_BYTES if found else 1)
+        for block in fetched.blocks:
+            for one in _of_block(topic, block, at, head):
+                if len(found) < count and size < HELD_BYTES_MAX:
+                    found.append(one)
+                    size += len(one.body)
+                    at = one.offset + 1
+        if len(found) >= count or size >= HELD_BYTES_MAX:
+            break
+        if fetched.next_offset <= at and not fetched.blocks:
+            break
+        at = max(at, fetched.next_offset)
+    return found, at
+
+
+def _of_block(topic: str, block: Block, first: int, head: int) -> Any:
+    """One after the other: of a large block perhaps only a few are wanted."""
+    start, stop = max(0, first - block.first_offset), min(block.count, head - block.first_offset)
+    return (message_at(topic, block, index) for index in range(start, stop))
+
+
+def _topic(parameters: Parameters) -> str:
+    topic = parameters.get("topic")
+    if not topic:
+        raise bad("name the topic: topic=NAME")
+    return topic
+
+
+def _room(parameters: Parameters, otherwise: int) -> bodies.Room:
+    return bodies.Room(number(parameters, "body_max", otherwise, 0, bodies.BODY_BYTES_MAX))
+
+
+def _span(parameters: Parameters, points: int) -> tuple[str, int]:
+    span = parameters.get("span") or "5m"
+    if span not in SPANS:
+        raise bad(f"span is one of {', '.join(SPANS)}, not {span[:20]!r}")
+    return span, number(parameters, "points", points, 1, 1_000)
+
+
+def _series(parameters: Parameters, known: list[str], otherwise: list[str] | None = None) -> list[str]:
+    said = parameters.get("series")
+    if not said:
+        return otherwise or known
+    names = said.split(",")
+    for name in names:
+        if name not in known:
+            raise bad(f"series are of {', '.join(known)}, not {name[:20]!r}")
+    return names
+
+
+def _measured(pids: list[int]) -> dict[int, int]:
+    """0 is: it cannot be read."""
+    found: Mapping[int, int] = {pid: private_bytes(pid) for pid in pids}
+    return {pid: size for pid, size in found.items() if size}

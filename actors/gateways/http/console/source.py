@@ -1,0 +1,97 @@
+"""The console's view of its broker: parts of `aio.Admin`, `aio.Reader` and `aio.Producer`, so that tests can stand in for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol, Unpack
+
+from .....transport.client.blocking.client import Fetched, Side
+from .....transport.client.blocking.producer import ReceiptView
+from .....transport.client.core.peeking import Peek
+from .....transport.client.core.subscription import Place
+from .....transport.settings import ChannelOptions, NewChannelOptions, RetentionSettings
+from .....transport.wire.codec import HeaderValue
+
+
+class Source(Protocol):
+    """Each raises ZsqError."""
+
+    async def overview(self, since: int = 0, *, processes: bool = False, alarms: bool = False) -> dict[str, Any]: ...
+
+    async def audit(self, count: int = 100) -> list[dict[str, Any]]: ...
+
+    async def stats(self, topic: str | None = None, channel: str | None = None) -> dict[str, Any]: ...
+
+    async def chunks(self, topic: str) -> dict[str, Any]: ...
+
+    async def peek(self, topic: str, channel: str | None = None, count: int = 10) -> Peek: ...
+
+    async def delayed_list(self, topic: str, after: str = "", limit: int = 1_000) -> list[dict[str, Any]]: ...
+
+    async def delayed_count(self, topic: str) -> dict[str, int]: ...
+
+    async def delayed_cancel(self, topic: str, keys: Sequence[str]) -> list[bool]: ...
+
+    async def delayed_cancel_all(self, topic: str) -> int: ...
+
+    async def create_topic(self, name: str, sync: str = "always", **retention: Unpack[RetentionSettings]) -> dict[str, Any]: ...
+
+    async def configure_topic(self, name: str, **retention: Unpack[RetentionSettings]) -> dict[str, Any]: ...
+
+    async def create_channel(self, topic: str, channel: str, **settings: Unpack[NewChannelOptions]) -> dict[str, Any]: ...
+
+    async def configure_channel(self, topic: str, channel: str, **settings: Unpack[ChannelOptions]) -> dict[str, Any]: ...
+
+    async def delete_topic(self, name: str, force: bool = False) -> dict[str, Any]: ...
+
+    async def delete_channel(self, topic: str, channel: str, force: bool = False) -> dict[str, Any]: ...
+
+    async def close_topic(self, name: str, to: Side = "publishers") -> dict[str, Any]: ...
+
+    async def open_topic(self, name: str, to: Side = "publishers") -> dict[str, Any]: ...
+
+    async def pause(self, topic: str, channel: str | None = None) -> dict[str, Any]: ...
+
+    async def unpause(self, topic: str, channel: str | None = None) -> dict[str, Any]: ...
+
+    async def empty(self, topic: str, channel: str | None = None) -> dict[str, Any]: ...
+
+    async def redrive_to(
+        self, dead_topic: str, to: str, channel: str | None, origin: tuple[str, str, str], chosen: bool = False
+    ) -> dict[str, Any]: ...
+
+    async def seek(self, topic: str, channel: str, where: Place, forward: bool = False, clamp: bool = False) -> dict[str, Any]: ...
+
+
+class TopicReader(Protocol):
+    """Of one topic, by offset."""
+
+    async def read(self, offset: int, bytes_max: int = 1 << 20) -> Fetched: ...
+
+    async def head(self) -> tuple[int, int]: ...
+
+    async def offset_at(self, time_ns: int) -> int: ...
+
+    async def newest(self, count: int) -> int: ...
+
+
+class TopicWriter(Protocol):
+    """Publishes, until it is closed."""
+
+    async def publish_many(
+        self,
+        topic: str,
+        bodies: Sequence[bytes],
+        *,
+        key: bytes | None = None,
+        tag: str | None = None,
+        headers: Mapping[str, HeaderValue] | None = None,
+        delay: float | None = None,
+    ) -> ReceiptView: ...
+
+    async def close(self, timeout: float | None = None) -> None: ...
+
+
+OpenProducer = Callable[[], TopicWriter]
+Open = Callable[[str], AbstractAsyncContextManager[TopicReader]]

@@ -1,0 +1,198 @@
+"""The process that serves HTTP: the listening socket, the clients of the broker behind it, and the end of both in order.
+
+It binds to loopback unless it is told otherwise. With an access file who connects may do what stands there; else all that the API does.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import socket
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Final
+
+from ....transport.block.block import MESSAGE_BYTES_MAX
+from ....transport.client.asyncio.aio import Reader
+from ....transport.errors import E_BAD_ARGUMENT, UsageError
+from ....transport.nsq.limits import NsqLimits
+from ...runtime.actor import StartFailed
+from ...runtime.async_actor import FINISH_S, AsyncActor
+from ...security.access import AccessError
+from ...security.curve import load_rules
+from ...security.policy import AccessPolicy
+from ...settings.options import HttpOptions, NsqOptions, SecurityOptions
+from ..acting import ActingAdmin, ActingProducer, FirstUse
+from ..nsq.auth import Authenticator, load_access
+from ..nsq.publishing import Gatherer
+from .api.config import Change
+from .api.lookup import LookupNode
+from .api.publish import GatheredPublisher
+from .app import make_app
+from .console.console import Console
+from .web.authority import HttpAuthority
+from .web.limits import HttpLimits
+from .web.origins import Origins
+from .web.server import BACKLOG, HttpServer
+from .web.tls_door import Certificates
+
+log = logging.getLogger("zsq")
+
+_PYTHON_LEVELS: Final = {"debug": "DEBUG", "info": "INFO", "warn": "WARNING", "error": "ERROR", "fatal": "CRITICAL"}
+_NSQ_LEVELS: Final = {logging.DEBUG: "debug", logging.INFO: "info", logging.WARNING: "warn", logging.ERROR: "error"}
+PUBLISH_S: Final = 20.0  # of the console: less than a request may take
+ADMIN_S: Final = 25.0  # more than the supervisor takes for an order, less than a request may take
+
+
+def split_address(listen: str) -> tuple[str, int]:
+    """HOST:PORT, [HOST]:PORT, or :PORT for all interfaces; `StartFailed` for anything else."""
+    host, colon, port = listen.rpartition(":")
+    if not colon or not (port.isascii() and port.isdecimal() and int(port) < 65536) or (":" in host and not host.startswith("[")):
+        raise StartFailed(f"--http-listen wants HOST:PORT, not {listen!r}")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def open_listener(listen: str) -> socket.socket:
+    """Bound and listening, so that a port that is taken is known before anything else is opened."""
+    host, port = split_address(listen)
+    try:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
+            sock.listen(BACKLOG)
+        except OSError:
+            sock.close()
+            raise
+    except OSError as error:
+        raise StartFailed(
+            f"cannot listen on http://{listen}: {error.strerror or error}; is another broker or nsqd running? choose another --http-listen"
+        ) from None
+    sock.setblocking(False)
+    return sock
+
+
+def first_tcp_port(listen: tuple[str, ...]) -> int:
+    """Of the NSQ gateway; -1 where it has unix sockets only."""
+    for one in listen:
+        port = one.rpartition(":")[2]
+        if not one.startswith("unix:") and port.isdecimal() and int(port):
+            return int(port)
+    return -1
+
+
+def make_node(nsq: NsqOptions | None, host: str, port: int) -> LookupNode:
+    """How this node shows itself.
+
+    The broadcast address is what was given; else where it listens, if that is one address (the name of a machine may lead elsewhere, and
+    nobody answers there), else the machine's name, as with nsqd.
+    """
+    hostname = socket.gethostname()
+    told = nsq or NsqOptions()
+    try:
+        everywhere = not host or ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        everywhere = False
+    return LookupNode(
+        version=NsqLimits().version,
+        hostname=hostname,
+        broadcast_address=told.broadcast_address or (hostname if everywhere else host),
+        tcp_port=(told.broadcast_tcp_port or first_tcp_port(told.listen)) if nsq is not None else -1,
+        http_port=told.broadcast_http_port or port,
+        topology_region=told.topology_region,
+        topology_zone=told.topology_zone,
+    )
+
+
+def make_origins(node: LookupNode, told: tuple[str, ...]) -> Origins:
+    """The machine is called by its name, or the first part of it, which nobody can own in a domain."""
+    return Origins((node.hostname, node.hostname.partition(".")[0], node.broadcast_address), told)
+
+
+COUNTED_HEAD_BYTES: Final = 8  # of `/mpub?binary=true`: the count, and the size of a message
+
+
+def http_limits(told: NsqOptions, settings: Mapping[str, Any]) -> HttpLimits:
+    """Return the limits in force: nsqd's options, and the largest message of this broker."""
+    size = settings.get("message_bytes_max", MESSAGE_BYTES_MAX)
+    return HttpLimits(
+        max_req_timeout_ms=told.max_req_timeout_ms,
+        max_msg_size=size,
+        max_body_size=max(HttpLimits().max_body_size, size + COUNTED_HEAD_BYTES),
+    )
+
+
+class HttpGateway(AsyncActor):
+    """Settings: supervisor (endpoint in the run directory), options (HttpOptions), optional: limits (HttpLimits), security
+    (SecurityOptions)."""
+
+    async def on_begin(self) -> dict[str, Any]:
+        options: HttpOptions = self.settings["options"]
+        told = options.nsq or NsqOptions()
+        security: SecurityOptions = self.settings.get("security") or SecurityOptions()
+        self._limits: HttpLimits = self.settings.get("limits") or http_limits(told, self.settings)
+        access = load_access(security.access_file)
+        policy = AccessPolicy(access) if access is not None else None
+        self._certificates = Certificates(options.tls_cert, options.tls_key)
+        sock = open_listener(options.listen)
+        host, port = sock.getsockname()[:2]
+        url = os.path.dirname(self.settings["supervisor"])
+        node = make_node(options.nsq, split_address(options.listen)[0], port)
+        self._admin = ActingAdmin(url, timeout=ADMIN_S, via="http")
+        self._publisher = GatheredPublisher(lambda: Gatherer(url, via="http"))
+        asked = told.auth_http_addresses
+        self._authenticator = Authenticator(asked, told.auth_http_method) if asked else None
+        self._authority = HttpAuthority(self._authenticator, policy, FirstUse(self._admin.topics))
+        doors = partial(Reader, url, timeout=ADMIN_S), partial(ActingProducer, url, timeout=PUBLISH_S, via="http")
+        self._console = Console(self._admin, *doors, url, self._limits, options.console)
+        level = _NSQ_LEVELS.get(log.getEffectiveLevel(), "info")
+        self._app = make_app(
+            self._admin,
+            self._publisher,
+            node,
+            nsq=options.nsq,
+            limits=self._limits,
+            log_level=level,
+            changes=self._changes(),
+            authority=self._authority,
+            origins=make_origins(node, options.allowed_hosts),
+            console=self._console,
+        )
+        self._server = HttpServer(self._app, self._limits)
+        self._app.metrics.connections.set_function(lambda: len(self._server.connections))
+        await self._server.listen(sock, self._certificates.context)
+        self._console.start()
+        shown = f"{'https' if self._certificates.context else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+        return {"places": [shown], "endpoint": shown}
+
+    def on_reload(self, told: dict[str, Any]) -> None:
+        """Both or none: new certificates beside old permissions are nobody's wish."""
+        try:
+            access = load_rules(told["access_file"]) if told.get("access_file") else None
+        except AccessError as error:
+            raise UsageError(E_BAD_ARGUMENT, str(error)) from None
+        tls = told.get("tls") or {"cert": "", "key": ""}
+        self._certificates.reload(tls["cert"], tls["key"])
+        self._authority.policy = AccessPolicy(access) if access is not None else None
+        self._console.live.renew()
+
+    def _changes(self) -> Mapping[str, Change]:
+        async def level(value: str) -> None:
+            log.setLevel(_PYTHON_LEVELS[value])
+
+        return {"log_level": level}
+
+    def statistics(self) -> dict[str, Any]:
+        return {"requests": self._server.state.total_requests, "connections": len(self._server.connections)}
+
+    async def on_finish(self) -> None:
+        self._publisher.stop_waiting()  # requests that wait for a topic are answered, and the server ends with its last answer
+        await self._console.close()
+        await self._server.close(FINISH_S - 2)
+        if self._authenticator is not None:
+            await self._authenticator.close()
+        await self._publisher.close()
+        await self._admin.close()

@@ -1,0 +1,1 @@
+"""HTTP itself: the server with its bounds, bodies, parameters, errors, and who may call."""

@@ -1,0 +1,174 @@
+"""Bodies of requests: read no further than they may be, and taken apart.
+
+What a client announces as too large is refused before any of it is read; what it sends without a length, at the first byte too many.
+
+The query of a request, parsed as strictly as nsqd does. Pure.
+
+A query is refused where Go's parser refuses it: `%` without two hexadecimal digits, and `;`. Of a parameter given twice the first counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import struct
+from typing import Final
+from urllib.parse import parse_qsl
+
+from starlette.requests import Request
+
+from .....transport.errors import UsageError
+from .....transport.names import check_name
+from .limits import IDLE_BODY_BYTES_MAX, Budget, Share
+from .responses import ApiError, api_error
+
+FIELDS_MAX: Final = 64
+_BROKEN: Final = re.compile(rb"%(?![0-9a-fA-F]{2})|;")
+BOOLS: Final = {"true": True, "1": True, "false": False, "0": False}
+_INT: Final = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
+
+
+def legal(name: str, what: str = "topic") -> bool:
+    try:
+        check_name(name, what)
+    except UsageError:
+        return False
+    return True
+
+
+class Parameters:
+    """By name, the first of each."""
+
+    def __init__(self, query: bytes) -> None:
+        if _BROKEN.search(query):
+            raise api_error("INVALID_REQUEST")
+        try:
+            pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True, errors="replace", max_num_fields=FIELDS_MAX)
+        except ValueError:
+            raise api_error("INVALID_REQUEST") from None
+        self._values: dict[str, str] = {}
+        self._names = [name for name, _ in pairs]
+        for name, value in pairs:
+            self._values.setdefault(name, value)
+
+    def get(self, name: str) -> str | None:
+        return self._values.get(name)
+
+    def count(self, name: str) -> int:
+        return self._names.count(name)
+
+    def topic(self, invalid: str = "INVALID_TOPIC") -> str:
+        """`invalid`: the code for a name that is not legal."""
+        return self._name("topic", "MISSING_ARG_TOPIC", invalid)
+
+    def existing_topic(self) -> str:
+        """Of commands for which nsqd does not look at the name: one that cannot be there is not found."""
+        return self._name("topic", "MISSING_ARG_TOPIC", "TOPIC_NOT_FOUND")
+
+    def topic_and_channel(self) -> tuple[str, str]:
+        return self.topic("INVALID_ARG_TOPIC"), self._name("channel", "MISSING_ARG_CHANNEL", "INVALID_ARG_CHANNEL")
+
+    def _name(self, parameter: str, missing: str, invalid: str) -> str:
+        value = self._values.get(parameter)
+        if value is None:
+            raise api_error(missing)
+        if not legal(value, parameter):
+            raise api_error(invalid)
+        return value
+
+    def defer_ms(self, defer_ms_max: int) -> int:
+        value = self._values.get("defer")
+        if value is None:
+            return 0
+        if not _INT.fullmatch(value) or not 0 <= int(value) <= defer_ms_max:
+            raise api_error("INVALID_DEFER")
+        return int(value)
+
+    def binary(self) -> bool:
+        """Anything but false and 0 means it, as with nsqd, which calls the others deprecated."""
+        value = self._values.get("binary")
+        return value is not None and BOOLS.get(value, True)
+
+    def flag(self, name: str, otherwise: bool) -> bool:
+        return BOOLS.get(self._values.get(name) or "", otherwise)
+
+
+_COUNT: Final = struct.Struct(">i")
+
+
+async def read_body(request: Request, bytes_max: int, too_big: ApiError, body_s: float, share: Share) -> bytes:
+    """The whole body; `too_big` is raised for more than `bytes_max`."""
+    length = announced(request)
+    if length is not None and length > bytes_max:
+        raise too_big
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(body_s):
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > bytes_max:
+                    raise too_big
+                share.take(len(chunk))
+                chunks.append(chunk)
+    except TimeoutError:
+        raise api_error("REQUEST_TIMEOUT") from None
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+async def skip_body(request: Request, body_s: float, share: Share) -> None:
+    """Of a command that wants none."""
+    if has_body(request):
+        await read_body(request, IDLE_BODY_BYTES_MAX, api_error("BODY_TOO_BIG"), body_s, share)
+
+
+class QueryRequest:
+    """What a request asks for by its query alone; a body that comes all the same is read, up to a bound, and dropped."""
+
+    def __init__(self, body_s: float, budget: Budget) -> None:
+        self._body_s = body_s
+        self._budget = budget
+
+    async def __call__(self, request: Request) -> Parameters:
+        with self._budget.share() as share:
+            await skip_body(request, self._body_s, share)
+        return Parameters(request.scope["query_string"])
+
+
+def announced(request: Request) -> int | None:
+    """Content-Length; the HTTP parser has seen to it that it is a number, and the only one."""
+    value = request.headers.get("content-length")
+    return int(value) if value is not None else None
+
+
+def has_body(request: Request) -> bool:
+    return bool(announced(request)) or "transfer-encoding" in request.headers
+
+
+def lines(body: bytes, max_msg_size: int) -> list[bytes]:
+    """/mpub as text: a message a line, empty ones dropped."""
+    found = [line for line in body.split(b"\n") if line]
+    if found and max(map(len, found)) > max_msg_size:
+        raise api_error("MSG_TOO_BIG")
+    return found
+
+
+def counted(body: bytes, max_msg_size: int, max_body_size: int) -> list[bytes]:
+    """/mpub as binary: a count, then size and bytes of each, as MPUB has it. Like nsqd, nobody looks at what lies behind the last one."""
+    if len(body) < _COUNT.size:
+        raise api_error("BAD_BODY")
+    (count,) = _COUNT.unpack_from(body)
+    if not 0 < count <= (max_body_size - 4) // 5:
+        raise api_error("BAD_BODY")
+    found: list[bytes] = []
+    at, end = _COUNT.size, len(body)
+    for _ in range(count):
+        start = at + _COUNT.size
+        if start > end:
+            raise api_error("BAD_MESSAGE")
+        (size,) = _COUNT.unpack_from(body, at)
+        at = start + size
+        if not 0 < size <= max_msg_size or at > end:
+            raise api_error("BAD_MESSAGE")
+        found.append(body[start:at])
+    return found

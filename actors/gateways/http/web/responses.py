@@ -1,0 +1,115 @@
+"""What the HTTP API answers when it does not do it: NSQ's codes, and ours where NSQ has none.
+
+An answer has a status and, in its body, `{"message": CODE}`. NSQ's clients look at the status, people at the code. Where the broker
+refuses for a reason that nsqd does not know (a full topic, a closed one, a time-out), the message is ZSQ's code and sentence, and the
+status says whose turn it is: 4xx for what the caller must change, 503 for what may work later. There is no 500 on purpose but /ping's.
+
+Answers in NSQ's form: bodies, content types, and its header.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from starlette.responses import Response
+
+from .....transport.errors import E_BAD_NAME, E_CLOSING, E_TOO_BIG, NotFound, UsageError, ZsqError
+
+
+class ApiError(Exception):
+    """Answered to the client: status and message."""
+
+    def __init__(self, status: int, message: str, *, hint: dict[str, str] | None = None, more: dict[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.more = more or {}  # other fields of the body
+        self.status = status
+        self.message = message
+        self.headers = hint or {}
+
+
+# Every answer but 200, with what it means: docs/http.md lists them, and a test holds the two together.
+ANSWERS: Final[dict[str, tuple[int, str]]] = {
+    "MSG_TOO_BIG": (413, "a message is over max-msg-size"),
+    "BODY_TOO_BIG": (413, "a body is over max-body-size (of a request that wants none: over 64 KiB)"),
+    "BAD_BODY": (413, "`/mpub?binary=true`: the count is not there, or not possible"),
+    "BAD_MESSAGE": (413, "`/mpub?binary=true`: a size is not there, not possible, or over max-msg-size; or the body ends early"),
+    "INVALID_VALUE": (400, "`PUT /config`: the value is not of the option's kind (413 where it is empty or too big)"),
+    "MSG_EMPTY": (400, "`/pub` without a body"),
+    "INVALID_DEFER": (400, "`defer` is not a number of milliseconds from 0 to max-req-timeout"),
+    "INVALID_REQUEST": (400, "the query cannot be parsed"),
+    "INVALID_OPTION": (400, "`/config`: there is no such option, or it cannot be changed"),
+    "MISSING_ARG_TOPIC": (400, "no `topic`"),
+    "INVALID_TOPIC": (400, "`topic` is not a legal name"),
+    "INVALID_ARG_TOPIC": (400, "the same, of `/channel/...`"),
+    "MISSING_ARG_CHANNEL": (400, "no `channel`"),
+    "INVALID_ARG_CHANNEL": (400, "`channel` is not a legal name"),
+    "MISSING_ARG_NODE": (400, "`/topic/tombstone` without `node`"),
+    "AUTH_FIRST": (
+        401,
+        "the broker knows its callers (`--access`, an auth server), and there is no `Authorization: Bearer TOKEN`",
+    ),
+    "AUTH_FAILED": (403, "nobody has that token; or no auth server knows the secret, or none answers"),
+    "UNAUTHORIZED": (403, "it is not permitted to who the token is of"),
+    "TLS_REQUIRED": (403, "the broker was started with `--tls-required=true`"),
+    "TOPIC_NOT_FOUND": (404, "there is no such topic"),
+    "CHANNEL_NOT_FOUND": (404, "the topic has no such channel"),
+    "NOT_FOUND": (404, "there is no such path"),
+    "METHOD_NOT_ALLOWED": (405, "the path has other methods: the header Allow names them"),
+    "REQUEST_TIMEOUT": (408, "the body did not come in time; the connection is closed"),
+    "EXITING": (503, "the broker is stopping"),
+    "INTERNAL_ERROR": (500, "a defect of the gateway; it is in the broker's log"),
+}
+# Refusals of the broker itself: the code, and a sentence behind it.
+BAD_ARGUMENT: Final = 400
+NOT_NOW: Final = 503
+
+
+def api_error(code: str, status: int = 0) -> ApiError:
+    return ApiError(status or ANSWERS[code][0], code)
+
+
+def from_zsq(error: ZsqError) -> ApiError:
+    """What a refusal of the broker is over HTTP."""
+    if error.code == E_CLOSING:
+        return api_error("EXITING")
+    if error.code == E_BAD_NAME:
+        return api_error("INVALID_TOPIC")
+    if error.code == E_TOO_BIG:
+        return api_error("MSG_TOO_BIG")
+    said = f"{error.code} {error.text}"
+    if isinstance(error, NotFound):
+        return ApiError(404, said)
+    return ApiError(BAD_ARGUMENT if isinstance(error, UsageError) else NOT_NOW, said)
+
+
+NSQ_HEADER: Final = {"x-nsq-content-type": "nsq; version=1.0"}
+JSON: Final = "application/json; charset=utf-8"
+TEXT: Final = "text/plain; charset=utf-8"
+
+
+def plain(said: str, status: int = 200) -> Response:
+    """/ping's, which has no header of NSQ's."""
+    return Response(said.encode(errors="replace"), status, media_type=TEXT)
+
+
+def text(said: str) -> Response:
+    return Response(said.encode(errors="replace"), 200, NSQ_HEADER, media_type=TEXT)
+
+
+def nothing() -> Response:
+    """200, and that is all."""
+    return Response(b"", 200, NSQ_HEADER)
+
+
+def answer(data: Any, status: int = 200) -> Response:
+    return Response(json.dumps(data, separators=(",", ":")).encode(), status, NSQ_HEADER, media_type=JSON)
+
+
+def refusal(error: ApiError) -> Response:
+    return Response(
+        json.dumps({"message": error.message, **error.more}, separators=(",", ":")).encode(),
+        error.status,
+        NSQ_HEADER | error.headers,
+        media_type=JSON,
+    )

@@ -1,0 +1,241 @@
+"""uvicorn's HTTP/1.1 with bounds that it does not have: heads must come, and answers must be taken, in time.
+
+A connection costs memory and a descriptor, so there are so many of them at most; a client that sends its head byte by byte, or does
+not read what it asked for, loses its connection. One timer looks at all of them each second, while there are any.
+
+`uvicorn.Server` is not used: it takes over the process's signals, which belong to the actor, and wakes ten times a second. What it would do
+(make a protocol for each connection, date the answers, end in order) is here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+from email.utils import formatdate
+from typing import Final
+
+import h11
+from starlette.types import ASGIApp
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from .limits import HttpLimits
+from .responses import JSON
+from .tls_door import TlsListener
+
+SWEEP_S: Final = 1.0
+CHUNKS_MAX: Final = 1_024  # of a body, and one more for each CHUNK_BYTES_MIN of it
+CHUNK_BYTES_MIN: Final = 128
+LAST_WORDS_S: Final = 0.5  # at the end, for answers that are written and not yet taken
+BACKLOG: Final = 512
+_INVALID: Final = b'{"message":"INVALID_REQUEST"}'
+
+
+class StrictConnection(h11.Connection):
+    """h11's parser, without what it takes and this gateway must not take.
+
+    A request whose end two readers may see at different places: h11 lets Transfer-Encoding win over Content-Length, as RFC 9112 allows. A
+    proxy in front that lets the length win takes the rest of the body for the next request, and somebody smuggles one past it. RFC 9112
+    (6.1) lets a server refuse such a request, and says that Transfer-Encoding in HTTP/1.0 is faulty.
+
+    A body of very small chunks: each costs some 20 microseconds, however small it is, and all that one read brings are parsed in a row.
+    """
+
+    def __init__(self, head_bytes_max: int) -> None:
+        super().__init__(h11.SERVER, head_bytes_max)
+        self._chunks = 0
+        self._body_bytes = 0
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA | h11.PAUSED]:
+        event = super().next_event()
+        if isinstance(event, h11.Data):
+            self._chunks += event.chunk_start
+            self._body_bytes += len(event.data)
+            if self._chunks > CHUNKS_MAX + self._body_bytes // CHUNK_BYTES_MIN:
+                raise h11.RemoteProtocolError("the chunks of the body are too small")
+        elif isinstance(event, h11.Request):
+            self._chunks = self._body_bytes = 0
+            names = {bytes(name) for name, _ in event.headers}  # h11 has made them lower case
+            if b"transfer-encoding" in names and (b"content-length" in names or event.http_version < b"1.1"):
+                raise h11.RemoteProtocolError("Transfer-Encoding with Content-Length, or in HTTP/1.0")
+        return event
+
+
+class BoundedProtocol(H11Protocol):
+    """One connection."""
+
+    def __init__(self, server: HttpServer) -> None:
+        super().__init__(config=server.config, server_state=server.state, app_state={})
+        self.conn = StrictConnection(server.limits.head_bytes_max)
+        self._server = server
+        self._head_since_s: float | None = None  # bytes of a head, or of nothing yet, are there, and no request
+        self._idle_since_s = 0.0
+        self._served = False  # it has had an answer
+        self._unsent = 0
+        self._unsent_since_s = 0.0
+        self._stalled_since_s = 0.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._head_since_s = self._idle_since_s = self.loop.time()
+        if len(self.connections) > self._server.limits.connections_max:
+            self._server.make_room()  # this one itself, if all others are at work
+        self._server.wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._server.left()
+
+    def data_received(self, data: bytes) -> None:
+        if self._head_since_s is None and not self.at_work:
+            self._head_since_s = self.loop.time()
+        super().data_received(data)
+        if self.at_work:
+            self._head_since_s = None
+
+    @property
+    def dispensable(self) -> tuple[bool, float]:
+        """The least goes first where no place is left, of those that are not at work: who asked nothing yet, the oldest first."""
+        return self._served, self._idle_since_s
+
+    @property
+    def at_work(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def on_response_complete(self) -> None:
+        self._served = True
+        self._idle_since_s = self.loop.time()
+        super().on_response_complete()  # and with it perhaps the next request, whose bytes were there already
+        if not self.at_work:
+            self._head_since_s = self.loop.time() if self.conn.trailing_data[0] else None
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP is answered in NSQ's form too; and whoever handles the request learns that no more of it comes."""
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        headers = [("content-type", JSON), ("content-length", str(len(_INVALID))), ("connection", "close")]
+        try:
+            for event in (h11.Response(status_code=400, headers=headers), h11.Data(data=_INVALID), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        except h11.LocalProtocolError:  # an answer had begun
+            self.transport.abort()
+        else:
+            self.transport.close()
+
+    def sweep(self, now_s: float) -> None:
+        limits = self._server.limits
+        if self._head_since_s is not None and now_s - self._head_since_s > limits.head_s:
+            self.transport.abort()
+            return
+        unsent = self.transport.get_write_buffer_size()
+        if not self._unsent:
+            self._unsent_since_s = now_s
+        if unsent != self._unsent:
+            self._stalled_since_s = now_s
+        self._unsent = unsent
+        if unsent and (now_s - self._stalled_since_s > limits.stalled_s or now_s - self._unsent_since_s > limits.request_s):
+            self.transport.abort()
+
+
+class HttpServer:
+    """In the running loop, on a socket that listens already."""
+
+    def __init__(self, app: ASGIApp, limits: HttpLimits) -> None:
+        logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # what clients do wrong is answered to them, not written down
+        self.limits = limits
+        self.state = ServerState()
+        self.config = Config(
+            app,
+            http="h11",
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=int(limits.keep_alive_s),
+            h11_max_incomplete_event_size=limits.head_bytes_max,
+        )
+        self.config.load()
+        self._loop = asyncio.get_running_loop()
+        self._listener: asyncio.Server | TlsListener | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._empty = asyncio.Event()
+
+    async def listen(self, sock: socket.socket, context: ssl.SSLContext | None = None) -> None:
+        """With TLS only, if there is a context for it."""
+        if context is None:
+            self._listener = await self._loop.create_server(lambda: BoundedProtocol(self), sock=sock, backlog=BACKLOG)
+        else:
+            self._listener = TlsListener(
+                sock, context, lambda: BoundedProtocol(self), lambda: self.full and not self.make_room(), self.limits.head_s
+            )
+
+    @property
+    def full(self) -> bool:
+        waiting = self._listener.waiting if isinstance(self._listener, TlsListener) else 0
+        return len(self.state.connections) + waiting >= self.limits.connections_max
+
+    @property
+    def connections(self) -> list[BoundedProtocol]:
+        return [one for one in tuple(self.state.connections) if isinstance(one, BoundedProtocol)]  # /metrics counts them in a thread
+
+    def make_room(self) -> bool:
+        """End the idle connection that is missed least, so that silent ones lock nobody out. False: all are at work.
+
+        HTTP lets a server close an idle connection at any time; a client that meets this asks again on a new one.
+        """
+        idle = min((one for one in self.connections if not one.at_work), key=lambda one: one.dispensable, default=None)
+        if (idle is None or idle.dispensable[0]) and isinstance(self._listener, TlsListener) and self._listener.drop_oldest():
+            return True
+        if idle is not None:
+            self.state.connections.discard(idle)  # now: its end is told in the next turn of the loop
+            idle.transport.abort()
+        return idle is not None
+
+    def wake(self) -> None:
+        """There is a connection to look after."""
+        if self._timer is None:
+            self._sweep()
+
+    def left(self) -> None:
+        if not self.state.connections:
+            self._empty.set()
+
+    def _sweep(self) -> None:
+        now_s = self._loop.time()
+        self.state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
+        for connection in self.connections:
+            connection.sweep(now_s)
+        self._timer = self._loop.call_later(SWEEP_S, self._sweep) if self.state.connections else None
+
+    async def close(self, timeout_s: float) -> None:
+        """Take no more; requests under way are answered, if that is done in time."""
+        if self._listener is not None:
+            self._listener.close()
+        for connection in self.connections:
+            connection.shutdown()
+        if tasks := set(self.state.tasks):
+            await asyncio.wait(tasks, timeout=timeout_s)
+        for task in self.state.tasks:
+            task.cancel()
+        for connection in self.connections:
+            connection.transport.close()  # when what was written is out,
+        await self._all_gone(LAST_WORDS_S)
+        for connection in self.connections:
+            connection.transport.abort()  # or not
+        await self._all_gone(LAST_WORDS_S)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def _all_gone(self, timeout_s: float) -> None:
+        self._empty.clear()
+        if self.state.connections:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._empty.wait(), timeout_s)

@@ -1,0 +1,163 @@
+"""One question over HTTP to somebody outside: an auth server, nsqlookupd. Bounded in time and in bytes; only the standard library.
+
+A client of two kinds of questions needs neither pools nor redirects nor cookies. Each question has a connection of its own, says
+`Connection: close`, and takes an answer of status 200. Errors never name what was asked: an address may carry a secret.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import ssl
+from functools import cache
+from typing import Final, NamedTuple
+from urllib.parse import urlencode, urlsplit
+
+from ....transport.errors import E_BAD_ARGUMENT, UsageError
+from ....transport.nsq.tls import client_context
+
+CONNECT_S: Final = 2.0
+REQUEST_S: Final = 5.0
+BODY_MAX: Final = 1_048_576
+
+_HEAD_MAX: Final = 65_536
+_EARLY_MAX: Final = 5  # answers 1xx before the real one
+_STATUS: Final = re.compile(rb"HTTP/1\.[01] (\d{3})[ \r]")
+_HOST: Final = re.compile(r"[A-Za-z0-9._:%-]{1,255}")
+
+
+class NotAnswered(Exception):
+    """No usable answer; the text says why, without what was asked."""
+
+
+class Url(NamedTuple):
+    secure: bool
+    host: str
+    port: int
+    path: str
+
+    def __str__(self) -> str:
+        return f"{'https' if self.secure else 'http'}://{joined(self.host, self.port)}"
+
+
+def joined(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def parse_url(text: str) -> Url:
+    """`UsageError` for what is no plain http or https address."""
+    try:
+        found = urlsplit(text)
+        secure = found.scheme == "https"
+        host, port = found.hostname or "", found.port or (443 if secure else 80)
+    except ValueError as error:
+        raise UsageError(E_BAD_ARGUMENT, f"{text[:200]!r} is no address: {error}") from None
+    path = found.path or "/"
+    if found.scheme not in {"http", "https"} or not _HOST.fullmatch(host) or found.username is not None or found.query or found.fragment:
+        raise UsageError(E_BAD_ARGUMENT, f"{text[:200]!r} is no address like http://HOST:PORT/PATH")
+    if not path.isascii() or not path.isprintable() or " " in path:
+        raise UsageError(E_BAD_ARGUMENT, f"{text[:200]!r} has a path with characters that must be escaped")
+    return Url(secure, host, port, path)
+
+
+class Way(NamedTuple):
+    """How to ask: `post` sends the parameters as a form, else they are the query; times are for one question."""
+
+    post: bool = False
+    context: ssl.SSLContext | None = None  # for https; None: the system's authorities
+    connect_s: float = CONNECT_S
+    request_s: float = REQUEST_S
+
+
+async def ask(url: Url, parameters: dict[str, str], way: Way = Way()) -> bytes:  # noqa: B008 (a NamedTuple cannot change)
+    """The body of the answer; `NotAnswered` for everything else that can happen outside."""
+    reader, writer = await _connected(url, way)
+    try:
+        async with asyncio.timeout(way.request_s):
+            writer.write(_request(url, parameters, way.post))
+            return await _answer(reader)
+    except TimeoutError:
+        raise NotAnswered(f"no answer within {way.request_s:g} s") from None
+    except (EOFError, asyncio.LimitOverrunError, OSError, ValueError) as error:
+        raise NotAnswered(f"no whole answer: {type(error).__name__}") from None
+    finally:
+        writer.transport.abort()  # all is read, or nothing will be: there is nobody to wait for
+
+
+async def _connected(url: Url, way: Way) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    secure = (way.context or _system()) if url.secure else None
+    try:
+        async with asyncio.timeout(way.connect_s):
+            return await asyncio.open_connection(url.host, url.port, ssl=secure, limit=_HEAD_MAX)
+    except TimeoutError:
+        raise NotAnswered(f"no connection within {way.connect_s:g} s") from None
+    except (OSError, UnicodeError) as error:
+        raise NotAnswered(f"no connection: {getattr(error, 'strerror', None) or error}") from None
+
+
+@cache
+def _system() -> ssl.SSLContext:
+    """Once: to read all the authorities of the system takes 0.1 s, in which the loop stands still."""
+    return client_context()
+
+
+def _request(url: Url, parameters: dict[str, str], post: bool) -> bytes:
+    form = urlencode(parameters, errors="surrogateescape")
+    target = url.path if post or not form else f"{url.path}?{form}"
+    lines = [f"{'POST' if post else 'GET'} {target} HTTP/1.1", f"Host: {joined(url.host, url.port)}", "Connection: close"]
+    lines += ["User-Agent: zsq", "Accept: application/vnd.nsq; version=1.0"]
+    if post:
+        lines += ["Content-Type: application/x-www-form-urlencoded", f"Content-Length: {len(form)}"]
+    return "\r\n".join([*lines, "", form if post else ""]).encode("ascii")
+
+
+async def _answer(reader: asyncio.StreamReader) -> bytes:
+    for _ in range(_EARLY_MAX):
+        head = await reader.readuntil(b"\r\n\r\n")
+        status = _STATUS.match(head)
+        if not status:
+            raise NotAnswered("it does not speak HTTP")
+        if not status[1].startswith(b"1"):
+            break
+    else:
+        raise NotAnswered("it does not come to an end with its answers")
+    if status[1] != b"200":
+        raise NotAnswered(f"it answered {status[1].decode()}")
+    headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(b":") for line in head.split(b"\r\n")[1:])}
+    coding = headers.get(b"transfer-encoding", b"").lower()
+    if coding == b"chunked":
+        return await _chunks(reader)
+    if coding or headers.get(b"content-encoding", b"identity").lower() != b"identity":
+        raise NotAnswered("it answered in a coding that was not asked for")
+    if b"content-length" in headers:
+        return await reader.readexactly(_size(headers[b"content-length"], 10, 0))
+    body = await reader.read(BODY_MAX + 1)
+    while not reader.at_eof() and len(body) <= BODY_MAX:
+        body += await reader.read(BODY_MAX + 1 - len(body))
+    _check(len(body))
+    return body
+
+
+async def _chunks(reader: asyncio.StreamReader) -> bytes:
+    body = bytearray()
+    while True:
+        line = await reader.readuntil(b"\r\n")
+        size = _size(line.partition(b";")[0].strip(), 16, len(body))
+        if not size:
+            return bytes(body)  # what trails is of no interest
+        body += await reader.readexactly(size)
+        if await reader.readexactly(2) != b"\r\n":
+            raise NotAnswered("it does not speak HTTP")
+
+
+def _size(digits: bytes, base: int, so_far: int) -> int:
+    if not re.fullmatch(rb"[0-9a-fA-F]{1,16}", digits):
+        raise NotAnswered("it does not speak HTTP")
+    size = int(digits, base)
+    _check(so_far + size)
+    return size
+
+
+def _check(size: int) -> None:
+    if size > BODY_MAX:
+        raise NotAnswered(f"its answer is longer than {BODY_MAX} bytes")

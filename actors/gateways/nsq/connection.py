@@ -1,0 +1,484 @@
+"""One NSQ client's connection: bytes in and out, its layers, its subscription. What it means is `transport/nsq/session.py`'s.
+
+What one turn of the loop makes goes out in one write: uvloop gathers until the turn is over, and what layers are to pack waits here for
+that long, or until it is as much as one write. So output_buffer_timeout is kept as an upper bound without a timer. What a client does not
+read is bounded by the channel's credit: while its socket takes nothing more, deliveries stay where they are, and the channel gives a
+consumer only so many bytes.
+
+What one client sends must not hold the others up, and what it leaves unfinished must not fill the memory: `intake.py` shares time and
+bytes among all connections. A connection that ends with an error says so, and then reads on for a moment without looking at what comes:
+to close a socket with unread bytes would take the error away from the client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, Protocol, TypeVar, cast
+
+from ....transport.nsq.backend import Authorized
+from ....transport.nsq.identify import ClientIdentity, cut_string
+from ....transport.nsq.layers import Layer, LayerError, Layers
+from ....transport.nsq.limits import BYTES_BEFORE_AUTH_MAX, NsqLimits
+from ....transport.nsq.session import Session
+from ...statistics.statistics import label_of
+from .consuming import Subscription
+from .intake import Intake
+from .permits import Permits
+from .publishing import Gatherer
+
+_Told = TypeVar("_Told")
+log = logging.getLogger("zsq")
+
+HIGH_WATER: Final = 1024 * 1024  # bytes the socket has not taken: beyond it nothing more is handed out
+TOPICS_SHOWN_MAX: Final = 10  # topics in a client's `pub_counts`: those with the most messages
+_FLUSH_BYTES: Final = 64 * 1024
+_GUEST_BYTES_MAX: Final = 2 * BYTES_BEFORE_AUTH_MAX  # as they come from the socket, where AUTH is required
+
+
+class Gateway(Protocol):
+    """What all connections share."""
+
+    loop: asyncio.AbstractEventLoop
+    limits: NsqLimits
+    url: str
+    title: str
+    intake: Intake
+    permits: Permits
+    publishing: Gatherer
+    paused: dict[Connection, None]  # that read on when publishes are answered
+
+    def admit(self, connection: Connection) -> bool: ...
+
+    def forget(self, connection: Connection) -> None: ...
+
+    def refuses(self, topic: str, channel: str) -> str: ...
+
+    def holds(self, but: Subscription, message_id: bytes) -> bool: ...
+
+    def new_layer(self, name: str, identity: ClientIdentity) -> Layer: ...
+
+    def publish(self, topic: str, bodies: list[bytes], defer_ms: int, answer: Callable[[str], None]) -> None: ...
+
+
+class Connection(asyncio.Protocol):
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+        self.loop = gateway.loop
+        self.session = Session(gateway.limits, self, self._write, time.monotonic_ns())
+        self.layers = Layers()
+        self._bare = True  # no layer was ever laid
+        self.subscription: Subscription | None = None
+        self.remote = self.remote_ip = self._label = ""
+        self.connected_s = int(time.time())
+        self._handshake: Callable[[str], None] | None = None  # told when TLS is ready
+        self._transport: asyncio.Transport | None = None
+        self._out: list[bytes] = []
+        self._out_bytes = 0
+        self._flushing = False
+        self._reading = True
+        self._rest: deque[tuple[Layer | None, bytes]] = deque()
+        self._rest_bytes = 0
+        self._eof = False
+        self._stuck = False
+        self._closing = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._discard_bytes = 0  # that may still come after an error
+        self._guest_bytes = 0
+        # For the gateway's intake
+        self.strange = False  # it counts as a stranger there
+        self.held_bytes = 0
+        self.half_closed = False  # the other side sends no more, as was seen while nothing was read
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = own = cast("asyncio.Transport", transport)
+        own.set_write_buffer_limits(HIGH_WATER)
+        peer = own.get_extra_info("peername")
+        self.remote = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "unix")
+        self.remote_ip = str(peer[0]) if isinstance(peer, tuple) else ""
+        if not self.gateway.admit(self):
+            own.abort()
+            return
+        self._on_time()
+
+    def data_received(self, data: bytes) -> None:
+        if self._closing:
+            self._discard(len(data))
+            return
+        if self.strange and not self._let_speak(len(data)):
+            return
+        if self._waiting or self.gateway.intake.spent:
+            self._keep(None, data)
+            self.look()
+        elif self._bare:
+            self.session.receive(data, time.monotonic_ns())
+            self.look()
+        else:
+            self._take(None, data)
+
+    def eof_received(self) -> bool:
+        """It may still read: what it sent before is carried out and answered, and the session says when that is the end."""
+        if self._closing:
+            return False
+        self._eof = True
+        self.look()
+        return not self._closing
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._closing = True
+        self._transport = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._rest.clear()
+        self._rest_bytes = 0
+        self.session.on_closed()
+        if self.subscription is not None:
+            self.subscription.stop()
+            self.subscription = None
+        self.gateway.forget(self)
+
+    def pause_writing(self) -> None:
+        """The client does not read: nothing is handed out to it, and nothing that would have to be answered is taken from it."""
+        self._stuck = True
+        if self.subscription is not None:
+            self.subscription.pause(True)
+        self.look()
+
+    def resume_writing(self) -> None:
+        self._stuck = False
+        if self.subscription is not None:
+            self.subscription.pause(False)
+        self.look()
+
+    @property
+    def _free(self) -> bool:
+        return self.session.reading and not self._stuck and not self.gateway.publishing.full
+
+    # In
+
+    @property
+    def _waiting(self) -> bool:
+        """Something was received that can be taken and is not taken yet."""
+        return bool(self._rest) or self.session.more or (not self._bare and self.layers.held)
+
+    @property
+    def waits_for_client(self) -> bool:
+        """Return True if what is held here becomes free only if the client sends the rest of it, or reads its answers."""
+        return self._stuck or (self._free and not self._waiting)
+
+    def _keep(self, layer: Layer | None, data: bytes) -> None:
+        self._rest.append((layer, data))
+        self._rest_bytes += len(data)
+
+    def _let_speak(self, count: int) -> bool:
+        """Note that a stranger sent so many bytes; False if it was cut off because they are too many."""
+        self.gateway.intake.seen(self)
+        if self.gateway.limits.auth_required:
+            self._guest_bytes += count
+            if self._guest_bytes > _GUEST_BYTES_MAX:
+                self.fail(f"it sent more than {_GUEST_BYTES_MAX} bytes before it authenticated")
+                return False
+        return True
+
+    def _discard(self, count: int) -> None:
+        self._discard_bytes -= count
+        if self._discard_bytes < 0:
+            self._abort()
+
+    def _take(self, layer: Layer | None, data: bytes) -> None:
+        """Bytes from the socket (None), or such as are for this layer: those below it have had them already."""
+        try:
+            plain = self.layers.receive(data) if layer is None else layer.receive(data)
+            self._send(self.layers.take_out())
+            if self._handshake is not None and self.layers.tls is not None and self.layers.tls.ready:
+                ready, self._handshake = self._handshake, None
+                ready("")
+            if plain:
+                self.session.receive(plain, time.monotonic_ns())
+        except LayerError as error:
+            self._send(self.layers.take_out())
+            self.fail(str(error))
+            return
+        self.look()
+
+    def look(self) -> None:
+        """Read on, or stop reading, as session and gateway want it, and have what waits taken when its turn comes.
+
+        What is packed comes out piece by piece: 64 KiB of deflate may be 67 MB of commands, and others want their turn too.
+        """
+        if self._transport is None or self._closing:
+            return
+        self._count()
+        waiting = self._waiting
+        if waiting:
+            if self._free:
+                self.gateway.intake.plan(self)
+        elif self._eof:
+            self._eof = False
+            self.session.on_eof()
+        if self._transport is None or self._closing:
+            return
+        reading = self._free and not waiting and not self.gateway.intake.full
+        if not reading or not self._reading:
+            self._pause(not reading)
+
+    def _pause(self, pause: bool) -> None:
+        assert self._transport is not None
+        if pause and (self.session.pending or self.gateway.publishing.full):
+            self.gateway.paused[self] = None
+        else:
+            self.gateway.paused.pop(self, None)
+        if pause != self._reading:
+            return
+        self._reading = not pause
+        if pause:
+            self.gateway.intake.pause(self)
+            self._transport.pause_reading()
+        else:
+            self.gateway.intake.unread.pop(self, None)
+            self._transport.resume_reading()
+
+    def _count(self) -> None:
+        """Tell the gateway's intake what is held here, and whether this is still a stranger."""
+        if self.strange and not self.session.stranger:
+            self.gateway.intake.known(self)
+        held = self.session.held + self._rest_bytes
+        if not self._bare:
+            held += self.layers.kept + (self.layers.cost if self.strange else 0)
+        if held != self.held_bytes:
+            self.gateway.intake.count(self, held)
+
+    def take_piece(self) -> None:
+        """Take the next piece of what waits: commands, or something out of the layers, or what was read last."""
+        if self._closing or not self._free:
+            self.look()
+        elif self.session.more:
+            self.session.go_on(time.monotonic_ns())
+            self.look()
+        elif self._rest and (self._rest[0][0] is not None or not self.layers.held):
+            layer, data = self._rest.popleft()
+            self._rest_bytes -= len(data)
+            self._take(layer, data)
+        elif not self._bare:
+            self._take(None, b"")
+
+    # Out
+
+    def _write(self, data: bytes) -> None:
+        if self._bare:
+            self._send(data)
+            return
+        self._out.append(data)
+        self._out_bytes += len(data)
+        if self._out_bytes >= _FLUSH_BYTES:
+            self._flush()
+        elif not self._flushing:
+            self._flushing = True
+            self.loop.call_soon(self._flush_turn)
+
+    def _flush_turn(self) -> None:
+        self._flushing = False
+        self._flush()
+
+    def _flush(self) -> None:
+        if not self._out:
+            return
+        data = self._out[0] if len(self._out) == 1 else b"".join(self._out)
+        self._out.clear()
+        self._out_bytes = 0
+        self._send(self.layers.send(data))
+
+    def _send(self, data: bytes) -> None:
+        if self._transport is not None and data:
+            self._transport.write(data)
+
+    def _on_time(self) -> None:
+        if self._closing:
+            return
+        now = time.monotonic_ns()
+        due = self.session.on_time(now, reading=self._reading or self._stuck)  # who does not read us is silent by its own fault
+        self._timer = self.loop.call_later(min(3600.0, max(0.001, (due - now) / 1e9)), self._on_time)
+
+    # The session's backend
+
+    def publish(self, topic: str, bodies: list[bytes], defer_ms: int, answer: Callable[[str], None]) -> None:
+        self.gateway.publish(topic, bodies, defer_ms, answer)  # with the answer those that do not read are looked at
+
+    def _then_look(self, answer: Callable[[_Told], None]) -> Callable[[_Told], None]:
+        """The session may read on once it has its answer."""
+
+        def answered(why: _Told) -> None:
+            answer(why)
+            self.look()
+
+        return answered
+
+    def subscribe(self, topic: str, channel: str, identity: ClientIdentity, answer: Callable[[str], None]) -> None:
+        refusal = self.gateway.refuses(topic, channel)
+        if refusal:
+            answer(refusal)
+            return
+        self._label = label_of(identity.client_id or identity.hostname, self.remote)
+        self.subscription = Subscription(
+            self.gateway.url, topic, channel, self._label, identity.msg_timeout_ms, self.gateway.limits.max_msg_timeout_ms,
+            identity.sample_rate, self._hand, self._then_look(answer), self.session.on_refused, self._lost,
+            {"user": self.session.authorized.identity if self.session.authorized else "", "from": self.remote_ip, "via": "nsq"},
+        )  # fmt: skip
+
+    def _hand(self, frames: bytes, count: int) -> None:
+        self.session.on_messages(frames, count)
+
+    def _lost(self, why: str) -> None:
+        log.info("%s: %s is closed: %s", self.gateway.title, self.remote, why)
+        self.close()
+
+    def set_ready(self, count: int) -> None:
+        if self.subscription is not None:
+            self.subscription.set_ready(count)
+
+    def finish(self, ids: list[bytes]) -> list[bytes]:
+        return self.subscription.finish(ids) if self.subscription is not None else ids
+
+    def requeue(self, id: bytes, delay_ms: int) -> bool:
+        return self.subscription is not None and self.subscription.requeue(id, delay_ms)
+
+    def touch(self, id: bytes) -> bool:
+        return self.subscription is not None and self.subscription.touch(id)
+
+    def held_by_other(self, id: bytes) -> bool:
+        return self.subscription is not None and self.gateway.holds(self.subscription, id)
+
+    def leave(self) -> None:
+        if self.subscription is not None:
+            self.subscription.leave()
+
+    def authenticate(self, secret: bytes, identity: ClientIdentity, answer: Callable[[Authorized | str], None]) -> None:
+        self.gateway.permits.authenticate(self, secret, self._then_look(answer))
+
+    def permitted(self, permission: str, topic: str, channel: str, answer: Callable[[str], None]) -> None:
+        self.gateway.permits.permitted(self, permission, topic, channel, self._then_look(answer))
+
+    def upgrade(self, layer: str, identity: ClientIdentity, rest: bytes, answer: Callable[[str], None]) -> None:
+        """What was written before goes out as it is; from here on through the layer, in both directions."""
+        self._flush()
+        made = self.gateway.new_layer(layer, identity)
+        self._bare = False
+        self.layers.push(made)
+        if layer == "tls":
+            self._handshake = answer
+        else:
+            self._then_look(answer)("")
+        if rest:
+            self._rest.appendleft((made, rest))
+            self._rest_bytes += len(rest)
+        self.look()
+
+    def close(self) -> None:
+        """After what was written is out."""
+        if self._closing:
+            return
+        self._flush()
+        self._send(self.layers.close())
+        self._closing = True
+        self._rest.clear()
+        self._rest_bytes = 0
+        if self.subscription is not None:
+            self.subscription.stop()
+            self.subscription = None
+        transport = self._transport
+        if transport is None:
+            return
+        self.gateway.intake.leave(self)
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.session.failed and not self._eof and transport.can_write_eof():
+            self._discard_bytes = DISCARD_BYTES_MAX
+            transport.write_eof()
+            if not self._reading:
+                self._reading = True
+                transport.resume_reading()
+            self._timer = self.loop.call_later(DISCARD_S, self._abort)
+        else:
+            transport.close()
+            self._timer = self.loop.call_later(CLOSE_S, self._abort)
+
+    def _abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def abort(self) -> None:
+        """End the connection at once, and free what it holds, whatever is still to be written."""
+        transport = self._transport
+        self.connection_lost(None)
+        if transport is not None:
+            transport.abort()
+
+    @property
+    def ended(self) -> bool:
+        """Return True if it is closed, or about to be."""
+        return self._closing
+
+    def hung_up(self, *, gone: bool) -> None:
+        """The other side sends no more, as was seen while nothing is read here. `gone`: it does not read either."""
+        if gone or self.strange:
+            self.abort()
+            return
+        self.half_closed = True
+        self.session.probe()
+
+    def fileno(self) -> int:
+        """The socket's descriptor; -1 if there is none any more."""
+        sock = self._transport.get_extra_info("socket") if self._transport is not None else None
+        return int(sock.fileno()) if sock is not None else -1
+
+    def fail(self, why: str) -> None:
+        self.gateway.intake.complain("%s is closed: %s", self.remote, why)
+        self.close()
+
+    def statistics(self) -> dict[str, Any]:
+        """Names as in nsqd's statistics of clients. About 3 KiB at most: what clients and auth servers say is cut."""
+        session, identity, tls = self.session, self.session.identity, self.layers.tls
+        counts = heapq.nlargest(TOPICS_SHOWN_MAX, session.published.items(), key=lambda one: one[1])
+        return {
+            "client_id": identity.client_id or self.remote.rpartition(":")[0],
+            "hostname": identity.hostname or self.remote.rpartition(":")[0],
+            "version": "V2",
+            "remote_address": self.remote,
+            "state": int(session.state) if session.state >= 0 else 0,
+            "ready_count": session.ready,
+            "in_flight_count": self.subscription.in_flight if self.subscription is not None else 0,
+            "message_count": session.messages,
+            "finish_count": session.finishes,
+            "requeue_count": session.requeues,
+            "connect_ts": self.connected_s,
+            "sample_rate": identity.sample_rate,
+            "deflate": identity.deflate,
+            "snappy": identity.snappy,
+            "user_agent": identity.user_agent,
+            "authed": session.authorized is not None,
+            "auth_identity": cut_string(session.authorized.identity) if session.authorized is not None else "",
+            "auth_identity_url": cut_string(session.authorized.identity_url) if session.authorized is not None else "",
+            "topology_region": identity.topology_region,
+            "topology_zone": identity.topology_zone,
+            "pub_counts": [{"topic": topic, "count": count} for topic, count in counts],
+            "tls": tls is not None,
+            "tls_cipher_suite": tls.cipher if tls is not None else "",
+            "tls_version": tls.version if tls is not None else "",
+            "tls_negotiated_protocol": "",
+            "tls_negotiated_protocol_is_mutual": False,
+            "topic": session.topic,
+            "channel": session.channel,
+            "label": self._label,
+        }
+
+
+CLOSE_S: Final = 5.0  # for what a client that is told to go still has to read
+DISCARD_S: Final = 2.0  # for a client to stop sending after it was told an error
+DISCARD_BYTES_MAX: Final = 6 * 1024 * 1024  # that it may send meanwhile: the largest body, and some more

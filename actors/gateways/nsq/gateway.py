@@ -1,0 +1,295 @@
+"""The NSQ gateway: clients of NSQ's TCP protocol V2, each a producer or a consumer like any other behind it.
+
+It holds no message that is not also in a topic: what it was given is answered once it is durable, and what it handed out is under a lease
+of its channel. If it dies, its clients connect again, and their messages go to others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import socket
+import ssl
+import stat
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+from ....transport.block.block import MESSAGE_BYTES_MAX
+from ....transport.errors import E_BAD_ARGUMENT, UsageError
+from ....transport.nsq.identify import ClientIdentity
+from ....transport.nsq.layers import DeflateLayer, Layer, SnappyLayer, TlsLayer, snappy_is_here
+from ....transport.nsq.limits import NsqLimits
+from ....transport.nsq.lookup import Node
+from ....transport.nsq.tls import server_context
+from ....transport.wire.protocol import Order
+from ...runtime.actor import LOOK, StartFailed
+from ...runtime.async_actor import AsyncActor
+from ...security.access import AccessError
+from ...security.curve import load_rules
+from ...security.policy import AccessPolicy
+from ...settings.options import NsqOptions, SecurityOptions, TlsOptions
+from ..acting import ActingAdmin, FirstUse
+from .auth import AccessAuthenticator, Authenticator, load_access
+from .connection import Connection
+from .consuming import Subscription
+from .intake import Intake
+from .permits import Permits
+from .publishing import Gatherer
+from .registering import ASK_S, Discovery, Registrar
+
+log = logging.getLogger("zsq")
+
+BACKLOG: Final = 1_024
+SUBSCRIPTIONS_MAX: Final = 4_000  # each takes a socket of ZeroMQ's and two of its monitor, of which a process has 16,384
+OWNERS_MAX: Final = 1_000
+MPUB_HEAD_BYTES: Final = 8  # the count, and the size of a message
+DRAIN_S: Final = 2.0  # for what was published to be answered as the gateway ends
+
+
+def limits_of(
+    options: NsqOptions, *, snappy: bool, access: AccessAuthenticator | None = None, message_bytes_max: int = MESSAGE_BYTES_MAX
+) -> NsqLimits:
+    """Who may come without AUTH is not told that it is required: clients without a secret give up then."""
+    offered = access is not None and access.takes_anonymous
+    return NsqLimits(
+        max_msg_size=message_bytes_max,
+        max_body_size=max(NsqLimits().max_body_size, message_bytes_max + MPUB_HEAD_BYTES),
+        max_rdy_count=options.max_rdy_count,
+        msg_timeout_ms=options.msg_timeout_ms,
+        max_msg_timeout_ms=options.max_msg_timeout_ms,
+        max_req_timeout_ms=options.max_req_timeout_ms,
+        max_heartbeat_interval_ms=options.max_heartbeat_interval_ms,
+        max_output_buffer_size=options.max_output_buffer_size,
+        max_output_buffer_timeout_ms=options.max_output_buffer_timeout_ms,
+        max_channel_consumers=options.max_channel_consumers,
+        deflate=options.deflate,
+        max_deflate_level=options.max_deflate_level,
+        snappy=snappy,
+        tls_v1=bool(options.tls.cert),
+        tls_required=bool(options.tls.required or options.tls.client_auth),
+        auth_required=bool(options.auth_http_addresses) or (access is not None and not offered),
+        auth_offered=offered,
+        topology_region=options.topology_region,
+        topology_zone=options.topology_zone,
+    )
+
+
+class NsqGateway(AsyncActor):
+    """Settings: options (NsqOptions), supervisor (endpoint), security (SecurityOptions)."""
+
+    def _limits_now(self) -> NsqLimits:
+        size = self.settings.get("message_bytes_max", MESSAGE_BYTES_MAX)
+        return limits_of(self.options, snappy=self._snappy, access=self._access, message_bytes_max=size)
+
+    async def on_begin(self) -> dict[str, Any]:
+        options: NsqOptions = self.settings["options"]
+        self.options = options
+        access = load_access((self.settings.get("security") or SecurityOptions()).access_file)
+        self._asking = ActingAdmin(os.path.dirname(self.settings["supervisor"]), timeout=ASK_S, via="nsq")
+        self._access = AccessAuthenticator(AccessPolicy(access)) if access is not None else None
+        self._snappy = options.snappy and snappy_is_here()
+        self.limits = self._limits_now()
+        self.url = os.path.dirname(self.settings["supervisor"])
+        self.connections: dict[Connection, None] = {}
+        self.paused: dict[Connection, None] = {}
+        self.intake = Intake(self.loop, self.connections)
+        self.accepted = self.turned_away = 0
+        self.publishing = Gatherer(self.url, self._on_answered, via="nsq")
+        self._tls = context_of(options.tls)
+        self.permits = Permits(
+            self._access or Authenticator(options.auth_http_addresses, options.auth_http_method),
+            self.intake.complain,
+            FirstUse(self._asking.topics) if self._access is not None else None,
+        )
+        self.discovery: Discovery | None = None
+        self._servers: list[asyncio.Server] = []
+        self._paths: list[Path] = []
+        places = [await self._listen_at(place) for place in options.listen]
+        if options.lookupd_tcp_addresses:
+            self.discovery = Discovery(self.url, Registrar(options.lookupd_tcp_addresses, self._node()))
+        return {"places": places}
+
+    def _node(self) -> Node:
+        """As others shall find it: what was given, else where it listens, else the machine's name, as with nsqd."""
+        options = self.options
+        host, port = next(
+            ((host, int(port)) for host, _, port in (one.rpartition(":") for one in options.listen) if host != "unix"), ("", 0)
+        )
+        everywhere = host in ("", "0.0.0.0", "[::]", "*")
+        name = socket.gethostname()
+        return Node(
+            broadcast_address=options.broadcast_address or (name if everywhere else host),
+            tcp_port=options.broadcast_tcp_port or port,
+            http_port=options.broadcast_http_port or options.http_port,
+            hostname=name,
+            version=self.limits.version,
+            topology_region=options.topology_region,
+            topology_zone=options.topology_zone,
+        )
+
+    async def _listen_at(self, place: str) -> str:
+        try:
+            if place.startswith("unix:"):
+                path = Path(place.removeprefix("unix:"))
+                _remove_stale(path)
+                server = await self.loop.create_unix_server(lambda: Connection(self), str(path), backlog=BACKLOG)
+                self._paths.append(path)
+            else:
+                host, _, port = place.rpartition(":")
+                server = await self.loop.create_server(lambda: Connection(self), host.strip("[]"), int(port), backlog=BACKLOG)
+        except OSError as error:
+            reason = os.strerror(error.errno) if error.errno else str(error)
+            raise StartFailed(
+                f"cannot listen for NSQ clients on {place}: {reason}; is an nsqd running? choose another --nsq-listen"
+            ) from None
+        self._servers.append(server)
+        return f"nsq://{place}"
+
+    # For connections
+
+    def admit(self, connection: Connection) -> bool:
+        if self.stopping or (len(self.connections) >= self.options.connections_max and not self.intake.make_room()):
+            self.turned_away += 1
+            return False
+        self.accepted += 1
+        self.connections[connection] = None
+        connection.strange = True
+        self.intake.seen(connection)
+        self.stir()
+        return True
+
+    def forget(self, connection: Connection) -> None:
+        self.permits.forget(connection)
+        self.connections.pop(connection, None)
+        self.paused.pop(connection, None)
+        self.intake.forget(connection)
+
+    def _on_answered(self) -> None:
+        if self.paused and not self.publishing.full:
+            for connection in list(self.paused):
+                connection.look()
+
+    def refuses(self, topic: str, channel: str) -> str:
+        """Why nobody more may consume there; "" if one may."""
+        if sum(one.subscription is not None for one in self.connections) >= SUBSCRIPTIONS_MAX:
+            return f"this gateway has {SUBSCRIPTIONS_MAX} consumers already"
+        most = self.limits.max_channel_consumers
+        if most:
+            there = sum(
+                one.subscription is not None and (one.subscription.topic, one.subscription.channel) == (topic, channel)
+                for one in self.connections
+            )
+            if there >= most:
+                return f"channel consumers for {topic}:{channel} exceeds limit of {most}"
+        return ""
+
+    def holds(self, but: Subscription, message_id: bytes) -> bool:
+        """Return True if another client of the same channel holds it. Only the oldest OWNERS_MAX connections are looked at."""
+        place = but.topic, but.channel
+        others = (one.subscription for one in islice(self.connections, OWNERS_MAX))
+        return any(
+            other is not None and other is not but and (other.topic, other.channel) == place and message_id in other.held
+            for other in others
+        )
+
+    def new_layer(self, name: str, identity: ClientIdentity) -> Layer:
+        if name == "tls":
+            assert self._tls is not None
+            return TlsLayer(self._tls)
+        return SnappyLayer() if name == "snappy" else DeflateLayer(identity.deflate_level)
+
+    def publish(self, topic: str, bodies: list[bytes], defer_ms: int, answer: Callable[[str], None]) -> None:
+        if self.discovery is None or self.discovery.knows(topic):
+            self.publishing.publish(topic, bodies, defer_ms, answer)
+        else:
+            self.discovery.prepare(topic, lambda: self.publishing.publish(topic, bodies, defer_ms, answer))
+
+    def on_order(self, message: Order) -> dict[str, Any] | None:
+        if message.action != LOOK:
+            return super().on_order(message)
+        if self.discovery is not None:
+            self.discovery.look()
+        return {}
+
+    # New settings
+
+    def on_reload(self, told: dict[str, Any]) -> None:
+        """For new connections; but who may not consume any more does not go on doing so. All of it is taken, or nothing."""
+        try:
+            access = load_rules(told["access_file"]) if self._access is not None else None
+        except AccessError as error:
+            raise UsageError(E_BAD_ARGUMENT, str(error)) from None
+        tls = TlsOptions(**told.get("tls", {}))
+        self._tls = context_of(tls)
+        self.options = replace(self.options, tls=tls)
+        if self._access is not None and access is not None:
+            self._access.policy = AccessPolicy(access)
+        self.limits = self._limits_now()
+        if self._access is not None:
+            self._close_forbidden()
+
+    def _close_forbidden(self) -> None:
+        for one in list(self.connections):
+            place = one.subscription
+            if place is not None and not self.permits.still_permitted(one, "subscribe", place.topic, place.channel):
+                log.info("%s: %s is closed: it may not subscribe to %s/%s any more", self.title, one.remote, place.topic, place.channel)
+                one.close()
+
+    # The end
+
+    async def on_finish(self) -> None:
+        self.publishing.stop_waiting()
+        if self.discovery is not None:
+            await self.discovery.close()
+        for server in self._servers:
+            server.close()
+        await self.publishing.finish(DRAIN_S)
+        for connection in list(self.connections):
+            connection.close()
+        deadline = time.monotonic() + 1.0
+        while self.connections and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        await self._asking.close()
+        await self.permits.close()
+        for path in self._paths:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+    def statistics(self) -> dict[str, Any]:
+        return {
+            "connections": len(self.connections),
+            "accepted": self.accepted,
+            "turned_away": self.turned_away,
+            **self.intake.statistics(),
+            **self.publishing.statistics(),
+            "auth": self.permits.statistics(),
+            "lookupds": self.discovery.statistics() if self.discovery is not None else [],
+        }
+
+    def details(self) -> dict[str, Any]:
+        """Return the rows of consumers and publishers. A client that has done nothing yet has none."""
+        return {"clients": [one.statistics() for one in self.connections if one.session.topic or one.session.published]}
+
+
+def context_of(tls: TlsOptions) -> ssl.SSLContext | None:
+    return server_context(cert=tls.cert, key=tls.key, root_ca=tls.root_ca, client_auth=tls.client_auth, min_version=tls.min_version)
+
+
+def _remove_stale(path: Path) -> None:
+    """A socket that a broker left which was killed: nobody listens there. `OSError` if somebody does, or it is no socket."""
+    try:
+        if not stat.S_ISSOCK(path.stat().st_mode):
+            raise OSError(errno.EEXIST, "it is there, and no socket")
+    except FileNotFoundError:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        if probe.connect_ex(str(path)) == 0:
+            raise OSError(errno.EADDRINUSE, "in use")
+    path.unlink()

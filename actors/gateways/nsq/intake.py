@@ -1,0 +1,239 @@
+"""The intake: limits on what all NSQ connections use together: time of the event loop, bytes that wait, slots, and lines of the log.
+
+Time. A connection handles what it reads at once while the loop's turn has time left (TURN_NS). What is left over waits in one of two
+queues, one for strangers and one for the other connections. The queues take turns, and one piece of one connection is done at a time:
+some hundred commands, or some 64 KiB of plain text. So the delay of an honest client depends on the length of a piece and not on the
+number of connections that have work.
+
+Bytes. Each connection reports what it holds: received bytes that are not yet commands, or that wait for their turn. Strangers together
+have STRANGERS_BYTES_MAX, the memory of their TLS and compression layers included; the longest idle of them are cut off beyond that. All
+connections together have HELD_BYTES_MAX. Beyond that nothing is read, and connections that wait for their own client (for the rest of a
+body, or because it does not read its answers) may hold half of it: the ones whose last command is oldest are cut off. The other half
+waits for this broker and becomes free without any client's help.
+
+Hang-ups. The event loop does not notice the end of a connection from which it does not read. So those sockets are looked at once a
+second: what a sender left behind that has gone is dropped. A sender that only shut down its own direction gets one heartbeat. A socket
+that was closed refuses it, and is known to be gone then.
+
+A stranger is a connection whose client has shown neither who it is nor what it wants (`Session.stranger`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import select
+import time
+from collections.abc import Collection
+from typing import Any, Final, Protocol
+
+log = logging.getLogger("zsq")
+
+TURN_NS: Final = 2_000_000  # of one turn of the loop: for what was read in it, and once more for what waits
+HELD_BYTES_MAX: Final = 128 * 1024 * 1024
+STRANGERS_BYTES_MAX: Final = 64 * 1024 * 1024
+LOOK_S: Final = 1.0  # between two looks for hang-ups
+COMPLAINT_S: Final = 10.0  # between two lines of the log about clients that misbehave
+
+
+class Heard(Protocol):
+    @property
+    def heard_ns(self) -> int: ...
+
+
+class Client(Protocol):
+    """A connection, as far as it matters here. `strange`: it counts as a stranger."""
+
+    strange: bool
+    held_bytes: int
+    half_closed: bool
+    remote: str
+
+    @property
+    def session(self) -> Heard: ...
+
+    @property
+    def waits_for_client(self) -> bool: ...
+
+    def take_piece(self) -> None: ...
+
+    def look(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+    def fileno(self) -> int: ...
+
+    def hung_up(self, *, gone: bool) -> None: ...
+
+
+class Intake:
+    """`connections`: all that there are."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, connections: Collection[Client]) -> None:
+        self._loop = loop
+        self._connections = connections
+        self.held_bytes = 0  # of all connections
+        self.full = False  # nothing is read for now
+        self.strangers: dict[Client, None] = {}  # the longest idle first
+        self.strangers_bytes = 0
+        self.cut_off = 0  # connections that gave way to others
+        self.unread: dict[Client, None] = {}  # that are not read from for now
+        self._burdens: dict[Client, None] = {}  # strangers that hold bytes, the longest idle first
+        self._queue: dict[Client, None] = {}
+        self._strangers_queue: dict[Client, None] = {}
+        self._strangers_next = False
+        self._planned = False
+        self._began_ns = 0  # when this turn of the loop began to read; 0: it has not read yet
+        self._looking = False
+        self._complained_s = 0.0
+        self._complaints = 0
+
+    # Time
+
+    @property
+    def spent(self) -> bool:
+        """Return True if what was read in this turn of the loop has used up its time."""
+        now = time.monotonic_ns()
+        if not self._began_ns:
+            self._began_ns = now
+            self._loop.call_soon(self._turn_is_over)
+            return False
+        return now - self._began_ns > TURN_NS
+
+    def _turn_is_over(self) -> None:
+        self._began_ns = 0
+
+    def plan(self, connection: Client) -> None:
+        """Have the connection take its next piece when its turn comes."""
+        (self._strangers_queue if connection.strange else self._queue)[connection] = None
+        if not self._planned:
+            self._planned = True
+            self._loop.call_soon(self._work)
+
+    def _work(self) -> None:
+        until = time.monotonic_ns() + TURN_NS
+        while self._queue or self._strangers_queue:
+            queue = self._strangers_queue if (self._strangers_next and self._strangers_queue) or not self._queue else self._queue
+            self._strangers_next = queue is self._queue
+            connection = next(iter(queue))
+            del queue[connection]
+            connection.take_piece()
+            if time.monotonic_ns() >= until:
+                break
+        self._planned = bool(self._queue or self._strangers_queue)
+        if self._planned:
+            self._loop.call_soon(self._work)
+
+    # Bytes and slots
+
+    def count(self, connection: Client, held: int) -> None:
+        """Note that the connection holds so many bytes now."""
+        more = held - connection.held_bytes
+        connection.held_bytes = held
+        self.held_bytes += more
+        if connection.strange:
+            self._burdens.pop(connection, None)
+            if held:
+                self._burdens[connection] = None
+            self.strangers_bytes += more
+            while self.strangers_bytes > STRANGERS_BYTES_MAX and self._burdens:
+                self._cut_off(next(iter(self._burdens)), "clients that have not authenticated hold too many bytes")
+        if more > 0 and self.held_bytes > HELD_BYTES_MAX:
+            self._relieve()
+        elif self.full and self.held_bytes < HELD_BYTES_MAX * 3 // 4:
+            self._fill(False)
+
+    def seen(self, connection: Client) -> None:
+        """A stranger has said something."""
+        self.strangers.pop(connection, None)
+        self.strangers[connection] = None
+
+    def known(self, connection: Client) -> None:
+        """The connection is a stranger no more."""
+        self.strangers.pop(connection, None)
+        self._burdens.pop(connection, None)
+        self.strangers_bytes -= connection.held_bytes
+        connection.strange = False
+
+    def make_room(self) -> bool:
+        """Cut off the stranger that has been idle for longest; False if there is no stranger."""
+        if not self.strangers:
+            return False
+        self._cut_off(
+            next(iter(self.strangers)), "all connections are in use, and this client has shown neither who it is nor what it wants"
+        )
+        return True
+
+    def leave(self, connection: Client) -> None:
+        """The connection is being closed: it holds nothing, and gives way to others."""
+        for place in (self.unread, self._queue, self._strangers_queue):
+            place.pop(connection, None)
+        self.count(connection, 0)
+        if not connection.strange:
+            connection.strange = True
+            self.strangers[connection] = None
+
+    def forget(self, connection: Client) -> None:
+        """The connection is gone, with all that it held."""
+        self.leave(connection)
+        self.known(connection)
+
+    def _relieve(self) -> None:
+        """Cut off connections that keep the most of the memory waiting for their clients, and stop reading while that is not enough."""
+        slow = sorted((one for one in self._connections if one.held_bytes and one.waits_for_client), key=lambda one: one.session.heard_ns)
+        theirs = sum(one.held_bytes for one in slow)
+        for one in slow:
+            if theirs <= HELD_BYTES_MAX // 2:
+                break
+            theirs -= one.held_bytes
+            self._cut_off(one, "all connections together hold too many bytes, and it has been slow for longest")
+        self._fill(self.held_bytes > HELD_BYTES_MAX)
+
+    def _fill(self, full: bool) -> None:
+        if self.full != full:
+            self.full = full
+            for one in list(self._connections):
+                one.look()
+
+    def _cut_off(self, connection: Client, why: str) -> None:
+        self.cut_off += 1
+        self.complain("%s is closed: %s", connection.remote, why)
+        connection.abort()
+
+    # Hang-ups
+
+    def pause(self, connection: Client) -> None:
+        """The connection is not read from for now."""
+        self.unread[connection] = None
+        if not self._looking:
+            self._looking = True
+            self._loop.call_later(LOOK_S, self._look_for_hang_ups)
+
+    def _look_for_hang_ups(self) -> None:
+        """Tell connections that are not read from what their sockets say of the other side."""
+        poll = select.poll()
+        by_fd: dict[int, Client] = {}
+        for one in self.unread:
+            fd = one.fileno()
+            if fd >= 0:
+                by_fd[fd] = one
+                poll.register(fd, 0 if one.half_closed else select.POLLRDHUP)  # errors are always told
+        for fd, events in poll.poll(0) if by_fd else ():
+            by_fd[fd].hung_up(gone=bool(events & (select.POLLERR | select.POLLHUP)))
+        self._looking = bool(self.unread)
+        if self._looking:
+            self._loop.call_later(LOOK_S, self._look_for_hang_ups)
+
+    # Lines of the log
+
+    def complain(self, text: str, *values: Any) -> None:
+        """Log a warning about a client, at most one in COMPLAINT_S: strangers shall not fill the disk."""
+        self._complaints += 1
+        now = time.monotonic()
+        if self._complained_s and now - self._complained_s < COMPLAINT_S:
+            return
+        others, self._complaints, self._complained_s = self._complaints - 1, 0, now
+        log.warning("nsq gateway: " + text + "%s", *values, f" (and {others} such lines before it)" if others else "")
+
+    def statistics(self) -> dict[str, Any]:
+        return {"held_bytes": self.held_bytes, "strangers": len(self.strangers), "cut_off": self.cut_off}

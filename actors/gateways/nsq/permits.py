@@ -1,0 +1,117 @@
+"""Who may do what at this gateway: an auth server's word, asked for as it is needed, or the access file's. Without both all may do all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+from ....transport.errors import ZsqError
+from ....transport.nsq.backend import Authorized
+from ....transport.nsq.errors import E_AUTH_FAILED
+from ....transport.nsq.layers import Layers
+from ...security.policy import Principal, may_command
+from ..acting import FirstUse
+from .auth import AuthFailed, Who
+
+
+class AnyAuthenticator(Protocol):
+    """`Authenticator`, or `AccessAuthenticator`."""
+
+    def known(self, who: Who) -> Principal | None: ...
+
+    async def state(self, who: Who, *, fresh: bool = False) -> Principal: ...
+
+    async def close(self) -> None: ...
+
+    def statistics(self) -> dict[str, Any]: ...
+
+
+class ClientConnection(Protocol):
+    """A connection, as far as it matters here."""
+
+    remote: str
+    remote_ip: str
+    layers: Layers
+
+    @property
+    def ended(self) -> bool: ...
+
+
+class Permits:
+    """`complain`: logs a line about a client. `first_use`: with an access file."""
+
+    def __init__(self, authenticator: AnyAuthenticator, complain: Callable[..., None], first_use: FirstUse | None = None) -> None:
+        self._authenticator = authenticator
+        self._complain = complain
+        self._first_use = first_use
+        self._secrets: dict[ClientConnection, str] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def authenticate(self, connection: ClientConnection, secret: bytes, answer: Callable[[Authorized | str], None]) -> None:
+        """Asked anew each time, as AUTH does; the secret is kept for what the connection does later."""
+        who = self._who(connection, secret.decode(errors="surrogateescape"))
+
+        async def ask() -> None:
+            try:
+                state = await self._authenticator.state(who, fresh=True)
+            except AuthFailed as error:
+                self._complain("auth of %s failed: %s", connection.remote, error)
+                answer(str(error))
+                return
+            if not connection.ended:  # it may have gone meanwhile, and nobody would forget it then
+                self._secrets[connection] = who.secret
+            answer(state)
+
+        self._start(ask())
+
+    def permitted(self, connection: ClientConnection, permission: str, topic: str, channel: str, answer: Callable[[str], None]) -> None:
+        """At once where the auth server's word still holds; else it is asked again."""
+        who = self._who(connection, self._secrets.get(connection, ""))
+        first_use = self._first_use
+        known = self._authenticator.known(who)
+        if known is not None:
+            may = may_command(known, permission, topic, channel)
+            if not may or first_use is None or first_use.at_once(known, topic, channel):
+                answer("" if may else "not permitted")
+                return
+
+        async def ask() -> None:
+            try:
+                principal = self._authenticator.known(who) or await self._authenticator.state(who)
+                may = may_command(principal, permission, topic, channel)
+                may = may and (first_use is None or await first_use.permits(principal, topic, channel))
+                answer("" if may else "not permitted")
+            except AuthFailed as error:
+                self._complain("auth of %s failed: %s", connection.remote, error)
+                answer(E_AUTH_FAILED)
+            except ZsqError as error:  # of the broker, which was asked what is there
+                self._complain("what %s may create is not known: %s", connection.remote, error)
+                answer("not permitted")
+
+        self._start(ask())
+
+    def still_permitted(self, connection: ClientConnection, permission: str, topic: str, channel: str) -> bool:
+        """As far as is known without asking."""
+        known = self._authenticator.known(self._who(connection, self._secrets.get(connection, "")))
+        return known is None or may_command(known, permission, topic, channel)
+
+    def forget(self, connection: ClientConnection) -> None:
+        self._secrets.pop(connection, None)
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await self._authenticator.close()
+
+    def statistics(self) -> dict[str, Any]:
+        return self._authenticator.statistics()
+
+    def _who(self, connection: ClientConnection, secret: str) -> Who:
+        tls = connection.layers.tls
+        return Who(connection.remote_ip, tls is not None, tls.common_name if tls is not None else "", secret)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

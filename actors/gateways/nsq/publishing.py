@@ -1,0 +1,268 @@
+"""What NSQ and HTTP clients publish: gathered over all connections into one block a topic, and answered when that is durable.
+
+NSQ's clients wait for an answer to each message. So what comes while a block of the same topic is on its way is gathered for the next one:
+the more clients, the larger the blocks, and one sync serves all of them. Nobody waits for a timer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from ....transport.block.block import BLOCK_COUNT_MAX
+from ....transport.client.asyncio.aio_asker import Turner
+from ....transport.client.core.lane import ProducerEngine, packed
+from ....transport.client.core.link import FAR_NS
+from ....transport.client.core.producer_session import PendingBlock
+from ....transport.errors import E_CLOSING, E_TIMEOUT, BrokerUnreachable, Refused, ZsqError
+from ....transport.wire.address import Address
+
+Answer = Callable[[str], None]
+"""Called once with "" when all of it is durable, else with why it is not."""
+
+AHEAD_MAX: Final = 2  # blocks of a topic and delay on their way while more is gathered: one at the disk, one behind it
+WORTH_BYTES: Final = 32 * 1024  # beside another: so much, or half as many publishes; a block costs four processes as much as ten of those
+BLOCK_BYTES: Final = 1024 * 1024  # of bodies, about: a fuller block does not wait
+PENDING_BYTES_MAX: Final = 64 * 1024 * 1024  # of all connections; beyond it none is read
+TIMEOUT_NS: Final = 30_000_000_000  # then a client hears that it failed; it may be stored all the same
+_LOOK_S: Final = 1.0
+LANE_IDLE_NS: Final = 600_000_000_000  # without a message: a topic's link ends then
+LANES_MAX: Final = 2_000  # of more, the longest idle ones; names come from outside
+
+
+class _Gather:
+    """Messages of one topic and delay that will be one block."""
+
+    __slots__ = ("answers", "bodies", "delay_ms", "give_up_ns", "size", "topic")
+
+    def __init__(self, topic: str, delay_ms: int) -> None:
+        self.give_up_ns = time.monotonic_ns() + TIMEOUT_NS
+        self.topic = topic
+        self.delay_ms = delay_ms
+        self.bodies: list[bytes] = []
+        self.size = 0
+        self.answers: list[Answer] = []
+
+
+class _BlockOut:
+    """A block on its way, and who waits for it."""
+
+    __slots__ = ("answers", "give_up_ns", "key", "pending", "size")
+
+    def __init__(self, pending: PendingBlock, gather: _Gather) -> None:
+        self.pending = pending
+        self.key = gather.topic, gather.delay_ms
+        self.answers = gather.answers
+        self.size = gather.size
+        self.give_up_ns = gather.give_up_ns
+
+
+class _ProducerTurner(Turner[ProducerEngine]):
+    """Looks for answers whenever words have come."""
+
+    def __init__(self, engine: ProducerEngine, found: Callable[[], None]) -> None:
+        super().__init__(engine)
+        self._found = found
+
+    def settle(self) -> None:
+        super().settle()
+        self._found()
+
+
+class Gatherer:
+    """In the running loop. `endpoint`: the run directory's, as of `Address`; `on_answered`: called after answers."""
+
+    def __init__(self, url: str, on_answered: Callable[[], None] = lambda: None, via: str = "") -> None:
+        self.engine = ProducerEngine(Address(url, True, None, {"via": via}), 0, 1, 1, None)
+        self.loop = asyncio.get_running_loop()
+        self.pending_bytes = 0
+        self.messages = 0
+        self.blocks = 0
+        self._on_answered = on_answered
+        self._gathers: dict[tuple[str, int], deque[_Gather]] = {}
+        self._out: dict[str, deque[_BlockOut]] = {}
+        self._planned = False
+        self._used_ns: dict[str, int] = {}  # by topic that has a lane, the longest idle first
+        self._ahead: dict[tuple[str, int], deque[_BlockOut]] = {}  # the same by topic and delay
+        self._turner = _ProducerTurner(self.engine, self._settle)
+        self._look = self.loop.call_later(_LOOK_S, self._now_and_then)
+        self._stopping = False
+
+    @property
+    def full(self) -> bool:
+        return self.pending_bytes > PENDING_BYTES_MAX
+
+    @property
+    def idle(self) -> bool:
+        return not self._gathers and not self._out
+
+    def publish(self, topic: str, bodies: Sequence[bytes], delay_ms: int, answer: Answer) -> None:
+        """Hand over; answered later, or at once where the name cannot be."""
+        if len(bodies) <= BLOCK_COUNT_MAX:
+            self._add(topic, bodies, delay_ms, answer)
+        else:  # parts of it: the answer comes with the last
+            answer = _all_of(answer, -(-len(bodies) // BLOCK_COUNT_MAX))
+            for at in range(0, len(bodies), BLOCK_COUNT_MAX):
+                self._add(topic, bodies[at : at + BLOCK_COUNT_MAX], delay_ms, answer)
+
+    def _add(self, topic: str, bodies: Sequence[bytes], delay_ms: int, answer: Answer) -> None:
+        """To the block that is gathered, or to a new one behind it."""
+        waiting = self._gathers.get((topic, delay_ms))
+        if waiting is None:
+            waiting = self._gathers[topic, delay_ms] = deque()
+        last = waiting[-1] if waiting else None
+        if last is None or last.size >= BLOCK_BYTES or len(last.bodies) + len(bodies) > BLOCK_COUNT_MAX:
+            last = _Gather(topic, delay_ms)
+            waiting.append(last)
+        size = sum(map(len, bodies)) if len(bodies) > 1 else len(bodies[0])
+        last.bodies += bodies
+        last.answers.append(answer)
+        last.size += size
+        self.pending_bytes += size
+        if not self._planned:
+            self._planned = True
+            self.loop.call_soon(self._send)
+
+    def _send(self) -> None:
+        """What the topics may have now: all that came in this turn of the loop is there."""
+        self._planned = False
+        now = time.monotonic_ns()
+        for key, waiting in list(self._gathers.items()):
+            while waiting and (len(waiting) > 1 or self._may_go(key, waiting[0])):
+                self._go(waiting.popleft(), now)
+            if not waiting:
+                del self._gathers[key]
+        self._turner.settle()
+
+    def _may_go(self, key: tuple[str, int], first: _Gather) -> bool:
+        """Full ones at once; beside another only what is worth it. Who waits meanwhile will share a block, and its sync."""
+        ahead = self._ahead.get(key)
+        if not ahead or first.size >= BLOCK_BYTES:
+            return True
+        return len(ahead) < AHEAD_MAX and (first.size >= WORTH_BYTES or 2 * len(first.answers) >= len(ahead[-1].answers))
+
+    def _go(self, gather: _Gather, now: int) -> None:
+        try:
+            block = packed(gather.bodies, time.time_ns() if gather.delay_ms else None)
+            pending = PendingBlock(block, gather.delay_ms)
+            self._used_ns.pop(gather.topic, None)
+            lane = self.engine.lane(gather.topic)
+            if self._stopping and lane.link.down:
+                raise self._too_late_to_reach()
+            self._used_ns[gather.topic] = now
+            lane.push(pending, now)
+        except ZsqError as error:
+            self._answer(gather.answers, gather.size, str(error))
+            return
+        self.messages += len(gather.bodies)
+        self.blocks += 1
+        out = _BlockOut(pending, gather)
+        self._out.setdefault(gather.topic, deque()).append(out)
+        self._ahead.setdefault(out.key, deque()).append(out)
+
+    def _settle(self) -> None:
+        if self._stopping:
+            self._give_up_lost()
+        self.engine.failed.clear()  # each is told to whom it concerns
+        room = False
+        for topic, out in list(self._out.items()):
+            while out and out[0].pending.done:
+                one = out.popleft()
+                room = True
+                ahead = self._ahead[one.key]
+                ahead.popleft()
+                if not ahead:
+                    del self._ahead[one.key]
+                self._answer(one.answers, one.size, "" if one.pending.error is None else str(one.pending.error))
+            if not out:
+                del self._out[topic]
+        if room and self._gathers and not self._planned:  # only then: else the loop would turn until there is room
+            self._planned = True
+            self.loop.call_soon(self._send)
+
+    def _answer(self, answers: list[Answer], size: int, why: str) -> None:
+        self.pending_bytes -= size
+        for answer in answers:
+            answer(why)
+        self._on_answered()
+
+    def _now_and_then(self) -> None:
+        """A topic that does not answer."""
+        self._look = self.loop.call_later(_LOOK_S, self._now_and_then)
+        now = time.monotonic_ns()
+        for out in list(self._out.values()):
+            late = [one for one in out if one.give_up_ns <= now and not one.pending.done]
+            if late:
+                self.engine.give_up([one.pending for one in late], self._too_late)
+            for one in late:
+                if not one.pending.done:  # sent, perhaps stored: nobody waits for its answer any more
+                    self._answer(one.answers, one.size, str(self._too_late(True)))
+                    one.answers, one.size, one.give_up_ns = [], 0, FAR_NS
+        for key, waiting in list(self._gathers.items()):
+            while waiting and waiting[0].give_up_ns <= now:
+                gather = waiting.popleft()
+                self._answer(gather.answers, gather.size, str(self._too_late(False)))
+            if not waiting:
+                del self._gathers[key]
+        self._drop_idle(now)
+        self._turner.settle()
+
+    def _drop_idle(self, now: int) -> None:
+        """Lanes that nobody uses: each is a socket here and a link there."""
+        over = len(self._used_ns) - LANES_MAX
+        for topic, used_ns in list(self._used_ns.items()):
+            if over <= 0 and now - used_ns < LANE_IDLE_NS:
+                return
+            if not self.engine.lanes[topic].session.unanswered and topic not in self._out:
+                self.engine.drop(topic)
+                del self._used_ns[topic]
+                over -= 1
+
+    def _too_late(self, sent: bool) -> ZsqError:
+        perhaps = "; it may be stored all the same" if sent else ""
+        return BrokerUnreachable(E_TIMEOUT, f"no answer within {TIMEOUT_NS // 1_000_000_000} s ({self.engine.trouble()}){perhaps}")
+
+    def stop_waiting(self) -> None:
+        """The broker stops, so a topic that is not reached now does not come back: fail what waits for it, from now on.
+
+        What a topic has, and can still answer, is waited for as before.
+        """
+        self._stopping = True
+        if not self._planned:
+            self._planned = True
+            self.loop.call_soon(self._send)
+
+    def _give_up_lost(self) -> None:
+        for lane in self.engine.lanes.values():
+            if lane.link.waiting and lane.session.unanswered:
+                lane.link.give_up(self._too_late_to_reach())
+
+    def _too_late_to_reach(self) -> ZsqError:
+        return Refused(E_CLOSING, "the broker is stopping; the message may or may not be stored")
+
+    async def finish(self, timeout_s: float) -> None:
+        """What was taken is answered, if that is possible in this time."""
+        self._send()
+        await self._turner.wait(lambda: self.idle, time.monotonic_ns() + int(timeout_s * 1e9))
+        self._look.cancel()
+        self._turner.stop(linger_ms=200)
+
+    def statistics(self) -> dict[str, Any]:
+        return {"published_messages": self.messages, "published_blocks": self.blocks, "pending_bytes": self.pending_bytes}
+
+
+def _all_of(answer: Answer, parts: int) -> Answer:
+    """Answered once all parts are: with the first reason that any of them failed."""
+    left, first = parts, ""
+
+    def part(why: str) -> None:
+        nonlocal left, first
+        left -= 1
+        first = first or why
+        if not left:
+            answer(first)
+
+    return part

@@ -1,0 +1,357 @@
+"""Tells nsqlookupds which topics and channels are here, so that NSQ's clients and nsqadmin find this node among others.
+
+A connection to each, made again when it ends, with pauses that grow to the 15 s after which nsqd tries again. A new connection says
+everything anew; nothing is kept for one that is away.
+
+This node among others: what is here is told to the nsqlookupds, and a new topic begins with the channels that it has elsewhere.
+
+A channel of NSQ's sees what comes after it was made. So where a topic is new here and its channels exist on other nodes, they are made
+before its first message is taken: else a consumer that is on its way here would miss what came meanwhile.
+
+That holds for what NSQ's TCP clients publish. A topic that came to be in another way (HTTP, a client of ZSQ's own, a command) is seen some
+milliseconds later; its channels are made then, from its first message on, which comes to the same.
+
+The supervisor says when a topic or a channel came or went (`look`), so nsqlookupd knows it in milliseconds: clients ask it once a minute,
+and what is not registered when they ask stays unread for that long. Without such a word the names are asked for once a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from typing import Any, Final, cast
+
+from ....transport.errors import E_BAD_ARGUMENT, UsageError, ZsqError
+from ....transport.names import is_ephemeral
+from ....transport.nsq.lookup import LookupFailed, LookupSession, Node, Registration, is_name, is_port, parse_channels, registrations
+from ..acting import ActingAdmin
+from .asking import NotAnswered, Way, ask, joined, parse_url
+
+log = logging.getLogger("zsq")
+
+CONNECT_S: Final = 2.0
+PAUSE_S: Final = 0.5  # before the first new try
+PAUSE_S_MAX: Final = 15.0
+STEADY_S: Final = 30.0  # a connection that lasted so long begins with short pauses again
+CHANNELS_S: Final = 5.0  # for the channels of a topic, from all together: somebody waits for the topic
+ASKED_MAX: Final = 16  # questions for channels at a time
+REFUSED_MAX: Final = 1000  # registrations that one nsqlookupd does not want
+
+
+class Registrar:
+    """One for a node; all of it in one event loop. `addresses`: HOST:PORT each, of nsqlookupd's TCP side."""
+
+    def __init__(self, addresses: Sequence[str], node: Node, *, pause_s: float = PAUSE_S) -> None:
+        self._lookupds = [_Lookupd(address, node, pause_s) for address in dict.fromkeys(addresses)]
+        self._topics: Mapping[str, Collection[str]] = {}
+        self._slots = asyncio.Semaphore(ASKED_MAX)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        self._tasks = [asyncio.get_running_loop().create_task(one.run()) for one in self._lookupds]
+
+    def update(self, topics: Mapping[str, Collection[str]]) -> None:
+        """What is here now, all of it; only what changed is told. Names that NSQ does not have stay untold."""
+        wanted = registrations(topics)
+        for lookupd in self._lookupds:
+            lookupd.want(wanted)
+
+    async def channels_of(self, topic: str) -> list[str]:
+        """The channels that the topic has on other nodes, so that a new one misses none of its messages here.
+
+        Just after the start it waits for the first connections: nsqd makes topics without channels then.
+        Never fails: who does not answer within CHANNELS_S does not count, as in nsqd, which then logs it too.
+        """
+        if not is_name(topic):
+            return []
+        if not self._tasks:
+            return []
+        asking = [asyncio.ensure_future(self._ask(lookupd, topic)) for lookupd in self._lookupds]
+        done, late = await asyncio.wait(asking, timeout=CHANNELS_S)
+        for task in late:
+            task.cancel()
+        if late:
+            log.warning("the channels of %s were asked for at nsqlookupd, and %d did not say within %g s", topic, len(late), CHANNELS_S)
+        return sorted({name for task in done for name in task.result()})
+
+    async def close(self) -> None:
+        """Closes the connections; with them go the registrations."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def statistics(self) -> list[dict[str, Any]]:
+        return [one.statistics() for one in self._lookupds]
+
+    async def _ask(self, lookupd: _Lookupd, topic: str) -> list[str]:
+        async with self._slots:
+            try:
+                return await lookupd.channels_of(topic)
+            except (NotAnswered, LookupFailed) as error:
+                log.warning("nsqlookupd %s does not say which channels %s has: %s", lookupd.address, topic, error)
+                return []
+
+
+class _Lookupd:
+    """One nsqlookupd: its connection, or the pause before the next."""
+
+    def __init__(self, address: str, node: Node, pause_s: float) -> None:
+        host, _, port = address.rpartition(":")
+        try:
+            url = parse_url(f"http://{address}")
+            if not host or not port.isdecimal() or url.path != "/" or address.endswith("/"):
+                raise UsageError(E_BAD_ARGUMENT, "")
+        except UsageError:
+            raise UsageError(E_BAD_ARGUMENT, f"lookupd-tcp-address {address[:200]!r} is not HOST:PORT") from None
+        self.address = address
+        self._host, self._port = url.host, url.port
+        self._node = node
+        self._pause_s = pause_s
+        self._wanted: frozenset[Registration] = frozenset()
+        self._refused: set[Registration] = set()
+        self._line: _LookupConnection | None = None
+        self._trouble = ""
+        self._tries = 0
+        self._tried = asyncio.Event()  # set once it is known for the first time whether it can be reached
+
+    def want(self, wanted: frozenset[Registration]) -> None:
+        if wanted == self._wanted:
+            return
+        self._refused &= wanted  # what went and comes again is tried again
+        self._wanted = wanted
+        if self._line is not None:
+            self._line.want(wanted - self._refused)
+
+    async def run(self) -> None:
+        pause = self._pause_s
+        while True:
+            began = time.monotonic()
+            self._tries += 1
+            try:
+                await self._connection()
+            except (LookupFailed, OSError, TimeoutError) as error:
+                self._note(str(error) or "no connection in time")
+            if time.monotonic() - began > STEADY_S:
+                pause = self._pause_s
+            await asyncio.sleep(pause * random.uniform(0.8, 1.2))
+            pause = min(pause * 2, PAUSE_S_MAX)
+
+    async def channels_of(self, topic: str) -> list[str]:
+        """Asks at the address that it gave of itself, as nsqd does, and where that leads nowhere at the one that we know it by."""
+        await self._tried.wait()
+        peer = self._line.session.peer if self._line is not None else {}
+        port = peer.get("http_port")
+        if self._line is None or not is_port(port):
+            raise LookupFailed("it is not connected" if self._line is None else "it has not said where its HTTP is")
+        failure = NotAnswered("it has no address")
+        for host in dict.fromkeys((peer.get("broadcast_address"), self._host)):
+            try:
+                url = parse_url(f"http://{joined(str(host), port)}/channels")._replace(port=port)
+                return parse_channels(await ask(url, {"topic": topic}, _WAY))
+            except UsageError:
+                continue  # it said something that is no address
+            except NotAnswered as error:
+                failure = error
+        raise failure
+
+    def statistics(self) -> dict[str, Any]:
+        session = self._line.session if self._line is not None else None
+        return {
+            "address": self.address,
+            "connected": session is not None and session.identified,
+            "settled": session is not None and session.settled,
+            "registered": session.registered if session is not None else 0,
+            "refused": len(self._refused),
+            "tries": self._tries,
+            "trouble": self._trouble,
+        }
+
+    async def _connection(self) -> None:
+        loop = asyncio.get_running_loop()
+        line = _LookupConnection(loop, self._node)
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                await loop.create_connection(lambda: line, self._host, self._port)
+            self._line = line
+            line.want(self._wanted - self._refused)
+            await line.identified
+            if self._trouble:
+                log.info("nsqlookupd %s is back", self.address)
+            self._trouble = ""
+            self._tried.set()
+            await line.over
+        finally:
+            self._tried.set()
+            self._line = None
+            line.close()
+            refused = line.session.refused
+            if refused is not None and len(self._refused) < REFUSED_MAX:
+                self._refused.add(refused)
+
+    def _note(self, trouble: str) -> None:
+        if not self._trouble:
+            log.warning("nsqlookupd %s: %s; tried again", self.address, trouble)
+        self._trouble = trouble
+
+
+_WAY: Final = Way(connect_s=CONNECT_S, request_s=CHANNELS_S)
+
+
+class _LookupConnection(asyncio.Protocol):
+    """A socket, a clock, and the session between them."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, node: Node) -> None:
+        self._loop = loop
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self.session = LookupSession(node, time.monotonic_ns())
+        self.identified: asyncio.Future[None] = loop.create_future()
+        self.over: asyncio.Future[None] = loop.create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's are no subclass of it
+        self._after()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self.session.receive(data, time.monotonic_ns())
+        except LookupFailed as error:
+            self._end(error)
+        else:
+            self._after()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end(exc if isinstance(exc, OSError) else LookupFailed("it closed the connection"))
+
+    def want(self, wanted: frozenset[Registration]) -> None:
+        self.session.want(wanted, time.monotonic_ns())
+        self._after()
+
+    def close(self) -> None:
+        self._end(LookupFailed("closed"))
+        for future in (self.identified, self.over):
+            if future.done() and not future.cancelled():
+                future.exception()  # whoever waits has it, or nobody does
+
+    def _after(self) -> None:
+        if self.over.done() or self._transport is None:
+            return
+        try:
+            due_ns = self.session.on_time(time.monotonic_ns())
+        except LookupFailed as error:
+            self._end(error)
+            return
+        out = self.session.take_out()
+        if out:
+            self._transport.write(out)
+        if self.session.identified and not self.identified.done():
+            self.identified.set_result(None)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(max(0.0, (due_ns - time.monotonic_ns()) / 1e9), self._after)
+
+    def _end(self, error: Exception) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        for future in (self.identified, self.over):
+            if not future.done():
+                future.set_exception(error)
+        if self._transport is not None:
+            self._transport.abort() if isinstance(error, LookupFailed) else self._transport.close()
+
+
+LOOK_S: Final = 1.0
+LOOK_PAUSE_S: Final = (
+    0.002  # between two looks at least; and four times as long as the look took, so many new topics cost a fifth of a core
+)
+ASK_S: Final = 10.0
+
+
+class Discovery:
+    def __init__(self, url: str, registrar: Registrar) -> None:
+        self._admin = ActingAdmin(url, timeout=ASK_S, via="nsqlookupd")
+        self._registrar = registrar
+        self._known: set[str] = set()
+        self._waiting: dict[str, list[Callable[[], None]]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
+        registrar.start()
+        self._start(self._watch())
+
+    def knows(self, topic: str) -> bool:
+        return topic in self._known
+
+    def look(self) -> None:
+        """Topics or channels came or went: register that at once."""
+        self._changed.set()
+
+    def prepare(self, topic: str, then: Callable[[], None]) -> None:
+        """`then` is called once the topic is here with its channels, or could not be made: publishing says why."""
+        waiting = self._waiting.get(topic)
+        if waiting is not None:
+            waiting.append(then)
+            return
+        self._waiting[topic] = [then]
+        self._start(self._prepare(topic))
+
+    async def _prepare(self, topic: str) -> None:
+        try:
+            if topic not in await self._admin.topics():
+                channels = [name for name in await self._registrar.channels_of(topic) if not is_ephemeral(name)]
+                await self._admin.create_topic(topic)
+                for channel in channels:
+                    await self._admin.create_channel(topic, channel)
+            self._known.add(topic)
+        except ZsqError as error:
+            log.warning("topic %s could not be made with the channels that it has elsewhere: %s", topic, error)
+        finally:
+            for then in self._waiting.pop(topic):
+                then()
+
+    async def _follow(self, topic: str, there: Collection[str]) -> None:
+        """Of a topic that is new, and was not prepared."""
+        for channel in await self._registrar.channels_of(topic):
+            if channel in there or is_ephemeral(channel):
+                continue
+            if topic not in self._known:
+                return  # it was deleted while nsqlookupd was asked, which may take long: it shall not come back
+            try:
+                await self._admin.create_channel(topic, channel, start="earliest")
+            except ZsqError as error:
+                log.warning("channel %s/%s, which is elsewhere, could not be made: %s", topic, channel, error)
+
+    async def _watch(self) -> None:
+        began = False
+        while True:
+            self._changed.clear()
+            begun = time.monotonic()
+            try:
+                topics = await self._admin.topics()
+            except ZsqError as error:
+                log.debug("the topics could not be asked for: %s", error)
+            else:
+                for topic in (set(topics) - self._known - set(self._waiting)) if began else ():
+                    self._start(self._follow(topic, topics[topic]))
+                self._known, began = set(topics), True
+                self._registrar.update(topics)
+            await asyncio.sleep(min(LOOK_S, LOOK_PAUSE_S + 4 * (time.monotonic() - begun)))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), LOOK_S)
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await self._registrar.close()
+        await self._admin.close()
+
+    def statistics(self) -> list[dict[str, Any]]:
+        return self._registrar.statistics()
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

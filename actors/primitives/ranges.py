@@ -1,0 +1,106 @@
+"""Runs of offsets with their attempts, and what is left of them when some are answered. Pure.
+
+A run is (first offset, count, attempts). Lists of runs are disjoint and ascending here; answers from the wire need not be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Any, Final
+
+from ...transport.errors import E_BAD_ARGUMENT, UsageError
+from ...transport.wire.protocol import RANGES_MAX
+
+NUMBER_MAX: Final = 1 << 62
+
+Run = tuple[int, int, int]
+Range = tuple[int, int]
+
+
+def total(runs: Iterable[Run]) -> int:
+    return sum(run[1] for run in runs)
+
+
+def unread(start: int, stop: int, emptied: Iterable[Sequence[int]]) -> int:
+    """Count the offsets from `start` to `stop` that lie in none of the `emptied` ranges (from, to)."""
+    return max(0, stop - start - sum(max(0, min(high, stop) - max(low, start)) for low, high in emptied))
+
+
+def within(numbers: Sequence[Any]) -> bool:
+    """Whether these are numbers from 0 to NUMBER_MAX: the sum of two of them can still be said and written."""
+    return not numbers or ({*map(type, numbers)} == {int} and min(numbers) >= 0 and max(numbers) <= NUMBER_MAX)
+
+
+def check(ranges: Sequence[Range]) -> None:
+    """The codec knows only that a peer sent a tuple: `UsageError` E_BAD_ARGUMENT if it does not hold pairs of numbers, or too many.
+
+    The numbers are such that the end of a range can be said in an answer, too.
+    """
+    try:
+        good = len(ranges) <= RANGES_MAX and {*map(len, ranges)} <= {2} and within([*chain.from_iterable(ranges)])
+    except TypeError:
+        good = False
+    if not good:
+        raise UsageError(E_BAD_ARGUMENT, f"ranges are at most {RANGES_MAX} pairs of numbers from 0 to 2^62: first offset, count")
+
+
+def above(runs: Iterable[Run], start: int) -> tuple[list[Run], list[Run]]:
+    """(what of the runs lies at or above `start`, what lies below), in their order."""
+    kept: list[Run] = []
+    below: list[Run] = []
+    for first, count, attempts in runs:
+        cut = min(max(start - first, 0), count)
+        if cut:
+            below.append((first, cut, attempts))
+        if cut < count:
+            kept.append((first + cut, count - cut, attempts))
+    return kept, below
+
+
+def take(runs: Sequence[Run], ranges: Sequence[Range]) -> tuple[list[Run], list[Run], list[Range]]:
+    """Split `runs` by the answered `ranges`: (taken, left, refused).
+
+    Empty `ranges` take all. Refused are the asked offsets that no run holds (or that were asked twice).
+    Linear in both: ranges are sorted first.
+    """
+    if not ranges:
+        return list(runs), [], []
+    taken: list[Run] = []
+    left: list[Run] = []
+    refused: list[Range] = []
+    asked = sorted((start, start + count) for start, count in ranges if count > 0)
+    position = 0  # index in runs
+    current = runs[0] if runs else None
+    done = -1  # offsets below it were asked already
+    for start, stop in asked:
+        if start < done:
+            refused.append((start, min(stop, done) - start))
+            start = done
+        while start < stop:
+            while current is not None and current[0] + current[1] <= start:
+                left.append(current)
+                position += 1
+                current = runs[position] if position < len(runs) else None
+            if current is None or current[0] >= stop:
+                refused.append((start, stop - start))
+                break
+            first, count, attempts = current
+            if start < first:
+                refused.append((start, first - start))
+                start = first
+            elif start > first:
+                left.append((first, start - first, attempts))
+            end = min(stop, first + count)
+            taken.append((start, end - start, attempts))
+            if end < first + count:
+                current = (end, first + count - end, attempts)
+            else:
+                position += 1
+                current = runs[position] if position < len(runs) else None
+            start = end
+        done = max(done, stop)
+    if current is not None:
+        left.append(current)
+        left.extend(runs[position + 1 :])
+    return taken, left, refused

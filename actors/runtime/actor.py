@@ -1,0 +1,320 @@
+"""What an actor is: setup, run, teardown; sockets to listen to, timers, a line to the supervisor.
+
+The constructor opens nothing (it runs wherever the spec is unpickled); `on_start` opens, in the child. The loop is: wait for
+input or the next timer, drain what is there (bounded), then `on_turn`, where what was gathered is acted on
+once. The loop listens to the ports and raw sockets that were opened and not closed (`open_router`, `open_dealer`, `listen_raw`).
+
+An actor dies with its supervisor: it holds one end of a pipe whose other end only the supervisor has, and takes
+PDEATHSIG from the forkserver.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any, Final, NoReturn
+
+import zmq
+
+from ...storage.errors import StorageError
+from ...transport.errors import E_BAD_COMMAND, E_INTERNAL, Refused, UsageError, ZsqError
+from ...transport.memory import release_memory
+from ...transport.wire.codec import fitting
+from ...transport.wire.protocol import Ask, Born, Done, Failed, Gone, Order, Pulse, Scan, Stop
+from ..settings import options
+from .child import OUT_OF_FILES
+from .port import Envelope, Mail, Port
+from .process import Trimming, is_out_of_files, private_bytes
+
+log = logging.getLogger("zsq")
+
+_MS = 1_000_000
+_QUESTIONS = (Ask, Scan)
+RELOAD: Final = "reload"  # the order that everybody takes
+LOOK: Final = "look"  # the order of an NSQ gateway: topics or channels came or went
+
+
+class StartFailed(Exception):
+    """This actor cannot start; the text goes to the supervisor."""
+
+
+class Actor:
+    """Base class of all children. Subclasses give `on_start`, which opens ports and gives them routes, and the other hooks they need."""
+
+    sockets_max = 64  # a context's tables cost 24 bytes a socket it might have; only those that dial many raise it
+
+    def __init__(self, key: int, title: str, settings: dict[str, Any]) -> None:
+        self.key = key
+        self.title = title
+        self.settings = settings
+        self.stopping = False
+        self._worked = False  # blocks came since the last pulse
+        self._stirred = False  # anything else than a question came
+        self._pulsed_ns = 0
+        self._memory = Trimming(time.monotonic_ns())
+        self.busy = False  # there is more to do: take the next turn without waiting for input
+        self.context: zmq.Context[zmq.Socket[bytes]]
+        self.supervisor: Port
+        self._lifeline = -1
+        self._ports: list[Port] = []
+        self._timers: list[list[Any]] = []  # [due_ns, interval_ns, function]
+        self._timers_due_ns = 1 << 62  # none of them is due before that
+        self._poller: zmq.Poller
+
+    # To be given by subclasses
+
+    def on_start(self) -> dict[str, Any]:
+        """Open what is needed; returns what the supervisor is told in Born."""
+        raise StartFailed(f"{self.title} has nothing to start")
+
+    def on_turn(self) -> None:
+        """After each round of inputs and timers."""
+
+    def on_stop(self) -> bool:
+        """Asked on each turn while stopping: True when everyone who waits has been answered."""
+        return True
+
+    def on_end(self) -> None:
+        """Close files. Sockets are closed after it."""
+
+    def on_gone(self, who: str) -> None:
+        """A gateway died, and all peers behind it with it (or an endpoint's owner, for gateways)."""
+
+    def on_order(self, message: Order) -> dict[str, Any] | None:
+        """A Manage action; the answer's data, or None where the answer comes later."""
+        raise UsageError(E_BAD_COMMAND, f"{self.title} cannot {message.action}")
+
+    def on_reload(self, told: dict[str, Any]) -> None:
+        """The settings that may change in its life, anew (`reloading.py` says which). What raises here left the old ones in force."""
+
+    def statistics(self) -> dict[str, Any]:
+        """What each pulse carries, once a second."""
+        return {}
+
+    def details(self) -> dict[str, Any]:
+        """Return the rows of a report that was asked for with details. Lists are cut to `options.DETAILS_BYTES_MAX`, newest last."""
+        return {}
+
+    # Tools for subclasses
+
+    def open_router(self, endpoint: str, *, answers_max: int = 0) -> Port:
+        """Bind. `answers_max`: how many unread messages a peer may have."""
+        port = Port(self.context, zmq.ROUTER)
+        port.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # an actor that connects again takes its name over from its dead connection
+        if answers_max:
+            port.socket.setsockopt(zmq.SNDHWM, answers_max)
+        port.socket.bind(endpoint)
+        return self._listen(port)
+
+    def open_dealer(self, endpoint: str, routing_id: bytes = b"") -> Port:
+        """Connect under a name that stays the same when libzmq connects again: the other end knows this actor by it."""
+        port = Port(self.context, zmq.DEALER, routing_id=routing_id or f"actor-{self.key}".encode())
+        port.socket.connect(endpoint)
+        return self._listen(port)
+
+    def open_asking(self) -> Port:
+        """One ROUTER that dials many: a DEALER for each would have all of them polled in each turn. Each gets a name of our choice."""
+        return self._listen(Port(self.context, zmq.ROUTER))
+
+    def open_pull(self, endpoint: str, mark: int) -> Port:
+        """Bind a PULL; at most `mark` messages of a peer lie here unread, the others wait with the peer."""
+        port = Port(self.context, zmq.PULL, mark=mark)
+        port.socket.bind(endpoint)
+        return self._listen(port)
+
+    def _listen(self, port: Port) -> Port:
+        self._ports.append(port)
+        self._poller.register(port.socket, zmq.POLLIN)
+        return port
+
+    def close_port(self, port: Port) -> None:
+        self._ports.remove(port)
+        self._poller.unregister(port.socket)
+        port.close()
+
+    def listen_raw(self, source: Any) -> None:
+        """Wake up when `source` (a socket of a thread) is readable; `on_raw` is then called."""
+        self._poller.register(source, zmq.POLLIN)
+
+    def ignore_raw(self, source: Any) -> None:
+        self._poller.unregister(source)
+
+    def on_raw(self, source: Any) -> None:
+        """A source given to `listen_raw` is readable."""
+
+    def every(self, interval_ms: float, function: Callable[[], None]) -> None:
+        interval_ns = int(interval_ms * _MS)
+        self._timers.append([time.monotonic_ns() + interval_ns, interval_ns, function])
+        self._timers_due_ns = min(self._timers_due_ns, self._timers[-1][0])
+
+    def cease(self, function: Callable[[], None]) -> None:
+        """The end of `every`."""
+        self._timers = [timer for timer in self._timers if timer[2] != function]
+
+    # The life of an actor
+
+    def run(self, supervisor_endpoint: str, lifeline: int) -> None:
+        self._lifeline = lifeline
+        self.context = zmq.Context()
+        self.context.set(zmq.MAX_SOCKETS, self.sockets_max)
+        self._poller = zmq.Poller()
+        self._poller.register(lifeline, zmq.POLLIN)
+        self.supervisor = self.open_dealer(supervisor_endpoint)
+        self.supervisor.route(Stop, self._stop)
+        self.supervisor.route(Gone, self._gone)
+        self.supervisor.route(Ask, self._ask)
+        self.supervisor.route(Order, self._order)
+        self.every(options.PULSE_MS, self._pulse_if_stirred)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the supervisor decides
+        try:
+            data = self.on_start()
+        except (ZsqError, StorageError, StartFailed, OSError, zmq.ZMQError) as error:
+            log.debug("%s cannot start: %s", self.title, error)  # the supervisor says it to people
+            code = error.code if isinstance(error, ZsqError) else "E_START" if isinstance(error, StartFailed) else type(error).__name__
+            code = OUT_OF_FILES if is_out_of_files(error) else code
+            self.supervisor.send((), Failed(self.key, code, str(error)))
+            self.end_at_once(3)
+        self.supervisor.send((), Born(self.key, self.key, data))
+        gc.freeze()  # what was imported lives as long as the process: never look at it again
+        try:
+            self._loop()
+        except Exception as error:
+            log.exception("%s ends", self.title)
+            self.supervisor.send((), Failed(self.key, OUT_OF_FILES if is_out_of_files(error) else type(error).__name__, str(error)))
+            raise
+        finally:
+            self.on_end()
+            self._close()
+
+    def end_at_once(self, code: int) -> NoReturn:
+        """After a failure. What was told goes out by ZeroMQ's own thread meanwhile. No socket is closed: an actor's threads wait on theirs,
+        and libzmq aborts or hangs when another closes them."""
+        logging.shutdown()
+        time.sleep(options.LAST_WORDS_S)
+        os._exit(code)
+
+    def _close(self) -> None:
+        for port in self._ports:
+            port.close()
+        self.context.destroy(linger=200)  # also what is no port: term() would wait for it for ever
+
+    def _loop(self) -> None:
+        by_socket: dict[Any, Port] = {}
+        while True:
+            events = self._poller.poll(self._wait_ms())
+            for source, _ in events:
+                port = by_socket.get(source)
+                if port is None:
+                    if source == self._lifeline:
+                        os._exit(0)  # the supervisor is dead: nothing may be answered any more, nothing needs to be closed
+                    by_socket = {port.socket: port for port in self._ports}
+                    port = by_socket.get(source)
+                if port is not None and port.socket.closed:
+                    continue  # closed by what another source said in this same round
+                if port is not None:
+                    self._drain(port)
+                else:
+                    self.stir()
+                    self.on_raw(source)
+            if self._stirred:
+                self.hasten_pulse()
+            self._run_timers()
+            self.on_turn()
+            if self.stopping and self.on_stop():
+                return
+
+    def _wait_ms(self) -> int:
+        if self.stopping:
+            return 10
+        if self.busy:
+            return 0
+        return max(0, (self._timers_due_ns - time.monotonic_ns()) // _MS + 1)
+
+    def _run_timers(self) -> None:
+        now = time.monotonic_ns()
+        if now < self._timers_due_ns:
+            return
+        for timer in self._timers:
+            if timer[0] <= now:
+                timer[0] = now + timer[1]
+                timer[2]()
+        self._timers_due_ns = min(timer[0] for timer in self._timers)
+
+    def _drain(self, port: Port) -> None:
+        for mail in port.receive(options.DRAIN_MAX):
+            if not isinstance(mail, Mail):
+                self._refuse(port, mail[0], mail[1])
+                continue
+            kind = type(mail.message)
+            self._worked = self._worked or bool(mail.frames)
+            self._stirred = self._stirred or kind not in _QUESTIONS
+            try:
+                handler = port.routes.get(kind)
+                if handler is None:
+                    raise UsageError(E_BAD_COMMAND, f"{self.title} does not know {kind.__name__}")
+                handler(port, mail, mail.message)
+            except ZsqError as error:
+                self._refuse(port, mail.envelope, error, getattr(mail.message, "request", 0))
+
+    def _refuse(self, port: Port, envelope: Envelope, error: ZsqError, request: int = 0) -> None:
+        log.debug("%s refuses: %s", self.title, error)
+        port.send(envelope, Failed(request, error.code, error.text))
+
+    def _stop(self, port: Port, mail: Mail, message: Stop) -> None:
+        self.stopping = True
+
+    def _gone(self, port: Port, mail: Mail, message: Gone) -> None:
+        self.on_gone(message.who)
+
+    def _ask(self, port: Port, mail: Mail, message: Ask) -> None:
+        self.pulse(message.request, detailed=message.detailed)
+
+    def _order(self, port: Port, mail: Mail, message: Order) -> None:
+        """A `ZsqError` is answered as that of any other handler."""
+        data = self._reload(message.options) if message.action == RELOAD else self.on_order(message)
+        if data is not None:
+            self.answer_order(message.request, data)
+
+    def _reload(self, told: dict[str, Any]) -> dict[str, Any]:
+        logging.getLogger().setLevel(str(told["log_level"]).upper())
+        try:
+            self.on_reload(told)
+        except ZsqError:
+            raise
+        except Exception as error:  # of whatever library: it goes on as it was
+            raise Refused(E_INTERNAL, f"{type(error).__name__}: {error}") from error
+        log.debug("%s has the new settings", self.title)
+        return {}
+
+    def answer_order(self, request: int, data: dict[str, Any] | ZsqError) -> None:
+        self.supervisor.send((), Failed(request, data.code, data.text) if isinstance(data, ZsqError) else Done(request, data))
+
+    def stir(self, *, blocks: bool = False) -> None:
+        """What the next pulse says is news: it goes out soon. `blocks` came, by a way of its own."""
+        self._stirred = True
+        self._worked = self._worked or blocks
+
+    def hasten_pulse(self) -> None:
+        first = self._timers[0]
+        first[0] = min(first[0], self._pulsed_ns + options.PULSE_MS * _MS)
+        self._timers_due_ns = min(self._timers_due_ns, first[0])
+
+    def _pulse_if_stirred(self) -> None:
+        """Its timer is the first one. An idle actor's next pulse is farther off; what comes brings it forward."""
+        if self._memory.due(time.monotonic_ns(), worked=self._worked, stirred=self._stirred):
+            release_memory()
+        self._worked = self._stirred = False
+        self.pulse()
+        self._timers[0][0] = self._pulsed_ns + options.IDLE_PULSE_MS * _MS
+
+    def pulse(self, request: int = 0, *, detailed: bool = False) -> None:
+        stats, details = self.statistics(), {}
+        if detailed:
+            stats["private_bytes"] = private_bytes()
+            details = fitting(self.details(), options.DETAILS_BYTES_MAX)
+        self._pulsed_ns = time.monotonic_ns()
+        self.supervisor.send((), Pulse(self.key, request, stats, details))

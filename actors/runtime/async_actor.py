@@ -1,0 +1,107 @@
+"""An actor on an event loop (uvloop): for gateways that talk to the outside over plain sockets, thousands of them.
+
+The actors of a topic turn a plain poller, which is the fastest for a few sockets of ZeroMQ's. A gateway to NSQ's clients or to HTTP has a
+connection a client, and libraries that want asyncio. What both have in common stays in `Actor`: birth, pulses, orders, the end.
+
+ZeroMQ's descriptor is an edge: whoever touches the socket, for sending too, takes the news. So after everything that may have sent, the
+supervisor's port is looked at again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from typing import Any, Final
+
+import uvloop
+import zmq
+
+from ...transport.errors import ZsqError
+from .actor import Actor
+from .port import Port
+
+log = logging.getLogger("zsq")
+
+FINISH_S: Final = 5.0  # for `on_finish`; less than the supervisor waits for an actor's end
+_TIMER_S_MAX: Final = 1.0
+
+
+class AsyncActor(Actor):
+    """Subclasses give `on_begin` and `on_finish` in place of `on_start` and `on_stop`; the other hooks are `Actor`'s."""
+
+    loop: asyncio.AbstractEventLoop
+
+    # To be given by subclasses
+
+    async def on_begin(self) -> dict[str, Any]:
+        """Open what is needed, in the loop; what it raises is told as with `on_start`."""
+        return {}
+
+    async def on_finish(self) -> None:
+        """Answer who waits and close; broken off after FINISH_S."""
+
+    # The life of it
+
+    def on_start(self) -> dict[str, Any]:
+        self.loop = uvloop.new_event_loop()
+        asyncio.set_event_loop(self.loop)
+        return self.loop.run_until_complete(self.on_begin())
+
+    def _loop(self) -> None:
+        self.loop.run_until_complete(self._live())
+
+    async def _live(self) -> None:
+        self._over = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self.loop.add_reader(self._lifeline, os._exit, 0)  # the supervisor is dead: nothing may be answered any more
+        for port in self._ports:
+            self.loop.add_reader(port.socket.FD, self._take_in)
+        self._take_in()
+        await self._over.wait()
+        try:
+            await asyncio.wait_for(self.on_finish(), FINISH_S)
+        except TimeoutError:
+            log.warning("%s ends without an answer to all", self.title)
+        self._pulse_if_stirred()
+
+    def _take_in(self) -> None:
+        for port in self._ports:
+            self._empty(port)
+        if self._stirred:
+            self.hasten_pulse()
+        self._run_timers()
+        for port in self._ports:  # timers send pulses
+            self._empty(port)
+        self._wait_for_timers()
+        if self.stopping:
+            self._over.set()
+
+    def _empty(self, port: Port) -> None:
+        while not port.socket.closed and port.socket.poll(0, zmq.POLLIN):
+            self._drain(port)
+
+    def _wait_for_timers(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        due = min(timer[0] for timer in self._timers)
+        pause = min(_TIMER_S_MAX, max(0.0, (due - time.monotonic_ns()) / 1e9))
+        self._timer = self.loop.call_later(pause, self._take_in)
+
+    def stir(self, *, blocks: bool = False) -> None:
+        super().stir(blocks=blocks)
+        self.hasten_pulse()
+
+    def answer_order(self, request: int, data: dict[str, Any] | ZsqError) -> None:
+        super().answer_order(request, data)
+        self.loop.call_soon(self._take_in)  # what came as this went out
+
+    def _close(self) -> None:
+        loop = getattr(self, "loop", None)
+        if loop is not None:
+            with contextlib.suppress(Exception):
+                loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()
+        super()._close()

@@ -1,0 +1,109 @@
+"""The log of all processes: lines for people or JSON objects for programs, on stderr, one a line.
+
+    text   2026-11-22 12:00:00,123 4711 WARNING [storage clicks] what happened
+    json   {"time": "2026-11-22T12:00:00.123456Z", "level": "warning", "actor": "storage clicks", "pid": 4711, "message": ..., ...}
+
+More fields come from `log.info(..., extra={"fields": {...}})`, and an exception with its trace: as `error` and `trace`, or as lines of
+their own behind the text's. What comes from outside may hold anything: control characters are written as escapes, so that nobody else
+begins a line.
+Each line goes out by one write, so that those of many processes do not mix.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import sys
+import time
+from typing import Any, Final
+
+FORMATS: Final = ("text", "json")
+SUPERVISOR: Final = "supervisor"
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+log = logging.getLogger("zsq")
+
+
+def escaped(text: str, keep: str = "") -> str:
+    """Write control characters (C0, C1, ends of lines) and those that turn the direction of writing as escapes, but those in `keep`.
+
+    A terminal obeys them: they could colour or overwrite what is shown, or make a line look like another one.
+    """
+    return _CONTROL.sub(lambda found: found.group() if found.group() in keep else ascii(found.group())[1:-1], text)
+
+
+class TextFormatter(logging.Formatter):
+    def __init__(self, actor: str) -> None:
+        super().__init__()
+        self._actor = actor
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = f"{self.formatTime(record)} {record.process} {record.levelname} [{self._actor}] {escaped(record.getMessage())}"
+        line += "".join(f" {key}={escaped(str(value))}" for key, value in fields_of(record).items())
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+class JsonFormatter(logging.Formatter):
+    def __init__(self, actor: str) -> None:
+        super().__init__()
+        self._actor = actor
+
+    def format(self, record: logging.LogRecord) -> str:
+        seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        found: dict[str, Any] = {
+            "time": f"{seconds}.{int(record.created % 1 * 1_000_000):06d}Z",
+            "level": record.levelname.lower(),
+            "actor": self._actor,
+            "pid": record.process,
+            "message": record.getMessage(),
+        }
+        if record.name not in ("zsq", "root"):
+            found["logger"] = record.name  # of a library
+        if record.exc_info and record.exc_info[1] is not None:
+            found |= {"error": repr(record.exc_info[1]), "trace": self.formatException(record.exc_info)}
+        return json.dumps(fields_of(record) | found, default=str)
+
+
+def fields_of(record: logging.LogRecord) -> dict[str, Any]:
+    found = getattr(record, "fields", None)
+    return dict(found) if isinstance(found, dict) else {}
+
+
+class LineHandler(logging.Handler):
+    """To a descriptor, by one call a line."""
+
+    def __init__(self, fd: int = 2) -> None:
+        super().__init__()
+        self._fd = fd
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            data = f"{self.format(record)}\n".encode(errors="backslashreplace")
+            while data:
+                data = data[os.write(self._fd, data) :]
+        except OSError:
+            return  # nobody reads it any more, or the disk is full: no reason to stop
+        except Exception:
+            self.handleError(record)
+
+
+def set_up(level: str, form: str, actor: str) -> None:
+    """For this process, in place of what was there."""
+    handler = LineHandler()
+    handler.setFormatter(JsonFormatter(actor) if form == "json" else TextFormatter(actor))
+    root = logging.getLogger()
+    for other in list(root.handlers):
+        root.removeHandler(other)
+    root.addHandler(handler)
+    root.setLevel(level.upper())
+
+
+def say(text: str, form: str, level: int = logging.INFO) -> None:
+    """What a person at the terminal is to read whatever the log's level: as it is, or as an object like all others."""
+    if form == "json":
+        record = log.makeRecord(log.name, level, __file__, 0, text, (), None)
+        text = JsonFormatter(SUPERVISOR).format(record)
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()

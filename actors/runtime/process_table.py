@@ -1,0 +1,209 @@
+"""The process table: starts children through the forkserver and knows, by their pidfds, which of them live.
+
+It does not ask multiprocessing: when the forkserver is killed, that reports all children dead while all live. Each
+child sends its own pidfd first (a pid may be used again) over a pipe whose other end stays open here as its lifeline: when this
+process dies, each child reads the end of its pipe and ends too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import multiprocessing
+import multiprocessing.process
+import multiprocessing.reduction
+import os
+import pkgutil
+import resource
+import select
+import signal
+import sys
+import time
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any, Final
+
+from ...transport.memory import keep_memory
+from ..settings import options
+from . import forkserver, logs
+from .child import OUT_OF_FILES, ChildSpec, Failure, Phase
+from .process import die_with_parent, is_out_of_files, memory_bytes, set_title
+
+log = logging.getLogger("zsq")
+
+_NO_FILES_WORD: Final = b"FF"  # over the lifeline: the first byte may be read as that of a pidfd
+START_FILES: Final = 16  # descriptors that a start takes at most, and some to spare
+
+
+def processes_by_memory() -> int:
+    """How many processes this machine's memory is enough for; within a container, its share."""
+    return min(max(memory_bytes() // options.PROCESS_MEMORY_BYTES, options.PROCESSES_MAX_LEAST), options.PROCESSES_MAX)
+
+
+@dataclass(slots=True, eq=False)
+class Child:
+    """A row of the table. `state`: starting, up, stopping, ended."""
+
+    spec: ChildSpec
+    pid: int
+    lifeline: Connection
+    process: Any
+    state: str = "starting"
+    pidfd: int = -1
+    envelope: tuple[bytes, ...] = ()
+    data: dict[str, Any] = field(default_factory=dict)
+    stats: dict[str, Any] = field(default_factory=dict)
+    started_ns: int = field(default_factory=time.monotonic_ns)
+    pulsed_ns: int = 0  # when `stats` came
+    failure: Failure | None = None
+    told_to_stop: bool = False  # its end is no failure; `state` cannot say so once it has ended
+    owner: Any = None  # the topic group it belongs to, if any
+
+
+class ProcessTable:
+    """Children by key. `events_fd` is readable when `ended()` may have something to say.
+
+    `actors`: the dotted name of each kind's class, which only the child imports.
+    """
+
+    def __init__(self, actors: Mapping[str, str], supervisor_endpoint: str, log_level: str, log_format: str = "text") -> None:
+        self._actors = actors
+        self.children: dict[int, Child] = {}
+        self._endpoint = supervisor_endpoint
+        self.log_level = log_level
+        self._log_format = log_format
+        self._epoll = select.epoll()
+        self._by_fd: dict[int, Child] = {}
+        self._forkserver_pidfd = -1
+        self._context = multiprocessing.get_context("forkserver")
+        self._blank_main = types.ModuleType("__main__")  # else each child would run the caller's main module again
+
+    @property
+    def events_fd(self) -> int:
+        return self._epoll.fileno()
+
+    def start_forkserver(self) -> None:
+        """From the main thread; it is taken as it is where it was begun before."""
+        self.forkserver_pid = forkserver.begin()
+        self._forkserver_pidfd = os.pidfd_open(self.forkserver_pid)
+        self._epoll.register(self._forkserver_pidfd, select.EPOLLIN)
+
+    def start(self, spec: ChildSpec, owner: Any = None) -> Child:
+        """Start it; it is `up` when it has said Born. The caller must have seen its predecessor's end. `OSError`: it cannot be."""
+        self._check_files()
+        ours, theirs = self._context.Pipe()
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = self._blank_main
+        try:
+            arguments = (self._actors[spec.kind], spec, self._endpoint, theirs, self.forkserver_pid, self.log_level, self._log_format)
+            process = self._context.Process(target=child_main, args=arguments, daemon=True)
+            process.start()
+            # Else each start would poll all that live. The pidfds tell who ended.
+            multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]
+        finally:
+            sys.modules["__main__"] = main
+        theirs.close()
+        assert process.pid is not None
+        child = Child(spec, process.pid, ours, process, owner=owner)
+        self.children[spec.key] = child
+        self._by_fd[ours.fileno()] = child
+        self._epoll.register(ours.fileno(), select.EPOLLIN)
+        return child
+
+    def _check_files(self) -> None:
+        """`OSError` where a start would find no free descriptor half-way, here or in the forkserver: the forkserver dies of a request that
+        is broken off, and with it this broker (Python up to 3.14 at least). Each is opened anew, since a copy costs the machine nothing."""
+        spare: list[int] = []
+        try:
+            for _ in range(START_FILES):
+                spare.append(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
+            limit = resource.prlimit(self.forkserver_pid, resource.RLIMIT_NOFILE)[0]
+            if limit != resource.RLIM_INFINITY and limit - len(os.listdir(f"/proc/{self.forkserver_pid}/fd")) < START_FILES:
+                raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)} in the forkserver")
+        finally:
+            for fd in spare:
+                os.close(fd)
+
+    def changes(self) -> tuple[list[Child], bool]:
+        """Children whose end is certain, and whether the forkserver is dead. Takes births (pidfds) on the way."""
+        ended = []
+        forkserver_dead = False
+        for fd, _ in self._epoll.poll(0):
+            if fd == self._forkserver_pidfd:
+                forkserver_dead = True
+                continue
+            child = self._by_fd[fd]
+            if fd == child.pidfd:
+                ended.append(child)
+                continue
+            self._epoll.unregister(fd)
+            del self._by_fd[fd]
+            try:
+                child.pidfd = multiprocessing.reduction.recv_handle(child.lifeline)
+            except (OSError, EOFError, RuntimeError):
+                ended.append(child)  # it died before it could send it
+                continue
+            self._by_fd[child.pidfd] = child
+            self._epoll.register(child.pidfd, select.EPOLLIN)
+        for child in ended:
+            self._forget(child)
+        return ended, forkserver_dead
+
+    def _forget(self, child: Child) -> None:
+        child.state = "ended"
+        self.children.pop(child.spec.key, None)
+        if child.pidfd >= 0:
+            self._epoll.unregister(child.pidfd)
+            del self._by_fd[child.pidfd]
+            os.close(child.pidfd)
+            child.pidfd = -1
+        if child.failure is None and _said_no_files(child.lifeline):
+            child.failure = Failure(Phase.RUN, OUT_OF_FILES, os.strerror(errno.EMFILE))
+        child.lifeline.close()
+
+    def kill(self, child: Child) -> None:
+        """SIGKILL; its end shows in `changes`."""
+        with contextlib.suppress(ProcessLookupError):
+            if child.pidfd >= 0:
+                signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
+            elif child.state != "ended":
+                os.kill(child.pid, signal.SIGKILL)
+
+
+def child_main(
+    actor: str, spec: ChildSpec, endpoint: str, lifeline: Connection, forkserver_pid: int, log_level: str, log_format: str = "text"
+) -> None:
+    """The first thing that runs in a child: names itself, ties its life to its parents', sends its pidfd, becomes the actor."""
+    try:
+        _become(actor, spec, endpoint, lifeline, forkserver_pid, log_level, log_format)
+    except BaseException as error:
+        log.debug("%s ended by %r", spec.title, error)
+        if is_out_of_files(error):
+            with contextlib.suppress(OSError):
+                os.write(lifeline.fileno(), _NO_FILES_WORD)
+        os._exit(4)
+
+
+def _said_no_files(lifeline: Connection) -> bool:
+    """The last word of a child that had no socket to say it."""
+    try:
+        os.set_blocking(lifeline.fileno(), False)
+        return os.read(lifeline.fileno(), 2) in (_NO_FILES_WORD, _NO_FILES_WORD[1:])
+    except OSError:
+        return False
+
+
+def _become(actor: str, spec: ChildSpec, endpoint: str, lifeline: Connection, forkserver_pid: int, log_level: str, log_format: str) -> None:
+    die_with_parent(forkserver_pid)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # stopping is the supervisor's word; `kill -9` is understood by all
+    signal.set_wakeup_fd(-1)
+    set_title(spec.title)
+    keep_memory()
+    logs.set_up(log_level, log_format, spec.title)
+    pidfd = os.pidfd_open(os.getpid())
+    multiprocessing.reduction.send_handle(lifeline, pidfd, os.getppid())
+    os.close(pidfd)
+    pkgutil.resolve_name(actor)(spec.key, spec.title, spec.settings).run(endpoint, lifeline.fileno())

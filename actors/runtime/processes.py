@@ -1,0 +1,132 @@
+"""The broker's processes for those who start and stop them: keys, endpoints, limits on starts, and the time that a process has to stop.
+
+The process table below it knows who lives. Here is what every owner of processes must agree on: that there are not too many, that one turn
+of the supervisor's loop does not start too many, and that who does not stop in time is killed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ...transport.errors import E_LIMIT, Refused, ZsqError
+from ...transport.wire import protocol as p
+from ..settings import options
+from .child import ChildSpec, OutOfFiles
+from .port import Port
+from .process import is_out_of_files
+from .process_table import Child, ProcessTable, processes_by_memory
+
+log = logging.getLogger("zsq")
+
+
+class Processes:
+    """The processes of one life of the broker, its own excepted."""
+
+    def __init__(self, table: ProcessTable, port: Port, run_dir: str, processes_max: int = 0) -> None:
+        self.table = table
+        self._port = port
+        self._run_dir = run_dir
+        self._processes_max = min(processes_max or processes_by_memory(), options.PROCESSES_MAX)
+        # Keys are incarnations, in endpoints and lease tokens: begun at random, so that the next life has others.
+        self._key = int.from_bytes(os.urandom(4), "little") & 0x3FFF_FFFF
+        self.scan_endpoint = self.endpoint(self.new_key())  # the same for all scan loops that follow each other
+        self.changes = 0
+        """Processes that were started, ended, or asked for details: what takes memory here."""
+        self._stop_deadlines: dict[int, int] = {}
+        self._looked_ns = 0
+        self._starts_until_ns = 0
+        self.more_to_start = False
+
+    @property
+    def children(self) -> Mapping[int, Child]:
+        """Those that live, by key."""
+        return self.table.children
+
+    def new_key(self) -> int:
+        self._key += 1
+        return self._key
+
+    def endpoint(self, number: int) -> str:
+        return f"ipc://{self._run_dir}/{number}"
+
+    def send(self, child: Child, message: p.Wire) -> bool:
+        """Return False where its connection is gone or full."""
+        return self._port.send(child.envelope, message)
+
+    # Starting
+
+    def start(self, spec: ChildSpec, owner: Any = None) -> Child:
+        if len(self.children) >= options.PROCESSES_MAX:
+            raise ZsqError(E_LIMIT, f"a node runs at most {options.PROCESSES_MAX} processes")
+        self.changes += 1
+        try:
+            return self.table.start(spec, owner)
+        except OSError as error:
+            text = f"{spec.title} cannot be started: {error.strerror or error}; raise the limits of this user"
+            raise (OutOfFiles if is_out_of_files(error) else ZsqError)(E_LIMIT, text) from None
+
+    def check_room(self, count: int, what: str) -> None:
+        """`Refused` E_LIMIT where a new topic or channel would pass the limit. Those that are there start again whatever it is."""
+        limit = self._processes_max
+        if len(self.children) + count > limit:
+            text = f"no room for {what}: this broker runs at most {limit} processes (a topic is 2, a channel 1)"
+            raise Refused(
+                E_LIMIT, f"{text} and has {len(self.children)}; delete topics or channels that are not used, or raise --processes-max"
+            )
+
+    def begin_turn(self, now_ns: int) -> None:
+        """Allow starts of channels for a share of the supervisor's next turn."""
+        self._starts_until_ns, self.more_to_start = now_ns + options.STARTS_TURN_MS * 1_000_000, False
+
+    def may_start(self) -> bool:
+        """Return True if this turn has time for another start of a channel. If not, the next turn comes at once."""
+        self.more_to_start = self.more_to_start or time.monotonic_ns() >= self._starts_until_ns
+        return not self.more_to_start
+
+    # Stopping
+
+    def stop_child(self, child: Child) -> None:
+        """Ask it to end; kill it when it does not within its time."""
+        if child.told_to_stop:
+            return
+        child.told_to_stop = True
+        if child.state == "up":
+            self.send(child, p.Stop())
+            self._stop_deadlines[child.spec.key] = time.monotonic_ns() + int(child.spec.stop_timeout_s * 1e9)
+        else:
+            self.kill(child)
+        child.state = "stopping"
+
+    def kill(self, child: Child) -> None:
+        self.table.kill(child)
+
+    def kill_all(self) -> None:
+        for child in list(self.children.values()):
+            self.kill(child)
+
+    def ended(self, child: Child) -> None:
+        """Note that it is gone."""
+        self._stop_deadlines.pop(child.spec.key, None)
+        self.changes += 1
+
+    def kill_late(self) -> None:
+        """Kill who did not stop, or did not start, in time."""
+        now = time.monotonic_ns()
+        for key, deadline in list(self._stop_deadlines.items()):
+            if now > deadline:
+                del self._stop_deadlines[key]
+                child = self.children.get(key)
+                if child is not None:
+                    log.warning("%s did not stop in time: killed", child.spec.title)
+                    self.kill(child)
+        if now - self._looked_ns < 1_000_000_000:
+            return
+        self._looked_ns = now
+        for child in list(self.children.values()):
+            if child.state == "starting" and now - child.started_ns > options.START_TIMEOUT_S * 1e9:
+                log.error("%s did not start within %g s: killed", child.spec.title, options.START_TIMEOUT_S)
+                self.kill(child)

@@ -1,0 +1,92 @@
+"""A thread of an actor, reached over inproc: jobs go in, results come out, the actor's loop is woken by a socket."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import zmq
+
+
+class Jobs(Protocol):
+    """What the parts of an actor need of a worker thread."""
+
+    @property
+    def pending(self) -> int: ...
+
+    def submit(self, tag: Any, job: Callable[[], Any]) -> None: ...
+
+    def results(self) -> list[tuple[Any, Any]]: ...
+
+
+class WorkerThread:
+    """Runs one job at a time, in order. `results` holds (job's tag, value or exception) once `socket` is readable."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], name: str) -> None:
+        self.socket = context.socket(zmq.PAIR)
+        self.socket.bind(f"inproc://{name}")
+        self._inner = context.socket(zmq.PAIR)
+        self._inner.connect(f"inproc://{name}")
+        self._jobs: deque[tuple[Any, Callable[[], Any]] | None] = deque()  # deque: append and popleft are atomic
+        self._results: deque[tuple[Any, Any]] = deque()
+        self.pending = 0
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, tag: Any, job: Callable[[], Any]) -> None:
+        self.pending += 1
+        self._jobs.append((tag, job))
+        self.socket.send(b"")
+
+    def results(self) -> list[tuple[Any, Any]]:
+        """Take what is finished; call it when the socket is readable."""
+        found = []
+        while self.socket.poll(0):
+            self.socket.recv()
+            found.append(self._results.popleft())
+            self.pending -= 1
+        return found
+
+    def _run(self) -> None:
+        while True:
+            self._inner.recv()
+            job = self._jobs.popleft()
+            if job is None:
+                self._inner.close()
+                return
+            tag, function = job
+            try:
+                value = function()
+            except Exception as error:  # handed to the actor's loop, which knows what it means
+                value = error
+            self._results.append((tag, value))
+            self._inner.send(b"")
+
+    def close(self) -> None:
+        """Ends after the jobs before it."""
+        self._jobs.append(None)
+        self.socket.send(b"")
+        self._thread.join()
+        self.socket.close()
+
+
+class LazyThread:
+    """A worker thread that `make` makes with the first job; most topics never need it."""
+
+    def __init__(self, make: Callable[[], WorkerThread]) -> None:
+        self._make = make
+        self._thread: WorkerThread | None = None
+
+    @property
+    def pending(self) -> int:
+        return self._thread.pending if self._thread is not None else 0
+
+    def submit(self, tag: Any, job: Callable[[], Any]) -> None:
+        if self._thread is None:
+            self._thread = self._make()
+        self._thread.submit(tag, job)
+
+    def results(self) -> list[tuple[Any, Any]]:
+        return self._thread.results() if self._thread is not None else []

@@ -1,0 +1,252 @@
+"""The scan's rounds: which worker asks whom, and what its reports mean. Pure; whom to ask is the plan's (scan_plan.py).
+
+A round is one order to each worker. A worker reports within `SCAN_SOON_MS`, naming as LATE who has not answered by then; later reports
+tell what became of those. So a round ends soon, whoever hangs. An order is in one of these states:
+
+| State | Event | State | What follows |
+|---|---|---|---|
+| NEW: its round waits for it | report | OPEN, or ended if none is LATE | once none of the round is NEW, the round ends |
+| NEW | no report for `SCAN_REPORT_MS` | OVERDUE | the round goes on without it; its channels are asked through another worker |
+| OPEN | report that names the last LATE ones | ended | |
+| OPEN | no such report within `SCAN_ANSWER_MS` and `SCAN_REPORT_MS` | OVERDUE | as above |
+| OVERDUE: its worker gets no orders | report | OPEN or ended | what it says counts for those that no other worker has been sent to since |
+| any | the worker is gone | ended | its channels are asked again |
+
+A scan worker's memory: which scans are out, and when it reports on them. Pure.
+
+The first report on an order goes out when all have answered, or after `SCAN_SOON_MS`, and names those as LATE who have not. What becomes
+of those is reported as soon as it is known: their answer, or after `SCAN_ANSWER_MS` that they missed the scan. An answer that comes
+even later is passed on, too: who hung does no more, and its next scan may be seconds off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from ..settings import options
+from .scan_plan import ScanPlan
+
+DIRTY: Final = 1
+CLEAN: Final = 0
+MISSED: Final = -1  # no answer within SCAN_ANSWER_MS
+LATE: Final = -2  # none yet: another report will say
+_MS: Final = 1_000_000
+
+
+class WorkerRequest(NamedTuple):
+    """An effect: send this to the worker."""
+
+    worker: str
+    request: int
+    targets: tuple[tuple[int, str], ...]
+
+
+@dataclass(slots=True)
+class _RequestOut:
+    worker: str
+    keys: set[int]
+    deadline_ns: int
+    overdue: bool = False
+
+
+class ScanRounds:
+    def __init__(self, plan: ScanPlan) -> None:
+        self.plan = plan
+        self.count = 0
+        self.workers: set[str] = set()
+        self._orders: dict[int, _RequestOut] = {}
+        self._asked_by: dict[int, int] = {}  # key -> the request by which it was asked last
+        self._round: set[int] = set()  # the NEW orders
+        self._request = 0
+        self._dirty = self._answers = 0
+        self._next_ns = 0
+
+    def set_channels(self, channels: Iterable[tuple[int, str]]) -> tuple[str, ...]:
+        """Returns the endpoints of those that are gone."""
+        gone = self.plan.set_channels(channels)
+        for key in gone:
+            self._asked_by.pop(key, None)
+        return tuple(gone.values())
+
+    def set_workers(self, workers: Iterable[str], now_ns: int) -> None:
+        self.workers = set(workers)
+        for request in [request for request, order in self._orders.items() if order.worker not in self.workers]:
+            self._ask_again(request, now_ns)
+            del self._orders[request]
+            self._leave_round(request)
+
+    def begin(self, now_ns: int, pick: Callable[[int], int]) -> list[WorkerRequest]:
+        """The orders of the next round, if it is time for one. `pick(n)` gives a number below n."""
+        self._look_at_deadlines(now_ns)
+        free = self._free()
+        if self._round or not free or not len(self.plan):
+            return []
+        if now_ns < self._next_ns and self.plan.wait_ms(now_ns) > 1:
+            return []
+        chosen = self.plan.select(now_ns, pick)
+        self._next_ns = now_ns + options.SCAN_INTERVAL_MS * _MS
+        self._dirty = self._answers = 0
+        self.count += 1
+        orders = []
+        for i, worker in enumerate(free):
+            share = tuple(chosen[i :: len(free)])
+            if share:
+                self._request += 1
+                keys = {key for key, _ in share}
+                self._orders[self._request] = _RequestOut(worker, keys, now_ns + options.SCAN_REPORT_MS * _MS)
+                self._asked_by.update(dict.fromkeys(keys, self._request))
+                self._round.add(self._request)
+                orders.append(WorkerRequest(worker, self._request, share))
+        return orders
+
+    def _free(self) -> list[str]:
+        return sorted(self.workers - {order.worker for order in self._orders.values() if order.overdue})
+
+    def reported(self, request: int, results: Iterable[tuple[int, int, int]], now_ns: int) -> list[int]:
+        """Take a report: (key, state, next due time) of each. Returns who is found hung."""
+        order = self._orders.get(request)
+        hung = []
+        for key, state, next_due_ns in results:
+            if order is not None and state != LATE:
+                order.keys.discard(key)
+            if self._asked_by.get(key) != request:
+                if state >= CLEAN:
+                    self.plan.spoke(key, next_due_ns)
+            elif state == MISSED:
+                if self.plan.missed(key, now_ns):
+                    hung.append(key)
+                del self._asked_by[key]
+            elif state != LATE:
+                self.plan.answered(key, next_due_ns)
+                del self._asked_by[key]
+                if request in self._round:
+                    self._answers += 1
+                    self._dirty += state
+        if order is not None:
+            order.overdue = False
+            order.deadline_ns = now_ns + (options.SCAN_ANSWER_MS + options.SCAN_REPORT_MS) * _MS
+            if not order.keys:
+                del self._orders[request]
+        self._leave_round(request)
+        return hung
+
+    def _leave_round(self, request: int) -> None:
+        if request in self._round:
+            self._round.remove(request)
+            if not self._round and self._dirty > options.SCAN_DIRTY_SHARE * self._answers:
+                self._next_ns = 0
+
+    def _look_at_deadlines(self, now_ns: int) -> None:
+        for request, order in self._orders.items():
+            if now_ns > order.deadline_ns and not order.overdue:
+                order.overdue = True
+                self._ask_again(request, now_ns)
+                self._leave_round(request)
+
+    def _ask_again(self, request: int, now_ns: int) -> None:
+        for key in self._orders[request].keys:
+            if self._asked_by.get(key) == request:
+                self.plan.lost(key, now_ns)
+
+    def wait_ms(self, now_ns: int) -> int:
+        """Until `begin` may have something to say."""
+        if self._round:
+            return options.SCAN_SOON_MS
+        if not self._free():
+            return options.SCAN_INTERVAL_MS
+        return min(self.plan.wait_ms(now_ns), max(1, (self._next_ns - now_ns) // _MS + 1))
+
+
+Who = tuple[tuple[bytes, ...], int]  # who gave the order, its request
+Result = tuple[int, int, int]  # key, state, next due time
+
+
+class _ChannelScan(NamedTuple):
+    who: Who
+    key: int
+    endpoint: str
+
+
+@dataclass(slots=True)
+class _RequestState:
+    soon_ns: int
+    deadline_ns: int
+    waiting: set[int] = field(default_factory=set)
+    results: list[Result] = field(default_factory=list)  # not reported yet
+    reported: bool = False
+
+
+class ScanOrders:
+    def __init__(self) -> None:
+        self._orders: dict[Who, _RequestState] = {}
+        self._scans: dict[int, _ChannelScan] = {}  # without answer: waited for, or the newest of its endpoint that was missed
+        self._missed: dict[str, int] = {}  # endpoint -> the newest scan that it missed
+        self._after_all: list[tuple[Who, list[Result]]] = []
+        self._number = 0
+
+    def __len__(self) -> int:
+        return len(self._orders)
+
+    def begin(self, who: Who, targets: Iterable[tuple[int, str]], now_ns: int) -> list[tuple[int, str]]:
+        """Returns the scans to be sent, as (number, endpoint)."""
+        order = self._orders[who] = _RequestState(now_ns + options.SCAN_SOON_MS * _MS, now_ns + options.SCAN_ANSWER_MS * _MS)
+        for key, endpoint in targets:
+            self._number += 1
+            self._scans[self._number] = _ChannelScan(who, key, endpoint)
+            order.waiting.add(self._number)
+        return [(number, self._scans[number].endpoint) for number in sorted(order.waiting)]
+
+    def answered(self, number: int, dirty: bool, next_due_ns: int) -> None:
+        scan = self._scans.pop(number, None)
+        if scan is None:
+            return
+        result = scan.key, int(dirty), next_due_ns
+        if self._missed.get(scan.endpoint) == number:
+            del self._missed[scan.endpoint]
+            self._after_all.append((scan.who, [result]))
+            return
+        order = self._orders[scan.who]
+        order.waiting.remove(number)
+        order.results.append(result)
+
+    def reports(self, now_ns: int) -> list[tuple[Who, list[Result]]]:
+        """What is to be reported now."""
+        found, self._after_all = self._after_all, []
+        for who, order in list(self._orders.items()):
+            if now_ns > order.deadline_ns:
+                self._give_up(order)
+            soon = not order.reported and (not order.waiting or now_ns > order.soon_ns)
+            if soon:
+                order.reported = True
+                order.results += [(self._scans[number].key, LATE, 0) for number in sorted(order.waiting)]
+            if soon or (order.reported and order.results):
+                found.append((who, order.results))
+                order.results = []
+            if order.reported and not order.waiting:
+                del self._orders[who]
+        return found
+
+    def _give_up(self, order: _RequestState) -> None:
+        for number in sorted(order.waiting):
+            scan = self._scans[number]
+            order.results.append((scan.key, MISSED, 0))
+            self._scans.pop(self._missed.get(scan.endpoint, 0), None)
+            self._missed[scan.endpoint] = number
+        order.waiting.clear()
+
+    def hang_up(self, endpoint: str) -> None:
+        """Nothing is to be expected of it any more."""
+        self._missed.pop(endpoint, None)
+        for number in [number for number, scan in self._scans.items() if scan.endpoint == endpoint]:
+            scan = self._scans.pop(number)
+            order = self._orders.get(scan.who)
+            if order is not None and number in order.waiting:
+                order.waiting.remove(number)
+                order.results.append((scan.key, MISSED, 0))
+
+    def wait_ms(self, now_ns: int) -> int:
+        """Until `reports` has something to say, if nobody answers."""
+        due = min((order.deadline_ns if order.reported else order.soon_ns for order in self._orders.values()), default=1 << 62)
+        return max(0, (due - now_ns) // _MS + 1)

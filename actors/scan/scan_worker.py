@@ -1,0 +1,87 @@
+"""A scan worker: asks channels and storages to process what is due, and reports which were dirty. Owns nothing."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import zmq
+
+from ...transport.wire import protocol as p
+from ..runtime.actor import Actor
+from ..runtime.port import Mail, Port
+from ..settings import options
+from .scan_rounds import ScanOrders
+
+_MS = 1_000_000
+_IDLE_NS = 60_000 * _MS  # a channel not asked for so long is hung up on
+
+
+class ScanWorker(Actor):
+    """Settings: front (endpoint, where the scan loop sends orders)."""
+
+    sockets_max = options.SOCKETS_MAX
+
+    def on_start(self) -> dict[str, Any]:
+        self.front = self.open_router(self.settings["front"])
+        self.front.route(p.ScanOrder, self.scan)
+        self.front.route(p.HangUp, self.hang_up)
+        self._asking = self.open_asking()
+        self._asking.route(p.Scanned, self.on_scanned)
+        self._asking.socket.setsockopt(zmq.RECONNECT_IVL_MAX, options.SCAN_RECONNECT_MAX_MS)
+        self._channels: dict[str, tuple[bytes, int]] = {}  # endpoint -> its name here, last used
+        self._names = 0
+        self.orders = ScanOrders()
+        self.every(10_000, self._forget)
+        return {"front": self.settings["front"]}
+
+    def scan(self, port: Port, mail: Mail, message: p.ScanOrder) -> None:
+        now = time.monotonic_ns()
+        for number, endpoint in self.orders.begin((mail.envelope, message.request), message.targets, now):
+            self._asking.send((self._name_of(endpoint, now),), p.Scan(number))
+
+    def _name_of(self, endpoint: str, now: int) -> bytes:
+        known = self._channels.get(endpoint)
+        if known:
+            name = known[0]
+        else:
+            self._names += 1
+            name = b"%d" % self._names
+            self._asking.socket.setsockopt(zmq.CONNECT_ROUTING_ID, name)
+            self._asking.socket.connect(endpoint)
+        self._channels[endpoint] = (name, now)
+        return name
+
+    def on_scanned(self, port: Port, mail: Mail, message: p.Scanned) -> None:
+        self.orders.answered(message.request, message.dirty, message.next_due_ns)
+
+    def on_turn(self) -> None:
+        for (envelope, request), results in self.orders.reports(time.monotonic_ns()):
+            self.front.send(envelope, p.ScanReport(request, tuple(results)))
+
+    def _wait_ms(self) -> int:
+        usual = super()._wait_ms()
+        return min(usual, self.orders.wait_ms(time.monotonic_ns())) if len(self.orders) else usual
+
+    def hang_up(self, port: Port, mail: Mail, message: p.HangUp) -> None:
+        for endpoint in message.endpoints:
+            self._hang_up(endpoint)
+
+    def _hang_up(self, endpoint: str) -> None:
+        self.orders.hang_up(endpoint)
+        if self._channels.pop(endpoint, None):
+            # All that came is read first. A poll looks ahead to a message's first frame, and when its peer's pipe then goes, libzmq ends
+            # the process at the next read ("Assertion failed: !_more").
+            for mail in self._asking.receive(options.WAITERS_MAX):
+                if isinstance(mail, Mail) and isinstance(mail.message, p.Scanned):
+                    self.on_scanned(self._asking, mail, mail.message)
+            self._asking.socket.disconnect(endpoint)
+
+    def _forget(self) -> None:
+        """The loop says who is gone; it may have said so before this worker was there."""
+        limit = time.monotonic_ns() - _IDLE_NS
+        for endpoint in [e for e, (_, used) in self._channels.items() if used < limit]:
+            self._hang_up(endpoint)
+
+    def statistics(self) -> dict[str, Any]:
+        return {"channels_known": len(self._channels)}

@@ -1,0 +1,1 @@
+"""Security: access file, permissions, CURVE authentication, exposure and the audit log."""

@@ -1,0 +1,295 @@
+"""Who may do what: the access file, one for the ZeroMQ, the NSQ and the HTTP gateway. Pure but for `Access.load`.
+
+    [users.etl]
+    curve = ["..."]                    # ZeroMQ: the client's public key, 40 characters
+    tokens = ["sha256:..."]            # HTTP and NSQ: of a token only its hash is kept
+    publish = ["clicks", "orders.*"]
+    subscribe = ["clicks", "orders.*/archive"]
+    admin = ["orders.*"]
+    view = ["*"]
+    create = ["orders.*", "clicks/tmp.*"]   # what first use may make; without this key: whatever is published or subscribed to
+
+    [anonymous]                        # who shows nothing
+    view = ["*"]
+
+A pattern is of the whole name; `*` stands for any characters, also none, and is all there is: regular expressions have let more in
+than was meant (NSQ's `orders` also opens `old-orders`). What is not understood is refused with the whole file, as half of what was
+meant may be more than what was meant. Texts of errors name the places of keys and tokens, never what stands there: it may be a secret,
+put there by mistake.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Self
+
+from ...transport.wire.credentials import KEY_CHARS, is_key
+
+ANONYMOUS: Final = "anonymous"  # the name of who shows nothing, in audit logs
+ACCESS_BYTES_MAX: Final = 4 * 1024 * 1024
+USERS_MAX: Final = 10_000
+ENTRIES_MAX: Final = 1_000  # of one list
+PATTERN_CHARS_MAX: Final = 129  # two names and a slash
+
+_KEYS: Final = ("curve", "tokens")
+_LISTS: Final = ("publish", "subscribe", "admin", "view", "create")
+_USER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}", re.ASCII)
+_PATTERN: Final = re.compile(r"[.a-zA-Z0-9_*-]+(#ephemeral)?", re.ASCII)
+_TOKEN: Final = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
+
+
+class AccessError(Exception):
+    """An access file that cannot be used: what, where in the file, what to do. Never a secret."""
+
+
+def token_hash(token: str) -> str:
+    """As it stands in the file."""
+    return "sha256:" + hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class NamePattern:
+    """Of a whole name; `*` is any run of characters."""
+
+    text: str
+
+    def matches(self, name: str) -> bool:
+        """In one pass: the first part begins the name, the last ends it, those between are found in order."""
+        first, *others = self.text.split("*")
+        if not others:
+            return name == first
+        last = others.pop()
+        if not name.startswith(first) or not name.endswith(last) or len(name) < len(first) + len(last):
+            return False
+        place, end = len(first), len(name) - len(last)
+        for part in others:
+            found = name.find(part, place, end)
+            if found < 0:
+                return False
+            place = found + len(part)
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class SubscribeRule:
+    """An entry of `subscribe`. Without a channel: all channels of the topics, and reading them by offset."""
+
+    topic: NamePattern
+    channel: NamePattern | None = None
+
+    def permits(self, topic: str, channel: str) -> bool:
+        if not self.topic.matches(topic):
+            return False
+        return self.channel is None or (channel != "" and self.channel.matches(channel))
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """One who is known, or `anonymous`, and what is permitted."""
+
+    name: str
+    publish: tuple[NamePattern, ...] = ()
+    subscribe: tuple[SubscribeRule, ...] = ()
+    admin: tuple[NamePattern, ...] = ()
+    view: tuple[NamePattern, ...] = ()
+    curve: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = field(default=(), repr=False)
+    create: tuple[SubscribeRule, ...] | None = None
+    """None: nothing is said, and first use makes what the user may publish or subscribe to."""
+
+    def may_create(self, topic: str, channel: str = "") -> bool:
+        """Return True if first use may make the topic, or the channel of it. `admin` may in any case, by that order."""
+        if self.create is None or self.may_admin(topic):
+            return True
+        return any(one.permits(topic, channel) if channel else one.channel is None and one.topic.matches(topic) for one in self.create)
+
+    def may_publish(self, topic: str) -> bool:
+        return _any(self.publish, topic)
+
+    def may_subscribe(self, topic: str, channel: str = "") -> bool:
+        """`channel` "": to read by offset."""
+        return any(one.permits(topic, channel) for one in self.subscribe)
+
+    def may_admin(self, topic: str) -> bool:
+        return _any(self.admin, topic)
+
+    def may_view(self, topic: str) -> bool:
+        """Names and numbers, no bodies. Who may do something with a topic may also look at it."""
+        if _any(self.view, topic) or _any(self.admin, topic) or _any(self.publish, topic):
+            return True
+        return any(one.topic.matches(topic) for one in self.subscribe)
+
+    @property
+    def is_broker_admin(self) -> bool:
+        """What belongs to no topic: configuration, processes, the audit log."""
+        return any(one.text == "*" for one in self.admin)
+
+    @property
+    def may_something(self) -> bool:
+        return bool(self.publish or self.subscribe or self.admin or self.view)
+
+    @property
+    def sees_all(self) -> bool:
+        """The statistics of the whole broker, and the list of its topics."""
+        return self.is_broker_admin or any(one.text == "*" for one in self.view)
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """All users of one access file."""
+
+    users: dict[str, User]
+    anonymous: User | None = None
+    _by_token: dict[str, User] = field(default_factory=dict, repr=False)
+    _by_curve: dict[str, User] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        try:
+            with Path(path).open("rb") as file:
+                found = file.read(ACCESS_BYTES_MAX + 1)
+        except OSError as error:
+            raise AccessError(f"the access file {path} cannot be read: {error.strerror or error}") from None
+        if len(found) > ACCESS_BYTES_MAX:
+            raise AccessError(f"the access file {path} is larger than {ACCESS_BYTES_MAX} bytes")
+        try:
+            text = found.decode()
+        except UnicodeDecodeError as error:
+            raise AccessError(f"the access file {path} is not UTF-8 (at byte {error.start})") from None
+        return cls.parse(text, str(path))
+
+    @classmethod
+    def parse(cls, text: str, source: str = "") -> Self:
+        """`source`: what errors call it."""
+        source = source or "the access file"
+        try:
+            said = tomllib.loads(text)
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
+            raise AccessError(f"{source} is not TOML: {error or 'nested too deep'}") from None
+        try:
+            return cls._of(said)
+        except _BadPlace as error:
+            raise AccessError(f"{source}: {error}") from None
+
+    @classmethod
+    def _of(cls, said: dict[str, Any]) -> Self:
+        _only(said, ("users", ANONYMOUS), "at the top")
+        tables = _table(said.get("users", {}), "users")
+        if len(tables) > USERS_MAX:
+            raise _BadPlace(f"users: at most {USERS_MAX} users, not {len(tables)}")
+        users: dict[str, User] = {}
+        by_token: dict[str, User] = {}
+        by_curve: dict[str, User] = {}
+        for name, table in tables.items():
+            place = f"users.{_shown(name)}"
+            if not _USER_NAME.fullmatch(name) or name == ANONYMOUS:
+                text = f"{place}: a user's name has 1 to 64 characters of A-Z a-z 0-9 . _ @ - and begins with a letter or digit;"
+                raise _BadPlace(f"{text} {ANONYMOUS!r} is a table of its own, [{ANONYMOUS}]")
+            user = users[name] = _user(name, _table(table, place), place)
+            _keep(by_curve, user.curve, user, f"{place}.curve")
+            _keep(by_token, user.tokens, user, f"{place}.tokens")
+        anonymous = None
+        if ANONYMOUS in said:
+            table = _table(said[ANONYMOUS], ANONYMOUS)
+            _only(table, _LISTS, ANONYMOUS)
+            anonymous = _user(ANONYMOUS, table, ANONYMOUS)
+        return cls(users, anonymous, by_token, by_curve)
+
+    def by_token(self, token: str) -> User | None:
+        """By hash: what an attacker learns of the time it takes says nothing of a token."""
+        try:
+            return self._by_token.get(token_hash(token))
+        except UnicodeEncodeError:
+            return None
+
+    def by_name(self, name: str) -> User | None:
+        return self.anonymous if name == ANONYMOUS else self.users.get(name)
+
+    def by_curve(self, z85: str) -> User | None:
+        return self._by_curve.get(z85)
+
+    @property
+    def has_curve(self) -> bool:
+        """Whether anybody can come in through the ZeroMQ gateway by a key."""
+        return bool(self._by_curve)
+
+
+class _BadPlace(Exception):
+    """Where in the file, and what is wrong there."""
+
+
+def _any(patterns: tuple[NamePattern, ...], name: str) -> bool:
+    return any(one.matches(name) for one in patterns)
+
+
+def _shown(name: str) -> str:
+    return name if _USER_NAME.fullmatch(name) else repr(name)[:70]
+
+
+def _only(said: dict[str, Any], known: tuple[str, ...], place: str) -> None:
+    for name in said:
+        if name not in known:
+            raise _BadPlace(f"{place}: {_shown(name)} is not known; there are {', '.join(known)}")
+
+
+def _table(said: Any, place: str) -> dict[str, Any]:
+    if not isinstance(said, dict):
+        raise _BadPlace(f"{place} is a table: write [{place}] and its settings below")
+    return said
+
+
+def _user(name: str, said: dict[str, Any], place: str) -> User:
+    _only(said, (*_KEYS, *_LISTS), place)
+    curve = _list(said, "curve", place)
+    for number, key in enumerate(curve):
+        if not is_key(key):
+            text = f"is no public key: it has {KEY_CHARS} characters, and stands in the .pub file that `zsq keys client` writes"
+            raise _BadPlace(f"{place}.curve: entry {number + 1} {text}")
+    tokens = _list(said, "tokens", place)
+    for number, token in enumerate(tokens):
+        if not _TOKEN.fullmatch(token):
+            text = "is not sha256: and 64 hexadecimal digits; `zsq keys token` prints a new token together with this line"
+            raise _BadPlace(f"{place}.tokens: entry {number + 1} {text}")
+    publish, admin, view = (_patterns(said, which, place) for which in ("publish", "admin", "view"))
+    subscribe = _list(said, "subscribe", place)
+    readings = tuple(_reading(one, f"{place}.subscribe: entry {number + 1}") for number, one in enumerate(subscribe))
+    created = _list(said, "create", place)
+    create = tuple(_reading(one, f"{place}.create: entry {number + 1}") for number, one in enumerate(created)) if "create" in said else None
+    return User(name, publish, readings, admin, view, curve, tokens, create)
+
+
+def _list(said: dict[str, Any], which: str, place: str) -> tuple[str, ...]:
+    found = said.get(which, [])
+    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+        raise _BadPlace(f'{place}.{which} is a list of texts: {which} = ["..."]')
+    if len(found) > ENTRIES_MAX:
+        raise _BadPlace(f"{place}.{which} has {len(found)} entries; at most {ENTRIES_MAX} are allowed")
+    return tuple(found)
+
+
+def _patterns(said: dict[str, Any], which: str, place: str) -> tuple[NamePattern, ...]:
+    found = _list(said, which, place)
+    return tuple(_pattern(one, f"{place}.{which}: entry {number + 1}", "topic") for number, one in enumerate(found))
+
+
+def _pattern(text: str, place: str, what: str) -> NamePattern:
+    if len(text) > PATTERN_CHARS_MAX or not _PATTERN.fullmatch(text):
+        shown = f"{place}, {repr(text)[:70]}, is no {what} pattern"
+        raise _BadPlace(f"{shown}: a whole name of A-Z a-z 0-9 . _ -, where * stands for any characters (no other wildcard)")
+    return NamePattern(text)
+
+
+def _reading(text: str, place: str) -> SubscribeRule:
+    topic, slash, channel = text.partition("/")
+    return SubscribeRule(_pattern(topic, place, "topic"), _pattern(channel, place, "channel") if slash else None)
+
+
+def _keep(known: dict[str, User], keys: tuple[str, ...], user: User, place: str) -> None:
+    for number, key in enumerate(keys):
+        other = known.setdefault(key, user)
+        if other is not user:
+            raise _BadPlace(f"{place}: entry {number + 1} is also that of users.{other.name}; who shows it must be one of them")

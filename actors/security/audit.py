@@ -1,0 +1,390 @@
+"""The audit log: who changed what, a line of JSON each in DATA_DIR/audit.log, readable by this user only.
+
+A thread of its own writes, so that a slow disk holds nobody up: who asks for something is answered, and its line is on disk (synced) a
+moment later. What a full disk refuses is kept and tried again, up to a bound in bytes; what was lost beyond it is counted, and the count is
+written when there is space again. A line is whole or not there. At 16 MiB the file is renamed to audit.log.1, and so on: four old ones
+stay.
+
+Texts that came from outside are shortened, and escaped as JSON does it: nobody can write a line of their own into it. A line has at most
+LINE_BYTES_MAX bytes. How many lines one user may cause is bounded where they are made (`audit.py`).
+
+Which orders go into the audit log, and with which end: written when they are answered, whoever answers.
+
+Who gave the order is told by the gateway (Manage.by), which knows; over ipc it is a process of the broker's own user. What only looks is
+left out by name: an action that is new here is logged until somebody says that it only looks.
+
+An order is known by a number of the broker's own: a client may give two orders the same number.
+
+No user may push the other users' lines out of the log. Each has an allowance of bytes, USER_BYTES at once and USER_BYTES_PER_S for good.
+Orders beyond it are counted, by action, topic and result, and the counts are a line of their own every FOLDED_S. So one user needs weeks
+to rotate all files away. Orders over ipc have no such bound: who gives them may remove the files anyhow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+from ...transport.errors import E_BAD_ARGUMENT, UsageError
+from ...transport.wire import protocol as p
+from ...transport.wire.codec import pack_value
+
+log = logging.getLogger("zsq")
+
+FILE: Final = "audit.log"
+BYTES_MAX: Final = 16 * 1024 * 1024
+OLD_FILES: Final = 4
+LINE_BYTES_MAX: Final = 4 * 1024  # of one line; what is longer is cut, and the line says so
+WAITING_BYTES_MAX: Final = 4 * 1024 * 1024  # of lines that are not on disk yet
+REMEMBERED: Final = 1_000  # newest ones, for who asks, and ...
+REMEMBERED_BYTES: Final = 1024 * 1024  # ... together of at most so many bytes
+TAIL_BYTES: Final = 256 * 1024  # read at start for these
+RETRY_S: Final = 1.0
+CLOSE_S: Final = 2.0  # for the last lines
+COMPLAIN_EVERY: Final = 60  # tries
+_TEXT_CHARS: Final = 200
+_SHORT_CHARS: Final = 12  # of each value of a line that is too long without its options as well
+_ENTRIES: Final = 20
+_DEPTH: Final = 4
+
+
+def shortened(value: Any, depth: int = _DEPTH) -> Any:
+    """As JSON can say it, and not much of it."""
+    if isinstance(value, (bool, int, float)) or value is None:
+        return value
+    if isinstance(value, bytes):
+        value = value.hex()
+    if isinstance(value, str):
+        return value if len(value) <= _TEXT_CHARS else f"{value[:_TEXT_CHARS]}... ({len(value)} characters)"
+    if not depth:
+        return "..."
+    if isinstance(value, Mapping):
+        found = {str(shortened(str(key))): shortened(one, depth - 1) for key, one in list(value.items())[:_ENTRIES]}
+        return found if len(value) <= _ENTRIES else found | {"...": f"{len(value)} in all"}
+    if isinstance(value, (list, tuple)):
+        first = [shortened(one, depth - 1) for one in value[:_ENTRIES]]
+        return first if len(value) <= _ENTRIES else [*first, f"... {len(value)} in all"]
+    return f"{type(value).__name__}"
+
+
+def line(row: Mapping[str, Any]) -> bytes:
+    """At most LINE_BYTES_MAX: where it would be more, values are cut, the options first."""
+    data = _packed(row)
+    if len(data) > LINE_BYTES_MAX and "options" in row:
+        row = {**row, "options": cut(row["options"])}
+        data = _packed(row)
+    if len(data) > LINE_BYTES_MAX:  # a character may take 12 bytes here
+        data = _packed({name: _short(value) for name, value in [*row.items()][:_ENTRIES]})
+    return data
+
+
+def _packed(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":"), default=str).encode() + b"\n"
+
+
+def cut(options: Any, size: int = 0) -> dict[str, Any]:
+    """Return what stands for options that are too long: how they begin, and how many bytes there were."""
+    data = _packed(shortened(options))
+    return {"cut": data[:_TEXT_CHARS].decode(), "bytes": size or len(data)}
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, (bool, int, float)) or value is None:
+        return value
+    text = str(value)
+    return text if len(text) <= _SHORT_CHARS else f"{text[:_SHORT_CHARS]}... (cut)"
+
+
+def now_text() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class AuditLog:
+    """`open` starts the thread; `note` returns at once."""
+
+    def __init__(self, path: Path, *, bytes_max: int = BYTES_MAX, retry_s: float = RETRY_S) -> None:
+        self.path = path
+        self.lost = 0
+        self.written = 0
+        self._bytes_max = bytes_max
+        self._retry_s = retry_s
+        self._newest: deque[bytes] = deque()
+        self._newest_bytes = 0
+        self._waiting: deque[bytes] = deque()
+        self._waiting_bytes = 0
+        self._change = threading.Condition()
+        self._over = False
+        self._failures = 0
+        self._fd = -1
+        self._thread = threading.Thread(target=self._run, name="audit", daemon=True)
+
+    def open(self) -> None:
+        for row in _tail(self.path):
+            self._remember(line(row))
+        self._thread.start()
+
+    def note(self, action: str, **what: Any) -> None:
+        """`what`: by its name, in order."""
+        row = {"time": now_text(), "action": shortened(action)} | {name: shortened(value) for name, value in what.items()}
+        data = line(row)
+        self._remember(data)
+        with self._change:
+            if self._waiting_bytes + len(data) <= WAITING_BYTES_MAX:
+                self._waiting.append(data)
+                self._waiting_bytes += len(data)
+            else:
+                self.lost += 1
+            self._change.notify()
+
+    def _remember(self, data: bytes) -> None:
+        self._newest.append(data)
+        self._newest_bytes += len(data)
+        while len(self._newest) > REMEMBERED or self._newest_bytes > REMEMBERED_BYTES:
+            self._newest_bytes -= len(self._newest.popleft())
+
+    def newest(self, count: int, topic: str = "") -> list[dict[str, Any]]:
+        """The newest first; of all, or of this topic only: who manages that may be permitted no more."""
+        rows = (json.loads(data) for data in reversed(self._newest))
+        return list(islice((row for row in rows if topic in ("", row.get("topic"))), count))
+
+    def settled(self, timeout_s: float) -> bool:
+        """Whether all that was noted is on disk, within that time."""
+        with self._change:
+            return self._change.wait_for(lambda: not self._waiting, timeout_s)
+
+    def close(self) -> None:
+        with self._change:
+            self._over = True
+            self._change.notify_all()
+        self._thread.join(CLOSE_S)
+
+    # In the thread
+
+    def _run(self) -> None:
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: self._waiting or self._over)
+                if not self._waiting:
+                    break
+                lines, lost = list(self._waiting), self.lost
+            if self._written(lines, lost):
+                with self._change:
+                    for _ in lines:
+                        self._waiting_bytes -= len(self._waiting.popleft())
+                    self.lost -= lost
+                    self.written += len(lines)
+                    self._change.notify_all()
+                continue
+            with self._change:
+                if self._over or self._change.wait_for(lambda: self._over, self._retry_s):
+                    break  # at the end one more try was made
+        if self._fd >= 0:
+            os.close(self._fd)
+
+    def _written(self, lines: list[bytes], lost: int) -> bool:
+        if lost:
+            lines = [line({"time": now_text(), "action": "lost", "count": lost}), *lines]
+        try:
+            size = self._opened()
+            if size and size + len(lines[0]) > self._bytes_max:
+                self._rotate()
+                size = self._opened()
+            self._append(b"".join(lines), size)
+        except OSError as error:
+            if self._failures % COMPLAIN_EVERY == 0:
+                log.error("%s cannot be written: %s; what is done is kept, and written when that is possible", self.path, error.strerror)
+            self._failures += 1
+            return False
+        self._failures = 0
+        return True
+
+    def _opened(self) -> int:
+        """Its size. It is opened again where somebody moved it away."""
+        if self._fd >= 0:
+            own = os.fstat(self._fd)
+            with contextlib.suppress(FileNotFoundError):
+                there = self.path.stat()
+                if (there.st_dev, there.st_ino) == (own.st_dev, own.st_ino):
+                    return own.st_size
+            os.close(self._fd)
+            self._fd = -1
+        self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        os.fchmod(self._fd, 0o600)
+        return os.fstat(self._fd).st_size
+
+    def _append(self, data: bytes, size: int) -> None:
+        if size and not _ends_a_line(self.path):  # a machine that went down in the middle of one
+            data = b"\n" + data
+        try:
+            while data:
+                data = data[os.write(self._fd, data) :]
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, size)  # no half line
+            raise
+        with contextlib.suppress(OSError):  # it is written; a second time would be wrong
+            os.fdatasync(self._fd)
+
+    def _rotate(self) -> None:
+        for number in range(OLD_FILES - 1, 0, -1):
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(f"{self.path}.{number}", f"{self.path}.{number + 1}")
+        os.replace(self.path, f"{self.path}.1")
+
+
+def _ends_a_line(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"
+
+
+def _tail(path: Path) -> list[dict[str, Any]]:
+    """What its end says; what is damaged is left out."""
+    rows: list[dict[str, Any]] = []
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+        for one in file.read(TAIL_BYTES).splitlines()[-REMEMBERED:]:
+            with contextlib.suppress(ValueError):
+                row = json.loads(one)
+                if isinstance(row, dict):
+                    rows.append(row)
+    return rows
+
+
+LOOKING: Final = frozenset({"list", "chunks", "peek", "overview", "audit"})
+# Of an action with parts those that only look, or that follow on one that is logged.
+PARTS: Final = frozenset({("delayed", "list"), ("delayed", "count"), ("backup", "log"), ("backup", "end")})
+FIRST_USE: Final = "first use"  # an action beside those of Manage
+FOLDED: Final = "folded"  # ... and the counts of orders that have no lines of their own
+COUNT: Final = 100  # entries of an answer where nobody says how many
+OPEN_MAX: Final = 10_000  # orders that are not answered; of more the oldest are logged as they are
+OPTIONS_BYTES: Final = 2 * 1024  # of an order that is kept until it is answered; longer ones are cut
+REFUSED_OPTIONS_BYTES: Final = 256  # ... of an order that was refused
+USER_BYTES: Final = 2 * 1024 * 1024
+USER_BYTES_PER_S: Final = 48  # 4 MiB a day
+USERS_MAX: Final = 10_000
+FOLDED_S: Final = 600.0
+FOLDED_KINDS: Final = 20  # of one line; the rest are counted together
+_NAME_CHARS: Final = 130  # of a topic or a channel: no name that was accepted is longer
+_OTHERS: Final = "others"
+_LINE_BYTES: Final = 60  # of a line: its time and its action
+
+
+def count_of(options: Mapping[str, Any]) -> int:
+    """How many entries Manage `audit` asks for. `UsageError` E_BAD_ARGUMENT."""
+    count = options.get("count", COUNT)
+    if type(count) is not int or not 1 <= count <= REMEMBERED:
+        raise UsageError(E_BAD_ARGUMENT, f"count is 1 to {REMEMBERED}, not {repr(count)[:40]}")
+    return count
+
+
+def looks_only(message: p.Manage) -> bool:
+    part = message.options.get("do")  # anything at all
+    return message.action in LOOKING or (isinstance(part, str) and (message.action, part) in PARTS)
+
+
+class Allowances:
+    """How many bytes of the log each user may still fill: a bucket that fills again by itself. Pure."""
+
+    def __init__(self) -> None:
+        self._left: dict[str, tuple[float, float]] = {}  # by user: bytes, and when that was
+
+    def take(self, user: str, size: int, now_s: float) -> bool:
+        """Take so many bytes, or none where there are fewer."""
+        left, then_s = self._left.pop(user, (float(USER_BYTES), now_s))
+        left = min(float(USER_BYTES), left + (now_s - then_s) * USER_BYTES_PER_S)
+        taken = left >= size
+        self._left[user] = left - size if taken else left, now_s
+        if len(self._left) > USERS_MAX:
+            del self._left[next(iter(self._left))]  # who gave no order for longest
+        return taken
+
+
+class AuditRecorder:
+    def __init__(self, audit: AuditLog) -> None:
+        self._audit = audit
+        self._open: dict[int, p.Manage] = {}
+        self._allowances = Allowances()
+        self._folded: dict[str, Counter[str]] = {}  # by user
+        self._folded_s = time.monotonic()
+
+    def ordered(self, number: int, message: p.Manage) -> None:
+        """`number`: the broker's own."""
+        if looks_only(message):
+            return
+        if len(self._open) >= OPEN_MAX:
+            self._note(self._open.pop(next(iter(self._open))), "not known")
+        options = message.options
+        if (size := len(pack_value(options))) > OPTIONS_BYTES:
+            options = cut(options, size)
+        # Only what the line needs is kept, for the order may wait.
+        names = {name: getattr(message, name)[:_NAME_CHARS] for name in ("action", "topic", "channel")}
+        self._open[number] = replace(message, options=options, by=_kept(message.by), **names)
+
+    def answered(self, number: int, error: str = "") -> None:
+        """Of any word: those that are no orders are not known here."""
+        message = self._open.pop(number, None)
+        if message is not None:
+            self._note(message, error or "done")
+
+    def first_use(self, message: p.Lookup, channel: str) -> None:
+        """A topic (`channel` "") or a channel came to be because somebody wanted to publish to it or to consume it."""
+        self._note(
+            p.Manage(message.request, FIRST_USE, message.topic, channel, message.settings if channel else {}, _kept(message.by)), "done"
+        )
+
+    def tick(self, now_s: float) -> None:
+        """Write what was counted."""
+        if self._folded and now_s - self._folded_s >= FOLDED_S:
+            self._write_folded(now_s)
+
+    def close(self) -> None:
+        for message in self._open.values():
+            self._note(message, "not known: the broker ended before it was answered")
+        self._open.clear()
+        self._write_folded(time.monotonic())
+
+    def _note(self, message: p.Manage, result: str) -> None:
+        options = message.options
+        if result != "done" and (size := len(pack_value(options))) > REFUSED_OPTIONS_BYTES and "cut" not in options:
+            options = cut(options, size)
+        by = message.by
+        row: dict[str, Any] = {
+            "topic": message.topic, "channel": message.channel, "options": options, "user": by.get("user", ""), "from": by.get("from", ""),
+            "via": by.get("via", "") or "ipc", "result": result,
+        }  # fmt: skip
+        user = row["user"] or row["from"]
+        size = len(line({name: shortened(value) for name, value in row.items()})) + _LINE_BYTES
+        if row["via"] == "ipc" or self._allowances.take(user, size, time.monotonic()):
+            self._audit.note(message.action, **row)
+        else:
+            self._fold(user, f"{message.action} {message.topic}: {result.partition(' ')[0]}")
+
+    def _fold(self, user: str, what: str) -> None:
+        if not self._folded:
+            self._folded_s = time.monotonic()
+        if len(self._folded) >= USERS_MAX and user not in self._folded:
+            user = _OTHERS
+        counts = self._folded.setdefault(user, Counter())
+        counts[what[:_NAME_CHARS] if what in counts or len(counts) < FOLDED_KINDS else _OTHERS] += 1
+
+    def _write_folded(self, now_s: float) -> None:
+        folded, self._folded, self._folded_s = self._folded, {}, now_s
+        for user, counts in folded.items():
+            text = f"{counts.total()} orders without a line of their own: this user gives more than the log may hold of one"
+            self._audit.note(FOLDED, topic="", channel="", options=dict(counts), user=user, **{"from": ""}, via="", result=text)
+
+
+def _kept(by: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(by.get(name, ""))[:_NAME_CHARS] for name in ("user", "from", "via")}

@@ -1,0 +1,1 @@
+"""Settings of topics and channels: their values, bounds and checks."""

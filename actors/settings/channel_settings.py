@@ -1,0 +1,113 @@
+"""How a channel's settings are made and changed, and where its dead letters go; the settings are in `transport/settings.py`. Pure.
+
+A setting that was not made follows the default; what was made lies in the channel's row, durable, and holds for all its consumers:
+competing consumers with settings of their own would finish for each other what the other wants. A fixed setting is chosen when the
+channel is made and stays: what was skipped or handed out by the old rule cannot be taken back.
+
+`start` is no setting: it says once where a new channel begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from ...transport import settings as table
+from ...transport.block import block_format
+from ...transport.errors import E_BAD_ARGUMENT, UsageError
+from ...transport.names import check_name, is_ephemeral
+from ...transport.settings import CHANNEL, ChannelSettings, check
+from ...transport.wire.protocol import REQUEUE_DELAY_MS_MAX
+
+STARTS: Final = ("earliest", "latest")
+START: Final = "start"
+NAMES: Final = tuple(row.name for row in CHANNEL)
+FIXED: Final = tuple(row.name for row in CHANNEL if row.fixed)
+
+assert table.TAG_BYTES_MAX == block_format.TAG_BYTES_MAX
+assert table.BACKOFF_S_MAX == REQUEUE_DELAY_MS_MAX / 1000
+
+
+def resolve(own: Mapping[str, Any]) -> ChannelSettings:
+    """The settings as they hold. `UsageError` E_BAD_ARGUMENT for what makes no sense."""
+    unknown = own.keys() - {*NAMES}
+    check(not unknown, f"a channel has no setting {', '.join(sorted(map(str, unknown)))}; known: {', '.join(NAMES)}")
+    return ChannelSettings(**own)
+
+
+def made(asked: Mapping[str, Any], topic: str = "", channel: str = "") -> tuple[dict[str, Any], Any]:
+    """(a new channel's own settings, where it starts: None, "earliest", "latest", an offset, or {"time_ns": since 1970}), checked."""
+    own = {str(name): value for name, value in asked.items() if value is not None and name != START}
+    _goes_with(topic, channel, _spelled(own))
+    start = asked.get(START)
+    if isinstance(start, dict):
+        good = {*start} == {"time_ns"} and type(start["time_ns"]) is int
+    else:
+        good = start is None or start in STARTS or (type(start) is int and start >= 0)
+    check(good, f"a channel starts at {', '.join(STARTS)}, an offset or a time, not {_short(start)}")
+    return own, start
+
+
+def changed(own: Mapping[str, Any], changes: Mapping[str, Any], topic: str = "", channel: str = "") -> dict[str, Any]:
+    """A channel's own settings after these changes; None takes one back to its default. `UsageError` where that cannot be."""
+    after = {str(name): value for name, value in {**own, **changes}.items() if value is not None}
+    now = resolve(own)
+    then = _spelled(after)
+    _goes_with(topic, channel, then)
+    for name in FIXED:
+        what = f"{name} is chosen when a channel is made, and stays {getattr(now, name)!r}: make another channel"
+        check(getattr(now, name) == getattr(then, name), what)
+    return after
+
+
+def check_same(own: Mapping[str, Any], asked: Mapping[str, Any], channel: str) -> None:
+    """Who subscribes to a channel that is there must not take it for another one. `UsageError` E_BAD_ARGUMENT."""
+    wanted = {name: asked[name] for name in FIXED if asked.get(name) is not None}
+    now = resolve(own)
+    then = resolve({**own, **wanted})
+    for name in wanted:
+        what = f"channel {channel!r} has {name} {getattr(now, name)!r}, not {getattr(then, name)!r}; use another channel"
+        check(getattr(now, name) == getattr(then, name), what)
+
+
+DEAD_LETTERS: Final = "dead letters"
+"""Who makes a topic for them, in the audit log. A channel's setting names it, so no rule about first use (`--auto-create`) forbids it."""
+DEAD_LETTER_TOPIC: Final = "dead letter topic"  # the order that asks a channel where its dead letters go
+
+
+def default_dead_letter_topic(topic: str, channel: str) -> str:
+    """Where dead letters go that were not sent elsewhere. Other topics and channels may have the same one (`dead_letter_topics.py`)."""
+    return f"{topic}.{channel}.dead".replace("#ephemeral", "")
+
+
+def dead_letter_topic(topic: str, channel: str, settings: ChannelSettings) -> str:
+    """Where dead letters of this channel go. `UsageError` where they cannot go there: the name is too long, or it is of a topic in
+    memory, which the next restart of the broker empties, while the channel is durable."""
+    name = settings.dead_letter_topic or default_dead_letter_topic(topic, channel)
+    check(
+        name != topic,
+        f"the dead letters of topic {topic!r} cannot go to itself: name another topic as dead_letter_topic of channel {channel!r}",
+    )
+    lost = is_ephemeral(name) and not is_ephemeral(topic) and not is_ephemeral(channel)
+    check(not lost, f"dead_letter_topic {name!r} is in memory, and loses what is in it when the broker restarts: name a topic on disk")
+    try:
+        return check_name(name)
+    except UsageError as error:
+        raise UsageError(E_BAD_ARGUMENT, f"{error.text}; set dead_letter_topic of channel {channel!r}") from None
+
+
+def _goes_with(topic: str, channel: str, settings: ChannelSettings) -> None:
+    """`UsageError` for settings that a channel of these names cannot have; "" where they are not known."""
+    if topic and channel and (settings.dead_letter_topic or settings.max_attempts):
+        dead_letter_topic(topic, channel, settings)
+
+
+def _spelled(own: dict[str, Any]) -> ChannelSettings:
+    found = resolve(own)
+    if "tags" in own:
+        own["tags"] = found.tags
+    return found
+
+
+def _short(value: object) -> str:
+    return repr(value)[:40]

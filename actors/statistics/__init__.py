@@ -1,0 +1,1 @@
+"""Statistics: what `stats` and the overview show, put together from the actors' reports."""

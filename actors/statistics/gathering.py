@@ -1,0 +1,145 @@
+"""Fresh pulses of many processes, asked for at once; and the ends of processes that somebody waits for.
+
+A gathering waits a second and a little more for each that is asked, then goes on with what is known. Those who ask the same processes while
+one is on its way share the next: of the one that is there, answers may be older than what they have just been told elsewhere.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from ...transport.errors import E_LIMIT, Refused
+from ...transport.wire import protocol as p
+from ..runtime.process_table import Child
+from ..runtime.processes import Processes
+from ..settings import options
+from .schema import Row
+
+_NS_PER_S: Final = 1_000_000_000
+
+Details = Mapping[int, Row]  # by the child's key
+Then = Callable[[bool, Details], None]
+"""Called with whether all have answered (or died), and with what those said who were asked for details."""
+
+_Scope = tuple[bool, frozenset[int]]  # with details, whom
+
+
+def patience_s(asked: int) -> float:
+    """Each answer costs processor time, and there are fewer processors than processes."""
+    return min(options.REPORT_S + options.REPORT_EACH_S * asked, options.REPORT_S_MAX)
+
+
+@dataclass(slots=True, eq=False)
+class _Open:
+    """On its way: whom it waits for until when, and who waits for it."""
+
+    waiting: set[int]
+    then: list[Then]
+    deadline_ns: int
+    details: dict[int, Row] = field(default_factory=dict)
+    scope: _Scope | None = None
+
+
+class Gatherings:
+    def __init__(self, processes: Processes) -> None:
+        self._processes = processes
+        self._request = 0
+        self._open: dict[int, _Open] = {}
+        self._of_child: dict[int, set[int]] = {}  # key -> the open ones that wait for it
+        self._by_scope: dict[_Scope, int] = {}
+        self._next: dict[_Scope, list[Then]] = {}  # who came while one of that scope was on its way
+        self._waiting = 0  # how many those are
+        self._complete: list[int] = []  # by an end; gone on with in the next tick
+
+    def gather(self, children: Iterable[Child], then: Then, *, detailed: bool = False) -> None:
+        """Ask for fresh pulses, then go on. `Refused` E_LIMIT."""
+        if len(self._open) + self._waiting >= options.WAITERS_MAX:
+            raise Refused(E_LIMIT, "too many questions are on their way already")
+        scope = detailed, frozenset(child.spec.key for child in children)
+        if scope in self._by_scope:
+            self._next.setdefault(scope, []).append(then)
+            self._waiting += 1
+        else:
+            self._begin(scope, [then])
+
+    def _begin(self, scope: _Scope, then: list[Then]) -> None:
+        detailed, keys = scope
+        self._request += 1
+        children, send = self._processes.children, self._processes.send
+        message = p.Ask(self._request, detailed)
+        asked = {key for key in keys if key in children and send(children[key], message)}
+        self._by_scope[scope] = self._request
+        self._add(_Open(asked, then, time.monotonic_ns() + int(patience_s(len(asked)) * _NS_PER_S), scope=scope))
+
+    def after_end(self, child: Child | None, then: Callable[[bool], None], patience: float) -> None:
+        """Go on when the process has ended; with `False` if it does not within so many seconds."""
+        if child is None or child.state == "ended":
+            then(True)
+            return
+        self._request += 1
+        deadline_ns = time.monotonic_ns() + int(patience * _NS_PER_S)
+        self._add(_Open({child.spec.key}, [lambda complete, details: then(complete)], deadline_ns))
+
+    def _add(self, one: _Open) -> None:
+        request = self._request
+        self._open[request] = one
+        for key in one.waiting:
+            self._of_child.setdefault(key, set()).add(request)
+        if not one.waiting:
+            self._close(request, complete=True)
+
+    def reported(self, request: int, key: int, details: Row) -> None:
+        """A pulse that was asked for."""
+        one = self._open.get(request)
+        if one is None or key not in one.waiting:
+            return
+        one.waiting.discard(key)
+        self._of_child[key].discard(request)
+        if details:
+            one.details[key] = details
+        if not one.waiting:
+            self._close(request, complete=True)
+
+    def ended(self, key: int) -> None:
+        """The dead answer nothing."""
+        for request in self._of_child.pop(key, ()):
+            one = self._open[request]
+            one.waiting.discard(key)
+            if not one.waiting:
+                self._complete.append(request)
+
+    def tick(self, now_ns: int) -> None:
+        """Go on where all that was waited for has ended; give up on what takes too long."""
+        complete, self._complete = self._complete, []
+        for request in complete:
+            self._close(request, complete=True)
+        for request in [request for request, one in self._open.items() if now_ns > one.deadline_ns]:
+            self._close(request, complete=False)
+
+    def stop(self) -> None:
+        """Answer everyone who waits."""
+        following, self._next, self._waiting = self._next, {}, 0
+        for request in list(self._open):
+            self._close(request, complete=False)
+        for waiting in following.values():
+            for then in waiting:
+                then(False, {})
+
+    def _close(self, request: int, complete: bool) -> None:
+        one = self._open.pop(request, None)
+        if one is None:
+            return
+        for key in one.waiting:
+            self._of_child[key].discard(request)
+        following: list[Then] = []
+        if one.scope is not None:
+            del self._by_scope[one.scope]
+            following = self._next.pop(one.scope, [])
+            self._waiting -= len(following)
+        if one.scope is not None and following:
+            self._begin(one.scope, following)
+        for then in one.then:
+            then(complete, one.details)

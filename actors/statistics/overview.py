@@ -1,0 +1,240 @@
+"""The whole broker at a glance, from the pulses that the supervisor has at hand: nobody is asked for it.
+
+It is made to be asked for once a second. A row is made anew only when something it is made of has changed, and an answer has the rows
+that changed since the one whose `version` the asker names; so an idle broker of a thousand channels costs its supervisor next to nothing.
+Rows are lists of numbers, and the answer says once which is which. Ages are not told but the time of the oldest message, which stays as it
+is while nothing happens.
+
+A channel tells where it is once a second, and so does its topic, at another moment: of a depth taken from both, what came in between
+would be a backlog that is none. So the topic's end is counted back by its rate to the moment at which the channel spoke.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+from ...transport.errors import E_BAD_ARGUMENT, UsageError
+from ..runtime.process_table import Child
+from .broker_view import BrokerView, DiskView, TopicView
+from .channel_rows import coming_recent, depth, drain_s, held, said_of
+from .schema import ENDS, rows_of
+from .statistics import behind_pause, broker_health, log_head, process_rows, said_of_topic, waiting_count
+
+REFRESH_NS: Final = 200_000_000  # several askers share what was made
+NOT_KNOWN: Final = -1
+_MS: Final = 1_000_000
+
+# What is told as storage and channels report it: fields, and the statistics that each is made of.
+_OF_STORAGE: Final = {row.view: row.name for row in rows_of("topic") if row.view and row.counted.startswith("storage/")}
+_COUNTED: Final[dict[str, tuple[str, ...]]] = {
+    row.view: tuple(one.name for one in rows_of("channel") if one.view == row.view)
+    for row in rows_of("channel") if row.view and row.durable
+}  # fmt: skip
+TOPIC_FIELDS: Final = (
+    "state", "health", "sync", "closed", "paused", "head", "messages", "bytes", "in_rate", "in_bytes_rate", "waiting", "backlog",
+    "oldest_ns", *_OF_STORAGE, "restarts", "pulsed_ms",
+)  # fmt: skip
+CHANNEL_FIELDS: Final = (
+    "health", "paused", "depth", "in_flight", "deferred", "dying", "next_offset", "oldest_ns", "consumers", "came", *_COUNTED, "in_rate",
+    "out_rate", "drain_s", "p50_ns", "p95_ns", "p99_ns", "pulsed_ms",
+)  # fmt: skip
+Row = tuple[Any, ...]
+
+
+class _Known:
+    """A row, what it was made of, and since which version it says so."""
+
+    __slots__ = ("health", "made_of", "row", "stats", "storage", "topic", "version")
+
+    def __init__(self) -> None:
+        self.stats: dict[str, Any] = {}  # none that anybody else has
+        self.topic = self.storage = self.stats
+        self.health = ""
+        self.made_of: tuple[Any, ...] = ()  # of a topic
+        self.row: Row = ()
+        self.version = 0
+
+
+class Overview:
+    def __init__(self, view: BrokerView) -> None:
+        self._view = view
+        self._topics: dict[str, _Known] = {}
+        self._channels: dict[str, dict[str, _Known]] = {}
+        self._version = time.time_ns() // _MS  # the next life's are higher: who has heard this one gets all of it anew
+        self._whole = self._version  # since which version the same topics and channels are there
+        self._refreshed_ns = 0
+
+    def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """`since`: the version that the asker has. `processes`, `alarms`: whether these are wanted too."""
+        since = asked.get("since", 0)
+        unknown = asked.keys() - {"since", "processes", "alarms"}
+        if type(since) is not int or unknown:
+            raise UsageError(E_BAD_ARGUMENT, "an overview takes since (the version of the one before), processes and alarms")
+        self._refresh(time.monotonic_ns(), time.time_ns())
+        whole = not self._whole <= since <= self._version
+        topics: dict[str, Any] = {}
+        for name, known in self._topics.items():
+            channels = {channel: one.row for channel, one in self._channels[name].items() if whole or one.version > since}
+            if whole or channels or known.version > since:
+                topics[name] = (known.row if whole or known.version > since else (), channels)
+        found: dict[str, Any] = {"version": self._version, "whole": whole, "topics": topics, "broker": self._broker()}
+        if whole:
+            found |= {"topic_fields": TOPIC_FIELDS, "channel_fields": CHANNEL_FIELDS}
+        if asked.get("processes"):
+            # Without their memory: to look at that of a thousand takes as long as all else here.
+            found["processes"] = [{"state": "up", **row} for row in process_rows(self._view, memory=False)]
+        if asked.get("alarms"):
+            alarms = self._view.alarms
+            found["alarms"] = {"now": alarms.rows(), "recent": alarms.recent(), "receivers": alarms.receivers()}
+        return found
+
+    # Rows
+
+    def _refresh(self, now_ns: int, wall_ns: int) -> None:
+        if now_ns - self._refreshed_ns < REFRESH_NS:
+            return
+        self._refreshed_ns = now_ns
+        self._version += 1
+        groups = self._view.groups
+        same = self._topics.keys() == groups.keys()
+        for name in self._topics.keys() - groups.keys():
+            del self._topics[name], self._channels[name]
+        for name, group in groups.items():
+            channels = self._channels.setdefault(name, {})
+            same = same and channels.keys() == group.channels.keys()
+            for gone in channels.keys() - group.channels.keys():
+                del channels[gone]
+            spoke = self._of_channels(group, channels)
+            self._of_topic(group, self._topics.setdefault(name, _Known()), spoke)
+        if not same:
+            self._whole = self._version
+
+    def _of_channels(self, group: TopicView, rows: dict[str, _Known]) -> bool:
+        """Whether any of them has changed."""
+        topic, storage = _stats(group.topic), _stats(group.storage)
+        failed = group.failed_channels()
+        changed = False
+        for name, child in group.channels.items():
+            known = rows.get(name) or rows.setdefault(name, _Known())
+            health = "" if child is not None and child.state == "up" else "failed" if name in failed else "starting"
+            stats = _stats(child)
+            if known.stats is stats and known.topic is topic and known.storage is storage and known.health == health:
+                continue
+            known.stats, known.topic, known.storage, known.health = stats, topic, storage, health
+            row = _channel_row(group, name, child, health)
+            if row != known.row:
+                known.row, known.version, changed = row, self._version, True
+        return changed
+
+    def _of_topic(self, group: TopicView, known: _Known, changed: bool) -> None:
+        made_of = (_stats(group.topic), _stats(group.storage), group.state, group.failure, group.row.closed, group.restarts.count)
+        if not changed and len(known.made_of) == len(made_of) and all(map(_is, known.made_of, made_of)):
+            return
+        known.made_of = made_of
+        row = _topic_row(group, self._channels[group.name], self._view.disk)
+        if row != known.row:
+            known.row, known.version = row, self._version
+
+    # What belongs to no topic
+
+    def _broker(self) -> dict[str, Any]:
+        from ... import __version__
+
+        view = self._view
+        recent = view.alarms.recent()
+        return {
+            "version": __version__,
+            "node": view.node,
+            "uuid": view.uuid,
+            "start_ms": int(view.started * 1000),
+            "health": broker_health(view),
+            "disk_full": view.disk.health,
+            "alarms": len(view.alarms.rows()),
+            "alarmed_ns": recent[-1]["time_ns"] if recent else 0,
+            "processes": len(view.processes.children) + 2,
+            "restarts": sum(group.restarts.count for group in view.groups.values()),
+        }
+
+
+def _is(one: object, other: object) -> bool:
+    return one is other or (type(one) is not dict and one == other)
+
+
+_NOTHING: Final[dict[str, Any]] = {}
+
+
+def _stats(child: Child | None) -> dict[str, Any]:
+    """Each pulse makes a new one."""
+    return child.stats if child is not None else _NOTHING
+
+
+def _oldest(unfinished: int, oldest_ns: int) -> int:
+    """When the oldest message of so many was stored; 0: there is none."""
+    return (oldest_ns or NOT_KNOWN) if unfinished else 0
+
+
+def _channel_row(group: TopicView, name: str, child: Child | None, health: str) -> Row:
+    stats, topic, storage = _stats(child), _stats(group.topic), _stats(group.storage)
+    rates = stats.get("rates", _NOTHING)
+    coming = 0.0 if topic.get("paused") else float(topic.get("rates", _NOTHING).get("message_count", 0.0))
+    end = int(topic.get("end", 0))
+    waits = 0
+    if child is not None and "next_offset" in stats:
+        later_s = (group.topic.pulsed_ns - child.pulsed_ns) / 1e9 if group.topic is not None else 0.0
+        then = end - int(coming * max(0.0, later_s))
+        waits = max(int(stats["depth"]), depth(stats, then))
+    get = stats.get
+    return (
+        health or said_of(stats) or "OK",
+        bool(get("paused")),
+        waits,
+        get("in_flight_count", 0),
+        get("deferred_count", 0),
+        get("dying_count", 0),
+        get("next_offset", 0),
+        _oldest(waits + held(stats), storage.get("oldest_ns", _NOTHING).get(name, 0)),
+        get("client_count", 0),
+        max(0, end - int(get("begin", end))),
+        *[get(names[0], 0) if len(names) == 1 else sum([get(name, 0) for name in names]) for names in _COUNTED.values()],
+        coming,
+        round(sum(rates.get(one, 0.0) for one in ENDS), 3),
+        _known_or(drain_s(waits + int(get("in_flight_count", 0)), get("rates_recent", rates), coming_recent(topic))),
+        *(get("latency_recent") or (0, 0, 0)),
+        child.pulsed_ns // _MS if child is not None else 0,
+    )
+
+
+def _known_or(value: float | None) -> float:
+    return NOT_KNOWN if value is None else value
+
+
+_DEPTH, _HELD = CHANNEL_FIELDS.index("depth"), slice(CHANNEL_FIELDS.index("in_flight"), CHANNEL_FIELDS.index("dying") + 1)
+
+
+def _topic_row(group: TopicView, channels: dict[str, _Known], disk: DiskView) -> Row:
+    topic, storage = _stats(group.topic), _stats(group.storage)
+    rates = topic.get("rates", _NOTHING)
+    waiting = behind_pause(group) if group.channels else waiting_count(group)
+    rows = [one.row for one in channels.values()]
+    delayed = int(storage.get("delayed_count", 0))
+    backlog = max([row[_DEPTH] + sum(row[_HELD]) for row in rows], default=0)
+    get = storage.get
+    return (
+        group.state.value,
+        "; ".join(said_of_topic(group, disk)) or "OK",
+        group.row.sync,
+        group.row.closed,
+        bool(topic.get("paused")),
+        log_head(group),
+        topic.get("message_count", 0),
+        topic.get("message_bytes", 0) + get("entered_bytes", 0),
+        rates.get("message_count", 0.0),
+        rates.get("message_bytes", 0.0) + get("rates", _NOTHING).get("entered_bytes", 0.0),
+        waiting,
+        max(backlog, waiting),
+        _oldest(max(backlog, waiting) + delayed, get("oldest_ns", _NOTHING).get("", 0)),
+        *[get(name, 0) for name in _OF_STORAGE.values()],
+        group.restarts.count,
+        group.topic.pulsed_ns // _MS if group.topic is not None else 0,
+    )

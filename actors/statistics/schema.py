@@ -1,0 +1,328 @@
+"""The table of statistics: one row for each, from which every view is derived.
+
+A new counter of a channel is one row here and one line where it is counted. From the row come the counter itself (`COUNTERS`), its default
+before the first report, its place in `zsq stats` and `--json`, in the overview (console, `zsq top`), in nsqd's `/stats`, in `/metrics`,
+and in the tables of docs/operations.md and docs/http.md. This module imports nothing of the package, so that each process may read it.
+
+The order of the rows is the order of the families in `/metrics`. NSQ's names are used where they mean the same, so that `nsq` is only the
+place of a statistic in nsqd's answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal, NamedTuple
+
+Row = dict[str, Any]
+"""A row of statistics as it is shown: names of one level of this table, and their values."""
+Report = Mapping[str, Any]
+"""What a process has reported of itself."""
+
+Level = Literal["broker", "disk", "gateway", "process", "topic", "publisher", "channel", "consumer", "request"]
+
+
+class Statistic(NamedTuple):
+    """One statistic of each thing of a level."""
+
+    level: Level
+    name: str
+    """In `Admin.stats` and `zsq stats --json`; "" where only other views have it."""
+    unit: str
+    counted: str
+    """The file below actors/ that counts or measures it."""
+    help: str
+    """Its meaning, in `/metrics` and in the documentation."""
+    metric: str = ""
+    """Its Prometheus name; "" where `/metrics` does not have it."""
+    view: str = ""
+    """Its name in the overview; rows of one level with the same name are summed there."""
+    nsq: int = 0
+    """Its place in nsqd's /stats; 0 where nsqd has none."""
+    default: Any = 0
+    """What is shown before its process has reported."""
+    title: str = ""
+    """The heading of its column in `zsq stats`."""
+    rare: int = 0
+    """Not 0: columns with this number are shown only where one of them is not 0; they come last, in the order of these numbers."""
+    top: str = ""
+    """The heading of its column in `zsq top`, where that is a plain number."""
+    durable: bool = False
+    """A counter that a channel keeps on disk."""
+    ends: bool = False
+    """By this counter messages leave a channel for good."""
+    note: str = ""
+    """The meaning at length, for the documentation."""
+    more_labels: tuple[str, ...] = ()
+    """Prometheus labels beside those of the level."""
+
+    @property
+    def kind(self) -> str:
+        """The type of the Prometheus family."""
+        return "counter" if self.metric.endswith("_total") else "histogram" if self.unit == "histogram of s" else "gauge"
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return _LABELS.get(self.level, ()) + self.more_labels
+
+
+_LABELS: Final[dict[str, tuple[str, ...]]] = {"topic": ("topic",), "channel": ("topic", "channel"), "process": ("kind",)}
+_S = Statistic
+_VIEW: Final = "statistics/statistics.py"
+_METRICS: Final = "gateways/http/api/metrics.py"
+_RETENTION: Final = "storage/retention.py"
+_DELAYED: Final = "storage/delayed.py"
+_ROW: Final = "statistics/channel_rows.py"
+_CORE: Final = "channel/core.py"
+_SUPPLY: Final = "channel/supply.py"
+_OVERVIEW: Final = "statistics/overview.py"
+NSQ_CLIENT: Final = "gateways/nsq/connection.py"
+LATENCY: Final = "e2e_processing_latency"
+_NO_LATENCY: Final[Row] = {"count": 0, "percentiles": []}
+
+_BROKER: Final = (
+    _S("broker", "", "flag", _METRICS, "1: the broker answers; else 0, and there is no other family of the broker's", metric="zsq_up"),
+    _S("broker", "", "flag", _METRICS, "1; the labels say which broker this is", metric="zsq_info", more_labels=("version", "uuid")),
+    _S("broker", "version", "text", _VIEW, "version of ZSQ", default=""),
+    _S("broker", "node", "number", _VIEW, "number of the node, part of each message's id"),
+    _S("broker", "uuid", "text", _VIEW, "identity of the data directory", default=""),
+    _S("broker", "pid", "number", _VIEW, "process id of the supervisor"),
+    _S("broker", "start_time", "s", _VIEW, "when the broker started, since 1970", metric="zsq_start_time_seconds"),
+    _S("broker", "", "flag", _METRICS, "1: OK; 0: the disk is full, or a topic failed or cannot write (see /ping)", metric="zsq_healthy"),
+    _S("broker", "health", "text", _VIEW, "`OK`, or what is wrong with the broker as a whole", default="OK"),
+    _S("disk", "full", "text", "supervisor/disk_watch.py", "1: the disk is full and publishes are refused", metric="zsq_disk_full",
+       default="", note="why publishes are refused; `\"\"` while the disk has space. In `/metrics` 1 while publishes are refused"),
+    _S("disk", "free_bytes", "bytes", "supervisor/disk_watch.py", "free space for the data directory", metric="zsq_disk_free_bytes"),
+    _S("disk", "reserve_bytes", "bytes", "supervisor/disk_watch.py", "free space that is kept: publishes do not use it",
+       metric="zsq_disk_reserve_bytes"),
+    _S("disk", "directory", "text", "supervisor/disk_watch.py", "the data directory", default=""),
+    _S("disk", "refused_count", "publishes", "supervisor/disk_watch.py", "publishes refused while the disk was full, of all topics"),
+    _S("broker", "alarms", "rows", _VIEW, "alarms that are raised now", metric="zsq_alarms", default=[]),
+    _S("broker", "recent_alarms", "rows", _VIEW, "alarms that were raised or cleared lately", default=[]),
+    _S("broker", "alarm_receivers", "rows", _VIEW, "who is told of alarms", default=[]),
+    _S("broker", "topics", "rows", _VIEW, "topics there are", metric="zsq_topics", default=[]),
+    _S("broker", "producers", "rows", _VIEW, "NSQ clients that publish: rows as those of consumers", default=[]),
+    _S("broker", "processes", "rows", _VIEW, "processes of the broker", default=[]),
+    _S("broker", "gateways", "rows", _VIEW, "NSQ gateways that are up", default=[]),
+    _S("broker", "disk", "row", _VIEW, "the file system of the data directory", default={}),
+    _S("broker", "clients_left_out", "rows", _VIEW, "rows of clients that the answer had no room for; left out where it is 0"),
+    _S("gateway", "name", "text", _VIEW, "name of the gateway's process", default=""),
+    _S("gateway", "kind", "text", _VIEW, "`nsq_gateway`", default=""),
+    _S("gateway", "connections", "connections", "gateways/nsq/gateway.py", "open connections of NSQ clients", metric="zsq_nsq_connections"),
+    _S("gateway", "accepted", "connections", "gateways/nsq/gateway.py", "connections of NSQ clients that were taken",
+       metric="zsq_nsq_accepted_total"),
+    _S("gateway", "turned_away", "connections", "gateways/nsq/gateway.py", "connections of NSQ clients that found no free place",
+       metric="zsq_nsq_turned_away_total"),
+    _S("gateway", "strangers", "connections", "gateways/nsq/intake.py", "connections that have no rights yet"),
+    _S("gateway", "held_bytes", "bytes", "gateways/nsq/intake.py",
+       "memory that NSQ clients hold: not complete commands, answers not read", metric="zsq_nsq_held_bytes"),
+    _S("gateway", "cut_off", "connections", "gateways/nsq/intake.py", "connections of NSQ clients closed because they held too much",
+       metric="zsq_nsq_cut_off_total"),
+    _S("broker", "", "s", _METRICS, "how long the broker took to answer this scrape", metric="zsq_scrape_duration_seconds"),
+)  # fmt: skip
+
+_TOPIC: Final = (
+    _S("topic", "topic_name", "text", _VIEW, "name of the topic", nsq=1, default=""),
+    _S("topic", "uuid", "text", _VIEW, "identity of the topic: another one when it was deleted and created again", default=""),
+    _S("topic", "", "text", _OVERVIEW, "`up`, or what its processes are waiting for", view="state"),
+    _S("topic", "health", "text", _VIEW, "`OK`, or all that is wrong with the topic", view="health", default="OK"),
+    _S("topic", "write_trouble", "text", _VIEW, "1: what is published is kept; 0: it failed, or cannot write", metric="zsq_topic_healthy",
+       default="", note="why what is published may not be kept now; `\"\"` if it is. `/ping` goes by that. In `/metrics` 1 if it is kept"),
+    _S("topic", "full", "text", _VIEW, "`disk` or `topic` while publishes are refused for want of space", default=""),
+    _S("topic", "sync", "text", _VIEW, "when publishes are synced to disk", view="sync", default=""),
+    _S("topic", "message_count", "messages", "topic/topic.py", "messages published", metric="zsq_topic_messages_total", view="messages",
+       nsq=4, title="messages", top="messages"),
+    _S("topic", "message_bytes", "bytes", "topic/topic.py", "bytes of blocks published", metric="zsq_topic_message_bytes_total",
+       view="bytes", nsq=5, title="bytes"),
+    _S("topic", "depth", "messages", _VIEW, "messages that wait for a first channel, or for the topic to be unpaused",
+       metric="zsq_topic_depth", view="waiting", nsq=2, title="depth"),
+    _S("topic", "backend_depth", "messages", _VIEW, "the same as `depth`", nsq=3),
+    _S("topic", "", "messages", _OVERVIEW, "the most that a channel has not finished, or what waits for a first one", view="backlog"),
+    _S("topic", "oldest_message_age_s", "s", _VIEW, "age of the oldest not finished by all", metric="zsq_topic_oldest_message_age_seconds",
+       view="oldest_ns", note="age of the oldest message that a channel has not finished, or that waits for a first one. The overview has"
+       " the time at which it was stored"),
+    _S("topic", "paused", "flag", "topic/topic.py", "1: paused", metric="zsq_topic_paused", view="paused", nsq=6, default=False),
+    _S("topic", "closed", "text", _VIEW, "1: closed to publishers", metric="zsq_topic_closed", view="closed", default="",
+       note="to whom the topic is closed: `publishers`, or `consumers` and publishers; `\"\"` for nobody. In `/metrics` 1 if it is closed"),
+    _S("topic", "start", "offset", "storage/storage_actor.py", "first offset in the log", view="start", title="oldest"),
+    _S("topic", "head", "offset", _VIEW, "offset of the next message", view="head", title="next"),
+    _S("topic", "rates", "a second", "topic/topic.py", "growth of each counter over the last minute", default={}),
+    _S("topic", "", "messages a second", _OVERVIEW, "messages published, over the last minute", view="in_rate"),
+    _S("topic", "", "bytes a second", _OVERVIEW, "bytes published, over the last minute", view="in_bytes_rate"),
+    _S("topic", LATENCY, "ns", _VIEW, "that of all its channels together", nsq=7, default=_NO_LATENCY),
+    _S("topic", "log_bytes", "bytes", _RETENTION, "size of the log on disk", metric="zsq_topic_log_bytes", view="log_bytes",
+       title="on disk", top="on disk"),
+    _S("topic", "finished_bytes", "bytes", _RETENTION, "bytes of the log that all channels have finished"),
+    _S("topic", "chunks", "files", _RETENTION, "files of the log", metric="zsq_topic_log_chunks", view="chunks", top="files"),
+    _S("topic", "retention", "row", _RETENTION, "bounds of the log", default={}),
+    _S("topic", "recovery", "row", _RETENTION, "what the last start found in the log, and how long that took", default={}),
+    _S("topic", "removed_bytes", "bytes", _RETENTION, "bytes of the log that retention removed",
+       metric="zsq_topic_removed_bytes_total"),
+    _S("topic", "dropped_count", "messages", _RETENTION, "unfinished messages that retention dropped",
+       metric="zsq_topic_dropped_messages_total", view="dropped", title="dropped, up to", rare=1, top="dropped"),
+    _S("topic", "refused_count", "publishes", _RETENTION, "publishes refused because the topic was full",
+       metric="zsq_topic_refused_publishes_total", view="refused", title="refused: full topic", rare=3, top="refused"),
+    _S("topic", "disk_refused_count", "publishes", "storage/storage_actor.py", "publishes refused because the disk was full",
+       metric="zsq_topic_disk_refused_publishes_total", title="full disk", rare=3),
+    _S("topic", "lost_messages", "messages", _RETENTION, "messages lost to damage on disk", metric="zsq_topic_lost_messages",
+       view="lost", title="lost", rare=4),
+    _S("topic", "damaged_blocks", "blocks", _RETENTION, "blocks found damaged", metric="zsq_topic_damaged_blocks", view="damaged"),
+    _S("topic", "delayed_count", "messages", _DELAYED, "messages published with a delay that are not due",
+       metric="zsq_topic_delayed_messages", view="delayed", title="delayed", rare=2),
+    _S("topic", "delayed_bytes", "bytes", _DELAYED, "their size", metric="zsq_topic_delayed_bytes", view="delayed_bytes"),
+    _S("topic", "delayed_next_due_ns", "ns", _DELAYED, "when the first of them is due", view="delayed_next_due_ns"),
+    _S("topic", "delayed_lost", "messages", _DELAYED, "delayed messages lost to damage on disk"),
+    _S("topic", "delayed_moved", "messages", _DELAYED, "delayed messages that were due and came into the log"),
+    _S("topic", "stages", "stages", "storage/stages.py", "stages of Spark writers that are open or sealed", metric="zsq_topic_stages",
+       view="stages", title="stages", rare=5, top="stages"),
+    _S("topic", "staged_bytes", "bytes", "storage/stages.py", "their size", metric="zsq_topic_staged_bytes", view="staged_bytes",
+       title="staged bytes", rare=5),
+    _S("topic", "transactions", "apps", "storage/staging.py", "apps of which a transaction is remembered"),
+    _S("topic", "", "restarts", _OVERVIEW, "times that its processes were started again", view="restarts"),
+    _S("topic", "", "ms", _OVERVIEW, "when its process reported last", view="pulsed_ms"),
+    _S("topic", "publishers", "rows", _VIEW, "ZSQ clients that publish", default=()),
+    _S("topic", "channels", "rows", _VIEW, "its channels", default=[]),
+    _S("publisher", "producer", "text", "topic/ordering.py", "identity of the producer", default=""),
+    _S("publisher", "via", "text", "topic/ordering.py", "`tcp` or `ipc`", default=""),
+    _S("publisher", "blocks", "blocks", "topic/ordering.py", "blocks that were taken from it"),
+    _S("publisher", "unanswered_bytes", "bytes", "topic/ordering.py", "what it has sent and is not stored yet"),
+    _S("publisher", "silent_ms", "ms", "topic/ordering.py", "how long it has sent nothing"),
+)  # fmt: skip
+
+_CHANNEL: Final = (
+    _S("channel", "channel_name", "text", _ROW, "name of the channel", nsq=1, default=""),
+    _S("channel", "health", "text", _ROW, "1: OK; 0: its health says what is wrong", metric="zsq_channel_healthy", view="health",
+       default="OK", note="`OK`, or what is wrong with the channel. In `/metrics` 1 for `OK`"),
+    _S("channel", "depth", "messages", _SUPPLY, "messages that wait to be delivered", metric="zsq_channel_depth", view="depth", nsq=2,
+       note="messages that wait: not in flight, not deferred"),
+    _S("channel", "backend_depth", "messages", _SUPPLY, "those of them that are not in the channel's window", nsq=3),
+    _S("channel", "in_flight_count", "messages", _CORE, "messages delivered and not finished", metric="zsq_channel_in_flight",
+       view="in_flight", nsq=4),
+    _S("channel", "deferred_count", "messages", _SUPPLY, "messages requeued for later", metric="zsq_channel_deferred", view="deferred",
+       nsq=5, note="messages requeued with a delay that is not over"),
+    _S("channel", "dying_count", "messages", _SUPPLY, "messages on their way to the dead letters", view="dying", title="dying", rare=2,
+       note="messages on their way to the dead letters; not in `depth`, and not finished"),
+    _S("channel", "next_offset", "offset", _SUPPLY, "offset up to which messages were handed out or passed over", view="next_offset"),
+    _S("channel", "oldest_message_age_s", "s", _ROW, "age of the oldest one not finished", default=0.0, view="oldest_ns",
+       metric="zsq_channel_oldest_message_age_seconds", note="since when the oldest message that is not finished (in flight and deferred"
+       " ones too) is in the topic; 0: there is none; `null`: not known yet. It follows finishes within two seconds. The overview has the"
+       " time at which it was stored"),
+    _S("channel", "client_count", "consumers", _CORE, "consumers connected", metric="zsq_channel_clients", view="consumers", nsq=9),
+    _S("channel", "clients", "rows", _CORE, "its consumers", nsq=10, default=[]),
+    _S("channel", "paused", "flag", _CORE, "1: paused", metric="zsq_channel_paused", view="paused", nsq=11, default=False),
+    _S("channel", "message_count", "messages", _ROW, "messages that came to the channel", metric="zsq_channel_messages_total",
+       view="came", nsq=6, title="came", note="what came to the channel since it was made; what it goes back to by `seek` comes once more"),
+    _S("channel", "delivery_count", "deliveries", _CORE, "deliveries, repeated ones too", metric="zsq_channel_deliveries_total",
+       view="delivered", title="delivered", durable=True),
+    _S("channel", "delivery_bytes", "bytes", _CORE, "their size", metric="zsq_channel_delivery_bytes_total", durable=True),
+    _S("channel", "finish_count", "messages", _CORE, "messages finished", metric="zsq_channel_finished_total", view="finished",
+       title="finished", durable=True, ends=True),
+    _S("channel", "requeue_count", "deliveries", _CORE, "deliveries given back", metric="zsq_channel_requeued_total", view="requeued",
+       nsq=7, title="requeued", top="requeued", durable=True),
+    _S("channel", "timeout_count", "deliveries", _CORE, "deliveries not finished in time", metric="zsq_channel_timeouts_total",
+       view="timed_out", nsq=8, title="timed out", top="timed out", durable=True),
+    _S("channel", "dead_letter_count", "messages", _SUPPLY, "messages moved to the dead-letter topic",
+       metric="zsq_channel_dead_letters_total", view="dead", title="dead", rare=1, top="dead", durable=True, ends=True),
+    _S("channel", "expired_count", "messages", _SUPPLY, "messages that passed their maximal age", metric="zsq_channel_expired_total",
+       view="expired", title="expired", rare=3, durable=True, ends=True),
+    _S("channel", "sampled_count", "messages", _SUPPLY, "messages that were not in the sample", view="passed_over", title="not sampled",
+       rare=4, durable=True, ends=True),
+    _S("channel", "tag_skipped_count", "messages", "channel/filters.py", "messages with other tags", view="passed_over",
+       title="other tags", rare=5, durable=True, ends=True),
+    _S("channel", "addressed_skipped_count", "messages", "channel/filters.py", "messages meant for another channel", view="passed_over",
+       title="others'", rare=6, durable=True, ends=True),
+    _S("channel", "dropped_count", "messages", _SUPPLY, "messages that retention dropped unfinished", metric="zsq_channel_dropped_total",
+       view="dropped", title="dropped", rare=7, durable=True),
+    _S("channel", "lost_count", "messages", _SUPPLY, "messages lost to damage on disk unfinished", metric="zsq_channel_lost_total",
+       view="lost", title="lost", rare=8, durable=True),
+    _S("channel", "rates", "a second", "channel/channel.py", "growth of each counter that grew", default={},
+       note="of each counter that grew, a second, over the last minute (or since the start, if that is less)"),
+    _S("channel", "", "messages a second", _OVERVIEW, "messages that came, over the last minute", view="in_rate"),
+    _S("channel", "", "messages a second", _OVERVIEW, "messages that left for good, over the last minute", view="out_rate"),
+    _S("channel", "drain_s", "s", _ROW, "time until the backlog is finished", view="drain_s", default=0.0,
+       note="until `depth` and `in_flight_count` are finished, if the rates of the last ten seconds go on; 0: nothing waits; `null`:"
+       " it does not get less"),
+    _S("channel", LATENCY, "ns", _CORE, "from storing to finishing, of the messages finished in the last ten minutes", nsq=12,
+       metric="zsq_channel_processing_latency_seconds", more_labels=("quantile",), default=_NO_LATENCY,
+       note="`count` and `percentiles` (`quantile` 0.5, 0.9, 0.95, 0.99, 1.0; `value` in ns, within 1%) of what was finished in the last"
+       " ten minutes: from the moment a message came into the topic to its finish. A delayed message comes when it is due"),
+    _S("channel", "", "ns", _OVERVIEW, "processing latency, median", view="p50_ns"),
+    _S("channel", "", "ns", _OVERVIEW, "processing latency, 95%", view="p95_ns"),
+    _S("channel", "", "ns", _OVERVIEW, "processing latency, 99%", view="p99_ns"),
+    _S("channel", "", "ms", _OVERVIEW, "when its process reported last", view="pulsed_ms"),
+    _S("channel", "settings", "row", "channel/channel.py", "its settings as they hold", default={}),
+)  # fmt: skip
+
+_CONSUMER: Final = (
+    _S("consumer", "client_id", "text", NSQ_CLIENT, "name of the consumer", nsq=1, default="", view="name"),
+    _S("consumer", "hostname", "text", NSQ_CLIENT, "machine that it says it runs on", nsq=2, default=""),
+    _S("consumer", "version", "text", NSQ_CLIENT, "version of NSQ's protocol", nsq=3, default="V2"),
+    _S("consumer", "remote_address", "text", NSQ_CLIENT, "address that it connects from", nsq=4, default="", view="address"),
+    _S("consumer", "state", "number", NSQ_CLIENT, "state of its connection, as nsqd numbers them", nsq=5, default=3),
+    _S("consumer", "user_agent", "text", NSQ_CLIENT, "library that it uses", nsq=15, default="", view="agent"),
+    _S("consumer", "ready_count", "messages", "channel/lease.py", "messages that it takes at once", nsq=6, view="ready", title="ready"),
+    _S("consumer", "in_flight_count", "messages", "channel/lease.py", "messages that it holds", nsq=7, view="in_flight",
+       title="in flight"),
+    _S("consumer", "message_count", "deliveries", "channel/lease.py", "deliveries sent to it", nsq=8, view="delivered",
+       title="delivered"),
+    _S("consumer", "message_bytes", "bytes", "channel/lease.py", "their size"),
+    _S("consumer", "finish_count", "messages", "channel/lease.py", "messages that it finished", nsq=9, view="finished",
+       title="finished"),
+    _S("consumer", "requeue_count", "deliveries", "channel/lease.py", "deliveries that it gave back", nsq=10, view="requeued",
+       title="requeued"),
+    _S("consumer", "timeout_count", "deliveries", "channel/lease.py", "deliveries that it did not finish in time", view="timed_out",
+       title="timed out"),
+    _S("consumer", "sampled_count", "messages", "channel/lease.py", "messages left out of its sample"),
+    _S("consumer", "rates", "a second", _CORE, "growth of each counter over the last minute", default={}),
+    _S("consumer", LATENCY, "ns", _CORE, "that of the messages which it finished; `null` beyond the first 200 consumers of a channel",
+       default=None),
+    _S("consumer", "connect_ts", "s", "channel/lease.py", "when it connected, since 1970", nsq=11),
+    _S("consumer", "sample_rate", "percent", "channel/lease.py", "share of the messages that it takes; 0: all", nsq=12,
+       view="sample_rate"),
+    _S("consumer", "deflate", "flag", NSQ_CLIENT, "its connection is compressed so", nsq=13, default=False),
+    _S("consumer", "snappy", "flag", NSQ_CLIENT, "its connection is compressed so", nsq=14, default=False),
+    _S("consumer", "authed", "flag", NSQ_CLIENT, "an auth server knows it", nsq=23, default=False),
+    _S("consumer", "auth_identity", "text", NSQ_CLIENT, "who it is for the auth server", nsq=24, default=""),
+    _S("consumer", "auth_identity_url", "text", NSQ_CLIENT, "what the auth server says of who that is", nsq=25, default=""),
+    _S("consumer", "topology_region", "text", NSQ_CLIENT, "region that it says it runs in", nsq=16, default=""),
+    _S("consumer", "topology_zone", "text", NSQ_CLIENT, "zone that it says it runs in", nsq=17, default=""),
+    _S("consumer", "pub_counts", "rows", NSQ_CLIENT, "messages that it published, by topic; nsqd: of producers alone", nsq=26, default=[]),
+    _S("consumer", "tls", "flag", NSQ_CLIENT, "its connection is encrypted", nsq=18, default=False),
+    _S("consumer", "tls_cipher_suite", "text", NSQ_CLIENT, "by which cipher", nsq=19, default=""),
+    _S("consumer", "tls_version", "text", NSQ_CLIENT, "by which version of TLS", nsq=20, default=""),
+    _S("consumer", "tls_negotiated_protocol", "text", NSQ_CLIENT, "always empty", nsq=21, default=""),
+    _S("consumer", "tls_negotiated_protocol_is_mutual", "flag", NSQ_CLIENT, "always false", nsq=22, default=False),
+)  # fmt: skip
+
+_PROCESS: Final = (
+    _S("process", "", "processes", _METRICS, "processes of the broker", metric="zsq_processes"),
+    _S("process", "name", "text", _VIEW, "what it is, and of which topic and channel", default=""),
+    _S("process", "kind", "text", _VIEW, "what it is", default=""),
+    _S("process", "pid", "number", _VIEW, "process id"),
+    _S("process", "state", "text", _VIEW, "`starting`, `up`, `stopping` or `ended`; not told of supervisor and forkserver", default=""),
+    _S("process", "uptime_s", "s", _VIEW, "time since its start", default=0.0),
+    _S("process", "private_bytes", "bytes", "runtime/actor.py", "memory that is theirs alone, of all of a kind together",
+       metric="zsq_process_private_bytes", note="memory that is its alone. In `/metrics` that of all of a kind together"),
+    _S("process", "restarts", "restarts", _VIEW, "times that processes of topics were started again", metric="zsq_process_restarts_total"),
+    _S("request", "", "requests", _METRICS, "requests answered", metric="zsq_http_requests_total", more_labels=("path", "status")),
+    _S("request", "", "histogram of s", _METRICS, "from the head of a request to the end of its answer",
+       metric="zsq_http_request_duration_seconds", more_labels=("path",)),
+    _S("request", "", "requests", _METRICS, "requests under way", metric="zsq_http_requests_active"),
+    _S("request", "", "connections", _METRICS, "open connections", metric="zsq_http_connections"),
+    _S("request", "", "bytes", _METRICS, "bodies of requests in memory", metric="zsq_http_body_bytes"),
+)  # fmt: skip
+
+STATISTICS: Final[tuple[Statistic, ...]] = (*_BROKER, *_TOPIC, *_CHANNEL, *_CONSUMER, *_PROCESS)
+METRICS: Final = tuple(row for row in STATISTICS if row.metric)
+
+
+def rows_of(level: Level) -> tuple[Statistic, ...]:
+    return tuple(row for row in STATISTICS if row.level == level)
+
+
+def defaults(level: Level) -> Row:
+    """What each statistic of `Admin.stats` is before its process has reported, by name."""
+    return {row.name: row.default for row in STATISTICS if row.level == level and row.name}
+
+
+COUNTERS: Final = tuple(row.name for row in _CHANNEL if row.durable)
+ENDS: Final = tuple(row.name for row in _CHANNEL if row.ends)

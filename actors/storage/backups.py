@@ -1,0 +1,229 @@
+"""Storage's desk for backups: takes a topic's files for whoever makes one, and lets go of them again.
+
+| state | order or event | next | what is done |
+|---|---|---|---|
+| IDLE, READY | state | STATE | removals are held; then, in the state's thread, its copy is made, and what is staged is linked |
+| STATE | done | HELD | answered |
+| HELD | log | LOG | the delayed messages are copied in their thread; then the log is synced, and linked in the housekeeping thread |
+| LOG | done | READY | removals go on; answered with what was taken |
+| STATE, LOG | failed | IDLE | removals go on; answered with what went wrong |
+| HELD, READY | end, or whoever asked is gone | IDLE | what was taken is dropped |
+
+Who asks holds a lock file of the data directory all the while, and the kernel frees that however it dies: so it is looked at every few
+seconds, and nobody has to say that they live.
+
+Nothing of it may end the process: a backup that fails is no reason to stop a topic.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from enum import Enum
+from functools import partial
+from typing import Any, Final
+
+import lmdb
+
+from ...storage.checks.backup import (
+    LogTaken,
+    capture_bytes,
+    capture_delayed,
+    capture_log,
+    capture_state,
+    drop_capture,
+    is_captured,
+    sync_log,
+)
+from ...storage.directory.store import Store
+from ...storage.errors import Locked, StorageError
+from ...storage.log.log_format import BACKUP_NAME, chunk_name
+from ...transport.errors import (
+    E_BAD_ARGUMENT,
+    E_CLOSING,
+    E_DISK_FULL,
+    E_INTERNAL,
+    E_NOT_FOUND,
+    E_UNSUPPORTED,
+    Refused,
+    UsageError,
+    ZsqError,
+)
+from ...transport.wire.protocol import Order
+from ..runtime.worker_thread import Jobs
+from .commits import StateCommits
+from .delayed import DelayedMessages
+from .retention import RetentionRunner
+
+log = logging.getLogger("zsq")
+
+LOCK_NAME: Final = "backup.lock"
+LOOK_NS: Final = 5_000_000_000
+HELD_NS_MAX: Final = 600_000_000_000  # without removals; ten thousand topics are through in less
+
+
+class BackupState(Enum):
+    IDLE = "idle"
+    STATE = "state"
+    HELD = "held"
+    LOG = "log"
+    READY = "ready"
+
+
+class Backups:
+    """`housekeeping` makes links and removes them; `answer` answers an order."""
+
+    def __init__(
+        self, store: Store, state: StateCommits, retention: RetentionRunner, delayed: DelayedMessages, title: str,
+        housekeeping: Jobs, answer: Callable[[int, dict[str, Any] | ZsqError], None],
+    ) -> None:  # fmt: skip
+        self.state = BackupState.IDLE
+        self._store = store
+        self._states = state
+        self._retention = retention
+        self._delayed = delayed
+        self._title = title
+        self._housekeeping = housekeeping
+        self._answer = answer
+        self._lock = f"{store.directory.rsplit('/', 2)[0]}/{LOCK_NAME}"  # of the data directory
+        self._id = ""
+        self._request = 0
+        self._began_ns = self._looked_ns = 0
+        if is_captured(store.files, store.directory):  # of another life
+            self._drop()
+
+    def on_order(self, message: Order) -> dict[str, Any] | None:
+        """state {id}; log {id}; end {id}. The answer comes later."""
+        do, name = message.options.get("do"), str(message.options.get("id", ""))
+        if self._retention.in_memory:
+            raise Refused(E_UNSUPPORTED, f"{self._title} is in memory: it is gone with the broker, and no part of a backup")
+        if self.state in (BackupState.STATE, BackupState.LOG):
+            raise Refused(E_CLOSING, f"{self._title} is busy with a backup; try in a moment")
+        if do == "state" and name:
+            self._begin(message.request, name)
+        elif do not in ("log", "end"):
+            raise UsageError(E_BAD_ARGUMENT, f"a backup takes state and log, and ends; not {do!r}")
+        elif name != self._id or (do == "log" and self.state is not BackupState.HELD):
+            raise Refused(E_NOT_FOUND, f"{self._title} does not know of this backup (any more): it was started again, or another one came")
+        elif do == "end":
+            self._end()
+            return {}
+        else:
+            self._take_log(message.request)
+        return None
+
+    # The state
+
+    def _begin(self, request: int, name: str) -> None:
+        files, directory = self._store.files, self._store.directory
+        size = capture_bytes(files, directory)
+        if files.free_bytes(directory) < size + self._store.reserve_bytes:
+            raise Refused(E_DISK_FULL, f"{self._title}: the copies of its state need {size} bytes beyond the reserve")
+        self.state, self._id, self._request = BackupState.STATE, name, request
+        self._began_ns = self._looked_ns = time.monotonic_ns()
+        self._housekeeping.submit(self._cleared, partial(drop_capture, files, directory))
+
+    def _cleared(self, failure: object) -> None:
+        """What another backup had left is gone."""
+        if isinstance(failure, Exception):
+            self._fail(failure)
+        else:
+            self._retention.hold(self._take_state)
+
+    def _take_state(self) -> None:
+        store = self._store
+        job = partial(capture_state, store.files, store.directory, store.state, store.keeper)
+        self._states.read(lambda _: _tried(job), self._state_taken)
+
+    def _state_taken(self, failure: str) -> None:
+        if failure:
+            self._fail(failure)
+            return
+        self.state = BackupState.HELD
+        self._answer(self._request, {})
+
+    # The log
+
+    def _take_log(self, request: int) -> None:
+        self.state, self._request = BackupState.LOG, request
+        delayed = self._store.delayed
+        if delayed is None:
+            self._delayed_taken("")
+        else:
+            job = partial(capture_delayed, self._store.files, self._store.directory, delayed)
+            self._delayed.submit(self._delayed_taken, lambda: _tried(job))
+
+    def _delayed_taken(self, failure: object) -> None:
+        if failure:
+            self._fail(failure)
+            return
+        files, directory = self._store.files, self._store.directory
+        try:
+            taken = sync_log(files, directory, self._store.log)
+        except OSError as error:
+            self._fail(error)
+            return
+        self._housekeeping.submit(partial(self._log_taken, taken), partial(capture_log, files, directory, taken))
+
+    def _log_taken(self, taken: LogTaken, missing: int | Exception) -> None:
+        if isinstance(missing, Exception):
+            self._fail(missing)
+            return
+        self.state = BackupState.READY
+        self._retention.release()
+        data = {"folder": f"{self._store.directory}/{BACKUP_NAME}", "start": taken.start, "end": taken.end, "missing": missing}
+        self._answer(self._request, data | {"newest": chunk_name(taken.bases[-1]), "newest_bytes": taken.newest_bytes})
+
+    # The end
+
+    def _fail(self, failure: object) -> None:
+        log.warning("%s: no backup: %s", self._title, failure)
+        self._end()
+        self._answer(self._request, Refused(E_INTERNAL, f"{self._title} could not be taken into the backup: {failure}"))
+
+    def _end(self) -> None:
+        self.state, self._id = BackupState.IDLE, ""
+        self._retention.release()
+        self._drop()
+
+    def _drop(self) -> None:
+        self._housekeeping.submit(self._dropped, partial(drop_capture, self._store.files, self._store.directory))
+
+    def _dropped(self, failure: object) -> None:
+        if isinstance(failure, Exception):
+            log.error("%s: what a backup has left cannot be removed: %s", self._title, failure)
+
+    def tick(self) -> None:
+        """About once a second: whether anybody still makes this backup."""
+        now = time.monotonic_ns()
+        if self.state not in (BackupState.HELD, BackupState.READY) or now - self._looked_ns < LOOK_NS:
+            return
+        self._looked_ns = now
+        if self.state is BackupState.HELD and now - self._began_ns > HELD_NS_MAX:
+            log.warning("%s: a backup did not go on: chunks are removed again", self._title)
+            self._end()
+        elif _is_free(self._store, self._lock):
+            log.warning("%s: whoever made a backup is gone; what was taken for it is dropped", self._title)
+            self._end()
+
+
+def _tried(job: Callable[[], None]) -> str:
+    """What failed, "" if nothing did. No exception: the desks whose threads these are take one for the end of their store."""
+    try:
+        job()
+    except (OSError, StorageError, lmdb.Error) as error:
+        return str(error) or type(error).__name__
+    return ""
+
+
+def _is_free(store: Store, path: str) -> bool:
+    try:
+        fd = store.files.lock(path, write=False)
+    except Locked:
+        return False
+    except OSError:
+        return True
+    if fd >= 0:
+        store.files.close(fd)
+    return True

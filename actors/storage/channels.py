@@ -1,0 +1,489 @@
+"""Storage's desk for channels: their rows, which one commit batch carries to the state store, and what they may see of the log.
+
+A channel exists if and only if its row is committed; only its present owner (the process that opened it last) may write it.
+Rows of `#ephemeral` channels are in memory only. On disk those channels never hold back what is finished by all others, and while there
+is no other, what they had is not kept for a first channel either. In memory (`in_memory`: the topic is ephemeral too) nothing is kept that
+is finished, so there they hold back as all others do, and the topic's bound holds for what they have not finished.
+
+The rows of `#ephemeral` channels: in storage's memory, and gone with their processes. Pure.
+
+Nobody comes after the process of such a channel, so what only a successor would read is not kept: holes that are not deferred. What
+is deferred is, for the channel itself asks for it when it is due.
+
+Rejected: rows in the state store that a start removes. Each commit of them would be a sync for something that no crash shall leave.
+
+When the oldest message came that a channel has not finished, for all channels of a topic. Pure.
+
+Storage knows it best: it has the committed cursor of each channel, offline ones included, and the log. One look at a header is needed
+where a channel's first unfinished message lies in another block than before; channels at the same place share it, and there is a bound for
+each call, beyond which the others keep what was known, and so look older than they are for a few seconds. Nothing is read for a channel
+that does not move, or has nothing.
+
+Rejected: asking the channels. Those without a consumer do not hear of new messages, and each would have to ask storage anyway.
+"""
+
+from __future__ import annotations
+
+import reprlib
+import time
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from heapq import heappop, heappush
+from itertools import chain
+from operator import add
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from ...storage.errors import Unreadable
+from ...storage.log.log import Log
+from ...storage.state.state import DeferredTotal, HoleRow, StateStore, Table
+from ...transport.block.block import Header
+from ...transport.errors import E_BAD_ARGUMENT, E_CLOSING, E_DISK_FULL, Refused, UsageError, ZsqError
+from ...transport.names import check_name, is_ephemeral
+from ...transport.wire import protocol as p
+from ...transport.wire.protocol import Save
+from ..primitives.ranges import within
+from ..runtime.port import Envelope, Mail, Port
+from ..settings import options
+from ..settings.channel_settings import made, resolve
+from .commits import StateCommits
+from .reads import refused
+
+if TYPE_CHECKING:
+    from ...storage.state.state import ChannelRow
+
+
+_BEHIND = 1 << 63  # no start is so high
+_STALE_MAX = 1_000  # starts that are looked over now and then, beside those that hold
+
+
+class MemoryRows:
+    """By channel. `rows`: the channels' own ones."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, dict[str, Any]] = {}
+        self._deferred: dict[str, _Deferred] = {}
+
+    def __contains__(self, channel: str) -> bool:
+        return channel in self.rows
+
+    def __bool__(self) -> bool:
+        return bool(self.rows)
+
+    def make(self, channel: str, row: dict[str, Any]) -> None:
+        """Anew: what a predecessor of that name had is forgotten."""
+        self.rows[channel] = row
+        self._deferred[channel] = _Deferred()
+
+    def drop(self, channel: str) -> None:
+        del self.rows[channel], self._deferred[channel]
+
+    def save(self, channel: str, pages: Iterable[Save]) -> None:
+        """One commit, in effect at once."""
+        pages = list(pages)
+        self.rows[channel] |= pages[0].row
+        deferred = self._deferred[channel]
+        if pages[0].clear:
+            deferred = self._deferred[channel] = _Deferred()
+        for page in pages:
+            for start in page.holes_gone:
+                deferred.remove(start)
+            for start, count, attempts, due_ns in page.holes_put:
+                deferred.remove(start)
+                if due_ns:
+                    deferred.put(HoleRow(start, count, attempts, due_ns))
+
+    def first(self, channel: str, start: int) -> int:
+        """The lowest offset that it has not finished, as it said last; not below `start` of the log, which only grows."""
+        row = self.rows[channel]
+        first = max(int(row.get("first", row["next"])), start)
+        deferred = self._deferred[channel].first(start)
+        return first if deferred is None else min(first, deferred)
+
+    def due(self, channel: str, until_ns: int, limit: int, late_ns: int) -> tuple[list[HoleRow], int]:
+        """As `StateStore.due`."""
+        return self._deferred[channel].due(until_ns, limit, late_ns)
+
+    def deferred(self, channel: str) -> DeferredTotal:
+        return self._deferred[channel].total()
+
+    def deferred_rows(self, channel: str) -> Iterator[HoleRow]:
+        """By their start."""
+        return iter(sorted(self._deferred[channel].rows.values()))
+
+
+class _Deferred:
+    """One channel's deferred holes. A sorted list and not a heap: rows are taken back from anywhere, and there are few (`options`)."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, HoleRow] = {}
+        self._by_due: list[tuple[int, int]] = []
+        self._starts: list[int] = []  # a heap; of rows that are gone, too
+        self._messages = 0
+
+    def put(self, row: HoleRow) -> None:
+        self.rows[row.start] = row
+        self._messages += row[1]
+        insort(self._by_due, (row.due_ns, row.start))
+        heappush(self._starts, row.start)
+        if len(self._starts) > 2 * len(self.rows) + _STALE_MAX:
+            self._starts = sorted(self.rows)
+
+    def remove(self, start: int) -> None:
+        row = self.rows.pop(start, None)
+        if row is not None:
+            self._messages -= row[1]
+            del self._by_due[bisect_left(self._by_due, (row.due_ns, start))]
+
+    def first(self, start: int) -> int | None:
+        """Asked many times a second, so no walk through all rows."""
+        while self._starts:
+            row = self.rows.get(self._starts[0])
+            if row is not None and row.start + row.count > start:
+                return max(row.start, start)
+            heappop(self._starts)
+        return None
+
+    def total(self) -> DeferredTotal:
+        if not self.rows:
+            return DeferredTotal()
+        return DeferredTotal(len(self.rows), self._messages, min(self.rows), self._by_due[0][0])
+
+    def due(self, until_ns: int, limit: int, late_ns: int) -> tuple[list[HoleRow], int]:
+        """The earliest that are due, then those whose due time cannot be, the latest first; when the one behind what is named is due."""
+        early = bisect_right(self._by_due, (until_ns, _BEHIND))
+        late = max(early, bisect_right(self._by_due, (late_ns, _BEHIND)))
+        few = min(early, limit)
+        many = max(late, len(self._by_due) - (limit - few))  # from there on late ones are named
+        named = self._by_due[:few] + self._by_due[many:][::-1]
+        left = self._by_due[few:many]
+        return [self.rows[start] for _, start in named], left[0][0] if left else 0
+
+
+LOOKS_MAX: Final = 100  # headers read for one pulse: 20 to 50 microseconds each
+
+
+class Floor(NamedTuple):
+    """`channel` has finished all below `offset`, and may see what lies below `end`."""
+
+    channel: str
+    offset: int
+    end: int
+
+
+class OldestTimes:
+    """`header_at`: of the block that holds an offset, or of the first after it; None where that cannot be said now."""
+
+    def __init__(self, header_at: Callable[[int], Header | None]) -> None:
+        self._header_at = header_at
+        self._known: dict[str, tuple[int, int, int]] = {}  # channel -> first offset, next offset, time of a block
+        self._turn = 0
+
+    def refresh(self, floors: Iterable[Floor]) -> dict[str, int]:
+        """Time (ns since 1970) by channel, of those that have something unfinished of which it is known."""
+        waiting = {floor.channel: floor for floor in floors if floor.offset < floor.end}
+        self._known = {channel: row for channel, row in self._known.items() if channel in waiting}
+        moved = sorted((floor for floor in waiting.values() if not self._holds(floor)), key=lambda floor: floor.offset)
+        begin = self._turn % len(moved) if len(moved) > LOOKS_MAX else 0
+        self._look(moved[begin:] + moved[:begin])
+        return {channel: row[2] for channel, row in self._known.items()}
+
+    def _holds(self, floor: Floor) -> bool:
+        first, following, _ = self._known.get(floor.channel, (0, 0, 0))
+        return first <= floor.offset < following
+
+    def _look(self, floors: Iterable[Floor]) -> None:
+        looks = 0
+        first = following = time_ns = 0
+        for floor in floors:
+            if not first <= floor.offset < following:
+                if looks == LOOKS_MAX:
+                    return
+                looks += 1
+                self._turn += 1
+                header = self._header_at(floor.offset)
+                if header is None:
+                    continue
+                first, following, time_ns = min(header.first_offset, floor.offset), header.next_offset, header.time_ns
+            self._known[floor.channel] = (first, following, time_ns)
+
+
+class Channels:
+    """`sync` mode says how far channels may read: what is durable, or (`interval`) what is written."""
+
+    def __init__(self, log: Log, state: StateCommits, table: Table, sync: str, *, in_memory: bool = False) -> None:
+        self._log = log
+        self._state = state
+        self._sync = sync
+        self.rows: dict[str, ChannelRow] = dict(table.channels)
+        self.memory = MemoryRows()
+        self.in_memory = in_memory
+        self._left: set[str] = set()  # of those, the ones whose processes are being ended
+        self.waiting = table.waiting
+        self.visible_end = table.paused_end
+        self.owners: dict[str, Envelope] = {}
+        self._pages: dict[str, list[p.Save]] = {}  # of commits that are not whole yet
+
+    def floor(self) -> int:
+        """No channel, offline ones included, has anything unfinished below this offset (ephemeral ones count in memory only); without a
+        channel, nothing waits below it.
+
+        As committed: what a crash now would leave. So it may be used to remove chunks. A channel that is new or was moved back holds what
+        it wants from the moment at which it says so: its commit, and with it its answer, may come before that of a removal.
+        """
+        wanted = [*self._state.floors.values(), *(max(int(row["next"]), self._log.start) for row in self.rows.values())]
+        if self.in_memory:
+            wanted += [self.memory.first(name, self._log.start) for name in self.memory.rows if name not in self._left]
+        return min(wanted, default=self._new_begin() if self._alive() else self._state.waiting)
+
+    def floors(self) -> Iterator[Floor]:
+        """Each channel's, and as "" what nobody has finished of the whole topic, behind a pause too."""
+        start, end = self._log.start, self.end()
+        lowest = self._log.end if self.rows or self.memory else self.waiting
+        for name, row in (*self.rows.items(), *self.memory.rows.items()):
+            first = self.memory.first(name, start) if name in self.memory else self._state.floors.get(name, int(row["next"]))
+            lowest = min(lowest, first)
+            yield Floor(name, max(first, start), end)
+        yield Floor("", max(lowest, start), self._log.synced_end)
+
+    def _alive(self) -> bool:
+        """Ephemeral channels take what comes."""
+        return len(self.memory.rows) > len(self._left)
+
+    def leave(self, name: str) -> dict[str, Any]:
+        """An ephemeral channel is about to go. If it is the last channel, messages wait for a first one again from here on."""
+        if name in self.memory and name not in self._left:
+            self._left.add(name)
+            if not self.rows and not self._alive():
+                self.waiting = self._state.batch.waiting = self._new_begin()
+        return {}
+
+    def __contains__(self, channel: str) -> bool:
+        return channel in self.rows or channel in self.memory
+
+    def checkpoint(self) -> bool:
+        """Now and then: what only ephemeral channels had waits for nobody. True where that is to be committed."""
+        if not self._alive() or self.rows or self.waiting == self._new_begin():
+            return False
+        self.waiting = self._state.batch.waiting = self._new_begin()
+        return True
+
+    def end(self) -> int:
+        """As far as the topic offers."""
+        end: int = self._log.end if self._sync == "interval" else self._log.synced_end
+        return end if self.visible_end < 0 else min(end, self.visible_end)
+
+    def _new_begin(self) -> int:
+        """Where messages begin that no channel could see yet. Those behind a pause are for all channels that are there when it ends."""
+        end = self._log.synced_end
+        return end if self.visible_end < 0 else min(end, max(self.visible_end, self._log.start))
+
+    def _begin(self, start: Any) -> int:
+        """Where a new channel begins (`channel_settings.made`)."""
+        oldest, end = self._log.start, self._new_begin()
+        if start is None:
+            return self._new_begin() if self.rows or self._alive() else self.waiting
+        if start == "earliest":
+            return oldest
+        if isinstance(start, dict):
+            try:
+                start = self._log.offset_at(start["time_ns"])
+            except Unreadable as error:
+                raise refused(error) from None
+        return end if start == "latest" else min(max(start, oldest), end)
+
+    def route(self, port: Port) -> None:
+        """Serve the channels and the topic that come in at this port."""
+        port.route(p.OpenChannel, self.open)
+        port.route(p.Save, self.save)
+        port.route(p.Due, self.due)
+        port.route(p.Pause, self.pause)
+        port.route(p.Empty, self.empty)
+
+    def open(self, port: Port, mail: Mail, message: p.OpenChannel) -> None:
+        check_name(message.channel, "channel")
+        if is_ephemeral(message.channel):
+            self.memory.make(message.channel, self._new_row(message))
+            self._left.discard(message.channel)
+            self.owners[message.channel] = mail.envelope
+            self._opened(port, mail, message, ([], DeferredTotal()))
+            return
+        if self._state.disk_full:  # a new one is told so and is not there; one that is there is tried again
+            raise Refused(E_CLOSING if message.channel in self.rows else E_DISK_FULL, self._state.trouble)
+        if message.channel not in self.rows:
+            row = self._new_row(message)
+            self.rows[message.channel] = row
+            self._state.batch.channel_puts[message.channel] = row
+        self.owners[message.channel] = mail.envelope  # words of a dead predecessor may still lie in its pipe
+        self._pages.pop(message.channel, None)
+        # Its holes are read once all that its predecessor has sent is on disk; nobody else writes them from here on.
+        ordered = bool(self.rows[message.channel].get("settings", {}).get("ordered"))
+        read = partial(
+            self._state.read, partial(_kept, channel=message.channel, ordered=ordered), partial(self._opened, port, mail, message)
+        )
+        self._state.then(read)
+
+    def _new_row(self, message: p.OpenChannel) -> dict[str, Any]:
+        if len(self.rows) + len(self.memory.rows) >= options.CHANNELS_MAX:
+            raise Refused("E_LIMIT", f"a topic has at most {options.CHANNELS_MAX} channels")
+        own, start = made(message.settings)
+        begin = self._begin(start)
+        return {"next": begin, "begin": begin, "paused": False, "created_ns": time.time_ns(), "counters": {}, "settings": own}
+
+    def _row(self, channel: str) -> ChannelRow | None:
+        return self.memory.rows.get(channel) if is_ephemeral(channel) else self.rows.get(channel)
+
+    def _opened(self, port: Port, mail: Mail, message: p.OpenChannel, kept: tuple[list[HoleRow], DeferredTotal]) -> None:
+        """Answer in as many messages as keep each frame small."""
+        row = self._row(message.channel)
+        if row is None or self.owners.get(message.channel) != mail.envelope:
+            return  # dropped meanwhile, or opened once more
+        holes, total = [tuple(hole) for hole in kept[0]], kept[1]
+        data = {"row": row, "end": self.end(), "start": self._log.start, "deferred": (total.rows, total.messages, total.next_due_ns)}
+        size = options.SAVE_ROWS_MAX
+        for at in range(0, max(len(holes), 1), size):
+            more = at + size < len(holes)
+            port.send(mail.envelope, p.Done(message.request, data | {"holes": tuple(holes[at : at + size]), "more": more}))
+
+    def save(self, port: Port, mail: Mail, message: p.Save) -> None:
+        self._check_owner(mail, message.channel)
+        try:
+            pages = self._page(message)
+        except ZsqError:  # the pages behind it may be here already: without this one they would move the channel past what it says
+            self._pages.pop(message.channel, None)
+            self.owners.pop(message.channel, None)
+            raise
+        if message.more:
+            return
+        del self._pages[message.channel]
+        if message.channel in self.memory:
+            self.memory.save(message.channel, pages)
+            port.send(mail.envelope, p.Done(message.request, {}))
+            return
+        row = self.rows[message.channel] | message.row
+        self.rows[message.channel] = row
+        self._state.batch.channel_puts[message.channel] = row
+        self._state.cover(row["next"])
+        # The batch may already hold older changes of the same rows: the later word wins.
+        if message.clear:
+            self._state.clear_deferred(message.channel)
+        for page in pages:
+            for start in page.holes_gone:
+                self._state.put_hole(message.channel, start, None)
+            for start, count, attempts, due_ns in page.holes_put:
+                self._state.put_hole(message.channel, start, (count, attempts, due_ns))
+        self._answer_after_commit(port, mail, message, {})
+
+    def _page(self, message: p.Save) -> list[p.Save]:
+        """All pages of this commit so far."""
+        _check_save(message, self._log.end)
+        pages = self._pages.setdefault(message.channel, [])
+        pages.append(message)
+        if len(pages) > options.SAVE_PAGES_MAX:
+            raise Refused("E_LIMIT", f"a commit has at most {options.SAVE_PAGES_MAX} pages")
+        return pages
+
+    def due(self, port: Port, mail: Mail, message: p.Due) -> None:
+        self._check_owner(mail, message.channel)
+        if not within((message.until_ns,)):
+            raise UsageError(E_BAD_ARGUMENT, f"until_ns is a time since 1970, not {message.until_ns}")
+        limit = min(max(message.limit, 0), options.DUE_ROWS_MAX)
+        late_ns = message.until_ns + options.DUE_LATEST_NS
+        if message.channel in self.memory:
+            messages = self.memory.deferred(message.channel).messages
+            _answer_due(port, mail, message, (*self.memory.due(message.channel, message.until_ns, limit, late_ns), messages))
+            return
+        self._state.read(
+            lambda store: (*store.due(message.channel, message.until_ns, limit, late_ns), store.deferred(message.channel).messages),
+            partial(_answer_due, port, mail, message),
+        )
+
+    def _check_owner(self, mail: Mail, channel: str) -> None:
+        if self.owners.get(channel) != mail.envelope:
+            raise Refused(E_CLOSING, f"channel {channel!r} has another owner now")
+
+    def pause(self, port: Port, mail: Mail, message: p.Pause) -> None:
+        self._state.check_space()
+        if not message.paused or self.visible_end < 0:  # pausing twice does not move the end
+            self.visible_end = self._log.end if message.paused else -1
+        self._state.batch.paused_end = self.visible_end
+        self._state.cover(self.visible_end)
+        self._answer_after_commit(port, mail, message, {"visible_end": self.visible_end})
+
+    def empty(self, port: Port, mail: Mail, message: p.Empty) -> None:
+        """See `Empty`. What is behind a pause is each channel's own to pass, so they are asked in between."""
+        end = self._log.end
+        self._state.cover(end)
+        if message.end >= 0:
+            if self.visible_end >= 0:
+                self.visible_end = self._state.batch.paused_end = max(self.visible_end, min(message.end, end))
+            self._answer_after_commit(port, mail, message, {"visible_end": self.visible_end})
+            return
+        if not self.rows:
+            self.waiting = self._state.batch.waiting = end
+        start = end if self.visible_end < 0 else min(max(self.visible_end, self._log.start), end)
+        self._answer_after_commit(port, mail, message, {"start": start, "end": end})
+
+    def dropped(self, start: int) -> None:
+        """What lies below is about to be removed, finished or not: it waits for no first channel any more."""
+        if not self.rows and self.waiting < start:
+            self.waiting = self._state.batch.waiting = start
+
+    def drop(self, name: str, then: Callable[[], None]) -> None:
+        """Forget a channel that ended, with its rows; `then` when that is committed."""
+        self._pages.pop(name, None)
+        self.owners.pop(name, None)
+        if name in self.memory:
+            self.leave(name)
+            self.memory.drop(name)
+            self._left.discard(name)
+            self._state.then(then)
+            return
+        del self.rows[name]
+        self._state.drop_channel(name)
+        if not self.rows:  # from here on messages wait for a first channel again
+            self.waiting = self._state.batch.waiting = self._new_begin()
+        self._state.then(then)
+
+    def _answer_after_commit(self, port: Port, mail: Mail, message: p.Save | p.Pause | p.Empty, data: dict[str, Any]) -> None:
+        self._state.then(partial(port.send, mail.envelope, p.Done(message.request, data)))
+
+
+_KINDS: Final = {"next": int, "begin": int, "first": int, "paused": bool, "emptied": tuple, "counters": dict, "settings": dict}
+_HOLE_NUMBERS: Final = 4
+Columns = tuple[tuple[int, ...], ...]
+
+
+def _check_save(message: p.Save, end: int) -> None:
+    """`UsageError` for what could not be written, or not be read again at the next start; and for what lies behind the end of the log,
+    since no commit is made before the log has what it speaks of. One channel's word must not end the storage."""
+    row = message.row
+    good = all(type(row[name]) is kind for name, kind in _KINDS.items() if name in row)
+    good = good and within([*row.get("counters", {}).values()]) and within([row[name] for name in ("next", "first") if name in row])
+    good = good and within([abs(row.get("begin", 0))])  # below 0 where a channel was moved back: it sees as much again
+    columns: Columns = ()
+    try:
+        good = good and within([*chain.from_iterable(row.get("emptied", ()))]) and {*map(len, row.get("emptied", ()))} <= {2}
+        columns = tuple(zip(*message.holes_put, strict=True))  # a page has up to 50,000 rows, and publishers wait meanwhile
+        good = good and len(columns) == (_HOLE_NUMBERS if message.holes_put else 0)  # rows of nothing have no columns either
+        good = good and all(map(within, columns)) and within(message.holes_gone)
+    except (TypeError, ValueError):
+        good = False
+    if not good:
+        raise UsageError(E_BAD_ARGUMENT, f"a channel's row and its holes are numbers from 0 to 2^62: {reprlib.repr(message)[:200]}")
+    if max([row.get("next", 0), *map(add, *columns[:2])] if columns else [row.get("next", 0)]) > end:
+        raise UsageError(E_BAD_ARGUMENT, f"the log ends at {end}, and this channel is farther on: {reprlib.repr(message)[:200]}")
+    resolve(row.get("settings", {}))
+
+
+def _kept(store: StateStore, channel: str, *, ordered: bool) -> tuple[list[HoleRow], DeferredTotal]:
+    """In the state store's thread: a channel's holes, and what its deferred ones come to; of an ordered one those, too, for what comes
+    after them waits for them."""
+    deferred = store.deferred_rows(channel) if ordered else ()
+    return [*store.holes(channel), *deferred], store.deferred(channel)
+
+
+def _answer_due(port: Port, mail: Mail, message: p.Due, found: tuple[list[HoleRow], int, int]) -> None:
+    rows, next_due_ns, messages = found
+    data = {"rows": tuple(tuple(row) for row in rows), "next_due_ns": next_due_ns, "deferred": messages}
+    port.send(mail.envelope, p.Done(message.request, data))

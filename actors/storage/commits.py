@@ -1,0 +1,166 @@
+"""What storage has to commit: gathered into one batch while the batch before it is with its thread, and committed behind the log.
+
+Reads of the store go through its thread too (`read`): LMDB without its lock file must not be read while another thread commits.
+
+Two orders hold here. A batch goes to its thread only when the log is synced beyond all it speaks of, so state never runs ahead. And
+the same batch is tried again after a full disk, before any later one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from ...storage.errors import DiskFull, StoreFailed
+from ...storage.state.state import ProducerRow, StateBatch, StateStore, Table
+from ...storage.state.state_keeper import StateKeeper
+from ...transport.errors import E_DISK_FULL, Refused
+from ..runtime.worker_thread import Jobs
+
+log = logging.getLogger("zsq")
+
+Action = Callable[[], object]
+
+
+class StateCommits:
+    """`batch` is what goes next; `applied` the offset up to which the last committed one counts.
+
+    `floors`: below which offset a channel has finished everything; `waiting`: where a first channel would begin. Both as committed.
+    """
+
+    def __init__(self, thread: Jobs, store: StateStore, table: Table, title: str, keeper: StateKeeper | None = None) -> None:
+        self.thread = thread
+        self.batch = StateBatch()
+        self.applied = table.applied_offset
+        self.floors = {name: table.first_unfinished(name) for name in table.channels}
+        self.waiting = table.waiting
+        self.wanted = False  # somebody waits for the batch
+        self.disk_full = False
+        self.trouble = ""  # for health
+        self.on_full: list[Callable[[str], None]] = []
+        self.keeper = keeper
+        self._problem = ""
+        self._store = store
+        self._title = title
+        self._holes: dict[tuple[str, int], tuple[int, int, int] | None] = {}  # of the batch; the later word wins
+        self._end = 0
+        self._then: list[Action] = []
+        self._out: Callable[[], None] | None = None
+
+    def cover(self, end: int) -> None:
+        """The batch speaks of offsets up to there."""
+        self._end = max(self._end, end)
+
+    def then(self, action: Action) -> None:
+        """Commit soon, and do this when all that is in the batch by now is on disk."""
+        self._then.append(action)
+        self.wanted = True
+
+    def put_hole(self, channel: str, start: int, row: tuple[int, int, int] | None) -> None:
+        """A hole's (count, attempts, due_ns), or None: it is gone."""
+        self._holes[channel, start] = row
+
+    def clear_deferred(self, channel: str) -> None:
+        """Those that are in the batch, too."""
+        self._holes = {key: None if key[0] == channel and row and row[2] else row for key, row in self._holes.items()}
+        self.batch.deferred_clears.append(channel)
+
+    def read(self, job: Callable[[StateStore], Any], action: Callable[[Any], object]) -> None:
+        """Do `action` with what `job` finds in the store as last committed."""
+        self.thread.submit(("read", action), lambda: job(self._store))
+
+    def drop_channel(self, channel: str) -> None:
+        self._holes = {key: row for key, row in self._holes.items() if key[0] != channel}
+        self.batch.channel_puts.pop(channel, None)
+        self.batch.channel_drops.append(channel)
+
+    def check_space(self) -> None:
+        """`Refused` E_DISK_FULL: what needs a commit would wait for nobody knows how long."""
+        if self.disk_full:
+            raise Refused(E_DISK_FULL, self.trouble)
+
+    def alarm(self) -> str:
+        """For health."""
+        stale = self.keeper.problem if self.keeper is not None else ""
+        return self.trouble or (f"{stale}; no log files are removed beyond the last one" if stale else "")
+
+    def is_idle(self) -> bool:
+        """Nothing will be committed by itself. A stop does not wait for space: what was not committed was not confirmed to anybody."""
+        return not self.thread.pending and (self.disk_full or not self.wanted)
+
+    def may_commit(self) -> bool:
+        return self.wanted and not self.thread.pending and not self.disk_full
+
+    def waits_for_log(self, synced_end: int) -> bool:
+        return synced_end < self._end
+
+    def commit(self, synced_end: int, producers: Mapping[int, ProducerRow], producers_gone: Sequence[int] = ()) -> None:
+        """Hand the batch over, and begin the next. `producers`: their rows that changed, as of `synced_end`."""
+        assert self.may_commit()
+        assert not self.waits_for_log(synced_end)
+        batch, self.batch, self.wanted = self.batch, StateBatch(), False
+        holes, self._holes = self._holes, {}
+        then, self._then = self._then, []
+        batch.hole_gones = [key for key, row in holes.items() if row is None]
+        batch.hole_puts = [(*key, *row) for key, row in holes.items() if row is not None]
+        batch.applied_offset = batch.synced_end = synced_end
+        batch.producers = dict(producers)
+        batch.producers_gone += producers_gone
+        self._out = lambda: self.thread.submit(("commit", (synced_end, batch.waiting, then)), partial(_commit, self._store, batch))
+        self._out()
+
+    def tick(self) -> None:
+        """Now and then: a snapshot, if it is time for one; a commit, if there is something to be removed."""
+        self.wanted = self.wanted or self._store.garbage
+        keeper = self.keeper
+        if keeper is None:
+            return
+        if keeper.problem != self._problem:
+            self._problem = keeper.problem
+            if keeper.problem:
+                log.error("%s: %s", self._title, keeper.problem)
+        if keeper.is_due() and not self.thread.pending:
+            self.thread.submit(("read", lambda _: None), keeper.write)
+
+    def retry(self) -> None:
+        """After a full disk."""
+        if self.disk_full and not self.thread.pending and self._out is not None:
+            self._out()
+
+    def on_results(self) -> None:
+        """The thread's socket is readable. `StoreFailed` where it is not known what was committed, or what was read is damaged."""
+        for (kind, tag), value in self.thread.results():
+            if kind == "commit" and isinstance(value, DiskFull):
+                if not self.disk_full:
+                    log.error("%s: the state store has no space; what has to be committed there waits: %s", self._title, value)
+                self.disk_full = True
+                self.trouble = f"the state store has no space: {value}; finishes, seals and new channels wait for it"
+                for tell in self.on_full:
+                    tell(self.trouble)
+            elif isinstance(value, Exception):
+                if self.keeper is not None:
+                    self.keeper.distrust()  # so that the next start looks at all of it, and makes it again if it is damaged
+                raise StoreFailed(f"{kind} failed: {value}") from value
+            elif kind == "read":
+                tag(value)
+            else:
+                if self.disk_full:
+                    log.info("%s: the state store has space again", self._title)
+                self.disk_full, self.trouble = False, ""
+                self._committed(value, *tag)
+
+    def _committed(self, floors: dict[str, int | None], applied: int, waiting: int | None, then: list[Action]) -> None:
+        self.applied = applied
+        self.floors = {name: floor for name, floor in (self.floors | floors).items() if floor is not None}
+        self.waiting = self.waiting if waiting is None else waiting
+        for action in then:
+            action()
+
+
+def _commit(store: StateStore, batch: StateBatch) -> dict[str, int | None]:
+    """In the thread. The new floor of each channel that the batch changed."""
+    store.commit(batch)
+    names = {*batch.channel_puts, *batch.channel_drops}
+    return {name: store.first_unfinished(name) for name in names}

@@ -1,0 +1,427 @@
+"""Storage's desk for delayed messages: keeps them until they are due, then moves them to the log; lists, counts and cancels them.
+
+Words and orders, and what happens:
+
+| comes | then |
+|---|---|
+| AppendDelayed | once the log is synced up to its present end (the producer's earlier blocks are durable), one commit; Kept, or Failed |
+| Scan | Scanned at once: when something will be due. If something is due now, a move begins |
+| Order delayed: list, count | answered from a read |
+| Order delayed: cancel | when no move is on its way, answered after the commit |
+
+A move:
+
+| state | event | next | what is done |
+|---|---|---|---|
+| IDLE | due (a scan; the topic is there and not sealed) | READING | a bounded number of rows that are due by now is read |
+| READING | read | WRITTEN | they are appended to the log; the topic is told the new head when all up to there is synced |
+| READING | nothing (cancelled before, sealed meanwhile) | IDLE | |
+| READING | full (the disk) | IDLE | tried again by a later scan; an alarm until it went well |
+| WRITTEN | synced | REMOVING | their rows are removed |
+| REMOVING | full | REMOVING | tried again each second |
+| REMOVING | removed | IDLE | the scan loop is told what is due next |
+
+While a move is in WRITTEN or REMOVING its messages are in the log and still here: the state store's checkpoint must not pass them
+(`holds_checkpoint`), and nothing is cancelled. A crash in between is recovery's business, see `storage/delayed/delayed.py`.
+
+Due times are of the wall clock, and looked at by nobody else: a clock that is put forward is noticed within LOOK_NS.
+
+All work with the environment is done by one thread of its own, made with the first delayed message. Its jobs run in order.
+
+Orders of people: list, count, cancel.
+
+The count is known; a list is read at any time. Cancelling waits for a move that is on its way, as what it moves is in two places
+then; what has moved, or was cancelled before, is answered False.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from ...storage.delayed.delayed import DelayedStore, DelayedSummary
+from ...storage.delayed.delayed_format import DelayedKey, DelayedRow, due_block, parse_key
+from ...storage.directory.store import Store
+from ...storage.errors import DiskFull, StoreFailed
+from ...storage.log.log_format import BAD_SUFFIX, DELAYED_NAME
+from ...storage.space import Shortage, Space
+from ...transport.block.block import Block
+from ...transport.errors import E_BAD_ARGUMENT, E_DISK_FULL, E_LIMIT, Refused, UsageError, ZsqError
+from ...transport.wire import protocol as p
+from ...transport.wire.protocol import Order
+from ..runtime.port import Envelope, Mail, Port
+from ..runtime.worker_thread import Jobs
+from ..settings import options
+
+log = logging.getLogger("zsq")
+
+_MS: Final = 1_000_000
+
+
+class MoveState(Enum):
+    IDLE = "idle"
+    READING = "reading"
+    WRITTEN = "written"
+    REMOVING = "removing"
+
+
+MOVES: Final[dict[MoveState, dict[str, MoveState]]] = {
+    MoveState.IDLE: {"due": MoveState.READING},
+    MoveState.READING: {"read": MoveState.WRITTEN, "nothing": MoveState.IDLE, "full": MoveState.IDLE},
+    MoveState.WRITTEN: {"synced": MoveState.REMOVING},
+    MoveState.REMOVING: {"full": MoveState.REMOVING, "removed": MoveState.IDLE},
+}
+
+
+class Clock(NamedTuple):
+    wall_ns: Callable[[], int] = time.time_ns
+    monotonic_ns: Callable[[], int] = time.monotonic_ns
+
+
+class _Put(NamedTuple):
+    """An AppendDelayed that waits. `end`: where the log must be synced to."""
+
+    envelope: Envelope
+    request: int
+    end: int
+    blocks: list[tuple[Block, int]]
+
+
+class DelayedMessages:
+    """`tell` sends a message to the topic; `moved` is called with the log's end when blocks were appended;
+    `hint` with the time (monotonic) at which a scan is wanted; `answer` with an order's request and data."""
+
+    def __init__(
+        self, store: Store, title: str, thread: Jobs, tell: Callable[[Envelope, p.Wire], object],
+        moved: Callable[[int], None], hint: Callable[[int], None], answer: Callable[[int, dict[str, Any] | ZsqError], None],
+        shortage: Shortage, clock: Clock | None = None,
+    ) -> None:  # fmt: skip
+        self.state = MoveState.IDLE
+        self.open = False  # the topic is there, and messages may go to the log
+        self._store = store
+        self._title = title
+        self._thread = thread
+        self._tell = tell
+        self._moved = moved
+        self._hint = hint
+        self._answer = answer
+        self._clock = clock or Clock()
+        self._space = Space(store.files, store.directory, store.reserve_bytes)
+        self._puts: deque[_Put] = deque()
+        self._putting = False
+        self._coming = 0  # messages of those,
+        self._coming_bytes = 0
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._rows: list[DelayedRow] = []  # of the move
+        self._end = 0  # of the log, with them
+        self._freed = False  # rows went since the file was looked at
+        self._lost = 0  # found damaged in this life; what recovery finds is in its own alarms
+        self.full = ""  # why messages that are due cannot be moved to the log for want of space
+        self._shortage = shortage
+        self.moved_count = 0
+        self.summary = store.delayed.summary if store.delayed is not None else DelayedSummary()
+
+    # In
+
+    def producers(self) -> dict[int, tuple[int, tuple[tuple[int, int, int], ...]]]:
+        """At start: next sequence and last blocks (sequence, due time, serial) of each producer of delayed messages."""
+        if self._store.delayed is None:
+            return {}
+        return {pid: (row.next_sequence, row.recent) for pid, row in self._store.delayed.producers.items()}
+
+    def append(self, envelope: Envelope, message: p.AppendDelayed, blocks: Sequence[Block], end: int) -> None:
+        """Blocks with their delays, behind what the log has up to `end`. `DiskFull`: none is taken."""
+        if len(blocks) != len(message.delays_ms) or not all(type(one) is int and 0 < one <= p.DELAY_MS_MAX for one in message.delays_ms):
+            raise UsageError(E_BAD_ARGUMENT, f"{len(message.delays_ms)} delays for {len(blocks)} blocks; each is 1 to {p.DELAY_MS_MAX} ms")
+        now = self._clock.wall_ns()
+        size = sum(block.header.length for block in blocks)
+        self._space.take(size, now)
+        due = [(block, now + delay_ms * _MS) for block, delay_ms in zip(blocks, message.delays_ms, strict=True)]
+        self._coming += sum(block.count for block in blocks)
+        self._coming_bytes += size
+        self._puts.append(_Put(envelope, message.request, end, due))
+
+    def held_bytes(self) -> int:
+        """Of what waits to be due, and of what is to be kept."""
+        return self.summary.bytes + self._coming_bytes
+
+    def waits_for_log(self, synced_end: int) -> bool:
+        return bool(self._puts) and self._puts[0].end > synced_end
+
+    def turn(self, synced_end: int) -> None:
+        """What the log's sync allows now."""
+        if self.state is MoveState.WRITTEN and self._end <= synced_end:
+            self._go("synced")
+            self._remove()
+        if not self._putting and self._puts and self._puts[0].end <= synced_end:
+            ready = []
+            while self._puts and self._puts[0].end <= synced_end:
+                ready.append(self._puts.popleft())
+            self._putting = True
+            blocks = [one for put in ready for one in put.blocks]
+            now = self._clock.wall_ns()
+            self.submit(partial(self._kept, ready), lambda: self._use().put(blocks, now))
+
+    def _kept(self, puts: list[_Put], keys: Any) -> None:
+        self._putting = False
+        self._coming -= sum(block.count for put in puts for block, _ in put.blocks)
+        self._coming_bytes -= sum(block.header.length for put in puts for block, _ in put.blocks)
+        if isinstance(keys, DiskFull):
+            self._space.forget()
+            self._shortage.refused(keys, sum(len(put.blocks) for put in puts), self._clock.monotonic_ns())
+            for put in puts:
+                self._tell(put.envelope, p.Failed(put.request, E_DISK_FULL, str(keys)))
+            return
+        self._check(keys)
+        before = self.summary.next_due_ns
+        at = 0
+        for put in puts:
+            self._tell(put.envelope, p.Kept(put.request, tuple(tuple(key) for key in keys[at : at + len(put.blocks)])))
+            at += len(put.blocks)
+        self.look()
+        if self.summary.next_due_ns and (not before or self.summary.next_due_ns < before):
+            self._hint(self._next_scan_ns())
+
+    # Out
+
+    def scan(self, port: Port, mail: Mail, message: p.Scan) -> None:
+        now = self._clock.wall_ns()
+        dirty = self.open and self.state is MoveState.IDLE and 0 < self.summary.next_due_ns <= now
+        if dirty:
+            self._go("due")
+            self.submit(partial(self._read, now), lambda: self._use().due(now, options.DELAYED_MOVE_BYTES, options.DELAYED_MOVE_ROWS))
+        port.send(mail.envelope, p.Scanned(message.request, dirty, self._next_scan_ns()))
+
+    def _next_scan_ns(self) -> int:
+        """Monotonic; 0: not before something is hinted."""
+        now = self._clock.monotonic_ns()
+        if self.state is not MoveState.IDLE:
+            return now + options.DELAYED_RETRY_NS  # its end is hinted; this is for a hint that is lost
+        if not self.summary.next_due_ns:
+            return 0
+        wait = max(0, self.summary.next_due_ns - self._clock.wall_ns())
+        if self.full or not self.open:
+            wait = max(wait, options.DELAYED_RETRY_NS)
+        return now + min(wait, options.DELAYED_LOOK_NS)
+
+    def _read(self, now_ns: int, rows: Any) -> None:
+        """Into the log, never under a time before they were due."""
+        self._check(rows)
+        self.look()
+        if not rows or not self.open:
+            self._go("nothing")
+            self._idle()
+            return
+        assert all(row.key.due_ns <= now_ns for row in rows)
+        try:
+            self._store.log.append([due_block(row) for row in rows], max(now_ns, self._clock.wall_ns()))
+        except DiskFull as error:
+            if not self.full:
+                log.error("%s: delayed messages are due and there is no space for them; they wait: %s", self._title, error)
+            self.full = f"delayed messages are due and wait for space: {error}"
+            self._go("full")
+            self._idle()
+            return
+        self.full = ""
+        self._rows = rows
+        self._end = self._store.log.end
+        self._go("read")
+        self._moved(self._end)
+
+    def moving_bytes(self) -> int:
+        """Of the move that is under way."""
+        return sum(row.block.length for row in self._rows)
+
+    def _remove(self) -> None:
+        keys = [row.key for row in self._rows]
+        self.submit(self._removed, lambda: self._use().remove(keys, known=True))
+
+    def _removed(self, value: Any) -> None:
+        if isinstance(value, DiskFull):
+            if not self.full:
+                log.error("%s: no space to note which delayed messages have moved; tried again: %s", self._title, value)
+            self.full = f"no space to note which delayed messages have moved; finishes wait: {value}"
+            self._go("full")
+            return
+        self._check(value)
+        self.full = ""
+        self._freed = True
+        self.moved_count += sum(row.block.count for row in self._rows)
+        self._rows = []
+        self.look()
+        self._go("removed")
+        self._idle()
+
+    def _idle(self) -> None:
+        """Nothing is on its way: what waited for that, and the next move."""
+        while self._waiting:
+            self._waiting.popleft()()
+        if self.summary.next_due_ns:
+            self._hint(self._next_scan_ns())
+
+    def tick(self) -> None:
+        """Once a second: after a full disk; and space that was freed is given back."""
+        if self._freed and not self._thread.pending:
+            self._freed = False
+            self.submit(self._shrunk, lambda: self._use().shrink(self._store.files))
+        if self.state is MoveState.REMOVING and self.full and not self._thread.pending:
+            self._remove()
+
+    def _shrunk(self, value: Any) -> None:
+        self._check(value)
+        if value:
+            log.debug("%s: the delayed messages' file was made small", self._title)
+
+    def opened(self, is_open: bool) -> None:
+        """Whether messages may go to the log now: not before the topic is there, nor once it is sealed to be deleted."""
+        self.open = is_open
+        if is_open and self.summary.next_due_ns:
+            self._hint(self._next_scan_ns())
+
+    def holds_checkpoint(self) -> bool:
+        """Messages are in the log whose rows are still here."""
+        return self.state in (MoveState.WRITTEN, MoveState.REMOVING)
+
+    # Orders
+
+    def on_order(self, message: Order) -> dict[str, Any] | None:
+        """list {after, limit}, count, cancel {keys or all}; the answer's data, or None where it comes later."""
+        do = message.options.get("do")
+        if do == "count":
+            return self.summary._asdict()
+        if do == "list":
+            return self._list(message)
+        if do == "cancel":
+            return self._cancel(message)
+        raise UsageError(E_BAD_ARGUMENT, f"delayed messages can be listed, counted and cancelled, not {do!r}")
+
+    def _list(self, message: Order) -> dict[str, Any] | None:
+        after, limit = message.options.get("after", ""), message.options.get("limit", options.DELAYED_LIST_MAX)
+        if type(limit) is not int or not 1 <= limit <= options.DELAYED_LIST_MAX:
+            raise UsageError(E_BAD_ARGUMENT, f"at most {options.DELAYED_LIST_MAX} messages are listed at a time, and at least 1")
+        key = _as_key(after) if after else None
+        if self._store.delayed is None:
+            return {"messages": ()}
+        self.submit(partial(self._listed, message.request), lambda: self._use().listed(key, limit, options.DELAYED_LIST_BODY_BYTES))
+        return None
+
+    def _listed(self, request: int, found: Any) -> None:
+        self._check(found)
+        messages = tuple(
+            {"key": one.key.text(), "due_ns": one.key.due_ns, "size": one.size, "body": one.body,
+             "message_key": one.message_key, "tag": one.message_tag}
+            for one in found
+        )  # fmt: skip
+        self._answer(request, {"messages": messages})
+
+    def _cancel(self, message: Order) -> dict[str, Any] | None:
+        everything = message.options.get("all") is True
+        given = message.options.get("keys", ())
+        if not everything and not (type(given) is tuple and 1 <= len(given) <= options.DELAYED_CANCEL_MAX):
+            raise UsageError(E_BAD_ARGUMENT, f"name 1 to {options.DELAYED_CANCEL_MAX} keys, or all")
+        keys = [] if everything else [_as_key(text) for text in given]
+        if self._store.delayed is None:
+            return {"cancelled": 0, "more": False} if everything else {"cancelled": tuple(False for _ in keys)}
+
+        def work() -> int | list[bool]:
+            if not everything:
+                return self._use().cancel(keys)
+            return self._use().cancel_some(options.DELAYED_CANCEL_ROWS, options.DELAYED_CANCEL_BYTES)
+
+        self._when_idle(partial(self.submit, partial(self._cancelled, message.request), work))
+        return None
+
+    def _cancelled(self, request: int, value: Any) -> None:
+        if isinstance(value, DiskFull):
+            self._answer(request, Refused(E_DISK_FULL, f"nothing is cancelled, there is no space to note it: {value}"))
+            return
+        self._check(value)
+        self._freed = True
+        self.look()
+        if isinstance(value, int):
+            self._answer(request, {"cancelled": value, "more": self.summary.messages > 0})
+        else:
+            self._answer(request, {"cancelled": tuple(value)})
+
+    # Inside
+
+    def _when_idle(self, job: Callable[[], None]) -> None:
+        """At once, or when the move that is on its way is done."""
+        if self.state is MoveState.IDLE:
+            job()
+        elif len(self._waiting) >= options.WAITERS_MAX:
+            raise Refused(E_LIMIT, "too many wait to cancel already")
+        else:
+            self._waiting.append(job)
+
+    def _go(self, event: str) -> None:
+        self.state = MOVES[self.state][event]
+
+    def _use(self) -> DelayedStore:
+        """In the thread."""
+        return self._store.make_delayed(self._clock.wall_ns())
+
+    def submit(self, then: Callable[[Any], None], job: Callable[[], Any]) -> None:
+        self._thread.submit(then, job)
+
+    def on_results(self) -> None:
+        """The thread's socket is readable."""
+        for then, value in self._thread.results():
+            then(value)
+
+    def _check(self, value: Any) -> None:
+        """What is not known to have gone well ends the process: the next one looks through the environment."""
+        if isinstance(value, Exception):
+            raise StoreFailed(f"delayed messages: {value}") from value
+
+    def look(self) -> None:
+        assert self._store.delayed is not None
+        lost = self._store.delayed.summary.lost - self.summary.lost
+        if lost > 0:
+            self._lost += lost
+            log.error("%s: damage cost %d delayed messages", self._title, lost)
+        self.summary = self._store.delayed.summary
+
+    def is_idle(self) -> bool:
+        """Also where only a full disk is in the way: recovery does the rest."""
+        moving = self.state is not MoveState.IDLE and not (self.state is MoveState.REMOVING and self.full)
+        return not moving and not self._puts and not self._thread.pending
+
+    def _alarm(self) -> str:
+        lost = f"damage cost {self._lost} delayed messages: see {DELAYED_NAME}-*{BAD_SUFFIX} in the topic's directory"
+        return "; ".join([self.full] * bool(self.full) + [lost] * bool(self._lost))
+
+    def statistics(self) -> dict[str, Any]:
+        return {
+            "delayed_count": self.summary.messages + self._coming,  # also what is not answered yet: a topic with it is not deleted
+            "delayed_bytes": self.summary.bytes,
+            "delayed_next_due_ns": self.summary.next_due_ns,
+            "delayed_lost": self.summary.lost,
+            "delayed_moved": self.moved_count,
+            "delayed_alarm": self._alarm(),
+            "delayed_full": self.full,
+        }
+
+
+def _as_key(text: Any) -> DelayedKey:
+    found = parse_key(text) if isinstance(text, str) else None
+    if found is None:
+        raise UsageError(E_BAD_ARGUMENT, f"{text!r} is no key of a delayed message: it has 32 hex digits, as `zsq delayed list` shows it")
+    return found
+
+
+Sequences = Mapping[int, tuple[int, tuple[tuple[int, ...], ...]]]
+
+
+def sequences(stored: Sequences, delayed: Sequences) -> Sequences:
+    """Each producer's next sequence and last blocks, of both kinds together: the topic numbers them in one row."""
+    found = dict(stored.items())
+    for producer_id, (expected, recent) in delayed.items():
+        known, places = stored.get(producer_id, (0, ()))
+        found[producer_id] = max(known, expected), tuple(sorted((*places, *recent)))
+    return found

@@ -1,0 +1,138 @@
+"""Storage's desk for reads by offset, by time and by bytes: of its channels, and of readers from outside (Spark, tail).
+
+What cannot be read now (a chunk without rights, a mount gone for a moment) is not lost: a reader from outside is told so and may ask
+again; a channel's request waits here and is tried again every second, and an alarm stands meanwhile. Publishers notice nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from ...storage.errors import Damaged, Unreadable
+from ...storage.log.log import Log
+from ...transport.block.block import Block
+from ...transport.errors import E_BAD_ARGUMENT, E_INTERNAL, Refused, UsageError
+from ...transport.wire import protocol as p
+from ..runtime.port import Envelope, Mail, Port
+from ..settings import options
+
+log = logging.getLogger("zsq")
+
+NEWEST_MAX = 10_000
+WAITING_MAX: Final = 10_000  # reads of channels that cannot be done now; the oldest goes, and its channel asks when it is moved
+RETRIES_MAX: Final = 64  # of them, at a time
+
+
+class _Waiting(NamedTuple):
+    """A channel's read that could not be done."""
+
+    port: Port
+    mail: Mail
+    message: p.Fetch
+
+
+class Reads:
+    """Serves readers from outside, who see what is durable, and the channels, who see what lies below `channels_end`."""
+
+    def __init__(self, store_log: Log, channels_end: Callable[[], int], alarm: Callable[[str], None]) -> None:
+        self._log = store_log
+        self._channels_end = channels_end
+        self._alarm = alarm
+        self._waiting: OrderedDict[tuple[Envelope, int], _Waiting] = OrderedDict()
+        self.unreadable = ""
+        """Why reads wait, for health; empty while none does."""
+
+    def route(self, port: Port) -> None:
+        """Serve the readers that come in at this port."""
+        port.route(p.Fetch, self.fetch)
+        port.route(p.OffsetAt, self.find_offset)
+        port.route(p.Measure, self.measure)
+        port.route(p.Beat, self.beat)
+        port.route(p.Bye, self.bye)
+
+    def fetch_for_channel(self, port: Port, mail: Mail, message: p.Fetch) -> None:
+        """A channel gets no answer before there is one: an error would make it step over what may be readable tomorrow."""
+        try:
+            self._fetch(port, mail, message, self._channels_end(), options.READ_BYTES_MAX)
+        except Unreadable as error:
+            if not self.unreadable:
+                log.error("%s; reads of it wait, and are tried again", error)
+            self.unreadable = f"reads of channels wait: {error}"
+            self._waiting[(mail.envelope, message.request)] = _Waiting(port, mail, message)
+            if len(self._waiting) > WAITING_MAX:
+                self._waiting.popitem(last=False)
+
+    def tick(self) -> None:
+        """About once a second: reads that wait are tried again."""
+        for _ in range(min(RETRIES_MAX, len(self._waiting))):
+            _, waiting = self._waiting.popitem(last=False)
+            self.fetch_for_channel(*waiting)
+        if not self._waiting:
+            self.unreadable = ""
+
+    def _fetch(self, port: Port, mail: Mail, message: p.Fetch, end: int, bytes_max: int) -> None:
+        """Blocks below `end`, about `bytes_max` of them at most."""
+        if message.offset < 0 or message.bytes_max < 0:
+            raise UsageError(E_BAD_ARGUMENT, "offset and bytes_max are 0 or more")
+        offset = max(message.offset, self._log.start)
+        blocks = self._read(offset, min(max(1, message.bytes_max), bytes_max), end)
+        next_offset = self._log.skip(blocks[-1].next_offset if blocks else offset)
+        port.send(mail.envelope, p.Blocks(message.request, self._log.start, end, next_offset), blocks)
+
+    def _read(self, offset: int, bytes_max: int, end: int) -> list[Block]:
+        """Damage is set aside by the log when it is met, and stepped over by the next read; readers see the gap."""
+        while True:
+            try:
+                return self._log.read(offset, bytes_max, end, p.FRAMES_MAX // 2)
+            except Damaged as damage:
+                self._alarm(str(damage))
+
+    # Readers from outside
+
+    def fetch(self, port: Port, mail: Mail, message: p.Fetch) -> None:
+        try:
+            self._fetch(port, mail, message, self._log.synced_end, options.READER_BYTES_MAX)
+        except Unreadable as error:
+            raise refused(error) from None
+
+    def _within(self, offset: int) -> int:
+        return min(max(offset, self._log.start), self._log.synced_end)
+
+    def find_offset(self, port: Port, mail: Mail, message: p.OffsetAt) -> None:
+        if not 0 <= message.newest <= NEWEST_MAX:
+            raise UsageError(E_BAD_ARGUMENT, f"of the newest messages 1 to {NEWEST_MAX} can be asked for, not {message.newest}")
+        offset = self._newest(message.newest) if message.newest else self.offset_at(message.time_ns)
+        data = {"offset": offset, "start": self._log.start, "head": self._log.synced_end}
+        port.send(mail.envelope, p.Done(message.request, data))
+
+    def _newest(self, count: int) -> int:
+        try:
+            return self._within(self._log.reader.newest(count, self._log.synced_end))
+        except Unreadable as error:
+            raise refused(error) from None
+
+    def offset_at(self, time_ns: int) -> int:
+        """The first offset stored then or later, within what is kept and durable."""
+        try:
+            return self._within(self._log.offset_at(time_ns))
+        except Unreadable as error:
+            raise refused(error) from None
+
+    def measure(self, port: Port, mail: Mail, message: p.Measure) -> None:
+        head = self._log.synced_end
+        start, end = self._within(message.start), head if message.end < 0 else self._within(message.end)
+        size, offset = self._log.measure(start, max(start, end), max(1, message.bytes_max))
+        port.send(mail.envelope, p.Done(message.request, {"bytes": size, "offset": offset, "start": self._log.start, "head": head}))
+
+    def beat(self, port: Port, mail: Mail, message: p.Beat) -> None:
+        port.send(mail.envelope, p.Beat())
+
+    def bye(self, port: Port, mail: Mail, message: p.Bye) -> None:
+        """Nothing is kept of a reader."""
+
+
+def refused(error: Unreadable) -> Refused:
+    return Refused(E_INTERNAL, f"{error}; nothing is known to be lost: mend what is wrong with the file, and ask again")

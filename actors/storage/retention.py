@@ -1,0 +1,363 @@
+"""Retention and upkeep of a topic's log: `RetentionRunner` carries out the topic's policy once a second and refuses what passes a bound.
+
+Orders that must hold:
+
+* The floor is what channels have *committed*: a channel that crashes now comes back at or above it.
+* No chunk goes before a snapshot of the state is on disk that counts all of it: if the store is damaged later, producers' and
+  transactions' rows are made from that and the chunks behind it. Where a full disk lets none be written, what the last one counts may go.
+* The new start is committed before any file goes, and the log forgets the chunks before their files do: nobody reads what is half gone.
+* Channels are told the new start by the port on which they get their blocks, so before any block from behind it.
+* Files go on the housekeeping thread, a round of chunks at a time; the loop never waits for the system to give back space.
+
+`LogUpkeep` looks after the ring's age, the statistics of chunks, damage that is kept, checks of old chunks, and alarms.
+
+Once a second, and never on a publisher's time: what reads or writes files goes to the housekeeping thread, one job at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+from ...storage.directory.store import Store
+from ...storage.errors import DiskFull
+from ...storage.log.removal import LogKeeper, finished_bytes, remove_below
+from ...storage.log.survey import Found
+from ...storage.retention import CHUNKS_A_ROUND_MAX, PARTS, LogView, chunk_bytes, plan, resolve
+from ...transport.errors import E_TOPIC_FULL, Refused
+from ...transport.settings import Retention
+from ...transport.wire.protocol import Dropped, Wire
+from ..runtime.port import Envelope
+from ..runtime.worker_thread import Jobs
+from .channels import Channels
+from .commits import StateCommits
+
+log = logging.getLogger("zsq")
+
+MEASURE_NS = 100_000_000  # a full topic is measured again at most so often: who is refused asks again soon
+FULL_SAID_NS = 60_000_000_000  # between two lines of the log about a topic that stays full
+ALARMS_MAX: Final = 20  # that health repeats; the log of the process has them all
+ALARM_CHARACTERS_MAX: Final = 300
+RETRY_NS = 10_000_000_000  # after files could not be removed, or a snapshot not be written
+
+
+class RetentionRunner:
+    """`housekeeping` removes files; `tell` sends a message to a channel. `delayed_bytes` and `staged_bytes` count what is not in the log
+    yet and will be."""
+
+    def __init__(
+        self, store: Store, uuid: bytes, state: StateCommits, channels: Channels, settings: Mapping[str, Any], title: str,
+        housekeeping: Jobs, tell: Callable[[Envelope, Wire], object], delayed_bytes: Callable[[], int],
+        staged_bytes: Callable[[], int], *, dropped_count: int, in_memory: bool,
+    ) -> None:  # fmt: skip
+        self._store = store
+        self._log = store.log
+        self._keeper = LogKeeper(store.files, store.directory, uuid, store.log)
+        self._state = state
+        self._channels = channels
+        self._title = title
+        self._housekeeping = housekeeping
+        self._tell = tell
+        self._usual_chunk_bytes = store.log.chunk_bytes
+        self._removing = False
+        self._left_below = 0  # files below it could not be removed
+        self._retry_ns = 0
+        self._snapshot_out = False
+        self._snapshot_retry_ns = 0
+        self._unfinished = 0  # bytes, as measured when `written_bytes` of the log was `_unfinished_at`
+        self._unfinished_at = 0
+        self._measured_ns = 0
+        self.refused_count = 0
+        self.full = ""  # why publishes are refused now: the topic's bound is reached
+        self._wanted_bytes = 0
+        self._full_said_ns = 0
+        self.removed_bytes = 0
+        self.dropped_count = dropped_count
+        self.delayed_bytes = delayed_bytes
+        self.staged_bytes = staged_bytes
+        self.in_memory = in_memory
+        self._holder: Callable[[], object] | None = None  # waits for the removal that is under way
+        self._held = False
+        self._ticked_at = 0  # `written_bytes` of the log
+        self.policy: Retention
+        self.configure(settings)
+
+    def configure(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """In effect when it returns: for the next publish, and with the next tick."""
+        self.policy = resolve(settings)
+        self._log.chunk_bytes = chunk_bytes(self.policy, self._usual_chunk_bytes)
+        self._measure()
+        return self.policy.as_dict()
+
+    # What comes in
+
+    def admit(self) -> None:
+        """`Refused` E_TOPIC_FULL where the bound is reached, for a publish; what was accepted before (delayed) is not asked again.
+
+        An append holds blocks of many producers, and is refused as a whole. So it is taken where there is any room, whatever it holds:
+        the bound is passed by one append at most (2 MiB, or one block), and nobody is refused for a large block of somebody else.
+        """
+        self.admit_bytes(1)
+
+    def admit_delayed(self) -> None:
+        """The same for what will be in the log only later: nothing drops the oldest of it, so in memory it has a bound of its own."""
+        self.admit()
+        if self.in_memory and self.delayed_bytes() >= self.policy.max_bytes:
+            text = f"delayed messages take {self.delayed_bytes()} bytes of memory, of at most {self.policy.max_bytes}"
+            raise self._full(f"{text}; wait until some are due, or cancel some", 0)
+
+    def admit_staged(self, total: int) -> None:
+        """The same for blocks that a writer stages. They count from now on, so their commit is not refused later.
+
+        Where a full topic drops what is oldest, nothing of a stage can be dropped: there stages have the bound for themselves.
+        """
+        bound = self.policy.max_bytes
+        if bound >= 0 and self.staged_bytes() + total > bound:
+            self.refused_count += 1
+            text = f"{total} bytes more would pass the topic's bound: {self.staged_bytes()} of max_bytes {bound} are staged already"
+            raise Refused(E_TOPIC_FULL, f"{text}; commit or abort what is there, or raise it (zsq topic set --max-bytes)")
+        self.admit_bytes(total)
+
+    def admit_bytes(self, total: int) -> None:
+        """The same for so many bytes, all of which must fit."""
+        bound = self.policy.rejects_above
+        if bound < 0 or self._now_unfinished() + total <= bound:
+            return
+        if time.monotonic_ns() - self._measured_ns >= MEASURE_NS:
+            self._measure()
+            if self._now_unfinished() + total <= bound:
+                return
+        delayed, staged = self.delayed_bytes(), self.staged_bytes()
+        what = f"{self._now_unfinished()} of max_bytes {bound} are not finished by all channels"
+        what += f" ({delayed} of them are delayed)" if delayed else ""
+        what += f" ({staged} of them are staged)" if staged else ""
+        ways = (
+            "finish or empty what waits, "
+            + ("cancel delayed messages, " if delayed else "")
+            + ("commit or abort stages, " if staged else "")
+        )
+        more = f"{total} bytes more would pass the topic's bound" if total > 1 else "the topic's bound is reached"
+        raise self._full(f"{more}: {what}; {ways}delete a channel that nobody reads, or raise it (zsq topic set --max-bytes)", total)
+
+    def _full(self, text: str, wanted_bytes: int) -> Refused:
+        """Count a refusal and remember it for health; the log says it once, then once a minute while it lasts."""
+        self.refused_count += 1
+        self.full, self._wanted_bytes = text, wanted_bytes
+        now = time.monotonic_ns()
+        if not self._full_said_ns or now - self._full_said_ns >= FULL_SAID_NS:
+            self._full_said_ns = now
+            log.warning("%s: publishes are refused (%d so far): %s", self._title, self.refused_count, text)
+        return Refused(E_TOPIC_FULL, text)
+
+    def _look_for_room(self) -> None:
+        """Once a second: whether what was refused last would fit by now."""
+        bound = self.policy.rejects_above
+        if not self.full or (self._wanted_bytes and 0 <= bound < self._now_unfinished() + self._wanted_bytes):
+            return
+        if not self._wanted_bytes and self.in_memory and self.delayed_bytes() >= self.policy.max_bytes:
+            return
+        log.warning("%s: there is room again below the topic's bound; %d publishes were refused so far", self._title, self.refused_count)
+        self.full, self._full_said_ns = "", 0
+
+    def _now_unfinished(self) -> int:
+        """At most: what was finished since it was measured still counts. What is delayed or staged was admitted, and will be in the log."""
+        return self._unfinished + self._log.written_bytes - self._unfinished_at + self.delayed_bytes() + self.staged_bytes()
+
+    def _measure(self) -> None:
+        if self.policy.rejects_above >= 0:
+            self._unfinished = self._keeper.unfinished_bytes(self._channels.floor())
+            self._unfinished_at = self._log.written_bytes
+            self._measured_ns = time.monotonic_ns()
+
+    # What goes
+
+    def hold(self, then: Callable[[], object]) -> None:
+        """Remove nothing from now on; `then` is called when nothing is being removed any more. An older one is forgotten."""
+        self._held = True
+        if self._removing:
+            self._holder = then
+        else:
+            then()
+
+    def release(self) -> None:
+        self._held, self._holder = False, None
+
+    def turn(self) -> None:
+        """Once a turn of the loop. Memory may not wait for the next second; and chunks go behind the checkpoint only."""
+        if self.in_memory and self._log.written_bytes - self._ticked_at >= self.policy.max_bytes // PARTS:
+            self._ticked_at = self._log.written_bytes
+            self._state.wanted = True
+            self._state.then(self.tick)
+
+    def tick(self) -> None:
+        """Once a second, and when a full round was removed."""
+        self._measure()
+        self._look_for_room()
+        self._remove_what_is_left()
+        if self._removing or self._held:
+            return
+        view = self._view()
+        found = plan(self.policy, view, self._keeper.last_time_ns)
+        if found.roll:
+            try:
+                self._log.roll(view.now_ns)
+            except DiskFull as error:  # it stays as it is; what is sealed already can go, and makes room
+                log.debug("%s: not sealed before its time: %s", self._title, error)
+        covered = self._store.keeper.covered
+        if found.chunks and found.start > covered:
+            self._ask_for_snapshot()
+            found = plan(self.policy, view._replace(applied=covered), self._keeper.last_time_ns)
+        if found.chunks:
+            self._remove(found.start, found.chunks, view)
+
+    def _ask_for_snapshot(self) -> None:
+        if not self._snapshot_out and time.monotonic_ns() >= self._snapshot_retry_ns:
+            self._snapshot_out = True
+            self._state.read(lambda store: self._store.keeper.write(), self._snapshot_tried)
+
+    def _snapshot_tried(self, value: object) -> None:
+        self._snapshot_out = False
+        if self._store.keeper.problem:
+            self._snapshot_retry_ns = time.monotonic_ns() + RETRY_NS
+        else:
+            self.tick()
+
+    def _view(self) -> LogView:
+        return self._keeper.view(self.policy, self._channels.floor(), self._state.applied, time.time_ns())
+
+    def _remove(self, start: int, chunks: int, view: LogView) -> None:
+        """Commit that the log begins at `start`; then the chunks go.
+
+        What is counted as dropped begins at the lowest offset that any channel had not finished: an upper bound. Rejected: counting what
+        each one had finished behind that, for it may have millions of deferred rows; channels count for themselves what they lose.
+        """
+        self._removing = True
+        dropped = max(0, start - max(view.floor, view.bases[0]))
+        self._state.batch.start, self._state.batch.dropped = start, self.dropped_count + dropped
+        self._state.cover(start)
+        self._channels.dropped(start)
+        self._state.then(partial(self._committed, start, chunks, dropped))
+
+    def _committed(self, start: int, chunks: int, dropped: int) -> None:
+        size = self._keeper.forget(start)
+        self.removed_bytes += size
+        self.dropped_count += dropped
+        for envelope in self._channels.owners.values():
+            self._tell(envelope, Dropped(start))
+        if dropped:
+            text = "%s: up to %d messages below offset %d are dropped that not all channels have finished: the topic's bound is passed"
+            log.log(logging.DEBUG if self.in_memory else logging.WARNING, text, self._title, dropped, start)  # there it is the usual thing
+        log.debug("%s: %d chunks of %d bytes below offset %d go", self._title, chunks, size, start)
+        self._submit(start, chunks)
+
+    def _submit(self, start: int, chunks: int) -> None:
+        job = partial(remove_below, self._store.files, self._store.directory, start)
+        self._housekeeping.submit(partial(self._removed, start, chunks), job)
+
+    def _removed(self, start: int, chunks: int, value: int | Exception) -> None:
+        """The thread is done with it."""
+        self._removing = False
+        if isinstance(value, OSError):
+            log.error("%s: files below offset %d cannot be removed: %s; tried again in 10 s", self._title, start, value)
+            self._left_below, self._retry_ns = start, time.monotonic_ns() + RETRY_NS
+        elif isinstance(value, Exception):
+            raise value
+        elif chunks == CHUNKS_A_ROUND_MAX:
+            self.tick()
+        if self._holder is not None and not self._removing:
+            holder, self._holder = self._holder, None
+            holder()
+
+    def _remove_what_is_left(self) -> None:
+        if self._left_below and not self._removing and not self._held and time.monotonic_ns() >= self._retry_ns:
+            start, self._left_below = self._left_below, 0
+            self._removing = True
+            self._submit(start, 0)
+
+    def statistics(self) -> dict[str, Any]:
+        view = self._view()
+        return {
+            "log_bytes": sum(view.sizes),
+            "finished_bytes": finished_bytes(view),
+            "removed_bytes": self.removed_bytes,
+            "dropped_count": self.dropped_count,
+            "refused_count": self.refused_count,
+            "topic_full": self.full,
+            "retention": self.policy.as_dict(),
+        }
+
+
+class LogUpkeep:
+    """`alarms`: what a person should know; at the next start damage is known, and no alarm any more."""
+
+    def __init__(self, store: Store, title: str, housekeeping: Jobs) -> None:
+        self._log = store.log
+        self._report = store.report
+        self._title = title
+        self._housekeeping = housekeeping
+        self._surveying = False
+        self.alarms: list[str] = []
+        self.more_alarms = 0
+        self._corrupt_told = 0
+        log.info("%s: %s", title, store.report.sentence())
+        for note in store.report.notes:
+            log.info("%s: %s", title, note)
+        for alarm in store.report.alarms:
+            self.alarm(alarm)
+
+    def alarm(self, text: str) -> None:
+        """Once in the log, and in health until the next start."""
+        log.error("%s: %s", self._title, text)
+        if len(self.alarms) < ALARMS_MAX:
+            self.alarms.append(text[:ALARM_CHARACTERS_MAX])
+        else:
+            self.more_alarms += 1
+
+    def tick(self, now_ns: int, steady_ns: int | None = None) -> None:
+        """About once a second; `now_ns` is the wall clock's, which may be set: ages and rates go by the other."""
+        reader = self._log.reader
+        if reader.ring.corrupt_count != self._corrupt_told:
+            self._corrupt_told = reader.ring.corrupt_count
+            self.alarm("a block changed in storage's memory and was read from the file instead: test this machine's memory")
+        steady_ns = time.monotonic_ns() if steady_ns is None else steady_ns
+        reader.ring.expire(steady_ns)
+        reader.book.tick(steady_ns)
+        job = reader.damage.take(now_ns)
+        if job is not None:
+            self._housekeeping.submit(self._kept, job)
+        self._survey()
+
+    def _kept(self, said: list[str] | Exception) -> None:
+        for line in [f"damaged blocks could not be kept: {said}"] if isinstance(said, Exception) else said:
+            log.error("%s: %s", self._title, line)
+
+    def _survey(self) -> None:
+        job = None if self._surveying else self._log.survey.take()
+        if job is not None:
+            self._surveying = True
+            self._housekeeping.submit(self._surveyed, job)
+
+    def _surveyed(self, found: Sequence[Found] | Exception) -> None:
+        self._surveying = False
+        if isinstance(found, Exception):
+            log.error("%s: old chunks could not be looked at: %s", self._title, found)
+            return
+        for alarm in self._log.survey.learn(found):
+            self.alarm(alarm)
+        self._survey()
+
+    def statistics(self, unreadable: str) -> dict[str, Any]:
+        """`unreadable`: why reads of channels wait, "" if none does."""
+        damage = self._log.reader.damage
+        more = [f"and {self.more_alarms} more, see the log"] if self.more_alarms else []
+        return {
+            "chunks": len(self._log.reader.bases),
+            "damaged_blocks": damage.blocks,
+            "lost_messages": damage.messages,
+            "ring_bytes": self._log.reader.ring.bytes,
+            "alarms": [*self.alarms, *more, *([unreadable] if unreadable else [])],
+            "recovery": {"text": self._report.sentence(), "duration_ms": self._report.duration_ms},
+        }

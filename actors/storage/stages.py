@@ -1,0 +1,464 @@
+"""A topic's stages: who sends them, what has arrived, which seals wait, what a commit may name. Pure.
+
+A stage and the link it was opened on are two things: links come and go, the stage stays. Rules:
+
+* Of each stage exactly the next block is taken. A gap is told once (Missing), and once more after a while, because what was
+  sent again may be lost again; older blocks are ignored. What is not known is dropped and counted: nobody waits for an answer to a push.
+* A seal waits until all that it names has arrived, at most STAGE_SEAL_WAIT_S since something last did. What arrived is
+  compared with the writer's own count, bytes and checksum, and answered once the stage's row is committed.
+* Credit is of the link: it goes with the link, the stage's blocks stay. Only the link that opened a stage last is told about it.
+* A stage with a bad block is dead: it says why to whoever asks, until it expires.
+
+What comes out are `replies` (words to send) and `seals` (stages to sync now); the shell takes both after each event.
+
+One stage: what has arrived of it, what is durable, which seals wait for more. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ...storage.log.transactions import Transaction, is_foreign
+from ...transport.block.block import Block
+from ...transport.errors import E_BAD_ARGUMENT, E_FORBIDDEN, E_LIMIT, E_NOT_FOUND, NotFound, Refused, UsageError, ZsqError
+from ...transport.wire.protocol import (
+    HEARTBEAT_MS,
+    LOCAL_HEARTBEAT_MS,
+    STAGE_BYTES,
+    STAGE_PARTS_MAX,
+    Bye,
+    Done,
+    Failed,
+    Missing,
+    Seal,
+    Staged,
+    Wire,
+    checksum_after,
+)
+from ..settings import options
+
+Peer = tuple[bytes, ...]
+
+
+@dataclass(slots=True)
+class StageProgress:
+    """`blocks` are written, of those `durable` are committed with the stage's row, and `taken` are on their way to be written."""
+
+    name: bytes
+    transaction: Transaction
+    blocks: int = 0
+    messages: int = 0
+    size_bytes: int = 0
+    checksum: int = 0
+    durable: int = 0
+    final: bool = False  # the durable ones are all there will be
+    taken: int = 0
+    told: int = -1  # the gap before which block was told,
+    told_ns: int = 0  # and when
+    grown_ns: int = 0
+    used_ns: int = 0  # by its writer, monotonic; see `Stages.orphans`
+    owner: Peer | None = None
+    credit_bytes: int = 0
+    closed: bool = False  # a final seal agrees with what arrived: nothing more is taken
+    sealing: bool = False
+    failure: ZsqError | None = None
+    waiting: list[Seal] = field(default_factory=list)
+
+    def arrived(self, blocks: Sequence[Block], now_ns: int) -> None:
+        """These are written, in order."""
+        for block in blocks:
+            self.blocks += 1
+            self.messages += block.count
+            self.size_bytes += block.length
+            self.checksum = checksum_after(self.checksum, block.header.columns_crc)
+        assert self.blocks <= self.taken
+        self.grown_ns = self.used_ns = now_ns
+
+    def answer(self, message: Seal) -> Wire | None:
+        """To a seal, or None while it has to wait.
+
+        An earlier prefix than what has arrived (pushes go on while an interim seal is on its way, on another socket) is sealed
+        with what followed; its sums are then not known, but each block was checked by itself.
+        """
+        wrong = ""
+        if (message.blocks > self.blocks and self.closed) or (message.final and message.blocks < self.blocks):
+            wrong = f"{self.blocks} blocks came, not {message.blocks}"
+        elif message.blocks == self.blocks and (message.size_bytes, message.checksum) != (self.size_bytes, self.checksum):
+            wrong = f"what came has (bytes, checksum) {(self.size_bytes, self.checksum)}, not {(message.size_bytes, message.checksum)}"
+        if wrong:
+            return Failed(message.request, E_BAD_ARGUMENT, f"stage {self.name.hex()} is not what was sent: {wrong}; begin a new one")
+        if self.durable < message.blocks or (message.final and not self.final):
+            return None
+        return Done(message.request, {"messages": self.messages})
+
+    def check_user(self, user: str) -> None:
+        """`Refused` E_FORBIDDEN where another user opened it."""
+        if is_foreign(self.transaction.user, user):
+            raise Refused(E_FORBIDDEN, f"stage {self.name.hex()} belongs to user {self.transaction.user!r}, not to {user!r}")
+
+    def check_part(self, transaction: Transaction, part: Any) -> None:
+        """That a commit may name it so: `UsageError` E_BAD_ARGUMENT, or what it died of."""
+        if self.failure is not None:
+            raise self.failure
+        counts = (self.blocks, self.messages, self.size_bytes, self.checksum)
+        wrong = ""
+        self.check_user(transaction.user)
+        if self.transaction[:3] != transaction[:3]:
+            wrong = "is of another transaction"
+        elif not self.final:
+            wrong = "is not finally sealed"
+        elif part[1:] != counts:
+            wrong = f"has (blocks, messages, bytes, checksum) {counts}, not {part[1:]}"
+        if wrong:
+            raise UsageError(E_BAD_ARGUMENT, f"part {self.name.hex()} {wrong}")
+
+
+_NS_PER_MS = 1_000_000
+_NS_PER_S = 1_000_000_000
+
+
+class StageReply(NamedTuple):
+    """An effect: send this word to this peer."""
+
+    peer: Peer
+    message: Wire
+
+
+class SealNow(NamedTuple):
+    """An effect: make what has arrived of this stage durable, then say `sealed`."""
+
+    stage: bytes
+    final: bool
+
+
+@dataclass(slots=True)
+class _WriterLink:
+    seen_ns: int
+    stages: set[bytes] = field(default_factory=set)
+    superseded: set[bytes] = field(default_factory=set)
+
+
+class Stages:
+    """`(event, now) -> replies and seals` for one topic; times are monotonic ns."""
+
+    def __init__(self) -> None:
+        self.replies: list[StageReply] = []
+        self.seals: list[SealNow] = []
+        self.pushes_dropped = 0
+        self.staged_bytes = 0
+        self._stages: dict[bytes, StageProgress] = {}
+        self._links: dict[Peer, _WriterLink] = {}
+        self._grown: dict[bytes, None] = {}
+        self._granted = 0
+        self._writers = 0  # stages with credit
+
+    def recovered(self, stage: bytes, transaction: Transaction, counts: tuple[int, int, int, int], final: bool, now_ns: int) -> None:
+        """A stage that storage found: all of it is durable. `counts`: blocks, messages, bytes, checksum.
+
+        Its time begins anew: its writer may have computed for long, with a link that lived until storage died.
+        """
+        row = StageProgress(stage, transaction, *counts, durable=counts[0], final=final, taken=counts[0], closed=final)
+        row.used_ns = now_ns
+        self._stages[stage] = row
+        self.staged_bytes += row.size_bytes
+
+    # Links
+
+    def check_open(self, stage: bytes, transaction: Transaction) -> None:
+        """Before anything is made: `Refused` E_LIMIT, `UsageError` E_BAD_ARGUMENT, or what the stage died of."""
+        if len(stage) != STAGE_BYTES:
+            raise UsageError(E_BAD_ARGUMENT, f"a stage is named by {STAGE_BYTES} bytes, not {len(stage)}")
+        row = self._stages.get(stage)
+        if row is None and len(self._stages) >= options.STAGES_MAX:
+            raise Refused(E_LIMIT, f"a topic has at most {options.STAGES_MAX} stages; commit or abort some")
+        if row is not None:
+            row.check_user(transaction.user)
+        if row is not None and row.transaction[:3] != transaction[:3]:
+            raise UsageError(E_BAD_ARGUMENT, f"stage {stage.hex()} belongs to another transaction")
+        if row is not None and row.failure is not None:
+            raise row.failure
+        if self._credit(row) == 0:
+            raise Refused(E_LIMIT, f"{options.STAGE_WRITERS_MAX} write to this topic at once already; there is room again when some end")
+
+    def _credit(self, row: StageProgress | None) -> int:
+        """A share of what is left: the first get all they can use, and hundreds still get something. 0: too many already."""
+        mine = row.credit_bytes if row is not None else 0
+        if not mine and self._writers >= options.STAGE_WRITERS_MAX:
+            return 0
+        free = options.STAGE_CREDIT_POOL_BYTES - self._granted + mine
+        return min(options.STAGE_CREDIT_BYTES, max(free // 8, options.STAGE_CREDIT_BYTES_MIN))
+
+    def link(self, peer: Peer, now_ns: int) -> None:
+        """A peer that opens; also one whose transaction is committed already, so that its later words are understood."""
+        if peer not in self._links and len(self._links) >= options.STAGE_LINKS_MAX:
+            raise Refused(E_LIMIT, f"a topic has at most {options.STAGE_LINKS_MAX} links of writers")
+        link = self._links.setdefault(peer, _WriterLink(now_ns))
+        link.seen_ns = now_ns
+        if len(link.stages) + len(link.superseded) >= options.STAGES_PER_LINK_MAX:
+            raise Refused(E_LIMIT, f"a link carries at most {options.STAGES_PER_LINK_MAX} stages; open another one")
+
+    def opened(self, peer: Peer, stage: bytes, transaction: Transaction, now_ns: int) -> dict[str, Any]:
+        """After `check_open`, `link`, and storage's word that the stage is there. The answer's data."""
+        row = self._stages.get(stage)
+        if row is None:
+            row = self._stages[stage] = StageProgress(stage, transaction)
+        credit = self._credit(row)
+        self._disown(row)
+        row.owner, row.credit_bytes = peer, credit
+        row.told = -1
+        row.used_ns = now_ns
+        self._granted += credit
+        self._writers += 1
+        self._links[peer].stages.add(stage)
+        return {"expected": row.taken, "sealed": row.durable, "credit_bytes": credit, "committed": False}
+
+    def _disown(self, row: StageProgress) -> None:
+        self._granted -= row.credit_bytes
+        self._writers -= row.credit_bytes > 0
+        row.credit_bytes = 0
+        row.waiting.clear()
+        if row.owner is not None:
+            row.used_ns = max(row.used_ns, self._links[row.owner].seen_ns)
+            self._links[row.owner].stages.discard(row.name)
+            row.owner = None
+
+    def seen(self, peer: Peer | None, now_ns: int) -> None:
+        link = self._links.get(peer) if peer is not None else None
+        if link is not None:
+            link.seen_ns = now_ns
+
+    def bye(self, peer: Peer) -> None:
+        """The link ended: its credit is free, its stages stay."""
+        link = self._links.get(peer)
+        if link is not None:
+            for stage in list(link.stages):
+                self._disown(self._stages[stage])
+            del self._links[peer]
+
+    def gone(self, first: bytes) -> None:
+        """Forget all links behind a gateway."""
+        for peer in [peer for peer in self._links if peer[0] == first]:
+            self.bye(peer)
+
+    def peers(self) -> list[Peer]:
+        return list(self._links)
+
+    def tick(self, now_ns: int) -> None:
+        """Links that were silent for two heartbeats are told Bye and lose their credit; seals that waited too long name what is missing."""
+        for peer, link in list(self._links.items()):
+            heartbeat_ms = HEARTBEAT_MS if len(peer) > 1 else LOCAL_HEARTBEAT_MS  # as clients behind a gateway, and on this machine, beat
+            if now_ns - link.seen_ns > 2 * heartbeat_ms * _NS_PER_MS:
+                self.bye(peer)
+                self.replies.append(StageReply(peer, Bye()))
+        patience_ns = int(options.STAGE_SEAL_WAIT_S * _NS_PER_S)
+        for stage, row in self._stages.items():
+            if row.waiting and row.owner is not None and now_ns - row.grown_ns > patience_ns:
+                for message in [message for message in row.waiting if message.blocks > row.blocks]:
+                    row.waiting.remove(message)
+                    self.replies.append(StageReply(row.owner, Missing(message.request, stage, row.taken)))
+
+    # Pushes
+
+    def push(self, stage: bytes, number: int, now_ns: int) -> bool:
+        """Whether to take this block: then check it, and say `arrived` or `refused` for what was taken, in order."""
+        row = self._stages.get(stage)
+        if row is None or row.failure is not None or row.closed:
+            self.pushes_dropped += 1
+            return False
+        self.seen(row.owner, now_ns)
+        if number == row.taken:
+            row.taken += 1
+            return True
+        if (
+            number > row.taken
+            and row.owner is not None
+            and (row.told != row.taken or now_ns - row.told_ns > options.STAGE_GAP_RETELL_S * _NS_PER_S)
+        ):
+            row.told, row.told_ns = row.taken, now_ns
+            self.replies.append(StageReply(row.owner, Missing(0, stage, row.taken)))
+        return False
+
+    def arrived(self, stage: bytes, blocks: Sequence[Block], now_ns: int) -> None:
+        """These are written, in order."""
+        row = self._stages[stage]
+        row.arrived(blocks, now_ns)
+        self.staged_bytes += sum(block.length for block in blocks)
+        self._grown[stage] = None
+        self._look(row)
+
+    def refused(self, stage: bytes, code: str, text: str, now_ns: int) -> None:
+        """What was taken could not be written (no space): the writer is told, and tries again later."""
+        row = self._stages[stage]
+        row.taken = row.told = row.blocks
+        row.told_ns = now_ns  # those behind it are a gap, but the writer knows already
+        if row.owner is not None:
+            self.replies.append(StageReply(row.owner, Failed(0, code, text)))
+
+    def kill(self, stage: bytes, error: ZsqError) -> bool:
+        """A block that nobody may send: the stage takes nothing more, and says why. False: there is none, or it was killed before."""
+        row = self._stages.get(stage)
+        if row is None or row.failure is not None:
+            self.pushes_dropped += 1
+            return False
+        row.failure = error
+        row.taken = row.blocks
+        if row.owner is not None:
+            for request in (0, *(message.request for message in row.waiting)):
+                self.replies.append(StageReply(row.owner, Failed(request, error.code, error.text)))
+        row.waiting.clear()
+        return True
+
+    def turn(self) -> None:
+        """Once a turn of the loop: tell what has arrived, once a stage."""
+        for stage in self._grown:
+            row = self._stages.get(stage)
+            if row is not None and row.owner is not None:
+                self.replies.append(StageReply(row.owner, Staged(stage, row.blocks)))
+        self._grown.clear()
+
+    # Seals
+
+    def seal(self, peer: Peer, message: Seal, now_ns: int) -> None:
+        self.seen(peer, now_ns)
+        row = self._stages.get(message.stage)
+        if row is None:
+            link = self._links.get(peer)
+            if link is None or message.stage not in link.superseded:
+                raise NotFound(E_NOT_FOUND, f"stage {message.stage.hex()} is not known (any more)")
+            self.replies.append(StageReply(peer, _superseded(message.request)))
+        elif row.owner != peer:
+            self.replies.append(StageReply(peer, Bye()))  # it was silent for too long, or has a later link: begin anew
+        elif row.failure is not None:
+            raise row.failure
+        elif len(row.waiting) >= options.STAGE_SEALS_MAX:
+            raise Refused(E_LIMIT, f"{options.STAGE_SEALS_MAX} seals of this stage wait already")
+        else:
+            row.grown_ns = max(row.grown_ns, now_ns)
+            row.waiting.append(message)
+            self._look(row)
+
+    def _look(self, row: StageProgress) -> None:
+        """Answer the seals that can be answered, and begin the next one."""
+        if not row.waiting or row.owner is None:
+            return
+        left: list[Seal] = []
+        for message in row.waiting:
+            answer = row.answer(message)
+            if answer is None:
+                left.append(message)
+                row.closed = row.closed or (message.final and message.blocks == row.blocks)
+            else:
+                self.replies.append(StageReply(row.owner, answer))
+        row.waiting = left
+        if not row.sealing and any(message.blocks <= row.blocks for message in left):
+            row.sealing = True
+            self.seals.append(SealNow(row.name, row.closed))
+
+    def sealed(self, stage: bytes, blocks: int, final: bool) -> None:
+        """The stage's row says so, and is committed."""
+        row = self._stages.get(stage)
+        if row is None or not row.sealing or blocks > row.blocks:
+            return  # dropped, or dropped and begun again
+        row.durable, row.final, row.sealing = blocks, final, False
+        self._look(row)
+
+    def unsealed(self, stage: bytes, code: str, text: str) -> None:
+        """It could not be sealed (no space): whoever waits for that is told, and asks again later."""
+        row = self._stages[stage]
+        row.sealing, row.closed = False, row.final
+        due = [message for message in row.waiting if message.blocks <= row.blocks]
+        for message in due:
+            row.waiting.remove(message)
+            if row.owner is not None:
+                self.replies.append(StageReply(row.owner, Failed(message.request, code, text)))
+
+    def is_sealing(self, stage: bytes) -> bool:
+        row = self._stages.get(stage)
+        return row is not None and row.sealing
+
+    # The end of stages
+
+    def of(self, app: str, version: int, user: str = "", *, older: bool = False) -> list[bytes]:
+        """This user's stages of that transaction; with `older` also those of the app's earlier versions."""
+        found = []
+        for stage, row in self._stages.items():
+            of_app, of_version, _, owner = row.transaction
+            if of_app == app and (of_version == version or (older and of_version < version)) and not is_foreign(owner, user):
+                found.append(stage)
+        return found
+
+    def check_user(self, stages: Iterable[bytes], user: str) -> None:
+        """`Refused` E_FORBIDDEN where one of them is another user's."""
+        for stage in stages:
+            if stage in self._stages:
+                self._stages[stage].check_user(user)
+
+    def known(self, stages: Iterable[bytes]) -> list[bytes]:
+        return [stage for stage in dict.fromkeys(stages) if stage in self._stages]
+
+    def forget(self, stages: Iterable[bytes], text: str, *, superseded: bool = False) -> None:
+        """They were committed without being asked (`superseded`), aborted, or expired; whoever waits for a seal is told."""
+        for stage in stages:
+            row = self._stages.pop(stage)
+            self.staged_bytes -= row.size_bytes
+            owner, waiting = row.owner, list(row.waiting)
+            self._disown(row)
+            self._grown.pop(stage, None)
+            if owner is None:
+                continue
+            if superseded:
+                self._links[owner].superseded.add(stage)
+            for message in waiting:
+                answer = _superseded(message.request) if superseded else Failed(message.request, E_NOT_FOUND, text)
+                self.replies.append(StageReply(owner, answer))
+
+    def check_parts(self, transaction: Transaction, parts: Sequence[Any]) -> list[bytes]:
+        """The stages that a commit names, those without blocks left out; `NotFound`, or `UsageError` E_BAD_ARGUMENT with what is wrong."""
+        if len(parts) > STAGE_PARTS_MAX:
+            raise UsageError(E_BAD_ARGUMENT, f"a commit has at most {STAGE_PARTS_MAX} parts, not {len(parts)}")
+        found: dict[bytes, None] = {}
+        for part in parts:
+            if type(part) is not tuple or [*map(type, part)] != [bytes, int, int, int, int] or len(part[0]) != STAGE_BYTES:
+                raise UsageError(E_BAD_ARGUMENT, "a part is: stage, blocks, messages, bytes, checksum")
+            stage = part[0]
+            row = self._stages.get(stage)
+            if row is None:
+                raise NotFound(E_NOT_FOUND, f"part {stage.hex()} is not there (any more): it was aborted, or lay here for too long")
+            if stage in found:
+                raise UsageError(E_BAD_ARGUMENT, f"part {stage.hex()} is named twice")
+            row.check_part(transaction, part)
+            found[stage] = None
+        return [stage for stage in found if self._stages[stage].blocks]
+
+    def orphans(self, now_ns: int, open_kept_ns: int, sealed_kept_ns: int) -> list[bytes]:
+        """Stages that were not used for so long, by the monotonic clock. A living link uses its stage; a finally sealed
+        one is used by all of its transaction: a job whose first task sealed long ago is still at work."""
+        last: dict[Transaction, int] = {}
+        used: dict[bytes, int] = {}
+        for row in self._stages.values():
+            seen_ns = self._links[row.owner].seen_ns if row.owner is not None else 0
+            used[row.name] = max(row.used_ns, seen_ns)
+            last[row.transaction] = max(last.get(row.transaction, 0), used[row.name])
+        found = []
+        for row in self._stages.values():
+            used_ns, kept_ns = (last[row.transaction], sealed_kept_ns) if row.final else (used[row.name], open_kept_ns)
+            if not row.sealing and used_ns < now_ns - kept_ns:
+                found.append(row.name)
+        return found
+
+    def messages(self, stages: Iterable[bytes]) -> int:
+        return sum(self._stages[stage].messages for stage in stages)
+
+    def statistics(self) -> dict[str, Any]:
+        return {
+            "stages": len(self._stages),
+            "staged_bytes": self.staged_bytes,
+            "stage_links": len(self._links),
+            "pushes_dropped": self.pushes_dropped,
+        }
+
+
+def _superseded(request: int) -> Done:
+    return Done(request, {"messages": 0, "superseded": True})

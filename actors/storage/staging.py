@@ -1,0 +1,512 @@
+"""Storage's desk for staging: takes pushes, seals on a thread of its own, commits transactions into the log. `stages.py` decides.
+
+Orders that must hold:
+
+* A seal is answered after its files are synced and its row is committed.
+* A commit is answered once its group is in the log and synced; its row in the state may lag, the log brings it back. Of an empty
+  one only the row tells, so it is answered after that.
+* A commit of many small parts is merged on the thread first. Meanwhile its stages stay, whatever is asked: words about its app, and
+  aborts of its stages, are taken up when it has ended.
+* The files of a stage that is gone go after the commit of what says so.
+
+Commits that wait until their small parts are merged, one at a time, and what is asked about them meanwhile.
+
+A merge goes on in steps on the thread that syncs stages. Until its commit has ended, the stages stay as they are: words about its
+app, and aborts of its stages, are kept and taken up then, in order. So a commit that is asked twice is answered twice, and an
+abort that came too late hears that the transaction is committed.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final
+
+from ...storage.directory.store import Store
+from ...storage.errors import Damaged, DiskFull, StoreFailed
+from ...storage.log.group import Merged
+from ...storage.log.merging import Merge
+from ...storage.log.transactions import TRANSACTIONS_MAX, Transaction, TransactionRow, forgettable, is_foreign, later_of
+from ...storage.space import Shortage
+from ...storage.state.state import StateBatch, Table
+from ...transport.block.block import MESSAGE_BYTES_MAX, Block, Limits, check_block
+from ...transport.errors import (
+    E_BAD_BLOCK,
+    E_CHECKSUM,
+    E_CLOSED,
+    E_CLOSING,
+    E_DISK_FULL,
+    E_FORBIDDEN,
+    E_LIMIT,
+    E_UNSUPPORTED,
+    CorruptBlock,
+    NotFound,
+    Refused,
+    UsageError,
+    ZsqError,
+)
+from ...transport.wire import protocol as p
+from ..primitives.rates import RateMeter
+from ..runtime.port import Mail, Port, user_of
+from ..runtime.worker_thread import Jobs
+from ..settings import options
+from ..settings.closing import TO_PUBLISHERS
+from .commits import StateCommits
+from .stages import SealNow, Stages
+
+WAITING_MAX: Final = 256  # words that wait for one commit: it and its abort, asked again and again
+
+
+@dataclass(eq=False, slots=True)
+class PendingCommit:
+    """`stages`: those with blocks, in the order of the commit."""
+
+    port: Port
+    mail: Mail
+    message: p.Commit
+    transaction: Transaction
+    stages: list[bytes]
+    merge: Merge
+    waiting: list[tuple[Port, Mail, p.Commit | p.Abort]] = field(default_factory=list)
+
+
+class CommitQueue:
+    """`commit` commits what is merged, `again` takes up a word that waited; both may raise `ZsqError`, which is told to who asked."""
+
+    def __init__(
+        self, thread: Jobs, commit: Callable[[PendingCommit], None], again: Callable[[Port, Mail, p.Commit | p.Abort], None]
+    ) -> None:
+        self._thread = thread
+        self._commit = commit
+        self._again = again
+        self._pending: list[PendingCommit] = []
+        self._merging = False  # the first one, on the thread
+
+    def stages(self) -> set[bytes]:
+        """What must stay."""
+        return {stage for pending in self._pending for stage in pending.stages}
+
+    def waits(self, port: Port, mail: Mail, message: p.Commit | p.Abort, stages: Iterable[bytes] = ()) -> bool:
+        """Return True when this message is about a commit that is under way. It is then kept until that commit has ended."""
+        app, named = message.app, set(stages)
+        for pending in self._pending:
+            if (app and pending.transaction.app == app) or not named.isdisjoint(pending.stages):
+                if len(pending.waiting) >= WAITING_MAX:
+                    raise Refused(E_LIMIT, f"{WAITING_MAX} requests wait for the commit of {pending.transaction.app!r} already")
+                pending.waiting.append((port, mail, message))
+                return True
+        return False
+
+    def add(self, pending: PendingCommit) -> None:
+        self._pending.append(pending)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._pending and not self._merging:
+            self._merging = True
+            self._thread.submit(self._pending[0], self._pending[0].merge.step)
+
+    def stepped(self, pending: PendingCommit, value: Any, closing: bool) -> None:
+        """The thread has done a step of the first one's merge, or failed in it. `StoreFailed`: end and recover."""
+        assert pending is self._pending[0]
+        self._merging = False
+        if isinstance(value, (DiskFull, Damaged)):
+            self._end_first(refusal(value))
+        elif isinstance(value, Exception):
+            raise StoreFailed(f"merging staged files failed: {value}") from value
+        elif pending.merge.done and not closing:
+            self._end_first(None)
+        while self._pending and closing:
+            self._end_first(Refused(E_CLOSING, "the topic is stopping or being deleted; try again in a moment"))
+        self._go_on()
+
+    def _end_first(self, error: ZsqError | None) -> None:
+        """Commit it now, or not at all; then take up what waits for that."""
+        pending = self._pending.pop(0)
+        if error is None:
+            try:
+                self._commit(pending)
+            except ZsqError as caught:
+                error = caught
+        self._thread.submit(None, pending.merge.discard)  # but for what is a chunk now
+        if error is not None:
+            _refuse(pending.port, pending.mail, pending.message, error)
+        for port, mail, message in pending.waiting:
+            try:
+                if error is not None and _is_same(message, pending.message):
+                    raise error
+                self._again(port, mail, message)
+            except ZsqError as caught:
+                _refuse(port, mail, message, caught)
+
+
+def refusal(error: DiskFull | Damaged) -> ZsqError:
+    """What is told of a commit that cannot be."""
+    if isinstance(error, DiskFull):
+        return Refused(E_DISK_FULL, f"nothing was committed: {error}")
+    return CorruptBlock(E_CHECKSUM, f"nothing was committed: {error}; write the batch again")
+
+
+def _is_same(message: p.Commit | p.Abort, first: p.Commit) -> bool:
+    return isinstance(message, p.Commit) and replace(message, request=first.request) == first
+
+
+def _refuse(port: Port, mail: Mail, message: p.Commit | p.Abort, error: ZsqError) -> None:
+    if message.request:
+        port.send(mail.envelope, p.Failed(message.request, error.code, error.text))
+
+
+log = logging.getLogger("zsq")
+
+_NS_PER_S = 1_000_000_000
+_FORGET_EVERY_NS = 3600 * _NS_PER_S
+
+
+class StageCommits:
+    """`port` is where writers' messages come in. `admit` raises where so many bytes would pass the topic's bound. `on_committed` is called
+    when a group is in the log. `shortage` is the topic's, shared with those who write its log. A topic `in_memory` takes no stages."""
+
+    def __init__(
+        self, store: Store, state: StateCommits, thread: Jobs, table: Table, core: Stages, port: Port, admit: Callable[[int], None],
+        on_committed: Callable[[], None], shortage: Shortage, *, stage_timeout_s: float = 0.0,
+        message_bytes_max: int = MESSAGE_BYTES_MAX, in_memory: bool = False, closed: bool = False,
+    ) -> None:  # fmt: skip
+        self._limits = Limits(message_bytes_max)
+        self.core = core
+        self.thread = thread
+        self._port = port
+        self.admit = admit
+        self._on_committed = on_committed
+        self._shortage = shortage
+        self._in_memory = in_memory
+        self.closing = False
+        self.closed = closed  # to publishers: what is not committed by then is not committed
+        self._log, self._staging, self._state = store.log, store.staging, state
+        self._transactions: dict[str, TransactionRow] = dict(table.transactions)
+        self._open_kept_s = stage_timeout_s or options.STAGE_OPEN_KEPT_S
+        self._sealed_kept_s = stage_timeout_s or options.STAGE_SEALED_KEPT_S
+        self.entered_bytes = 0  # into the log without the topic's hands: committed here, or delayed and due
+        self._meter = RateMeter(time.monotonic_ns(), {"entered_bytes": 0})
+        self._forgot_ns = 0
+        self._uncommitted: set[bytes] = set()  # stages whose seal is synced, and its row not committed yet
+        state.on_full.append(self._state_full)
+        self._queue = CommitQueue(thread, self._commit_merged, self._again)
+        for stage, facts in self._staging.stages().items():
+            counts = (facts.blocks, facts.messages, facts.size_bytes, facts.checksum)
+            self.core.recovered(stage, facts.transaction, counts, facts.final, time.monotonic_ns())
+        self._route(port)
+
+    # Pushes
+
+    def take_pushes(self, port: Port) -> None:
+        """What lies there, but not more than is written quickly; each stage's blocks by one write."""
+        now_ns = time.monotonic_ns()
+        taken: dict[bytes, list[Block]] = {}
+        size = 0
+        for mail in port.receive(options.DRAIN_MAX):
+            if not isinstance(mail, Mail) or not isinstance(mail.message, p.Push):
+                self.core.pushes_dropped += 1
+                continue
+            stage = mail.message.stage
+            try:
+                block = _one_block(mail)
+                if self.core.push(stage, block.header.sequence, now_ns):
+                    _check(block, self._limits)
+                    taken.setdefault(stage, []).append(block)
+            except ZsqError as error:
+                taken.pop(stage, None)
+                if self.core.kill(stage, error):  # a line a stage: pushes come from anybody, as many as they like
+                    log.warning("a block of stage %s is refused: %s", stage.hex(), error)
+                continue
+            size += block.length
+            if size >= options.STAGE_TURN_BYTES:
+                break
+        for stage, blocks in taken.items():
+            self._write(stage, blocks, now_ns)
+
+    def _write(self, stage: bytes, blocks: list[Block], now_ns: int) -> None:
+        try:
+            self.admit(sum(block.length for block in blocks))
+            self._staging.append(stage, blocks)
+        except DiskFull as error:
+            self._shortage.refused(error, len(blocks), now_ns)
+            self.core.refused(stage, E_DISK_FULL, str(error), now_ns)
+        except ZsqError as error:
+            self.core.refused(stage, error.code, error.text, now_ns)
+        else:
+            self.core.arrived(stage, blocks, now_ns)
+
+    # Writers
+
+    def _route(self, port: Port) -> None:
+        port.route(p.OpenStage, self.open)
+        port.route(p.Seal, self.seal)
+        port.route(p.Commit, self.commit)
+        port.route(p.Abort, self.abort)
+        port.route(p.Beat, self.beat)
+        port.route(p.Bye, self.bye)
+
+    def open(self, port: Port, mail: Mail, message: p.OpenStage) -> None:
+        if self._in_memory:
+            raise UsageError(
+                E_UNSUPPORTED, "a topic in memory takes no transactions: they are kept until they are durable; use one on disk"
+            )
+        transaction = _transaction(message.app, message.version, message.kind, user_of(mail.envelope))
+        self._check_user(message.app, transaction.user)
+        committed = self._find(message.app, message.version) is not None
+        if not committed or self.closing:  # what is committed nobody publishes again: a closed topic says so too
+            self._check_open()
+        now_ns = time.monotonic_ns()
+        if committed:
+            self.core.link(mail.envelope, now_ns)
+            data = {"expected": 0, "sealed": 0, "credit_bytes": 0, "committed": True}
+        else:
+            self._make_room(message.app)  # here already, not when all of it is staged
+            self.core.check_open(message.stage, transaction)
+            self.core.link(mail.envelope, now_ns)
+            self._staging.open(message.stage, transaction, message.partition, time.time_ns())
+            data = self.core.opened(mail.envelope, message.stage, transaction, now_ns)
+        port.send(mail.envelope, p.Done(message.request, data))
+
+    def seal(self, port: Port, mail: Mail, message: p.Seal) -> None:
+        self._check_open()
+        self._state.check_space()
+        self.core.seal(mail.envelope, message, time.monotonic_ns())
+
+    def beat(self, port: Port, mail: Mail, message: p.Beat) -> None:
+        """Also of those that only commit; a writer that was given up has been told so."""
+        self.core.seen(mail.envelope, time.monotonic_ns())
+        port.send(mail.envelope, p.Beat())
+
+    def bye(self, port: Port, mail: Mail, message: p.Bye) -> None:
+        self.core.bye(mail.envelope)
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise Refused(E_CLOSED, TO_PUBLISHERS)
+        if self.closing:
+            raise Refused(E_CLOSING, "the topic is stopping or being deleted; try again in a moment")
+
+    def turn(self) -> None:
+        """Once a turn of the loop: tell what has arrived, and begin the seals that are due."""
+        core = self.core
+        core.turn()
+        orders, core.seals = core.seals, []
+        for order in orders:
+            self._begin_seal(order)
+        replies, core.replies = core.replies, []
+        for peer, message in replies:
+            if not self._port.send(peer, message):
+                core.bye(peer)  # dead or stuck: what it has to know it asks for on its next link
+
+    def tick(self) -> None:
+        self.core.tick(time.monotonic_ns())
+
+    # Seals
+
+    def _begin_seal(self, order: SealNow) -> None:
+        try:
+            ticket = self._staging.begin_seal(order.stage, order.final)
+        except DiskFull as error:
+            self._shortage.refused(error, 1, time.monotonic_ns())
+            self.core.unsealed(order.stage, E_DISK_FULL, str(error))
+        except NotFound:
+            return  # dropped in this same turn, and whoever waited was told
+        else:
+            self.thread.submit(ticket, ticket.run)
+
+    def on_results(self) -> None:
+        """The thread's socket is readable."""
+        for ticket, value in self.thread.results():
+            if isinstance(ticket, PendingCommit):
+                self._queue.stepped(ticket, value, self.closing)
+                continue
+            if isinstance(value, Exception):
+                raise StoreFailed(f"sync of a stage failed: {value}") from value
+            if ticket is None:
+                continue  # files were removed
+            try:
+                row = self._staging.finish_seal(ticket)
+            except NotFound:
+                continue
+            stage = ticket.stage.name
+            self._state.batch.stage_puts[stage] = row
+            self._uncommitted.add(stage)
+            self._state.then(partial(self._sealed, stage, row.blocks, row.final))
+            if self._state.disk_full:
+                self._state_full(self._state.trouble)
+
+    def _sealed(self, stage: bytes, blocks: int, final: bool) -> None:
+        self._uncommitted.discard(stage)
+        self.core.sealed(stage, blocks, final)
+
+    def _state_full(self, text: str) -> None:
+        """Their rows cannot be committed now: who waits for that is told, and asks again. Its row may come first; that is no harm."""
+        for stage in self._uncommitted:
+            if self.core.is_sealing(stage):
+                self.core.unsealed(stage, E_DISK_FULL, text)
+        self._uncommitted.clear()
+
+    # Transactions
+
+    def _find(self, app: str, version: int) -> TransactionRow | None:
+        """Its row, if this version or a later one is committed."""
+        row = self._transactions.get(app)
+        return row if row is not None and version <= row.version else None
+
+    def _check_user(self, app: str, user: str) -> None:
+        """`Refused` E_FORBIDDEN where the app is another user's: who committed first under its name."""
+        row = self._transactions.get(app)
+        if row is not None and is_foreign(row.user, user):
+            raise Refused(
+                E_FORBIDDEN, f"the transactions of app {app!r} in this topic belong to another user, not to {user!r}; use another app"
+            )
+
+    def commit(self, port: Port, mail: Mail, message: p.Commit) -> None:
+        transaction = _transaction(message.app, message.version, message.kind, user_of(mail.envelope))
+        self._check_user(message.app, transaction.user)
+        done = self._find(message.app, message.version)
+        if done is not None:
+            same = done.version == message.version
+            answer = {"first_offset": done.first_offset if same else -1, "messages": done.messages if same else 0, "repeated": True}
+            self._state.then(partial(port.send, mail.envelope, p.Done(message.request, answer)))  # an empty one's row may be on its way
+            return
+        if self._queue.waits(port, mail, message):
+            return
+        self._check_open()
+        stages = self.core.check_parts(transaction, message.parts)
+        self._make_room(message.app)
+        merge = self._log.begin_merge([self._staging.part(stage) for stage in stages])
+        if merge is None:
+            self._commit(port, mail, message, transaction, stages, None)
+            return
+        self._queue.add(PendingCommit(port, mail, message, transaction, stages, merge))
+
+    def _commit_merged(self, pending: PendingCommit) -> None:
+        self._make_room(pending.transaction.app)
+        self._commit(pending.port, pending.mail, pending.message, pending.transaction, pending.stages, pending.merge.merged)
+
+    def _again(self, port: Port, mail: Mail, message: p.Commit | p.Abort) -> None:
+        if isinstance(message, p.Commit):
+            self.commit(port, mail, message)
+        else:
+            self.abort(port, mail, message)
+
+    def _commit(
+        self, port: Port, mail: Mail, message: p.Commit, transaction: Transaction, stages: list[bytes], merged: Merged | None
+    ) -> None:
+        try:
+            group = self._log.append_group(transaction, [self._staging.part(stage) for stage in stages], time.time_ns(), merged)
+        except (DiskFull, Damaged) as error:
+            if isinstance(error, DiskFull):
+                self._shortage.refused(error, 1, time.monotonic_ns())
+            raise refusal(error) from error
+        row = TransactionRow(message.version, message.kind, group.first_offset, group.messages, group.time_ns, transaction.user)
+        row = later_of(self._transactions.get(message.app), row)
+        self._transactions[message.app] = self._state.batch.transactions[message.app] = row
+        self._state.cover(self._log.synced_end)
+        self._drop(
+            self.core.of(message.app, message.version, transaction.user, older=True), "its transaction is committed", superseded=True
+        )
+        data = {"first_offset": group.first_offset, "messages": group.messages, "repeated": False}
+        answer_now = partial(port.send, mail.envelope, p.Done(message.request, data))
+        if group.messages:
+            self.entered_bytes += sum(part[3] for part in message.parts)
+            self._on_committed()
+            answer_now()
+        else:
+            self._state.then(answer_now)
+
+    def abort(self, port: Port, mail: Mail, message: p.Abort) -> None:
+        user = user_of(mail.envelope)
+        self._check_user(message.app, user)
+        named = [stage for stage in message.stages if isinstance(stage, bytes)]
+        if self._queue.waits(port, mail, message, named):
+            return
+        self.core.check_user(named, user)
+        committed = bool(message.app) and self._find(message.app, message.version) is not None
+        stages = self.core.known([*named, *(self.core.of(message.app, message.version, user) if message.app else ())])
+        self._drop(stages, "it was aborted")
+        if message.request:
+            data = {"dropped": len(stages), "committed": committed}
+            self._state.then(partial(port.send, mail.envelope, p.Done(message.request, data)))
+
+    def _drop(self, stages: Iterable[bytes], text: str, *, superseded: bool = False) -> None:
+        stages = list(stages)
+        if stages:
+            batch = self._state.batch
+            self.core.forget(stages, text, superseded=superseded)
+            self._staging.drop(stages, batch)
+            self._state.then(partial(self._purge, batch))
+
+    def _purge(self, batch: StateBatch) -> None:
+        """On the thread: to give back the space of 256 MiB takes the system a tenth of a second."""
+        files = self._staging.purged(batch)
+        if files:
+            self.thread.submit(None, partial(self._staging.remove, files))
+
+    def _make_room(self, app: str) -> None:
+        """For this app, if it is a new one: `Refused` E_LIMIT where as many are remembered as may be, and none of them is a job's."""
+        if app in self._transactions or len(self._transactions) < TRANSACTIONS_MAX:
+            return
+        self._forget_transactions()
+        if len(self._transactions) >= TRANSACTIONS_MAX:
+            raise Refused(E_LIMIT, f"a topic remembers the transactions of {TRANSACTIONS_MAX} apps; use the same app name for each run")
+
+    def _forget_transactions(self) -> None:
+        for app in forgettable(self._transactions, time.time_ns()):
+            del self._transactions[app]
+            self._state.batch.transactions.pop(app, None)
+            self._state.batch.transactions_gone.append(app)
+
+    # Time
+
+    def expire(self) -> None:
+        """Stages that nobody uses any more, and transactions of old jobs."""
+        now_ns = time.monotonic_ns()
+        orphans = self.core.orphans(now_ns, int(self._open_kept_s * _NS_PER_S), int(self._sealed_kept_s * _NS_PER_S))
+        committing = self._queue.stages()
+        orphans = [stage for stage in orphans if stage not in committing]
+        if orphans:
+            log.info("%d stages were not used for long and are removed", len(orphans))
+            self._drop(orphans, "it was not used for too long (zsq serve --stage-timeout)")
+        if now_ns - self._forgot_ns > _FORGET_EVERY_NS:
+            self._forgot_ns = now_ns
+            self._forget_transactions()
+
+    def stop(self) -> None:
+        """Writers are told to look for a successor; seals that are on their way still end."""
+        self.closing = True
+        for peer in self.core.peers():
+            self._port.send(peer, p.Bye())
+            self.core.bye(peer)
+
+    def is_idle(self) -> bool:
+        return not self.thread.pending and not self.core.seals
+
+    def statistics(self) -> dict[str, Any]:
+        now, counts = time.monotonic_ns(), {"entered_bytes": self.entered_bytes}
+        rates = self._meter.rates(now, counts)
+        return {"transactions": len(self._transactions), **counts, "rates": rates, **self.core.statistics()}
+
+
+def _transaction(app: str, version: int, kind: str, user: str) -> Transaction:
+    p.check_transaction(app, version, kind)
+    return Transaction(app, version, kind, user)
+
+
+def _one_block(mail: Mail) -> Block:
+    blocks = mail.blocks()
+    if len(blocks) != 1:
+        raise UsageError(E_BAD_BLOCK, f"a push carries one block, not {len(blocks)}")
+    return blocks[0]
+
+
+def _check(block: Block, limits: Limits) -> None:
+    header = block.header
+    if header.flags or header.reserved_1 or header.reserved_2 or header.producer_id:
+        raise UsageError(E_BAD_BLOCK, "a staged block has no flags and no producer")
+    check_block(block, limits)

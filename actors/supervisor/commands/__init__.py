@@ -1,0 +1,1 @@
+"""The supervisor's commands: one module for each group of client requests."""

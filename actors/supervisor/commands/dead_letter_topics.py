@@ -1,0 +1,148 @@
+"""Dead-letter topics as the supervisor sees them: whose a topic of the default name is, and where letters may be sent back to.
+
+The default name `TOPIC.CHANNEL.dead` is not unique: channel `orders.x` of topic `eu` and channel `x` of topic `eu.orders` share one.
+So the first channel that sends its dead letters there by default is recorded in the topic's registry row as its owner, by its topic's uuid.
+Another channel with the same default name is refused, when it is configured and when it sends. The record lapses when the owner is deleted.
+A channel whose `dead_letter_topic` is set may send anywhere: whoever set it was permitted to publish there.
+
+Redrive asks here about each route. Headers of a dead letter prove nothing, because whoever may publish to the dead-letter topic can write
+them. Letters move by their headers only if the named topic has the named uuid and the named channel says that its dead letters go there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from ....transport.errors import E_BAD_ARGUMENT, E_CLOSING, E_FORBIDDEN, E_IN_USE, E_NOT_FOUND, NotFound, Refused, UsageError, ZsqError
+from ....transport.names import check_name
+from ....transport.wire import protocol as p
+from ...settings.channel_settings import DEAD_LETTER_TOPIC, default_dead_letter_topic
+from ...statistics.broker_view import GroupState
+from ..topics.broker_state import BrokerState
+from ..topics.topic_group import TopicGroup
+from .requests import Requests
+
+ACTION: Final = "redrive"
+_UUID_CHARS: Final = 32
+
+
+def check_default(broker: BrokerState, topic: str, channel: str, settings: Mapping[str, Any]) -> None:
+    """`Refused` E_IN_USE where these settings would send dead letters by default to a topic that has another owner."""
+    own = broker.groups.get(topic)
+    child = own.channels.get(channel) if own is not None else None
+    if child is not None:
+        settings = {**child.data.get("settings", {}), **child.stats.get("settings", {}), **settings}
+    if not channel or settings.get("dead_letter_topic") or not settings.get("max_attempts"):
+        return
+    uuid = own.row.uuid if own is not None else ""
+    _check_owner(broker, default_dead_letter_topic(topic, channel), topic, uuid, channel)
+
+
+def claim(broker: BrokerState, message: p.Lookup) -> None:
+    """A channel looks for the topic of its dead letters, which is there. `Refused` E_IN_USE where another channel owns it."""
+    topic, uuid, channel = (str(message.by.get(name, "")) for name in ("dead_topic", "dead_uuid", "dead_channel"))
+    if not topic or message.topic != default_dead_letter_topic(topic, channel):
+        return
+    _check_owner(broker, message.topic, topic, uuid, channel)
+    broker.registry.own(message.topic, {"uuid": uuid, "channel": channel})
+
+
+def _check_owner(broker: BrokerState, dead_topic: str, topic: str, uuid: str, channel: str) -> None:
+    dead = broker.registry.topics.get(dead_topic)
+    owner = dead.dead_letters_of if dead is not None else {}
+    if not owner or (owner["uuid"] == uuid and owner["channel"] == channel):
+        return
+    for name, group in broker.groups.items():
+        if group.row.uuid == owner["uuid"] and (group.state is not GroupState.UP or owner["channel"] in group.channels):
+            text = f"topic {dead_topic!r} has the dead letters of channel {owner['channel']!r} of topic {name!r}"
+            raise Refused(E_IN_USE, f"{text}: set dead_letter_topic of channel {channel!r} of topic {topic!r} to another one")
+
+
+class _Asked(NamedTuple):
+    """A route: where to, and where the letters say that they come from."""
+
+    to: str
+    channel: str
+    topic: str
+    uuid: str
+    origin_channel: str
+    chosen: bool
+
+
+def _asked(options: Mapping[str, Any]) -> _Asked:
+    """`UsageError` E_BAD_ARGUMENT, E_BAD_NAME."""
+    to, channel, origin = options.get("to"), options.get("channel", ""), options.get("origin")
+    good = isinstance(to, str) and isinstance(channel, str) and isinstance(origin, tuple) and len(origin) == 3
+    if not good or not all(isinstance(one, str) for one in origin or ()) or len(origin[1]) != _UUID_CHARS:  # type: ignore[index]
+        raise UsageError(E_BAD_ARGUMENT, "redrive wants to (a topic), channel, and origin: (topic, its uuid, channel)")
+    assert isinstance(origin, tuple)
+    check_name(origin[0])
+    check_name(origin[2], "channel")
+    topic, uuid, origin_channel = origin
+    target_channel = check_name(channel, "channel") if channel else ""
+    return _Asked(check_name(str(to)), target_channel, topic, uuid, origin_channel, options.get("chosen") is True)
+
+
+def redrive(requests: Requests, message: p.Manage) -> None:
+    """Answer whether dead letters of `word.topic` may go by this route. Nothing is moved: the caller reads and publishes."""
+    broker = requests.broker
+    asked = _asked(message.options)
+    dead = broker.groups.get(message.topic)
+    if dead is None:
+        raise NotFound(E_NOT_FOUND, f"topic {message.topic!r} does not exist")
+    target = broker.groups.get(asked.to)
+    if target is None:
+        raise NotFound(E_NOT_FOUND, f"topic {asked.to!r} does not exist; --to and --channel name others")
+
+    def answer(error: ZsqError | None) -> None:
+        requests.relay(message.request, {}, error)
+
+    def ready(error: ZsqError | None) -> None:
+        if error is None and asked.channel and asked.channel not in target.channels:
+            text = f"channel {asked.channel!r} of topic {asked.to!r} does not exist; --to and --channel name others"
+            error = NotFound(E_NOT_FOUND, text)
+        if error is not None:
+            answer(error)
+        else:
+            _check_origin(requests, message.topic, dead, asked, answer)
+
+    target.want("", ready)
+
+
+def _check_origin(requests: Requests, dead_topic: str, dead: TopicGroup, asked: _Asked, answer: Any) -> None:
+    """The named channel's dead letters go to this topic: the registry knows it, or the channel itself says so."""
+    if asked.chosen or dead.row.dead_letters_of == {"uuid": asked.uuid, "channel": asked.origin_channel}:
+        answer(None)  # where a person named the target, the headers decide nothing
+        return
+    source = requests.broker.groups.get(asked.topic)
+    if source is None or source.row.uuid != asked.uuid:
+        gone = f"topic {asked.topic!r} that these letters name was deleted, or is another one than they say"
+        answer(Refused(E_FORBIDDEN, f"{gone}: nothing proves where they died; --to says where to send them"))
+        return
+
+    def named(data: dict[str, Any] | None, error: ZsqError | None) -> None:
+        if data is not None and data["topic"] != dead_topic:
+            text = (
+                f"dead letters of channel {asked.origin_channel!r} of topic {asked.topic!r} go to {data['topic']!r}, not to {dead_topic!r}"
+            )
+            error = Refused(E_FORBIDDEN, f"{text}: nothing proves where these died; --to says where to send them")
+        answer(error)
+
+    def ask(error: ZsqError | None) -> None:
+        channel = source.channels.get(asked.origin_channel)
+        if error is not None or channel is None:
+            answer(error or Refused(E_CLOSING, f"channel {asked.origin_channel!r} is being started again; try in a moment"))
+        else:
+            requests.orders.send(channel, DEAD_LETTER_TOPIC, {}, named)
+
+    def ready(error: ZsqError | None) -> None:
+        if error is None and asked.origin_channel not in source.channels:
+            text = f"channel {asked.origin_channel!r} of topic {asked.topic!r} does not exist; --to and --channel name others"
+            error = NotFound(E_NOT_FOUND, text)
+        if error is not None:
+            answer(error)
+        else:
+            source.want(asked.origin_channel, ask)
+
+    source.want("", ready)

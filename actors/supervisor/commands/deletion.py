@@ -1,0 +1,280 @@
+"""Deleting topics and channels: refused while something is unfinished, unless forced; offsets are not used again.
+
+`#ephemeral` channels are deleted when they say that their last consumer has left, or when their process died; an `#ephemeral` topic with
+its last channel. Who asks for one meanwhile gets a new one.
+
+A topic is sealed first: from then on it takes no message, so what the actors report is the end of it, and nothing that was
+acknowledged after the look at the backlog goes with it. A channel's process ends before its rows go.
+
+Manage close and open: durable in the registry, then told to the topic's processes; answered when all that are up have taken it.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import Any, Final
+
+from ....transport.errors import E_BAD_ARGUMENT, E_CLOSED, E_CLOSING, E_NOT_EMPTY, E_TIMEOUT, E_TOPIC_FAILED, Refused, UsageError, ZsqError
+from ....transport.names import is_ephemeral
+from ....transport.wire import protocol as p
+from ...runtime.port import Envelope
+from ...runtime.process_table import Child
+from ...settings.closing import TO_CONSUMERS, after, to_consumers, to_publishers
+from ...statistics.broker_view import GroupState
+from ...statistics.gathering import Details
+from ...statistics.statistics import behind_pause, unfinished
+from ..topics.topic_group import TopicGroup
+from .requests import Callback, Requests
+
+log = logging.getLogger("zsq")
+
+# Added to the last known end of a topic whose storage cannot say where it is: a gap is harmless, an offset used twice is not.
+UNKNOWN_END_MARGIN: Final = 1 << 32
+
+
+def delete(requests: Requests, message: p.Manage, group: TopicGroup) -> None:
+    """Carry out Manage delete; it is answered when it is done or refused."""
+    if group.state in (GroupState.STOPPING, GroupState.ENDED):
+        requests.fail(message.request, Refused(E_CLOSING, f"topic {group.name!r} is being deleted already"))
+    elif message.channel:
+        _Deletion(requests, message, group).delete_channel()
+    else:
+        _Deletion(requests, message, group).delete_topic()
+
+
+class _Deletion:
+    """One deletion on its way."""
+
+    def __init__(self, requests: Requests, message: p.Manage, group: TopicGroup) -> None:
+        self.requests = requests
+        self.message = message
+        self.group = group
+        self.forced = bool(message.options.get("force"))
+
+    def _fail(self, error: ZsqError) -> None:
+        self.requests.fail(self.message.request, error)
+
+    def _refusal(self, complete: bool) -> ZsqError | None:
+        """Why not, or None."""
+        if not complete:  # E_CLOSING and not E_TIMEOUT: the broker is there, and nothing was done
+            text = "not all processes have said in time what they hold, so that is not known; try again, or delete with force"
+            return Refused(E_CLOSING, text)
+        left = unfinished(self.group, self.message.channel)
+        if left is None:
+            text = "a channel of it is being started again or has failed, so what it holds is not known; try again, or delete with force"
+            return Refused(E_CLOSING, text)
+        if not left:
+            return None
+        what = f"channel {self.message.channel!r}" if self.message.channel else f"topic {self.message.topic!r}"
+        behind = behind_pause(self.group)
+        drain = f"unpause the topic ({behind} of them lie behind its pause), drain it" if behind else "drain it"
+        text = f"{what} has {left} messages that are not finished; {drain}, or delete it with force and lose them"
+        return Refused(E_NOT_EMPTY, text)
+
+    # A topic
+
+    def delete_topic(self) -> None:
+        storage = self.group.storage
+        if self.group.state is GroupState.UP and storage is not None:
+            self.requests.orders.send(storage, "seal", {}, self._sealed)
+        elif self.forced:
+            stats = storage.stats if storage is not None else {}
+            self._remove_topic(max(int(stats.get("head", 0)), self.group.row.base_offset) + UNKNOWN_END_MARGIN)
+        else:
+            self._fail(Refused(E_CLOSING, "it is not up, so what it holds is not known; try again, or delete with force"))
+
+    def _sealed(self, data: dict[str, Any] | None, error: ZsqError | None) -> None:
+        if error is not None or data is None:
+            self._fail(error or Refused(E_CLOSING, "its storage did not say where it ends"))
+            return
+        end = int(data["head"])
+        if self.forced:
+            self._remove_topic(end)
+            return
+
+        def decide(complete: bool, details: Details) -> None:
+            refusal = self._refusal(complete)
+            if refusal is None:
+                self._remove_topic(end)
+                return
+            self._unseal()
+            self._fail(refusal)
+
+        try:
+            self.requests.gatherings.gather(self.requests.scope(self.group), decide)
+        except Refused as refused:
+            self._unseal()
+            self._fail(refused)
+
+    def _unseal(self) -> None:
+        if self.group.storage is not None:
+            self.requests.orders.send(self.group.storage, "unseal", {}, lambda data, error: None)
+
+    def _remove_topic(self, end: int) -> None:
+        def answer(data: dict[str, Any] | None, error: ZsqError | None) -> None:
+            self.requests.relay(self.message.request, data, error)
+
+        remove_topic(self.requests, self.group, end, answer)
+
+    # A channel
+
+    def delete_channel(self) -> None:
+        if self.forced:
+            self._remove_channel()
+            return
+
+        def decide(complete: bool, details: Details) -> None:
+            refusal = self._refusal(complete)
+            if refusal is not None:
+                self._fail(refusal)
+            else:
+                self._remove_channel()
+
+        group = self.group
+        asked: list[Child | None] = [group.storage, group.topic, group.channels[self.message.channel]]
+        self.requests.gatherings.gather([child for child in asked if child is not None and child.state == "up"], decide)
+
+    def _remove_channel(self) -> None:
+        if self.group.storage is None or self.group.state is not GroupState.UP or self.message.channel not in self.group.channels:
+            self._fail(Refused(E_CLOSING, "its topic is being started again, or it is being deleted already; try in a moment"))
+            return
+
+        def answer(data: dict[str, Any] | None, error: ZsqError | None) -> None:
+            self.requests.relay(self.message.request, data, error)
+
+        remove_channel(self.requests, self.group, self.message.channel, answer)
+
+
+def remove_channel(requests: Requests, group: TopicGroup, name: str, answer: Callback, *, lost: bool = False) -> None:
+    """End the process of a channel, then its rows; of a topic that is up. `lost`: it died, and its consumers may come again."""
+    storage, child = group.storage, group.channels[name]
+    assert storage is not None
+    group.deleting.add(name)  # who wants it meanwhile waits, or is told to: a second process would stand on the old row
+    group.drop_channel(name, lost=lost)
+    if is_ephemeral(name):  # what comes from here on is not its own: said to storage before anybody can see that it is gone
+        requests.orders.send(storage, "leave", {"channel": name}, lambda data, error: None)
+    if child is not None:
+        requests.broker.processes.stop_child(child)
+
+    def drop(ended: bool) -> None:
+        if not ended:
+            gone(None, ZsqError(E_TIMEOUT, f"the process of channel {name!r} did not end; its rows were kept"))
+            return
+        requests.orders.send(storage, "drop", {"channel": name}, gone)
+
+    def gone(data: dict[str, Any] | None, error: ZsqError | None) -> None:
+        group.deleted(name)
+        answer(data, error)
+        if not lost:
+            end_if_over(requests, group)
+
+    requests.after_end(child, drop)
+
+
+def over(requests: Requests, envelope: Envelope, message: p.Over) -> None:
+    """An ephemeral channel says that its last consumer has left. It says so again while its topic cannot be asked."""
+    child = requests.broker.processes.children.get(message.key)
+    group = child.owner if child is not None else None
+    if child is None or child.envelope != envelope or child.state != "up" or group is None or group.state is not GroupState.UP:
+        return
+    name = child.spec.settings.get("channel", "")
+    if is_ephemeral(name) and group.channels.get(name) is child:
+        log.debug("channel %s/%s has no consumer any more: deleted", group.name, name)
+        remove_channel(requests, group, name, lambda data, error: None)
+
+
+def end_if_over(requests: Requests, group: TopicGroup) -> None:
+    """An ephemeral topic goes with its last channel, and what it held with it."""
+    if not is_ephemeral(group.name) or group.channels or group.deleting or group.state is not GroupState.UP:
+        return
+    log.debug("topic %s has no channel any more: deleted", group.name)
+    remove_topic(requests, group, 0, lambda data, error: None)
+
+
+def remove_topic(requests: Requests, group: TopicGroup, end: int, answer: Callback) -> None:
+    """Durable before anything ends; at the next start the rest is done. `end`: where a topic of that name begins from now on."""
+    registry = requests.broker.registry
+    if group.state in (GroupState.STOPPING, GroupState.ENDED):
+        answer(None, Refused(E_CLOSING, "it is being deleted already"))
+        return
+    try:
+        registry.set_state(group.name, "deleting", max(end, registry.ended.get(group.name, 0)))
+    except Refused as error:
+        requests.sealed.append(group)
+        open_again(requests)
+        answer(None, error)
+        return
+
+    def stopped() -> None:
+        registry.remove(group.name)
+        requests.broker.remove_group(group.name)
+        answer({}, None)
+
+    requests.count_refused()  # now, as the topic's count goes with it
+    group.stop(stopped)
+
+
+def open_again(requests: Requests) -> None:
+    """Topics whose deletion was refused take publishes again. Not while the next start may yet carry it out (see `Registry.settle`): what
+    was acknowledged meanwhile would go with the topic."""
+    if requests.sealed and not requests.broker.registry.in_doubt:
+        groups, requests.sealed = requests.sealed, []
+        for group in groups:
+            if group.storage is not None:
+                requests.orders.send(group.storage, "unseal", {}, lambda data, error: None)
+
+
+# These leave nobody who thinks otherwise: what is not up starts with what the row says.
+_HARMLESS = (E_CLOSING, E_TOPIC_FAILED)
+
+
+def check_subscribed(group: TopicGroup, channel: str) -> None:
+    """`Refused` E_CLOSED for who looks for a channel of a topic that is closed to consumers."""
+    if channel and to_consumers(group.row.closed):
+        raise Refused(E_CLOSED, TO_CONSUMERS)
+
+
+def carry_out(requests: Requests, message: p.Manage, group: TopicGroup) -> None:
+    if message.channel:
+        raise UsageError(E_BAD_ARGUMENT, "a topic is closed, not one of its channels: pause that, or delete it")
+    state = after(group.row.closed, message.action, message.options)
+    requests.broker.registry.close(group.name, state)
+    _Closing(requests, message.request, group).tell(state)
+
+
+class _Closing:
+    """One order on its way to all processes of the topic."""
+
+    def __init__(self, requests: Requests, request: int, group: TopicGroup) -> None:
+        self.requests = requests
+        self.request = request
+        self.group = group
+        self._waits = 0
+        self._error: ZsqError | None = None
+
+    def tell(self, state: str) -> None:
+        self._state = state
+        self._waits = 1 + len(self.group.channels)
+        for channel in ("", *self.group.channels):  # those on their way up were started with the state before
+            self.group.want(channel, partial(self._up, channel))
+
+    def _up(self, channel: str, error: ZsqError | None) -> None:
+        group = self.group
+        order = {"publishers": to_publishers(self._state), "consumers": to_consumers(self._state)}
+        children: list[Child | None] = [group.channels.get(channel)] if channel else [group.storage, group.topic]
+        if error is None:
+            self._waits += len(children)
+            for child in children:
+                if child is None:
+                    self._answered(None, None)
+                else:
+                    self.requests.orders.send(child, "closed", order, self._answered)
+        self._answered(None, error)
+
+    def _answered(self, data: dict[str, Any] | None, error: ZsqError | None) -> None:
+        self._waits -= 1
+        if error is not None and error.code not in _HARMLESS:
+            self._error = self._error or error
+        if self._waits == 0:
+            self.requests.relay(self.request, {"closed": self._state}, self._error)

@@ -1,0 +1,301 @@
+"""What clients ask of the supervisor: Lookup, Manage, Stats. Answers that need others are kept in a bounded table until they come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ....storage.retention import changed, resolve
+from ....transport.errors import (
+    E_BAD_ARGUMENT,
+    E_BAD_COMMAND,
+    E_CLOSING,
+    E_INTERNAL,
+    E_LIMIT,
+    E_NOT_FOUND,
+    NotFound,
+    Refused,
+    UsageError,
+    ZsqError,
+)
+from ....transport.names import check_name, is_ephemeral
+from ....transport.settings import SYNC_MODES
+from ....transport.wire import protocol as p
+from ...runtime.port import Mail
+from ...security.audit import count_of
+from ...security.policy import CHANNEL_ONLY
+from ...settings import closing, options
+from ...settings.channel_settings import DEAD_LETTERS, made
+from ...statistics.broker_view import BrokerView, GroupState
+from ...statistics.gathering import Details
+from ...statistics.overview import Overview
+from ...statistics.statistics import broker_statistics
+from ..topics.topic_group import TopicGroup, retention_in_memory
+from . import dead_letter_topics, deletion, moving
+from .requests import Requests
+
+_OF_STORAGE = ("configure", "chunks", "delayed", "backup")  # actions that the topic's storage carries out
+
+
+class Commands:
+    """`view`: what statistics show."""
+
+    def __init__(self, requests: Requests, view: BrokerView) -> None:
+        self._requests = requests
+        self._broker = requests.broker
+        self._view = view
+        self._overview = Overview(view)
+
+    def on_mail(self, mail: Mail) -> None:
+        message = mail.message
+        request = 0
+        if isinstance(message, (p.Lookup, p.Manage, p.Stats)):
+            request = self._requests.numbered(mail.envelope, message.request)
+            message = replace(message, request=request)
+        try:
+            if isinstance(message, (p.Done, p.Failed)):
+                self._requests.orders.on_answer(mail.envelope, message)
+            elif isinstance(message, p.Lookup):
+                self._check_running()
+                self._lookup(message)
+            elif isinstance(message, p.Manage):
+                self._requests.audits.ordered(request, message)
+                self._check_running()
+                self._manage(message)
+            elif isinstance(message, p.Stats):
+                self._stats(message)
+            elif isinstance(message, p.Over):
+                deletion.over(self._requests, mail.envelope, message)
+            elif isinstance(message, p.Beat):
+                self._requests.send(mail.envelope, p.Beat())
+            elif not isinstance(message, p.Bye):
+                raise UsageError(E_BAD_COMMAND, f"the supervisor does not know {type(message).__name__}")
+        except ZsqError as error:
+            self._requests.fail(request, error, mail.envelope)
+        except OSError as error:
+            self._requests.fail(request, _refused(error), mail.envelope)
+
+    def _check_running(self) -> None:
+        """`Refused` E_CLOSING while the broker stops. A topic that is made now would keep it from ending, and one that has ended never
+        answers who waits for it."""
+        if self._broker.stopping:
+            raise Refused(E_CLOSING, "the broker is stopping; try again when it runs again")
+
+    # Finding
+
+    def _group(self, topic: str, create: bool, sync: str = "", retention: Mapping[str, Any] | None = None) -> TopicGroup:
+        """The topic's group, made if asked for."""
+        check_name(topic)
+        group = self._broker.groups.get(topic)
+        if group is not None:
+            return group
+        if not create:
+            raise NotFound(E_NOT_FOUND, f"topic {topic!r} does not exist")
+        if len(self._broker.groups) >= options.TOPICS_MAX:
+            raise Refused(E_LIMIT, f"a node has at most {options.TOPICS_MAX} topics")
+        self._broker.processes.check_room(3, f"topic {topic!r} with a channel")
+        sync = sync or self._broker.options.sync
+        if sync not in SYNC_MODES:
+            raise UsageError(E_BAD_ARGUMENT, f"sync is one of {', '.join(SYNC_MODES)}, not {sync!r}")
+        own = changed({}, retention or {})
+        if is_ephemeral(topic):
+            retention_in_memory(own, self._broker.registry.memory.bytes_max())
+        else:
+            resolve(self._broker.options.retention, own)
+        return self._broker.add_group(topic, self._broker.registry.add(topic, sync, own))
+
+    def _channel(self, group: TopicGroup, channel: str, create: bool) -> None:
+        check_name(channel, "channel")
+        if channel not in group.channels:
+            if group.state is not GroupState.UP and not create:
+                return  # its channels are not known yet: those who want it wait
+            if not create:
+                raise NotFound(E_NOT_FOUND, f"channel {channel!r} of topic {group.name!r} does not exist")
+            if group.state is GroupState.UP:  # else it may be there: its topic starts
+                self._broker.processes.check_room(1, f"channel {channel!r} of topic {group.name!r}")
+
+    def _lookup(self, message: p.Lookup) -> None:
+        there = self._broker.groups.get(message.topic)
+        if message.create and (there is None or message.channel not in there.channels):
+            dead_letter_topics.check_default(self._broker, message.topic, message.channel, message.settings)
+        if there is not None and (message.channel in there.channels or there.state is not GroupState.UP):
+            made(message.settings)  # what is there, or may be, has settings of its own
+        else:
+            made(message.settings, message.topic, message.channel)
+        message = self._by_rule(message, there)
+        group = self._group(message.topic, message.create and message.by.get("create") != CHANNEL_ONLY)
+        dead_letter_topics.claim(self._broker, message)
+        if there is None:
+            self._requests.audits.first_use(message, "")
+        is_new = message.create and message.channel != "" and message.channel not in group.channels
+        # Which channels a topic has that was not up is known only when it is.
+        is_known = there is None or group.state is GroupState.UP
+        deletion.check_subscribed(group, message.channel)
+        if message.channel:
+            self._channel(group, message.channel, message.create)
+
+        def then(error: ZsqError | None) -> None:
+            if error is not None:
+                self._requests.fail(message.request, error)
+            elif message.channel and group.channels.get(message.channel) is None:
+                self._requests.fail(message.request, NotFound(E_NOT_FOUND, f"channel {message.channel!r} does not exist"))
+            elif (other := group.differs(message.channel, message.settings)) is not None:
+                self._requests.fail(message.request, other)
+            else:
+                if is_new and (is_known or message.channel not in group.stored):
+                    self._requests.audits.first_use(message, message.channel)
+                self._requests.done(message.request, group.endpoints(message.channel, with_settings=bool(message.settings)))
+
+        if message.channel and message.channel not in group.channels and not message.create:
+            group.want("", lambda error: self._again(self._lookup, message, error))
+        else:
+            group.want(message.channel, then, message.settings)
+
+    def _by_rule(self, message: p.Lookup, there: TopicGroup | None) -> p.Lookup:
+        """The word as `--auto-create` permits it. `NotFound` where it would make a topic or a channel that only a command may make."""
+        rule = self._broker.options.auto_create
+        if not message.create or rule == "always" or message.by.get("via") == DEAD_LETTERS:
+            return message
+        how = "does not exist, and this broker runs with --auto-create"
+        if there is None and (rule == "never" or message.channel):
+            raise NotFound(
+                E_NOT_FOUND, f"topic {message.topic!r} {how} {rule}: check the name, or make it (zsq topic create {message.topic})"
+            )
+        if there is None or rule == "publishers":
+            return message
+        if message.channel and message.channel not in there.channels and there.state is GroupState.UP:
+            what = f"channel {message.channel!r} of topic {message.topic!r} {how} {rule}"
+            raise NotFound(E_NOT_FOUND, f"{what}: check the name, or make it (zsq channel create {message.topic} {message.channel})")
+        return replace(message, create=False)
+
+    def _again(self, carry_out: Callable[[Any], None], message: Any, error: ZsqError | None) -> None:
+        """The topic is up by now, or is not to be had."""
+        try:
+            if error is not None:
+                raise error
+            carry_out(message)
+        except ZsqError as failure:
+            self._requests.fail(message.request, failure)
+        except OSError as failure:
+            self._requests.fail(message.request, _refused(failure))
+
+    # Managing
+
+    def _manage(self, message: p.Manage) -> None:
+        if message.action == "create":
+            self._create(message)
+            return
+        if message.action == "list":  # from what is at hand: cheap enough to be asked once a second
+            names = {name: tuple(group.channels) for name, group in self._broker.groups.items()}
+            self._requests.done(message.request, {"topics": names})
+            return
+        if message.action == "audit":
+            entries = self._requests.audit_log.newest(count_of(message.options), message.topic)
+            self._requests.done(message.request, {"entries": tuple(entries)})
+            return
+        if message.action == "overview":
+            self._requests.done(message.request, self._overview.answer(message.options))
+            return
+        if message.action == dead_letter_topics.ACTION:
+            dead_letter_topics.redrive(self._requests, message)
+            return
+        if message.action not in ("delete", "pause", "unpause", *closing.ACTIONS, *moving.ACTIONS, *_OF_STORAGE):
+            raise UsageError(E_BAD_COMMAND, f"there is no action {message.action!r}")
+        if message.action in moving.ACTIONS:
+            moving.check(message)
+        group = self._group(message.topic, create=False)
+        if message.channel and message.channel not in group.channels:
+            if group.state is not GroupState.UP:  # which channels it has is known when it is: who deletes one must not hear that it is gone
+                group.want("", lambda error: self._again(self._manage, message, error))
+                return
+            raise NotFound(E_NOT_FOUND, f"channel {message.channel!r} of topic {message.topic!r} does not exist")
+        if message.action == "delete":
+            deletion.delete(self._requests, message, group)
+            return
+        if message.action in closing.ACTIONS:
+            deletion.carry_out(self._requests, message, group)
+            return
+        if message.action in moving.ACTIONS and message.channel:
+            moving.carry_out(self._requests, message, group)
+            return
+        if message.action == "empty":
+            moving.empty_topic(self._requests, message, group)
+            return
+        order_options = {str(key): value for key, value in message.options.items()}
+        if message.action == "configure" and not message.channel:
+            order_options = self._configure(group, order_options)
+        elif message.action == "configure":
+            dead_letter_topics.check_default(self._broker, message.topic, message.channel, order_options)
+
+        of_storage = message.action in _OF_STORAGE and not message.channel
+
+        def ready(error: ZsqError | None) -> None:
+            child = group.channels.get(message.channel) if message.channel else group.topic
+            if of_storage:
+                child = group.storage
+            if error is not None or child is None:
+                self._requests.fail(message.request, error or Refused(E_CLOSING, "it is being started again; try in a moment"))
+                return
+
+            def then(data: dict[str, Any] | None, failure: ZsqError | None) -> None:
+                if message.channel and data and "settings" in data:
+                    child.data["settings"] = data["settings"]  # Lookup tells them
+                self._requests.relay(message.request, data, failure)
+
+            self._requests.orders.send(child, message.action, order_options, then)
+
+        group.want(message.channel, ready)
+
+    def _configure(self, group: TopicGroup, changes: dict[str, Any]) -> dict[str, Any]:
+        """Durable in the registry; what holds now, for the storage to take up. If it dies before that, its successor starts with it."""
+        own = changed(group.row.retention, changes)
+        found = group.resolved(own)
+        self._broker.registry.configure(group.name, own)
+        return found.as_dict()
+
+    def _create(self, message: p.Manage) -> None:
+        existed = message.topic in self._broker.groups
+        settings: Mapping[str, Any] = {}
+        if message.channel:
+            check_name(message.channel, "channel")
+            made(settings := message.options, message.topic, message.channel)
+            dead_letter_topics.check_default(self._broker, message.topic, message.channel, settings)
+        own = {} if message.channel else message.options
+        group = self._group(message.topic, create=True, sync=str(own.get("sync", "")), retention=_retention(own))
+        if message.channel:
+            existed = message.channel in group.channels
+            self._channel(group, message.channel, create=True)
+
+        def then(error: ZsqError | None) -> None:
+            self._requests.relay(message.request, {"existed": existed}, error or group.differs(message.channel, settings))
+
+        group.want(message.channel, then, settings)
+
+    # Statistics
+
+    def _stats(self, message: p.Stats) -> None:
+        group = self._group(message.topic, create=False) if message.topic else None
+        if message.channel and group is not None and message.channel not in group.channels:
+            raise NotFound(E_NOT_FOUND, f"channel {message.channel!r} of topic {message.topic!r} does not exist")
+        children = self._requests.scope(group)
+        singles = self._view.singles.values()
+        asked = [child for child in singles if group is None or child.spec.kind == "nsq_gateway"]  # it knows its clients best
+        children += [child for child in asked if child.state == "up"]
+
+        def then(complete: bool, details: Details) -> None:
+            self._requests.done(message.request, broker_statistics(self._view, message.topic, message.channel, details))
+
+        self._broker.processes.changes += len(children)
+        self._requests.gatherings.gather(children, then, detailed=True)
+
+
+def _retention(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = settings.get("retention") or {}
+    if not isinstance(found, dict):
+        raise UsageError(E_BAD_ARGUMENT, "retention is a map of settings")
+    return {str(key): value for key, value in found.items()}
+
+
+def _refused(error: OSError) -> Refused:
+    return Refused(E_INTERNAL, f"the system refuses: {error.strerror or error}")

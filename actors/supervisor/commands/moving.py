@@ -1,0 +1,160 @@
+"""Where a channel is: seek and empty, which move it, and peek, which only looks. All need the topic's ends as they are now.
+
+A time is turned into an offset by the storage: the client's clock decides nothing, and what it asks for may be removed meanwhile.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from ....transport.errors import E_BAD_ARGUMENT, E_CLOSING, Refused, UsageError, ZsqError
+from ....transport.wire import protocol as p
+from ...runtime.process_table import Child
+from ...settings import options
+from ...statistics.statistics import reach
+from ..topics.topic_group import TopicGroup
+from .requests import Requests
+
+CLOCKS_DIFFER_S: Final = 60.0  # a time that a client meant as now may lie so far ahead of the broker's clock
+ACTIONS: Final = ("empty", "seek", "peek")  # of a channel
+
+
+def check(message: p.Manage) -> None:
+    """`UsageError` E_BAD_ARGUMENT for what makes no sense."""
+    asked = message.options
+    if message.action != "empty" and not message.channel:
+        raise UsageError(E_BAD_ARGUMENT, f"{message.action} is about a channel: name it")
+    if message.action == "seek":
+        given = [asked[name] for name in ("offset", "time_ns") if name in asked]
+        if len(given) != 1 or type(given[0]) is not int:
+            raise UsageError(E_BAD_ARGUMENT, "seek moves a channel to an offset, or to a time_ns: give one of them, as a number")
+        ahead_s = (asked.get("time_ns", 0) - time.time_ns()) / 1e9
+        if ahead_s > CLOCKS_DIFFER_S and not asked.get("clamp"):
+            text = f"that time is {ahead_s:,.0f} s ahead of the broker's clock, and all that waits would be skipped"
+            raise UsageError(E_BAD_ARGUMENT, f"{text}. Seek to latest to skip it, or say clamp (zsq seek --clamp)")
+    if message.action == "peek":
+        limit = asked.get("limit")
+        if type(limit) is not int or not 1 <= limit <= options.PEEK_MAX:
+            raise UsageError(E_BAD_ARGUMENT, f"peek shows 1 to {options.PEEK_MAX} messages of each kind, not {limit!r:.40}")
+
+
+def carry_out(requests: Requests, message: p.Manage, group: TopicGroup) -> None:
+    """One of `ACTIONS`, on a channel; it is answered when that is done."""
+    asked: dict[str, Any] = {str(key): value for key, value in message.options.items()}
+
+    def relay(data: dict[str, Any] | None, error: ZsqError | None) -> None:
+        requests.relay(message.request, data, error)
+
+    def then() -> None:
+        channel = group.channels.get(message.channel)
+        if channel is None:
+            relay(None, _starting())
+        else:
+            requests.orders.send(channel, message.action, asked | reach(group), relay)
+
+    def found(data: dict[str, Any] | None, error: ZsqError | None) -> None:
+        if data is None:
+            relay(None, error)
+        else:
+            asked["offset"] = data["offset"]
+            then()
+
+    def ready(error: ZsqError | None) -> None:
+        if error is not None:
+            relay(None, error)
+        elif message.action != "seek" or "offset" in asked:
+            then()
+        elif group.storage is None:
+            relay(None, _starting())
+        else:
+            requests.orders.send(group.storage, "offset_at", {"time_ns": asked.pop("time_ns")}, found)
+
+    ends: list[Child] = [child for child in (group.storage, group.topic) if child is not None and child.state == "up"]
+    requests.gatherings.gather(ends, lambda complete, details: group.want(message.channel, ready))
+
+
+class _EmptyTopic:
+    """Empty what waits in the topic itself: behind its pause, or, without a channel, for a first one.
+
+    Each channel agrees, durably, to pass what waits behind the pause; then the pause moves to its end, so the topic has nothing left. If
+    this breaks off in between, nothing was emptied for some channels, whoever asked hears an error, and asking again goes on from there.
+    """
+
+    def __init__(self, requests: Requests, message: p.Manage, group: TopicGroup) -> None:
+        self._requests = requests
+        self._message, self._group = message, group
+        self._told: set[str] = set()  # channels
+        self._left = 0
+        self._moved = False
+        self._error: ZsqError | None = None
+        self._start = self._end = 0
+        self._order_topic({}, self._begun)
+
+    def _order_topic(self, asked: dict[str, Any], then: Callable[[dict[str, Any] | None, ZsqError | None], None]) -> None:
+        def ready(error: ZsqError | None) -> None:
+            topic = self._group.topic
+            if error is not None or topic is None:
+                self._answer(error or _starting())
+            else:
+                self._requests.orders.send(topic, "empty", asked, then)
+
+        self._group.want("", ready)
+
+    def _begun(self, data: dict[str, Any] | None, error: ZsqError | None) -> None:
+        if data is None:
+            self._answer(error)
+            return
+        self._start, self._end = data["start"], data["end"]
+        self._tell_channels()
+
+    def _tell_channels(self) -> None:
+        """Those that were not told yet; when all have agreed the pause moves. A channel that was made before it moved is told after it."""
+        channels = self._group.channels.keys() - self._told
+        if self._start >= self._end or (self._moved and not channels):
+            self._answer(None)
+            return
+        if not channels:
+            self._move_pause()
+            return
+        self._told |= channels
+        self._left = len(channels)
+        for channel in channels:
+            self._group.want(channel, partial(self._order_channel, channel))
+
+    def _order_channel(self, channel: str, error: ZsqError | None) -> None:
+        child = self._group.channels.get(channel)
+        if channel not in self._group.channels:  # it was deleted meanwhile
+            self._agreed(None, None)
+        elif error is not None or child is None:
+            self._agreed(None, error or _starting())
+        else:
+            self._requests.orders.send(child, "skip", {"start": self._start, "end": self._end}, self._agreed)
+
+    def _agreed(self, data: dict[str, Any] | None, error: ZsqError | None) -> None:
+        self._left -= 1
+        self._error = self._error or error
+        if self._left:
+            return
+        if self._error is not None:
+            self._answer(self._error)
+        else:
+            self._move_pause()
+
+    def _move_pause(self) -> None:
+        self._moved = True
+        self._order_topic({"end": self._end}, lambda data, error: self._answer(error) if error is not None else self._tell_channels())
+
+    def _answer(self, error: ZsqError | None) -> None:
+        self._requests.relay(self._message.request, {}, error)
+
+
+def empty_topic(requests: Requests, message: p.Manage, group: TopicGroup) -> None:
+    """Empty a topic; it is answered when that is done."""
+    _EmptyTopic(requests, message, group)
+
+
+def _starting() -> Refused:
+    return Refused(E_CLOSING, "it is being started again; try in a moment")

@@ -1,0 +1,149 @@
+"""Clients' requests until they are answered, and the orders to actors that they wait for. Both tables are bounded."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from ....transport.errors import E_CLOSING, E_LIMIT, E_TIMEOUT, Refused, ZsqError
+from ....transport.wire import protocol as p
+from ...runtime.port import Envelope
+from ...runtime.process_table import Child
+from ...runtime.processes import Processes
+from ...security.audit import AuditLog, AuditRecorder
+from ...settings import options
+from ...statistics.gathering import Gatherings
+from ..topics.broker_state import BrokerState
+from ..topics.topic_group import TopicGroup
+
+_NS_PER_S: Final = 1_000_000_000
+_ANSWER_S: Final = 20.0  # below a client's own patience, so that it hears what happened
+
+Callback = Callable[[dict[str, Any] | None, ZsqError | None], None]
+
+
+class _PendingOrder(NamedTuple):
+    """`envelope`: of whom it was sent to; nobody else's message answers it."""
+
+    callback: Callback
+    deadline_ns: int
+    key: int
+    envelope: Envelope
+    patience_s: float
+
+
+class Orders:
+    """Orders to actors, each answered once: by the actor, by its end, or by the end of patience."""
+
+    def __init__(self, processes: Processes) -> None:
+        self._processes = processes
+        self._request = 0
+        self._orders: dict[int, _PendingOrder] = {}
+
+    def send(self, child: Child, action: str, order_options: dict[str, Any], callback: Callback, patience_s: float = _ANSWER_S) -> None:
+        if len(self._orders) >= options.WAITERS_MAX:
+            callback(None, Refused(E_LIMIT, "too many orders are on their way already"))
+            return
+        self._request += 1
+        deadline_ns = time.monotonic_ns() + int(patience_s * _NS_PER_S)
+        self._orders[self._request] = _PendingOrder(callback, deadline_ns, child.spec.key, child.envelope, patience_s)
+        if not self._processes.send(child, p.Order(self._request, action, order_options)):
+            del self._orders[self._request]
+            callback(None, Refused(E_CLOSING, f"{child.spec.title} is being started again; try in a moment"))
+
+    def awaits(self, envelope: Envelope, request: int) -> bool:
+        """Return True if an order of that number was sent to just this one, and is not answered yet."""
+        order = self._orders.get(request)
+        return order is not None and order.envelope == envelope
+
+    def on_answer(self, envelope: Envelope, message: p.Done | p.Failed) -> None:
+        if not self.awaits(envelope, message.request):
+            return
+        order = self._orders.pop(message.request)
+        if isinstance(message, p.Done):
+            order.callback(message.data, None)
+        else:
+            order.callback(None, ZsqError(message.code, message.text))
+
+    def tick(self, now_ns: int) -> None:
+        """Give up on what takes too long, and on what was sent to a process that has ended."""
+        for request, order in list(self._orders.items()):
+            if order.key not in self._processes.children:
+                del self._orders[request]
+                order.callback(None, Refused(E_CLOSING, "it was started again meanwhile; the order may or may not be in effect"))
+            elif now_ns > order.deadline_ns:
+                del self._orders[request]
+                order.callback(None, ZsqError(E_TIMEOUT, f"no answer within {order.patience_s:g} s; the order may still take effect"))
+
+    def stop(self) -> None:
+        """Answer everyone who waits."""
+        orders, self._orders = self._orders, {}
+        for order in orders.values():
+            order.callback(None, Refused(E_CLOSING, "the broker is stopping; the order may or may not be in effect"))
+
+
+class Requests:
+    """What the handlers of commands share. `send`: to a client; `count_refused`: notes a topic's refused publishes before it goes."""
+
+    def __init__(
+        self, broker: BrokerState, orders: Orders, audit_log: AuditLog, send: Callable[[Envelope, p.Wire], bool],
+        count_refused: Callable[[], object],
+    ) -> None:  # fmt: skip
+        self.broker = broker
+        self.orders = orders
+        self.gatherings = Gatherings(broker.processes)
+        self.audit_log = audit_log
+        self.audits = AuditRecorder(audit_log)
+        self.count_refused = count_refused
+        self.sealed: list[TopicGroup] = []  # deletions that were refused: to be opened again
+        self.send = send
+        self._number = 0
+        self._asked: dict[int, tuple[Envelope, int]] = {}  # by the broker's own number: who asked, and the asker's number
+
+    def numbered(self, envelope: Envelope, theirs: int) -> int:
+        """A number of the broker's own for a question. Several of one client may have the same number, and each is answered."""
+        self._number += 1
+        if len(self._asked) >= options.ASKED_MAX:
+            del self._asked[next(iter(self._asked))]
+        self._asked[self._number] = envelope, theirs
+        return self._number
+
+    def done(self, request: int, data: dict[str, Any]) -> None:
+        """`request`: the broker's own number; so in `fail`."""
+        self.audits.answered(request)
+        asked = self._asked.pop(request, None)
+        if asked is not None:
+            self.send(asked[0], p.Done(asked[1], data))
+
+    def fail(self, request: int, error: ZsqError, envelope: Envelope = ()) -> None:
+        """`envelope`: where a message without a number came from."""
+        self.audits.answered(request, f"{error.code} {error.text}")
+        asked = self._asked.pop(request, None if request else (envelope, 0))
+        if asked is not None:
+            self.send(asked[0], p.Failed(asked[1], error.code, error.text))
+
+    def relay(self, request: int, data: dict[str, Any] | None, error: ZsqError | None) -> None:
+        if error is not None:
+            self.fail(request, error)
+        else:
+            self.done(request, data or {})
+
+    def after_end(self, child: Child | None, then: Callable[[bool], None]) -> None:
+        """Go on when the process has ended; with `False` if it does not."""
+        self.gatherings.after_end(child, then, _ANSWER_S)
+
+    def scope(self, group: TopicGroup | None) -> list[Child]:
+        """The processes that are up, of one topic or of all."""
+        groups = [group] if group is not None else list(self.broker.groups.values())
+        return [child for one in groups for child in one.children() if child.state == "up"]
+
+    def tick(self, now_ns: int) -> None:
+        self.gatherings.tick(now_ns)
+        self.audits.tick(now_ns / _NS_PER_S)
+        self.orders.tick(now_ns)
+
+    def stop(self) -> None:
+        """Answer everyone who waits."""
+        self.orders.stop()
+        self.gatherings.stop()

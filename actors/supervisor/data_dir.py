@@ -1,0 +1,267 @@
+"""A data directory whose broker is stopped: held by its lock, and checked topic by topic.
+
+This file also makes a lost registry again, from the copy before its last change and from what the topics' directories say of themselves.
+
+The old copy is one change behind. What the last change can have been, and what then becomes of it:
+
+* a topic was made: its directory has a number that the old copy has not given yet, and its identity the rest;
+* settings: those before them hold;
+* a deletion began or ended: it is not deleted, or its directory is missing and the next start ends the deletion;
+* an import was committed: its numbers are noted in the old copy.
+
+A directory whose number had been given and whose topic the old copy does not know was not in use, and is left alone. Without an old copy
+all directories count, and what only the registry knew is gone; each such loss is said. Where two claim one name, or one uuid, nothing
+is chosen: a person moves one away.
+
+What an import from nsqd left that was killed: cleared at the next start of the broker, or by the next import, by the registry's record.
+
+An import builds its topics aside and renames them into `topics/` before it commits. Until that commit nobody knows them, and for ever
+if nobody runs it again: they only take space. Their numbers were noted before, and nobody else gets those.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from ...storage.checks.fsck import DAMAGE, NOTE, Finding, TopicReport, check_topic
+from ...storage.directory.store import TopicIdentity, read_identity
+from ...storage.errors import ForeignDirectory, Locked
+from ...storage.files import Files
+from ...storage.log.log_format import IDENTITY_NAME
+from ...transport.errors import E_IN_USE, E_NOT_FOUND, NotFound, Refused
+from .topics.registry import OLD_NAME, REGISTRY_NAME, Registry
+from .topics.registry_format import Content, RegistryDamaged, TopicRow, decode
+
+BYTES_MAX: Final = 64 * 1024 * 1024
+_FOLDER: Final = re.compile(r"[0-9]{6,15}", re.ASCII)
+_TRASH: Final = re.compile(r"([0-9]{6,15})-", re.ASCII)
+
+
+class NotRebuilt(Exception):
+    """Why not."""
+
+
+@dataclass(slots=True)
+class Rebuilt:
+    content: Content
+    said: list[str] = field(default_factory=list)
+    """What came from where, and what is not known any more."""
+
+
+def read_copy(files: Files, path: str) -> Content | None:
+    """None where it is missing or damaged. `ForeignDirectory` where a newer zsq wrote it."""
+    try:
+        return decode(files.read_file(path, BYTES_MAX), path)
+    except (RegistryDamaged, OSError):
+        return None
+
+
+def rebuild(files: Files, data_dir: Path, old_name: str) -> Rebuilt:
+    """In memory only. `NotRebuilt` where there is nothing to make it from, or no telling what is right."""
+    old = read_copy(files, str(data_dir / old_name))
+    found = _identities(files, data_dir)
+    if old is None and not any(found.values()):
+        raise NotRebuilt(f"{old_name} is missing or damaged too, and no directory in topics/ says what it is")
+    if old is not None:
+        rebuilt = Rebuilt(old, [f"from {old_name}, as it was before the last change"])
+    else:
+        rebuilt = Rebuilt(Content(uuid.uuid4().hex, 0), ["from the topics' own identities"])
+    given = set() if old is None else set(range(1, old.next_number)) - _begun(old)
+    _add_topics(rebuilt, found, given)
+    content = rebuilt.content
+    # Else the next start clears away what is left of an import that began, and that may be a topic which does not say what it is.
+    content.imports = {digest: record for digest, record in content.imports.items() if record["state"] != "begun"}
+    numbers = [*found, *_trashed(files, data_dir), *(row.number for row in content.topics.values())]
+    content.next_number = max([content.next_number, *(number + 1 for number in numbers)])
+    if old is None:
+        rebuilt.said.append(
+            f"the copy {old_name} is lost too, and with it: this directory's uuid and node number (now 0), topics' settings and sync modes"
+            " (now the defaults, and always), imports, and where deleted topics ended: one that is made again begins at offset 0"
+        )
+    return rebuilt
+
+
+def _identities(files: Files, data_dir: Path) -> dict[int, TopicIdentity | None]:
+    """By number; None where it does not say what it is."""
+    folder = str(data_dir / "topics")
+    found: dict[int, TopicIdentity | None] = {}
+    for name in files.list(folder) if files.exists(folder) else ():
+        if _FOLDER.fullmatch(name):
+            try:
+                found[int(name)] = read_identity(files, f"{folder}/{name}")
+            except ForeignDirectory as error:
+                raise NotRebuilt(str(error)) from None
+            except OSError:
+                found[int(name)] = None
+    return found
+
+
+def _trashed(files: Files, data_dir: Path) -> list[int]:
+    folder = str(data_dir / "trash")
+    names = files.list(folder) if files.exists(folder) else []
+    return [int(match[1]) for name in names if (match := _TRASH.match(name))]
+
+
+def _begun(old: Content) -> set[int]:
+    return {number for record in old.imports.values() if record["state"] == "begun" for number in record["numbers"]}
+
+
+def _add_topics(rebuilt: Rebuilt, found: dict[int, TopicIdentity | None], given: set[int]) -> None:
+    topics = rebuilt.content.topics
+    rows = {row.number for row in topics.values()}
+    added = []
+    for number, identity in sorted(found.items()):
+        if number in rows:
+            continue
+        shown = f"topics/{number:06d}"
+        if number in given:
+            rebuilt.said.append(f"{shown} was no topic before the last change: left alone")
+        elif identity is None:
+            rebuilt.said.append(
+                f"{shown} does not say which topic it is (its file `topic` is missing or damaged): left out, and left alone"
+            )
+        else:
+            row = TopicRow(number, identity.uuid, "always", identity.base_offset, "live")
+            for name, other in list(topics.items()):
+                if other.state == "deleting" and other.number not in found:
+                    del topics[name]  # its files were gone; its name may have been given again
+                    continue
+                if name == identity.name or other.uuid == row.uuid:
+                    raise NotRebuilt(f"{shown} and topics/{other.number:06d} both say that they are topic {name!r}: move one of them away")
+            topics[identity.name] = row
+            added.append(f"{identity.name} ({shown})")
+    for row in topics.values():
+        if row.state == "new" and row.number in found:
+            row.state = "live"
+    if added:
+        rebuilt.said.append(f"topics by their own identity, with sync always and the default settings: {', '.join(added)}")
+
+
+@contextlib.contextmanager
+def locked_data_dir(files: Files, data_dir: Path, *, write: bool = True) -> Iterator[None]:
+    """`NotFound` where it is no data directory (nothing is made there), `Refused` while a broker runs on it."""
+    if not any(files.exists(str(data_dir / name)) for name in ("lock", REGISTRY_NAME, OLD_NAME)) and not _has_topics(files, data_dir):
+        raise NotFound(E_NOT_FOUND, f"{data_dir} is no data directory of zsq: it has no {REGISTRY_NAME}; is it mounted?")
+    try:
+        lock = files.lock(str(data_dir / "lock"), write=write)
+    except Locked as error:
+        raise Refused(E_IN_USE, f"{data_dir} is in use by `zsq serve` (pid {error.pid}); stop it first") from None
+    try:
+        yield
+    finally:
+        if lock >= 0:
+            files.close(lock)
+
+
+def _has_topics(files: Files, data_dir: Path) -> bool:
+    """A copy of a data directory without its small files."""
+    folder = data_dir / "topics"
+    return files.exists(str(folder)) and any(files.exists(str(folder / name / IDENTITY_NAME)) for name in files.list(str(folder)))
+
+
+def _check_registry(files: Files, data_dir: Path, registry: Registry, *, repair: bool) -> tuple[list[Finding], bool]:
+    """What is wrong with it, and whether it is of use now."""
+    path = str(data_dir / REGISTRY_NAME)
+    try:
+        checked = registry.load().checked
+    except FileNotFoundError:
+        finding = Finding(DAMAGE, path, "the registry is missing; without it the broker does not start")
+    except RegistryDamaged as error:
+        finding = Finding(DAMAGE, path, str(error))
+    except (ForeignDirectory, OSError) as error:
+        return [Finding(DAMAGE, path, str(error))], False
+    else:
+        findings = []
+        if not checked:
+            findings.append(Finding(NOTE, path, "it has no checksum (an earlier version, or an editor); the next start writes it with one"))
+        if files.exists(str(data_dir / OLD_NAME)) and read_copy(files, str(data_dir / OLD_NAME)) is None:
+            text = "the copy before the last change is damaged; the next change writes it anew"
+            findings.append(Finding(NOTE, str(data_dir / OLD_NAME), text))
+        return findings, True
+    try:
+        rebuilt = rebuild(files, data_dir, OLD_NAME)
+    except (NotRebuilt, ForeignDirectory, OSError) as error:
+        finding.text += f" (it cannot be made again: {error})"
+        return [finding], False
+    finding.repair = lambda: "; ".join(["made again", *rebuilt.said, *registry.replace(rebuilt.content)])
+    if repair:
+        try:
+            finding.repaired = finding.repair()
+        except (Refused, OSError) as error:
+            finding.text += f" (it could not be repaired: {error})"
+    return [finding], bool(finding.repaired)
+
+
+def check_data_dir(
+    files: Files, data_dir: Path, topic: str | None, now_ns: int, *, repair: bool = False
+) -> tuple[list[Finding], list[TopicReport]]:
+    """What is wrong with the directory itself, and with each topic (or the one named: `NotFound` if there is none)."""
+    registry = Registry(files, data_dir, 0)
+    findings, usable = _check_registry(files, data_dir, registry, repair=repair)
+    if not usable:
+        return findings, []
+    if topic is not None and topic not in registry.topics:
+        raise NotFound(E_NOT_FOUND, f"topic {topic!r} does not exist in {data_dir}")
+    folder = data_dir / "topics"
+    present = set(files.list(str(folder))) if files.exists(str(folder)) else set()
+    if topic is None:
+        for name in sorted(present - {Path(registry.folder(row)).name for row in registry.topics.values()}):
+            findings.append(Finding(NOTE, str(folder / name), "no topic of the registry lies here; the broker does not touch it"))
+    reports = []
+    for name, row in sorted(registry.topics.items()):
+        if topic is not None and name != topic:
+            continue
+        directory = registry.folder(row)
+        if Path(directory).name in present:
+            try:
+                reports.append(check_topic(files, directory, TopicIdentity(name, row.uuid, row.base_offset), now_ns, repair=repair))
+            except Locked as error:
+                raise Refused(E_IN_USE, f"topic {name!r} is in use by process {error.pid}; stop it first") from None
+            except OSError as error:
+                reports.append(TopicReport(name, directory, [Finding(DAMAGE, directory, f"it cannot be checked: {error}")]))
+        elif row.state == "live":
+            missing = Finding(DAMAGE, directory, "its directory is missing, or not mounted: it is not made anew; restore it from a backup")
+            reports.append(TopicReport(name, directory, [missing]))
+    return findings, reports
+
+
+log = logging.getLogger("zsq")
+
+ASIDE: Final = "import.tmp"
+BEGUN: Final = "begun"
+DONE: Final = "done"
+
+
+def clear_imports(files: Files, data_dir: Path, registry: Registry) -> list[str]:
+    """Under the data directory's lock. What was removed; `OSError`, `Refused` where the disk does not let it: the next time, then."""
+    known = {row.number for row in registry.topics.values()}
+    begun = {digest: record for digest, record in registry.imports.items() if record["state"] == BEGUN}
+    numbers = {number for record in begun.values() for number in record["numbers"]} - known
+    paths = [str(data_dir / ASIDE), *(str(data_dir / "topics" / f"{number:06d}") for number in sorted(numbers))]
+    found = [path for path in paths if files.exists(path)]
+    for path in found:
+        files.remove_tree(path)
+    if begun:
+        files.sync_folder(str(data_dir / "topics"))
+        for digest in begun:
+            del registry.imports[digest]
+        registry.save()
+    return found
+
+
+def clear_imports_at_start(files: Files, data_dir: Path, registry: Registry) -> None:
+    """The same for a broker, which does not stay away because of it."""
+    try:
+        found = clear_imports(files, data_dir, registry)
+    except (OSError, Refused) as error:
+        log.error("what an unfinished import from nsqd left in %s cannot be removed: %s", data_dir, error)
+        return
+    if found:
+        log.warning("an import from nsqd did not come to its end; what it left is removed (%s); run it again", ", ".join(found))

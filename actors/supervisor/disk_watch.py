@@ -1,0 +1,186 @@
+"""The supervisor's watch over free space: health, an alarm and log lines while the disk is full.
+
+The disk counts as full when less than the reserve is free in the data directory, or when a topic's storage says that it refuses
+publishes for want of space (`storage/space.py`, `Shortage`). The second covers what free bytes do not show: a quota of the file system,
+no inodes left, the memory file system of `#ephemeral` topics, a publish that is larger than what is left.
+
+The log says it once, then once a minute while it lasts, and once when it is over. It is over when there was space for `OVER_S`
+seconds, so that a disk on the border tells nobody twice a second.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from ...storage.files import Files
+from ...storage.space import describe, reserve_bytes
+from ...transport.names import EPHEMERAL_SUFFIX
+from ..alarms.backlog import AlarmSubject, Event
+from ..settings import options
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from .topics.broker_state import BrokerState
+    from .topics.topic_group import TopicGroup
+
+log = logging.getLogger("zsq")
+
+FREE_BYTES: Final = AlarmSubject("", "", "free_bytes")
+AGAIN_S: Final = 60.0
+OVER_S: Final = 3.0
+TOPICS_NAMED: Final = 5
+_S: Final = 1_000_000_000
+
+
+class DiskState:
+    """The state of a disk, full or not, and when that is to be told. Pure."""
+
+    def __init__(self) -> None:
+        self.text = ""  # what is wrong, "" while there is space
+        self.began_wall_ns = 0
+        self._spare_since_ns = 0
+        self._told_ns = 0
+
+    def see(self, trouble: str, now_ns: int, wall_ns: int) -> str:
+        """Return what is to be told: began, lasts, over, or "" for nothing. `trouble`: why the disk counts as full now."""
+        if trouble:
+            self._spare_since_ns = 0
+            began, self.text = not self.text, trouble
+            if began:
+                self.began_wall_ns = wall_ns
+            elif now_ns - self._told_ns < AGAIN_S * _S:
+                return ""
+            self._told_ns = now_ns
+            return "began" if began else "lasts"
+        if not self.text:
+            return ""
+        self._spare_since_ns = self._spare_since_ns or now_ns
+        if now_ns - self._spare_since_ns < OVER_S * _S:
+            return ""
+        self.text = ""
+        return "over"
+
+
+class RefusedCount:
+    """How many publishes were refused, of all topics together, since the broker's start. Pure.
+
+    A storage counts from 0 when its process starts, and its count is gone with its topic. So what each count grew by is added up here.
+    """
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._seen: dict[str, int] = {}
+
+    def see(self, counts: Mapping[str, int]) -> None:
+        """Add what came since the last call. `counts`: what each topic's storage says, by the topic's uuid."""
+        for uuid, count in counts.items():
+            before = self._seen.get(uuid, 0)
+            self.total += count - before if count >= before else count
+        self._seen = dict(counts)
+
+
+class DiskWatch:
+    def __init__(self, state: BrokerState) -> None:
+        self._broker = state
+        self._files = Files()
+        self._directory = str(state.options.data_dir.absolute())
+        self._state = DiskState()
+        self._due_ns = 0
+        self._of_memory = False  # what is said is about the memory file system of `#ephemeral` topics
+        self._refused = RefusedCount()
+        self._refused_before = 0  # as it was when the disk was not full
+        self._events: list[Event] = []
+        self.free_bytes: int | None = None
+        self.reserve_bytes = 0
+
+    def tick(self, now_ns: int) -> None:
+        if now_ns < self._due_ns or self._broker.stopping:
+            return
+        self._due_ns = now_ns + options.PULSE_MS * 1_000_000
+        self._measure()
+        wall_ns = time.time_ns()
+        told = self._state.see(self._trouble(), now_ns, wall_ns)
+        refused = self.count_refused() - self._refused_before
+        lasted_s = (wall_ns - self._state.began_wall_ns) / _S
+        if told == "over":
+            log.warning("the disk has space again after %.0f s; %d publishes were refused meanwhile", lasted_s, refused)
+            self._events.append(self._event("cleared", wall_ns))
+        elif told:
+            log.error("%s (since %.0f s; %d publishes refused)", self._state.text, lasted_s, refused)
+            self._events += [self._event("raised", wall_ns)] if told == "began" else []
+        if not self._state.text:
+            self._refused_before = self._refused.total
+
+    def _measure(self) -> None:
+        try:
+            self.free_bytes = self._files.free_bytes(self._directory)
+            self.reserve_bytes = reserve_bytes(self._files, self._directory)
+        except OSError:
+            self.free_bytes = None  # what writes says what is wrong
+
+    def _trouble(self) -> str:
+        said = []
+        if self.free_bytes is not None and self.free_bytes < self.reserve_bytes:
+            said.append(describe(self._directory, self.free_bytes, self.reserve_bytes))
+        full = {name: text for name, group in self._broker.groups.items() if (text := str(_storage(group).get("disk_full", "")))}
+        if full:
+            named = sorted(full)[:TOPICS_NAMED]
+            self._of_memory = not said and named[0].endswith(EPHEMERAL_SUFFIX)
+            more = f" and {len(full) - len(named)} more" if len(full) > len(named) else ""
+            topics = f"topic{'s' if len(full) > 1 else ''} {', '.join(named)}{more}"
+            said = [f"publishes to {topics} are refused: {said[0] if said else full[named[0]]}"]
+        return f"the disk is full: {said[0]}" if said else ""
+
+    def count_refused(self) -> int:
+        """Publishes that were refused for want of space since the broker's start, also those to topics that were deleted since."""
+        counts = {group.row.uuid: int(_storage(group).get("disk_refused_count", 0)) for group in self._broker.groups.values()}
+        self._refused.see(counts)
+        return self._refused.total
+
+    @property
+    def health(self) -> str:
+        """Say that the disk is full, "" if it is not."""
+        return self._state.text
+
+    def says_why(self, topic: str) -> bool:
+        """Return whether the broker's health says why publishes to this topic are refused, so that the topic's need not repeat it."""
+        return bool(self._state.text) and topic.endswith(EPHEMERAL_SUFFIX) == self._of_memory
+
+    def _event(self, event: str, wall_ns: int) -> Event:
+        text = f"{event}: {self._state.text}" if event == "raised" else "cleared: the disk has space again"
+        return Event(event, FREE_BYTES, self.free_bytes, self.reserve_bytes, self._state.began_wall_ns, wall_ns, text)
+
+    def take_events(self) -> list[Event]:
+        """Return what receivers of alarms have not been told."""
+        events, self._events = self._events, []
+        return events
+
+    def again(self, wall_ns: int) -> list[Event]:
+        """Return the alarm that is raised, for a receiver who has not heard of it."""
+        return [self._event("raised", wall_ns)] if self._state.text else []
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the alarm that is raised, as `zsq alarms` shows it."""
+        if not self._state.text:
+            return []
+        place = FREE_BYTES._asdict()
+        return [
+            {**place, "value": self.free_bytes, "threshold": self.reserve_bytes, "raised_ns": self._state.began_wall_ns,
+             "text": self._state.text}
+        ]  # fmt: skip
+
+    def statistics(self) -> dict[str, Any]:
+        return {
+            "directory": self._directory,
+            "free_bytes": self.free_bytes,
+            "reserve_bytes": self.reserve_bytes,
+            "refused_count": self.count_refused(),
+            "full": self._state.text,
+        }
+
+
+def _storage(group: TopicGroup) -> dict[str, Any]:
+    return group.storage.stats if group.storage is not None else {}

@@ -1,0 +1,222 @@
+"""New settings for a broker that runs: on SIGHUP the supervisor reads them, takes what may change, and tells its actors.
+
+What may change: the log level (of all processes), thresholds and receivers of alarms, what topics without settings of their own keep, the
+access file, and TLS certificates. Everything else is named in the log as needing a restart, and stays as it was; so does all of it where
+the new settings are wrong anywhere.
+
+An actor is told by Order "reload"; one that is not up yet as soon as it is, for it was started with the old settings. A gateway that is
+started again later gets the new ones at once: they are put into what it is started with.
+
+An actor that does not answer within RELOAD_S has missed the reload. A gateway is then killed and started again, because a client whose
+token was revoked must not go on; the broker's health is bad until the new rules are in force everywhere. Any other actor is told again
+until it answers: a storage may be held up by a slow disk, and what it misses (log level, retention) does not let anybody in. An actor
+that answers that it cannot take the settings (a wrong access file) keeps the old ones; the log says so.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from ...storage.retention import resolve
+from ...transport.errors import E_CLOSING, E_LIMIT, E_TIMEOUT, ZsqError
+from ..runtime.actor import RELOAD
+from ..runtime.process_table import Child
+from ..settings import options
+from ..settings.options import AlarmOptions, ServeOptions
+from .commands.requests import Orders
+from .singles import Singles
+from .topics.broker_state import BrokerState
+
+log = logging.getLogger("zsq")
+
+GATEWAYS: Final = ("gateway", "nsq_gateway", "http_gateway")
+_AGAIN_NS: Final = 1_000_000_000  # until an actor that did not answer is told again
+_MISSED: Final = frozenset({E_CLOSING, E_LIMIT, E_TIMEOUT})  # by the supervisor itself: the order did not arrive, or was not answered
+
+
+class Fresh(NamedTuple):
+    """What was read anew; `changed` and `restart` are flags: those that can be taken, and those that cannot."""
+
+    options: ServeOptions
+    changed: tuple[str, ...] = ()
+    restart: tuple[str, ...] = ()
+
+
+def merged(now: ServeOptions, new: ServeOptions) -> tuple[ServeOptions, tuple[str, ...]]:
+    """`now` with what may change of `new`, and what of that cannot be, in words."""
+    kept: list[str] = []
+    security, nsq, http = now.security, now.nsq, now.http
+    if bool(security.access_file) != bool(new.security.access_file):
+        kept.append("--access (to turn it on or off)")
+    else:
+        security = replace(security, access_file=new.security.access_file)
+    if nsq is not None and new.nsq is not None:
+        if bool(nsq.tls.cert) != bool(new.nsq.tls.cert):
+            kept.append("--nsq-tls-cert (to turn TLS on or off)")
+        else:
+            nsq = replace(nsq, tls=replace(new.nsq.tls, required=nsq.tls.required))
+    if http is not None and new.http is not None:
+        if bool(http.tls_cert) != bool(new.http.tls_cert):
+            kept.append("--http-tls-cert (to turn TLS on or off)")
+        else:
+            http = replace(http, tls_cert=new.http.tls_cert, tls_key=new.http.tls_key)
+    now = replace(now, log_level=new.log_level, alarms=new.alarms, retention=new.retention)
+    return replace(now, security=security, nsq=nsq, http=http), tuple(kept)
+
+
+def told(kind: str, now: ServeOptions) -> dict[str, Any]:
+    """What an actor of this kind is told."""
+    found: dict[str, Any] = {"log_level": now.log_level}
+    if kind in GATEWAYS:
+        found["access_file"] = now.security.access_file
+    if kind == "nsq_gateway" and now.nsq is not None:
+        found["tls"] = asdict(now.nsq.tls)
+    if kind == "http_gateway" and now.http is not None:
+        found["tls"] = {"cert": now.http.tls_cert, "key": now.http.tls_key}
+    return found
+
+
+class _Owing:
+    """An actor that has not taken the new settings yet."""
+
+    __slots__ = ("again_ns", "asked", "child", "missed", "since_ns")
+
+    def __init__(self, child: Child, now_ns: int) -> None:
+        self.child = child
+        self.since_ns = now_ns
+        self.asked = 0  # the reload that it was told of and has not answered, 0 for none
+        self.again_ns = 0  # not told again before
+        self.missed = 0  # how many times no answer came
+
+
+class Reloading:
+    """`read` is given by whoever started the broker; None: nothing can be read anew. `on_alarms`: takes new settings of alarms."""
+
+    def __init__(
+        self, state: BrokerState, singles: Singles, orders: Orders, on_alarms: Callable[[AlarmOptions], None],
+        read: Callable[[], Fresh] | None,
+    ) -> None:  # fmt: skip
+        self._broker = state
+        self._processes = state.processes
+        self._singles = singles
+        self._orders = orders
+        self._on_alarms = on_alarms
+        self._read = read
+        self._number = 0  # of the last reload
+        self._owing: dict[int, _Owing] = {}  # by the child's key
+        self._killed: dict[int, Child] = {}  # gateways that were killed because they missed a reload, until their successors are up
+        self._to_configure: dict[str, tuple[int, int]] = {}  # topics: key of the storage that was told and has not answered; not before
+
+    def begin(self) -> None:
+        if self._read is None:
+            log.warning("SIGHUP: this broker was started without a configuration that could be read again")
+            return
+        try:
+            fresh = self._read()
+            resolve(fresh.options.retention)
+        except (ZsqError, OSError) as error:
+            log.error("not reloaded, all stays as it was: %s", error.text if isinstance(error, ZsqError) else error)
+            return
+        before = self._broker.options
+        now, kept = merged(before, fresh.options)
+        self._broker.options = now
+        root = logging.getLogger()
+        root.setLevel(min(root.level, logging.getLevelName(now.log_level.upper())))  # the more talkative one, to be heard of this
+        log.info("reloaded: %s", f"{', '.join(fresh.changed)} changed" if fresh.changed else "no option has changed; files are read again")
+        for name in (*kept, *fresh.restart):
+            log.warning("%s needs a restart: it stays as it was", name)
+        self._apply(before)
+
+    def _apply(self, before: ServeOptions) -> None:
+        now = self._broker.options
+        logging.getLogger().setLevel(now.log_level.upper())
+        self._processes.table.log_level = now.log_level
+        self._on_alarms(now.alarms)
+        for child in self._singles.children.values():
+            given = {"gateway": None, "nsq_gateway": now.nsq, "http_gateway": now.http}.get(child.spec.kind)
+            if given is not None:
+                child.spec.settings["options"] = given
+            if "security" in child.spec.settings:
+                child.spec.settings["security"] = now.security
+        if dict(now.retention) != dict(before.retention):
+            self._to_configure = {group.name: (0, 0) for group in self._broker.groups.values() if not group.row.in_memory}
+        self._number += 1
+        now_ns = time.monotonic_ns()
+        for key, child in self._processes.children.items():
+            owing = self._owing.setdefault(key, _Owing(child, now_ns))
+            owing.asked = 0
+        self.tick()
+
+    def tick(self) -> None:
+        """Tell those that are up; the others' turn comes. Who does not answer is told again, and a gateway is started again."""
+        children, now_ns = self._processes.children, time.monotonic_ns()
+        for key, owing in list(self._owing.items()):
+            child = children.get(key)
+            if child is None or child.told_to_stop:
+                del self._owing[key]
+            elif child.state == "up" and not owing.asked and now_ns >= owing.again_ns:
+                owing.asked = self._number
+                then = partial(self._reloaded, owing, self._number)
+                patience_s = options.RELOAD_S if owing.missed else options.RELOAD_FIRST_S
+                self._order(child, RELOAD, told(child.spec.kind, self._broker.options), then, patience_s)
+        for name, (asked, again_ns) in list(self._to_configure.items()):
+            group = self._broker.groups.get(name)
+            if group is None:
+                del self._to_configure[name]
+            elif group.storage is not None and group.storage.state == "up" and group.storage.spec.key != asked and now_ns >= again_ns:
+                key = group.storage.spec.key
+                self._to_configure[name] = key, 0
+                self._order(group.storage, "configure", group.retention().as_dict(), partial(self._configured, name, key), options.RELOAD_S)
+        for key, gone in list(self._killed.items()):
+            successors = self._singles.of_kind(gone.spec.kind)
+            if any(child.state == "up" and child.spec.key > key for child in successors):
+                del self._killed[key]
+
+    def trouble(self) -> str:
+        """Which gateways do not have the new settings, "" for none: a client whose rights were taken away may still use them there."""
+        limit = time.monotonic_ns() - int(options.RELOAD_HEALTH_S * 1e9)
+        late = [one.child.spec.title for one in self._owing.values() if one.child.spec.kind in GATEWAYS and one.since_ns < limit]
+        found = sorted({*late, *(child.spec.title for child in self._killed.values())})
+        return f"{', '.join(found)}: the new settings (access file, certificates) are not in force yet" if found else ""
+
+    def _order(self, child: Child, action: str, given: dict[str, Any], then: Callable[[str], None], patience_s: float) -> None:
+        """`then` is called with "" when the child has answered, else with why no answer came."""
+
+        def answered(data: dict[str, Any] | None, error: ZsqError | None) -> None:
+            missed = error is not None and error.code in _MISSED
+            if error is not None and not missed and not child.told_to_stop and child.state != "ended":
+                log.error("%s was not reloaded: %s", child.spec.title, error.text)
+            then(error.text if error is not None and missed else "")
+
+        self._orders.send(child, action, given, answered, patience_s)
+
+    def _reloaded(self, owing: _Owing, number: int, missed: str) -> None:
+        child = owing.child
+        if owing.asked != number or self._owing.get(child.spec.key) is not owing:
+            return  # a later reload has begun, or it is gone
+        if not missed:
+            del self._owing[child.spec.key]
+        elif child.told_to_stop or child.state == "ended" or self._broker.stopping:
+            return
+        elif child.spec.kind in GATEWAYS and time.monotonic_ns() - owing.since_ns >= int(options.RELOAD_S * 1e9):
+            log.error("%s has not taken the new settings (%s): killed, and started again with them", child.spec.title, missed)
+            del self._owing[child.spec.key]
+            self._killed[child.spec.key] = child
+            self._processes.kill(child)
+        else:  # its connection may have broken just now, and come back
+            log.warning("%s has not taken the new settings (%s): it is told again", child.spec.title, missed)
+            owing.missed += 1
+            owing.asked, owing.again_ns = 0, time.monotonic_ns() + _AGAIN_NS
+
+    def _configured(self, topic: str, key: int, missed: str) -> None:
+        if self._to_configure.get(topic) != (key, 0):
+            return
+        if missed:
+            self._to_configure[topic] = 0, time.monotonic_ns() + _AGAIN_NS
+        else:
+            del self._to_configure[topic]

@@ -1,0 +1,68 @@
+"""Running a broker: its data directory's lock, its registry, its run directory, then the supervisor until it ends."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from ...storage.errors import ForeignDirectory, Locked, StorageError
+from ...storage.files import Files
+from ...transport.wire.credentials import open_to_others
+from ..runtime import logs
+from ..runtime.process import set_title
+from ..security.exposure import in_clear
+from ..settings.options import ServeOptions
+from . import run_directory as rundir
+from .data_dir import clear_imports_at_start
+from .reloading import Fresh
+from .supervisor import Supervisor
+from .topics.registry import Registry
+
+
+def serve(serve_options: ServeOptions, read_again: Callable[[], Fresh] | None = None) -> int:
+    """Run a broker in the foreground until SIGTERM or SIGINT; returns the exit code (0 stopped, 1 failed).
+
+    `read_again`: called on SIGHUP; what it raises (`ZsqError`, `OSError`) leaves everything as it was.
+    """
+    logs.set_up(serve_options.log_level, serve_options.log_format, logs.SUPERVISOR)
+    said = partial(logs.say, form=serve_options.log_format, level=logging.ERROR)
+    files = Files()
+    data_dir = serve_options.data_dir.absolute()
+    try:
+        if not files.exists(str(data_dir)):
+            files.make_folder(str(data_dir))
+        if why := open_to_others(data_dir, data_dir.stat()):
+            said(f"zsq: the data directory {why}")
+            return 1
+        lock = files.lock(str(data_dir / "lock"))
+        registry = Registry(files, data_dir, serve_options.node_id)
+        registry.open()
+        claimed = rundir.claim(registry.uuid)
+        clear_imports_at_start(files, data_dir, registry)
+        registry.memory.clear()
+        run_dir = rundir.make(data_dir)
+    except Locked as error:
+        said(f"zsq: {data_dir} is in use by another `zsq serve` (pid {error.pid}); stop that one first")
+        return 1
+    except (ForeignDirectory, StorageError, rundir.TwinRuns) as error:
+        said(f"zsq: {error}")
+        return 1
+    except OSError as error:
+        why = str(error.strerror or error)
+        if (
+            isinstance(error, FileNotFoundError) and not data_dir.parent.exists()
+        ):  # not made: a slip of the pen, or a disk that is not mounted
+            why = f"{data_dir.parent} does not exist; make it first (mkdir -p), or mount what belongs there"
+        said(f"zsq: cannot use data directory {data_dir}: {why}")
+        return 1
+    for text in in_clear(serve_options):
+        logging.getLogger("zsq").warning("others can read along: %s", text)
+    set_title(f"supervisor {data_dir}")
+    try:
+        return Supervisor(serve_options, registry, run_dir, read_again).run()
+    finally:
+        registry.memory.close()
+        rundir.clear(data_dir, run_dir)
+        claimed.close()
+        files.close(lock)

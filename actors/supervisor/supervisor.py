@@ -1,0 +1,343 @@
+"""The supervisor: starts, watches, restarts and stops all processes; answers who asks where things are.
+
+The one fixed endpoint is RUN/supervisor. What clients ask for (Lookup, Manage, Stats) is in management.py; a topic's
+processes in topic_group.py, those that belong to no topic in singles.py; here are the loop, the process table's events, and the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+
+from ...transport.memory import release_memory
+from ...transport.wire import protocol as p
+from ..runtime import logs
+from ..runtime.child import Failure, Phase
+from ..runtime.port import Mail, Port
+from ..runtime.process import Trimming, has_terminal
+from ..runtime.process_table import Child, ProcessTable
+from ..runtime.processes import Processes
+from ..security import audit
+from ..security.audit import AuditLog
+from ..settings import options
+from ..settings.options import ServeOptions
+from ..statistics.broker_view import BrokerView
+from . import run_directory as rundir
+from .actor_table import ACTORS
+from .alarm_watch import AlarmWatch
+from .commands import deletion
+from .commands.management import Commands
+from .commands.requests import Orders, Requests
+from .disk_watch import DiskWatch
+from .reloading import Fresh, Reloading
+from .service_manager import ServiceManager
+from .singles import Singles
+from .topics.broker_state import BrokerState
+from .topics.registry import Registry
+from .topics.topic_group import TopicGroup
+
+log = logging.getLogger("zsq")
+
+
+class Supervisor:
+    """One life of the broker on one data directory."""
+
+    def __init__(
+        self, serve_options: ServeOptions, registry: Registry, run_dir: str, read_again: Callable[[], Fresh] | None = None
+    ) -> None:
+        self.run_dir = run_dir
+        self.exit_code = 0
+        self._signals = 0
+        self._hung_up = False
+        self._socket_inode: int | None = None
+        self._has_terminal = has_terminal()
+        self._memory = Trimming(time.monotonic_ns())
+        self._memory_ns = 0
+        self._generation_over = False
+        self._ready = False
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.context.set(zmq.MAX_SOCKETS, options.SOCKETS_MAX)
+        self.port = Port(self.context, zmq.ROUTER)
+        self.port.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # an actor that connects again takes its name over from its dead connection
+        self.table = ProcessTable(ACTORS, self._own_endpoint(), serve_options.log_level, serve_options.log_format)
+        self.processes = Processes(self.table, self.port, run_dir, serve_options.processes_max)
+        self.state = BrokerState(serve_options, registry, self.processes, self._channel_died, self._unused)
+        self.orders = Orders(self.processes)
+        self.singles = Singles(self.state, self.orders, self.stop)
+        self.disk = DiskWatch(self.state)
+        self.alarms = AlarmWatch(self.state, self.singles, self.disk, lambda: self.reloading.trouble())
+        self.reloading = Reloading(self.state, self.singles, self.orders, self.alarms.configure, read_again)
+        self.audit = AuditLog(serve_options.data_dir.absolute() / audit.FILE)
+        self.requests = Requests(self.state, self.orders, self.audit, self.port.send, self.disk.count_refused)
+        view = BrokerView(
+            registry.node, registry.uuid, self.state.started, self.state.groups, self.processes, self.singles.children,
+            self.disk, self.alarms, self.reloading.trouble,
+        )  # fmt: skip
+        self.commands = Commands(self.requests, view)
+        self.service = ServiceManager(os.environ)
+
+    def _own_endpoint(self) -> str:
+        return f"ipc://{self.run_dir}/supervisor"
+
+    def _channel_died(self, group: TopicGroup, channel: str) -> None:
+        """An ephemeral channel goes with its process; who wants it gets a new one."""
+        deletion.remove_channel(self.requests, group, channel, lambda data, error: None, lost=True)
+
+    def _unused(self, group: TopicGroup) -> None:
+        deletion.end_if_over(self.requests, group)
+
+    # Life
+
+    def run(self) -> int:
+        previous = os.umask(0o077)
+        try:
+            self.port.socket.bind(self._own_endpoint())
+        finally:
+            os.umask(previous)
+        self._socket_inode = self._inode()
+        wake_read, wake_write = socket.socketpair()
+        wake_read.setblocking(False)
+        wake_write.setblocking(False)
+        signal.set_wakeup_fd(wake_write.fileno(), warn_on_full_buffer=False)
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup: the end of the terminal is not to end this, so SIGHUP only reloads
+            self._has_terminal = False
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._on_signal)
+        poller = zmq.Poller()
+        poller.register(self.port.socket, zmq.POLLIN)
+        poller.register(self.table.events_fd, zmq.POLLIN)
+        poller.register(wake_read.fileno(), zmq.POLLIN)
+        self.audit.open()
+        try:  # the starts too: whatever fails between them, no child is left for whom the interpreter's end would wait
+            self._start_all()
+            while not self._ended():
+                self._turn(poller, wake_read)
+        finally:
+            signal.set_wakeup_fd(-1)
+            self.processes.kill_all()
+            self.port.close()
+            self.context.term()
+            self.requests.audits.close()
+            self.audit.close()
+        return self.exit_code
+
+    def _start_all(self) -> None:
+        self.table.start_forkserver()
+        self.singles.start("scan_loop", {"front": self.processes.scan_endpoint}, "scan loop")
+        self.singles.start("scan_worker", {}, "scan worker")
+        if self.state.options.gateway:
+            listen: dict[str, Any] = {"listen": self.state.options.gateway, "push": options.push_listen(self.state.options)}
+            listen |= {"supervisor": self._own_endpoint(), "security": self.state.options.security}
+            self.singles.start("gateway", listen, "gateway zeromq")
+        own = {"supervisor": self._own_endpoint(), "node_id": self.state.options.node_id, "security": self.state.options.security}
+        own["message_bytes_max"] = self.state.options.message_bytes_max
+        for kind, given in (("nsq_gateway", self.state.options.nsq), ("http_gateway", self.state.options.http)):
+            if given is not None:
+                self.singles.start(kind, own | {"options": given, "optional": not given.given}, kind.replace("_gateway", " gateway"))
+        self.alarms.start()
+        self.state.registry.finish_removals()
+        for name, row in list(self.state.registry.topics.items()):
+            self.state.add_group(name, row)
+
+    def _turn(self, poller: zmq.Poller, wake: socket.socket) -> None:
+        if self._signals and not self.state.stopping:
+            self.stop(0)
+        elif self._hung_up and not self.state.stopping:
+            self._on_hang_up()
+        for source, _ in poller.poll(0 if self.processes.more_to_start else 100):
+            if source is self.port.socket:
+                for mail in self.port.receive(options.DRAIN_MAX):
+                    self._on_mail(mail)
+            elif source == wake.fileno():
+                with contextlib.suppress(BlockingIOError):
+                    wake.recv(4096)
+        self._on_processes()
+        self.requests.tick(time.monotonic_ns())
+        self.disk.tick(time.monotonic_ns())
+        self.alarms.tick(time.monotonic_ns())
+        self.reloading.tick()
+        self.service.tick(time.monotonic_ns())
+        self.singles.tick(time.monotonic_ns())
+        self.processes.kill_late()
+        self._now_and_then(time.monotonic_ns())
+        self.processes.begin_turn(time.monotonic_ns())
+        for group in list(self.state.groups.values()):
+            self.state.guarded(group, group.tick)
+        if self.state.channels_changed:
+            self.singles.tell_scan()
+        if self.state.names_changed and not self.state.stopping:
+            self.singles.tell_names()
+        if not self._ready:
+            self._tell_ready()
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        """Only a note: it may interrupt a send between two frames. A second one does not wait for anybody."""
+        if number == signal.SIGHUP:
+            self._hung_up = True
+            return
+        self._signals += 1
+        if self._signals > 1:
+            self.processes.kill_all()
+
+    def _on_hang_up(self) -> None:
+        """Somebody asks for new settings; or the terminal is gone in which this was started, and with it who would stop it."""
+        self._hung_up = False
+        if self._has_terminal and not has_terminal():
+            self.stop(0)
+        else:
+            self.service.reloading(time.monotonic_ns())
+            self.reloading.begin()
+            if self._ready:
+                self.service.ready("settings taken anew")
+
+    def _on_mail(self, mail: Any) -> None:
+        if not isinstance(mail, Mail):
+            envelope, error = mail
+            self.port.send(envelope, p.Failed(0, error.code, error.text))
+            return
+        message = mail.message
+        if isinstance(message, p.Born):
+            self._on_born(mail.envelope, message)
+        elif isinstance(message, p.Pulse):
+            child = self.processes.children.get(message.key)
+            if child is not None and child.envelope == mail.envelope:
+                child.stats, child.pulsed_ns = child.stats | message.stats, time.monotonic_ns()
+                if message.request:
+                    self.requests.gatherings.reported(message.request, message.key, message.details)
+        elif isinstance(message, (p.PoolSize, p.Hung)) and not any(c.envelope == mail.envelope for c in self.singles.of_kind("scan_loop")):
+            log.warning("%s from somebody who is not the scan loop: ignored", type(message).__name__)
+        elif isinstance(message, p.PoolSize):
+            self.singles.size_pool(message.workers)
+        elif isinstance(message, p.Hung):
+            child = self.processes.children.get(message.key)
+            if child is not None and child.spec.kind == "channel":
+                log.error("%s does not answer the scan: killed, to be started again", child.spec.title)
+                self.processes.kill(child)
+            elif child is not None:  # a sync or a large read may take that long: only its delayed messages wait
+                log.warning("%s has not answered the scan for %g s", child.spec.title, options.SCAN_HUNG_S)
+        elif isinstance(message, p.Failed) and (child := self._failing(mail.envelope, message)) is not None:
+            phase = Phase.START if child.state == "starting" else Phase.RUN
+            child.failure = Failure(phase, message.code[: options.FAILURE_CHARS_MAX], message.text[: options.FAILURE_CHARS_MAX])
+        else:
+            self.commands.on_mail(mail)
+
+    def _failing(self, envelope: tuple[bytes, ...], message: p.Failed) -> Child | None:
+        """Whose last word it is, by its key. Keys and numbers of orders overlap: an answer to an order is none, nor is another's word."""
+        if self.orders.awaits(envelope, message.request):
+            return None
+        child = self.processes.children.get(message.request)
+        return child if child is not None and child.envelope in ((), envelope) else None
+
+    def _on_born(self, envelope: tuple[bytes, ...], message: p.Born) -> None:
+        child = self.processes.children.get(message.key)
+        if child is None or child.state != "starting":
+            return
+        child.state, child.envelope, child.data = "up", envelope, message.data
+        log.debug("%s is up (pid %d)", child.spec.title, child.pid)
+        if message.key in self.singles.children:
+            self.state.channels_changed = True
+            return
+        if child.owner is not None:
+            self.state.guarded(child.owner, lambda: child.owner.born(child))
+
+    def _on_processes(self) -> None:
+        ended, forkserver_dead = self.table.changes()
+        if forkserver_dead and not self._generation_over:
+            # Its children take its death as theirs: this generation is over, and a service manager starts the next.
+            self._say("zsq: the forkserver ended unexpectedly; this broker ends, start it again", logging.ERROR)
+            self.exit_code = 1
+            self.state.stopping = self._generation_over = True
+        if self._generation_over:
+            return  # nothing is started again: what lives is about to die
+        for child in ended:
+            self.processes.ended(child)
+            self.requests.gatherings.ended(child.spec.key)
+            rundir.remove_sockets(self.run_dir, child.spec.settings)
+            if not child.told_to_stop and not self.state.stopping:
+                log.warning("%s (pid %d) ended%s", child.spec.title, child.pid, f": {child.failure}" if child.failure else "")
+            self.singles.tell_gone(child)
+            if not self.singles.ended(child) and child.owner is not None:
+                self._group_lost(child)
+
+    def _group_lost(self, child: Child) -> None:
+        self.state.guarded(child.owner, lambda: child.owner.died(child))
+
+    # The end
+
+    def stop(self, exit_code: int, why: str = "") -> None:
+        """Stop all processes: gateways and scan, and of each topic first the channels, then the topic, then the storage.
+
+        Everyone who waits is answered, and no topic is made any more.
+        """
+        if why:
+            self._say(f"zsq: {why}", logging.ERROR)
+        if self.state.stopping:
+            return
+        log.info("stopping")
+        self.service.stopping()
+        self.state.stopping = True
+        self.exit_code = exit_code
+        self.requests.stop()
+        for child in list(self.singles.children.values()):
+            self.processes.stop_child(child)
+        for group in self.state.groups.values():
+            group.stop(lambda: None)
+
+    def _now_and_then(self, now: int) -> None:
+        if now - self._memory_ns < options.MEMORY_LOOK_MS * 1_000_000:
+            return
+        self._memory_ns = now
+        self._look_for_sockets()
+        self.state.registry.settle()
+        deletion.open_again(self.requests)
+        large = self.processes.changes >= options.LARGE_CHANGE
+        if large:
+            self.processes.changes = 0
+        if self._memory.due(now, worked=False, stirred=large):
+            release_memory()
+
+    def _look_for_sockets(self) -> None:
+        """End when the run directory was removed: nobody new could reach any process, and no process can bind its socket a second time.
+        What was answered is on disk; a service manager, or zsqd, starts the broker again with a new run directory."""
+        there = self._inode()
+        if self._socket_inode and there not in (self._socket_inode, None) and not self.state.stopping:
+            what = "was removed" if not there else "was replaced"
+            self.stop(1, f"the socket {self.run_dir}/supervisor {what}: this broker ends, so that it can be started again with new sockets")
+
+    def _inode(self) -> int | None:
+        """Return the inode of the supervisor's own socket; 0 where it is not there, None where that is not known."""
+        try:
+            return os.stat(f"{self.run_dir}/supervisor").st_ino
+        except (FileNotFoundError, NotADirectoryError):
+            return 0
+        except OSError:
+            return None
+
+    def _ended(self) -> bool:
+        return self.state.stopping and not self.processes.children
+
+    def _tell_ready(self) -> None:
+        if self.state.stopping or any(child.state != "up" for child in self.singles.children.values()):
+            return
+        if not all(group.settled() for group in self.state.groups.values()):
+            return
+        self._ready = True
+        from ... import __version__
+
+        gateways = [child.data for child in self.singles.of_kind("gateway")]
+        places = [f"{data['endpoint']} (push port {data['push_port']})" for data in gateways] + [f"ipc://{self.run_dir}"]
+        for kind in ("nsq_gateway", "http_gateway"):
+            places += [place for child in self.singles.of_kind(kind) for place in child.data["places"]]
+        self._say(f"zsq {__version__} ready: {', '.join(places)} (pid {os.getpid()})")
+        self.service.ready(", ".join(places))
+
+    def _say(self, text: str, level: int = logging.INFO) -> None:
+        logs.say(text, self.state.options.log_format, level)

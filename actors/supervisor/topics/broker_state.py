@@ -1,0 +1,58 @@
+"""State of a broker that its parts share: its options, topics and processes, and what has changed and is to be told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from ....transport.errors import ZsqError
+from ...runtime.process import is_out_of_files
+from ...runtime.processes import Processes
+from ...settings.options import ServeOptions
+from .registry import Registry
+from .registry_format import TopicRow
+from .topic_group import GroupEvents, TopicGroup
+
+
+class BrokerState:
+    """State of one life of the broker on one data directory.
+
+    `channel_died`: the process of an ephemeral channel has ended. `unused`: an ephemeral topic has had no channel for a while.
+    """
+
+    def __init__(
+        self, serve_options: ServeOptions, registry: Registry, processes: Processes,
+        channel_died: Callable[[TopicGroup, str], None], unused: Callable[[TopicGroup], None],
+    ) -> None:  # fmt: skip
+        self.options = serve_options
+        self.registry = registry
+        self.processes = processes
+        self.started = time.time()
+        self.stopping = False
+        self.groups: dict[str, TopicGroup] = {}
+        self.channels_changed = False
+        self.names_changed = False  # topics or channels came or went, by name
+        self._events = GroupEvents(self._on_channels, self._on_names, channel_died, unused)
+
+    def _on_channels(self) -> None:
+        self.channels_changed = True
+
+    def _on_names(self) -> None:
+        self.names_changed = True
+
+    def add_group(self, name: str, row: TopicRow) -> TopicGroup:
+        group = self.groups[name] = TopicGroup(name, row, self.registry, self.processes, lambda: self.options, self._events)
+        self.names_changed = True
+        self.guarded(group, group.start)
+        return group
+
+    def remove_group(self, name: str) -> None:
+        self.groups.pop(name, None)
+        self.names_changed = True
+
+    def guarded(self, group: TopicGroup, step: Callable[[], None]) -> None:
+        """What fails here fails its topic, never the others."""
+        try:
+            step()
+        except (ZsqError, OSError) as error:
+            group.fail(str(error), out_of_files=is_out_of_files(error))

@@ -1,0 +1,403 @@
+"""The registry: which topics there are, where they lie, and the offsets of those that are gone. One small file, replaced whole.
+
+Its bytes are in `registry_format.py`. `retention` of a topic holds what was set for it; all else follows the broker's own settings.
+A row is `new` until its directory is known to exist, `live`, or `deleting`. A topic made again starts at the offset where the one of that
+name ended, so offsets are never reused, and gets a new uuid. Rows of `#ephemeral` topics are never written: they begin at 0 each time.
+
+The content before the last change stays beside it, in `registry.json.old`: with that and the topics' own identities `zsq fsck --repair`
+makes a lost registry again (`data_dir.py`). A start never takes the old one by itself: it may lack a topic whose publishes were
+answered, and a person should see that a disk loses bytes.
+
+Where `#ephemeral` topics lie: a folder of this broker's on the machine's memory file system, removed at the end.
+
+It is made with the first such topic. Its name is random, and stands in DATA_DIR/memory.json before it is made, so that the next start
+finds what a killed broker has left. Whose it is shows a lock inside, held for as long as the broker lives: a copy of the data directory
+names the same folder, and must not remove it under the other's feet.
+
+Where there is no usable memory file system the topics lie in DATA_DIR/memory: slower, and still gone at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import secrets
+import stat
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from ....storage.errors import ForeignDirectory, Locked, is_full
+from ....storage.files import Files
+from ....storage.log.log_format import TEMPORARY_SUFFIX
+from ....transport.errors import E_DISK_FULL, E_INTERNAL, Refused
+from ....transport.names import is_ephemeral
+from ....transport.settings import MAX_BYTES_MIN
+from ...settings import options
+from .registry_format import Content, RegistryDamaged, TopicRow, decode, encode
+
+__all__ = ["OLD_NAME", "REGISTRY_NAME", "Content", "Registry", "RegistryDamaged", "TopicRow"]
+
+
+POINTER_NAME: Final = "memory.json"
+FOLDER_NAME: Final = "memory"  # in the data directory
+SHM: Final = Path("/dev/shm")
+_MOUNTS: Final = Path("/proc/self/mounts")
+_MEMORY_TYPES: Final = ("tmpfs", "ramfs")
+_NAME: Final = re.compile(r"zsq-[0-9a-f]{32}", re.ASCII)
+_POINTER_BYTES_MAX: Final = 4096
+
+
+class MemoryRoot:
+    """Owned by the supervisor alone, under the data directory's lock. `shm`: where a memory file system may be mounted."""
+
+    def __init__(self, files: Files, data_dir: Path, shm: Path = SHM, mounts: Path = _MOUNTS) -> None:
+        self._files = files
+        self._pointer = data_dir / POINTER_NAME
+        self._fallback = data_dir / FOLDER_NAME
+        self._shm = shm
+        self._mounts = mounts
+        self._root: Path | None = None
+        self._lock = -1
+
+    def folder(self, name: str) -> str:
+        """Of one topic: its path, in a root that is made now if it is not there. `OSError`."""
+        return str(self._made() / name)
+
+    def bytes_max(self) -> int:
+        """What a topic may hold that is not finished."""
+        share = self._files.total_bytes(str(self._made())) // options.EPHEMERAL_SHARE
+        return max(MAX_BYTES_MIN, min(options.EPHEMERAL_BYTES_MAX, share))
+
+    def _made(self) -> Path:
+        if self._root is not None:
+            return self._root
+        root = self._shm / f"zsq-{secrets.token_hex(16)}" if self._usable() else self._fallback
+        if root == self._fallback:
+            log.warning(
+                "%s is no memory file system of use: topics in memory lie in %s, and are gone at the end all the same", self._shm, root
+            )
+        else:
+            self._pointer.write_text(json.dumps({"memory": str(root)}))
+        root.mkdir(mode=0o700)
+        self._lock = self._files.lock(str(root / "lock"))
+        self._root = root
+        return root
+
+    def _usable(self) -> bool:
+        if not os.access(self._shm, os.W_OK | os.X_OK):
+            return False
+        mounted = [line.split() for line in self._mounts.read_text().splitlines()]
+        in_memory = any(line[1] == str(self._shm) and line[2] in _MEMORY_TYPES for line in mounted if len(line) > 2)
+        return in_memory and self._files.total_bytes(str(self._shm)) >= options.EPHEMERAL_SHM_BYTES_MIN
+
+    def close(self) -> None:
+        """All processes have ended: what lies there goes."""
+        root, self._root = self._root, None
+        if root is not None:
+            self._remove(root)
+            self._files.close(self._lock)
+        self._pointer.unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        """At a start: what a killed broker has left goes, as far as it is ours."""
+        left = self._named()
+        if left is not None and self._is_ours(left):
+            try:
+                lock = self._files.lock(str(left / "lock"))
+            except Locked as error:
+                log.warning("%s is in use by process %d, which has a copy of this data directory: left alone", left, error.pid)
+            except OSError as error:
+                log.error("what a killed broker left in %s cannot be removed: %s", left, error)
+            else:
+                self._remove(left)
+                self._files.close(lock)
+        self._pointer.unlink(missing_ok=True)
+        if self._fallback.is_dir():
+            self._remove(self._fallback)
+
+    def _named(self) -> Path | None:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            return Path(json.loads(self._files.read_note(str(self._pointer), _POINTER_BYTES_MAX))["memory"])
+        return None
+
+    def _is_ours(self, path: Path) -> bool:
+        """By its place, its name and its owner: a file that somebody edited shall not remove anything else."""
+        if path.parent != self._shm or not _NAME.fullmatch(path.name):
+            return False
+        try:
+            found = path.lstat()
+        except OSError:
+            return False
+        return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+
+    def _remove(self, root: Path) -> None:
+        try:
+            self._files.remove_tree(str(root))
+        except OSError as error:
+            log.error("topics in memory are left in %s: %s", root, error)
+
+
+log = logging.getLogger("zsq")
+
+REGISTRY_NAME: Final = "registry.json"
+OLD_NAME: Final = "registry.json.old"
+_FILE_BYTES_MAX: Final = 64 * 1024 * 1024
+# What may lie in a directory in which a start was cut off, or where zsqd runs.
+_OURS: Final = frozenset(
+    {"lock", "run", "run.json", "log", "zsqd.json", "zsqd.lock", "topics", "trash", f"{REGISTRY_NAME}.tmp", POINTER_NAME, FOLDER_NAME}
+)
+
+
+class Registry:
+    """Owned by the supervisor alone, under the data directory's lock."""
+
+    def __init__(self, files: Files, data_dir: Path, node_id: int) -> None:
+        self._files = files
+        self._data_dir = data_dir
+        self._path = str(data_dir / REGISTRY_NAME)
+        self._written = b""
+        self._doubtful = False
+        """What the file says is not known: `_written`, or a change that was refused."""
+        self._going: dict[str, TopicRow] = {}
+        """Deleted topics whose files the disk has not let go yet: in the file still, so that no start forgets them."""
+        self.memory = MemoryRoot(files, data_dir)
+        self.take(Content(uuid.uuid4().hex, node_id))
+
+    def take(self, content: Content) -> None:
+        self.node = content.node
+        self.uuid = content.uuid
+        self.next_number = content.next_number
+        self.topics = content.topics
+        self.ended = content.ended
+        self.imports = content.imports
+
+    def open(self) -> None:
+        """Read it, or begin one in an empty directory. Never begins where something else lies."""
+        present = set(self._files.list(str(self._data_dir)))
+        if REGISTRY_NAME not in present:
+            self._begin(present)
+            return
+        content = self.load()
+        if not content.checked:
+            log.warning("%s has no checksum: it was written by an earlier version, or by hand; accepted, and written anew", self._path)
+            self.save()
+        # What holds nothing may be made anew (copies are made without empty folders). `topics` with a topic in it may not: it is lost.
+        nothing_lost = all(row.state != "live" for row in self.topics.values())
+        for folder in ("trash", *(["topics"] if nothing_lost else [])):
+            if folder not in present:
+                self._files.make_folder(str(self._data_dir / folder))
+
+    def _begin(self, present: set[str]) -> None:
+        if OLD_NAME in present or ("topics" in present and self._files.list(str(self._data_dir / "topics"))):
+            raise ForeignDirectory(
+                f"{self._data_dir} has lost its {REGISTRY_NAME}: restore that from a backup, or have it made again from what lies there"
+                f" (`zsq fsck {self._data_dir} --repair`)"
+            )
+        if present - _OURS:
+            raise ForeignDirectory(
+                f"{self._data_dir} is not empty and has no {REGISTRY_NAME}: not a data directory of zsq,"
+                " or one that lost it; choose another directory, or restore the file from a backup"
+            )
+        for folder in ("topics", "trash"):
+            if folder not in present:
+                self._files.make_folder(str(self._data_dir / folder))
+        self.save()
+
+    def load(self) -> Content:
+        """Read it, and change nothing on disk. `RegistryDamaged`; `ForeignDirectory` for an unknown version; `OSError`."""
+        raw = self._files.read_file(self._path, _FILE_BYTES_MAX)
+        try:
+            content = decode(raw, self._path)
+        except RegistryDamaged as error:
+            what = f"restore it from a backup, or have it made again (`zsq fsck {self._data_dir} --repair`), from {OLD_NAME} and the topics"
+            raise RegistryDamaged(f"{error}; {what}") from None
+        self._written = raw
+        self.take(content)
+        return content
+
+    def replace(self, content: Content) -> list[str]:
+        """Put this in place of a file that is damaged or missing; what was there is kept, and its name returned. `Refused`, `OSError`."""
+        aside = []
+        if self._files.exists(self._path):
+            taken = self._files.list(str(self._data_dir))
+            name = next(name for number in range(1, len(taken) + 2) if (name := f"{REGISTRY_NAME}.bad-{number}") not in taken)
+            self._files.rename(self._path, str(self._data_dir / name))
+            aside.append(name)
+        self._written = b""  # the old copy stays as it is until the next change
+        self.take(content)
+        try:
+            self.save()
+        except Refused:
+            for name in aside:
+                self._files.rename(str(self._data_dir / name), self._path)
+            raise
+        return [f"the damaged one is kept as {name}" for name in aside]
+
+    def save(self) -> None:
+        """Durable when it returns: new file, synced, renamed over the old, directory synced. `Refused` where the disk does not take it:
+        then what was there before is there again. Were it not, a deletion that was refused would be carried out by the next start."""
+        try:
+            self._write()
+        except OSError as error:
+            if self._doubtful:
+                self.settle()
+            if self._doubtful:
+                text = "whether that counts after a restart is not known until it can be written again"
+                raise Refused(E_INTERNAL, f"the registry cannot be written: {error.strerror or error}; {text}") from None
+            raise _refused(error, "the registry cannot be written") from None
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether a change that was refused may be what the next start reads."""
+        return self._doubtful
+
+    def settle(self) -> None:
+        """Where a change failed at its very end: the content before it takes its place, as soon as the disk lets it."""
+        if self._doubtful and self._written:
+            with contextlib.suppress(OSError):
+                self._replace(self._path, self._written)
+                self._files.sync_folder(str(self._data_dir))
+                self._doubtful = False
+
+    def _write(self) -> None:
+        """One sync of the directory for both renames: whichever of them a crash leaves, each file is a whole one."""
+        topics = self._going | {name: row for name, row in self.topics.items() if not row.in_memory}
+        data = encode(Content(self.uuid, self.node, self.next_number, topics, self.ended, self.imports))
+        if data == self._written and not self._doubtful:
+            return  # what changed is in memory only
+        if self._written:
+            self._replace(str(self._data_dir / OLD_NAME), self._written)
+        self._replace(self._path, data)
+        self._files.sync_folder(str(self._data_dir))
+        self._written, self._doubtful = data, False
+
+    def _replace(self, path: str, data: bytes) -> None:
+        temporary = path + ".tmp"
+        if self._files.exists(temporary):
+            self._files.remove(temporary)
+        self._files.write_file(temporary, data)
+        self._doubtful = self._doubtful or path == self._path
+        self._files.rename(temporary, path)
+
+    def add(self, name: str, sync: str, retention: Mapping[str, Any] | None = None) -> TopicRow:
+        if is_ephemeral(name):
+            row = self.topics[name] = TopicRow(0, uuid.uuid4().hex, "never", 0, retention=dict(retention or {}))
+            return row
+        self._finish(name)
+        row = TopicRow(self.next_number, uuid.uuid4().hex, sync, self.ended.get(name, 0), retention=dict(retention or {}))
+        self.next_number += 1
+        self.topics[name] = row
+        try:
+            self.save()
+        except Refused:
+            del self.topics[name]
+            raise
+        return row
+
+    def configure(self, name: str, retention: Mapping[str, Any]) -> None:
+        row = self.topics[name]
+        before, row.retention = row.retention, dict(retention)
+        try:
+            self.save()
+        except Refused:
+            row.retention = before
+            raise
+
+    def close(self, name: str, closed: str) -> None:
+        """Whom it is closed to (`closing.py`)."""
+        row = self.topics[name]
+        before, row.closed = row.closed, closed
+        try:
+            self.save()
+        except Refused:
+            row.closed = before
+            raise
+
+    def own(self, name: str, owner: Mapping[str, str]) -> None:
+        """Return the owner of the dead letters in the topic (`dead_letter_topics.py`); {} for nobody's."""
+        row = self.topics[name]
+        if row.dead_letters_of == owner:
+            return
+        before, row.dead_letters_of = row.dead_letters_of, dict(owner)
+        try:
+            self.save()
+        except Refused:
+            row.dead_letters_of = before
+            raise
+
+    def set_state(self, name: str, state: str, next_offset: int | None = None) -> None:
+        row = self.topics[name]
+        before, row.state = row.state, state
+        ended = dict(self.ended)
+        if next_offset is not None and not row.in_memory:
+            self.ended[name] = next_offset
+        try:
+            self.save()
+        except Refused:
+            row.state, self.ended = before, ended
+            raise
+
+    def remove(self, name: str) -> None:
+        """The topic's files go to the trash by one rename; then the row goes. What the disk refuses is finished at the next start."""
+        row = self.topics.pop(name)
+        try:
+            if row.in_memory:
+                if self._files.exists(folder := self.folder(row)):
+                    self._files.remove_tree(folder)
+                return
+            self._going[name] = row
+            self._finish(name)
+            self.empty_trash()
+        except (OSError, Refused) as error:
+            log.error("topic %s is deleted, its files not yet: %s", name, error)
+
+    def _finish(self, name: str) -> None:
+        """A deleted topic of that name leaves the place. `Refused`."""
+        row = self._going.get(name)
+        if row is None:
+            return
+        folder = self.folder(row)
+        try:
+            for suffix in ("", TEMPORARY_SUFFIX):  # the latter of a storage that was still making the topic
+                if self._files.exists(folder + suffix):
+                    self._files.rename(folder + suffix, str(self._data_dir / "trash" / f"{row.number:06d}-{row.uuid}{suffix}"))
+            self._files.sync_folder(str(self._data_dir / "trash"))
+            self._files.sync_folder(str(self._data_dir / "topics"))
+        except OSError as error:
+            raise _refused(error, f"the files of the deleted topic {name!r} cannot be moved away") from None
+        del self._going[name]
+        try:
+            self.save()
+        except Refused:
+            self._going[name] = row
+            raise
+
+    def empty_trash(self) -> None:
+        trash = self._data_dir / "trash"
+        for name in self._files.list(str(trash)):
+            self._files.remove_tree(str(trash / name))
+
+    def finish_removals(self) -> None:
+        """At a start: what a deletion has left. Files that cannot be removed take space, and hinder nobody."""
+        try:
+            self.empty_trash()
+        except OSError as error:
+            log.error("files of deleted topics stay in %s: %s", self._data_dir / "trash", error)
+        for name, row in list(self.topics.items()):
+            if row.state == "deleting":
+                self.remove(name)
+
+    def folder(self, row: TopicRow) -> str:
+        """A number, never the raw name. `OSError` where a topic in memory finds no place."""
+        if row.in_memory:
+            return self.memory.folder(row.uuid)
+        return str(self._data_dir / "topics" / f"{row.number:06d}")
+
+
+def _refused(error: OSError, what: str) -> Refused:
+    return Refused(E_DISK_FULL if is_full(error) else E_INTERNAL, f"{what}: {error.strerror or error}; nothing was changed")

@@ -1,0 +1,222 @@
+"""The bytes of the registry: what stands in it, how that is checked, and what is wrong where it does not agree. Pure.
+
+    {"version": 1, "checksum": "0011aabb", "uuid": of this data directory, "node": 0, "next_number": 3,
+     "topics": {"clicks": {"number": 1, "uuid": "...", "sync": "always", "base_offset": 0, "state": "live", "retention": {},
+        "closed": "", "dead_letters_of": {"uuid": of a topic, "channel": ...} (only of dead-letter topics)}},
+     "ended": {"old": 1234}, "imports": {digest of what was taken over: {"state": "begun" or "done", ...}}}
+
+The checksum is CRC-32C, in 8 hex digits, of all the rest written as JSON with sorted keys and without spaces (ASCII), so it stands for what
+the file says and not for how it is laid out. It is the same in every version: a version that is not known is told from a damaged digit.
+A file without it is accepted, once: there were such files before there was a checksum, and it leaves a person with an editor a way.
+
+Rejected: a checksum behind the JSON, as in a topic's identity (no JSON tool would read the file any more).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from crc32c import crc32c
+
+from ....storage import documents
+from ....storage.errors import ForeignDirectory
+from ....transport.errors import UsageError
+from ....transport.names import check_name
+from ....transport.settings import SYNC_MODES
+from ...settings import closing
+
+VERSION: Final = 1
+CHECKSUM: Final = "checksum"
+STATES: Final = ("new", "live", "deleting")
+NODE_MAX: Final = 1023
+OFFSET_MAX: Final = 2**54 - 1
+NUMBER_MAX: Final = 2**53  # what every JSON tool reads exactly
+_UUID: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
+_KEYS: Final = frozenset({"version", "uuid", "node", "next_number", "topics", "ended"})
+_OPTIONAL: Final = frozenset({"imports", CHECKSUM})
+_ROW_KEYS: Final = frozenset({"number", "uuid", "sync", "base_offset", "state"})
+
+
+class RegistryDamaged(ForeignDirectory):
+    """It is there and is not what was written. (A version that is not known is a `ForeignDirectory` only: nobody mends that.)"""
+
+
+@dataclass(slots=True)
+class TopicRow:
+    """`number` 0: it lies in memory, and never stands in the file."""
+
+    number: int
+    uuid: str
+    sync: str
+    base_offset: int
+    state: str = "new"
+    retention: dict[str, Any] = field(default_factory=dict)
+    closed: str = closing.OPEN
+    dead_letters_of: dict[str, str] = field(default_factory=dict)
+    """The owner of a dead-letter topic of the default name: `uuid` of the topic and `channel`. {} for any other topic."""
+
+    @property
+    def in_memory(self) -> bool:
+        return self.number == 0
+
+
+@dataclass(slots=True)
+class Content:
+    """All that the file says. `checked`: it had a checksum, and that agreed."""
+
+    uuid: str
+    node: int
+    next_number: int = 1
+    topics: dict[str, TopicRow] = field(default_factory=dict)
+    ended: dict[str, int] = field(default_factory=dict)
+    imports: dict[str, dict[str, Any]] = field(default_factory=dict)
+    checked: bool = True
+
+
+def encode(content: Content) -> bytes:
+    data = {
+        "version": VERSION,
+        "uuid": content.uuid,
+        "node": content.node,
+        "next_number": content.next_number,
+        "topics": {name: _as_dict(row) for name, row in content.topics.items()},
+        "ended": content.ended,
+        "imports": content.imports,
+    }
+    head = {"version": VERSION, CHECKSUM: checksum(data)}  # not at the end: there a line taken out would leave a comma
+    return json.dumps(head | data, indent=1).encode()
+
+
+def _as_dict(row: TopicRow) -> dict[str, Any]:
+    """Without `dead_letters_of` where there is no owner, so that earlier versions read a registry in which nothing new stands."""
+    found = asdict(row)
+    if not row.dead_letters_of:
+        del found["dead_letters_of"]
+    return found
+
+
+def checksum(data: dict[str, Any]) -> str:
+    """Of all but the checksum itself."""
+    rest = {key: value for key, value in data.items() if key != CHECKSUM}
+    return f"{crc32c(json.dumps(rest, sort_keys=True, separators=(',', ':')).encode()):08x}"
+
+
+def decode(raw: bytes, path: str) -> Content:
+    """`RegistryDamaged` names the first key that is wrong; `ForeignDirectory` for a version that is not known."""
+    try:
+        data = documents.loads(raw, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise RegistryDamaged(f"{path} cannot be read: {'it is empty' if not raw else f'not JSON ({error})'}") from None
+    try:
+        _need(isinstance(data, dict), "it", "an object", data)
+        if CHECKSUM in data:
+            _need(data[CHECKSUM] == checksum(data), CHECKSUM, "another one for what the file says", data[CHECKSUM])
+        if type(data.get("version")) is int and data["version"] > VERSION:
+            raise ForeignDirectory(f"{path} has version {data['version']}; this zsq knows only {VERSION}: upgrade zsq")
+        return _content(data)
+    except _WrongError as error:
+        raise RegistryDamaged(f"{path} is damaged: {error}") from None
+
+
+class _WrongError(Exception):
+    pass
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is no number")
+
+
+def _need(good: bool, key: str, wanted: str, found: Any) -> None:
+    if not good:
+        raise _WrongError(f"{key} must be {wanted}, not {repr(found)[:80]}")
+
+
+def _whole(value: Any, key: str, low: int, high: int) -> int:
+    _need(type(value) is int and low <= value <= high, key, f"a number from {low} to {high}", value)
+    return int(value)
+
+
+def _uuid(value: Any, key: str) -> str:
+    _need(isinstance(value, str) and _UUID.fullmatch(value) is not None, key, "32 hex digits", value)
+    return str(value)
+
+
+def _object(value: Any, key: str) -> dict[str, Any]:
+    _need(isinstance(value, dict), key, "an object", value)
+    return dict(value)
+
+
+def _keys(data: dict[str, Any], key: str, needed: frozenset[str], optional: frozenset[str]) -> None:
+    for name in sorted(needed - data.keys()):
+        raise _WrongError(f"{key}{name} is missing")
+    for name in sorted(data.keys() - needed - optional):
+        raise _WrongError(f"{key}{name[:80]} is not known")
+
+
+def _name(value: str, key: str) -> str:
+    try:
+        return check_name(value)
+    except UsageError as error:
+        raise _WrongError(f"{key}: {error.text}") from None
+
+
+def _content(data: dict[str, Any]) -> Content:
+    _keys(data, "", _KEYS, _OPTIONAL)
+    _whole(data["version"], "version", VERSION, VERSION)
+    content = Content(_uuid(data["uuid"], "uuid"), _whole(data["node"], "node", 0, NODE_MAX), checked=CHECKSUM in data)
+    content.next_number = _whole(data["next_number"], "next_number", 1, NUMBER_MAX)
+    numbers: dict[int, str] = {}
+    uuids: dict[str, str] = {}
+    for name, row in _object(data["topics"], "topics").items():
+        found = content.topics[_name(name, "topics")] = _row(_object(row, f"topics.{name}"), f"topics.{name}.")
+        _need(found.number < content.next_number, f"topics.{name}.number", f"less than next_number ({content.next_number})", found.number)
+        other = numbers.setdefault(found.number, name)
+        _need(other == name, f"topics.{name}.number", f"another one than that of {other}", found.number)
+        other = uuids.setdefault(found.uuid, name)
+        _need(other == name, f"topics.{name}.uuid", f"another one than that of {other}", found.uuid)
+    for name, offset in _object(data["ended"], "ended").items():
+        content.ended[_name(name, "ended")] = _whole(offset, f"ended.{name}", 0, OFFSET_MAX)
+    for digest, record in _object(data.get("imports", {}), "imports").items():
+        content.imports[digest] = _import(_object(record, f"imports.{digest}"), f"imports.{digest}.")
+    return content
+
+
+def _row(row: dict[str, Any], key: str) -> TopicRow:
+    """What the settings in `retention` mean, and whether they go together, is seen where they take effect: nonsense removes nothing."""
+    _keys(row, key, _ROW_KEYS, frozenset({"retention", "closed", "dead_letters_of"}))
+    closed = row.get("closed", closing.OPEN)  # rows of before there was closing have none
+    _need(closed in closing.STATES, f"{key}closed", f"one of {', '.join(map(repr, closing.STATES))}", closed)
+    _need(row["sync"] in SYNC_MODES, f"{key}sync", f"one of {', '.join(SYNC_MODES)}", row["sync"])
+    _need(row["state"] in STATES, f"{key}state", f"one of {', '.join(STATES)}", row["state"])
+    return TopicRow(
+        _whole(row["number"], f"{key}number", 1, NUMBER_MAX),
+        _uuid(row["uuid"], f"{key}uuid"),
+        row["sync"],
+        _whole(row["base_offset"], f"{key}base_offset", 0, OFFSET_MAX),
+        row["state"],
+        _object(row.get("retention", {}), f"{key}retention"),
+        closed,
+        _owner(_object(row.get("dead_letters_of", {}), f"{key}dead_letters_of"), f"{key}dead_letters_of."),
+    )
+
+
+def _owner(owner: dict[str, Any], key: str) -> dict[str, str]:
+    if not owner:
+        return {}
+    _keys(owner, key, frozenset({"uuid", "channel"}), frozenset())
+    _need(isinstance(owner["channel"], str), f"{key}channel", "a name", owner["channel"])
+    return {"uuid": _uuid(owner["uuid"], f"{key}uuid"), "channel": _name(owner["channel"], f"{key}channel")}
+
+
+def _import(record: dict[str, Any], key: str) -> dict[str, Any]:
+    state = record.get("state")
+    _need(state in ("begun", "done"), f"{key}state", "begun or done", state)
+    if state == "begun":
+        numbers = record.get("numbers")
+        _need(isinstance(numbers, list), f"{key}numbers", "a list", numbers)
+        for number in numbers or ():
+            _whole(number, f"{key}numbers", 1, NUMBER_MAX)
+    return record

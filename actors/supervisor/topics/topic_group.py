@@ -1,0 +1,561 @@
+"""A topic's processes as one unit: its storage and topic share one fate, and its channels stand on them.
+
+The states of the unit, and what leads from one to the other:
+
+NEW -> STORAGE -> TOPIC -> UP          started in this order, each when the one before is up
+any of these -> CLEARING               storage or topic died: the others are killed, and their ends awaited
+CLEARING -> STORAGE | FAILED           started again, or given up when it happens too often
+CLEARING, waiting                      it cannot start: tried again after 1, 2, 4 ... 60 s
+UP -> STOPPING -> ENDED                stopped in reverse order: channels, topic, storage
+
+A few channels start at a time, the next as each is up: a thousand forked in one turn of the supervisor's loop would hold up everybody who
+asks it for something, and each other. Those for whom somebody waits come first.
+
+The messages of an `#ephemeral` topic are in memory, so nothing of it may be without a bound. Without settings of its own it keeps nothing
+that is finished, and loses what is oldest beyond its bound, as NSQ's did. `reject` may be chosen instead. The broker's settings for
+retention are meant for disks, and do not hold here.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from ....storage.retention import resolve
+from ....transport.errors import E_BAD_ARGUMENT, E_CLOSING, E_DISK_FULL, E_INTERNAL, E_LIMIT, E_TOPIC_FAILED, Refused, UsageError, ZsqError
+from ....transport.names import is_ephemeral
+from ....transport.settings import NONE, Retention
+from ...runtime.child import FATE, KINDS, OUT_OF_FILES, ChildSpec, Failure, OutOfFiles, Phase, RestartIntensity
+from ...runtime.process_table import Child
+from ...runtime.processes import Processes
+from ...settings import channel_settings, options
+from ...settings.channel_settings import check_same
+from ...settings.closing import to_consumers, to_publishers
+from ...settings.options import ServeOptions
+from ...statistics.broker_view import GroupState
+from .registry import Registry
+from .registry_format import TopicRow
+
+_MIB: Final = 1024 * 1024
+
+
+def retention_in_memory(own: Mapping[str, Any], bytes_max: int) -> Retention:
+    """The policy of a topic in memory with these settings. `UsageError` E_BAD_ARGUMENT."""
+    found = resolve({"keep_bytes": 0, "max_bytes": bytes_max, "when_full": "drop-oldest"}, own)
+    for name in ("keep_bytes", "max_bytes"):
+        value = getattr(found, name)
+        if value == NONE or value > bytes_max:
+            shown = "no bound" if value == NONE else f"{value} bytes"
+            limit = f"{bytes_max} ({bytes_max // _MIB} MiB)"
+            raise UsageError(E_BAD_ARGUMENT, f"{name} of a topic in memory is at most {limit}, not {shown}; use a topic on disk for more")
+    return found
+
+
+TRANSITIONS: Final[dict[GroupState, dict[str, GroupState]]] = {
+    GroupState.NEW: {"start": GroupState.STORAGE, "stop": GroupState.STOPPING},
+    GroupState.STORAGE: {"storage_up": GroupState.TOPIC, "died": GroupState.CLEARING, "stop": GroupState.STOPPING},
+    GroupState.TOPIC: {"topic_up": GroupState.UP, "died": GroupState.CLEARING, "stop": GroupState.STOPPING},
+    GroupState.UP: {"died": GroupState.CLEARING, "stop": GroupState.STOPPING},
+    GroupState.CLEARING: {
+        "died": GroupState.CLEARING,
+        "start": GroupState.STORAGE,
+        "give_up": GroupState.FAILED,
+        "stop": GroupState.STOPPING,
+    },
+    GroupState.STOPPING: {"died": GroupState.STOPPING, "stopped": GroupState.ENDED, "stop": GroupState.STOPPING},
+    GroupState.FAILED: {"died": GroupState.FAILED, "stop": GroupState.STOPPING},
+    GroupState.ENDED: {"stop": GroupState.STOPPING},
+}
+
+
+class StartQueue:
+    """Which of a topic's channels is started next. `starting`: those that are on their way up now, at most `at_once`."""
+
+    def __init__(self, at_once: int) -> None:
+        self.starting: set[str] = set()
+        self._at_once = at_once
+        self._first: dict[str, None] = {}  # as an ordered set
+        self._others: dict[str, None] = {}
+
+    def add(self, channel: str, *, first: bool = False) -> None:
+        """It waits for its start. Once more with `first`: somebody waits for it now."""
+        if first:
+            self._others.pop(channel, None)
+            self._first[channel] = None
+        elif channel not in self._first:
+            self._others[channel] = None
+
+    def ready(self) -> bool:
+        """One waits, and there is room for it."""
+        return len(self.starting) < self._at_once and bool(self._first or self._others)
+
+    def take(self) -> str:
+        """The next one, which is starting from here on; only when ready."""
+        waiting = self._first or self._others
+        channel = next(iter(waiting))
+        del waiting[channel]
+        self.starting.add(channel)
+        return channel
+
+    def done(self, channel: str) -> None:
+        """It is up, has failed, or is not wanted any more."""
+        self.starting.discard(channel)
+        self._first.pop(channel, None)
+        self._others.pop(channel, None)
+
+    def clear(self) -> None:
+        self.starting.clear()
+        self._first.clear()
+        self._others.clear()
+
+
+log = logging.getLogger("zsq")
+
+FINAL: Final = frozenset({"ForeignDirectory", "Damaged"})  # a person must look; trying again does not help
+REFUSED: Final = frozenset({E_LIMIT, E_INTERNAL, E_DISK_FULL, E_BAD_ARGUMENT})  # by storage: a channel is not made
+
+Then = Callable[[ZsqError | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupEvents:
+    """Whom a group tells what happens to its topic."""
+
+    channels_changed: Callable[[], None]  # a process that is scanned came or went
+    names_changed: Callable[[], None]  # a channel came or went, by name
+    channel_died: Callable[[TopicGroup, str], None]  # an ephemeral channel: it is to be deleted, and may be made anew
+    unused: Callable[[TopicGroup], None]  # an ephemeral topic: nobody has made a channel for a while
+
+
+class TopicGroup:
+    """Carries out the table above for one topic. `serve_options`: as they are now; a reload changes them."""
+
+    def __init__(
+        self, name: str, row: TopicRow, registry: Registry, processes: Processes, serve_options: Callable[[], ServeOptions],
+        events: GroupEvents,
+    ) -> None:  # fmt: skip
+        self.name = name
+        self._registry = registry
+        self._processes = processes
+        self._options = serve_options
+        self._events = events
+        self.row = row
+        self.state = GroupState.NEW
+        self.cause: Failure | None = None  # of its last failure
+        self.storage: Child | None = None
+        self.topic: Child | None = None
+        self.channels: dict[str, Child | None] = {}  # None: wanted, not started yet or failed
+        self.restarts = RestartIntensity()
+        self._starts = StartQueue(options.STARTS_MAX)
+        self.stored: frozenset[str] = frozenset()  # channels that its storage had when it came up
+        self._new_settings: dict[str, dict[str, Any]] = {}  # of channels that are about to be made
+        self._channel_restarts: dict[str, RestartIntensity] = {}
+        self._failed_channels: set[str] = set()
+        self._waiting: list[tuple[str, Then]] = []  # channel ("" for the topic), whom to tell
+        self.deleting: set[str] = set()  # channels whose rows are about to go
+        self._returning: list[tuple[str, Then, Mapping[str, Any]]] = []  # who wants an ephemeral one of those: a new one
+        self._retry_ns = 0  # CLEARING: not started again before
+        self._over_ns = 0  # it is an ephemeral topic whose channels are gone: with none by then, it goes
+        self._tries = 0
+        self._short_ns = 0  # since when it cannot be started for lack of descriptors, 0: it is not so
+        self._channels_later: dict[str, int] = {}  # channels that found no free descriptor: when they are started again
+        self._stopped: list[Callable[[], None]] = []
+
+    @property
+    def failure(self) -> str:
+        """Why it is, or was, not up; "" for nothing."""
+        return str(self.cause or "")
+
+    def _go(self, event: str) -> None:
+        self.state = TRANSITIONS[self.state][event]
+        if self.state is not GroupState.UP:
+            self._starts.clear()
+
+    def retention(self) -> Retention:
+        """What was set for this topic, over what the broker was told. Settings that make no sense (edited by hand) remove nothing."""
+        try:
+            return self.resolved(self.row.retention)
+        except UsageError as error:
+            log.error("topic %s: its settings are not understood (%s): nothing of it is removed until they are set anew", self.name, error)
+            return Retention(keep_bytes=-1)
+
+    def resolved(self, own: Mapping[str, Any]) -> Retention:
+        """The policy that follows from these settings of its own. `UsageError`."""
+        if self.row.in_memory:
+            return retention_in_memory(own, self._registry.memory.bytes_max())
+        return resolve(self._options().retention, own)
+
+    def children(self) -> list[Child]:
+        found = [self.storage, self.topic, *self.channels.values()]
+        return [child for child in found if child is not None and child.state != "ended"]
+
+    def failed_channels(self) -> frozenset[str]:
+        return frozenset(self._failed_channels)
+
+    def settled(self) -> bool:
+        """Nothing of it is on its way up."""
+        if self.state is GroupState.UP:
+            return all(
+                (child is not None and child.state == "up") or name in self._failed_channels for name, child in self.channels.items()
+            )
+        return self.state in (GroupState.FAILED, GroupState.ENDED) or self._retry_ns > 0
+
+    # Up
+
+    def start(self) -> None:
+        self._go("start")
+        self._forget_ephemeral()
+        numbers = [self._processes.new_key() for _ in range(5)]
+        settings = {
+            "name": self.name,
+            "uuid": self.row.uuid,
+            "base_offset": self.row.base_offset,
+            "sync": self.row.sync,
+            "directory": self._registry.folder(self.row),
+            "create": self.row.state == "new",
+            "in_memory": self.row.in_memory,
+            "retention": self.retention().as_dict(),
+            "chunk_bytes": self._options().chunk_bytes,
+            "message_bytes_max": self._options().message_bytes_max,
+            "front": self._processes.endpoint(numbers[1]),
+            "reader": self._processes.endpoint(numbers[2]),
+            "stage": self._processes.endpoint(numbers[3]),
+            "push": self._processes.endpoint(numbers[4]),
+            "stage_timeout_s": self._options().stage_timeout_s,
+            "closed": to_publishers(self.row.closed),
+            "scan": self._processes.scan_endpoint,
+        }
+        self.storage = self._processes.start(ChildSpec(numbers[0], "storage", f"storage {self.name}", settings), self)
+
+    def _forget_ephemeral(self) -> None:
+        """Those channels went with their storage. Who waits for one gets a new one; the topic, if it is one, waits a while for somebody."""
+        gone = [name for name in self.channels if is_ephemeral(name) and not any(name == wanted for wanted, _ in self._waiting)]
+        for name in gone:
+            self.drop_channel(name)
+        if gone:
+            self._over_ns = time.monotonic_ns() + int(options.EPHEMERAL_UNUSED_S * 1e9)
+
+    def born(self, child: Child) -> None:
+        if child is self.storage and self.state is GroupState.STORAGE:
+            self._go("storage_up")
+            if self.row.state == "new":
+                try:
+                    self._registry.set_state(self.name, "live")
+                except Refused as error:
+                    log.error("topic %s stays marked as new: %s", self.name, error)  # harmless: its directory is there
+            self.stored = frozenset(child.data["channels"])
+            for channel in child.data["channels"]:
+                self.channels.setdefault(channel, None)
+            self._events.names_changed()
+            number = self._processes.new_key()
+            settings = {"front": self._processes.endpoint(number), "storage": child.spec.settings["front"]}
+            settings["closed"] = to_publishers(self.row.closed)
+            settings["message_bytes_max"] = self._options().message_bytes_max
+            self.topic = self._processes.start(ChildSpec(number, "topic", f"topic {self.name}", settings), self)
+        elif child is self.topic and self.state is GroupState.TOPIC:
+            self._go("topic_up")
+            self._tries = 0
+            self._short_ns = 0
+            self._events.channels_changed()  # its storage may be scanned now
+            waited_for = {channel for channel, _ in self._waiting}
+            for channel in self.channels:
+                self._starts.add(channel, first=channel in waited_for)
+            self._tell("", None)
+        elif child.spec.kind == "channel" and self.channels.get(child.spec.settings["channel"]) is child:
+            channel = child.spec.settings["channel"]
+            self._starts.done(channel)
+            if not is_ephemeral(channel):
+                self._new_settings.pop(channel, None)  # its row is committed, with them
+            self._tell(channel, None)
+            self._events.channels_changed()
+
+    def _start_next(self) -> None:
+        """Channels that wait for their start, as many as may be on their way up; all groups' within one share of the supervisor's turn."""
+        while self.state is GroupState.UP and self._starts.ready() and self._processes.may_start():
+            channel = self._starts.take()
+            if channel in self._failed_channels or channel not in self.channels or self.channels[channel] is not None:
+                self._starts.done(channel)
+                continue
+            try:
+                self._start_channel(channel)
+            except ZsqError as error:
+                self._starts.done(channel)
+                if channel in self._new_settings:
+                    self._drop_new(channel, error)
+                elif isinstance(error, OutOfFiles):
+                    self._channel_later(channel)
+                else:
+                    self.fail(str(error))  # it was there before: the topic is not what it was
+
+    def _drop_new(self, channel: str, error: ZsqError) -> None:
+        """It is not made; who asked for it is told why."""
+        self._new_settings.pop(channel)
+        self.channels.pop(channel)
+        self._events.names_changed()
+        self._tell(channel, error)
+
+    def _start_channel(self, channel: str) -> None:
+        assert self.storage is not None
+        assert self.topic is not None
+        number = self._processes.new_key()
+        settings = {
+            "channel": channel,
+            "topic_name": self.name,
+            "uuid": self.row.uuid,
+            "front": self._processes.endpoint(number),
+            "topic": self.topic.spec.settings["front"],
+            "storage": self.storage.spec.settings["front"],
+            "scan": self._processes.scan_endpoint,
+            "settings": self._new_settings.get(channel, {}),
+            "closed": to_consumers(self.row.closed),
+        }
+        spec = ChildSpec(number, "channel", f"channel {self.name}/{channel}", settings)
+        self.channels[channel] = self._processes.start(spec, self)
+
+    def want(self, channel: str, then: Then, settings: Mapping[str, Any] | None = None) -> None:
+        """Call `then` when the topic (and the channel, made with these settings if it is not there) is up, or with the error."""
+        if channel in self.deleting and is_ephemeral(channel) and len(self._returning) < options.WAITERS_MAX:
+            self._returning.append((channel, then, settings or {}))
+            return
+        if channel in self.deleting:
+            then(ZsqError(E_CLOSING, f"channel {channel!r} is being deleted; try again in a moment"))
+            return
+        if self.state is GroupState.FAILED or (self._retry_ns and not self._waits_for_files()):
+            then(ZsqError(E_TOPIC_FAILED, f"topic {self.name!r} failed: {self.failure}"))
+            return
+        if channel in self._failed_channels:
+            then(ZsqError(E_TOPIC_FAILED, f"channel {channel!r} of topic {self.name!r} failed too often; see the log"))
+            return
+        if channel and channel not in self.channels:
+            if len(self.channels) >= options.CHANNELS_MAX:
+                then(ZsqError(E_LIMIT, f"a topic has at most {options.CHANNELS_MAX} channels"))
+                return
+            self.channels[channel] = None
+            self._events.names_changed()
+            self._new_settings[channel] = dict(settings or {})
+        child = self.channels.get(channel) if channel else self.topic
+        if self.state is GroupState.UP and child is not None and child.state == "up":
+            then(None)
+            return
+        if len(self._waiting) >= options.WAITERS_MAX:
+            then(ZsqError(E_LIMIT, "too many wait for this topic already"))
+        else:
+            self._waiting.append((channel, then))
+        if channel and child is None and self.state is GroupState.UP:
+            self._starts.add(channel, first=True)
+
+    def _tell(self, channel: str | None, error: ZsqError | None) -> None:
+        """Wake those who wait for this channel ("" the topic, None all)."""
+        told = [then for name, then in self._waiting if channel is None or name == channel]
+        self._waiting = [] if channel is None else [(name, then) for name, then in self._waiting if name != channel]
+        for then in told:
+            then(error)
+
+    # Down
+
+    def died(self, child: Child) -> None:
+        """A process of this group has ended; nobody else opens its files before the whole pair is gone."""
+        channel = child.spec.settings.get("channel", "")
+        if child is self.storage:
+            self._events.channels_changed()
+        if channel and self.channels.get(channel) is child:
+            self._starts.done(channel)
+            self.channels[channel] = None
+            self._events.channels_changed()
+            if self.state is GroupState.UP and not self._not_made(channel, child.failure):
+                if child.failure is not None and child.failure.is_out_of_files and not is_ephemeral(channel):
+                    self._channel_later(channel)
+                else:
+                    self._restart_channel(channel)
+        if self.state is GroupState.ENDED:
+            return  # another one of it ended at the same moment, and was the last that lived
+        if self.state is GroupState.STOPPING:
+            self._stop_next()
+            return
+        if FATE[child.spec.kind] == "topic_group" and child in (self.storage, self.topic):
+            self.cause = child.failure or Failure(Phase.RUN, "", f"{child.spec.title} (pid {child.pid}) ended")
+            self._go("died")
+            for other in self.children():
+                self._processes.kill(other)
+        if self.state is GroupState.CLEARING and not self.children():
+            self._start_again()
+
+    def fail(self, text: str, *, out_of_files: bool = False) -> None:
+        """A step of its way up went wrong (a limit, an error of the system): all of it ends, and is tried again later."""
+        if not self._short_ns:
+            log.error("topic %s: %s", self.name, f"{OUT_OF_FILES} {text}" if out_of_files else text)
+        if self.state not in (GroupState.STORAGE, GroupState.TOPIC, GroupState.UP, GroupState.CLEARING):
+            return
+        self.cause = Failure(Phase.START, OUT_OF_FILES if out_of_files else "", text)
+        self._go("died")
+        for child in self.children():
+            self._processes.kill(child)
+        if not self.children():
+            self._start_again()
+
+    def tick(self) -> None:
+        self._start_next()
+        for channel in [channel for channel, due_ns in self._channels_later.items() if time.monotonic_ns() >= due_ns]:
+            del self._channels_later[channel]
+            if self.state is GroupState.UP and channel in self.channels and self.channels[channel] is None:
+                self._starts.add(channel, first=any(channel == wanted for wanted, _ in self._waiting))
+        if self._retry_ns and time.monotonic_ns() >= self._retry_ns and self.state is GroupState.CLEARING:
+            self._retry_ns = 0
+            self.start()
+        if self._over_ns and time.monotonic_ns() >= self._over_ns and self.state is GroupState.UP:
+            self._over_ns = 0
+            self._events.unused(self)
+
+    def _not_made(self, channel: str, failure: Failure | None) -> bool:
+        """A new channel that storage refuses to make (a limit, no space, a start that cannot be read now): who asked for it is told why."""
+        if channel not in self._new_settings or failure is None or failure.phase is not Phase.START or failure.code not in REFUSED:
+            return False
+        self._drop_new(channel, ZsqError(failure.code, failure.text))
+        return True
+
+    def _restart_channel(self, channel: str) -> None:
+        now = time.monotonic_ns()
+        if is_ephemeral(channel):  # those that are not there any more, and died long ago
+            old = [name for name, one in self._channel_restarts.items() if name not in self.channels and one.is_past(now)]
+            for name in old:
+                del self._channel_restarts[name]
+        restarts = self._channel_restarts.setdefault(channel, RestartIntensity())
+        if restarts.may_restart(now):
+            if is_ephemeral(channel):
+                self._over_ns = time.monotonic_ns() + int(options.EPHEMERAL_UNUSED_S * 1e9)
+                self._events.channel_died(self, channel)  # it went with its process; who wants it gets a new one
+            else:
+                self._starts.add(channel, first=any(channel == wanted for wanted, _ in self._waiting))
+            return
+        log.error("channel %s/%s failed too often and stays down", self.name, channel)
+        self._failed_channels.add(channel)
+        self._tell(channel, ZsqError(E_TOPIC_FAILED, f"channel {channel!r} failed too often; see the log"))
+
+    def _channel_later(self, channel: str) -> None:
+        log.warning("channel %s/%s cannot be started: %s; tried again", self.name, channel, os.strerror(errno.EMFILE))
+        self._channels_later[channel] = time.monotonic_ns() + int(options.FILES_RETRY_S_MAX * 1e9)
+
+    def _waits_for_files(self) -> bool:
+        """Return True if it will be up as soon as there are descriptors: who wants it waits for that, but not for ever."""
+        return self._short_ns > 0 and time.monotonic_ns() - self._short_ns < int(options.FILES_WAIT_S * 1e9)
+
+    def _start_when_files(self) -> None:
+        """The cause lies outside and goes by itself: so it does not count against the topic, and the pauses stay short."""
+        now = time.monotonic_ns()
+        if not self._short_ns:
+            self._short_ns, self._tries = now, 0
+            log.error("topic %s: %s; tried again until descriptors are free", self.name, self.failure)
+        pause_s = min(options.FILES_RETRY_S_MAX, options.FILES_RETRY_S * 2.0**self._tries)
+        self._tries += 1
+        self._retry_ns = now + int(pause_s * 1e9)
+        if not self._waits_for_files():
+            text = f"topic {self.name!r} waits for free descriptors: {self.failure}; raise the limit of open files (LimitNOFILE, ulimit -n)"
+            self._tell(None, ZsqError(E_TOPIC_FAILED, text))
+
+    def _start_again(self) -> None:
+        self.storage = self.topic = None
+        cause = self.cause
+        assert cause is not None
+        final = cause.phase is Phase.START and cause.code in FINAL
+        if cause.is_out_of_files:
+            self._start_when_files()
+            return
+        if cause.phase is Phase.START and not final:
+            pause_s = min(options.RETRY_S_MAX, 2.0**self._tries)
+            self._tries += 1
+            self._retry_ns = time.monotonic_ns() + int(pause_s * 1e9)
+            log.error("topic %s: %s; tried again in %g s", self.name, self.failure, pause_s)
+            self._tell(None, ZsqError(E_TOPIC_FAILED, f"topic {self.name!r}: {self.failure}; it is tried again"))
+            return
+        if not final and self.restarts.may_restart(time.monotonic_ns()):
+            self.start()
+            return
+        self._go("give_up")
+        if final:
+            self.cause = replace(cause, text=f"{cause.text}; when that is mended, start the broker again")
+        log.error("topic %s failed: %s", self.name, self.failure)
+        self._tell(None, ZsqError(E_TOPIC_FAILED, f"topic {self.name!r} failed: {self.failure}"))
+
+    def stop(self, then: Callable[[], None]) -> None:
+        """Channels, topic, storage; each may finish what it has begun. `then` when all are gone.
+
+        Who waits for it to come up is told at once, and not after the end of a process that may take long.
+        """
+        self._stopped.append(then)
+        self._go("stop")
+        self._tell_stopped()
+        self._stop_next()
+
+    def _stop_next(self) -> None:
+        living = self.children()
+        for kind in reversed(KINDS):
+            stage = [child for child in living if child.spec.kind == kind]
+            if stage:
+                for child in stage:
+                    self._processes.stop_child(child)
+                return
+        self._go("stopped")
+        self._waiting += [(channel, then) for channel, then, _ in self._returning]
+        self._returning = []
+        self._tell_stopped()
+        told, self._stopped = self._stopped, []
+        for then in told:
+            then()
+
+    def _tell_stopped(self) -> None:
+        self._tell(None, ZsqError(E_CLOSING, f"topic {self.name!r} was stopped; try again"))
+
+    def differs(self, channel: str, asked: Mapping[str, Any]) -> ZsqError | None:
+        """Why the channel, which is up, is not the one that somebody means who asks for these settings."""
+        child = self.channels.get(channel)
+        try:
+            if child is not None and asked:
+                check_same(child.data.get("settings", {}), asked, channel)
+        except ZsqError as error:
+            return error
+        return None
+
+    def drop_channel(self, channel: str, *, lost: bool = False) -> None:
+        """`lost`: its process died. A successor of that name may not die as often as it likes."""
+        if not lost:
+            self._channel_restarts.pop(channel, None)
+        self._starts.done(channel)
+        self._new_settings.pop(channel, None)
+        self.channels.pop(channel, None)
+        self._tell(channel, ZsqError(E_CLOSING, f"channel {channel!r} was deleted"))
+        self._failed_channels.discard(channel)
+        self._events.channels_changed()
+        self._events.names_changed()
+
+    def deleted(self, channel: str) -> None:
+        """Its rows are gone, or were kept; who came meanwhile for an ephemeral one gets a new one."""
+        self.deleting.discard(channel)
+        returning = [one for one in self._returning if one[0] == channel]
+        self._returning = [one for one in self._returning if one[0] != channel]
+        for _, then, settings in returning:
+            self.want(channel, then, settings)
+
+    def endpoints(self, channel: str, *, with_settings: bool = False) -> dict[str, Any]:
+        """Return what Lookup answers; only when up. `with_settings`: those of the channel, for who gave some."""
+        assert self.storage is not None
+        assert self.topic is not None
+        child = self.channels.get(channel)
+        of_storage = self.storage.spec.settings
+        told: dict[str, Any] = {}
+        if child is not None and with_settings:
+            told["settings"] = channel_settings.resolve(child.data.get("settings", {})).as_dict()
+        return told | {
+            "topic": self.topic.spec.settings["front"],
+            "reader": of_storage["reader"],
+            "stage": of_storage["stage"],
+            "push": of_storage["push"],
+            "channel": child.spec.settings["front"] if child is not None else "",
+            "uuid": self.row.uuid,
+            "node": self._registry.node,
+            "message_bytes": self._options().message_bytes_max,
+        }

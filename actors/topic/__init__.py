@@ -1,0 +1,1 @@
+"""The topic actor: order of arrival, producer sequences and fan-out to channels."""

@@ -1,0 +1,396 @@
+"""The topic: takes blocks from producers in order, hands them to storage, and what is durable to its channels.
+
+Which channel gets which block from the topic's hands: a small ring of the newest durable blocks, and each channel's place in it. Pure.
+
+A channel attaches where it is and grants a running total of bytes. While it is within the ring it is sent runs of
+consecutive blocks; once what it wants has left the ring it is told so (Behind) and reads from storage. A slow
+channel therefore costs nothing here but a row.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+
+from ...transport.block.block import MESSAGE_BYTES_MAX, Block, Limits, check_block, with_place
+from ...transport.block.block_format import ADDRESSED
+from ...transport.errors import E_BAD_ARGUMENT, E_BAD_BLOCK, E_BAD_COMMAND, E_CLOSING, E_LIMIT, UsageError, ZsqError
+from ...transport.wire import protocol as p
+from ...transport.wire.protocol import RUN_BYTES_MAX
+from ..primitives.rates import RECENT_NS, RateMeter
+from ..runtime.actor import Actor, StartFailed
+from ..runtime.port import Mail, Port
+from ..settings import options
+from .ordering import Ordering, Reply
+
+Peer = tuple[bytes, ...]
+_RUN_BLOCKS_MAX = 256
+
+
+@dataclass(slots=True)
+class _Place:
+    next_offset: int = -1  # -1: wants nothing
+    number: int = 0  # of the block in the order of arrival, where `next_offset` is
+    granted: int = 0
+    sent: int = 0
+
+
+class Fanout:
+    """`head`: the durable end. `visible_end`: what channels may see of it (a paused topic's is fixed; -1: all)."""
+
+    def __init__(self, head: int, visible_end: int = -1) -> None:
+        self.head = head
+        self.visible_end = visible_end
+        self._ring: deque[Block] = deque()
+        self._ring_bytes = 0
+        self._first_number = 0  # of the oldest block in the ring
+        self._places: dict[Peer, _Place] = {}
+
+    @property
+    def end(self) -> int:
+        return self.head if self.visible_end < 0 else min(self.head, self.visible_end)
+
+    def add(self, block: Block, first_offset: int, time_ns: int) -> None:
+        """A block became durable. Storage tells of all that lies before it first, so heads never fall."""
+        assert first_offset >= self.head
+        placed = with_place(block, first_offset, time_ns)
+        self._ring.append(placed)
+        self._ring_bytes += placed.length
+        self.head = placed.next_offset
+
+    def advance(self, head: int) -> bool:
+        """Blocks became durable that never were in the topic's hands (a commit in storage): channels read them there. False if not new.
+
+        Nothing in the ring is next to what comes now, so it goes; and a number is left out for what is not here: who waits there is behind.
+        """
+        if head <= self.head:
+            return False
+        self.head = head
+        self._first_number += len(self._ring) + 1
+        self._ring.clear()
+        self._ring_bytes = 0
+        for place in self._places.values():
+            if place.next_offset >= head:  # it has read them already
+                place.number = self._first_number
+        return True
+
+    def trim(self) -> None:
+        """After `offers`: keep the ring within its bytes; all of it goes while nobody is attached."""
+        keep = options.RING_BYTES_MAX if any(place.next_offset >= 0 for place in self._places.values()) else 0
+        while self._ring and self._ring_bytes > keep:
+            self._ring_bytes -= self._ring.popleft().length
+            self._first_number += 1
+
+    def attach(self, peer: Peer, next_offset: int, granted: int) -> bool:
+        """The channel wants what comes from `next_offset` on (-1: nothing). False: that is behind the ring."""
+        place = self._places.setdefault(peer, _Place())
+        if next_offset < 0:
+            place.next_offset = -1
+            return True
+        place.granted = granted
+        # It may have been given up and be new here: what was sent to it before, it knows, and its window bounds what it grants.
+        place.sent = max(place.sent, granted - options.WINDOW_BYTES_MAX)
+        if next_offset >= self.head:
+            place.next_offset, place.number = next_offset, self._first_number + len(self._ring)
+            return True
+        number = self._first_number + len(self._ring)
+        for block in reversed(self._ring):
+            number -= 1
+            if block.first_offset <= next_offset:
+                place.next_offset, place.number = next_offset, number
+                return True
+        if next_offset >= self.end:  # a paused topic's: storage would show it nothing either, so it waits here
+            place.next_offset, place.number = next_offset, self._first_number - 1
+            return True
+        place.next_offset = -1
+        return False
+
+    def credit(self, peer: Peer, granted: int) -> bool:
+        """False: it has no place here. It was given up and cannot know that: tell it that it is behind."""
+        place = self._places.get(peer)
+        if place is not None:
+            place.granted = max(place.granted, granted)
+        return place is not None
+
+    def detach(self, peer: Peer) -> None:
+        self._places.pop(peer, None)
+
+    def offers(self) -> list[tuple[Peer, list[Block]]]:
+        """(channel, consecutive blocks) to send now; an empty list means: tell it that it is behind."""
+        out: list[tuple[Peer, list[Block]]] = []
+        last = self._first_number + len(self._ring)
+        end = self.end
+        for peer, place in self._places.items():
+            if not 0 <= place.next_offset < end or place.number >= last or place.granted <= place.sent:
+                continue
+            if place.number < self._first_number:
+                place.next_offset = -1
+                out.append((peer, []))
+                continue
+            self._runs(peer, place, last, out)
+        return out
+
+    def _runs(self, peer: Peer, place: _Place, last: int, out: list[tuple[Peer, list[Block]]]) -> None:
+        run: list[Block] = []
+        size = 0
+        end = self.end
+        while place.number < last and place.granted > place.sent:
+            block = self._ring[place.number - self._first_number]
+            if block.next_offset > end:
+                break
+            if run and (size + block.length > RUN_BYTES_MAX or len(run) >= _RUN_BLOCKS_MAX):
+                out.append((peer, run))
+                run, size = [], 0
+            run.append(block)
+            size += block.length
+            place.sent += block.length
+            place.number += 1
+            place.next_offset = block.next_offset
+        if run:
+            out.append((peer, run))
+
+    def places(self) -> list[Peer]:
+        return list(self._places)
+
+
+_MS = 1_000_000
+
+
+class TopicActor(Actor):
+    """Settings: front and storage (endpoints), closed (to publishers)."""
+
+    front: Port
+    storage: Port
+    ordering: Ordering
+    fanout: Fanout
+
+    def on_start(self) -> dict[str, Any]:
+        self.storage = self.open_dealer(self.settings["storage"])
+        table = self._recovered()
+        producers = {int(pid): (row[0], row[1]) for pid, row in table["producers"].items()}
+        self.ordering = Ordering(producers)
+        self.ordering.closed = self.settings["closed"]
+        self.limits = Limits(self.settings.get("message_bytes_max", MESSAGE_BYTES_MAX))
+        self._closings: list[int] = []  # orders that wait until all that was taken before is answered
+        self.fanout = Fanout(table["head"], table["visible_end"])
+        self.front = self.open_router(self.settings["front"])
+        self._route()
+        self._head_told = -1
+        self._requests: dict[int, int] = {}  # ours to storage -> the supervisor's
+        self._request = 1
+        self._messages = 0
+        self._bytes = 0
+        self._meter = RateMeter(time.monotonic_ns(), self._counts())
+        self.every(1_000, self._tell_head)
+        self.every(1_000, lambda: self.ordering.expire(time.monotonic_ns()))
+        return {"head": self.fanout.head}
+
+    def _route(self) -> None:
+        front, storage = self.front, self.storage
+        front.route(p.Hello, self.hello)
+        front.route(p.Pub, self.publish)
+        front.route(p.PubDelayed, self.publish_delayed)
+        front.route(p.Beat, self.beat)
+        front.route(p.Bye, self.bye)
+        front.route(p.Attach, self.attach)
+        front.route(p.Credit, self.credit)
+        storage.route(p.Appended, self.on_appended)
+        storage.route(p.Kept, self.on_kept)
+        storage.route(p.Head, self.on_head)
+        storage.route(p.Done, self.on_done)
+        storage.route(p.Failed, self.on_failed)
+
+    def _recovered(self) -> dict[str, Any]:
+        """What storage recovered; it is up already, so this is one round trip."""
+        self.storage.send((), p.OpenTopic(1))
+        if not self.storage.socket.poll(10_000):
+            raise StartFailed("storage did not answer within 10 s")
+        for mail in self.storage.receive(1):
+            if isinstance(mail, Mail) and isinstance(mail.message, p.Done):
+                return mail.message.data
+        raise StartFailed("storage answered something else than its table")
+
+    # Producers
+
+    def hello(self, port: Port, mail: Mail, message: p.Hello) -> None:
+        if message.version != p.PROTOCOL_VERSION:
+            raise UsageError(E_BAD_COMMAND, f"protocol version {message.version} is not spoken here, only {p.PROTOCOL_VERSION}")
+        if not 0 < message.producer_id < 1 << 63:
+            raise UsageError(E_BAD_COMMAND, "a producer id is a random number of 63 bits, not 0")
+        heartbeat_ms = min(p.HEARTBEAT_MS_MAX, max(p.HEARTBEAT_MS_MIN, message.heartbeat_ms))
+        now = time.monotonic_ns()
+        welcome = self.ordering.hello(mail.envelope, message.producer_id, heartbeat_ms * _MS, now)
+        if welcome is None:
+            port.send(mail.envelope, p.Failed(0, E_LIMIT, f"{options.PRODUCERS_MAX} producers are at work already; close some"))
+            return
+        port.send(mail.envelope, p.Welcome(self.key, *welcome, heartbeat_ms))
+
+    def publish(self, port: Port, mail: Mail, message: p.Pub) -> None:
+        self._publish(port, mail, 0)
+
+    def publish_delayed(self, port: Port, mail: Mail, message: p.PubDelayed) -> None:
+        self._publish(port, mail, message.delay_ms)
+
+    def _publish(self, port: Port, mail: Mail, delay_ms: int) -> None:
+        sequence = -1
+        try:
+            blocks = mail.blocks()
+            if len(blocks) != 1:
+                raise UsageError(E_BAD_COMMAND, f"a publish carries one block, not {len(blocks)}")
+            block = blocks[0]
+            header = block.header
+            sequence = header.sequence
+            if header.flags & ~ADDRESSED or header.reserved_1 or header.reserved_2:
+                raise UsageError(E_BAD_BLOCK, f"a published block has no flags but {ADDRESSED} (some message is for one channel)")
+            check_block(block, self.limits)
+            if not 0 <= delay_ms <= p.DELAY_MS_MAX or (delay_ms == 0) != (type(mail.message) is p.Pub):
+                raise UsageError(E_BAD_ARGUMENT, f"a delay is 1 to {p.DELAY_MS_MAX} ms, not {delay_ms}")
+            if self.stopping:
+                raise UsageError(E_CLOSING, "the topic is stopping; publish again in a moment")
+        except ZsqError as error:
+            port.send(mail.envelope, p.Unstored(sequence, -1, error.code, error.text))
+            return
+        self._send(self.ordering.publish(mail.envelope, block, time.monotonic_ns(), delay_ms))
+
+    def beat(self, port: Port, mail: Mail, message: p.Beat) -> None:
+        """Bye goes to a stranger that believes that it has a link: it begins again."""
+        port.send(mail.envelope, p.Beat() if self.ordering.seen(mail.envelope, time.monotonic_ns()) else p.Bye())
+
+    def bye(self, port: Port, mail: Mail, message: p.Bye) -> None:
+        self.ordering.bye(mail.envelope)
+        self.fanout.detach(mail.envelope)
+
+    def on_gone(self, who: str) -> None:
+        self.ordering.gone(who.encode())
+
+    def _send(self, replies: list[Reply]) -> None:
+        for peer, message in replies:
+            if not self.front.send(peer, message):
+                self.ordering.bye(peer)  # it will ask again on a new link, and get the same answer
+
+    # Storage
+
+    def on_turn(self) -> None:
+        while self._closings and self.ordering.idle():
+            self.answer_order(self._closings.pop(), {})
+        while (append := self.ordering.next_append()) is not None:
+            request, blocks = append
+            if not self.storage.send((), p.Append(request, self.ordering.epoch), blocks):
+                raise RuntimeError("storage takes no more: it is bounded by fewer appends than its pipe holds")
+        if (delayed := self.ordering.next_delayed()) is not None:
+            request, blocks, delays_ms = delayed
+            if not self.storage.send((), p.AppendDelayed(request, self.ordering.epoch, tuple(delays_ms)), blocks):
+                raise RuntimeError("storage takes no more: it is bounded by fewer appends than its pipe holds")
+
+    def on_appended(self, port: Port, mail: Mail, message: p.Appended) -> None:
+        replies, placed = self.ordering.appended(message.request, message.first_offset)
+        self._send(replies)
+        for block, first_offset in placed:
+            self.fanout.add(block, first_offset, message.time_ns)
+            self._messages += block.count
+            self._bytes += block.length
+        self._offer()
+
+    def on_kept(self, port: Port, mail: Mail, message: p.Kept) -> None:
+        self._send(self.ordering.kept(message.request, message.keys))
+
+    def on_head(self, port: Port, mail: Mail, message: p.Head) -> None:
+        """A group that was staged in storage, or what was delayed there and became due: it never was in this topic's hands."""
+        before = self.fanout.head
+        if self.fanout.advance(message.head):
+            self._messages += self.fanout.head - before
+            self._offer()
+
+    def on_failed(self, port: Port, mail: Mail, message: p.Failed) -> None:
+        if message.request in self._requests:
+            self.supervisor.send((), p.Failed(self._requests.pop(message.request), message.code, message.text))
+            return
+        self._send(self.ordering.failed(message.request, message.code, message.text))
+
+    def on_done(self, port: Port, mail: Mail, message: p.Done) -> None:
+        if "visible_end" in message.data:
+            self.fanout.visible_end = message.data["visible_end"]
+            self._offer()
+        asked = self._requests.pop(message.request, None)
+        if asked is not None:
+            self.answer_order(asked, message.data)
+
+    # Channels
+
+    def attach(self, port: Port, mail: Mail, message: p.Attach) -> None:
+        if not self.fanout.attach(mail.envelope, message.next_offset, message.credit_bytes):
+            port.send(mail.envelope, p.Behind(self.fanout.end))
+        self._offer()
+
+    def credit(self, port: Port, mail: Mail, message: p.Credit) -> None:
+        if not self.fanout.credit(mail.envelope, message.credit_bytes):
+            port.send(mail.envelope, p.Behind(self.fanout.end))
+        self._offer()
+
+    def _offer(self) -> None:
+        for peer, blocks in self.fanout.offers():
+            if not blocks:
+                self.front.send(peer, p.Behind(self.fanout.end))
+            elif not self.front.send(peer, p.Offer(self.fanout.end), blocks):
+                self.fanout.detach(peer)  # dead or stuck: it attaches again, or reads from storage
+        self.fanout.trim()
+
+    def _tell_head(self) -> None:
+        """Once a second: channels without a ready consumer know their depth from it."""
+        if self.fanout.end == self._head_told:
+            return
+        self._head_told = self.fanout.end
+        for peer in self.fanout.places():
+            if not self.front.send(peer, p.Head(self.fanout.end)):
+                self.fanout.detach(peer)
+
+    # Orders
+
+    def on_order(self, message: p.Order) -> dict[str, Any] | None:
+        if message.action == "closed":
+            self.ordering.closed = bool(message.options["publishers"])
+            self._closings.append(message.request)
+            return None
+        self._request += 1
+        mine = -self._request  # below zero: never an append's number
+        self._requests[mine] = message.request
+        if message.action in ("pause", "unpause"):
+            self.storage.send((), p.Pause(mine, message.action == "pause"))
+        elif message.action == "empty":
+            self.storage.send((), p.Empty(mine, int(message.options.get("end", -1))))
+        else:
+            return super().on_order(message)
+        return None
+
+    def on_stop(self) -> bool:
+        """Everything taken is answered; then producers are told to look for a successor."""
+        if not self.ordering.idle():
+            return False
+        for peer in self.ordering.peers():
+            self.front.send(peer, p.Bye())
+        return True
+
+    def _counts(self) -> dict[str, int]:
+        return {"message_count": self._messages, "message_bytes": self._bytes}
+
+    def statistics(self) -> dict[str, Any]:
+        now, counts = time.monotonic_ns(), self._counts()
+        return {
+            "head": self.fanout.head,
+            "end": self.fanout.end,
+            "paused": self.fanout.visible_end >= 0,
+            **counts,
+            "rates": self._meter.rates(now, counts),
+            "rates_recent": self._meter.rates(now, counts, RECENT_NS),
+            **self.ordering.statistics(),
+        }
+
+    def details(self) -> dict[str, Any]:
+        return {"publishers": self.ordering.publishers(time.monotonic_ns())}
+
+
+assert zmq.zmq_version_info() >= (4, 3, 5), "libzmq 4.3.5 or newer is needed: older ones have known holes"

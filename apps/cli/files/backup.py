@@ -1,0 +1,120 @@
+"""zsq backup, zsq restore: a data directory's files to another place, while its broker runs, and back."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..output import json_option, say, tell
+from ..quantities import Number, Size
+
+if TYPE_CHECKING:
+    from ....storage.checks.backup import Manifest
+
+
+@click.command()
+@click.argument("data_dir", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("backup", type=click.Path(path_type=Path))
+@click.option(
+    "--since",
+    metavar="BACKUP",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="An older backup beside it: its finished log files are not copied again, but linked.",
+)
+@click.option("--without", metavar="TOPIC", multiple=True, help="Leave this topic out. Repeatable.")
+@click.option("--rate", type=Size(), metavar="SIZE", help="Copy at most so many bytes a second, such as 50MiB.")
+@click.option(
+    "--timeout",
+    type=Number(min=0.05, max=3600),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="For each topic's answer.",
+)
+@json_option
+def backup(
+    data_dir: Path, backup: Path, since: Path | None, without: tuple[str, ...], rate: int | None, timeout: float, as_json: bool
+) -> None:
+    """Copy DATA_DIR to the new folder BACKUP. Its broker may run on, and be busy.
+
+    Everything that was acknowledged before the command began is in it. BACKUP has its name when it is whole and on disk, and not before.
+    """
+    from ....storage.files import Files
+    from ...backup import BackupPlan, back_up
+    from ..progress import bar
+
+    with bar("copying", None) as advance:
+        manifest = back_up(Files(), BackupPlan(data_dir, backup, str(since or ""), without, rate or 0, timeout, advance))
+    if as_json:
+        tell(summary(manifest, backup))
+        return
+    for line in lines(manifest, backup):
+        say(line)
+
+
+@click.command()
+@click.argument("backup", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("data_dir", required=False, type=click.Path(path_type=Path))
+@click.option("--check", is_flag=True, help="Only read BACKUP, and compare every byte with its manifest.")
+@json_option
+def restore(backup: Path, data_dir: Path | None, check: bool, as_json: bool) -> int:
+    """Make the new data directory DATA_DIR from BACKUP; every byte is checked on the way.
+
+    Exit codes: 0 done (with --check: it is whole), 1 damaged.
+    """
+    from ....storage.files import Files
+    from ...backup import check as check_backup
+    from ...backup import restore as restore_backup
+    from ..progress import bar
+
+    if check == (data_dir is not None):
+        raise click.UsageError("name the new data directory, or say --check")
+    problems: list[str] = []
+    with bar("reading", None) as advance:
+        if data_dir is None:
+            manifest, problems = check_backup(Files(), str(backup), advance)
+        else:
+            manifest = restore_backup(Files(), str(backup), data_dir, advance)
+    if as_json:
+        tell(summary(manifest, data_dir or backup) | {"problems": problems})
+    elif data_dir is None:
+        for problem in problems:
+            say(f"damage: {problem}")
+        say(f"{backup}: {f'{len(problems)} files are DAMAGED' if problems else 'whole'} ({counted(manifest)})")
+    else:
+        say(f"restored {data_dir} as of {_time(manifest.began_ns)} ({counted(manifest)})")
+        say(WARNING)
+    return 1 if problems else 0
+
+
+WARNING = """\
+It is the past: what was published since is not in it, channels deliver again what they finished since, and offsets from
+each topic's end on are given again, to other messages. Readers that remember offsets (Spark's checkpoints) begin anew."""
+
+
+def lines(manifest: Manifest, backup: Path) -> list[str]:
+    linked = sum(row.bytes for row in manifest.files if row.linked)
+    seconds = (manifest.ended_ns - manifest.began_ns) / 1e9
+    how = "while its broker runs" if manifest.live else "of a stopped broker"
+    more = f", {linked:,} bytes of them linked" if linked else ""
+    said = [f"{backup}: {counted(manifest)}{more}, {how}, in {seconds:.1f} s"]
+    for name, topic in sorted(manifest.topics.items()):
+        if topic.get("missing_chunks"):
+            said.append(f"warning: topic {name}: {topic['missing_chunks']} of its log files are missing, here as there; see zsq stats")
+    return said
+
+
+def counted(manifest: Manifest) -> str:
+    return f"{len(manifest.topics)} topics, {len(manifest.files)} files, {manifest.bytes:,} bytes"
+
+
+def summary(manifest: Manifest, folder: Path) -> dict[str, Any]:
+    found = {name: getattr(manifest, name) for name in ("source", "began_ns", "ended_ns", "live", "topics", "left_out", "bytes")}
+    return {"folder": str(folder), **found, "files": len(manifest.files), "linked_bytes": sum(r.bytes for r in manifest.files if r.linked)}
+
+
+def _time(time_ns: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_ns / 1e9))

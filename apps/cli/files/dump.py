@@ -1,0 +1,81 @@
+"""zsq dump: any file of ours or nsqd's as readable lines."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from itertools import islice
+from pathlib import Path
+
+import click
+
+from ..options import stop_signals
+from ..progress import Advance, bar
+
+
+@click.command("dump")
+@click.argument("file", type=click.Path(exists=True, path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@click.option("--bodies", is_flag=True, help="The messages too, with key, tag, headers and body.")
+@click.option("-n", "lines", type=click.IntRange(min=1), metavar="N", help="At most N lines.")
+def dump(file: Path, as_json: bool, bodies: bool, lines: int | None) -> int:
+    """Show FILE as lines: a chunk, a staged part, an index, a .bad file, a topic's identity, registry.json, a state or
+    delayed environment (data.mdb or its folder), a state.snapshot; nsqd's .dat, .meta.dat and nsqd.dat.
+
+    Known by content, not only by name. What is damaged is shown as such, with where it lies, and the walk goes on; exit
+    code 1 if there was any. Environments are read without a lock: of a stopped broker.
+    """
+    from ...dump.dump import kind_of_path
+    from ...dump.kinds import ENVIRONMENT
+
+    kind = kind_of_path(str(file))
+    if kind == ENVIRONMENT:
+        return _apart(file, kind, as_json, bodies, lines)
+    return _show(file, kind, as_json, bodies, lines)
+
+
+def _show(file: Path, kind: str, as_json: bool, bodies: bool, lines: int | None) -> int:
+    from ...dump.dump import dump as records
+    from ...dump.record import DAMAGED, as_line
+    from ...dump.record import as_json as to_json
+
+    bad = False
+    with stop_signals() as stopping, _bar(lines) as advance:
+        for found in islice(records(str(file), kind, bodies=bodies), lines):
+            bad = bad or found["kind"] == DAMAGED
+            click.echo(to_json(found) if as_json else as_line(found))
+            advance(1)
+            if stopping.is_set():
+                break
+    return 1 if bad else 0
+
+
+def _bar(lines: int | None) -> AbstractContextManager[Advance]:
+    """Where the lines do not go to the terminal themselves."""
+    return nullcontext(lambda done: None) if sys.stdout.isatty() else bar("dumping", lines, unit="lines")
+
+
+def _apart(file: Path, kind: str, as_json: bool, bodies: bool, lines: int | None) -> int:
+    """In a process of its own: a damaged page that LMDB trusts ends it by a signal, and that is to be told."""
+    from ...dump.record import as_json as to_json
+    from ...dump.record import as_line, damaged
+
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            code = _show(file, kind, as_json, bodies, lines)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            code = 0
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(pid, 0)
+    if os.WIFSIGNALED(status):
+        found = damaged(f"reading on ended the process by {signal.Signals(os.WTERMSIG(status)).name}: a page of LMDB's is damaged")
+        click.echo(to_json(found) if as_json else as_line(found))
+        return 1
+    return os.waitstatus_to_exitcode(status)

@@ -1,0 +1,147 @@
+"""zsq import-nsqd and zsq export-nsqd: coming from NSQ, and going back. Both work on directories, without a broker."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ....transport.settings import SYNC_MODES
+from ..options import MESSAGE_BYTES_MAX
+from ..output import json_option, say, tell
+from ..progress import bar
+
+if TYPE_CHECKING:
+    from ...nsqd.exporting import ExportReport
+    from ...nsqd.importing import ImportReport
+
+_DATA_DIR = click.option(
+    "--data-dir",
+    required=True,
+    envvar="ZSQ_DATA_DIR",
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="ZSQ's data directory; its broker must be stopped. ZSQ_DATA_DIR does the same.",
+)
+
+
+_REMEDY = "To import anew, from better files, delete all topics that came with it first (zsq topic delete)"
+
+
+@click.command("import-nsqd")
+@click.argument("nsqd_dir", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@_DATA_DIR
+@click.option("--sync", type=click.Choice((*SYNC_MODES,)), default="always", show_default=True, help="Sync mode of the topics.")
+@click.option("--node-id", type=click.IntRange(0, 1023), default=0, show_default=True, help="Of a new data directory; as of `zsq serve`.")
+@click.option("--skip-too-big", is_flag=True, help="Leave out bodies over 8 MiB, which no block can hold, instead of refusing all.")
+@json_option
+def import_nsqd(nsqd_dir: Path, data_dir: Path, sync: str, node_id: int, skip_too_big: bool, as_json: bool) -> int:
+    """Take over the data of a stopped nsqd: topics, channels, pauses, and each channel's own backlog with its attempts.
+
+    NSQD_DIR (nsqd's --data-path) is only read. All of it is taken over or, whatever happens, nothing; a second run
+    finds that it was done, and does nothing. What cannot be read is named, with file and position; all else is taken over,
+    and the exit code is 1.
+    """
+    from ...nsqd.importing import import_nsqd as take_over
+    from ..progress import CountedFiles, bytes_below
+
+    with _storage_errors(), bar("taking over", bytes_below(nsqd_dir, "*.dat")) as advance:
+        source, files = str(nsqd_dir.absolute()), CountedFiles(written=advance)
+        report = take_over(files, source, data_dir.absolute(), sync=sync, node_id=node_id, skip_too_big=skip_too_big)
+    if as_json:
+        tell(_import_object(report))
+    else:
+        _tell_import(report, nsqd_dir)
+    return 1 if report.found.lost_count > report.found.left_out else 0
+
+
+def _import_object(report: ImportReport) -> dict[str, Any]:
+    topics = {
+        topic.name: {"messages": topic.messages, "channels": topic.channels, "waiting": topic.waiting, "paused": topic.paused}
+        for topic in report.topics
+    }
+    lost = {"lost": [str(loss) for loss in report.found.lost], "lost_count": report.found.lost_count, "lost_bytes": report.found.lost_bytes}
+    before = {"done_before": report.again, "topics_of_before": report.still, "lost_before": report.lost_before}
+    return before | {"topics": topics, "notes": list(report.found.notes), "left_out": report.found.left_out} | lost
+
+
+def _tell_import(report: ImportReport, nsqd_dir: Path) -> None:
+    if report.again:
+        say(f"{nsqd_dir} was taken over before; nothing was done")
+        if report.lost_before:
+            say(f"zsq: {report.lost_before} places could not be read then. {_REMEDY}: {', '.join(report.still)}", err=True)
+        return
+    for topic in report.topics:
+        channels = ", ".join(f"{name} {count}" for name, count in topic.channels.items()) or "no channel"
+        say(f"{topic.name}: {topic.messages} messages ({channels}; {topic.waiting} for all){', paused' if topic.paused else ''}")
+    for note in report.found.notes:
+        say(f"zsq: {note}", err=True)
+    for loss in report.found.lost:
+        say(f"zsq: lost: {loss}", err=True)
+    count, left_out = report.found.lost_count, report.found.left_out
+    if count > left_out:
+        of_bytes = f"{report.found.lost_bytes} bytes in all" + (f", {left_out} of them left out as asked" if left_out else "")
+        say(f"zsq: {count} places lost, {of_bytes}; everything else was taken over. {_REMEDY}", err=True)
+
+
+@click.command("export-nsqd")
+@click.argument("out_dir", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("topics", nargs=-1, metavar="[TOPIC]...")
+@_DATA_DIR
+@click.option(
+    "--delayed",
+    type=click.Choice(["refuse", "now", "skip"]),
+    default="refuse",
+    show_default=True,
+    help="Delayed publishes that are not due: nsqd has no place for them on disk. Give them at once, or leave them out.",
+)
+@click.option(
+    "--max-msg-size", type=click.IntRange(1, 2**30), default=MESSAGE_BYTES_MAX, show_default=True, metavar="BYTES", help="nsqd's own."
+)
+@click.option("--skip-too-big", is_flag=True, help="Leave out bodies over that, instead of refusing all.")
+@click.option("--skip-lost", is_flag=True, help="Leave out unfinished messages that cannot be read, instead of refusing all.")
+@json_option
+def export_nsqd(out_dir: Path, topics: tuple[str, ...], data_dir: Path, as_json: bool, **given: Any) -> None:
+    """Write a data directory that nsqd 1.3 starts from: what no channel has finished, of all topics or those named.
+
+    OUT_DIR must be new or empty. Keys, tags and headers are left out, NSQ has none; how many is said.
+    """
+    from ...nsqd.exporting import ExportOptions
+    from ...nsqd.exporting import export_nsqd as give_back
+    from ..progress import CountedFiles
+
+    options = ExportOptions(given["delayed"], given["max_msg_size"], given["skip_too_big"], given["skip_lost"])
+    with _storage_errors(), bar("writing", None) as advance:
+        report = give_back(CountedFiles(written=advance), out_dir.absolute(), data_dir.absolute(), topics, options)
+    if as_json:
+        tell({"queues": report.queues, "notes": report.notes})
+    else:
+        _tell_export(report)
+
+
+def _tell_export(report: ExportReport) -> None:
+    for queue, count in report.queues.items():
+        say(f"{queue}: {count} messages")
+    for note in report.notes:
+        say(f"zsq: {note}", err=True)
+
+
+@contextlib.contextmanager
+def _storage_errors() -> Iterator[None]:
+    """Errors of storage as those that the command line knows."""
+    from ....storage.errors import DiskFull, ForeignDirectory, Locked, StorageError
+    from ....transport.errors import E_BAD_ARGUMENT, E_CLOSING, E_DISK_FULL, E_INTERNAL, Refused, UsageError
+
+    try:
+        yield
+    except Locked as error:
+        raise Refused(E_CLOSING, str(error)) from error
+    except ForeignDirectory as error:
+        raise UsageError(E_BAD_ARGUMENT, str(error)) from error
+    except DiskFull as error:
+        raise Refused(E_DISK_FULL, str(error)) from error
+    except StorageError as error:
+        raise Refused(E_INTERNAL, str(error)) from error

@@ -1,0 +1,1 @@
+"""`zsq --help`, "Look": top, stats, alarms, audit, peek, message."""

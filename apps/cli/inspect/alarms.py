@@ -1,0 +1,104 @@
+"""zsq alarms: which backlogs are alarms now, what was told lately, and who could be told.
+
+zsq audit: who changed what, as the broker's audit log has it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any, Final
+
+import click
+
+from ....actors.runtime.logs import escaped
+from ..options import with_broker
+from ..output import json_lines_option, json_option, say, tell, tell_line
+
+RECENT_SHOWN: Final = 20
+
+
+@click.command()
+@json_option
+@with_broker
+def alarms(as_json: bool, url: str, timeout: float) -> None:
+    """Show the backlog alarms that are raised now, the last that were told, and the receivers.
+
+    Thresholds are set by zsq serve --alarm-depth, --alarm-age, and for one channel by zsq channel set --alarm-depth, --alarm-age.
+    """
+    from ....transport.client.blocking.client import Admin
+
+    with Admin(url, timeout=timeout) as admin:
+        found = admin.stats()
+    shown = {"raised": found["alarms"], "recent": found["recent_alarms"], "receivers": found["alarm_receivers"]}
+    if as_json:
+        tell(shown)
+    else:
+        say(describe_alarms(shown))
+
+
+def describe_alarms(found: dict[str, list[dict[str, Any]]]) -> str:
+    """Lines for people."""
+    lines = [f"raised since {_time(row['raised_ns'])}  {_figure(row)}" for row in found["raised"]] or ["no alarm is raised"]
+    recent = found["recent"][-RECENT_SHOWN:]
+    if recent:
+        lines += ["", "lately"] + [f"{_time(event['time_ns'])}  {event['text']}" for event in recent]
+    if found["receivers"]:
+        lines += ["", "receivers"]
+    for row in found["receivers"]:
+        state = f"told {row['told_count']}"
+        state += f", {row['waiting']} waiting" if row["waiting"] else ""
+        state += f", {row['given_up_count']} given up" if row["given_up_count"] else ""
+        lines.append(f"{row['name']}: {state}" + (f"; last try: {row['trouble']}" if row["trouble"] else ""))
+    return "\n".join(lines)
+
+
+def _figure(row: dict[str, Any]) -> str:
+    if "text" in row:  # of the broker, and not of a channel: the disk is full
+        return str(row["text"])
+    where = f"{row['topic']}/{row['channel']}"
+    if row["figure"] == "depth":
+        return f"{where}: depth {row['value']:,} (alarm above {row['threshold']:,})"
+    return f"{where}: oldest message {row['value']:,.0f} s old (alarm above {row['threshold']:,g} s)"
+
+
+def _time(time_ns: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_ns / 1e9))
+
+
+ENTRIES_MAX: Final = 1_000  # what the broker remembers; older ones stand in the files
+LAST: Final = 100
+
+
+@click.command()
+@click.option("--last", type=click.IntRange(1, ENTRIES_MAX), default=LAST, show_default=True, metavar="N", help="At most so many.")
+@click.option("--topic", default="", help="Of this topic only: who manages it needs no more permission than that.")
+@click.option("--user", help='What this user did; "" for where nobody had to say.')
+@json_lines_option
+@with_broker
+def audit(last: int, topic: str, user: str | None, as_json: bool, url: str, timeout: float) -> None:
+    """Show who changed what, the newest last: time, who, from where, what, of what, and how it ended.
+
+    The broker tells its newest 1,000 entries; older ones are in DATA_DIR/audit.log and audit.log.1 to .4, a line of JSON each.
+    """
+    from ....transport.client.blocking.client import Admin
+
+    with Admin(url, timeout=timeout) as admin:
+        found = admin.audit(last if user is None else ENTRIES_MAX, topic)
+    shown = [row for row in found if user in (None, row.get("user"))][:last]
+    for row in reversed(shown):
+        if as_json:
+            tell_line(row)
+        else:
+            click.echo(describe_entry(row))
+
+
+def describe_entry(row: dict[str, Any]) -> str:
+    """A line for people; what came from outside cannot break it, or colour it."""
+    if "via" not in row:
+        return escaped(f"{row.get('time', '')}  {row.get('action', '')}  {row.get('count', '')}")
+    who = "@".join(one for one in (row["user"], row["from"]) if one) or "-"
+    what = "/".join(one for one in (row["topic"], row["channel"]) if one)
+    options = "".join(f" {name}={json.dumps(value, default=str)}" for name, value in row["options"].items())
+    end = "" if row["result"] == "done" else f": {row['result']}"
+    return escaped(f"{row['time']}  {who} ({row['via']})  {row['action']} {what}{options}{end}")

@@ -1,0 +1,187 @@
+"""zsq message: one message, by its offset or its id.
+
+zsq seek and zsq peek: move a channel, and look without taking part.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from ..manage.settings import resolved
+from ..options import with_broker
+from ..output import body_for, json_option, say, tell
+from ..quantities import TopicPosition
+
+if TYPE_CHECKING:
+    from ....transport.client.core.message import StoredMessage
+    from ....transport.client.core.peeking import Peek, Peeked
+
+
+@click.command()
+@click.argument("topic")
+@click.argument("which", metavar="OFFSET|ID")
+@json_option
+@with_broker
+def message(topic: str, which: str, as_json: bool, url: str, timeout: float) -> None:
+    """Write the body of one message of TOPIC to standard output; nothing is finished.
+
+    It is named by its offset, or by its id: 16 hex digits, of which 10 bits are the node and 54 the offset.
+    """
+    from ....transport.client.blocking.client import Admin, Reader
+    from ....transport.client.core.message import parse_id
+    from ....transport.errors import E_NOT_FOUND, NotFound
+    from ....transport.names import check_name
+
+    node, offset = parse_id(which)
+    check_name(topic)
+    if node is not None:
+        with Admin(url, timeout=timeout) as admin:
+            here = int(admin.stats(topic)["node"])
+        if here != node:
+            raise NotFound(E_NOT_FOUND, f"the id {which} is of node {node}; this broker is node {here}")
+    with Reader(topic, url=url, timeout=timeout) as reader:
+        found = reader.message(offset)
+    if as_json:
+        tell(as_object(found))
+        return
+    out = sys.stdout.buffer
+    out.write(body_for(out)(found.body) + b"\n")
+    out.flush()
+
+
+def as_object(found: StoredMessage) -> dict[str, Any]:
+    """For JSON: bytes as text where they are UTF-8, else in base64 under a name that says so. `zsq pub --json-lines` reads it."""
+    time = datetime.fromtimestamp(found.timestamp_ns / 1e9, UTC).isoformat()
+    shown: dict[str, Any] = {"topic": found.topic, "offset": found.offset, "timestamp_ns": found.timestamp_ns, "timestamp": time}
+    for name, value in (("key", found.key), ("body", found.body)):
+        if value is None:
+            continue
+        try:
+            shown[name] = value.decode()
+        except UnicodeDecodeError:
+            shown[f"{name}_base64"] = base64.b64encode(value).decode()
+    if found.tag is not None:
+        shown["tag"] = found.tag
+    texts = {name: value for name, value in found.headers.items() if not isinstance(value, bytes)}
+    others = {name: base64.b64encode(value).decode() for name, value in found.headers.items() if isinstance(value, bytes)}
+    return shown | ({"headers": texts} if texts else {}) | ({"headers_base64": others} if others else {})
+
+
+PEEK_MAX: Final = 1_000  # as transport's
+BODY_CHARACTERS: Final = 60
+NAME_CHARACTERS: Final = 30
+
+
+@click.command()
+@click.argument("topic")
+@click.argument("channel")
+@click.argument("where", type=TopicPosition())
+@click.option("--forward", is_flag=True, help="Only if that is farther on than where it is: it never goes back.")
+@click.option("--clamp", is_flag=True, help="An offset beyond the end, or a time in the future, means the end. Without it that is refused.")
+@json_option
+@with_broker
+def seek(topic: str, channel: str, where: Any, forward: bool, clamp: bool, as_json: bool, url: str, timeout: float) -> None:
+    """Move CHANNEL of TOPIC: back, to read again, or forward, to leave out.
+
+    \b
+    WHERE  earliest, latest
+           an offset (12345), or a message's id (16 hex digits)
+           a time: 2026-11-20, 2026-11-20T10:30 (local, or with Z or +01:00), @1795000000 (seconds since 1970)
+           an age: 15m, 2h30m, 7d
+
+    A time or an age is the first message that was stored then or later. What the channel holds and what is not finished behind it is
+    cleared: consumers' answers to what they hold come too late then, and change nothing.
+    """
+    from ....transport.client.blocking.client import Admin
+
+    where = resolved(url, timeout, where)
+    with Admin(url, timeout=timeout) as admin:
+        offset = admin.seek(topic, channel, where, forward=forward, clamp=clamp)["offset"]
+    if as_json:
+        tell({"topic": topic, "channel": channel, "offset": offset})
+    else:
+        say(f"{topic}/{channel} goes on at offset {offset}")
+
+
+@click.command()
+@click.argument("topic")
+@click.argument("channel", required=False)
+@click.option("-n", "--count", type=click.IntRange(1, PEEK_MAX), default=10, show_default=True, help="At most so many of each kind.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, with the whole message.")
+@with_broker
+def peek(topic: str, channel: str | None, count: int, as_json: bool, url: str, timeout: float) -> None:
+    """Look without taking part: nothing is delivered, nothing is finished.
+
+    Of TOPIC: its newest messages. Of CHANNEL: what it would hand out next (requeued, then new), and what it holds: in flight with whom and
+    for how long, deferred until when, parked behind another of the same key, or dying: on its way to the dead letters.
+    """
+    from ....transport.client.blocking.client import Admin
+    from ....transport.names import check_name
+
+    check_name(topic)
+    with Admin(url, timeout=timeout) as admin:
+        found = admin.peek(topic, channel, count)
+    for one in found.messages:
+        say(json.dumps(_object(topic, one)) if as_json else _line(one))
+    if not as_json:
+        say(_summary(topic, channel, found), err=True)
+
+
+def _line(one: Peeked) -> str:
+    """Offset, state, what is to be known of it, then the message."""
+    facts = ""
+    if one.state == "in flight":
+        facts = f"attempt {one.attempts} with {_short(one.consumer)} for {one.held_s:,.1f} s, {one.left_s:,.1f} s left"
+    elif one.state == "deferred":
+        facts = f"attempts {one.attempts}, due {_when(one.due_ns / 1e9)} (in {max(0.0, one.due_ns / 1e9 - time.time()):,.0f} s)"
+    elif one.attempts:
+        facts = f"attempts {one.attempts}"
+    message = one.message
+    if message is None:
+        return f"{one.offset:>12}  {one.state:<9}  {facts}  (lost or removed)"
+    named = (("key", None if message.key is None else message.key.decode(errors="backslashreplace")), ("tag", message.tag))
+    words = [f"{name} {_short(value)}" for name, value in named if value is not None]
+    said = ", ".join([_when(message.timestamp_ns / 1e9), *([facts] if facts else []), *words])
+    size = f"{len(message.body):,} B"
+    return f"{one.offset:>12}  {one.state:<9}  {said}, {size}: {_short(message.body.decode(errors='backslashreplace'), BODY_CHARACTERS)}"
+
+
+def _summary(topic: str, channel: str | None, found: Peek) -> str:
+    if channel is None:
+        return f"zsq: topic {topic} ends at {found.head}"
+    held = ", ".join(f"{count:,} {state}" for state, count in found.counts.items() if count) or "nothing held"
+    paused = ", paused" if found.paused else ""
+    text = f"zsq: {topic}/{channel} is at {found.next_offset} of {found.head}{paused}; {held}"
+    if not any(one.state == "new" for one in found.messages) and found.looked_to < found.head:
+        text += f"; nothing for it up to {found.looked_to}, behind that was not looked"
+    return text
+
+
+def _object(topic: str, one: Peeked) -> dict[str, Any]:
+
+    shown: dict[str, Any] = {"offset": one.offset, "state": one.state, "attempts": one.attempts}
+    if one.state == "in flight":
+        shown |= {"consumer": one.consumer, "held_s": one.held_s, "left_s": one.left_s}
+    if one.due_ns:
+        shown["due_ns"] = one.due_ns
+    return shown | ({"lost": True} if one.message is None else as_object(one.message))
+
+
+def _short(text: str, characters: int = NAME_CHARACTERS) -> str:
+    shown = "".join(letter if letter.isprintable() else "\N{MIDDLE DOT}" for letter in text[:characters])
+    return shown + ("..." if len(text) > characters else "")
+
+
+def _when(seconds: float) -> str:
+    """In the local time of who asks."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC).astimezone().isoformat(sep=" ", timespec="milliseconds")
+    except (ValueError, OverflowError, OSError):
+        return f"@{seconds:g}"

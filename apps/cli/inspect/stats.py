@@ -1,0 +1,236 @@
+"""zsq stats: what waits where, as tables or as JSON."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from ....actors.statistics.schema import Level, rows_of
+from ....storage.errors import REFUSED_TEXT
+from ..options import with_broker
+from ..output import FILE_COLUMNS, TEXT_MAX, Grid, Heading, json_option, say, tell, wide_console
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+@click.command()
+@click.argument("topic", required=False)
+@click.argument("channel", required=False)
+@json_option
+@click.option("--chunks", is_flag=True, help="The files of TOPIC's log: sizes, times, what is written and read.")
+@with_broker
+def stats(topic: str | None, channel: str | None, as_json: bool, chunks: bool, url: str, timeout: float) -> None:
+    """Show topics, channels, consumers and the broker's processes; of one TOPIC or CHANNEL if named."""
+    from ....transport.client.blocking.client import Admin
+    from ....transport.errors import E_BAD_ARGUMENT, UsageError
+    from ....transport.names import check_name
+
+    if chunks and (topic is None or channel is not None):
+        raise UsageError(E_BAD_ARGUMENT, "--chunks shows the log of one topic: zsq stats --chunks TOPIC")
+
+    if topic is not None:
+        check_name(topic)
+    if channel is not None:
+        check_name(channel, "channel")
+    with Admin(url, timeout=timeout) as admin:
+        found = admin.chunks(topic) if chunks and topic else admin.stats(topic, channel)
+    if as_json:
+        tell(found)
+        return
+    console = wide_console()
+    grids = [chunk_grid(str(topic), found)] if chunks else None
+    if not chunks:
+        say(head(found))
+    for table in tables(found, whole=topic is None, width=console.width, grids=grids):
+        console.print(table)
+    for line in [] if chunks else troubles(found):
+        say(line)
+
+
+def head(found: dict[str, Any]) -> str:
+    """Which broker it is and how it is: lines above the tables, as wide as they are."""
+    up = max(0, int(time.time() - float(found.get("start_time", time.time()))))
+    about = f"zsq {found.get('version', '?')}, pid {found.get('pid', '?')}, up {_duration(up)}"
+    return f"{about}\nhealth: {found.get('health', '?')}\n"
+
+
+def troubles(found: dict[str, Any]) -> list[str]:
+    """Return what is wrong with topics and channels, where it is too long for the column `state`: a line each, below the tables."""
+    disk_full = (found.get("disk") or {}).get("full", "")  # stands above the tables, with the names of the topics
+    topics = [(f"topic {topic['topic_name']}", topic) for topic in found["topics"]]
+    channels = [(f"channel {topic}/{channel['channel_name']}", channel) for topic, channel in _each_channel(found)]
+    said = ((what, row.get("health", "OK")) for what, row in topics + channels if _word(row) and _word(row) != row["health"])
+    return [f"{what}: {text}" for what, text in said if not (disk_full and text == REFUSED_TEXT)]
+
+
+def _word(row: dict[str, Any]) -> str:
+    """Return what the column `state` says of a topic's or a channel's health; nothing if all is well."""
+    text = str(row.get("health", "OK"))
+    if text == "OK":
+        return ""
+    if row.get("full"):
+        return f"{row['full']} full"
+    return text if len(text) <= TEXT_MAX else "not well, see below"
+
+
+def tables(found: dict[str, Any], *, whole: bool, width: int = FILE_COLUMNS, grids: Sequence[Grid] | None = None) -> list[Table]:
+    """The tables for one answer, `width` columns wide; processes only if the `whole` broker was asked about."""
+    if grids is None:
+        grids = [_topics(found), _channels(found), _counted(found), *_clients(found, width)]
+        processes = [row for row in found.get("processes", ()) if "name" in row]  # who may not see them is told none by name
+        grids += [_processes(processes)] if whole and processes else []
+    return [table for grid in grids for table in grid.tables(width)]
+
+
+def chunk_grid(topic: str, found: dict[str, Any]) -> Grid:
+    """A row a chunk, oldest first; those that are not told one by one in a row before them, and the sum."""
+    counts = ("written_bytes", "written_bytes_s", "ring_reads", "ring_reads_s", "file_reads", "file_reads_s", "file_read_bytes_s", "bad")
+    names = ("written", "written/s", "ring reads", "/s", "file reads", "/s", "file bytes/s", "bad")
+    times = (Heading("first", is_text=True), Heading("last", is_text=True))
+    grid = Grid(f"chunks of {topic}", ("from offset",), (Heading("state", is_text=True), *times, "messages", "bytes", *names))
+
+    def row(first: str, state: str, of: dict[str, Any]) -> None:
+        numbers = [_number(of.get(field)) for field in ("messages", "bytes", *counts)]
+        grid.add(first, state, _time(of.get("first_time_ns")), _time(of.get("last_time_ns")), *numbers)
+
+    if "older" in found:
+        row(f"{found['older']['chunks']:,} older", "", found["older"])
+    for chunk in found["chunks"]:
+        row(str(chunk["first_offset"]), chunk["state"], chunk)
+    row(f"all {found['total']['chunks']:,}", "", found["total"])
+    return grid
+
+
+def _time(time_ns: int | None) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_ns / 1e9)) if time_ns else ""
+
+
+_STATE: Final = Heading("state", is_text=True)
+
+
+def _number(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value if value is not None else "")
+
+
+def _topics(found: dict[str, Any]) -> Grid:
+    fields = ("depth", "message_count", "message_bytes", "start", "head", "log_bytes", *_rare("topic", found["topics"]))
+    names = _titles("topic", fields)
+    grid = Grid("topics", ("topic",), (_STATE, *names, "in/s", "oldest age", "p99"))
+    for topic in found["topics"]:
+        closed = f"closed to {topic['closed']}" if topic.get("closed") else ""
+        state = [topic.get("sync", ""), closed, "paused" if topic.get("paused") else "", _word(topic)]
+        speed = (_rate(topic, "message_count"), _age(topic.get("oldest_message_age_s", 0)), *_latency(topic, 0.99))
+        grid.add(topic["topic_name"], ", ".join(filter(None, state)), *(_number(topic.get(f, "")) for f in fields), *speed)
+    return grid
+
+
+def _rare(level: Level, of: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+    """Return the statistics that are shown only where one of their group is not 0, and is not 0 in one of these rows."""
+    rows = sorted((row for row in rows_of(level) if row.rare), key=lambda row: row.rare)
+    shown = {row.rare for row in rows if any(one.get(row.name) for one in of)}
+    return tuple(row.name for row in rows if row.rare in shown)
+
+
+def _titles(level: Level, fields: Sequence[str]) -> list[str]:
+    titles = {row.name: row.title for row in rows_of(level)}
+    return [titles[field] for field in fields]
+
+
+def _channels(found: dict[str, Any]) -> Grid:
+    """How they stand now."""
+    names = ("depth", "in flight", "deferred", "oldest", "finished/s", "drained in", "p50", "p99", "consumers")
+    grid = Grid("channels", ("topic", "channel"), (_STATE, *names))
+    for topic, channel in _each_channel(found):
+        state = filter(None, ("paused" if channel.get("paused") else "", _word(channel)))
+        held = (_number(channel.get(field, "")) for field in ("depth", "in_flight_count", "deferred_count"))
+        speed = (_age(channel.get("oldest_message_age_s", 0)), _rate(channel, "finish_count"), _drain(channel))
+        end = (*_latency(channel, 0.5, 0.99), _number(channel.get("client_count", "")))
+        grid.add(topic, channel["channel_name"], ", ".join(state), *held, *speed, *end)
+    return grid
+
+
+def _counted(found: dict[str, Any]) -> Grid:
+    """What became of what came to them."""
+    channels = _each_channel(found)
+    common = (row.name for row in rows_of("channel") if row.title and not row.rare)
+    fields = (*common, *_rare("channel", [channel for _, channel in channels]))
+    grid = Grid("messages of channels", ("topic", "channel"), _titles("channel", fields))
+    for topic, channel in channels:
+        grid.add(topic, channel["channel_name"], *(_number(channel.get(field, "")) for field in fields))
+    return grid
+
+
+def _each_channel(found: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    return [(topic["topic_name"], channel) for topic in found["topics"] for channel in topic["channels"]]
+
+
+def _rate(row: dict[str, Any], counter: str) -> str:
+    """A second, over the last minute."""
+    rate = float((row.get("rates") or {}).get(counter, 0.0))
+    return f"{rate:,.0f}" if rate >= 10 or not rate else f"{rate:.2g}"
+
+
+def _age(seconds: float | None) -> str:
+    if seconds is None:
+        return "?"
+    return _duration(int(seconds)) if seconds >= 10 else f"{seconds:.1f} s" if seconds else "-"
+
+
+def _drain(channel: dict[str, Any]) -> str:
+    if channel.get("drain_s", 0) is None:
+        return "never"
+    return _age(channel.get("drain_s", 0))
+
+
+def _latency(row: dict[str, Any], *quantiles: float) -> list[str]:
+    """What those shares of the messages took from the topic to their finish, at most."""
+    percentiles = (row.get("e2e_processing_latency") or {}).get("percentiles", ())
+    known = {one["quantile"]: one["value"] / 1e6 for one in percentiles}
+    texts = {quantile: f"{value:,.3g} ms" if value < 1000 else _age(value / 1000) for quantile, value in known.items()}
+    return [texts.get(quantile, "") for quantile in quantiles]
+
+
+def _clients(found: dict[str, Any], width: int) -> list[Grid]:
+    """Consumers in one table, or one for each channel where the names would leave too little room for figures."""
+    clients = [(topic, channel["channel_name"], client) for topic, channel in _each_channel(found) for client in channel.get("clients", ())]
+    if not clients:
+        return []
+    shown = [row for row in rows_of("consumer") if row.title]
+    names = (*(row.title for row in shown), "finished/s", "p50", "p99")
+    whole = Grid("consumers", ("topic", "channel", "consumer"), names)
+    parts: dict[tuple[str, str], Grid] = {}
+    for topic, channel, client in clients:
+        part = parts.setdefault((topic, channel), Grid(f"consumers of {topic}/{channel}", ("consumer",), names))
+        name = str(client.get("client_id", ""))
+        figures = (_rate(client, "finish_count"), *_latency(client, 0.5, 0.99))
+        cells = (*(_number(client.get(row.name, "")) for row in shown), *figures)
+        whole.add(topic, channel, name, *cells)
+        part.add(name, *cells)
+    return [whole] if len(list(whole.tables(width))) == 1 else list(parts.values())
+
+
+def _processes(processes: Any) -> Grid:
+    grid = Grid("processes", ("process",), (Heading("kind", is_text=True), "pid", "restarts", "up", "own memory"))
+    for process in processes:
+        memory = process.get("private_bytes")
+        grid.add(
+            str(process.get("name", "")),
+            str(process.get("kind", "")),
+            str(process.get("pid", "")),
+            _number(process.get("restarts", "")),
+            _duration(int(process.get("uptime_s") or 0)),
+            f"{memory / 1e6:,.1f} MB" if memory else "",
+        )
+    return grid
+
+
+def _duration(seconds: int) -> str:
+    if seconds < 120:
+        return f"{seconds} s"
+    if seconds < 7200:
+        return f"{seconds // 60} min"
+    return f"{seconds // 3600} h" if seconds < 172_800 else f"{seconds // 86_400} d"

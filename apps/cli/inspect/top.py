@@ -1,0 +1,261 @@
+"""zsq top: the broker live in a terminal, one screen."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from ....actors.runtime.logs import escaped
+from ...top import COLUMNS
+from ..options import with_broker
+from ..output import ColumnPlace, laid_out, wide_console
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from ....transport.client.blocking.client import Admin
+    from ...top import Picture, Row, Screen, Usage
+
+FILE_COLUMNS_TOP: Final = 180
+NAMES: Final = ("topic", "channel", "name")
+STATE_MAX: Final = 24  # of the column `state`; the rest is in zsq stats
+KEYS: Final = "1 2 3 view   < > sort by   r turn round   / filter   space hold   q end"
+SPECIAL: Final = {
+    "[A": "up", "[B": "down", "[C": "right", "[D": "left", "[5~": "pageup", "[6~": "pagedown", "[H": "home", "[F": "end",
+    "OA": "up", "OB": "down", "OC": "right", "OD": "left", "[1~": "home", "[4~": "end",
+}  # fmt: skip
+HEAD_LINES: Final = 5  # around the table: two above, its own two, the keys
+ESCAPE_WAIT_S: Final = 0.05
+SHARE_WAIT_S: Final = 0.5
+
+
+@click.command()
+@click.option(
+    "--interval", type=click.FloatRange(min=0.2, max=3600), default=1.0, show_default=True, metavar="SECONDS", help="Between two looks."
+)
+@click.option(
+    "--view", type=click.Choice(["channels", "topics", "processes"]), default="channels", show_default=True, help="What is shown first."
+)
+@click.option("--filter", "wanted", default="", metavar="TEXT", help="Only what has this in its name.")
+@click.option("--once", is_flag=True, help="Print it once, and end: also where there is no terminal.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object for each look; with --once one.")
+@with_broker
+def top(interval: float, view: str, wanted: str, once: bool, as_json: bool, url: str, timeout: float) -> None:
+    """Watch the broker: channels, topics or processes, sorted by what you like, once a second. It asks nobody but the supervisor.
+
+    Keys: 1 channels, 2 topics, 3 processes; < and > choose the column to sort by, r turns it round; / filters by name; space
+    holds the picture; arrows and page keys scroll; q ends it.
+    """
+    from ....transport.client.blocking.client import Admin
+    from ...top import Picture, Screen, Usage
+
+    screen, picture, usage = (
+        Screen(view=view, filter=wanted),
+        Picture(),
+        Usage(ticks_s=os.sysconf("SC_CLK_TCK"), page_bytes=os.sysconf("SC_PAGESIZE")),
+    )
+    with Admin(url, timeout=timeout) as admin:
+        if as_json:
+            _json_lines(admin, picture, screen, interval, once=once)
+        elif once or not sys.stdout.isatty():
+            _once(admin, picture, screen, usage, url)
+        else:
+            _live(admin, picture, screen, usage, url, interval)
+
+
+def _ask(admin: Admin, picture: Picture, screen: Screen) -> None:
+    picture.take(admin.overview(picture.version, processes=screen.view == "processes"))
+
+
+def _json_lines(admin: Admin, picture: Picture, screen: Screen, interval: float, *, once: bool) -> None:
+    while True:
+        _ask(admin, picture, screen)
+        rows = screen.arranged(picture.rows(screen.view, time.time_ns()))
+        click.echo(json.dumps({"broker": picture.broker, "sum": picture.summary(), screen.view: rows}))
+        sys.stdout.flush()
+        if once:
+            return
+        time.sleep(interval)
+
+
+def _rows(picture: Picture, screen: Screen, usage: Usage, url: str) -> list[Row]:
+    used = None
+    if screen.view == "processes" and url.startswith("ipc://"):
+        used = usage.look(row["pid"] for row in picture.rows("processes", 0))
+    return screen.arranged(picture.rows(screen.view, time.time_ns(), used))
+
+
+def _once(admin: Admin, picture: Picture, screen: Screen, usage: Usage, url: str) -> None:
+    console = wide_console(FILE_COLUMNS_TOP)
+    _ask(admin, picture, screen)
+    if screen.view == "processes":
+        _rows(picture, screen, usage, url)
+        time.sleep(SHARE_WAIT_S)  # the share of a processor is between two looks
+    console.print(head(picture, url))
+    for one in tables(screen, _rows(picture, screen, usage, url), console.width):
+        console.print(one)
+
+
+def _live(admin: Admin, picture: Picture, screen: Screen, usage: Usage, url: str, interval: float) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console()
+    rows: list[Row] = []
+    due = 0.0
+    with keyboard() as pressed, Live(console=console, screen=True, auto_refresh=False) as live, contextlib.suppress(KeyboardInterrupt):
+        while not screen.over:
+            view = screen.view
+            if time.monotonic() >= due and not screen.paused:
+                _ask(admin, picture, screen)
+                rows = _rows(picture, screen, usage, url)
+                due = time.monotonic() + interval
+            live.update(drawn(console, picture, screen, rows, url), refresh=True)
+            for key in pressed(max(0.0, min(due - time.monotonic(), interval)) if not screen.paused else interval):
+                screen.press(key, console.size.height - HEAD_LINES)
+            if screen.view != view:
+                rows, due = [], 0.0
+            else:
+                rows = screen.arranged(rows) if screen.paused or not screen.filter else _rows(picture, screen, usage, url)
+
+
+# Drawing
+
+
+def drawn(console: Console, picture: Picture, screen: Screen, rows: list[Row], url: str) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    shown = screen.window(rows, console.size.height - HEAD_LINES)
+    if screen.typing:
+        foot = Text(f"filter: {screen.filter}_", style="bold")
+    else:
+        held = "HELD   " if screen.paused else ""
+        filtered = f"filter {screen.filter!r} (escape: none)   " if screen.filter else ""
+        place = f"{screen.first + 1}-{screen.first + len(shown)} of {len(rows)}   " if len(shown) < len(rows) else ""
+        foot = Text(f"{held}{filtered}{place}{KEYS}", style="dim", no_wrap=True, overflow="ellipsis")
+    return Group(head(picture, url), table(screen, shown, console.size.width), foot)
+
+
+def head(picture: Picture, url: str) -> RenderableType:
+    from rich.text import Text
+
+    from ...top import age, count, rate, size
+
+    broker, found = picture.broker, picture.summary()
+    up = age(max(0.0, time.time() - broker["start_ms"] / 1000))
+    said = Text(f"zsq {broker['version']} at {url}, up {up}, ", no_wrap=True, overflow="ellipsis")
+    said.append(str(broker["health"]), style="green" if broker["health"] == "OK" else "bold red")
+    if broker["alarms"]:
+        said.append(f", {broker['alarms']} alarms", style="bold yellow")
+    sums = f"{found['topics']} topics, {found['channels']} channels, {broker['processes']} processes"
+    flow = f"in {rate(found['in_rate'])}/s ({size(found['in_bytes_rate'])}/s), out {rate(found['out_rate'])}/s"
+    said.append(
+        f"\n{sums}; {flow}; {count(found['depth'])} wait, {count(found['in_flight'])} in flight; {size(found['log_bytes'])} on disk"
+    )
+    return said
+
+
+def tables(screen: Screen, rows: Sequence[Row], width: int) -> list[RenderableType]:
+    """All columns: in one table, or in several with the same names where the terminal is too narrow for that."""
+    cells, names, pages = _laid_out(screen, rows, width)
+    return [_table(screen, rows, cells, names, page) for page in pages]
+
+
+def table(screen: Screen, rows: Sequence[Row], width: int) -> RenderableType:
+    """One table as wide as the terminal: names, then those columns that fit, the one that is sorted by among them."""
+    cells, names, pages = _laid_out(screen, rows, width)
+    order = [column.key for column in COLUMNS[screen.view]].index(screen.order[screen.view]) - len(names)
+    page = next((one for one in pages if any(place.at == order for place in one)), pages[0])
+    return _table(screen, rows, cells, names, page)
+
+
+def _laid_out(screen: Screen, rows: Sequence[Row], width: int) -> tuple[list[list[str]], list[int], list[list[ColumnPlace]]]:
+    columns = COLUMNS[screen.view]
+    cells = [[escaped(column.shown(row[column.key])) if row[column.key] is not None else "" for column in columns] for row in rows]
+    wide = [
+        max(len(column.title) + (column.key == screen.order[screen.view]), *(len(row[at]) for row in cells), 0)
+        for at, column in enumerate(columns)
+    ]
+    first = sum(column.key in NAMES for column in columns)
+    others = [min(one, STATE_MAX) if columns[first + at].is_text else one for at, one in enumerate(wide[first:])]
+    names, pages = laid_out(width, wide[:first], others)
+    return cells, names, pages
+
+
+def _table(
+    screen: Screen, rows: Sequence[Row], cells: list[list[str]], names: Sequence[int], page: Sequence[ColumnPlace]
+) -> RenderableType:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    columns = COLUMNS[screen.view]
+    found = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    places = [*(ColumnPlace(at, width) for at, width in enumerate(names)), *(ColumnPlace(len(names) + at, width) for at, width in page)]
+    for at, width in places:
+        column = columns[at]
+        sorted_by = column.key == screen.order[screen.view]
+        mark = ("↑" if screen.turned.get(screen.view) else "↓") if sorted_by else ""
+        title = Text(column.title + mark, style="bold reverse" if sorted_by else "bold")
+        found.add_column(title, justify="left" if column.is_text else "right", no_wrap=True, overflow="ellipsis", width=width)
+    for row, texts in zip(rows, cells, strict=True):
+        found.add_row(*(Text(texts[at]) for at, _ in places), style="yellow" if row["said"] else "")
+    return found
+
+
+# The keyboard
+
+
+@contextlib.contextmanager
+def keyboard() -> Iterator[Any]:
+    """Gives a function that waits so long for keys, and returns those that came. The terminal is as it was afterwards."""
+    if not sys.stdin.isatty():
+        yield nobody
+        return
+    import termios
+    import tty
+
+    fd = sys.stdin.fileno()
+    before = termios.tcgetattr(fd)
+    try:
+        tty.setcbreak(fd)
+        yield lambda wait_s: keys(fd, wait_s)
+    finally:
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+
+
+def nobody(wait_s: float) -> list[str]:
+    time.sleep(wait_s)
+    return []
+
+
+def keys(fd: int, wait_s: float) -> list[str]:
+    """What was pressed; names for those that are sequences. An end of input is `q`."""
+    if not select.select([fd], [], [], wait_s)[0]:
+        return []
+    data = os.read(fd, 1024)
+    if data == b"\x1b" and select.select([fd], [], [], ESCAPE_WAIT_S)[0]:
+        data += os.read(fd, 1024)  # the rest of a sequence was on its way
+    return named(data.decode(errors="replace")) if data else ["q"]
+
+
+def named(text: str) -> list[str]:
+    found: list[str] = []
+    while text:
+        sequence = next((one for one in sorted(SPECIAL, key=len, reverse=True) if text.startswith(f"\x1b{one}")), None)
+        if sequence is not None:
+            found.append(SPECIAL[sequence])
+            text = text[1 + len(sequence) :]
+            continue
+        found.append({"\x1b": "escape", "\r": "enter", "\n": "enter", "\x7f": "backspace", "\x08": "backspace"}.get(text[0], text[0]))
+        text = text[1:]
+    return found

@@ -1,0 +1,1 @@
+"""`zsq --help`, "Manage": topic, channel, seek, and the settings that they share with other commands."""

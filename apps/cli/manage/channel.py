@@ -1,0 +1,153 @@
+"""zsq channel: create, set, show, list, delete."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ....transport.settings import CHANNEL, split_tags
+from ..options import confirm, with_broker, yes_option
+from ..output import json_lines_option, json_option, meant, say, tell, tell_line
+from .settings import CHANGEABLE, describe_channel, given_settings, resolved, say_what_to_change, with_settings, with_start
+
+
+@click.group()
+def channel() -> None:
+    """Create, set, show, list, delete, pause, unpause or empty a channel; zsq seek moves one, zsq peek looks into it."""
+
+
+@channel.command("create")
+@click.argument("topic")
+@click.argument("channel")
+@with_start
+@with_settings(CHANNEL)
+@with_broker
+def channel_create(topic: str, channel: str, url: str, timeout: float, start: Any, **options: Any) -> None:
+    """Make CHANNEL on TOPIC (and TOPIC, if need be); if it exists it stays as it is, and one with another order or other tags is refused.
+
+    Without --start the first channel of a topic gets all that waits there, a later one what is published from then on.
+    """
+    from ....transport.client.blocking.client import Admin
+
+    given = given_settings(CHANNEL, options)
+    place = {} if start is None else {"start": resolved(url, timeout, start)}
+    with Admin(url, timeout=timeout) as admin:
+        if admin.create_channel(topic, channel, **given, **place).get("existed"):
+            for line in unused(admin, topic, channel, given, start=start is not None):
+                say(line, err=True)
+
+
+def unused(admin: Any, topic: str, channel: str, given: dict[str, Any], *, start: bool) -> list[str]:
+    """What was said about a channel that is there, and changes nothing."""
+    now = settings_of(admin, topic, channel)
+    name = f"zsq: channel {topic}/{channel} exists"
+    found = [f"{name}; it goes on where it is, zsq seek moves it"] if start else []
+    if any(_spelled(key, now.get(key)) != _spelled(key, value) for key, value in given.items() if value is not None):
+        found.append(f"{name}, with other settings; they were not changed, zsq channel set does that")
+    return found
+
+
+def _spelled(name: str, value: Any) -> Any:
+    """`b||a` are the same tags as `a||b`."""
+    return split_tags(str(value)) if name == "tags" else value
+
+
+def settings_of(admin: Any, topic: str, channel: str) -> dict[str, Any]:
+    """As they hold; empty while the channel is being started again."""
+    found: dict[str, Any] = admin.stats(topic, channel)["topics"][0]["channels"][0].get("settings", {})
+    return found
+
+
+@channel.command("set")
+@click.argument("topic")
+@click.argument("channel")
+@with_settings(CHANGEABLE, default=True)
+@json_option
+@with_broker
+def channel_set(topic: str, channel: str, as_json: bool, url: str, timeout: float, **options: Any) -> None:
+    """Change CHANNEL's settings, now and for good; what is not named stays as it is, `default` takes one back.
+
+    Its tags and its order are chosen when it is made.
+    """
+    from ....transport.client.blocking.client import Admin
+
+    given = given_settings(CHANGEABLE, options)
+    if not given:
+        raise say_what_to_change(CHANGEABLE)
+    with Admin(url, timeout=timeout) as admin:
+        settings = admin.configure_channel(topic, channel, **given)["settings"]
+    if as_json:
+        tell({"topic_name": topic, "channel_name": channel, "settings": settings})
+    else:
+        say(describe_channel(topic, channel, settings))
+
+
+@channel.command("show")
+@click.argument("topic")
+@click.argument("channel")
+@json_option
+@with_broker
+def channel_show(topic: str, channel: str, as_json: bool, url: str, timeout: float) -> None:
+    """Show how CHANNEL is set, and where it is."""
+    from ....transport.client.blocking.client import Admin
+    from ....transport.errors import E_CLOSING, Refused
+    from ....transport.names import check_name
+
+    check_name(topic)
+    check_name(channel, "channel")
+    with Admin(url, timeout=timeout) as admin:
+        found = admin.stats(topic, channel)["topics"][0]
+    row = found["channels"][0]
+    if "settings" not in row:
+        raise Refused(E_CLOSING, f"channel {channel!r} is {row['health']}; try again in a moment")
+    if as_json:
+        tell({"topic_name": topic, "head": found["head"]} | row)
+        return
+    state = ", paused" if row["paused"] else ""
+    say(f"channel    {topic}/{channel}, health {row['health']}{state}, {row['client_count']:,} consumers")
+    waiting = f"{row['depth']:,} wait, {row['in_flight_count']:,} in flight, {row['deferred_count']:,} deferred"
+    say(f"offsets    next {row['next_offset']} of {found['head']}: {waiting}")
+    say(describe_channel(topic, channel, row["settings"]))
+
+
+@channel.command("delete")
+@click.argument("topic")
+@click.argument("channel")
+@click.option("--force", is_flag=True, help="Even if there are unfinished messages.")
+@yes_option
+@with_broker
+def channel_delete(topic: str, channel: str, force: bool, yes: bool, url: str, timeout: float) -> None:
+    """Delete CHANNEL; refused while messages are unfinished, unless forced. Then it says how many, and asks."""
+    from ....transport.client.blocking.client import Admin
+
+    with Admin(url, timeout=timeout) as admin:
+        left = unfinished(admin.stats(topic, channel)["topics"][0]["channels"][0])
+        if force and left:
+            confirm(f"delete channel {topic}/{channel} with {left:,} unfinished messages, which it then never delivers", yes)
+        admin.delete_channel(topic, channel, force=force)
+    say(f"deleted channel {topic}/{channel}" + (f" with {left:,} unfinished messages" if force and left else ""))
+
+
+def unfinished(row: dict[str, Any]) -> int:
+    """Return how many messages a channel's row of the statistics says are not finished."""
+    return sum(int(row.get(name) or 0) for name in ("depth", "in_flight_count", "deferred_count", "dying_count"))
+
+
+@channel.command("list")
+@click.argument("topic")
+@json_lines_option
+@with_broker
+def channel_list(topic: str, as_json: bool, url: str, timeout: float) -> None:
+    """List the channels of TOPIC, a name a line."""
+    from ....transport.client.blocking.client import Admin
+    from ....transport.errors import E_NOT_FOUND, NotFound
+    from ....transport.names import check_name
+
+    check_name(topic)
+    with Admin(url, timeout=timeout) as admin:
+        found = admin.topics()
+    if topic not in found:
+        raise NotFound(E_NOT_FOUND, f"topic {topic!r} does not exist{meant(topic, found)}")
+    for name in sorted(found[topic]):
+        tell_line({"topic": topic, "channel": name}) if as_json else say(name)

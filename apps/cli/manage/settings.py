@@ -1,0 +1,104 @@
+"""Options for the settings of channels and topics, from the rows of `transport/settings.py`, and how the settings are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, TypeVar
+
+import click
+
+from ....transport.settings import CHANNEL, NONE, TOPIC, Kind, Setting
+from ..quantities import NO_BOUND, Count, Seconds, Size, TopicPosition, spelled
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+CHANGEABLE: Final = tuple(row for row in CHANNEL if not row.fixed)
+SUBSCRIBING: Final = tuple(row for row in CHANNEL if row.shared)
+KEEPING: Final = tuple(row for row in TOPIC if row.shared)
+_NUMBERS: Final = {Kind.COUNT: Count, Kind.SECONDS: Seconds, Kind.BYTES: Size}
+_START: Final = "Where it begins if it is made now: earliest, latest, an offset, an id, a time or an age; see zsq seek --help."
+
+
+def with_start(command: Command) -> Command:
+    """Add `--start`, for a command that makes a channel."""
+    return click.option("--start", type=TopicPosition(), metavar="WHERE", help=_START)(command)
+
+
+def with_settings(rows: Iterable[Setting], *, default: bool = False) -> Callable[[Command], Command]:
+    """Add the options of these settings. `default`: that word is taken too, to take a setting back."""
+
+    def wrap(command: Command) -> Command:
+        for row in reversed([*rows]):
+            command = click.option(row.flag, help=row.help, **_details(row, default))(command)
+        return command
+
+    return wrap
+
+
+def _details(row: Setting, default: bool) -> dict[str, Any]:
+    if row.kind is Kind.FLAG:
+        return {"is_flag": True, "default": None}
+    if row.choices:
+        return {"type": click.Choice((*row.choices, "default") if default else (*row.choices,))}
+    metavar = row.option.split()[1]
+    if row.kind not in _NUMBERS:
+        return {"metavar": metavar}
+    none = ("none",) if row.no_bound == 0 else NO_BOUND  # where 0 means that there is no bound, -1 is not a number of the setting
+    return {"metavar": metavar, "type": _NUMBERS[row.kind](default=default, no_bound=none)}
+
+
+def given_settings(rows: Iterable[Setting], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was given, by the names of the settings. `default` becomes None, which takes a setting back."""
+    found = ((row, options.get(row.parameter)) for row in rows)
+    return {row.name: _as_sent(row, value) for row, value in found if value is not None}
+
+
+def _as_sent(row: Setting, value: Any) -> Any:
+    if value == "default" or (value == "" and row.kind is Kind.TOPIC):
+        return None
+    return row.no_bound if value == NONE and row.no_bound is not None else value
+
+
+def say_what_to_change(rows: Iterable[Setting]) -> click.UsageError:
+    """Return the error of a command that was given no setting."""
+    *flags, last = (row.flag for row in rows)
+    return click.UsageError(f"say what to change: {', '.join(flags)} or {last}")
+
+
+def describe(rows: Iterable[Setting], settings: Mapping[str, Any]) -> str:
+    """Return some lines for people, in the words of the options."""
+    lines: dict[str, list[str]] = {}
+    for row in rows:
+        lines.setdefault(row.line, []).append(_shown(row, settings.get(row.name, row.default)))
+    return "\n".join(f"{line:<10} {', '.join(filter(None, parts))}" for line, parts in lines.items())
+
+
+def _shown(row: Setting, value: Any) -> str:
+    if row.shows_none and not value:
+        return row.shows_none
+    if value is None or value == NONE:
+        text = "as the broker's" if value is None else "none"
+    else:
+        text = spelled(value) if row.kind is Kind.SECONDS else f"{value:,}" if row.kind in _NUMBERS else str(value)
+    return row.shows.format(text) if text else ""
+
+
+def describe_channel(topic: str, channel: str, settings: Mapping[str, Any]) -> str:
+    """Return some lines for people; the topic of dead letters is named only where there can be some."""
+    dead = settings["dead_letter_topic"] or f"{topic}.{channel}.dead".replace("#ephemeral", "")
+    return describe(CHANNEL, {**settings, "dead_letter_topic": dead if settings["max_attempts"] else ""})
+
+
+def resolved(url: str, timeout: float, where: Any) -> Any:
+    """A place for the client; an id must be of the broker that is asked."""
+    node = getattr(where, "node", None)
+    if node is None:
+        return where
+    from ....transport.client.blocking.client import Admin
+    from ....transport.errors import E_NOT_FOUND, NotFound
+
+    with Admin(url, timeout=timeout) as admin:
+        here = int(admin.stats()["node"])
+    if here != node:
+        raise NotFound(E_NOT_FOUND, f"that id is of node {node}; this broker is node {here}")
+    return int(where)

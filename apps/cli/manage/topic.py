@@ -1,0 +1,313 @@
+"""zsq topic: create, set, show, list, delete; and pause, unpause, empty of topics and channels.
+
+zsq topic close, open, retire: to take a topic out of use without losing what is in it.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from ....transport.draining import remaining
+from ....transport.errors import E_TIMEOUT, ZsqError
+from ....transport.settings import SYNC_MODES, TOPIC
+from ..options import Stopping, confirm, stop_signals, with_broker, yes_option
+from ..output import json_lines_option, json_option, say, tell, tell_line
+from ..quantities import Seconds
+from .channel import channel, unfinished
+from .settings import describe, given_settings, say_what_to_change, with_settings
+
+if TYPE_CHECKING:
+    from ....transport.client.blocking.client import Admin
+
+
+CHANNELS_NAMED: Final = 5
+
+
+@click.group()
+def topic() -> None:
+    """Create, set, show, list, close, open, retire, delete, pause, unpause or empty a topic."""
+
+
+@topic.command("create")
+@click.argument("topic")
+@click.option("--sync", type=click.Choice((*SYNC_MODES,)), default="always", show_default=True, help="When a publish is answered.")
+@with_settings(TOPIC)
+@with_broker
+def topic_create(topic: str, sync: str, url: str, timeout: float, **retention: Any) -> None:
+    """Make TOPIC; if it exists it stays as it is."""
+    from ....transport.client.blocking.client import Admin
+
+    given = given_settings(TOPIC, retention)
+    with Admin(url, timeout=timeout) as admin:
+        found = admin.create_topic(topic, sync=sync, **given)
+        if found.get("existed"):
+            now = admin.stats(topic)["topics"][0]
+            if now["sync"] != sync:
+                say(f"zsq: topic {topic!r} exists, with --sync {now['sync']}; that was not changed", err=True)
+            if any(now.get("retention", {}).get(name) != value for name, value in given.items()):
+                say(f"zsq: topic {topic!r} exists; what it keeps was not changed, zsq topic set does that", err=True)
+
+
+@topic.command("set")
+@click.argument("topic")
+@with_settings(TOPIC, default=True)
+@json_option
+@with_broker
+def topic_set(topic: str, as_json: bool, url: str, timeout: float, **retention: Any) -> None:
+    """Change how long TOPIC keeps what, now and for good; what is not named stays as it is."""
+    from ....transport.client.blocking.client import Admin
+
+    given = given_settings(TOPIC, retention)
+    if not given:
+        raise say_what_to_change(TOPIC)
+    with Admin(url, timeout=timeout) as admin:
+        found = admin.configure_topic(topic, **given)["retention"]
+    if as_json:
+        tell({"topic_name": topic, "retention": found})
+    else:
+        say(describe(TOPIC, found))
+
+
+@topic.command("show")
+@click.argument("topic")
+@json_option
+@with_broker
+def topic_show(topic: str, as_json: bool, url: str, timeout: float) -> None:
+    """Show how TOPIC is set, and what of it is on disk."""
+    from ....transport.client.blocking.client import Admin
+    from ....transport.names import check_name
+
+    check_name(topic)
+    with Admin(url, timeout=timeout) as admin:
+        found = admin.stats(topic)["topics"][0]
+    if as_json:
+        tell({name: value for name, value in found.items() if name != "channels"})
+        return
+    say(f"topic      {found['topic_name']}, uuid {found['uuid']}, sync {found['sync']}, health {found['health']}")
+    if found["closed"]:
+        say(f"closed     to publishers{' and consumers' if found['closed'] == 'consumers' else ''}")
+    say(f"offsets    {found['start']} to {found['head']}")
+    say(f"on disk    {found['log_bytes']:,} bytes, {found['finished_bytes']:,} of them finished by all channels")
+    dropped = f"up to {found['dropped_count']:,} messages dropped unfinished (each channel counts its own)"
+    say(f"gone       {found['removed_bytes']:,} bytes since it was started; {dropped}")
+    say(describe(TOPIC, found["retention"]))
+
+
+@topic.command("list")
+@json_lines_option
+@with_broker
+def topic_list(as_json: bool, url: str, timeout: float) -> None:
+    """List the topics, a name a line."""
+    from ....transport.client.blocking.client import Admin
+
+    with Admin(url, timeout=timeout) as admin:
+        found = admin.topics()
+    for name in sorted(found):
+        tell_line({"topic": name, "channels": sorted(found[name])}) if as_json else say(name)
+
+
+@topic.command("delete")
+@click.argument("topic")
+@click.option("--force", is_flag=True, help="Even if there are unfinished messages; they are gone then.")
+@yes_option
+@with_broker
+def topic_delete(topic: str, force: bool, yes: bool, url: str, timeout: float) -> None:
+    """Delete TOPIC with its channels; refused while messages are unfinished, unless forced.
+
+    Messages that all channels have finished can still be read again, and go too. It says how many messages go, and asks.
+    """
+    from ....transport.client.blocking.client import Admin
+    from ....transport.errors import E_NOT_EMPTY, Refused
+    from ....transport.names import check_name
+
+    check_name(topic)
+    with Admin(url, timeout=timeout) as admin:
+        found = admin.stats(topic)["topics"][0]
+        what, left = held_by(found), left_in(found)
+        if left and not force:  # the broker would say so too, but not if they were finished meanwhile: then nobody had been asked
+            raise Refused(E_NOT_EMPTY, f"topic {topic!r} has {left} messages that are not finished; drain it, or say --force and lose them")
+        if what:
+            confirm(f"delete topic {topic} with {what}. They cannot be read again", yes)
+        admin.delete_topic(topic, force=force)
+    say(f"deleted topic {topic}" + (f" with {what}" if what else ""))
+
+
+def held_by(found: dict[str, Any]) -> str:
+    """Say what goes with a topic: its messages, unfinished ones and delayed ones among them, and its channels. Empty for no message."""
+    messages, delayed = max(0, found["head"] - found["start"]), int(found.get("delayed_count") or 0)
+    if not messages and not delayed:
+        return ""
+    left = left_in(found) - delayed
+    parts = f"{messages:,} messages" + (f" ({left:,} of them not finished by all channels)" if left else "")
+    parts += f", {delayed:,} delayed messages" if delayed else ""
+    channels = ", ".join(sorted(row["channel_name"] for row in found["channels"])[:CHANNELS_NAMED])
+    more = len(found["channels"]) - CHANNELS_NAMED
+    return parts + (f" and the channels {channels}{f' and {more} more' if more > 0 else ''}" if channels else "")
+
+
+def left_in(found: dict[str, Any]) -> int:
+    """Return how many messages of a topic its fullest channel has not finished, with those that are delayed."""
+    fullest = max([unfinished(row) for row in found["channels"]], default=0)
+    return max(fullest, int(found["depth"])) + int(found.get("delayed_count") or 0)
+
+
+def _order(action: str, topic: str, channel: str | None, url: str, timeout: float) -> None:
+    from ....transport.client.blocking.client import Admin
+
+    with Admin(url, timeout=timeout) as admin:
+        getattr(admin, action)(topic, channel)
+
+
+_ORDERS = {
+    "pause": ("Deliver nothing from what is published from now on.", "Deliver nothing until it is unpaused."),
+    "unpause": ("Deliver again.", "Deliver again."),
+}
+
+
+def _add_orders() -> None:
+    for action, (of_topic, of_channel) in _ORDERS.items():
+
+        def on_topic(topic: str, url: str, timeout: float, action: str = action) -> None:
+            _order(action, topic, None, url, timeout)
+
+        def on_channel(topic: str, channel: str, url: str, timeout: float, action: str = action) -> None:
+            _order(action, topic, channel, url, timeout)
+
+        topic.command(action, help=of_topic)(click.argument("topic")(with_broker(on_topic)))
+        channel.command(action, help=of_channel)(click.argument("topic")(click.argument("channel")(with_broker(on_channel))))
+
+
+_add_orders()
+
+
+@topic.command("empty")
+@click.argument("topic")
+@yes_option
+@with_broker
+def topic_empty(topic: str, yes: bool, url: str, timeout: float) -> None:
+    """Clear what waits for a first channel of TOPIC, or behind its pause. It says how many messages, and asks."""
+    _empty(topic, None, yes, url, timeout)
+
+
+@channel.command("empty")
+@click.argument("topic")
+@click.argument("channel")
+@yes_option
+@with_broker
+def channel_empty(topic: str, channel: str, yes: bool, url: str, timeout: float) -> None:
+    """Clear the backlog of CHANNEL: it goes on behind what is published by now. It says how many messages, and asks."""
+    _empty(topic, channel, yes, url, timeout)
+
+
+def _empty(topic: str, channel: str | None, yes: bool, url: str, timeout: float) -> None:
+    from ....transport.client.blocking.client import Admin
+
+    name = topic if channel is None else f"{topic}/{channel}"
+    with Admin(url, timeout=timeout) as admin:
+        found = admin.stats(topic, channel)["topics"][0]
+        if channel is None:
+            left = 0 if found["channels"] else int(found["depth"])
+        else:
+            left = unfinished(found["channels"][0])
+        if left:
+            confirm(f"clear {left:,} messages of {name} that are not finished", yes)
+        admin.empty(topic, channel)
+    say(f"cleared {left:,} messages of {name}")
+
+
+LOOK_S: Final = 0.5
+SAY_S: Final = 10.0  # even if nothing has changed
+AGAIN_S: Final = 2.0  # after it was not empty in the end
+
+
+@topic.command("close")
+@click.argument("topic")
+@click.option("--consumers", is_flag=True, help="To consumers too: those that are there end with E_CLOSED.")
+@with_broker
+def topic_close(topic: str, consumers: bool, url: str, timeout: float) -> None:
+    """Close TOPIC to publishers: they are refused with E_CLOSED, consumers go on and drain it.
+
+    It stays closed over restarts, until zsq topic open. Delayed messages that were taken before still become due.
+    """
+    from ....transport.client.blocking.client import Admin
+
+    with Admin(url, timeout=timeout) as admin:
+        admin.close_topic(topic, to="consumers" if consumers else "publishers")
+
+
+@topic.command("open")
+@click.argument("topic")
+@click.option("--consumers", is_flag=True, help="To consumers only, to go on draining it.")
+@with_broker
+def topic_open(topic: str, consumers: bool, url: str, timeout: float) -> None:
+    """Open TOPIC again, to publishers and consumers."""
+    from ....transport.client.blocking.client import Admin
+
+    with Admin(url, timeout=timeout) as admin:
+        admin.open_topic(topic, to="consumers" if consumers else "publishers")
+
+
+@topic.command("retire")
+@click.argument("topic")
+@click.option("--wait", type=Seconds(), metavar="TIME", help="Give up after so long (as 90s, 2h); it stays closed to publishers then.")
+@with_broker
+def topic_retire(topic: str, wait: float | None, url: str, timeout: float) -> None:
+    """Take TOPIC out of use: close it to publishers, wait until it is drained, close it to consumers, delete it.
+
+    Says on stderr what it waits for. Nothing is lost: stop it at any time, and open the topic again with zsq topic open.
+    """
+    from ....transport.client.blocking.client import Admin
+
+    with Admin(url, timeout=timeout) as admin, stop_signals() as stopping:
+        admin.close_topic(topic)
+        _say(f"{topic} is closed to publishers")
+        deadline = None if wait is None or wait < 0 else time.monotonic() + wait
+        while True:
+            _drain(admin, topic, stopping, deadline)
+            if _removed(admin, topic):
+                _say(f"{topic} was empty, and is deleted")
+                return
+            stopping.wait(AGAIN_S)
+
+
+def _drain(admin: Admin, topic: str, stopping: Stopping, deadline: float | None) -> None:
+    """Wait until nothing is left."""
+    said, said_at = "", 0.0
+    while left := remaining(admin.stats(topic)["topics"][0]):
+        now = time.monotonic()
+        text = "; ".join(left)
+        if text != said or now - said_at > SAY_S:
+            _say(f"waiting for {text}")
+            said, said_at = text, now
+        if deadline is not None and now >= deadline:
+            raise ZsqError(
+                E_TIMEOUT, f"{topic} is not drained: {text}. It stays closed to publishers; zsq topic open {topic} opens it again"
+            )
+        if stopping.wait(LOOK_S):
+            raise ZsqError(
+                "E_INTERRUPTED", f"stopped; {topic} stays closed to publishers: go on with zsq topic retire, or open it: zsq topic open"
+            )
+
+
+def _removed(admin: Admin, topic: str) -> bool:
+    """Closed to consumers and deleted; False if something came up meanwhile (a seek back, a message that was given back)."""
+    from ....transport.errors import E_CLOSING, E_NOT_EMPTY, Refused
+
+    admin.close_topic(topic, to="consumers")
+    _say(f"{topic} is drained, and closed to consumers")
+    try:
+        admin.delete_topic(topic)
+    except Refused as error:
+        if error.code not in (E_NOT_EMPTY, E_CLOSING):
+            raise
+        admin.open_topic(topic, to="consumers")
+        _say(f"{error.text}: open to consumers again")
+        return False
+    return True
+
+
+def _say(text: str) -> None:
+    click.echo(f"zsq: {text}", err=True)

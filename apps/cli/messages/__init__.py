@@ -1,0 +1,1 @@
+"""`zsq --help`, "Publish and consume": pub, sub, tail, delayed, redrive."""

@@ -1,0 +1,291 @@
+"""zsq sub and zsq tail: message bodies to standard output, a line each.
+
+`sub` takes part in a channel: a message is finished only after its line was written and flushed, so whoever is killed in between,
+or finds its pipe broken, gives the rest back. `tail` reads by offset and takes nothing from anybody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import select
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from itertools import islice
+from typing import IO, TYPE_CHECKING, Any, Final
+
+import click
+
+from ....transport.errors import E_BAD_ARGUMENT, UsageError
+from ..manage.channel import unused
+from ..manage.settings import SUBSCRIBING, given_settings, resolved, with_settings, with_start
+from ..options import Stopping, followed, stop_signals, with_broker_followed
+from ..output import body_for, json_lines_option, meant, say
+from ..quantities import TopicPosition
+
+if TYPE_CHECKING:
+    from ....transport.block.block import Block
+    from ....transport.client.blocking.client import Batch, Consumer, Reader
+
+Shown = Callable[["Block", int], Sequence[bytes | None]]  # the lines of a block from an offset on; None: not to be shown
+
+POLL_S: Final = 0.2  # how soon a signal or a broken pipe is noticed while nothing arrives
+FOLLOW_S: Final = 0.1  # how often `tail` asks for more at the head
+READY: Final = 2500
+NEWEST_MAX: Final = 10_000  # as transport's
+
+
+@click.command()
+@click.argument("topic")
+@click.argument("channel")
+@click.option("-n", "count", type=click.IntRange(min=1), metavar="N", help="End after N messages.")
+@click.option("--sample", type=click.IntRange(1, 99), metavar="PERCENT", help="Take only that part of what comes; the rest is finished.")
+@click.option("--create", is_flag=True, help="Make TOPIC if it does not exist; else that is an error, as it may be a slip of the pen.")
+@with_start
+@with_settings(SUBSCRIBING)
+@json_lines_option
+@with_broker_followed
+def sub(
+    topic: str, channel: str, count: int | None, sample: int | None, create: bool, as_json: bool, url: str, timeout: float, start: Any,
+    **options: Any,
+) -> None:  # fmt: skip
+    """Write the messages of CHANNEL to standard output, a line each, and finish them.
+
+    CHANNEL is made if it is missing, TOPIC only with --create. Without --start the first channel of a topic gets all that waits there, a
+    later one what is published from then on. The other options say how a CHANNEL is made; one that is there must have the same --tags and
+    --ordered, the rest changes nothing (`zsq channel set` does that).
+
+    Ctrl-C and SIGTERM finish what was written and give back the rest.
+    """
+    from ....transport.client.blocking.client import Consumer
+    from ....transport.names import check_name
+
+    check_name(topic)
+    check_name(channel, "channel")
+    given = given_settings(SUBSCRIBING, options)
+    ready = READY if count is None else min(READY, count)
+    with stop_signals() as stopping, contextlib.ExitStack() as stack:
+        try:
+            with stopping.interruptible():
+                if not create:
+                    channels = check_topic(url, timeout, topic, "publish to it first, or say --create")
+                    note_new(topic, channel, channels)
+                if start is not None:
+                    given["start"] = resolved(url, timeout, start)
+                    _say_where_it_is(url, timeout, topic, channel)
+                waits = followed(timeout)
+                consumer = Consumer(topic, channel, url=url, ready=ready, timeout=waits, sample_rate=sample or 0, **given)
+                consumer.subscribe(timeout)
+                stack.callback(consumer.close, timeout)
+        except KeyboardInterrupt:
+            return  # before there was a broker
+        drain(consumer, sys.stdout.buffer, count, stopping, objects_of(topic) if as_json else bodies_of)
+
+
+def note_new(topic: str, channel: str, channels: Sequence[str]) -> None:
+    """Tell a person that CHANNEL is made now: a slip of the pen would keep a backlog for ever. `#ephemeral` ones go by themselves."""
+    from ....transport.names import EPHEMERAL_SUFFIX
+
+    if channel not in channels and not channel.endswith(EPHEMERAL_SUFFIX):
+        say(f"zsq: channel {channel!r} of topic {topic!r} is new and is made now{meant(channel, channels)}", err=True)
+
+
+def check_topic(url: str, timeout: float, topic: str, what: str) -> Sequence[str]:
+    """Return the topic's channels; `NotFound` where there is no such topic: with what can be done, and a name like it."""
+    from ....transport.client.blocking.client import Admin
+    from ....transport.errors import E_NOT_FOUND, NotFound
+
+    with Admin(url, timeout=timeout) as admin:
+        found = admin.topics()
+    if topic not in found:
+        raise NotFound(E_NOT_FOUND, f"topic {topic!r} does not exist: {what}{meant(topic, found)}")
+    return found[topic]
+
+
+def _say_where_it_is(url: str, timeout: float, topic: str, channel: str) -> None:
+    """Where the channel is there already, `--start` changes nothing. Of settings that change nothing the consumer warns."""
+    from ....transport.client.blocking.client import Admin
+    from ....transport.errors import NotFound
+
+    with contextlib.suppress(NotFound), Admin(url, timeout=timeout) as admin:
+        for line in unused(admin, topic, channel, {}, start=True):
+            click.echo(line, err=True)
+
+
+def bodies_of(batch: Batch, wanted: int) -> list[bytes]:
+    return batch.bodies[:wanted]
+
+
+def objects_of(topic: str) -> Callable[[Batch, int], list[bytes]]:
+    """As JSON, with what a consumer knows of a message besides its body."""
+    from ....transport.client.core.message import StoredMessage
+    from ..inspect.message import as_object
+
+    def lines(batch: Batch, wanted: int) -> list[bytes]:
+        found = []
+        for one in islice(batch.messages(), wanted):
+            stored = StoredMessage(topic, one.offset, one.timestamp_ns, one.body, one.key, one.tag, one.headers)
+            found.append(json.dumps(as_object(stored) | {"attempts": one.attempts}).encode())
+        return found
+
+    return lines
+
+
+def drain(
+    consumer: Consumer, out: IO[bytes], count: int | None, stopping: threading.Event, shown: Callable[[Batch, int], list[bytes]] = bodies_of
+) -> int:
+    """Write and finish until `count` messages, a signal or a broken pipe; returns how many were finished. `shown`: a line each."""
+    written = 0
+    while not stopping.is_set() and (count is None or written < count) and not pipe_broken(out):
+        batch = consumer.receive_batch(timeout=POLL_S)
+        if batch is None:
+            continue
+        wanted = len(batch) if count is None else min(len(batch), count - written)
+        try:
+            write_lines(out, shown(batch, wanted))
+        except BrokenPipeError:
+            break  # not finished: closing gives all of it back at once
+        _finish(batch, wanted)
+        written += wanted
+    return written
+
+
+def _finish(batch: Batch, wanted: int) -> None:
+    if wanted == len(batch):
+        batch.finish()
+        return
+    for index, message in enumerate(batch.messages()):
+        if index == wanted:
+            break
+        message.finish()
+
+
+def write_lines(out: IO[bytes], bodies: list[bytes]) -> None:
+    """Write a line each: bytes as they are, or for a terminal without what it would obey (JSON has nothing of that kind)."""
+    if bodies:
+        out.write(b"\n".join(map(body_for(out), bodies)) + b"\n")
+        out.flush()
+
+
+def pipe_broken(out: Any) -> bool:
+    """Whether nobody can read `out` any more: noticed without writing, so that no message is taken in vain."""
+    try:
+        poll = select.poll()
+        poll.register(out.fileno(), 0)
+        return bool(poll.poll(0))  # asked for nothing, only POLLERR and POLLHUP can come
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+@click.command()
+@click.argument("topic")
+@click.option("-n", "count", type=click.IntRange(min=1), metavar="N", help="End after N messages.")
+@click.option(
+    "--from", "start", type=TopicPosition(), metavar="WHERE", help="A place as of zsq seek; default: latest, with --no-follow earliest."
+)
+@click.option("--last", type=click.IntRange(1, NEWEST_MAX), metavar="N", help="Begin with the newest N messages that are there.")
+@click.option("--grep", "pattern", metavar="PATTERN", help="Only messages whose body has this regular expression; (?i) ignores case.")
+@click.option("--follow/--no-follow", default=True, show_default=True, help="Wait for more at the end, or end there.")
+@json_lines_option
+@with_broker_followed
+def tail(
+    topic: str, count: int | None, start: Any, last: int | None, pattern: str | None, follow: bool, as_json: bool, url: str, timeout: float
+) -> None:
+    """Write TOPIC's messages from an offset or a time on; no channel takes part, nothing is finished."""
+    if start is not None and last:
+        raise UsageError(E_BAD_ARGUMENT, "--from and --last each say where to begin; give one of them")
+    from ....transport.client.blocking.client import Reader
+    from ....transport.names import check_name
+
+    check_name(topic)
+    try:
+        wanted = None if pattern is None else re.compile(os.fsencode(pattern))
+    except re.error as error:
+        raise UsageError(E_BAD_ARGUMENT, f"--grep {pattern!r} is no regular expression: {error}") from None
+    where = ("latest" if follow else "earliest") if start is None else resolved(url, timeout, start)
+    with stop_signals() as stopping, contextlib.ExitStack() as stack:
+        try:
+            with stopping.interruptible(), Reader(topic, url=url, timeout=timeout) as met:
+                met.head()
+        except KeyboardInterrupt:
+            return  # before there was a broker
+        reader = stack.enter_context(Reader(topic, url=url, timeout=followed(timeout) if follow else timeout, patient=follow))
+        if last is not None:
+            where = reader.newest(last)
+        elif isinstance(where, datetime):
+            where = reader.offset_at(int(where.timestamp() * 1e6) * 1000)
+        shown = matching(wanted, objects_from(topic) if as_json else bodies_from)
+        follow_topic(reader, sys.stdout.buffer, str(where), count, stopping, follow, shown)
+
+
+def follow_topic(
+    reader: Reader, out: IO[bytes], where: str, count: int | None, stopping: Stopping, follow: bool, shown: Shown | None = None
+) -> None:
+    """Write until `count` messages, a signal, a broken pipe, or (without `follow`) the end."""
+    # A signal ends at once what waits for the broker, but never cuts a line.
+    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
+        _follow(reader, out, where, count, stopping, follow, shown or bodies_from)
+
+
+def _follow(reader: Reader, out: IO[bytes], where: str, count: int | None, stopping: Stopping, follow: bool, shown: Shown) -> None:
+    with stopping.interruptible():
+        fetched = reader.read(0, 1)
+    offset: int = {"earliest": fetched.start, "latest": fetched.head}.get(where, -1)
+    offset = int(where) if offset < 0 else offset
+    end: int = fetched.head
+    written = 0
+    while not stopping.is_set() and (count is None or written < count) and not pipe_broken(out):
+        if not follow and offset >= end:
+            break
+        with stopping.interruptible():
+            fetched = reader.read(offset)
+        before = offset
+        for block in fetched.blocks:
+            bodies = [line for line in shown(block, offset)[: None if follow else max(0, end - offset)] if line is not None]
+            if count is not None:
+                bodies = bodies[: count - written]
+            write_lines(out, bodies)
+            written += len(bodies)
+            offset = max(offset, block.next_offset)
+        if count is None or written < count:
+            offset = max(offset, fetched.next_offset)  # what lies between is lost
+        if offset == before:
+            if offset < fetched.start:
+                offset = fetched.start  # older ones are gone
+            elif not follow:
+                break
+            else:
+                stopping.wait(FOLLOW_S)
+
+
+def bodies_from(block: Block, offset: int) -> list[bytes]:
+    """The bodies of a block from `offset` on."""
+    return [body or b"" for body in block.body.values()[max(0, offset - block.first_offset) :]]
+
+
+def matching(wanted: re.Pattern[bytes] | None, shown: Shown) -> Shown:
+    """The same, of messages whose body has the pattern."""
+    if wanted is None:
+        return shown
+
+    def lines(block: Block, offset: int) -> Sequence[bytes | None]:
+        pairs = zip(shown(block, offset), bodies_from(block, offset), strict=True)
+        return [line if wanted.search(body) else None for line, body in pairs]
+
+    return lines
+
+
+def objects_from(topic: str) -> Shown:
+    """The same as JSON, with all that is stored."""
+    from ....transport.client.core.message import message_at
+    from ..inspect.message import as_object
+
+    def lines(block: Block, offset: int) -> list[bytes]:
+        first = max(0, offset - block.first_offset)
+        return [json.dumps(as_object(message_at(topic, block, index))).encode() for index in range(first, block.count)]
+
+    return lines

@@ -1,0 +1,110 @@
+"""zsq delayed: what was published with a delay and is not due yet: list, count, cancel."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import datetime
+from typing import Any, Final
+
+import click
+
+from ..options import with_broker
+from ..output import json_option, tell
+
+LIST_MAX: Final = 1_000  # messages of one question to the broker; more are asked for in turn
+BODY_CHARACTERS: Final = 60
+
+
+@click.group()
+def delayed() -> None:
+    """What was published with --delay and is not due yet."""
+
+
+@delayed.command("list")
+@click.argument("topic")
+@click.option("-n", "--count", type=click.IntRange(min=1), default=100, show_default=True, help="At most so many.")
+@click.option("--after", default="", metavar="KEY", help="Those behind this one.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line; the body in hex.")
+@with_broker
+def delayed_list(topic: str, count: int, after: str, as_json: bool, url: str, timeout: float) -> None:
+    """The delayed messages of TOPIC, the one due next first: key, due time, size, beginning of the body."""
+    from ....transport.client.blocking.client import Admin
+
+    left = count
+    with Admin(url, timeout=timeout) as admin:
+        while left:
+            asked = min(left, LIST_MAX)
+            found = admin.delayed_list(topic, after, asked)
+            for one in found:
+                click.echo(_json(one) if as_json else _line(one))
+            if len(found) < asked:
+                return
+            left -= len(found)
+            after = found[-1]["key"]
+
+
+@delayed.command("count")
+@click.argument("topic")
+@json_option
+@with_broker
+def delayed_count(topic: str, as_json: bool, url: str, timeout: float) -> None:
+    """How many delayed messages TOPIC has, and when the next one is due."""
+    from ....transport.client.blocking.client import Admin
+
+    with Admin(url, timeout=timeout) as admin:
+        found = admin.delayed_count(topic)
+    if as_json:
+        tell(found)
+        return
+    due = f", the next one is due {_when(found['next_due_ns'])}" if found["next_due_ns"] else ""
+    lost = f"; {found['lost']:,} were lost by damage" if found["lost"] else ""
+    click.echo(f"{found['messages']:,} messages, {found['bytes']:,} bytes{due}{lost}")
+
+
+@delayed.command("cancel")
+@click.argument("topic")
+@click.argument("keys", nargs=-1, metavar="[KEY]...")
+@click.option("--all", "everything", is_flag=True, help="All that wait.")
+@json_option
+@with_broker
+def delayed_cancel(topic: str, keys: tuple[str, ...], everything: bool, as_json: bool, url: str, timeout: float) -> int:
+    """Take delayed messages out of TOPIC; exit code 1 if one of them does not wait any more (it became due, or was cancelled before)."""
+    from ....transport.client.blocking.client import Admin
+
+    if bool(keys) == everything:
+        raise click.UsageError("name the keys to cancel, or --all")
+    missing, cancelled = [], 0
+    with Admin(url, timeout=timeout) as admin:
+        if everything:
+            cancelled = admin.delayed_cancel_all(topic)
+        for first in range(0, len(keys), LIST_MAX):
+            part = keys[first : first + LIST_MAX]
+            missing += [key for key, done in zip(part, admin.delayed_cancel(topic, part), strict=True) if not done]
+    if not everything:
+        cancelled = len(keys) - len(missing)
+    for key in missing:
+        click.echo(f"zsq: {key} does not wait (any more)", err=True)
+    if as_json:
+        tell({"topic": topic, "cancelled": cancelled, "not_waiting": missing})
+    else:
+        click.echo(f"{cancelled:,} cancelled")
+    return 1 if missing else 0
+
+
+def _line(one: dict[str, Any]) -> str:
+    body = one["body"].decode(errors="backslashreplace")
+    shown = "".join(letter if letter.isprintable() else "\N{MIDDLE DOT}" for letter in body[:BODY_CHARACTERS])
+    more = "..." if one["size"] > len(one["body"]) or len(body) > BODY_CHARACTERS else ""
+    return f"{one['key']}  {_when(one['due_ns'])}  {one['size']:>9,}  {shown}{more}"
+
+
+def _json(one: dict[str, Any]) -> str:
+    return json.dumps({name: value.hex() if isinstance(value, bytes) else value for name, value in one.items()})
+
+
+def _when(due_ns: int) -> str:
+    """In the local time of who asks."""
+    seconds = due_ns / 1e9
+    text = datetime.fromtimestamp(seconds).astimezone().isoformat(sep=" ", timespec="milliseconds")
+    return f"{text} (in {max(0.0, seconds - time.time()):,.0f} s)"

@@ -1,0 +1,243 @@
+"""zsq pub: one message, or a message a line from a file or standard input.
+
+What has arrived is sent at once, in blocks of at most `--batch` messages: a fast file goes in full blocks, a slow pipe
+(`tail -f log | zsq pub t`) line by line without waiting for a block to fill. At most `RECEIPTS_MAX` blocks are unanswered,
+so memory does not depend on the input.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import select
+import stat
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, cast
+
+import click
+
+from ....transport.errors import E_BAD_ARGUMENT, E_TOO_BIG, UsageError
+from ..options import BLOCK_COUNT_MAX, MESSAGE_BYTES_LARGEST, stop_signals, with_broker
+from ..output import json_option, tell
+from ..progress import bar
+from ..quantities import Seconds
+
+if TYPE_CHECKING:
+    from ....transport.client.blocking.client import Receipt
+
+READ_BYTES: Final = 1 << 20
+POLL_S: Final = 0.2
+RECEIPTS_MAX: Final = 64
+JSON_LINE_BYTES_MAX: Final = 8 * MESSAGE_BYTES_LARGEST  # JSON writes a byte of a body in six characters at most
+FIELDS: Final = frozenset(
+    {
+        "body", "body_base64", "key", "key_base64", "tag", "headers", "headers_base64", "topic", "offset", "timestamp", "timestamp_ns",
+        "attempts",
+    }
+)  # fmt: skip
+"""What a line may have; the last five say where a message was, and are passed over."""
+
+
+class PublishEntry(NamedTuple):
+    """A message to be published."""
+
+    body: bytes
+    key: bytes | str | None = None
+    tag: str | None = None
+    headers: dict[str, Any] | None = None
+
+
+def lines(descriptor: int, stopped: Callable[[], bool] = lambda: False, bytes_max: int = MESSAGE_BYTES_LARGEST) -> Iterator[list[bytes]]:
+    """Lists of whole lines as they arrive, without their newlines; a last line needs none. Ends soon after `stopped()`.
+
+    `UsageError` E_TOO_BIG where a line is longer than `bytes_max`.
+    """
+    rest = b""
+    while not stopped():
+        if not select.select([descriptor], (), (), POLL_S)[0]:
+            continue  # so that a signal is noticed while nothing is typed
+        found = os.read(descriptor, READ_BYTES)
+        if not found:
+            break
+        *whole, rest = (rest + found).split(b"\n")
+        if len(rest) > bytes_max:
+            raise UsageError(E_TOO_BIG, f"a line is over the limit of {bytes_max} bytes a message")
+        if whole:
+            yield whole
+    if rest:
+        yield [rest]
+
+
+def entry_of(line: bytes, number: int) -> PublishEntry:
+    """Read a line as `zsq tail --json` and `zsq sub --json` write it. `UsageError` with the line's number and what is wrong."""
+    try:
+        found = json.loads(line)
+        if not isinstance(found, dict):
+            raise TypeError("it is no object")
+        unknown = found.keys() - FIELDS
+        if unknown:
+            raise TypeError(
+                f"there is no field {min(unknown)!r}; a message has body, key, tag, headers, and with _base64 behind them bytes"
+            )
+        body, key = _bytes_of(found, "body"), _bytes_of(found, "key")
+        if body is None:
+            raise TypeError("it has neither body nor body_base64")
+        tag, headers, encoded = found.get("tag"), found.get("headers", {}), found.get("headers_base64", {})
+        if not isinstance(tag, str | None) or not isinstance(headers, dict) or not isinstance(encoded, dict):
+            raise TypeError("tag is a text, headers and headers_base64 are objects")
+        return PublishEntry(
+            body, key, tag, headers | {name: base64.b64decode(value, validate=True) for name, value in encoded.items()} or None
+        )
+    except (ValueError, TypeError, RecursionError) as error:
+        raise UsageError(E_BAD_ARGUMENT, f"line {number} is no message as zsq tail --json writes it: {str(error)[:200]}") from None
+
+
+def _bytes_of(found: dict[str, Any], name: str) -> bytes | None:
+    text, encoded = found.get(name), found.get(f"{name}_base64")
+    if text is not None and encoded is not None:
+        raise TypeError(f"it has {name} and {name}_base64; give one of them")
+    if not isinstance(text, str | None) or not isinstance(encoded, str | None):
+        raise TypeError(f"{name} is a text")
+    if encoded is not None:
+        return base64.b64decode(encoded, validate=True)
+    return None if text is None else text.encode()
+
+
+def given_headers(pairs: Sequence[str]) -> dict[str, Any]:
+    """`--header NAME=VALUE`, each. `click.BadParameter` where there is no `=`."""
+    found = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise click.BadParameter(f"{pair!r} is not NAME=VALUE", param_hint="--header")
+        found[name] = value
+    return found
+
+
+@click.command()
+@click.argument("topic")
+@click.argument("body", required=False)
+@click.option("--file", "source", type=click.File("rb"), default="-", metavar="FILE", help="Where the lines are; default: standard input.")
+@click.option("--json-lines", "from_json", is_flag=True, help="Each line is a JSON object, as zsq tail --json and zsq sub --json write it.")
+@click.option("--batch", type=click.IntRange(1, BLOCK_COUNT_MAX), default=1000, show_default=True, help="Most messages in one block.")
+@click.option("--delay", type=Seconds(), default=0, metavar="TIME", help="Not before so long from now, as 90s, 10m, 7d; at most 366d.")
+@click.option("--key", metavar="KEY", help="Of all of them: messages of one key stay in order in an ordered channel.")
+@click.option("--tag", metavar="TAG", help="Of all of them: a channel with tags takes only its own.")
+@click.option("--header", "pairs", metavar="NAME=VALUE", multiple=True, help="A header of all of them. Repeatable.")
+@click.option("--channel", metavar="CHANNEL", help="For this channel of the topic only; for all others they are finished.")
+@json_option
+@with_broker
+def pub(
+    topic: str, body: str | None, source: IO[bytes], from_json: bool, batch: int, delay: float, key: str | None, tag: str | None,
+    pairs: tuple[str, ...], channel: str | None, as_json: bool, url: str, timeout: float,
+) -> None:  # fmt: skip
+    """Publish BODY, or each line of a file or of standard input, as a message to TOPIC; done when all of them are durable.
+
+    With --json-lines each line has its own body, key, tag and headers; what it does not have comes from the options. Its topic, offset and
+    times are passed over. With --delay messages wait in the broker, durable as well; see `zsq delayed`.
+    """
+    from ....transport.client.blocking.client import Producer
+    from ....transport.client.core.lane import as_attributes, as_delay_ms
+    from ....transport.names import check_name
+    from ....transport.wire.dead_letter import CHANNEL_HEADER
+
+    check_name(topic)
+    as_delay_ms(delay)
+    context = click.get_current_context()
+    if body is not None and (from_json or context.get_parameter_source("source") is not click.core.ParameterSource.DEFAULT):
+        raise click.UsageError("BODY is one message, --file and --json-lines read many: give one of them")
+    headers = given_headers(pairs) | ({} if channel is None else {CHANNEL_HEADER: check_name(channel, "channel")})
+    as_attributes(key, tag, headers)
+    usual = PublishEntry(b"", key, tag, headers or None)
+    stored = 0
+    start = time.monotonic()
+    receipts: deque[Receipt] = deque()
+    try:
+        with stop_signals() as stopping, _bar(source, body) as advance, Producer(url, timeout=timeout) as producer:
+            found: Iterator[tuple[int, Sequence[bytes | PublishEntry]]]
+            found = iter([(0, [os.fsencode(body)])]) if body is not None else _read(source.fileno(), stopping.is_set, from_json)
+            try:
+                for size, messages in found:
+                    for first in range(0, len(messages), batch):
+                        bodies, more = _columns(messages[first : first + batch], usual)
+                        receipts.append(producer.publish_many(topic, bodies, delay=delay, wait=False, **more))
+                        while len(receipts) > RECEIPTS_MAX or (receipts and receipts[0].done):
+                            stored += _settle(receipts, timeout)
+                    advance(size)
+            finally:  # what was sent before a line that cannot be is stored, and counted
+                while receipts:
+                    stored += _settle(receipts, timeout)
+            if stopping.is_set():
+                raise KeyboardInterrupt
+    finally:
+        elapsed = max(time.monotonic() - start, 1e-9)
+        how = f"wait in {topic} until they are due" if delay else f"stored in {topic}"
+        if as_json:
+            tell({"topic": topic, "messages": stored, "seconds": round(elapsed, 3)})
+        elif stored or sys.exception() is None:  # before an error it says how far it came, if it came anywhere
+            click.echo(f"{stored:,} messages {how}, {elapsed:.2f} s, {stored / elapsed:,.0f} a second", err=True)
+
+
+def _read(descriptor: int, stopped: Callable[[], bool], from_json: bool) -> Iterator[tuple[int, Sequence[bytes | PublishEntry]]]:
+    """Yield what has arrived: how many bytes, and the messages of it. Those before a line that is none are told first."""
+    number = 0
+    for found in lines(descriptor, stopped, JSON_LINE_BYTES_MAX if from_json else MESSAGE_BYTES_LARGEST):
+        size = sum(map(len, found)) + len(found)
+        if not from_json:
+            yield size, found
+            continue
+        entries: list[PublishEntry] = []
+        wrong: UsageError | None = None
+        for line in found:
+            number += 1
+            try:
+                entries += [entry_of(line, number)] if line.strip() else []
+            except UsageError as error:
+                wrong = error
+                break
+        yield size, entries
+        if wrong is not None:
+            raise wrong
+
+
+def _columns(messages: Sequence[bytes | PublishEntry], usual: PublishEntry) -> tuple[list[bytes], dict[str, Any]]:
+    """Bodies, and the columns of attributes that any of them has."""
+    if isinstance(messages[0], bytes):
+        given = {"keys": usual.key, "tags": usual.tag, "headers": usual.headers}
+        return cast("list[bytes]", messages), {name: [value] * len(messages) for name, value in given.items() if value is not None}
+    entries = cast("Sequence[PublishEntry]", messages)
+    columns: dict[str, list[Any]] = {
+        "keys": [usual.key if one.key is None else one.key for one in entries],
+        "tags": [usual.tag if one.tag is None else one.tag for one in entries],
+        "headers": [{**(usual.headers or {}), **(one.headers or {})} or None for one in entries],
+    }
+    return [one.body for one in entries], {name: column for name, column in columns.items() if any(map(_is_given, column))}
+
+
+def _is_given(value: object) -> bool:
+    return value is not None
+
+
+def _settle(receipts: deque[Receipt], timeout: float) -> int:
+    receipts[0].wait(timeout)
+    count: int = receipts.popleft().count
+    return count
+
+
+@contextlib.contextmanager
+def _bar(source: IO[bytes], body: str | None) -> Iterator[Callable[[int], None]]:
+    """None where lines are typed in by hand, or there are none."""
+    if body is not None or source.isatty():
+        yield lambda size: None
+        return
+    total = None
+    with contextlib.suppress(OSError, ValueError):
+        found = os.fstat(source.fileno())
+        total = found.st_size if stat.S_ISREG(found.st_mode) else None
+    with bar("publishing", total) as advance:
+        yield advance

@@ -1,0 +1,138 @@
+"""zsq redrive: dead letters go back to where they died; see transport/client/core/redrive.py."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from ....transport.client.core.redrive import CHANNEL, NOT_COME, POLL_S, READY, Redrive
+from ..options import Stopping, stop_signals, with_broker
+from ..output import json_option, say, tell
+from ..progress import Advance, bar
+
+if TYPE_CHECKING:
+    from ....transport.client.blocking.client import Admin, Batch, Consumer, Producer
+
+
+class Run:
+    """One run: what went where, and what stays with which reason, is the plan's; here is who asks and publishes."""
+
+    def __init__(self, admin: Admin, producer: Producer, dead_topic: str, plan: Redrive) -> None:
+        self._admin = admin
+        self._producer = producer
+        self._dead_topic = dead_topic
+        self.plan = plan
+
+    def batch(self, batch: Batch, limit: int) -> int:
+        """Send up to `limit` of these back; how many that were."""
+        from ....transport.errors import ZsqError
+
+        before, messages = self.plan.total, batch.messages()
+        for route in self.plan.unknown(messages):
+            try:
+                self._admin.redrive_to(self._dead_topic, *route.place, route.origin, route.chosen)
+            except ZsqError as error:
+                self.plan.known(route, error)
+            else:
+                self.plan.known(route)
+        for group in self.plan.groups(messages, limit):
+            self._producer.publish_many(
+                group.place.topic,
+                [message.body for message in group.messages],
+                keys=[message.key for message in group.messages],
+                tags=[message.tag for message in group.messages],
+                headers=group.headers,
+            )
+            for message in group.messages:
+                message.finish()
+            self.plan.was_sent(group)
+        return self.plan.total - before
+
+    def waiting(self) -> int:
+        return self.plan.waiting(self._admin.stats(self._dead_topic, CHANNEL)["topics"][0]["channels"][0])
+
+    def report(self) -> list[str]:
+        found = [
+            f"{count:,} to {place.topic}" + (f", for channel {place.channel}" if place.channel else "")
+            for place, count in self.plan.sent.items()
+        ]
+        return found + [f"{count:,} left: {why}" for why, count in self.plan.left.items()]
+
+
+@click.command()
+@click.argument("dead_topic", metavar="DEAD_TOPIC")
+@click.option("--to", metavar="TOPIC", help="To this topic in place of their own; then to all its channels, unless --channel names one.")
+@click.option("--channel", metavar="CHANNEL", help="For this channel in place of the one that gave them up.")
+@click.option("-n", "count", type=click.IntRange(min=1), metavar="N", help="The next N dead letters.")
+@click.option("--all", "everything", is_flag=True, help="All that are there when it begins.")
+@json_option
+@with_broker
+def redrive(
+    dead_topic: str, to: str | None, channel: str | None, count: int | None, everything: bool, as_json: bool, url: str, timeout: float
+) -> int:
+    """Send the dead letters in DEAD_TOPIC back to the topics where they died, each for the channel that gave it up.
+
+    They come as new messages, with attempts from 1; what the headers told of the death stays in them as zsq-redriven-*. DEAD_TOPIC
+    keeps them for its other readers. Exit code 1 if some could not go anywhere: those stay, and can be sent again.
+    """
+    from ....transport.client.blocking.client import Admin, Consumer, Producer
+    from ....transport.names import check_name
+
+    if (count is None) != everything:
+        raise click.UsageError("say how many: -n N, or --all")
+    for name, what in ((dead_topic, "topic"), (to, "topic"), (channel, "channel")):
+        if name is not None:
+            check_name(name, what)
+    with stop_signals() as stopping, contextlib.ExitStack() as stack:
+        with stopping.interruptible():
+            admin = stack.enter_context(Admin(url, timeout=timeout))
+            [row] = admin.stats(dead_topic)["topics"]  # asking a reader would need the right to read the whole topic
+            begin, end = row["start"], row["head"]
+            producer = stack.enter_context(Producer(url, timeout=timeout))
+            run = Run(admin, producer, dead_topic, Redrive(to, channel, end))
+            if begin == end:  # no channel is made for nothing: it would hold what comes
+                _tell(run, as_json)
+                return 0
+            consumer = stack.enter_context(Consumer(dead_topic, CHANNEL, url=url, ready=READY, timeout=timeout, start="earliest"))
+        try:
+            with bar("sending back", count, unit="messages") as advance:
+                drive(run, consumer, count, stopping, timeout, advance)
+        finally:
+            _tell(run, as_json)
+        consumer.flush()
+    return 1 if run.plan.left else 0
+
+
+def _tell(run: Run, as_json: bool) -> None:
+    if as_json:
+        sent = [{"topic": place.topic, "channel": place.channel, "messages": count} for place, count in run.plan.sent.items()]
+        tell({"sent": sent, "left": [{"messages": count, "why": why} for why, count in run.plan.left.items()]})
+        return
+    for line in run.report() or ["nothing to send back"]:
+        say(line)
+
+
+def drive(
+    run: Run, consumer: Consumer, count: int | None, stopping: Stopping, timeout: float, advance: Advance = lambda done: None
+) -> None:
+    """Until `count` are sent, nothing more waits, nothing more came within the time-out, or a signal."""
+    sent = 0
+    deadline = time.monotonic() + timeout
+    while not stopping.is_set() and not run.plan.at_end and (count is None or sent < count):
+        batch = consumer.receive_batch(timeout=POLL_S)
+        if batch is None:
+            consumer.flush()
+            waiting = run.waiting()
+            if not waiting:
+                return
+            if time.monotonic() > deadline:
+                run.plan.left[NOT_COME] = waiting
+                return
+            continue
+        deadline = time.monotonic() + timeout
+        done = run.batch(batch, READY if count is None else count - sent)
+        advance(done)
+        sent += done

@@ -1,0 +1,127 @@
+"""zsq config: which options are in force for `zsq serve`, and where each came from.
+
+What holds where nothing is said of an option of `zsq serve`, for those whose default is not click's. Pure but for the imports.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from ..manage.settings import KEEPING
+from ..output import json_option, say, tell
+from ..quantities import Seconds, spelled
+from .config_options import SECRETS, Configured, key, options_of, origin
+from .serve import serve, serve_options
+
+# What no number says.
+WORDS: Final = {
+    "listen_push": "port 4154 beside port 4153, else any free port of the same host",
+    "processes_max": "one for each 16 MiB of memory, 64 to 2,500",
+    "stage_timeout": "15m, 24h once a task has sealed them",
+    "nsq_listen": "127.0.0.1:4150 if free",
+    "http_listen": "127.0.0.1:4151 if free, where zsq[http] is installed",
+    "nsq_broadcast_address": "where it listens",
+    "nsq_broadcast_tcp_port": "that of --nsq-listen",
+    "nsq_broadcast_http_port": "that of --http-listen",
+}
+
+
+def usual(name: str) -> Any:
+    """By an option's name; None where nothing is in force. Times in seconds."""
+    if name in WORDS:
+        return WORDS[name]
+    value = _of_objects().get(name)
+    return None if value in ("", (), -1) else value
+
+
+def _of_objects() -> dict[str, Any]:
+    """The defaults of the objects that the options end up in."""
+    from dataclasses import fields
+    from pathlib import Path
+
+    from ....actors.settings.options import AlarmOptions, HttpOptions, NsqOptions, ServeOptions, TlsOptions
+
+    found: dict[str, Any] = {"chunk_bytes": ServeOptions(Path()).chunk_bytes}
+    for prefix, of in (("nsq_tls_", TlsOptions()), ("nsq_", NsqOptions()), ("http_", HttpOptions()), ("alarm_", AlarmOptions())):
+        for field in fields(of):
+            value = getattr(of, field.name)
+            if field.name.endswith("_ms"):
+                value = value / 1000
+            found.setdefault(prefix + field.name.removesuffix("_ms").removesuffix("_s"), value)
+    return found | {row.parameter: row.default for row in KEEPING}
+
+
+def show(context: click.Context, /, as_json: bool, config: Path | None, **given: Any) -> None:
+    """Show the options that zsq serve would take, called like this: each one's value and where it came from.
+
+    Flags go before environment variables (ZSQ_SERVE_ and the option's name), those before the file of --config. The options below are those
+    of zsq serve; what it would refuse is refused here as well. Secrets are not shown, only whether they are set.
+    """
+    environment = dict(os.environ)  # a copy: what is a secret is taken out of it
+    secrets = {name: _secret(name, environment) for name in SECRETS}
+    serve_options(given | {"data_dir": given["data_dir"] or Path("data")}, environment)
+    rows = [(one, *_value(one, given.get(str(one.name))), origin(context, one)) for one in options_of(context.command)]
+    if as_json:
+        options = {key(one): {"value": _plain(value), "from": where} for one, value, _, where in rows}
+        found = {name: {"set": bool(where), "from": where or None} for name, where in secrets.items()}
+        tell({"config_file": None if config is None else str(config), "options": options, "secrets": found})
+        return
+    lines = [(key(one), text, where) for one, _, text, where in rows]
+    lines += [(name, "set, not shown" if where else "-", where or "default") for name, where in secrets.items()]
+    wide = [max(len(line[column]) for line in lines) for column in (0, 1)]
+    for name, text, where in lines:
+        say(f"{name:<{wide[0]}}  {text:<{min(wide[1], 50)}}  {where}")
+
+
+def _value(option: click.Option, value: Any) -> tuple[Any, str]:
+    """As a program and as a person gets it."""
+    name = str(option.name)
+    if value in (None, "", ()):
+        value = usual(name)
+    elif name == "alarm_webhook":
+        from ....actors.settings.options import shown_url
+
+        value = [f"{shown_url(url)}/..." for url in value]  # of many services the rest is the secret
+    elif name == "alarm_command":
+        value = [" ".join([*text.split()[:1], *(["..."] if len(text.split()) > 1 else [])]) for text in value]  # arguments may hold one
+    return value, as_text(option, value)
+
+
+def as_text(option: click.Parameter, value: Any) -> str:
+    """As it could be typed."""
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value))
+    if value is None or value == -1:
+        return "-" if value is None else "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return spelled(value) if isinstance(option.type, Seconds) else str(value)
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else value
+
+
+def _secret(name: str, environment: Mapping[str, str]) -> str:
+    """Where it is, if it is anywhere."""
+    if environment.get(f"{name}_FILE"):
+        return f"file {environment[f'{name}_FILE']}"
+    return f"environment variable {name}" if environment.get(name) else ""
+
+
+def _command() -> click.Command:
+    """With the very options of serve; only that DIR may be missing."""
+    params = [copy.copy(one) for one in serve.params]
+    for one in params:
+        if one.name == "data_dir":
+            one.required = False
+    return json_option(Configured("config", callback=click.pass_context(show), params=params, help=show.__doc__))
+
+
+config = _command()

@@ -1,0 +1,124 @@
+"""zsq keys: key pairs and tokens for a broker that asks who comes. Secrets go into files that only their owner may read.
+
+A public key may be shown to anybody; of a token the broker keeps only a hash, so the token itself is shown here, once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import click
+
+from ..output import json_option, tell
+
+TOKEN_BYTES: Final = 32
+TOKEN_PREFIX: Final = "zsq_"  # so that whoever finds one in a log knows what it is
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.group()
+def keys() -> None:
+    """Make key pairs and tokens for `zsq serve --access`; see docs/security.md.
+
+    Once on the broker's side: `zsq keys server broker.key`, then serve with --curve-key broker.key --access access.toml.
+    For each client: `zsq keys client etl.key --server broker.key.pub`, its public key into the access file, then
+    --key-file etl.key, ZSQ_KEY_FILE or key_file= on the client's side.
+    """
+
+
+@keys.command("server")
+@click.argument("file", type=_FILE)
+@json_option
+def keys_server(file: Path, as_json: bool) -> None:
+    """Make the broker's pair: FILE, its secret, for --curve-key, and FILE.pub for those who make clients' keys."""
+    public, secret = _pair()
+    beside = file.with_name(file.name + ".pub")
+    for one in (file, beside):
+        _check_new(one)
+    _write(file, "The key pair of a ZSQ broker, for zsq serve --curve-key. Keep it secret.", {"public": public, "secret": secret})
+    _write(beside, "The public key of a ZSQ broker, for zsq keys client --server.", {"public": public}, 0o644)
+    if as_json:
+        tell({"file": str(file), "public_file": str(beside), "public": public})
+    else:
+        click.echo(f"{file}: for zsq serve --curve-key {file}; keep it secret\n{beside}: for zsq keys client --server {beside}")
+
+
+@keys.command("client")
+@click.argument("file", type=_FILE)
+@click.option(
+    "--server", required=True, metavar="FILE|KEY", help="The broker's public key: its .pub file, or the 40 characters themselves."
+)
+@json_option
+def keys_client(file: Path, server: str, as_json: bool) -> None:
+    """Make a client's FILE: a pair of its own, and the broker's public key, by which it knows that broker again.
+
+    Make it where it is used: only the public key, which is printed, has to go to whoever keeps the access file.
+    """
+    from ....transport.wire.credentials import is_key, read_key_file
+
+    known = server if is_key(server) else read_key_file(server, ("public",))["public"]
+    public, secret = _pair()
+    _check_new(file)
+    said = "The keys of a ZSQ client, for --key-file, ZSQ_KEY_FILE or key_file=. Keep it secret."
+    _write(file, said, {"public": public, "secret": secret, "server": known})
+    if as_json:
+        tell({"file": str(file), "public": public, "server": known})
+    else:
+        click.echo(f'{file}: keep it secret. In the broker\'s access file, below [users.NAME]:\ncurve = ["{public}"]')
+
+
+@keys.command("token")
+@json_option
+def keys_token(as_json: bool) -> None:
+    """Make a token for HTTP and NSQ: on stdout the token, shown only now, on stderr the line for the access file."""
+    import secrets
+
+    from ....actors.security.access import token_hash
+
+    token = TOKEN_PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
+    if as_json:
+        tell({"token": token, "hash": token_hash(token)})
+        return
+    click.echo(token)
+    click.echo(f'In the broker\'s access file, below [users.NAME]:\ntokens = ["{token_hash(token)}"]', err=True)
+
+
+@keys.command("show")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@json_option
+def keys_show(file: Path, as_json: bool) -> None:
+    """Show the public keys in FILE, and no secret."""
+    from ....transport.errors import UsageError
+    from ....transport.wire.credentials import read_key_file
+
+    found = read_key_file(str(file), ("public",))
+    with contextlib.suppress(UsageError):  # only a client's has one
+        found |= read_key_file(str(file), ("server",))
+    if as_json:
+        tell(found)
+    else:
+        click.echo("\n".join(f"{name} = {value}" for name, value in found.items()))
+
+
+def _pair() -> tuple[str, str]:
+    import zmq
+
+    public, secret = zmq.curve_keypair()
+    return public.decode(), secret.decode()
+
+
+def _check_new(file: Path) -> None:
+    if os.path.lexists(file):
+        raise click.UsageError(f"{file} exists: keys are not written over others; choose another name, or remove it first")
+
+
+def _write(file: Path, said: str, found: Mapping[str, str], mode: int = 0o600) -> None:
+    lines = [f"# {said}", *(f'{name} = "{value}"' for name, value in found.items())]
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "w") as out:
+        out.write("\n".join(lines) + "\n")
+        out.flush()
+        os.fsync(out.fileno())

@@ -1,0 +1,62 @@
+// Settings of a channel or a topic as facts and as fields of a dialog, from the rows of the broker's table of settings.
+
+import { Wrong } from "../base/api.js";
+import { h } from "../base/dom.js";
+import { bytes, count, duration, parseBytes, parseDuration } from "../base/format.js";
+import { checkbox, field } from "./dialog.js";
+
+const whole = (text) => (/^\d+$/.test(text) ? Number(text) : null);
+const PARSE = { count: whole, seconds: parseDuration, bytes: parseBytes };
+const FORMAT = { count, seconds: duration, bytes };
+
+/** What a setting's value means, for people. */
+function shown(row, value) {
+  if (value === null || value === undefined) return "as the broker says";
+  if (row.kind === "flag") return value ? `yes: ${row.hint}` : row.none_label;
+  if (value === "" || value === row.no_bound) return row.none_label;
+  return row.choices[value] ?? FORMAT[row.kind]?.(value).text ?? value;
+}
+
+/** Pairs for a list of facts. */
+export const shownSettings = (rows, now) => rows.map((row) => [row.label, shown(row, now?.[row.name])]);
+
+/** A value as a text that reads back as the same value. */
+function editable(row, value) {
+  if (value === null || value === undefined) return "";
+  if (value === -1) return "none";
+  if (row.kind === "count" || !PARSE[row.kind]) return String(value);
+  const text = FORMAT[row.kind](value).text.replace(/[\u2009]/g, "");
+  return PARSE[row.kind](text) === value ? text : String(value);
+}
+
+function parsed(row, text) {
+  if (text === "") return null;
+  if (row.no_bound === -1 && (text === "none" || text === "never")) return -1;
+  const value = PARSE[row.kind] ? PARSE[row.kind](text) : text;
+  if (value === null) throw new Wrong(`“${text}” is not a value for “${row.label}”.`);
+  return value;
+}
+
+/** A field for a setting, and how it is read: `was` is what it says unless somebody changes it. */
+function input(row, value, empty) {
+  if (row.kind === "flag") {
+    const element = checkbox(`${row.label}: ${row.hint}`, value === true);
+    return { row, element, was: value === true, read: () => element.input.checked, sent: (checked) => checked };
+  }
+  if (row.kind === "choice") {
+    const list = h("select", { name: row.name }, Object.entries(row.choices).map(([one, text]) => h("option", { value: one, selected: one === value }, text)));
+    return { row, element: field(row.label, list, row.hint), was: list.value, read: () => list.value, sent: (text) => text };
+  }
+  const line = h("input", { name: row.name, autocomplete: "off", spellcheck: "false", placeholder: empty ?? shown(row, row.default) });
+  line.value = editable(row, value);
+  return { row, element: field(row.label, line, row.hint), was: line.value, read: () => line.value.trim(), sent: (text) => parsed(row, text) };
+}
+
+/** Fields for settings: their elements, and `changes()` for the body of a request; null takes a setting back. `empty`: what an empty field means. */
+export function settingsForm(rows, now, empty) {
+  const inputs = rows.map((row) => input(row, now?.[row.name], empty));
+  return {
+    elements: inputs.map((one) => one.element),
+    changes: () => Object.fromEntries(inputs.filter((one) => one.read() !== one.was).map((one) => [one.row.name, one.sent(one.read())])),
+  };
+}

@@ -1,0 +1,1 @@
+"""The checks of `zsq doctor`: this system, its disk, its network. One function a question."""

@@ -1,0 +1,206 @@
+"""The disk, as `zsq doctor` sees it: the data directory's state, its file system, what is free, and how long a sync takes."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from ...actors.supervisor.run_directory import IPC_PATH_BYTES_MAX
+from ...actors.supervisor.topics.registry import REGISTRY_NAME
+from ...actors.supervisor.topics.registry_format import decode
+from ...storage.errors import ForeignDirectory, Locked
+from ...storage.files import Files
+from ...storage.space import RESERVE_BYTES_MAX, RESERVE_SHARE
+from .system import ADVICE, OK, PROBLEM, CheckResult
+
+SYNCS: Final = 200
+SYNCS_S: Final = 3.0  # no longer than that, however slow
+SYNC_BYTES: Final = 4_096
+P99_SLOW_S: Final = 0.05
+P50_FAST_S: Final = 0.000_02  # no disk does that: it is memory, or a cache that does not say so
+FREE_SHARE: Final = 10  # a tenth
+MEMORY_SYSTEMS: Final = frozenset({"tmpfs", "ramfs"})
+NETWORK_SYSTEMS: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "lustre", "afs"})
+LAYER_SYSTEMS: Final = frozenset({"overlay", "aufs", "squashfs"})
+DANGEROUS: Final = frozenset({"nobarrier", "barrier=0", "nobarriers"})
+REGISTRY_BYTES_MAX: Final = 64 << 20
+
+
+class Mount(NamedTuple):
+    where: str
+    kind: str
+    options: frozenset[str]
+
+
+def there(path: Path) -> Path:
+    """The directory itself, or what of its path exists."""
+    path = path.absolute()
+    while not path.is_dir() and path != path.parent:
+        path = path.parent
+    return path
+
+
+def directory(data_dir: Path) -> Iterator[CheckResult]:
+    """Whether a broker could start on it, and what lies there."""
+    path = data_dir.absolute()
+    if not path.exists():
+        if path.parent.is_dir() and os.access(path.parent, os.W_OK | os.X_OK):
+            yield CheckResult(OK, "data directory", f"{path} is made by the first start")
+        else:
+            yield CheckResult(
+                PROBLEM,
+                "data directory",
+                f"{path} is not there, and cannot be made",
+                f"make {path.parent}, writable for who runs the broker",
+            )
+        return
+    if not path.is_dir() or not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        yield CheckResult(PROBLEM, "data directory", f"{path} cannot be read and written by this user", "chown it, or run as its owner")
+        return
+    if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        yield CheckResult(ADVICE, "data directory", f"{path} is open to other users", f"chmod 700 {path}")
+    if len(os.fsencode(path)) > IPC_PATH_BYTES_MAX - 21:
+        yield CheckResult(OK, "data directory", "its path is too long for sockets: they lie elsewhere, and run.json says where")
+    yield _content(path)
+
+
+def _content(path: Path) -> CheckResult:
+    names = set(os.listdir(path))
+    if REGISTRY_NAME not in names:
+        if not names - {"lock", "log", "lost+found"}:
+            return CheckResult(OK, "data directory", f"{path} is empty")
+        text = f"{path} is not empty, and has no {REGISTRY_NAME}"
+        return CheckResult(
+            PROBLEM, "data directory", text, "another directory; or, if it was one of zsq: zsq fsck DIR --repair, or zsq restore"
+        )
+    try:
+        content = decode((path / REGISTRY_NAME).read_bytes()[:REGISTRY_BYTES_MAX], str(path / REGISTRY_NAME))
+    except ForeignDirectory as error:
+        return CheckResult(PROBLEM, "data directory", str(error), f"zsq fsck {path} --repair, or zsq restore")
+    left = [name for name, row in content.topics.items() if row.state == "live" and not (path / "topics" / f"{row.number:06d}").is_dir()]
+    if left:
+        return CheckResult(
+            PROBLEM, "data directory", f"the directories of {', '.join(sorted(left)[:5])} are missing", "mount them, or zsq restore"
+        )
+    pid = holder(path)
+    held = f"process {pid} serves it" if pid else "no broker runs on it"
+    return CheckResult(OK, "data directory", f"{path}: {len(content.topics)} topics, {held}")
+
+
+def holder(path: Path) -> int:
+    """Who serves it; 0: nobody. It is only asked for, and given back at once."""
+    files = Files()
+    try:
+        lock = files.lock(str(path / "lock"), write=False)
+    except Locked as error:
+        return error.pid or -1
+    except OSError:
+        return 0
+    if lock >= 0:
+        files.close(lock)
+    return 0
+
+
+# The file system
+
+
+def mounts(text: str) -> list[Mount]:
+    """Of /proc/mounts; spaces stand there as \\040."""
+    found = []
+    for line in text.splitlines():
+        fields = line.split(" ")
+        if len(fields) >= 4:
+            found.append(Mount(fields[1].encode().decode("unicode_escape"), fields[2], frozenset(fields[3].split(","))))
+    return found
+
+
+def mount_of(path: str, found: Sequence[Mount]) -> Mount | None:
+    inside = [mount for mount in found if mount.where == "/" or path == mount.where or path.startswith(f"{mount.where.rstrip('/')}/")]
+    return max(enumerate(inside), key=lambda one: (len(one[1].where), one[0]))[1] if inside else None
+
+
+def file_system(data_dir: Path, table: str | None = None) -> Iterator[CheckResult]:
+    path = os.path.realpath(there(data_dir))
+    mount = mount_of(path, mounts(Path("/proc/mounts").read_text() if table is None else table))
+    if mount is None:
+        yield CheckResult(ADVICE, "file system", f"it is not known what {path} lies on", "look with `findmnt`")
+        return
+    text = f"{mount.kind} at {mount.where}"
+    if "ro" in mount.options:
+        yield CheckResult(PROBLEM, "file system", f"{text}, read-only", "mount it to be written")
+    elif mount.kind in MEMORY_SYSTEMS:
+        yield CheckResult(PROBLEM, "file system", f"{text}: all of it is gone with the machine", "a directory on a disk")
+    elif mount.kind in NETWORK_SYSTEMS or mount.kind.startswith("fuse"):
+        advice = "a local disk: locks, mapped files and syncs of a network's or user's file system may not hold what they promise"
+        yield CheckResult(ADVICE, "file system", text, advice)
+    elif mount.kind in LAYER_SYSTEMS:
+        yield CheckResult(ADVICE, "file system", f"{text}: a layer of a container, gone with it", "a volume")
+    elif unsafe := sorted(mount.options & DANGEROUS):
+        yield CheckResult(
+            PROBLEM,
+            "file system",
+            f"{text}, mounted with {', '.join(unsafe)}: a sync may return before the disk has it",
+            "mount it without",
+        )
+    else:
+        yield CheckResult(OK, "file system", text)
+
+
+def space(data_dir: Path) -> Iterator[CheckResult]:
+    path = there(data_dir)
+    found = os.statvfs(path)
+    free, total = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+    reserve = min(RESERVE_BYTES_MAX, total // RESERVE_SHARE)
+    text = f"{free / 2**30:,.1f} of {total / 2**30:,.1f} GiB free; publishing stops below {reserve / 2**30:,.2f} GiB"
+    if free <= reserve:
+        yield CheckResult(PROBLEM, "disk space", text, "make room: publishes are refused with E_DISK_FULL")
+    elif free < max(2 * reserve, total // FREE_SHARE):
+        yield CheckResult(ADVICE, "disk space", text, "make room, or bound topics: zsq topic set NAME --max-bytes, --keep-bytes")
+    else:
+        yield CheckResult(OK, "disk space", text)
+    if found.f_files and found.f_favail < 10_000:
+        yield CheckResult(
+            ADVICE, "disk space", f"only {found.f_favail:,} files can be made", "a file system with more inodes: a topic has some ten files"
+        )
+
+
+# Syncs
+
+
+def sync_times(path: Path, count: int = SYNCS) -> list[float]:
+    """Of small writes, each synced, in a file that is gone afterwards: as a broker does for each publisher that waits. Sorted."""
+    times: list[float] = []
+    deadline = time.monotonic() + SYNCS_S
+    with tempfile.TemporaryFile(dir=path, prefix=".zsq-doctor-") as file:
+        fd, data = file.fileno(), os.urandom(SYNC_BYTES)
+        for number in range(count):
+            began = time.perf_counter()
+            os.pwrite(fd, data, number * SYNC_BYTES)
+            os.fdatasync(fd)
+            times.append(time.perf_counter() - began)
+            if time.monotonic() > deadline:
+                break
+    return sorted(times)
+
+
+def syncs(data_dir: Path) -> Iterator[CheckResult]:
+    times = sync_times(there(data_dir))
+    p50, p99 = times[len(times) // 2], times[min(len(times) - 1, len(times) * 99 // 100)]
+    text = f"a small write with fdatasync takes {_ms(p50)} (p50), {_ms(p99)} (p99), of {len(times)}"
+    if p50 < P50_FAST_S:
+        advice = "does the disk lose what it has in memory when the power fails? (a RAM disk, a virtual disk with an unsafe cache)"
+        yield CheckResult(ADVICE, "sync latency", f"{text}: faster than disks are", advice)
+    elif p99 > P99_SLOW_S:
+        advice = "a faster disk; or publish many at a time (one sync is for all that wait), or --sync interval"
+        yield CheckResult(ADVICE, "sync latency", text, advice)
+    else:
+        yield CheckResult(OK, "sync latency", text)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.2f} ms"

@@ -1,0 +1,153 @@
+"""Ports and brokers, as `zsq doctor` sees them: whether one could listen, who does, and how a running broker is."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import socket
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from ... import __version__
+from ...storage.errors import REFUSED_TEXT
+from ...transport.client.blocking.client import Admin
+from ...transport.errors import ZsqError
+from .system import ADVICE, OK, PROBLEM, CheckResult
+
+RESTARTS_MANY: Final = 5
+
+
+def ports(places: Sequence[str], broker_pid: int) -> Iterator[CheckResult]:
+    """`places`: HOST:PORT, each. What the broker of this data directory (`broker_pid`, 0: none runs) holds is as it should be."""
+    free: list[str] = []
+    for place in places:
+        host, _, port = place.rpartition(":")
+        failure = _listen(host.strip("[]"), int(port))
+        if failure == 0:
+            free.append(place)
+        elif failure != errno.EADDRINUSE:
+            yield CheckResult(
+                PROBLEM,
+                "ports",
+                f"nobody can listen at {place}: {os.strerror(failure)}",
+                "another place: --listen, --nsq-listen, --http-listen",
+            )
+        else:
+            pids = owners(int(port))
+            if broker_pid and any(_is_below(pid, broker_pid) for pid in pids):
+                yield CheckResult(OK, "ports", f"{place}: the broker of this directory listens")
+                continue
+            who = ", ".join(f"{_name(pid)} (pid {pid})" for pid in sorted(pids)) or "another user's process, or one of another container"
+            yield CheckResult(ADVICE, "ports", f"{place} is taken: {who}", "end that one, or listen elsewhere")
+    if free:
+        yield CheckResult(OK, "ports", f"free: {', '.join(free)}")
+
+
+def _listen(host: str, port: int) -> int:
+    """The error number, 0 where it is free."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what is only closing down is in nobody's way
+            probe.bind((host, port))
+            probe.listen(1)
+    except OSError as error:
+        return error.errno or errno.EIO
+    return 0
+
+
+def owners(port: int, proc: Path = Path("/proc")) -> set[int]:
+    """Pids that listen there, as far as this user may see."""
+    inodes: set[str] = set()
+    for name in ("net/tcp", "net/tcp6"):
+        try:
+            lines = (proc / name).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            fields = line.split()
+            if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
+                inodes.add(fields[9])
+    found: set[int] = set()
+    for path in proc.iterdir() if inodes else ():
+        if path.name.isdecimal() and _holds(path / "fd", inodes):
+            found.add(int(path.name))
+    return found
+
+
+def _holds(folder: Path, inodes: set[str]) -> bool:
+    try:
+        for fd in folder.iterdir():
+            found = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(fd))
+            if found and found.group(1) in inodes:
+                return True
+    except OSError:
+        return False
+    return False
+
+
+def _is_below(pid: int, ancestor: int) -> bool:
+    """Whether it is that process, or one that it started (by way of others)."""
+    for _ in range(8):
+        if pid == ancestor:
+            return True
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            return False
+    return False
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return "a process"
+
+
+def broker(url: str, timeout_s: float, *, expected: bool) -> Iterator[CheckResult]:
+    """How the one that runs there is; `expected`: one should."""
+    try:
+        with Admin(url, timeout=timeout_s) as admin:
+            found = admin.stats()
+    except ZsqError as error:
+        level = PROBLEM if expected else OK
+        yield CheckResult(
+            level,
+            "broker",
+            f"none answers at {url}: {error.text}" if expected else "none runs",
+            "zsq serve; its log says why it ended" if expected else "",
+        )
+        return
+    yield from health(found)
+
+
+def health(found: dict[str, Any]) -> Iterator[CheckResult]:
+    """Of the answer to `stats`."""
+    actors = found.get("processes", ())
+    text = f"version {found['version']}, pid {found['pid']}: {len(found['topics'])} topics, {len(actors)} processes"
+    yield CheckResult(OK, "broker", text)
+    if found["version"] != __version__:
+        yield CheckResult(
+            ADVICE, "broker", f"it has version {found['version']}, and this is {__version__}", "restart it with what is installed"
+        )
+    if disk_full := (found.get("disk") or {}).get("full"):
+        yield CheckResult(PROBLEM, "broker", disk_full, "see docs/operations.md, A full disk")
+    for topic in found["topics"]:
+        if topic.get("health", "OK") != "OK" and not (disk_full and topic["health"] == REFUSED_TEXT):
+            yield CheckResult(
+                PROBLEM,
+                "broker",
+                f"topic {topic['topic_name']}: {topic['health']}",
+                "its log says more; see docs/operations.md, What to do",
+            )
+    for alarm in found.get("alarms", ()):
+        if disk_full and not alarm.get("topic"):
+            continue  # the alarm about the full disk
+        name = "/".join(filter(None, (alarm.get("topic"), alarm.get("channel"))))
+        yield CheckResult(ADVICE, "broker", " ".join(filter(None, ("alarm:", name, alarm.get("text")))), "zsq alarms")
+    restarted = sorted({actor["name"] for actor in actors if actor.get("restarts", 0) >= RESTARTS_MANY})
+    if restarted:
+        yield CheckResult(ADVICE, "broker", f"started again often: {', '.join(restarted[:5])}", "its log says why")

@@ -1,0 +1,226 @@
+"""What `zsq doctor` looks at, one function a question: this Python, its libraries, the limits of this user, memory, the clock.
+
+A finding is ok, advice (it works, and could be better or safer), or a problem (it does not work, or loses what it should keep). Each says
+what was seen; advice and problems say what to do. Nothing is changed. The disk is `disk.py`'s, ports and brokers `net.py`'s.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Final, NamedTuple
+
+OK: Final = "ok"
+ADVICE: Final = "advice"
+PROBLEM: Final = "problem"
+LEVELS: Final = (OK, ADVICE, PROBLEM)
+
+LIBZMQ_MIN: Final = (4, 3, 5)  # security fixes of CURVE and of the heartbeats that links rely on
+FILES_MIN: Final = 4_096
+FILES_WANTED: Final = 16_384  # a gateway of ten thousand connections, a supervisor of two thousand actors
+TASKS_WANTED: Final = 16_384
+PROCESSES_A_TOPIC: Final = 2
+TASKS_A_PROCESS: Final = 6  # threads: ZeroMQ's two, and a storage's own
+MEMORY_MIN: Final = 512 << 20
+ACTOR_BYTES: Final = 8 << 20  # private memory of an actor that does little, rounded up
+SHM_MIN: Final = 64 << 20  # an #ephemeral topic's bound
+YEAR_MIN: Final = 2024
+_NS: Final = 1_000_000_000
+
+
+class CheckResult(NamedTuple):
+    level: str
+    what: str
+    text: str
+    advice: str = ""
+
+
+Check = Callable[[], Iterator[CheckResult]]
+
+
+def examined(checks: Mapping[str, Check]) -> list[CheckResult]:
+    """All findings; a check that fails itself is one more, and the others go on."""
+    found: list[CheckResult] = []
+    for name, check in checks.items():
+        try:
+            found += check()
+        except Exception as error:  # a system that is unlike all that was thought of
+            found.append(CheckResult(ADVICE, name, f"could not be looked at: {error or type(error).__name__}", "look yourself"))
+    return found
+
+
+def worst(findings: list[CheckResult]) -> str:
+    return max((finding.level for finding in findings), key=LEVELS.index, default=OK)
+
+
+# This Python and its libraries
+
+
+def python() -> Iterator[CheckResult]:
+    version = sys.version.split()[0]
+    if sys.version_info < (3, 11, 1):  # an environment may be older than the package allows
+        yield CheckResult(PROBLEM, "python", f"{version} ({sys.executable})", "3.11.1 or later is needed")
+    else:
+        yield CheckResult(OK, "python", f"{version} ({sys.executable})")
+
+
+def libzmq() -> Iterator[CheckResult]:
+    import zmq
+
+    version = zmq.zmq_version_info()
+    text = f"{zmq.zmq_version()}, pyzmq {zmq.__version__}"
+    if version < LIBZMQ_MIN:
+        wanted = ".".join(map(str, LIBZMQ_MIN))
+        yield CheckResult(
+            PROBLEM, "libzmq", text, f"{wanted} or later is needed: install pyzmq's own wheel (pip install --force-reinstall pyzmq)"
+        )
+    elif missing := [name for name in ("ipc", "curve") if not zmq.has(name)]:
+        advice = "install pyzmq's own wheel; without ipc no broker runs, without curve none is safe in a network"
+        yield CheckResult(PROBLEM if "ipc" in missing else ADVICE, "libzmq", f"{text}, without {', '.join(missing)}", advice)
+    else:
+        yield CheckResult(OK, "libzmq", text)
+
+
+DEVELOPERS: Final = frozenset({"test", "lint"})  # extras that no broker needs
+
+
+def libraries() -> Iterator[CheckResult]:
+    """What the package requires, and what is there."""
+    there: list[str] = []
+    for line in metadata.requires("zsq") or ():
+        requirement, _, marker = line.partition(";")
+        name = re.split(r"[<>=!~ \[]", requirement.strip())[0]
+        extra = re.search(r"extra\s*==\s*['\"](\w+)", marker)
+        if extra is not None and extra[1] in DEVELOPERS:
+            continue
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            if extra is None:
+                yield CheckResult(PROBLEM, "libraries", f"{name} is missing", "pip install zsq again")
+            continue
+        if not satisfies(version, requirement):
+            level = PROBLEM if extra is None else ADVICE
+            yield CheckResult(
+                level,
+                "libraries",
+                f"{name} {version} is there, and {requirement.strip()} is needed",
+                f"pip install '{requirement.strip()}'",
+            )
+        elif extra is None and name != "pyzmq":
+            there.append(f"{name} {version}")
+    yield CheckResult(OK, "libraries", ", ".join(there))
+    for extra_name, module, what in (
+        ("http", "starlette", "the HTTP API and the console"),
+        ("nsq", "cramjam", "snappy for NSQ's clients"),
+        ("nsq", "google-re2", "permissions by NSQ's auth servers"),
+    ):
+        try:
+            metadata.version(module)
+        except metadata.PackageNotFoundError:
+            yield CheckResult(ADVICE, "libraries", f"{what} cannot be served", f"pip install 'zsq[{extra_name}]', if that is wanted")
+
+
+def satisfies(version: str, requirement: str) -> bool:
+    """For bounds as they stand in our own metadata: >=, <, ==, by numbers."""
+    found = _numbers(version)
+    for sign, bound in re.findall(r"(>=|<=|==|<|>)\s*([0-9][0-9.]*)", requirement):
+        wanted = _numbers(bound)
+        if not {">=": found >= wanted, "<=": found <= wanted, "==": found == wanted, "<": found < wanted, ">": found > wanted}[sign]:
+            return False
+    return True
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    found = [int(part) for part in re.findall(r"\d+", version.partition("+")[0])][:4]
+    while found and not found[-1]:
+        found.pop()
+    return tuple(found)
+
+
+# Limits of this user
+
+
+def open_files() -> Iterator[CheckResult]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = 1 << 20 if hard == resource.RLIM_INFINITY else hard
+    text = f"{soft:,}, and `zsq serve` raises that to {most:,}"
+    advice = "LimitNOFILE=65536 in the unit, or a line `USER hard nofile 65536` in /etc/security/limits.conf"
+    yield CheckResult(
+        PROBLEM if most < FILES_MIN else ADVICE if most < FILES_WANTED else OK, "open files", text, "" if most >= FILES_WANTED else advice
+    )
+
+
+def processes(root: Path = Path("/")) -> Iterator[CheckResult]:
+    """Threads count as processes here."""
+    bounds: dict[str, int] = {}
+    hard = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    if hard != resource.RLIM_INFINITY:
+        bounds["ulimit -u"] = hard
+    for name, path in (
+        ("pid_max", "proc/sys/kernel/pid_max"),
+        ("threads-max", "proc/sys/kernel/threads-max"),
+        ("the cgroup's pids.max", "sys/fs/cgroup/pids.max"),
+    ):
+        text = _read(root / path)
+        if text.isdecimal():
+            bounds[name] = int(text)
+    if not bounds:
+        yield CheckResult(OK, "processes", "no limit is set")
+        return
+    name, most = min(bounds.items(), key=lambda bound: bound[1])
+    topics = most // (PROCESSES_A_TOPIC * TASKS_A_PROCESS)
+    text = f"{most:,} processes and threads ({name}): room for some {topics:,} topics, or as many pairs of channels"
+    if most < TASKS_WANTED:
+        yield CheckResult(
+            ADVICE, "processes", text, "TasksMax=infinity and LimitNPROC= in the unit, ulimit -u, or --pids-limit of the container"
+        )
+    else:
+        yield CheckResult(OK, "processes", text)
+
+
+# Memory and clock
+
+
+def memory(root: Path = Path("/")) -> Iterator[CheckResult]:
+    found = dict(re.findall(r"^(\w+):\s+(\d+) kB$", _read(root / "proc/meminfo"), re.MULTILINE))
+    free = int(found.get("MemAvailable", 0)) << 10
+    bound = _read(root / "sys/fs/cgroup/memory.max")
+    free = min(free, int(bound)) if bound.isdecimal() else free
+    text = f"{free >> 20:,} MiB available: enough for {free // ACTOR_BYTES:,} actors (two a topic, one a channel), page cache not counted"
+    yield CheckResult(
+        OK if free >= MEMORY_MIN else ADVICE, "memory", text, "" if free >= MEMORY_MIN else "give it more: 1 GiB is a good beginning"
+    )
+    if _read(root / "proc/sys/vm/overcommit_memory") == "2":
+        advice = "sysctl vm.overcommit_memory=0: each process maps its files, and most of that is never memory"
+        yield CheckResult(ADVICE, "memory", "the system promises no more memory than it has (vm.overcommit_memory is 2)", advice)
+
+
+def clock() -> Iterator[CheckResult]:
+    year = time.gmtime().tm_year
+    now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    if year < YEAR_MIN:
+        yield CheckResult(PROBLEM, "clock", f"it says {now}", "set it before the first start: times of messages and delays go by it")
+    elif _unsynchronised():
+        advice = "run chrony or systemd-timesyncd: ages, delays and times of messages go by it"
+        yield CheckResult(ADVICE, "clock", f"{now}, and the kernel does not know of any time server", advice)
+    else:
+        yield CheckResult(OK, "clock", now)
+
+
+def _unsynchronised() -> bool:
+    """adjtimex(2) answers TIME_ERROR; it only reads where its first field is 0."""
+    return bool(ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512)) == 5)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

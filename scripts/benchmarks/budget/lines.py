@@ -1,0 +1,163 @@
+"""The lines of the table: what was measured, the budget, and whether it is met; pure.
+
+A line's values are one of each round; where a budget is a ratio, the ratio was taken within each round, so that what the machine does
+meanwhile strikes both sides alike. A line without values was not compared, and says why. One without a budget is there to be read.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from ..harness.report import Report
+
+TIMES: Final = "times"
+
+
+class Verdict(StrEnum):
+    MET = "met"
+    UNMET = "unmet"
+    NOT_COMPARED = "not compared"
+    NO_BUDGET = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What a median must reach (`at_least`), or must not pass."""
+
+    bound: float
+    at_least: bool = True
+
+    def met(self, value: float) -> bool:
+        return value >= self.bound if self.at_least else value <= self.bound
+
+    def text(self, unit: str) -> str:
+        return f"{'at least' if self.at_least else 'at most'} {number(self.bound)} {unit}"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a group; `why`: the reason for no values."""
+
+    group: str
+    what: str
+    unit: str
+    values: tuple[float, ...]
+    goal: Goal | None = None
+    why: str = ""
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+    @property
+    def verdict(self) -> Verdict:
+        if not self.values:
+            return Verdict.NOT_COMPARED
+        if self.goal is None:
+            return Verdict.NO_BUDGET
+        return Verdict.MET if self.goal.met(self.median) else Verdict.UNMET
+
+    @property
+    def measured(self) -> str:
+        """The median, and the least and the most where there was more than one round."""
+        if not self.values:
+            return self.why
+        if len(self.values) == 1:
+            return f"{number(self.median)} {self.unit}"
+        return f"{number(self.median)} {self.unit} ({number(min(self.values))} to {number(max(self.values))})"
+
+    @property
+    def budget(self) -> str:
+        return "" if self.goal is None else self.goal.text(self.unit)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "group": self.group,
+            "what": self.what,
+            "unit": self.unit,
+            "values": list(self.values),
+            "median": self.median if self.values else None,
+            "budget": None if self.goal is None else {"bound": self.goal.bound, "at_least": self.goal.at_least},
+            "verdict": str(self.verdict),
+            "why": self.why,
+        }
+
+
+def number(value: float) -> str:
+    """Three digits that count; thousands apart from 1,000 on."""
+    if value == 0:
+        return "0"
+    if abs(value) >= 1000:
+        digits = len(str(int(abs(value)))) - 3
+        return f"{round(value, -digits):,.0f}"
+    return f"{value:.3g}"
+
+
+def by_round(values: Sequence[float], rounds: int) -> list[float]:
+    """One value a round, where each round measured as often as any other: the median of its own."""
+    count, rest = divmod(len(values), rounds)
+    if rest or not count:
+        raise ValueError(f"{len(values)} values are not those of {rounds} rounds")
+    return [statistics.median(values[first : first + count]) for first in range(0, len(values), count)]
+
+
+def ratios(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, ...]:
+    """Of each round; rounds are as many as the shorter one has values."""
+    rounds = min(len(ours), len(theirs))
+    return tuple(one / other for one, other in zip(by_round(ours, rounds), by_round(theirs, rounds), strict=True))
+
+
+class Lines:
+    """Collects the lines of one group, mostly out of the report of a benchmark."""
+
+    def __init__(self, group: str) -> None:
+        self.group = group
+        self.found: list[Line] = []
+
+    def add(self, what: str, unit: str, values: Iterable[float], goal: Goal | None = None, why: str = "not measured") -> None:
+        values = tuple(values)
+        self.found.append(Line(self.group, what, unit, values, goal, "" if values else why))
+
+    def of(self, report: Report, what: str, measure: str, goal: Goal | None = None, unit: str = "") -> None:
+        """What the report has under that name, as it is; `unit`: where the report's own is not said so that people would."""
+        found = report.measures[measure]
+        self.add(what, unit or found.unit, found.values, goal)
+
+    def ratio(self, report: Report, what: str, ours: str, theirs: str, goal: Goal | None = None, why: str = "") -> None:
+        """One measure by another; `why`: where the other is not there, the reason for it."""
+        other = report.measures.get(theirs)
+        values = () if other is None else ratios(report.measures[ours].values, other.values)
+        self.add(what, TIMES, values, goal, why)
+
+
+def tally(lines: Iterable[Line]) -> str:
+    """How many are met, as a sentence."""
+    verdicts = [line.verdict for line in lines if line.goal is not None]
+    count = {verdict: verdicts.count(verdict) for verdict in (Verdict.MET, Verdict.UNMET, Verdict.NOT_COMPARED)}
+    return f"{len(verdicts)} budgets: {', '.join(f'{size} {verdict}' for verdict, size in count.items())}."
+
+
+def markdown(lines: Sequence[Line], about: Mapping[str, str], notes: Sequence[str]) -> str:
+    """A list of what it was measured on, the table, and the notes."""
+    rows = ["| | measured | budget | |", "|---|---|---|---|"]
+    group = ""
+    for line in lines:
+        if line.group != group:
+            group = line.group
+            rows.append(f"| **{_cell(group)}** | | | |")
+        verdict = f"**{line.verdict}**" if line.verdict is Verdict.UNMET else str(line.verdict)
+        rows.append(f"| {_cell(line.what)} | {_cell(line.measured)} | {_cell(line.budget)} | {verdict} |")
+    head = [f"- {name}: {_plain(value)}" for name, value in about.items()]
+    return "\n".join([*head, "", *rows, "", tally(lines), *(["", *(f"- {_plain(note)}" for note in notes)] if notes else [])]) + "\n"
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _cell(text: str) -> str:
+    return _plain(text).replace("|", "\\|")

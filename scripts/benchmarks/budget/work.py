@@ -1,0 +1,54 @@
+"""How much of each thing is measured, and the broker of a group's own that it is measured on."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from local_setup.broker import LocalBroker, temporary_broker
+
+from ..harness.report import Report
+from .lines import Lines
+
+SECONDS_MIN: Final = 0.3
+LONE: Final = ("--no-listen",)
+GATES: Final = (*LONE, "--no-http", "--no-nsq")
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """`scale`: of the loads, 1 is what the table is made with; `waiting`: messages of the backlog; `folder`: where brokers live."""
+
+    folder: Path | None
+    rounds: int
+    scale: float = 1.0
+    waiting: int = 10_000_000
+
+    def count(self, full: int, step: int = 1000) -> int:
+        """So many messages, scaled, in whole steps."""
+        return max(step, int(full * self.scale) // step * step)
+
+    def seconds(self, full: float) -> float:
+        return max(SECONDS_MIN, full * self.scale)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a group has to say."""
+
+    lines: Lines
+    report: Report
+
+
+@contextlib.contextmanager
+def group(work: Work, name: str, *options: str) -> Iterator[tuple[LocalBroker, Found]]:
+    """A broker for this group alone, so that no group pays for what another left."""
+    with temporary_broker(*(options or GATES), prefix="zsq-bench-", under=work.folder) as broker:
+        yield broker, found(name)
+
+
+def found(name: str) -> Found:
+    return Found(Lines(name), Report(name, {}, {}))

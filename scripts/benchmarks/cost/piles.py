@@ -1,0 +1,96 @@
+"""The sweeps over what lies in a topic: messages that wait behind a slow channel, and messages that are not due yet."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from local_setup.broker import LocalBroker
+from zsq.transport.client.blocking.client import Admin, Producer
+
+from ..harness.crew import Crew
+from ..harness.loads import WAIT_S, Shape, consume, publish
+from ..measures.backlog import private_memory
+from .plot import Axis, Plot
+from .sweeps import AT_ONCE, RATE_LINEAR, SIZE, Load
+
+FIRST: Final = 10_000
+BLOCK: Final = 10_000
+TOPIC: Final = "pile"
+LIVE: Final = "live"
+SLOW: Final = "slow"
+DELAY_S: Final = 86_400.0
+MEMORY: Final = Axis("MB of its own that the process has", "MB", log=False)
+KINDS: Final = {f"storage {TOPIC}": "storage", f"topic {TOPIC}": "topic", f"channel {TOPIC}/{SLOW}": "the slow channel"}
+
+
+def steps(most: int) -> tuple[int, ...]:
+    """None, 10 thousand, and ten times as many until there are `most`."""
+    found = [0]
+    count = FIRST
+    while count < most:
+        found.append(count)
+        count *= 10
+    return (*found, most)
+
+
+def backlog(load: Load) -> list[Plot]:
+    """One topic, which gets more and more; what a load leaves behind the slow channel is passed by before the next."""
+    where = Axis("messages waiting", "waiting")
+    rates = Plot("backlog", "Messages waiting behind a slow channel", where, RATE_LINEAR)
+    memory = Plot("backlog-memory", "Memory, with messages waiting behind a slow channel", where, MEMORY)
+    shape = Shape(load.count(600_000, 1000), SIZE, 1000)
+    for _ in range(load.rounds):
+        with load.broker() as broker, Admin(broker.url) as admin:
+            admin.create_channel(TOPIC, SLOW)
+            admin.create_channel(TOPIC, LIVE)
+            _through(broker, shape)  # what a process keeps after its first load is not of the backlog
+            for count in steps(load.waiting):
+                admin.empty(TOPIC, SLOW)
+                _fill(broker, count)
+                admin.empty(TOPIC, LIVE)
+                sizes = private_memory(broker)
+                for name, kind in KINDS.items():
+                    if name in sizes:
+                        memory.add(kind, count, sizes[name] / 1e6)
+                rates.add(AT_ONCE, count, _through(broker, shape))
+    return [rates, memory]
+
+
+def _through(broker: LocalBroker, shape: Shape) -> float:
+    with Crew() as crew:
+        crew.add(consume, broker.url, TOPIC, LIVE, shape, shape.messages + 1)
+        crew.add(publish, broker.url, TOPIC, shape)
+        begin = crew.go()
+        return shape.messages / (max(crew.ends()) - begin)
+
+
+def _fill(broker: LocalBroker, count: int, delay: float | None = None) -> float:
+    """So many messages of 20 bytes; seconds that it took."""
+    bodies = [b"%020d" % number for number in range(BLOCK)]
+    begin = time.monotonic()
+    with Producer(broker.url) as producer:
+        for first in range(0, count, BLOCK):
+            producer.publish_many(TOPIC, bodies[: min(BLOCK, count - first)], wait=False, delay=delay)
+        producer.flush(WAIT_S)
+    return time.monotonic() - begin
+
+
+def delayed(load: Load) -> list[Plot]:
+    where = Axis("delayed messages that are not due", "delayed")
+    plot = Plot("delayed", "Delayed messages waiting", where, RATE_LINEAR)
+    shape = Shape(load.count(600_000, 1000), SIZE, 1000)
+    for _ in range(load.rounds):
+        with load.broker() as broker, Admin(broker.url) as admin:
+            admin.create_channel(TOPIC, LIVE)
+            _through(broker, shape)
+            there = 0
+            for count in steps(load.delayed):
+                if count:
+                    plot.add("delayed ones stored, blocks of 10,000", count, (count - there) / _fill(broker, count - there, DELAY_S))
+                there = count
+                plot.add(AT_ONCE, count, _through(broker, shape))
+            found = admin.delayed_count(TOPIC)
+            if found["messages"] != there:
+                raise ValueError(f"{there:,} messages were delayed, the broker counts {found['messages']:,}")
+    return [plot]

@@ -1,0 +1,230 @@
+"""The command line of the benchmarks."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from rich.console import Console
+
+from local_setup.broker import BrokerFailed, LocalBroker, temporary_broker
+from zsq.transport.errors import ZsqError
+
+from .budget.command import every
+from .cost.command import scaling
+from .harness import machine
+from .harness.crew import MemberFailed
+from .harness.loads import Shape
+from .harness.report import Report
+from .measures import single, throughput
+from .measures.backlog import backlog as measure_backlog
+from .measures.channels import channels as measure_channels
+from .measures.console import console as measure_console
+from .measures.hops import hops as measure_hops
+from .measures.nsq import BLOCK as NSQ_BLOCK
+from .measures.nsq import Load as NsqLoad
+from .measures.nsq import nsq as measure_nsq
+from .measures.storage import storage
+from .peers.nsq_peers import free_port
+
+DURABLE: Final = {
+    "always": "answered after fdatasync",
+    "interval": "answered after the write, synced by time",
+    "never": "answered after the write",
+}
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+def bench() -> None:
+    """Measure ZSQ on this machine, on a broker of its own in a temporary directory that is removed afterwards.
+
+    Numbers are medians of interleaved rounds. Compare the ratios to the limits of the same run, not numbers of two machines.
+    """
+
+
+def _common(command: Callable[..., None]) -> Callable[..., None]:
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="JSON in place of the table."),
+        click.option("--folder", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Where the data directory is made."),
+        click.option("--sync", type=click.Choice(list(DURABLE)), default="always"),
+        click.option("--rounds", type=click.IntRange(1, 50), default=3),
+        click.option("--size", type=click.IntRange(20, 1 << 20), default=200, help="Bytes of a body."),
+    ):
+        command = option(command)
+    return command
+
+
+def _run(
+    title: str,
+    settings: dict[str, Any],
+    common: dict[str, Any],
+    measure: Callable[[LocalBroker, Report], None],
+    nsq_port: int = 0,
+    http_port: int = 0,
+) -> None:
+    """Start a broker, measure, print; exit code 1 with one line if something failed. Ports: of an NSQ or HTTP gateway, if wanted."""
+    http = ("--http-listen", f"127.0.0.1:{http_port}") if http_port else ("--no-http",)
+    nsq = ("--nsq-listen", f"127.0.0.1:{nsq_port}") if nsq_port else ("--no-nsq",)
+    options = ("--no-listen", *http, *nsq, "--sync", common["sync"])
+    console = Console() if sys.stdout.isatty() else Console(width=160)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that it cleans up as on Ctrl-C
+    try:
+        with temporary_broker(*options, prefix="zsq-bench-", under=common["folder"]) as broker:
+            durable = {"durability": f"{common['sync']}, {DURABLE[common['sync']]}", "rounds": common["rounds"]}
+            report = Report(title, settings | durable, machine.describe(broker.folder))
+            measure(broker, report)
+    except (BrokerFailed, MemberFailed, ZsqError, OSError) as error:
+        sys.exit(f"bench: {error}")
+    except KeyboardInterrupt:
+        sys.exit("bench: interrupted")
+    if report.machine["nats-server"] != "not found":
+        report.notes.append("nats-server is here, but compared nowhere: no budget names it")
+    if common["as_json"]:
+        click.echo(report.as_json())
+    else:
+        report.show(console)
+
+
+def _throughput(name: str, help_text: str, measure: Callable[[LocalBroker, Report, Shape, int], None], messages: int) -> None:
+    @bench.command(name, help=help_text)
+    @click.option("--messages", type=click.IntRange(1, 50_000_000), default=messages, help="Of each round.")
+    @click.option("--batch", type=click.IntRange(1, 10_000), default=1000, help="Messages in a block.")
+    @click.option("--single", is_flag=True, help="A call for each message: publish() with lingering, and each finished by itself.")
+    @_common
+    def run(messages: int, batch: int, single: bool, size: int, rounds: int, **common: Any) -> None:
+        shape = Shape(messages, size, batch, single)
+        how = "one by one" if single else "by batch"
+        settings = {"messages": f"{messages:,}", "body": f"{size} B", "block": f"{batch:,} messages", "calls": how}
+        _run(name, settings, common | {"rounds": rounds}, lambda broker, report: measure(broker, report, shape, rounds))
+
+
+_throughput("e2e", "One producer and one consumer at once.", throughput.e2e, 1_000_000)
+_throughput("publish", "One producer alone.", throughput.publish_alone, 1_000_000)
+_throughput("consume", "One consumer on a backlog.", throughput.consume_alone, 1_000_000)
+_throughput("storage", "The log alone and a producer, beside writev + fdatasync; bytes written for each byte stored.", storage, 500_000)
+_throughput("fanout", "Four channels on one topic, a consumer each.", throughput.fanout, 500_000)
+
+
+@bench.command()
+@click.option("--seconds", type=click.FloatRange(0.1, 600), default=5.0, help="Of each round.")
+@click.option("--rate", type=click.FloatRange(1, 100_000), default=500.0, help="Messages a second.")
+@_common
+def latency(seconds: float, rate: float, size: int, rounds: int, **common: Any) -> None:
+    """One message after another: from publish() to the handler."""
+    settings = {"rate": f"{rate:,.0f} a second", "seconds": seconds, "body": f"{size} B", "block": "1 message"}
+    measure = lambda broker, report: single.latency(broker, report, size, seconds, rate, rounds)  # noqa: E731
+    _run("latency", settings, common | {"rounds": rounds}, measure)
+
+
+@bench.command()
+@click.option("--seconds", type=click.FloatRange(0.1, 600), default=4.0, help="Of each round.")
+@click.option("--count", type=click.IntRange(2, 1000), default=64, help="Producers.")
+@_common
+def clients(seconds: float, count: int, size: int, rounds: int, **common: Any) -> None:
+    """Many producers that publish a message at a time and wait for it."""
+    settings = {"clients": count, "processes": single.CLIENT_PROCESSES, "seconds": seconds, "body": f"{size} B", "block": "1 message"}
+    measure = lambda broker, report: single.clients(broker, report, size, seconds, count, rounds)  # noqa: E731
+    _run("clients", settings, common | {"rounds": rounds}, measure)
+
+
+@bench.command()
+@click.option("--count", type=click.IntRange(1, 1000), default=single.CHANNELS, help="Channels.")
+@_common
+def processes(count: int, size: int, rounds: int, **common: Any) -> None:
+    """What a channel costs: time to create it, memory of its process."""
+    _run(
+        "processes",
+        {"channels": count},
+        common | {"rounds": rounds},
+        lambda broker, report: single.processes(broker, report, count, rounds),
+    )
+
+
+@bench.command()
+@click.option("--count", type=click.IntRange(1, 1000), default=1000)
+@_common
+def channels(count: int, size: int, rounds: int, **common: Any) -> None:
+    """Many channels on one topic, idle: creating them, a producer with them behind it, expiries, a stop and a start."""
+    settings = {"channels": f"{count:,}", "body": f"{size} B", "block": "100 messages"}
+    measure = lambda broker, report: measure_channels(broker, report, size, count, rounds)  # noqa: E731
+    _run("channels", settings, common | {"rounds": rounds}, measure)
+
+
+@bench.command()
+@click.option(
+    "--waiting", type=click.IntRange(100_000, 1_000_000_000), default=10_000_000, help="Messages of 20 bytes behind the slow channel."
+)
+@click.option("--messages", type=click.IntRange(10_000, 50_000_000), default=1_000_000, help="Of each round.")
+@_common
+def backlog(waiting: int, messages: int, size: int, rounds: int, **common: Any) -> None:
+    """Rates and memory with an empty and a huge backlog, and a start after kill -9 with all of it waiting and a full last chunk."""
+    shape = Shape(messages, size, 1000)
+    settings = {"waiting": f"{waiting:,}", "messages": f"{messages:,}", "body": f"{size} B", "block": "1,000 messages"}
+    measure = lambda broker, report: measure_backlog(broker, report, waiting, shape, rounds)  # noqa: E731
+    _run("backlog", settings, common | {"rounds": rounds}, measure)
+
+
+@bench.command()
+@click.option("--rows", type=click.IntRange(10_000, 50_000_000), default=2_000_000, help="Of each round, at each size.")
+@click.option("--sizes", default="200,1024", help="Bytes of a value, separated by commas.")
+@_common
+def spark(rows: int, sizes: str, size: int, rounds: int, **common: Any) -> None:
+    """Spark's sink and source, beside an Arrow sink that throws away and a reader of prebuilt Arrow batches; micro-batches."""
+    from .measures.spark import spark as measure  # Spark is an extra
+
+    wanted = tuple(int(number) for number in sizes.split(","))
+    settings = {"rows": f"{rows:,}", "values": f"{sizes} B"}
+    _run("spark", settings, common | {"rounds": rounds}, lambda broker, report: measure(broker, report, rows, wanted, rounds))
+
+
+@bench.command()
+@click.option("--messages", type=click.IntRange(NSQ_BLOCK, 5_000_000), default=400_000, help="Of each round, by MPUB and to a consumer.")
+@click.option("--connections", type=click.IntRange(2, 1000), default=64, help="That publish a message at a time.")
+@click.option("--seconds", type=click.FloatRange(0.1, 600), default=4.0, help="For those, in each round.")
+@_common
+def nsq(messages: int, connections: int, seconds: float, size: int, rounds: int, **common: Any) -> None:
+    """NSQ's protocol: MPUBs, a consumer with a FIN for each message, single PUBs of many and of one; beside nsqd if it is here."""
+    load = NsqLoad(messages // NSQ_BLOCK * NSQ_BLOCK, size, connections, seconds)
+    port = free_port()
+    settings = {"messages": f"{load.messages:,}", "body": f"{size} B", "seconds of single PUBs": seconds}
+    measure = lambda broker, report: measure_nsq(broker, report, port, load, rounds)  # noqa: E731
+    _run("nsq", settings, common | {"rounds": rounds}, measure, port)
+
+
+@bench.command()
+@click.option("--topics", type=click.IntRange(1, 1000), default=100)
+@click.option("--channels", type=click.IntRange(1, 5000), default=1000, help="Of all topics together.")
+@click.option("--seconds", type=click.FloatRange(1, 600), default=10.0, help="For each figure.")
+@_common
+def console(topics: int, channels: int, seconds: float, size: int, rounds: int, **common: Any) -> None:
+    """What a console costs that is open: its first data, and processor time of the whole broker, with and without it."""
+    port = free_port()
+    settings = {"topics": topics, "channels": f"{channels:,}", "seconds": seconds}
+    measure = lambda broker, report: measure_console(broker, report, port, topics, channels, seconds, rounds)  # noqa: E731
+    _run("console", settings, common | {"rounds": rounds}, measure, http_port=port)
+
+
+@bench.command()
+@click.option(
+    "--messages", type=click.IntRange(1000, 50_000_000), default=1_000_000, help="Of each round, or 10,000 blocks if that is less."
+)
+@click.option("--blocks", default="1000,200,1", help="Messages in a block, separated by commas.")
+@_common
+def hops(messages: int, blocks: str, size: int, rounds: int, **common: Any) -> None:
+    """Where the time goes: processor time and waits of each process for each block, with one producer and one consumer at once."""
+    wanted = tuple(int(number) for number in blocks.split(","))
+    settings = {"messages": f"{messages:,}", "body": f"{size} B", "blocks": blocks}
+    measure = lambda broker, report: measure_hops(broker, report, messages, size, wanted, rounds)  # noqa: E731
+    _run("hops", settings, common | {"rounds": rounds}, measure)
+
+
+bench.add_command(every)
+bench.add_command(scaling)
+
+
+def main() -> None:
+    bench(prog_name="bench")

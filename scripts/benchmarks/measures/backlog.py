@@ -1,0 +1,129 @@
+"""Behind a slow channel: rates and memory with nothing waiting and with very much, and a start after everything was killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Final
+
+from local_setup.broker import LocalBroker, serve_again
+from zsq.transport.client.blocking.client import Admin, Consumer, Producer
+
+from ..harness.crew import Crew
+from ..harness.loads import WAIT_S, Shape, Start, consume, publish
+from ..harness.report import Report
+
+RATE: Final = "messages/s"
+EMPTY: Final = "empty"
+FULL: Final = "full"
+SLOW: Final = "slow"
+LIVE: Final = "live"
+BLOCK: Final = 10_000
+MIB: Final = 1 << 20
+
+
+def backlog(broker: LocalBroker, report: Report, waiting: int, shape: Shape, rounds: int) -> None:
+    """Two topics alike, but that in one of them everything waits for a channel that reads nothing; they are measured in turns."""
+    with Admin(broker.url) as admin:
+        for topic in (EMPTY, FULL):
+            admin.create_channel(topic, SLOW)
+            admin.create_channel(topic, LIVE)
+    with Crew() as crew:  # the oldest of the backlog are of the shape that is measured
+        crew.add(publish, broker.url, FULL, Shape(shape.messages * rounds, shape.size, shape.block))
+        crew.go()
+        crew.results()
+    memory = private_memory(broker)
+    _fill(broker, report, waiting)
+    grown = {name: size - memory[name] for name, size in private_memory(broker).items() if name in memory}
+    worst = max(grown, key=lambda name: grown[name])
+    report.add(f"growth of the process that grew most ({worst})", "MiB", grown[worst] / MIB)
+    for number in range(rounds):
+        for topic in (EMPTY, FULL) if number % 2 else (FULL, EMPTY):
+            _rates(broker, report, shape, topic)
+    for kind in ("publish and consume", "publish", "consume the oldest"):
+        ratio = report.measures[f"{kind}, {FULL}"].median / report.measures[f"{kind}, {EMPTY}"].median
+        report.add(f"{kind}: full by empty", "ratio", ratio)
+    _restart(broker, report)
+
+
+def _rates(broker: LocalBroker, report: Report, shape: Shape, topic: str) -> None:
+    with Crew() as crew:
+        crew.add(consume, broker.url, topic, LIVE, shape, shape.messages + 1)
+        crew.add(publish, broker.url, topic, shape)
+        begin = crew.go()
+        report.add(f"publish and consume, {topic}", RATE, shape.messages / (max(crew.ends()) - begin))
+    with Crew() as crew:
+        crew.add(publish, broker.url, topic, shape)
+        begin = crew.go()
+        report.add(f"publish, {topic}", RATE, shape.messages / (crew.ends()[0] - begin))
+    with Admin(broker.url) as admin:
+        admin.empty(topic, LIVE)
+    with Crew() as crew:
+        crew.add(_drain, broker.url, topic, SLOW, shape.messages)
+        begin = crew.go()
+        report.add(f"consume the oldest, {topic}", RATE, shape.messages / (crew.ends()[0] - begin))
+
+
+def _drain(start: Start, url: str, topic: str, channel: str, count: int) -> float:
+    """Finish at least so many messages."""
+    seen = 0
+    deadline = time.monotonic() + WAIT_S
+    with Consumer(topic, channel, url=url, ready=20_000) as consumer:
+        start()
+        while seen < count and time.monotonic() < deadline:
+            batch = consumer.receive_batch(timeout=1.0)
+            if batch is not None:
+                seen += len(batch)
+                batch.finish()
+        consumer.flush()
+    if seen < count:
+        raise ValueError(f"{seen:,} of {count:,} messages came in {WAIT_S:.0f} s")
+    return time.monotonic()
+
+
+def _fill(broker: LocalBroker, report: Report, waiting: int) -> None:
+    """So many messages of 20 bytes, and then until the last chunk is nearly full."""
+    bodies = [b"%020d" % number for number in range(BLOCK)]
+    begin = time.monotonic()
+    with Producer(broker.url) as producer:
+        for _ in range(waiting // BLOCK):
+            producer.publish_many(FULL, bodies, wait=False)
+        producer.flush(WAIT_S)
+        report.add("filling", RATE, waiting / (time.monotonic() - begin))
+        while _last_chunk(broker.data_dir) < 240 * MIB:
+            producer.publish_many(FULL, bodies)
+    with Admin(broker.url) as admin:
+        admin.empty(FULL, LIVE)
+        rows = admin.stats(FULL)["topics"][0]["channels"]
+    report.notes.append("waiting: " + ", ".join(f"{row['channel_name']} {row['depth']:,}" for row in rows))
+
+
+def _last_chunk(data_dir: Path) -> int:
+    chunks = sorted((data_dir / "topics").glob("*/*.chunk"))
+    return chunks[-1].stat().st_size
+
+
+def private_memory(broker: LocalBroker) -> dict[str, int]:
+    """Bytes of each process by its name, shared with nobody."""
+    time.sleep(3.0)  # what a process holds for its last load it gives back when it is idle
+    with Admin(broker.url) as admin:
+        return {row["name"]: row["private_bytes"] for row in admin.stats()["processes"]}
+
+
+def _restart(broker: LocalBroker, report: Report) -> None:
+    """kill -9 of everything at once, while there is a full chunk and all that waits; until the topic answers again."""
+    with Admin(broker.url) as admin:
+        pids = [row["pid"] for row in admin.stats()["processes"]]
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    broker.process.wait(30)
+    begin = time.monotonic()
+    with serve_again(broker) as again, Admin(again.url) as admin:
+        report.add("until the broker was ready", "s", time.monotonic() - begin)
+        with Producer(again.url) as producer:
+            producer.publish(FULL, b"first")
+        report.add("start after kill -9 until a publish was durable", "s", time.monotonic() - begin)
+        rows = admin.stats(FULL)["topics"][0]["channels"]
+        report.notes.append("after the restart: " + ", ".join(f"{row['channel_name']} {row['depth']:,}" for row in rows))

@@ -1,0 +1,206 @@
+"""NSQ's protocol: what its clients get, what that costs each process, and the same client on a bare event loop and on nsqd.
+
+Four loads on one topic: MPUBs, a consumer that finishes each message, many connections with a message at a time, and one such connection.
+What was published is read to the end after each, and every message must have come, and come once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from local_setup.broker import LocalBroker
+from zsq.transport.client.blocking.client import Admin
+
+from ..harness.crew import Crew
+from ..harness.loads import BODIES_MAX, Shape
+from ..harness.report import Report, percentile
+from ..peers import limits, nsq_client, nsq_peers
+from ..peers.nsq_client import Done
+from ..peers.nsq_peers import AHEAD, CONNECTIONS, READY
+
+RATE: Final = "messages/s"
+COST: Final = "us CPU/message"
+MILLISECONDS: Final = "ms"
+TOPIC: Final = "bench"
+BLOCK: Final = 200
+MPUB: Final = f"MPUB of {BLOCK}"
+FIN: Final = f"consume, RDY {READY}, a FIN each"
+LOOP: Final = "uvloop alone"
+DISK: Final = "writev + fdatasync"
+LATENCY: Final = "1 connection, PUB"
+BUDGETS: Final = {MPUB: 500_000, FIN: 250_000, "singles": 15_000}
+SHOWN: Final = ("nsq_gateway", "topic", "storage", "channel")  # kinds of processes, as the broker calls them
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """`messages` go through MPUBs and the consumer; `connections` publish singly for so many seconds, and then one does."""
+
+    messages: int
+    size: int
+    connections: int
+    seconds: float
+
+    @property
+    def shape(self) -> Shape:
+        return Shape(self.messages, self.size, BLOCK)
+
+    @property
+    def singles(self) -> str:
+        return f"{self.connections} connections, PUB"
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Somebody who speaks NSQ on `port`; `name`: in the report, `pids` of its processes by what they are."""
+
+    name: str
+    port: int
+    pids: dict[str, list[int]]
+
+    def cpu_s(self) -> dict[str, float]:
+        return {kind: sum(map(_cpu_s, pids)) for kind, pids in self.pids.items()}
+
+
+def nsq(broker: LocalBroker, report: Report, port: int, load: Load, rounds: int) -> None:
+    """Each round measures everything once."""
+    program = nsq_peers.find()
+    for _ in range(rounds):
+        with _ours(broker, port) as server:
+            _loads(server, report, load, limit=False)
+            broker.check()
+        _loop_alone(report, load)
+        _disk(report, load, broker.folder)
+        for kind in nsq_peers.KINDS if program is not None else ():
+            assert program is not None
+            with nsq_peers.nsqd(program, kind, broker.folder) as (place, pid):
+                nsq_client.make_channel(place, TOPIC)
+                fewer = replace(load, messages=max(BLOCK, load.messages // nsq_peers.SYNCED_SHARE // BLOCK * BLOCK))
+                _loads(Server(kind, place, {"nsqd": [pid]}), report, fewer if kind == nsq_peers.SYNCED else load, limit=True)
+    kinds = (MPUB, FIN, load.singles, LATENCY)
+    report.measures = {name: one for kind in kinds for name, one in report.measures.items() if name.startswith(kind)}
+    for name, budget in BUDGETS.items():
+        kind = load.singles if name == "singles" else name
+        report.notes.append(f"{kind}: {report.measures[f'{kind}: zsq'].median:,.0f} of the {budget:,} a second that are wanted")
+    if program is None:
+        report.notes.append("nsqd is not on PATH: nothing is compared with it")
+
+
+@contextlib.contextmanager
+def _ours(broker: LocalBroker, port: int) -> Iterator[Server]:
+    nsq_client.make_channel(port, TOPIC)
+    pids: dict[str, list[int]] = {}
+    with Admin(broker.url) as admin:
+        for row in admin.stats()["processes"]:
+            pids.setdefault(str(row["kind"]), []).append(int(row["pid"]))
+        try:
+            yield Server("zsq", port, pids)
+            _nothing_left(admin)
+        finally:
+            broker.check()
+            admin.delete_topic(TOPIC, force=True)
+
+
+def _nothing_left(admin: Admin) -> None:
+    [row] = admin.stats(TOPIC)["topics"][0]["channels"]
+    if row["depth"] or row["timeout_count"] or row["requeue_count"]:
+        raise nsq_client.NsqFailed(f"not all of it went smoothly: {row}")
+
+
+def _loads(server: Server, report: Report, load: Load, *, limit: bool) -> None:
+    shape, port = load.shape, server.port
+    _measured(server, report, MPUB, limit, nsq_client.publish_blocks, port, TOPIC, shape, CONNECTIONS, AHEAD)
+    different = min(shape.messages, BODIES_MAX)
+    _measured(server, report, FIN, limit, nsq_client.consume, port, TOPIC, load.size, READY, shape.messages, different)
+    for kind, connections in ((load.singles, load.connections), (LATENCY, 1)):
+        stored = _measured(server, report, kind, limit, nsq_client.publish_singly, port, TOPIC, load.size, load.seconds, connections)
+        _together((nsq_client.consume, port, TOPIC, load.size, READY, stored, stored))
+
+
+def _measured(server: Server, report: Report, kind: str, limit: bool, work: nsq_client.Work, *arguments: Any) -> int:
+    """How many messages it was; the rate or the waits, and what each process of the server used meanwhile, go into the report."""
+    with Crew() as crew:
+        crew.add(work, *arguments)
+        before = server.cpu_s()
+        begin = crew.go()
+        done: Done = crew.results()[0]
+        after = server.cpu_s()
+    if kind == LATENCY:
+        _waits(report, server.name, done, limit=limit)
+    else:
+        _rate(report, kind, server.name, (done.end - begin, done), limit=limit)
+    used = {name: (after[name] - before[name]) / done.messages * 1e6 for name in after}
+    client = done.cpu_s / done.messages * 1e6
+    if server.name == "zsq":
+        for name in SHOWN:
+            report.add(f"{kind}: CPU of {name}", COST, used.pop(name))
+        report.add(f"{kind}: CPU of all others", COST, sum(used.values()))
+        report.add(f"{kind}: CPU of the client", COST, client)
+    else:
+        report.add(f"{kind}: CPU of {server.name}", COST, *used.values())
+        report.add(f"{kind}: CPU of its client", COST, client)
+    return done.messages
+
+
+def _together(*works: tuple[Any, ...]) -> tuple[float, Done]:
+    """Seconds, and the result of the last of these: functions with their arguments, each in a process."""
+    with Crew() as crew:
+        for work in works:
+            crew.add(*work)
+        begin = crew.go()
+        done: Done = crew.results()[-1]
+    return done.end - begin, done
+
+
+def _loop_alone(report: Report, load: Load) -> None:
+    """The same client and the same bytes, on an event loop that looks at nothing and stores nothing."""
+    shape = load.shape
+    frame = len(nsq_client.mpub_frames(TOPIC, Shape(BLOCK, load.size, BLOCK))[0])
+    single = nsq_peers.pub_bytes(TOPIC, load.size)
+
+    different = min(shape.messages, BODIES_MAX)
+    port = nsq_peers.free_port()
+    blocks = (nsq_client.publish_blocks, port, TOPIC, shape, CONNECTIONS, AHEAD)
+    _rate(report, MPUB, LOOP, _together((nsq_peers.sink, port, CONNECTIONS, frame), blocks), limit=True)
+    port = nsq_peers.free_port()
+    consumer = (nsq_client.consume, port, TOPIC, load.size, READY, shape.messages, different)
+    _rate(report, FIN, LOOP, _together((nsq_peers.source, port, shape), consumer), limit=True)
+    for count in (load.connections, 1):
+        port = nsq_peers.free_port()
+        singly = (nsq_client.publish_singly, port, TOPIC, load.size, load.seconds, count)
+        done = _together((nsq_peers.sink, port, count, single), singly)
+        if count > 1:
+            _rate(report, load.singles, LOOP, done, limit=True)
+        else:
+            _waits(report, LOOP, done[1], limit=True)
+
+
+def _disk(report: Report, load: Load, folder: Path) -> None:
+    report.add(f"{MPUB}: {DISK}", RATE, limits.disk_rate(load.shape, folder), limit=True)
+    synced = limits.sync_seconds(load.size + 88, 200, folder)
+    for name, share in (("p50", 0.5), ("p99", 0.99)):
+        report.add(f"{LATENCY}, {name}: write + fdatasync", MILLISECONDS, percentile(synced, share) * 1000, limit=True)
+    report.add(f"{load.singles}: write + fdatasync, one after another", RATE, 1 / percentile(synced, 0.5), limit=True)
+
+
+def _rate(report: Report, kind: str, name: str, done: tuple[float, Done], *, limit: bool) -> None:
+    seconds, result = done
+    report.add(f"{kind}: {name}", RATE, result.messages / seconds, limit=limit, against=f"{kind}: ")
+
+
+def _waits(report: Report, name: str, done: Done, *, limit: bool) -> None:
+    for which, share in (("p50", 0.5), ("p99", 0.99)):
+        value = percentile(list(done.waits), share) * 1000
+        report.add(f"{LATENCY}, {which}: {name}", MILLISECONDS, value, limit=limit, against=f"{LATENCY}, {which}: ")
+
+
+def _cpu_s(pid: int) -> float:
+    """User and system time of all its threads, in ticks of the kernel's."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS

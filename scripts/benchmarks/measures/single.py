@@ -1,0 +1,153 @@
+"""latency, clients and processes: one message at a time, many producers at once, and what a channel costs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from local_setup.broker import LocalBroker
+from zsq.transport.client.blocking.client import Admin, Consumer, Producer
+
+from ..harness.crew import Crew
+from ..harness.loads import WAIT_S, Start
+from ..harness.report import Report, percentile
+from ..peers import limits
+from ..peers.raw_single import RAW_TO_ANSWER, RAW_TO_CONSUMER, raw_single_seconds
+
+if TYPE_CHECKING:
+    from zsq.transport.client.asyncio import aio
+
+MILLISECONDS: Final = "ms"
+CLIENT_PROCESSES: Final = 4
+CHANNELS: Final = 20
+RAW_MESSAGES_MAX: Final = 1_500  # of a round: the limit needs no more to be known
+
+
+def latency(broker: LocalBroker, report: Report, size: int, seconds: float, a_second: float, rounds: int) -> None:
+    """From the call of publish() to the handler, at a fixed pace well below what the broker can do."""
+    for number in range(rounds):
+        topic = f"latency-{number}"
+        count = max(10, int(seconds * a_second))
+        with Admin(broker.url) as admin:
+            admin.create_channel(topic, "bench")
+        with Crew() as crew:
+            crew.add(_receive_stamps, broker.url, topic, count)
+            crew.add(_publish_stamps, broker.url, topic, size, count, a_second)
+            crew.go()
+            taken, answered = crew.results()
+        for name, share in (("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)):
+            report.add(f"publish to handler, {name}", MILLISECONDS, percentile(taken, share) * 1000)
+        for name, share in (("p50", 0.5), ("p99", 0.99)):
+            report.add(f"publish to acknowledgement, {name}", MILLISECONDS, percentile(answered, share) * 1000)
+        arrived, answered = raw_single_seconds(size, min(count, RAW_MESSAGES_MAX), a_second, broker.folder)
+        report.add(RAW_TO_CONSUMER, MILLISECONDS, percentile(arrived, 0.5) * 1000, limit=True)
+        report.add(RAW_TO_ANSWER, MILLISECONDS, percentile(answered, 0.5) * 1000, limit=True)
+        synced = limits.sync_seconds(size + 88, 200, broker.folder)
+        report.add("one write + fdatasync, p50", MILLISECONDS, percentile(synced, 0.5) * 1000, limit=True)
+
+
+def _publish_stamps(start: Start, url: str, topic: str, size: int, count: int, a_second: float) -> list[float]:
+    answered = []
+    padding = os.urandom(max(0, size - 20))
+    with Producer(url) as producer:
+        due = start() + 0.2
+        for _ in range(count):
+            if (left := due - time.monotonic()) > 0:
+                time.sleep(left)
+            now = time.monotonic()
+            producer.publish(topic, b"%020d" % int(now * 1e9) + padding)
+            answered.append(time.monotonic() - now)
+            due += 1 / a_second
+    return answered
+
+
+def _receive_stamps(start: Start, url: str, topic: str, count: int) -> list[float]:
+    taken: list[float] = []
+    with Consumer(topic, "bench", url=url) as consumer:
+        start()
+        while len(taken) < count:
+            message = consumer.receive(timeout=WAIT_S)
+            if message is None:
+                raise ValueError(f"{len(taken)} of {count} messages came")
+            taken.append(time.monotonic() - int(message.body[:20]) / 1e9)
+            message.finish()
+    return taken
+
+
+def clients(broker: LocalBroker, report: Report, size: int, seconds: float, count: int, rounds: int) -> None:
+    """`count` producers that each publish one message at a time and wait for it; and one alone, to compare."""
+    for number in range(rounds):
+        for many in (1, count):
+            topic = f"clients-{number}-{many}"
+            with Admin(broker.url) as admin:
+                admin.create_topic(topic)
+            rate = singles_rate(broker, topic, size, seconds, many)
+            report.add(f"{many} client{'s' * (many > 1)}, a message at a time", "messages/s", rate, limit=many == 1)
+        synced = limits.sync_seconds(size + 88, 200, broker.folder)
+        report.add("one write + fdatasync after another", "messages/s", 1 / statistics.median(synced), limit=True)
+
+
+def singles_rate(broker: LocalBroker, topic: str, size: int, seconds: float, count: int) -> float:
+    """Messages a second of `count` producers that each wait for one before they send the next."""
+    processes = min(CLIENT_PROCESSES, count)
+    with Crew() as crew:
+        for index in range(processes):
+            share = count // processes + (index < count % processes)
+            crew.add(_publish_singly, broker.url, topic, size, seconds, share)
+        crew.go()
+        return float(sum(crew.results()) / seconds)
+
+
+def _publish_singly(start: Start, url: str, topic: str, size: int, seconds: float, count: int) -> int:
+    """How many `count` producers of one process have stored until the time was up."""
+    from zsq.transport.client.asyncio import aio
+
+    async def one(producer: aio.Producer, number: int, end: float) -> int:
+        stored = 0
+        padding = os.urandom(max(0, size - 16))
+        while time.monotonic() < end:
+            await producer.publish(topic, b"%04d%012d" % (number, stored) + padding)
+            stored += 1
+        return stored
+
+    async def all_of_them() -> int:
+        producers = [aio.Producer(url) for _ in range(count)]
+        try:
+            for producer in producers:
+                await producer.publish(topic, b"warm")
+            end = start() + seconds
+            return sum(await asyncio.gather(*(one(producer, number, end) for number, producer in enumerate(producers))))
+        finally:
+            await asyncio.gather(*(producer.close() for producer in producers))
+
+    return asyncio.run(all_of_them())
+
+
+def processes(broker: LocalBroker, report: Report, count: int, rounds: int) -> None:
+    """The time that creating a channel takes, and the memory of its process that it shares with nobody."""
+    for number in range(rounds):
+        topic = f"processes-{number}"
+        with Admin(broker.url) as admin:
+            start = time.monotonic()
+            admin.create_topic(topic)
+            report.add("create a topic (two processes)", MILLISECONDS, (time.monotonic() - start) * 1000)
+            taken = []
+            for index in range(count):
+                start = time.monotonic()
+                admin.create_channel(topic, f"channel{index}")
+                taken.append((time.monotonic() - start) * 1000)
+            report.add("create a channel", MILLISECONDS, statistics.median(taken))
+            _memory(admin.stats(), report)
+            admin.delete_topic(topic, force=True)
+
+
+def _memory(stats: dict[str, Any], report: Report) -> None:
+    kinds: dict[str, list[float]] = {}
+    for process in stats["processes"]:
+        if process.get("private_bytes"):
+            kinds.setdefault(str(process["kind"]), []).append(process["private_bytes"] / 1e6)
+    for kind, values in sorted(kinds.items()):
+        report.add(f"own memory of a {kind}", "MB", statistics.median(values))

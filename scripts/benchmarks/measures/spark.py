@@ -1,0 +1,127 @@
+"""Spark: rows into a topic and back, beside what Spark's Python data sources can do at most; and what a micro-batch costs.
+
+Two tasks at a time, as many as there are cores. The rows of the write are made by the JVM (a number padded to its size), which is in all
+writes alike. Each way is warmed up once, then measured in interleaved rounds.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from local_setup.broker import LocalBroker
+from local_setup.spark import spark_session
+from zsq.transport.client.blocking.client import Admin, Producer
+
+from ..harness.report import Report, percentile
+from ..peers.spark_peers import Prebuilt, ThrowAway
+
+SINK: Final = "write: Arrow sink that throws away"
+SOURCE: Final = "read: prebuilt Arrow"
+FLOOR: Final = "micro-batch: rate source to noop"
+PARTITIONS: Final = 8
+BATCH_ROWS: Final = 10_000  # of the prebuilt Arrow batches: the most that Spark itself sends
+TUPLES_SHARE: Final = 4  # tuples are slow: a quarter of the rows is enough to tell how slow
+MICRO_BATCHES: Final = 15
+WARM_BATCHES: Final = 5
+MICRO_ROWS: Final = 100
+
+
+def spark(broker: LocalBroker, report: Report, rows: int, sizes: tuple[int, ...], rounds: int, *, micro: bool = True) -> None:
+    """Rates at each size, then the latency of micro-batches, if wanted."""
+    cores = len(os.sched_getaffinity(0))
+    with spark_session(broker.folder, f"local[{cores}]") as session, Admin(broker.url) as admin:
+        for peer in (ThrowAway, Prebuilt):
+            session.dataSource.register(peer)
+        for size in sizes:
+            for number in range(rounds + 1):
+                _round(session, admin, broker.url, report, rows if number else rows // 4, size, f"bench-{size}-{number}", keep=number > 0)
+        if micro:
+            _latency(session, admin, broker, report)
+
+
+def _round(session: SparkSession, admin: Admin, url: str, report: Report, rows: int, size: int, topic: str, *, keep: bool) -> None:
+    def measure(name: str, count: int, job: Callable[[], None], against: str = "") -> None:
+        start = time.monotonic()
+        job()
+        if keep:
+            rate = count / (time.monotonic() - start)
+            report.add(f"{name}, {size} B", "rows/s", rate, limit=not against, against=f"{against}, {size} B" if against else "")
+
+    data = rows_of(session, rows, size)
+    measure(SINK, rows, lambda: data.write.format(ThrowAway.name()).mode("append").save())
+    measure("write: ZSQ", rows, lambda: data.write.format("zsq").options(url=url, topic=topic).mode("append").save(), SINK)
+    measure(
+        "write: foreachPartition, thrown away",
+        rows // TUPLES_SHARE,
+        lambda: rows_of(session, rows // TUPLES_SHARE, size).foreachPartition(_drain),
+        SINK,
+    )
+    [found] = admin.stats(topic)["topics"]
+    if found["head"] != rows:
+        raise AssertionError(f"{rows} rows were written, the topic has {found['head']}")
+
+    prebuilt = session.read.format(Prebuilt.name()).options(rows=rows, size=size, batch=BATCH_ROWS, partitions=PARTITIONS)
+    measure(SOURCE, rows, lambda: noop(prebuilt.options(how="arrow").load()))
+    ours = session.read.format("zsq").options(url=url, topic=topic, minPartitions=PARTITIONS)
+    measure("read: ZSQ", rows, lambda: noop(ours.load()), SOURCE)
+    few = prebuilt.options(how="tuples", rows=rows // TUPLES_SHARE)
+    measure("read: tuples", rows // TUPLES_SHARE, lambda: noop(few.load()), SOURCE)
+    admin.delete_topic(topic, force=True)
+
+
+def rows_of(session: SparkSession, rows: int, size: int) -> DataFrame:
+    body = f.rpad(f.col("id").cast("string"), size, "x").cast("binary")
+    return session.range(0, rows, numPartitions=PARTITIONS).select(body.alias("value"))
+
+
+def noop(data: DataFrame) -> None:
+    data.write.format("noop").mode("overwrite").save()
+
+
+def _drain(rows: Iterator[Any]) -> None:
+    for _ in rows:
+        pass
+
+
+def _latency(session: SparkSession, admin: Admin, broker: LocalBroker, report: Report) -> None:
+    """Trigger execution times of small micro-batches, as Spark reports them."""
+    url, topic = broker.url, "bench-latency"
+    admin.create_topic(topic)
+    rate = session.readStream.format("rate-micro-batch").option("rowsPerBatch", MICRO_ROWS).option("numPartitions", 1).load()
+    _micro_batches(broker.folder, report, FLOOR, rate.writeStream.format("noop"))
+    source = session.readStream.format("zsq").options(url=url, topic=topic, startingOffsets="earliest", maxOffsetsPerTrigger=MICRO_ROWS)
+    bodies = [b"%d" % number for number in range(MICRO_ROWS)]
+    with Producer(url) as producer:
+        for _ in range(4 * (MICRO_BATCHES + WARM_BATCHES)):
+            producer.publish_many(topic, bodies)
+    _micro_batches(broker.folder, report, "micro-batch: ZSQ to noop", source.load().writeStream.format("noop"))
+    both = source.load().select("value").writeStream.format("zsq").options(url=url, topic="bench-latency-out")
+    _micro_batches(broker.folder, report, "micro-batch: ZSQ to ZSQ", both)
+
+
+def _micro_batches(folder: Path, report: Report, name: str, writer: Any) -> None:
+    checkpoint = folder / name.replace(":", "").replace(" ", "-")
+    query = writer.option("checkpointLocation", str(checkpoint)).start()
+    try:
+        deadline = time.monotonic() + 120
+        while len(query.recentProgress) < MICRO_BATCHES + WARM_BATCHES:
+            if query.exception() is not None or time.monotonic() > deadline:
+                raise AssertionError(f"{name}: {query.exception() or 'no progress within 120 s'}")
+            query.awaitTermination(0.1)
+        found = [float(progress["durationMs"]["triggerExecution"]) for progress in query.recentProgress]
+    finally:
+        query.stop()
+    report.add(
+        name,
+        "ms",
+        percentile(found[WARM_BATCHES : WARM_BATCHES + MICRO_BATCHES], 0.5),
+        limit=name == FLOOR,
+        against="" if name == FLOOR else FLOOR,
+    )

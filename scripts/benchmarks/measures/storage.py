@@ -1,0 +1,96 @@
+"""Storage: the log alone and through the broker beside writev + fdatasync of the same blocks, and bytes written for each byte stored."""
+
+from __future__ import annotations
+
+import shutil
+import time
+import uuid
+from pathlib import Path
+from typing import Any, Final
+
+from local_setup.broker import LocalBroker
+from zsq.storage.directory.store import StoreOptions, TopicIdentity, create_store, open_store
+from zsq.storage.files import Files
+from zsq.transport.block.block import pack
+from zsq.transport.client.blocking.client import Admin
+
+from ..harness.crew import Crew
+from ..harness.loads import Shape, Start, make_bodies, publish
+from ..harness.report import Report
+from ..peers import limits
+
+RATE: Final = "messages/s"
+LIMIT: Final = "writev + fdatasync"
+SETTLE_S: Final = 20.0
+
+
+def storage(broker: LocalBroker, report: Report, shape: Shape, rounds: int) -> None:
+    """Each round: the disk's limit, the log in a process of its own, one producer through the broker and what storage wrote."""
+    report.notes.append("amplification: write_bytes in /proc/PID/io of the storage process, its state store included, by bytes of blocks")
+    for number in range(rounds):
+        with Crew() as crew:
+            crew.add(_log_alone, str(broker.folder / f"log-{number}"), shape)
+            begin = crew.go()
+            report.add("zsq, the log alone", RATE, shape.messages / (crew.ends()[0] - begin))
+        report.add(LIMIT, RATE, limits.disk_rate(shape, broker.folder), limit=True)
+        _through_broker(broker, report, shape, f"bench-{number}")
+        report.add(LIMIT, RATE, limits.disk_rate(shape, broker.folder), limit=True)
+
+
+def _log_alone(start: Start, folder: str, shape: Shape) -> float:
+    """Appends as large as a topic under load gathers, each synced before the next; a new chunk when the time comes."""
+    block = pack(make_bodies(shape)[: shape.block])
+    together = max(1, limits.SYNC_BYTES // block.length)
+    files, identity = Files(), TopicIdentity("bench", uuid.uuid4().hex)
+    create_store(files, folder, identity)
+    store = open_store(files, folder, StoreOptions(), identity)
+    try:
+        start()
+        left = shape.blocks
+        while left:
+            count = min(together, left)
+            store.log.append([block] * count, time.time_ns())
+            store.log.sync()
+            left -= count
+        return time.monotonic()
+    finally:
+        store.close()
+        shutil.rmtree(folder)
+
+
+def _through_broker(broker: LocalBroker, report: Report, shape: Shape, topic: str) -> None:
+    try:
+        with Admin(broker.url) as admin:
+            admin.create_channel(topic, "bench")
+            pid = next(row["pid"] for row in admin.stats()["processes"] if row["name"] == f"storage {topic}")
+            before = written_bytes(pid)
+            with Crew() as crew:
+                crew.add(publish, broker.url, topic, shape)
+                begin = crew.go()
+                report.add("zsq, one producer", RATE, shape.messages / (crew.ends()[0] - begin))
+            _settle(pid)
+            stored = shape.blocks * pack(make_bodies(shape)[: shape.block]).length
+            amplification = (written_bytes(pid) - before) / stored
+            report.add("bytes written for each byte of blocks", "ratio", amplification)
+            report.notes.append(f"{topic}: {amplification:.4f} bytes written for each byte of blocks")
+    finally:
+        broker.check()
+        with Admin(broker.url) as admin:
+            admin.delete_topic(topic, force=True)
+
+
+def written_bytes(pid: int) -> int:
+    """What the process has sent to the disk."""
+    rows: dict[str, Any] = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+    return int(rows["write_bytes"])
+
+
+def _settle(pid: int) -> None:
+    """Until the checkpoints that follow a load are written: nothing new for three seconds."""
+    deadline = time.monotonic() + SETTLE_S
+    last, since = written_bytes(pid), time.monotonic()
+    while time.monotonic() < deadline and time.monotonic() - since < 3.0:
+        time.sleep(0.1)
+        now = written_bytes(pid)
+        if now != last:
+            last, since = now, time.monotonic()

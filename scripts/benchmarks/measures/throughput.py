@@ -1,0 +1,142 @@
+"""e2e, publish, consume and fanout: how many messages a second, beside the limits, in interleaved rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from local_setup.broker import LocalBroker
+from zsq.transport.client.blocking.client import Admin
+
+from ..harness.crew import Crew
+from ..harness.loads import Shape, consume, publish
+from ..harness.report import Report
+from ..peers import limits, nsq_peers, redis
+
+RATE: Final = "messages/s"
+FANOUT_CHANNELS: Final = 4
+RAW: Final = "raw pyzmq"
+DISK: Final = "writev + fdatasync"
+ON_DISK: Final = "bytes on disk for each byte of body"
+REDIS: Final = "redis streams, synced"
+
+
+def e2e(broker: LocalBroker, report: Report, shape: Shape, rounds: int, *, streams: bool = True) -> None:
+    """One producer and one consumer at once; `streams`: also of Redis."""
+
+    def ours(topic: str) -> float:
+        return _through(broker, topic, shape, channels=1)
+
+    _rounds(broker, report, shape, rounds, {"zsq, at once": ours}, hops=True, streams=streams)
+
+
+def fanout(broker: LocalBroker, report: Report, shape: Shape, rounds: int, *, streams: bool = True) -> None:
+    """Four channels on one topic, a consumer each: all deliveries together; and one channel, to compare."""
+
+    def four(topic: str) -> float:
+        before = _disk_bytes(broker.data_dir)
+        rate = _through(broker, topic, shape, channels=FANOUT_CHANNELS)
+        report.add(ON_DISK, "ratio", (_disk_bytes(broker.data_dir) - before) / shape.bytes)
+        return rate * FANOUT_CHANNELS
+
+    def one(topic: str) -> float:
+        return _through(broker, topic, shape, channels=1)
+
+    both: dict[str, Callable[[str], float]] = {f"zsq, {FANOUT_CHANNELS} channels, all deliveries": four, "zsq, 1 channel": one}
+    _rounds(broker, report, shape, rounds, both, hops=True, channels=FANOUT_CHANNELS, streams=streams)
+
+
+def publish_alone(broker: LocalBroker, report: Report, shape: Shape, rounds: int) -> None:
+    """One producer; nobody reads."""
+
+    def ours(topic: str) -> float:
+        with Crew() as crew:
+            crew.add(publish, broker.url, topic, shape)
+            start = crew.go()
+            return shape.messages / (crew.ends()[0] - start)
+
+    _rounds(broker, report, shape, rounds, {"zsq, publish": ours})
+
+
+def consume_alone(broker: LocalBroker, report: Report, shape: Shape, rounds: int) -> None:
+    """One consumer on a backlog that was published before."""
+
+    def ours(topic: str) -> float:
+        with Crew() as crew:
+            crew.add(publish, broker.url, topic, Shape(shape.messages, shape.size, shape.block))
+            crew.go()
+            crew.results()
+        with Crew() as crew:
+            crew.add(consume, broker.url, topic, "bench", shape, shape.messages + 1)
+            start = crew.go()
+            return shape.messages / (crew.ends()[0] - start)
+
+    _rounds(broker, report, shape, rounds, {"zsq, consume a backlog": ours}, hops=True)
+
+
+def _through(broker: LocalBroker, topic: str, shape: Shape, *, channels: int) -> float:
+    """Messages a second until the last of the channels had finished all."""
+    with Admin(broker.url) as admin:
+        for index in range(channels):
+            admin.create_channel(topic, f"bench{index}")
+    with Crew() as crew:
+        for index in range(channels):
+            crew.add(consume, broker.url, topic, f"bench{index}", shape, shape.messages + 1)  # the producer warms up with one
+        crew.add(publish, broker.url, topic, shape)
+        start = crew.go()
+        return shape.messages / (max(crew.ends()) - start)
+
+
+def _rounds(
+    broker: LocalBroker,
+    report: Report,
+    shape: Shape,
+    rounds: int,
+    ours: dict[str, Callable[[str], float]],
+    *,
+    hops: bool = False,
+    channels: int = 1,
+    streams: bool = True,
+) -> None:
+    """Each round measures everything once, so that what the machine does meanwhile strikes all alike."""
+    kinds = {"zsq, publish": (True, False), "zsq, consume a backlog": (False, True)}
+    produces, consumes = kinds.get(next(iter(ours)), (True, True))
+    for number in range(rounds):
+        for index, (name, measure) in enumerate(ours.items()):
+            topic = f"bench-{number}-{index}"
+            try:
+                report.add(name, RATE, measure(topic))
+            finally:
+                broker.check()
+                with Admin(broker.url) as admin:
+                    admin.delete_topic(topic, force=True)
+        if hops:
+            report.add(RAW, RATE, limits.raw_rate(shape, broker.folder), limit=True)
+        report.add(DISK, RATE, limits.disk_rate(shape, broker.folder), limit=True)
+        if not shape.single:
+            _nsqd(report, broker.folder, shape, channels, produces, consumes)
+            if streams:
+                _redis(report, broker.folder, shape, produces, consumes)
+
+
+def _redis(report: Report, folder: Path, shape: Shape, produces: bool, consumes: bool) -> None:
+    """If it is on PATH, with fewer messages: it is slower."""
+    if (server := redis.find()) is not None:
+        small = replace(shape, messages=min(shape.messages, redis.MESSAGES_MAX))
+        report.add(REDIS, RATE, redis.rate(server, folder, small, produces, consumes), limit=True)
+
+
+def _nsqd(report: Report, folder: Path, shape: Shape, channels: int, produces: bool, consumes: bool) -> None:
+    """If it is on PATH, with no more messages than its queue in memory has room for."""
+    if (program := nsq_peers.find()) is not None:
+        small = replace(shape, messages=min(shape.messages, nsq_peers.MESSAGES_MAX) // shape.block * shape.block)
+        for kind in nsq_peers.BLOCK_KINDS if small.messages else ():
+            with nsq_peers.nsqd(program, kind, folder) as (port, _):
+                report.add(kind, RATE, nsq_peers.rate(port, "bench", small, channels, produces, consumes), limit=True)
+
+
+def _disk_bytes(folder: Path) -> int:
+    """Blocks allocated below a folder."""
+    return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())

@@ -1,0 +1,283 @@
+"""A client of NSQ's protocol that costs as little as it can, so that it is not what is measured: plain sockets, prebuilt frames.
+
+It leaves nothing out that a client does: it reads every answer, finishes each message by the id that came with it, and afterwards looks
+whether every message came, and came once.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from ..harness.crew import MemberFailed
+from ..harness.loads import Shape, Start, make_bodies
+
+CHANNEL: Final = "bench"
+OK: Final = struct.pack(">ii2s", 6, 0, b"OK")
+HEARTBEAT: Final = struct.pack(">ii11s", 15, 0, b"_heartbeat_")
+CLOSE_WAIT: Final = struct.pack(">ii10s", 14, 0, b"CLOSE_WAIT")
+HEAD: Final = struct.Struct(">iiqH16s")  # of a message: size, type, time, attempts, id
+NUMBER: Final = 16  # digits at the beginning of each body
+READ: Final = 1 << 18  # of messages
+ANSWERS: Final = 4096  # bytes: each read makes room for as much as it asks for
+CONNECT_S: Final = 15.0
+WAIT_S: Final = 120.0
+CUT_MAX: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """When it ended, for how many messages, what of the processor this process used; `waits`: seconds for each answer, where asked for."""
+
+    end: float
+    messages: int
+    cpu_s: float
+    waits: tuple[float, ...] = ()
+
+
+class NsqFailed(MemberFailed):
+    """Not what was expected on a connection."""
+
+
+def connect(port: int) -> socket.socket:
+    """To this machine, with the magic said; whoever listens there may still be starting."""
+    deadline = time.monotonic() + CONNECT_S
+    while True:
+        try:
+            found = socket.create_connection(("127.0.0.1", port), WAIT_S)
+        except ConnectionRefusedError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+            continue
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        found.sendall(b"  V2")
+        return found
+
+
+def subscribe(port: int, topic: str, channel: str) -> socket.socket:
+    found = connect(port)
+    found.sendall(b"SUB %s %s\n" % (topic.encode(), channel.encode()))
+    _expect(found, OK)
+    return found
+
+
+def make_channel(port: int, topic: str, channel: str = CHANNEL) -> None:
+    """As a client of NSQ does: by subscribing."""
+    subscribe(port, topic, channel).close()
+
+
+def mpub_frames(topic: str, shape: Shape) -> list[bytes]:
+    """All that differ; a load of more messages goes through them again."""
+    size = struct.pack(">i", shape.size)
+    bodies = make_bodies(shape)
+    frames = []
+    for first in range(0, len(bodies), shape.block):
+        block = bodies[first : first + shape.block]
+        data = b"".join([size + body for body in block])
+        frames.append(b"MPUB %s\n" % topic.encode() + struct.pack(">ii", 4 + len(data), len(block)) + data)
+    return frames
+
+
+def publish_blocks(start: Start, port: int, topic: str, shape: Shape, connections: int, ahead: int) -> Done:
+    """`connections` with `ahead` MPUBs each that are not answered yet."""
+    frames = mpub_frames(topic, shape)
+    sockets = {one.fileno(): one for one in (connect(port) for _ in range(connections))}
+    poll = select.epoll()
+    for fd in sockets:
+        poll.register(fd, select.EPOLLIN)
+    responses = {fd: Responses(one) for fd, one in sockets.items()}
+    start()
+    cpu = time.process_time()
+    sent = answered = 0
+
+    def send(to: socket.socket, count: int) -> None:
+        nonlocal sent
+        for _ in range(min(count, shape.blocks - sent)):
+            to.sendall(frames[sent % len(frames)])
+            sent += 1
+
+    for one in sockets.values():
+        send(one, ahead)
+    while answered < shape.blocks:
+        for fd in _ready(poll):
+            count = responses[fd].read()
+            answered += count
+            send(sockets[fd], count)
+    return _done(shape.blocks * shape.block, cpu, sockets)
+
+
+def publish_singly(start: Start, port: int, topic: str, size: int, seconds: float, connections: int) -> Done:
+    """Each connection publishes a message, waits for its answer, and publishes the next."""
+    head = b"PUB %s\n" % topic.encode() + struct.pack(">i", size)
+    padding = b"x" * (size - NUMBER)
+    sockets = {one.fileno(): one for one in (connect(port) for _ in range(connections))}
+    poll = select.epoll()
+    for fd in sockets:
+        poll.register(fd, select.EPOLLIN)
+    responses = {fd: Responses(one) for fd, one in sockets.items()}
+    since: dict[int, float] = {}
+    waits: list[float] = []
+    clock = time.monotonic
+    end = start() + seconds
+    cpu = time.process_time()
+    sent = 0
+
+    def send(fd: int) -> None:
+        nonlocal sent
+        since[fd] = clock()
+        sockets[fd].send(b"%s%016d%s" % (head, sent, padding))
+        sent += 1
+
+    for fd in sockets:
+        send(fd)
+    while len(waits) < sent:
+        for fd in _ready(poll):
+            if responses[fd].read():
+                now = clock()
+                waits.append(now - since[fd])
+                if now < end:
+                    send(fd)
+    return _done(sent, cpu, sockets, tuple(waits))
+
+
+def consume(start: Start, port: int, topic: str, size: int, ready: int, expected: int, different: int, channel: str = CHANNEL) -> Done:
+    """Finish `expected` messages, one FIN each. They are numbered from 0 below `different`, and from 0 again."""
+    reader = Frames(size)
+    link = subscribe(port, topic, channel)
+    start()
+    cpu = time.process_time()
+    link.sendall(b"RDY %d\n" % ready)
+    data = b""
+    while len(reader.ids) < expected:
+        part = link.recv(READ)
+        if not part:
+            raise NsqFailed(f"the connection ended after {len(reader.ids):,} of {expected:,} messages")
+        ids, data, beats = reader.take(data + part)
+        if ids or beats:
+            link.sendall(b"".join([b"FIN ", b"\nFIN ".join(ids), b"\n"] if ids else []) + b"NOP\n" * beats)
+    link.sendall(b"CLS\n")
+    _expect(link, CLOSE_WAIT, data)  # by then all FINs have been taken
+    done = _done(expected, cpu, {0: link})
+    reader.check(expected, different)
+    return done
+
+
+class Frames:
+    """Takes messages with bodies of one size out of a stream, many at a time, and keeps what tells them apart."""
+
+    def __init__(self, size: int) -> None:
+        self.size = HEAD.size + size
+        self.ids: list[bytes] = []
+        self.numbers: list[bytes] = []
+        cut = f"{HEAD.size - 16}x16s{NUMBER}s{size - NUMBER}x"
+        self._cuts = {1 << bits: struct.Struct(cut * (1 << bits)) for bits in range(CUT_MAX.bit_length())}
+        self._begin = struct.pack(">ii", self.size - 4, 2)
+
+    def take(self, data: bytes) -> tuple[list[bytes], bytes, int]:
+        """Ids of those that are whole, what is left over, and how many heartbeats there were."""
+        ids: list[bytes] = []
+        at = beats = 0
+        while True:
+            count = self._run(data, at)
+            self._cut(data, at, count, ids)
+            at += count * self.size
+            if data.startswith(HEARTBEAT, at):
+                at += len(HEARTBEAT)
+                beats += 1
+            elif len(data) - at >= self.size or (len(data) - at >= 8 and data[at : at + 8] != self._begin and data[at + 7] != 0):
+                raise NsqFailed(f"no message of this load: {data[at : at + 80]!r}")
+            else:
+                return ids, data[at:], beats
+
+    def _run(self, data: bytes, at: int) -> int:
+        """How many whole messages follow each other from here."""
+        count = (len(data) - at) // self.size
+        stop = at + count * self.size
+        if all(data[at + place : stop : self.size].count(value) == count for place, value in enumerate(self._begin)):
+            return count
+        good = 0
+        while good < count and data.startswith(self._begin, at + good * self.size):
+            good += 1
+        return good
+
+    def _cut(self, data: bytes, at: int, count: int, ids: list[bytes]) -> None:
+        while count:
+            now = min(1 << count.bit_length() - 1, CUT_MAX)
+            found = self._cuts[now].unpack_from(data, at)
+            ids += found[::2]
+            self.ids += found[::2]
+            self.numbers += found[1::2]
+            at += now * self.size
+            count -= now
+
+    def check(self, expected: int, different: int) -> None:
+        """NsqFailed unless every message came once."""
+        if len(self.ids) != expected or len(set(self.ids)) != expected:
+            raise NsqFailed(f"{len(self.ids):,} messages came with {len(set(self.ids)):,} ids; {expected:,} were published")
+        times, more = divmod(expected, different)
+        found = Counter(self.numbers)
+        wrong = [number for number in range(different) if found.pop(b"%016d" % number, 0) != times + (number < more)]
+        if wrong or found:
+            raise NsqFailed(f"not each message came once: {[*wrong, *found][:5]} and others")
+
+
+def _ready(poll: select.epoll) -> list[int]:
+    found = poll.poll(WAIT_S)
+    if not found:
+        raise NsqFailed(f"no answer within {WAIT_S:.0f} s")
+    return [fd for fd, _ in found]
+
+
+class Responses:
+    """Responses that a server sends on one connection, in whatever pieces they come. Heartbeats are answered here."""
+
+    def __init__(self, link: socket.socket, rest: bytes = b"") -> None:
+        self.link = link
+        self._rest = rest
+
+    def read(self, answer: bytes = OK) -> int:
+        """Read once; how many times `answer` came. `NsqFailed` for any other frame, and at the end of the connection."""
+        came = self.link.recv(ANSWERS)
+        if not came:
+            raise NsqFailed(f"the connection ended where {answer!r} was expected")
+        data = self._rest + came
+        count = at = beats = 0
+        while True:
+            if data.startswith(answer, at):
+                at += len(answer)
+                count += 1
+            elif data.startswith(HEARTBEAT, at):
+                at += len(HEARTBEAT)
+                beats += 1
+            else:
+                break
+        self._rest = data[at:]
+        if not (answer.startswith(self._rest) or HEARTBEAT.startswith(self._rest)):
+            raise NsqFailed(f"{answer!r} was expected, not {self._rest[:80]!r}")
+        if beats:
+            self.link.sendall(b"NOP\n" * beats)
+        return count
+
+
+def _expect(link: socket.socket, answer: bytes, rest: bytes = b"") -> None:
+    """Wait for this one response, and nothing behind it but heartbeats. `rest` was read already: the beginning of a frame."""
+    responses = Responses(link, rest)
+    while not responses.read(answer):
+        pass
+
+
+def _done(messages: int, cpu: float, sockets: dict[int, socket.socket], waits: tuple[float, ...] = ()) -> Done:
+    done = Done(time.monotonic(), messages, time.process_time() - cpu, waits)
+    for one in sockets.values():
+        one.close()
+    return done
+
+
+Work = Callable[..., Done]

@@ -1,0 +1,111 @@
+"""A broker of one's own in a temporary directory, for the demo and the benchmarks: started, waited for, and cleaned away."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+READY_WAIT_S: Final = 30.0
+STOP_WAIT_S: Final = 30.0
+ZSQ: Final = ("-m", "zsq")
+
+
+class BrokerFailed(Exception):
+    """The broker did not start, or ended; the text has what it said."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalBroker:
+    """A running `zsq serve`, its directory and where clients of the same machine reach it."""
+
+    process: subprocess.Popen[bytes]
+    folder: Path
+    log: Path
+
+    @property
+    def data_dir(self) -> Path:
+        return self.folder / "data"
+
+    @property
+    def url(self) -> str:
+        return f"ipc://{self.data_dir}/run"
+
+    def check(self) -> None:
+        """`BrokerFailed` if it has ended."""
+        if self.process.poll() is not None:
+            raise BrokerFailed(f"the broker ended with code {self.process.returncode}:\n{_last_lines(self.log)}")
+
+
+@contextlib.contextmanager
+def temporary_broker(
+    *options: str,
+    prefix: str = "zsq-",
+    under: Path | None = None,
+    program: Sequence[str] = ZSQ,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[LocalBroker]:
+    """`zsq serve` in a new directory below `under` (default: the system's temporary one); ends and is removed with the block.
+
+    `program`: what the interpreter is told to run in place of ZSQ's command line, with the same arguments.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=under))
+    try:
+        with _serve(folder, folder / "broker.log", options, program, environment or {}) as broker:
+            yield broker
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def serve_again(broker: LocalBroker, *options: str) -> Iterator[LocalBroker]:
+    """On the data directory of one that has ended; the directory stays."""
+    with _serve(broker.folder, broker.folder / "broker-again.log", ("--no-listen", *options)) as again:
+        yield again
+
+
+@contextlib.contextmanager
+def _serve(
+    folder: Path, log: Path, options: Sequence[str], program: Sequence[str] = ZSQ, environment: Mapping[str, str] | None = None
+) -> Iterator[LocalBroker]:
+    line = [sys.executable, "-P", *program, "serve", "--data-dir", str(folder / "data"), *options]
+    env = {**os.environ, **(environment or {})}
+    with log.open("wb") as out:
+        # A session of its own: Ctrl-C at the terminal is ours to answer, in order.
+        process = subprocess.Popen(line, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True, env=env)
+    try:
+        broker = LocalBroker(process, folder, log)
+        _wait_until_ready(broker)
+        yield broker
+    finally:
+        _end(process)
+
+
+def _wait_until_ready(broker: LocalBroker) -> None:
+    deadline = time.monotonic() + READY_WAIT_S
+    while b" ready: " not in broker.log.read_bytes():
+        broker.check()
+        if time.monotonic() > deadline:
+            raise BrokerFailed(f"the broker was not ready after {READY_WAIT_S:.0f} s:\n{_last_lines(broker.log)}")
+        time.sleep(0.02)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_WAIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _last_lines(log: Path) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-15:])

@@ -1,0 +1,110 @@
+"""`--chaos`: one of the Python workers that push rows for Spark is killed (SIGKILL) in the middle of its work."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from zsq.transport.client.blocking.client import Admin
+
+from . import work
+
+POLL_S: Final = 0.005
+WORKING_S: Final = 0.03  # the kernel counts processor time in steps of 10 ms
+
+
+class Chaos(threading.Thread):
+    """Waits until rows are staged but not committed, then kills. `killed`: the worker's pid, 0 if it came too late."""
+
+    def __init__(self, url: str, jvm: int) -> None:
+        super().__init__(name="chaos", daemon=True)
+        self.killed = 0
+        self._url = url
+        self._jvm = jvm
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        with Admin(self._url) as admin:
+            while not self._over.wait(POLL_S):
+                if staged_bytes(admin, work.TOPIC) > 0 and (workers := pushing_workers(self._jvm)):
+                    os.kill(workers[0], signal.SIGKILL)
+                    self.killed = workers[0]
+                    return
+
+    def stop(self) -> None:
+        self._over.set()
+        self.join()
+
+
+def staged_bytes(admin: Admin, topic: str) -> int:
+    [found] = admin.stats(topic)["topics"]
+    return int(found.get("staged_bytes", 0))
+
+
+def pushing_workers(jvm: int) -> list[int]:
+    """Python workers below this JVM that use ZeroMQ and the processor now: in a job that only writes to ZSQ, its PUSH producers.
+
+    Others have ZeroMQ loaded too: what Spark planned the job with. They have no context, so no thread but their own.
+    """
+    candidates = [pid for pid in below(jvm) if "libzmq" in _said(pid, "maps") and len(_threads(pid)) > 1]
+    before = {pid: _ticks(pid) for pid in candidates}
+    time.sleep(WORKING_S)
+    return [pid for pid in candidates if _ticks(pid) > before[pid]]
+
+
+def _threads(pid: int) -> list[str]:
+    try:
+        return os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
+
+
+def _ticks(pid: int) -> int:
+    """Processor time so far; 0 for a process that is gone."""
+    fields = _said(pid, "stat").rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12]) if fields else 0
+
+
+def below(root: int, parents: Callable[[], dict[int, int]] | None = None) -> list[int]:
+    """All descendants of a process."""
+    table = (parents or _parents)()
+    found = {root}
+    grown = True
+    while grown:
+        fresh = {pid for pid, parent in table.items() if parent in found} - found
+        grown = bool(fresh)
+        found |= fresh
+    return sorted(found - {root})
+
+
+def _parents() -> dict[int, int]:
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (status := _said(int(name), "stat")):
+            found[int(name)] = int(status.rpartition(")")[2].split()[1])
+    return found
+
+
+def _said(pid: int, what: str) -> str:
+    """ "" for a process that is gone."""
+    try:
+        return Path(f"/proc/{pid}/{what}").read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def jvm_of(spark: Any) -> int:
+    """The process of Spark's JVM."""
+    return int(spark.sparkContext._gateway.proc.pid)
+
+
+def failed_tasks(spark: Any, stages_max: int = 100) -> int:
+    """Task attempts that failed so far, by Spark's own count."""
+    tracker = spark.sparkContext.statusTracker()
+    found = [tracker.getStageInfo(number) for number in range(stages_max)]
+    return sum(info.numFailedTasks for info in found if info is not None)

@@ -1,0 +1,1 @@
+"""Checks and backups of a topic's files while no broker, or another one, has them open."""

@@ -1,0 +1,381 @@
+"""A backup: a folder with the files of a data directory, and a manifest that says which, how long and with which checksum.
+
+    BACKUP/manifest.json      written last; JSON, its own checksum in it
+    BACKUP/data/              registry.json, topics/000001/..., as in a data directory
+
+While it is made it is called BACKUP.partial: so what has the name is whole, whatever died on the way. It is no data directory itself (a
+broker that served it would change it): `restore` copies it to one, and checks each byte on the way.
+
+Sealed chunks of an older backup of the same topics need not be copied again: they get a second name here, where both lie in one file
+system. That is asked of length, header and footer, which have the topic's uuid and a random seed.
+
+An open topic's files for a backup, taken without stopping it: names of its own for what never changes again, copies of the rest.
+
+    DIR/backup/     like DIR itself: chunks, indexes, .bad files, topic, state/, state.snapshot, delayed/, staging/
+
+Made by storage, in three parts, each in the thread that owns what it takes; read by whoever makes the backup; gone when that says so, when
+that one is gone, or at the next start. Chunks are hard links: no byte is copied on a publisher's time, and retention takes away
+its own names and not these. Only the newest chunk still grows: of it counts what was synced when it was linked.
+
+| part | taken | why then |
+|---|---|---|
+| state | first, of all topics before anything else of any | what was finished, and published before that, is in the rest |
+| delayed | after it | what is moved from there to the log meanwhile is found again behind the state's checkpoint |
+| log | last, synced | so neither of the others can speak of what it does not hold |
+
+With the state go the staged files: rows and files change together in its thread's order. Until the log is taken no chunk may be removed, as
+the state says where the log begins.
+
+Rejected: LMDB's own reader table, with which the copies would hold up no commit (`lock=True` costs each read and each start, for a
+backup a day); reflinks (two file systems have them).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, NamedTuple
+
+from crc32c import crc32c
+
+from .. import documents
+from ..delayed.delayed import DelayedStore
+from ..delayed.delayed_recovery import MADE_SUFFIX, NOTE_BYTES_MAX, NOTE_NAME
+from ..errors import Damaged, ForeignDirectory
+from ..files import Files
+from ..log.log import Log
+from ..log.log_format import (
+    BACKUP_NAME,
+    BAD_SUFFIX,
+    CHUNK_HEADER_BYTES,
+    CHUNK_SUFFIX,
+    DELAYED_NAME,
+    FOOTER_BYTES,
+    IDENTITY_NAME,
+    INDEX_SUFFIX,
+    STAGING_NAME,
+    STATE_NAME,
+    TEMPORARY_SUFFIX,
+    chunk_name,
+    parse_bad_name,
+)
+from ..state.snapshot import SNAPSHOT_NAME
+from ..state.state import StateStore
+from ..state.state_keeper import StateKeeper
+
+VERSION: Final = 1
+MANIFEST_NAME: Final = "manifest.json"
+DATA_NAME: Final = "data"
+PARTIAL_SUFFIX: Final = ".partial"
+PIECE_BYTES: Final = 1024 * 1024
+SYNC_BYTES: Final = 16 * PIECE_BYTES  # a disk that is given 256 MiB at once lets the broker's own syncs wait behind them
+MANIFEST_BYTES_MAX: Final = 1 << 30
+DEPTH_MAX: Final = 8
+
+Advance = Callable[[int], None]
+
+
+class FileRow(NamedTuple):
+    """`path` below `data/`; `crc` of all its bytes. `linked` (never written down): it was not copied."""
+
+    path: str
+    bytes: int
+    crc: int
+    linked: bool = False
+
+
+@dataclass(slots=True)
+class Manifest:
+    """`topics`: by name, what is known of each: number, uuid, start and end (offsets), None where the broker was stopped."""
+
+    zsq: str
+    source: str
+    uuid: str
+    began_ns: int
+    ended_ns: int = 0
+    live: bool = True
+    topics: dict[str, dict[str, Any]] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+    files: list[FileRow] = field(default_factory=list)
+
+    @property
+    def bytes(self) -> int:
+        return sum(row.bytes for row in self.files)
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    data = asdict(manifest) | {"files": [[row.path, row.bytes, f"{row.crc:08x}"] for row in manifest.files]}
+    head = {"backup": "zsq", "version": VERSION, "checksum": _checksum(data)}
+    return json.dumps(head | data, indent=1).encode()
+
+
+def _checksum(data: Mapping[str, Any]) -> str:
+    return f"{crc32c(json.dumps(data, sort_keys=True, separators=(',', ':')).encode()):08x}"
+
+
+def decode_manifest(raw: bytes, path: str) -> Manifest:
+    """`Damaged`; `ForeignDirectory` where it is something else, or of a version that is not known."""
+    try:
+        data = documents.loads(raw)
+        if not isinstance(data, dict) or data.pop("backup", "") != "zsq":
+            raise ForeignDirectory(f"{path} is no manifest of a backup of zsq")
+        if (version := data.pop("version", None)) != VERSION:
+            raise ForeignDirectory(f"{path} has version {version}; this zsq knows only {VERSION}: upgrade zsq")
+        if data.pop("checksum", "") != _checksum(data):
+            raise Damaged(f"{path} is damaged: its checksum does not agree")
+        files = [FileRow(_inner(path_), int(size), int(crc, 16)) for path_, size, crc in data.pop("files")]
+        return Manifest(**data, files=files)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise Damaged(f"{path} is damaged: {error}") from None
+
+
+def _inner(path: str) -> str:
+    """A path that stays below its folder, whatever the manifest says."""
+    if not isinstance(path, str) or any(part in ("", ".", "..") for part in path.split("/")) or "\0" in path:
+        raise ValueError(f"{path!r} is no path of a file in a backup")
+    return path
+
+
+def read_manifest(files: Files, backup: str) -> Manifest:
+    """`ForeignDirectory` where there is none, `Damaged`, `OSError`."""
+    path = f"{backup}/{MANIFEST_NAME}"
+    if not files.exists(path):
+        what = f"{backup} is not finished" if backup.endswith(PARTIAL_SUFFIX) else f"{backup} is no backup of zsq"
+        raise ForeignDirectory(f"{what}: it has no {MANIFEST_NAME}")
+    return decode_manifest(files.read_file(path, MANIFEST_BYTES_MAX), path)
+
+
+def walk(files: Files, folder: str, but: Collection[str] = (), depth: int = DEPTH_MAX) -> Iterator[str]:
+    """The paths of all files below `folder`, relative to it; of those directly in it none that is named in `but`."""
+    for name in files.list(folder):
+        if name in but:
+            continue
+        if files.is_folder(f"{folder}/{name}"):
+            if depth:
+                yield from (f"{name}/{inner}" for inner in walk(files, f"{folder}/{name}", depth=depth - 1))
+        else:
+            yield name
+
+
+class Writer:
+    """Puts files into a folder: each is synced when it is there, the folders by `finish`. `base`: an older backup and its manifest."""
+
+    def __init__(self, files: Files, folder: str, advance: Advance, base: tuple[str, Manifest] | None = None) -> None:
+        self.rows: list[FileRow] = []
+        self._files = files
+        self._folder = folder
+        self._advance = advance
+        self._made: set[str] = set()
+        self._base = f"{base[0]}/{DATA_NAME}" if base is not None else ""
+        self._known = {row.path: row for row in base[1].files} if base is not None else {}
+
+    def copy(self, source: str, path: str, bytes_max: int | None = None, *, cold: bool = False) -> FileRow:
+        """`path` is relative to the folder. `bytes_max`: so many bytes count, and all of them must be there (`Damaged`). `cold`: the
+        source will not be read again soon."""
+        self._make_folders(path)
+        row = None if bytes_max is not None else self._known_row(source, path)
+        if row is None:
+            row = FileRow(path, *copy_file(self._files, source, f"{self._folder}/{path}", bytes_max, self._advance, cold=cold))
+        self.rows.append(row)
+        return row
+
+    def write(self, path: str, data: bytes) -> None:
+        self._make_folders(path)
+        self._files.write_file(f"{self._folder}/{path}", data)
+        self.rows.append(FileRow(path, len(data), crc32c(data)))
+
+    def drop(self, path: str) -> None:
+        """A folder, with what was put there."""
+        if self._files.exists(f"{self._folder}/{path}"):
+            self._files.remove_tree(f"{self._folder}/{path}")
+        self._made = {made for made in self._made if made != path and not made.startswith(f"{path}/")}
+        self.rows = [row for row in self.rows if not row.path.startswith(f"{path}/")]
+
+    def finish(self) -> None:
+        for path in ("", *sorted(self._made)):
+            self._files.sync_folder(f"{self._folder}/{path}".rstrip("/"))
+
+    def _make_folders(self, path: str) -> None:
+        parts = path.split("/")[:-1]
+        for count in range(1, len(parts) + 1):
+            folder = "/".join(parts[:count])
+            if folder not in self._made:
+                if not self._files.exists(f"{self._folder}/{folder}"):
+                    self._files.make_folder(f"{self._folder}/{folder}")
+                self._made.add(folder)
+
+    def _known_row(self, source: str, path: str) -> FileRow | None:
+        """The older backup's, if that is the same sealed chunk and could be given a second name."""
+        row = self._known.get(path)
+        old = f"{self._base}/{path}"
+        if row is None or not path.endswith(CHUNK_SUFFIX):
+            return None
+        try:
+            if not self._files.size_of(source) == self._files.size_of(old) == row.bytes or not self._same_ends(source, old, row.bytes):
+                return None
+            self._files.link(old, f"{self._folder}/{path}")
+        except OSError:
+            return None
+        self._advance(row.bytes)
+        return row._replace(linked=True)
+
+    def _same_ends(self, one: str, other: str, size: int) -> bool:
+        """Headers with uuid and seed; and footers, which both have: the file is sealed."""
+        ends = [
+            (_read(self._files, path, 0, CHUNK_HEADER_BYTES), _read(self._files, path, size - FOOTER_BYTES, FOOTER_BYTES))
+            for path in (one, other)
+        ]
+        return size > CHUNK_HEADER_BYTES + FOOTER_BYTES and ends[0] == ends[1] and ends[0][1].startswith(b"ZSQF")
+
+
+def _read(files: Files, path: str, position: int, size: int) -> bytes:
+    fd = files.open_read(path)
+    try:
+        return files.pread(fd, size, max(position, 0))
+    finally:
+        files.close(fd)
+
+
+def copy_file(files: Files, source: str, target: str, bytes_max: int | None, advance: Advance, *, cold: bool = False) -> tuple[int, int]:
+    """A new file, synced: its length, and its checksum as it was read. `Damaged` where the source is shorter than `bytes_max`."""
+    reading = files.open_read(source)
+    try:
+        writing = files.open_new(target)
+        try:
+            position = crc = 0
+            while piece := files.pread(reading, PIECE_BYTES if bytes_max is None else min(PIECE_BYTES, bytes_max - position), position):
+                files.writev(writing, [piece], position)
+                crc = crc32c(piece, crc)
+                position += len(piece)
+                if position % SYNC_BYTES == 0:
+                    files.sync(writing)
+                advance(len(piece))
+            if bytes_max is not None and position < bytes_max:
+                raise Damaged(f"{source} has {position} bytes, and {bytes_max} were synced")
+            files.sync(writing)
+            files.advise_done(writing, 0, 0)
+        finally:
+            files.close(writing)
+        if cold:
+            files.advise_done(reading, 0, 0)
+        return position, crc
+    finally:
+        files.close(reading)
+
+
+def check_file(files: Files, path: str, row: FileRow, advance: Advance) -> str:
+    """What is wrong with a file of a backup; empty if nothing is."""
+    try:
+        fd = files.open_read(path)
+    except OSError as error:
+        return f"{row.path} cannot be opened: {error.strerror}"
+    try:
+        position = crc = 0
+        while piece := files.pread(fd, PIECE_BYTES, position):
+            crc = crc32c(piece, crc)
+            position += len(piece)
+            advance(len(piece))
+        files.advise_done(fd, 0, 0)
+    except OSError as error:
+        return f"{row.path} cannot be read: {error.strerror}"
+    finally:
+        files.close(fd)
+    if position != row.bytes:
+        return f"{row.path} has {position} bytes, and had {row.bytes}"
+    return f"{row.path} is damaged: its checksum does not agree" if crc != row.crc else ""
+
+
+class LogTaken(NamedTuple):
+    """What of the log is to be taken. `newest_bytes`: so many of the newest chunk count; `end`: the next offset then."""
+
+    start: int
+    end: int
+    bases: tuple[int, ...]
+    newest_bytes: int
+
+
+def capture_state(files: Files, directory: str, state: StateStore, keeper: StateKeeper) -> None:
+    """In the state's thread. The folder is not there yet. `OSError`, `StorageError`: nothing counts."""
+    folder = f"{directory}/{BACKUP_NAME}"
+    files.make_folder(folder)
+    staging = f"{directory}/{STAGING_NAME}"
+    if files.exists(staging):
+        files.make_folder(f"{folder}/{STAGING_NAME}")
+        for name in files.list(staging):
+            _link(files, f"{staging}/{name}", f"{folder}/{STAGING_NAME}/{name}")
+    keeper.write()  # at best of this very commit, and never of a later one: else the copy would be taken for an older one come back
+    for name in (SNAPSHOT_NAME, IDENTITY_NAME, DELAYED_NAME + MADE_SUFFIX):
+        _link(files, f"{directory}/{name}", f"{folder}/{name}")
+    files.make_folder(f"{folder}/{STATE_NAME}")
+    state.copy(f"{folder}/{STATE_NAME}")
+
+
+def capture_delayed(files: Files, directory: str, delayed: DelayedStore) -> None:
+    """In the delayed messages' thread."""
+    folder = f"{directory}/{BACKUP_NAME}/{DELAYED_NAME}"
+    files.make_folder(folder)
+    delayed.copy(folder)
+    files.note(f"{folder}/{NOTE_NAME}", files.read_note(f"{delayed.path}/{NOTE_NAME}", NOTE_BYTES_MAX))
+    _link(files, f"{directory}/{DELAYED_NAME}{MADE_SUFFIX}", f"{directory}/{BACKUP_NAME}/{DELAYED_NAME}{MADE_SUFFIX}")
+
+
+def sync_log(files: Files, directory: str, log: Log) -> LogTaken:
+    """In the log's thread, so that nothing is written meanwhile: all that is there is on disk then. `StoreFailed`, `OSError`."""
+    end = log.sync()
+    bases = tuple(log.chunks)
+    return LogTaken(log.start, end, bases, files.size_of(f"{directory}/{chunk_name(bases[-1])}"))
+
+
+def capture_log(files: Files, directory: str, taken: LogTaken) -> int:
+    """Chunks, indexes of sealed ones, and what is known of damage in them; none of these may be removed meanwhile. How many chunks are
+    missing: the copy has them no less than the topic has."""
+    folder = f"{directory}/{BACKUP_NAME}"
+    missing = 0
+    for base in taken.bases:
+        name = chunk_name(base)
+        missing += not _link(files, f"{directory}/{name}", f"{folder}/{name}")
+        if base != taken.bases[-1]:
+            index = name.rpartition(".")[0] + INDEX_SUFFIX
+            _link(files, f"{directory}/{index}", f"{folder}/{index}")
+    for name in files.list(directory):
+        if parse_bad_name(name) is not None or (name.startswith(f"{DELAYED_NAME}-") and name.endswith(BAD_SUFFIX)):
+            _link(files, f"{directory}/{name}", f"{folder}/{name}")
+    return missing
+
+
+def drop_capture(files: Files, directory: str) -> None:
+    """The backup is done with it. It goes at once for who copies from it, and never a part of it."""
+    folder = f"{directory}/{BACKUP_NAME}"
+    going = folder + TEMPORARY_SUFFIX
+    if files.exists(going):
+        files.remove_tree(going)
+    if files.exists(folder):
+        files.rename(folder, going)
+        files.remove_tree(going)
+
+
+def is_captured(files: Files, directory: str) -> bool:
+    """Whether a backup, or a part of one, is still there."""
+    return any(files.exists(f"{directory}/{BACKUP_NAME}{suffix}") for suffix in ("", TEMPORARY_SUFFIX))
+
+
+def capture_bytes(files: Files, directory: str) -> int:
+    """What the copies will take: links take nothing."""
+    found = 0
+    for name in (STATE_NAME, DELAYED_NAME):
+        with contextlib.suppress(FileNotFoundError):
+            found += files.size_of(f"{directory}/{name}/data.mdb")
+    return found
+
+
+def _link(files: Files, old: str, new: str) -> bool:
+    """False: there is none. A name that is taken is of the same file."""
+    try:
+        files.link(old, new)
+    except FileExistsError:
+        return True
+    except FileNotFoundError:
+        return False
+    return True

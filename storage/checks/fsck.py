@@ -1,0 +1,682 @@
+"""Checking a topic's directory while nobody has it open: all its files, and what they say of each other. Repair, where that can be done.
+
+Two levels: *damage* is what should not be; a *note* is harmless, or known and kept (what a repair has set aside is a note the next time).
+What recovery does anyway at each start (an unfinished write, a state store that is made again from its snapshot and the log) is not done
+a second way here: a repair opens the topic as the broker would, and closes it.
+
+LMDB may kill the process that opens a damaged environment; so those are checked in a process of their own (`state_check.py`).
+
+Of one chunk file it checks both copies of the header, the two checksums and the place of every block, the groups, the footer and the index.
+
+A finding says what is wrong and, where something can be done about it, how: a function that does it and says what it did. Nothing is
+changed by checking. Repairs write a copy of what they change before they change it, or change nothing that can be read:
+
+* a damaged copy of the header is written anew from the good one;
+* a damaged block stays where it is; its bytes are kept in a `.bad` file, so that its offsets are a known hole (see `damage.py`);
+* a chunk that is not the last and has no footer gets one behind all of its bytes;
+* an index is built anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from crc32c import crc32c
+
+from ...transport.block.block import IN_GROUP, Header
+from ..delayed.delayed_recovery import MADE_SUFFIX, READY_SUFFIX, check_delayed, uuid_of
+from ..directory.store import INDEX_EVERY_BYTES, StoreOptions, TopicIdentity, check_identity, open_store
+from ..errors import Damaged, DiskFull, ForeignDirectory, StorageError
+from ..files import Files
+from ..log.chunk import INDEX_BYTES_MAX, Chunk, Stretch, open_chunk, read_footer
+from ..log.damage import BAD_HEAD_BYTES, CUT_OFF, DAMAGED, Bad, decode_bad_head, keep_bytes
+from ..log.index import Index
+from ..log.log_format import (
+    ALIGNMENT,
+    BACKUP_NAME,
+    BAD_SUFFIX,
+    CHUNK_COPY_BYTES,
+    CHUNK_HEADER_BYTES,
+    DELAYED_NAME,
+    FOOTER_BYTES,
+    IDENTITY_NAME,
+    LOCK_NAME,
+    PART_SUFFIX,
+    STAGING_NAME,
+    STATE_NAME,
+    TEMPORARY_SUFFIX,
+    ChunkFooter,
+    chunk_name,
+    decode_chunk_header,
+    encode_chunk_header,
+    encode_footer,
+    parse_bad_name,
+    parse_chunk_name,
+    part_name,
+)
+from ..log.survey import READABLE_AGAIN
+from ..log.transactions import Mark
+from ..state.snapshot import check_snapshot, commits_of_snapshot
+from ..state.state import StateStore
+from ..state.state_check import check_environment
+
+DAMAGE: Final = "damage"
+NOTE: Final = "note"
+RECOVERY: Final = "the broker's own recovery"
+
+Repair = Callable[[], str]
+
+
+@dataclass(slots=True)
+class Finding:
+    """`level`: damage, or a note of what is harmless or known. `needs_recovery`: opening the topic repairs it. `repaired`: how it was."""
+
+    level: str
+    path: str
+    text: str
+    first_offset: int = -1
+    count: int = 0
+    repair: Repair | None = None
+    needs_recovery: bool = False
+    repaired: str = ""
+
+
+@dataclass(slots=True)
+class Checked:
+    """One chunk as found. `end_offset`: behind its last good block, or what its footer says; -1: it cannot be read at all."""
+
+    base_offset: int
+    findings: list[Finding] = field(default_factory=list)
+    blocks: int = 0
+    messages: int = 0
+    bytes: int = 0
+    end_offset: int = -1
+    end_position: int = 0
+    adopted: list[int] = field(default_factory=list)
+    """Chunks that its marks name."""
+    groups: list[int] = field(default_factory=list)
+    """First offsets of the groups that its marks end."""
+    open_group: int = -1
+    """First offset of a group at its end whose mark lies in another chunk, if anywhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What a chunk cannot know of itself. `following`: the next one's first offset, -1 for the last; `synced_end`: -1 if not known."""
+
+    uuid: bytes
+    following: int
+    synced_end: int
+    known: Mapping[tuple[int, int], Bad]
+    index_every_bytes: int
+    now_ns: int
+
+
+class ChunkCheck:
+    """`run` once."""
+
+    def __init__(self, files: Files, folder: str, base_offset: int, around: Around) -> None:
+        self._files = files
+        self._folder = folder
+        self._around = around
+        self._path = f"{folder}/{chunk_name(base_offset)}"
+        self._found = Checked(base_offset)
+        self._end = 0  # relative offset behind the last good block
+        self._good_end = CHUNK_HEADER_BYTES  # its position
+        self._time_ns = 0
+        self._bad_footer = False
+        self._sealed = False
+        self._places: dict[int, Header] = {}
+
+    def run(self) -> Checked:
+        found = self._found
+        try:
+            chunk = open_chunk(self._files, self._folder, found.base_offset, self._around.uuid, self._around.index_every_bytes)
+        except (Damaged, ForeignDirectory, OSError) as error:
+            count = max(0, self._around.following - found.base_offset)
+            self._add(DAMAGE, f"cannot be used, with all that is in it: {error}", found.base_offset, count)
+            return found
+        try:
+            found.bytes = self._files.size(chunk.fd)
+            self._sealed = chunk.sealed
+            self._check_header(chunk)
+            self._check_blocks(chunk)
+            self._check_end(chunk)
+            self._check_index(chunk)
+        finally:
+            chunk.close()
+        return found
+
+    def _add(
+        self, level: str, text: str, first_offset: int = -1, count: int = 0, repair: Repair | None = None, needs: bool = False
+    ) -> None:
+        self._found.findings.append(Finding(level, self._path, text, first_offset, count, repair, needs))
+
+    # Header
+
+    def _check_header(self, chunk: Chunk) -> None:
+        if chunk.spare_header:
+            text = "both copies of its header are damaged; its footer says the same again"
+            self._add(DAMAGE, text, repair=lambda: self._mend_header(chunk))
+            return
+        data = self._files.pread(chunk.fd, CHUNK_HEADER_BYTES, 0)
+        for number, at in enumerate((0, CHUNK_COPY_BYTES), 1):
+            try:
+                decode_chunk_header(data[at : at + CHUNK_COPY_BYTES])
+            except Damaged:
+                self._add(DAMAGE, f"copy {number} of its header is damaged; the other one is good", repair=lambda: self._mend_header(chunk))
+
+    def _mend_header(self, chunk: Chunk) -> str:
+        self._write(encode_chunk_header(chunk.header), 0)
+        return f"both copies of the header written anew from {'the footer' if chunk.spare_header else 'the good one'}"
+
+    def _write(self, data: bytes, position: int) -> None:
+        fd = self._files.open_append(self._path)
+        try:
+            self._files.writev(fd, [data], position)
+            self._files.sync(fd)
+        finally:
+            self._files.close(fd)
+
+    # Blocks
+
+    def _check_blocks(self, chunk: Chunk) -> None:
+        bad: list[Stretch] = []
+        group_at = -1
+        for stretch in chunk.walk(CHUNK_HEADER_BYTES, columns=True):
+            header = stretch.header
+            if not stretch.good or header is None:
+                bad.append(stretch)
+                continue
+            self._before(bad, header)
+            bad = []
+            self._check_place(header, stretch.position)
+            if header.flags & IN_GROUP:
+                group_at = stretch.position if group_at < 0 else group_at
+            elif not header.count:
+                self._check_mark(chunk, stretch.position, header)
+                group_at = -1
+            elif group_at >= 0:
+                self._add(DAMAGE, f"the group that begins at {group_at} has no mark; its messages stay, its transaction is not known")
+                group_at = -1
+            self._end, self._good_end, self._time_ns = header.next_offset, stretch.end, header.time_ns
+        if bad:
+            self._tail(chunk, bad)
+        if group_at >= 0 and self._around.following >= 0:
+            self._found.open_group = self._found.base_offset + self._places[group_at].first_offset
+        elif group_at >= 0 and not bad:
+            self._add(NOTE, f"the group that begins at {group_at} is not finished; the next start cuts it off", needs=True)
+
+    def _check_place(self, header: Header, position: int) -> None:
+        base = self._found.base_offset
+        if header.first_offset != self._end:
+            text = f"the block at {position} has offset {base + header.first_offset}, {base + self._end} was expected"
+            self._add(DAMAGE, text, base + self._end, max(0, header.first_offset - self._end))
+        if header.time_ns < self._time_ns:
+            self._add(DAMAGE, f"the block at {position} is older than the one before it")
+        self._found.blocks += 1
+        self._found.messages += header.count
+        if header.count:
+            self._places[position] = header
+
+    def _check_mark(self, chunk: Chunk, position: int, header: Header) -> None:
+        try:
+            mark: Mark | None = chunk.mark_at(position)
+        except ValueError:
+            mark = None
+        if mark is None or mark.next_offset != self._found.base_offset + header.first_offset:
+            self._add(DAMAGE, f"the mark at {position} is not that of the group before it")
+            return
+        self._found.adopted += [adopted.base_offset for adopted in mark.adopted]
+        self._found.groups.append(mark.first_offset)
+
+    def _before(self, bad: list[Stretch], header: Header) -> None:
+        """Bad stretches in a row, with a good block behind them."""
+        if bad:
+            self._bad(bad, max(0, header.first_offset - self._end))
+            self._end = max(self._end, header.first_offset)
+
+    def _bad(self, bad: list[Stretch], count: int) -> None:
+        base, start, end = self._found.base_offset, bad[0].position, bad[-1].end
+        first = base + self._end
+        known = self._known(start, end)
+        what = f"{len(bad)} damaged blocks from {start} to {end}"
+        if known is not None and self._is_noted(first, first + count):
+            self._add(NOTE, f"{what}: known, and kept in {known.name}", first, count)
+            return
+        if known is not None and known.hole.next_offset > first:
+            rest = Bad(base, end, 0, known.hole.next_offset, first + count - known.hole.next_offset, "the blocks that followed are missing")
+            self._add(DAMAGE, f"{what}: kept in {known.name}, and what followed is missing", first, count, repair=lambda: self._keep(rest))
+            return
+        why = "its checksum does not agree"
+        at_risk = not self._sealed and self._around.following < 0 and self._around.synced_end >= 0 and first >= self._around.synced_end
+        if at_risk:  # whether it was ever synced recovery decides, by what the blocks behind it say
+            self._add(DAMAGE, what, first, count, needs=True)
+            return
+        kept = Bad(base, start, end - start, first, count, why, blocks=len(bad))
+        self._add(DAMAGE, what, first, count, repair=lambda: self._keep(kept))
+
+    def _known(self, start: int, end: int) -> Bad | None:
+        """What was set aside of that, if it is all of it: what lies behind may have rotted since."""
+        known = self._around.known.get((self._found.base_offset, start))
+        kept = 0 if known is None else known.bytes + -known.bytes % ALIGNMENT  # a footer was written behind a cut end, at the next border
+        return known if start + kept >= end else None
+
+    def _is_noted(self, first: int, end: int) -> bool:
+        """Whether `.bad` files of this chunk say that all these offsets are lost."""
+        for bad in sorted(self._around.known.values(), key=lambda bad: bad.first_offset):
+            if bad.base_offset == self._found.base_offset and bad.first_offset <= first:
+                first = max(first, bad.hole.next_offset)
+        return first >= end
+
+    def _keep(self, bad: Bad) -> str:
+        kept = keep_bytes(self._files, self._folder, bad, self._around.now_ns)
+        return f"{kept} bytes kept in {bad.name}; its {bad.count} messages are a known hole"
+
+    # The end
+
+    def _tail(self, chunk: Chunk, bad: list[Stretch]) -> None:
+        """Bad bytes with nothing good behind them."""
+        base = self._found.base_offset
+        if chunk.sealed:
+            self._bad(bad, max(0, chunk.end_offset - base - self._end))
+            self._end = max(self._end, chunk.end_offset - base)
+            return
+        size = bad[-1].end - bad[0].position
+        known = self._known(bad[0].position, bad[-1].end)
+        if known is not None and self._around.following < 0:  # recovery leaves it there, and the next block goes into a new chunk
+            self._add(NOTE, f"{size} bytes at its end are damaged: known, and kept in {known.name}", base + self._end, known.count)
+            self._end += known.count
+            return
+        if self._around.following >= 0:
+            missing = max(0, self._around.following - base - self._end)
+            self._bad_footer = size == FOOTER_BYTES and not missing
+            if not self._bad_footer:
+                self._bad(bad, missing)
+                self._end += missing
+            return
+        lost = self._around.synced_end - base - self._end
+        if lost > 0:
+            self._add(DAMAGE, f"{size} bytes at its end cannot be read, and were synced", base + self._end, lost, needs=True)
+        else:
+            text = f"{size} bytes at its end are a write that did not finish, or an acknowledged block that has rotted (nobody can tell)"
+            self._add(NOTE, f"{text}; the next start keeps a copy in a `.bad` file and cuts them off", needs=True)
+
+    def _check_end(self, chunk: Chunk) -> None:
+        base, found = self._found.base_offset, self._found
+        found.end_offset, found.end_position = base + self._end, self._good_end
+        if not chunk.sealed:
+            if self._around.following >= 0:
+                self._add(DAMAGE, "it has no footer, and is not the last", repair=lambda: self._mend_footer(chunk))
+            return
+        footer = chunk.end_offset - base, chunk.last_time_ns - chunk.header.base_time_ns
+        if footer[0] < self._end or footer[1] < self._time_ns:
+            self._add(DAMAGE, f"its footer says that it ends at offset {chunk.end_offset}; its last block ends at {found.end_offset}")
+        elif footer[0] > self._end:
+            self._missing(chunk.end_offset)
+        found.end_offset = max(found.end_offset, chunk.end_offset)
+
+    def _missing(self, end_offset: int) -> None:
+        """Blocks before the footer are not there at all: cut out, or cut off before it was written."""
+        base, first = self._found.base_offset, self._found.end_offset
+        text = f"its footer says that it ends at offset {end_offset}: blocks are missing"
+        if self._is_noted(first, end_offset):
+            self._add(NOTE, f"{text}: known", first, end_offset - first)
+            return
+        lost = Bad(base, self._good_end, 0, first, end_offset - first, "blocks before its footer are missing")
+        self._add(DAMAGE, text, first, lost.count, repair=lambda: self._keep(lost))
+
+    def _mend_footer(self, chunk: Chunk) -> str:
+        base, size = self._found.base_offset, self._found.bytes
+        said = ""
+        position = max(size + -size % ALIGNMENT, CHUNK_HEADER_BYTES)
+        if self._bad_footer:
+            bad = Bad(base, self._good_end, FOOTER_BYTES, base + self._end, 0, "a footer that could not be read", CUT_OFF)
+            said = f" (what stood there is kept in {bad.name})"
+            keep_bytes(self._files, self._folder, bad, self._around.now_ns)
+            position = self._good_end
+        footer = ChunkFooter(max(self._end, self._around.following - base), self._time_ns, position)
+        self._write(encode_footer(footer, chunk.header.seed, chunk.header), position)
+        return f"a footer written at {position}{said}"
+
+    # Index
+
+    def _check_index(self, chunk: Chunk) -> None:
+        if not chunk.sealed:
+            return  # nobody trusts that of the last one: recovery cuts it
+        if not self._files.exists(chunk.index_path):
+            if not chunk.adopted:  # those never had one
+                self._add(NOTE, "it has no index; one is made when it is needed", repair=lambda: self._mend_index(chunk))
+            return
+        data = self._files.read_file(chunk.index_path, INDEX_BYTES_MAX)
+        index = Index.decode(data, chunk.header.seed, self._around.index_every_bytes)
+        if index is None:
+            self._add(DAMAGE, "its index is damaged; it is a cache, and not used", repair=lambda: self._mend_index(chunk))
+        elif not self._agree(index):
+            self._add(DAMAGE, "its index does not agree with its blocks", repair=lambda: self._mend_index(chunk))
+
+    def _agree(self, index: Index) -> bool:
+        """Entries of blocks that are damaged by now say nothing."""
+        before = -1
+        for entry in index.entries():
+            header = self._places.get(entry.position)
+            if header is not None and (header.first_offset, header.time_ns) != (entry.offset, entry.time_ns):
+                return False
+            if entry.position <= before:
+                return False
+            before = entry.position
+        return True
+
+    def _mend_index(self, chunk: Chunk) -> str:
+        again = open_chunk(self._files, self._folder, chunk.base_offset, self._around.uuid, self._around.index_every_bytes)
+        try:
+            wanted = again.load_index(rebuild=True).encode(again.header.seed)
+        finally:
+            again.close()
+        if not self._files.exists(again.index_path) or self._files.read_file(again.index_path, len(wanted) + 1) != wanted:
+            raise DiskFull("the index could not be written")  # a log does without it, and does not say so
+        return "the index built anew"
+
+
+PIECE_BYTES: Final = 1024 * 1024
+
+
+@dataclass(slots=True)
+class TopicReport:
+    """What was found in one topic's directory."""
+
+    name: str
+    directory: str
+    findings: list[Finding] = field(default_factory=list)
+    chunks: int = 0
+    blocks: int = 0
+    messages: int = 0
+    bytes: int = 0
+    start: int = 0
+    end: int = 0
+
+    @property
+    def damaged(self) -> list[Finding]:
+        """What is damage and was not repaired."""
+        return [finding for finding in self.findings if finding.level == DAMAGE and not finding.repaired]
+
+
+def check_topic(files: Files, directory: str, identity: TopicIdentity, now_ns: int, *, repair: bool = False) -> TopicReport:
+    """`Locked` where a process has it open. `OSError` where the directory cannot be read at all."""
+    lock = files.lock(f"{directory}/{LOCK_NAME}", write=repair)
+    try:
+        check = _TopicCheck(files, directory, identity, now_ns)
+        report = check.run()
+        if repair:
+            for finding in report.findings:
+                _mend(finding)
+    finally:
+        if lock >= 0:
+            files.close(lock)
+    if repair and any(finding.needs_recovery for finding in report.findings):
+        _recover(files, directory, identity, report)
+    return report
+
+
+def _mend(finding: Finding) -> None:
+    if finding.repair is not None:
+        try:
+            finding.repaired = finding.repair()
+        except (StorageError, OSError) as error:
+            finding.text += f" (it could not be repaired: {error})"
+
+
+def _recover(files: Files, directory: str, identity: TopicIdentity, report: TopicReport) -> None:
+    try:
+        store = open_store(files, directory, StoreOptions(), identity)
+        try:
+            said = "; ".join([store.report.sentence(), *store.report.alarms, *store.report.notes])
+        finally:
+            store.close()
+    except (StorageError, OSError) as error:
+        report.findings.append(Finding(DAMAGE, directory, f"it cannot be opened: {error}"))
+        return
+    said = f"by {RECOVERY}: {said.replace(f'{directory}/', '')}"
+    for finding in report.findings:
+        if finding.needs_recovery:
+            finding.repaired, said = said, f"by {RECOVERY}, as told above"
+
+
+class _TopicCheck:
+    def __init__(self, files: Files, directory: str, identity: TopicIdentity, now_ns: int) -> None:
+        self._files = files
+        self._directory = directory
+        self._identity = identity
+        self._now_ns = now_ns
+        self._report = TopicReport(identity.name, directory)
+        self._names = files.list(directory)
+        self._known: dict[tuple[int, int], Bad] = {}
+        self._staged: dict[str, tuple[int, int, int]] = {}
+        """Files of sealed stages: where their blocks end, the bytes of their footers, their seeds."""
+        self._synced_end = -1
+        self._start = identity.base_offset
+
+    def run(self) -> TopicReport:
+        self._check_identity()
+        self._check_environments()
+        self._check_bad_files()
+        self._check_log()
+        self._check_holes()
+        self._check_staging()
+        for name in self._names:
+            if name.removesuffix(TEMPORARY_SUFFIX) == BACKUP_NAME:
+                self._add(NOTE, name, "what a backup has left; the next start removes it")
+            elif name.endswith(TEMPORARY_SUFFIX):
+                self._add(NOTE, name, "a file whose writing was not finished; not used")
+        return self._report
+
+    def _add(self, level: str, name: str, text: str, first_offset: int = -1, count: int = 0) -> Finding:
+        found = Finding(level, f"{self._directory}/{name}", text, first_offset, count)
+        self._report.findings.append(found)
+        return found
+
+    def _check_identity(self) -> None:
+        try:
+            if not check_identity(self._files, self._directory, self._identity):
+                self._add(DAMAGE, IDENTITY_NAME, "missing or damaged").needs_recovery = True
+        except StorageError as error:
+            self._add(DAMAGE, IDENTITY_NAME, str(error))
+
+    def _check_environments(self) -> None:
+        sound = True
+        for name in (STATE_NAME, DELAYED_NAME):
+            if name not in self._names:
+                if name == STATE_NAME:
+                    self._add(DAMAGE, name, "the state store is missing").needs_recovery = True
+                    sound = False
+                elif f"{name}{MADE_SUFFIX}" in self._names and f"{name}{READY_SUFFIX}" not in self._names:
+                    self._add(DAMAGE, name, "it is gone, with all delayed messages that waited in it").needs_recovery = True
+                continue
+            check = check_delayed if name == DELAYED_NAME else check_environment
+            path = f"{self._directory}/{name}"
+            for text in check(path):
+                self._add(DAMAGE, name, text.removeprefix(path).removeprefix(":").strip()).needs_recovery = True
+                sound = sound and name != STATE_NAME
+            if name == DELAYED_NAME and not any(finding.path == path for finding in self._report.findings):
+                self._check_owner(path)
+        for text in check_snapshot(self._files, self._directory):
+            self._add(DAMAGE, "", text).needs_recovery = True
+        if sound:
+            self._read_state()
+
+    def _check_owner(self, path: str) -> None:
+        try:
+            if uuid_of(path) != self._identity.uuid_bytes:
+                self._add(DAMAGE, DELAYED_NAME, "it holds the delayed messages of another topic")
+        except StorageError as error:
+            self._add(DAMAGE, DELAYED_NAME, str(error))
+
+    def _read_state(self) -> None:
+        """How far the log is known to be on disk. Only after it was found to be sound."""
+        try:
+            state = StateStore(f"{self._directory}/{STATE_NAME}", readonly=True)
+            try:
+                table = state.load()
+                uuid = state.uuid()
+            finally:
+                state.close()
+        except StorageError as error:
+            self._add(DAMAGE, STATE_NAME, str(error)).needs_recovery = True
+            return
+        if uuid != self._identity.uuid_bytes:
+            self._add(DAMAGE, STATE_NAME, f"it belongs to another topic (uuid {uuid.hex()})")
+            return
+        if table.commits < (known := commits_of_snapshot(self._files, self._directory)):
+            text = f"it has seen {table.commits} commits, and its snapshot {known}: an older one has come back"
+            self._add(DAMAGE, STATE_NAME, text).needs_recovery = True
+            return
+        self._synced_end = table.synced_end
+        self._start = max(self._start, table.start)
+        for stage, row in table.stages.items():
+            for file in row.files:
+                self._staged[part_name(stage, file.number)] = file.data_end, FOOTER_BYTES if row.final else 0, file.seed
+
+    def _check_bad_files(self) -> None:
+        for name in self._names:
+            if parse_chunk_name(name.removesuffix(BAD_SUFFIX)) is not None and name.endswith(BAD_SUFFIX):
+                self._add(NOTE, name, "a chunk that could not be read, set aside")
+            if parse_bad_name(name) is None:
+                continue
+            try:
+                head = decode_bad_head(self._files.read_file(f"{self._directory}/{name}", BAD_HEAD_BYTES))
+                whole = head is not None and self._kept(name, head.kept, head.crc)
+            except OSError as error:
+                self._add(NOTE, name, f"it cannot be read: {error}; it is evidence only, and not used")
+                continue
+            if head is None or not whole:
+                self._add(NOTE, name, "what it says of itself is damaged; it is evidence only, and not used")
+            elif head.bad.kind == DAMAGED:
+                self._known[(head.bad.base_offset, head.bad.position)] = head.bad
+
+    def _kept(self, name: str, kept: int, expected: int) -> bool:
+        fd = self._files.open_read(f"{self._directory}/{name}")
+        try:
+            crc = 0
+            for at in range(0, kept, PIECE_BYTES):
+                crc = crc32c(self._files.pread(fd, min(PIECE_BYTES, kept - at), BAD_HEAD_BYTES + at), crc)
+            return crc == expected and self._files.size(fd) == BAD_HEAD_BYTES + kept
+        finally:
+            self._files.close(fd)
+
+    # The log
+
+    def _check_log(self) -> None:
+        report = self._report
+        bases = [base for name in self._names if (base := parse_chunk_name(name)) is not None]
+        live = [base for number, base in enumerate(bases) if number + 1 == len(bases) or bases[number + 1] > self._start]
+        if len(live) < len(bases):
+            self._add(NOTE, "", f"{len(bases) - len(live)} chunks below offset {self._start} are to be removed; the next start does it")
+        if not live:
+            self._add(DAMAGE, "", "the log has no chunk: restore them from a backup")
+            return
+        if live[0] > self._start:
+            lost = live[0] - self._start
+            self._add(DAMAGE, "", f"{lost} messages from offset {self._start} on are missing: their chunks are gone", self._start, lost)
+        before: Checked | None = None
+        named: set[int] = set()
+        ended: set[int] = set()
+        begun: list[Checked] = []
+        for base, following in zip(live, [*live[1:], -1], strict=True):
+            around = Around(self._identity.uuid_bytes, following, self._synced_end, self._known, INDEX_EVERY_BYTES, self._now_ns)
+            found = ChunkCheck(self._files, self._directory, base, around).run()
+            if before is not None and before.end_offset >= 0:
+                self._check_border(before, base)
+            report.findings += found.findings
+            report.chunks += 1
+            report.blocks += found.blocks
+            report.messages += found.messages
+            report.bytes += found.bytes
+            named.update(found.adopted)
+            ended.update(found.groups)
+            begun += [found] if found.open_group >= 0 else []
+            before = found
+        assert before is not None
+        for found in begun:  # with adopted files, the mark lies in the last of those
+            if found.open_group not in ended:
+                text = f"the group from offset {found.open_group} on has no mark; its messages stay, its transaction is not known"
+                self._add(DAMAGE, chunk_name(found.base_offset), text)
+        for base in sorted(named - set(live)):
+            if base >= live[0]:
+                self._add(DAMAGE, chunk_name(base), "missing: a group names it").needs_recovery = True
+        report.start, report.end = live[0], before.end_offset
+        lost = self._synced_end - before.end_offset
+        if before.end_offset >= 0 and lost > 0 and not any(found.needs_recovery for found in before.findings):
+            text = f"the log ends at offset {before.end_offset}, and was synced up to {self._synced_end}"
+            if (before.base_offset, before.end_position) in self._known:
+                self._add(NOTE, chunk_name(before.base_offset), f"{text}: known", before.end_offset, lost)
+            else:
+                self._add(DAMAGE, chunk_name(before.base_offset), text, before.end_offset, lost).needs_recovery = True
+
+    def _check_border(self, before: Checked, base: int) -> None:
+        """Whether a chunk begins where the one before it ends."""
+        name = chunk_name(before.base_offset)
+        lost = base - before.end_offset
+        if lost < 0:
+            self._add(DAMAGE, name, f"it ends at offset {before.end_offset}, and the next chunk begins at {base}")
+        elif lost:
+            text = f"{lost} messages are missing: it ends at offset {before.end_offset}, the next chunk begins at {base}"
+            bad = Bad(before.base_offset, before.bytes, 0, before.end_offset, lost, "the chunk that held them is missing")
+            for known in self._known.values():
+                if known.first_offset <= before.end_offset and known.hole.next_offset >= base:
+                    self._add(NOTE, name, f"{text}: known, and noted in {known.name}", before.end_offset, lost)
+                    return
+            finding = self._add(DAMAGE, name, text, before.end_offset, lost)
+            finding.repair = lambda: self._note_gap(bad)
+
+    def _check_holes(self) -> None:
+        """A `.bad` file whose messages are there: somebody has put a chunk back, or a disk reads again."""
+        for bad in self._known.values():
+            if not bad.count or bad.hole.next_offset <= self._start:
+                continue
+            if not any(one.count and one.first_offset <= bad.first_offset < one.first_offset + one.count for one in self._report.findings):
+                self._add(NOTE, bad.name, READABLE_AGAIN)
+
+    def _note_gap(self, bad: Bad) -> str:
+        keep_bytes(self._files, self._directory, bad, self._now_ns)
+        return f"noted in {bad.name}: a known hole"
+
+    # Staging
+
+    def _check_staging(self) -> None:
+        """Each part's blocks. What a sealed stage's row names must be there; the rest the next start removes."""
+        folder = f"{self._directory}/{STAGING_NAME}"
+        names = [name for name in (self._files.list(folder) if STAGING_NAME in self._names else ()) if name.endswith(PART_SUFFIX)]
+        for name in sorted({*names, *self._staged}):
+            data_end, footer_bytes, seed = self._staged.get(name, (0, 0, 0))
+            end = data_end + footer_bytes
+            if name not in names:
+                self._add_part(name, "missing", DAMAGE, needs=True)
+                continue
+            fd = self._files.open_read(f"{folder}/{name}")
+            try:
+                header = decode_chunk_header(self._files.pread(fd, CHUNK_HEADER_BYTES, 0))
+                part = Chunk(self._files, folder, fd, header, INDEX_EVERY_BYTES)
+                size = self._files.size(fd)
+                footer = read_footer(self._files, fd, header.seed, size)
+                part.end_position = size if footer is None else footer.data_end
+                bad = [stretch.position for stretch in part.walk(CHUNK_HEADER_BYTES, columns=True) if not stretch.good]
+            except Damaged as error:
+                self._add_part(name, str(error), DAMAGE if end else NOTE, needs=bool(end))
+                continue
+            finally:
+                self._files.close(fd)
+            if header.uuid != self._identity.uuid_bytes:
+                self._add(DAMAGE, f"{STAGING_NAME}/{name}", "it belongs to another topic")
+            elif end and (header.seed != seed or size < end):
+                self._add_part(name, f"{size} of {end} bytes are there" if header.seed == seed else "another file", DAMAGE, needs=True)
+            elif bad and bad[0] < data_end:
+                self._add(DAMAGE, f"{STAGING_NAME}/{name}", f"no good block at {bad[0]}: its commit will be refused")
+            elif bad:
+                self._add(NOTE, f"{STAGING_NAME}/{name}", f"no good block at {bad[0]}: a write that did not finish, or damage")
+
+    def _add_part(self, name: str, text: str, level: str, *, needs: bool) -> None:
+        """What costs the stage."""
+        found = self._add(level, f"{STAGING_NAME}/{name}", f"{text}; if its stage was sealed, the next start drops it, and says so")
+        found.needs_recovery = needs

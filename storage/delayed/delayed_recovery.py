@@ -1,0 +1,683 @@
+"""The delayed messages of a topic at start: open them, rescue them, and delete the rows of those that are in the log already.
+
+A file `delayed.attempt` says that a life of the storage process died while it did something with the environment for the first
+time: then it is looked through in a process of its own before it is opened again. A damaged page that LMDB trips over kills the
+reader with SIGBUS or SIGSEGV, each time, for ever; so the first death may leave no file, the second does, and then it is rescued.
+With the word `rescue` in it that is done at once: a row is damaged that LMDB cannot delete without moving others over each other.
+
+LMDB's two heads, and whether the right one counts.
+
+The first two pages of an environment each say where a tree of pages is: the newest commit's, and that of the one before. They have no
+checksums. One flipped bit in either can make LMDB refuse all of it, though every row is whole; or take the older tree for the newest:
+what was committed last is gone then, unnoticed.
+
+*The note.* After each commit DelayedStore says how many there were, and that is noted in `delayed/commits`, not synced: it costs
+microseconds, outlives the process, and is never ahead of what LMDB has synced. With the power it may be lost or old; then nothing is
+noticed, as before. In the state store's checkpoint it would be seconds behind, and the one commit that can vanish is the last one.
+
+*The mending.* Where LMDB refuses, or fewer commits are found than are noted, each of the two heads is put in place of both, with what is
+constant in it made right, and the one with more commits stays. Whether one is good is tried in another process, as it may die of it.
+That is done in place and not on a copy: an environment may have gigabytes, and a topic's start two minutes. The two pages as they were
+are synced to `delayed/head.bad-N` first, and go back to where they were if nothing comes of it.
+
+Save what can be read of a damaged environment of delayed messages, in processes of their own: reading it may kill whoever does.
+
+    python -m zsq.storage.delayed.delayed_recovery STEP OLD NEW PARENT ROWS BORDER
+    python -m zsq.storage.delayed.delayed_recovery meta|check PATH
+
+A step reads OLD (never writes there) and adds to NEW what it finds whole: `meta` says what the meta row knows, `forward` takes rows
+from the first on, `backward` from the last, `producers` the producers' rows. A step that dies of a damaged page is tried once more,
+committing each row; so the two ways over the rows leave out only what lies between the first and the last page that cannot be read. Each
+row is believed by its own checksum. What comes out is one line of JSON.
+
+A rescue of many rows takes longer than a start may take. So one that was killed goes on where it was: `forward` behind the last row of
+NEW, `backward`, which stops at the `BORDER` that the former came to, before the first one behind that; what steps are done is in a file. A
+step outlives the parent that was killed by one commit at most, and the next waits for its lock.
+
+Names in the topic's folder, so that a crash at any moment is finished by the next start:
+
+| names | then |
+|---|---|
+| `delayed`, `delayed.rescue` | salvage goes on |
+| `delayed`, `delayed.ready` | rename `delayed` to `delayed.bad-N` |
+| `delayed.ready` | rename it to `delayed` |
+
+Nothing is deleted: `delayed.bad-N` stays for whoever wants to look.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from os import getpid, getppid
+from typing import Any, Final, NamedTuple
+
+import lmdb
+from crc32c import crc32c
+
+from ...transport.block.block import DELAYED
+from ...transport.wire.codec import unpack_value
+from .. import documents
+from ..errors import Damaged, DiskFull, ForeignDirectory, Locked, StorageError, StoreFailed, is_full
+from ..files import Files
+from ..log.log import Log
+from ..log.log_format import BAD_SUFFIX, DELAYED_NAME, TEMPORARY_SUFFIX
+from ..state.state_check import DATA_NAME, examine
+from .delayed import RESCUE, DelayedStore, Progress, Rows, prefixed, read_meta, rows_from, translated
+from .delayed_format import META, PRODUCER, ROW, SUM_MASK, DelayedKey, DelayedProducer, crc_of, decode_row, parse_producer_key, unwrap
+
+NOTE_NAME: Final = "commits"
+NOTE_BYTES_MAX: Final = 4_096
+TRYING_NAME: Final = "head.trying"
+BAD_NAME: Final = "head.bad"
+HEADS_MAX: Final = 1_000  # set aside in one folder
+PAGE_BYTES: Final = (4_096, 8_192, 16_384, 32_768, 65_536)
+
+# Native order, as LMDB writes it. Page: number, unused, flags, unused. Head: magic, version, address, map size; of the list of free
+# pages: page size, flags, depth, five counts; of the rows: the same; last page; transaction.
+_PAGE: Final = struct.Struct("=QHHI")
+_HEAD: Final = struct.Struct("=IIQQ IHH5Q IHH5Q QQ")
+_FLAG_OF_HEAD: Final = 8
+_MAGIC: Final = 0xBEEFC0DE
+_VERSION: Final = 1
+_PAGE_SIZE_AT: Final = 4
+_CONSTANT: Final = {0: _MAGIC, 1: _VERSION, 2: 0, 5: 8, 12: 0, 13: 0}  # by place: of an environment with one unnamed table of plain rows
+_LAST_PAGE_AT: Final = -2
+_TRANSACTION_AT: Final = -1
+_U64: Final = 2**64 - 1
+
+
+def note_progress(files: Files, path: str, progress: Progress) -> None:
+    """Best effort."""
+    line = json.dumps(progress._asdict()).encode()
+    with contextlib.suppress(OSError):
+        files.note(f"{path}/{NOTE_NAME}", line + b" %08x\n" % crc32c(line))
+
+
+def noted_progress(files: Files, path: str) -> Progress:
+    """All 0 where there is no good note."""
+    try:
+        line, _, crc = files.read_note(f"{path}/{NOTE_NAME}", NOTE_BYTES_MAX).rpartition(b" ")
+        if crc == b"%08x\n" % crc32c(line):
+            found = Progress(**documents.loads(line))
+            return found if all(type(one) is int for one in found) else Progress()
+    except (OSError, ValueError, TypeError, RecursionError):
+        pass
+    return Progress()
+
+
+def finish_mending(files: Files, path: str) -> None:
+    """After a crash in the middle of one: as it was before."""
+    trying = f"{path}/{TRYING_NAME}"
+    if files.exists(trying):
+        _take_back(files, path, files.read_file(trying, 2 * PAGE_BYTES[-1]))
+
+
+def mend_head(files: Files, path: str, commits: int, probe: Callable[[str], dict[str, Any]]) -> str:
+    """What was done, as a sentence; empty: there was nothing that could be. `probe` gives the meta row of an environment, {} if it cannot.
+
+    `commits`: as many are noted.
+    """
+    before = _commits(probe(path))
+    original = _read(files, path)
+    if before >= max(commits, 0) or not original:
+        return ""
+    trying, page_bytes = f"{path}/{TRYING_NAME}", len(original) // 2
+    pages = files.size_of(f"{path}/{DATA_NAME}") // page_bytes
+    variants = [made for index in (0, 1) if (made := _variant(original, index, pages))]
+    temporary = trying + TEMPORARY_SUFFIX
+    if files.exists(temporary):
+        files.remove(temporary)
+    files.write_file(temporary, original)
+    files.rename(temporary, trying)
+    files.sync_folder(path)
+    found = []
+    for variant in variants:
+        _write(files, path, variant)
+        found.append(_commits(probe(path)))
+    best = max(found, default=-1)
+    if best <= before:
+        _take_back(files, path, original)
+        return ""
+    _write(files, path, variants[found.index(best)])
+    bad = next(name for number in range(HEADS_MAX) if not files.exists(name := f"{path}/{BAD_NAME}-{number}"))
+    files.rename(trying, bad)
+    files.sync_folder(path)
+    return f"{path}: one of the two heads of its file was damaged, the other took its place; both as they were: {bad}"
+
+
+def _take_back(files: Files, path: str, original: bytes) -> None:
+    """The pages as they were. Their copy is gone for good before anything is committed: the next start would put it over newer ones."""
+    _write(files, path, original)
+    files.remove(f"{path}/{TRYING_NAME}")
+    files.sync_folder(path)
+
+
+def _commits(meta: dict[str, Any]) -> int:
+    return int(meta.get("commits", -1))
+
+
+def _read(files: Files, path: str) -> bytes:
+    """Both pages; empty where the file is none of LMDB's."""
+    data = files.read_file(f"{path}/{DATA_NAME}", 2 * PAGE_BYTES[-1])
+    for size in PAGE_BYTES:
+        for at in (size, 0):
+            if len(data) >= 2 * size and _HEAD.unpack_from(data, at + _PAGE.size)[_PAGE_SIZE_AT] == size:
+                return data[: 2 * size]
+    return b""
+
+
+def _variant(original: bytes, index: int, pages: int) -> bytes:
+    """This head in place of both. The last page is the file's: one too many is a page not used, one too few is one written over."""
+    size = len(original) // 2
+    heads = [list(_HEAD.unpack_from(original, at + _PAGE.size)) for at in (0, size)]
+    head = heads[index]
+    for at, constant in _CONSTANT.items():
+        head[at] = constant
+    head[_PAGE_SIZE_AT] = size
+    head[_LAST_PAGE_AT] = max(pages - 1, 1)
+    head[_TRANSACTION_AT] = min(max(one[_TRANSACTION_AT] for one in heads) + 1, _U64 >> 1)
+    body = _HEAD.pack(*head)
+    return b"".join((_PAGE.pack(number, 0, _FLAG_OF_HEAD, 0) + body).ljust(size, b"\0") for number in (0, 1))
+
+
+def _write(files: Files, path: str, head: bytes) -> None:
+    fd = files.open_append(f"{path}/{DATA_NAME}")
+    try:
+        files.writev(fd, [head], 0)
+        files.sync(fd)
+    finally:
+        files.close(fd)
+
+
+RESCUE_SUFFIX: Final = ".rescue"
+READY_SUFFIX: Final = ".ready"
+DONE_NAME: Final = "steps"
+DONE_BYTES_MAX: Final = 4_096
+STEP_LOCK_NAME: Final = "lock"
+LOCK_LOOK_S: Final = 0.05
+BATCH_ROWS: Final = 1_000
+BATCH_BYTES: Final = 8 * 1024 * 1024
+STEP_S: Final = 600.0
+STEPS: Final = ("meta", "forward", "backward", "producers")
+RESCUES_MAX: Final = 1_000  # environments set aside in one folder
+
+
+def finish_rescue(files: Files, directory: str) -> None:
+    """After a crash at the end of one."""
+    path = f"{directory}/{DELAYED_NAME}"
+    if files.exists(path + TEMPORARY_SUFFIX):
+        files.remove_tree(path + TEMPORARY_SUFFIX)
+    if files.exists(path + READY_SUFFIX):
+        _put_in_place(files, directory)
+
+
+def is_rescuing(files: Files, directory: str) -> bool:
+    """One was begun, and is not at its end."""
+    return files.exists(f"{directory}/{DELAYED_NAME}{RESCUE_SUFFIX}")
+
+
+def rescue(
+    files: Files, directory: str, uuid: bytes, now_ns: int, noted: Progress, drop_moved: Callable[[DelayedStore], object]
+) -> tuple[str, int | None]:
+    """Put in place what can be read: where the old environment lies now, and how many messages are lost (None: nobody knows).
+
+    `noted`: what is known of its newest commit. `drop_moved` removes rows that the log has. `StoreFailed` where it could not be done
+    for another reason than damage (no space): nothing has changed then, and the next time goes on.
+    """
+    path = f"{directory}/{DELAYED_NAME}"
+    new = path + RESCUE_SUFFIX
+    if not files.exists(new):
+        _begin(files, directory, uuid, now_ns)
+    meta = _take_steps(files, path, new)
+    store = DelayedStore(new, uuid)
+    try:
+        drop_moved(store)
+        expected = meta.get("messages")
+        if noted.commits > meta.get("commits", 0):
+            expected = noted.messages
+        lost = None if expected is None else max(0, expected - store.summary.messages)
+        serial, commits = max(meta.get("serial", 0), noted.serial), max(meta.get("commits", 0), noted.commits)
+        store.adjust(serial, meta.get("lost", 0) + (lost or 0) - store.summary.lost, commits)  # again after a crash: the same
+    finally:
+        store.close()
+    for name in (DONE_NAME, STEP_LOCK_NAME):
+        if files.exists(f"{new}/{name}"):
+            files.remove(f"{new}/{name}")
+    files.sync_folder(new)
+    files.rename(new, path + READY_SUFFIX)
+    files.sync_folder(directory)
+    return _put_in_place(files, directory), lost
+
+
+def _begin(files: Files, directory: str, uuid: bytes, now_ns: int) -> None:
+    path = f"{directory}/{DELAYED_NAME}"
+    temporary = path + TEMPORARY_SUFFIX
+    files.make_folder(temporary)
+    DelayedStore(temporary, uuid, create=True, first_serial=now_ns).close()
+    files.sync_folder(temporary)
+    files.rename(temporary, path + RESCUE_SUFFIX)
+    files.sync_folder(directory)
+
+
+def _take_steps(files: Files, path: str, new: str) -> dict[str, int]:
+    """Those that are not done yet; what the meta row says."""
+    note = f"{new}/{DONE_NAME}"
+    done: dict[str, Any] = documents.loads(files.read_file(note, DONE_BYTES_MAX)) if files.exists(note) else {}
+    for step in STEPS:
+        if step in done:
+            continue
+        if step == "meta":
+            said: dict[str, Any] = probe(path)
+        else:
+            border = str(done.get("forward", {}).get("border", ""))
+            for rows_max in (BATCH_ROWS, 1):
+                if _run(step, path, new, str(getpid()), str(rows_max), border) is not None:
+                    break
+            said = {"border": _last_row(new).hex()} if step == "forward" else {}
+        done[step] = said
+        if files.exists(note + TEMPORARY_SUFFIX):
+            files.remove(note + TEMPORARY_SUFFIX)
+        files.write_file(note + TEMPORARY_SUFFIX, json.dumps(done).encode())
+        files.rename(note + TEMPORARY_SUFFIX, note)
+        files.sync_folder(new)
+    found: dict[str, int] = done["meta"]
+    return found
+
+
+def probe(path: str) -> dict[str, int]:
+    """What the meta row of an environment knows; {} where it cannot be read."""
+    return _run("meta", path) or {}
+
+
+def _last_row(path: str) -> bytes:
+    """Its key; empty where there is none."""
+    with translated(path), contextlib.closing(lmdb.open(path, lock=False, readonly=True, create=False)) as env, env.begin() as txn:
+        cursor = txn.cursor()
+        found: bytes = cursor.key() if cursor.set_range(META) and cursor.prev() else b""
+        return found
+
+
+def _put_in_place(files: Files, directory: str) -> str:
+    path = f"{directory}/{DELAYED_NAME}"
+    bad = next(name for number in range(RESCUES_MAX) if not files.exists(name := f"{path}.bad-{number}"))
+    if files.exists(path):
+        files.rename(path, bad)
+        files.sync_folder(directory)
+    files.rename(path + READY_SUFFIX, path)
+    files.sync_folder(directory)
+    return bad
+
+
+def _run(step: str, *arguments: str) -> dict[str, Any] | None:
+    """What the step said; None where it died of what it read."""
+    name, old = __spec__.name if __spec__ is not None else __name__, arguments[0]
+    try:
+        done = subprocess.run([sys.executable, "-m", name, step, *arguments], capture_output=True, timeout=STEP_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise StoreFailed(f"{old} could not be rescued within {STEP_S:g} s") from error
+    except OSError as error:
+        raise StoreFailed(f"{old} could not be rescued: {error}") from error
+    if done.returncode < 0 and -done.returncode not in {signal.SIGKILL, signal.SIGTERM, signal.SIGINT}:
+        return None
+    if done.returncode:
+        raise StoreFailed(f"{old} could not be rescued: {done.stderr.decode(errors='replace')[-500:]}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def check_delayed(path: str) -> list[str]:
+    """What is wrong with an environment of delayed messages, as sentences; empty: it is sound. Nobody may have it open to write."""
+    verdict = examine(path)
+    if verdict.findings or not verdict.finished:
+        return verdict.findings
+    try:
+        found = [str(sentence) for sentence in (_run("check", path) or {}).values()]
+        commits, noted = probe(path).get("commits", 0), noted_progress(Files(), path).commits
+        return [*found, f"{path} has seen {commits} commits, and {noted} are noted"] if commits < noted else found
+    except StoreFailed as error:
+        return [str(error)]
+
+
+# The steps, in a process of their own
+
+
+def counted(path: str) -> dict[str, str]:
+    """Whether the meta row counts what is there: every row was found whole before."""
+    found: dict[str, int] = dict.fromkeys(("rows", "messages", "bytes", "sum"), 0)
+    with translated(path), contextlib.closing(lmdb.open(path, lock=False, readonly=True, create=False, readahead=True)) as env:
+        txn = env.begin()
+        meta = read_meta(txn)
+        for key, value in _all(txn):
+            found["rows"] += 1
+            found["sum"] = (found["sum"] + crc_of(value)) & SUM_MASK
+            if key.startswith(ROW):
+                block = decode_row(key, value).block
+                found["messages"] += block.count
+                found["bytes"] += block.length
+        txn.abort()
+    return {name: f"{path}: its {name} are {value}, and {meta[name]} are counted" for name, value in found.items() if value != meta[name]}
+
+
+def _all(txn: Any) -> Iterator[tuple[bytes, bytes]]:
+    for key, value in txn.cursor():
+        if key != META:
+            yield key, value
+
+
+def meta_of(path: str) -> dict[str, int]:
+    try:
+        with translated(path), contextlib.closing(lmdb.open(path, lock=False, readonly=True, create=False)) as env, env.begin() as txn:
+            meta = read_meta(txn)
+    except (DiskFull, StorageError):
+        return {}
+    return {name: int(meta[name]) for name in ("messages", "serial", "lost", "commits")}
+
+
+def uuid_of(path: str) -> bytes:
+    """Which topic's it is. Only of one that was found to be sound."""
+    with translated(path), contextlib.closing(lmdb.open(path, lock=False, readonly=True, create=False)) as env, env.begin() as txn:
+        found: bytes = read_meta(txn)["uuid"]
+        return found
+
+
+def take_step(step: str, old: str, new: str, parent: int, rows_max: int, border: bytes) -> None:
+    """Until done, or the parent is gone."""
+    files = Files()
+    while getppid() == parent:
+        try:
+            lock = files.lock(f"{new}/{STEP_LOCK_NAME}")
+            break
+        except Locked:  # what is left of a parent that was killed
+            time.sleep(LOCK_LOOK_S)
+    else:
+        return
+    try:
+        with translated(old):
+            source = lmdb.open(old, lock=False, readonly=True, create=False, readahead=step == "forward", max_dbs=0)
+    except (DiskFull, StorageError):
+        return
+    with contextlib.closing(source), source.begin() as txn, contextlib.closing(lmdb.open(new, lock=False, map_size=1 << 42)) as env:
+        with env.begin() as own:
+            begin = resumed(own, border)
+        if step == "producers":
+            found = producers(txn)
+        else:
+            found = backward(txn, begin, border) if step == "backward" else forward(txn, begin)
+        found = _until_damaged(old, found)
+        more = True
+        while more and getppid() == parent:
+            with translated(new), env.begin(write=True) as into:
+                batch = Rows(into)
+                more = _add_some(batch, found, rows_max)
+                batch.finish(missing_is_lost=False)
+    files.close(lock)
+
+
+def resumed(own: Any, border: bytes) -> bytes:
+    """Where the way over the rows was, by what was saved: the last row, or going backward (there is a border) the first one behind it."""
+    cursor = own.cursor()
+    if border:
+        found = cursor.set_range(border + b"\0")
+    else:
+        found = cursor.set_range(META) and cursor.prev()
+    key: bytes = cursor.key() if found else b""
+    return key if key.startswith(ROW) else b""
+
+
+def forward(txn: Any, begin: bytes) -> Iterator[tuple[bytes, bytes]]:
+    for key, value in rows_from(txn, begin):
+        with contextlib.suppress(Damaged):
+            decode_row(key, value)
+            yield key, value
+
+
+def backward(txn: Any, begin: bytes, border: bytes) -> Iterator[tuple[bytes, bytes]]:
+    cursor = txn.cursor()
+    if not (cursor.set_range(begin or META) and cursor.prev()):
+        return
+    for key, value in cursor.iterprev():
+        if key <= border:
+            return
+        with contextlib.suppress(Damaged):
+            decode_row(key, value)
+            yield key, value
+
+
+def producers(txn: Any) -> Iterator[tuple[bytes, bytes]]:
+    for key, value in prefixed(txn, PRODUCER):
+        with contextlib.suppress(Damaged):
+            parse_producer_key(key)
+            DelayedProducer(*unpack_value(unwrap(key, value)))
+            yield key, value
+
+
+def _until_damaged(path: str, found: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+    with contextlib.suppress(StorageError), translated(path):
+        yield from found
+
+
+def _add_some(batch: Rows, found: Iterator[tuple[bytes, bytes]], rows_max: int) -> bool:
+    size = count = 0
+    for key, value in found:
+        if batch.txn.get(key) is not None:
+            continue
+        if key.startswith(ROW):
+            batch.add(decode_row(key, value))
+        else:
+            batch.put_value(key, value)
+        size += len(value)
+        count += 1
+        if size > BATCH_BYTES or count >= rows_max:
+            return True
+    return False
+
+
+def main(step: str, path: str, *rest: str) -> None:
+    said: dict[str, Any] = {}
+    if step in {"check", "meta"}:
+        said = counted(path) if step == "check" else meta_of(path)
+    else:
+        new, parent, rows_max, border = rest
+        take_step(step, path, new, int(parent), int(rows_max), bytes.fromhex(border))
+    sys.stdout.write(json.dumps(said))
+
+
+if __name__ == "__main__":
+    try:
+        main(*sys.argv[1:])
+    except DiskFull as failure:
+        sys.exit(str(failure))
+
+
+ATTEMPT_SUFFIX: Final = ".attempt"
+WORD_BYTES_MAX: Final = 100
+MADE_SUFFIX: Final = ".made"
+MOVED_MAX: Final = 1_000  # rows that are removed by one commit
+BAD_ROWS_MAX: Final = 1_000  # files; what is damaged beyond them is counted only
+
+
+def make_delayed(files: Files, directory: str, uuid: bytes, now_ns: int) -> DelayedStore:
+    """The environment of a topic that had none: under a temporary name, synced, renamed. `DiskFull`, `StoreFailed`.
+
+    Its serials begin at the present time: were there ever one before, they would not come again.
+    """
+    path = f"{directory}/{DELAYED_NAME}"
+    temporary = path + TEMPORARY_SUFFIX
+    try:
+        if files.exists(temporary):
+            files.remove_tree(temporary)
+        files.make_folder(temporary)
+        DelayedStore(temporary, uuid, create=True, first_serial=now_ns).close()
+        files.sync_folder(temporary)
+        files.rename(temporary, path)
+        files.sync_folder(directory)
+    except OSError as error:
+        if is_full(error):
+            raise DiskFull(f"no space to make {path}: {error}") from error
+        raise StoreFailed(f"{path} could not be made: {error}") from error
+    store = DelayedStore(path, uuid)
+    _note_made(files, directory)
+    _connect(store, files, directory)
+    return store
+
+
+def _note_made(files: Files, directory: str) -> None:
+    """So that a folder which is gone later is missed: messages that were acknowledged are nowhere else. Best effort."""
+    made = f"{directory}/{DELAYED_NAME}{MADE_SUFFIX}"
+    with contextlib.suppress(OSError):
+        if not files.exists(made):
+            files.write_file(made, b"")
+            files.sync_folder(directory)
+
+
+def _tell_if_gone(files: Files, directory: str, alarms: list[str]) -> None:
+    """Once: whoever removes the folder to do without what waited in it hears of it too."""
+    made = f"{directory}/{DELAYED_NAME}{MADE_SUFFIX}"
+    if files.exists(made):
+        alarms.append(f"{directory}/{DELAYED_NAME} is gone, with all delayed messages that waited in it; nobody knows how many")
+        files.remove(made)
+        files.sync_folder(directory)
+
+
+def open_delayed(
+    files: Files, directory: str, uuid: bytes, log: Log, applied: int, now_ns: int, notes: list[str], alarms: list[str]
+) -> DelayedStore | None:
+    """None where there is none. What the log has behind offset `applied` is deleted here: it has moved.
+
+    `ForeignDirectory`: another topic's, or its file is missing. `StoreFailed`: it cannot be rescued now.
+    """
+    finish_rescue(files, directory)
+    path = f"{directory}/{DELAYED_NAME}"
+    if not files.exists(path):
+        _tell_if_gone(files, directory, alarms)
+        return None
+    _note_made(files, directory)
+    finish_mending(files, path)
+    noted = noted_progress(files, path)
+    if is_rescuing(files, directory):
+        store, trouble = None, _Trouble(f"{path}: a rescue goes on that was broken off")
+    else:
+        store, trouble = _open(files, directory, uuid, noted.commits, notes)
+        if store is None and ((mended := mend_head(files, path, noted.commits, probe)) or trouble.older):
+            alarms.append(f"{trouble.text}; {mended}" if mended else trouble.text)
+            store, trouble = _open(files, directory, uuid, 0, notes)
+    if store is None:
+        bad, lost = rescue(files, directory, uuid, now_ns, noted, lambda saved: drop_moved(saved, log))
+        number = "an unknown number of" if lost is None else lost
+        alarms.append(f"{trouble.text}; set aside as {bad}, and what can be read was saved: {number} delayed messages are lost")
+        _mark(files, path, "")
+        files.sync_folder(directory)  # a mark that came back with a power cut would have it rescued again
+        store = DelayedStore(path, uuid)
+    _mark(files, path, "")
+    _connect(store, files, directory)
+    try:
+        if store.progress.commits < noted.commits:
+            alarms.append(_fallen_back(store, log, noted))
+        else:
+            moved = _remove(store, moved_keys(log, applied), counts=True)
+            notes += [f"{path}: {moved} blocks had moved to the log already"] if moved else []
+        store.committed(store.progress)
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def moved_keys(log: Log, applied: int) -> Iterator[DelayedKey]:
+    """Of the blocks behind the checkpoint that were published with a delay: their rows may still be here."""
+    for header, _ in log.headers(max(applied - 1, 0)):
+        if header.flags & DELAYED and header.next_offset > applied:
+            yield DelayedKey(header.producer_id, header.sequence)
+
+
+def drop_moved(store: DelayedStore, log: Log) -> None:
+    """An older commit's rows may have moved long before the checkpoint; never before they were due."""
+    if store.summary.next_due_ns:
+        _remove(store, moved_keys(log, log.offset_at(store.summary.next_due_ns)), counts=False)
+
+
+def _remove(store: DelayedStore, keys: Iterator[DelayedKey], *, counts: bool) -> int:
+    found = 0
+    while batch := list(islice(keys, MOVED_MAX)):
+        store.remove(batch, counts=counts)
+        found += len(batch)
+    return found
+
+
+def _fallen_back(store: DelayedStore, log: Log, noted: Progress) -> str:
+    """The newest commit is gone, and cannot be had again: what it had put is lost, what it had moved must not move again."""
+    before = store.progress.commits
+    drop_moved(store, log)
+    lost = max(0, noted.messages - store.summary.messages)
+    store.adjust(noted.serial, lost, noted.commits)
+    return (
+        f"{store.path} is as it was after {before} commits, and there were {noted.commits}: {lost} delayed messages are lost; "
+        "some that were cancelled last may be there again"
+    )
+
+
+class _Trouble(NamedTuple):
+    """Why it is not open. `older`: it could be, and its newest commits are missing."""
+
+    text: str
+    older: bool = False
+
+
+def _open(files: Files, directory: str, uuid: bytes, commits: int, notes: list[str]) -> tuple[DelayedStore | None, _Trouble]:
+    """`commits`: as many it must have seen."""
+    path = f"{directory}/{DELAYED_NAME}"
+    if not files.exists(f"{path}/{DATA_NAME}"):  # LMDB would make it, empty
+        raise ForeignDirectory(f"{path} holds no {DATA_NAME}: restore it, or remove the folder to do without what waited in it")
+    if files.exists(path + ATTEMPT_SUFFIX):
+        if files.read_file(path + ATTEMPT_SUFFIX, WORD_BYTES_MAX) == RESCUE.encode():
+            return None, _Trouble(f"{path}: the size of a row is damaged")
+        verdict = examine(path)
+        if verdict.finished and verdict.findings:
+            return None, _Trouble("; ".join(verdict.findings[:3]))
+        notes += verdict.findings
+    _mark(files, path, "open")
+    try:
+        store = DelayedStore(path, uuid)
+    except Damaged as error:
+        return None, _Trouble(str(error))
+    if store.progress.commits >= commits:
+        return store, _Trouble("")
+    store.close()
+    return None, _Trouble(f"{path} has seen {store.progress.commits} commits, and {commits} are noted", older=True)
+
+
+def _connect(store: DelayedStore, files: Files, directory: str) -> None:
+    store.attempting = lambda what: _mark(files, store.path, what)
+    store.committed = lambda progress: note_progress(files, store.path, progress)
+    store.set_aside = lambda key, value, why: _keep_bad(files, directory, key, value, why)
+
+
+def _mark(files: Files, path: str, what: str) -> None:
+    """Best effort: without it a death is only found out one life later, or by a person."""
+    name = path + ATTEMPT_SUFFIX
+    with contextlib.suppress(OSError):
+        if files.exists(name):
+            files.remove(name)
+        if what:
+            files.write_file(name, what.encode())
+
+
+def _keep_bad(files: Files, directory: str, key: bytes, value: bytes, why: str) -> None:
+    """A damaged row as a file: a line of JSON, its checksum, a line feed, the bytes. Best effort."""
+    prefix = f"{DELAYED_NAME}-"
+    with contextlib.suppress(OSError):
+        if sum(name.startswith(prefix) and name.endswith(BAD_SUFFIX) for name in files.list(directory)) >= BAD_ROWS_MAX:
+            return
+        head = json.dumps({"zsq": "delayed row", "key": key.hex(), "bytes": len(value), "crc": crc32c(value), "why": why[:200]}).encode()
+        path = f"{directory}/{prefix}{key[1:].hex()[:64]}{BAD_SUFFIX}"
+        if not files.exists(path):
+            files.write_file(path, head + b" %08x\n" % crc32c(head) + value)
+            files.sync_folder(directory)

@@ -1,0 +1,1 @@
+"""A topic's directory, opened: lock, identity, log, state and delayed messages."""

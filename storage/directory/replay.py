@@ -1,0 +1,77 @@
+"""What the state's checkpoint lacks after a crash, found in the log behind it: one commit, and state and log agree again."""
+
+from __future__ import annotations
+
+from ...transport.block.block import DELAYED
+from ..log.log import Log
+from ..log.recovery import RecoveryReport
+from ..log.transactions import later_of, superseded
+from ..state.state import ChannelRow, ProducerRow, StateBatch, Table, producer_after
+
+
+def replay(log: Log, table: Table, report: RecoveryReport, *, rebuilt: bool = False) -> StateBatch | None:
+    """What the checkpoint lacks: producers' rows from the headers behind it, and cursors that no log stands behind; None if nothing.
+
+    `rebuilt`: the state is that of a snapshot, since which the log's start may have moved.
+    """
+    batch = StateBatch(applied_offset=log.end, synced_end=log.end)
+    producers: dict[int, ProducerRow] = {}
+    # One block further back: a mark stands behind its group, so one at the checkpoint may or may not be applied.
+    for header, mark in log.headers(max(table.applied_offset - 1, 0)):
+        if mark is not None:
+            row = mark.row(header.time_ns)
+            app = mark.transaction.app
+            batch.transactions[app] = later_of(batch.transactions.get(app) or table.transactions.get(app), row)
+            batch.stage_gones += (*superseded(table.stages, app, row.version, row.user), *mark.parts)
+        elif not header.count:
+            report.alarms.append(f"the mark of the group before offset {header.first_offset} is damaged: its transaction is not known")
+        elif header.next_offset > table.applied_offset:
+            report.replayed_blocks += 1
+            if header.producer_id and not header.flags & DELAYED:  # delayed ones committed their sequence when they were published
+                known = producers.get(header.producer_id) or table.producers.get(header.producer_id)
+                producers[header.producer_id] = producer_after(known, header.sequence, header.first_offset, header.time_ns)
+    if log.holes != report.holes:
+        report.alarms.append(f"a chunk behind the checkpoint cannot be read; lost are now {[tuple(hole) for hole in log.holes]}")
+        report.holes = log.holes
+    batch.producers = producers
+    batch.transactions = {app: row for app, row in batch.transactions.items() if table.transactions.get(app) != row}
+    batch.stage_gones = [stage for stage in dict.fromkeys(batch.stage_gones) if stage in table.stages]
+    _clamp(log.end, table, batch, report)
+    if rebuilt and log.start > table.start:
+        _begin_at(log.start, table, batch)
+    changes = (producers, batch.transactions, batch.stage_gones, batch.channel_puts, batch.hole_gones)
+    moved = {batch.waiting, batch.paused_end, batch.start} != {None}
+    if not any(changes) and not moved and table.applied_offset == log.end and table.synced_end == log.end:
+        return None
+    return batch
+
+
+def _clamp(end: int, table: Table, batch: StateBatch, report: RecoveryReport) -> None:
+    """State never runs ahead of the log. It cannot, as the log is synced first: so this is an alarm."""
+    for name, row in table.channels.items():
+        if int(row.get("next", 0)) > end:
+            report.alarms.append(f"channel {name}: its cursor {row['next']} is beyond the log's end {end}; set back")
+            clamped: ChannelRow = {**row, "next": end}
+            batch.channel_puts[name] = clamped
+        batch.hole_gones += [(name, hole.start) for hole in table.holes.get(name, ()) if hole.start >= end]
+    if table.waiting > end:
+        report.alarms.append(f"the waiting cursor {table.waiting} is beyond the log's end {end}; set back")
+        batch.waiting = end
+    if table.paused_end > end:
+        report.alarms.append(f"the paused end {table.paused_end} is beyond the log's end {end}; set back")
+        batch.paused_end = end
+
+
+def _begin_at(start: int, table: Table, batch: StateBatch) -> None:
+    """Chunks went after the snapshot: what lay in them was finished then, or dropped and counted. It is not counted again."""
+    batch.start = start
+    if table.waiting < start:
+        batch.waiting = start
+    for name, row in table.channels.items():
+        if int(row.get("next", 0)) < start:
+            batch.channel_puts[name] = {**row, "next": start}
+        for hole in table.holes.get(name, ()):
+            if hole.start < start:
+                batch.hole_gones.append((name, hole.start))
+                left = hole.start + hole.count - start
+                batch.hole_puts += [(name, start, left, hole.attempts, 0)] if left > 0 else []

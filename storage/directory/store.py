@@ -1,0 +1,308 @@
+"""A topic's directory, opened: lock, identity, log, state. Creation is another call, so that nothing is ever made twice.
+
+    DIR/topic                 which topic this is (identity.json form, with a checksum)
+    DIR/lock                  held while open; the holder's pid inside, for people
+    DIR/<first offset>.chunk  the log; .index beside each sealed one
+    DIR/state/                LMDB
+    DIR/state.snapshot        a copy of its small rows, to make it again if it is damaged
+    DIR/state.starts          how often it was opened since its last commit
+    DIR/staging/              what is not committed yet; made when first needed
+
+A directory that is missing is refused and not made: an empty topic in place of a lost mount would give old offsets again.
+`create_store` makes all of it under a temporary name and renames, so there is no half of one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from crc32c import crc32c
+
+from .. import documents
+from ..delayed.delayed import DelayedStore
+from ..delayed.delayed_recovery import make_delayed, open_delayed
+from ..errors import DiskFull, ForeignDirectory, StorageError, StoreFailed, Unreadable, is_full
+from ..files import Files
+from ..log.chunk import create_chunk
+from ..log.group import ADOPT_BYTES, GROUP_APPEND_BYTES_MAX
+from ..log.log import Log, LogOptions
+from ..log.log_format import (
+    IDENTITY_NAME,
+    LOCK_NAME,
+    STAGING_NAME,
+    STATE_NAME,
+    TEMPORARY_SUFFIX,
+    VERSION,
+    ChunkHeader,
+    encode_chunk_header,
+    parse_chunk_name,
+)
+from ..log.recovery import RecoveryReport, recover_log
+from ..log.removal import remove_below
+from ..log.ring import RING_BYTES
+from ..space import reserve_bytes
+from ..staging.stage import recover_stages
+from ..staging.staging import Staging
+from ..state.state import MAP_BYTES, StateBatch, StateStore
+from ..state.state_keeper import OpenedState, open_state
+from .replay import replay
+
+CHUNK_BYTES: Final = 256 * 1024 * 1024
+INDEX_EVERY_BYTES: Final = 4096
+_IDENTITY_BYTES_MAX: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """`chunk_bytes`: size at which a chunk is sealed. `index_every_bytes`: at most one index entry in so many.
+
+    `map_bytes`: address space of the state store to begin with. `reserve_bytes`: free space below which appends are
+    refused; None: the smaller of 1 GiB and 5% of the file system. `adopt_bytes`, `group_append_bytes`, `ring_bytes`: see `LogOptions`.
+    """
+
+    chunk_bytes: int = CHUNK_BYTES
+    index_every_bytes: int = INDEX_EVERY_BYTES
+    map_bytes: int = MAP_BYTES
+    reserve_bytes: int | None = None
+    adopt_bytes: int = ADOPT_BYTES
+    group_append_bytes: int = GROUP_APPEND_BYTES_MAX
+    ring_bytes: int = RING_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class TopicIdentity:
+    """Which topic. `uuid`: 32 hex digits (dashes allowed), new for each making; `base_offset`: where its offsets begin."""
+
+    name: str
+    uuid: str
+    base_offset: int = 0
+
+    @property
+    def uuid_bytes(self) -> bytes:
+        found = bytes.fromhex(self.uuid.replace("-", ""))
+        if len(found) != 16:
+            raise ValueError(f"a uuid has 32 hex digits, not {self.uuid!r}")
+        return found
+
+
+class Store:
+    """An open directory. `log` and `staging` belong to one thread, `state` to one thread (another, if you like)."""
+
+    def __init__(
+        self, files: Files, directory: str, lock: int, log: Log, state: OpenedState, staging: Staging, report: RecoveryReport,
+        uuid: bytes = b"", delayed: DelayedStore | None = None, reserve_bytes: int = 0,
+    ) -> None:  # fmt: skip
+        self.files = files
+        self.directory = directory
+        self.log = log
+        self.state = state.store
+        self.keeper = state.keeper
+        """Of the state's snapshot; belongs to the state's thread."""
+        self.staging = staging
+        self.report = report
+        self.delayed = delayed
+        """What is not due yet; None while there never was any. Belongs to one thread, which may be another."""
+        self.reserve_bytes = reserve_bytes
+        self._uuid = uuid
+        self._lock = lock
+
+    def make_delayed(self, now_ns: int) -> DelayedStore:
+        """The environment of delayed messages, made when first needed."""
+        if self.delayed is None:
+            self.delayed = make_delayed(self.files, self.directory, self._uuid, now_ns)
+        return self.delayed
+
+    def close(self) -> None:
+        """Sync the log, note in the state what is synced, free the lock. Errors come out, but everything is closed."""
+        try:
+            self.staging.close()
+            self.log.close()
+            with contextlib.suppress(DiskFull):  # recovery finds it in the log
+                self.state.commit(StateBatch(synced_end=self.log.synced_end))
+            self.keeper.close()
+        finally:
+            self.state.close()
+            if self.delayed is not None:
+                self.delayed.close()
+            self.files.close(self._lock)
+
+
+def create_store(files: Files, directory: str, identity: TopicIdentity, options: StoreOptions | None = None) -> None:
+    """Make the directory of a new topic, on disk when this returns. `ForeignDirectory` if the name is taken, `DiskFull`."""
+    options = options or StoreOptions()
+    directory = directory.rstrip("/")
+    temporary = directory + TEMPORARY_SUFFIX
+    try:
+        if files.exists(directory):
+            raise ForeignDirectory(f"{directory} is there already")
+        if files.exists(temporary):
+            files.remove_tree(temporary)
+        files.make_folder(temporary)
+        files.write_file(f"{temporary}/{IDENTITY_NAME}", _encode_identity(identity))
+        header = ChunkHeader(identity.base_offset, 0, files.random_seed(), identity.uuid_bytes)
+        create_chunk(files, temporary, header, encode_chunk_header(header), options.index_every_bytes).close()
+        files.make_folder(f"{temporary}/{STATE_NAME}")
+        state = StateStore(f"{temporary}/{STATE_NAME}", options.map_bytes, create=True)
+        try:
+            state.create(identity.uuid_bytes, identity.base_offset)
+        finally:
+            state.close()
+        files.sync_folder(f"{temporary}/{STATE_NAME}")
+        files.sync_folder(temporary)
+        files.rename(temporary, directory)
+        files.sync_folder(_parent(directory))
+    except OSError as error:
+        if is_full(error):
+            raise DiskFull(f"no space to make {directory}: {error}") from error
+        raise StoreFailed(f"{directory} could not be made: {error}") from error
+
+
+def open_store(files: Files, directory: str, options: StoreOptions, identity: TopicIdentity) -> Store:
+    """Lock, recover, open. `Locked`, `ForeignDirectory`, `Damaged` (all chunks), `StoreFailed` for I/O errors."""
+    directory = directory.rstrip("/")
+    began_ns = time.monotonic_ns()
+    try:
+        if not _is_topic(files, directory):
+            raise ForeignDirectory(f"{directory} is not the directory of a topic, or is not mounted; it is not made anew in its place")
+        lock = files.lock(f"{directory}/{LOCK_NAME}")
+        try:
+            notes = _mend_identity(files, directory, identity)
+            reserve = reserve_bytes(files, directory) if options.reserve_bytes is None else options.reserve_bytes
+            log_options = LogOptions(
+                options.chunk_bytes,
+                options.index_every_bytes,
+                reserve,
+                options.adopt_bytes,
+                options.group_append_bytes,
+                options.ring_bytes,
+            )
+            log, opened, staging, delayed, report = _recover(files, directory, options, log_options, identity)
+        except BaseException:
+            files.close(lock)
+            raise
+    except (OSError, Unreadable) as error:
+        raise StoreFailed(f"{directory} cannot be opened: {error}") from error
+    report.notes[:0] = notes
+    report.duration_ms = (time.monotonic_ns() - began_ns) // 1_000_000
+    return Store(files, directory, lock, log, opened, staging, report, identity.uuid_bytes, delayed, reserve)
+
+
+def _is_topic(files: Files, directory: str) -> bool:
+    """By its state store or its chunks: either is made again from the other, or is an alarm."""
+    if any(files.exists(f"{directory}/{STATE_NAME}{suffix}") for suffix in ("", TEMPORARY_SUFFIX)):
+        return True
+    return files.exists(directory) and any(parse_chunk_name(name) is not None for name in files.list(directory))
+
+
+def _recover(
+    files: Files, directory: str, options: StoreOptions, log_options: LogOptions, identity: TopicIdentity
+) -> tuple[Log, OpenedState, Staging, DelayedStore | None, RecoveryReport]:
+    opened = open_state(files, directory, identity.uuid_bytes, options.map_bytes, time.time_ns())
+    state, table = opened.store, opened.table
+    try:
+        removed = remove_below(files, directory, table.start)
+        delayed = None
+        log, report = recover_log(files, directory, identity.uuid_bytes, identity.base_offset, log_options, table.synced_end, table.start)
+        try:
+            expected = max(table.start, identity.base_offset)
+            if log.start > expected and opened.rebuilt:
+                report.notes.append(f"{directory}: its snapshot begins at offset {expected}, the log at {log.start} since")
+            elif log.start > expected:
+                lost = log.start - expected
+                report.alarms.append(f"{directory}: {lost} messages from offset {expected} on are missing: their chunks are gone")
+            if removed:
+                report.notes.append(f"{directory}: {removed} files of chunks below offset {table.start} were still there; removed")
+            # What has moved is forgotten there before the checkpoint passes it: nobody looks for it again.
+            delayed = open_delayed(
+                files, directory, identity.uuid_bytes, log, table.applied_offset, time.time_ns(), report.notes, report.alarms
+            )
+            batch = replay(log, table, report, rebuilt=opened.rebuilt)
+            if batch is not None:
+                state.commit(batch)
+            rows = {name: row for name, row in table.stages.items() if batch is None or name not in batch.stage_gones}
+            folder = f"{directory}/{STAGING_NAME}"
+            stages, damaged, number = recover_stages(files, folder, identity.uuid_bytes, rows, report)
+            if damaged:
+                state.commit(StateBatch(stage_gones=damaged))
+            staging = Staging(files, folder, identity.uuid_bytes, options.chunk_bytes, log_options.reserve_bytes, stages, number)
+        except BaseException:
+            _close_quietly(log)
+            if delayed is not None:
+                delayed.close()
+            raise
+    except BaseException:
+        state.close()
+        raise
+    report.notes += opened.notes
+    report.alarms += opened.alarms
+    return log, opened, staging, delayed, report
+
+
+def _close_quietly(log: Log) -> None:
+    try:
+        log.close()
+    except (StorageError, OSError):
+        return
+
+
+def _encode_identity(identity: TopicIdentity) -> bytes:
+    """One line of JSON for people and programs, and the checksum of that line."""
+    line = json.dumps(
+        {"zsq": "topic", "version": VERSION, "name": identity.name, "uuid": identity.uuid_bytes.hex(), "base_offset": identity.base_offset}
+    )
+    return f"{line}\n{crc32c(line.encode()):08x}\n".encode()
+
+
+def _mend_identity(files: Files, directory: str, identity: TopicIdentity) -> list[str]:
+    """A damaged file is written anew: state and chunks carry the uuid too."""
+    if check_identity(files, directory, identity):
+        return []
+    path = f"{directory}/{IDENTITY_NAME}"
+    temporary = path + TEMPORARY_SUFFIX
+    try:
+        if files.exists(temporary):
+            files.remove(temporary)
+        files.write_file(temporary, _encode_identity(identity))
+        files.rename(temporary, path)
+        files.sync_folder(directory)
+    except OSError as error:  # a full disk must not keep a topic from starting that can do without this file
+        return [f"{path}: missing or damaged, and could not be written anew ({error}); the next start tries again"]
+    return [f"{path}: missing or damaged; written anew"]
+
+
+def read_identity(files: Files, directory: str) -> TopicIdentity | None:
+    """None where the file is missing or damaged; `ForeignDirectory` where its version is not known."""
+    path = f"{directory}/{IDENTITY_NAME}"
+    data = files.read_file(path, _IDENTITY_BYTES_MAX) if files.exists(path) else b""
+    line, _, rest = data.partition(b"\n")
+    if rest != b"%08x\n" % crc32c(line):
+        return None
+    try:
+        found = documents.loads(line)
+        kind, version = found.get("zsq"), found.get("version")
+        made = TopicIdentity(found["name"], found["uuid"], found["base_offset"]) if (kind, version) == ("topic", VERSION) else None
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
+        return None
+    if made is None:
+        raise ForeignDirectory(f"{path}: version {version}; only version {VERSION} is known here; use a newer zsq")
+    return made
+
+
+def check_identity(files: Files, directory: str, identity: TopicIdentity) -> bool:
+    """False where the file is missing or damaged; `ForeignDirectory` where it is another topic's."""
+    found = read_identity(files, directory)
+    if found is None:
+        return False
+    if found.uuid != identity.uuid_bytes.hex() or found.name != identity.name:
+        raise ForeignDirectory(
+            f"{directory} belongs to topic {found.name!r} ({found.uuid}), not to {identity.name!r} ({identity.uuid_bytes.hex()})"
+        )
+    return True
+
+
+def _parent(directory: str) -> str:
+    return directory.rpartition("/")[0] or ("/" if directory.startswith("/") else ".")

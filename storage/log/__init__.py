@@ -1,0 +1,1 @@
+"""The log: chunk files of blocks with their indexes, recovery and retention."""

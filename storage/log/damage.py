@@ -1,0 +1,275 @@
+"""What is lost, known and kept: the bytes of a damaged stretch in a `.bad` file of their own, its offsets among the holes.
+
+    <chunk's base offset>-<position>.bad = head (512 bytes: a line of JSON, spaces, a checksum, a line feed)  the bytes as they were found
+
+A hole costs its readers nothing once it is known, but finding one reads the chunk to the next good block; so those that were found
+are known from their heads at the next start. They are looked at once more then: what could not be read because a disk or a
+memory failed for a moment is no loss. Bytes that recovery cut off (never acknowledged) lie in such files too; they are no holes.
+
+All of it is best effort. A `.bad` file is evidence for a person, and repeats what is still in the chunk: that it cannot be written (a full
+disk) is noted and nothing more. So a rotten disk cannot fill what is left of it: BAD_FILES_MAX, BAD_KEPT_BYTES_MAX, BAD_TOTAL_BYTES_MAX.
+
+The log notes what it meets, in its own thread, and goes on; whoever owns it takes what was noted now and then (`take`) and has
+it written in some other thread: reading and syncing 16 MiB takes longer than a publisher should wait.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from crc32c import crc32c
+
+from .. import documents
+from ..errors import ShortWrite
+from ..files import Files
+from .log_format import TEMPORARY_SUFFIX, VERSION, bad_name, chunk_name, parse_bad_name
+
+BAD_HEAD_BYTES: Final = 512
+BAD_FILES_MAX: Final = 1000  # of a topic; what is damaged beyond them is counted, and met again after a restart
+BAD_KEPT_BYTES_MAX: Final = 16 * 1024 * 1024  # of one stretch of damage: two blocks of the largest size
+BAD_TOTAL_BYTES_MAX: Final = 256 * 1024 * 1024  # written in the life of a process
+PIECE_BYTES: Final = 1024 * 1024
+PAGE_BYTES: Final = 4096
+DAMAGED: Final = "damaged"
+CUT_OFF: Final = "cut off"
+_WHY_CHARACTERS_MAX: Final = 120
+
+
+class Hole(NamedTuple):
+    """Offsets that have no message any more."""
+
+    first_offset: int
+    count: int  # type: ignore[assignment]  # a tuple has a method of that name; nobody counts in a hole
+
+    @property
+    def next_offset(self) -> int:
+        return self.first_offset + self.count
+
+
+class Bad(NamedTuple):
+    """A stretch of a chunk. `bytes`: how long it is; `blocks`: how many bad ones in a row, 0 where nothing was there to be read."""
+
+    base_offset: int
+    position: int
+    bytes: int
+    first_offset: int
+    count: int  # type: ignore[assignment]  # as in Hole
+    why: str
+    kind: str = DAMAGED
+    blocks: int = 1
+
+    @property
+    def hole(self) -> Hole:
+        return Hole(self.first_offset, self.count)
+
+    @property
+    def name(self) -> str:
+        return bad_name(self.base_offset, self.position)
+
+
+class BadHead(NamedTuple):
+    """What a `.bad` file says of itself. `kept`: how many bytes follow; `crc`: their checksum."""
+
+    bad: Bad
+    time_ns: int
+    kept: int
+    crc: int
+
+
+def encode_bad_head(head: BadHead) -> bytes:
+    bad = head.bad
+    line = json.dumps(
+        {
+            "zsq": "bad", "version": VERSION, "kind": bad.kind, "chunk": chunk_name(bad.base_offset), "position": bad.position,
+            "bytes": bad.bytes, "first_offset": bad.first_offset, "count": bad.count, "blocks": bad.blocks, "time_ns": head.time_ns,
+            "kept": head.kept, "crc": head.crc, "why": "".join(map(_plain, bad.why[:_WHY_CHARACTERS_MAX])),
+        }
+    ).encode()  # fmt: skip
+    padded = line.ljust(BAD_HEAD_BYTES - 10)
+    assert len(padded) == BAD_HEAD_BYTES - 10
+    return padded + b" %08x\n" % crc32c(padded)
+
+
+def _plain(character: str) -> str:
+    """So that each takes one byte in JSON, and the head its size."""
+    return character if character.isascii() and character.isprintable() and character not in '"\\' else "?"
+
+
+def decode_bad_head(data: bytes) -> BadHead | None:
+    """None where this is not the whole, undamaged head of such a file of a version that is known."""
+    padded, checksum = data[: BAD_HEAD_BYTES - 10], data[BAD_HEAD_BYTES - 10 : BAD_HEAD_BYTES]
+    if checksum != b" %08x\n" % crc32c(padded):
+        return None
+    try:
+        found = documents.loads(padded)
+        base = int(found["chunk"].partition(".")[0]) if found.get("zsq") == "bad" and found.get("version") == VERSION else -1
+        numbers = [found[name] for name in ("position", "bytes", "first_offset", "count", "blocks", "time_ns", "kept", "crc")]
+        why, kind = found["why"], found["kind"]
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
+        return None
+    if base < 0 or any(type(one) is not int for one in numbers) or type(why) is not str or type(kind) is not str:
+        return None
+    position, size, first_offset, count, blocks, time_ns, kept, crc = numbers
+    return BadHead(Bad(base, position, size, first_offset, count, why, kind, blocks), time_ns, kept, crc)
+
+
+def keep_bytes(files: Files, folder: str, bad: Bad, time_ns: int, kept_max: int = BAD_KEPT_BYTES_MAX) -> int:
+    """Copy the stretch into its `.bad` file, on disk when this returns; how many bytes were kept. In any thread.
+
+    Under another name first: a head that can be read says that the bytes behind it are there.
+    """
+    path = f"{folder}/{bad.name}"
+    temporary = path + TEMPORARY_SUFFIX
+    source = files.open_read(f"{folder}/{chunk_name(bad.base_offset)}") if bad.bytes else -1  # else its chunk may be what is missing
+    try:
+        kept = max(0, min(bad.bytes, kept_max, files.size(source) - bad.position)) if bad.bytes else 0
+        if files.exists(temporary):
+            files.remove(temporary)
+        fd = files.open_new(temporary)
+        try:
+            crc = 0
+            for at in range(0, kept, PIECE_BYTES):
+                piece = _read(files, source, min(PIECE_BYTES, kept - at), bad.position + at)
+                crc = crc32c(piece, crc)
+                files.writev(fd, [piece], BAD_HEAD_BYTES + at)
+            files.writev(fd, [encode_bad_head(BadHead(bad, time_ns, kept, crc))], 0)
+            files.sync(fd)
+        except (OSError, ShortWrite):
+            files.remove(temporary)
+            raise
+        finally:
+            files.close(fd)
+    finally:
+        if source >= 0:
+            files.close(source)
+    files.rename(temporary, path)
+    files.sync_folder(folder)
+    return kept
+
+
+def _read(files: Files, fd: int, size: int, position: int) -> bytes:
+    """Zeros where the disk cannot read a page, and as many bytes as asked for."""
+    try:
+        return files.pread(fd, size, position).ljust(size, b"\0")
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        if size <= PAGE_BYTES:
+            return bytes(size)
+    pages = range(0, size, PAGE_BYTES)
+    return b"".join(_read(files, fd, min(PAGE_BYTES, size - at), position + at) for at in pages)
+
+
+def bad_heads(files: Files, folder: str, notes: list[str] | None = None) -> list[BadHead]:
+    """Of all such files that can be read, ascending; of unfinished ones nothing. A file that cannot be read is named in `notes`."""
+    found = []
+    for name in files.list(folder):
+        if parse_bad_name(name) is not None:
+            try:
+                head = decode_bad_head(files.read_file(f"{folder}/{name}", BAD_HEAD_BYTES))
+            except OSError as error:  # evidence, and a hole that will be met again: no reason to stop
+                if notes is not None:
+                    notes.append(f"{folder}/{name} cannot be read, and is not used: {error}")
+                continue
+            if head is not None:
+                found.append(head)
+    return found
+
+
+class DamageBook:
+    """All damage of a log that is known. `holes` ascend and do not overlap; who wrote the log's files also owns this."""
+
+    def __init__(self, files: Files, folder: str, holes: Sequence[Hole] = ()) -> None:
+        self._files = files
+        self._folder = folder
+        self._holes: list[Hole] = []
+        self._noted: dict[tuple[int, int], Bad] = {}
+        self._queue: list[Bad] = []
+        self._kept_bytes = 0
+        self._kept_files = sum(parse_bad_name(name) is not None for name in files.list(folder))
+        self.blocks = 0
+        """Bad blocks that were met or known from before."""
+        for hole in holes:
+            self.add(hole)
+
+    @property
+    def holes(self) -> list[Hole]:
+        return self._holes
+
+    @property
+    def messages(self) -> int:
+        """How many are lost."""
+        return sum(hole.count for hole in self._holes)
+
+    def is_known(self, base_offset: int, position: int) -> bool:
+        return (base_offset, position) in self._noted
+
+    def by_chunk(self) -> dict[int, int]:
+        """Bad blocks by their chunk's first offset."""
+        found: dict[int, int] = {}
+        for bad in self._noted.values():
+            found[bad.base_offset] = found.get(bad.base_offset, 0) + bad.blocks
+        return found
+
+    def add(self, hole: Hole) -> None:
+        """One more; those that it touches more than at their border become one with it."""
+        first, end = hole.first_offset, hole.next_offset
+        if first >= end:
+            return
+        overlapping = [old for old in self._holes if old.first_offset < end and first < old.next_offset]
+        for old in overlapping:
+            self._holes.remove(old)
+            first, end = min(first, old.first_offset), max(end, old.next_offset)
+        self._holes.insert(bisect_right(self._holes, (first, 0)), Hole(first, end - first))
+
+    def forget_below(self, start: int) -> None:
+        """Retention has removed what lies below `start`."""
+        self._holes = [hole for hole in self._holes if hole.next_offset > start]
+        self._noted = {key: bad for key, bad in self._noted.items() if bad.first_offset + bad.count > start}
+
+    def skip(self, offset: int) -> int:
+        """`offset`, or what follows the hole that it lies in."""
+        for hole in self._holes[max(bisect_right(self._holes, (offset + 1, 0)) - 1, 0) :]:
+            if hole.first_offset > offset:
+                break
+            if offset < hole.next_offset:
+                offset = hole.next_offset
+        return offset
+
+    def known(self, bad: Bad) -> None:
+        """It has its file from before."""
+        self._noted[(bad.base_offset, bad.position)] = bad
+        self.blocks += bad.blocks
+        self.add(bad.hole)
+
+    def note(self, bad: Bad) -> None:
+        """Met just now: a hole from here on, and its bytes are to be kept."""
+        self.add(bad.hole)
+        key = (bad.base_offset, bad.position)
+        if key in self._noted or len(self._noted) >= 2 * BAD_FILES_MAX:
+            return
+        self._noted[key] = bad
+        self.blocks += bad.blocks
+        if (bad.bytes > 0 or bad.count > 0) and self._kept_files + len(self._queue) < BAD_FILES_MAX:
+            self._queue.append(bad)
+
+    def take(self, now_ns: int) -> Callable[[], list[str]] | None:
+        """A job for any thread that keeps what was noted since, and returns what a person should read of it; None: nothing to do."""
+        queue, self._queue = self._queue, []
+        self._kept_files += len(queue)
+        budget = BAD_TOTAL_BYTES_MAX - self._kept_bytes
+        self._kept_bytes += sum(min(bad.bytes, BAD_KEPT_BYTES_MAX) for bad in queue)
+        if not queue or budget <= 0:
+            return None
+        return lambda: [self._keep(bad, now_ns) for bad in queue]
+
+    def _keep(self, bad: Bad, now_ns: int) -> str:
+        try:
+            kept = keep_bytes(self._files, self._folder, bad, now_ns)
+        except OSError as error:
+            return f"{self._folder}/{bad.name} could not be written ({error}); the damage itself stays in the chunk"
+        return f"{self._folder}/{bad.name} keeps {kept} bytes of {bad.count} lost messages from offset {bad.first_offset} on: {bad.why}"

@@ -1,0 +1,171 @@
+"""What an atomic group consists of: which staged parts are appended and which become chunks, and the mark that says so.
+
+Appending costs their bytes a second time, a chunk costs a header, a sync and a rename: about half a millisecond, whatever its size.
+So parts of ADOPT_BYTES become chunks. What is appended together is bounded, because other publishers wait for it: 8 MiB take some 50 ms,
+256 files to be read 15, 2048 blocks that need new headers 20. Where there is more of it, all small parts are merged before
+(`merging.py`), and become chunks together, or are appended from one file. So are parts below MERGE_BELOW_BYTES, where too many files would
+become chunks.
+
+Offsets: first those of the appended parts, then those of the adopted ones, each in the order of the commit; so a part's rows stay together.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from ...transport.block.block import HEADER_BYTES, Block, Header
+from ..errors import Damaged
+from ..files import Files
+from .chunk import WALK_BYTES, columns_agree
+from .log_format import CHUNK_HEADER_BYTES, decode_disk_header, part_name
+from .transactions import Adopted, Mark, StagedFile, Transaction
+
+ADOPT_BYTES: Final = 4 * 1024 * 1024
+GROUP_APPEND_BYTES_MAX: Final = 8 * 1024 * 1024
+GROUP_APPEND_FILES_MAX: Final = 256
+GROUP_APPEND_BLOCKS_MAX: Final = 2048
+ADOPTED_FILES_FEW: Final = 64
+MERGE_BELOW_BYTES: Final = 32 * 1024 * 1024
+
+
+class StagedPart(NamedTuple):
+    """A finally sealed stage: its files lie in `folder`, synced, footers and all."""
+
+    stage: bytes
+    folder: str
+    files: tuple[StagedFile, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.data_end - CHUNK_HEADER_BYTES for file in self.files)
+
+    @property
+    def blocks(self) -> int:
+        return sum(file.blocks for file in self.files)
+
+    @property
+    def messages(self) -> int:
+        return sum(file.messages for file in self.files)
+
+    def path(self, file: StagedFile) -> str:
+        return f"{self.folder}/{part_name(self.stage, file.number)}"
+
+
+class Merged(NamedTuple):
+    """`part` holds the blocks of those named in `replaced`, in the order of the commit: see `merging.py`."""
+
+    part: StagedPart
+    replaced: frozenset[bytes]
+
+
+class CommittedGroup(NamedTuple):
+    """What was committed: offsets from `first_offset` on, all stored at one time."""
+
+    first_offset: int
+    messages: int
+    time_ns: int
+
+
+class GroupPlan(NamedTuple):
+    """Parts with messages, in the order of the commit."""
+
+    appended: list[StagedPart]
+    adopted: list[StagedPart]
+
+    @property
+    def messages(self) -> int:
+        return sum(part.messages for part in (*self.appended, *self.adopted))
+
+
+def plan_merge(parts: Sequence[StagedPart], adopt_bytes: int, append_bytes_max: int) -> list[StagedPart]:
+    """Who is to be merged before the commit, in its order."""
+    single = [part for part in parts if len(part.files) == 1]
+    small = [part for part in single if part.size_bytes < adopt_bytes]
+    large = [part for part in single if adopt_bytes <= part.size_bytes < MERGE_BELOW_BYTES]
+    size, blocks = sum(part.size_bytes for part in small), sum(part.blocks for part in small)
+    merge_small = size > append_bytes_max or blocks > GROUP_APPEND_BLOCKS_MAX or len(small) > GROUP_APPEND_FILES_MAX
+    merge_large = sum(len(part.files) for part in parts) - len(small) > ADOPTED_FILES_FEW and len(large) > 1
+    chosen = {part.stage for part in (*(small if merge_small else ()), *(large if merge_large else ()))}
+    return [part for part in parts if part.stage in chosen]
+
+
+def placed(parts: Sequence[StagedPart], merged: Merged | None) -> Sequence[StagedPart]:
+    """What takes the place of these parts: the merged one first, as the small ones are without it, and the rest in order."""
+    return parts if merged is None else [merged.part, *(part for part in parts if part.stage not in merged.replaced)]
+
+
+def plan_group(parts: Sequence[StagedPart], adopt_bytes: int, append_bytes_max: int) -> GroupPlan:
+    """Who is appended and who is adopted."""
+    parts = [part for part in parts if part.files]
+    adopted = {i for i, part in enumerate(parts) if len(part.files) > 1 or part.size_bytes >= adopt_bytes}
+    rest = sorted((i for i in range(len(parts)) if i not in adopted), key=lambda i: parts[i].size_bytes)
+    size = blocks = 0
+    for n, i in enumerate(rest):
+        size += parts[i].size_bytes
+        blocks += parts[i].blocks
+        if size > append_bytes_max or blocks > GROUP_APPEND_BLOCKS_MAX:
+            adopted.update(rest[n:])
+            break
+    return GroupPlan([part for i, part in enumerate(parts) if i not in adopted], [parts[i] for i in sorted(adopted)])
+
+
+def make_mark(transaction: Transaction, parts: Sequence[StagedPart], plan: GroupPlan, first_offset: int) -> Mark:
+    appended = sum(part.messages for part in plan.appended)
+    base_offset = first_offset + appended
+    adopted = []
+    for part in plan.adopted:
+        for file in part.files:
+            adopted.append(Adopted(part.stage, file.number, file.seed, base_offset, file.messages, file.data_end))
+            base_offset += file.messages
+    return Mark(transaction, first_offset, base_offset - first_offset, appended, tuple(part.stage for part in parts), tuple(adopted))
+
+
+def read_blocks(files: Files, parts: Sequence[StagedPart]) -> list[Block]:
+    """All blocks of these parts, checked: see `walk_staged`."""
+    return [Block(header, columns, columns) for part in parts for header, columns in walk_staged(files, part)]
+
+
+def walk_staged(files: Files, part: StagedPart) -> Iterator[tuple[Header, memoryview]]:
+    """The blocks of a part, checked. `Damaged` where a file is gone or not as it was sealed; other `OSError`s as they come."""
+    for file in part.files:
+        path = part.path(file)
+        try:
+            fd = files.open_read(path)
+            try:
+                yield from _walk_file(files, fd, file, path)
+            finally:
+                files.close(fd)
+        except OSError as error:
+            if error.errno in {errno.ENOENT, errno.EIO}:
+                raise Damaged(f"{path} cannot be read: {error}") from error
+            raise
+
+
+def _walk_file(files: Files, fd: int, file: StagedFile, path: str) -> Iterator[tuple[Header, memoryview]]:
+    blocks = messages = 0
+    position = window_at = CHUNK_HEADER_BYTES
+    window = memoryview(b"")
+
+    def read(size: int) -> memoryview:
+        return memoryview(files.pread(fd, min(size, file.data_end - position), position))
+
+    while position < file.data_end:
+        start = position - window_at
+        if start + HEADER_BYTES > len(window):
+            window, window_at, start = read(WALK_BYTES), position, 0
+        header = decode_disk_header(window[start : start + HEADER_BYTES], file.seed, position)
+        if header is None or header.first_offset != messages:
+            break
+        if start + header.length > len(window):
+            window, window_at, start = read(header.length), position, 0
+        columns = window[start + HEADER_BYTES : start + header.length]
+        if not columns_agree(header, columns):
+            break
+        yield header, columns
+        blocks += 1
+        messages += header.count
+        position += header.length
+    if (blocks, messages, position) != (file.blocks, file.messages, file.data_end):
+        raise Damaged(f"{path} is damaged at {position}: {blocks} of {file.blocks} blocks are as they were sealed")

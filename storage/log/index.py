@@ -1,0 +1,98 @@
+"""Where in a chunk an offset or a time lies: sparse entries in memory, and as a file beside a sealed chunk.
+
+An index is a cache. It holds at most one entry per `every_bytes` of chunk, each the place of a block's header; what
+lies between is walked. The chunk that is being written keeps its index in memory (1.5 MiB for 256 MiB of the
+smallest blocks) and writes it beside itself now and then, so that recovery need not read what was synced long
+ago, and when it is sealed; never synced. A file that is missing, short, of another chunk,
+or wrong in any bit is not believed (its head carries the chunk's seed, the count and a checksum) and rebuilt; and
+whoever follows an entry still checks that the header there agrees, because the chunk may have changed since.
+
+Rejected: one entry a block, written as blocks are (a second file to write for every append, for what recovery
+does not need), and a binary search in the file by pread (no memory, but 17 system calls a look-up).
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from .log_format import CHUNK_HEADER_BYTES, INDEX_ENTRY_BYTES, INDEX_FIELDS, decode_index, encode_index
+
+
+class IndexEntry(NamedTuple):
+    """A block's header: its offset and time relative to the chunk, its position in the file."""
+
+    offset: int
+    position: int
+    time_ns: int
+
+
+class Index:
+    """Ascending entries of one chunk."""
+
+    __slots__ = ("_every_bytes", "_offsets", "_positions", "_times", "next_position")
+
+    def __init__(self, every_bytes: int) -> None:
+        self._every_bytes = every_bytes
+        self._offsets = array("q")
+        self._positions = array("q")
+        self._times = array("q")
+        self.next_position = 0
+        """Blocks before this position need no entry."""
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def note(self, offset: int, position: int, time_ns: int) -> None:
+        """There is a block; the next to be noted is the first at `next_position` or after it."""
+        assert not self._positions or position > self._positions[-1]
+        self._offsets.append(offset)
+        self._positions.append(position)
+        self._times.append(time_ns)
+        self.next_position = position + self._every_bytes
+
+    def cut(self, position: int) -> None:
+        """Forget what lies at `position` or behind it."""
+        keep = bisect_left(self._positions, position)
+        for column in (self._offsets, self._positions, self._times):
+            del column[keep:]
+        self.next_position = self._positions[-1] + self._every_bytes if keep else CHUNK_HEADER_BYTES
+
+    def by_offset(self, offset: int) -> IndexEntry | None:
+        """The last entry at or before `offset`."""
+        return self._entry(bisect_right(self._offsets, offset) - 1)
+
+    def by_time(self, time_ns: int) -> IndexEntry | None:
+        """The last entry of a block stored before `time_ns`."""
+        return self._entry(bisect_left(self._times, time_ns) - 1)
+
+    def by_position(self, position: int) -> IndexEntry | None:
+        """The last entry at or before `position`."""
+        return self._entry(bisect_right(self._positions, position) - 1)
+
+    def entries(self) -> Iterator[IndexEntry]:
+        return map(IndexEntry, self._offsets, self._positions, self._times)
+
+    def _entry(self, number: int) -> IndexEntry | None:
+        return None if number < 0 else IndexEntry(self._offsets[number], self._positions[number], self._times[number])
+
+    def encode(self, seed: int) -> bytes:
+        flat = array("q", bytes(INDEX_ENTRY_BYTES * len(self)))
+        flat[0::INDEX_FIELDS] = self._offsets
+        flat[1::INDEX_FIELDS] = self._positions
+        flat[2::INDEX_FIELDS] = self._times
+        return encode_index(flat.tobytes(), seed)
+
+    @classmethod
+    def decode(cls, data: bytes, seed: int, every_bytes: int) -> Index | None:
+        """The index of the chunk with this seed, or None where these bytes are not to be believed."""
+        entries = decode_index(data, seed)
+        if entries is None:
+            return None
+        flat = array("q")
+        flat.frombytes(entries)
+        index = cls(every_bytes)
+        index._offsets, index._positions, index._times = flat[0::INDEX_FIELDS], flat[1::INDEX_FIELDS], flat[2::INDEX_FIELDS]
+        return index

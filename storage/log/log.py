@@ -1,0 +1,488 @@
+"""A topic's log: append, sync, roll, read. One thread uses it; only a ticket's `run` may happen in another.
+
+Append: all blocks of a call get following offsets and one time and go out in one `writev` (of at most IOV_MAX
+pieces: a disk header and the columns, as they came). What fails is cut back to the last good end and synced, or
+nothing more is ever accepted. A call never spans two chunks: the chunk is rolled before it, so "nothing of a
+failed append is stored" stays one truncate.
+
+Sync: `begin_sync` fixes what the coming fdatasync will cover; `SyncTicket.run` does it, in whatever thread; with
+`finish_sync` it counts. Appends go on meanwhile. A roll inside an outstanding sync first runs that ticket itself
+(or waits for the thread that does): Linux reports a failed write-back once per open file, so had both called
+fdatasync, one of them could have been told of success for pages that the other was told are lost.
+
+Roll: sync the old chunk, write its footer, sync, write the index; create the new one, sync it, sync the folder;
+then append. So a chunk that is not the last is on disk whole, and recovery looks only at the last.
+
+Group: blocks that count together or not at all (`group.py` plans them, `transactions.py` ends them), durable when the call returns. Small
+ones are appended with their mark in one write. Where staged files become chunks (`adoption.py`), all is prepared and synced
+first, and renaming the file that carries the mark is the commit: what fails before leaves nothing, what fails after it ends the log, and
+recovery finishes it. The end moves once, at the end, so nobody sees a part.
+
+What a log is told when it is opened.
+
+Blocks on their way into a chunk: their headers in disk form, and their entries in its index.
+
+One fdatasync of the log, to be run once, in whatever thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+from ...transport.block.block import HEADER_BYTES, IN_GROUP, Block, Header
+from ..errors import DiskFull, StoreFailed, is_full
+from ..files import IOV_MAX, Files
+from ..space import Space
+from .adoption import Adoption
+from .chunk import Chunk, create_chunk
+from .group import (
+    ADOPT_BYTES,
+    GROUP_APPEND_BYTES_MAX,
+    CommittedGroup,
+    Merged,
+    StagedPart,
+    make_mark,
+    placed,
+    plan_group,
+    plan_merge,
+    read_blocks,
+)
+from .log_format import CHUNK_HEADER_BYTES, FOOTER_BYTES, ChunkFooter, ChunkHeader, encode_chunk_header, encode_disk_header, encode_footer
+from .log_reader import Hole, LogReader
+from .merging import Merge
+from .ring import BLOCKS_MAX, RING_BYTES
+from .survey import Survey
+from .transactions import Mark, Transaction, encode_mark, encode_mark_header
+
+
+@dataclass(frozen=True, slots=True)
+class LogOptions:
+    """`chunk_bytes`: roll before a chunk would pass it; `reserve_bytes`: refuse appends that would leave less free.
+
+    Of a group, parts of `adopt_bytes` become chunks, and so do the largest of the others until at most `group_append_bytes` are left.
+    The newest `ring_bytes` of blocks are kept in memory for readers.
+    """
+
+    chunk_bytes: int
+    index_every_bytes: int
+    reserve_bytes: int
+    adopt_bytes: int = ADOPT_BYTES
+    group_append_bytes: int = GROUP_APPEND_BYTES_MAX
+    ring_bytes: int = RING_BYTES
+
+
+def place(chunk: Chunk, blocks: Sequence[Block], time_ns: int, synced_position: int, flags: int = 0) -> tuple[list[Any], int, int]:
+    """What to write at the chunk's end: a header and the columns (as they came) of each block; and the offset and the position behind them.
+
+    The offset is relative to the chunk. `synced_position`: what lies before it in the chunk is on disk. Who then does not write must
+    cut the index.
+    """
+    position = chunk.end_position
+    offset = chunk.end_offset - chunk.base_offset
+    chunk_time_ns = time_ns - chunk.header.base_time_ns
+    seed = chunk.header.seed
+    index = chunk.index
+    assert index is not None
+    pieces: list[Any] = []
+    for block in blocks:
+        header = block.header
+        assert header.length == HEADER_BYTES + len(block.columns)
+        if flags:
+            header = header._replace(flags=header.flags | flags)
+        pieces.append(encode_disk_header(header, offset, chunk_time_ns, position - synced_position, seed, position))
+        pieces.append(block.columns)
+        if position >= index.next_position:
+            index.note(offset, position, chunk_time_ns)
+        offset += header.count
+        position += header.length
+    return pieces, offset, position
+
+
+class SyncTicket:
+    """One fdatasync: what was written when it was made is durable once `run` returned and `finish_sync` took it."""
+
+    __slots__ = ("_files", "_lock", "base_offset", "done", "end", "error", "fd", "position", "written")
+
+    def __init__(self, files: Files, chunk: Chunk, written: int) -> None:
+        self._files = files
+        self._lock = threading.Lock()
+        self.fd = chunk.fd
+        self.base_offset = chunk.base_offset
+        self.end = chunk.end_offset
+        self.position = chunk.end_position
+        self.written = written
+        self.done = False
+        self.error: OSError | None = None
+
+    def run(self) -> None:
+        """Sync, once: whoever comes second waits and learns the same. `StoreFailed` if it failed."""
+        with self._lock:
+            if not self.done:
+                try:
+                    self._files.sync(self.fd)
+                except OSError as error:
+                    self.error = error
+                self.done = True
+        if self.error is not None:
+            raise StoreFailed(f"fdatasync failed ({self.error}); what was not acknowledged may be lost") from self.error
+
+
+INDEX_SAVES: Final = 16  # in the life of a chunk; recovery begins to read where the last one known to be synced points
+
+
+class Log:
+    """Made by `recovery.py`, which knows the chunks and the end."""
+
+    def __init__(
+        self, files: Files, folder: str, uuid: bytes, options: LogOptions,
+        bases: list[int], active: Chunk, last_time_ns: int, holes: Sequence[Hole] = (),
+    ) -> None:  # fmt: skip
+        self._files = files
+        self._folder = folder
+        self._uuid = uuid
+        self._options = options
+        self.chunk_bytes = options.chunk_bytes  # a bound of the topic may make it smaller
+        self._active = active
+        self.reader = self._reader = LogReader(files, folder, uuid, options.index_every_bytes, bases, active, holes, options.ring_bytes)
+        self.survey = Survey(files, folder, uuid, options.index_every_bytes, self.reader)
+        self._last_time_ns = last_time_ns
+        self._ticket: SyncTicket | None = None
+        self._failed = ""
+        self._index_save_at = active.end_position + options.chunk_bytes // INDEX_SAVES
+        self._synced_position = active.end_position
+        self._synced_end = active.end_offset
+        self._written = 0
+        self._synced = 0
+        self._space = Space(files, folder, options.reserve_bytes)
+
+    @property
+    def start(self) -> int:
+        """The oldest offset kept."""
+        return self._reader.bases[0]
+
+    @property
+    def end(self) -> int:
+        """The next offset to be given: what is below it is written."""
+        return self._active.end_offset
+
+    @property
+    def synced_end(self) -> int:
+        """What is below it is on disk."""
+        return self._synced_end
+
+    @property
+    def unsynced_bytes(self) -> int:
+        return self._written - self._synced
+
+    @property
+    def holes(self) -> tuple[Hole, ...]:
+        """Lost offsets that are known so far, ascending."""
+        return tuple(self._reader.holes)
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """The first offset of each chunk file."""
+        return tuple(self._reader.bases)
+
+    @property
+    def last_time_ns(self) -> int:
+        return self._last_time_ns
+
+    @property
+    def end_position(self) -> int:
+        """The bytes of the last chunk."""
+        return self._active.end_position
+
+    @property
+    def written_bytes(self) -> int:
+        """Since it was opened."""
+        return self._written
+
+    # Writing
+
+    def append(self, blocks: Sequence[Block], now_ns: int) -> tuple[int, int]:
+        """Write whole blocks at the end: (first offset, time). Not yet durable; in the caller's hands is that they are well-formed.
+
+        `DiskFull`: nothing was stored. `StoreFailed`: unknown, and from now on for ever.
+        """
+        self._check()
+        total = 0
+        for block in blocks:
+            total += block.header.length
+        self._space.take(total, now_ns)
+        time_ns = now_ns if now_ns > self._last_time_ns else self._last_time_ns
+        chunk = self._room_for(total, time_ns)
+        first_offset = chunk.end_offset
+        pieces, offset, position = place(chunk, blocks, time_ns, self._synced_position)
+        self._write(chunk, pieces)
+        self._move_to(position, offset, time_ns)
+        self._written += total
+        self._reader.wrote(first_offset, blocks, time_ns, total)
+        if position >= self._index_save_at:
+            chunk.save_index()
+            self._index_save_at = position + self.chunk_bytes // INDEX_SAVES
+        return first_offset, time_ns
+
+    def _room_for(self, total: int, time_ns: int) -> Chunk:
+        """The active chunk, or the next one where `total` bytes would not fit."""
+        chunk = self._active
+        position = chunk.end_position
+        if chunk.sealed or (position > CHUNK_HEADER_BYTES and position + total + FOOTER_BYTES > self.chunk_bytes):
+            return self._roll(chunk.end_offset, time_ns)
+        return chunk
+
+    def begin_merge(self, parts: Sequence[StagedPart]) -> Merge | None:
+        """What is to be done, in any thread, before `append_group` gets these parts; None: nothing."""
+        options = self._options
+        chosen = plan_merge(parts, options.adopt_bytes, options.group_append_bytes)
+        if not chosen:
+            return None
+        return Merge(self._files, self._uuid, options.chunk_bytes, Space(self._files, self._folder, options.reserve_bytes), chosen)
+
+    def append_group(
+        self, transaction: Transaction, parts: Sequence[StagedPart], now_ns: int, merged: Merged | None = None
+    ) -> CommittedGroup:
+        """All parts at once, durable when this returns. Without messages nothing is written. `merged`: of `begin_merge`.
+
+        `DiskFull`, `Damaged` (a staged file is not as it was sealed): nothing was stored and the parts are as they were.
+        `StoreFailed`: unknown, and from now on for ever; recovery finishes it or finds nothing of it.
+        """
+        self._check()
+        time_ns = max(now_ns, self._last_time_ns)
+        plan = plan_group(placed(parts, merged), self._options.adopt_bytes, self._options.group_append_bytes)
+        if not plan.messages:
+            return CommittedGroup(self.end, 0, time_ns)
+        try:
+            blocks = read_blocks(self._files, plan.appended)
+        except OSError as error:
+            raise self._fail(f"staged files cannot be read: {error}") from error
+        mark = make_mark(transaction, parts, plan, self.end)
+        columns = encode_mark(mark)
+        total = sum(block.header.length for block in blocks) + HEADER_BYTES + len(columns)
+        self._space.take(total, now_ns)
+        chunk = self._room_for(total, time_ns) if blocks else self._active
+        if plan.adopted:
+            self._adopt(chunk, blocks, mark, time_ns)
+        else:
+            pieces, offset, position = place(chunk, blocks, time_ns, self._synced_position, IN_GROUP)
+            distance, at_ns = position - self._synced_position, time_ns - chunk.header.base_time_ns
+            pieces += (encode_mark_header(columns, offset, at_ns, distance, chunk.header.seed, position), columns)
+            self._write(chunk, pieces)
+            self._sync_file()
+            self._move_to(position + HEADER_BYTES + len(columns), offset, time_ns)
+            self._reader.grew(total, time_ns)
+        self._written += total
+        self._synced = self._written
+        self._synced_position, self._synced_end = self._active.end_position, self._active.end_offset
+        return CommittedGroup(mark.first_offset, mark.messages, time_ns)
+
+    def _adopt(self, chunk: Chunk, blocks: Sequence[Block], mark: Mark, time_ns: int) -> None:
+        """Blocks behind the active chunk's end, and staged files as the chunks that follow it; the last of them is the active one then."""
+        data_end = chunk.end_position + sum(block.header.length for block in blocks)
+        if not chunk.sealed and data_end > CHUNK_HEADER_BYTES:
+            mark = mark._replace(unsealed=(chunk.base_offset, data_end, time_ns if blocks else self._last_time_ns))
+        adoption = Adoption(self._files, self._folder, self._uuid, self._options.index_every_bytes, mark, time_ns)
+        offset = chunk.end_offset - chunk.base_offset
+        try:
+            adoption.prepare()
+            if blocks:
+                pieces, offset, _ = place(chunk, blocks, time_ns, self._synced_position, IN_GROUP)
+                self._write(chunk, pieces)
+            self._sync_file()
+            adoption.commit()
+        except OSError as error:
+            adoption.close()
+            self._cut_back(chunk, error)
+        except StoreFailed as error:
+            adoption.close()
+            raise self._fail(str(error)) from error
+        except BaseException:
+            adoption.close()
+            raise
+        try:
+            active = adoption.finish()
+        except OSError as error:
+            raise self._fail(f"the group from offset {mark.first_offset} on is not in its place yet: {error}") from error
+        self._reader.grew(data_end - chunk.end_position, time_ns if blocks else self._last_time_ns)
+        self._move_to(data_end, offset, time_ns if blocks else self._last_time_ns)
+        if mark.unsealed:
+            with contextlib.suppress(DiskFull):  # readers do without its footer
+                self._seal(chunk)
+        self._active = active
+        self._last_time_ns = time_ns
+        self._reader.add(active, mark.adopted)
+
+    def _move_to(self, position: int, offset: int, time_ns: int) -> None:
+        """The active chunk's new end; `offset` is relative to it."""
+        self._active.end_position = position
+        self._active.end_offset = self._active.base_offset + offset
+        self._last_time_ns = time_ns
+
+    def _write(self, chunk: Chunk, pieces: list[Any]) -> None:
+        """All pieces behind the chunk's end, or none of them."""
+        try:
+            if len(pieces) <= IOV_MAX:
+                self._files.writev(chunk.fd, pieces, chunk.end_position)
+                return
+            position = chunk.end_position
+            for i in range(0, len(pieces), IOV_MAX):
+                part = pieces[i : i + IOV_MAX]
+                self._files.writev(chunk.fd, part, position)
+                position += sum(map(len, part))
+        except OSError as error:
+            self._cut_back(chunk, error)
+
+    def _cut_back(self, chunk: Chunk, error: OSError) -> NoReturn:
+        """After a failed or short write: the file ends where it did before, on disk too, or the log is finished."""
+        if not is_full(error):
+            raise self._fail(f"a write to {chunk.path} failed: {error}") from error
+        try:
+            if not chunk.sealed:
+                if chunk.index is not None:
+                    chunk.index.cut(chunk.end_position)
+                self._files.truncate(chunk.fd, chunk.end_position)
+                self._files.sync(chunk.fd)
+        except OSError as second:
+            raise self._fail(f"a failed write to {chunk.path} could not be cut back: {second}") from second
+        raise self._space.refused(f"no space to write to {chunk.path}", error) from error
+
+    def roll(self, now_ns: int) -> None:
+        """Seal the ongoing chunk before its time, if it has any message. `DiskFull`, `StoreFailed` as by `append`."""
+        self._check()
+        if self.end > self._active.base_offset:
+            self._roll(self.end, max(now_ns, self._last_time_ns))
+
+    def forget(self, start: int) -> None:
+        """Chunks that lie wholly below `start` are about to be removed: from now on readers there get what follows."""
+        self._reader.forget(start)
+
+    def _roll(self, base_offset: int, time_ns: int) -> Chunk:
+        """Seal the active chunk and begin the next at `base_offset`. Where space ends in between, a later call goes on."""
+        old = self._active
+        if not old.sealed:
+            self._seal(old)
+        self._run_ticket()  # which may have begun on the old one when it was sealed already
+        header = ChunkHeader(base_offset, time_ns, self._files.random_seed(), self._uuid)
+        try:
+            new = create_chunk(self._files, self._folder, header, encode_chunk_header(header), self._options.index_every_bytes)
+        except OSError as error:
+            if is_full(error):
+                raise self._space.refused(f"no space for a new chunk in {self._folder}", error) from error
+            raise self._fail(f"a new chunk in {self._folder} could not be made: {error}") from error
+        try:
+            self._files.sync_folder(self._folder)
+        except OSError as error:
+            new.close()
+            raise self._fail(f"{self._folder} could not be synced: {error}") from error
+        self._reader.add(new)
+        self._active = new
+        self._synced_position = new.end_position
+        self._synced_end = base_offset
+        self._index_save_at = self.chunk_bytes // INDEX_SAVES
+        return new
+
+    def _seal(self, chunk: Chunk) -> None:
+        self._sync_active()
+        footer = ChunkFooter(chunk.end_offset - chunk.base_offset, self._last_time_ns - chunk.header.base_time_ns, chunk.end_position)
+        self._write(chunk, [encode_footer(footer, chunk.header.seed, chunk.header)])
+        try:
+            self._files.sync(chunk.fd)
+        except OSError as error:
+            raise self._fail(f"fdatasync of {chunk.path} failed: {error}") from error
+        chunk.sealed = True
+        chunk.save_index()
+
+    # Syncing
+
+    def begin_sync(self) -> SyncTicket:
+        """A ticket for all that is written by now. One at a time: finish it before the next."""
+        self._check()
+        assert self._ticket is None
+        self._ticket = SyncTicket(self._files, self._active, self._written)
+        return self._ticket
+
+    def finish_sync(self, ticket: SyncTicket) -> int:
+        """After `ticket.run`: the new synced end. `StoreFailed` if the sync failed or a failure came in between."""
+        assert ticket is self._ticket
+        assert ticket.done
+        self._check()
+        self._ticket = None
+        if ticket.base_offset == self._active.base_offset:
+            self._synced_position = max(self._synced_position, ticket.position)
+        self._synced = max(self._synced, ticket.written)
+        self._synced_end = max(self._synced_end, ticket.end)
+        return self._synced_end
+
+    def sync(self) -> int:
+        """All that is written, now, in this thread."""
+        self._check()
+        self._sync_active()
+        return self._synced_end
+
+    def _sync_active(self) -> None:
+        self._sync_file()
+        self._synced_position = self._active.end_position
+        self._synced_end = self._active.end_offset
+        self._synced = self._written
+
+    def _sync_file(self) -> None:
+        """What is written to the active chunk is on disk, whether it counts yet or not."""
+        self._run_ticket()
+        try:
+            self._files.sync(self._active.fd)
+        except OSError as error:
+            raise self._fail(f"fdatasync of {self._active.path} failed: {error}") from error
+
+    def _run_ticket(self) -> None:
+        if self._ticket is not None:
+            try:
+                self._ticket.run()
+            except StoreFailed as error:
+                raise self._fail(str(error)) from error
+
+    # Reading
+
+    def read(self, offset: int, bytes_max: int, end: int, blocks_max: int = BLOCKS_MAX) -> list[Block]:
+        """Whole blocks below `end`, from the one that holds `offset` on: see `LogReader.read`. Written is enough, synced or not."""
+        return self._reader.read(offset, bytes_max, min(end, self._active.end_offset), blocks_max)
+
+    def skip(self, offset: int) -> int:
+        """`offset`, or what follows the hole that it lies in."""
+        return self._reader.skip(offset)
+
+    def offset_at(self, time_ns: int) -> int:
+        """The first offset stored at `time_ns` or later; the end if there is none."""
+        found = self._reader.offset_at(time_ns)
+        return self._active.end_offset if found is None else found
+
+    def measure(self, start: int, end: int, bytes_max: int) -> tuple[int, int]:
+        """How many bytes lie between two offsets, and where `bytes_max` of them end: see `LogReader.measure`."""
+        return self._reader.measure(start, min(end, self._active.end_offset), bytes_max)
+
+    def headers(self, offset: int) -> Iterator[tuple[Header, Mark | None]]:
+        """Wire-form headers, and what marks say, from the block that holds `offset` on: see `LogReader.headers`."""
+        return self._reader.headers(offset)
+
+    # Ends
+
+    def _check(self) -> None:
+        if self._failed or (self._ticket is not None and self._ticket.error is not None):
+            raise StoreFailed(self._failed or "an fdatasync failed; nothing more is accepted")
+
+    def _fail(self, text: str) -> StoreFailed:
+        self._failed = text
+        return StoreFailed(text)
+
+    def close(self) -> None:
+        """Sync what is written, unless a sync failed before, and close the files."""
+        try:
+            if not self._failed and (self._ticket is None or self._ticket.error is None):
+                self.sync()
+                self._active.save_index()
+        finally:
+            self._reader.close()
+            self._failed = self._failed or "the log is closed"

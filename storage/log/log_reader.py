@@ -1,0 +1,426 @@
+"""Reading a log: which chunk, which block, what is lost. Knows the files of the log and which few of them are open.
+
+Holes: offsets whose block was lost. A read never returns a gap inside; asked for an offset in a hole it returns
+what follows the hole. `skip` tells where that is. What is known of damage is `damage.py`'s.
+
+A reader that goes on where it stopped needs no look-up: the end of each read is remembered as a hint, for the last
+few readers. Others find their chunk by its name and their block by the chunk's index. The newest blocks come from the ring, and behind
+readers that are far back pages are given back.
+
+Giving pages back behind a reader that goes through an old part of the log, so that its backlog does not push out the hot end.
+
+Only what lies more than FAR_BYTES behind the end, and KEPT_BYTES behind the reader: others may follow it closely (four channels that
+catch up together read the same blocks), and shall find its pages. A step is some MiB, because each is a system call.
+
+Rejected: advice on the whole chunk when a reader leaves it (256 MiB stay meanwhile for each reader), and O_DIRECT (no sharing between
+readers, and a cache of our own).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from ...transport.block.block import Block, Header
+from ..errors import Damaged, ForeignDirectory, Unreadable
+from ..files import Files
+from .chunk import BlockLocation, Chunk, ChunkBook, ChunkState, Facts, Good, open_surely
+from .damage import Bad, DamageBook
+from .damage import Hole as Hole
+from .log_format import CHUNK_HEADER_BYTES, FOOTER_BYTES, replay_header, wire_header
+from .ring import BLOCK_COST, BLOCKS_MAX, RING_BYTES, Ring
+from .transactions import Adopted, Mark
+
+FAR_BYTES: Final = 64 * 1024 * 1024
+KEPT_BYTES: Final = 8 * 1024 * 1024
+STEP_BYTES: Final = 4 * 1024 * 1024
+PAGE_BYTES: Final = 4096
+CHUNKS_COUNTED_MAX: Final = 1024  # whoever has more chunks before him than that is far behind, whatever their sizes are
+
+
+class GiveBack:
+    """One log's. `bases` and `facts` are the reader's own, and change."""
+
+    def __init__(self, bases: Sequence[int], facts: Mapping[int, Facts], far_bytes: int = FAR_BYTES) -> None:
+        self._bases = bases
+        self._facts = facts
+        self._far_bytes = far_bytes
+        self.kept_bytes = min(KEPT_BYTES, far_bytes)
+        self.step_bytes = min(STEP_BYTES, far_bytes)
+
+    def read(self, chunk: Chunk, since: int, position: int, active: Chunk) -> int:
+        """A reader has come to `position`; its pages before `since` are given back already. Up to where they are now."""
+        if position - since < self.kept_bytes + self.step_bytes:
+            return since
+        upto = (position - self.kept_bytes) & -PAGE_BYTES
+        return upto if self._advise(chunk, since, upto, active) else since
+
+    def left(self, chunk: Chunk, since: int, active: Chunk) -> None:
+        """A reader goes on with the next chunk."""
+        self._advise(chunk, since, chunk.end_position, active)
+
+    def begins(self, chunk: Chunk, position: int, active: Chunk) -> None:
+        """A reader that reads on has come into this chunk: a hint to read far ahead. Not for the one that is written."""
+        if chunk is not active and not chunk.sequential and self._is_far(chunk, position, active):
+            chunk.sequential = True
+            with contextlib.suppress(OSError):
+                chunk.files.advise_sequential(chunk.fd)
+
+    def _advise(self, chunk: Chunk, since: int, upto: int, active: Chunk) -> bool:
+        if upto <= since or not self._is_far(chunk, upto, active):
+            return False
+        with contextlib.suppress(OSError):  # advice, and nothing more
+            chunk.files.advise_done(chunk.fd, since, upto - since)
+        return True
+
+    def _is_far(self, chunk: Chunk, position: int, active: Chunk) -> bool:
+        distance = chunk.end_position - position
+        for number in range(len(self._bases) - 1, max(-1, len(self._bases) - 1 - CHUNKS_COUNTED_MAX), -1):
+            base = self._bases[number]
+            if base <= chunk.base_offset or distance >= self._far_bytes:
+                return distance >= self._far_bytes
+            facts = self._facts.get(base)
+            distance += active.end_position if base == active.base_offset else 0 if facts is None else facts.bytes
+        return True
+
+
+OPEN_CHUNKS_MAX: Final = 4  # sealed ones with descriptor and index; the index of the smallest blocks takes 1.5 MiB
+HINTS_MAX: Final = 64
+
+
+class _Hint(NamedTuple):
+    """Where a reader goes on, and up to where pages were given back behind it."""
+
+    base: int
+    position: int
+    given_back: int
+
+
+class LogReader:
+    """`bases`: the first offset of each chunk, ascending; the last is the active one, which the log writes."""
+
+    def __init__(
+        self, files: Files, folder: str, uuid: bytes, index_every_bytes: int, bases: list[int], active: Chunk, holes: Sequence[Hole],
+        ring_bytes: int = RING_BYTES,
+    ) -> None:  # fmt: skip
+        assert bases
+        assert bases[-1] == active.base_offset
+        self._files = files
+        self._folder = folder
+        self._uuid = uuid
+        self._index_every_bytes = index_every_bytes
+        self.bases = bases
+        self.damage = DamageBook(files, folder, holes)
+        self.ring = Ring(ring_bytes)
+        self.book = ChunkBook()
+        self.give_back = GiveBack(bases, self.book.facts)
+        self._active = active
+        self._sealed: OrderedDict[int, Chunk] = OrderedDict()
+        self._hints: OrderedDict[int, _Hint] = OrderedDict()
+
+    @property
+    def holes(self) -> list[Hole]:
+        return self.damage.holes
+
+    def wrote(self, first_offset: int, blocks: Sequence[Block], time_ns: int, total: int) -> None:
+        """An append to the active chunk has succeeded."""
+        self.grew(total, time_ns)
+        self.ring.push(first_offset, self._active.end_offset, blocks, time_ns, total + len(blocks) * BLOCK_COST, time.monotonic_ns())
+
+    def grew(self, total: int, time_ns: int) -> None:
+        """The same of blocks that the ring is not to keep: a group's."""
+        self._active.last_time_ns = time_ns
+        self.book.of(self._active.base_offset).written_bytes += total
+
+    def add(self, active: Chunk, adopted: Sequence[Adopted] = ()) -> None:
+        """A new chunk is the last from now on, the last of `adopted` if there are any. No sync runs on the old one: a roll waits for it."""
+        old = self._active
+        self._active = active
+        bases = tuple(one.base_offset for one in adopted) or (active.base_offset,)
+        if old.base_offset == bases[0]:  # it was empty, and its name is another file's now
+            self.bases.pop()
+            old.close()
+        else:
+            if old.sealed:
+                self.book.facts[old.base_offset] = old.facts()
+            self._keep(old)
+        self.bases += bases
+        time_ns = active.header.base_time_ns
+        for one in adopted:
+            end = active.end_position if one is adopted[-1] else one.data_end
+            state, next_offset = ChunkState.ADOPTED, one.base_offset + one.messages
+            self.book.facts[one.base_offset] = Facts(end + FOOTER_BYTES, state, time_ns, time_ns, next_offset)
+            self.book.of(one.base_offset).written_bytes += end - CHUNK_HEADER_BYTES
+
+    def forget(self, start: int) -> None:
+        """Chunks that lie wholly below `start` are about to be removed: from now on reads there give what follows."""
+        gone = max(bisect_right(self.bases, start) - 1, 0)
+        for base in self.bases[:gone]:
+            chunk = self._sealed.pop(base, None)
+            if chunk is not None:
+                chunk.close()
+        del self.bases[:gone]  # in place: it is lent to `give_back`
+        kept = self.bases[0]
+        for offset in [offset for offset, hint in self._hints.items() if hint.base < kept]:
+            del self._hints[offset]
+        self.damage.forget_below(kept)
+        self.book.forget_below(kept)
+
+    def close(self) -> None:
+        for chunk in (*self._sealed.values(), self._active):
+            chunk.close()
+        self._sealed.clear()
+
+    def read(self, offset: int, bytes_max: int, end: int, blocks_max: int = BLOCKS_MAX) -> list[Block]:
+        """Whole blocks below `end`, from the one that holds `offset` on (from what follows, where that is lost or not kept any more).
+
+        About `bytes_max` bytes and at most `blocks_max` blocks, at least one if there is one. Headers are in wire form; both checksums were
+        checked, now or when the block came. `Damaged` names offsets that turned out to be lost; the next read steps over them.
+        `Unreadable`: they cannot be read now; the next read tries again.
+        """
+        offset = self.skip(max(offset, self.bases[0]))
+        if offset < end:
+            kept = self.ring.read(offset, bytes_max, end, blocks_max)
+            if kept is not None:
+                if kept:
+                    activity = self.book.of(self.bases[bisect_right(self.bases, offset) - 1])
+                    activity.ring_reads += 1
+                    activity.ring_bytes += sum(block.header.length for block in kept)
+                return kept
+        while offset < end:
+            hint = self._hints.get(offset)
+            chunk = self._readable(self.bases[bisect_right(self.bases, offset) - 1] if hint is None else hint.base, offset)
+            place = chunk.locate(offset) if hint is None else BlockLocation(hint.position, offset, hint.position, offset)
+            lost_position, lost_offset = place.lost_position, place.lost_offset
+            if place.position < chunk.end_position:
+                if place.first_offset > offset:
+                    raise self._lost(chunk, lost_position, lost_offset, Good(place.position, place.first_offset, 1))
+                blocks, position = chunk.read(place.position, bytes_max, end, blocks_max)
+                good = None if blocks else chunk.next_good(position)
+                if good is not None and good.position < chunk.end_position and good.first_offset <= place.first_offset:
+                    # Nothing is lost: it is not wholly below the end, or only a mark is bad.
+                    blocks, position = chunk.read(good.position, bytes_max, end, blocks_max)
+                    if not blocks:
+                        return []
+                if blocks:
+                    self._was_read(chunk, hint, place.position, position, blocks)
+                    return blocks
+                if good is not None and good.position < chunk.end_position:
+                    raise self._lost(chunk, position, place.first_offset, good)
+                lost_position, lost_offset = position, place.first_offset
+            next_base = self.next_base(chunk.base_offset)
+            following = chunk.end_offset if next_base is None else next_base
+            if following > lost_offset:
+                raise self._lost(chunk, lost_position, lost_offset, Good(chunk.end_position, following, 1))
+            if next_base is None:
+                return []
+            if hint is not None:
+                self.give_back.left(chunk, hint.given_back, self._active)
+            self._hints.pop(offset, None)  # it led to the end of a chunk that was the last one then
+            offset = max(next_base, lost_offset)  # never back, whatever a file is named
+        return []
+
+    def _was_read(self, chunk: Chunk, hint: _Hint | None, start: int, position: int, blocks: list[Block]) -> None:
+        activity = self.book.of(chunk.base_offset)
+        activity.file_reads += 1
+        activity.file_bytes += position - start
+        given_back = start
+        if hint is not None or start == CHUNK_HEADER_BYTES:
+            self.give_back.begins(chunk, position, self._active)
+            if hint is not None:
+                given_back = self.give_back.read(chunk, hint.given_back, position, self._active)
+        self._hints[blocks[-1].next_offset] = _Hint(chunk.base_offset, position, given_back)
+        if len(self._hints) > HINTS_MAX:
+            self._hints.popitem(last=False)
+
+    def _readable(self, base: int, offset: int) -> Chunk:
+        try:
+            return self.open(base)
+        except (Damaged, ForeignDirectory) as error:
+            if self.drop_stray(base):
+                return self._readable(self.bases[bisect_right(self.bases, base) - 1], offset)
+            following = self.next_base(base)
+            assert following is not None  # the active chunk is open
+            first = max(base, offset)
+            self.damage.note(Bad(base, 0, 0, first, following - first, str(error)))
+            raise Damaged(f"{following - first} messages from offset {first} on are lost: {error}", first, following - first) from None
+
+    def _from(self, offset: int) -> list[int]:
+        """The chunks from the one that holds `offset` on. A stray that seems to hold it is left out before they are told."""
+        with contextlib.suppress(Damaged, Unreadable):
+            self._readable(self.bases[bisect_right(self.bases, offset) - 1], offset)
+        return self.bases[bisect_right(self.bases, offset) - 1 :]
+
+    def drop_stray(self, base: int) -> bool:
+        """Leave out a file that is named as a chunk and cannot be used as one, if the chunk before it holds all up to the next one."""
+        at = bisect_left(self.bases, base)
+        if not 0 < at < len(self.bases) - 1 or self.bases[at] != base:
+            return False
+        try:
+            before = self.open(self.bases[at - 1])
+        except (Damaged, ForeignDirectory, Unreadable):
+            return False
+        if not before.sealed or before.end_offset < self.bases[at + 1]:
+            return False
+        del self.bases[at]
+        return True
+
+    def _lost(self, chunk: Chunk, position: int, offset: int, good: Good) -> Damaged:
+        """Remember a hole, so that the next read steps over it; `good` is what follows it."""
+        count = good.first_offset - offset
+        size = good.position - position
+        why = "its checksum does not agree" if size else "the file ends before it"
+        self.damage.note(Bad(chunk.base_offset, position, size, offset, count, why, blocks=max(good.skipped, 1)))
+        return Damaged(f"{count} messages from offset {offset} on are lost: {chunk.path} is damaged there ({why})", offset, count)
+
+    def chunk_rows(self) -> dict[str, Any]:
+        """Statistics of the chunks: see `ChunkBook.rows`."""
+        return self.book.rows(self.bases, self._active.facts(), self.damage.by_chunk())
+
+    def skip(self, offset: int) -> int:
+        """`offset`, or what follows the hole that it lies in."""
+        return self.damage.skip(offset)
+
+    def headers(self, offset: int) -> Iterator[tuple[Header, Mark | None]]:
+        """Wire-form headers of all blocks from the one that holds `offset` on, for recovery: columns are not checked.
+
+        Marks come with what they say, damaged ones (count 0 too) with None. Of adopted chunks only a mark at their end comes: their blocks
+        have no producer, and there may be many.
+        """
+        offset = max(offset, self.bases[0])
+        for base in self._from(offset):
+            try:
+                chunk = self._readable(base, offset)
+            except Damaged:
+                continue  # it is among the holes now
+            if chunk.base_offset != base:
+                continue  # a stray, in which the one before it was found
+            position = chunk.last_position() if chunk.adopted else chunk.locate(offset).position
+            for stretch in chunk.walk(position, columns=False):
+                if stretch.good and stretch.header is not None:
+                    mark = None if stretch.header.count else chunk.mark_at(stretch.position)
+                    yield replay_header(stretch.header, chunk.header), mark
+
+    def header_at(self, offset: int) -> Header | None:
+        """The wire-form header of the block that holds `offset`, or of the first after it in its chunk; None where that cannot be read."""
+        offset = self.skip(max(offset, self.bases[0]))
+        kept = self.ring.read(offset, 1, self.ring.end, 1)
+        if kept:
+            return kept[0].header
+        try:
+            chunk = self._readable(self.bases[bisect_right(self.bases, offset) - 1], offset)
+            for stretch in chunk.walk(chunk.locate(offset).position, columns=False):
+                if stretch.good and stretch.header is not None and stretch.header.count:
+                    return wire_header(stretch.header, chunk.header)
+        except (Damaged, Unreadable):
+            pass
+        return None
+
+    def measure(self, start: int, end: int, bytes_max: int) -> tuple[int, int]:
+        """How many bytes the blocks between two offsets have, and up to which border of a block they are no more than `bytes_max`.
+
+        The second is at most `end`, and above `start`: the first block counts whatever its size. What is lost has no bytes.
+        """
+        start = max(start, self.bases[0])
+        if start >= end:
+            return 0, start
+        total = 0
+        found = -1
+        for base in self._from(start):
+            if base >= end:
+                break
+            try:
+                before, size = self._span(base, start, end)
+                if found < 0 and total + size > bytes_max:
+                    found = self.open(base).boundary(before + bytes_max - total)[1]
+                    if found <= start:
+                        found = self.open(base).extent(start)[2]
+            except (Damaged, Unreadable):
+                continue
+            total += size
+        return total, end if found < 0 else min(found, end)
+
+    def _span(self, base: int, start: int, end: int) -> tuple[int, int]:
+        """(position, bytes) of what lies between two offsets in one chunk. A chunk that lies between them whole is opened once only."""
+        next_base = self.next_base(base)
+        facts = self.book.facts.get(base)
+        if facts is not None and facts.next_offset >= 0 and start <= base and next_base is not None and end >= next_base:
+            return CHUNK_HEADER_BYTES, facts.bytes - CHUNK_HEADER_BYTES - FOOTER_BYTES
+        chunk = self._readable(base, base)
+        if chunk.base_offset != base:
+            return CHUNK_HEADER_BYTES, 0  # a stray
+        first = CHUNK_HEADER_BYTES if start <= base else chunk.extent(start)[0]
+        last = chunk.end_position
+        if end < (chunk.end_offset if next_base is None else next_base):
+            last = chunk.extent(end - 1)[1]
+        return first, last - first
+
+    def newest(self, count: int, end: int) -> int:
+        """The offset from which on the newest `count` messages below `end` lie (fewer where there are no more); lost ones do not count.
+
+        By arithmetic: offsets have no gaps but the holes that are known. Walking back block by block took 16 us for each of them.
+        """
+        found = end
+        for hole in reversed(self.damage.holes[: bisect_left(self.damage.holes, (end, 0))]):
+            if found - count >= hole.next_offset:
+                break
+            count -= max(found - hole.next_offset, 0)
+            found = min(found, hole.first_offset)
+        return max(found - count, self.bases[0])
+
+    def offset_at(self, time_ns: int) -> int | None:
+        """The first offset stored at `time_ns` or later."""
+        bases = tuple(self.bases)
+        low, high = 0, len(bases) - 1
+        while low < high:  # the last chunk that begins before that time
+            middle = (low + high + 1) // 2
+            if self._begins_before(bases[middle], time_ns):
+                low = middle
+            else:
+                high = middle - 1
+        for base in bases[low:]:
+            try:
+                found = self._readable(base, base).offset_at(time_ns)
+            except Damaged:
+                continue
+            if found is not None:
+                return found
+        return None
+
+    def _begins_before(self, base: int, time_ns: int) -> bool:
+        """False where it cannot be read: then the search begins earlier, and only takes longer."""
+        try:
+            return self._readable(base, base).header.base_time_ns < time_ns
+        except (Damaged, Unreadable):
+            return False
+
+    def next_base(self, base: int) -> int | None:
+        following = bisect_right(self.bases, base)
+        return self.bases[following] if following < len(self.bases) else None
+
+    def open(self, base: int) -> Chunk:
+        """`Damaged`, `ForeignDirectory`, `Unreadable` where that cannot be. Closed again when others were used since."""
+        if base == self._active.base_offset:
+            return self._active
+        chunk = self._sealed.get(base)
+        if chunk is None:
+            chunk = open_surely(self._files, self._folder, base, self._uuid, self._index_every_bytes)
+            if chunk.sealed:
+                self.book.facts[base] = chunk.facts()
+            else:  # its footer is damaged: what the next one's name says
+                following = self.next_base(base)
+                assert following is not None
+                chunk.end_offset = following
+            self._keep(chunk)
+        self._sealed.move_to_end(base)
+        return chunk
+
+    def _keep(self, chunk: Chunk) -> None:
+        """Among the few sealed chunks that stay open."""
+        self._sealed[chunk.base_offset] = chunk
+        if len(self._sealed) > OPEN_CHUNKS_MAX:
+            self._sealed.popitem(last=False)[1].close()

@@ -1,0 +1,166 @@
+"""Many small staged files made into a few large ones, before a commit takes these in their place.
+
+A chunk a part, however small, would leave thousands of tiny files, and their syncs would stop the log for seconds. So what is too much
+to be appended is copied first: blocks as they are, with headers that fit their new place, in the order of the commit. What comes out
+is a part like any finally sealed one, of a name of its own that no row knows: the parts it was made of stay until the commit, and after a
+crash its files are removed at start like all files without a row (or finished, if the mark names them).
+
+A merge is made in the log's thread, and its steps run in any thread, one after the other. Each is bounded, so that seals which wait
+for the same thread get their turn in between.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Generator, Sequence
+from typing import Any, Final
+
+from ...transport.block.block import Header
+from ..errors import Damaged, DiskFull, StoreFailed, is_full
+from ..files import IOV_MAX, Files
+from ..space import Space
+from .group import Merged, StagedPart, walk_staged
+from .log_format import (
+    CHUNK_HEADER_BYTES,
+    FOOTER_BYTES,
+    ChunkFooter,
+    ChunkHeader,
+    encode_chunk_header,
+    encode_disk_header,
+    encode_footer,
+    part_name,
+)
+from .transactions import StagedFile
+
+STEP_BYTES: Final = 32 * 1024 * 1024  # and a sync: some tens of milliseconds
+PIECE_BYTES: Final = 1024 * 1024  # read and written by one call each: the interpreter is free for the loop meanwhile
+
+
+class Merge:
+    """Of parts that have blocks. `chunk_bytes`: no file gets larger, but for a single block."""
+
+    def __init__(self, files: Files, uuid: bytes, chunk_bytes: int, space: Space, parts: Sequence[StagedPart]) -> None:
+        self._files = files
+        self._uuid = uuid
+        self._chunk_bytes = chunk_bytes
+        self._space = space
+        self._parts = parts
+        self._folder = parts[0].folder
+        self._name = b"".join(files.random_seed().to_bytes(4, "little") for _ in range(4))
+        self._source = self._blocks()
+        self._next: tuple[Header, memoryview] | None = None
+        self._made: list[StagedFile] = []
+        self._begun = 0
+        """Files that may be there."""
+        self._fd = -1
+        self._seed = self._count = self._messages = 0
+        self._end = CHUNK_HEADER_BYTES
+        self.done = False
+
+    @property
+    def merged(self) -> Merged:
+        assert self.done
+        return Merged(StagedPart(self._name, self._folder, tuple(self._made)), frozenset(part.stage for part in self._parts))
+
+    def step(self) -> None:
+        """Go on with about STEP_BYTES; all of it is on disk when `done`.
+
+        `DiskFull`, `Damaged` (a part is not as it was sealed): nothing is left of the merge, the parts are as they were.
+        `StoreFailed`: end and recover.
+        """
+        assert not self.done
+        try:
+            if self._next is None:
+                self._next = next(self._source)
+            copied = 0
+            while self._next is not None and copied < STEP_BYTES:
+                copied += self._copy()
+            self._sync()
+            if self._next is None:
+                self._end_file()
+                self._files.sync_folder(self._folder)
+                self.done = True
+        except (DiskFull, Damaged):
+            self.discard()
+            raise
+        except OSError as error:
+            self.discard()
+            if is_full(error):
+                raise DiskFull(f"no space to merge staged files in {self._folder}: {error}") from error
+            raise StoreFailed(f"staged files in {self._folder} could not be merged: {error}") from error
+        except BaseException:
+            self._source.close()
+            raise
+
+    def _copy(self) -> int:
+        """One piece into the file at hand, or into a new one; its bytes."""
+        assert self._next is not None
+        if self._fd >= 0 and not self._fits(self._end + self._next[0].length):
+            self._sync()
+            self._end_file()
+        if self._fd < 0:
+            self._begin_file()
+        pieces: list[Any] = []
+        end = self._end
+        while self._next is not None and end - self._end < PIECE_BYTES and len(pieces) <= IOV_MAX - 2:
+            header, columns = self._next
+            if not self._fits(end + header.length):
+                break
+            pieces += (encode_disk_header(header, self._messages, 0, 0, self._seed, end), columns)
+            end += header.length
+            self._messages += header.count
+            self._count += 1
+            self._next = next(self._source, None)
+        size = end - self._end
+        self._space.take(size, time.time_ns())
+        self._files.writev(self._fd, pieces, self._end)
+        self._end = end
+        return size
+
+    def _fits(self, end: int) -> bool:
+        return self._count == 0 or end + FOOTER_BYTES <= self._chunk_bytes
+
+    def _begin_file(self) -> None:
+        self._seed = self._files.random_seed()
+        self._end, self._count, self._messages = CHUNK_HEADER_BYTES, 0, 0
+        self._begun += 1
+        self._fd = self._files.open_new(self._path(self._begun - 1))
+        self._files.writev(self._fd, [encode_chunk_header(ChunkHeader(0, 0, self._seed, self._uuid))], 0)
+
+    def _end_file(self) -> None:
+        """Its footer, which the commit writes anew with what it knows then; so that it need not be on disk before."""
+        footer = ChunkFooter(self._messages, 0, self._end)
+        self._files.writev(self._fd, [encode_footer(footer, self._seed)], self._end)
+        self._files.close(self._fd)
+        self._fd = -1
+        self._made.append(StagedFile(self._begun - 1, self._seed, self._count, self._messages, self._end))
+
+    def _sync(self) -> None:
+        if self._fd < 0:
+            return
+        try:
+            self._files.sync(self._fd)
+        except OSError as error:  # what was lost by it may be any file's
+            raise StoreFailed(f"fdatasync of merged files in {self._folder} failed: {error}") from error
+
+    def _path(self, number: int) -> str:
+        return f"{self._folder}/{part_name(self._name, number)}"
+
+    def discard(self) -> None:
+        """Its commit has ended: remove what was made and is no chunk now, by its name. What cannot be removed now is at the next start."""
+        self._source.close()
+        self._next = None
+        if self._fd >= 0:
+            self._files.close(self._fd)
+            self._fd = -1
+        for number in range(self._begun):
+            with contextlib.suppress(OSError):
+                self._files.remove(self._path(number))
+        self._begun = 0
+
+    # Reading
+
+    def _blocks(self) -> Generator[tuple[Header, memoryview]]:
+        for part in self._parts:
+            yield from walk_staged(self._files, part)

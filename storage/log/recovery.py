@@ -1,0 +1,357 @@
+"""At start: find out what is really on disk, and make that the log. Idempotent: a crash in here is one more crash.
+
+The fault model. We promise to survive, with nothing acknowledged lost and nothing half-written shown:
+
+* the death of the process at any instruction, also inside recovery;
+* the loss of power: of what was not synced any part may be there, at any granularity and in any order, and names
+  made, renamed or removed in a folder that was not synced may or may not be there;
+* a failed write, short write, failed fdatasync: the process ends; after it the page cache may look fine and not be on disk;
+* any one flipped bit in the log's files: at most one block is lost, and none is wrong.
+
+We do not promise to survive: a disk that says "synced" and lies, two damages in both copies of a chunk's header,
+a bit that rots in the last block written before a crash (it cannot be told from a torn write), someone who edits the files.
+
+Steps: sync the folder; drop a chunk that was being created; walk the last chunk (all others are whole: a roll syncs
+them) from the checkpoint on, or from its start where the saved index is of no use, and check every block; decide
+what a bad stretch is; cut a torn tail, sync; write back what may lie in the page cache only, sync; bring the
+producers' rows up to date from the headers; commit the checkpoint.
+
+What is a bad stretch? If it is known to have been synced (the state store says so, or a block behind it does: each
+says how much before it was synced when it was written), it is damage: its bytes stay, its offsets become a hole, what lies behind
+lives. Else it is a write that never finished, and it is cut off *with what lies behind it*: nothing there was
+acknowledged, and its producers will send it again. To keep a block whose predecessor was torn would raise the
+producer's sequence over the torn one, which would then be answered as stored when it comes again.
+What is cut is copied to a `.bad` file first: the last block may be one that was acknowledged and has rotted, which nobody can tell.
+
+Offsets are never given twice. Where the end found lies below what the state store knows to be synced (the disk lost
+what it had synced), the log goes on behind that, with a hole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from ...transport.block.block import IN_GROUP
+from ..errors import Damaged, StoreFailed, Unreadable
+from ..files import Files
+from .adoption import finish_after_crash
+from .chunk import PAGE_BYTES, Chunk, open_chunk
+from .damage import BAD_FILES_MAX, BAD_KEPT_BYTES_MAX, CUT_OFF, DAMAGED, Bad, bad_heads, keep_bytes
+from .log import Log, LogOptions
+from .log_format import BAD_SUFFIX, CHUNK_HEADER_BYTES, chunk_name, parse_chunk_name, unsynced_bytes
+from .log_reader import Hole
+from .survey import AT_START_MAX, recall
+
+COPY_BYTES: Final = 4 * 1024 * 1024
+
+
+@dataclass(slots=True)
+class RecoveryReport:
+    """What recovery found and did. `notes` are sentences for the log of the process; `alarms` those that a person should read."""
+
+    chunks: int = 0
+    end: int = 0
+    scanned_bytes: int = 0
+    cut_bytes: int = 0
+    rewritten_bytes: int = 0
+    replayed_blocks: int = 0
+    holes: tuple[Hole, ...] = ()
+    notes: list[str] = field(default_factory=list)
+    alarms: list[str] = field(default_factory=list)
+    now_ns: int = 0
+    duration_ms: int = 0
+
+    def sentence(self) -> str:
+        """One line for the log of the process and for people."""
+        said = [f"{self.chunks} chunks, {self.scanned_bytes} bytes checked"]
+        if self.cut_bytes:
+            said.append(f"{self.cut_bytes} bytes of unfinished writes cut off")
+        if self.rewritten_bytes:
+            said.append(f"{self.rewritten_bytes} bytes written back")
+        if self.replayed_blocks:
+            said.append(f"{self.replayed_blocks} blocks replayed")
+        if self.holes:
+            said.append(f"{sum(hole.count for hole in self.holes)} messages lost in {len(self.holes)} stretches")
+        said += [f"{len(found)} {name}" for found, name in ((self.notes, "notes"), (self.alarms, "alarms")) if found]
+        return f"recovered in {self.duration_ms} ms up to offset {self.end}: {', '.join(said)}"
+
+
+@dataclass(slots=True)
+class _End:
+    """Where a good prefix ends: position in the file, next offset and time of its last block (both absolute)."""
+
+    position: int
+    offset: int
+    time_ns: int
+
+
+@dataclass(slots=True)
+class _BadStretch:
+    """Bad blocks in a row. `end`: the position where a good one follows, at worst the end of the file; `next_offset`: its offset, or -1."""
+
+    start: _End
+    end: int
+    next_offset: int = -1
+    blocks: int = 1
+
+
+@dataclass(slots=True)
+class _ChunkScan:
+    """The last chunk as found. `attested`: known to have been synced below this position."""
+
+    end: _End
+    bad: list[_BadStretch] = field(default_factory=list)
+    groups: list[tuple[_End, int]] = field(default_factory=list)
+    """Where each group of this chunk begins, and the position behind its mark; -1: it has none."""
+    holes: list[Hole] = field(default_factory=list)
+    attested: int = 0
+    write_back_from: int = -1
+    kept: Mapping[tuple[int, int], Bad] = field(default_factory=dict)
+    """By (base, position): the damage that was set aside at an earlier start."""
+    kept_files: int = 0
+    base_offset: int = 0
+
+    def is_kept(self, position: int, size: int, count: int = 0) -> bool:
+        """All of that, and not only what lay there then."""
+        known = self.kept.get((self.base_offset, position))
+        return known is not None and known.bytes >= size and known.count >= count
+
+    def tell(self, position: int, size: int, report: RecoveryReport, count: int = 0) -> list[str]:
+        """Where to say that something is lost there: what was set aside before was told before."""
+        return report.notes if self.is_kept(position, size, count) else report.alarms
+
+
+def recover_log(
+    files: Files, folder: str, uuid: bytes, base_offset: int, options: LogOptions, synced_end: int, start: int = 0
+) -> tuple[Log, RecoveryReport]:
+    """The log as it really is, all of it synced. `synced_end`: what the state store knows to be on disk; `start`: what is below is removed.
+
+    `StoreFailed` for I/O errors, `ForeignDirectory` for another topic's chunks.
+    """
+    report = RecoveryReport(now_ns=time.time_ns())
+    with contextlib.ExitStack() as undo:
+        try:
+            files.sync_folder(folder)
+            bases = _bases(files, folder)
+            chunk = _open_last(files, folder, uuid, bases, options, report)
+            if chunk is None:
+                text = f"restore them, or move the folder away (from offset {base_offset})"
+                raise Damaged(f"{folder} holds no readable chunk of the topic's log; {text}")
+            undo.callback(chunk.close)
+            footer = chunk.sealed
+            if chunk.adopted:
+                finish_after_crash(chunk, report.notes, report.alarms, start)
+                bases = _bases(files, folder)
+                if not chunk.sealed:
+                    report.alarms.append(f"{chunk.path}: its footer is damaged")
+                    # All the same nothing more is written to it: replay takes an adopted chunk to hold one group and nothing else.
+                    chunk.sealed = True
+            scan = _scan(chunk, synced_end, report, columns=not footer)
+            _decide(chunk, scan, synced_end, report)
+            _write_back(chunk, scan, synced_end, report)
+            _note_lost_end(chunk, scan, synced_end, report)
+            chunk.last_time_ns = scan.end.time_ns
+            log = Log(files, folder, uuid, options, bases, chunk, scan.end.time_ns, scan.holes)
+            undo.pop_all()
+            undo.callback(log.reader.close)
+            report.notes += recall(files, folder, log.reader)
+            job = log.survey.take(AT_START_MAX)
+            report.alarms += log.survey.learn(job()) if job is not None else ()
+        except (OSError, Unreadable) as error:
+            raise StoreFailed(f"{folder} cannot be recovered: {error}") from error
+        undo.pop_all()
+    report.chunks = len(bases)
+    report.end = log.end
+    report.holes = log.holes
+    return log, report
+
+
+def _note_lost_end(chunk: Chunk, scan: _ChunkScan, synced_end: int, report: RecoveryReport) -> None:
+    """A log that ends before the end which was known to be on disk."""
+    end = scan.end
+    if end.offset >= synced_end:
+        return
+    lost = Bad(chunk.base_offset, end.position, 0, end.offset, synced_end - end.offset, "the file ends before it", blocks=1)
+    scan.holes.append(lost.hole)
+    text = f"the log ends at offset {end.offset} but was synced up to {synced_end}: {lost.count} messages are lost"
+    scan.tell(lost.position, 0, report, lost.count).append(f"{chunk.folder}: {text}")
+    if not scan.is_kept(lost.position, 0) and all(bad.start.position != lost.position for bad in scan.bad):  # else it has its file
+        _set_aside(chunk, lost, report)
+    chunk.sealed = True  # what lies behind the end stays for whoever wants to look; the next append begins a chunk
+    chunk.end_offset = synced_end
+
+
+def _bases(files: Files, folder: str) -> list[int]:
+    return [base for name in files.list(folder) if (base := parse_chunk_name(name)) is not None]
+
+
+def _open_last(files: Files, folder: str, uuid: bytes, bases: list[int], options: LogOptions, report: RecoveryReport) -> Chunk | None:
+    """The last chunk, after those are gone that were being created or cannot be read; `bases` is shortened likewise."""
+    while bases:
+        base = bases[-1]
+        path = f"{folder}/{chunk_name(base)}"
+        try:
+            return open_chunk(files, folder, base, uuid, options.index_every_bytes, write=True)
+        except Damaged:
+            size = files.size_of(path)
+        bases.pop()
+        if size <= CHUNK_HEADER_BYTES and bases:
+            # A roll syncs header and folder before anything is appended: nothing was ever in it.
+            files.remove(path)
+            report.notes.append(f"{path}: its creation was not finished; removed")
+        else:
+            files.rename(path, path + BAD_SUFFIX)
+            report.alarms.append(f"{path}: both copies of its header are damaged; set aside as {path + BAD_SUFFIX} with what was in it")
+        files.sync_folder(folder)
+    return None
+
+
+def _scan(chunk: Chunk, synced_end: int, report: RecoveryReport, *, columns: bool) -> _ChunkScan:
+    """Check each block of the last chunk, build its index, note what is bad and what was synced.
+
+    From the checkpoint on, if the saved index finds it: what lies before it was synced, and is checked when it is read.
+    """
+    base, base_time_ns = chunk.base_offset, chunk.header.base_time_ns
+    entry = chunk.resume(synced_end)
+    end = _End(CHUNK_HEADER_BYTES, base, base_time_ns)
+    if entry is not None:
+        end = _End(entry.position, base + entry.offset, base_time_ns + entry.time_ns)
+    index = chunk.index
+    assert index is not None
+    heads = bad_heads(chunk.files, chunk.folder)
+    kept = {(head.bad.base_offset, head.bad.position): head.bad for head in heads if head.bad.kind == DAMAGED}
+    scan = _ChunkScan(end, kept=kept, kept_files=len(heads), base_offset=base)
+    in_bad = in_group = False
+    for stretch in chunk.walk(end.position, columns=columns):
+        header = stretch.header
+        report.scanned_bytes += stretch.end - stretch.position
+        if not stretch.good or header is None:
+            if not in_bad:
+                scan.bad.append(_BadStretch(_End(stretch.position, end.offset, end.time_ns), stretch.end, blocks=0))
+            in_bad = True
+            scan.bad[-1].end = stretch.end
+            scan.bad[-1].blocks += 1
+            continue
+        if in_bad:
+            scan.bad[-1].next_offset = base + header.first_offset
+            in_bad = False
+        before = unsynced_bytes(header)
+        if before is not None:
+            scan.attested = max(scan.attested, stretch.position - before)
+        if header.flags & IN_GROUP and not in_group:
+            scan.groups.append((_End(stretch.position, end.offset, end.time_ns), -1))
+        elif not header.flags & IN_GROUP and in_group:  # normally its mark; if that is damaged, what follows vouches for the group
+            scan.groups[-1] = (scan.groups[-1][0], stretch.end)
+        in_group = bool(header.flags & IN_GROUP)
+        if header.count and stretch.position >= index.next_position:
+            index.note(header.first_offset, stretch.position, header.time_ns)
+        if scan.write_back_from < 0 and base + header.next_offset > synced_end:
+            scan.write_back_from = stretch.position
+        if base + header.first_offset > end.offset:
+            scan.holes.append(Hole(end.offset, base + header.first_offset - end.offset))
+        end = _End(stretch.end, base + header.next_offset, base_time_ns + header.time_ns)
+    scan.end = end
+    return scan
+
+
+def _decide(chunk: Chunk, scan: _ChunkScan, synced_end: int, report: RecoveryReport) -> None:
+    """Which bad stretches are damage (they stay, as holes) and where the first torn write is (all from there on is cut)."""
+
+    def known(start: _End) -> bool:
+        return start.position < scan.attested or start.offset < synced_end or chunk.sealed
+
+    cut: _End | None = None
+    for bad in scan.bad:
+        start = bad.start
+        if known(start):
+            text = f"damage at position {start.position}, offset {start.offset}; stepped over"
+            scan.tell(start.position, bad.end - start.position, report).append(f"{chunk.path}: {text}")
+            continue
+        cut = start
+        break
+    for start, end_position in scan.groups:
+        if cut is not None and start.position >= cut.position:
+            break
+        if end_position >= 0 and (cut is None or end_position <= cut.position):
+            continue
+        if known(start):
+            report.alarms.append(f"{chunk.path}: the mark of the group from offset {start.offset} on is damaged; its messages stay")
+        else:
+            cut = start
+    if cut is not None:
+        size = chunk.files.size(chunk.fd)
+        if chunk.unreadable >= cut.position:
+            raise StoreFailed(f"{chunk.path} cannot be read at {chunk.unreadable}, and nothing says it was synced; mend the disk")
+        whole = any(bad.start.position >= cut.position and bad.next_offset >= 0 for bad in scan.bad)
+        why = "an unfinished write" + (", with whole blocks behind it" if whole else ", or a block that was damaged since")
+        kept = Bad(chunk.base_offset, cut.position, size - cut.position, cut.offset, 0, why, CUT_OFF)
+        if whole or scan.kept_files < BAD_FILES_MAX:
+            _set_aside(chunk, kept, report, size if whole else BAD_KEPT_BYTES_MAX)
+        report.notes.append(f"{chunk.path}: {size - cut.position} bytes of an unfinished write cut off at {cut.position}")
+        report.cut_bytes = size - cut.position
+        chunk.files.truncate(chunk.fd, cut.position)
+        chunk.files.sync(chunk.fd)
+        scan.end = cut
+        scan.holes = [hole for hole in scan.holes if hole.first_offset < cut.offset]
+        assert chunk.index is not None
+        chunk.index.cut(cut.position)
+    if chunk.sealed and scan.end.offset < chunk.end_offset:  # its last blocks are damaged; the footer knows how many there were
+        scan.holes.append(Hole(scan.end.offset, chunk.end_offset - scan.end.offset))
+        scan.end.offset = chunk.end_offset
+    if not chunk.sealed:
+        chunk.end_position = scan.end.position
+    chunk.end_offset = scan.end.offset
+    for bad in scan.bad:
+        if known(bad.start) and (cut is None or bad.start.position < cut.position):
+            following = bad.next_offset if bad.next_offset >= 0 else max(scan.end.offset, synced_end)
+            count = max(following - bad.start.offset, 0)  # 0: a mark, whose group's messages stay
+            why = "its checksum does not agree"
+            size = bad.end - bad.start.position
+            if not scan.is_kept(bad.start.position, size, count):
+                _set_aside(chunk, Bad(chunk.base_offset, bad.start.position, size, bad.start.offset, count, why, blocks=bad.blocks), report)
+
+
+def _set_aside(chunk: Chunk, bad: Bad, report: RecoveryReport, kept_max: int = BAD_KEPT_BYTES_MAX) -> None:
+    """Keep what is about to be cut off, or is damaged. Best effort: a full disk must not keep the topic from starting."""
+    path = f"{chunk.folder}/{bad.name}"
+    try:
+        kept = keep_bytes(chunk.files, chunk.folder, bad, report.now_ns, kept_max)
+        report.notes.append(f"{path}: keeps {kept} bytes that are {bad.kind}: {bad.why}")
+    except OSError as error:
+        report.notes.append(f"{path}: could not be written ({error})")
+
+
+def _write_back(chunk: Chunk, scan: _ChunkScan, synced_end: int, report: RecoveryReport) -> None:
+    """Write again what no commit vouches for, in place, and sync: after a failed sync the cache may hold what the disk does not."""
+    files = chunk.files
+    size = files.size(chunk.fd)
+    start = scan.write_back_from
+    if synced_end <= chunk.base_offset:
+        start = 0 if not chunk.adopted else chunk.end_position  # its name came after its syncs, so that all of it is on disk
+    elif start < 0:
+        start = chunk.end_position  # the footer, if there is one
+    start = min(start, size)
+    for position in range(start, size, COPY_BYTES):
+        _write_again(chunk, position, min(COPY_BYTES, size - position))
+    if start < size:
+        files.sync(chunk.fd)
+    report.rewritten_bytes = size - start
+
+
+def _write_again(chunk: Chunk, position: int, size: int) -> None:
+    """Pages that the disk cannot read stay as they are: they are damage that is known, or it would not have come so far."""
+    files = chunk.files
+    for at in (position,) if chunk.unreadable < position else range(position, position + size, PAGE_BYTES):
+        length = size if chunk.unreadable < position else min(PAGE_BYTES, position + size - at)
+        try:
+            data = files.pread(chunk.fd, length, at)
+        except OSError as error:
+            if error.errno != errno.EIO or chunk.unreadable < at:
+                raise
+            continue
+        files.writev(chunk.fd, [data], at)

@@ -1,0 +1,164 @@
+"""What a start need not wait for: whether old chunks are there and whole, and whether what was damaged before still is.
+
+Recovery looks at the last chunk only, so that its time does not grow with the backlog. The others are opened once, header and footer,
+a few at a time: the newest by recovery itself, the rest in some other thread while the topic serves. So a chunk that somebody
+removed, or whose end is gone, is an alarm soon after the start and not when a reader comes there months later; and sizes and times of all
+chunks are known.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from ..errors import Damaged, ForeignDirectory, StorageError, Unreadable
+from ..files import Files
+from .chunk import ChunkState, Facts, open_surely
+from .damage import DAMAGED, Bad, BadHead, bad_heads
+from .log_format import chunk_name
+from .log_reader import LogReader
+
+AT_START_MAX: Final = 32  # opened before the topic serves
+STEP_CHUNKS: Final = 64  # opened by one job
+READABLE_AGAIN: Final = (
+    "what it says is lost can be read again; channels that have passed it meanwhile get it by Admin.seek, and the file can go"
+)
+CHECK_BYTES_MAX: Final = 64 * 1024 * 1024  # of known damage that is read again at a start; beyond it is believed
+
+
+class Found(NamedTuple):
+    """One chunk: its facts, or why it cannot be used."""
+
+    base_offset: int
+    facts: Facts | None
+    why: str
+    lost: bool = False
+    """Gone or damaged, and not only out of reach for now."""
+
+
+def recall(files: Files, folder: str, reader: LogReader) -> list[str]:
+    """The holes of the `.bad` files, those left out that can be read again. Returns notes."""
+    notes: list[str] = []
+    budget = CHECK_BYTES_MAX
+    bases = set(reader.bases)
+    for head in bad_heads(files, folder, notes):
+        bad = head.bad
+        if bad.kind != DAMAGED or (bad.base_offset not in bases if bad.bytes else bad.hole.next_offset <= reader.bases[0]):
+            continue
+        budget -= bad.bytes
+        if budget >= 0 and _is_whole(reader, head):
+            notes.append(f"{folder}/{bad.name}: {READABLE_AGAIN}")
+        else:
+            reader.damage.known(bad)
+    if reader.damage.blocks:
+        notes.append(f"{folder}: {reader.damage.messages} messages in {reader.damage.blocks} blocks are known to be lost")
+    return notes
+
+
+def _is_whole(reader: LogReader, head: BadHead) -> bool:
+    bad = head.bad
+    end = bad.position + bad.bytes
+    try:
+        if not bad.bytes:  # the chunk that held it was missing
+            return _is_covered(reader, bad.first_offset, bad.hole.next_offset)
+        for stretch in reader.open(bad.base_offset).walk(bad.position, columns=True):
+            if not stretch.good:
+                return False
+            if stretch.end >= end:
+                return True
+    except StorageError:
+        return False
+    return False
+
+
+def _is_covered(reader: LogReader, offset: int, end: int) -> bool:
+    """Whether chunks that are there hold all these messages, as far as headers tell: the first and the last in each."""
+    if offset < reader.bases[0]:
+        return False
+    while offset < end:
+        chunk = reader.open(reader.bases[bisect_right(reader.bases, offset) - 1])
+        following = reader.next_base(chunk.base_offset)
+        until = min(end, chunk.end_offset if following is None else following)
+        for wanted in (offset, until - 1):
+            place = chunk.locate(wanted)
+            if until <= offset or place.position >= chunk.end_position or place.first_offset > wanted:
+                return False
+        offset = until
+    return True
+
+
+def survey(files: Files, folder: str, uuid: bytes, bases: Sequence[int], index_every_bytes: int) -> list[Found]:
+    """Open these chunks, one after another. In any thread: nothing is shared but the files."""
+    found = []
+    for base in bases:
+        try:
+            chunk = open_surely(files, folder, base, uuid, index_every_bytes)
+        except (Damaged, ForeignDirectory) as error:
+            found.append(Found(base, None, str(error), lost=True))
+            continue
+        except Unreadable as error:
+            found.append(Found(base, None, str(error)))
+            continue
+        facts = chunk.facts()
+        why = (
+            "both copies of its header are damaged, its footer's is used; `zsq fsck --repair` writes it anew" if chunk.spare_header else ""
+        )
+        found.append(Found(base, facts if chunk.sealed else facts._replace(state=ChunkState.SEALED, next_offset=-1), why))
+        chunk.close()
+    return found
+
+
+class Survey:
+    """What is still to be looked at, newest first."""
+
+    def __init__(self, files: Files, folder: str, uuid: bytes, index_every_bytes: int, reader: LogReader) -> None:
+        self._files = files
+        self._folder = folder
+        self._uuid = uuid
+        self._index_every_bytes = index_every_bytes
+        self._reader = reader
+        self._waiting = reader.bases[:-1]  # the last one is recovery's
+
+    def take(self, count: int = STEP_CHUNKS) -> Callable[[], list[Found]] | None:
+        """A job for any thread; `learn` takes its result. None: all is known."""
+        bases, self._waiting = self._waiting[-count:], self._waiting[:-count]
+        if not bases:
+            return None
+        return lambda: survey(self._files, self._folder, self._uuid, bases, self._index_every_bytes)
+
+    def learn(self, found: Sequence[Found]) -> list[str]:
+        """Alarms. A chunk that was removed meanwhile, because it was finished, is none."""
+        alarms = []
+        reader = self._reader
+        for base, facts, why, is_lost in found:
+            following = reader.next_base(base)
+            if base not in reader.bases or following is None:
+                continue
+            path = f"{self._folder}/{chunk_name(base)}"
+            if facts is None and not is_lost:
+                alarms.append(f"{why}; its {following - base} messages are not lost: reads of them wait, and are tried again")
+                continue
+            if facts is None:
+                if reader.skip(base) >= following:
+                    continue  # known, by its `.bad` file
+                if reader.drop_stray(base):
+                    alarms.append(f"{path} is not used: {why}; what it is named for lies in the chunk before it")
+                    continue
+                alarms.append(f"{path} cannot be used, with {following - base} messages: {why}")
+                reader.damage.note(Bad(base, 0, 0, base, following - base, why))
+                continue
+            reader.book.facts[base] = facts
+            if why:
+                alarms.append(f"{path}: {why}")
+            if facts.next_offset < 0:
+                alarms.append(f"{path}: its footer is missing or damaged; `zsq fsck --repair` writes it anew")
+            elif facts.next_offset > following:
+                alarms.append(f"{path} ends at offset {facts.next_offset}, and the next chunk begins at {following}")
+            elif facts.next_offset < following:
+                lost = following - facts.next_offset
+                if reader.skip(facts.next_offset) >= following:
+                    continue  # known, by its `.bad` file
+                alarms.append(f"{lost} messages are missing: {path} ends at offset {facts.next_offset}, the next one begins at {following}")
+                reader.damage.note(Bad(base, facts.bytes, 0, facts.next_offset, lost, "the chunk that held them is missing"))
+        return alarms

@@ -1,0 +1,1 @@
+"""NSQ's disk queue: the files of nsqd, byte for byte."""

@@ -1,0 +1,579 @@
+"""NSQ's disk queue: a queue of byte strings in files, byte for byte as go-diskqueue 1.1 reads and writes them, but durable.
+
+For embedded use, for taking over what an nsqd left, and for giving it back; the broker's own log is another thing (`log.py`).
+
+    with DiskQueue("/var/spool/app", "jobs") as queue:
+        queue.put(b"one")              # on disk when this returns
+        job = queue.peek()             # the oldest, still there
+        queue.get()                    # and now not any more, on disk too
+
+What holds, with the defaults (`sync_every=1`):
+
+* When `put` returns, the message is on disk: data synced, metadata written anew, synced, renamed, folder synced. A crash before
+  that leaves all of it or nothing.
+* When `get` returns, the message does not come again. Who must not lose it while working on it peeks, works, and then gets;
+  a crash in between brings it again.
+* First in, first out.
+* A failed fsync ends the queue (`StoreFailed`): after it nobody knows what is on disk. Open it again; that looks.
+* A full disk refuses a put (`DiskFull`), which then stored nothing; reading goes on, and frees space file by file. Until there is
+  space for the metadata, a crash may bring messages again that were got meanwhile.
+* One process owns the folder, as with nsqd: it is locked (flock) in nsqd's way, so neither an nsqd nor a second program can open it.
+  Within the process queues of different names share it, and all methods may be called from any thread. A process forked from it may
+  not use the queue (`StoreFailed`), nor open one there while its parent has it; what it inherited lets go of itself.
+
+With `sync_every=N`, as in NSQ (there 2500): puts and gets count, and every N of them, or `sync_timeout` seconds after the first that
+is not synced, all are. A crash of the machine may cost what is not synced yet; a crash of the process costs nothing that was put, and
+may bring again what was got.
+
+Kept from go-diskqueue: the files, their names and when a new one begins; the metadata; which operations sync; that a file with a
+record that cannot be read is renamed to `.bad` and left from there on. Different: folders are synced; a failed fsync is not passed
+over; a file that was read to its end while it was still written is removed when the next begins, where go-diskqueue finds no record
+there and leaves it as `.bad`; what `disk_queue_recovery.py` says of crashes; `delete` removes the files (there it only closes).
+
+An empty message is refused by default (`min_msg_size=1`): its record is four zero bytes, which is also what a power cut leaves.
+
+Which folders with disk queues this process holds, in nsqd's way: one flock on the folder itself, shared by the queues of the process.
+
+Rejected: a lock file for each queue. It would be one more name in a folder that nsqd may own later, and an nsqd would not look at it.
+
+The file of a disk queue that is being read: its records one after another, from a window of bytes read ahead.
+
+The file of a disk queue that is being written: one record at its end, or nothing of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os.path
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from typing import Final, Self
+
+from ...transport.errors import E_BAD_ARGUMENT, UsageError
+from ..errors import DiskFull, ForeignDirectory, Locked, StoreFailed, Unreadable, is_full
+from ..files import Files, call_in_forked, process_id
+from .disk_queue_format import BAD_SUFFIX, LENGTH_BYTES, NSQ_HEAD_BYTES, Meta, decode_length, encode_record
+from .disk_queue_recovery import QueueFiles, count_records, recover, write_meta
+
+
+class OwnLock(threading.Condition):
+    """A lock that only the process which made it can take. After a fork both would have the same files, each with its own idea of
+    where they end, and write over each other; and another thread may have held the lock at the fork, for ever."""
+
+    def __init__(self) -> None:
+        super().__init__(threading.RLock())
+        self._pid = process_id()
+
+    @property
+    def owned(self) -> bool:
+        return process_id() == self._pid
+
+    def __enter__(self) -> bool:
+        if not self.owned:
+            raise StoreFailed(f"this disk queue belongs to process {self._pid}, from which this one was forked; open one here")
+        return super().__enter__()
+
+
+class Folders:
+    """One for the process."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._held: dict[str, tuple[Files, int, set[str]]] = {}
+
+    def take(self, files: Files, folder: str, name: str) -> str:
+        """Hold `folder` for the queue `name`; returns what `leave` wants. `Locked` by another process, or as open already in this one."""
+        path = os.path.realpath(folder)
+        with self._mutex:
+            if path not in self._held:
+                self._held[path] = (files, files.lock_folder(path), set())
+            names = self._held[path][2]
+            if name in names:
+                raise Locked(f"the disk queue {name!r} in {folder} is open in this process already")
+            names.add(name)
+        return path
+
+    def leave(self, files: Files, path: str, name: str) -> None:
+        with self._mutex:
+            _, fd, names = self._held[path]
+            names.discard(name)
+            if not names:
+                del self._held[path]
+                with contextlib.suppress(OSError):
+                    files.close(fd)
+
+    def forget(self) -> None:
+        """In a process just forked: its parent holds the folders. A copy of a lock's descriptor would hold one beyond the parent's end."""
+        self._mutex = threading.Lock()
+        held, self._held = self._held, {}
+        for files, fd, _ in held.values():
+            with contextlib.suppress(OSError):
+                files.close(fd)
+
+
+FOLDERS: Final = Folders()
+call_in_forked(FOLDERS.forget)
+
+
+READ_AHEAD_BYTES: Final = 256 * 1024
+
+
+class RecordReader:
+    """One file at a time. `size`: of a file that is not written any more; whoever writes the same file sets it when he leaves it."""
+
+    def __init__(self, place: QueueFiles) -> None:
+        self._place = place
+        self._fd = -1
+        self._window, self._window_at = b"", 0
+        self.number = -1
+        self.size = 0
+
+    def open(self, number: int) -> None:
+        """This file, if it is not open yet. `OSError` as it comes."""
+        if self.number != number:
+            self.close()
+            self._fd = self._place.files.open_read(self._place.data_path(number))
+            self.number = number
+            self.size = self._place.files.size(self._fd)
+
+    def close(self) -> None:
+        if self.number >= 0:
+            self._place.files.close(self._fd)
+        self.number = -1
+        self._window, self._window_at = b"", 0
+
+    def record(self, position: int, end: int) -> bytes | None:
+        """The payload of the record there, None where none can be read. `end`: where the file's records end."""
+        try:
+            head = self._read(position, LENGTH_BYTES, end)
+            if len(head) < LENGTH_BYTES:
+                return None
+            size = decode_length(head)
+            if not self._place.size_min <= size <= self._place.size_max:
+                return None
+            found = self._read(position + LENGTH_BYTES, size, end)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return None
+        return found if len(found) == size else None
+
+    def _read(self, position: int, size: int, end: int) -> bytes:
+        """From the window, which is filled anew where it ends; a file only grows, so what is in it stays right."""
+        size = max(0, min(size, end - position))
+        start = position - self._window_at
+        if start < 0 or start + size > len(self._window):
+            files = self._place.files
+            try:
+                self._window = files.pread(self._fd, max(size, READ_AHEAD_BYTES), position)
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise
+                self._window = files.pread(self._fd, size, position)  # what cannot be read may lie farther on
+            self._window_at, start = position, 0
+        return self._window[start : start + size]
+
+
+class RecordWriter:
+    """The last file, opened when first needed. `unsynced`: it has bytes that no sync covers."""
+
+    def __init__(self, place: QueueFiles) -> None:
+        self._place = place
+        self._fd = -1
+        self._named = True
+        self.unsynced = False
+
+    def append(self, meta: Meta, message: bytes) -> Meta:
+        """The metadata behind it. `DiskFull`: the file is as it was; `StoreFailed`: unknown."""
+        record = encode_record(message)
+        try:
+            self._open(meta)
+            self.unsynced = True
+            self._place.files.writev(self._fd, [record], meta.write_position)
+        except OSError as error:
+            if not is_full(error):
+                raise StoreFailed(f"a write to {self._place.data_path(meta.write_file)} failed: {error}") from error
+            self.cut(meta.write_file, meta.write_position)
+            raise DiskFull(f"no space for {len(record)} bytes in {self._place.data_path(meta.write_file)}") from error
+        return meta._replace(depth=meta.depth + 1, write_position=meta.write_position + len(record))
+
+    def _open(self, meta: Meta) -> None:
+        files = self._place.files
+        if self._fd < 0:
+            path = self._place.data_path(meta.write_file)
+            self._named = files.exists(path)
+            self._fd = files.open_append(path) if self._named else files.open_new(path)
+        if not self._named:  # also at the next put, if there was no space for it at this one
+            # Before metadata count it: with that and without the file, it would look as if what was read before had not been.
+            files.sync_folder(self._place.folder)
+            self._named = True
+
+    def cut(self, number: int, position: int) -> None:
+        """The file ends there again, on disk too."""
+        if self._fd < 0:
+            return
+        try:
+            self._place.files.truncate(self._fd, position)
+            self._place.files.sync(self._fd)
+        except OSError as error:
+            raise StoreFailed(f"a failed write to {self._place.data_path(number)} could not be cut back: {error}") from error
+
+    def sync(self) -> None:
+        """`OSError` as it comes: after it nobody knows what is on disk."""
+        if self.unsynced and self._fd >= 0:
+            self._place.files.sync(self._fd)
+        self.unsynced = False
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            self._place.files.close(self._fd)
+            self._fd = -1
+
+
+FILE_BYTES_MAX: Final = 100 * 1024 * 1024  # NSQ's --max-bytes-per-file
+MESSAGE_BYTES_MAX: Final = 1024 * 1024 + NSQ_HEAD_BYTES  # NSQ's --max-msg-size, and the head that nsqd puts before a body
+NAME_CHARS_MAX: Final = 200  # file names have at most 255 bytes
+
+
+class DiskQueue:
+    """Opens what is there, or begins at file 0. The folder must exist: `ForeignDirectory` if not. `Locked`, `StoreFailed`.
+
+    `max_bytes_per_file`: a new file begins before a record would pass this. Sizes are those of messages, without the length field.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], name: str, *, max_bytes_per_file: int = FILE_BYTES_MAX, min_msg_size: int = 1,
+        max_msg_size: int = MESSAGE_BYTES_MAX, sync_every: int = 1, sync_timeout: float = 2.0, files: Files | None = None,
+    ) -> None:  # fmt: skip
+        if not name or len(name) > NAME_CHARS_MAX or "/" in name or "\0" in name or name.startswith("."):
+            raise UsageError(E_BAD_ARGUMENT, f"{name[:80]!r} cannot be a disk queue's name: 1 to {NAME_CHARS_MAX} characters, no '/'")
+        if not 0 <= min_msg_size <= max_msg_size < 2**31 or max_bytes_per_file < 1 or sync_every < 1 or sync_timeout <= 0:
+            raise UsageError(E_BAD_ARGUMENT, "sizes must be 0 <= min <= max < 2 GiB; max_bytes_per_file, sync_every, sync_timeout above 0")
+        self._files = files or Files()
+        self._place = QueueFiles(self._files, os.path.abspath(path), name, min_msg_size, max_msg_size)
+        self._file_bytes_max = max_bytes_per_file
+        self._sync_every = sync_every
+        self._sync_timeout = sync_timeout
+        self._writer = RecordWriter(self._place)
+        self._reader = RecordReader(self._place)
+        self._operations = 0  # since the last commit
+        self._first_operation = 0.0
+        self._closed = ""
+        self._lock = OwnLock()
+        try:
+            if not self._files.exists(self._place.folder):
+                raise ForeignDirectory(f"{self._place.folder} does not exist; it is not made, for it may be a mount that is missing")
+            self._held = FOLDERS.take(self._files, self._place.folder, name)
+            try:
+                self._meta, self.report = recover(self._place)
+                self._saved = self._meta if self._files.exists(self._place.meta_path) else None
+            except BaseException:
+                FOLDERS.leave(self._files, self._held, name)
+                raise
+        except OSError as error:
+            raise StoreFailed(f"disk queue {name!r} in {self._place.folder} cannot be opened: {error}") from error
+        self._ticker = threading.Thread(target=self._tick, name=f"disk queue {name}", daemon=True) if sync_every > 1 else None
+        if self._ticker is not None:
+            self._ticker.start()
+
+    # Writing
+
+    def put(self, message: bytes) -> None:
+        """Append; see the top of the file for when it is on disk. `UsageError` for its size, `DiskFull`: nothing was stored."""
+        self.put_many((message,))
+
+    def put_many(self, messages: Iterable[bytes]) -> int:
+        """Several with one sync at their end; returns how many. `DiskFull` says how many, the first ones, were stored all the same."""
+        messages = list(messages)
+        for message in messages:
+            self._place.check_size(message)
+        full: DiskFull | None = None
+        with self._lock:
+            self._check()
+            start, kept = self._meta, 0  # what a commit that finds no space takes back to; what a new file's own commit has confirmed
+            for number, message in enumerate(messages):
+                try:
+                    self._append(message)
+                except DiskFull as error:
+                    full = error
+                stored = number + (full is None)
+                if self._meta.write_file != start.write_file:
+                    start, kept = self._meta._replace(depth=self._meta.depth - (stored - number), write_position=0), number
+                if full is not None:
+                    break
+            else:
+                stored = len(messages)
+            try:
+                self._commit_if_due(stored)
+            except DiskFull as error:
+                full, stored = full or error, kept
+                self._take_back(start)
+            self._lock.notify_all()
+        if full is not None:
+            raise DiskFull(f"{full}; {stored} of {len(messages)} messages were stored") from full
+        return len(messages)
+
+    def _append(self, message: bytes) -> None:
+        position = self._meta.write_position
+        if position and position + LENGTH_BYTES + len(message) > self._file_bytes_max:
+            self._roll()
+        with self._fatal():
+            self._meta = self._writer.append(self._meta, message)
+
+    def _take_back(self, start: Meta) -> None:
+        """All that was put since: there was no space for the metadata that would have confirmed it."""
+        with self._fatal():
+            self._writer.cut(start.write_file, start.write_position)
+        self._meta = start
+
+    def _roll(self) -> None:
+        """The next file. What was written is synced with the metadata that says so, as NSQ does it."""
+        old = self._meta
+        new = old._replace(write_file=old.write_file + 1, write_position=0)
+        if (old.read_file, old.read_position) == (old.write_file, old.write_position):
+            new = new._replace(read_file=new.write_file, read_position=0)  # all of the old one was read
+        self._commit(new)
+        self._writer.close()
+        if new.read_file != old.read_file:
+            self._remove_read(old.read_file)
+        elif self._reader.number == old.write_file:
+            self._reader.size = old.write_position
+
+    # Reading
+
+    def get(self, timeout: float = 0.0) -> bytes | None:
+        """The oldest message, which is then no longer in the queue; None if there is none, also not after `timeout` seconds.
+        `Unreadable`: the system does not let it be read now (too many open files); nothing is lost, and it is there the next time."""
+        with self._lock:
+            message = self._wait(timeout)
+            if message is None:
+                return None
+            meta = self._meta
+            position = meta.read_position + LENGTH_BYTES + len(message)
+            self._meta = meta._replace(depth=meta.depth - 1, read_position=position)
+            done = -1
+            if meta.read_file < meta.write_file and position >= self._reader.size:
+                done = meta.read_file
+                self._meta = self._meta._replace(read_file=meta.read_file + 1, read_position=0)
+            with contextlib.suppress(DiskFull):  # reading goes on; the next commit says where
+                self._commit_if_due(1, now=done >= 0)
+            if done >= 0:
+                self._remove_read(done)
+            return message
+
+    def peek(self, timeout: float = 0.0) -> bytes | None:
+        """The oldest message, which stays; None if there is none."""
+        with self._lock:
+            return self._wait(timeout)
+
+    def _wait(self, timeout: float) -> bytes | None:
+        deadline = time.monotonic() + timeout
+        while True:
+            self._check()
+            message = self._front()
+            if message is not None or (left := deadline - time.monotonic()) <= 0:
+                return message
+            self._lock.wait(left)
+
+    def _front(self) -> bytes | None:
+        """The record at the read position. Files that cannot be read there are set aside, files that end there are left behind."""
+        while self._meta[1:3] < self._meta[3:5]:
+            meta = self._meta
+            ongoing = meta.read_file == meta.write_file
+            try:
+                self._reader.open(meta.read_file)
+                end = meta.write_position if ongoing else self._reader.size
+                if meta.read_position == end:
+                    self._next_file(bad=False)
+                    continue
+                message = self._reader.record(meta.read_position, end)
+            except FileNotFoundError:
+                message = None
+            except OSError as error:
+                raise Unreadable(f"{self._place.data_path(meta.read_file)} cannot be read now: {error}") from error
+            if message is not None:
+                return message
+            self._next_file(bad=True)
+        return None
+
+    def _next_file(self, *, bad: bool) -> None:
+        """Leave the read file: it is at its end, or gone, or a record in it cannot be read (then it becomes `.bad`)."""
+        meta = self._meta
+        self._reader.close()
+        path = self._place.data_path(meta.read_file)
+        try:
+            new = meta._replace(read_file=self._place.following(meta), read_position=0)
+            if meta.read_file == meta.write_file:
+                self._writer.close()
+                new = new._replace(write_file=new.read_file, write_position=0)
+            if bad:
+                self._set_aside(path)
+                new = new._replace(depth=count_records(self._place, new))
+        except OSError as error:
+            raise self._fail(f"{path} could not be set aside: {error}") from error
+        self._meta = new
+        with contextlib.suppress(DiskFull):
+            self._commit(new)
+        if not bad:
+            self._remove_read(meta.read_file)
+
+    def _set_aside(self, path: str) -> None:
+        files = self._place.files
+        if not files.exists(path):
+            self.report.notes.append(f"{path} is gone; what was in it is lost, or was read")
+            return
+        aside = path + BAD_SUFFIX
+        while files.exists(aside):
+            aside += BAD_SUFFIX
+        files.rename(path, aside)
+        files.sync_folder(self._place.folder)
+        self.report.notes.append(f"{path}: no message can be read at {self._meta.read_position}; set aside as {aside}")
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Gets until the queue is empty."""
+        while (message := self.get()) is not None:
+            yield message
+
+    def depth(self) -> int:
+        """How many messages are in the queue."""
+        with self._lock:
+            return self._meta.depth
+
+    def __len__(self) -> int:
+        return self.depth()
+
+    def __bool__(self) -> bool:
+        return True  # an empty queue is a queue
+
+    # Committing
+
+    def sync(self) -> None:
+        """All that was put and got so far is on disk when this returns."""
+        with self._lock:
+            self._check()
+            self._commit(self._meta)
+
+    def _commit_if_due(self, operations: int, *, now: bool = False) -> None:
+        if not self._operations:
+            self._first_operation = time.monotonic()
+        self._operations += operations
+        if now or self._operations >= self._sync_every:
+            self._commit(self._meta)
+        elif self._ticker is not None:
+            self._lock.notify_all()
+
+    def _commit(self, meta: Meta) -> None:
+        """Data synced, then the metadata. `DiskFull`: the metadata is as it was; anything else ends the queue."""
+        try:
+            self._writer.sync()
+        except OSError as error:
+            raise self._fail(f"a sync of {self._place.data_path(self._meta.write_file)} failed: {error}") from error
+        try:
+            if meta != self._saved:
+                write_meta(self._place, meta)
+        except OSError as error:
+            if is_full(error):
+                raise DiskFull(f"no space for {self._place.meta_path}: {error}") from error
+            raise self._fail(f"{self._place.meta_path} could not be written: {error}") from error
+        self._saved = self._meta = meta
+        self._operations = 0
+
+    def _tick(self) -> None:
+        """In a thread of its own: commits what has waited for `sync_timeout`."""
+        with self._lock:
+            while not self._closed:
+                if not self._operations:
+                    self._lock.wait()
+                elif (left := self._first_operation + self._sync_timeout - time.monotonic()) > 0:
+                    self._lock.wait(left)
+                else:
+                    self._first_operation = time.monotonic()
+                    with contextlib.suppress(DiskFull, StoreFailed):  # the next who calls is told
+                        self._commit(self._meta)
+
+    # Ends
+
+    def empty(self) -> None:
+        """Remove all messages; on disk when it returns. Writing goes on in the next file, as in NSQ."""
+        with self._lock:
+            self._check()
+            self._empty()
+
+    def _empty(self) -> None:
+        """The metadata goes first: a crash behind it finds files that were read, and removes them."""
+        old = self._meta
+        self._reader.close()
+        self._commit(Meta(0, old.write_file + 1, 0, old.write_file + 1, 0))
+        self._writer.close()
+        with contextlib.suppress(OSError):  # what is left of them goes at the next opening
+            for number in self._place.numbers():
+                if number <= old.write_file:
+                    self._remove_read(number)
+
+    def delete(self) -> None:
+        """Remove the queue with its files, and close it. What was set aside as `.bad` stays."""
+        with self._lock:
+            self._check()
+            self._empty()
+            try:
+                for path in (self._place.data_path(self._meta.write_file), self._place.meta_path):
+                    if self._files.exists(path):
+                        self._files.remove(path)
+                self._files.sync_folder(self._place.folder)
+            except OSError as error:
+                raise self._fail(f"{self._place.name} could not be removed: {error}") from error
+            finally:
+                self._release("the queue was deleted")
+
+    def close(self) -> None:
+        """Sync and close. Errors come out, but it is closed. Closing twice does nothing, nor does it in a process forked from the owner."""
+        if not self._lock.owned:
+            return
+        with self._lock:
+            if self._held:
+                try:
+                    if not self._closed:
+                        self._commit(self._meta)
+                finally:
+                    self._release("the queue is closed")
+        if self._ticker is not None and self._ticker is not threading.current_thread():
+            self._ticker.join()
+
+    def _release(self, why: str) -> None:
+        self._closed = self._closed or why
+        self._reader.close()
+        self._writer.close()
+        if self._held:
+            FOLDERS.leave(self._files, self._held, self._place.name)
+            self._held = ""
+        self._lock.notify_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _remove_read(self, number: int) -> None:
+        """A file that was read. What the system refuses is done at the next opening."""
+        self._reader.close()
+        with contextlib.suppress(OSError):
+            self._files.remove(self._place.data_path(number))
+
+    def _check(self) -> None:
+        if self._closed:
+            raise StoreFailed(f"disk queue {self._place.name!r}: {self._closed}")
+
+    @contextlib.contextmanager
+    def _fatal(self) -> Iterator[None]:
+        """A `StoreFailed` inside is the end of the queue."""
+        try:
+            yield
+        except StoreFailed as error:
+            raise self._fail(str(error)) from error
+
+    def _fail(self, text: str) -> StoreFailed:
+        self._closed = self._closed or text
+        return StoreFailed(text)

@@ -1,0 +1,228 @@
+"""Every byte and every name of NSQ's files: data, metadata, the list of topics, and the message in a record. Pure.
+
+    NAME.diskqueue.000007.dat    records: int32 length, then so many bytes; no header, no checksum
+    NAME.diskqueue.meta.dat      depth \\n read file,position \\n write file,position \\n, as decimal text
+    nsqd.dat                     JSON: topics, their channels, which are paused
+
+NAME is a topic's, or TOPIC:CHANNEL. All integers are big-endian. A record of nsqd holds a message: int64 time, uint16 attempts,
+16 bytes of id (hex digits), the body. These formats are NSQ's (nsqd 1.3, go-diskqueue 1.1) and not ours to change.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from .. import documents
+from ..errors import Damaged, ForeignDirectory
+
+LENGTH_BYTES: Final = 4
+NSQ_HEAD_BYTES: Final = 26  # of a message: time, attempts, id
+NSQ_ID_BYTES: Final = 16
+NSQ_ATTEMPTS_MAX: Final = 2**16 - 1
+BAD_SUFFIX: Final = ".bad"
+NSQD_NAME: Final = "nsqd.dat"
+META_BYTES_MAX: Final = 256
+_INFIX: Final = ".diskqueue."
+_META_SUFFIX: Final = f"{_INFIX}meta.dat"
+_DATA_SUFFIX: Final = ".dat"
+_DIGITS: Final = 6  # at least; file 1,000,000 has seven
+_DIGITS_MAX: Final = 19  # what nsqd can count to
+_LENGTH: Final = struct.Struct(">i")
+_MESSAGE: Final = struct.Struct(">qH16s")
+assert _MESSAGE.size == NSQ_HEAD_BYTES
+assert _LENGTH.size == LENGTH_BYTES
+
+# What a message's head must look like for a reader that lost its way to believe it: a time between 2010 and 2100, an id of hex digits.
+_TIME_MIN: Final = 1_262_304_000 * 10**9
+_TIME_MAX: Final = 4_102_444_800 * 10**9
+_HEX: Final = frozenset(b"0123456789abcdef")
+
+
+class Meta(NamedTuple):
+    """Where a queue is read and written. `depth`: how many records lie between, if it was counted right."""
+
+    depth: int = 0
+    read_file: int = 0
+    read_position: int = 0
+    write_file: int = 0
+    write_position: int = 0
+
+
+class NsqMessage(NamedTuple):
+    """One message in nsqd's form. `attempts`: how often it was sent already."""
+
+    timestamp_ns: int
+    attempts: int
+    id: bytes
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class NsqdChannel:
+    name: str
+    paused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NsqdTopic:
+    name: str
+    paused: bool = False
+    channels: tuple[NsqdChannel, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NsqdList:
+    """What nsqd.dat says."""
+
+    topics: tuple[NsqdTopic, ...] = ()
+    version: str = ""
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+# Names
+
+
+def data_name(name: str, number: int) -> str:
+    return f"{name}{_INFIX}{number:0{_DIGITS}d}{_DATA_SUFFIX}"
+
+
+def meta_name(name: str) -> str:
+    return f"{name}{_META_SUFFIX}"
+
+
+def queue_name(topic: str, channel: str = "") -> str:
+    """nsqd's name for a topic's own queue, or a channel's."""
+    return f"{topic}:{channel}" if channel else topic
+
+
+def parse_data_name(file_name: str) -> tuple[str, int] | None:
+    """(queue, number), or None where the name is not that of a data file. Names may hold dots: the last `.diskqueue.` counts."""
+    stem = file_name.removesuffix(_DATA_SUFFIX)
+    name, infix, digits = stem.rpartition(_INFIX)
+    number_like = digits.isascii() and digits.isdigit() and _DIGITS <= len(digits) <= _DIGITS_MAX
+    if stem == file_name or not infix or not name or not number_like:
+        return None
+    number = int(digits)
+    return (name, number) if file_name == data_name(name, number) else None
+
+
+def parse_meta_name(file_name: str) -> str | None:
+    """The queue, or None where the name is not that of metadata."""
+    name = file_name.removesuffix(_META_SUFFIX)
+    return name if name and name != file_name else None
+
+
+# Metadata
+
+
+def encode_meta(meta: Meta) -> bytes:
+    return f"{meta.depth}\n{meta.read_file},{meta.read_position}\n{meta.write_file},{meta.write_position}\n".encode()
+
+
+_INT64_MAX: Final = (1 << 63) - 1
+
+
+def decode_meta(data: bytes) -> Meta:
+    """`Damaged` where these are not three lines of whole numbers. A negative depth is a known drift, and read as written."""
+    try:
+        depth, reading, writing, rest = data.decode("ascii").split("\n")
+        read_file, read_position = map(int, reading.split(","))
+        write_file, write_position = map(int, writing.split(","))
+        meta = Meta(int(depth), read_file, read_position, write_file, write_position)
+    except ValueError as error:
+        raise Damaged(f"not the metadata of a disk queue: {data[:80]!r} ({error})") from None
+    if rest or min(meta[1:]) < 0 or max(map(abs, meta)) > _INT64_MAX:  # nsqd's are of Go's int64
+        raise Damaged(f"not the metadata of a disk queue: {data[:80]!r}")
+    return meta
+
+
+# Records
+
+
+def encode_record(data: bytes) -> bytes:
+    return _LENGTH.pack(len(data)) + data
+
+
+def decode_length(buffer: bytes | memoryview, at: int = 0) -> int:
+    """What the length field says; it may be nonsense."""
+    found: int = _LENGTH.unpack_from(buffer, at)[0]
+    return found
+
+
+def scan_records(buffer: bytes | memoryview, size_min: int, size_max: int) -> Iterator[tuple[int, int]]:
+    """(begin, end) of the payload of each whole record, up to the first that is not whole or whose length cannot be."""
+    at = 0
+    while at + LENGTH_BYTES <= len(buffer):
+        begin = at + LENGTH_BYTES
+        size = decode_length(buffer, at)
+        if not size_min <= size <= size_max or begin + size > len(buffer):
+            return
+        at = begin + size
+        yield begin, at
+
+
+# Messages
+
+
+def encode_message(message: NsqMessage) -> bytes:
+    """The payload of a record. Attempts beyond what two bytes hold stay at their limit."""
+    return _MESSAGE.pack(message.timestamp_ns, min(message.attempts, NSQ_ATTEMPTS_MAX), message.id) + message.body
+
+
+def decode_message(payload: bytes | memoryview) -> NsqMessage:
+    """`Damaged` where there is no room for a message's head."""
+    if len(payload) < NSQ_HEAD_BYTES:
+        raise Damaged(f"a message of nsqd has at least {NSQ_HEAD_BYTES} bytes, not {len(payload)}")
+    timestamp_ns, attempts, id_ = _MESSAGE.unpack_from(payload)
+    return NsqMessage(timestamp_ns, attempts, id_, bytes(payload[NSQ_HEAD_BYTES:]))
+
+
+def may_be_message(buffer: bytes | memoryview, at: int, size_max: int) -> bool:
+    """Whether a record with a message of nsqd may begin at `at`: its length and its id are such as nsqd writes. Of its time nothing is
+    asked: that is the producer's clock, or what somebody restored, and no reason to throw a message away."""
+    if at + LENGTH_BYTES + NSQ_HEAD_BYTES > len(buffer):
+        return False
+    if not NSQ_HEAD_BYTES <= decode_length(buffer, at) <= size_max:
+        return False
+    return _HEX.issuperset(_MESSAGE.unpack_from(buffer, at + LENGTH_BYTES)[2])
+
+
+def looks_like_message(buffer: bytes | memoryview, at: int, size_max: int) -> bool:
+    """The same for a reader that lost its way, and wants to know whether one begins here: its time is likely too.
+
+    There is no checksum; 16 hex digits and a time of this century are what there is. By chance it fits once in 10^22 positions of noise.
+    """
+    return may_be_message(buffer, at, size_max) and _TIME_MIN <= _MESSAGE.unpack_from(buffer, at + LENGTH_BYTES)[0] < _TIME_MAX
+
+
+# nsqd.dat
+
+
+def encode_nsqd(found: NsqdList) -> bytes:
+    """In nsqd's own order of keys, without spaces."""
+    topics = [
+        {"name": t.name, "paused": t.paused, "channels": [{"name": c.name, "paused": c.paused} for c in t.channels]} for t in found.topics
+    ]
+    return json.dumps({"topics": topics, "version": found.version}, separators=(",", ":")).encode()
+
+
+def decode_nsqd(data: bytes) -> NsqdList:
+    """`ForeignDirectory` where this is not what nsqd writes. A topic without channels has null there."""
+    try:
+        found = documents.loads(data)
+        topics = tuple(
+            NsqdTopic(
+                str(topic["name"]),
+                bool(topic.get("paused")),
+                tuple(NsqdChannel(str(channel["name"]), bool(channel.get("paused"))) for channel in topic.get("channels") or ()),
+            )
+            for topic in found["topics"] or ()
+        )
+        extra = {key: value for key, value in found.items() if key not in {"topics", "version"}}
+        return NsqdList(topics, str(found.get("version", "")), extra)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ForeignDirectory(f"{NSQD_NAME} is not what nsqd writes: {error!r}") from None

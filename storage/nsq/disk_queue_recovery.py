@@ -1,0 +1,285 @@
+"""What a disk queue's folder really holds, found out when it is opened; and what NSQ would lose of it, kept.
+
+Where metadata and data agree nothing is changed. Where they do not (a crash; NSQ counts a few thousand messages between two of its syncs),
+data counts, not metadata:
+
+* the write file is longer than the metadata says, or later files are there: what is whole in them is kept, and writing goes on in a
+  new file, as NSQ does;
+* a record that stops in the middle of the last file, or zeros at its end: a write that never finished; cut off;
+* the metadata is missing or no metadata: reading begins at the first file. NSQ would begin at file 0 and write over it;
+* the metadata cannot be right (it reads behind where it writes, or behind the end of a file) or its depth is not the number of messages
+  from the read position on: it has no checksum, and one turned bit in it would hide what was never read. Reading begins at the first
+  file there is; what was read there comes again. Counting reads all there is, so it is done up to CHECK_BYTES_MAX, and always before a
+  file is removed;
+* the write file is shorter than the metadata says: what is gone is gone, and said; NSQ would write on behind its end, with zeros
+  between;
+* the read file is not there: it was read to its end and removed before the metadata said so; reading goes on with the next one;
+* files before the read file, where the depth agrees: they were read, and their removal was lost with the power; removed.
+
+The depth is then counted, not believed. No file with a message that may not have been read is removed.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from ...transport.errors import E_BAD_ARGUMENT, E_TOO_BIG, UsageError
+from ..errors import Damaged
+from ..files import Files
+from ..log.log_format import TEMPORARY_SUFFIX
+from .disk_queue_format import (
+    LENGTH_BYTES,
+    META_BYTES_MAX,
+    Meta,
+    data_name,
+    decode_length,
+    decode_meta,
+    encode_meta,
+    meta_name,
+    parse_data_name,
+)
+
+WALK_BYTES: Final = 1024 * 1024
+CHECK_BYTES_MAX: Final = 64 * 1024 * 1024  # a second or so; beyond it the metadata of a queue that looks well is believed
+
+
+@dataclass(slots=True)
+class QueueReport:
+    """What was found when a queue was opened. `notes`: sentences for people; empty where all was as it was left."""
+
+    clean: bool = True
+    salvaged_bytes: int = 0
+    cut_bytes: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueFiles:
+    """Where a queue lies, and which sizes of records can be."""
+
+    files: Files
+    folder: str
+    name: str
+    size_min: int
+    size_max: int
+
+    def data_path(self, number: int) -> str:
+        return f"{self.folder}/{data_name(self.name, number)}"
+
+    @property
+    def meta_path(self) -> str:
+        return f"{self.folder}/{meta_name(self.name)}"
+
+    def check_size(self, message: bytes) -> None:
+        if len(message) > self.size_max:
+            raise UsageError(E_TOO_BIG, f"a message of {len(message)} bytes is over this queue's limit of {self.size_max}")
+        if len(message) < self.size_min:
+            raise UsageError(E_BAD_ARGUMENT, f"a message of {len(message)} bytes is under this queue's minimum of {self.size_min}")
+
+    def numbers(self) -> list[int]:
+        """Of the data files that are there, ascending."""
+        found = (parse_data_name(name) for name in self.files.list(self.folder))
+        return sorted(one[1] for one in found if one is not None and one[0] == self.name)
+
+    def following(self, meta: Meta) -> int:
+        """The file to read after the read file: the next there is. Numbers between may be many, where metadata or a name is damaged."""
+        if meta.read_file >= meta.write_file:
+            return meta.read_file + 1
+        return min((number for number in self.numbers() if meta.read_file < number < meta.write_file), default=meta.write_file)
+
+    def size(self, number: int) -> int:
+        """-1 if there is no such file."""
+        path = self.data_path(number)
+        if not self.files.exists(path):
+            return -1
+        fd = self.files.open_read(path)
+        try:
+            return self.files.size(fd)
+        finally:
+            self.files.close(fd)
+
+
+def write_meta(place: QueueFiles, meta: Meta) -> None:
+    """On disk when it returns, whole or not at all."""
+    files = place.files
+    temporary = place.meta_path + TEMPORARY_SUFFIX
+    if files.exists(temporary):
+        files.remove(temporary)
+    files.write_file(temporary, encode_meta(meta))
+    files.rename(temporary, place.meta_path)
+    files.sync_folder(place.folder)
+
+
+def recover(place: QueueFiles) -> tuple[Meta, QueueReport]:
+    """Where to read and write from now on; on disk where it differs from what was there. `OSError` as it comes."""
+    report = QueueReport()
+    numbers = place.numbers()
+    meta = _read_meta(place, report)
+    if meta is None and not numbers:
+        return Meta(), report
+    if meta is None:
+        report.notes.append(f"{place.meta_path} is missing; reading begins at file {numbers[0]}")
+        meta = Meta(0, numbers[0], 0, numbers[0], 0)
+        report.clean = False
+    elif doubt := doubt_about(place, meta, numbers, CHECK_BYTES_MAX):
+        meta = meta._replace(read_file=min(numbers, default=meta.write_file), read_position=0)
+        report.notes.append(f"{place.meta_path} {doubt}; reading begins at file {meta.read_file}, some messages may come twice")
+        report.clean = False
+    for number in [number for number in numbers if number < meta.read_file]:
+        place.files.remove(place.data_path(number))
+        numbers.remove(number)
+        report.notes.append(f"{place.data_path(number)} was read before; removed")
+    reading = _reading_from(meta, numbers)
+    writing = _writing_to(place, meta, numbers, report)
+    found = Meta(meta.depth, *reading, *writing)
+    if reading[0] not in numbers:  # there is nothing to read
+        reading = writing
+    drifted = (found.depth <= 0) != (reading >= writing)
+    if report.clean and found == meta and not drifted:
+        return meta, report
+    if found[1:] != meta[1:]:
+        report.clean = False
+    if reading > writing:
+        found = found._replace(read_file=writing[0], read_position=writing[1])
+    for number in [number for number in numbers if number >= meta.write_file]:  # the page cache may know them, and the disk not yet
+        fd = place.files.open_append(place.data_path(number))
+        try:
+            place.files.sync(fd)
+        finally:
+            place.files.close(fd)
+    found = found._replace(depth=count_records(place, found))
+    if found != meta:
+        report.notes.append(f"{place.name}: {found.depth} messages are there, where the metadata said {meta.depth}")
+        write_meta(place, found)
+    return found, report
+
+
+def _read_meta(place: QueueFiles, report: QueueReport) -> Meta | None:
+    files = place.files
+    if not files.exists(place.meta_path):
+        return None
+    data = files.read_file(place.meta_path, META_BYTES_MAX)
+    try:
+        return decode_meta(data)
+    except Damaged as error:
+        report.notes.append(f"{place.meta_path}: {error}")
+        return None
+
+
+def doubt_about(place: QueueFiles, meta: Meta, numbers: list[int], check_bytes_max: int) -> str:
+    """Why reading cannot go on where the metadata says; empty where nothing speaks against it.
+
+    A depth below zero is NSQ's own drift, and what is missing of the files has another depth: these prove nothing against the read
+    position. They prove nothing for it either, so with files before it, which would be taken for read, it is not believed.
+    """
+    if (meta.read_file, meta.read_position) > (meta.write_file, meta.write_position):
+        return "says that reading is farther than writing"
+    if meta.read_position > (size := place.size(meta.read_file)) >= 0:
+        return f"says that reading is at {meta.read_position} of file {meta.read_file}, which ends at {size}"
+    if not any(number < meta.read_file for number in numbers):
+        sizes = [place.size(number) for number in numbers if number <= meta.write_file]
+        gaps = sum(number < meta.write_file for number in numbers) < meta.write_file - meta.read_file
+        missing = gaps or max(0, place.size(meta.write_file)) < meta.write_position
+        if meta.depth < 0 or missing or sum(sizes) - meta.read_position > check_bytes_max:
+            return ""
+    count = count_records(place, meta)
+    return "" if count == meta.depth else f"says that {meta.depth} messages are left, and from where it says there are {count}"
+
+
+def _reading_from(meta: Meta, numbers: list[int]) -> tuple[int, int]:
+    """The read file and position, or the next there is where that file is gone."""
+    later = [number for number in numbers if number > meta.read_file]
+    if meta.read_file in numbers or not later:
+        return meta.read_file, meta.read_position
+    return min(later), 0
+
+
+def _writing_to(place: QueueFiles, meta: Meta, numbers: list[int], report: QueueReport) -> tuple[int, int]:
+    """The write file and position: as the metadata says if that is the end, else a file of its own behind all that is there."""
+    last = max((*numbers, meta.write_file))
+    size = max(place.size(last), 0)
+    if report.clean and last == meta.write_file and size == meta.write_position:
+        return last, size
+    report.clean = False
+    known = 0 if last > meta.write_file else meta.write_position
+    if size < known:
+        report.notes.append(f"{place.data_path(last)} has {size} bytes, and had {known}: what lay behind is lost")
+        return last + 1, 0
+    if not size:
+        return last, 0
+    end = _cut_tail(place, last, known, size, report)
+    report.salvaged_bytes += max(0, end - known)
+    return last + 1, 0
+
+
+def _cut_tail(place: QueueFiles, number: int, known: int, size: int, report: QueueReport) -> int:
+    """Cut off a write that never finished; other rubbish stays, and is set aside when reading comes to it. Returns the file's end.
+
+    Walked from the file's begin, and not from `known`: were that wrong, whole messages would look like a write that never finished.
+    """
+    end = 0
+    for record in walk_records(place, number, 0):
+        end = record[1]
+    rest = size - end
+    if not rest:
+        return size
+    if end < known:
+        report.notes.append(f"{place.data_path(number)}: no message can be read at {end}, {rest} bytes before its end")
+        return size
+    files = place.files
+    fd = files.open_append(place.data_path(number))
+    try:
+        head = files.pread(fd, LENGTH_BYTES, end)
+        torn = rest < LENGTH_BYTES or (
+            place.size_min <= decode_length(head) <= place.size_max and end + LENGTH_BYTES + decode_length(head) > size
+        )
+        if not torn and not _is_zeros(files, fd, end, size):
+            report.notes.append(f"{place.data_path(number)}: no message can be read at {end}, {rest} bytes before its end")
+            return size
+        files.truncate(fd, end)  # on disk before the metadata that say so: see `recover`
+    finally:
+        files.close(fd)
+    report.cut_bytes += rest
+    report.notes.append(f"{place.data_path(number)}: {rest} bytes of a write that never finished were cut off at {end}")
+    return end
+
+
+def _is_zeros(files: Files, fd: int, begin: int, end: int) -> bool:
+    return not any(files.pread(fd, WALK_BYTES, at).strip(b"\0") for at in range(begin, end, WALK_BYTES))
+
+
+def walk_records(place: QueueFiles, number: int, position: int) -> Iterator[tuple[int, int]]:
+    """(begin, end) of each record's payload from `position` on, as far as the disk and their lengths allow."""
+    files = place.files
+    fd = files.open_read(place.data_path(number))
+    try:
+        size = files.size(fd)
+        window, window_at = memoryview(b""), position
+        while position + LENGTH_BYTES <= size:
+            if position + LENGTH_BYTES > window_at + len(window):
+                window, window_at = memoryview(files.pread(fd, WALK_BYTES, position)), position
+            length = decode_length(window, position - window_at)
+            begin = position + LENGTH_BYTES
+            if not place.size_min <= length <= place.size_max or begin + length > size:
+                return
+            position = begin + length
+            yield begin, position
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+    finally:
+        files.close(fd)
+
+
+def count_records(place: QueueFiles, meta: Meta) -> int:
+    """How many can be read between the read and the write position."""
+    total = 0
+    for number in place.numbers():
+        if meta.read_file <= number <= meta.write_file:
+            begin = meta.read_position if number == meta.read_file else 0
+            end = meta.write_position if number == meta.write_file else -1
+            total += sum(1 for record in walk_records(place, number, begin) if end < 0 or record[1] <= end)
+    return total

@@ -1,0 +1,270 @@
+"""One stage, its files, and the ticket of a seal. What they are; `staging.py` moves them.
+
+At start: what is staged, made to agree with its rows. After the log's recovery, which may still need files of a commit from here.
+
+A row was committed after a sync of all that it names. So a file that is missing, too short, or whose header is damaged twice is
+damage: the stage is dropped with an alarm, its writer or its commit is told that it is not there, and the topic starts. A file
+behind a row's last one, or of no row, was not sealed: it is removed, and what lies behind a row's end is cut off.
+
+A disk that fails to read is no damage yet. A stage that is sealed for good stays with its files: its commit is refused while they cannot be
+read. One that is still written to is dropped, as its writer would meet the same disk again and again.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from crc32c import crc32c
+
+from ...transport.block.block import Block
+from ..errors import Damaged, ForeignDirectory, StoreFailed
+from ..files import Files
+from ..log.log_format import CHUNK_HEADER_BYTES, FOOTER_BYTES, decode_chunk_header, part_name
+from ..log.transactions import StagedFile, StageRow, Transaction
+
+if TYPE_CHECKING:
+    from ..log.recovery import RecoveryReport
+
+
+OPEN_FILES_MAX: Final = 320  # descriptors: one a writer at work (256 at most) and some; a third of what a process usually may have
+
+
+def checksum_after(checksum: int, columns_crc: int) -> int:
+    """As the writers compute it: over the blocks' own checksums, so what counts is content and order."""
+    return int(crc32c(columns_crc.to_bytes(4, "little"), checksum))
+
+
+class StageFile:
+    """A file of a stage. `written`, `synced`: up to where (footer included); what is not synced has an open descriptor."""
+
+    __slots__ = ("blocks", "data_end", "fd", "messages", "number", "path", "pins", "seed", "synced", "written")
+
+    def __init__(self, path: str, number: int, seed: int) -> None:
+        self.path = path
+        self.number = number
+        self.seed = seed
+        self.blocks = 0
+        self.messages = 0
+        self.data_end = CHUNK_HEADER_BYTES
+        self.written = 0
+        self.synced = 0
+        self.fd = -1
+        self.pins = 0
+        """Tickets that will sync it: its descriptor stays."""
+
+    def row(self) -> StagedFile:
+        return StagedFile(self.number, self.seed, self.blocks, self.messages, self.data_end)
+
+
+class _Snapshot(NamedTuple):
+    blocks: int
+    messages: int
+    size_bytes: int
+    checksum: int
+    files: int
+    last: tuple[int, int, int]
+
+
+class Stage:
+    """`sealed`: blocks that are durable. `names`: files whose names are. `ended`: its final seal has begun."""
+
+    __slots__ = (
+        "blocks", "checksum", "ended", "error", "files", "lock", "messages", "name", "names", "partition", "sealed", "size_bytes",
+        "transaction", "used_ns",
+    )  # fmt: skip
+
+    def __init__(self, name: bytes, transaction: Transaction, partition: int) -> None:
+        self.name = name
+        self.transaction = transaction
+        self.partition = partition
+        self.blocks = self.messages = self.size_bytes = self.checksum = 0
+        self.files: list[StageFile] = []
+        self.sealed = self.names = 0
+        self.ended = False
+        self.used_ns = 0
+        self.lock = threading.Lock()
+        self.error: OSError | None = None
+
+    @property
+    def final(self) -> bool:
+        return self.ended and self.sealed == self.blocks
+
+    def take(self, blocks: Iterable[Block], file: StageFile, end: int) -> None:
+        """These blocks were written to `file`, which ends at `end` now."""
+        for block in blocks:
+            header = block.header
+            self.blocks += 1
+            self.messages += header.count
+            self.size_bytes += header.length
+            self.checksum = checksum_after(self.checksum, header.columns_crc)
+            file.blocks += 1
+            file.messages += header.count
+        file.data_end = file.written = end
+
+    def row(self) -> StageRow:
+        app, version, kind, user = self.transaction
+        files = tuple(file.row() for file in self.files)
+        return StageRow(
+            app, version, kind, self.partition, self.blocks, self.messages, self.size_bytes, self.checksum, self.ended, files, self.used_ns,
+            user,
+        )  # fmt: skip
+
+    def snapshot(self) -> _Snapshot:
+        last = (self.files[-1].blocks, self.files[-1].messages, self.files[-1].data_end) if self.files else (0, 0, 0)
+        return _Snapshot(self.blocks, self.messages, self.size_bytes, self.checksum, len(self.files), last)
+
+    def restore(self, before: _Snapshot) -> list[StageFile]:
+        """As it was; the files made since, which are the stage's no more."""
+        self.blocks, self.messages, self.size_bytes, self.checksum = before[:4]
+        made = self.files[before.files :]
+        del self.files[before.files :]
+        if self.files:
+            file = self.files[-1]
+            file.blocks, file.messages, file.data_end = before.last
+            file.written = file.data_end
+            file.synced = min(file.synced, file.data_end)
+        return made
+
+
+class StageTicket:
+    """One seal: `run` syncs what was staged when it was made, in any thread; `Staging.finish_seal` makes it count."""
+
+    def __init__(self, files: Files, stage: Stage, folder: str) -> None:
+        self._files = files
+        self._folder = folder
+        self.stage = stage
+        self.row = stage.row()
+        self.targets = [(file, file.fd, file.written) for file in stage.files if file.synced < file.written]
+        self.names = len(stage.files)
+        self._names_synced = stage.names >= self.names
+        self.done = False
+
+    def run(self) -> None:
+        """`StoreFailed` if a sync fails, and for each later ticket of the stage: Linux tells of a lost page once only."""
+        with self.stage.lock:
+            if self.stage.error is None and not self.done:
+                try:
+                    for _, fd, _ in self.targets:
+                        self._files.sync(fd)
+                    if not self._names_synced:
+                        self._files.sync_folder(self._folder)
+                except OSError as error:
+                    self.stage.error = error
+            self.done = True
+        if self.stage.error is not None:
+            raise StoreFailed(f"staged files could not be synced: {self.stage.error}") from self.stage.error
+
+
+class OpenFiles:
+    """Descriptors of stage files, a bounded number; the one not used for longest is synced and closed."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._open: dict[int, StageFile] = {}  # by number, used last at the end
+
+    def use(self, file: StageFile) -> int:
+        """The file's descriptor, opened if it is not open. `OSError`."""
+        if self._open.pop(file.number, None) is None:
+            self._make_room()
+            file.fd = self._files.open_append(file.path)
+        self._open[file.number] = file
+        return file.fd
+
+    def make(self, file: StageFile) -> None:
+        """A new file."""
+        self._make_room()
+        file.fd = self._files.open_new(file.path)
+        self._open[file.number] = file
+
+    def _make_room(self) -> None:
+        if len(self._open) < OPEN_FILES_MAX:
+            return
+        oldest = next((file for file in self._open.values() if not file.pins), None)
+        if oldest is None:
+            return  # each of them is about to be synced and closed
+        if oldest.synced < oldest.written:
+            try:
+                self._files.sync(oldest.fd)
+            except OSError as error:  # of whatever kind: what was staged is not known any more
+                raise StoreFailed(f"{oldest.path} could not be synced: {error}") from error
+            oldest.synced = oldest.written
+        self.close(oldest)
+
+    def close(self, file: StageFile) -> None:
+        """Unless a ticket needs it: who takes the last pin calls again. What is not synced is given up."""
+        if not file.pins and self._open.pop(file.number, None) is not None:
+            self._files.close(file.fd)
+            file.fd = -1
+
+    def close_all(self) -> None:
+        for file in list(self._open.values()):
+            file.pins = 0
+            self.close(file)
+
+
+def recover_stages(
+    files: Files, folder: str, uuid: bytes, rows: Mapping[bytes, StageRow], report: RecoveryReport
+) -> tuple[list[Stage], list[bytes], int]:
+    """The stages that are there; those that are damaged; a number above all files'. `OSError`."""
+    names = files.list(folder) if files.exists(folder) else []
+    stages: list[Stage] = []
+    damaged: list[bytes] = []
+    for name, row in rows.items():
+        try:
+            stages.append(_stage(files, folder, uuid, name, row, report))
+        except (Damaged, ForeignDirectory, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in {errno.ENOENT, errno.EIO}:
+                raise
+            damaged.append(name)
+            report.alarms.append(f"stage {name.hex()} of {row.app!r} {row.version} is dropped, with {row.messages} messages: {error}")
+    _remove_others(files, folder, names, stages, report)
+    number = 1 + max((file.number for stage in stages for file in stage.files), default=-1)
+    return stages, damaged, number
+
+
+def _stage(files: Files, folder: str, uuid: bytes, name: bytes, row: StageRow, report: RecoveryReport) -> Stage:
+    stage = Stage(name, row.transaction, row.partition)
+    for staged in row.files:
+        file = StageFile(f"{folder}/{part_name(name, staged.number)}", staged.number, staged.seed)
+        file.blocks, file.messages, file.data_end = staged.blocks, staged.messages, staged.data_end
+        file.written = file.synced = staged.data_end + (FOOTER_BYTES if row.final else 0)
+        try:
+            _check(files, file, uuid)
+        except OSError as error:
+            if error.errno != errno.EIO or not row.final:
+                raise
+            report.alarms.append(f"{file.path} cannot be read now: {error}; its stage stays, and its commit is refused while that is so")
+        stage.files.append(file)
+    stage.blocks, stage.messages, stage.size_bytes, stage.checksum = row.blocks, row.messages, row.bytes, row.checksum
+    stage.sealed, stage.names, stage.ended, stage.used_ns = row.blocks, len(stage.files), row.final, row.used_ns
+    return stage
+
+
+def _check(files: Files, file: StageFile, uuid: bytes) -> None:
+    """That it is the file, and not longer than it should be."""
+    fd = files.open_append(file.path)
+    try:
+        header = decode_chunk_header(files.pread(fd, CHUNK_HEADER_BYTES, 0))
+        size = files.size(fd)
+        if header.uuid != uuid or header.seed != file.seed:
+            raise Damaged(f"{file.path} is another file")
+        if size < file.written:
+            raise Damaged(f"{file.path} has {size} of {file.written} bytes")
+        if size > file.written:
+            files.truncate(fd, file.written)
+    finally:
+        files.close(fd)
+
+
+def _remove_others(files: Files, folder: str, names: Iterable[str], stages: Iterable[Stage], report: RecoveryReport) -> None:
+    known = {file.path for stage in stages for file in stage.files}
+    removed = 0
+    for name in names:
+        if f"{folder}/{name}" not in known:
+            files.remove(f"{folder}/{name}")
+            removed += 1
+    if removed:
+        report.notes.append(f"{folder}: {removed} files that were not sealed, or not needed any more, are removed")

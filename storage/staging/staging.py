@@ -1,0 +1,308 @@
+"""Staged blocks: what PUSH writers send before a commit makes it part of the topic. Files beside the log that nobody reads.
+
+    DIR/staging/<32 hex digits of the stage>-<number>.part
+
+Each file is a chunk without a place: base offset 0, base time 0, a seed of its own, blocks in disk form. So it can become a chunk of
+the log by a new header and a rename (`adoption.py`), whatever its size. A seal syncs what was staged and makes a row of
+it; only what a committed row says is there after a restart: files without a row are removed, files are cut to what the row says.
+
+A stage's data between two seals may be lost at any time, its writer keeps them until they are sealed. Everything happens in one
+thread, but a ticket's `run`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, NoReturn
+
+from ...transport.block.block import Block
+from ...transport.errors import E_BAD_ARGUMENT, E_FORBIDDEN, E_LIMIT, E_NOT_FOUND, NotFound, Refused, UsageError
+from ..errors import StoreFailed, is_full
+from ..files import IOV_MAX, Files
+from ..log.group import StagedPart
+from ..log.log_format import (
+    CHUNK_HEADER_BYTES,
+    FOOTER_BYTES,
+    ChunkFooter,
+    ChunkHeader,
+    encode_chunk_header,
+    encode_disk_header,
+    encode_footer,
+    part_name,
+)
+from ..log.transactions import StageRow, Transaction, is_foreign
+from ..space import Space
+from ..state.state import StateBatch
+from .stage import OpenFiles, Stage, StageFile, StageTicket
+
+STAGES_MAX: Final = 20_000  # twice the parts of the largest commit: a batch, and what is left of the one before
+FILES_MAX: Final = 40_000  # 10 TB in full chunks; a name and a header each at start
+
+
+class StageFacts(NamedTuple):
+    """A stage as it is now. `size_bytes`: of its blocks; `sealed_blocks`: of them are durable."""
+
+    blocks: int
+    messages: int
+    size_bytes: int
+    checksum: int
+    sealed_blocks: int
+    final: bool
+    used_ns: int
+    transaction: Transaction
+    partition: int
+
+
+class Staging:
+    """Made by `open_store`. `stages`: what recovery found, which agrees with the rows; `number`: above all of their files'."""
+
+    def __init__(
+        self, files: Files, folder: str, uuid: bytes, chunk_bytes: int, reserve_bytes: int, stages: Iterable[Stage] = (), number: int = 0
+    ) -> None:
+        self._files = files
+        self._folder = folder
+        self._uuid = uuid
+        self._chunk_bytes = chunk_bytes
+        self._space = Space(files, folder.rpartition("/")[0], reserve_bytes)
+        self._stages = {stage.name: stage for stage in stages}
+        self._number = number
+        """Of the next file: none is used twice while the process lives, so that no removal meets a later file of the same stage."""
+        self._count = sum(len(stage.files) for stage in self._stages.values())
+        self._open = OpenFiles(files)
+        self._dropped: list[tuple[StateBatch, list[StageFile]]] = []
+        self._tickets: list[StageTicket] = []
+        self._made = files.exists(folder)
+        self._failed = ""
+
+    # Reading
+
+    def stages(self) -> Mapping[bytes, StageFacts]:
+        return {name: self.facts(name) for name in self._stages}
+
+    def facts(self, stage: bytes) -> StageFacts:
+        """`NotFound` for a stage that is not known."""
+        s = self._get(stage)
+        return StageFacts(s.blocks, s.messages, s.size_bytes, s.checksum, s.sealed, s.final, s.used_ns, s.transaction, s.partition)
+
+    def part(self, stage: bytes) -> StagedPart:
+        """For `Log.append_group`. `NotFound`, or `UsageError` where it is not sealed for good."""
+        found = self._get(stage)
+        if not found.final:
+            raise UsageError(E_BAD_ARGUMENT, f"stage {stage.hex()} is not sealed")
+        return StagedPart(stage, self._folder, tuple(file.row() for file in found.files))
+
+    def _get(self, stage: bytes) -> Stage:
+        found = self._stages.get(stage)
+        if found is None:
+            raise NotFound(E_NOT_FOUND, f"stage {stage.hex()} is not there (any more)")
+        return found
+
+    # Writing
+
+    def open(self, stage: bytes, transaction: Transaction, partition: int, now_ns: int) -> tuple[int, int]:
+        """(number of the next block, blocks that are durable) of a new stage or of one that goes on.
+
+        `UsageError` if it is another transaction's, `Refused` if there are too many.
+        """
+        found = self._stages.get(stage)
+        if found is None:
+            if len(self._stages) >= STAGES_MAX:
+                raise Refused(E_LIMIT, f"{STAGES_MAX} stages wait for their commit; abort what is not needed, or wait until it expires")
+            found = self._stages[stage] = Stage(stage, transaction, partition)
+        if is_foreign(found.transaction.user, transaction.user):
+            raise Refused(E_FORBIDDEN, f"stage {stage.hex()} belongs to user {found.transaction.user!r}")
+        if found.transaction[:3] != transaction[:3]:
+            raise UsageError(E_BAD_ARGUMENT, f"stage {stage.hex()} belongs to transaction {found.transaction}, not to {transaction}")
+        found.used_ns = max(found.used_ns, now_ns)
+        return found.blocks, found.sealed
+
+    def append(self, stage: bytes, blocks: Sequence[Block], now_ns: int | None = None) -> int:
+        """Write consecutive blocks, the next number first; the number that follows. Not durable before a seal.
+
+        `DiskFull`, `Refused` (too many files): nothing was stored. `StoreFailed`: end and recover.
+        """
+        self._check()
+        found = self._get(stage)
+        if found.ended:
+            raise UsageError(E_BAD_ARGUMENT, f"stage {stage.hex()} is sealed for good")
+        for number, block in enumerate(blocks, found.blocks):
+            if block.header.sequence != number:
+                raise UsageError(E_BAD_ARGUMENT, f"block {block.header.sequence} of stage {stage.hex()}, where {number} should be")
+        now_ns = time.time_ns() if now_ns is None else now_ns
+        self._space.take(sum(block.header.length for block in blocks), now_ns)
+        before = found.snapshot()
+        try:
+            rest: Sequence[Block] = blocks
+            while rest:
+                rest = self._write(found, self._file_for(found, rest[0].header.length), rest)
+        except (OSError, Refused, StoreFailed) as error:
+            self._cut_back(found, before, error)
+        found.used_ns = max(found.used_ns, now_ns)
+        return found.blocks
+
+    def _file_for(self, stage: Stage, length: int) -> StageFile:
+        """Where a block of that length goes: the stage's last file, or a new one."""
+        if stage.files:
+            file = stage.files[-1]
+            if self._fits(file, file.data_end + length):
+                self._open.use(file)
+                return file
+        if self._count >= FILES_MAX:
+            raise Refused(E_LIMIT, f"{FILES_MAX} files are staged; commit or abort what is there, or wait until it expires")
+        if not self._made:
+            if not self._files.exists(self._folder):
+                self._files.make_folder(self._folder)
+            self._files.sync_folder(self._folder.rpartition("/")[0])
+            self._made = True
+        header = ChunkHeader(0, 0, self._files.random_seed(), self._uuid)
+        file = StageFile(f"{self._folder}/{part_name(stage.name, self._number)}", self._number, header.seed)
+        self._open.make(file)
+        self._number += 1
+        self._count += 1
+        stage.files.append(file)
+        self._files.writev(file.fd, [encode_chunk_header(header)], 0)
+        file.written = CHUNK_HEADER_BYTES
+        return file
+
+    def _fits(self, file: StageFile, end: int) -> bool:
+        return file.data_end == CHUNK_HEADER_BYTES or end + FOOTER_BYTES <= self._chunk_bytes
+
+    def _write(self, stage: Stage, file: StageFile, blocks: Sequence[Block]) -> Sequence[Block]:
+        """As many blocks as go into this file by one call; the rest."""
+        pieces: list[Any] = []
+        position, messages = file.data_end, file.messages
+        for block in blocks[: IOV_MAX // 2]:
+            header = block.header
+            if pieces and position + header.length + FOOTER_BYTES > self._chunk_bytes:
+                break
+            pieces += (encode_disk_header(header, messages, 0, 0, file.seed, position), block.columns)
+            position += header.length
+            messages += header.count
+        self._files.writev(file.fd, pieces, file.data_end)
+        count = len(pieces) // 2
+        stage.take(blocks[:count], file, position)
+        return blocks[count:]
+
+    def _cut_back(self, stage: Stage, before: Any, error: Exception) -> NoReturn:
+        """Nothing of a failed call stays: in memory, and (best effort: nobody reads behind a stage's end) on disk."""
+        if isinstance(error, StoreFailed) or (isinstance(error, OSError) and not is_full(error)):
+            self._failed = f"staging in {self._folder} failed: {error}"
+            raise StoreFailed(self._failed) from error
+        for file in stage.restore(before):
+            self._open.close(file)
+            self._remove(file)
+        if stage.files:
+            with contextlib.suppress(OSError):
+                self._files.truncate(self._open.use(stage.files[-1]), stage.files[-1].data_end)
+        self._space.forget()
+        if isinstance(error, OSError):
+            raise self._space.refused(f"no space to stage in {self._folder}", error) from error
+        raise error
+
+    def _remove(self, file: StageFile) -> None:
+        """What cannot be removed now is at the next start. It may be a chunk of the log by now, under its own name."""
+        self._count -= 1
+        with contextlib.suppress(OSError):
+            self._files.remove(file.path)
+
+    # Sealing
+
+    def begin_seal(self, stage: bytes, final: bool, now_ns: int | None = None) -> StageTicket:
+        """A ticket to make durable what is staged by now; `final`: nothing comes after it. `DiskFull`: nothing changed.
+
+        Several may be out, also of one stage.
+        """
+        self._check()
+        found = self._get(stage)
+        if final and not found.ended:
+            before = found.snapshot()
+            try:
+                for file in found.files:
+                    self._write_footer(file)
+            except (OSError, StoreFailed) as error:
+                for file in found.files:
+                    file.written = file.data_end
+                self._cut_back(found, before, error)
+            found.ended = True
+        found.used_ns = max(found.used_ns, time.time_ns() if now_ns is None else now_ns)
+        ticket = StageTicket(self._files, found, self._folder)
+        for file, _, _ in ticket.targets:
+            file.pins += 1
+        self._tickets.append(ticket)
+        return ticket
+
+    def _write_footer(self, file: StageFile) -> None:
+        """It is relative, so it stays when the file becomes a chunk: then nothing grows any more but the file with the mark."""
+        footer = ChunkFooter(file.messages, 0, file.data_end)
+        self._files.writev(self._open.use(file), [encode_footer(footer, file.seed)], file.data_end)
+        file.written = file.data_end + FOOTER_BYTES
+
+    def finish_seal(self, ticket: StageTicket) -> StageRow:
+        """After `ticket.run`: the row to commit. `NotFound` where the stage was dropped meanwhile."""
+        assert ticket.done
+        self._check()
+        self._tickets.remove(ticket)
+        stage = ticket.stage
+        alive = self._stages.get(stage.name) is stage
+        for file, _, written in ticket.targets:
+            file.pins -= 1
+            file.synced = max(file.synced, written)
+            if file.synced == file.written and (not alive or stage.ended or file is not stage.files[-1]):
+                self._open.close(file)
+        if not alive:
+            raise NotFound(E_NOT_FOUND, f"stage {stage.name.hex()} was dropped")
+        stage.names = max(stage.names, ticket.names)
+        stage.sealed = max(stage.sealed, ticket.row.blocks)
+        return ticket.row
+
+    # The end of a stage
+
+    def drop(self, stages: Iterable[bytes], batch: StateBatch) -> None:
+        """Forget them, now; their rows go with `batch`, their files with the `purge` after it. Unknown ones are no error."""
+        files: list[StageFile] = []
+        for name in stages:
+            found = self._stages.pop(name, None)
+            batch.stage_puts.pop(name, None)
+            batch.stage_gones.append(name)
+            if found is not None:
+                files += found.files
+        for file in files:
+            file.synced = file.written  # nobody will miss it
+            self._open.close(file)
+        self._dropped.append((batch, files))
+
+    def purge(self, batch: StateBatch | None = None) -> None:
+        """Remove the files of what was dropped into this batch, which is committed now; None: into all. What became a chunk has gone."""
+        self.remove(self.purged(batch))
+
+    def purged(self, batch: StateBatch | None = None) -> list[StageFile]:
+        """What `purge` would remove, for `remove` in another thread: files that nobody knows any more."""
+        kept = []
+        found: list[StageFile] = []
+        for dropped, files in self._dropped:
+            if batch is not None and dropped is not batch:
+                kept.append((dropped, files))
+                continue
+            found += files
+        self._dropped = kept
+        self._count -= len(found)
+        return found
+
+    def remove(self, files: Iterable[StageFile]) -> None:
+        """In any thread. What cannot be removed now is at the next start."""
+        for file in files:
+            with contextlib.suppress(OSError):
+                self._files.remove(file.path)
+
+    def close(self) -> None:
+        """Close all files; what is not sealed is lost."""
+        self._open.close_all()
+        self._failed = self._failed or "staging is closed"
+
+    def _check(self) -> None:
+        if any(ticket.stage.error for ticket in self._tickets):
+            self._failed = "a sync of staged files failed"
+        if self._failed:
+            raise StoreFailed(self._failed)

@@ -1,0 +1,1 @@
+"""The state store: what channels, producers and transactions have done, in LMDB."""

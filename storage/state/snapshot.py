@@ -1,0 +1,196 @@
+"""A copy of the state store's small rows in one checksummed file, from which a damaged store is made again.
+
+    DIR/state.snapshot = head line  checksum line  rows
+
+The head is one line of JSON for people and programs: which topic, when, how many rows of how many bytes with which checksum, and for
+each channel with deferred holes how many there are and the lowest offset of one. Those lie nowhere but in the store: a channel that loses
+them goes back to that offset. A row is the length of its key (2 bytes) and of its value (4), the key, the value with the
+checksum that it has in the store (`state_rows.py`).
+
+Written whole under another name, synced and renamed, so there is always an old one or a new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from crc32c import crc32c
+
+from ...transport.wire.codec import pack_value, unpack_value
+from .. import documents
+from ..errors import Damaged, Unreadable
+from ..files import Files
+from ..log.log_format import TEMPORARY_SUFFIX
+from .state_rows import CHANNEL, GENERATION, HOLE, HOLE_ROW, META, TOTAL, DeferredTotal, name_of, start_of, unwrap, unwrap_meta, wrap
+
+SNAPSHOT_NAME: Final = "state.snapshot"
+SNAPSHOT_VERSION: Final = 1
+SNAPSHOT_BYTES_MAX: Final = 1 << 31
+SNAPSHOT_HEAD_MAX: Final = 1 << 20  # a thousand channels with deferred holes: about 100 KB
+_LENGTHS: Final = struct.Struct("<HI")
+_CHECKSUM_BYTES: Final = 9  # eight digits and the end of the line
+
+Row = tuple[bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """`rows`: key and data of each small row but the checkpoint; `meta` is that. `deferred`: totals by channel, as of then."""
+
+    uuid: bytes
+    time_ns: int
+    meta: dict[str, Any]
+    rows: tuple[Row, ...]
+    deferred: dict[str, DeferredTotal]
+
+
+def encode_snapshot(uuid: bytes, time_ns: int, rows: Iterable[Row], deferred: Mapping[str, DeferredTotal]) -> bytes:
+    """`rows`: key and wrapped value of each small row, the checkpoint among them."""
+    pieces: list[bytes] = []
+    commits = 0
+    for key, value in rows:
+        if key == META:
+            commits = unwrap_meta(value)["commits"]
+        pieces += (_LENGTHS.pack(len(key), len(value)), key, value)
+    body = b"".join(pieces)
+    head = {
+        "zsq": "state snapshot",
+        "version": SNAPSHOT_VERSION,
+        "uuid": uuid.hex(),
+        "time_ns": time_ns,
+        "commits": commits,
+        "rows": len(pieces) // 3,
+        "bytes": len(body),
+        "crc": crc32c(body),
+        "deferred": {name: [total.rows, total.messages, total.first_start] for name, total in deferred.items() if total.rows},
+    }
+    line = json.dumps(head).encode()
+    return b"%s\n%08x\n%s" % (line, crc32c(line), body)
+
+
+def decode_snapshot(data: bytes) -> Snapshot:
+    """`Damaged` if anything of it is not as it was written."""
+    head, begin = _head(data)
+    body = memoryview(data)[begin:]
+    try:
+        if len(body) != head["bytes"] or crc32c(body) != head["crc"]:
+            raise Damaged("the snapshot's rows are damaged")
+        rows = [(key, unwrap(key, value)) for key, value in _rows(body)]
+        meta = [wrap(key, value) for key, value in rows if key == META]
+        deferred = {name: DeferredTotal(count, messages, start) for name, (count, messages, start) in head["deferred"].items()}
+        return Snapshot(
+            bytes.fromhex(head["uuid"]),
+            head["time_ns"],
+            unwrap_meta(meta[0] if meta else None),
+            tuple(row for row in rows if row[0] != META),
+            deferred,
+        )
+    except (KeyError, ValueError, TypeError, AttributeError, struct.error) as error:
+        raise Damaged(f"the snapshot is not what is written here: {error!r}") from error
+
+
+def _head(data: bytes) -> tuple[dict[str, Any], int]:
+    """The head, and where the rows begin."""
+    line, _, rest = data.partition(b"\n")
+    if rest[:_CHECKSUM_BYTES] != b"%08x\n" % crc32c(line):
+        raise Damaged("the snapshot's head is damaged")
+    try:
+        head = documents.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise Damaged(f"the snapshot's head is damaged: {error}") from error
+    if not isinstance(head, dict):
+        raise Damaged("the snapshot's head is damaged")
+    if head.get("zsq") != "state snapshot" or head.get("version") != SNAPSHOT_VERSION:
+        raise Damaged(f"a snapshot of version {head.get('version')}: only version {SNAPSHOT_VERSION} is known here")
+    return head, len(line) + 1 + _CHECKSUM_BYTES
+
+
+def _rows(body: memoryview) -> Iterator[Row]:
+    at = 0
+    while at < len(body):
+        key_bytes, value_bytes = _LENGTHS.unpack_from(body, at)
+        at += _LENGTHS.size
+        yield bytes(body[at : at + key_bytes]), bytes(body[at + key_bytes : at + key_bytes + value_bytes])
+        at += key_bytes + value_bytes
+
+
+def rows_without_deferred(snapshot: Snapshot) -> tuple[list[Row], dict[str, int]]:
+    """Rows for a store in which nothing is deferred: a channel that had such holes is back at its lowest one.
+
+    What lies behind that is before the cursor no longer, so the holes there go. Also: each such channel's cursor as it was.
+    """
+    rows: list[Row] = []
+    moved: dict[str, int] = {}
+    for key, data in snapshot.rows:
+        if key[:1] in {TOTAL, GENERATION}:
+            continue
+        name = key[1:].decode() if key[:1] == CHANNEL else name_of(key) if key[:1] == HOLE else ""
+        lost = snapshot.deferred.get(name)
+        if name and lost is not None:
+            if key[:1] == CHANNEL:
+                data, moved[name] = _cursor_back(data, lost.first_start)
+            elif start_of(key) >= lost.first_start:
+                continue
+            else:
+                count, attempts, due_ns = HOLE_ROW.unpack(data)
+                data = HOLE_ROW.pack(min(count, lost.first_start - start_of(key)), attempts, due_ns)
+        rows.append((key, data))
+    return rows, moved
+
+
+def _cursor_back(data: bytes, offset: int) -> tuple[bytes, int]:
+    row = unpack_value(data)
+    before: int = row["next"]
+    return pack_value({**row, "next": min(before, offset)}), before
+
+
+def write_snapshot(files: Files, directory: str, data: bytes) -> None:
+    """On disk when this returns. `OSError`: the old one is still there."""
+    path = f"{directory}/{SNAPSHOT_NAME}"
+    temporary = path + TEMPORARY_SUFFIX
+    if files.exists(temporary):
+        files.remove(temporary)
+    try:
+        files.write_file(temporary, data)
+    except OSError:
+        with contextlib.suppress(OSError):  # half of one takes space that is needed to give some back
+            files.remove(temporary)
+        raise
+    files.rename(temporary, path)
+    files.sync_folder(directory)
+
+
+def read_snapshot(files: Files, directory: str) -> Snapshot | None:
+    """None: there is none. `Damaged`. `Unreadable`, which is another thing: nobody may do without it because a disk failed for a moment."""
+    path = f"{directory}/{SNAPSHOT_NAME}"
+    try:
+        if not files.exists(path):
+            return None
+        return decode_snapshot(files.read_file(path, SNAPSHOT_BYTES_MAX))
+    except OSError as error:
+        raise Unreadable(f"{path} cannot be read: {error}") from error
+    except Damaged as error:
+        raise Damaged(f"{path}: {error}") from error
+
+
+def commits_of_snapshot(files: Files, directory: str) -> int:
+    """How many commits the store had made by then; 0: it cannot be told. A store that has made fewer is not the one that was written."""
+    path = f"{directory}/{SNAPSHOT_NAME}"
+    try:
+        return int(_head(files.read_file(path, SNAPSHOT_HEAD_MAX))[0]["commits"]) if files.exists(path) else 0
+    except (OSError, Damaged, ValueError, KeyError, TypeError, OverflowError):
+        return 0
+
+
+def check_snapshot(files: Files, directory: str) -> list[str]:
+    """What is wrong with it, as sentences."""
+    try:
+        read_snapshot(files, directory)
+    except (Damaged, Unreadable) as error:
+        return [str(error)]
+    return []

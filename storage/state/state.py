@@ -1,0 +1,340 @@
+"""What a topic's channels and producers have done, in LMDB: one environment a topic, one transaction a commit.
+
+`state_rows.py` says which rows there are. The caller syncs the log first: no commit may name an offset that is not on disk.
+
+LMDB has no page checksums; a flipped bit gives a wrong value, a missing row or an error. So each value carries
+its key and a CRC-32C, and the checkpoint carries the count and the sum of the checksums of all small rows: a row
+that vanished (a hole row that is gone would be a message taken for finished) or came back is noticed, not only one that
+changed. Of deferred rows each channel's total carries the same. Any of it raises `Damaged`, never a wrong value.
+
+Deferred rows are not read at start: that their number is right is known from LMDB's own count of entries; `walk` adds them up.
+
+LMDB does its own file operations; it is the one thing in this folder that does not go through `files.py`.
+Its lock file is not used: the lock of the directory already keeps others out. So nothing may read while another thread commits:
+pages that a reader still looks at would be used again.
+
+What LMDB says of a disk that is full, and what it does not say: whether a commit that found it full has counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
+
+import lmdb
+
+from ..errors import Damaged, DiskFull, ForeignDirectory, StoreFailed
+from .state_rows import (
+    CHANNEL,
+    DEFERRED,
+    DUE,
+    HOLE,
+    HOLE_ROW,
+    META,
+    RECENT_MAX,
+    SUM_MASK,
+    TOTAL,
+    VERSION,
+    ChannelRow,
+    DeferredTotal,
+    HoleRow,
+    ProducerRow,
+    StateBatch,
+    Table,
+    alias,
+    crc_of,
+    new_meta,
+    prefix,
+    producer_after,
+    start_of,
+    take_meta,
+    take_row,
+    total_key,
+    unwrap,
+    unwrap_meta,
+)
+from .state_transaction import (
+    DeferredRows,
+    SmallRows,
+    apply,
+    check_before,
+    due_row,
+    first_unfinished,
+    late_rows,
+    rows_of,
+    small_rows_of,
+    sought,
+    with_firsts,
+)
+
+__all__ = [
+    "MAP_BYTES",
+    "MAP_BYTES_MAX",
+    "RECENT_MAX",
+    "VERSION",
+    "ChannelRow",
+    "DeferredTotal",
+    "HoleRow",
+    "ProducerRow",
+    "StateBatch",
+    "StateStore",
+    "Table",
+    "producer_after",
+    "translate",
+]
+
+
+_FULL: Final = ("No space left", "Disk quota exceeded")  # the binding gives the system's sentence, and no number
+
+
+def says_full(error: lmdb.Error) -> bool:
+    return isinstance(error, lmdb.DiskError) or any(sentence in str(error) for sentence in _FULL)
+
+
+def after_commit(env: lmdb.Environment, error: Exception) -> Exception:
+    """The same error, but `StoreFailed` for a `DiskFull` at the head of LMDB's own file: the head may be the new one or the old one, and
+    LMDB takes nothing more. Only file systems that copy what is overwritten have no space for that."""
+    if isinstance(error, DiskFull):
+        try:
+            env.begin(write=True).abort()
+        except lmdb.Error as second:
+            return StoreFailed(f"{error}; whether that commit counts is not known ({second})")
+    return error
+
+
+MAP_BYTES: Final = 16 * 1024 * 1024  # address space, not memory and not disk; doubled when full
+MAP_BYTES_MAX: Final = 1 << 40
+
+
+class StateStore:
+    """An open environment. One thread at a time uses it."""
+
+    def __init__(self, path: str, map_bytes: int = MAP_BYTES, *, create: bool = False, readonly: bool = False) -> None:
+        """`ForeignDirectory` if it is not there or of another version, `Damaged` if LMDB cannot read it."""
+        self._path = path
+        self._map_bytes = map_bytes
+        self.garbage = False
+        """Deferred rows were cleared and are still there: each commit removes some of them. As of the last `load` or `commit`."""
+        self.on_committed: Callable[[StateBatch], None] | None = None
+        """Called after each commit, in its thread; what it raises comes out of `commit`."""
+        try:
+            self._env = lmdb.open(path, map_size=map_bytes, max_dbs=0, lock=False, create=create, readonly=readonly, readahead=False)
+        except lmdb.Error as error:
+            raise translate(error, path) from error
+        self._map_bytes = int(self._env.info()["map_size"])
+
+    def create(self, uuid: bytes, waiting: int) -> None:
+        """The first row of a new store."""
+        self.fill(new_meta(uuid, waiting), ())
+
+    def close(self) -> None:
+        self._env.close()
+
+    def copy(self, folder: str) -> None:
+        """All of it as last committed, as an environment in that empty folder; nothing is synced. Commits wait meanwhile."""
+        try:
+            self._env.copy(folder)
+        except lmdb.Error as error:
+            raise translate(error, self._path) from error
+
+    @property
+    def map_bytes(self) -> int:
+        return self._map_bytes
+
+    # Reads
+
+    def load(self) -> Table:
+        """Everything but the deferred rows. `Damaged` if anything of it is not as it was written."""
+        table = Table()
+        rows = total = 0
+        try:
+            with self._env.begin() as txn:
+                meta = unwrap_meta(txn.get(META))
+                for key, value in small_rows_of(txn):
+                    data = unwrap(key, value)
+                    rows += 1
+                    total += crc_of(value)
+                    take_row(table, key, data)
+                deferred = sum(one.rows for one in table.deferred.values())
+                live = {name: alias(name, table.generations.get(name, 0)) for name in table.channels}
+                table.garbage = sum(one.rows for name, one in table.deferred.items() if name not in set(live.values()))
+                entries = txn.stat()["entries"]
+                table.deferred = {
+                    name: with_firsts(txn, other, table.deferred[other]) for name, other in live.items() if other in table.deferred
+                }
+        except lmdb.Error as error:
+            raise translate(error, self._path) from error
+        if rows != meta["rows"] or total & SUM_MASK != meta["sum"]:
+            raise Damaged(f"{self._path}: {rows} rows do not agree with the {meta['rows']} that the checkpoint counted")
+        if entries != 1 + rows + 2 * deferred:
+            raise Damaged(f"{self._path}: {entries} entries, but the checkpoint and the channels count {1 + rows + 2 * deferred}")
+        take_meta(table, meta)
+        self.garbage = table.garbage > 0
+        return table
+
+    def uuid(self) -> bytes:
+        """Which topic this belongs to."""
+        with self._reading() as txn:
+            found: bytes = unwrap_meta(txn.get(META))["uuid"]
+            return found
+
+    def small_rows(self) -> Iterator[tuple[bytes, bytes]]:
+        """Key and wrapped value of the checkpoint and of each small row, unchecked."""
+        with self._reading() as txn:
+            yield META, bytes(txn.get(META))
+            yield from small_rows_of(txn)
+
+    def holes(self, channel: str) -> list[HoleRow]:
+        """A channel's holes that are not deferred."""
+        with self._reading() as txn:
+            return [HoleRow(start_of(key), *HOLE_ROW.unpack(unwrap(key, value))) for key, value in rows_of(txn, prefix(HOLE, channel))]
+
+    def deferred(self, channel: str) -> DeferredTotal:
+        with self._reading() as txn:
+            rows = DeferredRows(txn)
+            return with_firsts(txn, rows.name(channel), rows.counted(channel))
+
+    def deferred_totals(self, channels: Iterable[str]) -> dict[str, DeferredTotal]:
+        """Of those that have any. Most topics have none at all: asked with each new channel, it must not cost by the channel."""
+        with self._reading() as txn:
+            if next(rows_of(txn, TOTAL), None) is None:
+                return {}
+            rows = DeferredRows(txn)
+            totals = {channel: with_firsts(txn, rows.name(channel), rows.counted(channel)) for channel in channels}
+        return {channel: total for channel, total in totals.items() if total.rows}
+
+    def deferred_rows(self, channel: str) -> Iterator[HoleRow]:
+        """Each deferred hole of a channel, by its start. `Damaged` behind the last one if there should be others."""
+        with self._reading() as txn:
+            totals = DeferredRows(txn)
+            name = totals.name(channel)
+            check_before(txn, prefix(DEFERRED, name))
+            rows = messages = 0
+            for key, value in rows_of(txn, prefix(DEFERRED, name)):
+                yield (row := HoleRow(start_of(key), *HOLE_ROW.unpack(unwrap(key, value))))
+                rows += 1
+                messages += row.count
+            if (rows, messages) != (total := totals.counted(channel))[:2]:
+                raise Damaged(f"{self._path}: channel {channel!r} has {total.rows} deferred rows, but {rows} by their offset")
+
+    def due(self, channel: str, until_ns: int, limit: int, late_ns: int = 2**64) -> tuple[list[HoleRow], int]:
+        """The earliest deferred holes that are due by then, at most `limit`, and when the one behind those is due; 0: there is none.
+
+        Also those that are due after `late_ns`, which cannot be.
+        """
+        found: list[HoleRow] = []
+        with self._reading() as txn:
+            name = DeferredRows(txn).name(channel)
+            check_before(txn, prefix(DUE, name))
+            for key, value in rows_of(txn, prefix(DUE, name)):
+                row = due_row(txn, name, key, value)
+                if until_ns < row.due_ns <= late_ns or len(found) >= limit:
+                    found += late_rows(txn, name, late_ns, limit - len(found))
+                    return found, row.due_ns
+                found.append(row)
+            if len(found) != (rows := DeferredRows(txn).counted(channel).rows):
+                raise Damaged(f"{self._path}: channel {channel!r} has {rows} deferred rows, but {len(found)} by their due time")
+        return found, 0
+
+    def first_unfinished(self, channel: str) -> int | None:
+        """The lowest offset still there that a channel has not finished, deferred ones included; None: there is no such channel."""
+        with self._reading() as txn:
+            key = CHANNEL + channel.encode()
+            value = sought(txn, key)
+            if value is None:
+                return None
+            table = Table()
+            take_row(table, key, unwrap(key, value))
+            start: int = unwrap_meta(txn.get(META))["start"]
+            deferred = DeferredRows(txn).name(channel)
+            firsts = (first_unfinished(txn, kind, name, start) for kind, name in ((HOLE, channel), (DEFERRED, deferred)))
+            following: int = table.channels[channel]["next"]
+            return min([max(start, following), *(first for first in firsts if first is not None)])
+
+    def walk(self) -> list[str]:
+        """Check every row, deferred ones included, against its checksum and all counts and sums: what is wrong, as sentences."""
+        found = []
+        try:
+            self.load()
+            with self._env.begin() as txn:
+                for key, value in rows_of(txn, b""):
+                    unwrap(key, value)
+                totals = DeferredRows(txn)
+                for name in (key[1:].decode() for key, _ in rows_of(txn, total_key(""))):
+                    found += totals.wrong(name)
+        except (lmdb.Error, Damaged, ForeignDirectory, ValueError, KeyError) as error:
+            found.append(_told(self._path, error))
+        return found
+
+    def _reading(self) -> _Reading:
+        return _Reading(self._env, self._path)
+
+    # Commits
+
+    def commit(self, batch: StateBatch) -> None:
+        """All of `batch` or nothing of it, synced when this returns. The log must be synced up to its `applied_offset`.
+
+        `DiskFull`: nothing changed. `StoreFailed`: unknown; end and recover. A full map is doubled and the commit repeated.
+        """
+        while True:
+            try:
+                with self._env.begin(write=True) as txn:
+                    garbage = apply(txn, batch, garbage=self.garbage)
+                self.garbage = garbage
+                break
+            except lmdb.MapFullError as error:
+                if self._map_bytes * 2 > MAP_BYTES_MAX:
+                    raise DiskFull(f"{self._path} has reached its limit of {MAP_BYTES_MAX} bytes") from error
+                self._map_bytes *= 2
+                self._env.set_mapsize(self._map_bytes)
+            except lmdb.Error as error:
+                raise after_commit(self._env, translate(error, self._path)) from error
+        if self.on_committed is not None:
+            self.on_committed(batch)
+
+    def fill(self, meta: dict[str, Any], rows: Iterable[tuple[bytes, bytes]]) -> None:
+        """The first rows of a new store: the checkpoint, and small rows with their data; by one commit. Errors as in `commit`."""
+        try:
+            with self._env.begin(write=True) as txn:
+                kept = SmallRows(txn, {**meta, "rows": 0, "sum": 0})
+                for key, data in rows:
+                    kept.put(key, data)
+                kept.save()
+        except lmdb.Error as error:
+            raise after_commit(self._env, translate(error, self._path)) from error
+
+
+class _Reading:
+    """A read transaction whose errors are translated."""
+
+    def __init__(self, env: Any, path: str) -> None:
+        self._env, self._path = env, path
+
+    def __enter__(self) -> Any:
+        try:
+            self._txn = self._env.begin()
+        except lmdb.Error as error:
+            raise translate(error, self._path) from error
+        return self._txn
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._txn.abort()
+        if isinstance(error, lmdb.Error):
+            raise translate(error, self._path) from error
+
+
+def _told(path: str, error: Exception) -> str:
+    """With the path, which LMDB says itself in some errors."""
+    return str(error) if str(error).startswith(path) else f"{path}: {error}"
+
+
+def translate(error: lmdb.Error, path: str) -> Exception:
+    """What an error of LMDB means to the caller."""
+    text = _told(path, error)
+    if says_full(error):
+        return DiskFull(text)
+    if "No such file" in text:
+        return ForeignDirectory(f"{text}; a topic's directory is made once, and never again in its place")
+    if isinstance(error, (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.VersionMismatchError)):
+        return Damaged(text)
+    return StoreFailed(text)

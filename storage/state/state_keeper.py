@@ -1,0 +1,364 @@
+"""What goes with the state store's commits: the snapshot, and a note of starts that came to nothing.
+
+*The snapshot* is written at once, before a commit returns, where it would be wrong in a way that redelivery does not heal: the channels
+that there are, a pause, where a first channel begins, a cursor that was moved back, which chunks are gone, which parts of a batch were
+sealed. All else (cursors, holes, producers, transactions) is up to date again after a replay of the log and some redeliveries, and waits:
+a minute, or as many as the snapshot has MiB, so that it never writes more than some 17 KB a second. A full disk keeps no commit from
+its answer. But what a replay needs must be there: no chunk goes before a snapshot is on disk that counts all of it (`covered`).
+
+*Starts.* LMDB may die of a flipped bit, with the whole process (SIGBUS). `DIR/state.starts` counts starts since the last commit that
+succeeded, and keeps the times of the last ones that were not ended in order. After one start without a commit, the next one makes one
+at once, to know. After two, or too many within a minute, the store is examined in a process of its own before it is opened. A start that
+came to a few commits is none of those many: it has used all pages that were free. The file is never synced: it is about dying processes,
+not about power.
+
+Open a topic's state store, or make it again where it is damaged. Nothing is wiped: what was there lies in `state.bad-N` after it.
+
+A store is damaged if LMDB or a checksum says so, or if the process that examines it dies. It is made from the last snapshot, and recovery
+replays the log from that one's checkpoint: so producers and transactions are as they were. Channels go on where they were at the
+snapshot: redeliveries, not losses. Deferred holes lie in the store only, so a channel that had some goes back to the lowest one.
+Without a good snapshot there are no channels, and whoever opens the first one gets all that the log holds.
+
+Two renames, and a crash may come between them: the new one is complete and synced under its other name before the old one is moved.
+
+    state.tmp  made, synced
+    state      -> state.bad-N      folder synced
+    state.tmp  -> state            folder synced
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Final
+
+from .. import documents
+from ..errors import Damaged, DiskFull, ForeignDirectory, StoreFailed, Unreadable, is_full
+from ..files import Files
+from ..log.log_format import BAD_SUFFIX, STATE_NAME, TEMPORARY_SUFFIX, parse_chunk_name
+from .snapshot import SNAPSHOT_NAME, Snapshot, commits_of_snapshot, encode_snapshot, read_snapshot, rows_without_deferred, write_snapshot
+from .state import StateBatch, StateStore, Table
+from .state_check import CHECK_S, DATA_NAME, examine, remove_copy
+from .state_rows import new_meta
+
+SNAPSHOT_EVERY_S: Final = 60.0
+SNAPSHOT_LATEST_S: Final = 15 * 60.0
+SNAPSHOT_STEP_BYTES: Final = 1024 * 1024  # so many more, and the next one is SNAPSHOT_EVERY_S later
+STARTS_NAME: Final = "state.starts"
+UNPROVEN_MAX: Final = 2  # starts without a commit; from then on the store is examined first
+STARTS_MAX: Final = 6
+STARTS_WITHIN_S: Final = 60.0
+PROVEN_COMMITS: Final = 4  # LMDB uses pages again that were freed two commits before
+_NOTE_BYTES_MAX: Final = 4096
+_NS: Final = 1_000_000_000
+
+
+class Starts:
+    """The note of starts. `begin` reads it and adds this one."""
+
+    def __init__(self, files: Files, directory: str) -> None:
+        self._files = files
+        self._path = f"{directory}/{STARTS_NAME}"
+        self._times: list[int] = []
+        self._commits = 0
+        self.unproven = 0
+
+    def begin(self, now_ns: int) -> int:
+        """How many starts before this one came to no commit."""
+        self.unproven, times = self._read()
+        self._times = [one for one in times if now_ns - STARTS_WITHIN_S * _NS < one <= now_ns]
+        before = self.unproven
+        if len(self._times) >= STARTS_MAX:
+            before = max(before, UNPROVEN_MAX)
+            self._times = []
+        self._times.append(now_ns)
+        self._write(self.unproven + 1)
+        return before
+
+    def committed(self) -> None:
+        self.proven()
+        self._commits += 1
+        if self._commits == PROVEN_COMMITS:
+            self._times = self._times[:-1]
+            self._write(0)
+
+    def proven(self) -> None:
+        """A commit succeeded, or the store was found to be sound."""
+        if self.unproven:
+            self._write(0)
+
+    def distrust(self) -> None:
+        """Something is wrong with the store: it is to be examined at the next start."""
+        self._write(UNPROVEN_MAX)
+
+    def end(self) -> None:
+        """In order."""
+        self._times = []
+        self._write(0)
+
+    def _read(self) -> tuple[int, list[int]]:
+        try:
+            found = documents.loads(self._files.read_note(self._path, _NOTE_BYTES_MAX) or '{"unproven": 0, "starts": []}')
+            return int(found["unproven"]), [int(one) for one in found["starts"]]
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            return 0, []  # torn by the death that it was to note
+
+    def _write(self, unproven: int) -> None:
+        self.unproven = unproven
+        data = json.dumps({"unproven": unproven, "starts": self._times}).encode()
+        with contextlib.suppress(OSError):  # a full disk must not keep a topic from starting
+            self._files.note(self._path, data)
+
+
+class StateKeeper:
+    """Of one open store, used where its commits are: in its thread. `problem`: why there is no new snapshot; empty: there is one.
+
+    `covered`: from which offset on a store that is made again replays the log; -1: there was no snapshot yet since it was opened.
+    """
+
+    def __init__(self, files: Files, directory: str, uuid: bytes, state: StateStore, table: Table, starts: Starts) -> None:
+        self._files = files
+        self._directory = directory
+        self._uuid = uuid
+        self._state = state
+        self._starts = starts
+        self._known = {name: _facts(row) for name, row in table.channels.items()}
+        self._next_s = 0.0
+        self._stale = True
+        self.problem = ""
+        self.covered = -1
+        self._applied = table.applied_offset
+        self.written_bytes = 0
+        self._size = 0
+        state.on_committed = self._committed
+
+    def _committed(self, batch: StateBatch) -> None:
+        self._starts.committed()
+        self._stale = True
+        self._applied = self._applied if batch.applied_offset is None else batch.applied_offset
+        urgent = bool(batch.channel_drops) or {batch.paused_end, batch.waiting, batch.start} != {None}
+        # A part that was sealed for good is nobody's to send again: its row, and with it its files, shall not be forgotten.
+        urgent = urgent or (self._size < SNAPSHOT_STEP_BYTES and any(row.final for row in batch.stage_puts.values()))
+        for name in batch.channel_drops:
+            self._known.pop(name, None)
+        for name, row in batch.channel_puts.items():
+            facts = _facts(row)
+            before = self._known.get(name)
+            urgent = urgent or before is None or before[0] != facts[0] or facts[1] < before[1]
+            self._known[name] = facts
+        if urgent:
+            self.write()
+
+    def is_due(self) -> bool:
+        """Asked now and then from any thread; then `write` is to be called in the store's."""
+        return self._stale and time.monotonic() >= self._next_s
+
+    def write(self) -> None:
+        """A snapshot of what is committed. Best effort."""
+        data = encode_snapshot(self._uuid, time.time_ns(), self._state.small_rows(), self._state.deferred_totals(self._known))
+        pause_s = SNAPSHOT_EVERY_S * (1 + len(data) // SNAPSHOT_STEP_BYTES)
+        self._size = len(data)
+        self._next_s = time.monotonic() + min(pause_s, SNAPSHOT_LATEST_S)
+        try:
+            write_snapshot(self._files, self._directory, data)
+        except OSError as error:
+            self.problem = f"{self._directory}: no new snapshot of the state: {error}"
+            return
+        self._stale = False
+        self.covered = self._applied
+        self.problem = ""
+        self.written_bytes += len(data)
+
+    def distrust(self) -> None:
+        self._starts.distrust()
+
+    def close(self) -> None:
+        """After the last commit, while the store is still open."""
+        if self._stale:
+            with contextlib.suppress(Damaged):
+                self.write()
+        self._starts.end()
+
+
+def _facts(row: dict[str, object]) -> tuple[bool, int]:
+    """What of a channel's row a snapshot must have: whether it is paused, and where it is, if that goes back."""
+    following = row.get("next", 0)
+    return bool(row.get("paused")), following if isinstance(following, int) else 0
+
+
+BAD_STATE: Final = "state.bad-"
+BAD_STATES_MAX: Final = 1_000
+
+
+@dataclass(slots=True)
+class OpenedState:
+    """`notes` and `alarms` are sentences, the second sort for a person. `rebuilt`: what was there before is set aside."""
+
+    store: StateStore
+    table: Table
+    keeper: StateKeeper
+    rebuilt: bool = False
+    notes: list[str] = field(default_factory=list)
+    alarms: list[str] = field(default_factory=list)
+
+
+def open_state(files: Files, directory: str, uuid: bytes, map_bytes: int, now_ns: int) -> OpenedState:
+    """The store of a topic, checked as far as a start can; made again if it is damaged. `ForeignDirectory` if it is another topic's."""
+    notes: list[str] = []
+    alarms: list[str] = []
+    finish_rebuild(files, directory, notes)
+    remove_copy(files, f"{directory}/{STATE_NAME}")
+    starts = Starts(files, directory)
+    unproven = starts.begin(now_ns)
+    reason = _suspect(f"{directory}/{STATE_NAME}", unproven, starts, notes) if unproven >= UNPROVEN_MAX else ""
+    store = table = None
+    if not reason:
+        try:
+            store, table = _open(files, directory, uuid, map_bytes, prove=bool(unproven))
+            if unproven:
+                starts.proven()
+        except Damaged as error:
+            reason = str(error)
+        except StoreFailed as error:
+            # LMDB has errors that may mean anything: the process that reads all of it knows more.
+            verdict = examine(f"{directory}/{STATE_NAME}")
+            if not verdict.findings or not verdict.finished:
+                raise
+            reason = f"{error}; {verdict.findings[0]}"
+    rebuilt = store is None or table is None
+    if store is None or table is None:
+        alarms += rebuild_state(files, directory, uuid, map_bytes, reason)
+        store, table = _open(files, directory, uuid, map_bytes, prove=False)  # of as many commits as its snapshot
+    keeper = StateKeeper(files, directory, uuid, store, table, starts)
+    return OpenedState(store, table, keeper, rebuilt, notes, alarms)
+
+
+def _suspect(path: str, unproven: int, starts: Starts, notes: list[str]) -> str:
+    """Examine it first. Why it is damaged; empty: it is not, as far as is known."""
+    verdict = examine(path, CHECK_S)
+    if verdict.note:
+        notes.append(verdict.note)
+    if verdict.findings and verdict.finished:
+        return f"{unproven} starts came to nothing; {verdict.findings[0]}"
+    if verdict.finished:
+        notes.append(f"{path}: {unproven} starts came to nothing, but it is sound")
+    else:
+        notes.append(verdict.findings[0])
+    return ""
+
+
+def _open(files: Files, directory: str, uuid: bytes, map_bytes: int, *, prove: bool) -> tuple[StateStore, Table]:
+    path = f"{directory}/{STATE_NAME}"
+    if not files.exists(f"{path}/{DATA_NAME}"):
+        raise Damaged(f"{path} holds no {DATA_NAME}")
+    store = StateStore(path, map_bytes)
+    try:
+        if store.uuid() != uuid:
+            raise ForeignDirectory(f"{directory}: its state belongs to another topic")
+        if prove:  # a commit that kills the process shall do it now
+            store.commit(StateBatch())
+        table = store.load()
+        if table.commits < (known := commits_of_snapshot(files, directory)):
+            # One flipped bit in LMDB's own head brings the commit before back, which is right in itself.
+            raise Damaged(f"{path} has seen {table.commits} commits, its snapshot {known}")
+        return store, table
+    except BaseException:
+        store.close()
+        raise
+
+
+def rebuild_state(files: Files, directory: str, uuid: bytes, map_bytes: int, reason: str) -> list[str]:
+    """Set the store aside and make it again, on disk when this returns. What happened, as sentences for a person.
+
+    Nobody has it open. `DiskFull`, or `StoreFailed` where the snapshot cannot be read now: everything is as it was.
+    """
+    bases = [base for name in files.list(directory) if (base := parse_chunk_name(name)) is not None]
+    try:
+        snapshot, complaint = _good_snapshot(files, directory, uuid)
+    except Unreadable as error:
+        text = "mend the disk, or move the file away to do without the channels that it names"
+        raise StoreFailed(f"{directory}: its state is damaged, and is made again from its snapshot: {error}; {text}") from error
+    temporary = f"{directory}/{STATE_NAME}{TEMPORARY_SUFFIX}"
+    try:
+        if files.exists(temporary):
+            files.remove_tree(temporary)
+        files.make_folder(temporary)
+        store = StateStore(temporary, map_bytes, create=True)
+        try:
+            if snapshot is not None:
+                rows, moved = rows_without_deferred(snapshot)
+                store.fill(snapshot.meta, rows)
+            else:
+                moved = {}
+                store.fill(new_meta(uuid, min(bases, default=0)), ())  # replay from the log's first block
+        finally:
+            store.close()
+        files.sync_folder(temporary)
+        number = _free_number(files, directory)
+        aside = ""
+        if snapshot is None and files.exists(f"{directory}/{SNAPSHOT_NAME}"):  # else the new store would be taken for older than it
+            files.rename(f"{directory}/{SNAPSHOT_NAME}", f"{directory}/{SNAPSHOT_NAME}{BAD_SUFFIX}-{number}")
+            files.sync_folder(directory)
+        if files.exists(f"{directory}/{STATE_NAME}"):
+            files.rename(f"{directory}/{STATE_NAME}", f"{directory}/{BAD_STATE}{number}")
+            aside = f"; it is set aside as {BAD_STATE}{number}"
+            files.sync_folder(directory)
+        files.rename(temporary, f"{directory}/{STATE_NAME}")
+        files.sync_folder(directory)
+    except OSError as error:
+        kind = DiskFull if is_full(error) else StoreFailed
+        raise kind(
+            f"{directory}: its state is damaged ({reason.replace(f'{directory}/', '')}) and could not be made again: {error}"
+        ) from error
+    return [
+        f"{directory}: the state store was damaged: {reason.replace(f'{directory}/', '')}{aside}",
+        *_told(directory, snapshot, complaint, moved),
+    ]
+
+
+def _told(directory: str, snapshot: Snapshot | None, complaint: str, moved: dict[str, int]) -> list[str]:
+    if snapshot is None:
+        unknown = (
+            "of transactions and producers only those are known that the log still shows: what was committed before may be taken twice"
+        )
+        return [
+            f"{directory}: {complaint}: its channels are lost, and the first one that is made begins with the oldest message; {unknown}"
+        ]
+    names = [
+        f"channel {name} lost {snapshot.deferred[name].messages} deferred messages: it goes on at offset "
+        f"{min(before, snapshot.deferred[name].first_start)}, not {before}"
+        for name, before in moved.items()
+    ]
+    when = datetime.fromtimestamp(snapshot.time_ns // 1_000_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    return [f"{directory}: made again as of {when} UTC; channels go on from there, so some messages come again", *names]
+
+
+def _good_snapshot(files: Files, directory: str, uuid: bytes) -> tuple[Snapshot | None, str]:
+    try:
+        snapshot = read_snapshot(files, directory)
+    except (Damaged, ForeignDirectory) as error:
+        return None, str(error)
+    if snapshot is None:
+        return None, "there is no snapshot"
+    if snapshot.uuid != uuid or snapshot.meta["uuid"] != uuid:
+        return None, "the snapshot is another topic's"
+    return snapshot, ""
+
+
+def finish_rebuild(files: Files, directory: str, notes: list[str]) -> None:
+    """A crash came between the two renames: the new store is complete."""
+    temporary = f"{directory}/{STATE_NAME}{TEMPORARY_SUFFIX}"
+    if not files.exists(f"{directory}/{STATE_NAME}") and files.exists(temporary):
+        files.rename(temporary, f"{directory}/{STATE_NAME}")
+        files.sync_folder(directory)
+        notes.append(f"{directory}: the making of its state store is finished")
+
+
+def _free_number(files: Files, directory: str) -> int:
+    for number in range(1, BAD_STATES_MAX):
+        if not files.exists(f"{directory}/{BAD_STATE}{number}"):
+            return number
+    raise StoreFailed(f"{directory} holds {BAD_STATES_MAX} damaged state stores; look at them, and move them away")

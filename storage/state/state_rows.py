@@ -1,0 +1,307 @@
+"""What the state store's rows are: keys, values behind a checksum, the table they make, the batch of one commit. Pure.
+
+    key                          value (all behind a checksum and the key itself)
+    "m"                          checkpoint: applied and synced end, pause, waiting cursor, start, digest of all small rows
+    "c" name                     a channel's row, as its channel wrote it
+    "d" name 0 start             a deferred hole: count, attempts, due time
+    "e" name                     of a channel's deferred holes: how many rows, how many messages, digest of all "d" and "q"
+    "g" name                     which of a channel's deferred holes count, see `alias`; none: the first
+    "h" name 0 start             any other hole behind a channel's cursor: count, attempts, 0
+    "p" producer id              a producer's next sequence and its last blocks
+    "q" name 0 due start         a deferred hole by its due time: nothing more
+    "s" stage                    a stage as of its last seal
+    "t" app                      an app's last committed transaction
+
+All but "d" and "q" are small: they are read at start, and held. Of deferred holes there may be ten million.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from crc32c import crc32c
+
+from ...transport.wire.codec import pack_value, unpack_value
+from ..errors import Damaged, ForeignDirectory
+from ..log.transactions import StagedFile, StageRow, TransactionRow
+
+VERSION: Final = 1
+RECENT_MAX: Final = 16  # blocks a producer row remembers
+
+META: Final = b"m"
+CHANNEL: Final = b"c"
+DEFERRED: Final = b"d"
+TOTAL: Final = b"e"
+GENERATION: Final = b"g"
+HOLE: Final = b"h"
+PRODUCER: Final = b"p"
+DUE: Final = b"q"
+STAGE: Final = b"s"
+TRANSACTION: Final = b"t"
+
+SMALL_RANGES: Final = ((b"", DEFERRED), (TOTAL, DUE), (b"r", b"\xff"))  # of keys: all rows but deferred ones
+assert bytes([DEFERRED[0] + 1]) == TOTAL
+assert bytes([b"r"[0] - 1]) == DUE
+
+U64: Final = struct.Struct(">Q")  # big-endian, so that rows lie in order
+HOLE_ROW: Final = struct.Struct("<qqq")
+TOTAL_ROW: Final = struct.Struct("<qqQ")
+SUM_MASK: Final = 2**64 - 1
+_HEAD: Final = struct.Struct("<IH")  # crc, length of the key
+
+ChannelRow = dict[str, Any]
+
+
+class HoleRow(NamedTuple):
+    """Messages behind a channel's cursor that are not finished; `due_ns` 0: at once."""
+
+    start: int
+    count: int  # type: ignore[assignment]  # a tuple has a method of that name; nobody counts in a row
+    attempts: int
+    due_ns: int
+
+
+class DeferredTotal(NamedTuple):
+    """Of one channel's deferred holes. `first_start`, `next_due_ns`: the lowest and the earliest; 0 where there is none."""
+
+    rows: int = 0
+    messages: int = 0
+    first_start: int = 0
+    next_due_ns: int = 0
+
+
+class ProducerRow(NamedTuple):
+    """`recent`: (sequence, first offset) of its last blocks, ascending, at most RECENT_MAX."""
+
+    next_sequence: int
+    used_ns: int
+    recent: tuple[tuple[int, int], ...]
+
+
+def producer_after(row: ProducerRow | None, sequence: int, first_offset: int, used_ns: int) -> ProducerRow:
+    """The row once this block of the producer is stored."""
+    recent = (*(row.recent if row is not None else ()), (sequence, first_offset))
+    return ProducerRow(sequence + 1, used_ns, recent[-RECENT_MAX:])
+
+
+@dataclass(slots=True)
+class Table:
+    """All of the state, as of the last commit; of deferred holes only what they come to."""
+
+    channels: dict[str, ChannelRow] = field(default_factory=dict)
+    holes: dict[str, list[HoleRow]] = field(default_factory=dict)
+    deferred: dict[str, DeferredTotal] = field(default_factory=dict)
+    producers: dict[int, ProducerRow] = field(default_factory=dict)
+    stages: dict[bytes, StageRow] = field(default_factory=dict)
+    transactions: dict[str, TransactionRow] = field(default_factory=dict)
+    applied_offset: int = 0
+    synced_end: int = 0
+    paused_end: int = -1
+    waiting: int = 0
+    start: int = 0
+    """Chunks that end at or below this offset are removed, or are to be."""
+    dropped: int = 0
+    """Messages that went with them although not every channel had passed them."""
+    commits: int = field(default=0, compare=False)
+    generations: dict[str, int] = field(default_factory=dict, compare=False)
+    garbage: int = field(default=0, compare=False)
+    """Deferred rows that were cleared, and are still to be removed."""
+
+    def first_unfinished(self, channel: str) -> int:
+        """The lowest offset that a channel has not finished, deferred ones included."""
+        deferred = self.deferred.get(channel)
+        firsts = [hole.start for hole in self.holes.get(channel, ())] + ([deferred.first_start] if deferred else [])
+        return min([int(self.channels[channel]["next"]), *firsts])
+
+
+@dataclass(slots=True)
+class StateBatch:
+    """One commit. None: leave as it is. `hole_puts` rows: (channel, start, count, attempts, due_ns); with a due time they are deferred.
+
+    Drops and clears go before puts, and so does what is gone. A put or a gone removes what was there of the same start, deferred or not.
+    """
+
+    channel_puts: dict[str, ChannelRow] = field(default_factory=dict)
+    hole_puts: list[tuple[str, int, int, int, int]] = field(default_factory=list)
+    hole_gones: list[tuple[str, int]] = field(default_factory=list)
+    channel_drops: list[str] = field(default_factory=list)
+    deferred_clears: list[str] = field(default_factory=list)
+    producers: dict[int, ProducerRow] = field(default_factory=dict)
+    producers_gone: list[int] = field(default_factory=list)
+    stage_puts: dict[bytes, StageRow] = field(default_factory=dict)
+    stage_gones: list[bytes] = field(default_factory=list)
+    transactions: dict[str, TransactionRow] = field(default_factory=dict)
+    transactions_gone: list[str] = field(default_factory=list)
+    applied_offset: int | None = None
+    synced_end: int | None = None
+    paused_end: int | None = None
+    waiting: int | None = None
+    start: int | None = None
+    dropped: int | None = None
+
+
+def wrap(key: bytes, data: bytes) -> bytes:
+    """A row's value: checksum, key, data."""
+    rest = len(key).to_bytes(2, "little") + key + data
+    return crc32c(rest).to_bytes(4, "little") + rest
+
+
+def unwrap(key: bytes, value: bytes) -> bytes:
+    """A value's data. `Damaged` if it is not as it was written, or was written for another key."""
+    if len(value) >= _HEAD.size:
+        crc, size = _HEAD.unpack_from(value)
+        data = value[_HEAD.size + size :]
+        if crc == crc32c(value[4:]) and value[_HEAD.size : _HEAD.size + size] == key:
+            return data
+    raise Damaged(f"the state row {key[:80]!r} is damaged")
+
+
+def crc_of(value: bytes) -> int:
+    return int.from_bytes(value[:4], "little")
+
+
+def unwrap_meta(value: bytes | None) -> dict[str, Any]:
+    """The checkpoint. `ForeignDirectory` if a newer version wrote it."""
+    if value is None:
+        raise Damaged("the state has no checkpoint row")
+    meta: dict[str, Any] = unpack_value(unwrap(META, value))
+    if meta["version"] != VERSION:
+        raise ForeignDirectory(f"state of version {meta['version']}: only version {VERSION} is known here; use a newer zsq")
+    return meta
+
+
+def new_meta(uuid: bytes, waiting: int) -> dict[str, Any]:
+    """The checkpoint of a topic without messages and channels, whose offsets begin at `waiting`."""
+    return {
+        "version": VERSION,
+        "uuid": uuid,
+        "applied": waiting,
+        "synced": waiting,
+        "paused": -1,
+        "waiting": waiting,
+        "start": waiting,
+        "dropped": 0,
+        "rows": 0,
+        "sum": 0,
+        "commits": 0,
+    }
+
+
+def take_meta(table: Table, meta: Mapping[str, Any]) -> None:
+    table.applied_offset = meta["applied"]
+    table.synced_end = meta["synced"]
+    table.paused_end = meta["paused"]
+    table.waiting = meta["waiting"]
+    table.start = meta["start"]
+    table.commits = meta["commits"]
+    table.dropped = meta["dropped"]
+
+
+def change_meta(meta: dict[str, Any], batch: StateBatch) -> None:
+    changes = {
+        "applied": batch.applied_offset,
+        "synced": batch.synced_end,
+        "paused": batch.paused_end,
+        "waiting": batch.waiting,
+        "start": batch.start,
+        "dropped": batch.dropped,
+    }
+    meta.update({name: value for name, value in changes.items() if value is not None})
+    meta["synced"] = max(meta["synced"], meta["applied"])
+    meta["commits"] += 1
+
+
+def take_row(table: Table, key: bytes, data: bytes) -> None:
+    """Put a small row, not the checkpoint, where it belongs."""
+    kind, rest = key[:1], key[1:]
+    if kind == CHANNEL:
+        table.channels[rest.decode()] = unpack_value(data)
+    elif kind == HOLE:
+        table.holes.setdefault(name_of(key), []).append(HoleRow(start_of(key), *HOLE_ROW.unpack(data)))
+    elif kind == TOTAL:
+        table.deferred[rest.decode()] = DeferredTotal(*TOTAL_ROW.unpack(data)[:2])
+    elif kind == GENERATION:
+        table.generations[rest.decode()] = U64.unpack(data)[0]
+    elif kind == PRODUCER:
+        table.producers[U64.unpack(rest)[0]] = ProducerRow(*unpack_value(data))
+    elif kind == STAGE:
+        row = unpack_value(data)
+        row["files"] = tuple(StagedFile(*file) for file in row["files"])
+        table.stages[rest] = StageRow(**row)
+    elif kind == TRANSACTION:
+        table.transactions[rest.decode()] = TransactionRow(*unpack_value(data))
+    else:
+        raise Damaged(f"the state has a row of an unknown kind: {key[:80]!r}")
+
+
+def small_puts(batch: StateBatch) -> dict[bytes, bytes]:
+    """The data of rows to write, by key; without holes."""
+    rows: dict[bytes, bytes] = {}
+    rows.update((CHANNEL + name.encode(), pack_value(row)) for name, row in batch.channel_puts.items())
+    rows.update((PRODUCER + U64.pack(number), pack_value(tuple(row))) for number, row in batch.producers.items())
+    rows.update((STAGE + stage, pack_value(_without_nobody(row._asdict()))) for stage, row in batch.stage_puts.items())
+    rows.update(
+        (TRANSACTION + app.encode(), pack_value(tuple(row) if row.user else tuple(row)[:-1])) for app, row in batch.transactions.items()
+    )
+    return rows
+
+
+def _without_nobody(row: dict[str, Any]) -> dict[str, Any]:
+    """A stage's row as earlier versions wrote it, where it has no user."""
+    return {name: value for name, value in row.items() if name != "user" or value}
+
+
+def small_gones(batch: StateBatch) -> list[bytes]:
+    """Keys of rows to remove; without holes."""
+    return [
+        *(CHANNEL + name.encode() for name in batch.channel_drops),
+        *(PRODUCER + U64.pack(number) for number in batch.producers_gone),
+        *(STAGE + stage for stage in batch.stage_gones),
+        *(TRANSACTION + app.encode() for app in batch.transactions_gone),
+    ]
+
+
+def alias(channel: str, generation: int) -> str:
+    """Under which name a channel's deferred rows stand. Ten million cannot be removed by one commit: to clear them is to take another
+    name, and the old one's rows go by and by. No channel's name holds such a byte."""
+    return f"{channel}\x01{generation}" if generation else channel
+
+
+def prefix(kind: bytes, channel: str) -> bytes:
+    """With which the keys of a channel's holes begin."""
+    return kind + channel.encode() + b"\0"
+
+
+def hole_key(channel: str, start: int) -> bytes:
+    return prefix(HOLE, channel) + U64.pack(start)
+
+
+def deferred_key(channel: str, start: int) -> bytes:
+    return prefix(DEFERRED, channel) + U64.pack(start)
+
+
+def due_key(channel: str, due_ns: int, start: int) -> bytes:
+    return prefix(DUE, channel) + U64.pack(due_ns) + U64.pack(start)
+
+
+def total_key(channel: str) -> bytes:
+    return TOTAL + channel.encode()
+
+
+def name_of(key: bytes) -> str:
+    """Of a hole's key, deferred or not: whose it is. No name holds a zero byte."""
+    return key[1 : key.index(b"\0")].decode()
+
+
+def start_of(key: bytes) -> int:
+    """Of a hole's key of any kind: its start, which stands last."""
+    start: int = U64.unpack_from(key, len(key) - U64.size)[0]
+    return start
+
+
+def due_of(key: bytes) -> int:
+    due_ns: int = U64.unpack_from(key, len(key) - 2 * U64.size)[0]
+    return due_ns

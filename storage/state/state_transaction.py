@@ -1,0 +1,333 @@
+"""Rows of one LMDB transaction: ranges of them, puts and deletes that keep counts and sums, and how a batch becomes rows.
+
+Nothing here begins, commits or ends a transaction, or knows how many there are: `state.py` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, Final
+
+from ...transport.wire.codec import pack_value
+from ..errors import Damaged
+from .state_rows import (
+    DEFERRED,
+    DUE,
+    GENERATION,
+    HOLE,
+    HOLE_ROW,
+    META,
+    SMALL_RANGES,
+    SUM_MASK,
+    TOTAL_ROW,
+    U64,
+    DeferredTotal,
+    HoleRow,
+    StateBatch,
+    alias,
+    change_meta,
+    crc_of,
+    deferred_key,
+    due_key,
+    due_of,
+    hole_key,
+    prefix,
+    small_gones,
+    small_puts,
+    start_of,
+    total_key,
+    unwrap,
+    unwrap_meta,
+    wrap,
+)
+
+CLEAR_ROWS_MAX: Final = 1_000  # deferred rows that go with the commit that clears them
+COLLECT_ROWS_MAX: Final = 2_000  # ... with each one after it: about 40 ms
+
+
+def rows_of(txn: Any, begin: bytes, end: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+    """Rows from `begin` up to `end`; without one, those whose key begins with `begin`."""
+    cursor = txn.cursor()
+    if not cursor.set_range(begin) if begin else not cursor.first():
+        return
+    for key, value in cursor:
+        if key >= end if end else not key.startswith(begin):
+            return
+        yield key, value
+
+
+def small_rows_of(txn: Any) -> Iterator[tuple[bytes, bytes]]:
+    for begin, end in SMALL_RANGES:
+        for key, value in rows_of(txn, begin, end):
+            if key != META:
+                yield key, value
+
+
+def first_of(txn: Any, begin: bytes) -> tuple[bytes, bytes]:
+    """The first row whose key begins so; empty: there is none."""
+    check_before(txn, begin)
+    return next(rows_of(txn, begin), (b"", b""))
+
+
+def check_before(txn: Any, begin: bytes) -> None:
+    """`Damaged` unless both rows between which a search for `begin` ends are as they were written.
+
+    LMDB looks at keys only. The lowest row of a range, with a flipped bit in its key, would lie before it; and one of another range may
+    lead the search to where this one is not. If both neighbours are whole, the search ended where it should.
+    """
+    cursor = txn.cursor()
+    found = cursor.set_range(begin)
+    if found:
+        unwrap(bytes(cursor.key()), bytes(cursor.value()))
+    if cursor.prev() if found else cursor.last():
+        unwrap(bytes(cursor.key()), bytes(cursor.value()))
+
+
+def sought(txn: Any, key: bytes) -> bytes | None:
+    """The value of a row that may not be there. That it is not is believed only where the search for it can be."""
+    value: bytes | None = txn.get(key)
+    if value is None:
+        check_before(txn, key)
+    return value
+
+
+def due_row(txn: Any, name: str, key: bytes, value: bytes) -> HoleRow:
+    """The deferred hole that a row names by its due time. That time stands in the key only: it is not believed before both rows agree."""
+    unwrap(key, value)
+    other = deferred_key(name, start_of(key))
+    row = HoleRow(start_of(key), *HOLE_ROW.unpack(unwrap(other, txn.get(other, b""))))
+    if row.due_ns != due_of(key):
+        raise Damaged(f"the deferred row {other[:80]!r} is due at two times")
+    return row
+
+
+def first_unfinished(txn: Any, kind: bytes, channel: str, start: int) -> int | None:
+    """The lowest offset of a channel's holes of this kind that is not below `start`: what is below is removed, finished or not.
+
+    A deferred one of those may lie there until it is due; it must not hold back what is above.
+    """
+    head = prefix(kind, channel)
+    check_before(txn, head + U64.pack(start))
+    cursor = txn.cursor()
+    found = cursor.set_range(head + U64.pack(start))
+    following = start_of(bytes(cursor.key())) if found and cursor.key().startswith(head) else None
+    if (cursor.prev() if found else cursor.last()) and cursor.key().startswith(head):
+        key = bytes(cursor.key())
+        if start_of(key) + HOLE_ROW.unpack(unwrap(key, bytes(cursor.value())))[0] > start:
+            return start
+    return following
+
+
+def with_firsts(txn: Any, channel: str, total: DeferredTotal) -> DeferredTotal:
+    if not total.rows:
+        return total
+    start, due = first_of(txn, prefix(DEFERRED, channel)), first_of(txn, prefix(DUE, channel))
+    if not start[0] or not due[0]:
+        raise Damaged(f"the deferred rows of channel {channel!r} are gone")
+    unwrap(*start)
+    return total._replace(first_start=start_of(start[0]), next_due_ns=due_row(txn, channel, *due).due_ns)
+
+
+def late_rows(txn: Any, name: str, late_ns: int, limit: int) -> list[HoleRow]:
+    """Deferred holes due after that, the latest first."""
+    found: list[HoleRow] = []
+    head = prefix(DUE, name)
+    cursor = txn.cursor()
+    there = cursor.prev() if cursor.set_range(head[:-1] + b"\x01") else cursor.last()  # behind the last one; a prefix ends with a zero
+    while there and len(found) < limit and cursor.key().startswith(head):
+        row = due_row(txn, name, bytes(cursor.key()), bytes(cursor.value()))
+        if row.due_ns <= late_ns:
+            break
+        found.append(row)
+        there = cursor.prev()
+    return found
+
+
+def remove_rows(txn: Any, begin: bytes) -> list[bytes]:
+    """Remove the rows whose keys begin so; their values."""
+    removed = []
+    cursor = txn.cursor()
+    found = cursor.set_range(begin)
+    while found and cursor.key().startswith(begin):
+        removed.append(bytes(cursor.value()[:4]))
+        found = cursor.delete() and bool(cursor.key())
+    return removed
+
+
+class SmallRows:
+    """Puts and deletes of small rows in one transaction that keep their count and sum."""
+
+    def __init__(self, txn: Any, meta: dict[str, Any]) -> None:
+        self.txn = txn
+        self.meta = meta
+
+    def put(self, key: bytes, data: bytes) -> None:
+        self.delete(key)
+        value = wrap(key, data)
+        self.txn.put(key, value)
+        self.meta["rows"] += 1
+        self.meta["sum"] = (self.meta["sum"] + crc_of(value)) & SUM_MASK
+
+    def delete(self, key: bytes) -> None:
+        old = self.txn.pop(key)
+        if old is not None:
+            self._gone(old)
+
+    def delete_all(self, begin: bytes) -> None:
+        for old in remove_rows(self.txn, begin):
+            self._gone(old)
+
+    def _gone(self, old: bytes) -> None:
+        self.meta["rows"] -= 1
+        self.meta["sum"] = (self.meta["sum"] - crc_of(old)) & SUM_MASK
+
+    def save(self) -> None:
+        self.txn.put(META, wrap(META, pack_value(self.meta)))
+
+
+class DeferredRows:
+    """Deferred rows of one transaction, with the total of each alias: [rows, messages, sum of checksums]."""
+
+    def __init__(self, txn: Any) -> None:
+        self._txn = txn
+        self._totals: dict[str, list[int]] = {}
+        self._before: dict[str, list[int]] = {}
+        self._generations: dict[str, int] = {}
+        self._moved: set[str] = set()
+
+    def name(self, channel: str) -> str:
+        """Under which a channel's rows stand."""
+        if channel not in self._generations:
+            key = GENERATION + channel.encode()
+            value = sought(self._txn, key)
+            self._generations[channel] = U64.unpack(unwrap(key, value))[0] if value is not None else 0
+        return alias(channel, self._generations[channel])
+
+    def _total(self, name: str) -> list[int]:
+        if name not in self._totals:
+            key = total_key(name)
+            value = sought(self._txn, key)
+            self._totals[name] = list(TOTAL_ROW.unpack(unwrap(key, value))) if value is not None else [0, 0, 0]
+            self._before[name] = list(self._totals[name])
+        return self._totals[name]
+
+    def counted(self, channel: str) -> DeferredTotal:
+        return DeferredTotal(*self._total(self.name(channel))[:2])
+
+    def put(self, channel: str, start: int, count: int, attempts: int, due_ns: int) -> None:
+        self.delete(channel, start)
+        name = self.name(channel)
+        total = self._total(name)
+        for key, data in (
+            (deferred_key(name, start), HOLE_ROW.pack(count, attempts, due_ns)),
+            (due_key(name, due_ns, start), b""),
+        ):
+            value = wrap(key, data)
+            self._txn.put(key, value)
+            total[2] = (total[2] + crc_of(value)) & SUM_MASK
+        total[0] += 1
+        total[1] += count
+
+    def delete(self, channel: str, start: int) -> None:
+        self._delete(self.name(channel), start)
+
+    def _delete(self, name: str, start: int) -> None:
+        total = self._total(name)
+        if not total[0]:
+            return
+        key = deferred_key(name, start)
+        value = self._txn.pop(key)
+        if value is None:
+            return
+        count, _, due_ns = HOLE_ROW.unpack(unwrap(key, value))
+        due = self._txn.pop(due_key(name, due_ns, start))
+        if due is None:
+            raise Damaged(f"the deferred row {key[:80]!r} does not stand under its due time")
+        total[0] -= 1
+        total[1] -= count
+        total[2] = (total[2] - crc_of(value) - crc_of(due)) & SUM_MASK
+
+    def clear(self, channel: str) -> bool:
+        """True: more rows than one commit removes; from now on they count for nobody, and `collect` removes them."""
+        name = self.name(channel)
+        if self._total(name)[0] > CLEAR_ROWS_MAX:
+            self._generations[channel] += 1
+            self._moved.add(channel)
+            return True
+        self._remove(name, CLEAR_ROWS_MAX)
+        return False
+
+    def _remove(self, name: str, limit: int) -> int:
+        keys = [key for key, _ in islice(rows_of(self._txn, prefix(DEFERRED, name)), limit)]
+        for key in keys:
+            self._delete(name, start_of(key))
+        return len(keys)
+
+    def collect(self, limit: int) -> bool:
+        """Remove up to `limit` rows that were cleared. True: there are more."""
+        names = [key[1:].decode() for key, _ in rows_of(self._txn, total_key(""))]
+        for name in names:
+            if name == self.name(name.partition("\x01")[0]):
+                continue
+            limit -= self._remove(name, limit)
+            if self._total(name)[0]:
+                return True
+        return False
+
+    def save(self, rows: SmallRows) -> None:
+        """Write the totals that changed; a channel without deferred rows has none."""
+        for channel, total in self._totals.items():
+            if total == self._before[channel]:
+                continue
+            if total[0]:
+                rows.put(total_key(channel), TOTAL_ROW.pack(*total))
+            else:
+                rows.delete(total_key(channel))
+        for channel in self._moved:
+            rows.put(GENERATION + channel.encode(), U64.pack(self._generations[channel]))
+
+    def wrong(self, channel: str) -> list[str]:
+        """Add up all rows of a channel: what does not agree with its total."""
+        rows = messages = total = 0
+        for key, value in rows_of(self._txn, prefix(DEFERRED, channel)):
+            rows += 1
+            count, _, due_ns = HOLE_ROW.unpack(unwrap(key, value))
+            messages += count
+            total += crc_of(value)
+            if self._txn.get(due_key(channel, due_ns, start_of(key))) is None:
+                return [f"the deferred row {key[:80]!r} does not stand under its due time"]
+        for _, value in rows_of(self._txn, prefix(DUE, channel)):
+            total += crc_of(value)
+        if [rows, messages, total & SUM_MASK] != self._total(channel):
+            return [f"channel {channel!r}: {rows} deferred rows of {messages} messages do not agree with their total"]
+        return []
+
+
+def apply(txn: Any, batch: StateBatch, *, garbage: bool = False) -> bool:
+    """Write it all. `garbage`: there are deferred rows to be collected; True: there are (still)."""
+    rows = SmallRows(txn, unwrap_meta(txn.get(META)))
+    deferred = DeferredRows(txn)
+    for name in batch.channel_drops:
+        rows.delete_all(prefix(HOLE, name))
+    for name in (*batch.channel_drops, *batch.deferred_clears):
+        garbage = deferred.clear(name) or garbage
+    for key in small_gones(batch):
+        rows.delete(key)
+    for channel, start in batch.hole_gones:
+        rows.delete(hole_key(channel, start))
+        deferred.delete(channel, start)
+    for channel, start, count, attempts, due_ns in batch.hole_puts:
+        if due_ns:
+            rows.delete(hole_key(channel, start))
+            deferred.put(channel, start, count, attempts, due_ns)
+        else:
+            deferred.delete(channel, start)
+            rows.put(hole_key(channel, start), HOLE_ROW.pack(count, attempts, 0))
+    for key, data in small_puts(batch).items():
+        rows.put(key, data)
+    garbage = garbage and deferred.collect(COLLECT_ROWS_MAX)
+    deferred.save(rows)
+    change_meta(rows.meta, batch)
+    rows.save()
+    return garbage

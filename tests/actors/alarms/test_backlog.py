@@ -1,0 +1,162 @@
+"""Backlog alarms: the table, hysteresis, hold times, and a simple model that sees the same figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zsq.actors.alarms import backlog as alarms
+from zsq.actors.alarms.backlog import HELD, TRANSITIONS, Alarms, AlarmState, AlarmSubject, Event, Level, as_json, describe, level
+
+S = 1_000_000_000
+DEPTH = AlarmSubject("clicks", "archive", "depth")
+AGE = AlarmSubject("clicks", "archive", "age_s")
+
+
+class Watch:
+    """Looks once a second."""
+
+    def __init__(self, hold_s: float = 3, threshold: float = 100) -> None:
+        self.alarms = Alarms(hold_s)
+        self.threshold = threshold
+        self.now = 50
+
+    def see(self, *values: float | None) -> list[str]:
+        """The events that these figures make, one a second."""
+        told: list[Event] = []
+        for value in values:
+            self.now += 1
+            told += self.alarms.see({DEPTH: (value, self.threshold)}, self.now * S, (9_000 + self.now) * S)
+        return [event.event for event in told]
+
+
+def test_the_table_in_the_head_is_the_table() -> None:
+    drawn = [line for line in (alarms.__doc__ or "").splitlines() if line.startswith("|")]
+    assert "\n".join(drawn) in Path(__file__).parents[3].joinpath("docs/channels.md").read_text(), "and that in the docs"
+    rows = [line.strip("| ").split(" | ") for line in drawn if line.startswith("| ")]
+    assert [row[0] for row in rows[1:]] == [state.value for state in AlarmState]
+    order = (Level.ABOVE, Level.BETWEEN, Level.BELOW, Level.UNKNOWN)
+    for row in rows[1:]:
+        state = AlarmState(row[0])
+        assert [cell.split(";")[0] for cell in row[1:]] == [TRANSITIONS[state][found].value for found in order]
+        held = [cell.split("held: ")[1] for cell in row[1:] if "held" in cell]
+        assert held == ([HELD[state].value] if state in HELD else [])
+
+
+@pytest.mark.parametrize(
+    ("value", "threshold", "found"),
+    [
+        (101, 100, Level.ABOVE), (100, 100, Level.BETWEEN), (80.1, 100, Level.BETWEEN), (80, 100, Level.BELOW), (0, 100, Level.BELOW),
+        (1, 0, Level.ABOVE), (0, 0, Level.BELOW), (2, 1, Level.ABOVE), (1, 1, Level.BETWEEN), (0, 1, Level.BELOW),
+        (None, 100, Level.UNKNOWN),
+    ],
+)  # fmt: skip
+def test_levels(value: float | None, threshold: float, found: Level) -> None:
+    assert level(value, threshold) is found
+
+
+def test_raised_when_it_held_and_told_once() -> None:
+    watch = Watch()
+    assert watch.see(101, 200, 300) == []
+    assert watch.see(400) == ["raised"]
+    assert watch.see(*[500] * 20) == []
+    (row,) = watch.alarms.raised()
+    assert (row["topic"], row["channel"], row["figure"], row["value"], row["threshold"]) == ("clicks", "archive", "depth", 500, 100)
+    assert row["raised_ns"] == 9_054 * S
+
+
+def test_a_peak_that_does_not_hold_is_none() -> None:
+    watch = Watch()
+    assert watch.see(*[101, 101, 101, 100] * 10) == []
+    assert watch.alarms.raised() == []
+
+
+def test_it_is_cleared_below_the_lower_bound_and_only_when_that_held() -> None:
+    watch = Watch()
+    watch.see(*[200] * 4)
+    assert watch.see(*[81] * 20) == [], "between the two bounds it stays"
+    assert watch.see(80, 80, 80, 81) == []
+    assert watch.see(80, 0, 0) == []
+    assert watch.see(0) == ["cleared"]
+    assert watch.alarms.raised() == []
+
+
+def test_one_that_swings_around_the_threshold_is_told_once() -> None:
+    watch = Watch()
+    assert watch.see(*[101, 101, 101, 101, 90, 99] * 30) == ["raised"]
+
+
+def test_hold_of_nothing_tells_at_once() -> None:
+    assert Watch(hold_s=0).see(101, 50, 101) == ["raised", "cleared", "raised"]
+
+
+def test_what_is_not_known_changes_nothing_and_no_time_passes() -> None:
+    watch = Watch()
+    assert watch.see(101, 101, None, None, None, None, 101) == []
+    assert watch.see(101) == ["raised"]
+    assert watch.see(*[None] * 9) == []
+    assert watch.see(0, 0, None, None, None, None, 0) == []
+    assert watch.see(0) == ["cleared"]
+
+
+def test_a_threshold_that_is_changed_counts_at_once() -> None:
+    watch = Watch()
+    watch.see(*[200] * 4)
+    watch.threshold = 1_000
+    assert watch.see(*[200] * 4) == ["cleared"]
+    watch.threshold = 10
+    assert watch.see(*[200] * 4) == ["raised"]
+
+
+@pytest.mark.parametrize(("seen", "told"), [(4, ["cleared"]), (2, [])])
+def test_a_channel_that_is_gone_is_cleared_if_it_was_raised(seen: int, told: list[str]) -> None:
+    watch = Watch()
+    watch.see(*[200] * seen)
+    events = watch.alarms.see({}, 99 * S, 9_099 * S)
+    assert [event.event for event in events] == told
+    assert all("gone" in event.text and event.value is None for event in events)
+    assert watch.alarms.see({}, 100 * S, 9_100 * S) == []
+
+
+def test_each_figure_of_each_channel_is_one_alarm() -> None:
+    found = Alarms(0)
+    other = AlarmSubject("clicks", "billing", "depth")
+    events = found.see({DEPTH: (200, 100), AGE: (5.0, 60.0), other: (7, 5)}, S, S)
+    assert {event.place for event in events} == {DEPTH, other}
+    assert len(found.raised()) == 2
+
+
+def test_what_is_told() -> None:
+    (event,) = Alarms(0).see({DEPTH: (1_234, 1_000)}, S, 9 * S)
+    assert as_json(event) == {
+        "event": "raised", "topic": "clicks", "channel": "archive", "figure": "depth", "value": 1_234, "threshold": 1_000,
+        "raised_ns": 9 * S, "time_ns": 9 * S, "text": "raised: clicks/archive: depth 1,234 (alarm above 1,000)",
+    }  # fmt: skip
+    assert describe(AGE, 61.25, 60.0) == "clicks/archive: oldest message 61.2 s old (alarm above 60 s)"
+    assert describe(AGE, None, 60.0) == "clicks/archive: oldest message unknown old (alarm above 60 s)"
+
+
+@given(st.lists(st.sampled_from([0, 80, 81, 100, 101, 500, None]), max_size=60), st.integers(0, 5))
+def test_it_agrees_with_a_model_that_looks_back(values: list[float | None], hold: int) -> None:
+    """Raised: the known figures that came last in a row above span `hold` seconds of known looks. Cleared: the same, below."""
+    watch = Watch(hold_s=hold)
+    raised = False
+    run: list[bool] = []  # of one level in a row, since the last step; known ones
+    kind = ""
+    for value in values:
+        found = level(value, 100)
+        told = watch.see(value)
+        want: list[str] = []
+        if found is not Level.UNKNOWN:
+            counts = found is (Level.BELOW if raised else Level.ABOVE)
+            run = [*run, True] if counts and kind == found.value else [True] if counts else []
+            kind = found.value
+            if run and len(run) - 1 >= hold:
+                raised = not raised
+                want = ["raised" if raised else "cleared"]
+                run = []
+        assert told == want
+        assert bool(watch.alarms.raised()) == raised

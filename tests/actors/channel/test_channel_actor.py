@@ -1,0 +1,170 @@
+"""A channel's shell, with ports that only note what was sent: what storage's words about removed messages do to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.routed import Routed
+from support.stage_bench import A
+
+from zsq.actors.channel.channel import ChannelActor
+from zsq.actors.channel.feed import FeedState
+from zsq.actors.runtime.port import Mail
+from zsq.actors.settings import options
+from zsq.transport.block.block import pack, with_place
+from zsq.transport.errors import Refused
+from zsq.transport.settings import ChannelSettings
+from zsq.transport.wire import protocol as p
+
+
+class Wire(Routed):
+    """A port's place; `answers` are what comes in while the channel opens."""
+
+    def __init__(self, *answers: p.Wire) -> None:
+        super().__init__()
+        self.answers = list(answers)
+        self.sent: list[p.Wire] = []
+        self.socket = self
+
+    def poll(self, _: int) -> bool:
+        return bool(self.answers)
+
+    def receive(self, limit: int) -> list[Mail]:
+        return [Mail((), self.answers.pop(0), []) for _ in range(limit)]
+
+    def send(self, envelope: Any, message: p.Wire, blocks: Any = ()) -> bool:
+        self.sent.append(message)
+        return True
+
+    def take(self) -> list[p.Wire]:
+        found, self.sent = self.sent, []
+        return found
+
+
+class Shell:
+    """A channel at offset 5 of 20, with 2 messages at 2 to be delivered again."""
+
+    def __init__(self, start: int, name: str = "c") -> None:
+        row = {"next": 5, "paused": False, "counters": {}}
+        data = {"row": row, "end": 20, "start": start, "deferred": (0, 0, 0), "holes": ((2, 2, 1, 0),), "more": False}
+        self.wires = {"storage": Wire(p.Done(1, data)), "topic": Wire(), "scan": Wire(), "front": Wire(), "supervisor": Wire()}
+        self.channel = ChannelActor(7, f"channel t/{name}", {"channel": name, "closed": False, **{name: name for name in self.wires}})
+        parts: dict[str, Any] = {
+            "open_dealer": self.wires.__getitem__,
+            "open_router": self.wires.__getitem__,
+            "supervisor": self.wires["supervisor"],
+        }
+        vars(self.channel).update(parts)
+        self.channel.on_start()
+
+    def hear(self, name: str, message: p.Wire, who: tuple[bytes, ...] = ()) -> None:
+        self.wires[name].hear(message, who)
+
+    def turn(self, name: str) -> list[p.Wire]:
+        self.channel.on_turn()
+        return self.wires[name].take()
+
+
+@pytest.mark.parametrize(("start", "following", "dropped"), [(0, 5, 0), (3, 5, 1), (10, 10, 7)])
+def test_what_is_gone_when_it_is_opened_is_stepped_over_and_counted(start: int, following: int, dropped: int) -> None:
+    shell = Shell(start)
+    saves = [message for message in shell.turn("storage") if isinstance(message, p.Save)]
+    assert [save.row["next"] for save in saves] == [following]
+    assert shell.channel.core.counters["dropped_count"] == dropped
+
+
+def test_what_is_dropped_is_not_waited_for() -> None:
+    """All of it was in the topic's hands; what follows is to be read, for nobody sends it again."""
+    shell = Shell(0)
+    shell.hear("front", p.Sub(1, p.PROTOCOL_VERSION, 5, 0, 30_000, "test"), A)
+    assert any(isinstance(message, p.Attach) for message in shell.turn("topic"))
+    shell.wires["storage"].take()
+    assert p.Dropped not in shell.wires["topic"].routes, "only storage says so"
+    shell.hear("storage", p.Dropped(4))
+    assert shell.channel.feed.state is FeedState.ATTACHED, "it is farther on already"
+    shell.hear("storage", p.Dropped(12))
+    assert [message.offset for message in shell.turn("storage") if isinstance(message, p.Fetch)] == [12]
+
+
+@pytest.mark.parametrize(("start", "dropped"), [(4, 0), (5, 0), (12, 7)])
+def test_a_seek_to_what_is_being_removed_is_answered_with_where_it_went(start: int, dropped: int) -> None:
+    """Storage had decided before the seek was committed, so its word comes first. What the channel had passed is not dropped."""
+    shell = Shell(0)
+    shell.turn("storage")
+    assert shell.channel.on_order(p.Order(9, "seek", {"offset": 3, "start": 0, "head": 20})) is None
+    shell.hear("storage", p.Done(shell.channel.saving.out, {}))  # of the first one
+    (save,) = [message for message in shell.turn("storage") if isinstance(message, p.Save)]
+    assert save.row["next"] == 3
+    shell.hear("storage", p.Dropped(start))
+    shell.wires["supervisor"].take()
+    shell.hear("storage", p.Done(save.request, {}))
+    assert shell.wires["supervisor"].take() == [p.Done(9, {"offset": start})]
+    assert shell.channel.core.supply.next_offset == start
+    assert shell.channel.core.counters["dropped_count"] == dropped
+
+
+def test_a_seek_holds_deliveries_until_it_is_committed_and_is_answered_then() -> None:
+    shell = Shell(0)
+    shell.hear("front", p.Sub(1, p.PROTOCOL_VERSION, 100, 0, 30_000, "test"), A)
+    shell.turn("storage")
+    assert shell.channel.on_order(p.Order(9, "seek", {"offset": 0, "start": 0, "head": 20})) is None
+    offered(shell, 3, b"x")
+    assert not [message for message in shell.turn("front") if isinstance(message, p.Deliver)]
+    shell.hear("storage", p.Done(shell.channel.saving.out, {}))  # of the commit before it
+    assert not [message for message in shell.turn("front") if isinstance(message, p.Deliver)]
+    shell.wires["supervisor"].take()
+    shell.hear("storage", p.Done(shell.channel.saving.out, {}))
+    assert shell.wires["supervisor"].take() == [p.Done(9, {"offset": 0})]
+    assert [message.runs for message in shell.turn("front") if isinstance(message, p.Deliver)] == [((0, 1, 1),), ((1, 1, 1),), ((2, 1, 1),)]
+
+
+def offered(shell: Shell, count: int, tag: bytes) -> None:
+    """Blocks of one message each."""
+    for _ in range(count):
+        supply = shell.channel.supply
+        assert supply.offer(with_place(pack([b"x"], tags=[tag]), supply.window_end, 0))
+
+
+@pytest.mark.parametrize(("limit", "tag", "sent"), [("LOOKS_MAX", b"other", 0), ("DRAIN_MAX", b"mine", 30)])
+def test_what_is_too_much_for_a_turn_is_done_in_the_next(limit: str, tag: bytes, sent: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without waiting for anything: passing what nobody wants, or delivering. What comes in is heard in between."""
+    monkeypatch.setattr(options, limit, 10)
+    monkeypatch.setattr(options, "LOOK_BLOCK", 0)
+    monkeypatch.setattr(options, "GATHER_COUNT_MAX", 1)
+    shell = Shell(0)
+    shell.channel.core.configure(ChannelSettings(tags="mine" if limit == "LOOKS_MAX" else ""))
+    shell.hear("front", p.Sub(1, p.PROTOCOL_VERSION, 100, 0, 30_000, "test"), A)
+    offered(shell, 30, tag)
+    shell.wires["front"].take()
+    deliveries: list[p.Wire] = []
+    shell.channel.every(60_000, lambda: None)
+    for turn in range(1, 5):
+        deliveries += [message for message in shell.turn("front") if isinstance(message, p.Deliver)]
+        if shell.channel._wait_ms():
+            break
+        assert shell.channel.supply.next_offset == 5 + 10 * turn
+    assert turn == 4
+    assert (shell.channel.supply.next_offset, len(deliveries)) == (35, sent)
+
+
+def test_an_ephemeral_channel_without_consumers_is_over_and_takes_none() -> None:
+    shell = Shell(0, "c#ephemeral")
+    sub = p.Sub(2, p.PROTOCOL_VERSION, 0, 0, p.HEARTBEAT_MS, "")
+    shell.hear("front", sub, (b"one",))
+    assert shell.turn("supervisor") == []
+    shell.hear("front", p.Bye(), (b"one",))
+    shell.hear("front", sub, (b"two",))
+    assert shell.turn("supervisor") == [], "another came in the same turn"
+    shell.hear("front", p.Bye(), (b"two",))
+    assert shell.turn("supervisor") == [p.Over(7)]
+    with pytest.raises(Refused, match="E_CLOSING"):
+        shell.hear("front", sub, (b"three",))
+    assert shell.turn("supervisor") == [], "not in each turn"
+
+
+def test_another_channel_is_never_over() -> None:
+    shell = Shell(0)
+    shell.hear("front", p.Sub(2, p.PROTOCOL_VERSION, 0, 0, p.HEARTBEAT_MS, ""), (b"one",))
+    shell.hear("front", p.Bye(), (b"one",))
+    assert shell.turn("supervisor") == []

@@ -1,0 +1,183 @@
+"""What a channel shows to somebody who looks, and who may take part in it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from zsq.actors.channel.channel import consumer_of
+from zsq.actors.channel.core import Peeks
+from zsq.actors.settings import options
+from zsq.actors.statistics.schema import COUNTERS
+from zsq.transport.errors import Refused, UsageError
+from zsq.transport.wire import protocol as p
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tests.actors.conftest import ChannelHarness
+
+A, B, C = (b"a",), (b"b",), (b"c",)
+S = 1_000_000_000
+
+
+def look(harness: ChannelHarness, limit: int = 10, rows: Sequence[tuple[int, int, int, int]] | None = None) -> dict[str, Any]:
+    """`rows`: what the store names; default: what was committed."""
+    peeks = Peeks("c")
+    order = p.Order(7, "peek", {"limit": limit, "start": 0, "head": harness.end})
+    message = peeks.begin(3, order, harness.channel, harness.now_ns, harness.wall_ns)
+    assert (message.request, message.channel, message.limit) == (3, "c", limit)
+    if rows is None:
+        rows = sorted((row for row in harness.kept.values() if row[3] <= message.until_ns), key=lambda row: row[3])[:limit]
+    assert peeks.answered(4, rows, harness.channel) is None
+    found = peeks.answered(3, rows, harness.channel)
+    assert found is not None
+    assert found[0] == 7
+    assert peeks.answered(3, rows, harness.channel) is None, "each is answered once"
+    return found[1]
+
+
+def held(found: dict[str, Any], state: str) -> list[tuple[int, int, int]]:
+    return [(row["offset"], row["count"], row["attempts"]) for row in found["held"] if row["state"] == state]
+
+
+def test_everything_a_channel_holds_is_shown_in_its_state(harness: ChannelHarness) -> None:
+    harness.join(A, 4)
+    harness.come(12)
+    first = harness.send_one()
+    harness.channel.req(A, first.token, ((0, 1),), 0, harness.wall_ns)
+    harness.channel.req(A, first.token, ((1, 1),), 90_000, harness.wall_ns)
+    harness.now_ns += 2 * S
+    before = harness.channel.statistics(harness.end)
+    found = look(harness)
+    assert harness.channel.statistics(harness.end) == before, "nothing has changed by it"
+    assert held(found, "in flight") == [(2, 2, 1)]
+    assert held(found, "requeued") == [(0, 1, 1)]
+    assert held(found, "deferred") == [(1, 1, 1)], "not committed yet, and held here"
+    (out,) = [row for row in found["held"] if row["state"] == "in flight"]
+    assert (out["consumer"], out["held_ms"], out["left_ms"]) == ("a", 2_000, 58_000)
+    (later,) = [row for row in found["held"] if row["state"] == "deferred"]
+    assert later["due_ns"] == harness.wall_ns + 90 * S
+    assert (found["next_offset"], found["head"], found["start"], found["paused"], found["wall_ns"]) == (4, 12, 0, False, harness.wall_ns)
+    assert found["counts"] == {"requeued": 1, "parked": 0, "in flight": 2, "deferred": 1, "dying": 0}
+    assert found["settings"] == harness.channel.settings.as_dict()
+
+
+def test_attempts_are_those_that_were_made(harness: ChannelHarness) -> None:
+    """What was promised a next number, or has it already, was not delivered under it."""
+    harness.join(A, 1)
+    harness.come(3)
+    harness.channel.req(A, harness.send_one().token, (), 0, harness.wall_ns)
+    assert held(look(harness), "requeued") == [(0, 1, 1)]
+    changes = harness.channel.changes()
+    assert changes.holes_put == ((0, 1, 2, 0),)
+    assert held(look(harness), "requeued") == [(0, 1, 1)], "promised"
+    harness.channel.supply.committed()
+    assert held(look(harness), "requeued") == [(0, 1, 1)], "ready"
+    assert held(look(harness), "in flight") == []
+
+
+def test_deferred_ones_are_shown_once_wherever_they_are(harness: ChannelHarness) -> None:
+    harness.join(A, 10)
+    harness.come(10)
+    token = harness.send_one().token
+    for offset, delay_ms in ((0, 30_000), (1, 20_000), (2, 10_000), (3, 40_000)):
+        harness.channel.req(A, token, ((offset, 1),), delay_ms, harness.wall_ns)
+    due = [(2, 1, 1), (1, 1, 1), (0, 1, 1), (3, 1, 1)]
+    assert held(look(harness), "deferred") == due
+    before = dict(harness.kept)
+    harness.channel.changes()
+    assert held(look(harness, rows=[*before.values()]), "deferred") == due, "on their way"
+    harness.channel.supply.committed()
+    harness.kept = {
+        offset: (offset, 1, 1, harness.wall_ns + ms * 1_000_000) for offset, ms in ((0, 30_000), (1, 20_000), (2, 10_000), (3, 40_000))
+    }
+    assert held(look(harness), "deferred") == due, "in the store"
+    assert held(look(harness, limit=2), "deferred") == due[:2]
+    harness.scan(25)
+    found = look(harness)
+    assert held(found, "requeued") == sorted(due[:2]), "came due, and the store still has them: in the order of their offsets"
+    assert held(found, "deferred") == due[2:]
+    harness.channel.seek(5)
+    assert look(harness)["held"] == [], "cleared, and the store has not heard of it"
+
+
+def test_a_look_is_bounded(harness: ChannelHarness) -> None:
+    harness.join(A, 100)
+    harness.come(*[1] * 60)
+    harness.send()
+    harness.join(B, 100)
+    harness.come(*[1] * 60)
+    harness.send()
+    harness.channel.unsubscribe(A)
+    found = look(harness, limit=7)
+    assert [sum(row[1] for row in held(found, state)) for state in ("in flight", "requeued")] == [7, 7]
+    harness.come(500)
+    harness.channel.set_ready(B, 1_000)
+    harness.send()
+    assert sum(row[1] for row in held(look(harness, limit=65), "in flight")) == 65, "a run is cut"
+    peeks = Peeks("c")
+    for number in range(options.FETCHES_MAX):
+        peeks.begin(number, p.Order(number, "peek", {"limit": 10**9, "start": 0, "head": 0}), harness.channel, 0, 0)
+    with pytest.raises(Refused, match="several others are looking"):
+        peeks.begin(99, p.Order(99, "peek", {"limit": 1, "start": 0, "head": 0}), harness.channel, 0, 0)
+    assert [peeks.failed(number) for number in (1, 1, 2, 99)] == [1, 0, 2, 0]
+    assert peeks.begin(50, p.Order(5, "peek", {"limit": 10**9, "start": 0, "head": 0}), harness.channel, 0, 0).limit == options.PEEK_MAX
+
+
+# Who may take part
+
+
+def sub(harness: ChannelHarness, peer: tuple[bytes, ...], **changes: Any) -> None:
+    facts: dict[str, Any] = {"request": 1, "version": p.PROTOCOL_VERSION, "ready": 5, "message_timeout_ms": 0}
+    facts |= {"heartbeat_ms": 10_000, "label": "x"}
+    harness.channel.subscribe(consumer_of(p.Sub(**(facts | changes)), peer, harness.channel, harness.now_ns, harness.wall_ns))
+
+
+def test_a_channel_takes_so_many_consumers(harness: ChannelHarness) -> None:
+    harness.channel.configure(type(harness.channel.settings)(max_consumers=2))
+    sub(harness, A)
+    sub(harness, B)
+    sub(harness, B)  # again, on the same link
+    with pytest.raises(Refused, match="has 2 consumers, and takes 2 at a time") as error:
+        sub(harness, C)
+    assert error.value.code == "E_LIMIT"
+    harness.channel.unsubscribe(A)
+    sub(harness, C)
+    assert {*harness.channel.consumers} == {B, C}
+    harness.channel.configure(type(harness.channel.settings)(max_consumers=1))
+    assert {*harness.channel.consumers} == {B, C}, "those that are there stay"
+    with pytest.raises(Refused):
+        sub(harness, A)
+
+
+def test_a_lost_consumer_holds_no_place(harness: ChannelHarness) -> None:
+    """It was not heard of for two heartbeats, and the scan has not come yet: who takes its place gets what it held."""
+    harness.channel.configure(type(harness.channel.settings)(max_consumers=1))
+    sub(harness, A)
+    harness.come(5)
+    assert harness.told(harness.send()) == [("a", ((0, 5, 1),))]
+    harness.now_ns += 20 * S
+    with pytest.raises(Refused):
+        sub(harness, B)
+    harness.now_ns += 1
+    sub(harness, B)
+    assert {*harness.channel.consumers} == {B}
+    harness.commit()
+    assert harness.told(harness.send()) == [("b", ((0, 5, 2),))]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"version": 2}, "protocol version 2"), ({"ready": -1}, "ready -1"), ({"ready": p.READY_MAX + 1}, "is outside of 0 to"),
+        ({"message_timeout_ms": 999}, "999 ms"), ({"message_timeout_ms": 900_001}, "is outside of 1000 to 900000 ms"),
+        ({"sample_rate": 100}, "sample rate"), ({"sample_rate": -1}, "sample rate"),
+    ],
+)  # fmt: skip
+def test_what_a_consumer_cannot_ask_for(harness: ChannelHarness, changes: dict[str, Any], error: str) -> None:
+    with pytest.raises(UsageError, match=error):
+        sub(harness, A, **changes)
+    assert not harness.channel.consumers
+    assert not any(harness.channel.counters[name] for name in COUNTERS)

@@ -1,0 +1,191 @@
+"""A channel whose oldest messages are taken by the topic's bound: what goes, what is counted, what stays until it is answered."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from zsq.actors.channel.core import ChannelCore
+from zsq.actors.primitives.ranges import Run, above, total
+
+if TYPE_CHECKING:
+    from tests.actors.conftest import ChannelHarness
+
+A = (b"a",)
+ALL: tuple[tuple[int, int], ...] = ()
+S = 1_000_000_000
+
+
+@pytest.fixture
+def make(harness: ChannelHarness) -> type[ChannelHarness]:
+    return type(harness)
+
+
+def dropped(harness: ChannelHarness) -> int:
+    return harness.channel.counters["dropped_count"]
+
+
+def test_what_was_not_taken_yet_is_stepped_over(harness: ChannelHarness) -> None:
+    harness.come(10, 10)
+    assert harness.channel.supply.drop_below(10)
+    assert (harness.channel.supply.next_offset, harness.channel.supply.window_end, harness.channel.supply.window_bytes) == (10, 10, 0)
+    assert dropped(harness) == 10
+    assert harness.channel.changes().next_offset == 10
+    assert harness.channel.counters["lost_count"] == 0
+    assert not harness.channel.supply.drop_below(10)
+    assert dropped(harness) == 10, "told twice, counted once"
+
+
+def test_what_lies_above_stays(harness: ChannelHarness) -> None:
+    harness.join(A, 5)
+    harness.come(10)
+    harness.send()
+    assert not harness.channel.supply.drop_below(3)
+    assert (harness.channel.supply.next_offset, harness.channel.supply.window_end, dropped(harness)) == (5, 10, 0)
+
+
+def test_what_a_consumer_holds_is_its_until_it_answers(harness: ChannelHarness) -> None:
+    harness.join(A, 10)
+    harness.come(10)
+    token = harness.send_one().token
+    assert not harness.channel.supply.drop_below(8)
+    assert dropped(harness) == 0
+    assert harness.channel.fin(A, token, [(0, 4)]) == []
+    assert harness.channel.req(A, token, [(4, 6)], 0, harness.wall_ns) == []
+    changes = harness.channel.changes()
+    assert changes.holes_put == ((8, 2, 2, 0),)
+    harness.channel.supply.committed()
+    assert dropped(harness) == 4
+    assert harness.told(harness.send()) == [("a", ((8, 2, 2),))]
+    assert harness.channel.counters["finish_count"] == 4
+
+
+def test_what_waits_to_be_delivered_again_goes(harness: ChannelHarness) -> None:
+    """Whether its number is committed, or about to be."""
+    harness.join(A, 6)
+    harness.come(6)
+    harness.channel.req(A, harness.send_one().token, ALL, 0, harness.wall_ns)
+    assert harness.channel.changes().holes_put == ((0, 6, 2, 0),)
+    harness.channel.supply.drop_below(4)
+    harness.channel.supply.committed()
+    assert dropped(harness) == 4
+    changes = harness.channel.changes()
+    assert (changes.holes_put, changes.holes_gone) == (((4, 2, 2, 0),), (0,))
+    harness.channel.set_ready(A, 0)
+    harness.channel.supply.drop_below(6)
+    assert dropped(harness) == 6
+    changes = harness.channel.changes()
+    assert (changes.holes_put, changes.holes_gone) == ((), (4,))
+
+
+def test_what_was_deferred_goes_when_it_is_due(harness: ChannelHarness) -> None:
+    """The store has its row until then; it is told that the row is gone, or it would name it for ever."""
+    harness.join(A, 4)
+    harness.come(4)
+    harness.channel.req(A, harness.send_one().token, ALL, 5 * 1_000, harness.wall_ns)
+    harness.commit()
+    harness.channel.supply.drop_below(4)
+    assert dropped(harness) == 0
+    harness.channel.supply.came_due([(0, 4, 1, harness.wall_ns)], 0, harness.wall_ns)
+    changes = harness.channel.changes()
+    assert (changes.holes_put, changes.holes_gone) == ((), (0,))
+    assert dropped(harness) == 4
+
+
+def test_rows_below_the_start_are_found_when_the_channel_is_opened() -> None:
+    """Storage died between its commit and telling."""
+    channel = ChannelCore(7, 20, [(2, 5, 3, 0), (12, 4, 1, 0)], {"dropped_count": 1}, paused=False)
+    channel.supply.drop_below(14)
+    changes = channel.changes()
+    assert changes.next_offset == 20
+    assert changes.holes_put == ((14, 2, 1, 0),)
+    assert set(changes.holes_gone) == {2, 12}
+    assert channel.counters["dropped_count"] == 1 + 5 + 2
+
+
+def test_blocks_wanted_below_it_are_not_asked_for(harness: ChannelHarness) -> None:
+    harness.join(A, 10)
+    harness.come(10)
+    harness.send()
+    harness.channel.supply.wanted |= {1, 5}
+    harness.channel.supply.drop_below(5)
+    assert harness.channel.supply.wanted == {5}
+
+
+runs = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 9), st.integers(1, 3)), max_size=8)
+
+
+@given(runs, st.integers(0, 40))
+def test_runs_are_cut_at_the_start(given_runs: list[Run], start: int) -> None:
+    kept, below = above(given_runs, start)
+    assert total(kept) + total(below) == total(given_runs)
+    assert all(first >= start for first, _, _ in kept)
+    assert all(first + count <= start for first, count, _ in below)
+
+
+@pytest.mark.parametrize("start", [0, -1])
+def test_no_start_takes_nothing(start: int) -> None:
+    assert above([(0, 3, 1)], start) == ([(0, 3, 1)], [])
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("come"), st.integers(1, 9)),
+        st.tuples(st.just("send"), st.integers(1, 12)),
+        st.tuples(st.just("fin"), st.integers(0, 3)),
+        st.tuples(st.just("req"), st.sampled_from([0, 5])),
+        st.tuples(st.just("scan"), st.integers(0, 70)),
+        st.tuples(st.just("commit"), st.just(0)),
+        st.tuples(st.just("drop"), st.integers(0, 10)),
+    ),
+    max_size=40,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(given_steps=steps)
+def test_every_message_is_somewhere_and_none_is_counted_twice(make: type[ChannelHarness], given_steps: list[tuple[str, int]]) -> None:
+    """Finished, dropped, held, waiting or deferred: together all that came, whatever happens in which order."""
+    harness = make()
+    channel = harness.channel
+    harness.join(A, 0)
+    held: list[tuple[int, tuple[Run, ...]]] = []
+    start = 0
+    for what, number in given_steps:
+        if what == "come" and channel.supply.window_end == harness.end:
+            harness.come(number)
+        elif what == "send":
+            channel.set_ready(A, number)
+            for _ in range(2):  # what is not at hand is fetched
+                held += [(pending.token, pending.runs) for pending in harness.send()]
+                for offset in sorted(channel.supply.wanted):
+                    assert offset >= start, "what is gone is asked for"
+                    channel.supply.shelve(harness.block_at(offset, 1))
+        elif what == "fin" and held:
+            token, _ = held.pop(number % len(held))
+            channel.fin(A, token, ALL)
+        elif what == "req" and held:
+            token, _ = held.pop()
+            channel.req(A, token, ALL, number * 1_000, harness.wall_ns)
+        elif what == "scan":
+            harness.scan(number)
+        elif what == "commit":
+            for gone in harness.commit().holes_gone:
+                harness.kept.pop(gone, None)
+        elif what == "drop":
+            start = max(start, harness.end * number // 10)
+            if channel.supply.drop_below(start):
+                assert channel.supply.next_offset == channel.supply.window_end == start
+                while channel.supply.window_end < harness.end:  # read again
+                    channel.supply.offer(harness.block_at(channel.supply.window_end, 1), from_storage=True)
+        waiting, in_flight, deferred = harness.stats()
+        counters = channel.counters
+        assert counters["lost_count"] == 0
+        assert counters["finish_count"] + counters["dropped_count"] + waiting + in_flight + deferred == harness.end
+    harness.scan(10)
+    harness.commit()
+    assert all(first >= start for first, _, _ in channel.supply.again.ready)
+    assert all(row[0] + row[1] > start for row in harness.commit().holes_put)

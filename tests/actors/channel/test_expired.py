@@ -1,0 +1,23 @@
+"""Parts of a delivery that their consumer gives back as expired."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zsq.transport.wire.protocol import EXPIRED
+
+if TYPE_CHECKING:
+    from tests.actors.conftest import ChannelHarness
+
+A = (b"a",)
+
+
+def test_who_keeps_a_deadline_for_each_message_says_which_are_over(harness: ChannelHarness) -> None:
+    """As if the scan had found them: at once, and counted as time-outs, not as requeues."""
+    harness.join(A, 10)
+    harness.come(4)
+    assert harness.channel.req(A, harness.send_one().token, [(1, 2), (9, 1)], EXPIRED, harness.wall_ns) == [(9, 1)]
+    assert (harness.channel.counters["timeout_count"], harness.channel.counters["requeue_count"]) == (2, 0)
+    assert harness.channel.consumers[A].timeout_count == 2
+    harness.commit()
+    assert harness.told(harness.send()) == [("a", ((1, 2, 2),))]

@@ -1,0 +1,108 @@
+"""What each turn of a channel looks at, whoever is there: no walk over its consumers, and no word that says nothing new."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from zsq.actors.channel.lease import Subscriber
+from zsq.transport.wire import protocol as p
+
+if TYPE_CHECKING:
+    from tests.actors.conftest import ChannelHarness
+
+from .test_channel_actor import Shell
+
+S = 1_000_000_000
+A, B = (b"a",), (b"b",)
+
+
+class Unwalked(dict[tuple[bytes, ...], Subscriber]):
+    def values(self) -> Any:
+        raise AssertionError("a turn may not look at each of 10,000 consumers")
+
+    def __iter__(self) -> Any:
+        self.values()
+
+
+def test_a_turn_walks_over_no_consumers(harness: ChannelHarness) -> None:
+    channel = harness.channel
+    for number in range(10):
+        harness.join((b"%d" % number,), 1)
+    channel.consumers = Unwalked(channel.consumers)
+    channel.rest()
+    assert channel.is_wanted()
+    assert not channel.waits_for_commit()
+    assert channel.next_due(harness.now_ns, harness.wall_ns) > harness.now_ns
+
+
+def test_it_is_wanted_while_some_consumer_takes_messages(harness: ChannelHarness) -> None:
+    channel = harness.channel
+    assert not channel.is_wanted()
+    harness.join(A, 0)
+    assert not channel.is_wanted()
+    harness.join(B, 2)
+    assert channel.is_wanted()
+    for ready, wanted in ((3, True), (0, False), (-1, False), (0, False), (1, True)):
+        channel.set_ready(B, ready)
+        assert channel.is_wanted() is wanted
+    harness.join(B, 0)  # once more
+    assert not channel.is_wanted()
+    channel.set_ready(A, 1)
+    channel.set_ready(B, 1)
+    channel.unsubscribe(A)
+    assert channel.is_wanted()
+    channel.paused = True
+    assert not channel.is_wanted()
+    channel.paused = False
+    channel.unsubscribe(B)
+    channel.unsubscribe(B)
+    assert not channel.is_wanted()
+
+
+def test_the_first_who_may_be_lost_is_due(harness: ChannelHarness) -> None:
+    channel = harness.channel
+
+    def due() -> float:
+        found = channel.next_due(harness.now_ns, harness.wall_ns)
+        return (found - 1 - harness.now_ns) / S if found else 0
+
+    assert due() == 0
+    harness.join(A, 1, heartbeat_ns=30 * S)
+    assert due() == 60
+    harness.join(B, 1, heartbeat_ns=10 * S)
+    assert due() == 20
+    channel.consumers[B].seen_ns += 15 * S
+    assert due() == 20, "the scan finds out"
+    harness.scan(20)
+    assert due() == 15
+    harness.scan(15.1)
+    assert list(channel.consumers) == [A]
+    assert round(due(), 1) == 24.9
+    channel.unsubscribe(A)
+    assert due() == 0
+    harness.join(A, 1, heartbeat_ns=40 * S)
+    assert due() == 80
+
+
+def test_clocks_that_drift_are_no_news(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deferred message is due by the wall clock, and the scan goes by the monotonic one: here it runs a little behind at each look."""
+    shell = Shell(0)
+    looks = 0
+
+    def wall_ns() -> int:
+        nonlocal looks
+        looks += 1
+        return 1_700_000_000 * S + looks * 500
+
+    now_ns = time.monotonic_ns()
+    monkeypatch.setattr(time, "time_ns", wall_ns)
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns)
+    shell.channel.supply.deferred.next_due_ns = 1_700_000_060 * S
+    hints: list[Any] = [message for _ in range(100) for message in shell.turn("scan")]
+    assert [type(message) for message in hints] == [p.Hint]
+    shell.channel.supply.deferred.next_due_ns = 1_700_000_050 * S
+    news: list[Any] = [*shell.turn("scan")]
+    assert [message.next_due_ns < hints[0].next_due_ns - 9 * S for message in news] == [True]

@@ -1,0 +1,125 @@
+"""Every message moves as the table says, whatever the machines do; each move of the table is one they make; the drawing is current."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+from typing import Final
+
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
+from support.watched import SEEN, Watch
+
+from tests.actors.channel.test_choice_machine import ChoiceMachine
+from tests.actors.channel.test_delivery_machine import DeliveryMachine
+from tests.actors.channel.test_ordered_machine import OrderedMachine
+from tests.actors.channel.test_wild_channel import PEERS, WildChannel
+from zsq.actors.channel.message_states import MOVES
+from zsq.transport.wire.protocol import BACKOFF, DEAD
+
+DOCUMENT: Final = Path(__file__).parents[3] / "docs" / "delivery.md"
+
+
+class WatchedDelivery(DeliveryMachine):
+    def start(self) -> None:
+        super().start()
+        self.watch = Watch(self.channel, chain.from_iterable(range(start, start + row[0]) for start, row in self.kept.items()))
+
+
+class WatchedOrdered(OrderedMachine):
+    def start(self) -> None:
+        super().start()
+        self.watch = Watch(self.channel, chain.from_iterable(range(start, start + row[0]) for start, row in self.kept.items()))
+
+
+class WatchedChoice(ChoiceMachine):
+    def start(self) -> None:
+        super().start()
+        self.watch = Watch(self.channel)
+
+
+@pytest.mark.parametrize("machine", [WatchedDelivery, WatchedOrdered, WatchedChoice])
+def test_messages_move_as_the_table_says(machine: type[RuleBasedStateMachine]) -> None:
+    run_state_machine_as_test(machine, settings=settings(max_examples=60, stateful_step_count=40))
+
+
+def walk(seed: int) -> None:
+    """So many steps of a wild channel, of nobody's choice."""
+    dice = random.Random(seed)
+    one = WildChannel()
+    age = dice.choice([-1, -1, 60.0])
+    one.begin(ordered=dice.random() < 0.4, tags=dice.choice(["", "x"]), most=dice.choice([0, 1, 2]), age=age)
+    keys, tags, rates, delays = [b"a", b"b", None], [b"x", b"y", None], [0, 0, 50], [0, 10_000, BACKOFF, DEAD]
+    steps: list[Callable[[], object]] = [
+        lambda: one.publish([(dice.choice(keys), dice.choice(tags)) for _ in range(dice.randint(1, 6))]) if one.head < 60 else None,
+        lambda: one.feed(dice.randint(1, 3)),
+        one.fetch,
+        lambda: one.damage(dice.randint(0, 60), dice.randint(0, 5)),
+        lambda: one.drop_oldest(1, dice.randint(0, 5)),
+        lambda: one.join(dice.choice(PEERS), dice.randint(0, 8), dice.choice(rates)),
+        lambda: one.leave(dice.choice(PEERS)),
+        lambda: one.fin(dice.randint(0, 2), dice.randint(0, one.head), dice.randint(0, 9)) if one.tokens else None,
+        lambda: one.scan(dice.choice([1, 11, 61])),
+        lambda: one.due(3) if one.channel.may_ask() else None,
+        one.bury,
+        lambda: one.configure(dice.choice([0, 1, 2]), dice.randint(0, 3)),
+        lambda: one.seek(dice.randint(0, 60), dice.randint(0, 5)),
+        lambda: one.end_and_begin(dice.randint(0, 3), dice.random() < 0.5, dice.random() < 0.5),
+        *[lambda: one.deliver(dice.randint(1, 4))] * 4,
+        *[lambda: one.req(0, dice.randint(0, one.head), dice.randint(0, 2), dice.choice(delays)) if one.tokens else None] * 2,
+        *[lambda: one.save() if one.pending is None else one.committed()] * 3,
+    ]  # fmt: skip
+    try:
+        for _ in range(120):
+            dice.choice(steps)()
+    finally:
+        one.teardown()
+
+
+def test_each_move_of_the_table_is_made() -> None:
+    """Else the drawing tells of what cannot be."""
+    every = {(state, event, after) for state, events in MOVES.items() for event, ends in events.items() for after in ends}
+    for seed in range(600):
+        walk(seed)
+        if every <= SEEN:
+            return
+    raise AssertionError(f"never seen: {[(a.value, e.value, b.value) for a, e, b in every - SEEN]}")
+
+
+def rows() -> str:
+    lines = ["| a message that is | by | is then |", "|---|---|---|"]
+    for state, events in MOVES.items():
+        for event, after in events.items():
+            lines.append(f"| {state.value} | {event.value} | {', '.join(sorted(one.value for one in after))} |")
+    return "\n".join(lines)
+
+
+def picture() -> str:
+    """For readers that draw mermaid; what ends a message anyhow (gone, seek) is in the table only."""
+    lines = ["```mermaid", "stateDiagram-v2"]
+    for state, events in MOVES.items():
+        for event, after in events.items():
+            if event.name not in ("GONE", "SEEK"):
+                lines += [f"    {state.name.lower()} --> {one.name.lower()}: {event.value}" for one in sorted(after, key=lambda s: s.value)]
+    return "\n".join([*lines, "```"])
+
+
+def drawn(text: str) -> str:
+    for name, content in (("moves", rows()), ("picture", picture())):
+        pattern = rf"(<!-- {name}: drawn from the code -->\n).*?(<!-- end -->)"
+        assert len(re.findall(pattern, text, re.DOTALL)) == 1, name
+        text = re.sub(pattern, lambda found, content=content: f"{found[1]}{content}\n{found[2]}", text, flags=re.DOTALL)  # type: ignore[misc]
+    return text
+
+
+def test_the_drawing_is_current() -> None:
+    text = DOCUMENT.read_text()
+    assert drawn(text) == text, "run python tests/actors/channel/test_message_states.py"
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(drawn(DOCUMENT.read_text()))

@@ -1,0 +1,355 @@
+"""The console's paths: what they ask of the broker, what they refuse, and what one answer holds at most."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from support.console_site import ConsoleSite
+from support.http_api import Site
+
+from zsq.actors.gateways.acting import FirstUse
+from zsq.actors.gateways.http.console import answers as bodies
+from zsq.actors.gateways.http.console import doing, reading
+from zsq.actors.gateways.http.console.doing import PUBLISHES_MAX
+from zsq.actors.gateways.http.web.authority import HttpAuthority
+from zsq.actors.security.access import Access, token_hash
+from zsq.actors.security.policy import AccessPolicy
+from zsq.transport.block.block import Block, pack, with_place
+from zsq.transport.errors import E_NOT_FOUND, NotFound
+
+ACCESS = f"""
+[users.some]
+tokens = ["{token_hash("some")}"]
+admin = ["t"]
+subscribe = ["t"]
+[users.sending]
+tokens = ["{token_hash("sending")}"]
+admin = ["t"]
+subscribe = ["t"]
+publish = ["u"]
+[users.all]
+tokens = ["{token_hash("all")}"]
+admin = ["*"]
+publish = ["*"]
+[users.using]
+tokens = ["{token_hash("using")}"]
+publish = ["*"]
+create = ["mine.*"]
+"""
+
+
+@pytest.fixture(scope="module")
+def module_site() -> Iterator[ConsoleSite]:
+    site = ConsoleSite()
+    yield site
+    site.close()
+
+
+@pytest.fixture
+def site(module_site: ConsoleSite) -> ConsoleSite:
+    source = module_site.source
+    source.calls, source.answers, source.topics, source.blocks, source.reads = [], {}, {"t": ["c"]}, [], []
+    return module_site
+
+
+def post(site: Site, path: str, options: Any = None, **more: Any) -> httpx.Response:
+    return site.call("POST", path, b"" if options is None else None, **({} if options is None else {"json": options}), **more)
+
+
+def refused(answer: httpx.Response, status: int, text: str) -> None:
+    assert (answer.status_code, text in answer.json()["message"]) == (status, True), answer.text
+
+
+# Actions
+
+HOUR = {"keep_s": 3600}
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "call"),
+    [
+        ("/api/topic/create?topic=n", {"sync": "never", "retention": HOUR}, ("create_topic", "n", "never", HOUR)),
+        ("/api/topic/create?topic=n", None, ("create_topic", "n", "always")),
+        ("/api/topic/configure?topic=t", {"keep_s": None}, ("configure_topic", "t", {"keep_s": None})),
+        ("/api/topic/pause?topic=t", None, ("pause", "t")),
+        ("/api/topic/unpause?topic=t", {}, ("unpause", "t")),
+        ("/api/topic/empty?topic=t", None, ("empty", "t")),
+        ("/api/topic/close?topic=t", {"to": "consumers"}, ("close_topic", "t", "consumers")),
+        ("/api/topic/open?topic=t", None, ("open_topic", "t", "publishers")),
+        ("/api/topic/delete?topic=t", None, ("delete_topic", "t", {"force": False})),
+        ("/api/topic/delete?topic=t", {"force": True}, ("delete_topic", "t", {"force": True})),
+        ("/api/topic/delete?topic=t", {"force": "yes"}, ("delete_topic", "t", {"force": False})),
+        ("/api/channel/create?topic=t&channel=n", {"tags": "a", "start": 5}, ("create_channel", "t", "n", {"tags": "a", "start": 5})),
+        ("/api/channel/create?topic=t&channel=n", {"start": {"time_ms": 1500}}, ("create_channel", "t", "n", {"start": 1.5})),
+        ("/api/channel/configure?topic=t&channel=c", {"max_attempts": 3}, ("configure_channel", "t", "c", {"max_attempts": 3})),
+        ("/api/channel/pause?topic=t&channel=c", None, ("pause", "t", "c")),
+        ("/api/channel/unpause?topic=t&channel=c", None, ("unpause", "t", "c")),
+        ("/api/channel/empty?topic=t&channel=c", None, ("empty", "t", "c")),
+        ("/api/channel/delete?topic=t&channel=c", {"force": True}, ("delete_channel", "t", "c", {"force": True})),
+        ("/api/channel/seek?topic=t&channel=c", {"to": 7}, ("seek", "t", "c", 7, {"forward": False, "clamp": False})),
+        (
+            "/api/channel/seek?topic=t&channel=c",
+            {"to": 9, "forward": True, "clamp": True},
+            ("seek", "t", "c", 9, {"forward": True, "clamp": True}),
+        ),
+        ("/api/channel/seek?topic=t&channel=c", {"to": {"time_ms": 2000}}, ("seek", "t", "c", 2.0, {"forward": False, "clamp": False})),
+    ],
+)
+def test_each_action_is_one_call(site: ConsoleSite, path: str, options: Any, call: tuple[Any, ...]) -> None:
+    assert post(site, path, options).json() == {"done": True}
+    assert site.source.calls == [call]
+
+
+def test_what_was_done_is_seen_by_the_next_look(site: ConsoleSite) -> None:
+    assert site.get("/api/overview?topic=t").json()["topics"]["t"]["head"] == 0
+    site.source.values = {"head": 5}
+    assert post(site, "/api/topic/pause?topic=t").status_code == 200
+    assert site.get("/api/overview?topic=t").json()["topics"]["t"]["head"] == 5
+    site.source.values = {}
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "status", "text"),
+    [
+        ("/api/topic/configure?topic=t", {"keep": 1}, 400, "there is no setting keep"),
+        ("/api/topic/create?topic=n", {"retention": 5}, 400, "retention is an object"),
+        ("/api/topic/pause?topic=t", [1], 400, "a JSON object"),
+        ("/api/channel/create?topic=none&channel=c", None, 404, "does not exist"),
+        ("/api/channel/configure?topic=t&channel=c", {"start": 0}, 400, "there is no setting start"),
+        ("/api/channel/seek?topic=t&channel=c", {}, 400, "say where to"),
+        ("/api/channel/seek?topic=t&channel=c", {"to": {"time_ms": "1"}}, 400, "a time is"),
+        ("/api/channel/seek?topic=t&channel=c", {"to": {"time_ms": 1, "x": 1}}, 400, "a time is"),
+        ("/api/delayed/cancel?topic=t", {"keys": []}, 400, "say which"),
+        ("/api/delayed/cancel?topic=t", {"keys": ["a"] * 1001}, 400, "say which"),
+        ("/api/delayed/cancel?topic=t", {"all": 1}, 400, "say which"),
+        ("/api/redrive?topic=t", {"count": 0}, 400, "1 or more"),
+        ("/api/redrive?topic=t", {"to": "a/b"}, 400, "INVALID"),
+        ("/api/redrive?topic=none", {}, 404, "does not exist"),
+        ("/api/job/stop?id=77", None, 404, "no job 77"),
+        ("/api/topic/pause", None, 400, ""),
+        ("/api/channel/pause?topic=t", None, 400, ""),
+    ],
+)
+def test_what_makes_no_sense_does_nothing(site: ConsoleSite, path: str, options: Any, status: int, text: str) -> None:
+    refused(post(site, path, options), status, text)
+    assert site.source.calls == []
+
+
+def test_a_body_that_is_no_json_or_too_large_does_nothing(site: ConsoleSite) -> None:
+    refused(site.post("/api/topic/pause?topic=t", b"{"), 400, "no JSON")
+    refused(site.post("/api/topic/pause?topic=t", b"[" * 100_000), 400, "no JSON")
+    refused(site.post("/api/topic/pause?topic=t", b" " * 200_000), 413, "BODY_TOO_BIG")
+    assert site.source.calls == []
+
+
+def test_delayed_messages_are_cancelled_and_counted(site: ConsoleSite) -> None:
+    site.source.answers = {"delayed_cancel": [True, False], "delayed_cancel_all": 5}
+    assert post(site, "/api/delayed/cancel?topic=t", {"keys": ["a", "b"]}).json() == {"done": True, "cancelled": 1, "not_found": 1}
+    assert post(site, "/api/delayed/cancel?topic=t", {"all": True}).json()["cancelled"] == 5
+
+
+def test_a_preview_does_nothing(site: ConsoleSite) -> None:
+    found = site.get("/api/preview?action=channel.seek&topic=t&channel=c&to=time:5").json()
+    assert found["seek"] == {"from": 0, "to": 3, "again": 0, "skipped": 3}
+    assert site.source.calls == [("offset_at", 5_000_000)]
+    assert site.get("/api/preview?action=channel.seek&topic=t&channel=c&to=latest").json()["seek"]["to"] == 10
+    assert site.get("/api/preview?action=topic.delete&topic=t").json()["loses"][0]["count"] == 10
+    for query, status in (
+        ("channel.seek&channel=c&to=x", 400),
+        ("channel.seek&channel=c", 400),
+        ("channel.empty&channel=d", 404),
+        ("x", 400),
+    ):
+        assert site.get(f"/api/preview?topic=t&action={query}").status_code == status
+
+
+# Messages
+
+
+def block(first: int, *values: bytes) -> Block:
+    return with_place(pack(list(values)), first, 1_000_000_000)
+
+
+def offsets(site: ConsoleSite, query: str) -> list[int]:
+    answer = site.get(f"/api/messages?topic=t&{query}")
+    assert answer.status_code == 200, answer.text
+    return [message["offset"] for message in answer.json()["messages"]]
+
+
+def test_messages_by_offset_id_time_and_the_latest(site: ConsoleSite) -> None:
+    site.source.blocks = [block(2, b"a", b"b"), block(4, b"c"), block(8, *[b"x"] * 300)]  # 5 to 7 are lost
+    assert offsets(site, "offset=3&count=2") == [3, 4]
+    assert offsets(site, "offset=0&count=1") == [2]  # the oldest that is kept
+    assert offsets(site, "offset=5&count=1") == [8]
+    assert offsets(site, "id=0040000000000004&count=1") == [4]
+    assert offsets(site, "time_ms=1&count=1") == [3]
+    assert offsets(site, "latest=1") == list(range(208, 308))
+    assert offsets(site, "") == list(range(208, 308))
+    assert offsets(site, "offset=2&count=1000000") == [2, 3, 4, *range(8, 105)]
+    assert offsets(site, "offset=308") == []
+    found = site.get("/api/messages?topic=t&offset=3&count=2").json()
+    assert (found["start"], found["head"], found["from"], found["next_offset"]) == (2, 308, 3, 5)
+    assert found["messages"][0]["id"] == "0040000000000003"  # of node 1
+    refused(site.get("/api/messages?topic=t&id=0080000000000004"), 404, "of node 2")
+    for query, text in (("offset=x", "a number"), ("id=zz", "neither"), ("offset=1&latest=1", "say one"), ("time_ms=", "a number")):
+        refused(site.get(f"/api/messages?topic=t&{query}"), 400, text)
+    refused(site.get("/api/messages"), 400, "")
+
+
+def test_what_one_answer_holds_is_bounded(site: ConsoleSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "HELD_BYTES_MAX", 5_000)
+    monkeypatch.setattr(bodies, "ALL_BYTES_MAX", 3_000)
+    site.source.blocks = [block(0, *[b"x" * 1_000] * 50), block(50, b"y")]
+    found = site.get("/api/messages?topic=t&offset=0&body_max=900").json()
+    assert [len(message["body"]["text"]) for message in found["messages"]] == [900] * 5
+    assert found["next_offset"] == 5
+    assert len(site.source.reads) == 1
+    found = site.get("/api/messages?topic=t&offset=48&body_max=9999999").json()
+    assert [message["body"]["size"] for message in found["messages"]] == [1_000, 1_000, 1]
+
+
+def test_a_body_is_never_a_page(site: ConsoleSite) -> None:
+    site.source.blocks = [block(0, b"<script>")]
+    found = site.get("/api/body?topic=t&offset=0")
+    assert (found.content, found.headers["content-type"]) == (b"<script>", "application/octet-stream")
+    assert found.headers["content-disposition"] == 'attachment; filename="t-0"'
+    assert found.headers["x-content-type-options"] == "nosniff"
+    assert "sandbox" in found.headers["content-security-policy"]
+    for query in ("offset=1", ""):
+        refused(site.get(f"/api/body?topic=t&{query}"), 404, "has no message")
+
+
+# Publishing
+
+
+@pytest.mark.parametrize(
+    ("options", "bodies", "more"),
+    [
+        ({"body": "h\u00e9"}, ["h\u00e9".encode()], {}),
+        ({"body": ""}, [b""], {}),
+        ({"body_base64": "AP8="}, [b"\x00\xff"], {}),
+        ({"bodies": ["a", "b"], "tag": "x"}, [b"a", b"b"], {"tag": "x"}),
+        ({"body": "a", "key": "k", "headers": {"n": 1, "s": "t"}}, [b"a"], {"key": b"k", "headers": {"n": 1, "s": "t"}}),
+        ({"body": "a", "key_base64": "/w==", "headers_base64": {"b": "/w=="}}, [b"a"], {"key": b"\xff", "headers": {"b": b"\xff"}}),
+        ({"body": "a", "delay_s": 30 * 86_400}, [b"a"], {"delay": 30 * 86_400}),
+        ({"body": "a", "delay_s": 0.25, "key": None, "tag": None, "headers": None}, [b"a"], {"delay": 0.25}),
+    ],
+)
+def test_a_publish_is_one_call_of_a_client_of_its_own(site: ConsoleSite, options: Any, bodies: list[bytes], more: dict[str, Any]) -> None:
+    site.source.answers, site.source.closed = {"publish": 7}, 0
+    found = post(site, "/api/topic/publish?topic=t", options)
+    assert found.json() == {"done": True, "count": len(bodies), "offset": 7, "keys": []}
+    assert (site.source.calls, site.source.closed) == ([("publish", "t", bodies, more)], 1)
+
+
+def test_a_delayed_publish_tells_keys_in_place_of_an_offset(site: ConsoleSite) -> None:
+    site.source.answers = {"publish": ["k1", "k2"]}
+    found = post(site, "/api/topic/publish?topic=t", {"bodies": ["a", "b"], "delay_s": 5}).json()
+    assert found == {"done": True, "count": 2, "offset": None, "keys": ["k1", "k2"]}
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "text"),
+    [
+        ({}, 400, "give one of body"),
+        (None, 400, "give one of body"),
+        ({"body": "a", "bodies": ["b"]}, 400, "give one of body"),
+        ({"body": "a", "body_base64": "YQ=="}, 400, "give one of body and body_base64"),
+        ({"body": 5}, 400, "body is a text"),
+        ({"body_base64": "!"}, 400, "no base64"),
+        ({"bodies": []}, 400, "1 to 10000 texts"),
+        ({"bodies": [""] * 10_001}, 400, "1 to 10000 texts"),
+        ({"bodies": [b"".decode(), 1]}, 400, "1 to 10000 texts"),
+        ({"body": "a", "headers": [1]}, 400, "are objects"),
+        ({"body": "a", "headers": {"n": [1]}}, 400, "a header is a text"),
+        ({"body": "a", "headers": {"n": 1}, "headers_base64": {"n": "YQ=="}}, 400, "in one of them only"),
+        ({"body": "a", "headers_base64": {"n": 1}}, 400, "no base64"),
+        ({"body": "a", "tag": 1}, 400, "tag is a text"),
+        ({"body": "a", "delay_s": "1h"}, 400, "number of seconds"),
+        ({"body": "a", "delay_s": True}, 400, "number of seconds"),
+        ({"body": "a", "delay_s": 10**400}, 400, "number of seconds"),
+        ({"body": "a", "defer": 1}, 400, "no field 'defer'"),
+        ({"body": "a" * (1024 * 1024 + 1)}, 413, "MSG_TOO_BIG"),
+        ({"body": "\n" * (1024 * 1024 + 200_000)}, 413, "BODY_TOO_BIG"),
+    ],
+)
+def test_what_cannot_be_published_reaches_no_client(site: ConsoleSite, options: Any, status: int, text: str) -> None:
+    refused(post(site, "/api/topic/publish?topic=t", options), status, text)
+    assert site.source.calls == []
+
+
+@pytest.mark.parametrize(
+    "body", [rb'{"body": "\ud800"}', rb'{"body": "a", "key": "\ud800"}', rb'{"body": "a", "headers": {"\ud800": "\ud800"}}']
+)
+def test_half_a_character_is_refused(site: ConsoleSite, body: bytes) -> None:
+    refused(site.post("/api/topic/publish?topic=t", body), 400, "not Unicode")
+    assert site.source.calls == []
+
+
+def test_a_refused_publish_ends_its_client_and_gives_its_place_back(site: ConsoleSite) -> None:
+    site.source.answers, site.source.closed = {"publish": NotFound(E_NOT_FOUND, "topic 't' does not exist")}, 0
+    for _ in range(PUBLISHES_MAX + 1):
+        refused(post(site, "/api/topic/publish?topic=t", {"body": "a"}), 404, "does not exist")
+    assert site.source.closed == PUBLISHES_MAX + 1
+
+
+def test_so_many_publishes_at_a_time(site: ConsoleSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doing, "PUBLISHES_MAX", 0)
+    refused(post(site, "/api/topic/publish?topic=t", {"body": "a"}), 503, "E_LIMIT")
+    assert site.source.calls == []
+
+
+def test_who_publishes_needs_publish_and_to_make_a_topic_create() -> None:
+    async def there() -> dict[str, list[str]]:
+        return {"t": [], "u": []}
+
+    site = ConsoleSite(authority=HttpAuthority(policy=AccessPolicy(Access.parse(ACCESS)), first_use=FirstUse(there)))
+    try:
+        asked = [
+            ("some", "t", 403),
+            ("sending", "u", 200),
+            ("sending", "t", 403),
+            ("all", "t", 200),
+            ("using", "new", 403),
+            ("using", "mine.new", 200),
+        ]
+        for who, topic, status in asked:
+            authorization = {"headers": {"authorization": f"Bearer {who}"}}
+            assert post(site, f"/api/topic/publish?topic={topic}", {"body": "a"}, **authorization).status_code == status, (who, topic)
+        assert [call[1] for call in site.source.calls if call[0] == "publish"] == ["u", "t", "mine.new"]
+        assert post(site, "/api/topic/publish?topic=t", {"body": "a"}).status_code == 401
+    finally:
+        site.close()
+
+
+def test_a_page_of_elsewhere_publishes_nothing(site: ConsoleSite) -> None:
+    found = post(site, "/api/topic/publish?topic=t", {"body": "a"}, headers={"origin": "http://elsewhere.example"})
+    assert (found.status_code, site.source.calls) == (403, [])
+
+
+# Permissions that the path alone does not decide
+
+
+def test_bodies_travel_only_for_who_may_read_them_here_and_publish_them_there() -> None:
+    """`admin` alone would read a topic by having its messages sent to one of its own: by a redrive, or as dead letters."""
+    site = ConsoleSite(authority=HttpAuthority(policy=AccessPolicy(Access.parse(ACCESS))))
+    try:
+        some, sending, all_ = ({"headers": {"authorization": f"Bearer {who}"}} for who in ("some", "sending", "all"))
+        for path, options in (
+            ("/api/redrive?topic=t", {"to": "u"}),
+            ("/api/channel/configure?topic=t&channel=c", {"dead_letter_topic": "u"}),
+            ("/api/channel/create?topic=t&channel=n", {"dead_letter_topic": "u"}),
+        ):
+            refused(post(site, path, options, **some), 403, "UNAUTHORIZED")
+            refused(post(site, path, options, **all_), 403, "UNAUTHORIZED")
+            assert post(site, path, options, **sending).status_code == 200, path
+        assert post(site, "/api/job/stop?id=1", **some).status_code == 200  # of a topic of his
+        site.source.topics["u"] = []
+        assert [*site.get("/api/histories", **some).json()["topics"]] == ["t"]
+        assert [*site.get("/api/overview", **some).json()["topics"]] == ["t"]
+        assert site.get("/api/overview?topic=u", **some).status_code == 403
+    finally:
+        site.close()

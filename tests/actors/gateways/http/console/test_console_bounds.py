@@ -1,0 +1,89 @@
+"""What the console's back end reads and remembers at most: messages, memory figures, and how long it believes in what it knew."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from zsq.actors.gateways.http.console import reading, sampler
+from zsq.transport.block.block import Block, pack
+from zsq.transport.errors import E_TIMEOUT, ZsqError
+
+
+class Log:
+    """Its blocks, each read by itself; `damaged`: from this offset on there is nothing, and no way on."""
+
+    def __init__(self, blocks: list[Block], damaged: int = 1 << 40) -> None:
+        self.blocks, self.damaged, self.reads = blocks, damaged, 0
+
+    async def read(self, at: int, size: int) -> Any:
+        self.reads += 1
+        assert self.reads < 20, "it does not end"
+        found = [block for block in self.blocks if block.first_offset <= at < min(block.next_offset, self.damaged)]
+        return SimpleNamespace(blocks=found, next_offset=found[-1].next_offset if found else at)
+
+
+def read(log: Any, first: int, head: int, count: int) -> tuple[list[int], int]:
+    found, at = asyncio.run(reading._read("t", log, first, head, count))
+    return [one.offset for one in found], at
+
+
+def blocks(*counts: int) -> list[Block]:
+    made: list[Block] = []
+    for count in counts:
+        block = pack([b"x" * 100] * count)
+        first = made[-1].next_offset if made else 0
+        made.append(Block(block.header._replace(first_offset=first), block.payload, block.columns))
+    return made
+
+
+def test_messages_are_read_up_to_a_count_a_size_and_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read(Log(blocks(3, 3, 3)), 1, 9, 5) == ([1, 2, 3, 4, 5], 6)
+    assert read(Log(blocks(3, 3, 3)), 7, 9, 5) == ([7, 8], 9)
+    monkeypatch.setattr(reading, "HELD_BYTES_MAX", 350)
+    assert read(Log(blocks(3, 3, 3)), 0, 9, 9) == ([0, 1, 2, 3], 4)
+
+
+def test_reading_ends_where_there_is_no_way_on() -> None:
+    log = Log(blocks(3, 3), damaged=3)
+    assert read(log, 0, 6, 9) == ([0, 1, 2], 3)
+    assert log.reads == 2
+
+
+def test_memory_is_measured_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[list[int]] = []
+
+    def measure(pids: list[int]) -> dict[int, int]:
+        measured.append(pids)
+        return dict.fromkeys(pids, len(measured))
+
+    async def main() -> None:
+        harness: Any = object.__new__(reading.ReadHandlers)
+        harness._memory, harness._measuring = (-reading.MEMORY_AGE_S, {}), asyncio.Lock()
+        assert await harness._memory_of([7]) == await harness._memory_of([7]) == {7: 1}
+        harness._memory = asyncio.get_running_loop().time() - reading.MEMORY_AGE_S - 1, {7: 1}
+        assert await harness._memory_of([7]) == {7: 2}
+
+    monkeypatch.setattr(reading, "_measured", measure)
+    asyncio.run(main())
+    assert measured == [[7], [7]]
+
+
+@pytest.mark.parametrize("age", [-1.0, 1.0])
+def test_histories_have_a_hole_where_the_broker_was_silent_for_long(age: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost: list[int] = []
+
+    class Silent:
+        async def overview(self, since: int = 0, **more: bool) -> dict[str, Any]:
+            made.closing = True
+            raise ZsqError(E_TIMEOUT, "no answer")
+
+    made = sampler.Sampler(Silent())
+    monkeypatch.setattr(made.history, "lost", lost.append)
+    made._sampled_s = time.monotonic() - sampler.LOST_S - age
+    asyncio.run(made.run())
+    assert len(lost) == (age > 0)

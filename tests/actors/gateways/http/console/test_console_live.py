@@ -1,0 +1,247 @@
+"""The console's sampler and its streams: how often is asked, what a page hears, and how a stream ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, ClassVar
+
+import pytest
+from starlette.requests import Request
+from support.console_site import ConsoleSite
+
+from zsq.actors.gateways.http.console import console as live
+from zsq.actors.gateways.http.console import sampler
+from zsq.actors.gateways.http.console.board import BoardView
+from zsq.actors.gateways.http.console.doing import KEPT, RUNNING_MAX, BackgroundJobs, Job
+from zsq.actors.gateways.http.web.authority import give
+from zsq.actors.gateways.http.web.limits import HttpLimits
+from zsq.actors.gateways.http.web.responses import ApiError
+from zsq.actors.security.access import Access
+from zsq.actors.security.policy import EVERYBODY, NOBODY, AccessPolicy, Principal
+from zsq.transport.client.core.redrive import ChannelName, LetterRoute, Origin
+from zsq.transport.errors import E_CLOSING, Refused, ZsqError
+
+
+@pytest.fixture
+def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[ConsoleSite]:
+    monkeypatch.setattr(sampler, "HURRIED_S", 0.0)
+    monkeypatch.setattr(sampler, "WATCHED_S", 0.01)
+    site = ConsoleSite()
+    site.console.sampler._watched_each_s = 0.01
+    yield site
+    site.close()
+
+
+def stream(site: ConsoleSite, **view: Any) -> AsyncIterator[bytes]:
+    return site.console.live._events(BoardView(EVERYBODY, **view))
+
+
+async def heard(events: AsyncIterator[bytes]) -> tuple[str, Any]:
+    kind, _, data = (await anext(events)).decode().partition("\n")
+    return kind.removeprefix("event: "), json.loads(data.removeprefix("data: ")) if data.startswith("data: ") else None
+
+
+def test_a_stream_tells_all_and_then_what_changes(site: ConsoleSite) -> None:
+    async def listen() -> None:
+        await site.console.sampler.fresh()
+        events = stream(site, channels=True)
+        kind, data = await heard(events)
+        assert (kind, [*data["topics"]["t"]["channels"]]) == ("snapshot", ["c"])
+        site.source.values = {"head": 7}
+        kind, data = await heard(events)
+        assert (kind, {name: data[name] for name in ("topics",)}) == ("changes", {"topics": {"t": {"head": 7}}})
+        site.source.topics = {"u": []}
+        kind, data = await heard(events)
+        assert (kind, data["gone"], [*data["topics"]]) == ("changes", {"topics": ["t"], "channels": []}, ["u"])
+        site.source.broker |= {"alarms": 1, "alarmed_ns": 5}
+        assert [(await heard(events))[0] for _ in range(2)] == ["changes", "alarms"]
+        site.console.jobs.version += 1
+        site.console.jobs._jobs.append(Job(1, "u", None, None, None, EVERYBODY))
+        site.source.values = {"head": 8}
+        assert [(await heard(events))[0] for _ in range(2)] == ["changes", "jobs"]
+        assert site.console.live.streams == 1
+        site.console.sampler.close()
+        assert (await heard(events))[0] == "again"
+        with pytest.raises(StopAsyncIteration):
+            await anext(events)
+        assert site.console.live.streams == 0
+
+    site.within(listen)
+
+
+def test_a_stream_tells_nothing_more_under_old_rules(site: ConsoleSite) -> None:
+    async def listen() -> None:
+        await site.console.sampler.fresh()
+        events = stream(site)
+        assert (await heard(events))[0] == "snapshot"
+        site.console.live.renew()
+        site.source.topics = {"secret": []}
+        assert (await heard(events))[0] == "again"
+        changing = stream(site)
+        assert (await heard(changing))[0] == "snapshot"
+        coming = asyncio.ensure_future(heard(changing))
+        await asyncio.wait((coming,), timeout=0.001)  # it waits for a change
+        site.console.live.renew()
+        site.source.topics = {"another": []}
+        assert (await coming)[0] == "again"
+
+    site.within(listen)
+
+
+def test_a_stream_where_nothing_happens_says_that_it_lives_and_ends_in_time(site: ConsoleSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "KEEP_S", 0.05)
+
+    async def listen() -> None:
+        await site.console.sampler.fresh()
+        events = stream(site)
+        assert (await heard(events))[0] == "snapshot"
+        assert await anext(events) == b": keep\n\n"
+        monkeypatch.setattr(live, "STREAM_S", 0.0)
+        assert (await heard(stream(site)))[0] == "snapshot"
+        short = stream(site)
+        assert [(await heard(short))[0] for _ in range(2)] == ["snapshot", "again"]
+
+    site.within(listen)
+
+
+def test_there_are_so_many_streams_and_no_more(site: ConsoleSite) -> None:
+    site.console.live.streams = live.STREAMS_MAX
+    answer = site.get("/api/live")
+    assert (answer.status_code, "E_LIMIT" in answer.text) == (503, True)
+    assert site.get("/api/live?topic=none").status_code in (404, 503)
+
+
+def test_a_stream_of_a_topic_that_is_not_there(site: ConsoleSite) -> None:
+    assert site.get("/api/live?topic=none").status_code == 404
+
+    async def listen() -> bytes:
+        request = Request({"type": "http", "method": "GET", "query_string": b"topic=t", "headers": []})
+        give(request, EVERYBODY)
+        answer: Any = await site.console.live.live(request)
+        return bytes(await anext(answer.body_iterator))
+
+    assert json.loads(site.within(listen).partition(b"data: ")[2])["topics"]["t"]["channels"]["c"]["depth"] == 0
+
+
+def test_a_stream_is_no_request_that_must_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "STREAM_S", 0.3)
+    site = ConsoleSite(limits=HttpLimits(request_s=0.1))
+    try:
+        answer = site.get("/api/live")
+        assert (answer.status_code, answer.text.endswith("event: again\ndata: {}\n\n")) == (200, True)
+        assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+        monkeypatch.setattr(live, "STREAM_S", 600.0)
+        assert site.call("HEAD", "/api/live").content == b""
+    finally:
+        site.close()
+
+
+def test_nobody_is_asked_often_while_nobody_looks(site: ConsoleSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler, "LINGERS_S", 0.0)
+
+    async def look() -> None:
+        await site.console.sampler.fresh()
+        with site.console.sampler.watch():
+            tick = site.console.sampler.board.tick
+            assert await site.console.sampler.after(tick + 3, 5)
+        await asyncio.wait_for(_still(site), 5)
+
+    site.within(look)
+
+
+async def _still(site: ConsoleSite) -> None:
+    """A tenth of a second, ten of its ticks, without a question."""
+    while True:
+        before = site.source.overviews
+        if not await site.console.sampler.after(site.console.sampler.board.tick, 0.1):
+            assert site.source.overviews == before
+            return
+
+
+def test_a_broker_that_does_not_answer_is_an_error_and_no_end(site: ConsoleSite) -> None:
+    async def ask() -> None:
+        await site.console.sampler.fresh()
+        site.source.fails = Refused(E_CLOSING, "gone")
+        site.console.sampler._sampled_s -= 100
+        with pytest.raises(ZsqError, match="gone"):
+            await site.console.sampler.fresh()
+        site.source.fails = ValueError("a defect")
+        with pytest.raises(ZsqError, match="a defect"):
+            await site.console.sampler.fresh()
+        site.source.fails = None
+        assert (await site.console.sampler.fresh()).topics.keys() == {"t"}
+
+    site.within(ask)
+
+
+@pytest.mark.parametrize(("rows", "each_s"), [(0, 1.0), (400, 1.0), (1_000, 2.5), (100_000, 5.0)])
+def test_a_busy_broker_is_asked_more_seldom(rows: int, each_s: float) -> None:
+    class Busy:
+        async def overview(self, since: int = 0, **asked: bool) -> dict[str, Any]:
+            names = ("messages", "bytes", "pulsed_ms")
+            topics: dict[str, Any] = {str(number): ((1, 1, 1), {}) for number in range(rows)}
+            fields = {"topic_fields": names, "channel_fields": ("finished", "requeued", "timed_out", "pulsed_ms")}
+            return {"version": 1, "whole": True, "topics": topics, "broker": {"alarms": 0, "alarmed_ns": 0}, "alarms": {}, **fields}
+
+    async def sample() -> float:
+        one = sampler.Sampler(Busy())
+        await one._sample()
+        return one._watched_each_s
+
+    assert asyncio.run(sample()) == each_s
+
+
+# Redrives
+
+
+SOME = Principal("some", AccessPolicy(Access.parse('[users.some]\nadmin = ["t"]')))
+
+
+def test_redrives_are_bounded_and_one_a_topic(site: ConsoleSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = site.console.jobs
+    over = asyncio.Event()
+
+    async def work(self: BackgroundJobs, job: Job) -> None:
+        await over.wait()
+
+    monkeypatch.setattr(BackgroundJobs, "_redrive", work)
+
+    async def start() -> None:
+        for number in range(RUNNING_MAX):
+            jobs.start(str(number), None, None, None, EVERYBODY)
+        with pytest.raises(ZsqError, match=f"{RUNNING_MAX} redrives"):
+            jobs.start("another", None, None, None, EVERYBODY)
+        with pytest.raises(ApiError, match="at work"):
+            jobs.start("0", None, None, None, EVERYBODY)
+        over.set()
+        await asyncio.wait(set(jobs._tasks))
+        for _ in range(KEPT + 3):
+            jobs.start("t", None, None, None, EVERYBODY)
+            await asyncio.wait(set(jobs._tasks))
+        assert [row["id"] for row in jobs.rows(EVERYBODY)] == list(range(KEPT + 3 + RUNNING_MAX, 3 + RUNNING_MAX, -1))
+        assert {row["state"] for row in jobs.rows(SOME)} == {"done"}
+        assert jobs.rows(NOBODY) == []
+        last = jobs.rows(SOME)[0]["id"]
+        with pytest.raises(ApiError, match="no job"):
+            jobs.stop(last, NOBODY)
+        assert jobs.stop(last, SOME).stopping.is_set()
+
+    site.within(start)
+
+
+def test_letters_go_only_where_their_sender_may_publish(site: ConsoleSite) -> None:
+    class Letter:
+        offset = 0
+        headers: ClassVar = {"zsq-dead-topic": "secret", "zsq-dead-channel": "c", "zsq-dead-uuid": "u"}
+
+    class Letters:
+        def messages(self) -> list[Any]:
+            return [Letter()]
+
+    job = Job(1, "t", None, None, None, SOME)
+    job.plan._end = 5
+    site.within(lambda: site.console.jobs._send(job, Letters(), None))  # type: ignore[arg-type]
+    assert (job.plan.sent, [*job.row()["reasons"]]) == ({}, ["publishing to topic 'secret' is not permitted to some"])
+    assert job.plan._known[LetterRoute(ChannelName("secret", "c"), Origin("secret", "u", "c"), False)]

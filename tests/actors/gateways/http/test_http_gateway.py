@@ -1,0 +1,182 @@
+"""The HTTP gateway's own parts: where it listens, how the node shows itself, and its publisher."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import pytest
+
+from zsq.actors.gateways.http.api.publish import FAILURES_MAX, GatheredPublisher, WriteFailures
+from zsq.actors.gateways.http.gateway import first_tcp_port, make_node, open_listener, split_address
+from zsq.actors.gateways.http.web.limits import Budget, HttpLimits
+from zsq.actors.gateways.http.web.responses import ApiError
+from zsq.actors.gateways.nsq.publishing import Gatherer
+from zsq.actors.runtime.actor import StartFailed
+from zsq.actors.settings.options import NsqOptions
+from zsq.transport.errors import E_CLOSED, E_CLOSING, E_DISK_FULL, E_TOPIC_FULL, Refused, from_wire
+
+
+def test_addresses() -> None:
+    assert split_address("127.0.0.1:4151") == ("127.0.0.1", 4151)
+    assert split_address("[::1]:4151") == ("::1", 4151)
+    assert split_address(":0") == ("", 0)
+    for wrong in ("4151", "a:b", "::1:4151", "a:65536", "a:-1", ""):
+        with pytest.raises(StartFailed, match="wants HOST:PORT"):
+            split_address(wrong)
+
+
+def test_what_cannot_be_listened_on_is_told() -> None:
+    with open_listener("127.0.0.1:0") as first:
+        port = first.getsockname()[1]
+        with pytest.raises(StartFailed, match=rf"cannot listen on http://127.0.0.1:{port}: Address already in use"):
+            open_listener(f"127.0.0.1:{port}")
+    with pytest.raises(StartFailed, match=r"cannot listen on http://no\.invalid:4151: "):
+        open_listener("no.invalid:4151")
+
+
+def test_how_the_node_shows_itself() -> None:
+    nsq = NsqOptions(listen=("unix:/run/nsq", "127.0.0.1:4150"))
+    node = make_node(nsq, "127.0.0.1", 4151)
+    assert (node.broadcast_address, node.tcp_port, node.http_port, node.name) == ("127.0.0.1", 4150, 4151, "127.0.0.1:4151")
+    assert make_node(nsq, "", 1).broadcast_address == make_node(nsq, "0.0.0.0", 1).broadcast_address == socket.gethostname()
+    assert make_node(nsq, "::", 1).broadcast_address == socket.gethostname()
+    assert make_node(nsq, "queue.example", 1).broadcast_address == "queue.example"
+    assert make_node(nsq, "::1", 1).name == "[::1]:1"
+    told = NsqOptions(broadcast_address="b", broadcast_tcp_port=5, broadcast_http_port=6)
+    assert (make_node(told, "", 1).name, make_node(told, "", 1).tcp_port) == ("b:6", 5)
+    assert make_node(None, "", 1).tcp_port == -1
+    assert first_tcp_port(("unix:/x:4150",)) == -1
+
+
+def test_limits_agree_with_what_a_block_holds() -> None:
+    with pytest.raises(ValueError, match="over what a block can hold"):
+        HttpLimits(max_msg_size=8 << 20)
+
+
+class FakeGatherer:
+    """`may_finish`: what `finish` waits for, if anything."""
+
+    def __init__(self, may_finish: asyncio.Event | None = None) -> None:
+        self.may_finish = may_finish
+        self.stopping = False
+        self.given: list[tuple[str, list[bytes], int]] = []
+        self.answers: list[Callable[[str], None]] = []
+        self.finished = asyncio.Event()
+
+    def publish(self, topic: str, bodies: Sequence[bytes], delay_ms: int, answer: Callable[[str], None]) -> None:
+        self.given.append((topic, list(bodies), delay_ms))
+        self.answers.append(answer)
+
+    def stop_waiting(self) -> None:
+        self.stopping = True
+
+    async def finish(self, timeout_s: float) -> None:
+        if self.may_finish is not None:
+            await self.may_finish.wait()
+        for answer in self.answers:
+            answer("E_CLOSING the end")
+        self.finished.set()
+
+    def statistics(self) -> dict[str, Any]:
+        return {}
+
+
+def test_a_publish_is_over_when_it_is_answered_and_says_why_it_failed() -> None:
+    async def run() -> None:
+        gatherer = FakeGatherer()
+        publisher = GatheredPublisher(lambda: cast("Gatherer", gatherer))
+        first = asyncio.ensure_future(publisher.publish("t", [b"a"], 5))
+        second = asyncio.ensure_future(publisher.publish("t", [b"b"], 0))
+        left = asyncio.ensure_future(publisher.publish("t", [b"c"], 0))
+        await asyncio.wait((first, left), timeout=0.01)
+        assert gatherer.given == [("t", [b"a"], 5), ("t", [b"b"], 0), ("t", [b"c"], 0)]
+        assert not first.done()
+        left.cancel()
+        gatherer.answers[0]("")
+        gatherer.answers[1]("E_TOPIC_FULL no room: try later")
+        await first
+        with pytest.raises(Refused) as refused:
+            await second
+        assert (refused.value.code, refused.value.text) == (E_TOPIC_FULL, "no room: try later")
+        await asyncio.wait((left,))
+        gatherer.answers[2]("")  # to nobody
+        await publisher.close()
+        assert gatherer.finished.is_set()
+
+    asyncio.run(run())
+
+
+def test_lanes_to_many_topics_are_given_up() -> None:
+    async def run() -> None:
+        made: list[FakeGatherer] = []
+
+        def make() -> Gatherer:
+            made.append(FakeGatherer())
+            return cast("Gatherer", made[-1])
+
+        publisher = GatheredPublisher(make, lanes_max=3)
+        waiting = [asyncio.ensure_future(publisher.publish(f"t{number % 7}", [b""], 0)) for number in range(14)]
+        await asyncio.wait(waiting, timeout=0.01)
+        assert [len({topic for topic, _, _ in one.given}) for one in made] == [3, 3, 3, 3, 2]
+        assert [one.finished.is_set() for one in made] == [True] * 4 + [False]
+        for answer in made[-1].answers:
+            answer("")
+        await publisher.close()
+        await asyncio.wait(waiting)
+        assert [task.exception() is None for task in waiting[-2:]] == [True, True]
+        for task in waiting:
+            task.exception()
+
+    asyncio.run(run())
+
+
+def test_all_gatherers_hear_that_the_broker_stops() -> None:
+    """Those that are retired, the one that is used, and one that is made for a request that comes late."""
+
+    async def run() -> None:
+        made: list[FakeGatherer] = []
+        may_finish = asyncio.Event()
+
+        def make() -> Gatherer:
+            made.append(FakeGatherer(may_finish))
+            return cast("Gatherer", made[-1])
+
+        publisher = GatheredPublisher(make, lanes_max=1)
+        waiting = [asyncio.ensure_future(publisher.publish(f"t{number}", [b""], 0)) for number in range(2)]
+        await asyncio.wait(waiting, timeout=0.01)
+        assert [one.stopping for one in made] == [False, False]
+        publisher.stop_waiting()
+        assert [one.stopping for one in made] == [True, True]
+        waiting.append(asyncio.ensure_future(publisher.publish("t2", [b""], 0)))
+        await asyncio.wait(waiting, timeout=0.01)
+        assert [one.stopping for one in made] == [True] * 3
+        may_finish.set()
+        await publisher.close()
+        await asyncio.wait(waiting)
+        assert [cast("Refused", task.exception()).code for task in waiting] == [E_CLOSING] * 3
+
+    asyncio.run(run())
+
+
+def test_failed_writes_are_noted_and_forgotten() -> None:
+    noted = WriteFailures()
+    noted.note("t", from_wire(E_CLOSED, "by a person"))
+    assert not noted.by_topic
+    for number in range(FAILURES_MAX + 5):
+        noted.note(f"t{number}", from_wire(E_DISK_FULL, "why"))
+    assert len(noted.by_topic) == FAILURES_MAX
+    noted.note("t0", None)
+    assert "t0" not in noted.by_topic
+
+
+def test_a_budget_is_given_back_whatever_happens() -> None:
+    budget = Budget(10)
+    with budget.share() as share:
+        share.take(7)
+        with pytest.raises(ApiError, match="E_LIMIT"):
+            share.take(4)
+        assert budget.held == 7
+    assert budget.held == 0

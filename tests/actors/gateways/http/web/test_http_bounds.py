@@ -1,0 +1,90 @@
+"""Bounds of the HTTP gateway by themselves: tombstones, warnings, a reader that trickles, the console's folder, what has a body."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+
+from zsq.actors.gateways.http.api import lookup
+from zsq.actors.gateways.http.api.lookup import Tombstones
+from zsq.actors.gateways.http.console import files
+from zsq.actors.gateways.http.web import authority
+from zsq.actors.gateways.http.web.authority import HttpAuthority
+from zsq.actors.gateways.http.web.body import has_body
+from zsq.actors.gateways.http.web.limits import HttpLimits
+from zsq.actors.gateways.http.web.server import BoundedProtocol
+
+
+def request(**headers: str) -> Request:
+    fields = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    return Request({"type": "http", "method": "GET", "path": "/pub", "client": ("127.0.0.1", 9), "headers": fields, "query_string": b""})
+
+
+def test_tombstones_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookup, "TOMBSTONES_MAX", 2)
+    stones = Tombstones()
+    for topic in "abc":
+        stones.add(topic)
+    assert [stones.hides(topic) for topic in "abc"] == [True, True, False]
+
+
+def test_who_is_refused_does_not_fill_the_log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    now = [1_000.0]
+    monkeypatch.setattr(authority, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    guard: Any = object.__new__(HttpAuthority)
+    guard._refused, guard._warned_s = 0, now[0] - authority.WARNINGS_S
+    with caplog.at_level(logging.WARNING, "zsq"):
+        for _ in range(5):
+            guard._warn(request(), "no token")
+            now[0] += 1
+        assert len(caplog.records) == 1
+        now[0] += authority.WARNINGS_S
+        guard._warn(request(), "no token")
+    assert len(caplog.records) == 2
+    assert "4 others were refused before" in caplog.text
+
+
+@pytest.mark.parametrize("reads", ["nothing", "a trickle", "all"])
+def test_who_reads_too_slowly_is_cut_off(reads: str) -> None:
+    limits = HttpLimits()
+    cut: list[float] = []
+    unsent = [100_000]
+    protocol: Any = object.__new__(BoundedProtocol)
+    now = 0.0
+    protocol.transport = SimpleNamespace(get_write_buffer_size=lambda: unsent[0], abort=lambda: cut.append(now))
+    protocol._server = SimpleNamespace(limits=limits)
+    protocol._head_since_s, protocol._unsent = None, 0
+    protocol._unsent_since_s = protocol._stalled_since_s = 0.0
+    while now < 2 * limits.request_s and not cut:
+        protocol.sweep(now)
+        now += 1.0
+        unsent[0] -= {"nothing": 0, "a trickle": 1, "all": unsent[0]}[reads]
+    assert cut == {"nothing": [limits.stalled_s + 1], "a trickle": [limits.request_s + 1], "all": []}[reads]
+
+
+def test_the_consoles_folder_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    for name in "abc":
+        (tmp_path / f"{name}.css").write_text("/* 20 bytes of it */")
+    monkeypatch.setattr(files, "BYTES_MAX", 45)
+    assert served(tmp_path) == ["a.css", "b.css"]
+    assert "the rest is left out" in caplog.text
+    monkeypatch.setattr(files, "BYTES_MAX", 100)
+    assert served(tmp_path) == ["a.css", "b.css", "c.css"]
+    monkeypatch.setattr(files, "FILES_MAX", 1)
+    assert served(tmp_path) == ["a.css"]
+
+
+def served(folder: Path) -> list[str]:
+    return sorted(files.ConsoleFiles(str(folder))._files)
+
+
+def test_what_has_a_body() -> None:
+    assert has_body(request(content_length="3"))
+    assert has_body(request(transfer_encoding="chunked")), "of any length"
+    assert not has_body(request(content_length="0"))
+    assert not has_body(request())

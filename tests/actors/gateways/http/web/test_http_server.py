@@ -1,0 +1,257 @@
+"""The HTTP server's bounds: slow, silent, greedy and broken clients, on real sockets."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+
+import pytest
+from support.broker import wait_for
+from support.http_api import all_of, served
+
+from zsq.actors.gateways.http.web.limits import HttpLimits
+
+PING = b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+def answer_of(sock: socket.socket) -> tuple[int, dict[str, str], bytes]:
+    """The next answer, as it says how long it is."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        chunk = sock.recv(65_536)
+        assert chunk, f"closed after {data!r}"
+        data += chunk
+    head, _, body = data.partition(b"\r\n\r\n")
+    status, *fields = head.decode().split("\r\n")
+    headers = dict(field.lower().split(": ", 1) for field in fields)
+    while len(body) < int(headers["content-length"]):
+        body += sock.recv(65_536)
+    return int(status.split()[1]), headers, body
+
+
+def post(target: str, body: bytes, *headers: str) -> bytes:
+    lines = [f"POST {target} HTTP/1.1", "Host: a", f"Content-Length: {len(body)}", *headers, "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
+def test_a_connection_is_kept_and_answers_are_dated_and_in_order() -> None:
+    with served() as site, site.dial() as sock:
+        sock.sendall(PING)
+        status, headers, body = answer_of(sock)
+        assert (status, body) == (200, b"OK")
+        assert headers["date"].endswith("gmt")
+        assert "server" not in headers
+        sock.sendall(post("/pub?topic=t", b"one") + post("/topic/create?topic=u", b"unread") + PING)
+        assert statuses(sock, 3) == [200, 200, 200]
+        assert site.broker.published == [("t", [b"one"], 0)]
+
+
+def statuses(sock: socket.socket, count: int) -> list[int]:
+    data = b""
+    while data.count(b"HTTP/1.1 ") < count:
+        data += sock.recv(65_536)
+    return [int(part[:3]) for part in data.split(b"HTTP/1.1 ")[1:]]
+
+
+@pytest.mark.parametrize("garbage", [b"\0\0\0\0", b"  V2", b"GET / HTTP/x", b"GET /ping HTTP/1.1", b"GET / x", b"GET /\xff HTTP/1.1"])
+def test_what_is_no_http(garbage: bytes) -> None:
+    with served() as site, site.dial() as sock:
+        sock.sendall(garbage + b"\r\n\r\n")
+        status, headers, body = answer_of(sock)
+        assert (status, json.loads(body), headers["connection"]) == (400, {"message": "INVALID_REQUEST"}, "close")
+        assert all_of(sock) == b""
+
+
+def test_garbage_in_the_middle_of_a_body_ends_it() -> None:
+    with served() as site, site.dial() as sock:
+        sock.sendall(b"POST /pub?topic=t HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n")
+        sock.sendall(b"no size\r\n")
+        assert b"400" in all_of(sock)
+        wait_for(lambda: site.app.active == 0, what="the end of the request")
+        assert not site.broker.published
+
+
+def test_a_head_that_does_not_end() -> None:
+    with served(HttpLimits(head_bytes_max=4_096)) as site, site.dial() as sock:
+        sock.sendall(b"GET /ping?" + b"x" * 8_192)
+        assert answer_of(sock)[0] == 400
+
+
+@pytest.mark.parametrize("begin", [b"", b"GET /ping HT", PING + b"GET"])
+def test_a_head_that_does_not_come(begin: bytes) -> None:
+    with served(HttpLimits(head_s=0.5)) as site, site.dial() as sock:
+        sock.sendall(begin)
+        before = time.monotonic()
+        all_of(sock)
+        assert time.monotonic() - before < 5
+
+
+def test_an_idle_connection_is_closed_after_its_time_and_not_before() -> None:
+    with served(HttpLimits(head_s=0.2, keep_alive_s=3)) as site, site.dial() as sock:
+        before = time.monotonic()
+        sock.sendall(PING)
+        answer_of(sock)
+        assert all_of(sock) == b""
+        assert 2 < time.monotonic() - before < 8
+
+
+def test_a_body_that_does_not_come() -> None:
+    with served(HttpLimits(body_s=0.3, linger_s=0.1)) as site, site.dial() as sock:
+        sock.sendall(b"POST /pub?topic=t HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\nhel")
+        status, headers, body = answer_of(sock)
+        assert (status, json.loads(body), headers["connection"]) == (408, {"message": "REQUEST_TIMEOUT"}, "close")
+        assert all_of(sock) == b""
+        assert site.app._budget.held == 0
+
+
+def test_a_large_body_is_refused_before_it_is_read() -> None:
+    with served() as site, site.dial() as sock:
+        sock.sendall(b"POST /pub?topic=t HTTP/1.1\r\nHost: a\r\nContent-Length: 9999999999\r\nExpect: 100-continue\r\n\r\n")
+        status, _, body = answer_of(sock)
+        assert (status, json.loads(body)) == (413, {"message": "MSG_TOO_BIG"})
+
+
+def test_who_sends_too_much_and_then_reads_sees_why() -> None:
+    """Its connection would be reset, and the answer lost, if what it still sends were not taken."""
+    with served() as site, site.dial() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)
+        sock.sendall(post("/mpub?topic=t", b"x" * 12_000_000))
+        assert answer_of(sock)[0] == 413
+        assert all_of(sock) == b""
+
+
+def test_a_chunked_body_is_bounded_too() -> None:
+    with served(HttpLimits(max_body_size=100_000)) as site, site.dial() as sock:
+        sock.sendall(b"POST /mpub?topic=t HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
+        sock.sendall(b"8000\r\n" + b"x" * 0x8000 + b"\r\n")
+        assert site.broker.published == []
+        sock.sendall((b"8000\r\n" + b"x" * 0x8000 + b"\r\n") * 4)
+        status, _, body = answer_of(sock)
+        assert (status, json.loads(body)) == (413, {"message": "BODY_TOO_BIG"})
+
+
+def test_who_does_not_read_is_cut_off() -> None:
+    with served(HttpLimits(stalled_s=0.5)) as site:
+        site.broker.topics = {f"topic-{number}": {f"channel-{n}" for n in range(20)} for number in range(400)}
+        with site.dial() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            sock.sendall(b"GET /stats?format=json HTTP/1.1\r\nHost: a\r\n\r\n" * 4)
+            wait_for(lambda: site.broker.calls and not site.server.connections, what="the end of the connection")
+
+
+def test_a_silent_connection_gives_way_where_all_places_are_taken() -> None:
+    with served(HttpLimits(connections_max=3)) as site:
+        asked, oldest, newer = [site.dial() for _ in range(3)]
+        asked.sendall(PING)
+        assert answer_of(asked)[0] == 200
+        with site.dial() as fourth:
+            fourth.sendall(PING)
+            assert answer_of(fourth)[0] == 200
+            assert all_of(oldest) == b"", "who asked nothing goes before who did, and the oldest first"
+            assert len(site.server.connections) == 3
+            for sock in (asked, newer):
+                sock.sendall(PING)
+                assert answer_of(sock)[0] == 200
+        for sock in (asked, oldest, newer):
+            sock.close()
+
+
+def test_no_connection_at_work_gives_way() -> None:
+    with served(HttpLimits(connections_max=3)) as site:
+        release = site.hold()
+        held = [site.dial() for _ in range(3)]
+        for sock in held:
+            sock.sendall(post("/pub?topic=t", b"x"))
+        wait_for(lambda: site.app.active == 3, what="three requests")
+        with site.dial() as fourth:
+            assert all_of(fourth) == b""
+        release()
+        for sock in held:
+            assert answer_of(sock)[0] == 200
+            sock.close()
+
+
+def test_so_many_requests_at_once() -> None:
+    with served(HttpLimits(requests_max=3)) as site:
+        release = site.hold()
+        held = [site.dial() for _ in range(3)]
+        for sock in held:
+            sock.sendall(post("/pub?topic=t", b"x"))
+        wait_for(lambda: site.app.active == 3, what="three requests")
+        with site.dial() as fourth:
+            fourth.sendall(PING)
+            status, headers, body = answer_of(fourth)
+            assert (status, headers["retry-after"]) == (503, "1")
+            assert json.loads(body)["message"].startswith("E_LIMIT ")
+        release()
+        for sock in held:
+            assert answer_of(sock)[0] == 200
+            sock.close()
+
+
+def test_a_request_that_takes_too_long() -> None:
+    with served(HttpLimits(request_s=0.3)) as site, site.dial() as sock:
+        release = site.hold()
+        sock.sendall(post("/pub?topic=t", b"x"))
+        status, _, body = answer_of(sock)
+        assert status == 503
+        assert json.loads(body)["message"].startswith("E_TIMEOUT ")
+        release()
+
+
+def test_bodies_of_all_together() -> None:
+    with served(HttpLimits(bodies_bytes_max=100_000)) as site:
+        release = site.hold()
+        with site.dial() as first, site.dial() as second:
+            first.sendall(post("/pub?topic=t", b"x" * 60_000))
+            wait_for(lambda: site.app._budget.held == 60_000, what="the first body")
+            second.sendall(post("/pub?topic=t", b"x" * 60_000))
+            status, _, body = answer_of(second)
+            assert (status, json.loads(body)["message"][:8]) == (503, "E_LIMIT ")
+            release()
+            assert answer_of(first)[0] == 200
+        wait_for(lambda: site.app._budget.held == 0, what="room")
+
+
+def test_who_leaves_in_the_middle_leaves_nothing() -> None:
+    with served() as site:
+        for _ in range(20):
+            with site.dial() as sock:
+                sock.sendall(b"POST /pub?topic=t HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\nhel")
+        wait_for(lambda: not site.server.connections and not site.app.active, what="all gone")
+        assert site.app._budget.held == 0
+        assert site.broker.published == []
+        counted = [sample for family in site.app.metrics.registry.collect() for sample in family.samples if "_total" in sample.name]
+        assert counted == [], "an answer that nobody heard is none"
+
+
+def test_requests_under_way_are_answered_at_the_end() -> None:
+    with served() as site:
+        release = site.hold()
+        with site.dial() as sock, site.dial() as idle:
+            sock.sendall(post("/pub?topic=t", b"x"))
+            wait_for(lambda: site.app.active == 1, what="the request")
+            closing = threading.Thread(target=site.close)
+            closing.start()
+            assert all_of(idle) == b""
+            release()
+            assert answer_of(sock)[0] == 200
+            closing.join(10)
+        with pytest.raises(OSError):
+            site.dial(1.0)
+
+
+def test_an_upgrade_is_not_made() -> None:
+    with served() as site, site.dial() as sock:
+        sock.sendall(b"GET /ping HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: x\r\n\r\n")
+        assert answer_of(sock)[2] == b"OK"
+
+
+def test_nothing_wakes_an_idle_server() -> None:
+    with served() as site:
+        with site.dial() as sock:
+            sock.sendall(PING)
+            answer_of(sock)
+        wait_for(lambda: site.server._timer is None, what="the last look")

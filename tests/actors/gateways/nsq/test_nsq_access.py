@@ -1,0 +1,140 @@
+"""NSQ clients by the access file: tokens, [anonymous], what is told of AUTH, and how many may connect at all."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from support.nsq_client import OK, Client, pub, sized
+
+from zsq.actors.gateways.nsq.auth import AccessAuthenticator, AuthFailed, Who, load_access
+from zsq.actors.gateways.nsq.connection import Connection
+from zsq.actors.gateways.nsq.gateway import NsqGateway, limits_of
+from zsq.actors.gateways.nsq.intake import Intake
+from zsq.actors.runtime.actor import StartFailed
+from zsq.actors.security.access import Access, token_hash
+from zsq.actors.security.policy import NOBODY, AccessPolicy, may_command
+from zsq.actors.settings.options import NsqOptions, TlsOptions
+from zsq.transport.nsq.limits import NsqLimits
+
+USERS = f"""
+[users.etl]
+tokens = ["{token_hash("secret")}"]
+publish = ["clicks"]
+subscribe = ["clicks/a*"]
+[users.looker]
+tokens = ["{token_hash("look")}"]
+view = ["*"]
+"""
+
+
+def who(secret: str) -> Who:
+    return Who("10.0.0.1", False, "", secret)
+
+
+def test_a_token_is_a_user() -> None:
+    async def main() -> None:
+        them = AccessAuthenticator(AccessPolicy(Access.parse(USERS)))
+        etl = await them.state(who("secret"), fresh=True)
+        assert (etl.identity, etl.permission_count) == ("etl", 2)
+        asked = [("publish", "clicks", ""), ("publish", "other", ""), ("subscribe", "clicks", "ab"), ("subscribe", "clicks", "b")]
+        assert [may_command(etl, *one) for one in asked] == [True, False, True, False]
+        assert not may_command(etl, "subscribe", "clicks", "")
+        assert not may_command(etl, "publish", "clicks", "ab")
+        assert (await them.state(who("look"))).permission_count == 0, "AUTH is refused: there is nothing that NSQ could do"
+        for wrong in ("", "other", token_hash("secret"), "\udcff"):
+            with pytest.raises(AuthFailed):
+                await them.state(who(wrong))
+            assert not may_command(them.known(who(wrong)), "publish", "clicks", "")
+
+    asyncio.run(main())
+
+
+def test_new_rules_hold_for_who_is_there() -> None:
+    them = AccessAuthenticator(AccessPolicy(Access.parse(USERS)))
+    assert may_command(them.known(who("secret")), "publish", "clicks", "")
+    them.policy = AccessPolicy(Access.parse(""))
+    assert not may_command(them.known(who("secret")), "publish", "clicks", "")
+
+
+@pytest.mark.parametrize(
+    ("anonymous", "required", "offered"),
+    [("", True, False), ('[anonymous]\nview = ["*"]', True, False), ('[anonymous]\npublish = ["open"]', False, True)],
+)
+def test_what_is_told_of_auth(anonymous: str, required: bool, offered: bool) -> None:
+    limits = limits_of(NsqOptions(), snappy=False, access=AccessAuthenticator(AccessPolicy(Access.parse(USERS + anonymous))))
+    assert (limits.auth_required, limits.auth_offered) == (required, offered)
+
+
+def test_who_does_not_auth_is_asked_for_as_somebody() -> None:
+    client = Client(NsqLimits(auth_offered=True))
+    assert client.send(pub(b"t", b"x")) == OK
+    assert client.calls[0] == ("permitted", "publish", "t", "")
+    client.why["permitted"] = "not permitted"
+    assert b"E_UNAUTHORIZED" in client.send(pub(b"t", b"x"))
+    assert len(client.calls) == 3, "asked, published, asked"
+
+
+def test_where_auth_is_required_nobody_is_asked_for_before_it() -> None:
+    client = Client(NsqLimits(auth_required=True))
+    assert b"E_AUTH_FIRST" in client.send(pub(b"t", b"x"))
+    assert client.calls == []
+
+
+def test_auth_is_taken_where_it_is_offered() -> None:
+    assert b'"identity":"bob"' in Client(NsqLimits(auth_offered=True)).send(b"AUTH\n" + sized(b"secret"))
+    assert b"E_AUTH_DISABLED" in Client(NsqLimits()).send(b"AUTH\n" + sized(b"secret"))
+
+
+def test_certificates_of_clients_are_asked_for_on_every_connection() -> None:
+    """As nsqd does: a policy that a client could leave out by not asking for TLS would be none."""
+    assert limits_of(NsqOptions(tls=TlsOptions("c", "k", "ca", "require-verify")), snappy=False).tls_required
+    assert limits_of(NsqOptions(tls=TlsOptions("c", "k", required="true")), snappy=False).tls_required
+    assert not limits_of(NsqOptions(tls=TlsOptions("c", "k")), snappy=False).tls_required
+
+
+def test_a_file_that_cannot_be_used_is_told_at_the_start(tmp_path: Any) -> None:
+    assert load_access("") is None
+    (tmp_path / "a").write_text("[users")
+    for path in (tmp_path / "a", tmp_path / "none"):
+        with pytest.raises(StartFailed, match=str(path)):
+            load_access(str(path))
+
+
+def test_a_full_gateway_cuts_off_the_longest_idle_stranger_and_never_a_known_client() -> None:
+    gateway = NsqGateway(1, "nsq gateway", {})
+    gateway.options = NsqOptions(connections_max=2)
+    gateway.connections = {}
+    gateway.paused = {}
+    gateway.accepted = gateway.turned_away = 0
+    gateway.stir = lambda **_: None  # type: ignore[method-assign]
+    gateway.limits = NsqLimits(auth_required=True)
+    gateway.publishing = cast("Any", SimpleNamespace(full=False))
+    gateway.permits = cast("Any", SimpleNamespace(forget=lambda _: None))
+    gateway.loop = cast("Any", SimpleNamespace(call_soon=lambda _: None))
+    gateway.intake = Intake(gateway.loop, gateway.connections)
+    cut: list[int] = []
+
+    def dial(number: int) -> Connection:
+        transport = SimpleNamespace(
+            set_write_buffer_limits=lambda _: None, get_extra_info=lambda _: ("10.0.0.1", number), abort=lambda: cut.append(number)
+        )
+        connection = Connection(gateway)
+        connection._on_time = lambda: None  # type: ignore[method-assign]
+        connection.connection_made(cast("Any", transport))
+        return connection
+
+    first, second = dial(1), dial(2)
+    first.data_received(b"  V2")  # the second has been idle for longer now
+    third = dial(3)
+    assert cut == [2]
+    third.data_received(b"  V2")
+    for known in (first, third):
+        known.session.authorized = NOBODY
+        known.look()
+    dial(4)
+    assert cut == [2, 4], "the new one is turned away, for the others have authenticated"
+    assert (list(gateway.connections), gateway.turned_away, gateway.intake.cut_off) == ([first, third], 1, 1)
+    assert second not in gateway.intake.strangers

@@ -1,0 +1,71 @@
+"""One NSQ connection's way out, on a transport that only notes: what is gathered of a turn, and how much of it at most."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from zsq.actors.gateways.nsq.connection import _FLUSH_BYTES, Connection
+from zsq.actors.gateways.nsq.intake import Intake
+from zsq.transport.nsq.limits import NsqLimits
+
+
+class Layer:
+    """Puts a mark before what it packs."""
+
+    ended = held = False
+    cost = kept = 0
+
+    def receive(self, data: bytes) -> bytes:
+        return data
+
+    def send(self, data: bytes) -> bytes:
+        return b"!" + data
+
+
+class Way:
+    def __init__(self) -> None:
+        self.later: list[Callable[[], None]] = []
+        self.out: list[bytes] = []
+        loop = SimpleNamespace(call_soon=self.later.append)
+        intake = Intake(cast("Any", loop), {})
+        gateway = SimpleNamespace(loop=loop, limits=NsqLimits(), publishing=SimpleNamespace(full=False), paused={}, intake=intake)
+        self.connection = Connection(cast("Any", gateway))
+        self.connection._transport = cast("Any", SimpleNamespace(write=self.out.append))
+
+    def turn(self) -> list[bytes]:
+        """What was written by the end of the loop's turn."""
+        later, self.later[:] = [*self.later], []
+        for one in later:
+            one()
+        found, self.out[:] = [*self.out], []
+        return found
+
+
+@pytest.fixture
+def way() -> Way:
+    return Way()
+
+
+def test_without_layers_all_is_written_at_once(way: Way) -> None:
+    way.connection._write(b"a")
+    assert way.out == [b"a"]
+
+
+def test_what_a_turn_makes_is_packed_together_up_to_one_write(way: Way) -> None:
+    """Beyond that it goes out, packed, while the turn lasts: a thousand deliveries in one turn are not held twice."""
+    way.connection.layers.push(Layer())
+    way.connection._bare = False
+    for part in (b"a", b"b"):
+        way.connection._write(part)
+    assert way.out == []
+    assert way.turn() == [b"!ab"]
+    half = bytes(_FLUSH_BYTES // 2)
+    for _ in range(5):
+        way.connection._write(half)
+    assert way.out == [b"!" + 2 * half] * 2
+    assert way.turn() == [*[b"!" + 2 * half] * 2, b"!" + half]
+    assert way.turn() == []

@@ -1,0 +1,96 @@
+"""One NSQ consumer's part in a channel, on deliveries that come by hand: what it keeps of them, and for how long."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from zsq.actors.gateways.nsq import consuming
+from zsq.actors.gateways.nsq.consuming import _LATE_NS, Subscription
+from zsq.transport.block.block import pack, with_place
+from zsq.transport.nsq.wire import message_ids
+from zsq.transport.wire.protocol import Answer, Deliver, Subscribed
+
+MS = 1_000_000
+TIMEOUT_MS = 5_000
+
+
+class Consumer:
+    """Of a channel that took it in, without a channel: nobody listens at its other end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.handed = 0
+        self.refused: list[tuple[str, bytes]] = []
+        self.subscription = Subscription(
+            f"ipc://{folder}", "t", "c", "me", 0, 900_000, 0, self._hand, lambda why: None,
+            lambda verb, message_id: self.refused.append((verb, message_id)), lambda why: None,
+        )  # fmt: skip
+        self.session = self.subscription.session
+        asked = self.session.begin(1_000)
+        self.session.on_word(Subscribed(asked.request, 1, TIMEOUT_MS, 2_000), [], 0)
+
+    def _hand(self, frames: bytes, count: int) -> None:
+        self.handed += count
+
+    def deliver(self, token: int, first: int, count: int, now_ns: int) -> list[bytes]:
+        """Their ids."""
+        block = with_place(pack([b"x"] * count), first, 0)
+        self.session.on_word(Deliver(token, ((first, count, 1),), TIMEOUT_MS), [block], now_ns)
+        self.subscription._hand_out()
+        return list(message_ids(range(first, first + count)))
+
+    def sweep(self) -> None:
+        """As the timer does."""
+        self.subscription._sweeper.cancel()
+        self.subscription._sweep()
+
+
+def consuming_with(folder: Path, work: Callable[[Consumer], None]) -> None:
+    async def run() -> None:
+        consumer = Consumer(folder)
+        try:
+            work(consumer)
+        finally:
+            consumer.subscription.stop()
+
+    uvloop.run(run())
+
+
+def test_what_is_over_is_not_in_flight_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The channel gives it to others; a moment is left for its scan to say so first. A client that never answers keeps nothing."""
+    now = begun = time.monotonic_ns()
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now)
+
+    def work(consumer: Consumer) -> None:
+        nonlocal now
+        ids = consumer.deliver(7, 0, 3, now)
+        now = begun + TIMEOUT_MS * MS + _LATE_NS - 1
+        consumer.sweep()
+        assert consumer.subscription.in_flight == 3
+        assert consumer.subscription.finish(ids[:1]) == [], "it came in time, for all we know"
+        now += 1
+        consumer.sweep()
+        assert consumer.subscription.in_flight == 0
+        assert consumer.subscription.finish(ids[1:]) == ids[1:], "the client is told that they are not in flight"
+        assert not consumer.session.held
+
+    consuming_with(tmp_path, work)
+
+
+def test_the_last_words_of_so_many_messages_are_kept_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They name what a refusal is about; a client that gives all back again and again must not fill the memory with them."""
+    monkeypatch.setattr(consuming, "_ASKED_MAX", 3)
+
+    def work(consumer: Consumer) -> None:
+        ids = consumer.deliver(7, 0, 5, time.monotonic_ns())
+        assert all(consumer.subscription.requeue(one, 0) for one in ids)
+        assert len(consumer.subscription._asked) == 3
+        consumer.session.on_word(Answer(0, 7, ((0, 5),)), [], 0)
+        assert consumer.refused == [(verb, one) for verb, one in zip(("FIN", "FIN", "REQ", "REQ", "REQ"), ids, strict=True)]
+        assert not consumer.subscription._asked
+
+    consuming_with(tmp_path, work)

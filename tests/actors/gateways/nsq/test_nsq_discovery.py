@@ -1,0 +1,152 @@
+"""A new topic begins with the channels that it has elsewhere, whichever way it came to be; and a SUB that nobody answers ends."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import uvloop
+
+from zsq.actors.gateways.nsq import consuming
+from zsq.actors.gateways.nsq import registering as discovery
+from zsq.actors.gateways.nsq.consuming import Subscription
+from zsq.actors.gateways.nsq.registering import Discovery, Registrar
+
+
+class Here:
+    """The broker's part."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.there: dict[str, tuple[str, ...]] = {"old": ()}
+        self.made: list[tuple[str, str, str]] = []
+        self.looked = asyncio.Event()
+
+    async def topics(self) -> dict[str, tuple[str, ...]]:
+        self.looked.set()
+        return dict(self.there)
+
+    async def create_topic(self, topic: str) -> None:
+        self.there[topic] = ()
+
+    async def create_channel(self, topic: str, channel: str, start: str = "") -> None:
+        self.made.append((topic, channel, start))
+
+    async def close(self) -> None: ...
+
+    async def look(self) -> None:
+        """Until it was looked at once more, and what follows is done."""
+        for _ in range(2):
+            self.looked.clear()
+            await asyncio.wait_for(self.looked.wait(), 10)
+
+
+class Elsewhere:
+    """The nsqlookupds' part."""
+
+    def start(self) -> None: ...
+
+    def update(self, topics: Any) -> None: ...
+
+    async def channels_of(self, topic: str) -> list[str]:
+        return ["archive", "mail", "passing#ephemeral"]
+
+    async def close(self) -> None: ...
+
+
+class Slow(Elsewhere):
+    """Does not answer until it is let."""
+
+    def __init__(self) -> None:
+        self.asked, self.let = asyncio.Event(), asyncio.Event()
+
+    async def channels_of(self, topic: str) -> list[str]:
+        self.asked.set()
+        await self.let.wait()
+        return await super().channels_of(topic)
+
+
+def test_a_topic_that_is_deleted_meanwhile_does_not_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery, "ActingAdmin", Here)
+    monkeypatch.setattr(discovery, "LOOK_S", 0.01)
+
+    async def run() -> None:
+        slow = Slow()
+        found = Discovery("ipc://nowhere", cast("Registrar", slow))
+        here = cast("Here", found._admin)
+        await here.look()
+        here.there["brief"] = ()
+        await asyncio.wait_for(slow.asked.wait(), 10)
+        del here.there["brief"]
+        await here.look()
+        slow.let.set()
+        await here.look()
+        assert here.made == []
+        await found.close()
+
+    uvloop.run(run())
+
+
+def test_a_new_topic_has_the_channels_that_it_has_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery, "ActingAdmin", Here)
+    monkeypatch.setattr(discovery, "LOOK_S", 0.01)
+
+    async def run() -> None:
+        found = Discovery("ipc://nowhere", cast("Registrar", Elsewhere()))
+        here = cast("Here", found._admin)
+        await here.look()
+        assert here.made == [], "what was here at the start is as it was left"
+        here.there["by-http"] = ("mail",)
+        await here.look()
+        assert here.made == [("by-http", "archive", "earliest")], "also what was published before it was seen"
+        prepared = asyncio.Event()
+        found.prepare("by-tcp", prepared.set)
+        await asyncio.wait_for(prepared.wait(), 10)
+        await here.look()
+        assert here.made[1:] == [("by-tcp", "archive", ""), ("by-tcp", "mail", "")], "once"
+        await found.close()
+
+    uvloop.run(run())
+
+
+def test_a_sub_that_nobody_answers_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consuming, "SUB_S", 0.05)
+
+    async def run() -> None:
+        said: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        one = Subscription(
+            f"ipc://{tmp_path}", "t", "c", "label", 60_000, 900_000, 0, lambda *_: None, said.set_result, lambda *_: None, lambda *_: None
+        )
+        assert (await asyncio.wait_for(said, 10)).startswith("E_TIMEOUT t/c was not there within 0.05 s")
+        one.stop()
+
+    uvloop.run(run())
+
+
+def test_names_are_looked_at_when_they_change_and_not_only_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery, "ActingAdmin", Here)
+    monkeypatch.setattr(discovery, "LOOK_S", 3_600.0)
+
+    async def run() -> None:
+        told: list[set[str]] = []
+        updated = asyncio.Event()
+
+        class Lookupds(Elsewhere):
+            def update(self, topics: Any) -> None:
+                told.append(set(topics))
+                updated.set()
+
+        found = Discovery("ipc://nowhere", cast("Registrar", Lookupds()))
+        here = cast("Here", found._admin)
+        await asyncio.wait_for(updated.wait(), 10)
+        for name in ("one", "two"):
+            updated.clear()
+            here.there[name] = ()
+            found.look()
+            found.look()
+            await asyncio.wait_for(updated.wait(), 10)
+        assert told[-1] == {"old", "one", "two"}
+        await found.close()
+
+    uvloop.run(run())

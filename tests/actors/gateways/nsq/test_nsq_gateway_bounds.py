@@ -1,0 +1,79 @@
+"""How many may consume by one NSQ gateway."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from zsq.actors.gateways.nsq import gateway as module
+from zsq.actors.gateways.nsq.connection import Connection as RealConnection
+from zsq.actors.gateways.nsq.gateway import NsqGateway
+from zsq.actors.gateways.nsq.intake import Intake
+from zsq.transport.nsq.limits import NsqLimits
+
+
+class Connection:
+    def __init__(self, place: tuple[str, str] | None) -> None:
+        self.subscription = None if place is None else SimpleNamespace(topic=place[0], channel=place[1])
+
+
+def gateway_with(limits: NsqLimits, *consumers: tuple[str, str] | None) -> NsqGateway:
+    made = NsqGateway(1, "nsq gateway", {})
+    made.limits = limits
+    made.connections = cast("Any", dict.fromkeys(map(Connection, consumers)))
+    return made
+
+
+def loop() -> Any:
+    """A loop that calls nothing."""
+    return SimpleNamespace(call_soon=lambda _: None, call_later=lambda *_: None)
+
+
+@pytest.fixture(autouse=True)
+def _few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SUBSCRIPTIONS_MAX", 3)
+
+
+def test_more_consumers_than_there_are_sockets_are_refused() -> None:
+    """A SUB that finds no socket would wait for ever."""
+    assert gateway_with(NsqLimits(), ("t", "c"), ("t", "c"), None, None).refuses("t", "c") == ""
+    assert "3 consumers already" in gateway_with(NsqLimits(), ("t", "c"), ("t", "d"), ("u", "c")).refuses("t", "c")
+
+
+def test_a_channel_has_so_many() -> None:
+    limits = NsqLimits(max_channel_consumers=1)
+    assert gateway_with(limits, ("t", "other"), None).refuses("t", "c") == ""
+    assert gateway_with(limits, ("t", "c")).refuses("t", "c") == "channel consumers for t:c exceeds limit of 1"
+
+
+def test_who_reads_no_answers_is_not_read_any_more() -> None:
+    """Else each publish would add an answer to what lies there."""
+    said: list[str] = []
+    transport = SimpleNamespace(pause_reading=lambda: said.append("pause"), resume_reading=lambda: said.append("resume"))
+    publishing = SimpleNamespace(full=False)
+    gateway = SimpleNamespace(loop=None, limits=NsqLimits(), publishing=publishing, paused={}, intake=Intake(loop(), {}))
+    connection = RealConnection(cast("Any", gateway))
+    connection._transport = cast("Any", transport)
+    connection.data_received(b"  V2")
+    connection.pause_writing()
+    assert said == ["pause"]
+    connection.resume_writing()
+    assert said == ["pause", "resume"]
+
+
+def test_while_too_much_waits_for_its_answer_nobody_is_read() -> None:
+    said: list[str] = []
+    transport = SimpleNamespace(pause_reading=lambda: said.append("pause"), resume_reading=lambda: said.append("resume"))
+    publishing = SimpleNamespace(full=True)
+    gateway = SimpleNamespace(loop=None, limits=NsqLimits(), publishing=publishing, paused={}, intake=Intake(loop(), {}))
+    connection = RealConnection(cast("Any", gateway))
+    connection._transport = cast("Any", transport)
+    connection.data_received(b"  V2")
+    assert said == ["pause"]
+    assert list(gateway.paused) == [connection], "so that it is looked at again with the answers"
+    publishing.full = False
+    connection.look()
+    assert said == ["pause", "resume"]
+    assert not gateway.paused

@@ -1,0 +1,164 @@
+"""The gateway's shell, with sockets that only note: what goes through, what does not, and how much of it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, cast
+
+import pytest
+import zmq
+
+from zsq.actors.gateways import zeromq as gateway
+from zsq.actors.gateways.zeromq import PushRoute, StageOwners, Unread, ZeroMqGateway
+from zsq.actors.security.curve import CurveAuthentication
+from zsq.actors.settings import options
+from zsq.actors.settings.options import SecurityOptions
+from zsq.transport.errors import E_LIMIT
+from zsq.transport.wire import protocol as p
+from zsq.transport.wire.codec import decode, encode
+
+
+class Wire:
+    """A port's place; `frames` are what comes in next."""
+
+    def __init__(self) -> None:
+        self.socket = self
+        self.frames: list[list[bytes]] = []
+        self.sent: list[list[bytes]] = []
+        self.marks: list[int] = []
+        self.takes = True
+
+    def recv_multipart(self, flags: int, *, copy: bool) -> list[Any]:
+        if not self.frames:
+            raise zmq.Again
+        return [Frame(frame) for frame in self.frames.pop(0)]
+
+    def send_frames(self, frames: list[Any]) -> bool:
+        self.sent.append([bytes(getattr(frame, "bytes", frame)) for frame in frames])
+        return self.takes
+
+    def send(self, envelope: tuple[bytes, ...], message: p.Wire) -> bool:
+        return self.send_frames([*envelope, b"", encode(message)])
+
+    def setsockopt(self, option: int, value: int) -> None:
+        assert option == zmq.SNDHWM
+        self.marks.append(value)
+
+    def words(self) -> list[p.Wire]:
+        found, self.sent = [decode(frames[frames.index(b"") + 1]) for frames in self.sent], []
+        return found
+
+
+class Frame:
+    """As a zmq.Frame."""
+
+    def __init__(self, data: bytes) -> None:
+        self.bytes = data
+        self.buffer = memoryview(data)
+
+    def __len__(self) -> int:
+        return len(self.bytes)
+
+    def get(self, name: str) -> str:
+        return {"Peer-Address": "10.0.0.9"}[name]
+
+
+class Gate:
+    def __init__(self) -> None:
+        self.front, self.pushes, self.topic, self.asking = Wire(), Wire(), Wire(), Wire()
+        self.gateway = ZeroMqGateway(7, "gateway", {"supervisor": "ipc://supervisor"})
+        parts: dict[str, Any] = {
+            "front": self.front, "pushes": self.pushes, "asking": self.asking, "routes": {}, "links": {}, "actors": {}, "_seen": {},
+            "_opens": {}, "_request": 0, "pushes_dropped": 0, "open_dealer": lambda endpoint, name=b"": self.topic, "_routing_id": bytes,
+        }  # fmt: skip
+        vars(self.gateway).update(
+            parts | {"doors": CurveAuthentication(SecurityOptions()), "unread": Unread(), "owners": StageOwners(), "zap": None}
+        )
+
+    def hear(self, client: bytes, message: p.Wire, *blocks: bytes) -> None:
+        self.front.frames.append([client, b"", encode(message), *blocks])
+        self.gateway._forward_in()
+
+    def open(self, client: bytes) -> None:
+        self.hear(client, p.Open(1, "topic", "t", "", False, {}))
+        asked = self.asking.words()
+        if asked:
+            done = p.Done(cast("Any", asked[0]).request, {"topic": "ipc://t", "uuid": "u"})
+            self.gateway.on_done(cast("Any", self.asking), cast("Any", None), done)
+
+
+@pytest.fixture
+def gate() -> Gate:
+    return Gate()
+
+
+def test_what_has_more_frames_than_a_word_may_have_goes_nowhere(gate: Gate) -> None:
+    gate.open(b"a")
+    pub = p.Pub()
+    gate.topic.sent.clear()
+    gate.hear(b"a", pub, *[b"x"] * (p.FRAMES_MAX - 3))
+    assert len(gate.topic.sent) == 1
+    gate.hear(b"a", pub, *[b"x"] * (p.FRAMES_MAX - 2))
+    gate.front.frames.append([b"a", b""])
+    gate.gateway._forward_in()
+    assert len(gate.topic.sent) == 1
+
+
+def test_links_are_bounded(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway, "LINKS_MAX", 2)
+    for client in (b"a", b"b"):
+        gate.open(client)
+        assert [type(message) for message in gate.front.words()] == [p.Done]
+    gate.open(b"c")
+    (failed,) = gate.front.words()
+    assert isinstance(failed, p.Failed)
+    assert failed.code == E_LIMIT
+    gate.hear(b"a", p.Bye())
+    gate.open(b"c")
+    assert [type(message) for message in gate.front.words()] == [p.Done]
+
+
+def test_a_push_is_whole_or_it_is_dropped(gate: Gate) -> None:
+    wire = Wire()
+    gate.gateway.routes[b"r"] = PushRoute("ipc://r", cast("Any", wire))
+    whole = [b"r", *[b"x"] * (gateway.PUSH_FRAMES - 1)]
+    gate.pushes.frames += [whole, whole[:-1], [*whole, b"x"], [b"other", *whole[1:]]]
+    gate.gateway._forward_pushes()
+    assert len(wire.sent) == 1
+    assert gate.gateway.pushes_dropped == 3
+
+
+@pytest.mark.parametrize(
+    ("size", "mark"),
+    [
+        (1, options.PUSH_GATEWAY_MARK),
+        (options.PUSH_GATEWAY_BYTES // (options.PUSH_GATEWAY_MARK_MIN + 5), options.PUSH_GATEWAY_MARK_MIN + 5),
+        (options.PUSH_GATEWAY_BYTES, options.PUSH_GATEWAY_MARK_MIN),
+    ],
+)
+def test_the_mark_of_a_route_follows_the_largest_block_within_its_limits(size: int, mark: int) -> None:
+    wire = Wire()
+    route = PushRoute("ipc://r", cast("Any", wire))
+    sized: Any = type("Sized", (), {"__len__": lambda self: size, "bytes": b""})()
+    assert route.send([*[b"x"] * (gateway.PUSH_FRAMES - 1), sized])
+    assert wire.marks == [mark]
+    assert route.send([*[b"x"] * (gateway.PUSH_FRAMES - 1), sized])
+    assert wire.marks == [mark], "told once"
+    route.relax()
+    assert wire.marks == [mark, options.PUSH_GATEWAY_MARK]
+
+
+def test_who_says_nothing_for_long_is_forgotten(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 10**15
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now)
+    gate.open(b"a")
+    gate.open(b"b")
+    now += gateway._SILENT_NS
+    gate.hear(b"b", p.Beat())
+    gate.topic.sent.clear()
+    gate.gateway._forget()
+    assert {*gate.gateway.links} == {b"a", b"b"}
+    now += 1
+    gate.gateway._forget()
+    assert {*gate.gateway.links} == {b"b"}
+    assert gate.topic.sent == [[b"a", b"", encode(p.Bye())]]

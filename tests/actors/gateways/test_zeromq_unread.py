@@ -1,0 +1,103 @@
+"""What waits in the pipe of a peer that does not read is counted, and bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import zmq
+from support.broker import wait_for
+
+from zsq.actors.gateways import zeromq as unread
+from zsq.actors.gateways.zeromq import Unread
+from zsq.transport.wire import sockets
+
+SIZE = 1 << 20
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[zmq.Socket[bytes], zmq.Socket[bytes], bytes]]:
+    router, dealer = sockets.make_router("tcp://127.0.0.1:*"), sockets.make_dealer()
+    dealer.setsockopt(zmq.RCVHWM, 1)
+    dealer.connect(router.getsockopt_string(zmq.LAST_ENDPOINT))
+    dealer.send(b"here")
+    client = router.recv_multipart()[0]
+    yield router, dealer, client
+    for one in (router, dealer):
+        one.close(linger=0)
+
+
+def test_what_is_not_read_is_counted_until_it_is(pair: tuple[zmq.Socket[bytes], zmq.Socket[bytes], bytes]) -> None:
+    router, dealer, client = pair
+    found = Unread()
+    count = 2 * unread.UNREAD_BYTES_MAX // SIZE
+    sent = 0
+    while not found.full(client):
+        assert sent < count, "it never gets full"
+        router.send_multipart(found.counted(client, [client, b"", zmq.Frame(bytes(SIZE))]), copy=False)
+        sent += 1
+    assert found.bytes_of(client) <= unread.UNREAD_BYTES_MAX + SIZE
+    assert found.bytes_of(b"somebody else") == 0
+    for _ in range(sent):
+        assert len(dealer.recv_multipart()[1]) == SIZE
+    wait_for(lambda: found.bytes_of(client) == 0, 10, "the end of what was read")
+    assert not found._held
+
+
+def test_a_peer_that_goes_takes_its_count_along(pair: tuple[zmq.Socket[bytes], zmq.Socket[bytes], bytes]) -> None:
+    router, dealer, client = pair
+    found = Unread()
+    for _ in range(32):
+        router.send_multipart(found.counted(client, [client, b"", bytes(SIZE)]), copy=False)
+    assert found.bytes_of(client)
+    dealer.close(linger=0)
+
+    def gone() -> bool:
+        router.poll(0)  # a socket learns what happened when it is looked at
+        found.settle()
+        return not found._held
+
+    wait_for(gone, 10, "the end of what nobody will read")
+
+
+def test_small_answers_go_as_they_are() -> None:
+    frames = [b"a", b"", b"x" * (unread.COUNTED_BYTES_MIN - 1)]
+    found = Unread()
+    assert all(one is other for one, other in zip(found.counted(b"a", frames), frames, strict=True))
+    assert not found._held
+
+
+def test_over_the_budget_of_all_only_who_holds_more_than_a_share_gets_nothing() -> None:
+    """Ten that never read hold ten megabytes; one who reads goes on."""
+    router = sockets.make_router("tcp://127.0.0.1:*")
+    dealers, clients = [], []
+    for _ in range(11):
+        dealer = sockets.make_dealer()
+        dealer.setsockopt(zmq.RCVHWM, 1)
+        dealer.connect(router.getsockopt_string(zmq.LAST_ENDPOINT))
+        dealer.send(b"here")
+        dealers.append(dealer)
+        clients.append(router.recv_multipart()[0])
+    found = Unread(budget=64 * SIZE)
+    try:
+        for _ in range(100):
+            for client in clients[:10]:
+                if not found.full(client):
+                    router.send_multipart(found.counted(client, [client, b"", bytes(SIZE)]), copy=False)
+        held = found.total
+        assert 64 * SIZE < held <= 75 * SIZE
+        assert all(found.full(client) for client in clients[:10] if found.bytes_of(client) > 64 * SIZE // 10)
+        for _ in range(20):
+            assert not found.full(clients[10])
+            router.send_multipart(found.counted(clients[10], [clients[10], b"", bytes(SIZE)]), copy=False)
+            assert len(dealers[10].recv_multipart()[1]) == SIZE
+            wait_for(lambda: found.bytes_of(clients[10]) == 0, 10, "the end of what was read")
+    finally:
+        for one in (router, *dealers):
+            one.close(linger=0)
+
+    def forgotten() -> bool:
+        found.settle()
+        return found.total == 0
+
+    wait_for(forgotten, 10, "the end of what nobody will read")

@@ -1,0 +1,83 @@
+"""What an actor tells of itself: little with each pulse, more for who asks for it, soon where something has happened."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from zsq.actors.runtime import actor as actor_module
+from zsq.actors.runtime.actor import Actor
+from zsq.actors.storage.storage_actor import StorageActor
+from zsq.transport.wire import protocol as p
+
+
+class Sample(Actor):
+    def statistics(self) -> dict[str, Any]:
+        return {"depth": 7}
+
+    def details(self) -> dict[str, Any]:
+        return {"clients": []}
+
+    def on_raw(self, source: Any) -> None:
+        self.came = source
+
+
+@pytest.fixture
+def sample(monkeypatch: pytest.MonkeyPatch) -> Sample:
+    found = Sample(5, "sample", {})
+    found.said = []  # type: ignore[attr-defined]
+    found.supervisor = cast("Any", SimpleNamespace(send=lambda envelope, message: found.said.append(message)))  # type: ignore[attr-defined]
+    monkeypatch.setattr(actor_module, "private_bytes", lambda: 1_000)
+    return found
+
+
+def ask(sample: Sample, *, detailed: bool) -> None:
+    sample._ask(sample.supervisor, cast("Any", None), p.Ask(9, detailed))
+
+
+def said(sample: Sample) -> list[p.Pulse]:
+    found: list[p.Pulse] = sample.said  # type: ignore[attr-defined]
+    return found
+
+
+@pytest.mark.parametrize("detailed", [True, False])
+def test_details_and_memory_are_for_who_wants_them(sample: Sample, detailed: bool) -> None:
+    ask(sample, detailed=detailed)
+    memory = {"private_bytes": 1_000} if detailed else {}
+    assert said(sample) == [p.Pulse(5, 9, {"depth": 7} | memory, {"clients": []} if detailed else {})]
+
+
+def test_memory_is_given_back_after_work_and_not_with_each_pulse(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
+    trims: list[int] = []
+    now = time.monotonic_ns()
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now)
+    monkeypatch.setattr(actor_module, "release_memory", lambda: trims.append(len(said(sample))))
+    sample.every(1_000, sample._pulse_if_stirred)
+    for pulse in range(20):
+        now += 10_000_000_000
+        if pulse == 10:
+            sample.stir(blocks=True)
+        sample._pulse_if_stirred()
+        ask(sample, detailed=True)
+    assert trims == [0, 22]
+
+
+def test_what_a_thread_has_done_is_told_soon(sample: Sample) -> None:
+    """Storage's health and figures follow from what its threads have done."""
+    sample.every(10_000, sample._pulse_if_stirred)
+    sample._poller = cast("Any", SimpleNamespace(poll=lambda wait: [("thread", 1)]))
+    sample.stopping = True
+    sample._loop()
+    assert sample.came == "thread"
+    assert said(sample) != [], "at once, for the last pulse was long ago"
+
+
+def test_what_is_pushed_to_storage_is_told_soon_and_its_memory_given_back_later() -> None:
+    storage = StorageActor(1, "storage", {})
+    storage.push = cast("Any", object())
+    storage._stages = cast("Any", SimpleNamespace(take_pushes=lambda port: None))
+    storage._drain(storage.push)
+    assert (storage._stirred, storage._worked) == (True, True)

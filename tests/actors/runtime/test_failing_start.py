@@ -1,0 +1,43 @@
+"""An actor that cannot start tells why and ends, whatever its threads are at."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import zmq
+
+from zsq.actors.runtime.port import Mail, Port
+from zsq.transport.wire import protocol as p
+
+CHILD = """
+import os, sys
+from zsq.actors.runtime.actor import Actor, StartFailed
+from zsq.actors.runtime.worker_thread import WorkerThread
+
+class Sample(Actor):
+    def on_start(self):
+        WorkerThread(self.context, "waits")
+        raise StartFailed("no room")
+
+reading, writing = os.pipe()
+Sample(5, "sample", {}).run(sys.argv[1], reading)
+"""
+
+
+def test_who_cannot_start_says_why_and_ends_by_itself(tmp_path: Path) -> None:
+    """Not by an abort inside ZeroMQ: the thread waits on its socket. And it never says that it was born."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    supervisor = Port(context, zmq.ROUTER)
+    supervisor.socket.bind(f"ipc://{tmp_path}/supervisor")
+    try:
+        line = [sys.executable, "-c", CHILD, f"ipc://{tmp_path}/supervisor"]
+        ended = subprocess.run(line, capture_output=True, timeout=60, check=False)
+        assert supervisor.socket.poll(20_000)
+        told = [mail.message for mail in supervisor.receive(10) if isinstance(mail, Mail)]
+    finally:
+        supervisor.close()
+        context.destroy(linger=0)
+    assert told == [p.Failed(5, "E_START", "no room")]
+    assert (ended.returncode, ended.stderr) == (3, b"")

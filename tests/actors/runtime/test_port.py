@@ -1,0 +1,94 @@
+"""An actor's socket against peers that send more frames than a word has: what is too long is dropped whole, and what follows is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from zsq.actors.runtime.port import _ENVELOPE_MAX, Mail, Port
+from zsq.transport.errors import UsageError
+from zsq.transport.wire import protocol as p
+from zsq.transport.wire.codec import decode, encode
+
+
+class Line:
+    """A port, and a peer that sends whatever frames it likes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.port = Port(self.context, zmq.PULL)
+        self.port.socket.bind(f"ipc://{folder}/port")
+        self.peer = self.context.socket(zmq.PUSH)
+        self.peer.connect(f"ipc://{folder}/port")
+
+    def send(self, *frames: bytes) -> None:
+        self.peer.send_multipart(frames)
+
+    def taken(self) -> list[tuple[tuple[bytes, ...], int]]:
+        """(envelope, frames behind the word) of all that was taken; a last mail tells that nothing is behind it."""
+        self.send(b"last", b"", encode(p.Beat()))
+        found: list[tuple[tuple[bytes, ...], int]] = []
+        while not found or found[-1][0] != (b"last",):
+            assert self.port.socket.poll(20_000)
+            for mail in self.port.receive(100):
+                assert isinstance(mail, Mail)
+                assert mail.message == p.Beat()
+                found.append((mail.envelope, len(mail.frames)))
+        return found[:-1]
+
+
+@pytest.fixture
+def line(tmp_path: Path) -> Iterator[Line]:
+    made = Line(tmp_path)
+    yield made
+    made.peer.close(linger=0)
+    made.port.close()
+    made.context.destroy(linger=0)
+
+
+def test_an_envelope_has_so_many_frames(line: Line) -> None:
+    """It is kept, and sent back with each answer: a peer must not choose how much that is."""
+    longest = tuple(b"%d" % number for number in range(_ENVELOPE_MAX))
+    line.send(*longest, b"", encode(p.Beat()))
+    line.send(*longest, b"more", b"", encode(p.Beat()))
+    line.send(*longest, *[b"x"] * 1_000)
+    assert line.taken() == [(longest, 0)]
+
+
+def test_a_word_has_so_many_frames_behind_it(line: Line) -> None:
+    line.send(b"a", b"", encode(p.Beat()), *[b"x"] * p.FRAMES_MAX)
+    line.send(b"b", b"", encode(p.Beat()), *[b"x"] * (p.FRAMES_MAX + 1))
+    line.send(b"c", b"", encode(p.Beat()), *[b"x"] * (3 * p.FRAMES_MAX))
+    assert line.taken() == [((b"a",), p.FRAMES_MAX)]
+
+
+def test_what_is_no_word_is_told_with_who_sent_it_and_without_an_envelope_nobody_is(line: Line) -> None:
+    found: list[Any] = []
+    for frames in ([b"a"], [b"a", b""], [b"a", b"", b"\xc1"]):
+        line.send(*frames)
+    while not found:
+        assert line.port.socket.poll(20_000)
+        found += line.port.receive(100)
+    ((envelope, error),) = found
+    assert envelope == (b"a",)
+    assert isinstance(error, UsageError)
+
+
+def test_an_answer_over_the_limit_for_a_frame_becomes_an_error_and_the_connection_stays(caplog: pytest.LogCaptureFixture) -> None:
+    """The other end would close the connection at such a frame."""
+    sent: list[list[bytes]] = []
+    port = object.__new__(Port)
+    port.send_frames = lambda frames: sent.append(list(frames)) or True  # type: ignore[method-assign,func-returns-value]
+    large = {"x": b"x" * p.FRAME_BYTES_MAX}
+    assert port.send((b"a",), p.Done(7, large))
+    assert port.send((b"a",), p.Pulse(3, 8, large, large))
+    assert not port.send((b"a",), p.Order(9, "configure", large))
+    first, second = (decode(frames[-1]) for frames in sent)
+    assert isinstance(first, p.Failed)
+    assert (first.request, first.code) == (7, "E_TOO_BIG")
+    assert second == p.Pulse(3, 8, {}, {})
+    assert "Done of 16777" in caplog.text

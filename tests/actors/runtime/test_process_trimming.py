@@ -1,0 +1,37 @@
+"""When memory is given back: after work, when it is quiet; never under load, and not with each pulse of who is idle."""
+
+from __future__ import annotations
+
+from zsq.actors.runtime.process import BUSY_NS, Trimming
+
+S = 1_000_000_000
+
+
+def trims(events: dict[int, str], until_s: int, step_s: int = 1) -> list[int]:
+    """Seconds at which it is due, asked each `step_s`."""
+    trimming = Trimming(0)
+    return [
+        second
+        for second in range(step_s, until_s, step_s)
+        if trimming.due(second * S, worked=events.get(second) == "blocks", stirred=events.get(second) in ("blocks", "word"))
+    ]
+
+
+def test_an_idle_process_does_it_after_its_start_and_never_again() -> None:
+    assert trims({}, 1_000, 10) == [10]
+    assert trims({}, 1_000) == [1, 2, 3, 4, 5, 6], "until nothing lets go of anything any more"
+
+
+def test_after_anything_that_came_again() -> None:
+    """Not once in its life: an actor that never sees blocks (the loop of the scan) takes memory too."""
+    assert trims({100: "word"}, 1_000, 10) == [10, 110]
+    assert trims({100: "blocks", 500: "blocks"}, 1_000, 10) == [10, 110, 510]
+
+
+def test_not_under_load() -> None:
+    assert trims(dict.fromkeys(range(1, 301), "blocks"), 301) == []
+
+
+def test_now_and_then_where_something_small_comes_all_the_time() -> None:
+    found = trims(dict.fromkeys(range(1, 301), "word"), 301)
+    assert found == [second for second in range(1, 301) if second * S % BUSY_NS == 0]

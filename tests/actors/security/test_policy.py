@@ -1,0 +1,198 @@
+"""What each order and link needs, by table; and which rows of an answer a principal sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from zsq.actors.gateways.zeromq import ALLOWED
+from zsq.actors.security import policy
+from zsq.actors.security.access import Access
+from zsq.actors.security.policy import EVERYBODY, LINKS, NOBODY, UNWELL, AccessPolicy, Principal, visible
+from zsq.transport.errors import E_FORBIDDEN, Refused
+from zsq.transport.wire import protocol as p
+
+
+def principals(file: str) -> dict[str, Principal]:
+    access = Access.parse(file)
+    own = AccessPolicy(access)
+    return {name: Principal(name, own) for name in access.users}
+
+
+USERS = principals("""
+[users.admin]
+admin = ["t"]
+[users.publisher]
+publish = ["t"]
+[users.reader]
+subscribe = ["t"]
+[users.consumer]
+subscribe = ["t/c"]
+[users.redriver]
+subscribe = ["t/redrive"]
+publish = ["t"]
+[users.viewer]
+view = ["t"]
+[users.elsewhere]
+admin = ["u"]
+publish = ["u"]
+subscribe = ["u"]
+[users.all]
+view = ["*"]
+""") | {"": EVERYBODY, "nobody": NOBODY}
+ALL = frozenset(USERS) - {"nobody"}
+ADMINS = frozenset({"admin", ""})
+LOOKERS = ALL - {"elsewhere"}
+
+
+def permits(check: Callable[[Principal], None]) -> frozenset[str]:
+    """The names of those who are not refused for want of a permission."""
+
+    def refused(user: Principal) -> bool:
+        try:
+            check(user)
+        except Refused as error:
+            return error.code == E_FORBIDDEN and "access file" in error.text
+        return False
+
+    return frozenset(name for name, user in USERS.items() if not refused(user))
+
+
+def who_may(message: p.Wire) -> frozenset[str]:
+    return permits(lambda user: policy.check_message(user, message))
+
+
+@pytest.mark.parametrize(
+    ("action", "topic", "channel", "options", "may"),
+    [
+        ("create", "t", "", {}, ADMINS),
+        ("create", "t", "c", {}, ADMINS),
+        ("delete", "t", "", {"force": True}, ADMINS),
+        ("delete", "t", "c", {}, ADMINS),
+        ("pause", "t", "", {}, ADMINS),
+        ("unpause", "t", "c", {}, ADMINS),
+        ("empty", "t", "c", {}, ADMINS),
+        ("configure", "t", "", {"keep_s": 1}, ADMINS),
+        ("close", "t", "", {"to": "publishers"}, ADMINS),
+        ("open", "t", "", {"to": "publishers"}, ADMINS),
+        ("seek", "t", "c", {"offset": 0}, ADMINS),
+        ("backup", "t", "", {}, {""}),
+        ("audit", "t", "", {}, {""}),
+        ("invented later", "t", "", {}, {""}),
+        ("invented later", "", "", {}, {""}),
+        ("delayed", "t", "", {"do": "cancel", "all": True}, ADMINS),
+        ("delayed", "t", "", {}, {""}),
+        ("delayed", "t", "", {"do": "list"}, {"reader", ""}),
+        ("delayed", "t", "", {"do": "count"}, LOOKERS),
+        ("redrive", "t", "", {"to": "t"}, {"redriver", ""}),
+        ("redrive", "t", "", {"to": "u"}, {""}),
+        ("redrive", "t", "", {"to": 3}, set()),
+        ("redrive", "t", "", {}, set()),
+        ("peek", "t", "c", {}, {"reader", "consumer", ""}),
+        ("peek", "t", "d", {}, {"reader", ""}),
+        ("chunks", "t", "", {}, LOOKERS),
+        ("list", "", "", {}, ALL),
+        ("overview", "", "", {}, ALL),
+    ],
+)
+def test_who_may_order_what(action: str, topic: str, channel: str, options: dict[str, Any], may: frozenset[str]) -> None:
+    assert who_may(p.Manage(1, action, topic, channel, options)) == may
+
+
+def test_who_may_ask_for_statistics_and_places() -> None:
+    assert who_may(p.Stats(1, "t", "")) == LOOKERS
+    assert who_may(p.Stats(1, "", "")) == ALL
+    assert who_may(p.Lookup(1, "t", "", False)) == LOOKERS
+    assert who_may(p.Lookup(1, "t", "c", True)) == ADMINS
+    assert who_may(p.Lookup(1, "", "", True)) == {""}
+
+
+@pytest.mark.parametrize(
+    ("kind", "channel", "may"),
+    [
+        ("supervisor", "", ALL),
+        ("topic", "", {"publisher", "redriver", ""}),
+        ("stage", "", {"publisher", "redriver", ""}),
+        ("reader", "", {"reader", ""}),
+        ("channel", "c", {"reader", "consumer", ""}),
+        ("channel", "d", {"reader", ""}),
+        ("invented later", "", frozenset()),
+    ],
+)
+def test_who_may_open_which_link(kind: str, channel: str, may: frozenset[str]) -> None:
+    assert permits(lambda user: policy.check_open(user, p.Open(1, kind, "t", channel, False))) == may
+
+
+def test_every_kind_of_link_has_its_rule() -> None:
+    assert LINKS.keys() == ALLOWED.keys()
+
+
+def test_who_sets_where_dead_letters_go_may_read_them_already() -> None:
+    """Else `admin` of a topic would read it: by having its messages die into a topic of one's own."""
+    settings = {"dead_letter_topic": "mine", "max_attempts": 1}
+    admin = principals('[users.x]\npublish = ["*"]\nadmin = ["*"]')["x"]
+    for message in (p.Manage(1, "create", "t", "c", settings), p.Manage(1, "configure", "t", "c", settings)):
+        with pytest.raises(Refused, match=r"dead letters.*subscribe"):
+            policy.check_message(admin, message)
+
+
+def test_dead_letters_go_only_where_their_sender_may_publish() -> None:
+    """Else who may consume one topic could write into any other: by giving up what he gets."""
+    settings = {"dead_letter_topic": "other", "max_attempts": 1}
+    user = principals('[users.x]\nsubscribe = ["*"]\nadmin = ["t"]')["x"]
+    for message in (
+        p.Manage(1, "create", "t", "c", settings),
+        p.Manage(1, "configure", "t", "c", settings),
+        p.Lookup(1, "t", "c", True, settings),
+    ):
+        with pytest.raises(Refused, match="dead letters"):
+            policy.check_message(user, message)
+        policy.check_message(EVERYBODY, message)
+    with pytest.raises(Refused, match="dead letters"):
+        policy.check_open(user, p.Open(1, "channel", "t", "c", True, settings))
+    with pytest.raises(Refused, match="dead letters"):
+        policy.check_open(EVERYBODY, p.Open(1, "channel", "t", "c", True, {"dead_letter_topic": 3}))
+
+
+STATS: dict[str, Any] = {
+    "health": "failed topics: u",
+    "topics": [{"topic_name": "t"}, {"topic_name": "u"}],
+    "processes": [{"name": "topic u", "pid": 1, "kind": "topic", "state": "up", "private_bytes": 5, "restarts": 0}],
+    "alarms": [{"topic": "u"}, {"topic": "t"}],
+    "recent_alarms": [{"topic": "u"}],
+    "alarm_receivers": [{"name": "webhook https://SECRET"}],
+    "gateways": [{"name": "nsq gateway", "kind": "nsq_gateway", "connections": 3}],
+    "producers": [{"pub_counts": [{"topic": "t"}, {"topic": "u"}]}, {"pub_counts": [{"topic": "u"}]}],
+}
+OVERVIEW: dict[str, Any] = {
+    "topics": {"t": ((), {}), "u": ((), {})},
+    "broker": {"health": "failed topics: u", "alarms": 3},
+    "alarms": {"now": [{"topic": "u"}], "recent": [], "receivers": ["https://SECRET"]},
+}
+
+
+def test_of_an_answer_only_what_may_be_viewed_is_visible() -> None:
+    found = visible(STATS, USERS["viewer"])
+    assert "gateways" not in found, "it tells of the clients of all topics"
+    assert [row["topic_name"] for row in found["topics"]] == ["t"]
+    assert found["producers"] == [{"pub_counts": [{"topic": "t"}]}]
+    assert found["alarms"] == [{"topic": "t"}]
+    assert found["recent_alarms"] == []
+    assert found["health"] == UNWELL
+    assert "'u'" not in repr(found)
+    glance = visible(OVERVIEW, USERS["viewer"])
+    assert set(glance["topics"]) == {"t"}
+    assert "u" not in repr(glance["alarms"])
+    assert glance["broker"]["health"] == UNWELL
+
+
+def test_what_is_the_brokers_own_is_for_its_admin() -> None:
+    for answer in (STATS, OVERVIEW):
+        found = repr(visible(answer, USERS["all"]))
+        assert "SECRET" not in found
+        assert "pid" not in found
+        assert visible(answer, EVERYBODY) == answer
+    assert len(visible(STATS, USERS["all"])["topics"]) == 2
+    assert visible({"existed": True}, NOBODY) == {"existed": True}

@@ -1,0 +1,240 @@
+"""Every door and every action by one table: whom the policy lets through, the door's own mapping lets through, and nobody else."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from starlette.requests import Request
+
+from zsq.actors.gateways.http.web import authority
+from zsq.actors.gateways.http.web.responses import ApiError
+from zsq.actors.gateways.nsq.auth import AccessAuthenticator
+from zsq.actors.gateways.nsq.permits import Permits
+from zsq.actors.gateways.zeromq import ALLOWED as KINDS
+from zsq.actors.security.access import Access, token_hash
+from zsq.actors.security.policy import (
+    COMMANDS,
+    EVERYBODY,
+    LINKS,
+    LOOKING,
+    NOBODY,
+    ORDERS,
+    PATHS,
+    RULES,
+    AccessPolicy,
+    Action,
+    Principal,
+    check_message,
+    check_open,
+    granted,
+)
+from zsq.transport.errors import E_FORBIDDEN, Refused
+from zsq.transport.nsq.permissions import parse_state
+from zsq.transport.wire import protocol as p
+
+Lists = dict[str, list[str]]
+ALL = {name: ["*"] for name in ("publish", "subscribe", "admin", "view")}
+OTHERS: Lists = {name: ["u", "t2"] for name in ("publish", "subscribe", "admin", "view")}
+NOT_ALL: Lists = ALL | {"admin": ["t", "t*"]}
+
+# What is just enough for topic t and channel c, and what is not, though it is all else that the file can say.
+BY_FILE: dict[Action, tuple[Lists, Lists | None]] = {
+    Action.OPEN: ({}, None),
+    Action.KNOWN: ({}, None),
+    Action.SEE: ({"view": ["t"]}, OTHERS),
+    Action.SEE_SOME: ({"view": ["u"]}, {"create": ["*"]}),
+    Action.SEE_ALL: ({"view": ["*"]}, ALL | {"admin": ["t*"], "view": ["t*"]}),
+    Action.PUBLISH: ({"publish": ["t"]}, ALL | {"publish": ["u", "t2"]}),
+    Action.CONSUME: ({"subscribe": ["t/c"]}, ALL | {"subscribe": ["t/d", "u"]}),
+    Action.READ: ({"subscribe": ["t"]}, ALL | {"subscribe": ["t/c", "t/*", "u"]}),
+    Action.REDRIVE: ({"subscribe": ["t/redrive"]}, ALL | {"subscribe": ["t/c", "u"]}),
+    Action.CREATE: ({"create": ["t/c", "t"]}, ALL | {"admin": ["u"], "create": ["u"]}),
+    Action.MANAGE_TOPIC: ({"admin": ["t"]}, ALL | {"admin": ["u", "t2"]}),
+    Action.MANAGE_CHANNEL: ({"admin": ["t"]}, ALL | {"admin": ["u", "t2"]}),
+    Action.CONFIGURE: ({"admin": ["*"]}, NOT_ALL),
+    Action.ADMINISTER: ({"admin": ["*"]}, NOT_ALL),
+}
+# The same of an auth server: (permission, topic, channel pattern), or None where nobody is let through.
+Row = tuple[str, str, str]
+BY_SERVER: dict[Action, tuple[list[Row] | None, list[Row] | None]] = {
+    **dict.fromkeys((Action.OPEN, Action.KNOWN, Action.SEE, Action.SEE_SOME, Action.SEE_ALL, Action.CREATE, Action.CONFIGURE), ([], None)),
+    **dict.fromkeys((Action.PUBLISH, Action.MANAGE_TOPIC), ([("publish", "t", ".*")], [("subscribe", ".*", ".*"), ("publish", "u", ".*")])),
+    **dict.fromkeys(
+        (Action.CONSUME, Action.MANAGE_CHANNEL), ([("subscribe", "t", "c")], [("publish", ".*", ".*"), ("subscribe", "t", "d")])
+    ),
+    Action.READ: ([("subscribe", "t", ".*")], [("publish", ".*", ".*"), ("subscribe", "t", "c")]),
+    Action.REDRIVE: ([("subscribe", "t", "redrive")], [("publish", ".*", ".*"), ("subscribe", "t", "c")]),
+    Action.ADMINISTER: (None, [("publish", ".*", ".*"), ("subscribe", ".*", ".*")]),
+}
+
+
+def by_file(lists: Lists) -> Principal:
+    rows = "".join(f"{key} = {json.dumps(value)}\n" for key, value in lists.items())
+    found = AccessPolicy(Access.parse(f'[users.a]\ntokens = ["{token_hash("a")}"]\n{rows}')).by_token("a")
+    assert found is not None
+    return found
+
+
+def by_server(rows: list[Row]) -> Principal:
+    given = [{"permissions": [permission], "topic": topic, "channels": [channel]} for permission, topic, channel in rows]
+    return granted(parse_state(json.dumps({"ttl": 9, "identity": "me", "authorizations": given}).encode()))
+
+
+def allowed_by_file(*actions: Action) -> Principal:
+    lists: Lists = {}
+    for action in actions:
+        for name, entries in BY_FILE[action][0].items():
+            lists[name] = lists.get(name, []) + entries
+    return by_file(lists)
+
+
+def refused_by_file(action: Action) -> Principal:
+    lists = BY_FILE[action][1]
+    return NOBODY if lists is None else by_file(lists)
+
+
+def is_permitted(check: Any, *arguments: Any) -> bool:
+    """Return False where it is refused for want of a permission; every other refusal is an error of the test."""
+    try:
+        check(*arguments)
+    except Refused as error:
+        if error.code != E_FORBIDDEN or "in the broker's access file" not in error.text:
+            raise
+        return False
+    except ApiError as error:
+        if (error.status, error.message) != (403, "UNAUTHORIZED"):
+            raise
+        return False
+    return True
+
+
+# The policy
+
+
+def test_the_table_has_every_action() -> None:
+    assert BY_FILE.keys() == BY_SERVER.keys() == RULES.keys() == set(Action)
+    used = {*LINKS.values(), *ORDERS.values(), *COMMANDS.values(), *(action for actions in PATHS.values() for action in actions)}
+    assert set(Action) - used == {Action.CREATE, Action.SEE_ALL}, "these two are asked by first use and by what is shown of a list"
+
+
+@pytest.mark.parametrize("action", Action)
+def test_an_access_file_permits_what_it_says_and_nothing_else(action: Action) -> None:
+    may, may_not = allowed_by_file(action), refused_by_file(action)
+    assert may.may(action, "t", "c")
+    assert is_permitted(may.require, action, "t", "c")
+    assert is_permitted(may_not.require, action, "t", "c") == (action is Action.OPEN)
+    assert not by_file({}).may(action, "t", "c") or action in (Action.OPEN, Action.KNOWN, Action.CREATE)
+
+
+@pytest.mark.parametrize("action", Action)
+def test_an_auth_server_permits_what_it_says_and_nothing_else(action: Action) -> None:
+    may, may_not = BY_SERVER[action]
+    assert may is None or by_server(may).may(action, "t", "c")
+    assert may_not is None or not by_server(may_not).may(action, "t", "c")
+
+
+@pytest.mark.parametrize("action", Action)
+def test_those_who_are_not_asked_may_all_and_those_who_are_not_known_nothing(action: Action) -> None:
+    assert EVERYBODY.may(action, "t", "c")
+    assert NOBODY.may(action, "t", "c") == (action is Action.OPEN)
+    assert LOOKING.may(action, "t", "c") == (action in (Action.OPEN, Action.SEE, Action.SEE_SOME, Action.SEE_ALL))
+
+
+def test_a_principal_keeps_the_rules_it_came_by() -> None:
+    """A gateway authenticates again for each request; a principal of one policy is nobody in another."""
+    old = allowed_by_file(Action.PUBLISH)
+    assert not AccessPolicy(Access.parse("")).may(old, Action.PUBLISH, "t")
+    assert not AccessPolicy(Access.parse('[anonymous]\npublish = ["*"]')).may(NOBODY, Action.PUBLISH, "t")
+
+
+# ZeroMQ
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_links(kind: str) -> None:
+    link = p.Open(1, kind, "t", "c", False)
+    assert is_permitted(check_open, allowed_by_file(LINKS[kind]), link)
+    assert not is_permitted(check_open, refused_by_file(LINKS[kind]), link)
+    assert not is_permitted(check_open, NOBODY, link)
+
+
+@pytest.mark.parametrize("order", [*ORDERS, "backup", "audit", "delayed", "invented later", ""])
+def test_orders(order: str) -> None:
+    name, _, do = order.partition(" ") if order.startswith("delayed") else (order, "", "")
+    channel = "c" if order == "peek" else ""
+    message = p.Manage(1, name, "t", channel, {"to": "t"} | ({"do": do} if do else {}))
+    action = ORDERS.get(order, Action.ADMINISTER)
+    target = (Action.PUBLISH,) if action is Action.REDRIVE else ()
+    assert is_permitted(check_message, allowed_by_file(action, *target), message)
+    assert not is_permitted(check_message, refused_by_file(action), message)
+    assert not is_permitted(check_message, NOBODY, message)
+
+
+def test_what_else_is_said_on_a_link_to_the_supervisor() -> None:
+    asked: list[tuple[p.Wire, Action]] = [
+        (p.Stats(1, "t", ""), Action.SEE),
+        (p.Stats(1, "", ""), Action.SEE_SOME),
+        (p.Lookup(1, "t", "c", False), Action.SEE),
+        (p.Lookup(1, "t", "c", True), Action.MANAGE_TOPIC),
+    ]
+    for message, action in asked:
+        assert is_permitted(check_message, allowed_by_file(action), message)
+        assert not is_permitted(check_message, refused_by_file(action), message)
+    assert is_permitted(check_message, NOBODY, p.Bye())
+    assert not is_permitted(check_message, EVERYBODY, p.Done(1, {}))
+
+
+# NSQ
+
+
+@pytest.mark.parametrize("permission", COMMANDS)
+def test_commands(permission: str) -> None:
+    action = COMMANDS[permission]
+    channel = "c" if action is Action.CONSUME else ""
+    connection = cast("Any", SimpleNamespace(remote_ip="", layers=SimpleNamespace(tls=None)))
+    for secret, principal, may in (
+        ("a", allowed_by_file(action), True),
+        ("a", refused_by_file(action), False),
+        ("b", allowed_by_file(action), False),
+        ("", allowed_by_file(action), False),
+    ):
+        assert isinstance(principal.policy, AccessPolicy)
+        permits = Permits(AccessAuthenticator(principal.policy), lambda *_: None)
+        permits._secrets = cast("Any", SimpleNamespace(get=lambda *_, secret=secret: secret))
+        said: list[str] = []
+        permits.permitted(connection, permission, "t", channel, said.append)
+        permits.permitted(connection, permission, "t", "" if channel else "c", said.append)
+        permits.permitted(connection, "admin", "t", channel, said.append)
+        assert said == ["" if may else "not permitted", "not permitted", "not permitted"]
+        assert permits.still_permitted(connection, permission, "t", channel) == may
+
+
+# HTTP
+
+
+def request(path: str) -> Request:
+    return Request({"type": "http", "method": "GET", "path": path, "query_string": b"topic=t&channel=c", "headers": []})
+
+
+@pytest.mark.parametrize(("method", "path"), PATHS)
+def test_paths(method: str, path: str) -> None:
+    actions = PATHS[method, path]
+    assert is_permitted(authority.check, actions, allowed_by_file(*actions), request(path))
+    assert is_permitted(authority.check, actions, EVERYBODY, request(path))
+    for action in actions:
+        assert is_permitted(authority.check, actions, refused_by_file(action), request(path)) == (action is Action.OPEN)
+    assert is_permitted(authority.check, actions, NOBODY, request(path)) == (actions == (Action.OPEN,))
+
+
+@pytest.mark.parametrize(("method", "path"), PATHS)
+def test_paths_beside_an_auth_server(method: str, path: str) -> None:
+    actions = PATHS[method, path]
+    enough = [BY_SERVER[action][0] for action in actions]
+    if None not in enough:
+        assert is_permitted(authority.check, actions, by_server([row for rows in enough for row in rows or ()]), request(path))
+    for action in actions:
+        if (rows := BY_SERVER[action][1]) is not None:
+            assert not is_permitted(authority.check, actions, by_server(rows), request(path))

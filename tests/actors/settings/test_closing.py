@@ -1,0 +1,46 @@
+"""Whom a topic is closed to: the table, drawn in the file's head, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from zsq.actors.settings import closing
+from zsq.actors.settings.closing import ACTIONS, CLOSED, DRAINING, OPEN, SIDES, STATES, TRANSITIONS, after, to_consumers, to_publishers
+from zsq.transport.errors import UsageError
+
+NAMES = {OPEN: "open", DRAINING: "draining", CLOSED: "closed"}
+
+
+def test_every_state_takes_every_order() -> None:
+    for state in STATES:
+        assert TRANSITIONS[state].keys() == set(itertools.product(ACTIONS, SIDES))
+
+
+def test_the_table_in_the_head_is_the_table() -> None:
+    rows = [line.strip("| ").split(" | ") for line in (closing.__doc__ or "").splitlines() if line.startswith("| ")]
+    assert rows[0] == ["state", *(f"{action} to {side}" for action, side in itertools.product(ACTIONS, SIDES))]
+    drawn = [[row[0].split(":")[0], *row[1:]] for row in rows[1:]]
+    assert drawn == [[NAMES[state], *(NAMES[TRANSITIONS[state][order]] for order in itertools.product(ACTIONS, SIDES))] for state in STATES]
+
+
+def test_nothing_is_closed_to_consumers_alone() -> None:
+    assert all(to_publishers(state) for state in STATES if to_consumers(state))
+    assert [to_publishers(state) for state in STATES] == [False, True, True]
+    assert [to_consumers(state) for state in STATES] == [False, False, True]
+
+
+def test_retiring_step_by_step_and_back() -> None:
+    state = after(OPEN, "close", {})
+    assert state == DRAINING
+    state = after(state, "close", {"to": "consumers"})
+    assert state == CLOSED
+    assert after(state, "open", {"to": "consumers"}) == DRAINING
+    assert after(state, "open", {}) == OPEN
+
+
+@pytest.mark.parametrize("options", [{"to": "everybody"}, {"to": 1}, {"to": None}, {"too": "publishers"}])
+def test_what_makes_no_sense_is_refused(options: dict[str, object]) -> None:
+    with pytest.raises(UsageError, match=r"publishers or consumers|no option"):
+        after(OPEN, "close", options)

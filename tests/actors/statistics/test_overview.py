@@ -1,0 +1,144 @@
+"""The overview: rows of what pulsed, those that changed since it was asked for last, and no backlog that is none."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from tests.support.group import Broker
+from zsq.actors.runtime.process_table import Child
+from zsq.actors.statistics import overview
+from zsq.actors.statistics.overview import CHANNEL_FIELDS, TOPIC_FIELDS, Overview
+from zsq.transport.errors import UsageError
+
+S = 1_000_000_000
+STORAGE = {"start": 10, "head": 110, "log_bytes": 5_000, "chunks": 2, "oldest_ns": {"": 7, "a": 7}, "delayed_count": 3}
+TOPIC = {"head": 110, "end": 110, "message_count": 100, "message_bytes": 900, "rates": {"message_count": 50.0}}
+CHANNEL = {"depth": 40, "next_offset": 70, "requeued_waiting": 0, "in_flight_count": 5, "begin": 10, "client_count": 2}
+
+
+class OverviewHarness:
+    """One topic with one channel, and an overview over both."""
+
+    def __init__(self) -> None:
+        self.broker = cast("Any", Broker())
+        self.group = self.broker.group
+        self.channel = self.broker.child("channel", {"channel": "a"})
+        self.group.channels["a"] = self.channel
+        self.tell(self.group.storage, STORAGE)
+        self.tell(self.group.topic, TOPIC)
+        self.tell(self.channel, CHANNEL)
+        self.overview = Overview(self.broker.view())
+
+    @staticmethod
+    def tell(child: Child | None, stats: dict[str, Any], second: float = 1.0) -> None:
+        assert child is not None
+        child.stats, child.pulsed_ns = child.stats | stats, int(second * S)
+
+    def ask(self, since: int = 0, **more: Any) -> dict[str, Any]:
+        self.overview._refreshed_ns = -overview.REFRESH_NS
+        return self.overview.answer({"since": since, **more})
+
+    def channel_row(self) -> dict[str, Any]:
+        return dict(zip(CHANNEL_FIELDS, self.ask()["topics"]["t"][1]["a"], strict=True))
+
+    def topic_row(self) -> dict[str, Any]:
+        return dict(zip(TOPIC_FIELDS, self.ask()["topics"]["t"][0], strict=True))
+
+
+@pytest.fixture
+def harness() -> OverviewHarness:
+    return OverviewHarness()
+
+
+def test_it_says_of_each_topic_and_channel_what_they_said_last(harness: OverviewHarness) -> None:
+    topic, channel = harness.topic_row(), harness.channel_row()
+    assert topic["head"] == 110
+    assert (topic["messages"], topic["in_rate"], topic["backlog"], topic["delayed"]) == (100, 50.0, 45, 3)
+    assert (channel["depth"], channel["in_flight"], channel["came"], channel["consumers"]) == (40, 5, 100, 2)
+    assert (topic["oldest_ns"], channel["oldest_ns"], channel["health"]) == (7, 7, "OK")
+    assert channel["drain_s"] == overview.NOT_KNOWN  # it never is
+
+
+def test_only_what_changed_is_told_again(harness: OverviewHarness) -> None:
+    version = harness.ask()["version"]
+    assert harness.ask(version)["topics"] == {}
+    harness.tell(harness.channel, {"depth": 39, "next_offset": 71})
+    found = harness.ask(version)
+    assert not found["whole"]
+    assert found["topics"]["t"][1]["a"][CHANNEL_FIELDS.index("depth")] == 39
+    assert found["topics"]["t"][0][TOPIC_FIELDS.index("backlog")] == 44
+    harness.tell(harness.group.storage, {"log_bytes": 6_000})
+    row, channels = harness.ask(found["version"])["topics"]["t"]
+    assert row[TOPIC_FIELDS.index("log_bytes")] == 6_000
+    assert channels == {}
+    assert harness.ask(version)["topics"]["t"][1]  # who missed one gets both
+
+
+def test_a_topic_s_row_is_not_told_again_for_what_its_channel_alone_says(harness: OverviewHarness) -> None:
+    version = harness.ask()["version"]
+    harness.tell(harness.channel, {"client_count": 3})
+    row, channels = harness.ask(version)["topics"]["t"]
+    assert channels["a"][CHANNEL_FIELDS.index("consumers")] == 3
+    assert row == ()
+
+
+def test_many_who_ask_at_once_cost_one_look(harness: OverviewHarness) -> None:
+    version = harness.ask()["version"]
+    assert harness.overview.answer({"since": 0})["version"] == version
+
+
+def test_a_pulse_that_says_the_same_once_more_is_no_change(harness: OverviewHarness) -> None:
+    version = harness.ask()["version"]
+    harness.tell(harness.channel, dict(CHANNEL))
+    assert harness.ask(version)["topics"] == {}
+
+
+def test_all_is_told_anew_when_a_channel_or_a_topic_comes_or_goes(harness: OverviewHarness) -> None:
+    version = harness.ask()["version"]
+    harness.group.channels["b"] = None
+    found = harness.ask(version)
+    assert (found["whole"], [*found["topics"]["t"][1]]) == (True, ["a", "b"])
+    assert found["topics"]["t"][1]["b"][0] == "starting"
+    del harness.group.channels["b"]
+    found = harness.ask(found["version"])
+    assert (found["whole"], [*found["topics"]["t"][1]]) == (True, ["a"])
+    assert not harness.ask(found["version"])["whole"]
+    del harness.broker.groups["t"]
+    found = harness.ask(found["version"])
+    assert (found["whole"], found["topics"]) == (True, {})
+
+
+@pytest.mark.parametrize("since", [0, 1, 1 << 60])
+def test_a_version_of_another_life_counts_for_nothing(harness: OverviewHarness, since: int) -> None:
+    assert harness.ask(since)["whole"]
+
+
+def test_what_came_between_two_pulses_is_no_backlog(harness: OverviewHarness) -> None:
+    harness.tell(harness.channel, {"depth": 0, "next_offset": 110, "in_flight_count": 0}, 1.0)
+    harness.tell(harness.group.topic, {"end": 160, "head": 160}, 2.0)  # 50 a second, and a second later
+    assert harness.channel_row()["depth"] == 0
+    harness.tell(harness.group.topic, {"end": 200, "head": 200}, 2.0)  # more than that: it has not heard of them
+    assert harness.channel_row()["depth"] == 40
+    harness.tell(harness.channel, {"depth": 7, "next_offset": 210}, 3.0)  # it knows more than the topic said
+    assert harness.channel_row()["depth"] == 7
+
+
+def test_health_is_of_processes_too(harness: OverviewHarness) -> None:
+    harness.channel.state = "starting"
+    assert harness.channel_row()["health"] == "starting"
+    harness.channel.state = "up"
+    harness.tell(harness.channel, {"dead_letter_alarm": "cannot be written"})
+    assert (harness.channel_row()["health"], harness.topic_row()["health"]) == ("cannot be written", "channel a cannot be written")
+
+
+def test_processes_and_alarms_are_told_to_who_wants_them(harness: OverviewHarness) -> None:
+    assert not {"processes", "alarms"} & harness.ask().keys()
+    found = harness.ask(processes=True, alarms=True)
+    assert found["alarms"] == {"now": [], "recent": [], "receivers": []}
+    assert [row["kind"] for row in found["processes"]] == ["supervisor", "forkserver", "storage", "topic", "channel"]
+    assert found["broker"]["processes"] == 5
+    for wrong in ({"since": "1"}, {"since": 0, "all": True}):
+        with pytest.raises(UsageError):
+            harness.overview.answer(wrong)

@@ -1,0 +1,203 @@
+"""The table of statistics: each row is in every view that it names, no view has a statistic without a row, and the documents are current.
+
+Run this file to write the tables of docs/operations.md and docs/http.md anew: python tests/actors/statistics/test_schema.py
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final, cast, get_args
+
+import pytest
+
+from zsq.actors.channel.core import ChannelCore
+from zsq.actors.channel.lease import Subscriber
+from zsq.actors.gateways.http.api.stats import as_nsq
+from zsq.actors.statistics.channel_rows import channel_rows
+from zsq.actors.statistics.overview import CHANNEL_FIELDS, TOPIC_FIELDS
+from zsq.actors.statistics.schema import COUNTERS, METRICS, STATISTICS, Level, defaults, rows_of
+from zsq.actors.statistics.statistics import broker_statistics
+from zsq.apps.cli.inspect import stats as cli
+from zsq.apps.top import COLUMNS
+
+ROOT: Final = Path(__file__).resolve().parents[3]
+HEADINGS: Final[dict[Level, str]] = {
+    "topic": "A topic", "channel": "A channel", "consumer": "A consumer (`clients`, `producers`)",
+    "publisher": "A ZSQ client that publishes (`publishers`)",
+    "process": "A process", "broker": "The broker", "disk": "The disk (`disk`)", "gateway": "An NSQ gateway (`gateways`)",
+}  # fmt: skip
+
+
+# The documents
+
+
+def metrics_table() -> str:
+    lines = ["| metric | kind | labels | meaning |", "|---|---|---|---|"]
+    return "\n".join([*lines, *(f"| `{one.metric}` | {one.kind} | {', '.join(one.labels)} | {one.help} |" for one in METRICS)])
+
+
+def statistics_tables() -> str:
+    parts = []
+    for level, heading in HEADINGS.items():
+        lines = [f"**{heading}**", "", "| statistic | overview | metric | nsqd | unit | meaning |", "|---|---|---|---|---|---|"]
+        for row in rows_of(level):
+            if row.name or row.view:
+                named = [f"`{name}`" if name else "" for name in (row.name, row.view, row.metric)]
+                lines.append(f"| {' | '.join(named)} | {'yes' if row.nsq else ''} | {row.unit} | {row.note or row.help} |")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+PAGES: Final = {"operations.md": ("statistics", statistics_tables), "http.md": ("metrics", metrics_table)}
+
+
+def drawn(page: str) -> str:
+    mark, table = PAGES[page]
+    part = re.compile(rf"(<!-- {mark}: drawn from the code -->\n).*?(<!-- end -->)", re.DOTALL)
+    text, count = part.subn(lambda found: f"{found[1]}{table()}\n{found[2]}", (ROOT / "docs" / page).read_text())
+    assert count == 1, f"docs/{page} has no place for the table of {mark}"
+    return text
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_documents_show_the_table_as_it_is(page: str) -> None:
+    assert drawn(page) == (ROOT / "docs" / page).read_text(), "run python tests/actors/statistics/test_schema.py"
+
+
+def test_every_row_is_in_a_document() -> None:
+    text = metrics_table() + statistics_tables()
+    assert not [row for row in STATISTICS if not any(f"`{name}`" in text for name in (row.name, row.view, row.metric) if name)]
+    assert {*HEADINGS, "request"} == {*get_args(Level)}
+
+
+# The rows themselves
+
+
+def test_a_statistic_has_one_row() -> None:
+    for names in ([(row.level, row.name) for row in STATISTICS if row.name], [row.metric for row in METRICS]):
+        assert len(names) == len(set(names))
+    for level in get_args(Level):
+        places = [row.nsq for row in rows_of(level) if row.nsq]
+        assert sorted(places) == [*range(1, len(places) + 1)]
+
+
+def test_a_row_that_has_a_second_reader_names_what_it_reads() -> None:
+    for row in STATISTICS:
+        assert row.name or row.view or row.metric
+        assert row.help
+        assert bool(row.title) or not row.rare
+        assert row.view or not row.top
+        assert row.durable or not row.ends
+
+
+def test_the_file_that_counts_a_statistic_names_it() -> None:
+    sources = {row.counted: (ROOT / "actors" / row.counted).read_text() for row in STATISTICS}
+    assert not [row for row in STATISTICS if (row.name or row.view or row.metric) not in sources[row.counted]]
+
+
+# The views
+
+
+def broker() -> Any:
+    """A broker with a topic and a channel that have consumers, and each kind of process that reports."""
+    from tests.support.group import Broker
+
+    made = cast("Any", Broker())
+    made.gateway = made.child("nsq_gateway", {})
+    made.gateway.state = "up"
+    made.group.channels["c"] = made.child("channel", {"channel": "c"})
+    disk = SimpleNamespace(health="", statistics=lambda: defaults("disk"), says_why=lambda topic: False)
+    made.seen = made.view(singles={made.gateway.spec.key: made.gateway}, disk=disk)
+    return made
+
+
+def core() -> ChannelCore:
+    made = ChannelCore(1, 0, [], {}, paused=False)
+    made.subscribe(Subscriber((b"a",), "a", 1, 10**9, 10**9, 0, 0))
+    return made
+
+
+def names(rows: Iterable[dict[str, Any]]) -> set[str]:
+    return {name for row in rows for name in row}
+
+
+def test_stats_has_every_row_and_no_statistic_without_one() -> None:
+    made, channel = broker(), core()
+    child = made.group.channels["c"]
+    child.stats = {**channel.statistics(0), "settings": {}, "rates": {}}
+    publisher = dict.fromkeys(defaults("publisher"), 0)
+    client = dict.fromkeys(defaults("consumer"), "") | {
+        "topic": "t",
+        "channel": "c",
+        "label": "a",
+        "pub_counts": [{"topic": "t", "count": 1}],
+    }
+    details = {
+        child.spec.key: channel.details(1, 1),
+        made.group.topic.spec.key: {"publishers": [publisher]},
+        made.gateway.spec.key: {"clients": [client], "clients_left_out": 1},
+    }
+    found = broker_statistics(made.seen, "", "", details)
+    (topic,) = found["topics"]
+    (row,) = topic["channels"]
+    reported = {
+        "broker": names([found]), "topic": names([topic]), "channel": names([row]),
+        "consumer": names([*row["clients"], *found["producers"]]),
+        "publisher": names(topic["publishers"]), "process": names(found["processes"]), "disk": names([found["disk"]]),
+        "gateway": names(found["gateways"]),
+    }  # fmt: skip
+    assert reported == {level: {*defaults(cast("Level", level))} for level in reported}
+
+
+def test_a_channel_counts_what_the_table_says() -> None:
+    """Nothing that it reports is left out, except what is for the supervisor alone."""
+    private = {"begin", "window_end", "requeued_waiting", "deferred_full", "emptied"}
+    assert core().statistics(0).keys() - private <= defaults("channel").keys()
+    assert core().counters.keys() == {*COUNTERS}
+
+
+def test_the_overview_has_every_row_that_names_a_field_of_it() -> None:
+    assert {*TOPIC_FIELDS} == {row.view for row in rows_of("topic")} - {""}
+    assert {*CHANNEL_FIELDS} == {row.view for row in rows_of("channel")} - {""}
+    assert len(TOPIC_FIELDS) == len({*TOPIC_FIELDS})
+    assert len(CHANNEL_FIELDS) == len({*CHANNEL_FIELDS})
+
+
+@pytest.mark.parametrize("level", ["topic", "channel"])
+def test_zsq_top_and_zsq_stats_show_the_rows_that_have_a_heading(level: Level) -> None:
+    shown = {column.title for column in COLUMNS[f"{level}s"]}
+    assert {row.top for row in rows_of(level) if row.top} <= shown
+    (topic,) = broker_statistics(broker().seen, "", "", {})["topics"]
+    (channel,) = topic["channels"]
+    rare = {row.name: 7 for row in rows_of(level) if row.rare}
+    found = {"topics": [topic | (rare if level == "topic" else {}) | {"channels": [channel | (rare if level == "channel" else {})]}]}
+    headings = {
+        str(heading) for table in cli.tables(found, whole=False, width=400) for heading in (column.header for column in table.columns)
+    }
+    assert {row.title for row in rows_of(level) if row.title} <= headings
+
+
+def test_nsqd_s_answer_has_the_rows_that_nsqd_has_in_its_order() -> None:
+    (topic,) = broker_statistics(broker().seen, "", "", {})["topics"]
+    topic["channels"][0]["clients"] = [{"client_id": "a"}]
+    stats = {"version": "1", "start_time": 1, "topics": [topic], "producers": []}
+    found = as_nsq(stats, "OK", "", "", clients=True, memory=False)["topics"][0]
+    (channel,) = found["channels"]
+    apart = {"authed", "auth_identity", "auth_identity_url", "pub_counts"}  # nsqd tells them only where they are not empty
+    levels: dict[Level, dict[str, Any]] = {"topic": found, "channel": channel, "consumer": channel["clients"][0]}
+    for level, row in levels.items():
+        ordered = sorted((one for one in rows_of(level) if one.nsq and one.name not in apart), key=lambda one: one.nsq)
+        assert [name for name in row if name != "channels" or level != "topic"] == [one.name for one in ordered]
+
+
+def test_rows_of_channels_are_those_of_the_table_before_the_first_report_too() -> None:
+    silent: Any = SimpleNamespace(channels={"c": None}, topic=None, storage=None, failed_channels=set)
+    assert channel_rows(silent, 0, 0)[0].keys() == defaults("channel").keys()
+
+
+if __name__ == "__main__":
+    for name in PAGES:
+        (ROOT / "docs" / name).write_text(drawn(name))

@@ -1,0 +1,61 @@
+"""What `stats` says of health, and of what keeps a topic from being written to."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from zsq.actors.channel.core import ChannelCore
+from zsq.actors.channel.redelivery import Deferred
+from zsq.actors.settings.options import DEFERRED_ROWS_MAX
+from zsq.actors.statistics import statistics
+from zsq.actors.statistics.broker_view import GroupState
+from zsq.actors.statistics.channel_rows import channel_rows
+
+DISK: Any = SimpleNamespace(says_why=lambda topic: False)
+
+
+@pytest.mark.parametrize("rows", [DEFERRED_ROWS_MAX - 1, DEFERRED_ROWS_MAX])
+def test_a_channel_that_holds_all_it_can_says_so(rows: int) -> None:
+    full = rows == DEFERRED_ROWS_MAX
+    delivery = ChannelCore(1, 0, [], {}, paused=False, deferred=Deferred(rows, rows, 5))
+    child = SimpleNamespace(state="up", stats=delivery.statistics(0), data={})
+    storage = SimpleNamespace(stats={"appends": 1}, data={})
+    group: Any = SimpleNamespace(
+        name="t",
+        channels={"c": child},
+        topic=None,
+        storage=storage,
+        state=GroupState.UP,
+        failure="",
+        failed_channels=set,
+    )
+    (row,) = channel_rows(group, 0, 0)
+    assert (row["health"] == "OK", "10,000,000 requeues" in row["health"], "deferred_full" in row) == (not full, full, False)
+    assert (statistics.said_of_topic(group, DISK) == []) == (not full)
+    child.state = "starting"
+    assert channel_rows(group, 0, 0)[0]["health"] == "starting"
+
+
+@pytest.mark.parametrize(
+    ("state", "failure", "pulse", "why"),
+    [
+        (GroupState.UP, "", {"appends": 1}, ""),
+        (GroupState.UP, "", {"alarms": ["x.zsq: its footer is damaged, and has no space to be mended"]}, ""),
+        (GroupState.UP, "", {"state_alarm": "the state store is full", "delayed_full": "they wait"}, "the state store is full; they wait"),
+        (GroupState.UP, "", {"delayed_alarm": "damage cost 2 delayed messages", "delayed_full": ""}, ""),
+        (GroupState.UP, "sync failed", {"appends": 1}, ""),
+        (GroupState.UP, "sync failed", {"appends": 0}, "started again and not written to since: sync failed"),
+        (GroupState.STORAGE, "", {}, ""),
+        (GroupState.TOPIC, "it died before", {}, "starting topic it died before"),
+        (GroupState.CLEARING, "t ended with code 4", {}, "clearing t ended with code 4"),
+        (GroupState.FAILED, "", {}, "failed"),
+        (GroupState.STOPPING, "it died before", {}, ""),
+    ],
+)
+def test_what_keeps_a_topic_from_being_written_to(state: GroupState, failure: str, pulse: dict[str, Any], why: str) -> None:
+    """By what is known, not by how health says it."""
+    group: Any = SimpleNamespace(name="t", state=state, failure=failure, storage=SimpleNamespace(stats=pulse, data={}))
+    assert statistics.write_trouble(group, DISK) == why

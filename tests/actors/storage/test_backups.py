@@ -1,0 +1,227 @@
+"""Storage's desk for backups: in which order parts are taken, what it refuses, and when it lets go."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from support.stage_bench import Bench, Thread
+
+from zsq.actors.storage import backups as backup_desk
+from zsq.actors.storage.backups import Backups, BackupState
+from zsq.actors.storage.channels import Channels
+from zsq.actors.storage.delayed import DelayedMessages
+from zsq.actors.storage.retention import RetentionRunner
+from zsq.storage.files import Files
+from zsq.storage.space import Shortage
+from zsq.storage.state.state_keeper import StateKeeper
+from zsq.transport.block.block import pack
+from zsq.transport.errors import Refused, UsageError, ZsqError
+from zsq.transport.wire.protocol import Order
+
+
+class Office(Bench):
+    """All desks that a backup has to do with; threads work when they are told."""
+
+    def keeper(self) -> StateKeeper:
+        return self.store.keeper
+
+    def begin(self) -> Backups:
+        self.housekeeping, self.late = Thread(), Thread()
+        self.answers: list[dict[str, Any] | ZsqError] = []
+        table = self.store.state.load()
+        channels = Channels(self.store.log, self.state, table, "always")
+        self.retention = RetentionRunner(
+            self.store, bytes(16), self.state, channels, {"keep_bytes": 0}, "t", self.housekeeping, lambda *_: None, lambda: 0, lambda: 0,
+            dropped_count=0, in_memory=False,
+        )  # fmt: skip
+        ignore = cast("Callable[..., Any]", lambda *_: None)
+        self.delayed = DelayedMessages(self.store, "t", self.late, ignore, ignore, ignore, ignore, Shortage())
+        self.lock_path = f"{self.directory.rsplit('/', 2)[0]}/backup.lock"
+        self.backup = Backups(
+            self.store,
+            self.state,
+            self.retention,
+            self.delayed,
+            "storage t",
+            self.housekeeping,
+            lambda _, data: self.answers.append(data),
+        )
+        return self.backup
+
+    def order(self, do: str, name: str = "one") -> dict[str, Any] | None:
+        return self.backup.on_order(Order(1, "backup", {"do": do, "id": name}))
+
+    def work(self) -> None:
+        """Every thread, until nothing is left to do."""
+        while self.housekeeping.jobs or self.state_thread.jobs or self.late.jobs:
+            for thread in (self.housekeeping, self.late):
+                thread.run()
+                for then, value in thread.results():
+                    then(value)
+            self.state_thread.run()
+            self.state.on_results()
+
+    def state_is(self, name: str) -> bool:
+        return self.backup.state is BackupState(name)
+
+    @property
+    def taken(self) -> list[str]:
+        folder = f"{self.directory}/backup"
+        return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+
+
+@pytest.fixture
+def office(tmp_path: Path) -> Iterator[Office]:
+    (tmp_path / "topics").mkdir()
+    one = Office(str(tmp_path / "topics" / "t"))
+    one.begin()
+    one.store.log.append([pack([b"x"])], 1)
+    yield one
+    one.store.close()
+
+
+def test_a_backup_from_its_beginning_to_its_end(office: Office) -> None:
+    office.order("state")
+    assert office.state_is("state")
+    assert office.answers == []
+    office.work()
+    assert office.answers.pop() == {}
+    assert office.state_is("held")
+    assert office.taken == ["state", "state.snapshot", "topic"]
+    assert office.store.log.synced_end == 0
+    office.order("log")
+    assert office.store.log.synced_end == 1, "what is taken is on disk"
+    office.work()
+    answer = office.answers.pop()
+    assert isinstance(answer, dict)
+    assert (answer["start"], answer["end"], answer["missing"], answer["newest"]) == (0, 1, 0, f"{0:020d}.chunk")
+    assert f"{0:020d}.chunk" in office.taken
+    assert office.order("end") == {}
+    office.work()
+    assert office.taken == []
+    assert office.state_is("idle")
+
+
+def test_no_chunk_goes_between_state_and_log(office: Office) -> None:
+    held: list[bool] = []
+    tick = office.retention._view
+    office.retention._view = lambda: held.append(True) or tick()  # type: ignore[method-assign, func-returns-value]
+    office.order("state")
+    office.work()
+    office.retention.tick()
+    assert held == [], "it does not even look"
+    office.order("log")
+    office.work()
+    office.retention.tick()
+    assert held
+
+
+def test_the_log_is_taken_after_the_delayed_messages(office: Office) -> None:
+    """What moves from there meanwhile is in the log then; the other way round it would be in neither."""
+    office.store.make_delayed(1)
+    office.order("state")
+    office.work()
+    office.order("log")
+    assert office.store.log.synced_end == 0
+    assert office.housekeeping.jobs == []
+    office.work()
+    assert {"delayed", f"{0:020d}.chunk"} <= set(office.taken)
+    assert office.store.log.synced_end == 1
+
+
+def test_it_waits_for_a_removal_that_is_under_way(office: Office) -> None:
+    office.retention._removing = True
+    office.order("state")
+    office.work()
+    assert office.answers == []
+    office.retention._removed(0, 1, 3)
+    office.work()
+    assert office.answers == [{}]
+
+
+@pytest.mark.parametrize(
+    ("do", "name", "error"),
+    [("log", "other", Refused), ("end", "other", Refused), ("state", "", UsageError), ("copy", "one", UsageError)],
+)
+def test_what_it_refuses(office: Office, do: str, name: str, error: type[ZsqError]) -> None:
+    office.order("state")
+    office.work()
+    with pytest.raises(error):
+        office.order(do, name)
+    assert office.state_is("held")
+
+
+def test_it_is_busy_and_takes_the_next_afterwards(office: Office) -> None:
+    office.order("state")
+    with pytest.raises(Refused, match="busy"):
+        office.order("state", "two")
+    office.work()
+    office.order("state", "two")
+    office.work()
+    with pytest.raises(Refused):
+        office.order("log", "one")
+    office.order("log", "two")
+    office.work()
+    with pytest.raises(Refused):
+        office.order("log", "two")
+
+
+def test_who_is_gone_holds_nothing(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backup_desk, "LOOK_NS", 0)
+    lock = Files().lock(office.lock_path)
+    office.order("state")
+    office.work()
+    office.backup.tick()
+    assert office.state_is("held")
+    monkeypatch.setattr(backup_desk, "HELD_NS_MAX", -1)
+    office.backup.tick()
+    assert office.state_is("idle"), "who does not go on holds no chunk for ever"
+    office.order("state")
+    office.work()
+    office.order("log")
+    office.work()
+    office.backup.tick()
+    assert office.state_is("ready"), "copying takes as long as it takes"
+    Files().close(lock)
+    office.backup.tick()
+    office.work()
+    assert office.taken == []
+
+
+@pytest.mark.parametrize("call", ["link", "make_folder"])
+def test_a_failure_ends_the_backup_and_nothing_else(office: Office, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EPERM, "no such thing here")
+
+    monkeypatch.setattr(Files, call, fail)
+    office.order("state")
+    office.work()
+    [answer] = office.answers
+    assert isinstance(answer, Refused)
+    assert "no such thing here" in answer.text
+    assert office.state_is("idle")
+    monkeypatch.undo()
+    office.order("state")
+    office.work()
+    assert office.answers[-1] == {}
+
+
+def test_no_room_for_the_copies(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Files, "free_bytes", lambda *_: 4096)
+    with pytest.raises(Refused, match="reserve"):
+        office.order("state")
+    assert office.state_is("idle")
+
+
+def test_another_lifes_remains_go(office: Office) -> None:
+    office.order("state")
+    office.work()
+    assert office.taken
+    office.begin()
+    office.work()
+    assert office.taken == []

@@ -1,0 +1,104 @@
+"""Rows of ephemeral channels: the same answers as the state store's, from memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zsq.actors.storage.channels import MemoryRows
+from zsq.storage.state.state import DeferredTotal, HoleRow
+from zsq.transport.wire.protocol import Save
+
+
+def save(
+    row: dict[str, Any], *puts: tuple[int, int, int, int], gone: tuple[int, ...] = (), clear: bool = False, more: bool = False
+) -> Save:
+    return Save(1, "c", row, puts, gone, clear, more)
+
+
+def made() -> MemoryRows:
+    rows = MemoryRows()
+    rows.make("c", {"next": 5, "paused": False})
+    return rows
+
+
+def test_a_row_takes_what_a_commit_says_and_keeps_the_rest() -> None:
+    rows = made()
+    rows.save("c", [save({"next": 9})])
+    assert rows.rows["c"] == {"next": 9, "paused": False}
+    assert "c" in rows
+    rows.drop("c")
+    assert not rows
+    assert "c" not in rows
+
+
+def test_only_what_is_deferred_is_kept() -> None:
+    rows = made()
+    rows.save("c", [save({}, (1, 2, 1, 0), (3, 4, 1, 700), (7, 1, 2, 600))])
+    assert rows.deferred("c") == DeferredTotal(2, 5, 3, 600)
+    assert list(rows.deferred_rows("c")) == [HoleRow(3, 4, 1, 700), HoleRow(7, 1, 2, 600)]
+    rows.save("c", [save({}, (7, 1, 2, 0), gone=(3,))])
+    assert rows.deferred("c") == DeferredTotal()
+
+
+def test_clear_goes_before_the_puts_of_all_pages() -> None:
+    rows = made()
+    rows.save("c", [save({}, (1, 1, 1, 100))])
+    rows.save("c", [save({}, (2, 1, 1, 200), clear=True), save({}, (3, 1, 1, 300), clear=True)])
+    assert rows.due("c", 1_000, 10, 10_000) == ([HoleRow(2, 1, 1, 200), HoleRow(3, 1, 1, 300)], 0)
+
+
+def test_a_channel_made_again_has_nothing_of_the_one_before() -> None:
+    rows = made()
+    rows.save("c", [save({"next": 9}, (1, 1, 1, 100))])
+    rows.make("c", {"next": 20})
+    assert (rows.rows["c"], rows.deferred("c").rows) == ({"next": 20}, 0)
+
+
+PUTS = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 3), st.integers(1, 3), st.integers(0, 40)), max_size=12)
+
+
+@settings(max_examples=200, deadline=None)
+@given(PUTS, st.lists(st.integers(0, 9), max_size=4), st.integers(0, 40), st.integers(0, 6), st.integers(20, 60))
+def test_the_state_store_names_the_same(puts: list[Any], gone: list[int], until: int, limit: int, late: int) -> None:
+    """Against a plain model of what `StateStore.due` promises: due ones, then impossible ones, at most `limit`; what is behind them."""
+    late = max(late, until)
+    rows = made()
+    kept: dict[int, HoleRow] = {}
+    rows.save("c", [save({}, *puts), save({}, gone=tuple(gone))])
+    for start, count, attempts, due_ns in puts:
+        kept.pop(start, None)
+        if due_ns:
+            kept[start] = HoleRow(start, count, attempts, due_ns)
+    for start in gone:
+        kept.pop(start, None)
+    named, following = rows.due("c", until, limit, late)
+    by_due = sorted(kept.values(), key=lambda row: (row.due_ns, row.start))
+    may = [row for row in by_due if row.due_ns <= until] + [row for row in by_due[::-1] if row.due_ns > late]
+    assert named == may[:limit]
+    left = [row for row in kept.values() if row not in named]
+    between = [row.due_ns for row in left if row.due_ns <= late]
+    assert following == min(between, default=min((row.due_ns for row in left), default=0))
+
+
+def test_it_agrees_with_the_store_itself(tmp_path: Path) -> None:
+    from zsq.storage.state.state import StateBatch, StateStore
+
+    puts = [(start, 1, 1, due) for start, due in enumerate((50, 10, 30, 30, 900, 20, 950))]
+    (tmp_path / "state").mkdir()
+    store = StateStore(str(tmp_path / "state"), create=True)
+    store.create(b"u" * 16, 0)
+    store.commit(StateBatch(channel_puts={"c": {"next": 9}}, hole_puts=[("c", *put) for put in puts]))
+    rows = made()
+    rows.save("c", [save({}, *puts)])
+    try:
+        for until in (0, 10, 30, 49, 60):
+            for limit in (0, 1, 3, 5, 9):
+                found, following = rows.due("c", until, limit, 500)
+                expected, then = store.due("c", until, limit, 500)
+                assert (sorted(found), following) == (sorted(expected), then), (until, limit)
+    finally:
+        store.close()

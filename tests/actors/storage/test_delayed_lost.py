@@ -1,0 +1,36 @@
+"""Delayed messages that damage cost: an alarm, as soon as they are found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from support.stage_bench import Thread
+
+from zsq.actors.storage.delayed import DelayedMessages
+from zsq.storage.delayed.delayed import DelayedStore
+from zsq.storage.delayed.delayed_format import DelayedRow, encode_row
+from zsq.storage.files import Files
+from zsq.storage.space import Shortage
+from zsq.transport.block.block import pack
+
+
+def ignore(*_: Any) -> None:
+    """What the topic, the log and the scan loop are told."""
+
+
+def test_messages_that_damage_cost_are_an_alarm(tmp_path: Path) -> None:
+    delayed = DelayedStore(str(tmp_path / "delayed"), bytes(16), create=True)
+    store = SimpleNamespace(files=Files(), directory=str(tmp_path), reserve_bytes=0, delayed=delayed)
+    harness = DelayedMessages(cast("Any", store), "storage t", Thread(), ignore, ignore, ignore, ignore, Shortage())
+    block = pack([b"a", b"b"], producer_id=7)
+    (key,) = delayed.put([(block, 10)], 5)
+    harness.look()
+    assert harness.statistics()["delayed_alarm"] == ""
+    delayed._drop_damaged([(*encode_row(DelayedRow(key, block)), "it is damaged")])
+    delayed._drop_damaged([])
+    harness.look()
+    assert harness.statistics()["delayed_lost"] == 2
+    assert harness.statistics()["delayed_alarm"].startswith("damage cost 2 delayed messages")
+    delayed.close()

@@ -1,0 +1,25 @@
+"""A page of a channel's commit that storage refuses takes the whole commit with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.actors.storage.test_channels_channel import ChannelsHarness
+from zsq.transport.errors import Refused, UsageError
+from zsq.transport.wire import protocol as p
+
+
+def test_a_refused_page_takes_its_whole_commit_with_it(tmp_path: Path) -> None:
+    """Those behind it are on their way already: without this one's holes they would move the channel past what it has not finished."""
+    harness = ChannelsHarness(str(tmp_path / "t"))
+    harness.open()
+    harness.say(p.Save(9, "c", {"next": 800}, ((5, 1, 1, 0),), (), False, True))
+    with pytest.raises(UsageError, match="E_BAD_ARGUMENT"):
+        harness.say(p.Save(9, "c", {"next": 800}, ((999, 2, 1, 0),), (), False, True))
+    with pytest.raises(Refused, match="E_CLOSING"):
+        harness.say(p.Save(9, "c", {"next": 800}, ((700, 1, 1, 0),), (), False, False))
+    harness.commit()
+    assert harness.open()["row"]["next"] < 800
+    harness.bench.store.close()

@@ -1,0 +1,103 @@
+"""What storage commits after a roll: the roll has synced blocks that nobody asked to be synced, and the commit counts them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from support.faulty_files import keep_none
+from support.stage_bench import Thread
+from support.storage_harness import PRODUCER, StorageHarness
+
+from zsq.actors.storage.commits import StateCommits
+from zsq.actors.storage.storage_actor import ProducerTable, StorageActor
+from zsq.storage.space import Shortage
+from zsq.transport.wire import protocol as p
+
+
+def nothing(*_: object) -> None:
+    """Desks that have nothing to do."""
+
+
+class Bench:
+    """The actor with a real log of small chunks and a real state store. Its syncs last longer than the test."""
+
+    def __init__(self, root: Path, mode: str) -> None:
+        self.harness = StorageHarness(root)
+        store = self.harness.open()
+        table = store.state.load()
+        self.state = Thread()
+        self.told: list[p.Wire] = []
+        self.actor = StorageActor(1, "storage t", {})
+        syncs = Thread()
+        syncs.submit(None, lambda: None)  # busy
+        parts: dict[str, Any] = {
+            "mode": mode, "store": store, "_log": store.log, "_producers": ProducerTable(table.producers), "_epoch": 0, "_appends": 0,
+            "_sealed": False, "_shortage": Shortage(), "_failure": None, "_written": deque(), "_ticket": None, "_sync_thread": syncs,
+            "_state": StateCommits(cast("Any", self.state), store.state, table, "storage t"),
+            "front": SimpleNamespace(send=self._tell), "_retention": SimpleNamespace(admit=nothing, turn=nothing),
+            "_stages": SimpleNamespace(turn=nothing),
+            "_delayed": SimpleNamespace(turn=nothing, waits_for_log=lambda end: False, holds_checkpoint=lambda: False),
+        }  # fmt: skip
+        vars(self.actor).update(parts)
+
+    def _tell(self, envelope: object, message: p.Wire) -> None:
+        self.told.append(message)
+
+    def hear(self, blocks: int) -> None:
+        """An append of the topic, in the same turn as what comes before the next `turn`."""
+        made = [self.harness.block() for _ in range(blocks)]
+        mail = SimpleNamespace(envelope=(b"t",), blocks=lambda: made, frames=[b""] * 2 * blocks)
+        self.actor.append(cast("Any", self.actor.front), cast("Any", mail), p.Append(len(self.harness.sent), self.actor._epoch))
+
+    def turn(self) -> None:
+        self.actor._state.wanted = True
+        self.actor.on_turn()
+        self.state.run()
+        self.actor._state.on_results()
+
+
+@pytest.fixture(params=["always", "interval"])
+def bench(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
+    made = Bench(tmp_path, request.param)
+    yield made
+    made.harness.abandon()
+
+
+def roll_for_an_append(bench: Bench) -> None:
+    bench.hear(5)
+
+
+def roll_for_an_append_that_is_refused(bench: Bench) -> None:
+    files = bench.harness.files
+    files.short = {files._calls.get("writev", 0) + 4: 10}  # behind the footer, an index and the next chunk's head
+    bench.hear(5)
+    assert isinstance(bench.told[-1], p.Failed)
+    del bench.harness.sent[-5:]
+
+
+def roll_before_its_time(bench: Bench) -> None:
+    bench.harness.log.roll(bench.harness.now_ns)
+
+
+@pytest.mark.parametrize("roll", [roll_for_an_append, roll_for_an_append_that_is_refused, roll_before_its_time])
+def test_a_commit_counts_what_a_roll_has_synced(bench: Bench, roll: Callable[[Bench], None]) -> None:
+    """Else a producer that lost its link in a power cut would be asked for blocks that are there, and they would be there twice:
+    what recovery reads of the log begins at the offset that the commit names."""
+    bench.hear(3)
+    bench.turn()
+    assert bench.harness.log.synced_end == 0
+    bench.hear(2)
+    roll(bench)
+    assert bench.harness.log.synced_end == 15, "the premise"
+    bench.turn()
+    table = bench.actor.store.state.load()
+    assert (table.applied_offset, table.producers[PRODUCER].next_sequence) == (15, 5)
+
+    store = bench.harness.crash(keep_none)
+    assert bench.harness.check() == [0, 1, 2, 3, 4]
+    assert store.state.load().producers[PRODUCER].next_sequence == 5

@@ -1,0 +1,65 @@
+"""Who syncs: storage itself where that is little, its thread where it would keep those waiting who only read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from support.stage_bench import Thread
+
+from tests.actors.storage.test_storage_commits import Bench
+from zsq.actors.settings import options
+from zsq.transport.wire import protocol as p
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path, "always")
+    made.actor._sync_thread = cast("Any", Thread())
+    yield made
+    made.harness.abandon()
+
+
+def stored(bench: Bench) -> int:
+    """How many appends were answered since this was asked last."""
+    told, bench.told = bench.told, []
+    assert all(isinstance(message, p.Appended) for message in told)
+    return len(told)
+
+
+def a_block(bench: Bench) -> int:
+    """Bytes of one in the log."""
+    bench.hear(1)
+    size = bench.harness.log.unsynced_bytes
+    bench.actor._start_sync()
+    assert stored(bench) == 1
+    return size
+
+
+def syncs(bench: Bench) -> Thread:
+    return cast("Thread", bench.actor._sync_thread)
+
+
+def test_a_little_is_synced_in_line_and_more_by_the_thread(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "INLINE_SYNC_BYTES_MAX", a_block(bench))
+    bench.hear(1)
+    bench.turn()
+    assert (stored(bench), syncs(bench).pending) == (1, 0)
+    bench.hear(2)
+    bench.turn()
+    assert (stored(bench), syncs(bench).pending) == (0, 1), "the actor goes on while the disk works"
+    syncs(bench).run()
+    bench.actor._sync_results()
+    assert stored(bench) == 1
+
+
+def test_a_little_waits_behind_what_the_thread_has(bench: Bench) -> None:
+    """One disk: in line it would wait as long, and keep everybody waiting."""
+    size = a_block(bench)
+    assert size < options.INLINE_SYNC_BYTES_MAX, "the premise"
+    syncs(bench).submit(None, lambda: None)
+    bench.hear(1)
+    bench.turn()
+    assert (stored(bench), syncs(bench).pending) == (0, 2)

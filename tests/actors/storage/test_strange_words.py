@@ -1,0 +1,93 @@
+"""Words that no actor of ours would say, at storage's door: each is refused, and the storage goes on as if it had not come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.actors.storage.test_channels_channel import ChannelsHarness
+from tests.actors.storage.test_delayed_desk import Bench
+from zsq.transport.block.block import pack
+from zsq.transport.errors import UsageError
+from zsq.transport.wire import protocol as p
+
+
+@pytest.fixture
+def harness(tmp_path: Path) -> Iterator[ChannelsHarness]:
+    one = ChannelsHarness(str(tmp_path / "t"))
+    yield one
+    one.bench.store.close()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    one = Bench(str(tmp_path / "t"))
+    yield one
+    one.store.close()
+
+
+BEYOND = 1_001  # the log ends at 1,000
+NUMBERS = {"next": 5}
+
+
+@pytest.mark.parametrize("channel", ["c", "c#ephemeral"])
+@pytest.mark.parametrize(
+    ("row", "put", "gone"),
+    [
+        ({"next": BEYOND}, (), ()),  # no commit of the topic would be made before the log is as far
+        ({"next": "5"}, (), ()),
+        ({"next": -1}, (), ()),
+        ({"next": True}, (), ()),
+        ({"next": 5, "paused": 1}, (), ()),
+        ({"next": 5, "counters": {"a": 1 << 64 - 1}}, (), ()),
+        ({"next": 5, "counters": ()}, (), ()),
+        ({"next": 5, "settings": {"tags": 5}}, (), ()),
+        (NUMBERS, ((1, 1, 1),), ()),
+        (NUMBERS, ((1, 1, 1, 0, 0),), ()),
+        (NUMBERS, ((1, 1, 1, "0"),), ()),
+        (NUMBERS, ((1, 1, 1, 1 << 63),), ()),
+        (NUMBERS, ((-1, 1, 1, 0),), ()),
+        (NUMBERS, ((999, 2, 1, 0),), ()),
+        (NUMBERS, (5,), ()),
+        (NUMBERS, ((),), ()),
+        (NUMBERS, ((), ()), ()),
+        (NUMBERS, (), ("a",)),
+        (NUMBERS, (), (-1,)),
+    ],
+)
+def test_rows_that_cannot_be_written_or_read_again_are_refused(
+    harness: ChannelsHarness, channel: str, row: dict[str, Any], put: tuple[Any, ...], gone: tuple[Any, ...]
+) -> None:
+    """They ended the storage, some of them at each start, or held back all its commits."""
+    harness.open(channel=channel)
+    with pytest.raises(UsageError, match="E_BAD_ARGUMENT"):
+        harness.say(p.Save(2, channel, row, put, gone, False, False))
+    harness.open(channel=channel)
+    harness.say(p.Save(3, channel, {"next": 7}, ((5, 1, 1, 0),), (), False, False))
+    assert harness.commit() == [p.Done(3, {})]
+
+
+@pytest.mark.parametrize("name", ["a\0b", "x" * 65, "", "x" * 2_000])
+def test_a_channel_has_a_legal_name(harness: ChannelsHarness, name: str) -> None:
+    """A key of the state store has at most 511 bytes, and a zero byte ends the name in it."""
+    with pytest.raises(UsageError, match="E_BAD_NAME"):
+        harness.say(p.OpenChannel(1, name))
+    harness.open()
+
+
+@pytest.mark.parametrize("until_ns", [-1, 1 << 63, (1 << 64) - 1])
+def test_what_is_due_is_asked_by_a_time(harness: ChannelsHarness, until_ns: int) -> None:
+    harness.open()
+    with pytest.raises(UsageError, match="E_BAD_ARGUMENT"):
+        harness.say(p.Due(2, "c", until_ns, 10))
+
+
+def test_a_delay_is_a_number(bench: Bench) -> None:
+    """A tuple's parts are not looked at by the codec."""
+    for wrong in ("1", None, (1,), 1.5, True):
+        message = p.AppendDelayed(1, 0, (wrong,))  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="E_BAD_ARGUMENT"):
+            bench.harness.append((b"topic",), message, [pack([b"x"])], 0)

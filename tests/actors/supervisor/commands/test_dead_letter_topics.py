@@ -1,0 +1,50 @@
+"""Where dead letters may go: checked when a channel is made and when its settings change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from zsq.actors.settings.channel_settings import changed, dead_letter_topic, made, resolve
+from zsq.transport.errors import UsageError
+
+IN_MEMORY: dict[str, Any] = {"dead_letter_topic": "d#ephemeral"}
+
+
+def test_a_durable_channel_has_no_dead_letters_in_memory() -> None:
+    for check in (lambda: made(IN_MEMORY, "t", "c"), lambda: changed({}, IN_MEMORY, "t", "c")):
+        with pytest.raises(UsageError, match=r"E_BAD_ARGUMENT.*'d#ephemeral' is in memory.*name a topic on disk"):
+            check()
+    with pytest.raises(UsageError, match="name a topic on disk"):  # of one that was made with it
+        dead_letter_topic("t", "c", resolve(IN_MEMORY))
+
+
+@pytest.mark.parametrize(("topic", "channel"), [("t#ephemeral", "c"), ("t", "c#ephemeral"), ("t#ephemeral", "c#ephemeral")])
+def test_one_that_is_in_memory_itself_may(topic: str, channel: str) -> None:
+    assert made(IN_MEMORY, topic, channel) == (IN_MEMORY, None)
+    assert changed({}, IN_MEMORY, topic, channel) == IN_MEMORY
+    assert dead_letter_topic(topic, channel, resolve(IN_MEMORY)) == "d#ephemeral"
+
+
+def test_by_itself_it_is_on_disk() -> None:
+    assert dead_letter_topic("t#ephemeral", "c#ephemeral", resolve({})) == "t.c.dead"
+
+
+@pytest.mark.parametrize(("topic", "asked", "what"), [
+    ("t", {"dead_letter_topic": "t"}, "cannot go to itself: name another topic as dead_letter_topic"),
+    ("t" * 60, {"max_attempts": 5}, "1 to 64 characters.*set dead_letter_topic of channel 'c'"),
+])  # fmt: skip
+def test_what_could_never_work_is_refused_at_once(topic: str, asked: dict[str, Any], what: str) -> None:
+    for check in (lambda: made(asked, topic, "c"), lambda: changed({}, asked, topic, "c")):
+        with pytest.raises(UsageError, match=f"E_BAD_ARGUMENT.*{what}"):
+            check()
+    named = {**asked, "dead_letter_topic": "d"}
+    assert made(named, topic, "c") == (named, None)
+    assert changed(named, {"max_attempts": 7}, topic, "c")["max_attempts"] == 7
+    with pytest.raises(UsageError, match="dead_letter_topic"):
+        changed({"max_attempts": 5, "dead_letter_topic": "d"}, {"dead_letter_topic": topic if topic == "t" else None}, topic, "c")
+
+
+def test_without_a_bound_a_long_name_is_no_error() -> None:
+    assert made({"max_age_s": 5}, "t" * 60, "c") == ({"max_age_s": 5}, None)

@@ -1,0 +1,114 @@
+"""Deleting unforced: who is asked what it holds, and what is said when they do not answer in time. Forced: nobody is asked."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from support.group import Broker
+
+from zsq.actors.statistics.broker_view import GroupState
+from zsq.actors.supervisor.commands import deletion
+from zsq.actors.supervisor.commands.management import Commands
+from zsq.transport.errors import E_NOT_FOUND, Refused, ZsqError, from_wire
+from zsq.transport.wire import protocol as p
+
+
+class DeletionHarness(Broker):
+    """A topic with three channels that are up and hold nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[list[str], Any, bool]] = []
+        self.refused: list[ZsqError] = []
+        self.requests.gatherings = SimpleNamespace(
+            gather=lambda children, then, detailed=False: self.asked.append(([one.spec.title for one in children], then, detailed))
+        )
+        self.requests.fail = lambda request, error: self.refused.append(error)
+        self.requests.scope = lambda group: group.children()
+        for name in ("a", "b", "c"):
+            self.want(name)
+            child = self.up(name)
+            child.spec = cast("Any", SimpleNamespace(**{**vars(child.spec), "title": name}))
+            child.stats = {"next_offset": 0}
+
+    def delete(self, channel: str = "", *, force: bool = False) -> None:
+        deletion.delete(self.requests, p.Manage(1, "delete", "t", channel, {"force": force}), self.group)
+        if not channel:
+            _, _, answer = self.orders.pop()
+            answer({"head": 0}, None)
+
+
+def test_of_a_channel_s_deletion_only_those_are_asked_who_know_it() -> None:
+    harness = DeletionHarness()
+    harness.delete("b")
+    ((titles, then, detailed),) = harness.asked
+    assert (titles, detailed) == (["storage", "topic", "b"], False)
+    then(True, {})
+    assert [child.spec.title for child in harness.stopped] == ["b"]
+
+
+@pytest.mark.parametrize("channel", ["b", ""])
+def test_what_is_not_known_in_time_is_refused_by_a_broker_that_was_reached(channel: str) -> None:
+    harness = DeletionHarness()
+    harness.delete(channel)
+    harness.asked[0][1](False, {})
+    (error,) = harness.refused
+    assert type(from_wire(error.code, error.text)) is Refused
+    assert "try again" in error.text
+    assert harness.stopped == []
+    assert [action for action, *_ in harness.orders] == ([] if channel else ["unseal"])
+
+
+def test_a_topic_s_asks_all_for_little() -> None:
+    harness = DeletionHarness()
+    harness.delete()
+    ((titles, _, detailed),) = harness.asked
+    assert (titles, detailed) == (["storage", "topic", "a", "b", "c"], False)
+
+
+def test_forced_nobody_is_asked() -> None:
+    harness = DeletionHarness()
+    harness.delete("b", force=True)
+    assert [child.spec.title for child in harness.stopped] == ["b"]
+    harness.delete(force=True)
+    assert harness.group.state.name == "STOPPING"
+    assert harness.asked == []
+
+
+def test_which_channels_a_topic_has_is_not_known_before_it_is_up() -> None:
+    """Who deletes one just after a start must not hear that it is not there."""
+    harness = DeletionHarness()
+    commands = Commands(harness.requests, harness.view())
+    known = dict(harness.group.channels)
+    harness.group.channels.clear()
+    harness.group.state = GroupState.TOPIC
+    for name in ("b", "never made"):
+        commands._manage(p.Manage(1, "delete", "t", name, {"force": True}))
+    assert (harness.refused, harness.stopped) == ([], [])
+    harness.group.channels.update(known)
+    assert harness.group.topic is not None
+    harness.group.born(harness.group.topic)
+    assert [child.spec.title for child in harness.stopped] == ["b"]
+    assert [error.code for error in harness.refused] == [E_NOT_FOUND]
+
+
+def test_a_refused_deletion_opens_the_topic_again_when_no_start_can_carry_it_out() -> None:
+    """What is published in between would be acknowledged, and then go with the topic."""
+    harness = DeletionHarness()
+    refused = Refused("E_INTERNAL", "the registry cannot be written")
+
+    def set_state(*_: object) -> None:
+        harness.registry.in_doubt = True
+        raise refused
+
+    harness.registry.set_state = set_state
+    answers: list[object] = []
+    deletion.remove_topic(harness.requests, harness.group, 0, lambda data, error: answers.append(error))
+    deletion.open_again(harness.requests)
+    assert (answers, harness.orders, harness.stopped) == ([refused], [], [])
+    harness.registry.in_doubt = False  # the disk took what was there before
+    for _ in range(2):
+        deletion.open_again(harness.requests)
+    assert [action for action, *_ in harness.orders] == ["unseal"]

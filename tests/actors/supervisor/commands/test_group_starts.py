@@ -1,0 +1,207 @@
+"""A topic's channels come up in portions, and a channel of an old name is a new channel."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from support.group import Broker, C
+
+from zsq.actors.settings import options
+from zsq.actors.statistics.broker_view import GroupState
+from zsq.actors.supervisor.commands import deletion
+from zsq.transport.errors import E_CLOSING, E_LIMIT, ZsqError
+
+MANY = 100
+
+
+@pytest.fixture
+def broker() -> Broker:
+    return Broker()
+
+
+def begin(broker: Broker, channels: int = MANY) -> list[str]:
+    """The topic's process has just come up; the storage knows so many channels."""
+    group = broker.group
+    group.channels = {f"c{number}": None for number in range(channels)}
+    group.state = GroupState.TOPIC
+    assert group.topic is not None
+    group.born(group.topic)
+    group.tick()
+    return broker.started
+
+
+def test_at_most_so_many_are_on_their_way_up_and_each_that_is_there_makes_room(broker: Broker) -> None:
+    started = begin(broker)
+    assert started == [f"c{number}" for number in range(options.STARTS_MAX)]
+    for number in range(MANY):
+        assert not broker.group.settled(), "not ready before the last one"
+        broker.up(f"c{number}")
+        assert len(started) == min(MANY, options.STARTS_MAX + number + 1)
+    assert broker.group.settled()
+
+
+def test_one_for_whom_somebody_waits_comes_first(broker: Broker) -> None:
+    broker.group.state = GroupState.CLEARING
+    broker.group.channels = {f"c{number}": None for number in range(MANY)}
+    broker.want("c70")
+    started = begin(broker)
+    assert started[0] == "c70"
+    broker.want("c80")
+    broker.want("new")
+    assert len(started) == options.STARTS_MAX
+    broker.up("c70")
+    broker.up("c0")
+    assert started[-2:] == ["c80", "new"]
+    assert broker.answers == [None]
+
+
+@pytest.mark.parametrize("how", ["died", "deleted", "deleted before its start"])
+def test_one_that_does_not_come_up_does_not_keep_its_place(broker: Broker, how: str) -> None:
+    started = begin(broker)
+    name = f"c{MANY - 1 if how.endswith('start') else 0}"
+    child = broker.group.channels[name]
+    if how == "died":
+        assert child is not None
+        child.state = "ended"
+        broker.group.died(child)
+    else:
+        deletion.remove_channel(broker.requests, broker.group, name, lambda data, error: None)
+    broker.group.tick()
+    assert len(started) == options.STARTS_MAX + (not how.endswith("start"))
+    while (waiting := [one for one in broker.group.channels.values() if one is not None and one.state == "starting"]) != []:
+        broker.up(waiting[0].spec.settings["channel"])
+    assert sorted(set(started)) == sorted({*broker.group.channels, *(["c0"] if how == "deleted" else [])})
+    assert broker.group.settled()
+
+
+def test_all_die_at_once_and_come_back_in_portions(broker: Broker) -> None:
+    started = begin(broker)
+    for number in range(MANY):
+        broker.up(f"c{number}")
+    started.clear()
+    for child in list(broker.group.channels.values()):
+        assert child is not None
+        child.state = "ended"
+        broker.group.died(child)
+    broker.group.tick()
+    assert len(started) == options.STARTS_MAX
+
+
+def test_a_turn_starts_what_it_has_time_for_and_the_next_goes_on(broker: Broker) -> None:
+    broker.time_for = 10
+    started = begin(broker)
+    assert len(started) == 10
+    broker.time_for = 1_000
+    broker.group.tick()
+    assert len(started) == options.STARTS_MAX
+    broker.time_for = 0
+    broker.up("c0")
+    broker.up("c1")
+    assert (len(started), broker.time_for) == (options.STARTS_MAX, -2)
+    broker.time_for = 5
+    broker.group.tick()
+    broker.group.tick()
+    assert (len(started), broker.time_for) == (options.STARTS_MAX + 2, 3), "time is asked for only where something waits"
+
+
+def test_a_topic_that_ends_starts_none(broker: Broker) -> None:
+    started = begin(broker)
+    broker.group.stop(lambda: None)
+    broker.group.tick()
+    assert (len(started), len(broker.stopped)) == (options.STARTS_MAX, options.STARTS_MAX)
+
+
+def refuse(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(spec: Any, owner: Any = None) -> Any:
+        raise ZsqError(E_LIMIT, "enough")
+
+    monkeypatch.setattr(broker, "start", start)
+
+
+def test_a_new_one_that_cannot_be_started_is_not_there_and_who_asked_is_told_once(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin(broker)
+    broker.want("new")
+    refuse(broker, monkeypatch)
+    monkeypatch.setattr(options, "CHANNELS_MAX", MANY + 1)
+    for number in range(options.STARTS_MAX):
+        broker.group.channels[f"c{number + options.STARTS_MAX}"] = None
+    broker.up("c0")
+    assert [error.code if error else "" for error in broker.answers] == ["E_LIMIT"]
+    assert "new" not in broker.group.channels
+
+
+def test_an_old_one_that_cannot_be_started_fails_its_topic_whoever_asked(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin(broker)
+    refuse(broker, monkeypatch)
+    broker.up("c0")
+    assert broker.group.state is GroupState.CLEARING
+    assert "enough" in broker.group.failure
+    assert len(broker.killed) == options.STARTS_MAX + 2
+
+
+def crash(broker: Broker, name: str) -> None:
+    child = broker.group.channels[name]
+    assert child is not None
+    child.state = "ended"
+    broker.group.died(child)
+    broker.group.tick()
+
+
+def test_a_channel_made_anew_does_not_inherit_how_often_its_namesake_died(broker: Broker) -> None:
+    broker.want("c")
+    broker.up("c")
+    for _ in range(options.RESTARTS_MAX):
+        crash(broker, "c")
+    deletion.remove_channel(broker.requests, broker.group, "c", lambda data, error: None)
+    broker.ends.pop(0)(True)
+    broker.orders.pop(0)[2]({}, None)
+    broker.want("c")
+    crash(broker, "c")
+    assert "c" not in broker.group.failed_channels()
+
+
+def test_an_ephemeral_one_may_not_die_as_often_as_it_likes_but_its_deaths_are_forgotten(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(options.RESTARTS_MAX):
+        broker.want()
+        broker.up()
+        crash(broker, C)
+        broker.end()
+    broker.want()
+    broker.up()
+    crash(broker, C)
+    assert C in broker.group.failed_channels()
+    deletion.remove_channel(broker.requests, broker.group, C, lambda data, error: None)
+    for number in range(5):
+        name = f"{number}#ephemeral"
+        broker.want(name)
+        broker.up(name)
+        crash(broker, name)
+    assert len(broker.group._channel_restarts) == 5
+    later = time.monotonic_ns() + int(options.RESTARTS_WITHIN_S * 1e9) + 1
+    monkeypatch.setattr(time, "monotonic_ns", lambda: later)
+    broker.want("last#ephemeral")
+    broker.up("last#ephemeral")
+    crash(broker, "last#ephemeral")
+    assert [*broker.group._channel_restarts] == ["last#ephemeral"]
+
+
+def test_those_that_leave_in_peace_leave_nothing_behind(broker: Broker) -> None:
+    broker.want()
+    broker.up()
+    broker.group._channel_restarts[C] = broker.group.restarts
+    deletion.remove_channel(broker.requests, broker.group, C, lambda data, error: None)
+    assert broker.group._channel_restarts == {}
+
+
+def test_who_waits_for_a_topic_is_told_when_it_is_stopped_and_not_when_its_processes_have_ended(broker: Broker) -> None:
+    broker.group.state = GroupState.TOPIC
+    broker.want("")
+    broker.want("c")
+    assert broker.answers == []
+    broker.group.stop(lambda: None)
+    assert broker.group.children() != [], "they have not ended"
+    assert [error.code for error in broker.answers if error is not None] == [E_CLOSING, E_CLOSING]

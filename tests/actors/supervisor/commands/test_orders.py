@@ -1,0 +1,72 @@
+"""Orders of the supervisor: answered once, by who was asked, and by nobody else who has found the door."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from support.group import Broker
+
+from zsq.actors.runtime.port import Mail
+from zsq.actors.supervisor.commands.management import Commands
+from zsq.actors.supervisor.commands.requests import Orders
+from zsq.transport.errors import ZsqError
+from zsq.transport.wire import protocol as p
+
+
+@pytest.fixture
+def asked() -> tuple[Any, list[tuple[dict[str, Any] | None, ZsqError | None]], p.Order]:
+    """A management that has asked a storage for its end; what came of it; the order."""
+    broker = Broker()
+    sent: list[tuple[Any, Any]] = []
+
+    def send(child: Any, message: Any) -> bool:
+        sent.append((child.envelope, message))
+        return True
+
+    orders = Orders(cast("Any", SimpleNamespace(send=send)))
+    requests = SimpleNamespace(broker=broker, orders=orders)
+    harness = cast("Any", Commands(cast("Any", requests), broker.view()))
+    answers: list[tuple[dict[str, Any] | None, ZsqError | None]] = []
+    assert broker.group.storage is not None
+    orders.send(broker.group.storage, "seal", {}, lambda data, error: answers.append((data, error)))
+    ((envelope, order),) = sent
+    assert envelope == broker.group.storage.envelope
+    harness.asked = envelope
+    return harness, answers, order
+
+
+@pytest.mark.parametrize("who", [(), (b"stranger",), (b"stranger", b"behind")])
+def test_a_stranger_answers_no_order(asked: Any, who: tuple[bytes, ...]) -> None:
+    """It would say where a topic ends, and with that which offsets the next one of its name begins at."""
+    harness, answers, order = asked
+    for message in (p.Done(order.request, {"head": 0}), p.Failed(order.request, "E_X", "no")):
+        harness.on_mail(Mail(who, message, []))
+    assert answers == []
+    harness.on_mail(Mail(harness.asked, p.Done(order.request, {"head": 7}), []))
+    assert answers == [({"head": 7}, None)]
+
+
+def test_an_order_is_answered_once(asked: Any) -> None:
+    harness, answers, order = asked
+    harness.on_mail(Mail(harness.asked, p.Failed(order.request, "E_X", "no"), []))
+    harness.on_mail(Mail(harness.asked, p.Done(order.request, {"head": 7}), []))
+    ((data, error),) = answers
+    assert data is None
+    assert error is not None
+    assert error.code == "E_X"
+
+
+def test_what_the_system_refuses_is_told_also_to_who_waited_for_the_topic(asked: Any) -> None:
+    """A full disk while a row is saved must not end the supervisor."""
+    harness = asked[0]
+    told: list[ZsqError] = []
+    harness._requests.fail = lambda request, error: told.append(error)
+
+    def carry_out(message: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    harness._again(carry_out, p.Manage(1, "delete", "t", "c", {}), None)
+    (error,) = told
+    assert "No space left on device" in error.text

@@ -1,0 +1,49 @@
+"""When a full disk is told: once, every minute while it lasts, and when it is over."""
+
+from __future__ import annotations
+
+from zsq.actors.supervisor.disk_watch import AGAIN_S, OVER_S, DiskState, RefusedCount
+
+S = 1_000_000_000
+
+
+def test_it_is_told_once_then_every_minute_then_at_its_end() -> None:
+    state = DiskState()
+    told = [state.see("" if second < 5 or second > 130 else "full", second * S, second * S) for second in range(140)]
+    assert {second: one for second, one in enumerate(told) if one} == {
+        5: "began", 5 + int(AGAIN_S): "lasts", 5 + 2 * int(AGAIN_S): "lasts", 131 + int(OVER_S): "over",
+    }  # fmt: skip
+    assert state.text == ""
+
+
+def test_a_disk_on_the_border_tells_nobody_twice_a_second() -> None:
+    state = DiskState()
+    told = [state.see("full" if second % 2 else "", second * S, second * S) for second in range(50)]
+    assert [one for one in told if one] == ["began"]
+    assert state.text == "full"
+
+
+def test_what_is_wrong_is_told_as_it_is_now() -> None:
+    state = DiskState()
+    state.see("2 MiB free", S, S)
+    state.see("1 MiB free", 2 * S, 2 * S)
+    assert state.text == "1 MiB free"
+    assert state.began_wall_ns == S
+
+
+def test_refused_publishes_stay_counted_when_their_topic_is_deleted() -> None:
+    refused = RefusedCount()
+    refused.see({"big": 20, "other": 1})
+    refused.see({"big": 30, "other": 1})
+    refused.see({"other": 1})
+    assert refused.total == 31
+    refused.see({"other": 3, "new": 2})
+    assert refused.total == 35
+
+
+def test_a_storage_that_starts_again_counts_from_0() -> None:
+    refused = RefusedCount()
+    refused.see({"t": 30})
+    refused.see({"t": 0})
+    refused.see({"t": 4})
+    assert refused.total == 34

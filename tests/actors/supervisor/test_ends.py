@@ -1,0 +1,89 @@
+"""What the supervisor makes of processes that end at an awkward moment."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from zsq.actors.runtime.child import Failure, Phase
+from zsq.actors.settings import options
+from zsq.actors.statistics.broker_view import GroupState
+from zsq.actors.supervisor.singles import Singles
+from zsq.actors.supervisor.topics.topic_group import GroupEvents, TopicGroup
+
+
+def group_of() -> TopicGroup:
+    nothing: Any = None
+    events = GroupEvents(lambda: None, lambda: None, lambda group, channel: None, lambda group: None)
+    return TopicGroup("t", nothing, nothing, cast("Any", SimpleNamespace(may_start=lambda: True)), nothing, events)
+
+
+def singles_of(did: list[str]) -> Singles:
+    state: Any = SimpleNamespace(channels_changed=False, stopping=False, processes=None)
+    return Singles(state, cast("Any", None), lambda code, why: did.append("stop"))
+
+
+def test_the_second_of_two_that_end_at_once_changes_nothing() -> None:
+    group = group_of()
+    storage: Any = SimpleNamespace(spec=SimpleNamespace(settings={}, kind="storage"), state="ended", failure=None)
+    group.storage = storage
+    group.state = GroupState.ENDED  # by the end of its topic, told a moment ago
+    group.died(storage)
+    assert group.state is GroupState.ENDED
+
+
+@pytest.mark.parametrize(
+    ("code", "made", "gone"),
+    [
+        ("E_LIMIT", False, True), ("E_INTERNAL", False, True), ("E_DISK_FULL", False, True),
+        ("E_START", False, False), ("E_CLOSING", False, False), ("E_LIMIT", True, False),
+    ],
+)  # fmt: skip
+def test_a_channel_that_storage_refuses_to_make_is_not_there(monkeypatch: pytest.MonkeyPatch, code: str, made: bool, gone: bool) -> None:
+    """Who asked is told why. What may be mended by starting again is started again; so is a channel that was there before."""
+    group = group_of()
+    monkeypatch.setattr(group, "_start_channel", lambda channel: group.channels.update({channel: child}))
+    child: Any = SimpleNamespace(spec=SimpleNamespace(settings={"channel": "c"}, kind="channel"), state="starting", failure=None)
+    group.state = GroupState.UP
+    told: list[Any] = []
+    if made:
+        group.channels["c"] = child
+    group.want("c", told.append, {"start": 5})
+    group.tick()
+    child.state, child.failure = "ended", Failure(Phase.START, code, "because of the weather")
+    group.died(child)
+    assert ("c" not in group.channels) == gone
+    assert [(error.code, error.text) for error in told] == ([(code, "because of the weather")] if gone else [])
+    if gone:
+        child.state = "starting"
+        group.want("c", told.append, {})
+        group.tick()
+        assert group.channels == {"c": child}, "it may be asked for again"
+
+
+@pytest.mark.parametrize(("failure", "ends"), [(None, False), (Failure(Phase.START, "E_START", "cannot listen"), True)])
+def test_a_gateway_that_never_came_up(monkeypatch: pytest.MonkeyPatch, failure: Failure | None, ends: bool) -> None:
+    """Killed before it was up: started again. Its address cannot be had: the broker says so and ends."""
+    did: list[str] = []
+    singles = singles_of(did)
+    monkeypatch.setattr(singles, "start", lambda *_: did.append("start"))
+    spec = SimpleNamespace(key=7, kind="gateway", settings={"listen": "127.0.0.1:1"}, title="gateway zeromq")
+    gateway: Any = SimpleNamespace(told_to_stop=False, envelope=(), failure=failure, spec=spec)
+    singles.children[7] = gateway
+    assert singles.ended(gateway)
+    assert did == (["stop"] if ends else ["start"])
+    assert not singles.ended(gateway)
+
+
+def test_without_its_teller_of_alarms_the_broker_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    did: list[str] = []
+    singles = singles_of(did)
+    monkeypatch.setattr(singles, "start", lambda *_: did.append("start"))
+    spec = SimpleNamespace(key=7, kind="alarm_teller", settings={}, title="alarms")
+    for _ in range(options.RESTARTS_MAX + 5):
+        teller: Any = SimpleNamespace(told_to_stop=False, envelope=(b"x",), failure=None, spec=spec)
+        singles.children[7] = teller
+        assert singles.ended(teller)
+    assert did == ["start"] * options.RESTARTS_MAX

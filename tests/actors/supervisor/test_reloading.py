@@ -1,0 +1,193 @@
+"""What SIGHUP may change of a broker's options, and what each kind of actor is told of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from zsq.actors.runtime.actor import Actor
+from zsq.actors.runtime.child import ChildSpec
+from zsq.actors.runtime.process_table import Child
+from zsq.actors.settings.options import AlarmOptions, HttpOptions, NsqOptions, SecurityOptions, ServeOptions, TlsOptions
+from zsq.actors.supervisor.reloading import Fresh, Reloading, merged, told
+from zsq.transport.errors import Refused, UsageError, ZsqError
+
+DOORS = ServeOptions(
+    Path("d"), nsq=NsqOptions(tls=TlsOptions(cert="a", key="b")), http=HttpOptions(tls_cert="c", tls_key="d"), security=SecurityOptions("e")
+)
+
+
+def test_only_what_may_change_does() -> None:
+    new = ServeOptions(
+        Path("other"), gateway="h:1", nsq=NsqOptions(listen=("x:1",), max_rdy_count=1, tls=TlsOptions("A", "B", "C", required="true")),
+        http=HttpOptions("y:1", tls_cert="C", tls_key="D"), node_id=3, chunk_bytes=1, log_level="debug", sync="never", stage_timeout_s=1,
+        retention={"keep_bytes": 1}, alarms=AlarmOptions(depth=1), security=SecurityOptions("E", "k", True),
+    )  # fmt: skip
+    assert DOORS.nsq is not None
+    assert DOORS.http is not None
+    assert merged(DOORS, new) == (
+        replace(
+            DOORS, log_level="debug", retention={"keep_bytes": 1}, alarms=AlarmOptions(depth=1), security=SecurityOptions("E"),
+            nsq=replace(DOORS.nsq, tls=TlsOptions("A", "B", "C")), http=replace(DOORS.http, tls_cert="C", tls_key="D"),
+        ),
+        (),
+    )  # fmt: skip
+    assert merged(DOORS, DOORS) == (DOORS, ())
+
+
+def test_what_would_open_or_close_a_door_needs_a_restart() -> None:
+    open_ones = ServeOptions(Path("d"), nsq=NsqOptions(), http=HttpOptions())
+    for now, new in ((DOORS, open_ones), (open_ones, DOORS)):
+        found, kept = merged(now, new)
+        assert found == now
+        assert [text.split()[0] for text in kept] == ["--access", "--nsq-tls-cert", "--http-tls-cert"]
+    assert merged(DOORS, replace(DOORS, nsq=None, http=None)) == (DOORS, ())  # --no-nsq and --no-http are told by their names
+
+
+def test_each_kind_is_told_what_concerns_it() -> None:
+    assert told("channel", DOORS) == {"log_level": "info"}
+    assert told("gateway", DOORS) == {"log_level": "info", "access_file": "e"}
+    assert told("http_gateway", DOORS) == {"log_level": "info", "access_file": "e", "tls": {"cert": "c", "key": "d"}}
+    assert told("nsq_gateway", DOORS)["tls"] == {
+        "cert": "a", "key": "b", "root_ca": "", "client_auth": "", "required": "", "min_version": "tls1.2",
+    }  # fmt: skip
+
+
+class Double:
+    """A supervisor of which a gateway is up, and one on its way up."""
+
+    def __init__(self, options: ServeOptions) -> None:
+        self.options = options
+        self.orders: list[tuple[int, str, dict[str, Any]]] = []
+        children = {key: self.child(key, state) for key, state in ((1, "up"), (2, "starting"))}
+        self.table = SimpleNamespace(log_level="info")
+        self.processes = SimpleNamespace(children=children, table=self.table, kill=lambda child: self.killed.append(child.spec.key))
+        self.singles = SimpleNamespace(children=children)
+        self.groups: dict[str, Any] = {}
+        self.answers: dict[int, Any] = {}  # by the child's key
+        self.killed: list[int] = []
+        self.singles.of_kind = lambda kind: [child for child in self.processes.children.values() if child.spec.kind == kind]
+        self.stopping = False
+
+    def reloading(self, new: ServeOptions) -> Reloading:
+        double: Any = self
+        return Reloading(double, double.singles, cast("Any", SimpleNamespace(send=self.order)), lambda given: None, lambda: Fresh(new))
+
+    def order(self, child: Child, action: str, given: dict[str, Any], answered: Any, patience_s: float) -> None:
+        self.orders.append((child.spec.key, action, given))
+        self.answers[child.spec.key] = answered
+
+    def child(self, key: int, state: str) -> Child:
+        settings = {"options": self.options.nsq, "security": self.options.security}
+        child = Child(ChildSpec(key, "nsq_gateway", "nsq gateway", settings), 1, None, None, state)  # type: ignore[arg-type]
+        child.envelope = (b"x",)
+        return child
+
+
+def test_who_is_on_its_way_up_hears_of_it_then_and_its_successor_begins_with_it(caplog: pytest.LogCaptureFixture) -> None:
+    new = replace(DOORS, nsq=NsqOptions(tls=TlsOptions(cert="A", key="B")), security=SecurityOptions("E"))
+    double: Any = Double(DOORS)
+    reloading = double.reloading(new)
+    with caplog.at_level("INFO"):
+        reloading.begin()
+        assert [key for key, *_ in double.orders] == [1]
+        double.processes.children[2].state = "up"
+        reloading.tick()
+        reloading.tick()
+    assert [(key, action) for key, action, _ in double.orders] == [(1, "reload"), (2, "reload")]
+    assert double.orders[1][2] == told("nsq_gateway", new)
+    for child in double.processes.children.values():
+        assert (child.spec.settings["options"].tls.cert, child.spec.settings["security"].access_file) == ("A", "E")
+
+
+@pytest.mark.parametrize(("raised", "code"), [(UsageError("E_BAD_ARGUMENT", "no"), "E_BAD_ARGUMENT"), (OSError("gone"), "E_INTERNAL")])
+def test_an_actor_that_cannot_take_them_says_so(raised: Exception, code: str, caplog: pytest.LogCaptureFixture) -> None:
+    class Unwilling(Actor):
+        def on_reload(self, told: dict[str, object]) -> None:
+            raise raised
+
+    with caplog.at_level("WARNING"), pytest.raises((UsageError, Refused)) as caught:  # the level before comes back
+        Unwilling(1, "x", {})._reload({"log_level": "info"})
+    assert caught.value.code == code
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
+    found = SimpleNamespace(now=10**12)
+    monkeypatch.setattr("zsq.actors.supervisor.reloading.time.monotonic_ns", lambda: found.now)
+    return found
+
+
+def test_a_gateway_that_misses_a_reload_is_told_again_and_then_killed_and_health_is_bad_until_its_successor_is_up(clock: Any) -> None:
+    double: Any = Double(DOORS)
+    del double.processes.children[2]
+    reloading = double.reloading(DOORS)
+    reloading.begin()
+    assert reloading.trouble() == "", "it has a moment to answer"
+    double.answers[1](None, ZsqError("E_TIMEOUT", "no answer"))
+    clock.now += 2_000_000_000
+    assert "nsq gateway: the new settings" in reloading.trouble()
+    reloading.tick()
+    assert ([key for key, *_ in double.orders], double.killed) == ([1, 1], [])
+    clock.now += 10_000_000_000
+    double.answers[1](None, ZsqError("E_TIMEOUT", "no answer"))
+    reloading.tick()
+    assert double.killed == [1]
+    assert "nsq gateway" in reloading.trouble(), "the killed one is still in the table"
+    del double.processes.children[1]
+    double.processes.children[5] = double.child(5, "starting")
+    reloading.tick()
+    assert "nsq gateway" in reloading.trouble()
+    double.processes.children[5].state = "up"
+    reloading.tick()
+    assert reloading.trouble() == ""
+
+
+def test_who_answers_has_the_settings_and_who_refuses_them_is_not_killed(clock: Any, caplog: pytest.LogCaptureFixture) -> None:
+    double: Any = Double(DOORS)
+    reloading = double.reloading(DOORS)
+    reloading.begin()
+    double.answers[1](None, UsageError("E_BAD_ARGUMENT", "access.toml is not TOML"))
+    double.processes.children[2].state = "up"
+    reloading.tick()
+    double.answers[2]({}, None)
+    clock.now += 60_000_000_000
+    reloading.tick()
+    assert (reloading.trouble(), double.killed, len(double.orders)) == ("", [], 2)
+    assert "nsq gateway was not reloaded: access.toml is not TOML" in caplog.text
+
+
+def test_a_storage_that_misses_a_reload_is_told_again_and_never_killed(clock: Any) -> None:
+    double: Any = Double(DOORS)
+    double.processes.children = {3: double.child(3, "up")}
+    spec = ChildSpec(3, "storage", "storage t", {})
+    double.processes.children[3].spec = spec
+    reloading = double.reloading(DOORS)
+    reloading.begin()
+    for _ in range(5):
+        double.answers[3](None, ZsqError("E_TIMEOUT", "no answer"))
+        clock.now += 20_000_000_000
+        reloading.tick()
+    assert (len(double.orders), double.killed, reloading.trouble()) == (6, [], "")
+    double.answers[3]({}, None)
+    clock.now += 20_000_000_000
+    reloading.tick()
+    assert len(double.orders) == 6
+
+
+def test_an_answer_to_an_older_reload_is_none_to_the_newer(clock: Any) -> None:
+    double: Any = Double(DOORS)
+    del double.processes.children[2]
+    reloading = double.reloading(DOORS)
+    reloading.begin()
+    first = double.answers[1]
+    reloading.begin()
+    first({}, None)
+    clock.now += 5_000_000_000
+    assert "nsq gateway" in reloading.trouble()
+    double.answers[1]({}, None)
+    assert reloading.trouble() == ""

@@ -1,0 +1,72 @@
+"""The directory of sockets: where it lies, who may enter, what is cleared."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from zsq.actors.supervisor import run_directory as rundir
+
+
+@pytest.fixture
+def short(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where short directories are made."""
+    folder = tmp_path_factory.mktemp("t")
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    return folder
+
+
+def deep(tmp_path: Path) -> Path:
+    folder = tmp_path / ("d" * 100)
+    folder.mkdir()
+    return folder
+
+
+def test_it_lies_in_the_data_directory_and_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rundir, "IPC_PATH_BYTES_MAX", len(os.fsencode(tmp_path)) + len("/run/") + 16)
+    made = rundir.make(tmp_path)
+    assert made == str(tmp_path / "run")
+    assert os.stat(made).st_mode & 0o777 == 0o700
+    assert not (tmp_path / "run.json").exists()
+    rundir.clear(tmp_path, made)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_long_path_gets_a_short_directory_elsewhere(tmp_path: Path, short: Path) -> None:
+    data_dir = deep(tmp_path)
+    made = rundir.make(data_dir)
+    assert Path(made).parent == short
+    assert os.stat(made).st_mode & 0o777 == 0o700
+    assert json.loads((data_dir / "run.json").read_text()) == {"run": made}
+    assert not (data_dir / "run").exists()
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(f"{made}/supervisor")
+    rundir.clear(data_dir, made)
+    assert list(short.iterdir()) == list(data_dir.iterdir()) == []
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_what_a_dead_predecessor_left_is_removed(tmp_path: Path, short: Path, monkeypatch: pytest.MonkeyPatch, long: bool) -> None:
+    data_dir = deep(tmp_path) if long else tmp_path
+    if not long:
+        monkeypatch.setattr(rundir, "IPC_PATH_BYTES_MAX", 1_000)
+    first = Path(rundir.make(data_dir))
+    (first / "17").write_text("a socket")
+    second = Path(rundir.make(data_dir))
+    assert list(second.iterdir()) == []
+    assert list(short.iterdir()) == ([second] if long else [])
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "7", '{"run": 7}', '{"run": "/"}', '{"run": ""}', '{"run": "HERE/precious"}'])
+def test_a_pointer_that_is_none_of_ours_removes_nothing(tmp_path: Path, short: Path, text: str) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    data_dir = deep(tmp_path)
+    (data_dir / "run.json").write_text(text.replace("HERE", str(tmp_path)))
+    made = rundir.make(data_dir)
+    assert precious.exists()
+    assert json.loads((data_dir / "run.json").read_text()) == {"run": made}

@@ -1,0 +1,328 @@
+"""The supervisor's shell, with a table that only notes whom it kills: who is ended when, and what a node takes."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import zmq
+from support.group import Broker
+
+from zsq.actors.runtime.child import Failure, Phase
+from zsq.actors.runtime.port import Mail
+from zsq.actors.runtime.process_table import Child, ProcessTable
+from zsq.actors.runtime.processes import Processes
+from zsq.actors.settings import options
+from zsq.actors.statistics.broker_view import GroupState
+from zsq.actors.supervisor import supervisor
+from zsq.actors.supervisor.commands.management import Commands
+from zsq.actors.supervisor.commands.requests import Orders
+from zsq.actors.supervisor.supervisor import Supervisor
+from zsq.transport.errors import E_LIMIT, Refused, ZsqError
+from zsq.transport.wire import protocol as p
+
+S = 1_000_000_000
+
+
+class Place:
+    """A supervisor without sockets and processes."""
+
+    def __init__(self) -> None:
+        self.killed: list[int] = []
+        self.awaited: set[int] = set()
+        self.sent: list[tuple[Any, Any]] = []
+        self.started: list[Any] = []
+        self.supervisor = object.__new__(Supervisor)
+        self.scan_loop = self.child(1, "scan_loop", envelope=(b"scan",))
+        table = SimpleNamespace(children={}, kill=lambda child: self.killed.append(child.spec.key), start=self.start)
+        port: Any = SimpleNamespace(send=self.send)
+        self.processes = Processes(cast("Any", table), port, "/nowhere", 2_000)
+        parts: dict[str, Any] = {
+            "table": table, "port": port, "processes": self.processes, "state": SimpleNamespace(stopping=False, groups={}),
+            "singles": SimpleNamespace(of_kind=lambda kind: [self.scan_loop]), "commands": SimpleNamespace(on_mail=self.sent.append),
+            "orders": SimpleNamespace(awaits=lambda _, request: request in self.awaited),
+            "_signals": 0, "_memory_ns": 0, "_socket_inode": None, "run_dir": "/nowhere",
+        }  # fmt: skip
+        vars(self.supervisor).update(parts)
+
+    def child(self, key: int, kind: str, **changes: Any) -> Child:
+        spec = SimpleNamespace(key=key, kind=kind, title=kind, settings={}, stop_timeout_s=1.0)
+        found = Child(cast("Any", spec), 1, cast("Any", None), None)
+        for name, value in {"state": "up", "envelope": (b"%d" % key,), **changes}.items():
+            setattr(found, name, value)
+        return found
+
+    def add(self, key: int, kind: str = "channel", **changes: Any) -> Child:
+        found = self.supervisor.table.children[key] = self.child(key, kind, **changes)
+        return found
+
+    def send(self, envelope: Any, message: Any) -> bool:
+        self.sent.append((envelope, message))
+        return True
+
+    def start(self, spec: Any, owner: Any) -> None:
+        self.started.append(spec)
+
+    def hear(self, message: p.Wire, who: bytes = b"scan") -> None:
+        self.supervisor._on_mail(Mail((who,), message, []))
+
+
+@pytest.fixture
+def place() -> Place:
+    return Place()
+
+
+def test_who_is_up_is_asked_to_stop_and_killed_when_it_does_not(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    child = place.add(7)
+    now = time.monotonic_ns()
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now)
+    place.processes.stop_child(child)
+    assert place.sent == [((b"7",), p.Stop())]
+    place.processes.kill_late()
+    assert place.killed == []
+    now += 1 * S + 1
+    place.processes.kill_late()
+    assert place.killed == [7]
+    place.processes.kill_late()
+    assert place.killed == [7], "once is enough: the end of a killed process comes by itself"
+
+
+def test_who_is_not_up_yet_is_killed_at_once(place: Place) -> None:
+    place.processes.stop_child(place.add(7, state="starting"))
+    assert place.killed == [7]
+    assert place.sent == []
+
+
+def test_who_does_not_come_up_is_killed(place: Place) -> None:
+    now = time.monotonic_ns()
+    limit_ns = int(options.START_TIMEOUT_S * S)
+    place.add(7, state="starting", started_ns=now - limit_ns - S)
+    place.add(8, state="starting", started_ns=now - limit_ns + 100 * S)
+    place.add(9, started_ns=now - limit_ns - S)
+    place.processes.kill_late()
+    assert place.killed == [7]
+
+
+def test_a_channel_that_does_not_answer_the_scan_is_killed_and_nobody_else(place: Place) -> None:
+    place.add(7)
+    place.add(8, "storage")
+    place.hear(p.Hung(7), b"somebody")
+    assert place.killed == [], "only the scan loop may say so"
+    place.hear(p.Hung(8))
+    place.hear(p.Hung(9))
+    assert place.killed == []
+    place.hear(p.Hung(7))
+    assert place.killed == [7]
+
+
+def test_why_a_child_cannot_start_is_kept_and_other_failures_are_answers(place: Place) -> None:
+    up, starting = place.add(7), place.add(8, state="starting")
+    for key in (7, 8):
+        place.hear(p.Failed(key, "E_X", "why"), b"%d" % key)
+    assert (str(up.failure), str(starting.failure)) == ("E_X why", "cannot start: E_X why")
+    place.hear(p.Failed(9, "E_X", "why"), b"7")
+    assert [mail.message for mail in cast("list[Mail]", place.sent)] == [p.Failed(9, "E_X", "why")]
+
+
+def test_a_second_signal_waits_for_nobody(place: Place) -> None:
+    place.add(7)
+    place.add(8)
+    place.supervisor._on_signal(signal.SIGTERM, None)
+    assert place.killed == []
+    place.supervisor._on_signal(signal.SIGTERM, None)
+    assert place.killed == [7, 8]
+
+
+def test_whatever_ends_the_supervisor_ends_its_children(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else they would go on with nobody above them, and the program that called it would wait for them at its end."""
+    closed: list[str] = []
+
+    def fails() -> None:
+        place.add(7)
+        place.add(8, state="starting")
+        raise OSError("by plan")
+
+    for name in ("signal", "set_wakeup_fd"):
+        monkeypatch.setattr(signal, name, lambda *_, **__: None)
+    one, other = pair = socket.socketpair()
+    monkeypatch.setattr(socket, "socketpair", lambda: pair)
+    monkeypatch.setattr(zmq, "Poller", lambda: SimpleNamespace(register=lambda *_: None))
+    with one, other:
+        vars(place.supervisor.table)["events_fd"] = one.fileno()
+        parts: dict[str, Any] = {
+            "run_dir": "/nowhere", "_start_all": fails, "context": SimpleNamespace(term=lambda: closed.append("context")),
+            "port": SimpleNamespace(socket=SimpleNamespace(bind=lambda endpoint: None), close=lambda: closed.append("port")),
+            "audit": SimpleNamespace(open=lambda: None, close=lambda: closed.append("audit")),
+            "requests": SimpleNamespace(audits=SimpleNamespace(close=lambda: None)),
+        }  # fmt: skip
+        vars(place.supervisor).update(parts)
+        with pytest.raises(OSError, match="by plan"):
+            place.supervisor.run()
+    assert place.killed == [7, 8]
+    assert closed == ["port", "context", "audit"]
+
+
+def test_a_node_runs_so_many_processes_and_no_more(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "PROCESSES_MAX", 3)
+    place.add(7)
+    place.add(8)
+    place.processes._processes_max = 3
+    place.processes.check_room(1, "a channel")
+    with pytest.raises(ZsqError, match=r"E_LIMIT no room for a topic: this broker runs at most 3 processes"):
+        place.processes.check_room(2, "a topic")
+    place.processes._processes_max = 2
+    with pytest.raises(ZsqError, match=r"at most 2 processes .* raise --processes-max"):
+        place.processes.check_room(1, "a channel")
+    place.processes.start(cast("Any", "spec"))
+    place.add(9)
+    with pytest.raises(ZsqError, match=E_LIMIT):
+        place.processes.start(cast("Any", "another"))
+    assert place.started == ["spec"]
+
+
+def test_memory_is_given_back_now_and_then_after_large_changes(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    freed: list[None] = []
+
+    def due(now_ns: int, *, worked: bool, stirred: bool) -> bool:
+        asked.append(stirred)
+        return stirred
+
+    vars(place.supervisor)["_memory"] = SimpleNamespace(due=due)
+    settled: list[None] = []
+    place.supervisor.state.registry = cast("Any", SimpleNamespace(settle=lambda: settled.append(None), in_doubt=False))
+    vars(place.supervisor)["requests"] = SimpleNamespace(sealed=[], broker=place.supervisor.state)
+    monkeypatch.setattr(supervisor, "release_memory", lambda: freed.append(None))
+    now = 10**15
+    place.processes.changes = options.LARGE_CHANGE - 1
+    place.supervisor._now_and_then(now)
+    place.supervisor._now_and_then(now + options.MEMORY_LOOK_MS * 1_000_000 - 1)
+    assert asked == [False]
+    place.processes.changes += 1
+    place.supervisor._now_and_then(now + options.MEMORY_LOOK_MS * 1_000_000)
+    assert asked == [False, True]
+    assert (len(freed), place.processes.changes) == (1, 0)
+    assert len(settled) == 2, "a change of the registry that was refused is taken back as often"
+
+
+# The table
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_kill_goes_to_the_process_however_it_is_known(known: bool, monkeypatch: pytest.MonkeyPatch, place: Place) -> None:
+    """By its pidfd; by its pid only until that has come."""
+    sent: list[tuple[str, int, int]] = []
+    monkeypatch.setattr("os.kill", lambda pid, number: sent.append(("pid", pid, number)))
+    monkeypatch.setattr(signal, "pidfd_send_signal", lambda fd, number: sent.append(("pidfd", fd, number)))
+    child = place.child(7, "channel", pid=123_456, pidfd=9 if known else -1)
+    ProcessTable.kill(cast("Any", None), child)
+    assert sent == [("pidfd", 9, signal.SIGKILL) if known else ("pid", 123_456, signal.SIGKILL)]
+    sent.clear()
+    child.pidfd, child.state = -1, "ended"
+    ProcessTable.kill(cast("Any", None), child)
+    assert sent == [], "the pid may be another's by now"
+
+
+# Topics
+
+
+@pytest.mark.parametrize("who", ["storage", "topic"])
+def test_storage_and_topic_share_their_fate(who: str) -> None:
+    """All that lives of a topic is killed, and nothing is started before the last one is gone."""
+    broker = Broker()
+    broker.want("c")
+    broker.up("c")
+    dead = getattr(broker.group, who)
+    begun = len(broker.started)
+    dead.state = "ended"
+    broker.group.died(dead)
+    assert broker.group.state is GroupState.CLEARING
+    assert {child.spec.kind for child in broker.killed} == {"storage", "topic", "channel"} - {who}
+    for other in list(broker.killed):
+        assert len(broker.started) == begun
+        other.state = "ended"
+        broker.group.died(other)
+    assert broker.started[begun:] == ["storage"]
+
+
+def test_what_went_wrong_on_the_way_up_ends_all_of_the_topic() -> None:
+    broker = Broker()
+    broker.group.fail("no room")
+    assert {child.spec.kind for child in broker.killed} == {"storage", "topic"}
+
+
+@pytest.mark.parametrize(("tries", "pause_s"), [(0, 1.0), (1, 2.0), (30, options.RETRY_S_MAX), (1_000, options.RETRY_S_MAX)])
+def test_a_start_is_tried_again_after_a_pause_that_grows_to_its_limit(tries: int, pause_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = Broker()
+    group = broker.group
+    monkeypatch.setattr(time, "monotonic_ns", lambda: 5 * S)
+    group.cause, group._tries = Failure(Phase.START, "", "no room"), tries
+    group._start_again()
+    assert group._retry_ns == 5 * S + int(pause_s * S)
+
+
+class Managed:
+    """Orders and topics, with a supervisor that has so many."""
+
+    def __init__(self, topics: int = 0, room: bool = True) -> None:
+        self.sent: list[Any] = []
+        self.answers: list[Any] = []
+
+        def check_room(count: int, what: str) -> None:
+            if not room:
+                raise Refused("E_LIMIT", f"no room for {what}")
+
+        here: Any = SimpleNamespace(
+            groups={f"t{number}": None for number in range(topics)}, processes=SimpleNamespace(check_room=check_room, send=self.send),
+            options=SimpleNamespace(sync="always", retention={}), registry=SimpleNamespace(add=lambda *row: row),
+            add_group=lambda name, row: name,
+        )  # fmt: skip
+        self.orders = Orders(here.processes)
+        self.commands = Commands(cast("Any", SimpleNamespace(broker=here)), here)
+
+    def send(self, envelope: Any, message: Any) -> bool:
+        self.sent.append(message)
+        return True
+
+    def answer(self, data: Any, error: Any) -> None:
+        self.answers.append(error)
+
+
+def test_a_node_takes_so_many_topics_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "TOPICS_MAX", 2)
+    assert Managed(topics=1).commands._group("new", create=True) == cast("Any", "new")
+    with pytest.raises(Refused, match="at most 2 topics"):
+        Managed(topics=2).commands._group("new", create=True)
+    with pytest.raises(Refused, match="no room for topic 'new'"):
+        Managed(room=False).commands._group("new", create=True)
+
+
+def test_orders_on_their_way_are_bounded(monkeypatch: pytest.MonkeyPatch, place: Place) -> None:
+    monkeypatch.setattr(options, "WAITERS_MAX", 2)
+    here = Managed()
+    for _ in range(3):
+        here.orders.send(place.child(7, "channel"), "pause", {}, here.answer)
+    assert len(here.sent) == 2
+    (error,) = here.answers
+    assert error.code == E_LIMIT
+
+
+def test_the_last_words_of_a_process_are_its_own() -> None:
+    """Its key may be the number of an order to another, whose refusal must not be taken for the end of this one."""
+    place = Place()
+    up, starting = place.add(5), place.add(6, state="starting", envelope=())
+    message = p.Failed(5, "E_NOT_EMPTY", "7 messages")
+    place.supervisor._on_mail(Mail((b"9",), message, []))
+    assert up.failure is None
+    assert cast("list[Mail]", place.sent) == [Mail((b"9",), message, [])], "an answer to an order, or nobody's"
+    place.awaited.add(6)
+    place.supervisor._on_mail(Mail((b"9",), p.Failed(6, "E_NOT_EMPTY", "7 messages"), []))
+    assert starting.failure is None
+    place.awaited.clear()
+    place.supervisor._on_mail(Mail((b"5",), p.Failed(5, "E_DISK", "gone"), []))
+    place.supervisor._on_mail(Mail((b"new",), p.Failed(6, "E_DISK", "none"), []))
+    assert [str(one.failure) for one in (up, starting)] == ["E_DISK gone", "cannot start: E_DISK none"]

@@ -1,0 +1,340 @@
+"""The registry on a real directory: what is kept, what is refused, what goes to the trash."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zsq.actors.supervisor.topics.registry import Registry, TopicRow
+from zsq.storage.errors import ForeignDirectory
+from zsq.storage.files import Files
+from zsq.transport.errors import Refused
+
+
+def opened(folder: Path) -> Registry:
+    registry = Registry(Files(), folder, 3)
+    registry.open()
+    return registry
+
+
+def test_an_empty_directory_becomes_ours(tmp_path: Path) -> None:
+    registry = opened(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["registry.json", "topics", "trash"]
+    again = opened(tmp_path)
+    assert (again.uuid, again.node, again.topics, again.ended) == (registry.uuid, 3, {}, {})
+
+
+@pytest.mark.parametrize("name", ["lock", "run", "run.json", "memory.json", "memory", "topics", "trash", "registry.json.tmp"])
+def test_what_an_interrupted_start_left_is_no_stranger(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir() if name in ("run", "memory", "topics", "trash") else (tmp_path / name).write_text("")
+    assert opened(tmp_path).uuid == opened(tmp_path).uuid
+
+
+@pytest.mark.parametrize("name", ["letters.txt", "topics/000001"])
+def test_a_foreign_directory_is_refused_and_left_alone(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(ForeignDirectory):
+        opened(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [Path(name).parts[0]]
+
+
+@pytest.mark.parametrize(
+    "damage", [b"", b"{", b"[]", b"7", b"null", b"{}", b"\xff", '{"topics": []}', '{"topics": {"a": {}}}', '{"version": 2}']
+)
+def test_a_registry_that_cannot_be_read_is_refused_and_left_alone(tmp_path: Path, damage: bytes | str) -> None:
+    opened(tmp_path)
+    path = tmp_path / "registry.json"
+    if isinstance(damage, str):
+        damage = json.dumps(json.loads(path.read_text()) | json.loads(damage)).encode()
+    path.write_bytes(damage)
+    with pytest.raises(ForeignDirectory):
+        opened(tmp_path)
+    assert path.read_bytes() == damage
+
+
+def test_a_topic_that_is_deleted_while_it_is_made_leaves_nothing(tmp_path: Path) -> None:
+    registry = opened(tmp_path)
+    made = Path(registry.folder(registry.add("clicks", "always")) + ".tmp")
+    made.mkdir(parents=True)
+    (made / "topic").write_text("half of it")
+    registry.remove("clicks")
+    assert [*(tmp_path / "topics").iterdir(), *(tmp_path / "trash").iterdir()] == []
+
+
+def test_topics_are_kept(tmp_path: Path) -> None:
+    registry = opened(tmp_path)
+    clicks = registry.add("clicks", "always")
+    registry.add("views", "interval")
+    registry.set_state("clicks", "live")
+    again = opened(tmp_path)
+    assert again.topics == registry.topics
+    assert again.topics["clicks"] == TopicRow(1, clicks.uuid, "always", 0, "live")
+    assert again.topics["views"].state == "new"
+    assert again.next_number == 3
+    assert again.folder(clicks) == str(tmp_path / "topics" / "000001")
+
+
+def test_a_topic_made_again_goes_on_behind_the_old_offsets(tmp_path: Path) -> None:
+    registry = opened(tmp_path)
+    old = registry.add("clicks", "always")
+    registry.set_state("clicks", "deleting", 1_234)
+    registry.remove("clicks")
+    new = opened(tmp_path).add("clicks", "always")
+    assert (new.base_offset, new.number) == (1_234, 2)
+    assert new.uuid != old.uuid
+    assert opened(tmp_path).add("others", "always").base_offset == 0
+
+
+def test_what_is_removed_is_gone_at_once(tmp_path: Path) -> None:
+    registry = opened(tmp_path)
+    row = registry.add("clicks", "always")
+    kept = Path(registry.folder(registry.add("views", "always")))
+    for folder in (Path(registry.folder(row)), kept):
+        (folder / "log").mkdir(parents=True)
+        (folder / "log" / "chunk").write_bytes(b"data")
+    registry.remove("clicks")
+    assert not Path(registry.folder(row)).exists()
+    assert list((tmp_path / "trash").iterdir()) == []
+    assert (kept / "log" / "chunk").read_bytes() == b"data"
+    assert list(opened(tmp_path).topics) == ["views"]
+
+
+def test_a_removal_that_was_cut_off_is_finished(tmp_path: Path) -> None:
+    """Its files are in the trash, its row is still there; as at the next start."""
+    registry = opened(tmp_path)
+    row = registry.add("clicks", "always")
+    Path(registry.folder(row)).mkdir()
+    registry.set_state("clicks", "deleting", 9)
+    Path(registry.folder(row)).rename(tmp_path / "trash" / "000001-x")
+    again = opened(tmp_path)
+    assert again.topics["clicks"].state == "deleting"
+    again.remove("clicks")
+    again.empty_trash()
+    assert list((tmp_path / "trash").iterdir()) == []
+    assert (opened(tmp_path).topics, opened(tmp_path).ended) == ({}, {"clicks": 9})
+
+
+class _Steps(Files):
+    """Writes down what is done."""
+
+    def __init__(self, steps: list[str]) -> None:
+        super().__init__()
+        self.steps = steps
+
+    def write_file(self, path: str, data: bytes) -> None:
+        self.steps.append(f"write {Path(path).name}")
+        super().write_file(path, data)
+
+    def rename(self, old: str, new: str) -> None:
+        self.steps.append(f"rename {Path(old).name} {Path(new).name}")
+        super().rename(old, new)
+
+    def sync_folder(self, path: str) -> None:
+        self.steps.append(f"sync {Path(path).name}")
+        super().sync_folder(path)
+
+
+def test_a_save_is_whole_or_not_there(tmp_path: Path) -> None:
+    opened(tmp_path)
+    (tmp_path / "registry.json.tmp").write_text("{ of a save that was cut off")
+    steps: list[Any] = []
+    registry = Registry(_Steps(steps), tmp_path, 3)
+    registry.open()
+    registry.add("clicks", "always")
+    spare = ["write registry.json.old.tmp", "rename registry.json.old.tmp registry.json.old"]
+    assert steps == [*spare, "write registry.json.tmp", "rename registry.json.tmp registry.json", f"sync {tmp_path.name}"]
+    assert list(opened(tmp_path).topics) == ["clicks"]
+
+
+class FullDisk(Files):
+    """Takes no new file."""
+
+    def write_file(self, path: str, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_refuses_and_changes_nothing(tmp_path: Path) -> None:
+    """Any client may name a new topic: that must not end the supervisor, nor leave a topic that only memory knows."""
+    good = Registry(Files(), tmp_path, 0)
+    good.open()
+    good.add("old", "always")
+    full = Registry(FullDisk(), tmp_path, 0)
+    full.open()
+    with pytest.raises(Refused, match="E_DISK_FULL"):
+        full.add("new", "always")
+    assert list(full.topics) == ["old"]
+    with pytest.raises(Refused, match="E_DISK_FULL"):
+        full.set_state("old", "deleting", 7)
+    assert full.topics["old"].state == "new"
+    assert full.ended == {}
+    full.remove("old")
+    assert "old" not in full.topics
+    again = Registry(Files(), tmp_path, 0)
+    again.open()
+    assert list(again.topics) == ["old"], "what the disk did not take is finished at the next start"
+
+
+class _FailingSync(Files):
+    """The sync of a folder fails as often as is said."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = 0
+
+    def sync_folder(self, path: str) -> None:
+        if self.left:
+            self.left -= 1
+            raise OSError(errno.EIO, "by plan")
+        super().sync_folder(path)
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_a_deletion_that_was_refused_is_not_carried_out_by_the_next_start(tmp_path: Path, failing: int) -> None:
+    """Its row was renamed into place, and the sync of the name failed: what publishers were told since would go with the topic."""
+    files = _FailingSync()
+    registry = Registry(files, tmp_path, 3)
+    registry.open()
+    registry.add("clicks", "always")
+    registry.set_state("clicks", "live")
+    files.left = failing
+    with pytest.raises(Refused, match="not known" if failing > 1 else "nothing was changed"):
+        registry.set_state("clicks", "deleting", 7)
+    registry.settle()
+    assert (opened(tmp_path).topics, opened(tmp_path).ended) == (registry.topics, {})
+    assert registry.topics["clicks"].state == "live"
+    registry.set_state("clicks", "deleting", 7)
+    assert opened(tmp_path).ended == {"clicks": 7}
+
+
+def test_files_that_cannot_go_yet_are_not_forgotten(tmp_path: Path) -> None:
+    """However often the registry is written meanwhile; and a topic of that name is made once they can."""
+    files = _FailingSync()
+    registry = Registry(files, tmp_path, 3)
+    registry.open()
+    row = registry.add("clicks", "always")
+    Path(registry.folder(row)).mkdir()
+    registry.set_state("clicks", "deleting", 7)
+    files.left = 1
+    registry.remove("clicks")
+    registry.add("views", "always")
+    assert (list(registry.topics), set(opened(tmp_path).topics)) == (["views"], {"clicks", "views"})
+    files.left = 1
+    with pytest.raises(Refused):
+        registry.add("clicks", "always")
+    assert registry.add("clicks", "always").base_offset == 7
+    assert opened(tmp_path).topics == registry.topics
+
+
+def test_what_a_topic_keeps_is_kept(tmp_path: Path) -> None:
+    registry = opened(tmp_path)
+    registry.add("clicks", "always", {"keep_s": 60})
+    registry.add("views", "always")
+    registry.configure("views", {"keep_bytes": -1, "when_full": "drop-oldest"})
+    again = opened(tmp_path)
+    assert again.topics["clicks"].retention == {"keep_s": 60}
+    assert again.topics["views"].retention == {"keep_bytes": -1, "when_full": "drop-oldest"}
+
+
+def test_settings_that_cannot_be_written_do_not_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = opened(tmp_path)
+    registry.add("clicks", "always", {"keep_s": 60})
+
+    def full(path: str, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(registry._files, "write_file", full)
+    with pytest.raises(Refused):
+        registry.configure("clicks", {})
+    assert registry.topics["clicks"].retention == opened(tmp_path).topics["clicks"].retention == {"keep_s": 60}
+
+
+def test_the_content_before_the_last_change_stays_beside_it(tmp_path: Path) -> None:
+    registry = opened(tmp_path)
+    registry.add("clicks", "always")
+    before = (tmp_path / "registry.json").read_bytes()
+    registry = opened(tmp_path)
+    assert not (tmp_path / "registry.json.old.tmp").exists()
+    registry.add("views", "always")
+    assert (tmp_path / "registry.json.old").read_bytes() == before
+    (tmp_path / "registry.json").unlink()
+    with pytest.raises(ForeignDirectory, match="fsck"):
+        opened(tmp_path)
+    assert not (tmp_path / "registry.json").exists(), "never taken by itself, nor begun anew"
+
+
+def test_a_registry_from_before_there_was_a_checksum_is_taken_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    opened(tmp_path).add("clicks", "always")
+    path = tmp_path / "registry.json"
+    data = json.loads(path.read_text())
+    del data["checksum"]
+    path.write_text(json.dumps(data))
+    assert list(opened(tmp_path).topics) == ["clicks"]
+    assert "no checksum" in caplog.text
+    caplog.clear()
+    assert list(opened(tmp_path).topics) == ["clicks"]
+    assert not caplog.text
+    path.write_text(path.read_text().replace("always", "never"))
+    with pytest.raises(ForeignDirectory, match="checksum"):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize("state", ["none", "new", "live"])
+def test_folders_that_hold_nothing_are_made_anew(tmp_path: Path, state: str) -> None:
+    """As after a copy that leaves out empty folders. What held a topic is lost, and stays so until a person has looked."""
+    registry = opened(tmp_path)
+    if state != "none":
+        registry.add("clicks", "always")
+    if state == "live":
+        registry.set_state("clicks", "live")
+    (tmp_path / "trash").rmdir()
+    (tmp_path / "topics").rmdir()
+    opened(tmp_path)
+    assert (tmp_path / "trash").is_dir()
+    assert (tmp_path / "topics").is_dir() == (state != "live")
+
+
+def test_a_trash_that_cannot_be_emptied_hinders_no_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    registry = opened(tmp_path)
+    Path(registry.folder(registry.add("clicks", "always"))).mkdir()
+    registry.set_state("clicks", "deleting", 9)
+    (tmp_path / "trash" / "somebody's file").write_text("")
+    registry = opened(tmp_path)
+    registry.finish_removals()
+    assert "stay in" in caplog.text
+    assert not registry.topics
+
+
+# Topics in memory
+
+
+def test_topics_in_memory_are_never_written(tmp_path: Path) -> None:
+    registry = opened(tmp_path)
+    before = (tmp_path / "registry.json").read_bytes()
+    row = registry.add("t#ephemeral", "always")
+    assert (row.sync, row.in_memory, row.base_offset) == ("never", True, 0)
+    registry.set_state("t#ephemeral", "live")
+    registry.configure("t#ephemeral", {"keep_bytes": 5})
+    registry.close("t#ephemeral", "publishers")
+    assert (tmp_path / "registry.json").read_bytes() == before
+    assert not (tmp_path / "registry.json.old").exists(), "nor what was there before"
+    registry.add("durable", "always")
+    assert list(opened(tmp_path).topics) == ["durable"]
+    registry.memory.close()
+
+
+def test_a_topic_in_memory_leaves_nothing(tmp_path: Path) -> None:
+    registry = opened(tmp_path)
+    folder = Path(registry.folder(registry.add("t#ephemeral", "always")))
+    (folder / "state").mkdir(parents=True)
+    (folder / "state" / "data.mdb").write_text("x")
+    registry.set_state("t#ephemeral", "deleting", 500)
+    registry.remove("t#ephemeral")
+    assert not folder.exists()
+    assert (registry.ended, registry.topics) == ({}, {}), "names of reply topics may be without number"
+    assert not list((tmp_path / "trash").iterdir())
+    registry.memory.close()

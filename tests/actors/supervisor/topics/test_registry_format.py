@@ -1,0 +1,119 @@
+"""The registry's bytes: what is written is read, and everything else is refused with the key that is wrong."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from zsq.actors.supervisor.topics.registry_format import CHECKSUM, Content, RegistryDamaged, TopicRow, checksum, decode, encode
+from zsq.storage.errors import ForeignDirectory
+
+UUID = "00112233445566778899aabbccddeeff"
+OTHER = "ffeeddccbbaa99887766554433221100"
+
+
+def content() -> Content:
+    topics = {
+        "clicks": TopicRow(1, UUID, "always", 0, "live", {"keep_s": 60.5}),
+        "views": TopicRow(3, OTHER, "interval", 2**53, "deleting"),
+    }
+    imports: dict[str, dict[str, Any]] = {"d1": {"state": "begun", "numbers": [4, 5], "from": "/ä"}, "d2": {"state": "done"}}
+    return Content(UUID, 1023, 6, topics, {"old": 1234}, imports)
+
+
+def test_what_is_written_is_read() -> None:
+    assert decode(encode(content()), "r") == content()
+    assert isinstance(json.loads(encode(content())), dict), "any JSON tool reads it"
+
+
+def test_laid_out_anew_it_is_the_same() -> None:
+    assert decode(json.dumps(json.loads(encode(content())), sort_keys=True).encode(), "r") == content()
+
+
+def test_every_flipped_bit_is_found_or_means_nothing() -> None:
+    good = encode(content())
+    found = 0
+    for at in range(len(good)):
+        for bit in range(8):
+            flipped = bytearray(good)
+            flipped[at] ^= 1 << bit
+            try:
+                read = decode(bytes(flipped), "r")
+            except RegistryDamaged:
+                found += 1
+                continue
+            assert read == content(), (at, bit)
+    assert found > len(good) * 8 * 0.7
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 100, -1])
+def test_a_part_of_it_is_refused(size: int) -> None:
+    with pytest.raises(RegistryDamaged):
+        decode(encode(content())[:size], "r")
+
+
+def spoilt(path: str, value: Any) -> bytes:
+    """By hand, so without a checksum. `...`: the key is taken out."""
+    data = json.loads(encode(content()))
+    del data[CHECKSUM]
+    *way, last = path.split(".")
+    inner = data
+    for key in way:
+        inner = inner[key]
+    if value is ...:
+        del inner[last]
+    else:
+        inner[last] = value
+    return json.dumps(data).encode()
+
+
+WRONG: list[tuple[str, Any]] = [
+    *((key, ...) for key in ("version", "uuid", "node", "next_number", "topics", "ended")),
+    *((f"topics.clicks.{key}", ...) for key in ("number", "uuid", "sync", "base_offset", "state")),
+    *((key, value) for key in ("version", "node", "next_number", "ended.old") for value in ("1", 1.0, True, None, -1)),
+    *((key, value) for key in ("uuid", "topics.clicks.uuid") for value in (5, None, "ab", UUID.upper(), "g" * 32)),
+    *((f"topics.clicks.{key}", value) for key in ("number", "base_offset") for value in ("1", 1.0, True, None, -1, 2**60)),
+    *((key, value) for key in ("topics", "ended", "imports", "topics.clicks", "topics.clicks.retention") for value in (5, "x")),
+    ("node", 1024),
+    ("next_number", 3),
+    ("topics.clicks.number", 0),
+    ("topics.clicks.number", 3),
+    ("topics.clicks.uuid", OTHER),
+    ("topics.clicks.sync", "alwayq"),
+    ("topics.clicks.state", "nive"),
+    ("topics.clicks.colour", "red"),
+    ("topics.a/b", {}),
+    ("ended.a/b", 7),
+    ("ended.old", 2**54),
+    ("imports.d1.state", "lost"),
+    ("imports.d1.numbers", None),
+    ("imports.d1.numbers", ["4"]),
+    ("colour", "red"),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), WRONG)
+def test_what_makes_no_sense_is_refused_by_its_key(key: str, value: Any) -> None:
+    with pytest.raises(RegistryDamaged, match=r"^some/registry\.json is damaged: ") as error:
+        decode(spoilt(key, value), "some/registry.json")
+    assert key.rpartition(".")[2] in str(error.value)
+
+
+def test_without_a_checksum_it_is_accepted_and_known_by_that() -> None:
+    lines = encode(content()).splitlines()
+    assert not decode(b"\n".join(line for line in lines if b"checksum" not in line), "r").checked, "an editor takes out one line"
+    read = decode(spoilt("node", 7), "r")
+    assert (read.node, read.checked) == (7, False)
+    assert not decode(spoilt("imports", ...), "r").imports
+
+
+@pytest.mark.parametrize("with_checksum", [True, False])
+def test_a_version_that_is_not_known_is_no_damage(with_checksum: bool) -> None:
+    data = json.loads(spoilt("version", 2)) | {"new": "meaning"}
+    if with_checksum:
+        data[CHECKSUM] = checksum(data)
+    with pytest.raises(ForeignDirectory, match="upgrade zsq") as error:
+        decode(json.dumps(data).encode(), "r")
+    assert not isinstance(error.value, RegistryDamaged)

@@ -1,0 +1,39 @@
+"""The bounds of a topic in memory: there always are some."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from zsq.actors.supervisor.topics.topic_group import retention_in_memory
+from zsq.transport.errors import UsageError
+
+MIB = 1024 * 1024
+MAX = 64 * MIB
+
+
+def test_by_itself_it_keeps_nothing_finished_and_drops_the_oldest() -> None:
+    found = retention_in_memory({}, MAX)
+    assert (found.keep_bytes, found.max_bytes, found.when_full) == (0, MAX, "drop-oldest")
+
+
+def test_what_may_be_chosen() -> None:
+    found = retention_in_memory({"keep_bytes": MAX, "max_bytes": 8 * MIB, "when_full": "reject", "keep_s": 5}, MAX)
+    assert (found.keep_bytes, found.max_bytes, found.when_full, found.keep_s) == (MAX, 8 * MIB, "reject", 5)
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ({"max_bytes": -1}, "max_bytes of a topic in memory is at most 67108864 [(]64 MiB[)], not no bound"),
+        ({"max_bytes": MAX + 1}, "not 67108865 bytes; use a topic on disk"),
+        ({"keep_bytes": -1}, "keep_bytes of a topic in memory"),
+        ({"keep_bytes": MAX + 1}, "keep_bytes of a topic in memory"),
+        ({"max_bytes": 5}, "max_bytes is at least"),
+        ({"colour": 5}, "no setting colour"),
+    ],
+)
+def test_nothing_is_without_a_bound(own: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        retention_in_memory(own, MAX)

@@ -1,0 +1,60 @@
+"""A producer's plain and delayed blocks, where storage has as many appends as it may: neither kind overtakes the other."""
+
+from __future__ import annotations
+
+import pytest
+
+from zsq.actors.settings import options
+from zsq.actors.topic.ordering import Ordering
+from zsq.transport.block.block import Block, pack
+from zsq.transport.wire.protocol import Delayed, Stored
+
+S = 1_000_000_000
+MINE, OTHER = (b"mine",), (b"other",)
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An append goes as soon as there is something for it, so that several are out."""
+    monkeypatch.setattr(options, "APPEND_BYTES_LITTLE", 0)
+
+
+def block(producer_id: int, sequence: int) -> Block:
+    return pack([b"x"], producer_id=producer_id, sequence=sequence)
+
+
+def crowded() -> Ordering:
+    """All appends that may be out are out, of another producer."""
+    ordering = Ordering({})
+    ordering.hello(MINE, 1, 30 * S, S)
+    ordering.hello(OTHER, 2, 30 * S, S)
+    for sequence in range(options.APPENDS_OUT_MAX):
+        assert ordering.publish(OTHER, block(2, sequence), S) == []
+        assert ordering.next_append() is not None
+    return ordering
+
+
+def test_a_delayed_block_waits_for_a_plain_one_that_waits_here() -> None:
+    """Were 1 durable without 0, and 0 lost by a crash, 0 would be taken for stored when it comes again."""
+    ordering = crowded()
+    ordering.publish(MINE, block(1, 0), S)
+    ordering.publish(MINE, block(1, 1), S, 9)
+    assert ordering.next_append() is None
+    assert ordering.next_delayed() is None
+    ordering.appended(1, 0)
+    handed = ordering.next_append()
+    assert handed is not None
+    delayed = ordering.next_delayed()
+    assert delayed is not None, "behind it now"
+    assert ordering.appended(handed[0], 8)[0] == [(MINE, Stored(((0, 8),)))]
+    assert ordering.kept(delayed[0], [(7, 3)]) == [(MINE, Delayed(1, 7, 3))]
+
+
+def test_others_delayed_blocks_pass_it() -> None:
+    ordering = crowded()
+    ordering.publish(MINE, block(1, 0), S)
+    ordering.hello((b"third",), 3, 30 * S, S)
+    ordering.publish((b"third",), block(3, 0), S, 9)
+    found = ordering.next_delayed()
+    assert found is not None
+    assert [one.header.producer_id for one in found[1]] == [3]

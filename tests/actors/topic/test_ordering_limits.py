@@ -1,0 +1,158 @@
+"""A topic's limits: appends, what waits for them, credit, producers, answers remembered."""
+
+from __future__ import annotations
+
+import pytest
+from support.ordering import ID, NOW, A, S, append, block, brief, greeted, publish
+
+from zsq.actors.settings import options
+from zsq.actors.topic.ordering import Ordering
+from zsq.transport.errors import E_DISK_FULL, E_LIMIT
+
+LITTLE = options.APPEND_BYTES_LITTLE
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An append goes as soon as there is something for it, so that several are out."""
+    monkeypatch.setattr(options, "APPEND_BYTES_LITTLE", 0)
+
+
+def test_appends_are_bounded_in_bytes_and_in_number() -> None:
+    ordering = greeted()
+    large = options.APPEND_BYTES_MAX // 2
+    sequence = 0
+    for _ in range(options.APPENDS_OUT_MAX + 1):
+        ordering._links[A].out_bytes = 0
+        for _ in range(2):
+            assert ordering.publish(A, block(sequence, size=large // 2, count=2 - sequence % 2), NOW) == []
+            sequence += 1
+    sizes = []
+    while (handed := ordering.next_append()) is not None:
+        sizes.append(sum(one.length for one in handed[1]))
+    assert len(sizes) == options.APPENDS_OUT_MAX
+    assert max(sizes) <= options.APPEND_BYTES_MAX
+    ordering.appended(1, 0)
+    assert ordering.next_append() is not None
+
+
+def test_little_waits_for_the_answer_to_what_is_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many clients with a message each: one append of all of them, and not eight of an eighth."""
+    monkeypatch.setattr(options, "APPEND_BYTES_LITTLE", LITTLE)
+    ordering = greeted()
+    publish(ordering, 0)
+    first = append(ordering)
+    publish(ordering, 1, 2)
+    assert ordering.next_append() is None
+    assert not ordering.idle()
+    ordering.appended(first, 0)
+    handed = ordering.next_append()
+    assert handed is not None
+    assert [one.header.sequence for one in handed[1]] == [1, 2]
+    publish(ordering, 3)
+    ordering.publish(A, block(4, size=LITTLE), NOW)
+    assert ordering.next_append() is not None, "that is no little"
+    publish(ordering, 5)
+    assert ordering.next_append() is None, "what has gone is not counted"
+    ordering.failed(handed[0], E_DISK_FULL, "full")
+    publish(ordering, 1)
+    assert ordering.next_append() is not None
+    publish(ordering, 2)
+    assert ordering.next_append() is None, "nor what has failed"
+
+
+def test_many_blocks_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "APPEND_BYTES_LITTLE", LITTLE)
+    monkeypatch.setattr("zsq.actors.topic.ordering.BLOCKS_AN_APPEND", 3)
+    ordering = greeted()
+    publish(ordering, 0)
+    append(ordering)
+    publish(ordering, 1, 2)
+    assert ordering.next_append() is None
+    publish(ordering, 3)
+    assert ordering.next_append() is not None
+
+
+def test_more_than_the_credit_is_refused() -> None:
+    ordering = greeted()
+    ordering._links[A].credit_bytes = 250
+    assert publish(ordering, 0, 1) == []
+    assert brief(publish(ordering, 2)) == [(b"a", (2, 2, E_LIMIT))]
+    ordering.appended(append(ordering), 0)
+    assert publish(ordering, 2) == []
+    ordering.appended(append(ordering), 2)
+    assert ordering.publish(A, block(3, size=1_000), NOW) == [], "one block always"
+
+
+def test_the_pool_is_shared_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "PRODUCERS_MAX", 1_000)
+    ordering = Ordering({})
+    credits: list[int] = []
+    while (welcome := ordering.hello((b"%d" % len(credits),), len(credits) + 1, 30 * S, NOW)) is not None:
+        credits.append(welcome[1])
+    assert len(credits) == 1_000, "the last ones too"
+    assert credits == sorted(credits, reverse=True)
+    assert (credits[0], credits[-1]) == (options.CREDIT_BYTES, options.CREDIT_BYTES_LEAST)
+    assert credits[100] > options.CREDIT_BYTES_MIN
+    assert sum(credits) <= options.CREDIT_POOL_BYTES + options.CREDIT_BYTES_MIN + len(credits) * options.CREDIT_BYTES_LEAST
+    ordering.bye((b"999",))
+    assert ordering.hello(A, ID, 30 * S, NOW) == (0, options.CREDIT_BYTES_LEAST)
+    assert ordering.publish(A, block(0, size=options.CREDIT_BYTES_LEAST), NOW) == [], "one block always"
+    for number in range(999):
+        ordering.bye((b"%d" % number,))
+    assert ordering.hello(A, ID, 30 * S, NOW) == (1, options.CREDIT_BYTES), "it is given back"
+
+
+def test_the_producer_not_used_for_longest_is_forgotten_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "PRODUCERS_MAX", 2)
+    ordering = Ordering({1: (5, []), 2: (5, [])})
+    assert ordering.hello((b"b",), 2, 30 * S, NOW) is not None
+    assert ordering.hello(A, ID, 30 * S, NOW) is not None
+    assert brief(publish(ordering, 0)) == []
+    ordering.bye(A)
+    known = ordering.hello((b"c",), 1, 30 * S, NOW)
+    assert known is not None
+    assert known[0] == 0, "1 had no link; it begins anew"
+    known = ordering.hello((b"b",), 2, 30 * S, NOW)
+    assert known is not None
+    assert known[0] == 5, "2 has a link and is remembered"
+
+
+def test_too_many_producers_at_work_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "PRODUCERS_MAX", 2)
+    ordering = Ordering({1: (5, []), 2: (5, [])})
+    for peer, producer_id in (((b"b",), 1), ((b"c",), 2)):
+        assert ordering.hello(peer, producer_id, 30 * S, NOW) is not None
+    monkeypatch.setattr(options, "PRODUCERS_MAX", 3)
+    assert ordering.hello(A, ID, 30 * S, NOW) is not None
+    monkeypatch.setattr(options, "PRODUCERS_MAX", 2)
+    assert brief(publish(ordering, 0)) == [(b"a", (0, 0, E_LIMIT))]
+
+
+def test_blocks_held_are_bounded_whatever_the_links_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A producer that says Hello again gets its credit back while its blocks still wait: the topic counts bytes too."""
+    ordering = Ordering({})
+    for sequence in range(3):
+        assert ordering.hello(A, ID, 30 * S, NOW) is not None
+        if sequence == 2:
+            monkeypatch.setattr(options, "CREDIT_POOL_BYTES", 1)
+        found = brief(publish(ordering, sequence))
+        assert found == ([] if sequence < 2 else [(b"a", (2, 2, E_LIMIT))])
+
+
+def test_recent_answers_are_bounded() -> None:
+    ordering = greeted()
+    for sequence in range(options.RECENT_SEQUENCES + 1):
+        publish(ordering, sequence)
+        ordering.appended(append(ordering), sequence)
+    assert brief(publish(ordering, 0, 1)) == [(b"a", ((0, -1),)), (b"a", ((1, 1),))]
+
+
+def test_a_new_producer_makes_nobody_forgotten_while_there_is_room() -> None:
+    """Else what a producer sends again after its connection was lost would be stored twice."""
+    ordering = Ordering({1: (5, [])})
+    assert ordering.hello(A, ID, 30 * S, NOW) is not None
+    assert brief(publish(ordering, 0)) == []
+    known = ordering.hello((b"c",), 1, 30 * S, NOW)
+    assert known is not None
+    assert known[0] == 5

@@ -1,0 +1,211 @@
+"""zsq top: the picture that overviews make, what keys do to the screen, and the whole of it in a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zsq.actors.statistics.overview import CHANNEL_FIELDS, TOPIC_FIELDS
+from zsq.apps.cli.inspect.top import named
+from zsq.apps.top import COLUMNS, FILTER_MAX, FIRST, VIEWS, Picture, Screen, Usage, age, count, rate, size
+
+
+def row(fields: tuple[str, ...], **values: Any) -> tuple[Any, ...]:
+    usual: dict[str, Any] = {"state": "up", "health": "OK", "sync": "always", "closed": "", "paused": False}
+    return tuple(values.get(name, usual.get(name, 0)) for name in fields)
+
+
+def told(since: int = 0) -> dict[str, Any]:
+    channels = {
+        "archive": row(CHANNEL_FIELDS, depth=5, in_rate=10.0, out_rate=2.5, drain_s=-1, oldest_ns=1_000_000_000),
+        "mail": row(CHANNEL_FIELDS, depth=70_000, paused=True, health="failed"),
+    }
+    topics = {
+        "clicks": (row(TOPIC_FIELDS, in_rate=10.0, backlog=70_000, log_bytes=4096), channels),
+        "orders": (row(TOPIC_FIELDS, state="failed", closed="publishers"), {}),
+    }
+    processes = [{"name": "supervisor", "kind": "supervisor", "pid": 7, "state": "up", "restarts": 0, "uptime_s": 1.0}]
+    broker = {"version": "1.0", "start_ms": 0, "health": "OK", "alarms": 2, "processes": 5, "restarts": 0}
+    fields = {"topic_fields": TOPIC_FIELDS, "channel_fields": CHANNEL_FIELDS}
+    return {"version": 5, "whole": True, "topics": topics, "broker": broker, "processes": processes, **fields}
+
+
+@pytest.mark.parametrize(
+    ("shown", "text"),
+    [
+        (count(0), "-"), (count(999), "999"), (count(1_000), "1.0k"), (count(123_456), "123k"), (count(2_500_000), "2.5M"),
+        (rate(0.04), "0.0"), (rate(12.34), "12.3"), (rate(4_000), "4.0k"), (size(4096), "4.1kB"), (size(0), "-"),
+        (age(-1), "?"), (age(None), "?"), (age(0), "-"), (age(0.25), "250ms"), (age(59), "59s"), (age(90), "1.5m"),
+        (age(86_400 * 20), "20d"),
+    ],
+)  # fmt: skip
+def test_numbers_are_short(shown: str, text: str) -> None:
+    assert shown == text
+
+
+def test_the_picture_keeps_what_did_not_change() -> None:
+    picture = Picture()
+    picture.take(told())
+    assert picture.version == 5
+    changed = {"clicks": ((), {"mail": row(CHANNEL_FIELDS, depth=1)})}
+    picture.take({"version": 6, "whole": False, "topics": changed, "broker": {"version": "1.0"}})
+    found = {one["channel"]: one for one in picture.rows("channels", 3_000_000_000)}
+    assert (found["mail"]["depth"], found["mail"]["said"]) == (1, "")
+    assert (found["archive"]["depth"], found["archive"]["age_s"]) == (5, 2.0)
+    topics = {one["topic"]: one for one in picture.rows("topics", 0)}
+    assert topics["orders"]["said"] == "failed, closed to publishers"
+    assert topics["clicks"]["channels"] == 2
+    assert picture.summary()["depth"] == 6
+    picture.take(told() | {"topics": {}})
+    assert picture.rows("topics", 0) == []
+
+
+def test_every_column_is_in_every_row() -> None:
+    picture = Picture()
+    picture.take(told())
+    for view in VIEWS:
+        for one in picture.rows(view, 0, {7: (1.5, 1000)}):
+            for column in COLUMNS[view]:
+                assert isinstance(column.shown(one[column.key]), str)
+        assert FIRST[view] in {column.key for column in COLUMNS[view]}
+
+
+def test_a_filter_is_bounded() -> None:
+    """A cat on the keyboard."""
+    screen = Screen()
+    for key in "/" + "a" * (FILTER_MAX + 50):
+        screen.press(key)
+    assert screen.filter == "a" * FILTER_MAX
+
+
+def test_keys() -> None:
+    picture, screen = Picture(), Screen()
+    picture.take(told())
+
+    def names() -> list[str]:
+        rows = screen.arranged(picture.rows(screen.view, 0))
+        return [one.get("channel") or one.get("topic") or one["name"] for one in rows]
+
+    assert names() == ["mail", "archive"], "the deepest first"
+    screen.press("r")
+    assert names() == ["archive", "mail"]
+    screen.press("<")
+    assert screen.order["channels"] == "channel"
+    assert names() == ["archive", "mail"], "texts from A"
+    for key in "/MaI":
+        screen.press(key)
+    assert screen.typing
+    assert names() == ["mail"]
+    for key in ("q", "backspace", "enter"):  # a letter like all others while it is typed
+        screen.press(key)
+    assert not screen.over
+    assert screen.filter == "MaI"
+    screen.press("escape")
+    assert names() == ["archive", "mail"]
+    screen.press("2")
+    assert names() == ["clicks", "orders"]
+    screen.press("\t")
+    assert names() == ["supervisor"]
+    screen.press(" ")
+    assert screen.paused
+    screen.press("q")
+    assert screen.over
+
+
+def test_scrolling_stays_inside() -> None:
+    screen = Screen()
+    rows = [{"n": number} for number in range(30)]
+    screen.press("end", 10)
+    assert screen.window(rows, 10) == rows[20:]
+    screen.press("pageup", 10)
+    assert screen.window(rows, 10) == rows[10:20]
+    assert screen.window(rows[:3], 10) == rows[:3]
+    assert screen.window(rows, -3) == []
+
+
+def test_what_processes_use(tmp_path: Path) -> None:
+    usage = Usage(str(tmp_path), 100, 4096)
+    (tmp_path / "7").mkdir()
+    for ticks, seconds, expected in ((100, 1.0, None), (150, 2.0, 50.0)):
+        fields = ["S"] + ["0"] * 10 + [str(ticks), "0"] + ["0"] * 8 + ["3"]
+        (tmp_path / "7" / "stat").write_text(f"7 (a) b) {' '.join(fields)} 0")
+        assert usage.look([7, 8], seconds) == {7: (expected, 12_288)}
+
+
+@pytest.mark.parametrize(
+    ("text", "keys"),
+    [("q", ["q"]), ("\x1b", ["escape"]), ("\x1b[A\x1bOB", ["up", "down"]), ("\x1b[5~x\r\x7f", ["pageup", "x", "enter", "backspace"])],
+)  # fmt: skip
+def test_names_of_keys(text: str, keys: list[str]) -> None:
+    assert named(text) == keys
+
+
+PROGRAM = """
+import json, sys
+from zsq.apps.cli import app
+from zsq.transport.client.blocking import client
+class Admin:
+    def __init__(self, *_, **__): pass
+    def __enter__(self): return self
+    def __exit__(self, *_): pass
+    def overview(self, since=0, **_): return json.loads(sys.argv[1])
+client.Admin = Admin
+sys.exit(app.run(["top", "--url", "ipc:///nowhere", *sys.argv[2:]]))
+"""
+
+
+def test_it_lives_in_a_terminal_and_leaves_it_as_it_was() -> None:
+    master, slave = os.openpty()
+    termios.tcsetwinsize(slave, (30, 150))  # type: ignore[attr-defined, unused-ignore]
+    before = termios.tcgetattr(slave)
+    line = [sys.executable, "-c", PROGRAM, json.dumps(told()), "--interval", "0.2"]
+    # pytest-xdist sets COLUMNS, which rich believes more than the terminal; so with the others.
+    env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "TTY_COMPATIBLE", "TTY_INTERACTIVE")}
+    process = subprocess.Popen(line, stdin=slave, stdout=slave, stderr=slave, env={**env, "TERM": "xterm"})
+    said = b""
+
+    def until(text: bytes) -> None:
+        nonlocal said
+        deadline = time.monotonic() + 30
+        while text not in said:
+            assert select.select([master], [], [], max(0.0, deadline - time.monotonic()))[0], said
+            said += os.read(master, 65536)
+        said = said[said.index(text) :]
+
+    try:
+        until(b"mail")
+        os.write(master, b"2")
+        until(b"orders")
+        os.write(master, b"/ord\r")
+        until(b"filter 'ord'")
+        os.write(master, b"q")
+        until(b"\x1b[?1049l")
+        assert process.wait(20) == 0
+        assert termios.tcgetattr(slave) == before
+    finally:
+        process.kill()
+        process.wait()
+        os.close(master)
+        os.close(slave)
+
+
+def test_once_and_as_json() -> None:
+    def run(*more: str) -> str:
+        line = [sys.executable, "-c", PROGRAM, json.dumps(told()), "--once", *more]
+        return subprocess.run(line, capture_output=True, text=True, timeout=60, check=True).stdout
+
+    text = run("--filter", "arch")
+    assert "zsq 1.0 at ipc:///nowhere" in text
+    assert "archive" in text
+    assert "mail" not in text
+    found = json.loads(run("--json", "--view", "topics"))
+    assert [one["topic"] for one in found["topics"]] == ["clicks", "orders"]

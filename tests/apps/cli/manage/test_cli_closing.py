@@ -1,0 +1,170 @@
+"""zsq topic close, open, retire."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.broker import Broker
+
+import zsq
+from zsq.transport.draining import remaining
+
+CHANNEL: dict[str, Any] = {
+    "channel_name": "c", "depth": 0, "in_flight_count": 0, "deferred_count": 0, "client_count": 1, "paused": False, "health": "OK",
+}  # fmt: skip
+TOPIC: dict[str, Any] = {"depth": 0, "delayed_count": 0, "channels": [CHANNEL]}
+
+
+@pytest.mark.parametrize(
+    ("topic", "left"),
+    [
+        (TOPIC, []),
+        (TOPIC | {"channels": []}, []),
+        (TOPIC | {"channels": [CHANNEL | {"depth": 1_234, "in_flight_count": 2}]}, ["channel c (1,234 waiting, 2 in flight)"]),
+        (TOPIC | {"channels": [CHANNEL | {"deferred_count": 1, "client_count": 0}]}, ["channel c (1 deferred, no consumer)"]),
+        (TOPIC | {"channels": [CHANNEL | {"depth": 1, "paused": True}]}, ["channel c (1 waiting, paused)"]),
+        (TOPIC | {"channels": [CHANNEL | {"dying_count": 1}]}, ["channel c (1 dying)"]),
+        (TOPIC | {"channels": [CHANNEL | {"health": "starting"}]}, ["channel c (it is starting, so what it holds is not known)"]),
+        (TOPIC | {"channels": [], "depth": 3}, ["3 messages that no channel has taken (make one and read them, or zsq topic empty)"]),
+        (TOPIC | {"depth": 3}, ["3 messages behind its pause (zsq topic unpause)"]),
+        (TOPIC | {"delayed_count": 2}, ["2 delayed messages until they are due (or zsq delayed cancel)"]),
+    ],
+)
+def test_what_is_still_to_be_drained(topic: dict[str, Any], left: list[str]) -> None:
+    assert remaining(topic) == left
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    one = Broker(tmp_path_factory.mktemp("closing") / "data")
+    try:
+        yield one.start()
+    finally:
+        one.close()
+
+
+def cli(broker: Broker, *arguments: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "zsq", "--url", broker.ipc, *arguments]
+    return subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+
+
+def closed(broker: Broker, topic: str) -> str:
+    with zsq.Admin(broker.ipc) as admin:
+        return str(admin.stats(topic)["topics"][0]["closed"])
+
+
+def test_close_and_open(broker: Broker) -> None:
+    with zsq.Producer(broker.ipc) as producer:
+        producer.publish("a", b"1")
+    for arguments, state in ((["close"], "publishers"), (["close", "--consumers"], "consumers"), (["open", "--consumers"], "publishers")):
+        assert cli(broker, "topic", arguments[0], "a", *arguments[1:]).returncode == 0
+        assert closed(broker, "a") == state
+    found = cli(broker, "pub", "a", "--timeout", "5")
+    assert found.returncode == 0, "nothing to publish"
+    line = [sys.executable, "-m", "zsq", "--url", broker.ipc, "pub", "a"]
+    refused = subprocess.run(line, input="x\n", capture_output=True, text=True, timeout=60, check=False)
+    assert refused.returncode == 1
+    assert "E_CLOSED the topic is closed to publishers" in refused.stderr
+    assert "closed     to publishers" in cli(broker, "topic", "show", "a").stdout
+    assert "closed to publishers" in cli(broker, "stats", "a").stdout
+    assert cli(broker, "topic", "open", "a").returncode == 0
+    assert closed(broker, "a") == ""
+    missing = cli(broker, "topic", "close", "nowhere")
+    assert (missing.returncode, "E_NOT_FOUND" in missing.stderr) == (1, True)
+
+
+def test_retiring_waits_until_all_is_drained_and_says_what_for(broker: Broker) -> None:
+    with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer:
+        admin.create_channel("b", "c")
+        producer.publish_many("b", [b"x"] * 3)
+        producer.publish("b", b"later", delay=10.0)
+    line = [sys.executable, "-m", "zsq", "--url", broker.ipc, "topic", "retire", "b"]
+    with subprocess.Popen(line, stderr=subprocess.PIPE, text=True) as retiring:
+        assert retiring.stderr is not None
+        said = [retiring.stderr.readline() for _ in range(2)]
+        assert said == [
+            "zsq: b is closed to publishers\n",
+            "zsq: waiting for channel c (3 waiting, no consumer); 1 delayed messages until they are due (or zsq delayed cancel)\n",
+        ]
+        assert closed(broker, "b") == "publishers"
+        with zsq.Consumer("b", "c", url=broker.ipc) as consumer:
+            for _ in range(4):
+                message = consumer.receive(20)
+                assert message is not None
+                message.finish()
+        rest = retiring.stderr.read()
+        assert retiring.wait(30) == 0
+    assert "zsq: b is drained, and closed to consumers\nzsq: b was empty, and is deleted\n" in rest
+    with zsq.Admin(broker.ipc) as admin, pytest.raises(zsq.NotFound):
+        admin.stats("b")
+
+
+def test_giving_up_leaves_it_closed_to_publishers_only(broker: Broker) -> None:
+    with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer:
+        admin.create_channel("d", "c")
+        producer.publish("d", b"x")
+    found = cli(broker, "topic", "retire", "d", "--wait", "1s")
+    assert found.returncode == 1
+    assert found.stderr.splitlines()[-1].startswith("zsq: E_TIMEOUT d is not drained")
+    assert "d is not drained: channel c (1 waiting, no consumer). It stays closed to publishers; zsq topic open d opens it" in found.stderr
+    assert closed(broker, "d") == "publishers"
+
+
+def test_a_signal_ends_the_waiting(broker: Broker) -> None:
+    with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer:
+        admin.create_channel("e", "c")
+        producer.publish("e", b"x")
+    line = [sys.executable, "-m", "zsq", "--url", broker.ipc, "topic", "retire", "e"]
+    with subprocess.Popen(line, stderr=subprocess.PIPE, text=True) as retiring:
+        assert retiring.stderr is not None
+        retiring.stderr.readline()
+        retiring.stderr.readline()
+        retiring.terminate()
+        assert "zsq: E_INTERRUPTED stopped; e stays closed to publishers" in retiring.stderr.read()
+        assert retiring.wait(30) == 1
+
+
+def test_what_comes_back_at_the_last_moment_is_waited_for(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A seek back between the last look and the deletion: it is opened to consumers again, and the rest drained."""
+    from click.testing import CliRunner
+
+    from zsq.apps.cli.manage.topic import topic_retire
+    from zsq.transport.client.blocking.client import Admin
+
+    with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer:
+        admin.create_channel("f", "c")
+        producer.publish("f", b"x")
+        take(broker)
+        delete = Admin.delete_topic
+        sought: list[dict[str, Any]] = []
+
+        def seek_first(self: Admin, name: str, force: bool = False) -> dict[str, Any]:
+            if not sought:
+                sought.append(admin.seek("f", "c", 0))
+                threading.Timer(1.0, take, (broker,)).start()
+            return delete(self, name, force)
+
+        monkeypatch.setattr(Admin, "delete_topic", seek_first)
+        found = CliRunner().invoke(topic_retire, ["f", "--url", broker.ipc, "--wait", "60s"])
+    assert found.exit_code == 0, found.output
+    assert "has 1 messages that are not finished" in found.output
+    assert "f was empty, and is deleted" in found.output
+
+
+def take(broker: Broker) -> None:
+    with zsq.Consumer("f", "c", url=broker.ipc) as consumer:
+        message = consumer.receive(20)
+        assert message is not None
+        message.finish()
+
+
+def test_help_names_them() -> None:
+    line = [sys.executable, "-m", "zsq", "topic", "--help"]
+    text = subprocess.run(line, capture_output=True, text=True, timeout=60, check=True, cwd=Path("/")).stdout
+    assert all(f"\n  {name} " in text for name in ("close", "open", "retire"))

@@ -1,0 +1,173 @@
+"""What `zsq serve` is told about alarms: refused at the start where it cannot work; secrets; what `zsq alarms` shows."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from zsq.actors.settings.options import RECEIVERS_MAX, AlarmOptions, shown_url
+from zsq.apps.cli.app import run
+from zsq.apps.cli.inspect.alarms import describe_alarms
+from zsq.apps.cli.run import config_options as alarm_options
+from zsq.apps.cli.run.config_options import TOKEN, given_alarms, secret
+from zsq.transport.errors import UsageError
+
+NOTHING: dict[str, Any] = {
+    "alarm_depth": None, "alarm_age": None, "alarm_hold": None, "alarm_webhook": (), "alarm_command": (),
+}  # fmt: skip
+
+
+def given(environment: dict[str, str] | None = None, **options: Any) -> AlarmOptions:
+    return given_alarms(NOTHING | options, {} if environment is None else environment)
+
+
+def test_nothing_said_tells_nobody_and_bounds_nothing() -> None:
+    assert given() == AlarmOptions()
+    assert not given().tells
+    assert (given().depth, given().age_s, given().hold_s) == (-1, -1, 10.0)
+
+
+def test_all_that_can_be_said() -> None:
+    environment = {TOKEN: "t0ken", "OTHER": "stays"}
+    found = given(
+        environment, alarm_depth=5, alarm_age=60.0, alarm_hold=0.0, alarm_webhook=("https://x/y",),
+        alarm_command=(f"{sys.executable} -c 'a b' $HOME",),
+    )  # fmt: skip
+    assert (found.depth, found.age_s, found.hold_s) == (5, 60.0, 0.0)
+    assert found.commands == ((sys.executable, "-c", "a b", "$HOME"),), "no shell: words as they are"
+    assert found.webhook_token == "t0ken"
+    assert found.tells
+    assert "t0ken" not in repr(found)
+    assert environment == {"OTHER": "stays"}, "no child inherits them"
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"alarm_webhook": ("ftp://x/y",)}, "a webhook is http"),
+        ({"alarm_webhook": ("x",)}, "a webhook is http"),
+        ({"alarm_webhook": ("http://",)}, "a webhook is http"),
+        ({"alarm_webhook": ("http://x:0/",)}, "a webhook is http"),
+        ({"alarm_webhook": ("http://x/a b",)}, "a webhook is http"),
+        ({"alarm_webhook": ("https://u:secret@x/y",)}, "holds no password"),
+        ({"alarm_command": ("/nowhere/program",)}, "no such program"),
+        ({"alarm_command": ("",)}, "no such program"),
+        ({"alarm_command": ("'open",)}, "No closing quotation"),
+        ({"alarm_hold": 1e9}, "held 0 to"),
+        ({"alarm_webhook": ("http://x/",) * (RECEIVERS_MAX + 1)}, "at most 16 receivers"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_the_start(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(UsageError, match=why) as caught:
+        given(**options)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["alarm-mail", "alarm-mail-from", "alarm-smtp", "alarm-smtp-tls", "alarm-smtp-user"])
+def test_the_options_of_mail_are_refused_and_say_what_to_use(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(where: str, *arguments: str) -> None:
+        assert run(["serve", "--data-dir", str(tmp_path / "data"), *arguments]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"zsq: E_BAD_ARGUMENT {where}: zsq sends no mail any more; let Alertmanager send it")
+        assert "--alarm-command" in error
+        assert not (tmp_path / "data").exists()
+
+    refused(f"--{name}", f"--{name}", "x")
+    refused(f"--{name}", f"--{name}=x")
+    path = tmp_path / "zsq.toml"
+    path.write_text(f"[alarm]\n{name.removeprefix('alarm-')} = 'x'\n")
+    refused(f"{path}: {name}", "--config", str(path))
+    for variable in (f"ZSQ_SERVE_{name.upper().replace('-', '_')}", "ZSQ_ALARM_SMTP_PASSWORD", "ZSQ_ALARM_SMTP_PASSWORD_FILE"):
+        with monkeypatch.context() as environment:
+            environment.setenv(variable, "s3cret")
+            refused(variable)
+
+
+def test_a_secret_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("t0ken\nmore\n")
+    environment = {f"{TOKEN}_FILE": str(path)}
+    assert secret(TOKEN, environment) == "t0ken"
+    assert environment == {}
+    assert secret(TOKEN, {}) == ""
+
+
+@pytest.mark.parametrize(
+    ("content", "environment", "why"),
+    [
+        (None, {}, "cannot be read"),
+        (b"", {}, "is empty"),
+        (b"\xff\xfe", {}, "cannot be read"),
+        (b"a\x07b", {}, "characters that cannot be sent"),
+        (b"x", {TOKEN: "y"}, "which is it"),
+    ],
+)
+def test_a_secret_that_is_none(tmp_path: Path, content: bytes | None, environment: dict[str, str], why: str) -> None:
+    path = tmp_path / "token"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UsageError, match=why):
+        secret(TOKEN, environment | {f"{TOKEN}_FILE": str(path)})
+
+
+def test_serve_refuses_before_it_touches_anything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["serve", "--data-dir", str(tmp_path / "data"), "--alarm-webhook", "nonsense"]) == 2
+    assert "a webhook is http" in capsys.readouterr().err
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_webhook_is_shown_by_its_host() -> None:
+    assert shown_url("https://hooks.example.org/services/T00/secret") == "https://hooks.example.org"
+    assert shown_url("https://u:p@host:1/x") == "https://host:1"
+    assert shown_url("https://host:1?token=secret") == "https://host:1"
+    assert shown_url("https://host#secret") == "https://host"
+    assert "secret" not in shown_url("secret-without-a-scheme")
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_the_configuration_shows_no_secret(form: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    url, command = "https://hooks.example.org?token=s3cret", f"{sys.executable}\ts3cret"
+    assert run(["config", *form, "--alarm-webhook", url, "--alarm-command", command, "--data-dir", "data"]) == 0
+    shown = capsys.readouterr().out
+    assert "s3cret" not in shown
+    assert "https://hooks.example.org/..." in shown
+
+
+def test_what_is_shown() -> None:
+    raised = {"topic": "t", "channel": "c", "figure": "depth", "value": 1_234, "threshold": 1_000, "raised_ns": 10**18}
+    age = raised | {"figure": "age_s", "value": 90.4, "threshold": 60.0}
+    event = {"time_ns": 10**18, "text": "raised: t/c: depth 1,234 (alarm above 1,000)"}
+    receiver = {"name": "command tee", "told_count": 3, "waiting": 2, "given_up_count": 1, "trouble": "ended with 1"}
+    lines = describe_alarms({"raised": [raised, age], "recent": [event], "receivers": [receiver]}).splitlines()
+    assert lines[0].endswith("t/c: depth 1,234 (alarm above 1,000)")
+    assert lines[1].endswith("t/c: oldest message 90 s old (alarm above 60 s)")
+    assert lines[4].endswith("raised: t/c: depth 1,234 (alarm above 1,000)")
+    assert lines[-1] == "command tee: told 3, 2 waiting, 1 given up; last try: ended with 1"
+    assert describe_alarms({"raised": [], "recent": [], "receivers": []}) == "no alarm is raised"
+
+
+def test_a_full_disk_is_shown_as_it_says_itself() -> None:
+    row = {
+        "topic": "",
+        "channel": "",
+        "figure": "free_bytes",
+        "value": 1,
+        "threshold": 2,
+        "raised_ns": 0,
+        "text": "the disk is full: /data",
+    }
+    assert "the disk is full: /data" in describe_alarms({"raised": [row], "recent": [], "receivers": []})
+
+
+def test_every_option_is_in_the_help() -> None:
+    import click
+
+    command = alarm_options.with_alarms(click.command()(lambda **_: None))
+    text = CliRunner().invoke(command, ["--help"]).output
+    assert all(f"--{name.replace('_', '-')}" in text for name in NOTHING)

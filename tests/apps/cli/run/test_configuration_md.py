@@ -1,0 +1,93 @@
+"""docs/configuration.md says what the command line does: its table is drawn from click's parameters, its examples are read.
+
+Run this file to write the table anew: python tests/apps/cli/run/test_configuration_md.py
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+import click
+
+from zsq.apps.cli.quantities import Count, Seconds, Size
+from zsq.apps.cli.run.config import as_text, usual
+from zsq.apps.cli.run.config_options import RELOADABLE, SECRETS, flag, kind, options_of, read
+from zsq.apps.cli.run.serve import serve
+
+DOCUMENT: Final = Path(__file__).resolve().parents[4] / "docs" / "configuration.md"
+PART: Final = re.compile(r"(<!-- options: drawn from the code -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def table() -> str:
+    lines = ["| option | variables | value | default | | meaning |", "|---|---|---|---|---|---|"]
+    for option in options_of(serve):
+        variables = ", ".join(f"`{name}`" for name in option.envvar or ())
+        live = "live" if option.name in RELOADABLE else ""
+        help_text = " ".join((option.help or "").split()).replace("|", "\\|")
+        lines.append(f"| `{flag(option)}` | {variables} | {_value(option)} | {_default(option)} | {live} | {help_text} |")
+    return "\n".join(lines)
+
+
+def _value(option: click.Option) -> str:
+    of = option.type
+    named = f"{of.name}, none" if isinstance(of, (Seconds, Size, Count)) else None
+    if option.is_flag:
+        text = "true, false"
+    elif isinstance(of, click.Choice):
+        text = ", ".join(f"`{one}`" for one in of.choices)
+    elif isinstance(of, (click.IntRange, click.FloatRange)):
+        text = kind(option)[1].removeprefix("allowed is a ").removeprefix("whole ")
+    else:
+        text = str(named or option.metavar or "text")
+    return f"{text}, any number of them" if option.multiple else text
+
+
+def _default(option: click.Option) -> str:
+    if option.required:
+        return "must be given"
+    value = option.get_default(click.Context(serve))
+    if option.is_flag:
+        return "false"
+    value = value if isinstance(value, (str, int, float)) and value != "" else usual(str(option.name))  # a mark of click's is none
+    return "" if value is None else as_text(option, value)
+
+
+def drawn(text: str) -> str:
+    assert len(PART.findall(text)) == 1
+    return PART.sub(lambda found: f"{found[1]}{table()}\n{found[2]}", text)
+
+
+def test_the_table_is_current() -> None:
+    text = DOCUMENT.read_text()
+    assert drawn(text) == text, "run python tests/apps/cli/run/test_configuration_md.py"
+
+
+def test_the_examples_are_taken(tmp_path: Path) -> None:
+    examples = re.findall(r"```toml\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    folder = tmp_path / "tls"
+    folder.mkdir()
+    for name in ("broker.pem", "broker.key"):
+        (folder / name).touch()
+    found = []
+    for text in examples:
+        path = tmp_path / "zsq.toml"
+        path.write_text(text)
+        found.append(read(path, click.Context(serve)))
+    assert len(found) == 3
+    assert found[0] == found[1]
+    assert found[0]["nsq_tls_cert"] == str(folder / "broker.pem")
+
+
+def test_each_secret_is_told() -> None:
+    text = DOCUMENT.read_text()
+    assert all(f"`{name}`" in text and f"`{name}_FILE`" in text for name in SECRETS)
+
+
+def test_what_is_live_are_options() -> None:
+    assert {str(option.name) for option in options_of(serve)} >= RELOADABLE
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(drawn(DOCUMENT.read_text()))

@@ -1,0 +1,255 @@
+"""The command line against a broker: what is published comes out, once, and each kind of failure has its exit code."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zsq
+from local_setup.broker import LocalBroker, temporary_broker
+
+LINES = b"".join(b"line %d\n" % number for number in range(5_000))
+
+
+class Shell:
+    """zsq with a broker's url."""
+
+    def __init__(self, broker: LocalBroker) -> None:
+        self.broker = broker
+        self.environment = os.environ | {"ZSQ_URL": broker.url}
+
+    def __call__(self, *arguments: str, stdin: bytes = b"", code: int = 0) -> bytes:
+        ended = subprocess.run(self.line(*arguments), input=stdin, env=self.environment, capture_output=True, timeout=60, check=False)
+        assert ended.returncode == code, ended.stderr.decode()
+        return ended.stdout if code == 0 else ended.stderr
+
+    def line(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-P", "-m", "zsq", *arguments]
+
+    def open(self, *arguments: str) -> subprocess.Popen[bytes]:
+        pipe = subprocess.PIPE
+        return subprocess.Popen(self.line(*arguments), env=self.environment, stdin=pipe, stdout=pipe, stderr=pipe)
+
+    def channel(self, topic: str, channel: str) -> dict[str, Any]:
+        found = json.loads(self("stats", topic, channel, "--json"))
+        return dict(found["topics"][0]["channels"][0])
+
+
+@pytest.fixture(scope="module")
+def shell() -> Iterator[Shell]:
+    with temporary_broker("--no-listen", prefix="zsq-test-") as broker:
+        yield Shell(broker)
+
+
+def test_publish_subscribe_and_tail(shell: Shell, tmp_path: Path) -> None:
+    shell("channel", "create", "all", "archive")
+    source = tmp_path / "lines"
+    source.write_bytes(LINES)
+    shell("pub", "all", "--file", str(source), "--batch", "300")
+    assert shell("sub", "all", "archive", "-n", "2") == b"line 0\nline 1\n"
+    assert shell("sub", "all", "archive", "-n", "4998") == LINES.removeprefix(b"line 0\nline 1\n")
+    assert shell.channel("all", "archive")["depth"] == 0
+    assert shell("tail", "all", "--no-follow") == LINES
+    assert shell("tail", "all", "--from", "4998", "-n", "1") == b"line 4998\n"
+    assert b"archive" in shell("stats")
+    assert b"archive" in shell("stats", "all", "archive")
+
+
+def test_a_closed_pipe_gives_back_what_was_not_written(shell: Shell) -> None:
+    shell("pub", "pipe", stdin=LINES)
+    with shell.open("sub", "pipe", "archive") as sub:
+        assert sub.stdout is not None
+        fcntl.fcntl(sub.stdout, fcntl.F_SETPIPE_SZ, 4096)  # else all of it fits, where this process gets no turn in time
+        sub.stdout.readline()
+        sub.stdout.close()
+        assert sub.wait(30) == 0
+        assert sub.stderr is not None
+        assert sub.stderr.read() == b"zsq: channel 'archive' of topic 'pipe' is new and is made now\n"
+    got = shell("sub", "pipe", "archive", "-n", str(shell.channel("pipe", "archive")["depth"]))
+    lines = set(got.splitlines(keepends=True))  # what was given back waits for a commit, so new ones may overtake it
+    assert len(lines) == got.count(b"\n")
+    assert lines <= set(LINES.splitlines(keepends=True))
+    assert b"line 4999\n" in lines
+    assert lines == set(LINES.splitlines(keepends=True)[-len(lines) :]), "all that was not written, delivered to the closed pipe or not"
+    assert shell.channel("pipe", "archive")["in_flight_count"] == 0
+
+
+def test_one_message_by_command(shell: Shell) -> None:
+    shell("pub", "single", "hello", "--key", "k", "--header", "a=1", "--header", "b=x=y")
+    found = json.loads(shell("tail", "single", "--no-follow", "--json"))
+    assert (found["body"], found["key"], found["headers"]) == ("hello", "k", {"a": "1", "b": "x=y"})
+    assert b"not NAME=VALUE" in shell("pub", "single", "hello", "--header", "nothing", code=2)
+    assert b"give one of them" in shell("pub", "single", "hello", "--file", "/dev/null", code=2)
+
+
+def test_what_tail_writes_as_json_can_be_published_again(shell: Shell) -> None:
+    bodies = [b"plain", b"\xff\x00\x9b binary \n lines", "caf\u00e9 \U0001f600".encode(), b"", b'{"json": "inside"}']
+    headers: list[Any] = [{"text": "x", "bytes": b"\xff\x01", "number": 7, "flag": True, "none": None}, None, None, {"a": b"plain"}, None]
+    with zsq.Producer(shell.broker.url) as producer:
+        producer.publish_many("copied", bodies, keys=["k", b"\xfe", None, None, "k"], tags=["t", None, None, None, "u"], headers=headers)
+    lines = shell("tail", "copied", "--no-follow", "--json")
+    shell("pub", "copy", "--json-lines", stdin=lines)
+    shell("pub", "copy", "--json-lines", "--tag", "usual", "--header", "number=8", stdin=lines)
+    with zsq.Reader("copied", url=shell.broker.url) as reader, zsq.Reader("copy", url=shell.broker.url) as copy:
+        for offset in range(len(bodies)):
+            one, other, third = reader.message(offset), copy.message(offset), copy.message(len(bodies) + offset)
+            assert (one.body, one.key, one.tag) == (other.body, other.key, other.tag)
+            assert {name: bytes(value) if isinstance(value, bytes) else value for name, value in one.headers.items()} == other.headers
+            assert (third.body, third.tag) == (one.body, one.tag or "usual"), "an option fills what the line does not say"
+            assert third.headers == {"number": "8"} | one.headers
+    assert shell("tail", "copy", "--no-follow", "-n", "5") == shell("tail", "copied", "--no-follow")
+    got = shell("sub", "copied", "again", "-n", "5", "--json")
+    shell("pub", "copy3", "--json-lines", stdin=got)
+    assert shell("tail", "copy3", "--no-follow") == shell("tail", "copied", "--no-follow")
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (b"hello", b"line 2 is no message as zsq tail --json writes it: "), (b"[]", b"it is no object"),
+        (b"{}", b"neither body nor body_base64"),
+        (b'{"body": 1}', b"body is a text"), (b'{"body": "a", "body_base64": "YQ=="}', b"give one of them"),
+        (b'{"body_base64": "?"}', b"line 2"), (b'{"body": "a", "tags": "b"}', b"no field 'tags'"),
+        (b'{"body": "a", "headers": []}', b"objects"),
+        (b'{"body": "\\ud800"}', b"line 2"), (b'{"body": ' + b"[" * 100_000, b"line 2"), (b'{"body": "a", "tag": 1}', b"tag is a text"),
+    ],
+)  # fmt: skip
+def test_a_line_that_is_no_message(shell: Shell, line: bytes, why: bytes) -> None:
+    said = shell("pub", "wrong", "--json-lines", stdin=b'{"body": "good"}\n' + line + b"\n", code=2)
+    assert said.startswith(b"1 messages stored in wrong"), "what stands before it is stored"
+    assert why in said
+
+
+def test_tail_shows_what_has_a_pattern(shell: Shell) -> None:
+    shell("pub", "searched", stdin=LINES)
+    assert shell("tail", "searched", "--no-follow", "--grep", "^line [12]99$") == b"line 199\nline 299\n"
+    assert shell("tail", "searched", "--no-follow", "--grep", "(?i)LINE 4", "-n", "3", "--from", "3") == b"line 4\nline 40\nline 41\n"
+    assert json.loads(shell("tail", "searched", "--no-follow", "--grep", "4999", "--json"))["offset"] == 4999
+    assert shell("tail", "searched", "--no-follow", "--grep", "nothing") == b""
+    assert b"is no regular expression" in shell("tail", "searched", "--grep", "(", code=2)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_drains(shell: Shell, number: signal.Signals) -> None:
+    topic = f"drain-{number.name}"
+    shell("pub", topic, stdin=LINES)
+    with shell.open("sub", topic, "archive") as sub:
+        assert sub.stdout is not None
+        seen = b""
+        while not seen.endswith(b"line 4999\n"):
+            assert select.select([sub.stdout], [], [], 30)[0]
+            seen += os.read(sub.stdout.fileno(), 1 << 20)
+        sub.send_signal(number)
+        assert sub.wait(30) == 0
+    assert seen == LINES
+    channel = shell.channel(topic, "archive")
+    assert (channel["depth"], channel["in_flight_count"], channel["finish_count"]) == (0, 0, 5000)
+
+
+def test_lines_typed_slowly_are_stored_at_once(shell: Shell) -> None:
+    shell("channel", "create", "slow", "archive")
+    with shell.open("pub", "slow") as pub, shell.open("sub", "slow", "archive") as sub:
+        assert pub.stdin is not None
+        assert sub.stdout is not None
+        for line in (b"one\n", b"two\n"):
+            pub.stdin.write(line)
+            pub.stdin.flush()
+            assert select.select([sub.stdout], [], [], 30)[0]
+            assert sub.stdout.readline() == line  # while the publisher still runs
+        sub.terminate()
+        _, said = pub.communicate(timeout=30)
+        assert said.startswith(b"2 messages stored in slow")
+        assert pub.returncode == 0
+
+
+def test_topics_and_channels_by_command(shell: Shell) -> None:
+    shell("topic", "create", "made", "--sync", "interval")
+    shell("topic", "create", "made")  # once more is no error
+    shell("channel", "create", "made", "archive")
+    shell("channel", "pause", "made", "archive")
+    shell("pub", "made", stdin=b"one\ntwo\n")
+    assert shell.channel("made", "archive")["paused"] is True
+    assert shell("topic", "delete", "made", code=1).startswith(b"zsq: E_")
+    assert b"would clear 2 messages of made/archive that are not finished. Say --yes" in shell(
+        "channel", "empty", "made", "archive", code=2
+    )
+    assert shell.channel("made", "archive")["depth"] == 2
+    assert shell("channel", "empty", "made", "archive", "--yes") == b"cleared 2 messages of made/archive\n"
+    assert shell.channel("made", "archive")["depth"] == 0
+    shell("channel", "unpause", "made", "archive")
+    shell("topic", "pause", "made")
+    shell("topic", "unpause", "made")
+    assert shell("channel", "delete", "made", "archive") == b"deleted channel made/archive\n"
+    asked = shell("topic", "delete", "made", code=2)
+    assert b"would delete topic made with 2 messages" in asked, "they can still be read again"
+    assert b"They cannot be read again. Say --yes" in asked
+    assert shell("topic", "delete", "made", "--yes") == b"deleted topic made with 2 messages\n"
+    assert b"made" not in shell("stats")
+    assert shell("stats", "made", code=1).startswith(b"zsq: E_NOT_FOUND")
+
+
+def test_each_failure_has_its_code(shell: Shell, tmp_path: Path) -> None:
+    assert shell("pub", "bad name", code=2).startswith(b"zsq: E_BAD_NAME")
+    assert shell("pub", "big", stdin=b"a" * (2 << 20), code=2).startswith(b"zsq: E_TOO_BIG")  # and no count of nothing
+    nobody = shell("stats", "--url", f"ipc://{tmp_path}/run", "--timeout", "0.3", code=3)
+    assert nobody.startswith((b"zsq: E_UNREACHABLE", b"zsq: E_TIMEOUT"))
+    assert shell("tail", "nowhere", "--no-follow", code=1).startswith(b"zsq: E_NOT_FOUND")
+
+
+def test_serve_says_why_it_cannot(shell: Shell, tmp_path: Path) -> None:
+    second = shell("serve", "--no-listen", "--data-dir", str(shell.broker.data_dir), code=1)
+    assert str(shell.broker.process.pid).encode() in second
+    assert b"does not exist; make it first" in shell("serve", "--no-listen", "--data-dir", str(tmp_path / "none/data"), code=1)
+
+
+def test_what_came_before_a_line_that_is_too_long_is_stored_and_counted(shell: Shell) -> None:
+    said = shell("pub", "long", stdin=b"one\n" + b"x" * (1 << 20) + b"x\nafter\n", code=2)
+    assert b"1 messages stored" in said
+    assert b"E_TOO_BIG" in said
+    assert shell("tail", "long", "--no-follow") == b"one\n"
+
+
+def test_tail_into_a_closed_pipe_is_done(shell: Shell) -> None:
+    shell("pub", "closed", stdin=LINES)
+    with shell.open("tail", "closed", "--from", "earliest") as tail:
+        assert tail.stdout is not None
+        assert tail.stdin is not None
+        tail.stdout.close()
+        assert tail.wait(30) == 0
+
+
+@pytest.mark.parametrize("arguments", [("sub", "topic", "channel"), ("tail", "topic")])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_at_once_what_waits_for_a_broker(shell: Shell, arguments: tuple[str, ...], number: signal.Signals) -> None:
+    with shell.open("--url", "ipc:///nowhere/run", *arguments) as waiting:
+        catches = 0
+        while not catches >> (number - 1) & 1:  # until it has its handlers
+            status = Path(f"/proc/{waiting.pid}/status").read_text()
+            catches = int(next(line for line in status.splitlines() if line.startswith("SigCgt")).split()[1], 16)
+            if number == signal.SIGINT and not catches >> (signal.SIGTERM - 1) & 1:
+                catches = 0  # Python's own
+        waiting.send_signal(number)
+        assert waiting.wait(5) == 0
+
+
+def test_a_topic_that_is_there_says_what_was_not_changed(shell: Shell) -> None:
+    shell("topic", "create", "there", "--sync", "never")
+    with shell.open("topic", "create", "there") as again:
+        assert again.communicate(timeout=30)[1] == b"zsq: topic 'there' exists, with --sync never; that was not changed\n"
+    assert again.returncode == 0
+
+
+def test_pub_without_standard_input_publishes_nothing(shell: Shell) -> None:
+    line = " ".join(shell.line("pub", "closed-input")) + " <&-"
+    ended = subprocess.run(["sh", "-c", line], env=shell.environment, capture_output=True, timeout=30, check=False)
+    assert (ended.returncode, ended.stderr[:17]) == (0, b"0 messages stored")

@@ -1,0 +1,63 @@
+"""The command line for what a channel takes: tags, messages for one channel, samples; and how it says no."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import zsq
+from local_setup.broker import LocalBroker, temporary_broker
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[LocalBroker]:
+    with temporary_broker("--no-listen", prefix="zsq-test-") as one:
+        yield one
+
+
+def run(broker: LocalBroker, *arguments: str, stdin: bytes = b"", code: int = 0) -> str:
+    line = [sys.executable, "-P", "-m", "zsq", *arguments]
+    environment = os.environ | {"ZSQ_URL": broker.url}
+    ended = subprocess.run(line, input=stdin, env=environment, capture_output=True, timeout=60, check=False)
+    assert ended.returncode == code, ended.stderr.decode()
+    return (ended.stdout if code == 0 else ended.stderr).decode()
+
+
+def row(broker: LocalBroker, topic: str, channel: str) -> dict[str, Any]:
+    return dict(json.loads(run(broker, "stats", topic, channel, "--json"))["topics"][0]["channels"][0])
+
+
+def test_tags_and_addresses(broker: LocalBroker) -> None:
+    run(broker, "channel", "create", "t", "paid", "--tags", "paid||refunded")
+    run(broker, "channel", "create", "t", "all")
+    run(broker, "pub", "t", "--tag", "paid", "--key", "k", stdin=b"1\n2\n")
+    run(broker, "pub", "t", stdin=b"3\n4\n5\n")
+    run(broker, "pub", "t", "--tag", "paid", "--channel", "all", stdin=b"6\n")
+    run(broker, "pub", "t", "--tag", "refunded", stdin=b"7\n")
+    assert run(broker, "sub", "t", "paid", "-n", "3") == "1\n2\n7\n"
+    assert run(broker, "sub", "t", "all", "-n", "7") == "1\n2\n3\n4\n5\n6\n7\n"
+    found = row(broker, "t", "paid")
+    assert (found["tag_skipped_count"], found["addressed_skipped_count"], found["depth"]) == (3, 1, 0)
+    with zsq.Reader("t", url=broker.url) as reader:
+        message = reader.message(0)
+        assert (message.key, message.tag) == (b"k", "paid")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("sub", "t", "paid", "--tags", "other", "-n", "1"), "has tags 'paid||refunded', not 'other'"),
+        (("sub", "t", "paid", "--sample", "100"), "1<=x<=99"),
+        (("channel", "create", "t", "x", "--tags", "a||"), "tags are names with || between them"),
+        (("pub", "t", "--channel", "a b"), "channel name 'a b' is not legal"),
+        (("pub", "t", "--tag", "x" * 257), "over the limit of 256 bytes"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(broker: LocalBroker, arguments: tuple[str, ...], said: str) -> None:
+    assert said in run(broker, *arguments, code=2)

@@ -1,0 +1,71 @@
+"""zsq pub --delay and zsq delayed, against a broker."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from local_setup.broker import temporary_broker
+
+Zsq = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def zsq() -> Iterator[Zsq]:
+    with temporary_broker("--no-listen", prefix="zsq-test-") as broker:
+
+        def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+            command = [sys.executable, "-P", "-m", "zsq", *arguments]
+            environment = os.environ | {"ZSQ_URL": broker.url}
+            return subprocess.run(command, input=stdin, env=environment, capture_output=True, timeout=60, check=False, text=True)
+
+        yield run
+
+
+def listed(zsq: Zsq, *arguments: str) -> list[dict[str, Any]]:
+    done = zsq("delayed", "list", "t", "--json", *arguments)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_publish_list_count_cancel(zsq: Zsq) -> None:
+    assert zsq("delayed", "count", "t").returncode == 1, "there is no such topic"
+    done = zsq("pub", "t", "--delay", "1h30m", stdin="one\ntwo\x07\nthree\n")
+    assert (done.returncode, "3 messages wait in t" in done.stderr) == (0, True), done.stderr
+    found = listed(zsq)
+    assert [bytes.fromhex(one["body"]) for one in found] == [b"one", b"two\x07", b"three"]
+    assert [one["key"] for one in listed(zsq, "-n", "1", "--after", found[0]["key"])] == [found[1]["key"]]
+    lines = zsq("delayed", "list", "t").stdout.splitlines()
+    assert lines[1].startswith(found[1]["key"])
+    assert lines[1].endswith("two\N{MIDDLE DOT}"), "nothing that would move a terminal's cursor"
+    assert zsq("delayed", "count", "t").stdout.startswith("3 messages, ")
+    assert json.loads(zsq("delayed", "count", "t", "--json").stdout)["messages"] == 3
+    done = zsq("delayed", "cancel", "t", found[1]["key"])
+    assert (done.returncode, done.stdout) == (0, "1 cancelled\n")
+    done = zsq("delayed", "cancel", "t", found[1]["key"], found[0]["key"])
+    assert (done.returncode, done.stdout) == (1, "1 cancelled\n")
+    assert f"{found[1]['key']} does not wait" in done.stderr
+    assert zsq("topic", "delete", "t").returncode == 1, "one waits"
+    assert zsq("delayed", "cancel", "t", "--all").stdout == "1 cancelled\n"
+    assert zsq("topic", "delete", "t").returncode == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("delayed", "cancel", "t"),
+        ("delayed", "cancel", "t", "1" * 32, "--all"),
+        ("pub", "t", "--delay", "367d"),
+        ("pub", "t", "--delay", "soon"),
+        ("delayed", "list", "t", "-n", "0"),
+    ],
+)
+def test_wrong_usage(zsq: Zsq, arguments: tuple[str, ...]) -> None:
+    done = zsq(*arguments, stdin="x\n")
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr

@@ -1,0 +1,179 @@
+"""zsq redrive, against a broker: dead letters go back to the channel that gave them up, and to nobody else."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+from support.broker import wait_for
+
+import zsq
+from local_setup.broker import LocalBroker, temporary_broker
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+KILLED = (
+    "import os, signal, sys\n"
+    "from zsq.transport.client.core.message import Message\n"
+    "Message.finish = lambda self: os.kill(os.getpid(), signal.SIGKILL)\n"
+    "from zsq.apps.cli.app import run\n"
+    "run(['redrive', sys.argv[1], '--all'])\n"
+)
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[LocalBroker]:
+    with temporary_broker("--no-listen", prefix="zsq-test-") as one:
+        yield one
+
+
+@pytest.fixture
+def run(broker: LocalBroker) -> Run:
+    def run(*arguments: str, command: tuple[str, ...] = ("-m", "zsq")) -> subprocess.CompletedProcess[str]:
+        environment = os.environ | {"ZSQ_URL": broker.url}
+        line = [sys.executable, "-P", *command, *arguments]
+        return subprocess.run(line, env=environment, capture_output=True, timeout=60, check=False, text=True)
+
+    return run
+
+
+def die(broker: LocalBroker, topic: str, *bodies: bytes, channel: str = "c") -> None:
+    """These messages are published, and rejected by the channel; another channel has finished them."""
+    with zsq.Admin(broker.url) as admin:
+        admin.create_channel(topic, channel)
+        admin.create_channel(topic, "other")
+    with zsq.Producer(broker.url) as producer:
+        producer.publish_many(topic, bodies, keys=bodies, headers=[{"own": 1}] * len(bodies))
+    with zsq.Consumer(topic, channel, url=broker.url) as consumer, zsq.Consumer(topic, "other", url=broker.url) as other:
+        for _ in bodies:
+            one, two = consumer.receive(10), other.receive(10)
+            assert one is not None
+            assert two is not None
+            one.reject("why")
+            two.finish()
+    with zsq.Reader(f"{topic}.{channel}.dead", url=broker.url, patient=True) as reader:
+        wait_for(lambda: head(reader) >= len(bodies), 20, "dead letters")
+
+
+def head(reader: zsq.Reader) -> int:
+    """0 while the topic of the dead letters is not made yet."""
+    try:
+        return reader.head()[1]
+    except zsq.NotFound:
+        return 0
+
+
+def take(broker: LocalBroker, topic: str, channel: str, count: int) -> list[zsq.Message]:
+    """So many, and no more."""
+    with zsq.Consumer(topic, channel, url=broker.url) as consumer:
+        found = [consumer.receive(10) for _ in range(count)]
+        for message in found:
+            assert message is not None
+            message.finish()
+        assert consumer.receive(0.3) is None
+        return [message for message in found if message is not None]
+
+
+def test_for_nothing_no_channel_is_made(broker: LocalBroker, run: Run) -> None:
+    """It would hold what comes to the topic, and keep it from being drained."""
+    with zsq.Admin(broker.url) as admin:
+        admin.create_topic("never.c.dead")
+        assert run("redrive", "never.c.dead", "--all").stdout == "nothing to send back\n"
+        assert json.loads(run("redrive", "never.c.dead", "--all", "--json").stdout) == {"sent": [], "left": []}
+        assert admin.topics()["never.c.dead"] == []
+
+
+def test_letters_come_back_to_their_channel_only(broker: LocalBroker, run: Run) -> None:
+    die(broker, "t", b"a", b"b", b"c")
+    assert run("redrive", "t.c.dead", "-n", "1").stdout == "1 to t, for channel c\n"
+    assert run("redrive", "t.c.dead", "--all").stdout == "2 to t, for channel c\n"
+    assert run("redrive", "t.c.dead", "--all").stdout == "nothing to send back\n"
+    back = take(broker, "t", "c", 3)
+    assert [(m.body, m.key, m.attempts) for m in back] == [(b"a", b"a", 1), (b"b", b"b", 1), (b"c", b"c", 1)]
+    headers = back[0].headers
+    assert (headers["own"], headers["zsq-redriven-offset"], headers["zsq-redriven-error"], headers["zsq-channel"]) == (1, 0, "why", "c")
+    assert not [name for name in headers if name.startswith("zsq-dead-")]
+    assert take(broker, "t", "other", 0) == []
+
+
+def test_what_dies_again_is_a_letter_again_and_left_to_the_next_run(broker: LocalBroker, run: Run) -> None:
+    die(broker, "again", b"a")
+    assert run("redrive", "again.c.dead", "--all").returncode == 0
+    with zsq.Consumer("again", "c", url=broker.url) as consumer:
+        message = consumer.receive(10)
+        assert message is not None
+        message.reject("once more")
+    with zsq.Reader("again.c.dead", url=broker.url) as reader:
+        wait_for(lambda: reader.head()[1] == 2, 10, "a second letter")
+        headers = reader.message(1).headers
+    assert (headers["zsq-dead-error"], headers["zsq-redriven-error"], "zsq-channel" in headers) == ("once more", "why", False)
+    assert run("redrive", "again.c.dead", "--all").stdout == "1 to again, for channel c\n"
+
+
+def test_to_another_topic_or_channel(broker: LocalBroker, run: Run) -> None:
+    die(broker, "from", b"a", b"b")
+    with zsq.Admin(broker.url) as admin:
+        admin.create_channel("elsewhere", "x")
+        admin.create_channel("elsewhere", "y")
+    assert run("redrive", "from.c.dead", "-n", "1", "--to", "elsewhere").stdout == "1 to elsewhere\n"
+    assert run("redrive", "from.c.dead", "-n", "1", "--to", "elsewhere", "--channel", "y").stdout == "1 to elsewhere, for channel y\n"
+    assert [message.body for message in take(broker, "elsewhere", "x", 1)] == [b"a"]
+    assert [message.body for message in take(broker, "elsewhere", "y", 2)] == [b"a", b"b"]
+
+
+def test_what_has_nowhere_to_go_stays(broker: LocalBroker, run: Run) -> None:
+    die(broker, "gone", b"a")
+    with zsq.Admin(broker.url) as admin:
+        admin.delete_channel("gone", "c", force=True)
+        done = run("redrive", "gone.c.dead", "--all")
+        text = "1 left: channel 'c' of topic 'gone' does not exist; --to and --channel name others\n"
+        assert (done.returncode, done.stdout) == (1, text)
+        admin.delete_topic("gone", force=True)
+        done = run("redrive", "gone.c.dead", "--all")
+        assert (done.returncode, "topic 'gone' does not exist" in done.stdout) == (1, True)
+        assert "gone" not in {one["topic_name"] for one in admin.stats()["topics"]}, "it was not made again"
+        admin.create_channel("new", "x")
+    assert run("redrive", "gone.c.dead", "--all", "--to", "new").stdout == "1 to new\n"
+
+
+def test_messages_that_are_no_letters_stay_and_keep_none_back(broker: LocalBroker, run: Run) -> None:
+    die(broker, "mixed", b"a")
+    with zsq.Producer(broker.url) as producer:
+        producer.publish_many("mixed.c.dead", [b"x", b"y"])
+    done = run("redrive", "mixed.c.dead", "--all")
+    assert done.returncode == 1
+    assert done.stdout.splitlines() == [
+        "1 to mixed, for channel c",
+        "2 left: no dead letters of a channel: their headers name no topic, channel and uuid",
+    ]
+
+
+def test_killed_between_publish_and_finish_it_sends_twice_and_loses_nothing(broker: LocalBroker, run: Run) -> None:
+    die(broker, "killed", b"a", b"b")
+    assert run("killed.c.dead", command=("-c", KILLED)).returncode == -signal.SIGKILL
+    done = run("redrive", "killed.c.dead", "--all", "--timeout", "30")
+    assert done.stdout == "2 to killed, for channel c\n", done.stderr
+    with zsq.Reader("killed", url=broker.url) as reader:
+        sent = reader.head()[1] - 2
+    assert sent in (3, 4), "the one that was killed had one letter in its hands, or both"
+    assert sorted(message.body for message in take(broker, "killed", "c", sent)) == [b"a", b"a", b"b", b"b"][:sent]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (("nowhere", "--all"), 1, "E_NOT_FOUND topic 'nowhere' does not exist"),
+        (("t.c.dead",), 2, "say how many: -n N, or --all"),
+        (("t.c.dead", "--all", "-n", "3"), 2, "say how many"),
+        (("t.c.dead", "-n", "0"), 2, "'-n'"),
+        (("t c", "--all"), 2, "E_BAD_NAME"),
+        (("t.c.dead", "--all", "--channel", "a/b"), 2, "E_BAD_NAME"),
+    ],
+)
+def test_what_makes_no_sense(run: Run, arguments: tuple[str, ...], code: int, text: str) -> None:
+    done = run("redrive", *arguments)
+    assert (done.returncode, text in done.stderr) == (code, True), done.stderr

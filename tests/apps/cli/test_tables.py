@@ -1,0 +1,182 @@
+"""Tables in narrow terminals: names come first and keep 20 characters, figures go on in another table; nothing colours the terminal."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from rich.console import Console
+from rich.text import Text
+
+from zsq.apps.cli.inspect import stats, top
+from zsq.apps.cli.output import NAME_MIN, Grid, Heading, laid_out, shown_body, wide_console
+from zsq.apps.cli.run import doctor
+from zsq.apps.doctor.system import CheckResult
+from zsq.apps.top import COLUMNS, VIEWS, Screen
+from zsq.storage.errors import REFUSED_TEXT
+
+WIDTHS = (60, 80, 100, 120)
+TOPICS = ("clicks", "eu-west-1.orders.billing.invoices", "eu-west-1.orders.billing.invoices-that-failed-and-were-kept-64")
+CHANNELS = ("archive", "warehouse-loader-of-the-analytics-team", "nsq_to_file_0123456789abcdef0123456789abcdef")
+BIG = 1_234_567_890
+
+
+def channel(name: str) -> dict[str, Any]:
+    fields = (
+        "depth",
+        "in_flight_count",
+        "deferred_count",
+        "message_count",
+        "delivery_count",
+        "finish_count",
+        "requeue_count",
+        "timeout_count",
+    )
+    figures = dict.fromkeys((*fields, "client_count", "dead_letter_count", "expired_count"), BIG)
+    client = {"client_id": f"consumer-{name}", "ready_count": BIG, "in_flight_count": BIG, "message_count": BIG, "finish_count": BIG}
+    return figures | {"channel_name": name, "health": "OK", "paused": True, "clients": [client], "rates": {"finish_count": 12345.0}}
+
+
+def statistics() -> dict[str, Any]:
+    rows = [
+        {
+            "topic_name": name, "sync": "always", "health": "publishes are refused: " + "the disk is full " * 10, "closed": "consumers",
+            "channels": [channel(one) for one in CHANNELS], "depth": BIG, "message_count": BIG, "message_bytes": BIG, "start": 0,
+            "log_bytes": BIG, "head": BIG, "refused_count": 3, "rates": {},
+        }
+        for name in TOPICS
+    ]  # fmt: skip
+    processes = [{"name": f"channel {TOPICS[2]}/{CHANNELS[1]}", "kind": "channel", "pid": 4711, "restarts": 0, "uptime_s": 5}]
+    return {"topics": rows, "processes": processes, "health": "OK", "version": "1"}
+
+
+def printed(tables: Iterable[Any], width: int) -> list[str]:
+    out = io.StringIO()
+    console = Console(file=out, width=width, color_system=None)
+    for table in tables:
+        console.print(table)
+    return out.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_names_of_stats_keep_20_characters(width: int) -> None:
+    lines = printed(stats.tables(statistics(), whole=True, width=width), width)
+    assert max(map(len, lines)) <= width
+    text = "\n".join(lines)
+    for name in (*TOPICS, *CHANNELS, "consumer-archive"):
+        assert name[:NAME_MIN] in text
+    starts = [line for line in lines if line.startswith("clicks ")]
+    assert all(CHANNELS[0] in line for line in starts if "archive" in line)
+    for word in ("messages", "depth", "in flight", "deferred", "consumers", "finished/s", "requeued", "timed out", "state"):
+        assert word in text, "every figure is shown, if need be below"
+    assert f"{BIG:,}" in text, "figures are not cut"
+
+
+def test_a_full_disk_is_said_once_and_not_in_the_columns() -> None:
+    why = "/data is on a file system with 2.0 MiB free, of which 3.2 MiB are kept free. " * 2
+    found = statistics() | {"disk": {"full": why}, "health": f"the disk is full: publishes to topic clicks are refused: {why}"}
+    full, bound, well = found["topics"]
+    full.update(health=REFUSED_TEXT, full="disk")
+    bound.update(health=f"publishes are refused: the topic's bound is reached: {why}", full="topic")
+    well.update(health="OK")
+    well["channels"][0]["health"] = f"cannot move dead letters: {why}"
+    text = "\n".join([stats.head(found), *printed(stats.tables(found, whole=True, width=100), 100), *stats.troubles(found)])
+    assert text.startswith("zsq 1, pid ?, up 0 s\nhealth: the disk is full: publishes to topic clicks are refused: ")
+    assert "disk full" in text
+    assert "topic full" in text
+    assert text.count(REFUSED_TEXT) == 0
+    assert stats.troubles(found) == [
+        f"topic {TOPICS[1]}: publishes are refused: the topic's bound is reached: {why}",
+        f"channel {TOPICS[2]}/{CHANNELS[0]}: cannot move dead letters: {why}",
+    ]
+    assert "\ntopics (1 of " in text, "a title of one line, with a split table too"
+
+
+@pytest.mark.parametrize("columns", [None, "90", "200", "0", "wide"])
+def test_columns_of_the_environment_are_respected_in_pipes(columns: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout", io.StringIO())
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    assert wide_console(160).width == {"90": 90, "200": 200}.get(str(columns), 160)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_names_of_top_keep_20_characters(width: int) -> None:
+    for view in VIEWS:
+        rows = [
+            {column.key: 123456 for column in COLUMNS[view]}
+            | {"topic": topic, "channel": one, "name": f"{topic}/{one}", "said": "unwell " * 20}
+            | {"kind": "channel"}
+            for topic in TOPICS for one in CHANNELS
+        ]  # fmt: skip
+        for order in (COLUMNS[view][0], COLUMNS[view][5], COLUMNS[view][-1]):
+            screen = Screen(view=view)
+            screen.order[view] = order.key
+            [*lines] = printed([top.table(screen, rows, width)], width)
+            assert max(map(len, lines)) <= width
+            assert len(lines) == len(rows) + 2, "a line a row"
+            assert order.title in lines[0], "the column that is sorted by is there"
+            for row, line in zip(rows, lines[2:], strict=True):
+                names = [row["topic"], row["channel"]] if view == "channels" else [row["topic"]] if view == "topics" else [row["name"]]
+                for name in names:
+                    assert str(name)[: NAME_MIN - 1] in line
+        screen = Screen(view=view)
+        titles = " ".join(printed(top.tables(screen, rows, width), width))
+        assert all(column.title in titles for column in COLUMNS[view]), "with --once all columns are shown"
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_chunk_table(width: int) -> None:
+    chunk = {"first_offset": BIG, "state": "ongoing", "first_time_ns": 1, "last_time_ns": 2, "messages": BIG, "bytes": BIG}
+    grid = stats.chunk_grid("t", {"chunks": [chunk], "total": {"chunks": 1, "messages": BIG, "bytes": BIG}})
+    text = "\n".join(printed(grid.tables(width), width))
+    assert str(BIG) in text
+    assert "ongoing" in text
+    assert "file bytes/s" in text
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_doctor(width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    doctor._print([CheckResult("problem", "data directory", "word " * 60, "do something " * 20)])
+    lines = Text.from_ansi(capsys.readouterr().out).plain.splitlines()
+    assert max(map(len, lines)) <= width
+    assert "problem" in lines[0]
+    assert "data directory" in lines[0]
+
+
+def test_a_grid_that_fits_is_one_table() -> None:
+    assert laid_out(80, [6, 7], [10, 10]) == ([6, 7], [[(0, 10), (1, 10)]])
+
+
+def test_names_give_way_only_to_twenty_and_figures_go_on_below() -> None:
+    names, pages = laid_out(60, [64, 64], [10, 10, 40])
+    assert names == [NAME_MIN, NAME_MIN]
+    assert pages == [[(0, 10)], [(1, 10)], [(2, 15)]]
+
+
+def test_names_take_what_is_left() -> None:
+    names, pages = laid_out(100, [30, 64], [10])
+    assert names == [30, 55]
+    assert pages == [[(0, 10)]]
+    assert sum(names) + 10 + 2 * 2 + 1 == 100
+
+
+def test_what_comes_from_outside_is_shown_and_not_obeyed() -> None:
+    grid = Grid("t\x1b[2J", ("name",), (Heading("said", is_text=True),))
+    grid.add("\x1b[31mred\x9b5m", "[bold]\u202eeslaf\x07")
+    text = "\n".join(printed(grid.tables(80), 80))
+    assert "\\x1b[31mred\\x9b5m" in text
+    assert "[bold]\\u202eeslaf\\x07" in text
+    assert not {letter for letter in text if letter < " " and letter != "\n"}
+
+
+def test_a_body_for_a_terminal() -> None:
+    assert shown_body("a\tb\nc\rd\x1b]0;x\x07 \u2066é\u202c \u200c\U0001f600".encode() + b"\x9b\xff") == (
+        "a\tb\nc\\rd\\x1b]0;x\\x07 \\u2066é\\u202c \u200c\U0001f600\\x9b\\xff".encode()
+    )

@@ -1,0 +1,396 @@
+"""A topic whose channel an operator moves while its consumers finish: the real channel and the real desks, on a disk that forgets.
+
+Requests reach the channel in one order, and the state store commits in that order. So this is promised of a seek and a finish:
+
+1. A finish that was confirmed stays, unless a seek that was asked for goes back behind it: answered, or perhaps in effect.
+2. A seek that was answered is in effect. One that was asked for and not answered is in effect as a whole, or not at all.
+3. What no consumer has seen of a seek may be undone by a cut, and nothing else: once a message of the new place was delivered, it stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, cast
+from unittest import mock
+
+from support.routed import Routed
+
+from zsq.actors.channel.channel import ChannelActor, make_delivery
+from zsq.actors.channel.core import UNKNOWN_DELIVERY
+from zsq.actors.channel.lease import Subscriber
+from zsq.actors.runtime.port import Envelope, Mail, Port
+from zsq.actors.settings import options
+from zsq.actors.storage.channels import Channels
+from zsq.actors.storage.commits import StateCommits
+from zsq.storage.state.state import StateBatch
+from zsq.transport.block.block import Block
+from zsq.transport.wire import protocol as p
+
+from .life import Life
+
+NAME: Final = "moved"
+CONSUMER: Final = (b"consumer",)
+READY: Final = 1_000
+ROUNDS_MAX: Final = 100
+FAR_NS: Final = 1 << 60
+
+
+class Line(Routed):
+    """A port's place: what the channel says is kept until the rig takes it."""
+
+    def __init__(self, before_poll: Callable[[], None] = lambda: None) -> None:
+        super().__init__()
+        self.sent: list[tuple[p.Wire, Sequence[Block]]] = []
+        self.coming: list[Mail] = []
+        self.socket = self
+        self._before_poll = before_poll
+
+    def poll(self, timeout_ms: int = 0) -> bool:
+        self._before_poll()
+        return bool(self.coming)
+
+    def receive(self, limit: int) -> list[Mail]:
+        found, self.coming = self.coming[:limit], self.coming[limit:]
+        return found
+
+    def send(self, envelope: Envelope, message: p.Wire, blocks: Sequence[Block] = ()) -> bool:
+        self.sent.append((message, blocks))
+        return True
+
+    def take(self) -> list[tuple[p.Wire, Sequence[Block]]]:
+        found, self.sent = self.sent, []
+        return found
+
+
+class Jobs:
+    """The state's thread; its jobs wait for `run`."""
+
+    def __init__(self) -> None:
+        self._jobs: list[tuple[Any, Callable[[], Any]]] = []
+        self._done: list[tuple[Any, Any]] = []
+        self.pending = 0
+
+    def submit(self, tag: Any, job: Callable[[], Any]) -> None:
+        self.pending += 1
+        self._jobs.append((tag, job))
+
+    def run(self) -> None:
+        jobs, self._jobs = self._jobs, []
+        self._done += [(tag, job()) for tag, job in jobs]
+
+    def results(self) -> list[tuple[Any, Any]]:
+        found, self._done = self._done, []
+        self.pending -= len(found)
+        return found
+
+
+class Rig:
+    """The channel, and the desks of its storage; commits are as slow as can be: all else happens before them."""
+
+    def __init__(self, life: SeekLife) -> None:
+        assert life.store is not None
+        self.life = life
+        self.jobs = Jobs()
+        table = life.store.state.load()
+        self.state = StateCommits(self.jobs, life.store.state, table, "storage clicks")
+        self.harness = Channels(life.log, self.state, table, "always")
+        self.back = Line()  # what the desk answers
+        self.harness.route(cast("Port", self.back))
+        self.lines = {name: Line() for name in ("front", "topic", "scan", "supervisor")}
+        self.lines["storage"] = Line(self._serve_and_commit)
+        told = {"channel": NAME, "closed": False, "topic_name": "clicks", "uuid": "00" * 16, **{name: name for name in self.lines}}
+        self.channel = ChannelActor(7, f"channel clicks/{NAME}", told)
+        parts: dict[str, Any] = {
+            "open_dealer": self.lines.__getitem__,
+            "open_router": self.lines.__getitem__,
+            "supervisor": self.lines["supervisor"],
+        }
+        vars(self.channel).update(parts)
+        self.channel.on_start()
+        self.say(p.Sub(1, p.PROTOCOL_VERSION, READY, 0, 30_000, "one"))
+
+    def say(self, message: p.Wire, line: str = "front", blocks: Iterable[Block] = ()) -> None:
+        frames = [part for block in blocks for part in (block.wire_header(), block.payload)]
+        self.lines[line].hear(message, CONSUMER if line == "front" else (), frames)
+
+    def order(self, request: int, action: str, **asked: Any) -> None:
+        log = self.life.log
+        data = self.channel.on_order(p.Order(request, action, {"start": log.start, "head": log.synced_end, **asked}))
+        if data is not None:
+            self.channel.answer_order(request, data)
+
+    def turn(self) -> None:
+        """All that can happen without a commit."""
+        for _ in range(ROUNDS_MAX):
+            self.channel.on_turn()
+            if not self._serve():
+                return
+        raise AssertionError("the channel does not come to rest")
+
+    def pump(self) -> None:
+        """All that can happen."""
+        for _ in range(ROUNDS_MAX):
+            self.turn()
+            if not self._commit():
+                return
+        raise AssertionError("the channel has more and more to commit")
+
+    def _serve(self) -> bool:
+        """Take what the channel said, and answer it. True: there was something."""
+        found = False
+        for message, _ in self.lines["topic"].take():
+            if isinstance(message, p.Attach) and message.next_offset < self.life.log.synced_end:
+                self.say(p.Behind(self.life.log.synced_end), "topic")
+                found = True
+        for message, _ in self.lines["storage"].take():
+            found = True
+            if isinstance(message, p.Fetch):
+                blocks = [block for block in self.life.read_all() if block.next_offset > message.offset]
+                end = self.life.log.synced_end
+                self.say(p.Blocks(message.request, self.life.log.start, end, end), "storage", blocks)
+            else:
+                self.back.hear(message)
+        self._heard()
+        found = self._answers() or found
+        self.lines["scan"].take()
+        return found
+
+    def _heard(self) -> None:
+        """What consumers and the operator hear."""
+        for message, _ in self.lines["front"].take():
+            if isinstance(message, p.Deliver):
+                self.life.was_delivered(message.token, message.runs)
+            elif isinstance(message, p.Answer):
+                self.life.was_answered(message.request, message.refused)
+        for message, _ in self.lines["supervisor"].take():
+            if isinstance(message, p.Done):
+                self.life.was_moved(message.data["offset"])
+
+    def _answers(self) -> bool:
+        answers = self.back.take()
+        for message, _ in answers:
+            self.say(message, "storage")
+        return bool(answers)
+
+    def _commit(self) -> bool:
+        """True: something was committed, or read."""
+        life = self.life
+        if self.state.may_commit() and not self.state.waits_for_log(life.log.synced_end):
+            counted = life.counted(StateBatch())
+            self.state.commit(life.log.synced_end, counted.producers)
+            self.jobs.run()
+            life.facts.append(life.facts_now())
+            life.commits += 1
+        elif self.jobs.pending:
+            self.jobs.run()
+        else:
+            return False
+        self.state.on_results()
+        self._answers()
+        self._heard()
+        return True
+
+    def _serve_and_commit(self) -> None:
+        """While the channel starts, and waits for its row."""
+        for message, _ in self.lines["storage"].take():
+            assert isinstance(message, p.OpenChannel)
+            self.back.hear(message)
+        while self.state.may_commit() or self.jobs.pending:
+            counted = self.life.counted(StateBatch())
+            if self.state.may_commit():
+                self.state.commit(self.life.log.synced_end, counted.producers)
+                self.jobs.run()
+                self.life.facts.append(self.life.facts_now())
+                self.life.commits += 1
+            self.jobs.run()
+            self.state.on_results()
+        self.lines["storage"].coming += [Mail((), message, []) for message, _ in self.back.take()]
+
+
+class SeekLife(Life):
+    """What consumers and the operator of the channel were told, and what they have seen."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.leases: dict[int, int] = {}
+        """Offset -> token, of the last delivery."""
+        self.attempts: dict[int, int] = {}
+        """Offset -> the highest attempt number that was seen, since a seek that was answered went back behind it."""
+        self.told: set[int] = set()
+        """Their finish was asked for: they may come again or not."""
+        self.confirmed: set[int] = set()
+        """Their finish was confirmed: they may not."""
+        self.requests = 100
+        self.asked: dict[int, tuple[int, ...]] = {}
+        """Request -> offsets, of finishes that are not answered."""
+        self.seeks: list[int] = []
+        """Places, of seeks that were asked for and not answered, in order."""
+        self.seen = False
+        """A consumer got a message that only the first of these seeks explains."""
+        self.floor = 0
+        """What is below waits for nobody, unless it was delivered since."""
+        self.rig: Rig | None = None
+        super().__init__(*arguments)
+
+    # Verbs
+
+    def start(self) -> Rig:
+        self.rig = Rig(self)
+        self.rig.pump()
+        return self.rig
+
+    def finish(self, *offsets: int) -> None:
+        """A finish for each lease that these lie under, to be confirmed."""
+        assert self.rig is not None
+        for token in sorted({self.leases[offset] for offset in offsets}):
+            mine = tuple(offset for offset in offsets if self.leases[offset] == token)
+            self.requests += 1
+            self.asked[self.requests] = mine
+            self.told.update(mine)
+            self.rig.say(p.Fin(self.requests, token, tuple((offset, 1) for offset in mine)))
+
+    def requeue(self, *offsets: int) -> None:
+        assert self.rig is not None
+        for offset in offsets:
+            self.rig.say(p.Req(0, self.leases[offset], ((offset, 1),), 0, "again"))
+
+    def seek(self, place: int) -> None:
+        assert self.rig is not None
+        self.seeks.append(place)
+        self.rig.order(9, "seek", offset=place)
+
+    def abandon(self) -> None:
+        self.rig = None
+        super().abandon()
+
+    # What is heard
+
+    def was_delivered(self, token: int, runs: Sequence[tuple[int, int, int]]) -> None:
+        for start, count, attempts in runs:
+            for offset in range(start, start + count):
+                self.leases[offset] = token
+                if self.seeks:
+                    self.seen = True  # the channel had taken the seek before it sent this
+                else:
+                    self.attempts[offset] = max(attempts, self.attempts.get(offset, 0))
+
+    def was_answered(self, request: int, refused: Sequence[tuple[int, int]]) -> None:
+        offsets = self.asked.pop(request, ())
+        gone = {offset for start, count in refused for offset in range(start, start + count)}
+        taken = set() if UNKNOWN_DELIVERY in refused else set(offsets) - gone
+        self.confirmed |= taken
+        self.told -= set(offsets) - taken
+
+    def was_moved(self, place: int) -> None:
+        """The oldest of the seeks was answered. What was told before may have been before it or behind it."""
+        assert self.seeks.pop(0) == place
+        self._moved(place)
+
+    def _moved(self, place: int) -> None:
+        self.confirmed = {offset for offset in self.confirmed if offset < place}
+        self.told = {offset for offset in self.told if offset < place}
+        self.attempts = {offset: attempts for offset, attempts in self.attempts.items() if offset < place}
+        self.floor, self.seen = place, False
+
+    # What must hold
+
+    def given(self) -> dict[int, int]:
+        """What the channel would give out from here on: offset -> attempt number. Nothing is written."""
+        assert self.store is not None
+        table = self.store.state.load()
+        if NAME not in table.channels:
+            return {}
+        holes = [tuple(hole) for hole in self.store.state.holes(NAME)]
+        data = {"row": table.channels[NAME], "holes": holes, "deferred": (0, 0, 0), "start": self.log.start}
+        delivery = make_delivery(8, NAME, data)
+        delivery.subscribe(Subscriber(CONSUMER, "one", READY, FAR_NS, FAR_NS, 0, 0))
+        blocks = self.read_all()
+        for block in blocks:
+            delivery.supply.offer(block, from_storage=True)
+        found: dict[int, int] = {}
+        for _ in range(ROUNDS_MAX):
+            delivery.changes()
+            delivery.supply.committed()
+            for block in blocks if delivery.supply.wanted else ():
+                delivery.supply.shelve(block)
+            while (pending := delivery.next_delivery(1, 1)) is not None:
+                found.update((offset, attempts) for start, count, attempts in pending.runs for offset in range(start, start + count))
+            if not delivery.supply.wanted and not delivery.supply.held:
+                return found
+        raise AssertionError("the channel holds back what it should give out")
+
+    def check(self, lost_max: int = 0) -> list[int]:
+        found = super().check(lost_max)
+        self.moves_in_effect()
+        return found
+
+    def moves_in_effect(self) -> int:
+        """How many of the seeks that were not answered are in effect; an assertion where no number explains what the channel gives out."""
+        assert self.store is not None
+        if NAME not in self.store.state.load().channels:
+            assert not self.attempts, "the channel is gone"
+            return 0
+        given = self.given()
+        wrong = []
+        for number in range(len(self.seeks), 0, -1):
+            if given.keys() == set(range(self.seeks[number - 1], self.log.synced_end)) and set(given.values()) <= {1, 2}:
+                return number
+        wrong += [f"{offset} comes again (attempt {given[offset]}), its finish was confirmed" for offset in self.confirmed & given.keys()]
+        wrong += [
+            f"{offset} comes as attempt {given[offset]} after {attempts}"
+            for offset, attempts in self.attempts.items()
+            if given.get(offset, attempts) < attempts
+        ]
+        wanted = set(range(self.floor, self.log.synced_end)) - self.told
+        wrong += [f"{offset} does not come" for offset in sorted(wanted - given.keys())]
+        if self.seen:
+            wrong.append(f"a seek to {self.seeks[0]} was undone, and consumers had seen it")
+        assert not wrong, f"{'; '.join(wrong[:5])} (seeks asked for: {self.seeks})"
+        return 0
+
+    def settle(self) -> None:
+        super().settle()
+        for _ in range(self.moves_in_effect()):
+            self._moved(self.seeks.pop(0))
+        self.seeks, self.asked, self.seen = [], {}, False
+
+
+def moved(life: Life) -> None:
+    """Finishes and seeks that overlap in each way: before it, behind it, in one commit with it, while a commit is on its way."""
+    assert isinstance(life, SeekLife)
+    with mock.patch.object(options, "SAVE_INTERVAL_MS", 1 << 40):  # commits begin when they are asked for, not by the clock
+        life.publish(blocks=4)
+        life.sync()
+        rig = life.start()
+        life.finish(0, 1, 2, 3)
+        rig.pump()
+        life.requeue(4, 5)
+        rig.pump()
+        life.finish(6)
+        life.seek(2)  # in one commit with the finish before it
+        rig.pump()
+        life.finish(2, 3)
+        rig.turn()  # their commit is on its way
+        life.seek(1)
+        rig.pump()
+        old = dict(life.leases)
+        life.seek(5)
+        life.leases = old
+        life.finish(1)  # too late: its lease has ended
+        rig.pump()
+        life.requeue(7)
+        life.publish(blocks=2)
+        life.sync()
+        rig.say(p.Behind(life.log.synced_end), "topic")
+        life.seek(life.log.synced_end)
+        rig.pump()
+        life.seek(8)
+        life.seek(3)  # two in one commit
+        rig.pump()
+        life.finish(3, 4, 5, 6)
+        rig.pump()
+        life.abandon()
+        life.open()
+        rig = life.start()
+        life.finish(*sorted(life.leases)[-2:])
+        life.seek(0)
+        rig.pump()

@@ -1,0 +1,128 @@
+"""Who makes topics and channels by using them: `zsq serve --auto-create`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from support.broker import Broker, wait_for
+from support.nsq_socket import NsqSocket as Client
+
+import zsq
+
+
+@pytest.fixture(params=["publishers", "never"])
+def broker(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Broker]:
+    one = Broker(tmp_path / "data", "--auto-create", request.param, nsq=True, http=True)
+    try:
+        yield one.start()
+    finally:
+        one.close()
+
+
+def rule(broker: Broker) -> str:
+    return str(broker.extra[broker.extra.index("--auto-create") + 1])
+
+
+def test_consumers_make_no_topic(broker: Broker) -> None:
+    with pytest.raises(zsq.NotFound, match="check the name, or make it"), zsq.Consumer("oders", "c", url=broker.ipc) as consumer:
+        consumer.receive(10)
+    with Client(broker.nsq) as client:
+        client.identify()
+        assert client.ask("SUB oders c").startswith("E_")
+    with zsq.Admin(broker.ipc) as admin:
+        assert admin.topics() == {}
+
+
+def test_publishers_make_topics_only_where_they_may(broker: Broker) -> None:
+    allowed = rule(broker) == "publishers"
+    with zsq.Producer(broker.ipc, timeout=10) as producer:
+        if allowed:
+            producer.publish("orders", b"one")
+        else:
+            with pytest.raises(zsq.NotFound, match=r"--auto-create never: check the name, or make it \(zsq topic create orders"):
+                producer.publish("orders", b"one")
+    status = 200
+    try:
+        urllib.request.urlopen(f"http://127.0.0.1:{broker.http}/pub?topic=web", b"one", timeout=10).close()
+    except urllib.error.HTTPError as error:
+        status = error.code
+        error.close()
+    assert status == (200 if allowed else 404)
+    answer = httpx.post(f"http://127.0.0.1:{broker.http}/api/topic/publish?topic=page", json={"body": "one"}, timeout=10)
+    assert answer.status_code == (200 if allowed else 404), answer.text
+    with zsq.Admin(broker.ipc) as admin:
+        assert sorted(admin.topics()) == (["orders", "page", "web"] if allowed else [])
+        by = [(row["topic"], row["via"]) for row in admin.audit() if row["topic"] == "page"]
+        assert by == ([("page", "http")] if allowed else [])
+
+
+def test_channels_of_a_topic_that_is_there(broker: Broker) -> None:
+    with zsq.Admin(broker.ipc) as admin:
+        admin.create_topic("orders")
+        admin.create_channel("orders", "made")
+        with zsq.Producer(broker.ipc, timeout=10) as producer:
+            producer.publish("orders", b"one")
+        with zsq.Consumer("orders", "made", url=broker.ipc, timeout=10) as consumer:
+            message = consumer.receive(10)
+            assert message is not None
+            message.finish(sync=True)
+        if rule(broker) == "publishers":
+            with zsq.Consumer("orders", "new", url=broker.ipc, timeout=10, start="earliest") as consumer:
+                assert consumer.receive(10) is not None
+        else:
+            with pytest.raises(zsq.NotFound, match="zsq channel create"), zsq.Consumer("orders", "new", url=broker.ipc) as consumer:
+                consumer.receive(10)
+            assert admin.topics() == {"orders": ["made"]}
+
+
+def test_topics_of_dead_letters_are_made_in_any_case(broker: Broker) -> None:
+    with zsq.Admin(broker.ipc) as admin:
+        admin.create_topic("orders")
+        admin.create_channel("orders", "c", max_attempts=1, dead_letter_topic="dead")
+        with zsq.Producer(broker.ipc) as producer, zsq.Consumer("orders", "c", url=broker.ipc) as consumer:
+            producer.publish("orders", b"bad")
+            message = consumer.receive(10)
+            assert message is not None
+            message.requeue()
+            wait_for(lambda: "dead" in admin.topics(), 20, "the topic of dead letters")
+
+
+def test_sub_and_tail_make_no_topic_unless_told(tmp_path: Path) -> None:
+    broker = Broker(tmp_path / "data")
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        line = [sys.executable, "-m", "zsq", "--url", broker.ipc, *arguments]
+        return subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+
+    try:
+        broker.start()
+        with zsq.Producer(broker.ipc) as producer, zsq.Admin(broker.ipc) as admin:
+            producer.publish("orders", b"one")
+            for arguments in (("sub", "oders", "c", "-n", "1"), ("tail", "oders", "-n", "1"), ("seek", "oders", "c", "0")):
+                ended = run(*arguments)
+                assert ended.returncode == 1
+                assert "E_NOT_FOUND topic 'oders' does not exist" in ended.stderr
+            assert "Did you mean 'orders'?" in run("sub", "oders", "c").stderr
+            assert admin.topics() == {"orders": []}
+            first = run("sub", "orders", "c", "-n", "1")
+            assert (first.stdout, first.stderr) == ("one\n", "zsq: channel 'c' of topic 'orders' is new and is made now\n")
+            producer.publish("orders", b"two")
+            again = run("sub", "orders", "c", "-n", "1")
+            assert (again.stdout, again.stderr) == ("two\n", "")
+            assert run("topic", "list").stdout == "orders\n"
+            assert run("channel", "list", "orders").stdout == "c\n"
+            assert run("topic", "list", "--json").stdout == '{"topic": "orders", "channels": ["c"]}\n'
+            ended = run("channel", "list", "oders")
+            assert (ended.returncode, "Did you mean 'orders'?" in ended.stderr) == (1, True)
+            with subprocess.Popen([sys.executable, "-m", "zsq", "--url", broker.ipc, "sub", "fresh", "c", "--create"]) as waiting:
+                wait_for(lambda: admin.topics().get("fresh") == ["c"], 20, "the new topic")
+                waiting.terminate()
+    finally:
+        broker.close()

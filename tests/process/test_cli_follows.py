@@ -1,0 +1,136 @@
+"""`zsq sub` and `zsq tail` go on when their broker was stopped and started again."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from support.broker import Broker
+
+import zsq
+
+WAIT_S = 60.0
+FOLLOWING = [("sub", "t", "c"), ("tail", "t", "--from", "earliest")]
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    one = Broker(tmp_path / "data")
+    try:
+        yield one.start()
+    finally:
+        one.close()
+
+
+class Running:
+    """A command of zsq, and what it has said so far."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self.process = process
+        self.said = {process.stdout: b"", process.stderr: b""}
+        self._selector = selectors.DefaultSelector()
+        for stream in self.said:
+            self._selector.register(stream, selectors.EVENT_READ)
+
+    @property
+    def out(self) -> bytes:
+        return self.said[self.process.stdout]  # type: ignore[index]
+
+    @property
+    def err(self) -> bytes:
+        return self.said[self.process.stderr]  # type: ignore[index]
+
+    def until(self, out: bytes = b"", err: bytes = b"") -> None:
+        """Until it has said both; fails where it ends, or after the time-out."""
+        deadline = time.monotonic() + WAIT_S
+        while out not in self.out or err not in self.err:
+            assert time.monotonic() < deadline, self.said
+            for key, _ in self._selector.select(1.0):
+                found = os.read(key.fd, 65_536)
+                assert found, f"it ended: {self.said}"
+                self.said[key.fileobj] += found  # type: ignore[index]
+
+
+@contextmanager
+def running(url: str, *arguments: str) -> Iterator[Running]:
+    line = [sys.executable, "-P", "-m", "zsq", *arguments, "--url", url]
+    with subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            yield Running(process)
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+def publish(broker: Broker, body: bytes) -> None:
+    with zsq.Producer(broker.ipc) as producer:
+        producer.publish("t", body)
+
+
+@pytest.mark.parametrize("arguments", FOLLOWING)
+@pytest.mark.parametrize("over", ["tcp", "ipc"])
+def test_it_goes_on_after_a_restart_however_long_it_took(broker: Broker, arguments: tuple[str, ...], over: str) -> None:
+    url = broker.tcp if over == "tcp" else broker.ipc
+    publish(broker, b"before")
+    with running(url, *arguments) as one:
+        one.until(out=b"before\n")
+        broker.stop()
+        one.until(err=b"for 10 s")  # longer than --timeout is, unless it is given
+        broker.start()
+        publish(broker, b"after")
+        one.until(out=b"after\n")
+        one.process.send_signal(signal.SIGINT)
+        assert one.process.wait(WAIT_S) == 0
+    assert one.out == b"before\nafter\n"
+    assert b"no broker at" in one.err
+
+
+@pytest.mark.parametrize("arguments", FOLLOWING)
+def test_a_time_out_that_is_given_ends_it(broker: Broker, arguments: tuple[str, ...]) -> None:
+    publish(broker, b"before")
+    with running(broker.tcp, *arguments, "--timeout", "2") as one:
+        one.until(out=b"before\n")
+        broker.stop()
+        assert one.process.wait(WAIT_S) == 3
+        assert b"within 2 s" in one.process.stderr.read()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("arguments", FOLLOWING)
+def test_a_signal_ends_it_while_the_broker_is_gone(broker: Broker, arguments: tuple[str, ...]) -> None:
+    publish(broker, b"before")
+    with running(broker.tcp, *arguments) as one:
+        one.until(out=b"before\n")
+        broker.stop()
+        one.until(err=b"for 1 s")
+        one.process.send_signal(signal.SIGTERM)
+        assert one.process.wait(5) == 0
+
+
+@pytest.mark.parametrize("arguments", FOLLOWING)
+def test_where_nothing_listens_it_fails_at_once(broker: Broker, arguments: tuple[str, ...]) -> None:
+    broker.stop()
+    begun = time.monotonic()
+    with running(broker.tcp, *arguments) as one:
+        assert one.process.wait(WAIT_S) == 3
+    assert time.monotonic() - begun < 9, "after a second, and its start"
+
+
+def test_a_topic_that_is_killed_is_waited_for_too(broker: Broker) -> None:
+    publish(broker, b"before")
+    with running(broker.tcp, *FOLLOWING[1]) as one:
+        one.until(out=b"before\n")
+        [topic] = broker.pids("topic")
+        os.kill(topic, signal.SIGKILL)
+        broker.wait_gone([topic])
+        publish(broker, b"after")
+        one.until(out=b"after\n")

@@ -1,0 +1,117 @@
+"""Connections between the broker's processes that break: each kind of actor connects again, and is known as before."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.broker import Broker, wait_for
+from support.links import cut, wait_linked
+from support.nsq_socket import NsqSocket
+from support.receivers import Hook
+
+import zsq
+from zsq.actors.supervisor.actor_table import ACTORS
+
+KINDS = set(ACTORS)
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """One with an actor of each kind."""
+    folder = tmp_path_factory.mktemp("links")
+    with Hook() as hook:
+        (folder / "zsq.toml").write_text(f'log-level = "debug"\n[alarm]\nhold = 0\nwebhook = "{hook.url}"\n')
+        one = Broker(folder / "data", "--config", str(folder / "zsq.toml"), nsq=True, http=True)
+        try:
+            one.start()
+            with zsq.Admin(one.ipc) as admin:
+                admin.create_channel("t", "c")
+            yield one
+        finally:
+            one.close()
+
+
+def actors(broker: Broker) -> list[dict[str, Any]]:
+    return [actor for actor in broker.actors() if actor["kind"] not in ("supervisor", "forkserver")]
+
+
+def reload(broker: Broker, names: set[str]) -> None:
+    """Each of these takes the new settings, by its own word."""
+    begin = broker.log.stat().st_size
+    assert broker.process is not None
+    broker.process.send_signal(signal.SIGHUP)
+    said = {f"{name} has the new settings" for name in names}
+    wait_for(lambda: all(one in broker.log.read_bytes()[begin:].decode() for one in said), 15, f"a reload of {names}")
+
+
+def works(broker: Broker) -> None:
+    """Publish through each gateway, consume through one, with a redelivery after a time-out, which the scan has to find."""
+    with NsqSocket(broker.nsq) as client:
+        assert client.ask("PUB t", b"nsq") == "OK"
+    with zsq.Producer(broker.tcp, timeout=20) as producer:
+        producer.publish("t", b"zeromq")
+    found: list[bytes] = []
+    with zsq.Consumer("t", "c", url=broker.tcp, message_timeout=1.0) as consumer:
+        timed_out = consumer.receive(20)
+        while len(found) < 2:
+            message = consumer.receive(20)
+            assert message is not None
+            if timed_out is not None and message.offset == timed_out.offset:
+                assert message.attempts > 1
+            message.finish()
+            found.append(message.body)
+    assert set(found) == {b"nsq", b"zeromq"}
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_each_kind_of_actor_is_reached_after_its_link_to_the_supervisor_broke(broker: Broker, kind: str) -> None:
+    run = broker.data_dir / "run"
+    chosen = [actor for actor in actors(broker) if actor["kind"] == kind]
+    assert chosen, f"there is no {kind}"
+    for actor in chosen:
+        ended = cut(actor["pid"], run, "supervisor")
+        assert ended
+        wait_linked(actor["pid"], run, ended)
+    reload(broker, {actor["name"] for actor in chosen})
+    assert {actor["pid"] for actor in chosen} <= set(broker.pids(kind)), "the same processes"
+
+
+def test_all_links_of_all_processes_break_and_the_broker_goes_on(broker: Broker) -> None:
+    run = broker.data_dir / "run"
+    works(broker)
+    before = {actor["pid"] for actor in actors(broker)}
+    for actor in actors(broker):
+        wait_linked(actor["pid"], run, cut(actor["pid"], run))
+    reload(broker, {actor["name"] for actor in actors(broker)})
+    works(broker)
+    with zsq.Admin(broker.tcp, timeout=10) as admin:
+        admin.pause("t", "c")
+        assert admin.stats("t", "c")["topics"][0]["channels"][0]["paused"]
+        admin.unpause("t", "c")
+    assert before <= {actor["pid"] for actor in actors(broker)}
+
+
+def test_a_gateway_that_does_not_answer_a_reload_is_started_again_and_health_is_bad_until_then(broker: Broker) -> None:
+    [gateway] = [actor for actor in actors(broker) if actor["kind"] == "nsq_gateway"]
+    os.kill(gateway["pid"], signal.SIGSTOP)
+    try:
+        assert broker.process is not None
+        broker.process.send_signal(signal.SIGHUP)
+        with zsq.Admin(broker.ipc, timeout=20) as admin:
+            wait_for(lambda: "nsq gateway: the new settings" in health(admin), 20, "bad health")
+            wait_for(lambda: gateway["pid"] not in broker.pids("nsq_gateway"), 30, "the end of the one that does not answer")
+            wait_for(lambda: health(admin) == "OK" and broker.pids("nsq_gateway"), 20, "good health")
+    finally:
+        broker.wait_gone([gateway["pid"]])
+    assert b"nsq gateway has not taken the new settings (no answer within 10 s;" in broker.log.read_bytes()
+    assert b"alarm raised: nsq gateway: the new settings" in broker.log.read_bytes()
+    wait_for(lambda: b"alarm cleared: all gateways have the new settings" in broker.log.read_bytes(), 10, "the alarm's end")
+    works(broker)
+
+
+def health(admin: zsq.Admin) -> str:
+    return str(admin.overview()["broker"]["health"])

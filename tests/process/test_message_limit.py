@@ -1,0 +1,107 @@
+"""The largest message is an option of the broker, which all its doors keep and its clients learn."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+
+import pytest
+from support.broker import Broker
+
+import zsq
+from zsq.transport.block.block import MESSAGE_BYTES_LARGEST, pack
+from zsq.transport.client.blocking.stage_writer import StageWriter
+
+MIB = 1024 * 1024
+LIMIT = 3 * MIB
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    made = Broker(tmp_path_factory.mktemp("broker") / "data", "--max-msg-size", str(LIMIT), nsq=True, http=True).start()
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    made = Broker(tmp_path_factory.mktemp("broker") / "data", "--max-msg-size", "1000").start()
+    yield made
+    made.stop()
+
+
+@pytest.mark.parametrize("door", ["tcp", "ipc"])
+@pytest.mark.parametrize("linger_ms", [0, 5])
+def test_messages_up_to_the_limit_come_whole(door: str, linger_ms: float, wide: Broker) -> None:
+    url, topic = getattr(wide, door), f"{door}-{linger_ms}"
+    body = bytes(range(256)) * (LIMIT // 256)
+    with zsq.Producer(url, linger_ms=linger_ms) as producer, zsq.Consumer(topic, "c", url=url) as consumer:
+        producer.publish(topic, body).wait()
+        too_big = f"message of {LIMIT + 1} bytes is over the limit of {LIMIT} bytes"
+        with pytest.raises(zsq.UsageError, match=too_big):
+            producer.publish(topic, body + b"x")
+        with pytest.raises(zsq.UsageError, match=too_big):
+            producer.publish_many(topic, [b"a", body + b"x"])
+        producer.publish_many(topic, [b"a", body, b"b"], wait=True)
+        for wanted in (body, b"a", body, b"b"):
+            message = consumer.receive(20)
+            assert message is not None
+            assert message.body == wanted
+            message.finish()
+
+
+def test_the_same_with_asyncio(wide: Broker) -> None:
+    async def main() -> None:
+        async with zsq.aio.Producer(wide.tcp) as producer:
+            await producer.publish("aio", bytes(LIMIT))
+            with pytest.raises(zsq.UsageError, match=f"over the limit of {LIMIT} bytes"):
+                await producer.publish("aio", bytes(LIMIT + 1))
+
+    asyncio.run(main())
+
+
+def test_what_no_broker_takes_is_refused_without_one() -> None:
+    with zsq.Producer("tcp://127.0.0.1:1") as producer, pytest.raises(zsq.UsageError, match=f"over the limit of {MESSAGE_BYTES_LARGEST}"):
+        producer.publish("t", bytes(MESSAGE_BYTES_LARGEST + 1))
+
+
+def test_a_large_dead_letter_keeps_its_body(wide: Broker) -> None:
+    body = b"x" * LIMIT
+    with zsq.Producer(wide.ipc) as producer, zsq.Consumer("dying", "c", url=wide.ipc) as consumer:
+        producer.publish("dying", body)
+        message = consumer.receive(20)
+        assert message is not None
+        message.reject("too heavy")
+        with zsq.Consumer("dying.c.dead", "c", url=wide.ipc, start="earliest") as dead:
+            letter = dead.receive(20)
+            assert letter is not None
+            assert letter.body == body
+
+
+def test_a_smaller_limit_holds_for_every_door(narrow: Broker) -> None:
+    with zsq.Producer(narrow.tcp) as producer:
+        producer.publish("t", bytes(1000))
+        with pytest.raises(zsq.UsageError, match="message of 1001 bytes is over the limit of 1000 bytes"):
+            producer.publish("t", bytes(1001))
+        assert producer.publish("t", b"after").offset == 1
+    with StageWriter(narrow.ipc, "t", "app", 1) as writer:
+        writer.push(pack([bytes(1001)]))
+        with pytest.raises(zsq.UsageError, match="over the limit of 1000 bytes"):
+            writer.seal()
+
+
+def test_http_and_nsq_keep_it_too(wide: Broker) -> None:
+    def post(size: int) -> bytes:
+        """The status line; what is too big is refused before it is read."""
+        head = f"POST /pub?topic=http HTTP/1.1\r\nHost: 127.0.0.1:{wide.http}\r\nContent-Length: {size}\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", wide.http), 20) as client:
+            client.sendall(head.encode() + (bytes(size) if size <= LIMIT else b""))
+            return client.recv(1000).partition(b"\r\n")[0]
+
+    assert post(LIMIT) == b"HTTP/1.1 200 OK"
+    assert post(LIMIT + 1).startswith(b"HTTP/1.1 413")
+    for size, said in ((LIMIT, b"OK"), (LIMIT + 1, b"E_BAD_MESSAGE")):
+        with socket.create_connection(("127.0.0.1", wide.nsq), 20) as client:
+            client.sendall(b"  V2PUB nsq\n" + size.to_bytes(4, "big") + bytes(size))
+            assert said in client.recv(1000)

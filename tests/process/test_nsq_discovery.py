@@ -1,0 +1,65 @@
+"""A node of an NSQ cluster: what comes and goes here is registered with nsqlookupd at once."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.broker import Broker, wait_for
+from support.lookupd_thread import LookupdThread
+from support.nsq_socket import NsqSocket
+
+import zsq
+
+SOON_S = 0.2
+"""The names are asked for once a second without an event: half a second late in the middle."""
+
+
+@pytest.fixture
+def lookupd() -> Iterator[LookupdThread]:
+    with LookupdThread() as one:
+        yield one
+
+
+@pytest.fixture
+def broker(tmp_path: Path, lookupd: LookupdThread) -> Iterator[Broker]:
+    one = Broker(tmp_path / "data", "--nsq-lookupd-tcp-address", lookupd.tcp, nsq=True, http=True)
+    try:
+        yield one.start()
+    finally:
+        one.close()
+
+
+def took_s(lookupd: LookupdThread, topic: str, channel: str = "", *, there: bool = True) -> float:
+    """Seconds until nsqlookupd knows it, or knows it no more."""
+    begun = time.monotonic()
+    wait_for(lambda: ((topic, channel) in lookupd.here()) is there, 10, f"the registration of {topic} {channel}")
+    return time.monotonic() - begun
+
+
+def test_topics_and_channels_are_registered_and_unregistered_at_once(broker: Broker, lookupd: LookupdThread) -> None:
+    took: dict[str, list[float]] = {"topic": [], "channel": [], "no channel": [], "no topic": []}
+    with zsq.Admin(broker.ipc) as admin:
+        for number in range(7):
+            topic = f"t{number}"
+            admin.create_topic(topic)
+            took["topic"].append(took_s(lookupd, topic))
+            admin.create_channel(topic, "c")
+            took["channel"].append(took_s(lookupd, topic, "c"))
+            admin.delete_channel(topic, "c")
+            took["no channel"].append(took_s(lookupd, topic, "c", there=False))
+            admin.delete_topic(topic)
+            took["no topic"].append(took_s(lookupd, topic, there=False))
+    assert all(statistics.median(times) < SOON_S for times in took.values()), took
+
+
+def test_what_nsq_clients_make_is_registered_at_once(broker: Broker, lookupd: LookupdThread) -> None:
+    took = []
+    for number in range(7):
+        with NsqSocket(broker.nsq) as client:
+            assert client.ask(f"SUB by-sub-{number} c") == "OK"
+            took.append(took_s(lookupd, f"by-sub-{number}", "c"))
+    assert statistics.median(took) < SOON_S, took

@@ -1,0 +1,23 @@
+"""A soak of 80 seconds: every message explained, nothing grows. Longer: scripts/torture --soak MINUTES."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.soak.run import Soak
+
+SECONDS = 80
+SEED = 11
+
+
+@pytest.mark.timeout(600)
+def test_every_message_of_a_soak_is_explained_and_nothing_grows(tmp_path: Path) -> None:
+    soak = Soak(tmp_path, SECONDS / 60, SEED)
+    soak.run()
+    print(soak.summary())
+    assert soak.explained["unexplained"] == 0
+    assert soak.explained["messages"] > 5_000
+    assert soak.checkpoints >= 2
+    assert soak.clean_s >= SECONDS
+    assert sum(soak.kills.values()) >= 3

@@ -1,0 +1,77 @@
+"""A client at the wrong port of a real broker is told what answers there, and which port is meant."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from support.broker import Broker
+
+import zsq
+from zsq.apps.cli.app import run
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    made = Broker(tmp_path_factory.mktemp("broker") / "data", nsq=True, http=True).start()
+    yield made
+    made.stop()
+
+
+@pytest.mark.parametrize("kind", ["http", "nsq"])
+def test_the_ports_of_http_and_nsq_say_what_they_are(kind: str, broker: Broker, capsys: pytest.CaptureFixture[str]) -> None:
+    port = broker.http if kind == "http" else broker.nsq
+    url = f"tcp://127.0.0.1:{port}"
+    said = f"{url} is the HTTP port of a ZSQ broker" if kind == "http" else f"{url} is the port of a ZSQ broker .* for NSQ's clients"
+    began = time.monotonic()
+    with zsq.Producer(url, timeout=60) as producer, pytest.raises(zsq.UsageError, match=f"{said}.*by default 4153"):
+        producer.publish("t", b"body")
+    with zsq.Admin(url) as admin, pytest.raises(zsq.UsageError, match=said):
+        admin.topics()
+    with pytest.raises(zsq.UsageError, match=said), zsq.Consumer("t", "c", url=url):
+        pass
+    assert run(["stats", "--url", url]) == 2
+    assert "port of a ZSQ broker" in capsys.readouterr().err
+    assert time.monotonic() - began < 40
+
+    async def main() -> None:
+        async with zsq.aio.Producer(f"tcp://localhost:{port}") as producer:
+            await producer.publish("t", b"body")
+
+    with pytest.raises(zsq.UsageError, match="port of a ZSQ broker"):
+        asyncio.run(main())
+
+
+def test_something_else_is_told_in_the_time_out() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def greet() -> None:
+            while True:
+                try:
+                    taken, _ = server.accept()
+                except OSError:
+                    return
+                with taken:
+                    taken.sendall(b"SSH-2.0-OpenSSH\r\n")
+
+        greeting = threading.Thread(target=greet)
+        greeting.start()
+        url = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        try:
+            with zsq.Admin(url, timeout=3) as admin, pytest.raises(zsq.BrokerUnreachable, match=r"it says b'SSH-2\.0"):
+                admin.topics()
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            greeting.join(10)
+
+
+def test_the_right_port_is_not_asked(broker: Broker) -> None:
+    with zsq.Admin(broker.tcp) as admin:
+        admin.topics()
+        made = admin._made
+        assert made is not None
+        assert made.engine._probe is None

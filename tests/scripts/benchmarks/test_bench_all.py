@@ -1,0 +1,67 @@
+"""`bench all` on a real broker, the broker whose syncs take longer, and the rate of whoever speaks NSQ."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from benchmarks.harness.loads import Shape, make_bodies
+from benchmarks.harness.slow_sync import SyncDelay, slow_broker, slowed
+from benchmarks.peers import nsq_peers
+from local_setup import environment
+from local_setup.broker import temporary_broker
+from zsq import Producer
+
+
+def test_a_small_table(tmp_path: Path) -> None:
+    options = ["--only", "channel", "--rounds", "1", "--scale", "0.05", "--json", "--folder", str(tmp_path)]
+    line = [sys.executable, "-P", "-m", "benchmarks", "all", *options]
+    ended = subprocess.run(line, capture_output=True, text=True, timeout=100, check=False, env=environment())
+    assert ended.returncode == 0, ended.stderr
+    answer = json.loads(ended.stdout)
+    assert [row["what"] for row in answer["rows"]] == ["memory of its own", "until it is made"]
+    assert all(row["median"] > 0 and row["verdict"] in {"met", "unmet"} for row in answer["rows"])
+    assert str(tmp_path) not in json.dumps(answer["about"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_syncs_take_longer_while_they_are_told_to(tmp_path: Path) -> None:
+    with slow_broker("--no-listen", "--no-http", "--no-nsq", under=tmp_path) as (broker, delay), Producer(broker.url) as producer:
+        producer.publish("topic", b"warm")
+        delay.set(0.3)
+        begin = time.monotonic()
+        producer.publish("topic", b"slow")
+        taken = time.monotonic() - begin
+        delay.set(0.0)
+    assert taken >= 0.3
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_delay_is_seen_by_all_who_have_it_and_not_by_a_failure(tmp_path: Path) -> None:
+    ours = SyncDelay.create(tmp_path / "delay")
+    theirs = SyncDelay(tmp_path / "delay")
+    assert theirs.get() == 0.0
+    ours.set(0.05)
+    assert theirs.get() == 0.05
+    begin = time.monotonic()
+    assert slowed(lambda number: number + 1, theirs, 2)(1) == 2
+    assert time.monotonic() - begin >= 0.1
+
+
+def test_the_rate_of_one_who_speaks_nsq(tmp_path: Path) -> None:
+    """It is meant for nsqd; our own gateway speaks the same."""
+    port = nsq_peers.free_port()
+    shape = Shape(2_000, 200, 500)
+    with temporary_broker("--no-listen", "--no-http", "--nsq-listen", f"127.0.0.1:{port}", under=tmp_path):
+        for number, (channels, produces, consumes) in enumerate(((1, True, True), (1, True, False), (1, False, True), (2, True, True))):
+            assert nsq_peers.rate(port, f"topic{number}", shape, channels, produces, consumes) > 0
+
+
+def test_bodies_of_any_size_differ() -> None:
+    for size in (10, 16, 17, 65_552, 70_000, 1 << 20):
+        bodies = make_bodies(Shape(3, size, 3))
+        assert {len(body) for body in bodies} == {size}
+        assert len(set(bodies)) == 3

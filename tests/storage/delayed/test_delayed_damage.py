@@ -1,0 +1,396 @@
+"""What a flipped bit in LMDB's own bytes costs the delayed messages: keys, its two heads, an older transaction that comes back."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import lmdb
+import pytest
+
+from zsq.storage.delayed import delayed, delayed_recovery
+from zsq.storage.delayed import delayed_recovery as delayed_rescue
+from zsq.storage.delayed.delayed import DelayedStore, Progress
+from zsq.storage.delayed.delayed_format import DelayedKey, due_block, row_key
+from zsq.storage.delayed.delayed_recovery import TRYING_NAME, note_progress, rescue
+from zsq.storage.errors import Damaged, StoreFailed
+from zsq.storage.files import Files
+from zsq.storage.state.state import StateBatch
+from zsq.transport.block.block import pack
+
+if TYPE_CHECKING:
+    from tests.storage.conftest import StorageHarness
+
+UUID = bytes(range(16))
+DUE = 1_700_000_000_000_000_000
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[DelayedStore]:
+    one = DelayedStore(str(tmp_path / "delayed"), UUID, map_bytes=1 << 20, create=True, first_serial=100)
+    yield one
+    one.close()
+
+
+def publish(store: DelayedStore, count: int, size: int = 0) -> list[DelayedKey]:
+    return [
+        store.put([(pack([b"%03d" % number + bytes(size)], producer_id=7, sequence=number), DUE + number)], 5)[0] for number in range(count)
+    ]
+
+
+def bodies(store: DelayedStore, now_ns: int = DUE + 999) -> list[bytes | None]:
+    return [body for row in store.due(now_ns, 1 << 30, 1 << 30) for body in row.block.body.values()]
+
+
+def flip_keys(path: str, key: bytes, byte: int, bit: int) -> None:
+    """In all copies of a row's key that LMDB goes by; the copy inside the value stays."""
+    file = Path(path) / "data.mdb"
+    data = bytearray(file.read_bytes())
+    at = data.find(key)
+    while at >= 0:
+        if data[at + len(key) + 4 : at + len(key) + 6] == len(key).to_bytes(2, "little"):
+            data[at + byte] ^= 1 << bit
+        at = data.find(key, at + len(key))
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("byte", range(17))
+@pytest.mark.parametrize("which", [0, 2, 4])
+def test_a_flipped_bit_in_a_key_costs_that_row_and_no_time(store: DelayedStore, byte: int, which: int) -> None:
+    """Also where it then lies out of order. A due time in other centuries kept all others waiting, and nobody was told."""
+    for bit in range(8):
+        keys = publish(store, 5)
+        store.close()
+        flip_keys(store.path, row_key(keys[which]), byte, bit)
+        store.__init__(store.path, UUID)  # type: ignore[misc]
+        assert 0 < store.summary.next_due_ns <= DUE, "it is looked at now"
+        lost = store.summary.lost
+        kept: list[bytes] = []
+        store.set_aside = lambda key, value, why, kept=kept: kept.append(key)  # type: ignore[misc]
+        found = bodies(store)
+        assert found == [b"%03d" % number for number in range(5) if number != which], f"bit {bit}"
+        store.remove([key for key in keys if key != keys[which]])
+        bodies(store)
+        assert store.summary[:3] == (0, 0, 0), "none is moved twice"
+        assert (store.summary.lost, len(kept)) == (lost + 1, 1)
+
+
+@pytest.mark.parametrize(("which", "place", "bit"), [(1, 0, 4), (2, 1, 0), (4, 6, 3)])
+def test_a_flipped_bit_in_a_row_s_size_costs_that_row(harness: StorageHarness, which: int, place: int, bit: int) -> None:
+    """LMDB, told to delete it, would move the rows of that page over each other; or failed at that, in each life again."""
+    assert harness.store is not None
+    blocks = [(pack([b"%03d" % number], producer_id=7, sequence=number), DUE + number) for number in range(6)]
+    key = row_key(harness.store.make_delayed(1_000).put(blocks, 5)[which])
+    harness.abandon_cleanly()
+    flip_node(harness, key, place, bit)
+    store = harness.open()
+    assert store.delayed is not None
+    with pytest.raises(Damaged):
+        bodies(store.delayed)
+    harness.abandon_cleanly()
+    store = harness.open()
+    assert store.delayed is not None
+    assert bodies(store.delayed) == [b"%03d" % number for number in range(6) if number != which]
+    assert store.delayed.summary.lost == 1
+    assert any("size of a row is damaged" in alarm for alarm in store.report.alarms), "though an examination may not come to its end"
+    assert any("1 delayed messages are lost" in alarm for alarm in store.report.alarms)
+
+
+def flip_node(harness: StorageHarness, key: bytes, place: int, bit: int) -> None:
+    """In what stands before a key in LMDB's page: size of the value (2, 2), flags (2), size of the key (2)."""
+    file = harness.path("delayed/data.mdb")
+    data = bytearray(file.read_bytes())
+    at = data.find(key)
+    assert data.count(key) == 2, "the page, and the value itself"
+    data[at - 8 + place + bit // 8] ^= 1 << bit % 8
+    harness.replace(file, bytes(data))
+
+
+def test_damage_that_is_met_late_in_a_life_is_marked_as_well(store: DelayedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the next start looks for it; and deleting what is damaged is marked as reading it is."""
+    keys = publish(store, 5)
+    store.close()
+    flip_keys(store.path, row_key(keys[2]), 3, 1)
+    store.__init__(store.path, UUID)  # type: ignore[misc]
+    marks: list[str] = []
+    store.attempting = marks.append
+    bodies(store)
+    assert marks == ["due", "", "drop", ""]
+    marks.clear()
+
+    def fail(*given: object) -> Iterator[object]:
+        raise Damaged("a page")
+
+    monkeypatch.setattr(delayed, "rows_from", fail)
+    with pytest.raises(Damaged):
+        bodies(store)
+    assert marks == ["due"]
+
+
+def test_a_row_is_believed_before_its_time_only_by_its_checksum(store: DelayedStore) -> None:
+    publish(store, 3)
+    assert bodies(store, DUE) == [b"000"]
+    assert bodies(store, DUE - 1) == []
+    assert store.summary == (3, store.summary.bytes, DUE, 0)
+
+
+def test_cancelling_all_ends_a_turn_at_its_bytes_too(store: DelayedStore) -> None:
+    publish(store, 9, 10_000)
+    assert store.cancel_some(99, 25_000) == 3
+    assert store.cancel_some(2, 1 << 30) == 2
+    assert store.cancel_some(99, 1 << 30) == 4
+    assert store.cancel_some(99, 1 << 30) == 0
+
+
+# LMDB's two heads: at 16 of each of the first two pages; magic, version, ..., transaction in the last 8 of 136 bytes
+
+TRANSACTION_AT = 16 + 128
+
+
+def filled(harness: StorageHarness) -> DelayedStore:
+    assert harness.store is not None
+    found = harness.store.make_delayed(1_000)
+    publish(found, 6)
+    return found
+
+
+def change_head(harness: StorageHarness, newest: bool, byte: int, bit: int) -> None:
+    harness.abandon_cleanly()
+    file = harness.path("delayed/data.mdb")
+    data = bytearray(file.read_bytes())
+    first, second = (struct.unpack_from("=Q", data, page + TRANSACTION_AT)[0] for page in (0, 4096))
+    data[(0 if (first > second) == newest else 4096) + byte] ^= 1 << bit
+    harness.replace(file, bytes(data))
+
+
+def found_there(harness: StorageHarness) -> tuple[list[bytes], int, list[str]]:
+    store = harness.open()
+    assert store.delayed is not None
+    return [one.body for one in store.delayed.listed(None, 99, 99)], store.delayed.summary.lost, store.report.alarms
+
+
+ALL = [b"%03d" % number for number in range(6)]
+
+
+@pytest.mark.parametrize("newest", [True, False])
+@pytest.mark.parametrize(("byte", "bit"), [(10, 3), (16, 0), (20, 1), (TRANSACTION_AT, 2), (TRANSACTION_AT, 3), (TRANSACTION_AT + 5, 0)])
+def test_a_flipped_bit_in_a_head_costs_no_message(harness: StorageHarness, newest: bool, byte: int, bit: int) -> None:
+    """Flag, magic, version, number of the transaction: LMDB refuses it all, or takes the older one, unnoticed."""
+    filled(harness)
+    change_head(harness, newest, byte, bit)
+    bodies, lost, _ = found_there(harness)
+    assert (bodies, lost) == (ALL, 0)
+    assert harness.store is not None
+    assert harness.store.delayed is not None
+    assert harness.store.delayed.producers[7].next_sequence == 6
+    harness.store.delayed.put([(pack([b"z"], producer_id=7, sequence=6), DUE + 50)], 5)
+    harness.restart()
+    assert found_again(harness) == [*ALL, b"z"]
+
+
+def found_again(harness: StorageHarness) -> list[bytes]:
+    assert harness.store is not None
+    assert harness.store.delayed is not None
+    return [one.body for one in harness.store.delayed.listed(None, 99, 99)]
+
+
+def test_a_mended_head_is_told_and_what_it_was_is_kept(harness: StorageHarness) -> None:
+    filled(harness)
+    change_head(harness, True, 16, 0)
+    before = harness.path("delayed/data.mdb").read_bytes()[:8192]
+    _, _, alarms = found_there(harness)
+    assert any("one of the two heads" in alarm for alarm in alarms)
+    assert harness.path("delayed/head.bad-0").read_bytes() == before
+    assert not harness.path(f"delayed/{TRYING_NAME}").exists()
+
+
+def test_a_crash_while_a_head_is_mended_begins_anew(harness: StorageHarness) -> None:
+    filled(harness)
+    change_head(harness, True, 16, 0)
+    data = harness.path("delayed/data.mdb").read_bytes()
+    harness.path(f"delayed/{TRYING_NAME}").write_bytes(data[:8192])
+    harness.replace(harness.path("delayed/data.mdb"), b"\xff" * 8192 + data[8192:])
+    harness.files.reset()
+    assert found_there(harness)[:2] == (ALL, 0)
+
+
+def fall_back(harness: StorageHarness, last: Callable[[DelayedStore], object]) -> None:
+    """The whole file is one commit older than what is noted."""
+    store = filled(harness)
+    file = harness.path("delayed/data.mdb")
+    older = file.read_bytes()
+    last(store)
+    harness.abandon_cleanly()
+    harness.replace(file, older)
+
+
+def test_an_older_commit_that_comes_back_is_counted(harness: StorageHarness) -> None:
+    fall_back(harness, lambda store: store.put([(pack([b"x", b"y"], producer_id=7, sequence=6), DUE + 6)], 5))
+    assert "6 commits, and 7 are noted" in delayed_rescue.check_delayed(str(harness.path("delayed")))[0]
+    bodies, lost, alarms = found_there(harness)
+    assert (bodies, lost) == (ALL, 2)
+    assert any("2 delayed messages are lost" in alarm for alarm in alarms)
+    assert harness.store is not None
+    assert harness.store.delayed is not None
+    (key,) = harness.store.delayed.put([(pack([b"z"], producer_id=7, sequence=7), DUE + 7)], 5)
+    assert key.serial == 1_008, "no serial comes again"
+    harness.restart()
+    assert harness.store.report.alarms == [], "once"
+
+
+def test_what_an_older_commit_has_again_does_not_move_again(harness: StorageHarness) -> None:
+    """Its removal was the last commit, and the checkpoint has passed its block."""
+
+    def move(store: DelayedStore) -> None:
+        rows = store.due(DUE + 1, 1 << 20, 99)
+        harness.log.append([due_block(row) for row in rows], DUE + 10)
+        harness.log.sync()
+        store.remove([row.key for row in rows], known=True)
+        assert harness.store is not None
+        harness.store.state.commit(StateBatch(synced_end=harness.log.synced_end, applied_offset=harness.log.synced_end))
+
+    fall_back(harness, move)
+    bodies, lost, alarms = found_there(harness)
+    assert (bodies, lost) == (ALL[2:], 0)
+    assert any("0 delayed messages are lost" in alarm for alarm in alarms)
+
+
+def test_what_a_rescue_finds_and_the_log_has_does_not_move_again(harness: StorageHarness) -> None:
+    store = filled(harness)
+    harness.log.append([due_block(row) for row in store.due(DUE + 1, 1 << 20, 99)], DUE + 10)
+    harness.log.sync()
+    assert harness.store is not None
+    harness.store.state.commit(StateBatch(synced_end=harness.log.synced_end, applied_offset=harness.log.synced_end))
+    harness.abandon_cleanly()
+    harness.path("delayed.rescue").mkdir()
+    DelayedStore(str(harness.path("delayed.rescue")), bytes.fromhex("00112233445566778899aabbccddeeff"), create=True).close()
+    harness.files.reset()
+    assert found_there(harness)[0] == ALL[2:]
+
+
+def test_what_reads_far_is_marked_and_what_reads_often_now_and_then(store: DelayedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page that kills its reader is found out by the mark, also if it is not the first that is read in a life."""
+    publish(store, 3)
+    marks: list[str] = []
+    store.attempting = marks.append
+    for _ in range(delayed.MARKED_EVERY + 1):
+        bodies(store)
+    assert marks == ["due", "", "due", ""]
+    marks.clear()
+    store.listed(None, 9, 9)
+    monkeypatch.setattr(delayed, "SHRINK_ABOVE_BYTES", 1)
+    assert store.shrink(Files())
+    assert marks == ["list", "", "shrink", ""]
+
+
+def test_what_has_moved_is_removed_in_batches(harness: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = filled(harness)
+    harness.log.append([due_block(row) for row in store.due(DUE + 9, 1 << 20, 99)], DUE + 10)
+    harness.log.sync()
+    sizes: list[int] = []
+    remove = DelayedStore.remove
+
+    def counted(self: DelayedStore, keys: list[DelayedKey], *, counts: bool) -> None:
+        sizes.append(len(keys))
+        remove(self, keys, counts=counts)
+
+    monkeypatch.setattr(delayed_recovery, "MOVED_MAX", 4)
+    monkeypatch.setattr(DelayedStore, "remove", counted)
+    harness.abandon_cleanly()
+    assert found_there(harness)[0] == []
+    assert sizes == [4, 2]
+
+
+# A rescue
+
+
+def damaged_in_the_middle(path: Path) -> DelayedStore:
+    path.mkdir(exist_ok=True)
+    store = DelayedStore(str(path / "delayed"), UUID, map_bytes=1 << 20, create=True, first_serial=2_000)
+    publish(store, 100, 300)
+    store.close()
+    note_progress(Files(), store.path, store.progress)
+    return store
+
+
+def saved(path: Path) -> tuple[list[bytes], int, DelayedKey]:
+    store = DelayedStore(str(path / "delayed"), UUID)
+    try:
+        found = [one.body[:3] for one in store.listed(None, 999, 99)]
+        return found, store.summary.lost, store.put([(pack([b"z"], producer_id=7, sequence=900), DUE)], 5)[0]
+    finally:
+        store.close()
+
+
+def test_serials_go_on_after_a_rescue(tmp_path: Path) -> None:
+    """Though the clock was put back behind them."""
+    damaged_in_the_middle(tmp_path / "a")
+    assert rescue(Files(), str(tmp_path / "a"), UUID, 5, Progress(), lambda store: None)[1] == 0
+    found, lost, key = saved(tmp_path / "a")
+    assert (len(found), lost, key.serial) == (100, 0, 2_100)
+
+
+def test_a_rescue_goes_on_where_it_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before any step, and with any number of rows saved: nothing is begun anew, nothing twice, nothing left out."""
+    folder = tmp_path / "a"
+    source = damaged_in_the_middle(folder)
+    path, new = source.path, source.path + ".rescue"
+    run = delayed_rescue._run
+    calls: list[tuple[str, ...]] = []
+
+    def die(step: str, *arguments: str) -> object:
+        """After so many rows, as a start that took too long."""
+        calls.append((step, *arguments))
+        if step == dying[-1]:
+            if step != "meta":
+                delayed_rescue.take_step(step, path, new, os.getppid(), 10, bytes.fromhex(arguments[-1]))
+            raise StoreFailed("killed")
+        return run(step, *arguments)
+
+    def one_batch(*arguments: object) -> bool:
+        add_some(*arguments)  # type: ignore[arg-type]
+        return False
+
+    add_some = delayed_rescue._add_some
+    monkeypatch.setattr(delayed_rescue, "_run", die)
+    monkeypatch.setattr(delayed_rescue, "_add_some", one_batch)
+    sizes = []
+    dying: list[str] = []
+    for step in ("meta", "forward", "forward", "forward", "backward", "producers"):
+        dying.append(step)
+        with pytest.raises(StoreFailed):
+            rescue(Files(), str(folder), UUID, 5, Progress(), lambda store: None)
+        with contextlib.closing(DelayedStore(new, UUID)) as store:
+            sizes.append(store.summary.messages)
+    assert sizes == [0, 10, 20, 30, 100, 100]
+    assert [call[0] for call in calls].count("meta") == 2, "a step that is done is not done again"
+    dying.append("")
+    assert rescue(Files(), str(folder), UUID, 5, Progress(), lambda store: None)[1] == 0
+    assert sorted(os.listdir(folder)) == ["delayed", "delayed.bad-0"]
+    assert saved(folder)[:2] == ([b"%03d" % number for number in range(100)], 0)
+
+
+def test_backward_goes_on_where_it_was(tmp_path: Path) -> None:
+    source = damaged_in_the_middle(tmp_path / "a")
+    with contextlib.closing(lmdb.open(source.path, lock=False, readonly=True)) as env, env.begin() as txn:
+        keys = [key for key, _ in delayed_rescue.forward(txn, b"")]
+        border = keys[40]
+        assert [key for key, _ in delayed_rescue.backward(txn, b"", border)] == keys[:40:-1]
+        assert [key for key, _ in delayed_rescue.backward(txn, keys[70], border)] == keys[69:40:-1]
+        assert delayed_rescue.resumed(txn, border) == keys[41]
+        assert delayed_rescue.resumed(txn, b"") == keys[-1]
+        assert delayed_rescue.resumed(txn, keys[-1]) == b""
+
+
+def test_a_step_whose_parent_is_gone_does_nothing(tmp_path: Path) -> None:
+    """Else two would write at once what comes out."""
+    source = damaged_in_the_middle(tmp_path / "a")
+    with contextlib.closing(DelayedStore(source.path + ".rescue", UUID, create=True)):
+        pass
+    delayed_rescue.take_step("forward", source.path, source.path + ".rescue", os.getppid() + 1, 10, b"")
+    with contextlib.closing(DelayedStore(source.path + ".rescue", UUID)) as store:
+        assert store.summary.messages == 0

@@ -1,0 +1,149 @@
+"""A power cut while one of LMDB's heads is mended, or soon after it: nothing acknowledged is lost, and the pages as they were are kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from support.faulty_files import FaultyFiles, PowerCut, keep_all, keep_none
+
+from tests.storage.delayed.test_delayed_damage import ALL, change_head, fall_back, filled, found_again, found_there
+from zsq.storage.delayed import delayed_recovery
+from zsq.storage.delayed.delayed_recovery import BAD_NAME, TRYING_NAME, finish_mending, mend_head, meta_of
+from zsq.storage.state.state_check import Verdict
+from zsq.transport.block.block import pack
+
+if TYPE_CHECKING:
+    from tests.storage.conftest import StorageHarness
+
+MAGIC_AT = 16
+DUE = 1_700_000_000_000_000_000
+
+
+class WatchedFiles(FaultyFiles):
+    """Notes the names that are changed while bytes that were written are not synced yet."""
+
+    def __init__(self, root: str) -> None:
+        self.hasty: list[str] = []
+        super().__init__(root)
+
+    def rename(self, old: str, new: str) -> None:
+        self._look(old)
+        super().rename(old, new)
+
+    def remove(self, path: str) -> None:
+        self._look(path)
+        super().remove(path)
+
+    def _look(self, path: str) -> None:
+        if any(change.kind == "write" for change in self.pending):
+            self.hasty.append(Path(path).name)
+
+
+@pytest.fixture(autouse=True)
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No damage here kills who reads it, and a process for each look would be most of the time."""
+    monkeypatch.setattr(delayed_recovery, "probe", meta_of)
+    monkeypatch.setattr(delayed_recovery, "examine", lambda path: Verdict([], True))
+
+
+@pytest.mark.parametrize("loss", [keep_none, keep_all], ids=["none kept", "all kept"])
+@pytest.mark.parametrize("byte", [MAGIC_AT, 10], ids=["magic", "flag"])
+def test_a_power_cut_at_every_change_of_the_mending(tmp_path: Path, harness: StorageHarness, loss: object, byte: int) -> None:
+    """The file has the older head in both places for a moment: only the two pages beside it know of the newest commit."""
+    finished = False
+    at = mended = 0
+    while not finished:
+        at += 1
+        other = harness.fresh(tmp_path, at)
+        filled(other)
+        change_head(other, True, byte, 0 if byte == MAGIC_AT else 3)
+        other.files.power_cut_at = at
+        try:
+            other.open()
+            finished = True
+        except PowerCut:
+            pass
+        other.abandon()
+        other.files.crash(loss)  # type: ignore[arg-type]
+        mended += other.path(f"delayed/{TRYING_NAME}").exists()
+        assert found_there(other)[:2] == (ALL, 0), f"before change {at}"
+        assert not other.path(f"delayed/{TRYING_NAME}").exists()
+        assert other.path(f"delayed/{BAD_NAME}-0").exists()
+        other.abandon()
+    assert mended > 2, "a cut in the middle of it"
+
+
+def test_what_is_committed_after_a_mending_survives_a_power_cut(harness: StorageHarness) -> None:
+    """Were the pages as they were still under the name of a mending that goes on, they would be put back over newer ones."""
+    filled(harness)
+    change_head(harness, True, MAGIC_AT, 0)
+    assert found_there(harness)[:2] == (ALL, 0)
+    go_on(harness)
+
+
+def go_on(harness: StorageHarness) -> None:
+    """Some commits, so that both heads are newer; the power goes; they are there."""
+    assert harness.store is not None
+    assert harness.store.delayed is not None
+    for sequence in (6, 7, 8):
+        harness.store.delayed.put([(pack([b"%03d" % sequence], producer_id=7, sequence=sequence), DUE + sequence)], 5)
+    harness.abandon()
+    harness.files.crash(keep_none)
+    assert not harness.path(f"delayed/{TRYING_NAME}").exists(), "the next start would put older pages over newer ones"
+    harness.open()
+    assert found_again(harness) == [b"%03d" % number for number in range(9)]
+
+
+def test_what_is_committed_after_a_mending_that_came_to_nothing_survives_a_power_cut(harness: StorageHarness) -> None:
+    """The newest commit is in neither head: it is lost and told, and the older one goes on."""
+    fall_back(harness, lambda store: store.put([(pack([b"lost"], producer_id=7, sequence=6), DUE + 6)], 5))
+    assert found_there(harness)[:2] == (ALL, 1)
+    go_on(harness)
+
+
+def test_what_is_committed_after_a_mending_was_taken_back_survives_a_power_cut(harness: StorageHarness) -> None:
+    """The pages are good as they were, and nothing speaks against them: the note of the newest commit went with the power."""
+    filled(harness)
+    harness.abandon_cleanly()
+    harness.path("delayed/commits").unlink()
+    harness.path(f"delayed/{TRYING_NAME}").write_bytes(harness.path("delayed/data.mdb").read_bytes()[:8192])
+    harness.files.reset()
+    assert found_there(harness)[:2] == (ALL, 0)
+    go_on(harness)
+
+
+@pytest.fixture
+def watched(tmp_path: Path, harness: StorageHarness) -> StorageHarness:
+    """A topic with a damaged head, closed."""
+    (tmp_path / "watched").mkdir()
+    made = type(harness)(tmp_path / "watched", files=WatchedFiles(str(tmp_path / "watched")))
+    made.open()
+    filled(made)
+    change_head(made, True, MAGIC_AT, 0)
+    return made
+
+
+@pytest.mark.parametrize("commits", [6, 99])
+def test_a_mended_head_is_on_disk_before_its_former_pages_are_put_away(watched: StorageHarness, commits: int) -> None:
+    """Also where nothing came of it (more commits are noted than any head has), and it is as it was before."""
+    path = f"{watched.directory}/delayed"
+    assert isinstance(watched.files, WatchedFiles)
+    watched.files.hasty.clear()
+    assert mend_head(watched.files, path, commits, meta_of if commits == 6 else lambda path: {})[:1] == ("/" if commits == 6 else "")
+    assert "rename" in watched.files.log
+    assert watched.files.hasty == []
+
+
+def test_a_head_that_was_put_back_is_on_disk_before_its_copy_is_removed(watched: StorageHarness) -> None:
+    path = f"{watched.directory}/delayed"
+    assert isinstance(watched.files, WatchedFiles)
+    data = watched.path("delayed/data.mdb").read_bytes()
+    watched.path(f"delayed/{TRYING_NAME}").write_bytes(data[:8192])
+    watched.replace(watched.path("delayed/data.mdb"), b"\xff" * 8192 + data[8192:])
+    watched.files.hasty.clear()
+    finish_mending(watched.files, path)
+    assert watched.path("delayed/data.mdb").read_bytes() == data
+    assert "remove" in watched.files.log
+    assert watched.files.hasty == []

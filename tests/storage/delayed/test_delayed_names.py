@@ -1,0 +1,32 @@
+"""That a topic had delayed messages is on disk as long as it has: a folder that is gone is missed, once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from support.faulty_files import keep_none
+
+from zsq.storage.files import Files
+from zsq.storage.log.log_format import DELAYED_NAME
+
+if TYPE_CHECKING:
+    from tests.storage.conftest import StorageHarness
+
+
+def test_a_folder_that_is_gone_is_told_once_also_after_power_cuts(harness: StorageHarness) -> None:
+    assert harness.store is not None
+    harness.store.make_delayed(1_000)
+    harness.crash(keep_none)
+    harness.abandon_cleanly()
+    Files().remove_tree(f"{harness.directory}/{DELAYED_NAME}")
+    harness.files.reset()
+    assert any("is gone, with all delayed messages" in alarm for alarm in harness.open().report.alarms)
+    assert harness.crash(keep_none).report.alarms == []
+
+
+def test_the_folder_has_its_name_for_good_when_it_is_made(harness: StorageHarness) -> None:
+    assert harness.store is not None
+    harness.store.make_delayed(1_000)
+    store = harness.crash(keep_none)
+    assert store.delayed is not None
+    assert store.report.alarms == []

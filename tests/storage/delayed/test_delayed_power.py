@@ -1,0 +1,211 @@
+"""Power cuts where an environment of delayed messages is made, noted and told of: what was acknowledged is found again, under its name."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import lmdb
+import pytest
+from support.faulty_files import FaultyFiles, FaultyNode, keep_none
+
+from zsq.storage.delayed import delayed, delayed_recovery
+from zsq.storage.delayed.delayed import DelayedStore, Progress
+from zsq.storage.delayed.delayed_format import DelayedKey, row_key
+from zsq.storage.delayed.delayed_recovery import NOTE_NAME, note_progress, noted_progress
+from zsq.storage.errors import DiskFull
+from zsq.storage.files import Files
+from zsq.transport.block.block import pack
+
+if TYPE_CHECKING:
+    from tests.storage.conftest import StorageHarness
+
+UUID = bytes(range(16))
+DUE = 1_700_000_000_000_000_000
+
+
+class ForgetfulFiles(FaultyFiles):
+    """LMDB's files too are there after a crash only if their folder was synced since they were made; what is in them stays."""
+
+    def __init__(self, root: str) -> None:
+        self._lasting: dict[FaultyNode, set[str]] = {}
+        super().__init__(root)
+
+    def sync_folder(self, path: str) -> None:
+        super().sync_folder(path)
+        self._lasting.setdefault(self._find(path), set()).update(name for name in self.list(path) if name.endswith(".mdb"))
+
+    def _strangers(self, path: str, node: FaultyNode) -> dict[int, dict[str, bytes]]:
+        found = super()._strangers(path, node)
+        known = node.names.keys() | self._lasting.get(node, set())
+        found[id(node)] = {name: data for name, data in found[id(node)].items() if name in known or not name.endswith(".mdb")}
+        return found
+
+
+@pytest.fixture
+def forgetful(tmp_path: Path, harness: StorageHarness) -> Iterator[StorageHarness]:
+    (tmp_path / "forgetful").mkdir()
+    made = type(harness)(tmp_path / "forgetful", files=ForgetfulFiles(str(tmp_path / "forgetful")))
+    made.open()
+    yield made
+    made.abandon()
+
+
+def publish(store: DelayedStore, count: int, first: int = 0) -> list[DelayedKey]:
+    numbers = range(first, first + count)
+    return [store.put([(pack([b"%03d" % number], producer_id=7, sequence=number), DUE + number)], 5)[0] for number in numbers]
+
+
+def make(harness: StorageHarness) -> DelayedStore:
+    assert harness.store is not None
+    return harness.store.make_delayed(1_000)
+
+
+def waiting(harness: StorageHarness) -> list[bytes]:
+    assert harness.store is not None
+    return [] if harness.store.delayed is None else [one.body for one in harness.store.delayed.listed(None, 999, 99)]
+
+
+def all_of(count: int) -> list[bytes]:
+    return [b"%03d" % number for number in range(count)]
+
+
+def cut_power(harness: StorageHarness) -> None:
+    """What was not synced is gone, and nobody has looked yet."""
+    harness.abandon()
+    harness.files.crash(keep_none)
+
+
+# Names
+
+
+def test_what_is_published_first_survives_a_power_cut(forgetful: StorageHarness) -> None:
+    """Its file has its name in the new folder before that one has its own."""
+    publish(make(forgetful), 1)
+    assert forgetful.crash(keep_none).report.alarms == []
+    assert waiting(forgetful) == all_of(1)
+
+
+def test_the_environment_has_its_name_for_good_though_no_mark_of_it_could_be_made(harness: StorageHarness) -> None:
+    """The mark's own sync would hide that this one is missing."""
+    harness.files.fail["open_new"] = {harness.files._calls.get("open_new", 0) + 1: errno.ENOSPC}
+    publish(make(harness), 1)
+    assert not harness.path("delayed.made").exists()
+    harness.crash(keep_none)
+    assert waiting(harness) == all_of(1)
+
+
+def test_the_mark_of_an_environment_is_for_good(harness: StorageHarness) -> None:
+    """Else a folder that is lost before the next start would be missed by nobody."""
+    make(harness)
+    cut_power(harness)
+    assert harness.path("delayed.made").exists()
+    assert harness.path("delayed/data.mdb").exists()
+
+
+def test_a_loss_is_told_once_also_if_the_power_goes_then(harness: StorageHarness) -> None:
+    make(harness)
+    harness.abandon_cleanly()
+    harness.files.remove_tree(f"{harness.directory}/delayed")
+    harness.files.reset()
+    alarms: list[str] = []
+    delayed_recovery._tell_if_gone(harness.files, harness.directory, alarms)
+    assert len(alarms) == 1
+    cut_power(harness)
+    assert harness.open().report.alarms == []
+
+
+# Damaged rows
+
+
+def damage(harness: StorageHarness, keys: list[DelayedKey]) -> DelayedStore:
+    """A bit in each of these rows' bodies; the store is opened again."""
+    harness.abandon_cleanly()
+    with lmdb.open(f"{harness.directory}/delayed", lock=False) as env, env.begin(write=True) as txn:
+        for key in keys:
+            value = bytearray(txn.get(row_key(key)) or b"")
+            value[-1] ^= 1
+            txn.put(row_key(key), bytes(value))
+    harness.files.reset()
+    found = harness.open().delayed
+    assert found is not None
+    return found
+
+
+def bad_rows(harness: StorageHarness) -> list[str]:
+    return [name for name in harness.files.list(harness.directory) if name.startswith("delayed-")]
+
+
+def test_a_damaged_row_that_was_deleted_is_found_in_its_file_after_a_power_cut(harness: StorageHarness) -> None:
+    store = damage(harness, publish(make(harness), 3)[1:2])
+    assert len(store.due(DUE + 99, 1 << 20, 99)) == 2
+    cut_power(harness)
+    assert len(bad_rows(harness)) == 1
+    harness.open()
+    assert waiting(harness) == [b"000", b"002"]
+
+
+def test_a_rotten_disk_does_not_fill_the_folder_with_files(harness: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond so many, rows are only counted."""
+    monkeypatch.setattr(delayed_recovery, "BAD_ROWS_MAX", 2)
+    store = damage(harness, publish(make(harness), 5)[:4])
+    assert len(store.due(DUE + 99, 1 << 20, 99)) == 1
+    assert len(bad_rows(harness)) == 2
+    assert (store.summary.messages, store.summary.lost) == (1, 4)
+
+
+def test_a_turn_ends_at_so_many_damaged_rows_too(harness: StorageHarness) -> None:
+    """Each has a file, and all are deleted by one commit: the loop of the broker waits for that."""
+    store = damage(harness, publish(make(harness), 7)[:6])
+    kept: list[bytes] = []
+    store.set_aside = lambda key, value, why: kept.append(key)
+    counts = []
+    while store.summary.lost < 6:
+        found = store.due(DUE + 99, 1 << 20, 2)
+        counts.append((len(kept), len(found)))
+    assert counts == [(2, 0), (4, 0), (6, 0)]
+    assert len(store.due(DUE + 99, 1 << 20, 2)) == 1
+
+
+# Space
+
+
+def test_an_environment_at_its_limit_takes_no_more_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delayed, "MAP_BYTES_MAX", 1 << 17)
+    store = DelayedStore(str(tmp_path / "delayed"), UUID, map_bytes=1 << 16, create=True)
+
+    keys: list[DelayedKey] = []
+
+    def fill(count: int) -> None:
+        for number in range(len(keys), len(keys) + count):
+            keys.extend(store.put([(pack([b"%03d" % number + bytes(9_000)], producer_id=7, sequence=number), DUE + number)], 5))
+
+    try:
+        with pytest.raises(DiskFull, match="limit of 131072 bytes"):
+            fill(50)
+        assert store._map_bytes == 1 << 17
+        assert [one.body[:3] for one in store.listed(None, 999, 99)] == all_of(len(keys))
+        assert store.producers[7].next_sequence == len(keys)
+        for key in keys[:4]:  # LMDB uses a page again some commits after it was freed
+            store.remove([key])
+        fill(1)
+        assert [one.body[:3] for one in store.listed(None, 999, 99)] == all_of(len(keys))[4:], "what was taken out has left room"
+    finally:
+        store.close()
+
+
+# The note of the newest commit
+
+
+def test_a_note_that_is_not_as_it_was_written_is_none(tmp_path: Path) -> None:
+    """Believed, it would say that commits are missing, and count messages as lost that never were."""
+    note_progress(Files(), str(tmp_path), Progress(6, 100, 3))
+    assert noted_progress(Files(), str(tmp_path)) == Progress(6, 100, 3)
+    note = tmp_path / NOTE_NAME
+    good = note.read_bytes()
+    for bad in (good.replace(b'"commits": 6', b'"commits": 7'), good.replace(b" 100", b" 900"), good[:-2], good + b"x"):
+        assert bad != good
+        note.write_bytes(bad)
+        assert noted_progress(Files(), str(tmp_path)) == Progress()

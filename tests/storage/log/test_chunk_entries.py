@@ -1,0 +1,137 @@
+"""An entry of an index is believed only if the block it points at is the one it means; and how a block's header is looked for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from support.faulty_files import keep_all
+
+from zsq.storage.directory.store import StoreOptions
+from zsq.storage.errors import DiskFull, ForeignDirectory
+from zsq.storage.log.chunk import Chunk
+from zsq.storage.log.index import Index, IndexEntry
+from zsq.storage.log.log_format import CHUNK_HEADER_BYTES, decode_chunk_header, encode_chunk_header, index_name
+from zsq.transport.block.block import HEADER_BYTES, pack
+
+if TYPE_CHECKING:
+    from tests.storage.conftest import StorageHarness
+
+
+def test_an_entry_is_the_block_it_points_at(harness: StorageHarness) -> None:
+    """An index of the same chunk from before its end was cut off and written anew may point at any of its blocks."""
+    for _ in range(2):
+        harness.publish()
+        harness.sync()
+    chunk = harness.log.reader.open(0)
+    first, second = (stretch for stretch in chunk.walk(CHUNK_HEADER_BYTES, columns=False))
+    assert second.header is not None
+    entry = IndexEntry(second.header.first_offset, second.position, second.header.time_ns)
+    assert chunk._agrees(entry)
+    assert not chunk._agrees(entry._replace(offset=entry.offset - 1))
+    assert not chunk._agrees(entry._replace(time_ns=entry.time_ns - 1))
+    for position in (0, first.position, second.position - 8, chunk.end_position, chunk.end_position + 1_000):
+        assert not chunk._agrees(entry._replace(position=position))
+
+
+def test_a_large_damaged_stretch_is_searched_in_few_reads(harness: StorageHarness) -> None:
+    harness.abandon_cleanly()
+    harness.options = StoreOptions(chunk_bytes=1 << 23, map_bytes=1 << 20, reserve_bytes=0, ring_bytes=0)
+    harness.open()
+    harness.log.append([pack([bytes(1 << 20)] * 3, producer_id=77)], 5)
+    harness.log.append([pack([b"next"], producer_id=77, sequence=1)], 6)
+    harness.sync()
+    chunk = harness.log.reader.open(0)
+    before = harness.files._calls.get("pread", 0)
+    harness.files.fail["pread"] = dict.fromkeys(range(before + 20, before + 10_000), 5)
+    found = chunk._find_header(CHUNK_HEADER_BYTES + 8)
+    assert found == [stretch.position for stretch in chunk.walk(CHUNK_HEADER_BYTES, columns=False)][1]
+    harness.files.fail = {}
+
+
+@pytest.mark.parametrize("distance", range(HEADER_BYTES - 16, HEADER_BYTES + 16, 8))
+def test_a_header_across_the_border_of_two_reads_is_found(harness: StorageHarness, monkeypatch: pytest.MonkeyPatch, distance: int) -> None:
+    for _ in range(2):
+        harness.publish()
+        harness.sync()
+    chunk = harness.log.reader.open(0)
+    (_, second) = (stretch.position for stretch in chunk.walk(CHUNK_HEADER_BYTES, columns=False))
+    monkeypatch.setattr("zsq.storage.log.chunk.SEARCH_BYTES", second - (CHUNK_HEADER_BYTES + 8) + distance)
+    assert chunk._find_header(CHUNK_HEADER_BYTES + 8) == second
+
+
+def test_what_is_cut_off_leaves_the_index_too(harness: StorageHarness) -> None:
+    """Else a sealed chunk's index would point into blocks that were written since, and be made anew at each look."""
+    harness.abandon_cleanly()
+    harness.options = replace(harness.options, index_every_bytes=1)
+    harness.open()
+    harness.publish()
+    harness.sync()
+    end = harness.chunk_path().stat().st_size
+    harness.publish(blocks=2)
+    harness.abandon()
+    harness.files.crash(keep_all)
+    harness.flip(harness.chunk_path(), (end + 70) * 8)
+    assert harness.open().report.cut_bytes > 0
+    while len(harness.log.chunks) == 1:
+        harness.publish(count=1, size=1)
+    harness.sync()
+    chunk = harness.log.reader.open(0)
+    index = Index.decode(harness.path(index_name(0)).read_bytes(), chunk.header.seed, 1)
+    assert index is not None
+    assert [entry.position for entry in index.entries()] == [one.position for one in chunk.walk(CHUNK_HEADER_BYTES, columns=False)]
+
+
+def test_a_chunk_of_another_topic_is_refused_by_its_uuid_alone(harness: StorageHarness) -> None:
+    """It has the name, the first offset and the checksums that it should have."""
+    harness.publish()
+    harness.sync()
+    harness.abandon_cleanly()
+    path = harness.chunk_path()
+    data = path.read_bytes()
+    header = decode_chunk_header(data)._replace(uuid=bytes(16))
+    harness.replace(path, encode_chunk_header(header) + data[CHUNK_HEADER_BYTES:])
+    with pytest.raises(ForeignDirectory, match="belongs to another topic"):
+        harness.open()
+
+
+def test_sizes_of_whole_chunks_are_known_without_opening_them(harness: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A console asks for every channel of every topic; but where the footer is missing nothing is known without a look."""
+    while len(harness.log.chunks) < 3:
+        harness.publish()
+        harness.sync()
+    reader = harness.log.reader
+    base, following = reader.bases[:2]
+    wanted = reader._span(base, base, following)
+    opened: list[int] = []
+    real = reader._readable
+
+    def readable(base: int, offset: int) -> Chunk:
+        opened.append(base)
+        return real(base, offset)
+
+    monkeypatch.setattr(reader, "_readable", readable)
+    assert reader._span(base, base, following) == wanted
+    assert opened == []
+    reader.book.facts[base] = reader.book.facts[base]._replace(next_offset=-1, bytes=7)
+    assert reader._span(base, base, following) == wanted
+    assert opened == [base]
+
+
+def test_what_was_refused_leaves_the_index_too(harness: StorageHarness) -> None:
+    harness.abandon_cleanly()
+    harness.options = replace(harness.options, index_every_bytes=1)
+    harness.open()
+    harness.publish()
+    harness.files.short = {harness.files._calls["writev"] + 1: 50}
+    with pytest.raises(DiskFull):
+        harness.publish()
+    harness.sent.pop()
+    while len(harness.log.chunks) == 1:
+        harness.publish(count=1, size=1)
+    harness.sync()
+    chunk = harness.log.reader.open(0)
+    index = Index.decode(harness.path(index_name(0)).read_bytes(), chunk.header.seed, 1)
+    assert index is not None
+    assert all(chunk._agrees(entry) for entry in index.entries())

@@ -1,0 +1,355 @@
+"""Groups on a good day: offsets, times, what readers see of marks and adopted chunks, measures, and replay."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from support.faulty_files import keep_all, keep_none
+
+from zsq.storage.errors import Damaged, DiskFull, StoreFailed
+from zsq.storage.log.group import GROUP_APPEND_BLOCKS_MAX, StagedPart, plan_group
+from zsq.storage.log.log_format import CHUNK_HEADER_BYTES, chunk_name, decode_chunk_header
+from zsq.storage.log.transactions import (
+    JOB_KEPT_NS,
+    TRANSACTIONS_MAX,
+    Adopted,
+    Mark,
+    StagedFile,
+    StageRow,
+    Transaction,
+    TransactionRow,
+    decode_mark,
+    encode_mark,
+    forgettable,
+    later_of,
+    superseded,
+)
+from zsq.storage.state.state import StateBatch
+from zsq.transport.block.block import pack
+
+if TYPE_CHECKING:
+    from tests.storage.conftest import StorageHarness
+
+
+def part(name: str, *sizes: int, blocks: int = 1) -> StagedPart:
+    return StagedPart(
+        name.encode().ljust(16), "/s", tuple(StagedFile(i, 1, blocks, blocks, CHUNK_HEADER_BYTES + size) for i, size in enumerate(sizes))
+    )
+
+
+def named(parts: list[StagedPart]) -> str:
+    return "".join(one.stage.decode().strip() for one in parts)
+
+
+def test_who_is_adopted() -> None:
+    parts = [part("a", 10), part("b", 400), part("c", 30), part("d"), part("e", 20, 5), part("f", 100)]
+    plan = plan_group(parts, 400, 1000)
+    assert (named(plan.appended), named(plan.adopted)) == ("acf", "be"), "large ones, and those of several files; empty ones are nothing"
+    plan = plan_group(parts, 400, 139)
+    assert (named(plan.appended), named(plan.adopted)) == ("ac", "bef"), "the largest of the others until the rest fits"
+    assert named(plan_group(parts, 400, 140).appended) == "acf"
+    many = [part("a", 10, blocks=GROUP_APPEND_BLOCKS_MAX), part("b", 5)]
+    assert named(plan_group(many, 400, 1000).appended) == "b", "each block costs its time"
+
+
+def test_a_mark_goes_around() -> None:
+    mark = Mark(
+        Transaction("äpp", 2**62, "job"), 2**60, 10, 4, (b"a" * 16, b"b" * 16), (Adopted(b"b" * 16, 3, 9, 2**60 + 4, 6, 128),), (5, 6, 7)
+    )
+    columns = encode_mark(mark)
+    assert len(columns) % 8 == 0
+    assert decode_mark(memoryview(columns)) == mark
+    for bad in (b"", bytes(64), b"\3\0\0\0\x80\0\0\0", columns[8:]):
+        with pytest.raises(ValueError):
+            decode_mark(bad)
+
+
+def test_an_appended_group(group_desk: StorageHarness) -> None:
+    group_desk.publish()
+    a, b = group_desk.stage("a", 1), group_desk.stage("b", 1, blocks=1)
+    group_desk.seal(b, a)
+    group_desk.files.log.clear()
+    assert group_desk.commit(1, a, b) == (3, 6, group_desk.now_ns)
+    assert group_desk.files.log == ["writev", "sync", "remove", "remove"], "one write, one sync; the files go when the state is committed"
+    assert group_desk.log.chunks == (0,)
+    assert group_desk.log.unsynced_bytes == 0
+    assert group_desk.log.end == group_desk.log.synced_end == 9
+    blocks = group_desk.log.read(0, 1 << 20, 9)
+    assert [block.first_offset for block in blocks] == [0, 3, 5, 7]
+    assert [block.header.sequence for block in blocks[1:]] == [0, 1, 0]
+    assert group_desk.staging.stages() == {}
+    group_desk.publish()
+    group_desk.sync()
+    assert group_desk.check() == [0, 1]
+    group_desk.restart()
+    assert group_desk.check() == [0, 1]
+
+
+def test_an_adopted_group(group_desk: StorageHarness) -> None:
+    """Its bytes are not written again; blocks before it become durable with it; the next chunk begins at the next append."""
+    group_desk.publish()
+    a, b, c = group_desk.stage("a", 1, blocks=9), group_desk.stage("b", 1), group_desk.stage("c", 1, blocks=4)
+    group_desk.seal(a, b, c)
+    written = sum(len(change.data) for change in group_desk.files.pending)
+    group_desk.files.log.clear()
+    group = group_desk.commit(1, a, b, c)
+    assert group[:2] == (3, 30)
+    assert group_desk.log.synced_end == group_desk.log.end == 33
+    assert group_desk.log.chunks[0:2] == (0, 7), "the small part lies in the chunk before"
+    assert group_desk.files.log.count("rename") == len(group_desk.log.chunks) - 1
+    assert group_desk.files.log.count("sync_folder") == 2
+    assert written < 2000
+    for base in group_desk.log.chunks[1:]:
+        header = decode_chunk_header(group_desk.path(chunk_name(base)).read_bytes()[:CHUNK_HEADER_BYTES])
+        assert (header.base_offset, header.base_time_ns, header.flags) == (base, group.time_ns, 1)
+    group_desk.acknowledged = 1
+    group_desk.crash(keep_none)
+    assert group_desk.check() == [0]
+    group_desk.publish()
+    group_desk.sync()
+    assert group_desk.log.chunks[-1] == 33
+    assert group_desk.check() == [0, 1]
+
+
+def test_groups_of_adopted_parts_one_behind_the_other(group_desk: StorageHarness) -> None:
+    """Nothing between them, no message before them: the empty chunk's name is taken over, and no mark is lost."""
+    for version in range(1, 5):
+        key = group_desk.stage(f"s{version}", version, blocks=4)
+        group_desk.seal(key)
+        group_desk.commit(version, key, lag=True)
+        assert [block.first_offset for block in group_desk.read_all()] == list(range(0, 8 * version, 2))
+        assert len(group_desk.files._nodes) == version, "the empty chunk's file is closed"
+    assert group_desk.log.chunks == (0, 8, 16, 24)
+    report = group_desk.crash(keep_none).report
+    assert report.alarms == []
+    assert group_desk.check() == []
+    assert group_desk.store is not None
+    assert group_desk.store.state.load().transactions["query"].version == 4
+
+
+def test_an_empty_commit_writes_nothing(group_desk: StorageHarness) -> None:
+    key = group_desk.stage("a", 1, blocks=0)
+    group_desk.seal(key)
+    group_desk.files.log.clear()
+    transaction = Transaction("query", 1, "app")
+    assert group_desk.log.append_group(transaction, [group_desk.staging.part(key)], 5_000) == (0, 0, 5_000)
+    assert group_desk.log.append_group(transaction, [], 5_000) == (0, 0, 5_000)
+    assert group_desk.files.log == []
+
+
+def test_time_never_goes_back_in_groups(group_desk: StorageHarness) -> None:
+    group_desk.log.append([pack([b"x"])], 9_000)
+    for version, blocks in ((1, 1), (2, 4)):
+        key = group_desk.stage(f"s{version}", version, blocks=blocks)
+        group_desk.seal(key)
+        assert group_desk.commit(version, key).time_ns == 9_000
+    assert group_desk.log.append([pack([b"y"])], 10)[1] == 9_000
+
+
+def test_a_group_inside_an_outstanding_sync(group_desk: StorageHarness) -> None:
+    for version, blocks in ((1, 1), (2, 4)):
+        key = group_desk.stage(f"s{version}", version, blocks=blocks)
+        group_desk.seal(key)
+        group_desk.publish()
+        ticket = group_desk.log.begin_sync()
+        group_desk.commit(version, key)
+        assert ticket.done, "the commit ran it: a failed write-back is told once only"
+        ticket.run()
+        assert group_desk.log.finish_sync(ticket) == group_desk.log.end
+        assert group_desk.log.unsynced_bytes == 0
+    ticket = group_desk.log.begin_sync()  # on the adopted chunk
+    group_desk.publish()
+    assert ticket.done, "the roll ran it: the file may be closed from here on"
+    for _ in range(12):  # so many rolls that its file is closed
+        group_desk.publish(count=15)
+    ticket.run()
+    group_desk.log.finish_sync(ticket)
+    group_desk.sync()
+    assert len(group_desk.check()) == 15
+
+
+def test_a_group_waits_for_a_sync_in_the_other_thread(group_desk: StorageHarness) -> None:
+    key = group_desk.stage("a", 1)
+    group_desk.seal(key)
+    group_desk.publish()
+    ticket = group_desk.log.begin_sync()
+    thread = threading.Thread(target=ticket.run)
+    thread.start()
+    group_desk.commit(1, key)
+    thread.join(10)
+    group_desk.log.finish_sync(ticket)
+    assert group_desk.check() == [0]
+
+
+def test_below_the_reserve_no_group_is_taken(group_desk: StorageHarness) -> None:
+    keys = [group_desk.stage("a", 1), group_desk.stage("b", 1, blocks=5)]
+    group_desk.seal(*keys)
+    group_desk.files.free = 100
+    group_desk.now_ns += 10**9
+    with pytest.raises(DiskFull):
+        group_desk.commit(1, *keys)
+    with pytest.raises(DiskFull):
+        group_desk.stage("c", 1)
+    group_desk.staged.pop(b"c".ljust(16, b"_"))
+    group_desk.files.free = 1 << 30
+    group_desk.commit(1, *keys)
+    assert group_desk.check() == []
+
+
+def test_replay_knows_the_later_version_and_forgets_older_stages(group_desk: StorageHarness) -> None:
+    keys = [group_desk.stage(f"s{version}", version, blocks=1 + 3 * (version % 2)) for version in (1, 2, 3)]
+    zombie, next_one = group_desk.stage("zombie", 3), group_desk.stage("next", 4)
+    group_desk.seal(*keys, zombie, next_one)
+    for version in (1, 2, 3):
+        group_desk.commit(version, keys[version - 1], lag=True)
+    group_desk.sealed.pop(zombie)
+    group_desk.crash(keep_all)
+    assert list(group_desk.staging.stages()) == [next_one]
+    assert group_desk.store is not None
+    table = group_desk.store.state.load()
+    assert table.transactions == {"query": TransactionRow(3, "app", *group_desk.groups[3])}
+    assert list(table.stages) == [next_one]
+    assert group_desk.check() == []
+    assert group_desk.restart().report.notes == []
+
+
+def test_a_mark_at_the_checkpoint_is_seen(group_desk: StorageHarness) -> None:
+    """The checkpoint came to the group's end without its transaction: whoever wrote it did not know the order."""
+    for version, blocks in ((1, 1), (2, 4)):
+        key = group_desk.stage(f"s{version}", version, blocks=blocks)
+        group_desk.seal(key)
+        group_desk.commit(version, key, lag=True)
+        assert group_desk.store is not None
+        group_desk.store.state.commit(StateBatch(applied_offset=group_desk.log.end))
+        group_desk.crash(keep_all)
+        assert group_desk.check() == []
+        assert group_desk.store.state.load().transactions["query"].version == version
+
+
+def test_a_part_that_is_not_what_was_sealed_is_refused(group_desk: StorageHarness) -> None:
+    """Gone, short, or with a wrong byte: nothing happens, and what was there can be committed without it."""
+    good = [group_desk.stage("a", 1), group_desk.stage("b", 1, blocks=4)]
+    bad = [group_desk.stage("c", 1), group_desk.stage("d", 1, blocks=4)]
+    group_desk.seal(*good, *bad)
+    paths = [Path(file.path) for key in bad for file in group_desk.staging._stages[key].files]
+    for key, path in zip(bad, paths, strict=True):
+        whole = path.read_bytes()
+        other = Path(group_desk.staging._stages[good[1]].files[0].path).read_bytes()
+        for data in (None, other + bytes(500), whole[:100], whole[:200], whole[: len(whole) // 2], b"x" * len(whole)):
+            path.unlink(missing_ok=True)
+            if data is not None:
+                path.write_bytes(data)
+            with pytest.raises(Damaged):
+                group_desk.commit(1, *good, key)
+            assert group_desk.log.end == 0
+        path.write_bytes(whole)
+        group_desk.files.unreadable = (path.name, 3 if key is bad[1] else 150)
+        with pytest.raises(Damaged):
+            group_desk.commit(1, *good, key)
+    group_desk.drop(*bad)
+    group_desk.commit(1, *good)
+    assert group_desk.check() == []
+
+
+def test_a_wrong_byte_in_an_appended_part_is_noticed_before_it_is_stored(group_desk: StorageHarness) -> None:
+    key = group_desk.stage("a", 1)
+    group_desk.seal(key)
+    (file,) = group_desk.staging._stages[key].files
+    path = Path(file.path)
+    whole = path.read_bytes()
+    for byte in range(CHUNK_HEADER_BYTES, file.data_end):
+        path.write_bytes(whole[:byte] + bytes([whole[byte] ^ 4]) + whole[byte + 1 :])
+        with pytest.raises(Damaged):
+            group_desk.commit(1, key)
+    path.write_bytes(whole)
+    group_desk.commit(1, key)
+    assert group_desk.check() == []
+
+
+def test_rows() -> None:
+    old = TransactionRow(3, "app", 10, 5, 7)
+    assert later_of(None, old) == old
+    assert later_of(old, old._replace(version=2, first_offset=1)) == old
+    assert later_of(old, old._replace(version=4)).version == 4
+    rows = {
+        bytes([i]): StageRow(app, version, "app", 0, 0, 0, 0, 0, True, (), 0)
+        for i, (app, version) in enumerate([("a", 1), ("a", 2), ("b", 1), ("a", 3)])
+    }
+    assert superseded(rows, "a", 2) == [b"\0", b"\1"]
+
+
+def test_jobs_are_forgotten_after_a_week_or_when_there_is_no_room() -> None:
+    now = 10 * JOB_KEPT_NS
+    rows = {f"q{i}": TransactionRow(1, "app", 0, 0, 0) for i in range(5)}
+    rows |= {f"j{i}": TransactionRow(1, "job", 0, 0, now - i * JOB_KEPT_NS // 3) for i in range(6)}
+    assert forgettable(rows, now) == ["j5", "j4"]
+    many = {f"q{i}": rows["q0"] for i in range(TRANSACTIONS_MAX - 5)} | rows
+    assert forgettable(many, now) == ["j5", "j4"]
+    assert forgettable(many | {"q-1": rows["q0"], "q-2": rows["q0"], "q-3": rows["q0"]}, now) == ["j5", "j4", "j3", "j2", "j1"]
+
+
+def test_a_shorter_mark_after_a_longer_one_that_failed(group_desk: StorageHarness) -> None:
+    """What the first try has left behind the footer is cut off: a footer is looked for at the end of the file."""
+    keys = [group_desk.stage(name, 1, blocks=5) for name in "abcd"]
+    group_desk.seal(*keys)
+    group_desk.files.fail["rename"] = {group_desk.files.log.count("rename") + 1: errno.ENOSPC}
+    with pytest.raises(DiskFull):
+        group_desk.commit(1, *keys)
+    group_desk.drop(*keys[:3])
+    del group_desk.tried[1]
+    group_desk.commit(1, keys[3])
+    group_desk.restart()
+    last = group_desk.chunk_path(group_desk.log.chunks[-1]).read_bytes()
+    assert last[-64:-60] == b"ZSQF"
+    assert group_desk.check() == []
+
+
+def test_recovery_finishes_a_commit_and_says_so(group_desk: StorageHarness) -> None:
+    """All is in its place, with its name on disk, and the chunk before it has its footer."""
+    keys = [group_desk.stage(name, 1, blocks=5) for name in "abc"]
+    group_desk.seal(*keys)
+    group_desk.publish()
+    group_desk.files.fail["rename"] = {group_desk.files.log.count("rename") + 2: errno.EIO}
+    with pytest.raises(StoreFailed):
+        group_desk.commit(1, *keys)
+    group_desk.crash(keep_all)
+    log = group_desk.files.log
+    assert log[log.index("rename") :][:3] == ["rename", "rename", "sync_folder"]
+    assert group_desk.store is not None
+    report = group_desk.store.report
+    assert any("2 files in place" in note for note in report.notes)
+    assert report.alarms == []
+    group_desk.sync()
+    assert group_desk.check() == [0]
+    for base in group_desk.log.chunks:
+        assert group_desk.chunk_path(base).read_bytes()[-64:-60] == b"ZSQF"
+    assert group_desk.restart().report.notes == []
+
+
+def test_a_refused_group_leaves_the_adopted_chunk_before_it_alone(group_desk: StorageHarness) -> None:
+    keys = [group_desk.stage("a", 1, blocks=5), group_desk.stage("b", 2, blocks=5)]
+    group_desk.seal(*keys)
+    group_desk.commit(1, keys[0])
+    group_desk.files.fail["rename"] = {group_desk.files._calls["rename"] + 1: errno.ENOSPC}
+    with pytest.raises(DiskFull):
+        group_desk.commit(2, keys[1])
+    assert group_desk.chunk_path().read_bytes()[-64:-60] == b"ZSQF"
+    group_desk.commit(2, keys[1])
+    assert group_desk.check() == []
+
+
+def test_an_empty_commit_is_not_forgotten_for_the_mark_before_it(group_desk: StorageHarness) -> None:
+    """It has a row and no mark; the last mark is read again at each start."""
+    key = group_desk.stage("a", 1)
+    group_desk.seal(key)
+    group = group_desk.commit(1, key)
+    assert group_desk.store is not None
+    row = TransactionRow(2, "app", group_desk.log.end, 0, group.time_ns)
+    group_desk.store.state.commit(StateBatch(transactions={"query": row}))
+    for _ in range(2):
+        group_desk.restart()
+        assert group_desk.store.state.load().transactions == {"query": row}

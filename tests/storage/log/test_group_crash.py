@@ -1,0 +1,244 @@
+"""Power cuts at every change of the disk while blocks are staged, sealed, committed and purged; and failing calls at every n."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from support.faulty_files import Change, Choose, PowerCut, keep_all, keep_none
+
+if TYPE_CHECKING:
+    from tests.storage.conftest import StorageHarness
+
+
+def drop_one(number: int) -> Choose:
+    return lambda i, change: 0 if i == number else len(change.data) or 1
+
+
+def only_one(number: int) -> Choose:
+    return lambda i, change: (len(change.data) or 1) if i == number else 0
+
+
+def torn_at(unit: int) -> Choose:
+    return lambda i, change: min(unit, len(change.data)) if change.kind == "write" else 1
+
+
+def names_only(i: int, change: Change) -> int:
+    return 0 if change.kind in {"write", "truncate"} else 1
+
+
+def bytes_only(i: int, change: Change) -> int:
+    return len(change.data) or 1 if change.kind in {"write", "truncate"} else 0
+
+
+LOSSES: dict[str, Callable[[], Choose]] = {
+    "all kept": lambda: keep_all,
+    "none kept": lambda: keep_none,
+    "names only": lambda: names_only,
+    "bytes only": lambda: bytes_only,
+    "the oldest dropped": lambda: drop_one(0),
+    "the second dropped": lambda: drop_one(1),
+    "the third dropped": lambda: drop_one(2),
+    "only the oldest": lambda: only_one(0),
+    "only the second": lambda: only_one(1),
+    "only the third": lambda: only_one(2),
+    "torn at 8": lambda: torn_at(8),
+    "torn at 64": lambda: torn_at(64),
+    "torn at 100": lambda: torn_at(100),
+    "torn at 300": lambda: torn_at(300),
+}
+
+
+def small(harness: StorageHarness) -> None:
+    """Two parts appended, the first sealed in between; other publishers before and behind; a second group whose state lags."""
+    harness.publish()
+    harness.sync()
+    harness.publish()
+    a, b = harness.stage("a", 1), harness.stage("b", 1)
+    harness.seal(a, final=False)
+    harness.stage("a", 1, blocks=1)
+    harness.seal(a, b)
+    harness.commit(1, a, b)
+    harness.publish()
+    c = harness.stage("c", 2, blocks=3)
+    harness.seal(c)
+    harness.commit(2, c, lag=True)
+    harness.publish()
+    harness.sync()
+
+
+def mixed(harness: StorageHarness) -> None:
+    """A part of several files, a small one, a large one of one file: into a chunk with blocks that nobody synced."""
+    harness.publish()
+    a, b, c = harness.stage("a", 1, blocks=10), harness.stage("b", 1), harness.stage("c", 1, blocks=4)
+    harness.seal(a, b, c)
+    harness.publish()
+    harness.commit(1, a, b, c, lag=True)
+    harness.publish()
+    harness.sync()
+
+
+def adopted(harness: StorageHarness) -> None:
+    """Into the empty chunk of a new topic, then behind an adopted one, then behind a chunk with blocks; no part is appended."""
+    a, b = harness.stage("a", 1, blocks=4), harness.stage("b", 1, blocks=9)
+    harness.seal(a, b)
+    harness.commit(1, a, b)
+    c = harness.stage("c", 2, blocks=4)
+    harness.seal(c)
+    harness.commit(2, c, lag=True)
+    harness.publish()
+    harness.sync()
+    harness.publish()
+    d = harness.stage("d", 3, blocks=4)
+    harness.seal(d)
+    harness.commit(3, d)
+
+
+def leftovers(harness: StorageHarness) -> None:
+    """Aborted, sealed and never committed, sealed in between only, and never sealed."""
+    a, b = harness.stage("a", 1), harness.stage("b", 1, blocks=9)
+    harness.seal(a)
+    harness.seal(b, final=False)
+    c = harness.stage("c", 1, blocks=7)
+    harness.stage("b", 1, blocks=8)
+    harness.stage("d", 1)
+    harness.drop(a)
+    harness.seal(c)
+    harness.drop(c, lag=True)
+
+
+WORKS = {work.__name__: work for work in (small, mixed, adopted, leftovers)}
+
+
+def cut_at_each(harness: StorageHarness, root: Path, work: Callable[[StorageHarness], None]) -> Iterator[StorageHarness]:
+    """A desk for each change that the work makes, with the power gone before that change."""
+    number = 0
+    finished = False
+    while not finished:
+        number += 1
+        other = harness.fresh(root, number)
+        other.files.power_cut_at = number
+        try:
+            work(other)
+            finished = True
+        except PowerCut:
+            pass
+        yield other
+        other.abandon()
+    assert number > 20
+
+
+# The others take four minutes more: with ZSQ_TEST_WHOLE. `scripts/prove crash-states` tries them all on staged groups, and more.
+QUICK = ("all kept", "none kept", "names only", "the oldest dropped", "torn at 300")
+
+
+@pytest.mark.parametrize("loss", LOSSES if "ZSQ_TEST_WHOLE" in os.environ else QUICK)
+@pytest.mark.parametrize("work", WORKS)
+def test_power_cut_before_every_change(tmp_path: Path, group_desk: StorageHarness, work: str, loss: str) -> None:
+    for other in cut_at_each(group_desk, tmp_path, WORKS[work]):
+        other.crash(LOSSES[loss]())
+        other.check()
+        other.crash(keep_none)  # recovery synced what it took over: a second crash changes nothing
+        other.check()
+        other.go_on()
+        other.crash(keep_all)
+        other.check()
+
+
+def test_no_alarm_after_power_cuts_only(tmp_path: Path, group_desk: StorageHarness) -> None:
+    """The footer that recovery writes behind a commit which was not finished must be on disk before the log goes on in another chunk."""
+    for other in cut_at_each(group_desk, tmp_path, mixed):
+        for loss in (keep_all, keep_none):
+            other.crash(loss)
+            other.go_on()
+        other.crash(keep_none)
+        assert other.store is not None
+        assert other.store.report.alarms == []
+
+
+def before_the_sync(harness: StorageHarness) -> int:
+    """A group of two blocks, appended and written, and the power gone before its sync; the size of what was written."""
+    harness.publish()
+    harness.sync()
+    key = harness.stage("a", 1, size=10)
+    harness.seal(key)
+    harness.files.power_cut_at = harness.files.changes + 2
+    with pytest.raises(PowerCut):
+        harness.commit(1, key)
+    return len(harness.files.pending[-1].data)
+
+
+def test_every_byte_of_a_groups_write(tmp_path: Path, group_desk: StorageHarness) -> None:
+    """Whole blocks of it are worth nothing without the mark."""
+    size = before_the_sync(group_desk.fresh(tmp_path, 1000))
+    for kept in range(size + 1):
+        other = group_desk.fresh(tmp_path, kept)
+        before_the_sync(other)
+        other.crash(torn_at(kept))
+        assert other.check() == [0]
+        assert other.log.end == (7 if kept == size else 3)
+        other.go_on()
+        other.abandon()
+
+
+def test_a_group_torn_in_the_middle_is_cut_whole(group_desk: StorageHarness) -> None:
+    """Its mark is there, and a block before it is not: nothing vouches that any of it was acknowledged."""
+    size = before_the_sync(group_desk)
+    group_desk.abandon()
+    group_desk.files.crash(keep_all)
+    path = group_desk.chunk_path()
+    whole = path.read_bytes()
+    for byte in range(len(whole) - size, len(whole), 11):
+        group_desk.flip(path, byte * 8)
+        group_desk.open()
+        assert group_desk.log.end == 3
+        assert group_desk.check() == [0]
+        group_desk.abandon()
+        group_desk.replace(path, whole)
+    group_desk.open()
+    assert group_desk.log.end == 7
+    assert group_desk.check() == [0]
+
+
+@pytest.mark.parametrize("loss", ["all kept", "torn at 100", pytest.param("names only", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("work", ["mixed", "adopted"])
+def test_power_cut_inside_recovery(tmp_path: Path, group_desk: StorageHarness, work: str, loss: str) -> None:
+    """At each change that recovery makes, after a cut in the second half of the work: the next recovery ends well all the same."""
+    total = count_changes(group_desk.fresh(tmp_path, 0), WORKS[work])
+    number = points = 0
+    for at in range(total // 2, total + 1):
+        for change in range(1, 30):
+            number += 1
+            other = group_desk.fresh(tmp_path, number)
+            other.files.power_cut_at = at
+            with contextlib.suppress(PowerCut):
+                WORKS[work](other)
+            other.abandon()
+            other.files.crash(LOSSES[loss]())
+            other.files.power_cut_at = change
+            try:
+                other.open()
+                finished = True
+            except PowerCut:
+                finished = False
+                points += 1
+                other.files.power_cut_at = 0
+            other.crash(keep_none if change % 2 else keep_all)
+            other.check()
+            other.go_on()
+            other.abandon()
+            if finished:
+                break
+        else:
+            raise AssertionError("recovery has more changes than this test looks at")
+    assert points > 30
+
+
+def count_changes(harness: StorageHarness, work: Callable[[StorageHarness], None]) -> int:
+    work(harness)
+    harness.abandon()
+    return harness.files.changes

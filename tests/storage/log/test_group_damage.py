@@ -1,0 +1,200 @@
+"""Flipped bits in groups, marks and adopted chunks: at most one block is lost, nothing stops, and nothing is shown that is not there."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from support.faulty_files import keep_none
+
+from zsq.storage.errors import Damaged
+from zsq.storage.log.log_format import CHUNK_HEADER_BYTES, chunk_name, decode_chunk_header, encode_chunk_header
+
+if TYPE_CHECKING:
+    from tests.storage.conftest import StorageHarness
+
+
+@pytest.fixture
+def grouped(group_desk: StorageHarness) -> StorageHarness:
+    """Blocks, an appended group, blocks; a mixed group behind them; blocks. Closed; the state knows all of it."""
+    group_desk.publish(count=3, size=1)
+    a = group_desk.stage("a", 1, blocks=1, size=1)
+    group_desk.seal(a)
+    group_desk.commit(1, a)
+    group_desk.publish(count=1, size=1)
+    b, c, d = group_desk.stage("b", 2, blocks=1, count=1, size=1), group_desk.stage("c", 2, blocks=4), group_desk.stage("d", 2, blocks=4)
+    group_desk.seal(b, c, d)
+    group_desk.commit(2, b, c, d)
+    group_desk.publish()
+    group_desk.sync()
+    assert group_desk.log.chunks == (0, 7, 15, 23)
+    group_desk.abandon_cleanly()
+    return group_desk
+
+
+def everything(harness: StorageHarness) -> dict[int, tuple[bytes | None, ...]]:
+    return {block.first_offset: tuple(block.body.values()) for block in harness.read_all()}
+
+
+@pytest.mark.parametrize("base", [0, 7, 15, 23])
+def test_a_flipped_bit_in_each_byte(grouped: StorageHarness, base: int) -> None:
+    """Also of the marks, one in the middle of a chunk and one at the end of an adopted one: there no message is lost."""
+    path = grouped.chunk_path(base)
+    whole = path.read_bytes()
+    grouped.open()
+    good = everything(grouped)
+    grouped.abandon_cleanly()
+    mark = b"first"  # a word in each mark
+    marks = [at for at in range(len(whole)) if whole.startswith(mark, at)]
+    for byte in range(len(whole)):
+        grouped.flip(path, byte * 8 + byte % 8)
+        grouped.damage.clear()
+        for kept in Path(grouped.directory).glob("*.bad"):
+            kept.unlink()
+        report = grouped.open().report
+        assert grouped.log.end == 26
+        found = everything(grouped)
+        assert found.items() <= good.items(), "something is wrong that should be lost"
+        assert len(good) - len(found) <= 1
+        if len(found) < len(good):
+            assert grouped.damage or report.alarms
+        if any(at - 100 < byte < at + 60 for at in marks) and base == 15:
+            assert not grouped.damage or byte < marks[0] - 64
+        grouped.log.measure(0, 26, 500)
+        assert grouped.log.offset_at(0) in {0, min(found)}
+        grouped.abandon_cleanly()
+        for other in Path(grouped.directory).glob("*.index"):
+            other.unlink()
+        grouped.replace(path, whole)
+
+
+@pytest.mark.parametrize("base", [0, 15])
+def test_a_damaged_mark_that_the_state_does_not_know(group_desk: StorageHarness, base: int) -> None:
+    """What was acknowledged behind it vouches for the group: its messages stay. Its transaction is lost, and a person is told."""
+    a = group_desk.stage("a", 1, blocks=1 if base == 0 else 4)
+    group_desk.publish()
+    group_desk.seal(a)
+    group_desk.commit(1, a, lag=True)
+    end = group_desk.log.end
+    for _ in range(2):
+        group_desk.publish()
+        group_desk.sync()
+    good = everything(group_desk)
+    last = group_desk.log.chunks[0 if base == 0 else 1]
+    group_desk.abandon()
+    group_desk.files.crash(keep_none)
+    path = group_desk.chunk_path(last)
+    position = path.read_bytes().index(b"version")
+    group_desk.flip(path, position * 8)
+    report = group_desk.open().report
+    assert any("mark" in alarm for alarm in report.alarms)
+    assert everything(group_desk) == good
+    assert group_desk.log.end > end
+    group_desk.restart()
+    assert everything(group_desk) == good
+
+
+def test_a_damaged_mark_at_the_end_that_the_state_knows(group_desk: StorageHarness, tmp_path: Path) -> None:
+    """Nothing behind it vouches for it, but the state does."""
+    for number in range(200):
+        (tmp_path / f"run{number}").mkdir()
+        harness = type(group_desk)(tmp_path / f"run{number}", group_desk.options)
+        harness.open()
+        harness.publish()
+        a = harness.stage("a", 1, blocks=1)
+        harness.seal(a)
+        harness.commit(1, a)
+        good = everything(harness)
+        harness.abandon_cleanly()
+        whole = harness.chunk_path().read_bytes()
+        byte = whole.index(b"app") - 70 + number
+        if byte == len(whole):
+            break
+        harness.flip(harness.chunk_path(), byte * 8 + byte % 8)
+        assert harness.open().report.alarms
+        for _ in range(2):
+            assert everything(harness).items() >= good.items()
+            harness.publish()
+            harness.sync()
+            harness.crash(keep_none)
+        assert len(everything(harness)) == 4
+        harness.abandon()
+    assert number > 100
+
+
+def test_a_bad_footer_of_an_adopted_chunk(grouped: StorageHarness) -> None:
+    """Of the last chunk, too: what the next one's name says, or the blocks, is as good."""
+    grouped.open()
+    good = everything(grouped)
+    grouped.abandon_cleanly()
+    for base in (7, 15):
+        path = grouped.chunk_path(base)
+        grouped.replace(path, path.read_bytes()[:-64] + b"x" * 64)
+    grouped.open()
+    assert everything(grouped) == good
+    grouped.abandon_cleanly()
+    grouped.chunk_path(23).unlink()
+    grouped.files.reset()
+    grouped.open()
+    assert everything(grouped).items() <= good.items()
+    assert grouped.log.end == 26
+
+
+@pytest.mark.parametrize("whose", ["stage", "topic"])
+def test_a_sealed_file_that_was_exchanged_is_refused(group_desk: StorageHarness, whose: str) -> None:
+    """By one of its size: readers would miss what was acknowledged, or be shown another topic's messages."""
+    c, d = group_desk.stage("c", 1, blocks=4), group_desk.stage("d", 1, blocks=4)
+    group_desk.seal(c, d)
+    path, other = (Path(part.path(part.files[0])) for part in map(group_desk.staging.part, (c, d)))
+    right = path.read_bytes()
+    header = decode_chunk_header(right[:CHUNK_HEADER_BYTES])
+    foreign = encode_chunk_header(header._replace(uuid=bytes(16))) + right[CHUNK_HEADER_BYTES:]
+    path.write_bytes(other.read_bytes() if whose == "stage" else foreign)
+    with pytest.raises(Damaged, match="not what was sealed"):
+        group_desk.commit(1, c, d)
+    path.write_bytes(right)
+    group_desk.commit(1, c, d)
+    assert len(group_desk.read_all()) == 8
+    group_desk.check()
+
+
+def test_the_file_of_an_unfinished_commit_is_gone(group_desk: StorageHarness) -> None:
+    """Told, and stepped over: what is there is served."""
+    c, d = group_desk.stage("c", 1, blocks=4), group_desk.stage("d", 1, blocks=4)
+    group_desk.publish()
+    group_desk.seal(c, d)
+    group_desk.commit(1, c, d, lag=True)
+    group_desk.abandon()
+    group_desk.files.crash(keep_none)
+    group_desk.path(chunk_name(3)).unlink()
+    group_desk.files.reset()
+    report = group_desk.open().report
+    assert any("gone" in alarm for alarm in report.alarms)
+    assert group_desk.log.end == 19
+    assert [block.first_offset for block in group_desk.read_all()] == [0, 11, 13, 15, 17]
+    assert report.holes == ((3, 8),)
+    assert not group_desk.damage, "nobody has to find it by reading"
+
+
+@pytest.mark.parametrize("lag", [False, True])
+def test_nothing_is_appended_to_an_adopted_chunk_without_a_footer(group_desk: StorageHarness, tmp_path: Path, lag: bool) -> None:
+    """Replay would not see the producers of what follows the mark there."""
+    harness = type(group_desk)(tmp_path, dataclasses.replace(group_desk.options, chunk_bytes=1 << 20))
+    harness.open()
+    c, d = harness.stage("c", 1, blocks=4), harness.stage("d", 1, blocks=4)
+    harness.seal(c, d)
+    harness.commit(1, c, d, lag=lag)
+    path = harness.chunk_path(harness.log.chunks[-1])
+    harness.abandon()
+    harness.flip(path, (len(path.read_bytes()) - 30) * 8)
+    report = harness.open().report
+    assert any("footer" in alarm for alarm in report.alarms)
+    assert harness.log.end == 16
+    harness.publish(blocks=3)
+    harness.sync()
+    assert harness.log.chunks[-1] == 16
+    assert len(harness.crash(keep_none).log.chunks) == 3
+    assert len(harness.read_all()) == 11
+    harness.abandon()

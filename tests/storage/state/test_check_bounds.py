@@ -1,0 +1,77 @@
+"""Examining an environment: what is too large to try, how much is told, and what LMDB itself would not open."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from zsq.storage.files import Files
+from zsq.storage.state import state_check
+from zsq.storage.state.state_check import wrong_pages
+from zsq.storage.state.state_rows import wrap
+
+PAGE = 4_096
+HEAD = struct.Struct("=IIQQ IHH5Q IHH5Q QQ")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Of no topic: ten rows with their checksums."""
+    with lmdb.open(str(tmp_path), lock=False, map_size=1 << 20) as env, env.begin(write=True) as txn:
+        for number in range(10):
+            txn.put(b"%d" % number, wrap(b"%d" % number, b"value"))
+    return tmp_path
+
+
+def test_no_copy_is_made_of_what_is_too_large(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    def write_to_a_copy(path: str) -> list[str]:
+        tried.append(path)
+        return []
+
+    monkeypatch.setattr(state_check, "_write_to_a_copy", write_to_a_copy)
+    size = (folder / "data.mdb").stat().st_size
+    for limit, asked in ((size, 1), (size - 1, 0)):
+        monkeypatch.setattr(state_check, "TRIAL_BYTES_MAX", limit)
+        tried.clear()
+        assert state_check.findings(str(folder)) == []
+        assert len(tried) == asked
+        assert bool(state_check.examine(str(folder)).note) == (not asked), "and it is said"
+
+
+def test_a_store_full_of_damage_is_told_in_so_many_sentences(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with lmdb.open(str(folder), lock=False) as env, env.begin(write=True) as txn:
+        for number in range(10):
+            txn.put(b"%d" % number, b"garbage")
+    assert len(state_check.findings(str(folder))) >= 10
+    monkeypatch.setattr(state_check, "_FINDINGS_MAX", 3)
+    assert len(state_check.findings(str(folder))) == 3
+
+
+@pytest.mark.parametrize("size", [0, 10, 100, PAGE, 2 * PAGE - 1])
+def test_a_file_that_ends_in_its_heads_is_lmdb_s_to_refuse(folder: Path, size: int) -> None:
+    path = folder / "data.mdb"
+    path.write_bytes(path.read_bytes()[:size])
+    assert wrong_pages(Files(), str(path)) == []
+
+
+@pytest.mark.parametrize("field", [0, 1])
+def test_heads_of_another_kind_or_version_are_not_walked(folder: Path, field: int) -> None:
+    """What their other fields mean, nobody knows here."""
+    path = folder / "data.mdb"
+    data = bytearray(path.read_bytes())
+    for at in (0, PAGE):
+        head = list(HEAD.unpack_from(data, at + 16))
+        head[19] = 1  # the root of the rows: a page that is no leaf
+        HEAD.pack_into(data, at + 16, *head)
+    path.write_bytes(data)
+    assert wrong_pages(Files(), str(path)) != []
+    head = list(HEAD.unpack_from(data, PAGE + 16))
+    head[field] ^= 2
+    HEAD.pack_into(data, PAGE + 16, *head)
+    path.write_bytes(data)
+    assert wrong_pages(Files(), str(path)) == []

@@ -1,0 +1,77 @@
+"""A state made again from a snapshot that is older than the log's start: chunks went meanwhile, and nobody misses them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.storage.log.test_removal import fill, remove
+from tests.storage.state.test_state_keeper_rebuild import spoil, state_of, table_of
+from zsq.storage.errors import StoreFailed
+from zsq.storage.state.snapshot import SNAPSHOT_NAME
+from zsq.storage.state.state import HoleRow, StateBatch
+
+if TYPE_CHECKING:
+    from tests.storage.conftest import StorageHarness
+
+ROW: dict[str, Any] = {"next": 2, "paused": False, "counters": {}}
+
+
+def rebuilt(harness: StorageHarness) -> int:
+    """With the snapshot from before `start` moved; returns that."""
+    start = fill(harness)
+    state_of(harness).commit(
+        StateBatch(
+            channel_puts={"c": ROW, "far": {**ROW, "next": harness.log.end}},
+            hole_puts=[("far", 1, 1, 1, 0), ("far", start - 1, 4, 2, 0), ("far", start + 5, 1, 1, 0)],
+        )
+    )
+    old = harness.path(SNAPSHOT_NAME).read_bytes()
+    remove(harness, start)
+    harness.abandon()
+    harness.path(SNAPSHOT_NAME).write_bytes(old)
+    spoil(harness)
+    return start
+
+
+def test_channels_go_on_at_the_logs_start(harness: StorageHarness) -> None:
+    start = rebuilt(harness)
+    harness.files.reset()
+    report = harness.open().report
+    assert not any("missing" in alarm for alarm in report.alarms)
+    assert any(f"the log at {start}" in note for note in report.notes)
+    table = table_of(harness)
+    assert (table.start, table.dropped, table.waiting) == (start, 0, start)
+    assert table.channels == {"c": {**ROW, "next": start}, "far": {**ROW, "next": harness.log.end}}
+    assert table.holes == {"far": [HoleRow(start, 3, 2, 0), HoleRow(start + 5, 1, 1, 0)]}
+    assert state_of(harness).walk() == []
+    again = harness.restart().report
+    assert (again.alarms, [note for note in again.notes if "snapshot" in note]) == ([], [])
+
+
+def test_chunks_that_are_gone_otherwise_are_missed(harness: StorageHarness) -> None:
+    """Of a state that was not made again: somebody took them, and may bring them back."""
+    fill(harness)
+    state_of(harness).commit(StateBatch(channel_puts={"c": ROW}))
+    first, second = harness.log.chunks[:2]
+    harness.abandon_cleanly()
+    harness.path(f"{first:020d}.chunk").unlink()
+    harness.files.reset()
+    for _ in range(2):
+        assert any(f"{second - first} messages" in alarm for alarm in harness.open().report.alarms)
+        assert (table_of(harness).start, table_of(harness).channels["c"]["next"]) == (0, 2)
+        harness.abandon_cleanly()
+
+
+def test_a_snapshot_that_cannot_be_read_now_is_waited_for(harness: StorageHarness) -> None:
+    """Without it all channels would be gone, for a disk that failed for a moment."""
+    state_of(harness).commit(StateBatch(channel_puts={"c": {**ROW, "next": 0}}))
+    harness.abandon()
+    spoil(harness)
+    harness.files.unreadable = (SNAPSHOT_NAME, 5)
+    with pytest.raises(StoreFailed, match=f"{SNAPSHOT_NAME} cannot be read"):
+        harness.open()
+    harness.files.unreadable = ("", 0)
+    harness.open()
+    assert table_of(harness).channels.keys() == {"c"}

@@ -1,0 +1,33 @@
+"""Flipped bits in LMDB's file: detected or harmless. In processes that may die of it, and are started again."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parents[2]
+
+
+def flip(folder: Path, first: int, step: int) -> dict[str, int]:
+    env = {**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    command = [sys.executable, "-m", "support.state_flips", str(folder), str(first), str(step)]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found: dict[str, int] = json.loads(done.stdout)
+    return found
+
+
+def test_some_bits(tmp_path: Path) -> None:
+    assert flip(tmp_path, 12_345, 29_989)["bits"] > 12
+
+
+@pytest.mark.slow
+def test_many_bits(tmp_path: Path) -> None:
+    found = flip(tmp_path, 3, 809)
+    assert found["bits"] > 500
+    assert found["aside"] > 20, "nothing was ever noticed"

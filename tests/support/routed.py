@@ -1,0 +1,23 @@
+"""What stands in a port's place in tests has routes as a port has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from zsq.actors.runtime.port import Envelope, Mail
+from zsq.transport.wire.protocol import Wire
+
+
+class Routed:
+    """Base of ports that only note what is sent."""
+
+    def __init__(self) -> None:
+        self.routes: dict[type[Wire], Callable[[Any, Mail, Any], None]] = {}
+
+    def route(self, kind: type[Wire], handler: Callable[[Any, Mail, Any], None]) -> None:
+        self.routes[kind] = handler
+
+    def hear(self, message: Wire, envelope: Envelope = (), frames: list[Any] | None = None) -> None:
+        """Give a message to its handler, as an actor's loop does it. `KeyError`: it has none here."""
+        self.routes[type(message)](self, Mail(envelope, message, frames or []), message)

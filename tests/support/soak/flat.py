@@ -1,0 +1,125 @@
+"""Flatness: what the broker's processes hold (descriptors, threads, memory) and what lies on disk must not grow once it is warm."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from support.memory import private_bytes
+from support.torture.processes import Process
+
+MIB: Final = 1 << 20
+SAMPLES_MIN: Final = 3  # of a process in a third; fewer say nothing
+
+
+class Allowance(NamedTuple):
+    """The last third may be above the second one by this share and this amount."""
+
+    share: float
+    amount: float
+
+
+# A topic or channel of short life has up to eight descriptors in the supervisor and in the gateway, and some ten files.
+# The first large buffer that a process sends without copying starts pyzmq's collector: a thread, and the two of its own context. That may
+# happen at any time, but only once, so these do not count.
+COLLECTOR_THREADS: Final = 3
+REAPER: Final = "ZMQbg/Reaper"  # libzmq has one for each context
+OF_A_PROCESS: Final = {"descriptors": Allowance(0.0, 20), "threads": Allowance(0.0, 1), "memory": Allowance(0.1, 6 * MIB)}
+OF_ALL: Final = {
+    "descriptors": Allowance(0.05, 60),
+    "threads": Allowance(0.05, 8),
+    "memory": Allowance(0.05, 24 * MIB),
+    "files": Allowance(0.1, 40),
+    "bytes": Allowance(0.1, 12 * MIB),
+}
+
+
+@dataclass
+class Sample:
+    """One look. `processes`: title -> figure -> value; `all`: figure -> value."""
+
+    at_s: float
+    processes: dict[str, dict[str, float]]
+    all: dict[str, float]
+    threads: dict[str, tuple[str, ...]] = field(default_factory=dict)  # title -> the names of its threads, for who reads that they grew
+
+
+def look(at_s: float, processes: Sequence[Process], folder: Path) -> Sample:
+    """Take a sample of these processes, and of the files below `folder`."""
+    found: dict[str, dict[str, float]] = {}
+    names: dict[str, tuple[str, ...]] = {}
+    for process in processes:
+        with contextlib.suppress(OSError):  # it has just ended
+            threads = tuple(sorted(path.read_text().strip() for path in Path(f"/proc/{process.pid}/task").glob("*/comm")))
+            figures = {
+                "descriptors": float(len(os.listdir(f"/proc/{process.pid}/fd"))),
+                "threads": float(len(threads) - (COLLECTOR_THREADS if threads.count(REAPER) > 1 else 0)),
+                "memory": float(private_bytes(process.pid)),
+            }
+            title = re.sub(r"\d{5,}", "N", process.title)
+            found[title] = figures
+            names[title] = threads
+    total = {figure: sum(row[figure] for row in found.values()) for figure in OF_A_PROCESS}
+    total["files"] = total["bytes"] = 0.0
+    for where, _, files in os.walk(folder):
+        for name in files:
+            with contextlib.suppress(OSError):
+                total["bytes"] += os.stat(os.path.join(where, name)).st_blocks * 512
+                total["files"] += 1
+    return Sample(at_s, found, total, names)
+
+
+def growths(samples: Sequence[Sample], warm_s: float, end_s: float) -> list[str]:
+    """Return what grew: the median of the last third of [`warm_s`, `end_s`] is above that of the third before by more than is allowed.
+
+    The first third is for what fills once: caches, pools, the log up to what retention keeps.
+    """
+    third = (end_s - warm_s) / 3
+    series: tuple[dict[tuple[str, str], list[float]], ...] = (defaultdict(list), defaultdict(list))
+    for sample in samples:
+        part = int((sample.at_s - warm_s) / third) if third > 0 else 0
+        if part not in (1, 2):
+            continue
+        for who, figures in [("all", sample.all), *sample.processes.items()]:
+            for figure, value in figures.items():
+                series[part - 1][(who, figure)].append(value)
+    return [
+        text + _threads(who, figure, samples)
+        for (who, figure), after in sorted(series[1].items())
+        if len(after) >= SAMPLES_MIN and len(series[0].get((who, figure), ())) >= SAMPLES_MIN
+        if (text := _growth(who, figure, series[0][(who, figure)], after))
+    ]
+
+
+def _threads(who: str, figure: str, samples: Sequence[Sample]) -> str:
+    """Return which threads of a process were there at its first and its last look, or "" for another figure."""
+    seen = [sample.threads[who] for sample in samples if who in sample.threads]
+    return f": first {', '.join(seen[0])}; last {', '.join(seen[-1])}" if figure == "threads" and seen else ""
+
+
+def _growth(who: str, figure: str, before: list[float], after: list[float]) -> str:
+    share, amount = (OF_ALL if who == "all" else OF_A_PROCESS)[figure]
+    was, now = statistics.median(before), statistics.median(after)
+    if now <= was * (1 + share) + amount:
+        return ""
+    return f"{figure} of {who} grew from {was:,.0f} to {now:,.0f} (medians of {len(before)} and {len(after)} looks)"
+
+
+def table(samples: Sequence[Sample]) -> str:
+    """Return the totals of ten looks, evenly chosen, for people."""
+    lines = ["      at s  descriptors  threads  memory MiB  files  MiB on disk"]
+    step = max(1, len(samples) // 10)
+    for sample in samples[::step]:
+        row = sample.all
+        lines.append(
+            f"{sample.at_s:10.0f}  {row['descriptors']:11.0f}  {row['threads']:7.0f}  {row['memory'] / MIB:10.1f}  {row['files']:5.0f}"
+            f"  {row['bytes'] / MIB:11.1f}"
+        )
+    return "\n".join(lines) + "\n"

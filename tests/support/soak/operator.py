@@ -1,0 +1,225 @@
+"""The operator of the soak: seeks, topics and channels made and deleted, delayed messages cancelled, one act after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, TypeVar
+
+from support.soak.audit import Audit
+from support.soak.clients import Group, Publishing, Worker
+from support.soak.ledger import Channel, Topic, body_of
+
+import zsq
+
+Found = TypeVar("Found")
+
+ASKED_S: Final = 120.0  # an order is repeated so long, over restarts of whatever carries it out
+VISITS_MAX: Final = 3  # channels of short life at a time
+VISIT_S: Final = (3.0, 25.0)
+BRIEF_NAMES: Final = 4  # topics of short life take these names in turn
+CANCELS_MAX: Final = 20
+
+
+def until_done(ask: Callable[[], Found]) -> Found:
+    """Ask until it is answered: whatever carries it out may be killed meanwhile."""
+    deadline = time.monotonic() + ASKED_S
+    while True:
+        try:
+            return ask()
+        except (zsq.BrokerUnreachable, zsq.Refused):
+            if time.monotonic() > deadline:
+                raise
+        threading.Event().wait(0.1)
+
+
+def until_gone(delete: Callable[[], object]) -> None:
+    """Ask for a deletion until it is answered; where the answer was lost, nothing is there the next time."""
+    with contextlib.suppress(zsq.NotFound):
+        until_done(delete)
+
+
+@dataclass
+class Visit:
+    """A channel of short life."""
+
+    group: Group
+    until_s: float
+
+
+class Operator(Worker):
+    """Carries out its acts by a seeded choice, until it is told to end. While it is paused it does nothing."""
+
+    def __init__(
+        self, audit: Audit, urls: Sequence[str], producers: Sequence[Publishing], movable: Sequence[Group], seed: int, pace_s: float
+    ) -> None:
+        super().__init__(audit.ledger, "operator")
+        self.urls = urls
+        self.audit = audit
+        self.producers = producers
+        self.movable = movable
+        self.topics = [group.channel.topic for group in movable]
+        self.random = random.Random(seed)
+        self.pace_s = pace_s
+        self.visits: list[Visit] = []
+        self._acts: deque[Callable[[zsq.Admin], None]] = deque()
+        self._number = 0
+
+    def work(self) -> None:
+        with zsq.Admin(self.urls[0], timeout=10) as admin:
+            while not self.ending.is_set():
+                if self.pause.is_set():
+                    self.idle.set()
+                    self.ending.wait(0.05)
+                    continue
+                self.idle.clear()
+                self._end_visits(admin)
+                if not self._acts:
+                    seeks = [self._seek_back, self._seek_under_load, self._seek_forward]
+                    self._acts.extend(self.random.sample(all_acts := [self._visit, self._brief, self._cancel, *seeks], len(all_acts)))
+                self._acts.popleft()(admin)
+                self.ending.wait(self.random.uniform(0.5, 1.5) * self.pace_s)
+
+    # Seeks
+
+    def _place(self, topic: Topic) -> int | str:
+        start, head = self.audit.head(topic)
+        anywhere, near = self.random.randint(start, head), self.random.randint(max(start, head - 500), head)
+        return self.random.choice(("earliest", "latest", anywhere, near))
+
+    def _seek_back(self, admin: zsq.Admin) -> None:
+        """While nobody consumes: what is before the move and what is after it is certain."""
+        group = self.random.choice(self.movable)
+        group.stop()
+        self.ledger.seek_begins(group.channel, turbulent=False)
+        self._seek(admin, group.channel, self._place(group.channel.topic))
+        group.start()
+
+    def _seek_under_load(self, admin: zsq.Admin) -> None:
+        group = self.random.choice(self.movable)
+        self.ledger.seek_begins(group.channel, turbulent=True)
+        self._seek(admin, group.channel, self._place(group.channel.topic))
+        group.renew()
+        self.ledger.seek_settled(group.channel)
+        self.ledger.counts["seeks under load"] += 1
+
+    def _seek_forward(self, admin: zsq.Admin) -> None:
+        """To leave out what waits."""
+        group = self.random.choice(self.movable)
+        group.stop()
+        self.ledger.seek_begins(group.channel, turbulent=False)
+        self._seek(admin, group.channel, "latest")
+        group.start()
+
+    def _seek(self, admin: zsq.Admin, channel: Channel, place: int | str) -> None:
+        topic = channel.topic
+        answer = until_done(lambda: admin.seek(topic.name, channel.name, place))
+        self.audit.read(topic)
+        self.ledger.seek_answered(channel, int(answer["offset"]))
+
+    # Channels and topics of short life
+
+    def _visit(self, admin: zsq.Admin) -> None:
+        if len(self.visits) >= VISITS_MAX:
+            return
+        topic = self.random.choice(self.topics)
+        self._number += 1
+        name, start = f"visit-{self._number % 8}", self.random.choice(("earliest", "latest"))
+        if any(visit.group.channel.name == name for visit in self.visits):
+            return
+        before = self.audit.head(topic)
+        until_done(lambda: admin.create_channel(topic.name, name, start=start))
+        after = self.audit.head(topic)
+        which = 0 if start == "earliest" else 1
+        channel = self.ledger.add_channel(topic, name, (before[which], after[which]), 1)
+        self.ledger.counts["channels made"] += 1
+        group = Group(self.ledger, channel, self.urls[:1], self.random.randrange(1 << 30))
+        group.start()
+        self.visits.append(Visit(group, time.monotonic() + self.random.uniform(*VISIT_S)))
+
+    def _end_visits(self, admin: zsq.Admin, all_of_them: bool = False) -> None:
+        for visit in [visit for visit in self.visits if all_of_them or visit.until_s < time.monotonic()]:
+            channel = visit.group.channel
+            visit.group.stop()
+            self.ledger.delete_channel(channel)
+            until_gone(partial(admin.delete_channel, channel.topic.name, channel.name, force=True))
+            self.visits.remove(visit)
+
+    def _brief(self, admin: zsq.Admin) -> None:
+        """A topic that is made, published to, consumed in part or in whole, and deleted; the next one of its name goes on behind it."""
+        self._number += 1
+        name = f"brief-{self._number % BRIEF_NAMES}"
+        until_done(lambda: admin.create_topic(name))
+        with zsq.Reader(name, url=self.urls[0], patient=True) as reader:
+            first = until_done(reader.head)[1]
+        topic = self.ledger.add_topic(name, first)
+        until_done(lambda: admin.create_channel(name, "only", start="earliest"))
+        channel = self.ledger.add_channel(topic, "only", (first, first), 1)
+        group = Group(self.ledger, channel, self.urls[1:], self.random.randrange(1 << 30))
+        group.start()
+        numbers: list[range] = []
+        with zsq.Producer(self.urls[0], timeout=ASKED_S) as producer:
+            for delay in (None, None, 90.0):
+                due_ns = 0 if delay is None else time.time_ns() + int(delay * 1000) * 1_000_000
+                numbers.append(self.ledger.sent(topic, self.random.randint(1, 100), due_ns))
+                receipt = producer.publish_many(name, [body_of(number, 50) for number in numbers[-1]], delay=delay)
+                self.ledger.acknowledged(numbers[-1], -1 if delay else receipt.wait())
+        if self.random.random() < 0.7:
+            self._await_finished(channel, sum(map(len, numbers[:2])))
+        group.stop()
+        self.ledger.delete_topic(topic)
+        until_gone(partial(admin.delete_topic, name, force=True))
+
+    def _await_finished(self, channel: Channel, count: int) -> None:
+        deadline = time.monotonic() + ASKED_S
+        while self.ledger.finished(channel) < count:
+            if time.monotonic() > deadline:
+                finished = self.ledger.finished(channel)
+                self.ledger.complain(f"{channel.topic.name}: of {count} messages {finished} were finished in {ASKED_S:g} s")
+                return
+            self.ending.wait(0.05)
+
+    # Delayed messages
+
+    def _cancel(self, admin: zsq.Admin) -> None:
+        producer = self.random.choice(self.producers)
+        chosen: dict[str, list[tuple[int, str]]] = {}
+        now_ns = time.time_ns()
+        for _ in range(min(CANCELS_MAX, len(producer.keys))):
+            topic, number, key, due_ns = producer.keys.pop()
+            if due_ns - now_ns > 500_000_000 or self.random.random() < 0.2:  # some of them when they are due, or were
+                chosen.setdefault(topic.name, []).append((number, key))
+        for name, pairs in chosen.items():
+            self.ledger.cancelling([number for number, _ in pairs])
+            try:
+                outcome = admin.delayed_cancel(name, [key for _, key in pairs])
+            except (zsq.BrokerUnreachable, zsq.Refused):
+                continue  # in doubt: they may come or not
+            self.ledger.cancelled([number for number, _ in pairs], outcome)
+
+    def cancel_all(self, admin: zsq.Admin, topic: Topic) -> None:
+        """At the end: as many must wait as the ledger says."""
+        waiting = self.ledger.waiting(topic)
+        in_doubt = self.ledger.in_doubt(topic)
+        asked = self.ledger.counts["cancelled"]
+        self.ledger.cancelling(waiting)
+        count = admin.delayed_cancel_all(topic.name)
+        if not len(waiting) <= count <= len(waiting) + in_doubt:
+            self.ledger.complain(f"{topic.name}: {len(waiting)} messages should be delayed (and {in_doubt} in doubt), {count} were")
+        self.ledger.cancelled(waiting, [True] * len(waiting))
+        assert self.ledger.counts["cancelled"] == asked + len(waiting)
+
+    def close(self, admin: zsq.Admin) -> None:
+        self.ending.set()
+        self.join(ASKED_S)
+        self._end_visits(admin, all_of_them=True)
+
+    @property
+    def groups(self) -> list[Group]:
+        return [visit.group for visit in self.visits]

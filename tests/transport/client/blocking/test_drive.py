@@ -1,0 +1,100 @@
+"""Threads that turn an engine: when there is a keeper, that it does not end, and that anybody may wait for as long as he likes."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import zsq
+from zsq.transport.client.blocking.drive import Drive
+from zsq.transport.client.core.link import Engine
+from zsq.transport.wire import protocol as p
+
+
+class _Timed(Engine):
+    """Says when something was due."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.called = threading.Event()
+
+    def timers(self, now_ns: int) -> None:
+        super().timers(now_ns)
+        self.called.set()
+
+
+@contextlib.contextmanager
+def driven() -> Iterator[Drive[_Timed]]:
+    drive = Drive(_Timed(), keeper="zsq kept")
+    try:
+        yield drive
+    finally:
+        with drive.lock:
+            drive.stop()
+        drive.end()
+
+
+def keepers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "zsq kept"]
+
+
+def make_due(drive: Drive[_Timed]) -> bool:
+    """Whether what is due now is done although nobody waits."""
+    drive.engine.called.clear()
+    with drive.lock:
+        drive.engine.sooner(0)
+        drive.settle()
+    return drive.engine.called.wait(5)
+
+
+def test_there_is_no_thread_until_something_is_due() -> None:
+    """A client that was only made, or waits for nothing, costs its process no thread, and does not make `fork` a risk."""
+    with driven() as drive:
+        with drive.lock:
+            drive.settle()
+        assert keepers() == []
+        assert make_due(drive)
+        assert len(keepers()) == 1
+    assert keepers() == []
+
+
+def test_the_keeper_outlives_having_nothing_to_do() -> None:
+    """There is one for the whole life: without it nobody would send heartbeats any more, and the broker would give the client up."""
+    with driven() as drive:
+        assert make_due(drive)
+        [keeper] = keepers()
+        keeper.join(0.2)  # by then it has looked twice that nobody turns the engine, and waits without a limit
+        assert keeper.is_alive()
+        assert make_due(drive)
+
+
+def test_who_waits_may_wait_for_longer_than_the_system_can(broker: Any) -> None:
+    """A time-out of weeks is a way to say "for ever"; the system's calls take no more than 24 days (of milliseconds), or 292 years."""
+    broker.deaf_to = {p.Manage}
+    with concurrent.futures.ThreadPoolExecutor(2) as pool, zsq.Admin(broker.url, timeout=1e10) as admin:
+        admin.ping()  # the link is there, and nothing is due on it
+        asked = [pool.submit(admin.pause, "t", "c") for _ in range(2)]  # one drives, one follows
+        broker.wait_for(lambda: broker.count(p.Manage) == 2)
+        done, _ = concurrent.futures.wait(asked, 0.2)
+        assert not done
+        broker.deaf_to = set()
+        broker.die()
+        broker.start()
+        with pytest.raises(zsq.BrokerUnreachable):  # the link was lost, and a pause is not asked twice by itself
+            asked[0].result(10)
+        assert isinstance(asked[1].exception(10), zsq.BrokerUnreachable)
+
+
+def test_messages_may_linger_for_longer_than_the_system_can_wait(broker: Any) -> None:
+    before = set(threading.enumerate())  # a thread that another test's producer leaves to end is not this one's keeper
+    with zsq.Producer(broker.url, linger_ms=1e10, heartbeat_ms=p.HEARTBEAT_MS_MAX) as producer:
+        receipt = producer.publish("t", b"a")
+        [keeper] = [thread for thread in set(threading.enumerate()) - before if thread.name == "zsq producer"]
+        keeper.join(0.2)
+        assert keeper.is_alive()
+        assert receipt.wait(5) == 0

@@ -1,0 +1,130 @@
+"""What makes a client pleasant: the order of arguments, one key for all, timedeltas, ids, JSON, and settings that do not hold."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import warnings
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+import zsq
+from zsq.transport.client.core.lane import as_delay_ms
+from zsq.transport.client.core.message import parse_id, when_again
+from zsq.transport.errors import UsageError
+from zsq.transport.wire import protocol as p
+
+Broker = Any
+
+
+@pytest.mark.parametrize("made", [zsq.Consumer, zsq.aio.Consumer], ids=["blocking", "asyncio"])
+def test_a_consumer_takes_topic_and_channel_first_and_still_the_old_order(made: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for consumer in (made("orders", "billing", url="tcp://h:1"), made(topic="orders", channel="billing", url="tcp://h:1")):
+            assert (consumer.topic, consumer.channel, consumer._address.url) == ("orders", "billing", "tcp://h:1")
+        assert made("orders", "billing")._address.url == "tcp://127.0.0.1:4153"
+    for arguments, options in (
+        (("tcp://h:1", "orders", "billing"), {}),
+        (("tcp://h:1", "orders"), {"channel": "billing"}),
+        (("tcp://h:1",), {"topic": "orders", "channel": "billing"}),
+    ):
+        with pytest.warns(DeprecationWarning, match=r"write Consumer\(topic, channel, url=url\)") as found:
+            consumer = made(*arguments, **options)
+        assert found[0].filename == __file__
+        assert (consumer.topic, consumer.channel, consumer._address.url) == ("orders", "billing", "tcp://h:1")
+    with pytest.warns(DeprecationWarning, match="is deprecated"):
+        assert made(None, "orders", "billing")._address.url == "tcp://127.0.0.1:4153"
+    with pytest.raises(TypeError):
+        made("orders")
+
+
+@pytest.mark.parametrize("made", [zsq.Reader, zsq.aio.Reader], ids=["blocking", "asyncio"])
+def test_a_reader_does_too(made: Any) -> None:
+    assert made("orders", url="tcp://h:1").topic == "orders"
+    with pytest.warns(DeprecationWarning, match=r"write Reader\(topic, url=url\)"):
+        assert made("tcp://h:1", "orders").topic == "orders"
+
+
+def test_one_key_tag_and_headers_for_all(broker: Broker) -> None:
+    with zsq.Producer(broker.url) as producer, zsq.Consumer("t", "c", url=broker.url) as consumer:
+        producer.publish_many("t", [b"a", b"b"], key="k", tag="urgent", headers={"of": "all"})
+        for _ in range(2):
+            message = consumer.receive(5)
+            assert message is not None
+            assert (message.key, message.tag, message.headers) == (b"k", "urgent", {"of": "all"})
+        with pytest.raises(UsageError, match="give one of them"):
+            producer.publish_many("t", [b"a"], key="k", keys=["k"])
+        with pytest.raises(UsageError, match="use key="):
+            producer.publish_many("t", [b"a", b"b"], keys="kk")
+        with pytest.raises(UsageError, match="1 tags for 2 messages"):
+            producer.publish_many("t", [b"a", b"b"], tags=["x"])
+
+
+def test_the_same_with_asyncio(broker: Broker) -> None:
+    async def main() -> None:
+        async with zsq.aio.Producer(broker.url) as producer, zsq.aio.Consumer("t", "c", url=broker.url) as consumer:
+            await producer.publish_many("t", [b"[1]"], key="k", tag="urgent")
+            message = await consumer.receive(5)
+            assert message is not None
+            assert (message.key, message.tag, message.json()) == (b"k", "urgent", [1])
+            await message.requeue(timedelta(seconds=90))
+
+    asyncio.run(main())
+    broker.wait_for(lambda: broker.requeued == [(0, 90_000)])
+
+
+def test_a_delay_is_seconds_or_a_timedelta() -> None:
+    assert as_delay_ms(timedelta(minutes=2)) == as_delay_ms(120) == as_delay_ms(120.0) == 120_000
+    assert as_delay_ms(timedelta(microseconds=1)) == 1, "never early"
+    assert as_delay_ms(None) == as_delay_ms(timedelta()) == 0
+    assert when_again(timedelta(seconds=1.5), False) == 1_500
+    wrong: Any
+    for wrong in (timedelta(days=367), timedelta(seconds=-1), float("nan"), "5", True):
+        with pytest.raises(UsageError, match="delay"):
+            as_delay_ms(wrong)
+        with pytest.raises(UsageError, match="delay"):
+            when_again(wrong, False)
+
+
+def test_a_message_has_an_id_and_reads_json(broker: Broker) -> None:
+    broker.on_lookup = lambda _, message, __: p.Done(
+        message.request, {"topic": f"ipc://{broker.run}/1", "channel": f"ipc://{broker.run}/3", "uuid": "0", "node": 5}
+    )
+    broker.put(b'{"a": [1, 2]}', b"no json")
+    with zsq.Consumer("t", "c", url=broker.url) as consumer:
+        first, second = consumer.receive(5), consumer.receive(5)
+        assert first is not None
+        assert second is not None
+        assert first.json() == {"a": [1, 2]}
+        assert (first.id, parse_id(second.id)) == ("0140000000000000", (5, 1))
+        with pytest.raises(ValueError, match="Expecting value"):
+            second.json()
+
+
+def test_settings_that_do_not_hold_are_warned_of_once(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+    has = {"max_attempts": 5, "backoff_s": 1.0, "tags": "a||b", "ordered": False}
+    broker.on_lookup = lambda _, message, __: p.Done(
+        message.request, {"topic": f"ipc://{broker.run}/1", "channel": f"ipc://{broker.run}/3", "uuid": "0", "settings": has}
+    )
+    with zsq.Consumer("t", "c", url=broker.url, max_attempts=7, backoff_s=1, max_age_s=None, tags="b||a") as consumer:
+        consumer.subscribe()
+        broker.die()
+        broker.start()
+        broker.put(b"a")
+        assert consumer.receive(20) is not None, "subscribed again"
+    told = [record for record in caplog.records if "was there before" in record.getMessage()]
+    assert [record.levelno for record in told] == [logging.WARNING]
+    assert "channel t/c was there before and has max_attempts 5, not 7;" in told[0].getMessage()
+    caplog.clear()
+    with zsq.Consumer("t", "c", url=broker.url, max_attempts=5):
+        pass
+    assert "was there before" not in caplog.text
+
+
+@pytest.mark.parametrize("kind", [zsq.Consumer, zsq.aio.Consumer])
+def test_a_url_behind_the_names_is_told_how_it_is_given(kind: Any) -> None:
+    with pytest.raises(zsq.UsageError, match=r"write Consumer\(topic, channel, url=\.\.\.\)"):
+        kind("t", "c", "tcp://127.0.0.1:4153")

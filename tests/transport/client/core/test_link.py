@@ -1,0 +1,118 @@
+"""One link on a clock of the test's own: what it does when nothing comes, and when too much does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from zsq.transport.client.core.link import ATTEMPT_NS, BACKOFF_MS_MAX, FAR_NS, MS, RECEIVE_MAX, Engine, Link, LinkState
+from zsq.transport.client.core.producer_session import Reaction
+from zsq.transport.errors import ZsqError
+from zsq.transport.wire import sockets
+from zsq.transport.wire.address import Address, Target, parse
+from zsq.transport.wire.codec import encode
+from zsq.transport.wire.protocol import Beat, Bye, Done, Wire
+
+
+class _Quiet:
+    """A peer that says nothing by itself."""
+
+    def greeting(self) -> Wire | None:
+        return None
+
+    def on_word(self, *_: object) -> Reaction:
+        return Reaction.NOTHING
+
+    def on_up(self, now_ns: int) -> None: ...
+
+    def on_received(self, now_ns: int) -> None: ...
+
+    def on_lost(self) -> None: ...
+
+    def on_refused(self, error: ZsqError) -> None: ...
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    made = Engine()
+    yield made
+    made.stop()
+    made.epoll.close()
+
+
+def begun(engine: Engine, address: Address, target: Target) -> Link:
+    made = Link(engine, address, target, _Quiet())
+    engine.add(made)
+    made.start(0)
+    return made
+
+
+@pytest.mark.parametrize("kind", ["ipc", "tcp"])
+def test_an_attempt_that_nobody_answers_ends_and_another_follows(kind: str, engine: Engine, tmp_path: Path) -> None:
+    """A peer that takes the connection and never says a word may have forgotten it: ZeroMQ would wait for ever."""
+    silent = sockets.make_router(f"ipc://{tmp_path}/supervisor" if kind == "ipc" else "tcp://127.0.0.1:*")
+    try:
+        url = f"ipc://{tmp_path}" if kind == "ipc" else silent.getsockopt_string(zmq.LAST_ENDPOINT)
+        link = begun(engine, parse(url), Target("topic", "t"))
+        asking = LinkState.LOOKING if kind == "ipc" else LinkState.OPENING
+        assert link.state is asking
+        assert link.on_time(ATTEMPT_NS - 1) == ATTEMPT_NS
+        assert link.state is asking
+        again_ns = link.on_time(ATTEMPT_NS)
+        assert (link.state, link.trouble.endswith("within 10 s")) == (LinkState.WAITING, True)
+        assert again_ns <= ATTEMPT_NS + BACKOFF_MS_MAX * MS
+        link.on_time(again_ns)
+        assert link.state is asking
+    finally:
+        silent.close(linger=0)
+
+
+def test_a_broker_that_does_not_stop_talking_keeps_nobody_from_going_on(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So many words a turn; what is left over is due at once."""
+    link = begun(engine, parse(f"ipc://{tmp_path}"), Target("supervisor"))
+    assert link.up
+    beat = [zmq.Frame(part) for part in (b"", encode(Beat()))]
+    words = iter([beat] * (3 * RECEIVE_MAX))
+    monkeypatch.setattr(sockets, "readable", lambda _: True)
+    monkeypatch.setattr(sockets, "recv_frames", lambda _: next(words, None))
+    engine.due_ns = FAR_NS
+    assert [link.receive(1) for _ in range(4)] == [RECEIVE_MAX, RECEIVE_MAX, RECEIVE_MAX, 0]
+    assert engine.due_ns == 0
+
+
+def hears(monkeypatch: pytest.MonkeyPatch, link: Link, now_ns: int, *words: Wire) -> None:
+    left = [[zmq.Frame(part) for part in (b"", encode(message))] for message in words]
+    monkeypatch.setattr(sockets, "readable", lambda _: bool(left))
+    monkeypatch.setattr(sockets, "recv_frames", lambda _: left.pop(0))
+    link.receive(now_ns)
+
+
+def test_a_goodbye_costs_no_pause_but_of_who_says_nothing_else(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that ends in order is there again soon; one that ends as soon as it is met would be met without end."""
+    link = begun(engine, parse(f"ipc://{tmp_path}"), Target("supervisor"))
+    hears(monkeypatch, link, 1 * MS, Bye())
+    link.on_time(1 * MS)
+    assert link.state is LinkState.WAITING
+    again_ns = link.on_time(2 * MS)
+    link.on_time(again_ns)
+    assert link.up
+    later_ns = again_ns + (BACKOFF_MS_MAX + 1) * MS
+    hears(monkeypatch, link, later_ns, Bye())
+    assert link.state is LinkState.WAITING
+    link.on_time(later_ns)
+    assert link.up
+
+
+def test_what_answers_something_else_leads_nowhere(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the answer to this attempt says where the target is now."""
+    link = begun(engine, parse(f"ipc://{tmp_path}"), Target("topic", "t"))
+    request = link._request
+    hears(monkeypatch, link, 1, Done(request - 1, {"topic": f"ipc://{tmp_path}/1", "uuid": "old"}))
+    assert (link.state, link.opened) == (LinkState.LOOKING, {})
+    hears(monkeypatch, link, 1, Done(request, {"topic": f"ipc://{tmp_path}/2", "uuid": "new"}))
+    assert (link.up, link.opened["uuid"]) == (True, "new")

@@ -1,0 +1,69 @@
+"""A consumer's engine: what it was refused is told before it tries again, and what came is taken between its answers."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+import zsq
+from zsq.transport.client.blocking import consumer
+from zsq.transport.client.core import subscription
+from zsq.transport.client.core.consumer_session import ConsumerSession
+from zsq.transport.client.core.link import LinkState
+from zsq.transport.client.core.subscription import ConsumerEngine
+from zsq.transport.errors import E_CLOSED, Refused
+from zsq.transport.wire.address import parse
+from zsq.transport.wire.protocol import Fin
+
+
+def test_a_refusal_is_told_before_the_next_attempt(tmp_path: Path) -> None:
+    """Else each call raises what the attempt of the call before has met, also when all is well again."""
+    engine = ConsumerEngine(parse(f"ipc://{tmp_path}"), "t", "c", ConsumerSession(1), None, {})
+    engine.on_refused(Refused(E_CLOSED, "closed"))
+    engine.start()
+    assert engine.link.state is LinkState.IDLE
+    with pytest.raises(Refused, match="E_CLOSED"):
+        engine.raise_refused()
+    engine.start()
+    assert engine.link.state is not LinkState.IDLE
+    engine.stop()
+
+
+def test_news_are_taken_in_between_many_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the channel's answers fill their pipe while ours go out, and a link that is lost is not seen before all are sent."""
+    monkeypatch.setattr(subscription, "WORDS_MAX", 10)
+    done: list[str] = []
+
+    def receive(now_ns: int) -> None:
+        done.append("in")
+        link.up = len(done) < 30
+
+    words = [deque(Fin(0, 1, ((offset, 1),)) for offset in range(100))]
+    session = SimpleNamespace(dirty=True, collect=lambda: words[0])
+    engine = ConsumerEngine(parse(f"ipc://{tmp_path}"), "t", "c", cast("Any", session), 1_000, {})
+    link = SimpleNamespace(up=True, send=lambda frames, now_ns: done.append("out"), receive=receive)
+    engine.link = cast("Any", link)
+    engine.tell(1)
+    assert done == [*["out"] * 10, "in"] * 3
+
+
+def test_finishes_are_told_while_more_is_at_hand(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only when all that came is handled: the channel gives more as soon as it knows of some, and less comes again after a crash."""
+    monkeypatch.setattr(consumer, "TELL_NS", 3_600_000_000_000)
+    with zsq.Consumer("t", "c", url=broker.url, ready=100, heartbeat_ms=60_000) as taking:
+        taking.subscribe()
+        broker.call(lambda: [broker.put(b"%d" % number) for number in range(100)])
+        drive = taking._made
+        assert drive is not None
+        with drive.lock:
+            assert drive.wait(lambda: len(drive.engine.session.arrived) == 100, time.monotonic_ns() + 5_000_000_000)
+        for _ in range(50):
+            message = taking.receive()
+            assert message is not None
+            message.finish()
+        broker.wait_for(lambda: len(broker.finished) >= 25)

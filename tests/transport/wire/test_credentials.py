@@ -1,0 +1,160 @@
+"""Key files, what is said where the handshake fails, and that no text has a secret in it."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from zsq.transport.client.blocking.client import Admin
+from zsq.transport.client.core.link import Link
+from zsq.transport.client.core.requester import RequestEngine
+from zsq.transport.errors import E_BAD_KEY, E_FORBIDDEN, UsageError, options_as_flags
+from zsq.transport.wire import sockets
+from zsq.transport.wire.address import Target, parse
+from zsq.transport.wire.credentials import Credentials, is_key, load, read_key_file, resolve
+from zsq.transport.wire.handshake import HUNG_UP, OTHER_MECHANISM, UNKNOWN_KEY, suspicion, verdict
+
+PUBLIC, SECRET = (key.decode() for key in zmq.curve_keypair())
+SERVER, OTHER_SECRET = (key.decode() for key in zmq.curve_keypair())
+KEYS = Credentials(PUBLIC, SECRET, SERVER, "my.key")
+
+
+def written(folder: Path, mode: int = 0o600, **keys: object) -> str:
+    file = folder / "client.key"
+    file.write_text("".join(f"{name} = {value!r}\n" for name, value in keys.items()))
+    file.chmod(mode)
+    return str(file)
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> str:
+    return written(tmp_path, public=PUBLIC, secret=SECRET, server=SERVER)
+
+
+def test_a_key_file_is_read_where_it_is_needed(good: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = parse("tcp://h:1", good).credentials
+    assert found == Credentials(PUBLIC, SECRET, SERVER, good)
+    assert parse("tcp://h:1", Path(good)).credentials == found
+    assert parse("tcp://h:1").credentials is None
+    monkeypatch.setenv("ZSQ_KEY_FILE", good)
+    assert parse("tcp://h:1").credentials == found
+    assert parse("tcp://h:1", "").credentials is None
+    assert parse("tcp://h:1", KEYS).credentials is KEYS
+    assert parse("ipc:///run", "/not/looked/for").credentials is None
+
+
+def test_keys_travel_by_pickle_and_show_in_no_text() -> None:
+    assert pickle.loads(pickle.dumps(KEYS)) == KEYS
+    for shown in (repr(KEYS), str(KEYS), repr(parse("tcp://h:1", KEYS))):
+        assert SECRET not in shown
+
+
+@pytest.mark.parametrize(
+    ("keys", "mode", "said"),
+    [
+        ({"public": PUBLIC, "secret": SECRET}, 0o600, "server's key file"),
+        ({"public": PUBLIC, "server": SERVER}, 0o600, "no `secret`"),
+        ({"public": PUBLIC, "secret": SECRET, "server": "short"}, 0o600, "as `server`"),
+        ({"public": PUBLIC, "secret": SECRET, "server": 3}, 0o600, "as `server`"),
+        ({"public": PUBLIC, "secret": OTHER_SECRET, "server": SERVER}, 0o600, "does not belong"),
+        ({"public": PUBLIC, "secret": SECRET, "server": SERVER}, 0o604, "chmod 600"),
+        ({"public": PUBLIC, "secret": SECRET, "server": SERVER}, 0o602, "chmod 600"),
+    ],
+)
+def test_what_is_no_key_file_is_refused_without_its_secret(tmp_path: Path, keys: dict[str, object], mode: int, said: str) -> None:
+    with pytest.raises(UsageError, match=said) as caught:
+        load(written(tmp_path, mode, **keys))
+    assert caught.value.code == E_BAD_KEY
+    assert not any(secret in str(caught.value) for secret in (SECRET, OTHER_SECRET))
+
+
+def test_what_is_no_file_of_keys_at_all_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        load(str(tmp_path / "missing"))
+    for content in (b"\xff\xfe", b"public", b"[" * 5_000):
+        (tmp_path / "bad").write_bytes(content)
+        with pytest.raises(UsageError, match="no key file"):
+            resolve(tmp_path / "bad")
+    with pytest.raises(UsageError, match="no key file"):
+        Admin("tcp://h:1", key_file=tmp_path / "bad")
+
+
+def test_a_public_key_is_read_from_any_file(good: str, tmp_path: Path) -> None:
+    Path(good).chmod(0o644)
+    assert read_key_file(good, ("public",)) == {"public": PUBLIC}
+
+
+def test_what_a_key_looks_like() -> None:
+    assert is_key(PUBLIC)
+    for text in ("", PUBLIC[:-1], PUBLIC + "0", PUBLIC[:-1] + '"', "#" * 40, "é" * 40):
+        assert not is_key(text)
+
+
+def test_what_a_failed_handshake_means() -> None:
+    plain, keyed = parse("tcp://h:1"), parse("tcp://h:1", KEYS)
+    assert verdict(HUNG_UP, plain) is None
+    assert "key_file=" in suspicion(plain)
+    with options_as_flags():
+        assert "--key-file" in suspicion(plain)
+    assert "key_file=" in suspicion(plain)
+    assert "my.key" in suspicion(keyed)
+    for events, address, code, said in (
+        (UNKNOWN_KEY, keyed, E_FORBIDDEN, PUBLIC),
+        (OTHER_MECHANISM | HUNG_UP, plain, E_BAD_KEY, "wants a key"),
+        (OTHER_MECHANISM, keyed, E_BAD_KEY, "does not encrypt"),
+    ):
+        found = verdict(events, address)
+        assert found is not None
+        assert found.code == code
+        assert said in found.text
+        assert SECRET not in found.text
+
+
+@pytest.fixture
+def plain() -> Iterator[str]:
+    """A broker without keys: whoever comes with some would else tell it everything."""
+    socket = sockets.make_router("tcp://127.0.0.1:*")
+    yield socket.getsockopt_string(zmq.LAST_ENDPOINT)
+    socket.close(linger=0)
+
+
+def test_nothing_is_said_to_a_broker_that_does_not_encrypt(plain: str) -> None:
+    with Admin(plain, key_file=KEYS, timeout=20) as admin, pytest.raises(UsageError, match="does not encrypt"):
+        admin.topics()
+
+
+def test_what_comes_before_anybody_watches_is_heard(plain: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker near by can end the handshake before `connect` returns, and ZeroMQ says so once: that was lost, and took the time-out."""
+    engine = RequestEngine(parse(plain, KEYS), Target("supervisor"))
+    watch = engine.watch
+
+    def late(link: Link, socket_fd: int, monitor_fd: int) -> None:
+        assert link._monitor is not None
+        assert link._monitor.poll(30_000), "nothing was said"
+        watch(link, socket_fd, monitor_fd)
+
+    monkeypatch.setattr(engine, "watch", late)
+    engine.link.start(0)
+    engine.turn([])
+    assert engine.link.refusal is not None
+    assert engine.link.refusal.code == E_BAD_KEY
+    engine.stop()
+    engine.epoll.close()
+
+
+def test_who_was_let_in_once_waits_where_a_new_one_is_refused() -> None:
+    """While a broker is being set up anew its clients shall not die of it."""
+    for known in (False, True):
+        engine = RequestEngine(parse("tcp://127.0.0.1:1"), Target("supervisor"))
+        link: Link = engine.link
+        link.start(0)
+        link._known = known
+        link._shut_out(1, OTHER_MECHANISM)
+        assert link.waiting == known
+        assert "wants a key" in link.trouble
+        engine.stop()
+        engine.epoll.close()

@@ -1,0 +1,161 @@
+"""PROTOCOL.md says what the code does: its tables are drawn from the code, its bytes are read by it.
+
+Run this file to write the generated parts anew: python tests/transport/wire/test_protocol_md.py
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final, get_type_hints
+
+import pytest
+
+from zsq.transport import errors
+from zsq.transport.block.block import HEADER_BYTES, check_block, open_block
+from zsq.transport.client.core.consumer_session import CONSUMER_TABLE
+from zsq.transport.client.core.link import LINK_TABLE
+from zsq.transport.client.core.producer_session import PRODUCER_TABLE
+from zsq.transport.client.core.stage_session import STAGE_TABLE
+from zsq.transport.wire import protocol
+from zsq.transport.wire.codec import decode, encode
+
+DOCUMENT: Final = Path(__file__).resolve().parents[3] / "transport" / "PROTOCOL.md"
+GROUPS: Final = {
+    "Anybody to anybody": range(1, 10),
+    "Links": range(10, 20),
+    "Producer and topic": range(20, 30),
+    "Consumer and channel": range(30, 38),
+    "Offset readers and storage": range(40, 44),
+    "Stages": (38, *range(44, 50)),
+    "Inside the broker": range(50, 128),
+}
+
+
+def words() -> str:
+    lines = []
+    for title, ops in GROUPS.items():
+        lines += [f"### {title}", "", "| op | word | fields | meaning |", "|---|---|---|---|"]
+        for op, message in sorted(protocol.WORDS.items()):
+            if op in ops:
+                hints = get_type_hints(message)
+                fields = ", ".join(f"{f.name}: {_kind(hints[f.name])}" for f in dataclasses.fields(message)) or "none"
+                meaning = " ".join((inspect.getdoc(message) or "").split())
+                if meaning.startswith(f"{message.__name__}("):
+                    meaning = "The answer to the request before it."
+                lines.append(f"| {op} | {message.__name__} | {fields} | {meaning} |".replace(" | | ", " |  | "))
+        lines.append("")
+    return "\n".join(lines).rstrip()
+
+
+def _kind(hint: Any) -> str:
+    """`tuple[tuple[int, int], ...]` as `((int, int), ...)`."""
+    if getattr(hint, "__origin__", None) is tuple:
+        inner = [_kind(part) if part is not Ellipsis else "..." for part in hint.__args__]
+        return f"({', '.join(inner)})"
+    return "map" if getattr(hint, "__origin__", hint) is dict else str(hint.__name__)
+
+
+def table(rows: dict[Any, dict[Any, Any]]) -> str:
+    """A state table as a diagram that markdown viewers draw, and greps find."""
+    lines = ["```mermaid", "stateDiagram-v2"]
+    first = next(iter(rows))
+    lines.append(f"    [*] --> {_name(first)}")
+    for state, row in rows.items():
+        events: dict[Any, list[str]] = {}
+        for event, after in row.items():
+            events.setdefault(after, []).append(event.value)
+        lines += [f"    {_name(state)} --> {_name(after)}: {' / '.join(found)}" for after, found in events.items()]
+    return "\n".join([*lines, "```"])
+
+
+def _name(state: Enum) -> str:
+    return str(state.value)
+
+
+def error_codes() -> str:
+    lines = ["| code | raised as |", "|---|---|"]
+    for name, code in sorted(vars(errors).items()):
+        if name.startswith("E_"):
+            lines.append(f"| {code} | {type(errors.from_wire(code, '')).__name__} |")
+    return "\n".join(lines)
+
+
+def limits() -> str:
+    lines = ["| limit | value |", "|---|---|"]
+    for name, value in vars(protocol).items():
+        if name.isupper() and isinstance(value, int):
+            lines.append(f"| {name} | {value:,} |")
+    return "\n".join(lines)
+
+
+PARTS: Final = {
+    "words": words,
+    "producer": lambda: table(PRODUCER_TABLE),
+    "consumer": lambda: table(CONSUMER_TABLE),
+    "link": lambda: table(LINK_TABLE),
+    "stage": lambda: table(STAGE_TABLE),
+    "errors": error_codes,
+    "limits": limits,
+}
+
+
+def drawn(text: str) -> str:
+    """The document with its generated parts made anew."""
+    for name, render in PARTS.items():
+        pattern = rf"(<!-- {name}: drawn from the code -->\n).*?(<!-- end -->)"
+        assert len(re.findall(pattern, text, re.DOTALL)) == 1, name
+        text = re.sub(pattern, lambda found, render=render: f"{found[1]}{render()}\n{found[2]}", text, flags=re.DOTALL)  # type: ignore[misc]
+    return text
+
+
+def test_the_drawn_parts_are_current() -> None:
+    text = DOCUMENT.read_text()
+    assert drawn(text) == text, "run python tests/transport/wire/test_protocol_md.py"
+
+
+def example(name: str) -> bytes:
+    """The bytes of a hex dump: lines `offset  bytes  what they are`."""
+    [dump] = re.findall(rf"<!-- example: {name} -->\n```\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    found = bytearray()
+    for line in dump.splitlines():
+        position, data = re.fullmatch(r"([0-9a-f]{4})  ((?:[0-9a-f]{2} ?)+)(?:  .*)?", line.rstrip()).groups()  # type: ignore[union-attr]
+        assert int(position, 16) == len(found), line
+        found += bytes.fromhex(data)
+    return bytes(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("hello", protocol.Hello(1, 0x1122334455667788, 30_000)),
+        ("pub", protocol.Pub()),
+        ("stored", protocol.Stored(((0, 41),))),
+        ("deliver", protocol.Deliver(7, ((41, 2, 1),), 60_000)),
+        ("fin", protocol.Fin(0, 7, ())),
+    ],
+)
+def test_the_example_words(name: str, message: protocol.Wire) -> None:
+    assert encode(message) == example(name)
+    assert decode(example(name)) == message
+
+
+def test_the_example_block() -> None:
+    block = open_block(example("header"), example("columns"))
+    check_block(block)
+    assert block.header.producer_id == 0x1122334455667788
+    assert (block.count, block.length) == (2, HEADER_BYTES + len(example("columns")))
+    assert block.body.values() == [b"hi", b"you"]
+    assert block.key is not None
+    assert block.key.values() == [b"k", None]
+
+
+def test_every_word_is_in_a_group() -> None:
+    assert all(any(op in ops for ops in GROUPS.values()) for op in protocol.WORDS)
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(drawn(DOCUMENT.read_text()))

@@ -1,0 +1,23 @@
+"""What a socket does with the frames it is given."""
+
+from __future__ import annotations
+
+import weakref
+from pathlib import Path
+
+from zsq.transport.wire import sockets
+from zsq.transport.wire.sockets import COPY_BYTES_MAX
+
+
+def test_what_waits_in_a_pipe_is_not_in_memory_twice(tmp_path: Path) -> None:
+    """A session keeps the blocks of its window until they are answered: the pipe holds the same memory. Small frames it copies."""
+    large, small = memoryview(bytes(COPY_BYTES_MAX + 1)), memoryview(bytes(COPY_BYTES_MAX))
+    held = [weakref.ref(large), weakref.ref(small)]
+    dealer = sockets.make_dealer()
+    try:
+        dealer.connect(f"ipc://{tmp_path}/nobody")
+        assert sockets.send_frames(dealer, [large, small])
+        del large, small
+        assert [one() is not None for one in held] == [True, False]
+    finally:
+        dealer.close(linger=0)

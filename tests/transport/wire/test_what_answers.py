@@ -1,0 +1,32 @@
+"""What an answer to a plain request says about a port."""
+
+from __future__ import annotations
+
+import pytest
+
+from zsq.transport.wire.handshake import what_answers
+
+URL = "tcp://h:4151"
+
+
+@pytest.mark.parametrize(
+    ("answer", "said", "sure"),
+    [
+        (b"HTTP/1.1 200 OK\r\nX-NSQ-Content-Type: nsq; version=1.0\r\n\r\n{}", "the HTTP port of a ZSQ broker (or of nsqd)", True),
+        (b"HTTP/1.0 404 Not Found\r\n\r\nx-nsq-content-type", "the HTTP port of some server", True),
+        (b"\0\0\0\x12\0\0\0\x01E_BAD_PROTOCOL", "for NSQ's clients", True),
+        (b"\x15\x03\x01\0\x02\x02\x46", "speaks TLS", True),
+        (b"\xff\0\0\0\0\0\0\0\x01\x7f", "the push port", False),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "it says b'SSH-2.0-OpenSSH_9.6", False),
+    ],
+)
+def test_each_kind_of_port_is_known_by_its_answer(answer: bytes, said: str, sure: bool) -> None:
+    text, certain = what_answers(answer, URL)
+    assert said in text
+    assert text.startswith(URL)
+    assert text.endswith("by default 4153")
+    assert certain is sure
+
+
+def test_no_answer_says_nothing() -> None:
+    assert what_answers(b"", URL) == ("", False)

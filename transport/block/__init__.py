@@ -1,0 +1,1 @@
+"""The block: a run of messages of one topic, packed."""

@@ -1,0 +1,163 @@
+"""The asyncio clients: the same names and arguments as the blocking ones, with await.
+
+They turn the same engines, in the loop's own thread: no locks, no threads.
+
+    async with zsq.aio.Producer(url) as producer:
+        await producer.publish("clicks", b"hello")
+
+A client belongs to the loop in which it is first used. `run(main())` runs a program on uvloop.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from ...block.block import MESSAGE_BYTES_MAX, Block
+from ...errors import E_BAD_ARGUMENT, UsageError
+from ...wire.codec import HeaderValue
+from ..blocking.client import Fetched, Measured
+from ..blocking.drive import inherit
+from ..blocking.producer import FOREIGN_RECEIPT, ProducerBase, ReceiptView, make_engine
+from ..core.lane import QUEUE_BYTES_MAX, ProducerEngine, Text, as_attributes, as_body, as_delay_ms, largest_of, one_block, pack_many
+from ..core.message import Delay
+from ..core.producer_session import PendingBlock
+from .aio_asker import Admin, Reader, Turner
+from .aio_consumer import Batch, Consumer, Message
+
+__all__ = ["Admin", "Batch", "Consumer", "Fetched", "Measured", "Message", "Producer", "Reader", "Receipt", "run"]
+
+_T = TypeVar("_T")
+
+
+def run(main: Coroutine[Any, Any, _T], *, debug: bool | None = None) -> _T:
+    """Run a program on uvloop until it returns, like `asyncio.run`."""
+    import uvloop
+
+    result: _T = uvloop.run(main, debug=debug)
+    return result
+
+
+class Receipt(ReceiptView):
+    """Of an asyncio producer; to be awaited, or looked at."""
+
+    __slots__ = ()
+
+    async def wait(self, timeout: float | None = None) -> int:
+        """The first offset, once all of it is durable. `timeout` in seconds, default: the producer's. Raises what went wrong."""
+        if not self.done:
+            await self._owner._await(self._pending, timeout)
+        return self._outcome()
+
+
+class Producer(ProducerBase):
+    """Publishes to any number of topics; see `zsq.Producer` for the arguments."""
+
+    _made: Turner[ProducerEngine] | None
+
+    def _turner(self) -> Turner[ProducerEngine]:
+        self._check_open()
+        made = self._made
+        if made is None or made.pid != os.getpid():
+            if made is not None:
+                inherit(made)
+            made = self._made = Turner(make_engine(*self._options), tells=True, hasty=self._hasty)
+        return made
+
+    async def publish(
+        self,
+        topic: str,
+        body: bytes | bytearray | memoryview,
+        *,
+        key: Text = None,
+        tag: Text = None,
+        headers: Mapping[str, HeaderValue] | None = None,
+        delay: Delay | None = None,
+    ) -> Receipt:
+        """Publish one message; durable when it returns, unless it lingers. `delay`: seconds, see `zsq.Producer.publish`."""
+        delay_ms = as_delay_ms(delay)
+        payload = as_body(body)
+        if len(payload) > MESSAGE_BYTES_MAX:
+            await self._check_size(topic, len(payload))
+        attributes = None if key is None and tag is None and headers is None else as_attributes(key, tag, headers)
+        if not self._lingers or delay_ms:
+            receipt = await self._push(topic, (one_block(payload, attributes, delay_ms),), delay_ms)
+            if not self._lingers:
+                await receipt.wait()
+            return receipt
+        turner = self._turner()
+        pending, index = turner.engine.linger(topic, payload, attributes)
+        turner.settle()
+        lane = turner.engine.lanes[topic]
+        if lane.session.queue_bytes > QUEUE_BYTES_MAX:
+            await turner.carry_out(turner.engine.make_room(lane, self._timeout))
+        return Receipt(self, (pending,), index, 1)
+
+    async def publish_many(
+        self,
+        topic: str,
+        bodies: Sequence[bytes],
+        *,
+        key: Text = None,
+        keys: Sequence[Text] | None = None,
+        tag: Text = None,
+        tags: Sequence[Text] | None = None,
+        headers: Mapping[str, HeaderValue] | Sequence[Mapping[str, HeaderValue] | None] | None = None,
+        delay: Delay | None = None,
+        wait: bool = True,
+    ) -> Receipt:
+        """Publish messages in order, cut into blocks; with `wait=False` it returns when they are handed over."""
+        delay_ms = as_delay_ms(delay)
+        time_ns = time.time_ns() if delay_ms else None
+        if (largest := largest_of(bodies)) > MESSAGE_BYTES_MAX:
+            await self._check_size(topic, largest)
+        receipt = await self._push(topic, pack_many(bodies, keys, tags, headers, time_ns, key=key, tag=tag), delay_ms)
+        if wait:
+            await receipt.wait()
+        return receipt
+
+    async def _push(self, topic: str, blocks: Iterable[Block], delay_ms: int) -> Receipt:
+        turner = self._turner()
+        pending_blocks = await turner.carry_out(turner.engine.push(topic, blocks, delay_ms, self._timeout))
+        return Receipt(self, pending_blocks, 0, sum(pending.count for pending in pending_blocks))
+
+    async def _check_size(self, topic: str, size: int) -> None:
+        turner = self._turner()
+        await turner.carry_out(turner.engine.check_size(topic, size, self._timeout))
+
+    async def _await(self, pending_blocks: tuple[PendingBlock, ...], timeout: float | None) -> None:
+        turner = self._made
+        if turner is None or turner.pid != os.getpid():
+            raise UsageError(E_BAD_ARGUMENT, FOREIGN_RECEIPT)
+        await turner.carry_out(turner.engine.answered(pending_blocks, self._timeout if timeout is None else timeout))
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Wait until all that was published is durable; raises the first error that nobody was told of."""
+        turner = self._made
+        if turner is not None and turner.pid == os.getpid():
+            await turner.carry_out(turner.engine.flush(self._timeout if timeout is None else timeout))
+
+    async def close(self, timeout: float | None = None) -> None:
+        """Flush, then end. What `flush` raises is raised after the end."""
+        if self._closed:
+            return
+        self._closed = True
+        turner = self._made
+        if turner is None:
+            return
+        if turner.pid != os.getpid():
+            inherit(turner)
+            return
+        try:
+            await self.flush(timeout)
+        finally:
+            turner.stop(linger_ms=1000)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.close()

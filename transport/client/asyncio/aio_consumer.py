@@ -1,0 +1,301 @@
+"""The asyncio consumer: `async for` messages or batches, or let a coroutine handle each message."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from ...errors import E_BAD_ARGUMENT, UsageError, ZsqError
+from ...wire.address import DefaultTimeout
+from ...wire.protocol import DEAD
+from ..blocking.consumer import (
+    ConsumerBase,
+    again,
+    check_callable,
+    check_concurrency,
+    is_coroutine_function,
+)
+from ..blocking.drive import inherit
+from ..core.consumer_session import EVERY, LeasedBlock
+from ..core.link import until_ns
+from ..core.message import BatchView, Delay, MessageView, Reason, when_again
+from ..core.subscription import TELL_NS, ConsumerEngine
+from .aio_asker import Turner
+
+log = logging.getLogger("zsq")
+
+
+class Message(MessageView):
+    """One message, to be answered once: `finish`, `requeue`, or `reject`."""
+
+    __slots__ = ()
+
+    async def finish(self, sync: bool = False) -> None:
+        """Done with it, told to the broker within 20 ms. `sync=True` waits until it is committed; see `zsq.Message.finish`."""
+        self._answer()
+        batch = self._batch
+        if sync:
+            await batch.owner._finish_sync(batch.delivery, (self._index,))
+        elif batch.delivery.finish(self._index):
+            batch.owner._noted()
+
+    async def requeue(self, delay: Delay = 0.0, *, backoff: bool = False, error: Reason = "") -> None:
+        """Again, to whichever consumer, after `delay` (seconds or a timedelta) or the channel's backoff; see `zsq.Message.requeue`."""
+        self._give_back(when_again(delay, backoff), error)
+
+    async def reject(self, error: Reason = "") -> None:
+        """Never again: to the dead letters, now; see `zsq.Message.reject`."""
+        self._give_back(DEAD, error)
+
+    async def touch(self) -> None:
+        """More time, for it and all that came with it."""
+        self._batch.delivery.check_open()
+        self._batch.owner._touch(self._batch.delivery)
+
+
+class Batch(BatchView[Message]):
+    """A delivery; what was answered message by message is left out of an answer to the whole."""
+
+    __slots__ = ()
+    message = Message
+
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self.messages())
+
+    async def finish(self, sync: bool = False) -> None:
+        self.delivery.check_open()
+        if sync:
+            await self.owner._finish_sync(self.delivery, (EVERY,))
+        elif self.delivery.finish(EVERY):
+            self.owner._noted()
+
+    async def requeue(self, delay: Delay = 0.0, *, backoff: bool = False, error: Reason = "") -> None:
+        self._give_back(when_again(delay, backoff), error)
+
+    async def reject(self, error: Reason = "") -> None:
+        self._give_back(DEAD, error)
+
+    async def touch(self) -> None:
+        self.delivery.check_open()
+        self.owner._touch(self.delivery)
+
+
+Handler = Callable[[Message], Awaitable[object]]
+
+
+class Consumer(ConsumerBase):
+    """Takes messages of a channel; see `zsq.Consumer` for the arguments. Any number of tasks may take at once."""
+
+    _made: Turner[ConsumerEngine] | None
+    _messages: deque[Message]
+
+    def _begin(self) -> None:
+        self._handling = 0  # of the workers, how many await a handler
+        self._ended = False
+
+    def _forked(self) -> None:
+        super()._forked()
+        self._handling = 0
+
+    def _turner(self) -> Turner[ConsumerEngine]:
+        made = self._made
+        if made is None or made.pid != os.getpid():
+            if made is not None:
+                inherit(made)
+            made = self._made = Turner(self._engine(), tells=True, hasty=isinstance(self._timeout, DefaultTimeout))
+        return made
+
+    # Taking
+
+    async def subscribe(self, timeout: float | None = None) -> None:
+        """Wait until the channel knows this consumer."""
+        self._check_open()
+        turner = self._turner()
+        await turner.carry_out(turner.engine.subscribe(self._timeout if timeout is None else timeout, self._is_closing))
+
+    async def receive_batch(self, timeout: float | None = None) -> Batch | None:
+        """The next delivery; None after `timeout` seconds (default: wait for ever) or once the consumer closes."""
+        delivery = await self._take(until_ns(timeout))
+        return None if delivery is None else Batch(self, delivery)
+
+    async def _take(self, deadline_ns: int, shared: Callable[[], bool] = bool) -> LeasedBlock | None:
+        if self._closing:
+            return None
+        turner = self._turner()
+        return await turner.carry_out(turner.engine.take(deadline_ns, self._timeout, self._is_closing, shared))
+
+    async def receive(self, timeout: float | None = None) -> Message | None:
+        """The next message; None after `timeout` seconds (default: wait for ever) or once the consumer closes."""
+        deadline_ns = until_ns(timeout)
+        while not self._closing:
+            while self._messages:
+                message = self._messages.popleft()
+                if not message._batch.delivery.expired(time.monotonic_ns()):
+                    return message
+            delivery = await self._take(deadline_ns, self._is_shared)
+            if delivery is not None:
+                self._messages.extend(Batch(self, delivery).messages())
+                if len(self._messages) > 1 and self._made is not None and self._made.engine.waiters:
+                    self._made.settle()  # other tasks may take the rest
+            elif not self._messages:
+                return None
+        return None
+
+    async def batches(self) -> AsyncIterator[Batch]:
+        """All deliveries, until `close`."""
+        while (batch := await self.receive_batch()) is not None:
+            yield batch
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        """All messages, until `close`."""
+        while (message := await self.receive()) is not None:
+            yield message
+
+    # Answering (called by messages and batches)
+
+    def _noted(self) -> None:
+        turner = self._made
+        if turner is not None and turner.pid == os.getpid():
+            turner.engine.sooner(time.monotonic_ns() + TELL_NS)
+            turner.settle()
+
+    async def _finish_sync(self, delivery: LeasedBlock, indexes: Sequence[int]) -> None:
+        turner = self._turner()
+        await turner.carry_out(turner.engine.finish_sync(delivery, indexes, self._patience(None)))
+
+    def _requeue(self, delivery: LeasedBlock, indexes: Sequence[int], delay_ms: int, error: str) -> None:
+        turner = self._turner()
+        turner.engine.requeue(delivery, indexes, delay_ms, error)
+        turner.settle()
+
+    def _touch(self, delivery: LeasedBlock) -> None:
+        turner = self._turner()
+        turner.engine.touch(delivery)
+        turner.settle()
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Wait until all plain finishes are committed; `LeaseLost` says how many were not."""
+        turner = self._made
+        if turner is not None and turner.pid == os.getpid():
+            await turner.carry_out(turner.engine.flush(self._patience(timeout)))
+
+    # Running a handler
+
+    async def run(
+        self,
+        handler: Handler,
+        *,
+        concurrency: int = 1,
+        requeue_delay: Delay | Callable[[Message], Delay] | None = None,
+        on_error: Callable[[Message, Exception], object] | None = None,
+        signals: bool = True,
+    ) -> None:
+        """Await `handler(message)` for each message, `concurrency` at a time, until `close`, SIGTERM or SIGINT; then drain and close.
+
+        The handler is a coroutine function, an object whose `__call__` is one, or a `functools.partial` of those; anything else is
+        `UsageError` before a message is taken. See `zsq.Consumer.run`.
+        """
+        check_concurrency(concurrency)
+        if not is_coroutine_function(handler):
+            text = (
+                "the handler must be a coroutine function (async def), an object whose __call__ is one, or a functools.partial of those; "
+                f"it is {handler!r:.80}. A plain function belongs to zsq.Consumer"
+            )
+            raise UsageError(E_BAD_ARGUMENT, text)
+        check_callable("on_error", on_error)
+        self._check_open()
+        loop = asyncio.get_running_loop()
+        caught = (signal.SIGTERM, signal.SIGINT) if signals else ()
+        for number in caught:
+            with contextlib.suppress(ValueError, RuntimeError):  # only the main thread's loop can
+                loop.add_signal_handler(number, self._stop_taking)
+        errors: list[ZsqError] = []
+
+        async def work() -> None:
+            me = asyncio.current_task()
+            self._workers.add(me)
+            try:
+                while (message := await self.receive()) is not None:
+                    await self._handle(message, handler, requeue_delay, on_error)
+            except ZsqError as error:
+                errors.append(error)
+                self._stop_taking()
+            finally:
+                self._workers.discard(me)
+
+        try:
+            await asyncio.gather(*(work() for _ in range(concurrency)))
+        finally:
+            for number in caught:
+                with contextlib.suppress(ValueError, RuntimeError):
+                    loop.remove_signal_handler(number)
+            await self.close()
+        if errors:
+            raise errors[0]
+
+    async def _handle(self, message: Message, handler: Handler, delay: Delay | Callable[[Message], Delay] | None, on_error: Any) -> None:
+        self._handling += 1
+        try:
+            await self._answer_for(message, handler, delay, on_error)
+        finally:
+            self._handling -= 1
+            if self._closing and self._made is not None:
+                self._made.settle()  # `close` waits for this
+
+    async def _answer_for(
+        self, message: Message, handler: Handler, delay: Delay | Callable[[Message], Delay] | None, on_error: Any
+    ) -> None:
+        try:
+            await handler(message)
+        except Exception as error:
+            if on_error is not None:
+                told = on_error(message, error)
+                if inspect.isawaitable(told):
+                    await told
+            else:
+                log.exception("handler of %s failed", message)
+            if not message.answered:
+                await message.requeue(**again(message, delay), error=error)
+        else:
+            if not message.answered:
+                await message.finish()
+
+    def _stop_taking(self) -> None:
+        self._closing = True
+        if self._made is not None:
+            self._made.settle()
+
+    async def close(self, timeout: float | None = None) -> None:
+        """Take nothing more, wait for the handlers of `run`, confirm what was finished; the rest goes back at once. See
+        `zsq.Consumer.close`."""
+        if asyncio.current_task() in self._workers:
+            self._stop_taking()
+            return
+        turner = self._made
+        self._closing = True
+        if turner is None or self._ended:
+            return
+        if turner.pid != os.getpid():
+            inherit(turner)
+            return
+        self._ended = True
+        try:
+            await turner.carry_out(turner.engine.leave(lambda: not self._handling, until_ns(self._patience(timeout))))
+        finally:
+            turner.stop(linger_ms=1000)
+
+    async def __aenter__(self) -> Self:
+        await self.subscribe()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.close()

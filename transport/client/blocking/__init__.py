@@ -1,0 +1,1 @@
+"""The blocking clients: Producer, Consumer, Admin and Reader."""

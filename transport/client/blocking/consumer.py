@@ -1,0 +1,497 @@
+"""The blocking consumer: iterate messages or batches, or let a handler run.
+
+What runs a person's handler: one message at a time in each thread, finish on return, requeue with backoff on an exception.
+
+The backoff is the channel's: whoever runs the broker sets it in one place, for all consumers. Rejected: a backoff with jitter in each
+client, which was there before. Jitter keeps clients apart that do not know of each other; here the channel's credit does that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import logging
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Final, Self, Unpack, overload
+
+from ...errors import E_BAD_ARGUMENT, E_CLOSING, Refused, UsageError, ZsqError
+from ...names import check_name
+from ...settings import NewChannelOptions
+from ...wire.address import DefaultTimeout, parse, url_last
+from ...wire.credentials import KeyFile
+from ...wire.protocol import MESSAGE_TIMEOUT_MS_MAX, MESSAGE_TIMEOUT_MS_MIN
+from ..core import message as reasons
+from ..core.consumer_session import ConsumerSession, LeasedBlock
+from ..core.link import FAR_NS, check_timeout, until_ns
+from ..core.message import Batch, Message
+from ..core.subscription import TELL_NS, ConsumerEngine, on_wire
+from .drive import Drive, inherit, ours, remember, remember_fork
+from .producer import check_times
+
+Handler = Callable[[Message], object]
+Delay = reasons.Delay | Callable[[Message], reasons.Delay] | None
+
+
+def again(message: Any, delay: reasons.Delay | Callable[[Any], reasons.Delay] | None) -> dict[str, Any]:
+    """How `Consumer.run` requeues a message: arguments of `requeue`."""
+    if delay is None:
+        return {"backoff": True}
+    return {"delay": delay(message) if callable(delay) else delay}
+
+
+def is_coroutine_function(handler: Any) -> bool:
+    """Return True if a call of the handler returns a coroutine: a coroutine function, an object whose `__call__` is one, or a partial.
+
+    `UsageError` for what cannot be called.
+    """
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    check_callable("the handler", handler)
+    if handler is None:
+        raise UsageError(E_BAD_ARGUMENT, "the handler must be callable, not None")
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
+
+
+def check_callable(what: str, value: Any) -> None:
+    """`UsageError` for what cannot be called; None is left to the caller."""
+    if value is not None and not callable(value):
+        raise UsageError(E_BAD_ARGUMENT, f"{what} must be callable, not {type(value).__name__}: {value!r:.80}")
+
+
+class Runner:
+    """What each thread of `Consumer.run` does; the first error of the broker's ends all of them."""
+
+    def __init__(self, consumer: Consumer, handler: Handler, delay: Delay, on_error: Any) -> None:
+        if is_coroutine_function(handler):
+            text = "the handler is a coroutine function, which nobody would await here; use zsq.aio.Consumer, or a plain function"
+            raise UsageError(E_BAD_ARGUMENT, text)
+        check_callable("on_error", on_error)
+        self.consumer = consumer
+        self.handler = handler
+        self.delay = delay
+        self.on_error = on_error
+        self.error: ZsqError | None = None
+
+    def work(self) -> None:
+        consumer = self.consumer
+        try:
+            with consumer._running():
+                # What came while `close` began is given back: `close` did not know that this thread would handle it.
+                while (message := consumer._outside(consumer.receive)) is not None and not consumer._closing:
+                    self.handle(message)
+        except ZsqError as error:
+            self.error = self.error or error
+            self.consumer._stop_taking()
+
+    def handle(self, message: Message) -> None:
+        try:
+            result = self.handler(message)
+        except Exception as error:
+            if self.on_error is not None:
+                self.on_error(message, error)
+            else:
+                log.exception("handler of %s failed", message)
+            if not message.answered:
+                message.requeue(**again(message, self.delay), error=error)
+        else:
+            if inspect.iscoroutine(result):  # of a lambda or a partial: it has not run, so the message is not done
+                result.close()
+                message.requeue()
+                raise UsageError(E_BAD_ARGUMENT, "the handler returned a coroutine, which nobody awaits here; use zsq.aio.Consumer")
+            if not message.answered:
+                message.finish()
+
+
+@contextlib.contextmanager
+def draining_on_signals(consumer: Consumer) -> Iterator[None]:
+    """SIGTERM and SIGINT drain; a second one acts as it did before."""
+    before: dict[int, Any] = {}
+
+    def restore() -> None:
+        for number in list(before):
+            signal.signal(number, before.pop(number) or signal.SIG_DFL)
+
+    def drain(number: int, frame: object) -> None:
+        restore()
+        consumer._stop_taking()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        before[number] = signal.signal(number, drain)
+    try:
+        yield
+    finally:
+        restore()
+
+
+log = logging.getLogger("zsq")
+
+READY: Final = 2500
+ANSWER_S: Final = 30.0  # for an answer of the broker, of a consumer that waits for a broker for ever
+FOREIGN: Final = "this message was received by the process that forked this one; only that process can answer it"
+
+
+def make_session(ready: int, message_timeout: float | None, label: str | None, sample_rate: int) -> ConsumerSession:
+    timeout_ms = 0 if message_timeout is None else int(message_timeout * 1000)
+    if message_timeout is not None and not MESSAGE_TIMEOUT_MS_MIN <= timeout_ms <= MESSAGE_TIMEOUT_MS_MAX:
+        limits = f"{MESSAGE_TIMEOUT_MS_MIN // 1000} to {MESSAGE_TIMEOUT_MS_MAX // 1000}"
+        raise UsageError(E_BAD_ARGUMENT, f"a message timeout of {message_timeout} s is outside of {limits} s")
+    if not 0 <= sample_rate <= 99:
+        raise UsageError(E_BAD_ARGUMENT, f"a sample rate is 1 to 99 percent, or 0 for all, not {sample_rate}")
+    return ConsumerSession(ready, timeout_ms, label or f"{os.uname().nodename}/{os.getpid()}", sample_rate)
+
+
+def check_concurrency(concurrency: int) -> None:
+    if concurrency < 1:
+        raise UsageError(E_BAD_ARGUMENT, f"concurrency must be at least 1, not {concurrency}")
+
+
+class ConsumerOptions(NewChannelOptions, total=False):
+    """The options of a consumer, and those of its channel."""
+
+    ready: int
+    message_timeout: float | None
+    timeout: float | None
+    heartbeat_ms: int | None
+    label: str | None
+    sample_rate: int
+    key_file: KeyFile
+
+
+class ConsumerBase:
+    """What the blocking and the asyncio consumer are made of."""
+
+    @overload
+    def __init__(self, topic: str, channel: str, *, url: str | None = None, **options: Unpack[ConsumerOptions]) -> None: ...
+    @overload
+    def __init__(self, url: str | None, topic: str, channel: str, **options: Unpack[ConsumerOptions]) -> None:
+        """Deprecated: name the URL, as in `Consumer(topic, channel, url=url)`."""
+
+    @url_last("topic", "channel")
+    def __init__(
+        self,
+        topic: str,
+        channel: str,
+        *,
+        url: str | None = None,
+        ready: int = READY,
+        message_timeout: float | None = None,
+        timeout: float | None = None,
+        heartbeat_ms: int | None = None,
+        label: str | None = None,
+        sample_rate: int = 0,
+        key_file: KeyFile = None,
+        **settings: Unpack[NewChannelOptions],
+    ) -> None:
+        check_times(timeout, heartbeat_ms)
+        self.topic = check_name(topic)
+        self.channel = check_name(channel, "channel")
+        self._address = parse(url, key_file)
+        self._options = (ready, message_timeout, label, heartbeat_ms, sample_rate, on_wire(settings))
+        self._timeout = timeout
+        make_session(ready, message_timeout, label, sample_rate)
+        self._made: Any = None
+        self._messages: deque[Any] = deque()  # of deliveries that were opened message by message
+        self._workers: set[Any] = set()  # threads or tasks of `run`
+        self._closing = False
+        self._begin()
+        remember_fork(self)
+
+    def _begin(self) -> None:
+        """The arguments are good."""
+        return
+
+    def _forked(self) -> None:
+        """This is a child: messages in hand are the parent's to answer, those that wait here are its to hand out."""
+        self._messages = deque()
+        self._workers = set()
+        if self._made is not None:
+            self._made.engine.session.over = FOREIGN
+
+    def _engine(self) -> ConsumerEngine:
+        self._check_open()
+        ready, message_timeout, label, heartbeat_ms, sample_rate, settings = self._options
+        session = make_session(ready, message_timeout, label, sample_rate)
+        engine = ConsumerEngine(self._address, self.topic, self.channel, session, heartbeat_ms, settings)
+        engine.on_void = self._messages.clear
+        return engine
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise Refused(E_CLOSING, "this consumer is closed; make a new one")
+
+    @property
+    def stale(self) -> int:
+        """Answers that came after their lease had ended; those messages were or will be delivered again."""
+        return 0 if self._made is None else int(self._made.engine.session.stale)
+
+    def _is_closing(self) -> bool:
+        return self._closing
+
+    def _is_shared(self) -> bool:
+        return bool(self._messages)
+
+    def _patience(self, timeout: float | None) -> float:
+        """How long an answer is waited for: while a link is up it comes, or the link is lost."""
+        found = check_timeout(self._timeout if timeout is None else timeout)
+        return ANSWER_S if found is None else found
+
+
+class Consumer(ConsumerBase):
+    """Takes messages of a channel; each goes to one of its consumers. Thread-safe.
+
+    `url`: see `Producer`. `ready`: how many messages it may hold unanswered.
+    `message_timeout`: seconds until an unanswered one goes to somebody else (default 60, at most 900).
+    `timeout`: seconds without a broker until a call raises `BrokerUnreachable`; by default (None, or `math.inf`) it waits for ever. Who
+    waits hears of it in the log (`zsq`, a warning) after 1 s, 10 s, then every minute.
+    `sample_rate`: it takes that percentage of what comes its way, the rest is finished. `key_file`: keys for a gateway that wants some,
+    see `Producer`.
+    `settings` of the channel, see `NewChannelOptions`: a channel that is made now takes them. One that is there must have the same `tags`
+    and `ordered`; the others change nothing, and the log has a warning where they differ (`Admin.configure_channel` changes them).
+    It subscribes at the first call, or on entering `with`. After a lost link it subscribes again by itself; messages of the
+    old link that are still in hand come again, and plain finishes of them are counted in `stale`.
+    """
+
+    _made: Drive[ConsumerEngine] | None
+    _messages: deque[Message]
+
+    def _begin(self) -> None:
+        self._busy: set[int] = set()  # threads that iterate and are in the person's code
+        self._ended = threading.Event()
+        remember(self)
+
+    def _forked(self) -> None:
+        super()._forked()
+        self._busy = set()
+
+    def _drive(self) -> Drive[ConsumerEngine]:
+        """This process's drive, with its link begun."""
+        made = self._made
+        return made if made is not None and made.pid == os.getpid() else ours(lambda: self._made, self._make)
+
+    def _make(self, inherited: Drive[ConsumerEngine] | None) -> Drive[ConsumerEngine]:
+        self._made = Drive(self._engine(), keeper="zsq consumer", hasty=isinstance(self._timeout, DefaultTimeout))
+        return self._made
+
+    # Taking
+
+    def subscribe(self, timeout: float | None = None) -> None:
+        """Wait until the channel knows this consumer; the channel exists from then on."""
+        self._check_open()
+        drive = self._drive()
+        drive.carry_out(drive.engine.subscribe(self._timeout if timeout is None else timeout, self._is_closing))
+
+    def receive_batch(self, timeout: float | None = None) -> Batch | None:
+        """The next delivery; None after `timeout` seconds (default: wait for ever) or once the consumer closes."""
+        delivery = self._take(until_ns(timeout))
+        return None if delivery is None else Batch(self, delivery)
+
+    def receive(self, timeout: float | None = None) -> Message | None:
+        """The next message; None after `timeout` seconds (default: wait for ever) or once the consumer closes."""
+        messages = self._messages
+        deadline_ns = until_ns(timeout)
+        while not self._closing:
+            try:
+                message = messages.popleft()
+            except IndexError:
+                message = None
+            if message is None:  # not in the handler above: an error would name that one as its cause
+                if not self._fill(deadline_ns):
+                    return None
+                messages = self._messages
+            elif not message._batch.delivery.expired(time.monotonic_ns()):
+                return message  # what expired while it waited here was given to somebody else
+        return None
+
+    def _fill(self, deadline_ns: int) -> bool:
+        """Open the next delivery, unless other threads left messages; False after the time-out or at the end."""
+        delivery = self._take(deadline_ns, self._is_shared)
+        if delivery is None:
+            return not self._closing and (self._is_shared() or time.monotonic_ns() < deadline_ns)
+        self._messages.extend(Batch(self, delivery).messages())
+        drive = self._made
+        if drive is not None and drive.engine.waiters:
+            with drive.lock:
+                drive.settle()
+        return True
+
+    def _take(self, deadline_ns: int, shared: Callable[[], bool] = bool) -> LeasedBlock | None:
+        if self._closing:
+            return None
+        drive = self._drive()
+        return drive.carry_out(drive.engine.take(deadline_ns, self._timeout, self._is_closing, shared))
+
+    def batches(self) -> Iterator[Batch]:
+        """All deliveries, until `close`."""
+        with self._iterating():
+            while (batch := self._outside(self.receive_batch)) is not None and not self._closing:
+                yield batch
+
+    def __iter__(self) -> Iterator[Message]:
+        """All messages, until `close`. Those of a delivery that nobody took go to the next who asks."""
+        with self._iterating():
+            while not self._closing:
+                try:
+                    message = self._messages.popleft()
+                except IndexError:
+                    message = None
+                if message is not None:
+                    yield message
+                elif not self._outside(lambda: self._fill(FAR_NS)):
+                    return
+
+    @contextlib.contextmanager
+    def _iterating(self) -> Iterator[None]:
+        """`close` from another thread waits until this one has come back from the person's code."""
+        me = threading.get_ident()
+        self._busy.add(me)
+        try:
+            yield
+        finally:
+            self._busy.discard(me)
+            drive = self._made
+            if self._closing and drive is not None:
+                with drive.lock:
+                    drive.engine.settle()
+
+    @contextlib.contextmanager
+    def _running(self) -> Iterator[None]:
+        """A thread of `run`: `close` waits for its handler, and called by the handler it only ends the taking."""
+        me = threading.get_ident()
+        self._workers.add(me)
+        try:
+            with self._iterating():
+                yield
+        finally:
+            self._workers.discard(me)
+
+    def _outside(self, take: Callable[[], Any]) -> Any:
+        """Take more: meanwhile this thread is not in the person's code."""
+        me = threading.get_ident()
+        self._busy.discard(me)
+        try:
+            return take()
+        finally:
+            self._busy.add(me)
+
+    # Answering (called by messages and batches)
+
+    def _noted(self) -> None:
+        drive = self._made
+        if drive is not None and drive.pid == os.getpid():
+            with drive.lock:
+                drive.engine.sooner(time.monotonic_ns() + TELL_NS)
+                drive.need(drive.engine.due_ns)
+
+    def _finish_sync(self, delivery: LeasedBlock, indexes: Sequence[int]) -> None:
+        drive = self._drive()
+        drive.carry_out(drive.engine.finish_sync(delivery, indexes, self._patience(None)))
+
+    def _requeue(self, delivery: LeasedBlock, indexes: Sequence[int], delay_ms: int, error: str) -> None:
+        drive = self._drive()
+        with drive.lock:
+            drive.engine.requeue(delivery, indexes, delay_ms, error)
+            drive.settle()
+
+    def _touch(self, delivery: LeasedBlock) -> None:
+        drive = self._drive()
+        with drive.lock:
+            drive.engine.touch(delivery)
+            drive.settle()
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until all plain finishes are committed. `LeaseLost` says how many were not, because their lease had ended or the link was
+        lost before they were confirmed: those messages come again."""
+        drive = self._made
+        if drive is not None and drive.pid == os.getpid():
+            drive.carry_out(drive.engine.flush(self._patience(timeout)))
+
+    # Running a handler
+
+    def run(
+        self,
+        handler: Handler,
+        *,
+        concurrency: int = 1,
+        requeue_delay: Delay = None,
+        on_error: Callable[[Message, Exception], object] | None = None,
+        signals: bool = True,
+    ) -> None:
+        """Call `handler(message)` for each message, in `concurrency` threads, until `close`, SIGTERM or SIGINT; then drain and close.
+
+        A return finishes the message (unless the handler answered it), an exception requeues it after `requeue_delay`: seconds, a
+        timedelta, a function of the message that returns one, or by default the channel's backoff (1 s doubled by each attempt, at most
+        2 minutes, unless set otherwise). The broker is told the exception's repr, which a dead letter shows. Exceptions go to
+        `on_error(message, exception)`, by default to the log. `signals=False` leaves the handlers of signals alone.
+        """
+        check_concurrency(concurrency)
+        self._check_open()
+        runner = Runner(self, handler, requeue_delay, on_error)
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.close)
+            if signals and threading.current_thread() is threading.main_thread():
+                stack.enter_context(draining_on_signals(self))
+            workers = [threading.Thread(target=runner.work, name=f"zsq worker {i}", daemon=True) for i in range(1, concurrency)]
+            for worker in workers:
+                worker.start()
+            try:
+                runner.work()
+            finally:
+                self._stop_taking()
+                for worker in workers:
+                    worker.join()
+        if runner.error is not None:
+            raise runner.error
+
+    def _stop_taking(self) -> None:
+        """Safe in a signal handler: no lock is taken."""
+        self._closing = True
+        if self._made is not None:
+            self._made.nudge()
+
+    def close(self, timeout: float | None = None) -> None:
+        """Take nothing more, wait for iterations and handlers in other threads to come back, confirm what was finished.
+
+        The rest goes back at once; to answer such a message afterwards raises `Refused`. A call by a handler of `run` returns at once, and
+        `run` closes when its handlers have returned. It waits `timeout` seconds at most; default: the consumer's, or 30.
+        """
+        drive = self._made
+        if drive is None or drive.pid != os.getpid():
+            self._closing = True
+            if drive is not None:
+                inherit(drive)
+            return
+        me = threading.get_ident()
+        if me in self._workers:
+            self._stop_taking()
+            return
+        timeout = self._patience(timeout)
+        deadline_ns = until_ns(timeout)
+        with drive.lock:
+            self._closing = True
+            first = not drive.engine.closing
+            drive.engine.closing = True
+            drive.engine.settle()
+        if not first:
+            self._ended.wait(timeout)
+            return
+        try:
+            drive.carry_out(drive.engine.leave(lambda: not self._busy - {me}, deadline_ns))
+        finally:
+            with drive.lock:
+                drive.stop(linger_ms=1000)
+            drive.end()
+            self._ended.set()
+
+    def __enter__(self) -> Self:
+        self.subscribe()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,295 @@
+"""Turning an engine from threads: whoever waits drives; a keeper looks after it when nobody does.
+
+The hot path has no thread switch. A thread that waits (for Stored, for a delivery) sleeps on the engine's epoll set itself, without
+the lock, and takes in what comes, under the lock. If it finds somebody driving already it *follows*: it sleeps on a lock of its
+own until the driver has brought what it waits for, or hands the driving over.
+
+The keeper is a small daemon thread. While others turn the engine it only looks in every 20 ms, for what is due (lingering
+messages, finishes to be told, heartbeats). When nobody turned it for that long, the keeper drives, so that answers are
+taken and a lost link is opened anew while the person's code does something else. It steps back as soon as a caller comes.
+
+Rejected: a thread that always does the I/O. Each publish then costs two thread switches and two waits for the GIL (measured
+elsewhere at 40 to 80 microseconds, more than the rest of the way).
+
+Fork: an engine belongs to the process that made it. The owner looks at `pid` and makes a new Drive in a child; the inherited
+one is kept in `_inherited` and never touched, so no destructor closes a parent's socket.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import select
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+from ..core.link import FAR_NS, Engine, Steps, Waiter
+
+TICK_NS: Final = 20_000_000
+_SLEEP_NS_MAX: Final = 3_600_000_000_000  # the system takes no more than 24 days; whoever wakes looks what is due
+_EXIT_S: Final = 5.0
+_EngineT = TypeVar("_EngineT", bound=Engine)
+_T = TypeVar("_T")
+_inherited: list[object] = []  # of the parent, kept for good
+
+
+class Drive(Generic[_EngineT]):
+    """An engine, its lock, and the threads that turn it. All methods but `carry_out` want the lock held."""
+
+    def __init__(self, engine: _EngineT, *, keeper: str = "", hasty: bool = False) -> None:
+        """`keeper`: the thread's name; without one the engine is only turned while somebody waits. `hasty`: see `Engine`."""
+        engine.tells = True
+        engine.hasty = hasty
+        self.pid = os.getpid()
+        self.engine = engine
+        self.lock = threading.Lock()
+        self.stopped = False
+        self._driver: object | None = None
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # wakes the driver
+        engine.epoll.register(self._wake_fd, select.EPOLLIN)
+        self._keeper_name = keeper
+        self._keeper: threading.Thread | None = None
+        self._keeper_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._keeper_until_ns = 0  # it looks in by then
+        self._keeper_drives = False
+
+    # Waiting
+
+    def wait(self, done: Callable[[], bool], deadline_ns: int) -> bool:
+        """Turn the engine until `done()`, or False at the deadline. The lock is held on entry and exit, not meanwhile."""
+        if done():
+            return True
+        waker = threading.Lock()
+        waker.acquire()
+        waiter = Waiter(done, lambda: self._wake(waker))
+        self.engine.waiters.append(waiter)
+        try:
+            turned = False  # a deadline in the past still gets one look
+            while not done():
+                now = time.monotonic_ns()
+                if (turned and now >= deadline_ns) or self.stopped:
+                    return done()
+                turned = True
+                if waiter not in self.engine.waiters:
+                    self.engine.waiters.append(waiter)  # it was woken, but another thread was faster
+                if self._driver is None:
+                    self._drive(waker, deadline_ns)
+                else:
+                    self._follow(waker, deadline_ns - now)
+            return True
+        finally:
+            if waiter in self.engine.waiters:
+                self.engine.waiters.remove(waiter)
+            self._hand_over()
+
+    def _drive(self, me: threading.Lock, deadline_ns: int) -> None:
+        """One round: sleep without the lock until something comes or is due, then take it in."""
+        if self._keeper_drives:
+            self._step_back_keeper()
+        engine = self.engine
+        self._driver = me
+        pause_ns = min(min(deadline_ns, engine.due_ns) - time.monotonic_ns(), _SLEEP_NS_MAX)
+        self.lock.release()
+        try:
+            ready = engine.epoll.poll(pause_ns / 1e9 if pause_ns > 0 else 0)
+        finally:
+            self.lock.acquire()
+            self._driver = None
+        self._turn(ready)
+
+    def _turn(self, ready: list[tuple[int, int]]) -> None:
+        if self.stopped:
+            return
+        for fd, _ in ready:
+            if fd == self._wake_fd:
+                _drain(fd)
+        self.engine.turn(ready)
+        self.engine.settle()
+
+    def _follow(self, waker: threading.Lock, pause_ns: int) -> None:
+        self.lock.release()
+        try:
+            waker.acquire(timeout=max(0, min(pause_ns, _SLEEP_NS_MAX)) / 1e9)
+        finally:
+            self.lock.acquire()
+
+    def _wake(self, waker: threading.Lock) -> None:
+        if self._driver is waker:
+            os.eventfd_write(self._wake_fd, 1)
+        elif waker.locked():
+            waker.release()
+
+    def _hand_over(self) -> None:
+        """Nobody drives: let one of those who wait do it."""
+        if self._driver is None and self.engine.waiters:
+            self.engine.waiters[0].wake()
+
+    def carry_out(self, steps: Steps[_T]) -> _T:
+        """Take the lock, and do what these steps say."""
+        with self.lock, contextlib.closing(steps):
+            try:
+                step = next(steps)
+                while True:
+                    step = steps.send(self.wait(*step))
+            except StopIteration as end:
+                result: _T = end.value
+                return result
+            finally:
+                self.settle()
+
+    def settle(self) -> None:
+        """After a caller has sent or taken something: wake whoever waited for it, and see that what is due will be done."""
+        engine = self.engine
+        if engine.waiters:
+            engine.settle()
+        self.need(engine.due_ns)
+
+    def need(self, at_ns: int) -> None:
+        """Somebody should look in by then. Without a caller who waits that is the keeper."""
+        if at_ns < self._keeper_until_ns and self._keeper is not None:
+            self._keeper_until_ns = at_ns
+            os.eventfd_write(self._keeper_fd, 1)
+        elif self._keeper is None and self._keeper_name and at_ns < FAR_NS and not self.stopped:
+            self._keeper = threading.Thread(target=self._keep, name=self._keeper_name, daemon=True)
+            self._keeper.start()
+
+    def nudge(self) -> None:
+        """Make whoever drives look again, without the lock: for signal handlers."""
+        os.eventfd_write(self._wake_fd, 1)
+
+    # The keeper
+
+    def _keep(self) -> None:
+        seen = -1
+        while True:
+            with self.lock:
+                if self.stopped:
+                    return
+                engine = self.engine
+                idle = engine.turns == seen and self._driver is None
+                now = time.monotonic_ns()
+                if now >= engine.due_ns:
+                    engine.timers(now)
+                    engine.settle()
+                seen = engine.turns
+                until = engine.due_ns if idle else min(engine.due_ns, now + TICK_NS)
+                self._keeper_until_ns = until
+                self._keeper_drives = idle
+            poll = select.poll()
+            poll.register(self._keeper_fd, select.POLLIN)
+            if idle:
+                poll.register(engine.epoll, select.POLLIN)
+            pause_ns = max(0, min(until - now, _SLEEP_NS_MAX))
+            found = [fd for fd, _ in poll.poll(pause_ns // 1_000_000 + 1)]
+            with self.lock:
+                self._keeper_drives = False
+                if self.stopped:
+                    return
+                if self._keeper_fd in found:
+                    _drain(self._keeper_fd)
+                if idle and self._driver is None and len(found) > (self._keeper_fd in found):
+                    self._turn(self.engine.epoll.poll(0))
+                    seen = self.engine.turns
+
+    def _step_back_keeper(self) -> None:
+        """A caller drives now: two sleeping on the same descriptors would both wake for each message."""
+        self._keeper_drives = False
+        os.eventfd_write(self._keeper_fd, 1)
+
+    # Ending
+
+    def stop(self, linger_ms: int = 0) -> None:
+        """Close the engine, wake all who wait."""
+        if self.stopped:
+            return
+        self.stopped = True
+        self.engine.stop(linger_ms)
+        for waiter in list(self.engine.waiters):
+            waiter.wake()
+        os.eventfd_write(self._keeper_fd, 1)
+
+    def end(self) -> None:
+        """After `stop`, without the lock: wait for the keeper, its descriptors go with the last reference."""
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None and keeper is not threading.current_thread():
+            keeper.join(1.0)
+
+    def __del__(self) -> None:
+        """Nobody refers to it, so nobody sleeps on its descriptors."""
+        if self.pid == os.getpid():
+            os.close(self._wake_fd)
+            os.close(self._keeper_fd)
+
+
+def _drain(fd: int) -> None:
+    with contextlib.suppress(BlockingIOError):
+        os.eventfd_read(fd)
+
+
+_Made = TypeVar("_Made", bound=Drive[Any])
+_making: threading.Lock = threading.Lock()  # several threads may be the first to use a client
+
+
+def _after_fork() -> None:
+    global _making
+    _making = threading.Lock()  # whoever held it is not here
+    for client in list(_consumers):
+        client._forked()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def ours(get: Callable[[], _Made | None], make: Callable[[_Made | None], _Made]) -> _Made:
+    """This process's drive of a client: `get()` if it is there, else `make(inherited)`, by one thread only.
+
+    A parent's drive in a forked child is never touched, never collected.
+    """
+    with _making:
+        found = get()
+        if found is not None and found.pid == os.getpid():
+            return found
+        if found is not None:
+            inherit(found)
+        return make(found)
+
+
+def inherit(drive: object) -> None:
+    """Keep what belongs to the parent for good, so that no destructor runs on it."""
+    _inherited.append(drive)
+
+
+class Closes(Protocol):
+    def close(self, timeout: float | None = None) -> Any: ...
+
+
+class Inherits(Protocol):
+    def _forked(self) -> Any:
+        """Forget what belongs to the parent process: this is its child."""
+
+
+_consumers: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def remember_fork(client: Inherits) -> None:
+    """Call `_forked` of this client in each forked child. Clients that look at the process in each call need not be told."""
+    _consumers.add(client)
+
+
+_open_clients: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def remember(client: Closes) -> None:
+    """Clients still open when the interpreter ends are closed then, as far as 5 s allow."""
+    _open_clients.add(client)
+
+
+@atexit.register
+def _close_all() -> None:
+    for client in list(_open_clients):
+        with contextlib.suppress(Exception):
+            client.close(_EXIT_S)

@@ -1,0 +1,308 @@
+"""The blocking producer: publish, and know when it is durable."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, Self
+
+from ...block.block import MESSAGE_BYTES_MAX, Block
+from ...errors import E_BAD_ARGUMENT, E_CLOSING, Refused, UsageError, option
+from ...wire.address import Address, DefaultTimeout, parse
+from ...wire.codec import HeaderValue
+from ...wire.credentials import KeyFile
+from ...wire.protocol import HEARTBEAT_MS_MAX, HEARTBEAT_MS_MIN
+from ..core.lane import QUEUE_BYTES_MAX, ProducerEngine, Text, as_attributes, as_body, as_delay_ms, largest_of, one_block, pack_many
+from ..core.link import check_timeout
+from ..core.message import Delay
+from ..core.producer_session import PendingBlock
+from .drive import Drive, inherit, ours, remember
+
+TIMEOUT_S: Final = DefaultTimeout(30.0)
+WHEN_FULL: Final = ("fail", "wait")
+
+
+class ReceiptView:
+    """What became of a publish: of one message, or of those of one `publish_many`."""
+
+    __slots__ = ("_index", "_owner", "_pending", "count")
+
+    def __init__(self, owner: Any, pending_blocks: tuple[PendingBlock, ...], index: int, count: int) -> None:
+        self._owner = owner
+        self._pending = pending_blocks
+        self._index = index
+        self.count = count
+
+    @property
+    def done(self) -> bool:
+        """Whether the outcome is known: durable, or failed."""
+        return all(pending.done for pending in self._pending)
+
+    @property
+    def error(self) -> Exception | None:
+        """Why it failed, or None."""
+        return next((pending.error for pending in self._pending if pending.error is not None), None)
+
+    @property
+    def offset(self) -> int | None:
+        """The first message's offset; None while it is not known, -1 where it is stored but the broker no longer remembers where.
+
+        A delayed message has none before it is due: -1, and a `key`.
+        """
+        first = self._pending[0]
+        if not first.done or first.error is not None:
+            return None
+        return first.first_offset + self._index if first.first_offset >= 0 else -1
+
+    @property
+    def key(self) -> str | None:
+        """The first delayed message's key, 32 hex digits, by which it can be cancelled; None where there is none (yet)."""
+        return next(iter(self.delayed_keys()), None)
+
+    def delayed_keys(self) -> list[str]:
+        """The keys of all delayed messages of which it is known by now that they wait; empty for a publish without delay.
+
+        Also empty where an answer was lost and the broker no longer remembers them when asked again: `zsq delayed list` shows them.
+        """
+        found = []
+        for pending in self._pending:
+            if pending.key is not None:
+                due_ns, serial = pending.key
+                found += [f"{due_ns:016x}{serial + index:016x}" for index in range(pending.count)]
+        return found
+
+    @property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """(first offset, count) of each block that is stored."""
+        if len(self._pending) == 1:
+            offset = self.offset
+            return () if offset is None else ((offset, self.count),)
+        return tuple((pending.first_offset, pending.count) for pending in self._pending if pending.done and pending.error is None)
+
+    def _outcome(self) -> int:
+        for pending in self._pending:
+            if pending.error is not None:
+                pending.raised = True
+                raise pending.error
+        offset = self.offset
+        assert offset is not None
+        return offset
+
+    def __repr__(self) -> str:
+        where = f"offset {self.offset}" if self.key is None else f"delayed, {self.key}"
+        state = where if self.done and not self.error else f"{self.error}" if self.done else "on its way"
+        return f"<Receipt of {self.count}: {state}>"
+
+
+class Receipt(ReceiptView):
+    """Of a blocking producer."""
+
+    __slots__ = ()
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The first offset, once all of it is durable. `timeout` in seconds, default: the producer's. Raises what went wrong."""
+        if not self.done:
+            self._owner._await(self._pending, timeout)
+        return self._outcome()
+
+
+def check_times(timeout: float | None, heartbeat_ms: int | None) -> None:
+    seconds = check_timeout(timeout)
+    if seconds is not None and seconds <= 0:
+        text = f"{option('timeout')} takes seconds above 0, or None to wait for ever, not {timeout!r}"
+        raise UsageError(E_BAD_ARGUMENT, text)
+    if heartbeat_ms is not None and not HEARTBEAT_MS_MIN <= heartbeat_ms <= HEARTBEAT_MS_MAX:
+        raise UsageError(E_BAD_ARGUMENT, f"a heartbeat of {heartbeat_ms} ms is outside of {HEARTBEAT_MS_MIN} to {HEARTBEAT_MS_MAX}")
+
+
+def make_engine(
+    address: Address, linger_ms: float, batch_bytes: int, batch_count: int, heartbeat_ms: int | None, when_full: str
+) -> ProducerEngine:
+    if when_full not in WHEN_FULL:
+        raise UsageError(E_BAD_ARGUMENT, f"when_full is {' or '.join(WHEN_FULL)}, not {when_full!r}")
+    if linger_ms < 0 or batch_bytes < 1 or batch_count < 1:
+        raise UsageError(E_BAD_ARGUMENT, "linger_ms is 0 or more, batch_bytes and batch_count are 1 or more")
+    return ProducerEngine(address, int(linger_ms * 1e6), batch_bytes, batch_count, heartbeat_ms, when_full == "wait")
+
+
+class ProducerBase:
+    """What the blocking and the asyncio producer are made of."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        linger_ms: float = 0.0,
+        batch_bytes: int = 256 * 1024,
+        batch_count: int = 1000,
+        timeout: float | None = TIMEOUT_S,
+        heartbeat_ms: int | None = None,
+        when_full: str = "fail",
+        key_file: KeyFile = None,
+    ) -> None:
+        check_times(timeout, heartbeat_ms)
+        self._options = (parse(url, key_file), linger_ms, batch_bytes, batch_count, heartbeat_ms, when_full)
+        self._timeout = timeout
+        self._hasty = isinstance(timeout, DefaultTimeout)
+        self._lingers = linger_ms > 0
+        self._closed = False
+        make_engine(*self._options)  # a wrong argument is told here
+        self._made: Any = None
+        self._begin()
+
+    def _begin(self) -> None:
+        """The arguments are good."""
+        return
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Refused(E_CLOSING, "this producer is closed; make a new one")
+
+
+FOREIGN_RECEIPT: Final = "this receipt belongs to the process that published; wait for it there"
+
+
+class Producer(ProducerBase):
+    """Publishes to any number of topics. Thread-safe; after a fork the child has links and a producer id of its own.
+
+    `url`: tcp://host:4153 or ipc:///DATA_DIR/run; default $ZSQ_URL, else tcp://127.0.0.1:4153.
+    `linger_ms` 0: each publish is durable when it returns. Above 0 it returns at once, and messages are gathered into blocks until
+    that time, `batch_count` or `batch_bytes` is reached; `Receipt.wait` and `flush` wait for durability.
+    `timeout`: seconds that any call waits for the broker, reconnects included; None or `math.inf`: for ever. Who waits hears of it in the
+    log (`zsq`, a warning) after 1 s, 10 s, then every minute. A resend never stores twice. With the default, a producer that has not met
+    a broker yet raises `BrokerUnreachable` after 1 s where nothing listens on this machine; give a time-out to wait for a broker that
+    is being started.
+    `when_full`: what a publish does where there is no room (the topic's bound is reached, the disk is full): "fail" at once, or "wait" for
+    it as long as for a broker. Either way memory is bounded: with lingering, publishing stops while 16 MiB wait.
+    `key_file`: what `zsq keys client` wrote, for a gateway that encrypts and wants to know who comes; default $ZSQ_KEY_FILE.
+    """
+
+    _made: Drive[ProducerEngine] | None
+
+    def _begin(self) -> None:
+        remember(self)
+
+    def _drive(self) -> Drive[ProducerEngine]:
+        """This process's drive: made when first needed."""
+        self._check_open()
+        made = self._made
+        return made if made is not None and made.pid == os.getpid() else ours(lambda: self._made, self._make)
+
+    def _make(self, inherited: Drive[ProducerEngine] | None) -> Drive[ProducerEngine]:
+        self._made = Drive(make_engine(*self._options), keeper="zsq producer", hasty=self._hasty)
+        return self._made
+
+    def publish(
+        self,
+        topic: str,
+        body: bytes | bytearray | memoryview,
+        *,
+        key: Text = None,
+        tag: Text = None,
+        headers: Mapping[str, HeaderValue] | None = None,
+        delay: Delay | None = None,
+    ) -> Receipt:
+        """Publish one message. `UsageError` for a bad name or what is too large, `Refused` if the broker cannot take it now,
+        `BrokerUnreachable` after the time-out.
+
+        `delay`: seconds or a timedelta (at most 366 days) after which it comes into the topic, never earlier. It is durable as any other
+        when this returns, does not linger, and its receipt has a `key` in place of an offset.
+        """
+        delay_ms = as_delay_ms(delay)
+        payload = body if type(body) is bytes and len(body) <= MESSAGE_BYTES_MAX else as_body(body)
+        if len(payload) > MESSAGE_BYTES_MAX:
+            self._check_size(topic, len(payload))
+        attributes = None if key is None and tag is None and headers is None else as_attributes(key, tag, headers)
+        if not self._lingers or delay_ms:
+            receipt = self._push(topic, (one_block(payload, attributes, delay_ms),), delay_ms)
+            if not self._lingers:
+                receipt.wait()
+            return receipt
+        drive = self._drive()
+        engine = drive.engine
+        with drive.lock:
+            pending, index = engine.linger(topic, payload, attributes)
+            if not index or engine.waiters:
+                drive.settle()
+            lane = engine.lanes[topic]
+        if lane.session.queue_bytes > QUEUE_BYTES_MAX:
+            drive.carry_out(engine.make_room(lane, self._timeout))
+        return Receipt(self, (pending,), index, 1)
+
+    def publish_many(
+        self,
+        topic: str,
+        bodies: Sequence[bytes],
+        *,
+        key: Text = None,
+        keys: Sequence[Text] | None = None,
+        tag: Text = None,
+        tags: Sequence[Text] | None = None,
+        headers: Mapping[str, HeaderValue] | Sequence[Mapping[str, HeaderValue] | None] | None = None,
+        delay: Delay | None = None,
+        wait: bool = True,
+    ) -> Receipt:
+        """Publish messages in order, cut into blocks of at most 10,000 messages and about 5 MiB.
+
+        `key`, `tag`: the same for all of them; `keys`, `tags`: one for each, or None. `headers`: one mapping for
+        all of them, or a sequence with one for each.
+        `delay`: of all of them, see `publish`.
+
+        With `wait=False` it returns when they are handed over (at most 16 MiB wait to be sent); use the receipt, or `flush`.
+        """
+        delay_ms = as_delay_ms(delay)
+        time_ns = time.time_ns() if delay_ms else None
+        if (largest := largest_of(bodies)) > MESSAGE_BYTES_MAX:
+            self._check_size(topic, largest)
+        receipt = self._push(topic, pack_many(bodies, keys, tags, headers, time_ns, key=key, tag=tag), delay_ms)
+        if wait:
+            receipt.wait()
+        return receipt
+
+    def _push(self, topic: str, blocks: Iterable[Block], delay_ms: int) -> Receipt:
+        drive = self._drive()
+        pending_blocks = drive.carry_out(drive.engine.push(topic, blocks, delay_ms, self._timeout))
+        return Receipt(self, pending_blocks, 0, sum(pending.count for pending in pending_blocks))
+
+    def _check_size(self, topic: str, size: int) -> None:
+        drive = self._drive()
+        drive.carry_out(drive.engine.check_size(topic, size, self._timeout))
+
+    def _await(self, pending_blocks: tuple[PendingBlock, ...], timeout: float | None) -> None:
+        """Wait until all are answered, or raise."""
+        drive = self._made
+        if drive is None or drive.pid != os.getpid():
+            raise UsageError(E_BAD_ARGUMENT, FOREIGN_RECEIPT)
+        drive.carry_out(drive.engine.answered(pending_blocks, self._timeout if timeout is None else timeout))
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until all that was published is durable; raises the first error that nobody was told of."""
+        drive = self._made
+        if drive is not None and drive.pid == os.getpid():
+            drive.carry_out(drive.engine.flush(self._timeout if timeout is None else timeout))
+
+    def close(self, timeout: float | None = None) -> None:
+        """Flush, then end. What `flush` raises is raised after the end."""
+        if self._closed:
+            return
+        self._closed = True
+        drive = self._made
+        if drive is None:
+            return
+        if drive.pid != os.getpid():
+            inherit(drive)
+            return
+        try:
+            self.flush(timeout)
+        finally:
+            with drive.lock:
+                drive.stop(linger_ms=1000)
+            drive.end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,111 @@
+"""Reading a range of offsets as fast as storage can: one request is always ahead of what is being used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from ...block.block import Block
+from ...errors import E_BAD_ARGUMENT, E_DATA_LOSS, DataLoss, UsageError
+from ...names import check_name
+from ...wire.address import Target
+from ...wire.credentials import KeyFile
+from ..core.requester import Request
+from .client import Asker, Fetched, fetch, fetched
+from .producer import TIMEOUT_S
+
+GAPS_MAX: Final = 1000  # that are kept; `lost` counts all
+
+
+class RangeReader(Asker):
+    """Iterates the blocks of a topic that overlap [start, end), in order.
+
+    The first block may begin below `start` and the last one may end above `end`: what is outside of the range is for the user to leave
+    out. While one answer (about `bytes_max` of blocks) is being used storage reads the next one: two answers are in memory, no more.
+    The same range gives the same messages each time. It may be iterated again: that reads anew.
+
+    Offsets that are not there (removed by retention, damaged, beyond the end) raise `DataLoss` E_DATA_LOSS where they come in order;
+    or, with `fail_on_data_loss=False`, are left out, listed in `gaps` as (first offset, count), and counted in `lost`. With `uuid`
+    (see `Reader.uuid`) a topic that was made again under the same name is data loss too, whatever `fail_on_data_loss` says.
+    `NotFound` where there is no such topic; `BrokerUnreachable` if one answer takes longer than `timeout` seconds, reconnects included,
+    or `Refused` where the broker said why (a topic that cannot be started).
+    """
+
+    def __init__(
+        self,
+        url: str | None,
+        topic: str,
+        start: int,
+        end: int,
+        *,
+        bytes_max: int = 1 << 20,
+        timeout: float | None = TIMEOUT_S,
+        fail_on_data_loss: bool = True,
+        uuid: str = "",
+        key_file: KeyFile = None,
+    ) -> None:
+        super().__init__(url, Target("reader", check_name(topic), create=False), timeout, patient=True, key_file=key_file)
+        if not 0 <= start <= end or bytes_max < 1:
+            raise UsageError(E_BAD_ARGUMENT, f"a range of offsets is 0 <= start <= end, not {start} to {end}; bytes_max is 1 or more")
+        self.topic = topic
+        self.start = start
+        self.end = end
+        self.gaps: list[tuple[int, int]] = []
+        self.lost = 0
+        self._bytes_max = bytes_max
+        self._fails = fail_on_data_loss
+        self._uuid = uuid
+
+    def __iter__(self) -> Iterator[Block]:
+        if self.start == self.end:
+            return
+        self.gaps.clear()
+        self.lost = 0
+        offset = self.start
+        ahead: Request | None = self._fetch(offset)
+        try:
+            while ahead is not None:
+                found = fetched(*self._await(ahead))
+                self._check_topic()
+                reached = found.next_offset
+                # An answer that leads nowhere: the end of what is there.
+                ahead = self._fetch(reached) if offset < reached < self.end else None
+                for block in found.blocks:
+                    if block.first_offset >= self.end:
+                        break
+                    if block.first_offset > offset:
+                        self._note(offset, block.first_offset, found)
+                    yield block
+                    offset = block.next_offset
+                if ahead is None:
+                    reached = self.end
+                if offset < min(reached, self.end):
+                    self._note(offset, min(reached, self.end), found)
+                    offset = reached
+        finally:
+            if ahead is not None:
+                self._forget(ahead)
+
+    def _fetch(self, offset: int) -> Request:
+        return self._begin(fetch(offset, self._bytes_max), repeatable=True)
+
+    def _check_topic(self) -> None:
+        if not self._uuid or self._made is None:
+            return
+        found = self._made.engine.link.opened.get("uuid", "")
+        if found != self._uuid:
+            text = f"topic {self.topic} was deleted and made again (uuid {found}, not {self._uuid}): what was in it is not there any more"
+            raise DataLoss(E_DATA_LOSS, text)
+
+    def _note(self, first: int, stop: int, found: Fetched) -> None:
+        if self._fails:
+            if first < found.start:
+                why = f"the topic now begins at {found.start}: they were removed by age or size, or finished by all channels"
+            elif first >= found.head:
+                why = f"the topic now ends at {found.head}"
+            else:
+                why = "they were damaged and set aside; see the broker's log"
+            raise DataLoss(E_DATA_LOSS, f"offsets {first} to {stop - 1} of topic {self.topic} cannot be read: {why}")
+        self.lost += stop - first
+        if len(self.gaps) < GAPS_MAX:
+            self.gaps.append((first, stop - first))

@@ -1,0 +1,212 @@
+"""Writing into a topic exactly once: blocks into a stage by a StageWriter, stages into the topic by a StageCommitter.
+
+    with StageWriter(url, "clicks", app, version) as writer:      # in each task; a task that is tried again makes a new one
+        for block in blocks:
+            writer.push(block)
+        part = writer.seal()
+    StageCommitter(url, "clicks").commit(app, version, parts)     # in one place; may be repeated
+
+Nothing of a stage can be seen before a commit names it; what no commit names is forgotten in time.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Final, Self
+
+from ...block.block import Block
+from ...errors import E_BAD_ARGUMENT, E_CLOSING, Refused, UsageError
+from ...wire.address import Target, parse
+from ...wire.credentials import KeyFile
+from ...wire.protocol import STAGE_PARTS_MAX, Abort, Commit, Done, StagePart, check_stage_topic, check_transaction
+from ..core.link import FAR_NS, check_timeout
+from ..core.stage_engine import BYE_LINGER_MS, StageEngine
+from ..core.stage_session import WINDOW_BYTES, StageSession, StageState
+from .client import Asker
+from .drive import Drive, inherit, ours, remember
+from .producer import check_times
+
+__all__ = ["STAGE_TIMEOUT_S", "StageCommitter", "StagePart", "StageWriter"]
+
+STAGE_TIMEOUT_S: Final = 60.0
+
+
+class StageWriter:
+    """One stage of the transaction (`app`, `version`): push blocks, then seal.
+
+    `kind`: "app" (versions ascend, remembered for good) or "job" (remembered for 7 days). `partition`: of the writer, for people.
+    `timeout`: seconds that any call waits while nothing moves, reconnects included: then `BrokerUnreachable`, or `Refused` where the broker
+    said why (a full disk). `window_bytes` bounds what is kept in memory: blocks that are not durable yet, to push them again.
+    `create`: make the topic if it is not there when the writer begins; one that is deleted later is not made again.
+    The first push waits for the broker's answer. Thread-safe; belongs to the process that pushed first.
+    """
+
+    def __init__(
+        self,
+        url: str | None,
+        topic: str,
+        app: str,
+        version: int,
+        *,
+        kind: str = "app",
+        partition: int = 0,
+        timeout: float | None = STAGE_TIMEOUT_S,
+        window_bytes: int = WINDOW_BYTES,
+        create: bool = True,
+        heartbeat_ms: int | None = None,
+        key_file: KeyFile = None,
+    ) -> None:
+        check_times(timeout, heartbeat_ms)
+        check_transaction(app, version, kind)
+        if window_bytes < 1:
+            raise UsageError(E_BAD_ARGUMENT, f"a window of {window_bytes} bytes holds nothing")
+        self._address = parse(url, key_file)
+        self._target = Target("stage", check_stage_topic(topic), create=create)
+        self._transaction = (app, version, kind, partition, window_bytes)
+        self._timeout = timeout
+        self._heartbeat_ms = heartbeat_ms
+        self._sealed = False
+        self._closed = False
+        self._made: Drive[StageEngine] | None = None
+        remember(self)
+
+    @property
+    def committed(self) -> bool:
+        """Whether the broker said that the transaction is committed already; known after the first push. Pushes do nothing then."""
+        return self._made is not None and self._made.engine.session.state is StageState.COMMITTED
+
+    def push(self, block: Block) -> None:
+        """Hand over a block; its number in the stage is given here, its columns must not be changed afterwards.
+
+        Returns at once while the window has room, else waits until earlier blocks are durable. `NotFound` if the stage is gone.
+        """
+        drive = self._drive()
+        with drive.lock:
+            engine = drive.engine
+            session = engine.session
+            if session.final:
+                raise UsageError(E_BAD_ARGUMENT, "this stage is sealed; make a new writer for more blocks")
+            length = block.length
+            if not session.total or not session.room(length):
+                session.pressed = True
+                engine.go(time.monotonic_ns())
+                self._wait(drive, lambda: session.ended or (engine.link.up and session.room(length)))
+                session.pressed = False
+            if session.error is not None:
+                raise session.error
+            session.add(block)
+            engine.go(time.monotonic_ns())
+            drive.settle()
+
+    def seal(self) -> StagePart | None:
+        """No more blocks: waits until all of them are durable, and returns what the commit is to name.
+
+        None where there is nothing to commit: nothing was pushed, or the transaction is committed already.
+        """
+        if self._made is None and not self._closed:
+            self._sealed = True
+            return None
+        drive = self._drive()
+        with drive.lock:
+            engine = drive.engine
+            session = engine.session
+            session.finish()
+            if not session.total:
+                return None
+            engine.go(time.monotonic_ns())
+            self._wait(drive, lambda: session.ended)
+            drive.settle()
+        if session.error is not None:
+            raise session.error
+        return session.part() if session.state is StageState.SEALED else None
+
+    def close(self, timeout: float | None = None) -> None:
+        """End. A stage that was not sealed is given up, and the broker is told so as far as it can be reached."""
+        if self._closed:
+            return
+        self._closed = True
+        drive = self._made
+        if drive is None:
+            return
+        if drive.pid != os.getpid():
+            inherit(drive)
+            return
+        with drive.lock:
+            if not drive.engine.session.ended:
+                drive.engine.abandon(time.monotonic_ns())
+            drive.stop(linger_ms=BYE_LINGER_MS)
+        drive.end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    # Inside
+
+    def _drive(self) -> Drive[StageEngine]:
+        if self._closed:
+            raise Refused(E_CLOSING, "this writer is closed; make a new one")
+        if self._sealed:
+            raise UsageError(E_BAD_ARGUMENT, "this stage is sealed; make a new writer for more blocks")
+        made = self._made
+        if made is not None and made.pid != os.getpid():
+            raise UsageError(E_BAD_ARGUMENT, "this stage belongs to the process that began it; make a writer in each process")
+        return made or ours(lambda: self._made, self._make)
+
+    def _make(self, inherited: Drive[StageEngine] | None) -> Drive[StageEngine]:
+        # The name is drawn here, not in the constructor: a writer that is copied by a fork before its first push gets one in each.
+        session = StageSession(uuid.uuid4().bytes, *self._transaction)
+        self._made = Drive(StageEngine(self._address, self._target, session, self._heartbeat_ms), keeper="zsq stage")
+        return self._made
+
+    def _wait(self, drive: Drive[StageEngine], done: Callable[[], bool]) -> None:
+        """Until `done()`; raises after the time-out without progress."""
+        engine = drive.engine
+        began_ns = time.monotonic_ns()
+        seconds = check_timeout(self._timeout)
+        timeout_ns = FAR_NS if seconds is None else int(seconds * 1e9)
+        while not drive.wait(done, deadline := max(began_ns, engine.progress_ns) + timeout_ns):
+            if drive.stopped:
+                raise Refused(E_CLOSING, "this writer was closed")
+            if max(began_ns, engine.progress_ns) + timeout_ns <= deadline:
+                raise engine.too_late(self._timeout)
+
+
+class StageCommitter(Asker):
+    """Commits and aborts transactions of a topic. Both may be repeated; both are, by themselves, when the link is lost."""
+
+    def __init__(
+        self, url: str | None, topic: str, *, timeout: float | None = STAGE_TIMEOUT_S, create: bool = True, key_file: KeyFile = None
+    ) -> None:
+        super().__init__(url, Target("stage", check_stage_topic(topic), create=create), timeout, key_file=key_file)
+
+    def commit(self, app: str, version: int, parts: Sequence[StagePart | None], kind: str = "app") -> dict[str, Any]:
+        """All `parts` become part of the topic, in this order, or none does. None among them (empty partitions) are left out.
+
+        {"first_offset", "messages", "repeated": True where this version was committed before}. Durable when it returns.
+        `NotFound`: a part is gone (aborted, or not used for too long). `UsageError`: one is not as described, or there are too many.
+        """
+        check_transaction(app, version, kind)
+        found: tuple[Any, ...] = tuple(tuple(part) for part in parts if part is not None)
+        if len(found) > STAGE_PARTS_MAX:
+            raise UsageError(E_BAD_ARGUMENT, f"{len(found)} parts are over the limit of {STAGE_PARTS_MAX}; write with fewer partitions")
+        answer, _ = self._ask(lambda number: Commit(number, app, version, kind, found), repeatable=True)
+        assert isinstance(answer, Done)
+        return answer.data
+
+    def abort(self, app: str, version: int, stages: Sequence[bytes] = ()) -> dict[str, Any]:
+        """Drop all of the transaction, and `stages` (with an empty `app`: only those). After the commit it changes nothing.
+
+        {"dropped": how many stages, "committed": whether the transaction is}.
+        """
+        if app:
+            check_transaction(app, version, "app")
+        answer, _ = self._ask(lambda number: Abort(number, app, version, tuple(stages)), repeatable=True)
+        assert isinstance(answer, Done)
+        return answer.data

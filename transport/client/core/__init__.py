@@ -1,0 +1,1 @@
+"""The client library's core: sessions and engines that never wait."""

@@ -1,0 +1,413 @@
+"""A consumer's side of one channel as a state machine: deliveries, lease tokens, answers, barriers. Pure.
+
+A delivery is a block under a lease; its token is good on the link it came by, and void as soon as that link is lost: the
+channel then gives those messages to somebody. So a delivery carries the *epoch* of its link, and answers to one of an
+older epoch are not sent but counted as stale.
+
+Plain finishes cost one list append each, by whatever thread, without a lock (`list.append` is atomic; see `LeasedBlock.finish`);
+they become words, as ranges, when `collect` is called: at the next receive, or by the shell's timer. A finish is confirmed by a
+barrier: a Fin with a request number for token 0 is answered when all before it on that link is committed.
+
+A delivery in a consumer's hands: a block under a lease, and which of its messages were answered. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from typing import Final
+
+from ...block.block import Block, check_columns
+from ...errors import E_BAD_ARGUMENT, E_BAD_BLOCK, E_BAD_COMMAND, E_CLOSING, E_LEASE, LeaseLost, Refused, UsageError, ZsqError, from_wire
+from ...wire.protocol import (
+    HEARTBEAT_MS,
+    MESSAGE_TIMEOUT_MS,
+    PROTOCOL_VERSION,
+    READY_MAX,
+    Answer,
+    Deliver,
+    Failed,
+    Fin,
+    Range,
+    Ready,
+    Req,
+    Run,
+    Sub,
+    Subscribed,
+    Touch,
+    Wire,
+)
+from ...wire.rows import check_rows, heartbeat
+from .producer_session import Reaction
+
+EVERY: Final = -1  # as an index: all messages of the delivery
+
+
+class LeasedBlock:
+    """A block under a lease, and which of its messages were answered. Indexes are positions in the block."""
+
+    __slots__ = ("answered", "block", "closed", "epoch", "finished", "queued", "received_ns", "runs", "session", "timeout_ms", "token")
+
+    def __init__(self, session: ConsumerSession, message: Deliver, block: Block, epoch: int, now_ns: int) -> None:
+        self.session = session
+        self.token = message.token
+        self.runs: tuple[Run, ...] = message.runs
+        self.timeout_ms = message.timeout_ms
+        self.block = block
+        self.epoch = epoch
+        self.received_ns = now_ns
+        self.finished: list[int] = []  # finished by the person, not yet told to the channel
+        self.answered: set[int] = set()  # told to the channel, as long as some are not
+        self.closed = False  # all are told
+        self.queued = False  # in session.dirty
+
+    def check_open(self) -> None:
+        """Raise if nobody can be told of an answer any more: the consumer is closed, or belongs to another process."""
+        if self.session.over:
+            raise Refused(E_CLOSING, self.session.over)
+
+    @property
+    def live(self) -> bool:
+        """Whether the lease can still be answered."""
+        return self.epoch == self.session.epoch
+
+    def expired(self, now_ns: int) -> bool:
+        """Whether the lease has surely ended: it began before the delivery arrived."""
+        return now_ns >= self.received_ns + self.timeout_ms * 1_000_000
+
+    def finish(self, index: int) -> bool:
+        """Note one plain finish (`EVERY`: all that is not answered yet), from any thread; True if the session did not have to look
+        at this delivery before.
+
+        Append first, then look at `queued`: `collect` clears the flag before it reads the list, so whichever runs first, the
+        index is seen.
+        """
+        self.finished.append(index)
+        if self.queued:
+            return False
+        self.queued = True
+        self.session.dirty.append(self)
+        return True
+
+    def finish_many(self, indexes: Sequence[int]) -> None:
+        """`finish` of several at once, in one thread."""
+        self.finished += indexes
+        if not self.queued:
+            self.queued = True
+            self.session.dirty.append(self)
+
+    def unanswered(self) -> Sequence[int]:
+        """What neither was answered nor is noted as finished."""
+        if self.closed or EVERY in self.finished:
+            return ()
+        if not self.finished and not self.answered:
+            return range(self.block.count)
+        gone = self.answered.union(self.finished)
+        return [i for i in range(self.block.count) if i not in gone]
+
+    def fresh(self, indexes: Iterable[int]) -> Sequence[int]:
+        """Those not answered before, each once, ascending. A person may answer a message twice, by two views of it."""
+        if self.closed:
+            return ()
+        wanted = set(indexes)
+        if EVERY in wanted:
+            if not self.answered:
+                return range(self.block.count)
+            wanted = set(range(self.block.count))
+        return sorted(wanted - self.answered) if self.answered else sorted(wanted)
+
+    def attempts(self, index: int) -> int:
+        for _, count, attempts in self.runs:
+            if index < count:
+                return attempts
+            index -= count
+        raise IndexError(index)
+
+    def offset(self, index: int) -> int:
+        for first, count, _ in self.runs:
+            if index < count:
+                return first + index
+            index -= count
+        raise IndexError(index)
+
+    def ranges(self, indexes: Sequence[int]) -> tuple[Range, ...]:
+        """Offsets of these messages (fresh ones) as ranges; () where they are all of the delivery."""
+        if len(indexes) == self.block.count:
+            return ()
+        if len(self.runs) == 1 and indexes[-1] - indexes[0] + 1 == len(indexes):
+            return ((self.runs[0][0] + indexes[0], len(indexes)),)
+        offsets = [first + i for first, count, _ in self.runs for i in range(count)]
+        found: list[Range] = []
+        start = end = offsets[indexes[0]]
+        for index in indexes:
+            offset = offsets[index]
+            if offset != end:
+                found.append((start, end - start))
+                start = offset
+            end = offset + 1
+        found.append((start, end - start))
+        return tuple(found)
+
+
+ALL: Final = -1  # a refused range (-1, 0): the whole delivery is not known any more
+
+
+class ConsumerState(Enum):
+    DOWN = "down"  # no link
+    JOINING = "joining"  # Sub is sent
+    OPEN = "open"  # deliveries come as the credit allows
+    LEAVING = "leaving"  # Ready(0) is sent; what still comes goes back with Bye
+
+
+class ConsumerEvent(Enum):
+    BEGIN = "begin"  # a new link: Sub goes out
+    SUBSCRIBED = "Subscribed"
+    DELIVER = "Deliver"
+    ANSWER = "Answer"
+    LEAVE = "leave"  # Ready(0) goes out
+    LOST = "link lost"
+
+
+_S, _E = ConsumerState, ConsumerEvent
+CONSUMER_TABLE: Final[dict[ConsumerState, dict[ConsumerEvent, ConsumerState]]] = {
+    _S.DOWN: {_E.BEGIN: _S.JOINING, _E.LOST: _S.DOWN},
+    _S.JOINING: {_E.SUBSCRIBED: _S.OPEN, _E.LOST: _S.DOWN},
+    _S.OPEN: {_E.DELIVER: _S.OPEN, _E.ANSWER: _S.OPEN, _E.LEAVE: _S.LEAVING, _E.LOST: _S.DOWN},
+    _S.LEAVING: {_E.DELIVER: _S.LEAVING, _E.ANSWER: _S.LEAVING, _E.LOST: _S.DOWN},
+}
+
+
+class Confirm:
+    """A request on its way; `done`, then `refused` (ranges that were not ours any more) or `error`."""
+
+    __slots__ = ("done", "error", "refused")
+
+    def __init__(self) -> None:
+        self.done = False
+        self.refused: tuple[Range, ...] = ()
+        self.error: ZsqError | None = None
+
+
+class ConsumerSession:
+    """One consumer of one channel. `ready`: how many messages it may hold."""
+
+    def __init__(self, ready: int, message_timeout_ms: int = 0, label: str = "", sample_rate: int = 0) -> None:
+        if not 0 < ready <= READY_MAX:
+            raise UsageError(E_BAD_ARGUMENT, f"ready {ready} is outside of 1 to {READY_MAX}")
+        self.state = _S.DOWN
+        self.ready = ready
+        self.label = label
+        self.sample_rate = sample_rate
+        self.wanted_timeout_ms = message_timeout_ms
+        self.message_timeout_ms = message_timeout_ms or MESSAGE_TIMEOUT_MS
+        self.heartbeat_ms = HEARTBEAT_MS
+        self.epoch = 0
+        self.arrived: deque[LeasedBlock] = deque()  # not yet in the person's hands
+        self.held: dict[int, LeasedBlock] = {}  # by token, of this link, not fully answered
+        self.dirty: deque[LeasedBlock] = deque()  # with finishes to be told
+        self.words: deque[Wire] = deque()  # to be sent
+        self.confirms: dict[int, Confirm] = {}
+        self.unconfirmed = 0  # plain finishes told on this link since the last confirmed barrier
+        self.unconfirmed_lost = 0  # the same, of links that were lost; the next flush tells
+        self.stale = 0  # answers that came too late
+        self.stale_told = 0  # of those, how many a flush has told of
+        self.node = 0  # of the broker
+        self.over = ""  # why no message of this session can be answered any more: it is closed, or of another process
+        self._request = 1
+        self._told: dict[int, int] = {}  # request -> unconfirmed when it was sent
+
+    # What goes out
+
+    def begin(self, heartbeat_ms: int) -> Sub:
+        """The first word on a new link."""
+        self._step(_E.BEGIN)
+        self._request += 1
+        return Sub(self._request, PROTOCOL_VERSION, self.ready, self.wanted_timeout_ms, heartbeat_ms, self.label, self.sample_rate)
+
+    def collect(self) -> deque[Wire]:
+        """The words to send now, plain finishes first; the caller takes them out of the deque as it sends them."""
+        dirty = self.dirty
+        while dirty:
+            delivery = dirty.popleft()
+            delivery.queued = False
+            count = len(delivery.finished)
+            indexes = delivery.fresh(delivery.finished[:count])
+            if indexes:
+                self._fin(delivery, indexes, 0)
+            del delivery.finished[:count]  # what another thread appends meanwhile stays
+        return self.words
+
+    @property
+    def untold(self) -> int:
+        """About how many finishes wait to be told."""
+        dirty = self.dirty
+        return dirty[0].block.count * len(dirty) if dirty else 0
+
+    def _fin(self, delivery: LeasedBlock, indexes: Sequence[int], request: int) -> None:
+        if not self._answerable(delivery):
+            self.stale += len(indexes)
+            return
+        if not indexes:  # all of it was told before: a barrier confirms that
+            self.words.append(Fin(request, 0, ()))
+            return
+        self._note(delivery, indexes)
+        self.unconfirmed += len(indexes)
+        self.words.append(Fin(request, delivery.token, delivery.ranges(indexes)))
+
+    def requeue(self, delivery: LeasedBlock, indexes: Iterable[int], delay_ms: int, error: str = "") -> None:
+        """`delay_ms` may be BACKOFF or DEAD."""
+        self.collect()
+        indexes = delivery.fresh(indexes)
+        if not self._answerable(delivery):
+            self.stale += len(indexes)
+        elif indexes:
+            self._note(delivery, indexes)
+            self.words.append(Req(0, delivery.token, delivery.ranges(indexes), delay_ms, error))
+
+    def touch(self, delivery: LeasedBlock) -> None:
+        if not self._answerable(delivery):
+            self.stale += 1
+        else:
+            self.words.append(Touch(0, delivery.token))
+
+    def finish_sync(self, delivery: LeasedBlock, indexes: Iterable[int]) -> Confirm:
+        """Finish with an answer. `LeaseLost` comes in the Confirm."""
+        self.collect()
+        confirm = Confirm()
+        if not self._answerable(delivery):
+            confirm.error = LeaseLost(E_LEASE, "the link by which this message came is gone; it may be delivered again, to somebody else")
+            confirm.done = True
+            return confirm
+        self._request += 1
+        self.confirms[self._request] = confirm
+        self._fin(delivery, delivery.fresh(indexes), self._request)
+        self._told[self._request] = self.unconfirmed
+        return confirm
+
+    def barrier(self) -> Confirm:
+        """Answered when all that was told before is committed; done at once where there is nothing to wait for."""
+        self.collect()
+        confirm = Confirm()
+        if self.state not in (_S.OPEN, _S.LEAVING) or not (self.words or self.unconfirmed):
+            confirm.done = True
+            return confirm
+        self._request += 1
+        self.confirms[self._request] = confirm
+        self._told[self._request] = self.unconfirmed
+        self.words.append(Fin(self._request, 0, ()))
+        return confirm
+
+    def leave(self) -> None:
+        """No more deliveries, please."""
+        if self.state is _S.OPEN:
+            self._step(_E.LEAVE)
+            self.words.append(Ready(0))
+
+    def set_ready(self, ready: int) -> None:
+        if not 0 <= ready <= READY_MAX:
+            raise UsageError(E_BAD_ARGUMENT, f"ready {ready} is outside of 0 to {READY_MAX}")
+        self.ready = ready
+        if self.state is _S.OPEN:
+            self.words.append(Ready(ready))
+
+    # What comes in
+
+    def on_word(self, message: Wire, blocks: list[Block], now_ns: int) -> Reaction:
+        """`UsageError` or `CorruptBlock`: the link is to be restarted, nothing of this word was used."""
+        if type(message) is Deliver:
+            return self.on_deliver(message, blocks, now_ns)
+        if type(message) is Answer:
+            return self.on_answer(message)
+        if type(message) is Subscribed:
+            return self.on_subscribed(message)
+        if type(message) is Failed:
+            return self.on_failed(message)
+        raise UsageError(E_BAD_COMMAND, f"a consumer does not take {type(message).__name__}")
+
+    def on_subscribed(self, message: Subscribed) -> Reaction:
+        self._step(_E.SUBSCRIBED)
+        self.message_timeout_ms = message.message_timeout_ms
+        self.heartbeat_ms = heartbeat(message.heartbeat_ms)
+        return Reaction.UP
+
+    def on_deliver(self, message: Deliver, blocks: list[Block], now_ns: int) -> Reaction:
+        if len(blocks) != 1:
+            raise UsageError(E_BAD_COMMAND, f"a delivery carries one block, not {len(blocks)}")
+        block = blocks[0]
+        check_columns(block.header, block.columns)
+        check_rows(message.runs, 3, "runs (first offset, count, attempts) of a delivery")
+        if any(run[1] < 1 for run in message.runs):
+            raise UsageError(E_BAD_COMMAND, "a run of a delivery has a message")
+        if sum(run[1] for run in message.runs) != block.count:
+            raise UsageError(E_BAD_BLOCK, f"the runs of a delivery do not add up to its {block.count} messages")
+        self._step(_E.DELIVER)
+        if self.state is _S.LEAVING:
+            return Reaction.NOTHING
+        delivery = LeasedBlock(self, message, block, self.epoch, now_ns)
+        self.held[message.token] = delivery
+        self.arrived.append(delivery)
+        return Reaction.NOTHING
+
+    def on_answer(self, message: Answer) -> Reaction:
+        check_rows(message.refused, 2, "refused ranges")
+        self._step(_E.ANSWER)
+        confirm = self.confirms.pop(message.request, None)
+        if confirm is None:
+            delivery = self.held.get(message.token)
+            every = delivery.block.count if delivery is not None else 1
+            self.stale += sum(every if first == ALL else count for first, count in message.refused)
+            return Reaction.NOTHING
+        told = self._told.pop(message.request, 0)  # every request is a barrier: what was told before it is committed too
+        self.unconfirmed = max(0, self.unconfirmed - told)
+        self._told = {request: count - told for request, count in self._told.items()}
+        if message.refused:
+            confirm.error = LeaseLost(E_LEASE, "the lease ended before the finish came; the message was or will be delivered again")
+        confirm.refused = message.refused
+        confirm.done = True
+        return Reaction.NOTHING
+
+    def on_failed(self, message: Failed) -> Reaction:
+        """Failed to Sub is the link's business; here it answers one of our requests."""
+        confirm = self.confirms.pop(message.request, None)
+        if confirm is not None:
+            self._told.pop(message.request, None)
+            confirm.error = from_wire(message.code, message.text)
+            confirm.done = True
+        return Reaction.NOTHING
+
+    def lost(self) -> None:
+        """The link is gone: so are all leases and what was not told."""
+        self._step(_E.LOST)
+        self.epoch += 1
+        self.arrived.clear()
+        self.held.clear()
+        self.words.clear()
+        self.unconfirmed_lost += self.unconfirmed
+        self.unconfirmed = 0
+        self._told.clear()
+        confirms, self.confirms = self.confirms, {}
+        for confirm in confirms.values():
+            confirm.error = LeaseLost(E_LEASE, "the link was lost before the finish was confirmed; its messages may be delivered again")
+            confirm.done = True
+
+    # Inside
+
+    def _step(self, event: ConsumerEvent) -> None:
+        after = CONSUMER_TABLE[self.state].get(event)
+        if after is None:
+            raise UsageError(E_BAD_COMMAND, f"{event.value} has no place while {self.state.value}")
+        self.state = after
+
+    def _answerable(self, delivery: LeasedBlock) -> bool:
+        return delivery.epoch == self.epoch and self.state in (_S.OPEN, _S.LEAVING)
+
+    def _note(self, delivery: LeasedBlock, indexes: Sequence[int]) -> None:
+        """These are answered; a delivery that is answered whole is let go."""
+        if len(indexes) == delivery.block.count:
+            delivery.closed = True
+        else:
+            delivery.answered.update(indexes)
+            delivery.closed = len(delivery.answered) >= delivery.block.count
+        if delivery.closed:
+            self.held.pop(delivery.token, None)

@@ -1,0 +1,510 @@
+"""A producer's lanes: one topic each, its session and link, and the messages that linger to share a block.
+
+Nothing here waits; the shells (`producer.py`, `aio.py`) turn the engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from ...block.block import (
+    BLOCK_COUNT_MAX,
+    HEADERS_BYTES_MAX,
+    KEY_BYTES_MAX,
+    LARGEST,
+    MESSAGE_BYTES_LARGEST,
+    MESSAGE_BYTES_MAX,
+    TAG_BYTES_MAX,
+    Block,
+    pack,
+)
+from ...errors import (
+    E_BAD_ARGUMENT,
+    E_BAD_COMMAND,
+    E_NOT_FOUND,
+    E_TIMEOUT,
+    E_TOO_BIG,
+    BrokerUnreachable,
+    Refused,
+    UsageError,
+    ZsqError,
+    advice,
+    from_wire,
+)  # fmt: skip
+from ...names import check_name
+from ...wire.address import Address, Target
+from ...wire.codec import HeaderValue, encode, pack_headers
+from ...wire.dead_letter import with_address
+from ...wire.protocol import DELAY_MS_MAX, Failed, Pub, PubDelayed, Welcome, Wire
+from .link import Backoff, Engine, Link, Steps, so_long, until_ns
+from .message import Delay, as_seconds
+from .producer_session import UNKNOWN_OFFSET, PendingBlock, ProducerSession, Reaction
+
+log = logging.getLogger("zsq")
+
+BATCH_BYTES_MAX: Final = 5 * 1024 * 1024  # of bodies in one block, about
+QUEUE_BYTES_MAX: Final = 16 * 1024 * 1024  # packed and not yet sent; beyond it publishing waits
+DROP_LINGER_MS: Final = 200  # for the farewell
+_PUB: Final = encode(Pub())
+Text = bytes | str | None
+
+
+def fresh_ids() -> Iterator[int]:
+    while True:
+        yield secrets.randbits(63) or 1
+
+
+class Gather:
+    """Messages that linger: one list a column, and the parcel they will be."""
+
+    __slots__ = ("bodies", "due_ns", "headers", "keys", "pending", "room", "tags")
+
+    def __init__(self, room: int, due_ns: int) -> None:
+        self.bodies: list[bytes] = []
+        self.keys: list[bytes | None] | None = None
+        self.tags: list[bytes | None] | None = None
+        self.headers: list[bytes | None] | None = None
+        self.room = room  # bytes
+        self.due_ns = due_ns
+        self.pending = PendingBlock()
+
+    def add_attributes(self, key: bytes | None, tag: bytes | None, headers: bytes | None) -> None:
+        """Of the message added last. Columns are made when a value first needs them."""
+        self.keys = self._put(self.keys, key)
+        self.tags = self._put(self.tags, tag)
+        self.headers = self._put(self.headers, headers)
+
+    def _put(self, column: list[bytes | None] | None, value: bytes | None) -> list[bytes | None] | None:
+        if value is None and column is None:
+            return None
+        column = [] if column is None else column
+        column += [None] * (len(self.bodies) - 1 - len(column))
+        column.append(value)
+        return column
+
+    def seal(self) -> PendingBlock:
+        count = len(self.bodies)
+        for column in (self.keys, self.tags, self.headers):
+            if column is not None:
+                column += [None] * (count - len(column))
+        block = pack(self.bodies, keys=self.keys, tags=self.tags, headers=self.headers, limits=LARGEST)
+        self.pending.seal(with_address(block, self.headers))
+        return self.pending
+
+
+class Lane:
+    """One topic of a producer; the peer of its link."""
+
+    def __init__(self, engine: ProducerEngine, topic: str) -> None:
+        self.engine = engine
+        self.topic = topic
+        self.session = ProducerSession(fresh_ids(), engine.patient)
+        self.link = Link(engine, engine.address, Target("topic", topic), self, engine.heartbeat_ms)
+        self.refused: ZsqError | None = None  # why there is no link, of the last attempt
+        self.asked = 0  # callers that wait to learn what the broker takes
+        self.link.busy = lambda: self.session.unanswered or self.asked > 0  # a topic that was deleted does not come back for nothing
+        self.link.needed = self.link.busy
+        self.backoff = Backoff()
+        self.gather: Gather | None = None
+        self._forgotten = 0
+        self._uuid = ""  # of the topic that the last link led to
+        engine.add(self.link)
+
+    # Out
+
+    def push(self, pending: PendingBlock, now_ns: int) -> None:
+        self.session.add(pending)
+        if self.link.up:
+            self.pump(now_ns)
+        else:
+            self.link.start(now_ns)
+
+    def pump(self, now_ns: int) -> None:
+        """Send what the credit allows. Each send may take the news of the socket with it, so it is drained in turn."""
+        session, link = self.session, self.link
+        self.engine.turns += 1
+        if now_ns < self.backoff.until_ns:
+            self.engine.sooner(self.backoff.until_ns)
+            return
+        while link.up:
+            sent = False
+            while (pending := session.take()) is not None:
+                assert pending.block is not None
+                control = encode(PubDelayed(pending.delay_ms)) if pending.delay_ms else _PUB
+                link.send([b"", control, pending.wire_header(session.producer_id), pending.block.payload], now_ns)
+                sent = True
+            if not sent or not link.receive(now_ns):
+                return
+
+    def seal(self, now_ns: int) -> None:
+        """What lingers goes now."""
+        gather, self.gather = self.gather, None
+        if gather is not None:
+            self.push(gather.seal(), now_ns)
+
+    @property
+    def message_bytes_max(self) -> int:
+        """The largest message that the broker takes; 0 as long as that is not known."""
+        if not self.link.opened:
+            return 0
+        found = self.link.opened.get("message_bytes", MESSAGE_BYTES_MAX)
+        return found if type(found) is int else MESSAGE_BYTES_MAX
+
+    def check_size(self, size: int) -> None:
+        """Refuse a message that the broker would not take, so that those beside it in its block do not fail with it."""
+        if size > self.message_bytes_max:
+            raise too_big(size, self.message_bytes_max)
+
+    def trouble(self) -> str:
+        full = self.session.no_room
+        return f"{full.code} {full.text}" if full is not None else self.link.trouble or self.link.state.value
+
+    # In: the link's peer
+
+    def greeting(self) -> Wire:
+        return self.session.begin(self.engine.heartbeat_ms)
+
+    def on_word(self, message: Wire, blocks: list[Block], now_ns: int) -> Reaction:
+        if type(message) is Failed:
+            raise UsageError(E_BAD_COMMAND, f"the topic failed: {from_wire(message.code, message.text)}")
+        session = self.session
+        reaction = session.on_word(message)
+        if session.refused:
+            if any(isinstance(pending.error, Refused) for pending in session.refused):
+                self.backoff.refused(now_ns)
+            self._note_refused()
+        elif self.backoff.until_ns and type(message) is not Welcome:
+            self.backoff.ended()
+        if session.forgotten != self._forgotten:
+            self._forgotten = session.forgotten
+            log.warning("topic %s %s; going on as a new producer", self.topic, self._why_forgotten())
+        return reaction
+
+    def _why_forgotten(self) -> str:
+        """The topic knows less of this producer than it had answered."""
+        if self._uuid and self._uuid != self.link.opened.get("uuid"):
+            return "was deleted and made anew, without what was published before"
+        return "lost blocks that it had answered as stored (not in sync mode always?)"
+
+    def on_up(self, now_ns: int) -> None:
+        self._uuid = self.link.opened.get("uuid", "")
+        self.link.heartbeat_ms = self.session.heartbeat_ms
+        self.pump(now_ns)
+
+    def on_received(self, now_ns: int) -> None:
+        self.pump(now_ns)
+
+    def on_lost(self) -> None:
+        self.session.lost()
+
+    def on_refused(self, error: ZsqError) -> None:
+        if error.code == E_NOT_FOUND and not self.link.creates:  # is there something to publish by now?
+            if self.session.unanswered or self.asked:
+                self.link.start(time.monotonic_ns())
+            return
+        self.session.fail(error)
+        self.refused = error
+        self._note_refused()
+
+    def _note_refused(self) -> None:
+        self.engine.failed += self.session.refused
+        del self.engine.failed[1000:]  # flush raises the first that nobody was told of
+        self.session.refused.clear()
+
+
+class ProducerEngine(Engine):
+    """All lanes of a producer."""
+
+    def __init__(
+        self, address: Address, linger_ns: int, batch_bytes: int, batch_count: int, heartbeat_ms: int | None, patient: bool = False
+    ) -> None:
+        super().__init__()
+        self.address = address
+        self.patient = patient
+        self.linger_ns = linger_ns
+        self.batch_bytes = min(batch_bytes, BATCH_BYTES_MAX)
+        self.batch_count = min(batch_count, BLOCK_COUNT_MAX)
+        self.heartbeat_ms = heartbeat_ms or address.heartbeat_ms
+        self.lanes: dict[str, Lane] = {}
+        self.failed: list[PendingBlock] = []
+
+    def lane(self, topic: str) -> Lane:
+        found = self.lanes.get(topic)
+        if found is None:
+            found = self.lanes[check_name(topic)] = Lane(self, topic)
+        return found
+
+    def drop(self, topic: str) -> None:
+        """A lane that has nothing unanswered: its link ends. What is published there later begins a new one."""
+        lane = self.lanes.pop(topic)
+        lane.link.stop(linger_ms=DROP_LINGER_MS)
+        self.links.remove(lane.link)
+
+    def linger(
+        self, topic: str, body: bytes, attributes: tuple[bytes | None, bytes | None, bytes | None] | None
+    ) -> tuple[PendingBlock, int]:
+        """Add a message to the topic's gather; (parcel, index in it). A full one goes at once."""
+        lane = self.lanes.get(topic) or self.lane(topic)
+        gather = lane.gather
+        if gather is None:
+            gather = lane.gather = Gather(self.batch_bytes, time.monotonic_ns() + self.linger_ns)
+            self.sooner(gather.due_ns)
+        bodies = gather.bodies
+        index = len(bodies)
+        bodies.append(body)
+        gather.room -= len(body)
+        if attributes is not None:
+            gather.add_attributes(*attributes)
+            gather.room -= sum(len(value) for value in attributes if value is not None)
+        elif gather.keys is not None or gather.tags is not None or gather.headers is not None:
+            gather.add_attributes(None, None, None)
+        if gather.room <= 0 or index + 1 >= self.batch_count:
+            lane.seal(time.monotonic_ns())
+        return gather.pending, index
+
+    def seal_all(self, now_ns: int) -> None:
+        for lane in self.lanes.values():
+            lane.seal(now_ns)
+
+    @property
+    def unanswered(self) -> bool:
+        return any(lane.session.unanswered or lane.gather for lane in self.lanes.values())
+
+    def give_up(self, pending_blocks: Sequence[PendingBlock], make_error: Callable[[bool], ZsqError]) -> ZsqError:
+        """Nobody waits for these any more. What was never sent is taken back and fails; the error says whether that is all."""
+        sent = [pending for pending in pending_blocks if not any(lane.session.withdraw(pending) for lane in self.lanes.values())]
+        error = make_error(bool(sent))
+        for pending in pending_blocks:
+            if pending not in sent:
+                pending.settle(UNKNOWN_OFFSET, error)
+        return error
+
+    # What a call does; see `Steps`
+
+    def push(self, topic: str, blocks: Iterable[Block], delay_ms: int, timeout: float | None) -> Steps[tuple[PendingBlock, ...]]:
+        """Hand blocks over to be sent, as there is room."""
+        lane = self.lane(topic)
+        if lane.gather is not None:
+            lane.seal(time.monotonic_ns())  # what was published before goes before
+        pending_blocks = []
+        for block in blocks:
+            if lane.session.queue_bytes > QUEUE_BYTES_MAX:
+                yield from self.make_room(lane, timeout)
+            pending_blocks.append(PendingBlock(block, delay_ms))
+            lane.push(pending_blocks[-1], time.monotonic_ns())
+        return tuple(pending_blocks)
+
+    def make_room(self, lane: Lane, timeout: float | None) -> Steps[None]:
+        session = lane.session
+        if not (yield (lambda: session.queue_bytes <= QUEUE_BYTES_MAX, until_ns(timeout))):
+            raise self.too_late(timeout, False)
+
+    def check_size(self, topic: str, size: int, timeout: float | None) -> Steps[None]:
+        """Of a message that not each broker takes: ask this one, unless it is known."""
+        lane = self.lane(topic)
+        if not lane.message_bytes_max:
+            lane.refused, lane.asked = None, lane.asked + 1
+            try:
+                lane.link.start(time.monotonic_ns())
+                met = yield (lambda: bool(lane.message_bytes_max) or lane.refused is not None, until_ns(timeout))
+            finally:
+                lane.asked -= 1
+            if lane.refused is not None:
+                raise lane.refused
+            if not met:
+                raise self.too_late(timeout, False)
+        lane.check_size(size)
+
+    def answered(self, pending_blocks: tuple[PendingBlock, ...], timeout: float | None) -> Steps[None]:
+        """Wait until these are answered."""
+        if any(pending.block is None and not pending.done for pending in pending_blocks):
+            self.seal_all(time.monotonic_ns())  # somebody waits: no more lingering
+        last = pending_blocks[-1]
+        alone = len(pending_blocks) == 1
+        if (yield ((lambda: last.done) if alone else (lambda: last.done and all(one.done for one in pending_blocks)), until_ns(timeout))):
+            return
+        raise self.give_up(pending_blocks, lambda sent: self.too_late(timeout, sent))
+
+    def flush(self, timeout: float | None) -> Steps[None]:
+        self.seal_all(time.monotonic_ns())
+        if not (yield (lambda: not self.unanswered, until_ns(timeout))):
+            raise self.too_late(timeout, True)
+        self.raise_failed()
+
+    def too_late(self, timeout: float | None, sent: bool) -> BrokerUnreachable:
+        """The error of a publish that was not answered in time."""
+        what = "whether it is stored is not known: it was sent, and is sent again if the broker comes back" if sent else "nothing was sent"
+        text = f"{self.address.url} did not confirm within {so_long(timeout)} ({self.trouble() or 'no answer'}); {what}. {advice()}"
+        return BrokerUnreachable(E_TIMEOUT, text)
+
+    def raise_failed(self) -> None:
+        """The first failure that nobody was told of, once."""
+        failed, self.failed = self.failed, []
+        for pending in failed:
+            if not pending.raised and pending.error is not None:
+                raise pending.error
+
+    def timers(self, now_ns: int) -> None:
+        super().timers(now_ns)
+        for lane in self.lanes.values():
+            if lane.backoff.until_ns and lane.session.queue:
+                lane.pump(now_ns)
+            if lane.gather is not None:
+                if lane.gather.due_ns <= now_ns:
+                    lane.seal(now_ns)
+                else:
+                    self.sooner(lane.gather.due_ns)
+
+    def trouble(self) -> str:
+        """What is known about why nothing is answered."""
+        found = {f"{lane.topic}: {lane.trouble()}" for lane in self.lanes.values() if lane.session.unanswered}
+        return "; ".join(sorted(found)[:3])
+
+
+# What a person gives, as bytes
+
+
+def as_delay_ms(delay: Delay | None) -> int:
+    """Seconds or a timedelta to whole milliseconds, rounded up: never early. 0 for None and 0."""
+    if delay is None:
+        return 0
+    delay = as_seconds(delay)
+    if delay == 0:
+        return 0
+    if not 0 < delay * 1000 <= DELAY_MS_MAX:  # NaN is neither
+        raise UsageError(E_BAD_ARGUMENT, f"a delay of {delay} s is outside of 0 to {DELAY_MS_MAX // 1000} s, which is 366 days")
+    return math.ceil(delay * 1000)
+
+
+def as_body(body: Any) -> bytes:
+    """A body as bytes that nobody changes any more; `UsageError` for text or what is too large."""
+    if type(body) is not bytes:
+        if not isinstance(body, bytes | bytearray | memoryview):
+            raise UsageError(E_BAD_ARGUMENT, f"a body is bytes, not {type(body).__name__}; encode text first")
+        body = bytes(body)
+    found: bytes = body
+    if len(body) > MESSAGE_BYTES_LARGEST:
+        raise too_big(len(body), MESSAGE_BYTES_LARGEST)
+    return found
+
+
+def too_big(size: int, size_max: int) -> UsageError:
+    """The error of a message over the limit; the broker's says the same."""
+    return UsageError(E_TOO_BIG, f"message of {size} bytes is over the limit of {size_max} bytes")
+
+
+def one_block(body: bytes, attributes: tuple[bytes | None, bytes | None, bytes | None] | None, delay_ms: int) -> Block:
+    columns = [None if value is None else [value] for value in attributes or (None, None, None)]
+    return packed([body], time.time_ns() if delay_ms else None, *columns)
+
+
+def largest_of(bodies: Any) -> int:
+    """The size of the largest body; 0 where they are no sequence of bytes, which packing says better."""
+    try:
+        return max(map(len, bodies), default=0) if isinstance(bodies, list | tuple) else 0
+    except TypeError:
+        return 0
+
+
+def as_text(value: Any, size_max: int, what: str) -> bytes | None:
+    """A key or tag."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        value = value.encode()
+    if not isinstance(value, bytes):
+        raise UsageError(E_BAD_ARGUMENT, f"a {what} is text or bytes, not {type(value).__name__}")
+    if len(value) > size_max:
+        raise UsageError(E_TOO_BIG, f"{what} of {len(value)} bytes is over the limit of {size_max} bytes")
+    return value
+
+
+def as_headers(headers: Mapping[str, HeaderValue] | None) -> bytes | None:
+    if not headers:
+        return None
+    packed = pack_headers(headers)
+    if len(packed) > HEADERS_BYTES_MAX:
+        raise UsageError(E_TOO_BIG, f"headers of {len(packed)} bytes are over the limit of {HEADERS_BYTES_MAX} bytes")
+    return packed
+
+
+def as_attributes(key: Text, tag: Text, headers: Mapping[str, HeaderValue] | None) -> tuple[bytes | None, bytes | None, bytes | None]:
+    return as_text(key, KEY_BYTES_MAX, "key"), as_text(tag, TAG_BYTES_MAX, "tag"), as_headers(headers)
+
+
+def pack_many(
+    bodies: Sequence[bytes],
+    keys: Sequence[Text] | None,
+    tags: Sequence[Text] | None,
+    headers: Any,
+    time_ns: int | None = None,
+    *,
+    key: Text = None,
+    tag: Text = None,
+) -> Iterator[Block]:
+    """Blocks of at most 10,000 messages and about 5 MiB, in order. What is wrong is told before the first block is yielded.
+
+    `time_ns`: the messages' own time, where it is not to be that of their storing. `key`, `tag`: of all; so are headers that are one map.
+    """
+    bodies = bodies if isinstance(bodies, list | tuple) else list(bodies)
+    count = len(bodies)
+    if not count:
+        raise UsageError(E_BAD_ARGUMENT, "publish_many wants at least one message")
+    columns: dict[str, Any] = {
+        "keys": _column(key, keys, count, "key", lambda value: as_text(value, KEY_BYTES_MAX, "key")),
+        "tags": _column(tag, tags, count, "tag", lambda value: as_text(value, TAG_BYTES_MAX, "tag")),
+        "headers": [as_headers(headers)] * count if isinstance(headers, Mapping) else _column(None, headers, count, "", as_headers),
+    }
+    for name, column in columns.items():
+        if column is not None and len(column) != count:
+            raise UsageError(E_BAD_ARGUMENT, f"{len(column)} {name} for {count} messages; give one (or None) for each")
+    # Most calls are one block: packing counts sizes and checks types anyway, so only what is too much for one is looked at twice.
+    try:
+        block = packed(bodies, time_ns, **columns)
+        if count == 1 or block.length <= BATCH_BYTES_MAX:
+            return iter((block,))
+    except UsageError as error:
+        if error.code != E_TOO_BIG or count == 1:
+            raise
+    bodies = [as_body(body) for body in bodies]
+    spans = list(_spans(bodies, columns))
+    if len(spans) == 1 and spans[0] == (0, count):
+        return iter((packed(bodies, time_ns, **columns),))
+    return (packed(bodies[a:b], time_ns, **{name: column and column[a:b] for name, column in columns.items()}) for a, b in spans)
+
+
+def _column(one: Any, each: Any, count: int, what: str, checked: Callable[[Any], bytes | None]) -> list[bytes | None] | None:
+    """A value for each message: the same for all, or their own."""
+    if one is not None and each is not None:
+        raise UsageError(E_BAD_ARGUMENT, f"{what}= is for all messages and {what}s= has one for each; give one of them")
+    if one is not None:
+        return [checked(one)] * count
+    if isinstance(each, str | bytes):
+        raise UsageError(E_BAD_ARGUMENT, f"{what}s= has one {what} for each message; for the same one of all use {what}=")
+    return None if each is None else [checked(value) for value in each]
+
+
+def packed(bodies: Sequence[bytes], time_ns: int | None, keys: Any = None, tags: Any = None, headers: Any = None) -> Block:
+    """A block of what is bytes already; `time_ns`: the messages' own time."""
+    times = None if time_ns is None else [time_ns] * len(bodies)
+    return with_address(pack(bodies, keys=keys, tags=tags, headers=headers, times=times, limits=LARGEST), headers)
+
+
+def _spans(bodies: Sequence[bytes], columns: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
+    """Where to cut: (start, stop) of each block."""
+    sizes = list(map(len, bodies))
+    for column in columns.values():
+        if column is not None:
+            sizes = [size + len(value or b"") for size, value in zip(sizes, column, strict=True)]
+    start = room = 0
+    for index, size in enumerate(sizes):
+        if index > start and (room + size > BATCH_BYTES_MAX or index - start >= BLOCK_COUNT_MAX):
+            yield start, index
+            start, room = index, 0
+        room += size
+    yield start, len(bodies)

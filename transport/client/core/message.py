@@ -1,0 +1,350 @@
+"""What a consumer hands to a person: a batch is a lazy view of a delivered block, a message is one of its rows.
+
+Both hold the delivery's bytes and nothing else; keys, tags and headers are read from the columns when asked for.
+
+What a person says of a message that is given back: when it may come again, and why. Pure.
+
+What is read by offset: blocks, or one message. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+import numbers
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any, Final, Generic, NamedTuple, Protocol, Self, TypeVar
+
+from ...block.block import Block
+from ...errors import E_BAD_ARGUMENT, E_NOT_FOUND, NotFound, UsageError
+from ...wire.codec import HeaderValue, unpack_headers
+from ...wire.protocol import BACKOFF, DEAD, ERROR_TEXT_MAX, REQUEUE_DELAY_MS_MAX
+from .consumer_session import EVERY, LeasedBlock
+
+Reason = str | BaseException
+Delay = float | timedelta
+
+
+def as_seconds(delay: Any) -> float:
+    """A delay as a person gives it, in seconds. `UsageError` for what is neither a number nor a timedelta."""
+    if isinstance(delay, timedelta):
+        return delay.total_seconds()
+    if isinstance(delay, bool) or not isinstance(delay, numbers.Real):
+        raise UsageError(E_BAD_ARGUMENT, f"a delay is a number of seconds or a timedelta, not {delay!r:.60}")
+    return float(delay)
+
+
+def when_again(delay: Delay, backoff: bool) -> int:
+    """Seconds to milliseconds, or BACKOFF; a requeue may wait for an hour at most."""
+    delay = as_seconds(delay)
+    if backoff:
+        if delay:
+            raise UsageError(E_BAD_ARGUMENT, "the channel's backoff and a delay of one's own exclude each other: give one of them")
+        return BACKOFF
+    if not 0 <= delay * 1000 <= REQUEUE_DELAY_MS_MAX:
+        raise UsageError(E_BAD_ARGUMENT, f"a delay of {delay} s is outside of 0 to {REQUEUE_DELAY_MS_MAX // 1000}")
+    return int(delay * 1000)
+
+
+def as_error(error: Reason) -> str:
+    """A text that any word can carry: an exception as its repr, cut to ERROR_TEXT_MAX characters.
+
+    It never fails for what an exception says about itself: the message must be given back, whatever its handler raised.
+    """
+    if isinstance(error, BaseException):
+        try:
+            error = repr(error)
+        except Exception:
+            error = type(error).__name__
+    if not isinstance(error, str):
+        raise UsageError(E_BAD_ARGUMENT, f"an error is a text or an exception, not {type(error).__name__}")
+    if len(error) > ERROR_TEXT_MAX:
+        error = error[: ERROR_TEXT_MAX - 3] + "..."
+    return error.encode(errors="backslashreplace").decode()[:ERROR_TEXT_MAX]  # lone surrogates, as of file names, cannot be sent
+
+
+ID_DIGITS: Final = 16
+OFFSET_BITS: Final = 54
+
+
+class Fetched(NamedTuple):
+    """What a read found. `start`: oldest offset kept; `head`: the next offset to come; `blocks`: consecutive, the first one holds the
+    offset that was asked for or, where that is lost or not kept any more, what follows; none if there is nothing yet.
+    `next_offset`: where to read on."""
+
+    start: int
+    head: int
+    blocks: list[Block]
+    next_offset: int
+
+
+class StoredMessage(NamedTuple):
+    """One message as it lies in the log. `timestamp_ns`: when it was stored, or the time of its own that it was published with."""
+
+    topic: str
+    offset: int
+    timestamp_ns: int
+    body: bytes
+    key: bytes | None
+    tag: str | None
+    headers: dict[str, HeaderValue]
+
+
+def stored(topic: str, offset: int, found: Fetched) -> StoredMessage:
+    """The message of that offset out of what was read there; `NotFound` says why it is not there."""
+    block = found.blocks[0] if found.blocks else None
+    if block is None or not block.first_offset <= offset < block.next_offset:
+        why = f"it is lost: damaged and set aside; the next one is {found.next_offset if block is None else block.first_offset}"
+        if offset < found.start:
+            why = f"the topic begins at {found.start}: what lies before was removed"
+        elif offset >= found.head:
+            why = f"the topic ends at {found.head}"
+        raise NotFound(E_NOT_FOUND, f"topic {topic} has no message {offset}: {why}")
+    return message_at(topic, block, offset - block.first_offset)
+
+
+def message_at(topic: str, block: Block, index: int) -> StoredMessage:
+    key, tag, headers = (None if column is None else column.value(index) for column in (block.key, block.tag, block.headers))
+    return StoredMessage(
+        topic, block.first_offset + index, block.time_of(index), block.body.value(index) or b"", key,
+        None if tag is None else tag.decode(errors="replace"), {} if headers is None else unpack_headers(headers),
+    )  # fmt: skip
+
+
+def parse_id(text: str) -> tuple[int | None, int]:
+    """(node, offset) of a message id of 16 hex digits (10 bits of node, 54 of offset), or (None, offset) of a decimal offset."""
+    if len(text) == ID_DIGITS and text.isascii() and all(digit in "0123456789abcdefABCDEF" for digit in text):
+        number = int(text, 16)
+        return number >> OFFSET_BITS, number & ((1 << OFFSET_BITS) - 1)
+    if text.isascii() and text.isdigit() and len(text) < ID_DIGITS:
+        return None, int(text)
+    raise UsageError(E_BAD_ARGUMENT, f"{text!r} is neither an offset (at most 15 digits) nor a message id ({ID_DIGITS} hex digits)")
+
+
+class Holder(Protocol):
+    """The consumer a message came by."""
+
+    topic: str
+    channel: str
+
+    def _noted(self) -> None:
+        """There are finishes to be told."""
+
+    def _finish_sync(self, delivery: LeasedBlock, indexes: Sequence[int]) -> Any: ...
+
+    def _requeue(self, delivery: LeasedBlock, indexes: Sequence[int], delay_ms: int, error: str) -> None: ...
+
+    def _touch(self, delivery: LeasedBlock) -> None: ...
+
+
+class MessageView:
+    """One message: what it says. `body` is bytes."""
+
+    __slots__ = ("_answered", "_batch", "_index", "body")
+
+    def __init__(self, batch: Any, index: int, body: bytes) -> None:
+        self._batch = batch
+        self._index = index
+        self._answered = False
+        self.body = body
+
+    @property
+    def key(self) -> bytes | None:
+        """As published; None where it has none."""
+        column = self._batch.block.key
+        return None if column is None else column.value(self._index)
+
+    @property
+    def tag(self) -> str | None:
+        """As published; None where it has none."""
+        column = self._batch.block.tag
+        value = None if column is None else column.value(self._index)
+        return None if value is None else value.decode(errors="replace")
+
+    @property
+    def headers(self) -> dict[str, HeaderValue]:
+        """{} where there are none; not shared between calls."""
+        column = self._batch.block.headers
+        return {} if column is None else unpack_headers(column.value(self._index))
+
+    @property
+    def id(self) -> str:
+        """Its id as `zsq message` and NSQ's clients show it: 16 hex digits, of which 10 bits are the broker's node and 54 the offset."""
+        delivery = self._batch.delivery
+        return f"{delivery.session.node << OFFSET_BITS | delivery.offset(self._index):0{ID_DIGITS}x}"
+
+    def json(self) -> Any:
+        """Return the body, which is JSON, as Python values. `ValueError` where it is none."""
+        return json.loads(self.body)
+
+    @property
+    def offset(self) -> int:
+        """Its place in its topic, dense from 0, the same for every channel and reader."""
+        return self._batch.delivery.offset(self._index)  # type: ignore[no-any-return]
+
+    @property
+    def timestamp_ns(self) -> int:
+        """When it was stored (or the time of its own that it was published with), nanoseconds since 1970."""
+        return self._batch.block.time_of(self._index)  # type: ignore[no-any-return]
+
+    @property
+    def attempts(self) -> int:
+        """1 for the first delivery."""
+        return self._batch.delivery.attempts(self._index)  # type: ignore[no-any-return]
+
+    @property
+    def topic(self) -> str:
+        """Its topic's name."""
+        return self._batch.owner.topic  # type: ignore[no-any-return]
+
+    @property
+    def channel(self) -> str:
+        """The channel's name that it came through."""
+        return self._batch.owner.channel  # type: ignore[no-any-return]
+
+    @property
+    def answered(self) -> bool:
+        """Whether it was finished, requeued or rejected by this object."""
+        return self._answered
+
+    def _answer(self) -> None:
+        if self._answered:
+            raise UsageError(E_BAD_ARGUMENT, f"message {self.offset} was answered before; finish, requeue or reject it once")
+        self._batch.delivery.check_open()
+        self._answered = True
+
+    def _give_back(self, delay_ms: int, error: Reason) -> None:
+        text = as_error(error)
+        self._answer()
+        self._batch.owner._requeue(self._batch.delivery, (self._index,), delay_ms, text)
+
+    def __repr__(self) -> str:
+        return f"<Message {self.topic}/{self.channel} offset {self.offset}, attempt {self.attempts}, {len(self.body)} bytes>"
+
+
+class Message(MessageView):
+    """One message, to be answered once: `finish`, `requeue`, or `reject`."""
+
+    __slots__ = ()
+
+    def finish(self, sync: bool = False) -> None:
+        """Done with it. Plain: told to the broker soon (within 20 ms, or at the next receive), confirmed by `flush` or `close`.
+
+        `sync=True` waits until it is committed: `LeaseLost` if the lease ended before, `BrokerUnreachable` after the time-out.
+        """
+        batch = self._batch
+        if self._answered or batch.delivery.session.over:
+            self._answer()
+        self._answered = True
+        if sync:
+            batch.owner._finish_sync(batch.delivery, (self._index,))
+        elif batch.delivery.finish(self._index):
+            batch.owner._noted()
+
+    def requeue(self, delay: Delay = 0.0, *, backoff: bool = False, error: Reason = "") -> None:
+        """Again, to whichever consumer, after `delay` (seconds or a timedelta, at most an hour), or with `backoff` when the channel's
+        settings say.
+
+        `error`: why, a text or an exception, at most 512 characters. Where this was the last of the channel's `max_attempts`, the message
+        goes to the dead letters instead, at once, and they tell it.
+        """
+        self._give_back(when_again(delay, backoff), error)
+
+    def reject(self, error: Reason = "") -> None:
+        """Never again: to the dead letters, now, whatever its attempts. `error`: why, a text or an exception, at most 512 characters."""
+        self._give_back(DEAD, error)
+
+    def touch(self) -> None:
+        """More time, for it and all that came with it: the message timeout from now on (15 minutes at most in all)."""
+        self._batch.delivery.check_open()
+        self._batch.owner._touch(self._batch.delivery)
+
+
+_MessageT = TypeVar("_MessageT", bound=MessageView)
+
+
+class BatchView(Generic[_MessageT]):
+    """A delivery: messages of one block, or of several where some are delivered again."""
+
+    __slots__ = ("_bodies", "block", "delivery", "owner")
+    message: type[_MessageT]
+
+    def __init__(self, owner: Any, delivery: LeasedBlock) -> None:
+        self.owner = owner
+        self.delivery = delivery
+        self.block: Block = delivery.block
+        self._bodies: list[bytes] | None = None
+
+    def __len__(self) -> int:
+        return self.block.count
+
+    @property
+    def bodies(self) -> list[bytes]:
+        """All bodies; made at the first use, then kept."""
+        if self._bodies is None:
+            self._bodies = self.block.body.values()  # type: ignore[assignment]
+        return self._bodies  # type: ignore[return-value]
+
+    @property
+    def offsets(self) -> list[int]:
+        """Of each message, in order."""
+        return [offset for first, count, _ in self.delivery.runs for offset in range(first, first + count)]
+
+    @property
+    def attempts(self) -> list[int]:
+        """Of each message: 1 for the first delivery."""
+        return [attempts for _, count, attempts in self.delivery.runs for _ in range(count)]
+
+    def messages(self) -> list[_MessageT]:
+        """One object a message; answer each by itself, or the batch as a whole."""
+        make = self.message
+        return [make(self, index, body) for index, body in enumerate(self.bodies)]
+
+    def _give_back(self, delay_ms: int, error: Reason) -> None:
+        text = as_error(error)
+        self.delivery.check_open()
+        self.owner._requeue(self.delivery, self.delivery.unanswered(), delay_ms, text)
+
+    def __repr__(self) -> str:
+        return f"<Batch {self.owner.topic}/{self.owner.channel} from offset {self.delivery.runs[0][0]}, {len(self)} messages>"
+
+
+class Batch(BatchView[Message]):
+    """A delivery of a blocking consumer. What was answered message by message is left out of an answer to the whole."""
+
+    __slots__ = ()
+    message = Message
+
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self.messages())
+
+    def finish(self, sync: bool = False) -> None:
+        """Done with all of it, as one range; see `Message.finish`."""
+        self.delivery.check_open()
+        if sync:
+            self.owner._finish_sync(self.delivery, (EVERY,))
+        elif self.delivery.finish(EVERY):
+            self.owner._noted()
+
+    def requeue(self, delay: Delay = 0.0, *, backoff: bool = False, error: Reason = "") -> None:
+        """All that is not answered comes again; see `Message.requeue`."""
+        self._give_back(when_again(delay, backoff), error)
+
+    def reject(self, error: Reason = "") -> None:
+        """All that is not answered goes to the dead letters, now; see `Message.reject`."""
+        self._give_back(DEAD, error)
+
+    def touch(self) -> None:
+        """More time: the message timeout from now on (15 minutes at most in all)."""
+        self.delivery.check_open()
+        self.owner._touch(self.delivery)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
+        """Finish, or requeue if the body raised."""
+        if kind is None:
+            self.finish()
+        else:
+            self.requeue(error=error or "")

@@ -1,0 +1,147 @@
+"""Looking at messages without taking part: what a channel would hand out next and what it holds, or a topic's newest. Pure.
+
+A look is a generator: it yields what it wants to read, an offset and about how many bytes, and is sent what a `Reader` found, so the
+blocking client and asyncio's do the same. What is on its way meanwhile may be shown as it was a moment ago.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, Final, NamedTuple
+
+from ...block.block import Block
+from ...errors import E_BAD_ARGUMENT, UsageError
+from ...names import check_name
+from ...wire.dead_letter import addressees
+from ...wire.protocol import Manage, Wire
+from .message import Fetched, StoredMessage, message_at
+
+PEEK_MAX: Final = 1_000  # messages of each state
+PEEK_COUNT: Final = 10
+ONE_BLOCK: Final = 1  # byte: a read brings one block at least
+READ_BYTES: Final = 1024 * 1024
+LOOK_BYTES_MAX: Final = 16 * 1024 * 1024  # read for one look: a channel whose tags are rare is looked through up to there
+STATES: Final = ("requeued", "parked", "new", "in flight", "deferred", "dying")
+_NS_PER_S: Final = 1_000_000_000
+
+
+class Peeked(NamedTuple):
+    """One message and where it is. `state`, in the order in which they are shown: "requeued" (it goes out next, again), "parked" (an
+    ordered channel has sorted it; most likely another of its key goes before it), "new" (it goes out next), "in flight", "deferred",
+    "dying" (on its way to the dead letters); of a topic "stored". `message`: None where it is lost or removed.
+    `attempts`: how often it was delivered. `consumer`, `held_s`, `left_s`: with whom, for how long, and how long until its timeout.
+    `due_ns`: when a deferred one is due, in ns since 1970."""
+
+    offset: int
+    state: str
+    message: StoredMessage | None
+    attempts: int = 0
+    consumer: str = ""
+    held_s: float = 0.0
+    left_s: float = 0.0
+    due_ns: int = 0
+
+
+class Peek(NamedTuple):
+    """`next_offset`: the channel's cursor; `head`: the end that it may see. `looked_to`: as far as messages for it were looked for: below
+    `head` where enough were found, or a lot was passed that its tags or age leave out. `counts`: messages in each state, but "new"."""
+
+    messages: list[Peeked]
+    next_offset: int
+    looked_to: int
+    head: int
+    paused: bool
+    counts: dict[str, int]
+
+
+Step = tuple[int, int]
+Look = Generator[Step, Fetched, Peek]
+
+
+def check_count(count: int) -> int:
+    if type(count) is not int or not 1 <= count <= PEEK_MAX:
+        raise UsageError(E_BAD_ARGUMENT, f"a peek shows 1 to {PEEK_MAX} messages of each kind, not {count!r:.40}")
+    return count
+
+
+def ask(topic: str, channel: str, count: int) -> Callable[[int], Wire]:
+    check_name(topic)
+    check_name(channel, "channel")
+    options = {"limit": check_count(count)}
+    return lambda number: Manage(number, "peek", topic, channel, options)
+
+
+def look_at_newest(topic: str, first: int, head: int, count: int) -> Look:
+    """A topic's messages from `first` on, up to `head`, at most `count`; the newest last."""
+    found: list[Peeked] = []
+    at = first
+    while at < head and len(found) < count:
+        fetched = yield at, READ_BYTES
+        for block in fetched.blocks:
+            start = max(0, at - block.first_offset)
+            stop = min(block.count, head - block.first_offset, start + count - len(found))
+            messages = (message_at(topic, block, index) for index in range(start, stop))
+            found += (Peeked(message.offset, "stored", message) for message in messages)
+        if fetched.next_offset <= at:
+            break  # nothing more is there
+        at = fetched.next_offset
+    return Peek(found, first, min(max(at, first), head), head, False, {})
+
+
+def look_at_channel(topic: str, channel: str, data: Mapping[str, Any], count: int) -> Look:
+    """What the broker said about a channel, with the messages."""
+    held = yield from _held(topic, data["held"])
+    new, looked_to = yield from _new(topic, channel, data, count)
+    found = sorted((*held, *new), key=lambda one: STATES.index(one.state) if one.state in STATES else len(STATES))
+    return Peek(found, data["next_offset"], looked_to, data["head"], data["paused"], dict(data["counts"]))
+
+
+def _held(topic: str, rows: Any) -> Generator[Step, Fetched, list[Peeked]]:
+    found: list[Peeked] = []
+    fetched: Fetched | None = None
+    for row in rows:
+        facts = (row["attempts"], row.get("consumer", ""), row.get("held_ms", 0) / 1000, row.get("left_ms", 0) / 1000, row.get("due_ns", 0))
+        for offset in range(row["offset"], row["offset"] + row["count"]):
+            if fetched is None or not any(block.first_offset <= offset < block.next_offset for block in fetched.blocks):
+                fetched = yield offset, ONE_BLOCK
+            found.append(Peeked(offset, row["state"], _message(topic, offset, fetched), *facts))
+    return found
+
+
+def _message(topic: str, offset: int, fetched: Fetched) -> StoredMessage | None:
+    for block in fetched.blocks:
+        if block.first_offset <= offset < block.next_offset:
+            return message_at(topic, block, offset - block.first_offset)
+    return None
+
+
+def _new(topic: str, channel: str, data: Mapping[str, Any], count: int) -> Generator[Step, Fetched, tuple[list[Peeked], int]]:
+    """(what comes next and never was delivered, as far as was looked)."""
+    found: list[Peeked] = []
+    at, head, size = max(data["next_offset"], data["start"]), data["head"], 0
+    while at < head and len(found) < count and size < LOOK_BYTES_MAX:
+        fetched = yield at, READ_BYTES if size else ONE_BLOCK
+        for block in fetched.blocks:
+            size += block.length
+            for index in _wanted(block, channel, data):
+                offset = block.first_offset + index
+                if at <= offset < head and len(found) < count:
+                    found.append(Peeked(offset, "new", message_at(topic, block, index)))
+        if fetched.next_offset <= at:
+            break
+        at = fetched.next_offset
+    return found, found[-1].offset + 1 if len(found) >= count else min(at, head)
+
+
+def _wanted(block: Block, channel: str, data: Mapping[str, Any]) -> list[int]:
+    """Indexes of the messages that the channel takes, by what it is set to."""
+    settings = data["settings"]
+    tags, max_age_s = settings["tags"], settings["max_age_s"]
+    if max_age_s > 0 and data["wall_ns"] - block.header.time_ns > max_age_s * _NS_PER_S:
+        return []
+    others = {index for index, addressee in addressees(block) if addressee != channel}
+    if not tags:
+        return [index for index in range(block.count) if index not in others]
+    wanted = {tag.encode() for tag in tags.split("||")}
+    column = block.tag
+    return [] if column is None else [index for index, tag in enumerate(column.values()) if tag in wanted and index not in others]

@@ -1,0 +1,357 @@
+"""A producer's side of one topic as a state machine: its window, sequences, credit, and what to send again. Pure.
+
+No socket, clock or randomness: words come in, parcels to send come out, fresh producer ids are an argument.
+
+Theory of operation. Blocks travel as parcels. A parcel waits in `queue`, gets the next sequence when it is first sent, and lies in
+`window` until it is answered. When a link is lost, the window goes back to the front of the queue, in order and with its
+numbers: the topic answers a repeated sequence as it did the first time, so nothing is stored twice, and it takes
+exactly the next one, so nothing is skipped.
+
+A number may be given to another block only if no copy of the first can still be on its way. So when the topic refuses
+a block (a full disk, a limit) its number is free again only if the block was sent once and nothing was sent after
+it. Else the session *settles*: it waits until all before the refused one are answered, then takes a new producer id,
+under which what remains is numbered from 0. Old copies of it, in whatever pipe, stay below a gap that nobody will fill.
+
+Rejected: renumbering under the old id on a new link. A copy that still lies in the old link's pipe may then be taken for the
+block that has its number now: one message doubled, another lost.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from enum import Enum
+from typing import Final
+
+from ...block.block import Block, Header, encode_header
+from ...errors import E_BAD_COMMAND, E_CLOSED, E_CLOSING, E_DISK_FULL, E_HELLO, E_SEQUENCE, E_TOPIC_FULL, UsageError, ZsqError, from_wire
+from ...wire.protocol import HEARTBEAT_MS, PROTOCOL_VERSION, WINDOW_BLOCKS_MAX, Delayed, Hello, Stored, Unstored, Welcome, Wire
+from ...wire.rows import check_rows, heartbeat
+
+UNKNOWN_OFFSET: Final = -1  # stored, but the topic no longer remembers where
+
+# Codes that blame the link or the moment, not the block: begin again and send it again.
+_BEGIN_AGAIN: Final = frozenset({E_SEQUENCE, E_HELLO, E_CLOSING})
+# Codes that say there is no room: a patient producer waits for it, with the same blocks under the same numbers.
+NO_ROOM: Final = frozenset({E_TOPIC_FULL, E_DISK_FULL})
+
+
+class ProducerState(Enum):
+    DOWN = "down"  # no link
+    GREETING = "greeting"  # Hello is sent
+    OPEN = "open"  # blocks go out as the credit allows
+    SETTLING = "settling"  # a refused number has later ones behind it: only what is before it is still awaited
+
+
+class ProducerEvent(Enum):
+    BEGIN = "begin"  # a new link: Hello goes out
+    WELCOME = "Welcome"
+    FORGOTTEN = "Welcome that forgot"  # the topic expects less than it had told us is stored
+    STORED = "Stored, Delayed"
+    REFUSED = "Unstored"  # this block failed, its number is free
+    SPOILED = "Unstored, later ones sent"
+    AGAIN = "Unstored, begin again"  # E_SEQUENCE, E_HELLO, E_CLOSING; to the patient also E_TOPIC_FULL, E_DISK_FULL
+    SETTLED = "settled"  # nothing is awaited under the old id: go on under a new one
+    LOST = "link lost"
+
+
+_S, _E = ProducerState, ProducerEvent
+PRODUCER_TABLE: Final[dict[ProducerState, dict[ProducerEvent, ProducerState]]] = {
+    _S.DOWN: {_E.BEGIN: _S.GREETING, _E.LOST: _S.DOWN},
+    _S.GREETING: {_E.WELCOME: _S.OPEN, _E.FORGOTTEN: _S.DOWN, _E.AGAIN: _S.DOWN, _E.LOST: _S.DOWN},
+    _S.OPEN: {
+        _E.STORED: _S.OPEN, _E.REFUSED: _S.OPEN, _E.SPOILED: _S.SETTLING, _E.AGAIN: _S.DOWN, _E.LOST: _S.DOWN,
+    },
+    _S.SETTLING: {
+        _E.STORED: _S.SETTLING, _E.REFUSED: _S.SETTLING, _E.SPOILED: _S.SETTLING, _E.SETTLED: _S.DOWN,
+        _E.AGAIN: _S.DOWN, _E.LOST: _S.DOWN,
+    },
+}  # fmt: skip
+
+
+class Reaction(Enum):
+    """What the link shall do after a word."""
+
+    NOTHING = "nothing"
+    UP = "up"  # the greeting is answered
+    RENEW = "renew"  # close this link and open a new one at once
+    RESTART = "restart"  # the same, after a pause
+    LATER = "later"  # the same, after a longer one: there was no room
+
+
+class PendingBlock:
+    """A block on its way to be stored. Publishers share it with the session: they look at `done`, `error`, `first_offset`.
+
+    `delay_ms` 0: at once. Of a delayed one the answer is `key`: due time and serial of its first message, None where the topic no longer
+    remembers them.
+    """
+
+    __slots__ = ("block", "count", "delay_ms", "done", "error", "first_offset", "key", "length", "raised", "sends", "sequence")
+
+    def __init__(self, block: Block | None = None, delay_ms: int = 0) -> None:
+        self.block = block
+        self.delay_ms = delay_ms
+        self.key: tuple[int, int] | None = None
+        self.count = block.count if block is not None else 0
+        self.length = block.length if block is not None else 0
+        self.sequence = -1
+        self.sends = 0  # how often it was given to a link
+        self.done = False
+        self.first_offset = UNKNOWN_OFFSET
+        self.error: ZsqError | None = None
+        self.raised = False  # somebody was told of the error
+
+    def seal(self, block: Block) -> None:
+        """The block is packed: for parcels that gathered their messages one by one."""
+        self.block = block
+        self.count = block.count
+        self.length = block.length
+
+    def wire_header(self, producer_id: int) -> bytes:
+        """The block's header under this producer and sequence; its columns stay as they are."""
+        assert self.block is not None
+        assert self.sequence >= 0
+        h = self.block.header
+        return encode_header(Header(h.columns, h.flags, h.length, h.count, 0, 0, producer_id, self.sequence, h.columns_crc))
+
+    def settle(self, first_offset: int, error: ZsqError | None = None) -> None:
+        self.first_offset = first_offset
+        self.error = error
+        self.block = None  # its memory can go
+        self.done = True
+
+
+class ProducerSession:
+    """The window of one producer and topic. `ids` gives fresh random ids of 63 bits. `patient`: wait for room where there is none."""
+
+    def __init__(self, ids: Iterator[int], patient: bool = False) -> None:
+        self._ids = ids
+        self.patient = patient
+        self.no_room: Unstored | None = None  # the last refusal for want of room, until a block is stored
+        self._granted = 0
+        self.state = _S.DOWN
+        self.producer_id = next(ids)
+        self.queue: deque[PendingBlock] = deque()
+        self.window: dict[int, PendingBlock] = {}  # by sequence, ascending
+        self.window_bytes = 0
+        self.queue_bytes = 0
+        self.credit_bytes = 0
+        self.next_sequence = 0
+        self.heartbeat_ms = HEARTBEAT_MS
+        self.forgotten = 0  # how often the topic knew less than it had promised
+        self.refused: list[PendingBlock] = []  # failed and not yet looked at by the shell
+        self._cut = -1  # settling: this number was refused
+
+    # What goes out
+
+    def begin(self, heartbeat_ms: int) -> Hello:
+        """The first word on a new link."""
+        self._step(_E.BEGIN)
+        return Hello(PROTOCOL_VERSION, self.producer_id, heartbeat_ms)
+
+    def add(self, pending: PendingBlock) -> None:
+        self.queue.append(pending)
+        self.queue_bytes += pending.length
+
+    def take(self) -> PendingBlock | None:
+        """The next parcel to send on this link, numbered, or None: nothing waits, or the credit is used up.
+
+        One larger than the whole credit goes alone.
+        """
+        queue = self.queue
+        if not queue or self.state not in (_S.OPEN, _S.SETTLING):
+            return None
+        pending = queue[0]
+        if self.window and (self.window_bytes + pending.length > self.credit_bytes or len(self.window) >= WINDOW_BLOCKS_MAX):
+            return None
+        if pending.sequence < 0:
+            if self.state is _S.SETTLING:
+                return None
+            pending.sequence = self.next_sequence
+            self.next_sequence += 1
+        queue.popleft()
+        self.queue_bytes -= pending.length
+        self.window[pending.sequence] = pending
+        self.window_bytes += pending.length
+        pending.sends += 1
+        return pending
+
+    @property
+    def unanswered(self) -> bool:
+        return bool(self.window or self.queue)
+
+    # What comes in
+
+    def on_word(self, message: Wire) -> Reaction:
+        """`UsageError` E_BAD_COMMAND for a word that has no place here: the link is to be restarted."""
+        if type(message) is Stored:
+            return self.on_stored(message)
+        if type(message) is Unstored:
+            return self.on_unstored(message)
+        if type(message) is Delayed:
+            return self.on_delayed(message)
+        if type(message) is Welcome:
+            return self.on_welcome(message)
+        raise UsageError(E_BAD_COMMAND, f"a producer does not take {type(message).__name__}")
+
+    def on_welcome(self, message: Welcome) -> Reaction:
+        oldest = self.next_sequence
+        if self.queue and self.queue[0].sequence >= 0:
+            oldest = self.queue[0].sequence
+        if message.expected < oldest:
+            # What was answered as stored is gone (a power cut in sync mode `interval` or `never`, or a row that expired).
+            # None of the unanswered can be stored under the old id, because the topic takes them in order.
+            self._step(_E.FORGOTTEN)
+            self.forgotten += 1
+            self._renumber()
+            return Reaction.RENEW
+        self._step(_E.WELCOME)
+        self._granted = message.credit_bytes
+        self.credit_bytes = 0 if self.no_room else message.credit_bytes  # one block at a time, until one of them finds room
+        self.heartbeat_ms = heartbeat(message.heartbeat_ms)
+        if message.expected > self.next_sequence:
+            self._cut = self.next_sequence  # somebody else uses our id: finish what is out, then take another
+        if self._cut >= 0:
+            self._step(_E.SPOILED)
+            if self._settled():
+                return Reaction.RENEW
+        return Reaction.UP
+
+    def on_stored(self, message: Stored) -> Reaction:
+        check_rows(message.blocks, 2, "stored blocks")
+        self._step(_E.STORED)
+        self._found_room()
+        for sequence, first_offset in message.blocks:
+            pending = self.window.pop(sequence, None)
+            if pending is not None:
+                self.window_bytes -= pending.length
+                pending.settle(first_offset)
+        return Reaction.RENEW if self._settled() else Reaction.NOTHING
+
+    def on_delayed(self, message: Delayed) -> Reaction:
+        """It waits in the topic: as durable as what is stored, and answered in the same row of numbers."""
+        self._step(_E.STORED)
+        self._found_room()
+        pending = self.window.pop(message.sequence, None)
+        if pending is not None:
+            self.window_bytes -= pending.length
+            pending.key = (message.due_ns, message.serial) if message.serial >= 0 else None
+            pending.settle(UNKNOWN_OFFSET)
+        return Reaction.RENEW if self._settled() else Reaction.NOTHING
+
+    def on_unstored(self, message: Unstored) -> Reaction:
+        pending = self.window.get(message.sequence)
+        if message.code == E_HELLO or (pending is not None and message.code in _BEGIN_AGAIN) or message.sequence < 0:
+            self._step(_E.AGAIN)
+            self._rewind()
+            return Reaction.RESTART
+        if pending is not None and self.patient and message.code in NO_ROOM:
+            self._step(_E.AGAIN)
+            self._rewind()
+            self.no_room = message
+            return Reaction.LATER
+        if pending is None:
+            return Reaction.NOTHING  # sent after a refused one and already taken back
+        del self.window[message.sequence]
+        self.window_bytes -= pending.length
+        pending.settle(UNKNOWN_OFFSET, from_wire(message.code, message.text))
+        self.refused.append(pending)
+        if pending.sends == 1 and message.sequence == self.next_sequence - 1 and self._cut < 0:
+            self._step(_E.REFUSED)
+            self.next_sequence = message.sequence
+            self._give_up(message)
+            return Reaction.NOTHING
+        self._step(_E.SPOILED)
+        self._cut = message.sequence if self._cut < 0 else min(self._cut, message.sequence)
+        self._take_back()
+        self._give_up(message)
+        return Reaction.RENEW if self._settled() else Reaction.NOTHING
+
+    def lost(self) -> None:
+        """The link is gone, whatever the state."""
+        self._step(_E.LOST)
+        self._rewind()
+
+    def withdraw(self, pending: PendingBlock) -> bool:
+        """Take back a parcel that was never sent (its publisher gave up); False if it may be stored by now."""
+        if pending.sends or pending.done:
+            return False
+        try:
+            self.queue.remove(pending)
+        except ValueError:
+            return False
+        self.queue_bytes -= pending.length
+        return True
+
+    def fail(self, error: ZsqError) -> None:
+        """Nothing can be sent: all that waits fails. What was sent may be stored or not, so its numbers are given up too."""
+        self._rewind()
+        waiting, self.queue = self.queue, deque()
+        self.queue_bytes = 0
+        for pending in waiting:
+            pending.settle(UNKNOWN_OFFSET, error)
+            self.refused.append(pending)
+        if any(pending.sends for pending in waiting):
+            self._renumber()
+
+    # Inside
+
+    def _step(self, event: ProducerEvent) -> None:
+        after = PRODUCER_TABLE[self.state].get(event)
+        if after is None:
+            raise UsageError(E_BAD_COMMAND, f"{event.value} has no place while {self.state.value}")
+        self.state = after
+
+    def _found_room(self) -> None:
+        if self.no_room is not None:
+            self.no_room, self.credit_bytes = None, self._granted
+
+    def _rewind(self) -> None:
+        """What was sent and not answered is to be sent again, first and in order."""
+        self.queue.extendleft(reversed(self.window.values()))
+        self.queue_bytes += self.window_bytes
+        self.window.clear()
+        self.window_bytes = 0
+
+    def _take_back(self) -> None:
+        """What was sent after the refused number cannot be stored under this id: it loses its number and waits.
+
+        So does all that waits already: numbers go out in order, so what has one there has a higher one.
+        """
+        later = [pending for sequence, pending in self.window.items() if sequence > self._cut]
+        for pending in later:
+            del self.window[pending.sequence]
+            self.window_bytes -= pending.length
+            self.queue_bytes += pending.length
+        assert all(pending.sequence < 0 or pending.sequence > self._cut for pending in self.queue)
+        self.queue.extendleft(reversed(later))
+        for pending in self.queue:
+            pending.sequence = -1
+
+    def _give_up(self, message: Unstored) -> None:
+        """A topic that is closed would refuse what waits one by one, a link each: all of it fails now.
+
+        What may be stored was sent before the refused one, and lies in the window: it is still awaited.
+        """
+        if message.code != E_CLOSED:
+            return
+        waiting, self.queue = self.queue, deque()
+        self.queue_bytes = 0
+        for pending in waiting:
+            pending.settle(UNKNOWN_OFFSET, from_wire(message.code, message.text))
+            self.refused.append(pending)
+
+    def _settled(self) -> bool:
+        """If all numbers before the cut are answered: take a new id."""
+        if self._cut < 0 or self.window or (self.queue and self.queue[0].sequence >= 0):
+            return False
+        self._step(_E.SETTLED)
+        self._renumber()
+        return True
+
+    def _renumber(self) -> None:
+        self.producer_id = next(self._ids)
+        self.next_sequence = 0
+        self._cut = -1
+        for pending in self.queue:
+            pending.sequence = -1

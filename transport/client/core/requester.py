@@ -1,0 +1,167 @@
+"""Requests and their answers: the engine below Admin and Reader. Nothing here waits."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+from ...block.block import Block, check_columns
+from ...errors import (
+    E_BAD_COMMAND,
+    E_LIMIT,
+    E_TIMEOUT,
+    E_TOPIC_FAILED,
+    E_UNREACHABLE,
+    BrokerUnreachable,
+    Refused,
+    UsageError,
+    ZsqError,
+    advice,
+    from_wire,
+)
+from ...wire.address import Address, Target
+from ...wire.codec import encode
+from ...wire.protocol import Blocks, Done, Failed, Wire
+from .link import AGAIN, Backoff, Engine, Link, so_long
+from .producer_session import Reaction
+
+IDLE_NS: Final = 20_000_000_000  # a link that was silent for so long is opened anew: its other end may have forgotten it
+
+BACKOFFS_MAX: Final = 1_000  # topics whose refusals are remembered
+PASSING: Final = frozenset({E_LIMIT, E_TOPIC_FAILED})  # refusals of a link that a patient asker waits out
+
+
+def topic_of(message: Wire) -> str:
+    """The topic that a request names; "" for one that names none."""
+    return str(getattr(message, "topic", ""))
+
+
+class Request:
+    """One request on its way. `repeatable`: asking twice does no harm, so it is sent again when the link is lost."""
+
+    __slots__ = ("answer", "blocks", "done", "error", "message", "number", "repeatable", "sent")
+
+    def __init__(self, number: int, message: Wire, repeatable: bool) -> None:
+        self.number = number
+        self.message = message
+        self.repeatable = repeatable
+        self.sent = False
+        self.done = False
+        self.answer: Any = None
+        self.blocks: list[Block] = []
+        self.error: ZsqError | None = None
+
+    def settle(self, answer: Any = None, error: ZsqError | None = None) -> None:
+        self.answer = answer
+        self.error = error
+        self.done = True
+
+
+class RequestEngine(Engine):
+    """Requests by number, over one link; its peer. `patient`: what the broker refuses for now is asked again until the time-out."""
+
+    def __init__(self, address: Address, target: Target, *, patient: bool = False) -> None:
+        super().__init__()
+        self.address = address
+        self.target = target
+        self.link = Link(self, address, target, self, again=AGAIN | PASSING if patient else AGAIN)
+        self.add(self.link)
+        self._requests: dict[int, Request] = {}
+        self._number = 0
+        self._backoffs: dict[str, Backoff] = {}  # by topic: one that is in trouble does not hold up the others
+        self.link.needed = lambda: bool(self._requests)
+
+    def number(self) -> int:
+        self._number += 1
+        return self._number
+
+    def ask(self, number: int, message: Wire, *, repeatable: bool) -> Request:
+        """`word` carries `number`. It is sent as soon as there is a link."""
+        now = time.monotonic_ns()
+        request = self._requests[number] = Request(number, message, repeatable)
+        if self.link.up and now - self.link.heard_ns > IDLE_NS:
+            self.link.restart(now, "idle", at_once=True)
+        elif self.link.up:
+            self._send_waiting(now)
+            self.link.receive(now)
+        else:
+            self.link.start(now)
+        return request
+
+    def asked(self, request: Request) -> bool:
+        """Return True if it was asked here: a forked child has the requests of its parent, but not their answers."""
+        return request.done or self._requests.get(request.number) is request
+
+    def give_up(self, request: Request) -> None:
+        self._requests.pop(request.number, None)
+
+    def _send_waiting(self, now_ns: int) -> None:
+        """Send what was not sent on this link, unless its topic refused the one before just now."""
+        for request in [request for request in self._requests.values() if not request.sent]:
+            backoff = self._backoffs.get(topic_of(request.message))
+            if backoff is not None and now_ns < backoff.until_ns:
+                self.sooner(backoff.until_ns)
+            elif self.link.up:
+                request.sent = True
+                self.link.send([b"", encode(request.message)], now_ns)
+
+    def timers(self, now_ns: int) -> None:
+        super().timers(now_ns)
+        if self.link.up:
+            self._send_waiting(now_ns)
+
+    # The link's peer
+
+    def greeting(self) -> Wire | None:
+        return None
+
+    def on_up(self, now_ns: int) -> None:
+        self._send_waiting(now_ns)
+        self.sooner(0)  # the sends may have taken the news of answers with them
+
+    def on_word(self, message: Wire, blocks: list[Block], now_ns: int) -> Reaction:
+        if not isinstance(message, Done | Failed | Blocks):
+            raise UsageError(E_BAD_COMMAND, f"{type(message).__name__} answers no request")
+        for block in blocks:
+            check_columns(block.header, block.columns)
+        request = self._requests.pop(message.request, None)
+        if request is not None:
+            request.blocks = blocks
+            request.settle(message, from_wire(message.code, message.text) if isinstance(message, Failed) else None)
+            self._note(request, now_ns)
+        return Reaction.NOTHING
+
+    def _note(self, request: Request, now_ns: int) -> None:
+        """Remember who refused, for the next request."""
+        topic = topic_of(request.message)
+        if isinstance(request.error, Refused):
+            if topic not in self._backoffs and len(self._backoffs) >= BACKOFFS_MAX:
+                del self._backoffs[next(iter(self._backoffs))]
+            self._backoffs.setdefault(topic, Backoff()).refused(now_ns)
+        else:
+            self._backoffs.pop(topic, None)
+
+    def on_received(self, now_ns: int) -> None:
+        """Answers settle requests; nothing more is to be sent."""
+
+    def on_lost(self) -> None:
+        for number, request in list(self._requests.items()):
+            if request.sent and not request.repeatable:
+                del self._requests[number]
+                text = f"the link to {self.address.url} was lost before the answer; look whether {self.target} did it before you ask again"
+                request.settle(error=BrokerUnreachable(E_UNREACHABLE, text))
+            request.sent = False
+
+    def on_refused(self, error: ZsqError) -> None:
+        requests, self._requests = self._requests, {}
+        for request in requests.values():
+            request.settle(error=error)
+
+    def too_late(self, timeout: float | None) -> ZsqError:
+        refusal = self.link.refusal
+        if isinstance(refusal, Refused) and refusal.code not in AGAIN:
+            text = f"{self.target} at {self.address.url} could not be reached for {so_long(timeout)}: {refusal.text}"
+            return from_wire(refusal.code, text)
+        why = self.link.trouble or ("no answer" if self.link.up else self.link.state.value)
+        text = f"{self.target} at {self.address.url} did not answer within {so_long(timeout)} ({why}). {advice()}"
+        return BrokerUnreachable(E_TIMEOUT, text)

@@ -1,0 +1,177 @@
+"""What a stage's writer turns: a link that says what has arrived, and beside it the PUSH socket that the blocks go over. Nothing waits.
+
+Both are made anew together: what lies in an old PUSH socket's pipe is given up with it, and what has left it is at worst a block
+that storage has already. The PUSH socket is never read or waited for: credit keeps less in it than its high-water mark, and
+if it takes nothing all the same, a timer tries again.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any, Final
+
+import zmq
+
+from ...block.block import Block
+from ...errors import E_BAD_COMMAND, E_TIMEOUT, BrokerUnreachable, NotFound, Refused, UsageError, ZsqError, advice
+from ...wire import sockets
+from ...wire.address import Address, Target
+from ...wire.codec import encode
+from ...wire.protocol import Abort, Push, Wire
+from .link import AGAIN, Engine, Link, LinkState, so_long
+from .producer_session import Reaction
+from .stage_session import PASSING, StageSession
+
+MS: Final = 1_000_000
+LOOK_NS: Final = 20 * MS  # how long words may lie unread while blocks are pushed
+RETRY_NS: Final = 10 * MS
+BYE_LINGER_MS: Final = 200
+LOCAL_ROUTE: Final = b"-"
+
+
+class StageEngine(Engine):
+    """One stage; the peer of its link."""
+
+    def __init__(self, address: Address, target: Target, session: StageSession, heartbeat_ms: int | None = None) -> None:
+        super().__init__()
+        self.address = address
+        self.session = session
+        self.progress_ns = 0  # when more had arrived, or was durable, than ever before
+        self.link = Link(self, address, target, self, heartbeat_ms or address.heartbeat_ms, AGAIN | PASSING)
+        self.add(self.link)
+        self._push: sockets.Socket | None = None
+        self._push_endpoint = ""
+        self._head: list[Any] = []  # the frames before each block
+        self._looked_ns = 0
+        self._stalled = ""
+
+    # Blocks
+
+    def go(self, now_ns: int) -> None:
+        """Blocks were added: push them, and look at what came if it is time: few calls, while there is credit."""
+        session = self.session
+        if session.ended:
+            return
+        if not self.link.up:
+            self.link.start(now_ns)
+            return
+        self.turns += 1  # no need for anybody else to turn it
+        asked = self.pump(now_ns)
+        if asked or session.out_bytes * 2 > session.credit_bytes or now_ns - self._looked_ns > LOOK_NS:
+            self._looked_ns = now_ns
+            self.link.take_in(now_ns)
+            self._end()
+
+    def pump(self, now_ns: int) -> bool:
+        """Push what the credit allows, and ask for the seal that is due: whether one was."""
+        push, session = self._push, self.session
+        if push is None:
+            return False
+        while (entry := session.take(now_ns)) is not None:
+            if not sockets.send_frames(push, [*self._head, entry.header, entry.payload]):
+                session.untake()
+                self.sooner(now_ns + RETRY_NS)
+                break
+        seal = session.take_seal()
+        if seal is not None:
+            self.link.send([b"", encode(seal)], now_ns)
+            self.sooner(0)  # the send may have taken the news of words with it
+        self.sooner(session.due_ns())
+        return seal is not None
+
+    def abandon(self, now_ns: int) -> None:
+        """Nobody will commit this stage: say so, if there is a link to say it on. Else storage forgets it in time."""
+        if self.link.up:
+            self.link.send([b"", encode(Abort(0, "", 0, (self.session.stage,)))], now_ns)
+
+    def timers(self, now_ns: int) -> None:
+        super().timers(now_ns)
+        session = self.session
+        if self.link.up and not session.ended:
+            out_bytes = session.out_bytes
+            if session.on_time(now_ns) is Reaction.RENEW:
+                self._stalled = f"of {out_bytes} bytes that were pushed to {self._push_endpoint} none arrived; is that port open?"
+                self.link.restart(now_ns, self._stalled, at_once=True)
+            else:
+                self.pump(now_ns)
+        self._end()
+
+    def turn(self, ready: list[tuple[int, int]]) -> None:
+        super().turn(ready)
+        self._end()
+
+    def _end(self) -> None:
+        """What is sealed, committed or failed needs no link any more."""
+        session = self.session
+        if session.ended and self.link.state is not LinkState.IDLE:
+            if session.error is not None:
+                self.abandon(time.monotonic_ns())
+            self.link.stop(BYE_LINGER_MS)
+            self._close_push()
+
+    def stop(self, linger_ms: int = 0) -> None:
+        super().stop(linger_ms)
+        self._close_push()
+
+    def _close_push(self) -> None:
+        if self._push is not None:
+            self._push.close(linger=0)
+            self._push = None
+
+    # The link's peer
+
+    def greeting(self) -> Wire | None:
+        return self.session.begin()
+
+    def on_up(self, now_ns: int) -> None:
+        if self.session.ended:
+            return
+        opened = self.link.opened
+        if self.address.direct:
+            endpoint, route = opened.get("push"), LOCAL_ROUTE
+        else:
+            host = self.address.url.rpartition(":")[0]
+            endpoint, route = f"{host}:{opened.get('push_port')}", opened.get("route", b"")
+        try:
+            self._push = sockets.make_push(str(endpoint), self.address.credentials)
+        except zmq.ZMQError as error:
+            raise UsageError(E_BAD_COMMAND, f"cannot push to {endpoint}: {error}") from None
+        self.link.target = replace(self.link.target, create=False)  # a topic that is deleted from now on stays so
+        self._push_endpoint = str(endpoint)
+        self._head = [route, b"", encode(Push(self.session.stage))]
+        self.pump(now_ns)
+        self.sooner(0)
+
+    def on_word(self, message: Wire, blocks: list[Block], now_ns: int) -> Reaction:
+        session = self.session
+        before = session.progress
+        reaction = session.on_word(message, now_ns)
+        if session.progress != before:
+            self.progress_ns = now_ns
+            self._stalled = ""
+        return reaction
+
+    def on_received(self, now_ns: int) -> None:
+        self.pump(now_ns)
+
+    def on_lost(self) -> None:
+        self._close_push()
+        self.session.lost()
+
+    def on_refused(self, error: ZsqError) -> None:
+        if isinstance(error, NotFound) and self._push_endpoint:
+            topic = self.link.target.topic
+            error = NotFound(error.code, f"topic {topic} was deleted while rows were being written to it: {error.text}")
+        self.session.fail(error)
+
+    def too_late(self, timeout: float | None) -> ZsqError:
+        """Why nothing moved for so long."""
+        session, link = self.session, self.link
+        refusal = session.refusal or link.refusal
+        where = f"{link.target} at {self.address.url}"
+        have = f"{session.received} of {session.total} blocks have arrived, {session.base} are durable"
+        if refusal is not None and refusal.code in PASSING:
+            return Refused(refusal.code, f"{where} did not take the rows for {so_long(timeout)}: {refusal.text} ({have})")
+        why = self._stalled or link.trouble or ("no answer" if link.up else link.state.value)
+        return BrokerUnreachable(E_TIMEOUT, f"{where}: nothing moved for {so_long(timeout)} ({why}); {have}. {advice()}")

@@ -1,0 +1,279 @@
+"""A consumer's engine: its session and link, and the words that go out. Nothing here waits.
+
+What a client says about a channel: its settings as keywords, and the form in which they travel. Pure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from ...block.block import Block
+from ...errors import E_BAD_ARGUMENT, E_LEASE, E_LIMIT, E_TIMEOUT, BrokerUnreachable, LeaseLost, UsageError, ZsqError, advice
+from ...names import check_name
+from ...settings import CHANNEL
+from ...wire.address import Address, Target
+from ...wire.codec import encode
+from ...wire.protocol import Wire
+from .consumer_session import Confirm, ConsumerSession, ConsumerState, LeasedBlock
+from .link import AGAIN, FAR_NS, Engine, Link, Steps, check_timeout, so_long, until_ns
+from .producer_session import Reaction
+
+log = logging.getLogger("zsq")
+
+TELL_NS: Final = 20_000_000  # plain finishes are told at the latest after this
+TELL_SHARE: Final = 4  # while more is at hand, finishes are told when they are this part of the credit: fewer wake-ups of everybody
+CLOSED: Final = "the consumer of this message is closed: the message was given back, and is delivered again"
+WORDS_MAX: Final = 5_000  # sent at a time, before the socket is drained
+
+
+class ConsumerEngine(Engine):
+    """One consumer of one channel; the peer of its link."""
+
+    def __init__(
+        self, address: Address, topic: str, channel: str, session: ConsumerSession, heartbeat_ms: int | None, settings: Mapping[str, Any]
+    ) -> None:
+        super().__init__()
+        self.address = address
+        self.session = session
+        self.heartbeat_ms = heartbeat_ms or address.heartbeat_ms
+        self.target = Target("channel", check_name(topic), check_name(channel, "channel"), settings=settings)
+        self.link = Link(self, address, self.target, self, self.heartbeat_ms)
+        self.error: ZsqError | None = None  # the broker refused the subscription
+        self.down_ns = time.monotonic_ns()  # since when there is no link
+        self.closing = False
+        self._compared = False
+        self.on_void: Callable[[], object] = lambda: None  # all leases are void: forget what nobody began to handle
+        self.add(self.link)
+
+    def start(self) -> None:
+        """Not while a refusal is to be told first: else each call would raise what the attempt of the one before has met."""
+        if self.error is None:
+            self.link.start(time.monotonic_ns())
+
+    # Out
+
+    def tell(self, now_ns: int) -> None:
+        """Send the answers that were gathered."""
+        session, link = self.session, self.link
+        if not link.up:
+            if session.dirty:
+                session.collect()  # leases are void by now: it counts them
+            return
+        words = session.collect()
+        while words and link.up:
+            for _ in range(min(len(words), WORDS_MAX)):
+                link.send([b"", encode(words.popleft())], now_ns)
+            link.receive(now_ns)
+            words = session.collect()
+
+    def timers(self, now_ns: int) -> None:
+        super().timers(now_ns)
+        if self.session.dirty or self.session.words:
+            self.tell(now_ns)
+
+    # In: the link's peer
+
+    def greeting(self) -> Wire:
+        return self.session.begin(self.heartbeat_ms)
+
+    def on_word(self, message: Wire, blocks: list[Block], now_ns: int) -> Reaction:
+        return self.session.on_word(message, blocks, now_ns)
+
+    def on_up(self, now_ns: int) -> None:
+        self.link.heartbeat_ms = self.session.heartbeat_ms
+        self.session.node = self.link.opened.get("node", 0)
+        self._compare(self.link.opened.get("settings"))
+        self.link.passing = AGAIN | {E_LIMIT}  # it has a place: if one is missing later, its own lost link still holds it
+        self.error = None
+
+    def _compare(self, settings: Any) -> None:
+        """Warn, once, of settings that were given and do not hold, because the channel was there before."""
+        if self._compared or not isinstance(settings, dict):
+            return
+        self._compared = True
+        asked = [(row.name, self.target.settings.get(row.name)) for row in CHANNEL if row.name in settings and not row.fixed]
+        differ = [f"{name} {settings[name]!r}, not {value!r}" for name, value in asked if value is not None and settings[name] != value]
+        if differ:
+            text = "channel %s/%s was there before and has %s; what this consumer was given changes nothing (see `zsq channel set`)"
+            log.warning(text, self.target.topic, self.target.channel, ", ".join(differ))
+
+    def on_received(self, now_ns: int) -> None:
+        """Nothing follows from words by itself: a person answers."""
+
+    def on_lost(self) -> None:
+        self.down_ns = time.monotonic_ns()
+        self.session.lost()
+        self.on_void()
+
+    def on_refused(self, error: ZsqError) -> None:
+        self.error = error
+
+    # For who waits
+
+    @property
+    def open(self) -> bool:
+        return self.session.state is ConsumerState.OPEN
+
+    def unreachable(self, timeout: float | None) -> int:
+        """When to give up waiting for a link: `FAR_NS` while there is one, and for a time-out of None.
+
+        A lost link holds its place for two heartbeats. So a full channel is waited for longer than a short time-out.
+        """
+        seconds = check_timeout(timeout)
+        if self._full() is not None:
+            seconds = max(seconds or 0.0, 3 * self.link.heartbeat_ms / 1_000)
+        return FAR_NS if self.link.up or seconds is None else self.down_ns + int(seconds * 1e9)
+
+    def _full(self) -> ZsqError | None:
+        refusal = self.link.refusal
+        return refusal if refusal is not None and refusal.code == E_LIMIT else None
+
+    def news(self, was_up: bool) -> bool:
+        """Something to look at for who waits for a delivery."""
+        return bool(self.session.arrived) or self.error is not None or self.link.up != was_up
+
+    def raise_refused(self) -> None:
+        """What the broker refused, told once; the next call tries again."""
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+
+    def give_up_at(self, now_ns: int, timeout: float | None) -> None:
+        """Raise if there was no link for the whole time-out; the next call waits as long again."""
+        if now_ns >= self.unreachable(timeout):
+            self.down_ns = now_ns
+            full = self._full()
+            if full is not None:
+                raise full
+            raise self.too_late(timeout, "no link to")
+
+    def too_late(self, timeout: float | None, what: str) -> BrokerUnreachable:
+        why = self.link.trouble or self.link.state.value
+        text = f"{what} {self.target} at {self.address.url} within {so_long(timeout)} ({why}). {advice()}"
+        return BrokerUnreachable(E_TIMEOUT, text)
+
+    # What a call does; see `Steps`. `closing`: whether the consumer takes nothing more
+
+    def subscribe(self, timeout: float | None, closing: Callable[[], bool]) -> Steps[None]:
+        self.error = None
+        self.start()
+        ready = yield (lambda: self.open or self.error is not None or closing(), until_ns(timeout))
+        self.raise_refused()
+        if not ready:
+            self.down_ns = time.monotonic_ns()
+            raise self.too_late(timeout, "could not subscribe to")
+
+    def take(
+        self, deadline_ns: int, timeout: float | None, closing: Callable[[], bool], shared: Callable[[], bool]
+    ) -> Steps[LeasedBlock | None]:
+        """The next delivery. None at the deadline, once the consumer closes, or when there is something `shared`: messages of a delivery
+        that somebody else took."""
+        session = self.session
+        self.start()
+        if not session.arrived or session.untold >= session.ready // TELL_SHARE:
+            self.tell(time.monotonic_ns())
+        while not (closing() or shared()):
+            if session.arrived:
+                return session.arrived.popleft()
+            self.raise_refused()
+            up = self.link.up
+            limit_ns = min(deadline_ns, self.unreachable(timeout))
+            yield (lambda up=up: self.news(up) or closing() or shared(), limit_ns)  # type: ignore[misc]
+            now = time.monotonic_ns()
+            if session.arrived or closing() or shared() or now < limit_ns:
+                continue
+            if now >= deadline_ns:
+                return None
+            self.give_up_at(now, timeout)
+        return None
+
+    def finish_sync(self, delivery: LeasedBlock, indexes: Sequence[int], timeout: float) -> Steps[None]:
+        yield from self._confirmed(self.session.finish_sync(delivery, indexes), timeout)
+
+    def flush(self, timeout: float) -> Steps[None]:
+        """Wait until all plain finishes are committed. `LeaseLost` if some were lost or late since the last flush."""
+        session = self.session
+        with contextlib.suppress(LeaseLost):  # counted by the session, and told below
+            yield from self._confirmed(session.barrier(), timeout)
+        missed = session.unconfirmed_lost + session.stale - session.stale_told
+        session.unconfirmed_lost = 0
+        session.stale_told = session.stale
+        if missed > 0:
+            raise LeaseLost(E_LEASE, f"{missed} finishes were not confirmed or came too late; those messages may be delivered again")
+
+    def _confirmed(self, confirm: Confirm, timeout: float) -> Steps[None]:
+        self.tell(time.monotonic_ns())
+        if not (yield (lambda: confirm.done, until_ns(timeout))):
+            raise self.too_late(timeout, "no confirmation by")
+        if confirm.error is not None:
+            raise confirm.error
+
+    def requeue(self, delivery: LeasedBlock, indexes: Sequence[int], delay_ms: int, error: str) -> None:
+        self.session.requeue(delivery, indexes, delay_ms, error)
+        self.tell(time.monotonic_ns())
+
+    def touch(self, delivery: LeasedBlock) -> None:
+        delivery.received_ns = time.monotonic_ns()
+        self.session.touch(delivery)
+        self.tell(time.monotonic_ns())
+
+    def leave(self, idle: Callable[[], bool], deadline_ns: int) -> Steps[None]:
+        """Take nothing more, wait until the handlers are `idle`, and confirm what was finished."""
+        session = self.session
+        try:
+            session.leave()
+            self.tell(time.monotonic_ns())
+            yield (idle, deadline_ns)
+            session.over = CLOSED
+            confirm = session.barrier()
+            self.tell(time.monotonic_ns())
+            if not (yield (lambda: confirm.done, deadline_ns)) or confirm.error is not None:
+                names = f"{self.target.topic}/{self.target.channel}"
+                log.warning("consumer of %s ends with finishes unconfirmed; they may come again", names)
+        finally:
+            session.over = CLOSED
+
+
+SETTING_MAX: Final = 1 << 62  # fits into a word; the broker says what makes sense
+
+
+def on_wire(options: Mapping[str, Any]) -> dict[str, Any]:
+    """As a word carries them. `UsageError` for what cannot be carried."""
+    found = {name: value for name, value in options.items() if name != "start"}
+    for name, value in found.items():
+        if not isinstance(value, (int, float, str, type(None))) or (isinstance(value, int) and abs(value) > SETTING_MAX):
+            raise UsageError(E_BAD_ARGUMENT, f"{name} is a number up to 2**62, a word or None, not {repr(value)[:40]}")
+    start = options.get("start")
+    if start is not None:
+        found["start"] = place(start)
+    return found
+
+
+Place = str | int | float | datetime
+END: Final = 1 << 62  # an offset that no topic reaches
+
+
+def moved_to(where: Place) -> dict[str, int]:
+    """A place as seek takes it; the broker keeps it within what is there."""
+    found = place(where)
+    if isinstance(found, str):
+        return {"offset": 0 if found == "earliest" else END}
+    return found if isinstance(found, dict) else {"offset": found}
+
+
+def place(where: str | float | datetime) -> str | int | dict[str, int]:
+    """A place in a topic: "earliest", "latest", an offset, or a time."""
+    if isinstance(where, datetime):
+        where = where.timestamp()
+    if isinstance(where, float) and abs(where) < SETTING_MAX / 1e9:
+        return {"time_ns": round(where * 1_000_000) * 1_000}
+    if where in ("earliest", "latest") or (type(where) is int and 0 <= where <= SETTING_MAX):
+        return where
+    raise UsageError(
+        E_BAD_ARGUMENT, f"a place is 'earliest', 'latest', an offset, or a time (datetime, or seconds as float), not {where!r:.60}"
+    )

@@ -1,0 +1,322 @@
+"""The settings of a channel and of a topic: one row each, and all else that is said of a setting follows from its row. Pure.
+
+A new setting is a row here (and its type for callers, further down) plus the code that obeys it. From the rows come: the checks and
+their error texts, the options of `zsq channel`, `zsq sub`, `zsq topic` and `zsq serve`, what these commands show, the console's forms,
+and the tables in docs/channels.md and docs/operations.md.
+
+This module is in `transport`, because clients name settings too; it imports nothing heavy, because `zsq --help` needs the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Final, Literal, TypedDict, TypeVar
+
+from .errors import E_BAD_ARGUMENT, UsageError
+from .names import check_name
+
+MIB: Final = 1024 * 1024
+NONE: Final = -1  # no bound
+NUMBER_MAX: Final = 1 << 62  # fits into a message of the protocol
+ABOVE_ZERO: Final = 5e-324  # the smallest float
+TAG_SEPARATOR: Final = "||"
+TAGS_MAX: Final = 64  # of one channel
+TAG_BYTES_MAX: Final = 256  # as of a block, which is not imported here: it is heavy
+ATTEMPTS_MAX: Final = 65_535  # NSQ's protocol has 16 bits for it
+BACKOFF_S_MAX: Final = 3_600.0  # the longest delay of a requeue
+KEEP_BYTES: Final = 1024 * MIB
+MAX_BYTES_MIN: Final = 8 * MIB  # one block of the largest size always fits into an empty topic
+MAX_S_MIN: Final = 1
+POLICIES: Final = ("reject", "drop-oldest")
+SYNC_MODES: Final = {  # when a publish is answered; chosen when a topic is made
+    "always": "answered when it is on disk: nothing that was answered is lost, whatever happens",
+    "interval": "answered when it is written, synced every 100 ms: a power cut may cost that much",
+    "never": "the kernel decides when: a power cut may cost more",
+}
+
+_NUMBER: Final = "a number of {low} to {high}"
+_BOUND: Final = "a number of 0 to 2**62, or -1 for no bound"
+_AGE: Final = "a number of seconds above 0, or -1 for never"
+_DELAY: Final = "a number of seconds, 0 to {high:g}"
+_TIME: Final = "a number of seconds, or -1 for no bound"
+_KEEP: Final = "Keep only so {} that all channels have finished, to be read again{}; none: no such bound."
+
+
+class Kind(StrEnum):
+    """What a setting's value is, and so how it is written and shown."""
+
+    FLAG = "flag"
+    TEXT = "text"
+    TOPIC = "topic"
+    CHOICE = "choice"
+    COUNT = "count"
+    SECONDS = "seconds"
+    BYTES = "bytes"
+
+
+_TYPES: Final = {Kind.FLAG: (bool,), Kind.COUNT: (int,), Kind.BYTES: (int,), Kind.SECONDS: (int, float)}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A row. `allowed` and `least` are the ends of error texts: what a value must be, and what a number below `low` must be.
+
+    `no_bound`: the number that means that there is no bound, if there is one. `fixed`: chosen when the channel is made.
+    `option`: on the command line, with the name of its value. `shared`: `zsq sub` has a channel's option too, `zsq serve` a topic's.
+    `line`, `shows`, `shows_none`: in which line `zsq ... show` says it, and how. `label`, `hint`, `none_label`: in the console; the docs
+    have `none_label` too.
+    """
+
+    kind: Kind
+    option: str
+    help: str
+    label: str
+    allowed: str
+    line: str
+    shows: str
+    shows_none: str = ""
+    none_label: str = ""
+    hint: str = ""
+    low: float = 0
+    high: float = NUMBER_MAX
+    least: str = ""
+    no_bound: int | None = None
+    fixed: bool = False
+    shared: bool = False
+    choices: Mapping[str, str] = field(default_factory=dict)
+    name: str = ""
+    default: Any = None
+
+    @property
+    def flag(self) -> str:
+        return self.option.split()[0]
+
+    @property
+    def parameter(self) -> str:
+        """The name that the option's value has in a command's code, in the environment and in a file of `zsq serve`."""
+        return self.flag.removeprefix("--").replace("-", "_")
+
+    def check(self, value: object) -> None:
+        """Raise `UsageError` E_BAD_ARGUMENT if the setting cannot have this value."""
+        good, too_low = type(value) in _TYPES.get(self.kind, (str,)), False
+        if isinstance(value, int | float):
+            good, too_low = good and (value == self.no_bound or self.low <= value <= self.high), good and 0 <= value < self.low
+        elif self.choices:
+            good = value in (*self.choices,)
+        if good or (value is None and self.default is None):
+            return
+        allowed = (self.least if too_low and self.least else self.allowed).format(low=self.low, high=self.high)
+        raise UsageError(E_BAD_ARGUMENT, f"{self.name} is {allowed}, not {_short(value)}")
+
+
+_T = TypeVar("_T")
+
+
+def _row(default: _T, kind: Kind, option: str, **columns: Any) -> _T:
+    """Declare a field of a settings class together with its row."""
+    found: _T = field(default=default, metadata={"row": Setting(kind, option, **columns)})
+    return found
+
+
+def _check_values(rows: Iterable[Setting], settings: object) -> None:
+    for row in rows:
+        row.check(getattr(settings, row.name))
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelSettings:
+    """The settings of a channel, durable, for all its consumers."""
+
+    tags: str = _row(
+        "", Kind.TEXT, "--tags TAGS", fixed=True, shared=True, allowed="a text like 'a||b'",
+        help="Only messages with one of these tags: a, or 'a||b'; stays as it was made.",
+        line="takes", shows="tags {}", shows_none="all tags", label="Tags", none_label="all",
+        hint="such as eu||us; chosen now and for good, as ordered is",
+    )  # fmt: skip
+    ordered: bool = _row(
+        False, Kind.FLAG, "--ordered", fixed=True, shared=True, allowed="true or false",
+        help="Of each key one message at a time, in order; stays as it was made.",
+        line="order", shows="of each key one message at a time", shows_none="none", label="Ordered", none_label="no",
+        hint="messages of one key go one after the other",
+    )  # fmt: skip
+    max_attempts: int = _row(
+        0, Kind.COUNT, "--max-attempts N", shared=True, allowed=_NUMBER, high=ATTEMPTS_MAX, no_bound=0,
+        help="Deliveries of a message until it goes to the dead letters; none: it is delivered until it is finished.",
+        line="attempts", shows="at most {}", shows_none="until it is finished",
+        label="Attempts at most", none_label="no limit", hint="then to the dead letters; 0: no limit",
+    )  # fmt: skip
+    dead_letter_topic: str = _row(
+        "", Kind.TOPIC, "--dead-letter-topic TOPIC", shared=True, allowed="a topic's name",
+        help="Where dead letters go; '' or nothing said: TOPIC.CHANNEL.dead.",
+        line="attempts", shows="then to topic {}",
+        label="Dead-letter topic", none_label="TOPIC.CHANNEL.dead", hint="empty: TOPIC.CHANNEL.dead",
+    )  # fmt: skip
+    backoff_s: float = _row(
+        1.0, Kind.SECONDS, "--backoff TIME", allowed=_DELAY, high=BACKOFF_S_MAX,
+        help="The broker's delay after the first attempt, doubled by each further one (1s).",
+        line="backoff", shows="{}", label="Backoff, first", hint="such as 1s",
+    )  # fmt: skip
+    backoff_max_s: float = _row(
+        120.0, Kind.SECONDS, "--backoff-max TIME", allowed=_DELAY, high=BACKOFF_S_MAX, help="The delay is doubled up to this (2m).",
+        line="backoff", shows="doubled up to {}", label="Backoff, at most", hint="such as 2m, an hour at most",
+    )  # fmt: skip
+    max_age_s: float = _row(
+        NONE, Kind.SECONDS, "--max-age TIME", shared=True, allowed=_AGE, low=ABOVE_ZERO, no_bound=NONE,
+        help="Skip and count what is older (as 15m, 7d); none: never.",
+        line="takes", shows="max age {}", label="Age at most", none_label="no limit", hint="older messages are skipped; none: never",
+    )  # fmt: skip
+    max_consumers: int = _row(
+        0, Kind.COUNT, "--max-consumers N", allowed=_NUMBER, no_bound=0, help="Consumers at a time; none: any number.",
+        line="consumers", shows="at most {}", shows_none="any number", label="Consumers at most", none_label="no limit", hint="0: no limit",
+    )  # fmt: skip
+    alarm_depth: int | None = _row(
+        None, Kind.COUNT, "--alarm-depth N", allowed=_NUMBER, low=NONE, no_bound=NONE,
+        help="Alarm when more messages wait; none: never; else as zsq serve says.",
+        line="alarm", shows="depth {}", label="Alarm above a depth of", none_label="never", hint="empty: as the broker says; none: never",
+    )  # fmt: skip
+    alarm_age_s: float | None = _row(
+        None, Kind.SECONDS, "--alarm-age TIME", allowed=_AGE, low=ABOVE_ZERO, no_bound=NONE,
+        help="Alarm when its oldest message is older; none: never; else as zsq serve says.",
+        line="alarm", shows="age {}", label="Alarm above an age of", none_label="never", hint="such as 15m; none: never",
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        _check_values(CHANNEL, self)
+        object.__setattr__(self, "tags", TAG_SEPARATOR.join(split_tags(self.tags)))  # one spelling: what is compared must be equal
+        check(self.backoff_s <= self.backoff_max_s, f"backoff_s ({self.backoff_s}) is above backoff_max_s ({self.backoff_max_s})")
+        if self.dead_letter_topic:
+            check_name(self.dead_letter_topic)
+
+    def backoff_ns(self, attempts: int) -> int:
+        """Return how long the broker waits after so many deliveries."""
+        return int(min(self.backoff_max_s, self.backoff_s * 2.0 ** min(max(attempts - 1, 0), 60)) * 1e9)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class ChannelOptions(TypedDict, total=False):
+    """Settings of a channel; None takes one back to its default. [channels.md](channels.md#settings) says what each one means."""
+
+    tags: str | None
+    ordered: bool | None
+    max_attempts: int | None
+    dead_letter_topic: str | None
+    backoff_s: float | None
+    backoff_max_s: float | None
+    max_age_s: float | None
+    max_consumers: int | None
+    alarm_depth: int | None
+    alarm_age_s: float | None
+
+
+class NewChannelOptions(ChannelOptions, total=False):
+    """`start`: where a channel begins that is made now: "earliest", "latest", an offset, a time (datetime, or seconds since 1970 as float).
+
+    Default: the first channel of a topic gets all that waits there, a later one what comes after it.
+    """
+
+    start: str | int | float | datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """A topic's policy; -1: no such bound. Bytes of log files, seconds by the times of messages, chunks as files."""
+
+    keep_bytes: int = _row(
+        KEEP_BYTES, Kind.BYTES, "--keep-bytes SIZE", shared=True, allowed=_BOUND, no_bound=NONE,
+        help=_KEEP.format("many bytes (as 500MB, 10GiB; 1GiB if nothing is set)", ""), line="finished", shows="kept up to: bytes {}",
+        label="Finished: bytes kept", none_label="no bound", hint="such as 10GiB; what is above it may go",
+    )  # fmt: skip
+    keep_s: float = _row(
+        NONE, Kind.SECONDS, "--keep-time TIME", shared=True, allowed=_TIME, no_bound=NONE,
+        help=_KEEP.format("long (as 12h, 7d)", " (by each file's newest message)"), line="finished", shows="time {}",
+        label="Finished: time kept", none_label="no bound", hint="such as 7d",
+    )  # fmt: skip
+    keep_chunks: int = _row(
+        NONE, Kind.COUNT, "--keep-chunks COUNT", shared=True, allowed=_BOUND, no_bound=NONE,
+        help=_KEEP.format("many log files", ""), line="finished", shows="chunks {}",
+        label="Finished: chunks kept", none_label="no bound", hint="a number",
+    )  # fmt: skip
+    max_bytes: int = _row(
+        NONE, Kind.BYTES, "--max-bytes SIZE", allowed=_BOUND, no_bound=NONE, low=MAX_BYTES_MIN,
+        least=f"at least {{low}} ({MAX_BYTES_MIN // MIB} MiB, the largest block), or -1 for no bound",
+        help="At most so many bytes of unfinished messages (8MiB or more).", line="unfinished", shows="at most: bytes {}",
+        label="Unfinished: bytes at most", none_label="never removed", hint="such as 50GiB",
+    )  # fmt: skip
+    max_s: float = _row(
+        NONE, Kind.SECONDS, "--max-age TIME", allowed=_TIME, no_bound=NONE, low=MAX_S_MIN, least="at least {low} s, or -1 for no bound",
+        help="With drop-oldest: lose what is unfinished and older.", line="unfinished", shows="age {}",
+        label="Unfinished: age at most", none_label="never removed", hint="such as 30d",
+    )  # fmt: skip
+    when_full: str = _row(
+        "reject", Kind.CHOICE, "--when-full", allowed=" or ".join(POLICIES),
+        choices=dict(zip(POLICIES, ("refuse publishes", "drop the oldest messages, unfinished or not"), strict=True)),
+        help="Beyond --max-bytes: refuse publishes (reject, the default) or lose the oldest.", line="unfinished", shows="when full {}",
+        label="When that is reached",
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        _check_values(TOPIC, self)
+        text = "max_s (--max-age) goes with when_full drop-oldest only: refusing new messages makes no old ones younger"
+        check(self.max_s == NONE or self.drops, f"{text}; -1 (--max-age none) takes it back")
+
+    @property
+    def drops(self) -> bool:
+        return self.when_full == "drop-oldest"
+
+    @property
+    def rejects_above(self) -> int:
+        """Unfinished bytes beyond which publishes are refused; -1: never."""
+        return NONE if self.drops else self.max_bytes
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class RetentionSettings(TypedDict, total=False):
+    """How long a topic keeps what; -1: no such bound, None: what the broker was started with. A chunk (a log file) is the unit.
+
+    `keep_*` bounds what every channel has finished: it goes when any of them is passed (by default beyond 1 GiB). `max_*` bounds what is
+    unfinished: beyond `max_bytes` publishes are refused (E_TOPIC_FULL) with `when_full` "reject", the default; with "drop-oldest" the
+    oldest chunks go although unfinished, also those older than `max_s` seconds.
+    """
+
+    keep_bytes: int | None
+    keep_s: float | None
+    keep_chunks: int | None
+    max_bytes: int | None
+    max_s: float | None
+    when_full: Literal["reject", "drop-oldest"] | None
+
+
+def split_tags(tags: str) -> tuple[str, ...]:
+    """Return the tags of a subscription `a||b`, sorted, each once. "" and "*" (EQueue's word for it) are all tags: ()."""
+    if tags.strip() in ("", "*"):
+        return ()
+    found = tuple(sorted({tag.strip() for tag in tags.split(TAG_SEPARATOR)}))
+    check(all(found), f"tags are names with {TAG_SEPARATOR} between them, not {_short(tags)}")
+    check(len(found) <= TAGS_MAX, f"a channel takes at most {TAGS_MAX} tags, not {len(found)}")
+    check(all(len(tag.encode()) <= TAG_BYTES_MAX for tag in found), f"a tag has at most {TAG_BYTES_MAX} bytes")
+    return found
+
+
+def check(good: bool, text: str) -> None:
+    """Raise `UsageError` E_BAD_ARGUMENT with this text unless it is good."""
+    if not good:
+        raise UsageError(E_BAD_ARGUMENT, text)
+
+
+def _short(value: object) -> str:
+    return repr(value)[:40]
+
+
+def _rows(of: type[ChannelSettings | Retention]) -> tuple[Setting, ...]:
+    return tuple(replace(one.metadata["row"], name=one.name, default=one.default) for one in fields(of))
+
+
+CHANNEL: Final = _rows(ChannelSettings)
+TOPIC: Final = _rows(Retention)

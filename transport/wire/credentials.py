@@ -1,0 +1,114 @@
+"""A client's keys for the ZeroMQ gateway: what is in the file that `key_file=`, `--key-file` and $ZSQ_KEY_FILE name.
+
+CURVE is meant, ZeroMQ's encryption: the server proves who it is by its public key, which the client knows beforehand, and the client by
+its own pair. The file is TOML: `public`, `secret` and `server`, each a key of 32 bytes written as 40 characters (Z85). A server's own file
+has no `server`. What others on the machine may read is no secret, so such a file is refused (`open_to_others`).
+Texts of errors have no key in them.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+import struct
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import zmq
+from zmq.utils import z85
+
+from ..errors import E_BAD_KEY, UsageError
+
+__all__ = ["KEY_FILE_VARIABLE", "Credentials", "KeyFile", "is_key", "load", "open_to_others", "read_key_file", "resolve"]
+
+KEY_FILE_VARIABLE: Final = "ZSQ_KEY_FILE"
+KEY_FILE_BYTES_MAX: Final = 64 * 1024
+KEY_BYTES: Final = 32
+KEY_CHARS: Final = 40  # five for four bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Who a client is, and whom it trusts. May be pickled to where the file is not; its text has no secret in it."""
+
+    public: str
+    secret: str = field(repr=False)
+    server: str
+    source: str = ""
+    """The file's name, for errors."""
+
+
+KeyFile = str | os.PathLike[str] | Credentials | None
+
+
+def resolve(key_file: KeyFile) -> Credentials | None:
+    """`None`: the file that $ZSQ_KEY_FILE names, if it names one; "": none. `UsageError` E_BAD_KEY for what holds no keys."""
+    if isinstance(key_file, Credentials):
+        return key_file
+    if key_file is None:
+        key_file = os.environ.get(KEY_FILE_VARIABLE, "")
+    path = os.fspath(key_file)
+    return load(path) if path else None
+
+
+def load(path: str) -> Credentials:
+    """A client's file. `UsageError` E_BAD_KEY."""
+    found = read_key_file(path, ("public", "secret", "server"))
+    return Credentials(found["public"], found["secret"], found["server"], path)
+
+
+def read_key_file(path: str, names: tuple[str, ...]) -> dict[str, str]:
+    """The keys of these names. Where a secret is among them, the file must be closed to others, and `public` belong to it."""
+    try:
+        with Path(path).open("rb") as file:
+            found = os.fstat(file.fileno())
+            text = file.read(KEY_FILE_BYTES_MAX)
+        said: dict[str, Any] = tomllib.loads(text.decode())
+    except OSError as error:
+        raise UsageError(E_BAD_KEY, f"the key file {path} cannot be read: {error.strerror or error}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError):
+        raise UsageError(E_BAD_KEY, f"{path} is no key file: `zsq keys` writes such files") from None
+    for name in names:
+        value = said.get(name)
+        if not isinstance(value, str) or not is_key(value):
+            what = "has no" if value is None else f"has something else than a key of {KEY_CHARS} characters as"
+            kind = (
+                "a server's key file: clients have files of their own"
+                if "server" in names and "secret" in said
+                else "no key file of this kind"
+            )
+            raise UsageError(E_BAD_KEY, f"{path} {what} `{name}`; it may be {kind} (see `zsq keys --help`)")
+    if "secret" in names:
+        if why := open_to_others(path, found, secret=True):
+            raise UsageError(E_BAD_KEY, f"the key file {why}")
+        if "public" in names and zmq.curve_public(said["secret"].encode()).decode() != said["public"]:
+            raise UsageError(E_BAD_KEY, f"{path}: `public` does not belong to `secret`; make new keys with `zsq keys`")
+    return {name: said[name] for name in names}
+
+
+def is_key(text: str) -> bool:
+    """Return True when this is a key of KEY_BYTES, written in KEY_CHARS of Z85."""
+    try:
+        return len(text) == KEY_CHARS and len(z85.decode(text)) == KEY_BYTES
+    except (KeyError, ValueError, struct.error):  # a character that Z85 has not, or five that are more than four bytes hold
+        return False
+
+
+def open_to_others(path: str | os.PathLike[str], found: os.stat_result, *, secret: bool = False) -> str:
+    """Why other users could change this file or folder (or read it, if it is a secret), and what to do; "" if they cannot.
+
+    The rules are PostgreSQL's. It belongs to this user or to root. Group and others may not write. A secret they may not read either, but
+    the group may read a secret of root's: so a service without root's rights shares a certificate's key with others.
+    """
+    own, owner, mode = os.geteuid(), found.st_uid, stat.S_IMODE(found.st_mode)
+    named = shlex.quote(os.fspath(path))
+    if owner not in (own, 0):
+        return f"{path} belongs to user {owner}, not to this user ({own}) or root: chown {own} {named}"
+    of_root = owner == 0 != own
+    if not mode & (0o022 if not secret else 0o027 if of_root else 0o077):
+        return ""
+    wanted = ("640" if of_root else "600") if secret else "700" if stat.S_ISDIR(found.st_mode) else "go-w"
+    return f"{path} has mode {mode:04o}, so that other users may {'change' if mode & 0o022 else 'read'} it: chmod {wanted} {named}"

@@ -1,0 +1,118 @@
+"""A dead letter: a message that a channel gave up, in another topic, with headers that say where it came from and why. Pure.
+
+Body, key, tag and own headers stay as they were, and its own time is the one at which it was first stored. Headers have a largest
+size, and the message may have used all of it: then the error is cut first, and after it own headers are left out, the largest
+first; `zsq-dead-left-out` counts them.
+
+Messages for one channel of a topic only: the header `zsq-channel` names it, and the block says by a flag that it holds such. Pure.
+
+The flag is set by who packs the block, so that a channel looks into no other one. It may stand on a block that holds none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from ..block.block import Block
+from ..block.block_format import ADDRESSED, HEADERS_BYTES_MAX
+from ..errors import E_BAD_ARGUMENT, UsageError
+from .codec import HEADERS_MAX, HeaderValue, pack_headers, unpack_headers
+
+CHANNEL_HEADER: Final = "zsq-channel"
+_PACKED: Final = bytes([0xA0 | len(CHANNEL_HEADER)]) + CHANNEL_HEADER.encode()  # as it stands in a msgpack map
+assert len(CHANNEL_HEADER) < 32
+
+
+def with_address(block: Block, headers: Iterable[bytes | None] | None) -> Block:
+    """The block with its flag, if it needs it; `headers`: as they were packed into it. One search, whatever their number."""
+    if headers is None or _PACKED not in b"".join(filter(None, headers)):
+        return block
+    return Block(block.header._replace(flags=block.header.flags | ADDRESSED), block.payload, block.columns)
+
+
+def addressees(block: Block) -> Iterator[tuple[int, str]]:
+    """(index, channel) of the messages that are addressed to one; what is no header of ours addresses nobody."""
+    column = block.headers
+    if column is None or _PACKED not in bytes(column.data):
+        return
+    for index, packed in enumerate(column.values()):
+        if packed and _PACKED in packed:
+            try:
+                channel = unpack_headers(packed).get(CHANNEL_HEADER)
+            except UsageError:
+                continue
+            if isinstance(channel, str):
+                yield index, channel
+
+
+PREFIX: Final = "zsq-dead-"
+REDRIVEN: Final = "zsq-redriven-"
+TOPIC: Final = f"{PREFIX}topic"
+UUID: Final = f"{PREFIX}uuid"  # of that topic: one that was deleted and made again has another
+OFFSET: Final = f"{PREFIX}offset"
+CHANNEL: Final = f"{PREFIX}channel"
+ATTEMPTS_MADE: Final = f"{PREFIX}attempts"
+REASON: Final = f"{PREFIX}reason"
+ERROR: Final = f"{PREFIX}error"
+TIME: Final = f"{PREFIX}time"  # when it died, nanoseconds since 1970
+LEFT_OUT: Final = f"{PREFIX}left-out"  # how many own headers there was no room for
+UNREADABLE: Final = f"{PREFIX}headers"  # own headers that were no map, as they were
+
+ATTEMPTS: Final = "max_attempts"  # reasons
+REJECT: Final = "rejected"
+FOUND: Final = "it was out, or waited, when its channel ended; what became of its last delivery is not known"
+
+_ROOM: Final = 2  # headers that a redrive may add: the channel it is for, and one to spare
+_ROOM_BYTES: Final = 256  # ... with their bytes, and what longer names cost
+
+
+def pack_dead(own: bytes | None, about: Mapping[str, HeaderValue]) -> bytes:
+    """The headers of a dead letter, packed: the message's own ones with those of its death, within the limits whatever they were."""
+    try:
+        return _pack(_own(own), dict(about))
+    except UsageError:
+        kept = {UNREADABLE: own} if own is not None and len(own) < HEADERS_BYTES_MAX // 2 else {}
+        return _pack(kept, dict(about))
+
+
+def _pack(kept: dict[str, Any], told: dict[str, Any]) -> bytes:
+    left_out = max(0, len(kept) + len(told) + 1 - (HEADERS_MAX - _ROOM))
+    if left_out:
+        _leave_out(kept, left_out)
+    while True:
+        packed = pack_headers({**kept, **told, **({LEFT_OUT: left_out} if left_out else {})})
+        over = len(packed) - (HEADERS_BYTES_MAX - _ROOM_BYTES)
+        if over <= 0:
+            return packed
+        error = str(told.get(ERROR, "")).encode()
+        if error:
+            told[ERROR] = error[: max(0, len(error) - over)].decode(errors="ignore")
+        else:
+            assert kept, "what is said of a death fits"
+            _leave_out(kept, 1)
+            left_out += 1
+
+
+def _own(data: bytes | None) -> dict[str, Any]:
+    """Those that stay. A letter that dies again tells of its last death; whom it was sent to by a redrive is over."""
+    found = unpack_headers(data)
+    if not all(type(name) is str for name in found):
+        raise UsageError(E_BAD_ARGUMENT, "a header's name is text")
+    return {name: value for name, value in found.items() if not name.startswith(PREFIX) and name != CHANNEL_HEADER}
+
+
+def _leave_out(headers: dict[str, Any], count: int) -> None:
+    for name in sorted(headers, key=lambda name: len(name) + len(pack_headers({"": headers[name]})), reverse=True)[:count]:
+        del headers[name]
+
+
+def redriven(headers: Mapping[str, HeaderValue], channel: str | None) -> dict[str, HeaderValue]:
+    """The headers of a dead letter that is sent back: what told of its death is history now; only `channel` gets it, if one is named."""
+    own = {name: value for name, value in headers.items() if name != CHANNEL_HEADER}
+    told = {
+        name for name in own if type(name) is str and name.startswith(PREFIX)
+    }  # a stranger's client may have packed other names than text
+    found = {name: value for name, value in own.items() if name not in told and not (type(name) is str and name.startswith(REDRIVEN))}
+    found |= {REDRIVEN + name.removeprefix(PREFIX): own[name] for name in own if name in told}
+    return found | ({CHANNEL_HEADER: channel} if channel is not None else {})

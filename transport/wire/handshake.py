@@ -1,0 +1,70 @@
+"""What it means that a broker broke off ZeroMQ's handshake, said so that a person knows what to do. Pure.
+
+ZeroMQ itself would try again without a word, for ever. Its monitor tells three things apart:
+
+* the other side speaks another mechanism: it wants a key and there is none here, or the other way round;
+* it knows no such client (ZAP's 400);
+* it just hung up. So ends who was shown a wrong server key, but also a proxy without a broker behind it: a text, no verdict.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ..errors import E_BAD_KEY, E_FORBIDDEN, Refused, UsageError, ZsqError, option
+from .protocol import DEFAULT_URL
+
+if TYPE_CHECKING:
+    from .address import Address
+
+HUNG_UP: Final = 0x0800  # ZeroMQ: HANDSHAKE_FAILED_NO_DETAIL
+OTHER_MECHANISM: Final = 0x2000  # HANDSHAKE_FAILED_PROTOCOL, of which only this one says something
+UNKNOWN_KEY: Final = 0x4000  # HANDSHAKE_FAILED_AUTH
+HANDSHAKE_EVENTS: Final = HUNG_UP | OTHER_MECHANISM | UNKNOWN_KEY
+TLS_ALERT: Final = b"\x15\x03"
+ZMTP_BEGINS: Final = b"\xff"
+MECHANISM_MISMATCH: Final = 0x11000002  # the detail of a PROTOCOL event
+
+
+def verdict(events: int, address: Address) -> ZsqError | None:
+    """Why there will be no connection, as long as nobody changes something; None where that is not known."""
+    url, credentials = address.url, address.credentials
+    if events & UNKNOWN_KEY:
+        shown = credentials.public if credentials is not None else "none"
+        text = f"the broker at {url} does not know this client's public key, {shown}: it has to stand in its access file"
+        return Refused(E_FORBIDDEN, text)
+    if not events & OTHER_MECHANISM:
+        return None
+    if credentials is None:
+        text = (
+            f"the broker at {url} wants a key and none was given: see {option('key_file')} and $ZSQ_KEY_FILE (`zsq keys client` makes one)"
+        )
+    else:
+        text = f"the broker at {url} does not encrypt, so nothing is said to it with the key file {credentials.source}: leave that out, "
+        text += "or start the broker with --curve-key"
+    return UsageError(E_BAD_KEY, text)
+
+
+def what_answers(answer: bytes, url: str) -> tuple[str, bool]:
+    """Return what an answer to a plain `GET /info` says about the port of `url`, and whether it is surely the wrong one."""
+    port = f"clients connect to the port of `zsq serve --listen`, by default {DEFAULT_URL.rpartition(':')[2]}"
+    head = answer.partition(b"\r\n\r\n")[0].lower()
+    if answer.startswith(b"HTTP/"):
+        whose = "of a ZSQ broker (or of nsqd)" if b"x-nsq-content-type" in head else "of some server"
+        return f"{url} is the HTTP port {whose}; {port}", True
+    if b"E_BAD_PROTOCOL" in answer:
+        return f"{url} is the port of a ZSQ broker (or of nsqd) for NSQ's clients; {port}", True
+    if answer.startswith(TLS_ALERT):
+        return f"{url} speaks TLS, perhaps it is the HTTPS port of a ZSQ broker; {port}", True
+    if answer.startswith(ZMTP_BEGINS):
+        return f"{url} speaks ZeroMQ's protocol and does not answer; is it the push port of a broker? {port}", False
+    if answer:
+        return f"{url} does not speak ZeroMQ's protocol, it says {answer[:20]!r}; {port}", False
+    return "", False
+
+
+def suspicion(address: Address) -> str:
+    """What the other side may mean by just hanging up."""
+    if address.credentials is None:
+        return f"{address.url} hung up at once: perhaps it wants a key, see {option('key_file')}"
+    return f"{address.url} hung up during the handshake: perhaps `server` in {address.credentials.source} is not its public key"

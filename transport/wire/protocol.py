@@ -1,0 +1,24 @@
+"""The words: every message between processes as a frozen dataclass with a fixed opcode.
+
+PROTOCOL.md shows each byte by byte. A message is one control frame (msgpack array: opcode, then the fields
+in this order), then its blocks, two frames each (64-byte header, columns). Envelope: routing ids, an empty frame, the control frame.
+
+Opcodes are never reused; a released message never changes meaning: a new one gets a new opcode.
+Field types allowed: int, str, bytes, bool, float, tuple, dict (msgpack's own).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from . import protocol_client, protocol_inner
+from .protocol_client import *
+from .protocol_client import Wire
+from .protocol_inner import *
+
+__all__ = [*protocol_client.__all__, *protocol_inner.__all__, "WORDS"]
+
+_named = [getattr(file, name) for file in (protocol_client, protocol_inner) for name in file.__all__]
+_words = [message for message in _named if isinstance(message, type) and issubclass(message, Wire) and message is not Wire]
+WORDS: Final[dict[int, type[Wire]]] = {message.op: message for message in _words}
+assert len(WORDS) == len(_words), "an opcode is used twice"

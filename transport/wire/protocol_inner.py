@@ -1,0 +1,335 @@
+"""The words between the actors; gateways let none of them in. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from .protocol_client import Wire
+
+# fmt: off
+__all__ = [
+    "Alarm", "Append", "Appended", "Ask", "Attach", "Behind", "Born", "Credit", "Dropped", "Due", "Empty", "Gone", "HangUp", "Head",
+    "Hint", "Hung", "Offer", "OpenChannel", "OpenTopic", "Order", "Over", "Pause", "PoolSize", "Pulse", "Save", "Scan", "ScanOrder",
+    "ScanReport", "Scanned", "Stop", "Targets",
+]
+# fmt: on
+
+
+# Topic and storage
+
+
+@dataclass(frozen=True, slots=True)
+class Append(Wire):
+    """Blocks follow, in order. Answered by Appended or Failed; of a failed append nothing is stored.
+
+    After a failure storage takes only appends of the next `epoch`, so that those already on their way fail too
+    and no producer's sequence gets a gap.
+    """
+
+    op: ClassVar[int] = 50
+    request: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Appended(Wire):
+    """Stored as the topic's sync mode promises: first offset of the append (its blocks follow on), and the time of all of them."""
+
+    op: ClassVar[int] = 51
+    request: int
+    first_offset: int
+    time_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Head(Wire):
+    """Storage to its topic and topic to its channels: the durable end is now here."""
+
+    op: ClassVar[int] = 52
+    head: int
+
+
+# Channel, topic and storage
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTopic(Wire):
+    """Topic to storage: what was recovered. Done.data: {"producers": {id: (next sequence, recent)}, "head": int, "visible_end": int}."""
+
+    op: ClassVar[int] = 59
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenChannel(Wire):
+    """Channel to storage: my row, made now with these settings (`transport/settings.py`; `start` among them) if it is not there.
+
+    The row of an `#ephemeral` channel is in storage's memory only, and goes with its process.
+    Done.data: {"row", "holes": those that are not deferred, "deferred": (rows, messages, next due time), "end", "start", "more"}. While
+    `more` is true, another Done with further holes follows.
+    """
+
+    op: ClassVar[int] = 60
+    request: int
+    channel: str
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Save(Wire):
+    """Channel to storage: commit these rows. `holes_put`: (start, count, attempts, due_ns); `holes_gone`: starts. Done after the commit.
+
+    A row with a due time is *deferred*: it lies in the state store only, ordered by that time, until Due brings it back. The same start
+    put with due time 0, or gone, is deferred no more. `clear`: all deferred rows go before these puts. `more`: what follows
+    in the next Save belongs to the same commit (a frame has a largest size); only the last one is answered.
+    """
+
+    op: ClassVar[int] = 61
+    request: int
+    channel: str
+    row: dict[str, Any]
+    holes_put: tuple[tuple[int, int, int, int], ...]
+    holes_gone: tuple[int, ...]
+    clear: bool
+    more: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Attach(Wire):
+    """Channel to topic: I want blocks from `next_offset` on; Offers follow, or Behind.
+
+    `credit_bytes` is the total granted since the link began.
+    """
+
+    op: ClassVar[int] = 62
+    channel: str
+    next_offset: int
+    credit_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Credit(Wire):
+    """Channel to topic: the total of bytes granted since the link began is now this."""
+
+    op: ClassVar[int] = 63
+    credit_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Offer(Wire):
+    """Topic to channel: blocks follow, consecutive."""
+
+    op: ClassVar[int] = 64
+    head: int
+
+
+@dataclass(frozen=True, slots=True)
+class Behind(Wire):
+    """Topic to channel: what you want next is not in my hands; read from storage, then attach again."""
+
+    op: ClassVar[int] = 65
+    head: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pause(Wire):
+    """Topic to storage: fix (or free) the end that channels may see. Done.data: {"visible_end": int, -1 if free}."""
+
+    op: ClassVar[int] = 66
+    request: int
+    paused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Empty(Wire):
+    """Topic to storage: clear what waits for a first channel, or, in two steps, what waits behind the topic's pause.
+
+    `end` -1: the first step. Done.data: {"start", "end": what waits behind the pause}; nothing does where they are equal.
+    Else the second step, once every channel has agreed to pass that: the pause is at `end` from now on. Done.data: {"visible_end"}.
+    """
+
+    op: ClassVar[int] = 67
+    request: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Due(Wire):
+    """Channel to storage: which of my deferred rows are due by `until_ns` (wall clock)? The earliest `limit` of them.
+
+    Done.data: {"rows": ((start, count, attempts, due_ns), ...), "next_due_ns": of the earliest one behind those, 0 for none,
+    "deferred": messages in all deferred rows}. They stay deferred until a Save says otherwise.
+    """
+
+    op: ClassVar[int] = 68
+    request: int
+    channel: str
+    until_ns: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped(Wire):
+    """Storage to channel: offsets below `start` are not there any more, finished or not (the topic's bound, `drop-oldest`)."""
+
+    op: ClassVar[int] = 69
+    start: int
+
+
+# Scan
+
+
+@dataclass(frozen=True, slots=True)
+class ScanOrder(Wire):
+    """Scan loop to a worker: ask these (key, endpoint) to process what is due."""
+
+    op: ClassVar[int] = 70
+    request: int
+    targets: tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Scan(Wire):
+    """Scan worker to a channel or a storage: process what is due now."""
+
+    op: ClassVar[int] = 71
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scanned(Wire):
+    """Channel or storage to scan worker: whether something was due, and the next due time (monotonic ns of this machine, 0 for none)."""
+
+    op: ClassVar[int] = 72
+    request: int
+    dirty: bool
+    next_due_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScanReport(Wire):
+    """Worker to scan loop: (key, 1 dirty / 0 clean / -1 no answer / -2 none yet, next due) of each target.
+
+    The first one soon; of those of whom there is no answer yet, another one as soon as there is, or will be none.
+    """
+
+    op: ClassVar[int] = 73
+    request: int
+    results: tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hint(Wire):
+    """Channel or storage to scan loop: my next due time became earlier."""
+
+    op: ClassVar[int] = 74
+    key: int
+    next_due_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class HangUp(Wire):
+    """Scan loop to a worker: these endpoints are gone."""
+
+    op: ClassVar[int] = 75
+    endpoints: tuple[str, ...]
+
+
+# Supervisor and children
+
+
+@dataclass(frozen=True, slots=True)
+class Born(Wire):
+    """Child to supervisor: up; where it listens, and what it recovered."""
+
+    op: ClassVar[int] = 80
+    key: int
+    incarnation: int
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse(Wire):
+    """Child to supervisor, each second or when asked: alive, with statistics. `request` echoes Ask, else 0; `details` if wanted."""
+
+    op: ClassVar[int] = 81
+    key: int
+    request: int
+    stats: dict[str, Any]
+    details: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask(Wire):
+    """Supervisor to child: send a Pulse now, with what takes some work (consumers, latencies, memory) if that is wanted."""
+
+    op: ClassVar[int] = 82
+    request: int
+    detailed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stop(Wire):
+    """Supervisor to child: finish what is in progress, answer who waits, end."""
+
+    op: ClassVar[int] = 83
+
+
+@dataclass(frozen=True, slots=True)
+class Order(Wire):
+    """Supervisor to a topic or channel: carry out a Manage action (pause, unpause, empty). Answered by Done or Failed."""
+
+    op: ClassVar[int] = 84
+    request: int
+    action: str
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Targets(Wire):
+    """Supervisor to scan loop: the channels and storages there are, as (key, endpoint); workers as endpoints."""
+
+    op: ClassVar[int] = 85
+    channels: tuple[tuple[int, str], ...]
+    workers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSize(Wire):
+    """Scan loop to supervisor: this many workers are wanted."""
+
+    op: ClassVar[int] = 86
+    workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hung(Wire):
+    """Scan loop to supervisor: this channel missed its scans."""
+
+    op: ClassVar[int] = 87
+    key: int
+
+
+@dataclass(frozen=True, slots=True)
+class Over(Wire):
+    """Ephemeral channel to supervisor: the last consumer has left, delete me."""
+
+    op: ClassVar[int] = 89
+    key: int
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm(Wire):
+    """Supervisor to the teller of alarms: these events, as dictionaries (see docs/channels.md), to all receivers."""
+
+    op: ClassVar[int] = 90
+    events: tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Gone(Wire):
+    """Supervisor to gateways: an endpoint's owner died. To topics and channels: a gateway died, and all peers behind its routing id."""
+
+    op: ClassVar[int] = 88
+    who: str
