@@ -116,7 +116,6 @@ NOT_RUN: Final[dict[tuple[str, str], str]] = {
     ("../README.md", "pip install '.[http]'"): _INSTALLS,
     ("../README.md", "import zsq.apps.spark"): "the tutorial has all of it",
     ("../README.md", "./scripts/demo"): "it takes minutes; continuous integration runs it",
-    ("../README.md", "check, row by row"): "what the demo writes at its end",
     ("operations.md", "processes = 10 + 2 x topics + channels"): "a formula",
     ("operations.md", "zsq stats --json | python3 -c '"): "it adds up what `zsq stats --json` of the reader's broker says",
     ("security.md", "./scripts/test tests/attacks -s"): "continuous integration runs the suite",
