@@ -23,9 +23,10 @@ from __future__ import annotations
 import hashlib
 import re
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self, TypeVar
 
 from ...transport.wire.credentials import KEY_CHARS, is_key
 
@@ -40,6 +41,9 @@ _LISTS: Final = ("publish", "subscribe", "admin", "view", "create")
 _USER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}", re.ASCII)
 _PATTERN: Final = re.compile(r"[.a-zA-Z0-9_*-]+(#ephemeral)?", re.ASCII)
 _TOKEN: Final = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
+
+
+_Entry = TypeVar("_Entry")
 
 
 class AccessError(Exception):
@@ -176,7 +180,7 @@ class Access:
             raise AccessError(f"{source}: {error}") from None
 
     @classmethod
-    def _of(cls, said: dict[str, Any]) -> Self:
+    def _of(cls, said: dict[str, object]) -> Self:
         _only(said, ("users", ANONYMOUS), "at the top")
         tables = _table(said.get("users", {}), "users")
         if len(tables) > USERS_MAX:
@@ -189,14 +193,10 @@ class Access:
             if not _USER_NAME.fullmatch(name) or name == ANONYMOUS:
                 text = f"{place}: a user's name has 1 to 64 characters of A-Z a-z 0-9 . _ @ - and begins with a letter or digit;"
                 raise _BadPlace(f"{text} {ANONYMOUS!r} is a table of its own, [{ANONYMOUS}]")
-            user = users[name] = _user(name, _table(table, place), place)
+            user = users[name] = _user(name, table, place, (*_KEYS, *_LISTS))
             _keep(by_curve, user.curve, user, f"{place}.curve")
             _keep(by_token, user.tokens, user, f"{place}.tokens")
-        anonymous = None
-        if ANONYMOUS in said:
-            table = _table(said[ANONYMOUS], ANONYMOUS)
-            _only(table, _LISTS, ANONYMOUS)
-            anonymous = _user(ANONYMOUS, table, ANONYMOUS)
+        anonymous = _user(ANONYMOUS, said[ANONYMOUS], ANONYMOUS, _LISTS) if ANONYMOUS in said else None
         return cls(users, anonymous, by_token, by_curve)
 
     def by_token(self, token: str) -> User | None:
@@ -230,62 +230,66 @@ def _shown(name: str) -> str:
     return name if _USER_NAME.fullmatch(name) else repr(name)[:70]
 
 
-def _only(said: dict[str, Any], known: tuple[str, ...], place: str) -> None:
+def _only(said: dict[str, object], known: tuple[str, ...], place: str) -> None:
     for name in said:
         if name not in known:
             raise _BadPlace(f"{place}: {_shown(name)} is not known; there are {', '.join(known)}")
 
 
-def _table(said: Any, place: str) -> dict[str, Any]:
+def _table(said: object, place: str) -> dict[str, object]:
     if not isinstance(said, dict):
         raise _BadPlace(f"{place} is a table: write [{place}] and its settings below")
     return said
 
 
-def _user(name: str, said: dict[str, Any], place: str) -> User:
-    _only(said, (*_KEYS, *_LISTS), place)
-    curve = _list(said, "curve", place)
-    for number, key in enumerate(curve):
-        if not is_key(key):
-            text = f"is no public key: it has {KEY_CHARS} characters, and stands in the .pub file that `zsq keys client` writes"
-            raise _BadPlace(f"{place}.curve: entry {number + 1} {text}")
-    tokens = _list(said, "tokens", place)
-    for number, token in enumerate(tokens):
-        if not _TOKEN.fullmatch(token):
-            text = "is not sha256: and 64 hexadecimal digits; `zsq keys token` prints a new token together with this line"
-            raise _BadPlace(f"{place}.tokens: entry {number + 1} {text}")
-    publish, admin, view = (_patterns(said, which, place) for which in ("publish", "admin", "view"))
-    subscribe = _list(said, "subscribe", place)
-    readings = tuple(_reading(one, f"{place}.subscribe: entry {number + 1}") for number, one in enumerate(subscribe))
-    created = _list(said, "create", place)
-    create = tuple(_reading(one, f"{place}.create: entry {number + 1}") for number, one in enumerate(created)) if "create" in said else None
-    return User(name, publish, readings, admin, view, curve, tokens, create)
+def _user(name: str, table: object, place: str, known: tuple[str, ...]) -> User:
+    said = _table(table, place)
+    _only(said, known, place)
+
+    def entries(which: str, read: Callable[[str, str], _Entry]) -> tuple[_Entry, ...]:
+        found = said.get(which, [])
+        if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+            raise _BadPlace(f'{place}.{which} is a list of texts: {which} = ["..."]')
+        if len(found) > ENTRIES_MAX:
+            raise _BadPlace(f"{place}.{which} has {len(found)} entries; at most {ENTRIES_MAX} are allowed")
+        return tuple(read(one, f"{place}.{which}: entry {number}") for number, one in enumerate(found, 1))
+
+    return User(
+        name,
+        curve=entries("curve", _key),
+        tokens=entries("tokens", _token),
+        publish=entries("publish", _pattern),
+        admin=entries("admin", _pattern),
+        view=entries("view", _pattern),
+        subscribe=entries("subscribe", _rule),
+        create=entries("create", _rule) if "create" in said else None,
+    )
 
 
-def _list(said: dict[str, Any], which: str, place: str) -> tuple[str, ...]:
-    found = said.get(which, [])
-    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
-        raise _BadPlace(f'{place}.{which} is a list of texts: {which} = ["..."]')
-    if len(found) > ENTRIES_MAX:
-        raise _BadPlace(f"{place}.{which} has {len(found)} entries; at most {ENTRIES_MAX} are allowed")
-    return tuple(found)
+def _key(text: str, place: str) -> str:
+    if not is_key(text):
+        what = f"is no public key: it has {KEY_CHARS} characters, and stands in the .pub file that `zsq keys client` writes"
+        raise _BadPlace(f"{place} {what}")
+    return text
 
 
-def _patterns(said: dict[str, Any], which: str, place: str) -> tuple[NamePattern, ...]:
-    found = _list(said, which, place)
-    return tuple(_pattern(one, f"{place}.{which}: entry {number + 1}", "topic") for number, one in enumerate(found))
+def _token(text: str, place: str) -> str:
+    if not _TOKEN.fullmatch(text):
+        what = "is not sha256: and 64 hexadecimal digits; `zsq keys token` prints a new token together with this line"
+        raise _BadPlace(f"{place} {what}")
+    return text
 
 
-def _pattern(text: str, place: str, what: str) -> NamePattern:
+def _pattern(text: str, place: str, what: str = "topic") -> NamePattern:
     if len(text) > PATTERN_CHARS_MAX or not _PATTERN.fullmatch(text):
         shown = f"{place}, {repr(text)[:70]}, is no {what} pattern"
         raise _BadPlace(f"{shown}: a whole name of A-Z a-z 0-9 . _ -, where * stands for any characters (no other wildcard)")
     return NamePattern(text)
 
 
-def _reading(text: str, place: str) -> SubscribeRule:
+def _rule(text: str, place: str) -> SubscribeRule:
     topic, slash, channel = text.partition("/")
-    return SubscribeRule(_pattern(topic, place, "topic"), _pattern(channel, place, "channel") if slash else None)
+    return SubscribeRule(_pattern(topic, place), _pattern(channel, place, "channel") if slash else None)
 
 
 def _keep(known: dict[str, User], keys: tuple[str, ...], user: User, place: str) -> None:
