@@ -30,11 +30,10 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 from ...transport.errors import E_BAD_ARGUMENT, UsageError
 from ...transport.wire import protocol as p
@@ -78,7 +77,24 @@ def shortened(value: Any, depth: int = _DEPTH) -> Any:
     return f"{type(value).__name__}"
 
 
-def line(row: Mapping[str, Any]) -> bytes:
+class CutOptions(TypedDict):
+    """What stands for options that are too long: how they begin, and how many bytes there were."""
+
+    cut: str
+    bytes: int
+
+
+# What the log says of an order; `note` puts the time before it.
+AuditRow = TypedDict(
+    "AuditRow",
+    {
+        "action": str, "topic": str, "channel": str, "options": Mapping[str, object] | CutOptions, "user": str, "from": str, "via": str,
+        "result": str,
+    },
+)  # fmt: skip
+
+
+def line(row: Mapping[str, object]) -> bytes:
     """At most LINE_BYTES_MAX: where it would be more, values are cut, the options first."""
     data = _packed(row)
     if len(data) > LINE_BYTES_MAX and "options" in row:
@@ -93,8 +109,7 @@ def _packed(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":"), default=str).encode() + b"\n"
 
 
-def cut(options: Any, size: int = 0) -> dict[str, Any]:
-    """Return what stands for options that are too long: how they begin, and how many bytes there were."""
+def cut(options: Any, size: int = 0) -> CutOptions:
     data = _packed(shortened(options))
     return {"cut": data[:_TEXT_CHARS].decode(), "bytes": size or len(data)}
 
@@ -153,7 +168,7 @@ class AuditLog:
         while len(self._newest) > REMEMBERED or self._newest_bytes > REMEMBERED_BYTES:
             self._newest_bytes -= len(self._newest.popleft())
 
-    def newest(self, count: int, topic: str = "") -> list[dict[str, Any]]:
+    def newest(self, count: int, topic: str = "") -> list[dict[str, object]]:
         """The newest first; of all, or of this topic only: who manages that may be permitted no more."""
         rows = (json.loads(data) for data in reversed(self._newest))
         return list(islice((row for row in rows if topic in ("", row.get("topic"))), count))
@@ -249,9 +264,9 @@ def _ends_a_line(path: Path) -> bool:
         return file.read(1) == b"\n"
 
 
-def _tail(path: Path) -> list[dict[str, Any]]:
+def _tail(path: Path) -> list[dict[str, object]]:
     """What its end says; what is damaged is left out."""
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, object]] = []
     with contextlib.suppress(OSError), path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - TAIL_BYTES))
         for one in file.read(TAIL_BYTES).splitlines()[-REMEMBERED:]:
@@ -281,7 +296,7 @@ _OTHERS: Final = "others"
 _LINE_BYTES: Final = 60  # of a line: its time and its action
 
 
-def count_of(options: Mapping[str, Any]) -> int:
+def count_of(options: Mapping[str, object]) -> int:
     """How many entries Manage `audit` asks for. `UsageError` E_BAD_ARGUMENT."""
     count = options.get("count", COUNT)
     if type(count) is not int or not 1 <= count <= REMEMBERED:
@@ -314,7 +329,7 @@ class Allowances:
 class AuditRecorder:
     def __init__(self, audit: AuditLog) -> None:
         self._audit = audit
-        self._open: dict[int, p.Manage] = {}
+        self._open: dict[int, AuditRow] = {}
         self._allowances = Allowances()
         self._folded: dict[str, Counter[str]] = {}  # by user
         self._folded_s = time.monotonic()
@@ -325,24 +340,19 @@ class AuditRecorder:
             return
         if len(self._open) >= OPEN_MAX:
             self._note(self._open.pop(next(iter(self._open))), "not known")
-        options = message.options
-        if (size := len(pack_value(options))) > OPTIONS_BYTES:
-            options = cut(options, size)
-        # Only what the line needs is kept, for the order may wait.
-        names = {name: getattr(message, name)[:_NAME_CHARS] for name in ("action", "topic", "channel")}
-        self._open[number] = replace(message, options=options, by=_kept(message.by), **names)
+        size = len(pack_value(message.options))
+        options = cut(message.options, size) if size > OPTIONS_BYTES else message.options
+        self._open[number] = _row(message.action, message.topic, message.channel, options, message.by)
 
     def answered(self, number: int, error: str = "") -> None:
         """Of any word: those that are no orders are not known here."""
-        message = self._open.pop(number, None)
-        if message is not None:
-            self._note(message, error or "done")
+        row = self._open.pop(number, None)
+        if row is not None:
+            self._note(row, error or "done")
 
     def first_use(self, message: p.Lookup, channel: str) -> None:
         """A topic (`channel` "") or a channel came to be because somebody wanted to publish to it or to consume it."""
-        self._note(
-            p.Manage(message.request, FIRST_USE, message.topic, channel, message.settings if channel else {}, _kept(message.by)), "done"
-        )
+        self._note(_row(FIRST_USE, message.topic, channel, message.settings if channel else {}, message.by), "done")
 
     def tick(self, now_s: float) -> None:
         """Write what was counted."""
@@ -350,26 +360,22 @@ class AuditRecorder:
             self._write_folded(now_s)
 
     def close(self) -> None:
-        for message in self._open.values():
-            self._note(message, "not known: the broker ended before it was answered")
+        for row in self._open.values():
+            self._note(row, "not known: the broker ended before it was answered")
         self._open.clear()
         self._write_folded(time.monotonic())
 
-    def _note(self, message: p.Manage, result: str) -> None:
-        options = message.options
+    def _note(self, row: AuditRow, result: str) -> None:
+        row["result"] = result
+        options = row["options"]
         if result != "done" and (size := len(pack_value(options))) > REFUSED_OPTIONS_BYTES and "cut" not in options:
-            options = cut(options, size)
-        by = message.by
-        row: dict[str, Any] = {
-            "topic": message.topic, "channel": message.channel, "options": options, "user": by.get("user", ""), "from": by.get("from", ""),
-            "via": by.get("via", "") or "ipc", "result": result,
-        }  # fmt: skip
+            row["options"] = cut(options, size)
         user = row["user"] or row["from"]
-        size = len(line({name: shortened(value) for name, value in row.items()})) + _LINE_BYTES
+        size = len(line({name: shortened(value) for name, value in row.items() if name != "action"})) + _LINE_BYTES
         if row["via"] == "ipc" or self._allowances.take(user, size, time.monotonic()):
-            self._audit.note(message.action, **row)
+            self._audit.note(**row)
         else:
-            self._fold(user, f"{message.action} {message.topic}: {result.partition(' ')[0]}")
+            self._fold(user, f"{row['action']} {row['topic']}: {result.partition(' ')[0]}")
 
     def _fold(self, user: str, what: str) -> None:
         if not self._folded:
@@ -386,5 +392,10 @@ class AuditRecorder:
             self._audit.note(FOLDED, topic="", channel="", options=dict(counts), user=user, **{"from": ""}, via="", result=text)
 
 
-def _kept(by: Mapping[str, Any]) -> dict[str, str]:
-    return {name: str(by.get(name, ""))[:_NAME_CHARS] for name in ("user", "from", "via")}
+def _row(action: str, topic: str, channel: str, options: Mapping[str, object] | CutOptions, by: Mapping[str, object]) -> AuditRow:
+    """What the line of an order needs. No more is kept, for the order may wait."""
+    user, address, via = (str(by.get(name, ""))[:_NAME_CHARS] for name in ("user", "from", "via"))
+    return {
+        "action": action[:_NAME_CHARS], "topic": topic[:_NAME_CHARS], "channel": channel[:_NAME_CHARS], "options": options,
+        "user": user, "from": address, "via": via or "ipc", "result": "",
+    }  # fmt: skip

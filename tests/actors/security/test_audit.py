@@ -290,7 +290,7 @@ def test_what_waits_for_an_answer_keeps_no_large_options(monkeypatch: pytest.Mon
     noted = Noted()
     harness = AuditRecorder(noted)  # type: ignore[arg-type]
     harness.ordered(1, order("configure", options=nested(900)))
-    assert harness._open[1].options.keys() == {"cut", "bytes"}
+    assert harness._open[1]["options"].keys() == {"cut", "bytes"}
     harness.ordered(2, order("configure", options=nested(100)))
     harness.answered(1)
     harness.answered(2, "E_BAD_ARGUMENT no")
