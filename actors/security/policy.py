@@ -23,7 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 
 from ...transport.errors import E_FORBIDDEN, Refused
 from ...transport.nsq.permissions import PUBLISH, SUBSCRIBE, AuthState
@@ -142,7 +142,10 @@ class Principal:
         return self.policy.may(self, action, topic, channel)
 
     def require(self, action: Action, topic: str = "", channel: str = "", what: str = "") -> None:
-        self.policy.require(self, action, topic, channel, what)
+        """`Refused` E_FORBIDDEN where it may not. `what` replaces the action's own words."""
+        if not self.may(action, topic, channel):
+            rule = RULES[action]
+            raise forbidden(self, what or rule.what.format(topic=topic, channel=channel), rule.needs)
 
 
 class Policy(ABC):
@@ -150,12 +153,6 @@ class Policy(ABC):
 
     @abstractmethod
     def may(self, principal: Principal, action: Action, topic: str = "", channel: str = "") -> bool: ...
-
-    def require(self, principal: Principal, action: Action, topic: str = "", channel: str = "", what: str = "") -> None:
-        """`Refused` E_FORBIDDEN where it may not. `what` replaces the action's own words."""
-        if not self.may(principal, action, topic, channel):
-            rule = RULES[action]
-            raise forbidden(principal, what or rule.what.format(topic=topic, channel=channel), rule.needs)
 
 
 class AccessPolicy(Policy):
@@ -258,7 +255,7 @@ def check_message(principal: Principal, message: p.Wire) -> None:
         raise forbidden(principal, f"say {type(message).__name__}", "more than there is")
 
 
-def _check_order(principal: Principal, order: str, topic: str, channel: str, options: Mapping[str, Any]) -> None:
+def _check_order(principal: Principal, order: str, topic: str, channel: str, options: Mapping[str, object]) -> None:
     exact = f"delayed {options.get('do')}" if order == "delayed" else order
     action = ORDERS.get(exact, Action.ADMINISTER)
     what = {Action.SEE: "", Action.SEE_SOME: "", Action.ADMINISTER: exact[:40]}.get(action, f"{exact} topic {topic!r}")
@@ -275,7 +272,7 @@ def _check_target(principal: Principal, topic: object, what: str = "", needs: st
         raise forbidden(principal, what or f"publish to topic {topic!r:.70}", needs)
 
 
-def check_dead_letters(principal: Principal, topic: str, channel: str, settings: Mapping[str, Any]) -> None:
+def check_dead_letters(principal: Principal, topic: str, channel: str, settings: Mapping[str, object]) -> None:
     """A channel copies bodies to its dead-letter topic in the name of whoever set that."""
     dead = settings.get(DEAD_LETTER_TOPIC)
     if not dead:
@@ -356,20 +353,21 @@ def actions_of(method: str, path: str) -> Actions:
 
 # What of an answer is shown
 
+_Answer = TypeVar("_Answer", bound=Mapping[str, object])
 UNWELL: Final = "a topic is not well; who may view it is told which"
 _OF_PROCESSES: Final = ("kind", "state", "private_bytes", "restarts")  # what sums are made of
 
 
-def visible(data: Mapping[str, Any], principal: Principal) -> dict[str, Any]:
+def visible(data: _Answer, principal: Principal) -> _Answer:
     """Return the answer to Stats, or to Manage's `list` and `overview`, with only the rows of topics that the principal may see.
 
     Answers are told apart by their form, so that a gateway need not remember what was asked: those without `topics` stay as they are.
     Whoever may see every topic does not see by that what is the broker's own: the rows of processes, and who is told of alarms (a
     webhook's address may be a secret).
     """
-    found = dict(data)
     if "topics" not in data or principal.may(Action.ADMINISTER):
-        return found
+        return data
+    found: dict[str, Any] = dict(data)
     if "processes" in found:
         found["processes"] = [{name: row[name] for name in _OF_PROCESSES if name in row} for row in found["processes"]]
     if "alarm_receivers" in found:
@@ -377,10 +375,10 @@ def visible(data: Mapping[str, Any], principal: Principal) -> dict[str, Any]:
     if isinstance(alarms := found.get("alarms"), Mapping):  # of an overview
         found["alarms"] = {which: [] if which == "receivers" else _of_topics(rows, principal) for which, rows in alarms.items()}
     if principal.may(Action.SEE_ALL):
-        return found
+        return cast("_Answer", found)
     found.pop("disk", None)
     found.pop("gateways", None)
-    topics = data["topics"]
+    topics = found["topics"]
     if isinstance(topics, Mapping):
         found["topics"] = {name: row for name, row in topics.items() if principal.may(Action.SEE, name)}
     else:
@@ -395,7 +393,7 @@ def visible(data: Mapping[str, Any], principal: Principal) -> dict[str, Any]:
     if isinstance(broker := found.get("broker"), Mapping):
         hidden = {"disk_full": ""} if "disk_full" in broker else {}
         found["broker"] = {**broker, **hidden, "alarms": 0, **({} if broker.get("health", "OK") == "OK" else {"health": UNWELL})}
-    return found
+    return cast("_Answer", found)
 
 
 def _of_topics(rows: Any, principal: Principal) -> list[Any]:
