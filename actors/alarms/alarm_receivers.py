@@ -17,9 +17,28 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Sequence
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Protocol, Self, TypedDict
 
 from ..settings.options import AlarmOptions, shown_url
+from .backlog import AlarmEvent
+
+
+class AlarmBroker(TypedDict):
+    """What receivers are told of the broker."""
+
+    host: str
+    node: int
+    uuid: str
+    data_dir: str
+
+
+class AlarmMessage(TypedDict):
+    """What a receiver gets as JSON. `text` is what chat services show; `missed`: how many alarms before could not be told."""
+
+    text: str
+    events: list[AlarmEvent]
+    missed: int
+    broker: AlarmBroker
 
 
 class Deadline:
@@ -77,7 +96,7 @@ class NotSent(Exception):
 class Receiver(Protocol):
     name: str  # for people; without secrets
 
-    def tell(self, message: dict[str, Any]) -> None: ...
+    def tell(self, message: AlarmMessage) -> None: ...
 
     def end(self) -> None:
         """Give up what is being told: the process ends."""
@@ -92,7 +111,7 @@ class Webhook(Receiver):
         self._url = url
         self._token = token
 
-    def tell(self, message: dict[str, Any]) -> None:
+    def tell(self, message: AlarmMessage) -> None:
         import http.client
         import urllib.error
         import urllib.request
@@ -155,7 +174,7 @@ class Command(Receiver):
         self._argv = list(argv)
         self._running: subprocess.Popen[bytes] | None = None
 
-    def tell(self, message: dict[str, Any]) -> None:
+    def tell(self, message: AlarmMessage) -> None:
         # Files, not pipes: what the program leaves behind may hold a pipe open.
         with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said:
             given.write(json.dumps(message).encode() + b"\n")

@@ -21,15 +21,17 @@ import os
 import signal
 import time
 from collections import deque
+from collections.abc import Iterable
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from ...transport.wire import protocol as p
 from ..runtime.actor import Actor
 from ..runtime.port import Mail, Port
 from ..runtime.worker_thread import WorkerThread
 from ..settings.options import AlarmOptions
-from .alarm_receivers import NotSent, Receiver, receivers
+from .alarm_receivers import AlarmMessage, NotSent, Receiver, receivers
+from .backlog import AlarmEvent
 
 WAITING_MAX: Final = 1_000
 BATCH_MAX: Final = 100
@@ -42,8 +44,8 @@ class Outbox:
     """One receiver's. Times are monotonic."""
 
     def __init__(self) -> None:
-        self._waiting: deque[dict[str, Any]] = deque()
-        self._out: list[dict[str, Any]] = []
+        self._waiting: deque[AlarmEvent] = deque()
+        self._out: list[AlarmEvent] = []
         self._tries = 0
         self._due_ns = 0
         self._busy = False
@@ -52,13 +54,13 @@ class Outbox:
         self.given_up_count = 0
         self.trouble = ""  # of the last try
 
-    def add(self, events: list[dict[str, Any]]) -> None:
+    def add(self, events: Iterable[AlarmEvent]) -> None:
         self._waiting.extend(events)
         while len(self._waiting) > WAITING_MAX:
             self._waiting.popleft()
             self._count_lost(1)
 
-    def begin(self, now_ns: int) -> list[dict[str, Any]]:
+    def begin(self, now_ns: int) -> list[AlarmEvent]:
         """What is to be tried now; [] for nothing. `went` must follow."""
         if self._busy or now_ns < self._due_ns:
             return []
@@ -118,12 +120,8 @@ class AlarmSender(Actor):
     """Settings: alarms (`AlarmOptions`), broker (what receivers are told of it)."""
 
     def on_start(self) -> dict[str, Any]:
-        for ignored in (
-            signal.SIGTERM,
-            signal.SIGINT,
-            signal.SIGHUP,
-        ):  # as before they do nothing; but what is ignored would be so by commands too
-            signal.signal(ignored, lambda *_: None)
+        for ignored in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(ignored, lambda *_: None)  # as before they do nothing; but what is ignored would be so by commands too
         given: AlarmOptions = self.settings["alarms"]
         self._stop_ns = 0
         self.supervisor.route(p.Alarm, self.send)
@@ -136,7 +134,7 @@ class AlarmSender(Actor):
 
     def send(self, port: Port, mail: Mail, message: p.Alarm) -> None:
         for line in self._lines.values():
-            line.outbox.add(list(message.events))
+            line.outbox.add(cast("tuple[AlarmEvent, ...]", message.events))
 
     def on_turn(self) -> None:
         now = time.monotonic_ns()
@@ -145,9 +143,8 @@ class AlarmSender(Actor):
             if batch:
                 line.thread.submit(None, partial(line.receiver.tell, self._message(batch, line.outbox.missed)))
 
-    def _message(self, batch: list[dict[str, Any]], missed: int) -> dict[str, Any]:
-        """`text` is what chat services show."""
-        text = "\n".join(str(event["text"]) for event in batch)
+    def _message(self, batch: list[AlarmEvent], missed: int) -> AlarmMessage:
+        text = "\n".join(event["text"] for event in batch)
         if missed:
             text += f"\n{missed} alarms before could not be told"
         return {"text": text, "events": batch, "missed": missed, "broker": self.settings["broker"]}
@@ -167,10 +164,10 @@ class AlarmSender(Actor):
 
     def on_stop(self) -> bool:
         self._stop_ns = self._stop_ns or time.monotonic_ns()
-        return all(line.outbox.idle() for line in self._lines.values()) or time.monotonic_ns() - self._stop_ns > _STOP_NS
+        return self._idle() or time.monotonic_ns() - self._stop_ns > _STOP_NS
 
     def on_end(self) -> None:
-        if all(line.outbox.idle() for line in self._lines.values()):
+        if self._idle():
             for line in self._lines.values():
                 line.thread.close()
         else:  # a thread still waits for somebody outside: nothing here needs to be closed
@@ -178,6 +175,9 @@ class AlarmSender(Actor):
                 line.receiver.end()
             logging.shutdown()
             os._exit(0)
+
+    def _idle(self) -> bool:
+        return all(line.outbox.idle() for line in self._lines.values())
 
     def statistics(self) -> dict[str, Any]:
         return {"receivers": [{"name": line.receiver.name, **line.outbox.statistics()} for line in self._lines.values()]}

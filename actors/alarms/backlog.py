@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple, NotRequired, TypedDict
 
 CLEAR_SHARE: Final = 0.8  # of the threshold: a backlog that swings by less is one alarm
 NONE: Final = -1
@@ -60,6 +60,31 @@ class AlarmSubject(NamedTuple):
     topic: str
     channel: str
     figure: str
+
+
+class AlarmRow(TypedDict):
+    """What is told of an alarm, on the wire and to receivers. `value` None where it is not known (any more); times since 1970."""
+
+    topic: str
+    channel: str
+    figure: str
+    value: float | None
+    threshold: float
+    raised_ns: int
+
+
+class RaisedAlarm(AlarmRow):
+    """One that is raised now. `text`: only of the disk's."""
+
+    text: NotRequired[str]
+
+
+class AlarmEvent(AlarmRow):
+    """A step that is told: `event` is raised or cleared."""
+
+    event: str
+    time_ns: int
+    text: str
 
 
 class Event(NamedTuple):
@@ -152,9 +177,9 @@ class Alarms:
         rows = [(place, alarm) for place, alarm in self._alarms.items() if alarm.state in (_S.RAISED, _S.FALLING)]
         return [_event("raised", place, alarm, wall_ns) for place, alarm in rows]
 
-    def raised(self) -> list[dict[str, Any]]:
+    def raised(self) -> list[RaisedAlarm]:
         """Those that are raised now, the longest first."""
-        rows = [
+        rows: list[RaisedAlarm] = [
             {
                 "topic": place.topic, "channel": place.channel, "figure": place.figure, "value": alarm.value,
                 "threshold": alarm.threshold, "raised_ns": alarm.raised_wall_ns,
@@ -183,8 +208,7 @@ def _event(event: str, place: AlarmSubject, alarm: _Alarm, wall_ns: int) -> Even
     return Event(event, place, alarm.value, alarm.threshold, alarm.raised_wall_ns, wall_ns, text)
 
 
-def as_json(event: Event) -> dict[str, Any]:
-    """As receivers get it; times in nanoseconds since 1970."""
+def as_json(event: Event) -> AlarmEvent:
     return {
         "event": event.event, "topic": event.place.topic, "channel": event.place.channel, "figure": event.place.figure,
         "value": event.value, "threshold": event.threshold, "raised_ns": event.raised_wall_ns, "time_ns": event.wall_ns, "text": event.text,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
@@ -78,11 +78,11 @@ class DiskView(Protocol):
 
 
 class AlarmsView(Protocol):
-    def rows(self, topic: str = "", channel: str = "") -> list[dict[str, Any]]: ...
+    def rows(self, topic: str = "", channel: str = "") -> Sequence[Mapping[str, object]]: ...
 
     def texts(self, topic: str) -> list[str]: ...
 
-    def recent(self) -> list[dict[str, Any]]: ...
+    def recent(self) -> Sequence[Mapping[str, object]]: ...
 
     def receivers(self) -> list[dict[str, Any]]: ...
 

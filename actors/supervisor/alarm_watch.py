@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from ...transport.wire.protocol import Alarm
-from ..alarms.backlog import NONE, Alarms, AlarmSubject, as_json, describe
+from ..alarms.backlog import NONE, AlarmEvent, Alarms, AlarmSubject, RaisedAlarm, as_json, describe
 from ..settings import options
 from ..settings.options import AlarmOptions
 from ..statistics.channel_rows import backlog
@@ -21,6 +21,7 @@ from ..statistics.channel_rows import backlog
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ..alarms.alarm_receivers import AlarmBroker
     from ..runtime.process_table import Child
     from .disk_watch import DiskWatch
     from .singles import Singles
@@ -44,7 +45,7 @@ class AlarmWatch:
         self._settings_trouble = settings_trouble
         self.given = state.options.alarms
         self._alarms = Alarms(self.given.hold_s)
-        self._recent: deque[dict[str, Any]] = deque(maxlen=RECENT_MAX)
+        self._recent: deque[AlarmEvent] = deque(maxlen=RECENT_MAX)
         self._due_ns = 0
         self._broker_ns = 0  # since when the alarm about the broker itself is raised, 0 for not
         self._anew = False  # other receivers than before: they have heard of nothing
@@ -66,7 +67,7 @@ class AlarmWatch:
     def start(self) -> None:
         """The process that tells, if anybody is to be told."""
         if self.given.tells:
-            broker = {
+            broker: AlarmBroker = {
                 "host": socket.gethostname(), "node": self._broker.registry.node, "uuid": self._broker.registry.uuid,
                 "data_dir": str(self._broker.options.data_dir.absolute()),
             }  # fmt: skip
@@ -91,11 +92,11 @@ class AlarmWatch:
             for at in range(0, len(told), EVENTS_A_WORD):
                 if child.state == "starting" and self._anew:
                     break  # it hears of all that is raised once it is up
-                if child.state != "up" or not self._broker.processes.send(child, Alarm(tuple(told[at : at + EVENTS_A_WORD]))):
+                if child.state != "up" or not self._broker.processes.send(child, Alarm(tuple(map(dict, told[at : at + EVENTS_A_WORD])))):
                     log.error("nobody is told of %d alarms: the process that tells them is being started again", len(told) - at)
                     break
 
-    def _of_broker(self, wall_ns: int) -> list[dict[str, Any]]:
+    def _of_broker(self, wall_ns: int) -> list[AlarmEvent]:
         """Raise an alarm while a gateway does not have the new settings: it is about the broker, so topic and channel are empty."""
         text, before = self._settings_trouble(), self._broker_ns
         if bool(text) == bool(before):
@@ -104,8 +105,12 @@ class AlarmWatch:
         event = "raised" if text else "cleared"
         said = f"{event}: {text or 'all gateways have the new settings'}"
         log.warning("alarm %s", said)
-        row = {"event": event, "topic": "", "channel": "", "figure": "settings", "value": None, "threshold": 0, "text": said}
-        return [row | {"raised_ns": before or wall_ns, "time_ns": wall_ns}]
+        return [
+            {
+                "event": event, "topic": "", "channel": "", "figure": "settings", "value": None, "threshold": 0, "text": said,
+                "raised_ns": before or wall_ns, "time_ns": wall_ns,
+            }
+        ]  # fmt: skip
 
     def _figures(self, wall_ns: int) -> dict[AlarmSubject, tuple[float | None, float]]:
         found: dict[AlarmSubject, tuple[float | None, float]] = {}
@@ -130,7 +135,7 @@ class AlarmWatch:
 
     # What is shown
 
-    def rows(self, topic: str = "", channel: str = "") -> list[dict[str, Any]]:
+    def rows(self, topic: str = "", channel: str = "") -> list[RaisedAlarm]:
         found = [row for row in self._alarms.raised() if topic in ("", row["topic"]) and channel in ("", row["channel"])]
         return found if topic else [*self._disk.rows(), *found]
 
@@ -140,7 +145,7 @@ class AlarmWatch:
             describe(AlarmSubject(row["topic"], row["channel"], row["figure"]), row["value"], row["threshold"]) for row in self.rows(topic)
         ]
 
-    def recent(self) -> list[dict[str, Any]]:
+    def recent(self) -> list[AlarmEvent]:
         return list(self._recent)
 
     def receivers(self) -> list[dict[str, Any]]:

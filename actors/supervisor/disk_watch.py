@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ...storage.files import Files
 from ...storage.space import describe, reserve_bytes
 from ...transport.names import EPHEMERAL_SUFFIX
-from ..alarms.backlog import AlarmSubject, Event
+from ..alarms.backlog import AlarmSubject, Event, RaisedAlarm
 from ..settings import options
 
 if TYPE_CHECKING:
@@ -162,14 +162,15 @@ class DiskWatch:
         """Return the alarm that is raised, for a receiver who has not heard of it."""
         return [self._event("raised", wall_ns)] if self._state.text else []
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[RaisedAlarm]:
         """Return the alarm that is raised, as `zsq alarms` shows it."""
         if not self._state.text:
             return []
-        place = FREE_BYTES._asdict()
         return [
-            {**place, "value": self.free_bytes, "threshold": self.reserve_bytes, "raised_ns": self._state.began_wall_ns,
-             "text": self._state.text}
+            {
+                "topic": "", "channel": "", "figure": FREE_BYTES.figure, "value": self.free_bytes, "threshold": self.reserve_bytes,
+                "raised_ns": self._state.began_wall_ns, "text": self._state.text,
+            }
         ]  # fmt: skip
 
     def statistics(self) -> dict[str, Any]:

@@ -9,11 +9,11 @@ from zsq.actors.alarms.alarm_sender import BATCH_MAX, PAUSE_S, TRIES_MAX, WAITIN
 S = 1_000_000_000
 
 
-def events(first: int, count: int) -> list[dict[str, Any]]:
+def events(first: int, count: int) -> list[Any]:
     return [{"n": first + i} for i in range(count)]
 
 
-def numbers(batch: list[dict[str, Any]]) -> list[int]:
+def numbers(batch: list[Any]) -> list[int]:
     return [event["n"] for event in batch]
 
 
