@@ -27,10 +27,11 @@ import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from ...actors.supervisor.data_dir import ASIDE, BEGUN, DONE, clear_imports
 from ...actors.supervisor.topics.registry import Registry, TopicRow
+from ...actors.supervisor.topics.registry_format import ImportRecord
 from ...storage.directory.store import Store, StoreOptions, TopicIdentity, create_store, open_store
 from ...storage.errors import Damaged, DiskFull, ForeignDirectory
 from ...storage.files import Files
@@ -309,7 +310,7 @@ class _Import:
                 raise ForeignDirectory(f"{self._registry.folder(row)} is there although no topic has that number; move it away")
             self._files.rename(self._built(row), self._registry.folder(row))
         self._files.sync_folder(topics)
-        record: dict[str, Any] = {
+        record: ImportRecord = {
             "state": DONE,
             "from": self._source.folder,
             "time_ns": time.time_ns(),

@@ -29,7 +29,7 @@ import stat
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from ....storage.errors import ForeignDirectory, Locked, is_full
 from ....storage.files import Files
@@ -284,7 +284,7 @@ class Registry:
         self._doubtful = self._doubtful or path == self._path
         self._files.rename(temporary, path)
 
-    def add(self, name: str, sync: str, retention: Mapping[str, Any] | None = None) -> TopicRow:
+    def add(self, name: str, sync: str, retention: Mapping[str, object] | None = None) -> TopicRow:
         if is_ephemeral(name):
             row = self.topics[name] = TopicRow(0, uuid.uuid4().hex, "never", 0, retention=dict(retention or {}))
             return row
@@ -299,47 +299,39 @@ class Registry:
             raise
         return row
 
-    def configure(self, name: str, retention: Mapping[str, Any]) -> None:
-        row = self.topics[name]
-        before, row.retention = row.retention, dict(retention)
-        try:
-            self.save()
-        except Refused:
-            row.retention = before
-            raise
+    def configure(self, name: str, retention: Mapping[str, object]) -> None:
+        self._set(name, retention=dict(retention))
 
     def close(self, name: str, closed: str) -> None:
         """Whom it is closed to (`closing.py`)."""
-        row = self.topics[name]
-        before, row.closed = row.closed, closed
-        try:
-            self.save()
-        except Refused:
-            row.closed = before
-            raise
+        self._set(name, closed=closed)
 
     def own(self, name: str, owner: Mapping[str, str]) -> None:
-        """Return the owner of the dead letters in the topic (`dead_letter_topics.py`); {} for nobody's."""
-        row = self.topics[name]
-        if row.dead_letters_of == owner:
-            return
-        before, row.dead_letters_of = row.dead_letters_of, dict(owner)
-        try:
-            self.save()
-        except Refused:
-            row.dead_letters_of = before
-            raise
+        """Note the owner of the dead letters in the topic (`dead_letter_topics.py`); {} for nobody's."""
+        if self.topics[name].dead_letters_of != owner:
+            self._set(name, dead_letters_of=dict(owner))
 
     def set_state(self, name: str, state: str, next_offset: int | None = None) -> None:
+        ended = self.ended
+        if next_offset is not None and not self.topics[name].in_memory:
+            self.ended = {**ended, name: next_offset}
+        try:
+            self._set(name, state=state)
+        except Refused:
+            self.ended = ended
+            raise
+
+    def _set(self, name: str, **fields: object) -> None:
+        """Change the topic's row, durably or not at all. `Refused`."""
         row = self.topics[name]
-        before, row.state = row.state, state
-        ended = dict(self.ended)
-        if next_offset is not None and not row.in_memory:
-            self.ended[name] = next_offset
+        before = {field: getattr(row, field) for field in fields}
+        for field, value in fields.items():
+            setattr(row, field, value)
         try:
             self.save()
         except Refused:
-            row.state, self.ended = before, ended
+            for field, value in before.items():
+                setattr(row, field, value)
             raise
 
     def remove(self, name: str) -> None:

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Final, Required, TypedDict, cast
 
 from crc32c import crc32c
 
@@ -53,7 +54,8 @@ class TopicRow:
     sync: str
     base_offset: int
     state: str = "new"
-    retention: dict[str, Any] = field(default_factory=dict)
+    retention: Mapping[str, object] = field(default_factory=dict)
+    """As it was set. What it means, and whether it goes together, is seen where it takes effect: nonsense removes nothing."""
     closed: str = closing.OPEN
     dead_letters_of: dict[str, str] = field(default_factory=dict)
     """The owner of a dead-letter topic of the default name: `uuid` of the topic and `channel`. {} for any other topic."""
@@ -61,6 +63,14 @@ class TopicRow:
     @property
     def in_memory(self) -> bool:
         return self.number == 0
+
+
+# What was taken over from an nsqd. `numbers`: of topics that an import has begun; the rest stands there when it is done.
+ImportRecord = TypedDict(
+    "ImportRecord",
+    {"state": Required[str], "numbers": list[int], "from": str, "time_ns": int, "topics": dict[str, int], "lost_count": int},
+    total=False,
+)
 
 
 @dataclass(slots=True)
@@ -72,7 +82,7 @@ class Content:
     next_number: int = 1
     topics: dict[str, TopicRow] = field(default_factory=dict)
     ended: dict[str, int] = field(default_factory=dict)
-    imports: dict[str, dict[str, Any]] = field(default_factory=dict)
+    imports: dict[str, ImportRecord] = field(default_factory=dict)
     checked: bool = True
 
 
@@ -90,7 +100,7 @@ def encode(content: Content) -> bytes:
     return json.dumps(head | data, indent=1).encode()
 
 
-def _as_dict(row: TopicRow) -> dict[str, Any]:
+def _as_dict(row: TopicRow) -> dict[str, object]:
     """Without `dead_letters_of` where there is no owner, so that earlier versions read a registry in which nothing new stands."""
     found = asdict(row)
     if not row.dead_letters_of:
@@ -98,7 +108,7 @@ def _as_dict(row: TopicRow) -> dict[str, Any]:
     return found
 
 
-def checksum(data: dict[str, Any]) -> str:
+def checksum(data: Mapping[str, object]) -> str:
     """Of all but the checksum itself."""
     rest = {key: value for key, value in data.items() if key != CHECKSUM}
     return f"{crc32c(json.dumps(rest, sort_keys=True, separators=(',', ':')).encode()):08x}"
@@ -107,15 +117,16 @@ def checksum(data: dict[str, Any]) -> str:
 def decode(raw: bytes, path: str) -> Content:
     """`RegistryDamaged` names the first key that is wrong; `ForeignDirectory` for a version that is not known."""
     try:
-        data = documents.loads(raw, parse_constant=_refuse)
+        loaded = documents.loads(raw, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise RegistryDamaged(f"{path} cannot be read: {'it is empty' if not raw else f'not JSON ({error})'}") from None
     try:
-        _need(isinstance(data, dict), "it", "an object", data)
+        data = _object(loaded, "it")
         if CHECKSUM in data:
             _need(data[CHECKSUM] == checksum(data), CHECKSUM, "another one for what the file says", data[CHECKSUM])
-        if type(data.get("version")) is int and data["version"] > VERSION:
-            raise ForeignDirectory(f"{path} has version {data['version']}; this zsq knows only {VERSION}: upgrade zsq")
+        version = data.get("version")
+        if type(version) is int and version > VERSION:
+            raise ForeignDirectory(f"{path} has version {version}; this zsq knows only {VERSION}: upgrade zsq")
         return _content(data)
     except _WrongError as error:
         raise RegistryDamaged(f"{path} is damaged: {error}") from None
@@ -129,27 +140,32 @@ def _refuse(name: str) -> None:
     raise ValueError(f"{name} is no number")
 
 
-def _need(good: bool, key: str, wanted: str, found: Any) -> None:
+def _need(good: bool, key: str, wanted: str, found: object) -> None:
     if not good:
         raise _WrongError(f"{key} must be {wanted}, not {repr(found)[:80]}")
 
 
-def _whole(value: Any, key: str, low: int, high: int) -> int:
+def _whole(value: object, key: str, low: int, high: int) -> int:
     _need(type(value) is int and low <= value <= high, key, f"a number from {low} to {high}", value)
-    return int(value)
+    return cast("int", value)
 
 
-def _uuid(value: Any, key: str) -> str:
+def _uuid(value: object, key: str) -> str:
     _need(isinstance(value, str) and _UUID.fullmatch(value) is not None, key, "32 hex digits", value)
-    return str(value)
+    return cast("str", value)
 
 
-def _object(value: Any, key: str) -> dict[str, Any]:
+def _one_of(value: object, key: str, known: Iterable[str], show: Callable[[str], str] = str) -> str:
+    _need(isinstance(value, str) and value in known, key, f"one of {', '.join(map(show, known))}", value)
+    return cast("str", value)
+
+
+def _object(value: object, key: str) -> dict[str, object]:
     _need(isinstance(value, dict), key, "an object", value)
-    return dict(value)
+    return cast("dict[str, object]", value)
 
 
-def _keys(data: dict[str, Any], key: str, needed: frozenset[str], optional: frozenset[str]) -> None:
+def _keys(data: dict[str, object], key: str, needed: frozenset[str], optional: frozenset[str]) -> None:
     for name in sorted(needed - data.keys()):
         raise _WrongError(f"{key}{name} is missing")
     for name in sorted(data.keys() - needed - optional):
@@ -163,7 +179,7 @@ def _name(value: str, key: str) -> str:
         raise _WrongError(f"{key}: {error.text}") from None
 
 
-def _content(data: dict[str, Any]) -> Content:
+def _content(data: dict[str, object]) -> Content:
     _keys(data, "", _KEYS, _OPTIONAL)
     _whole(data["version"], "version", VERSION, VERSION)
     content = Content(_uuid(data["uuid"], "uuid"), _whole(data["node"], "node", 0, NODE_MAX), checked=CHECKSUM in data)
@@ -184,39 +200,39 @@ def _content(data: dict[str, Any]) -> Content:
     return content
 
 
-def _row(row: dict[str, Any], key: str) -> TopicRow:
-    """What the settings in `retention` mean, and whether they go together, is seen where they take effect: nonsense removes nothing."""
+def _row(row: dict[str, object], key: str) -> TopicRow:
     _keys(row, key, _ROW_KEYS, frozenset({"retention", "closed", "dead_letters_of"}))
-    closed = row.get("closed", closing.OPEN)  # rows of before there was closing have none
-    _need(closed in closing.STATES, f"{key}closed", f"one of {', '.join(map(repr, closing.STATES))}", closed)
-    _need(row["sync"] in SYNC_MODES, f"{key}sync", f"one of {', '.join(SYNC_MODES)}", row["sync"])
-    _need(row["state"] in STATES, f"{key}state", f"one of {', '.join(STATES)}", row["state"])
+    closed = _one_of(row.get("closed", closing.OPEN), f"{key}closed", closing.STATES, repr)  # rows of before there was closing have none
+    sync = _one_of(row["sync"], f"{key}sync", SYNC_MODES)
+    state = _one_of(row["state"], f"{key}state", STATES)
     return TopicRow(
         _whole(row["number"], f"{key}number", 1, NUMBER_MAX),
         _uuid(row["uuid"], f"{key}uuid"),
-        row["sync"],
+        sync,
         _whole(row["base_offset"], f"{key}base_offset", 0, OFFSET_MAX),
-        row["state"],
+        state,
         _object(row.get("retention", {}), f"{key}retention"),
         closed,
         _owner(_object(row.get("dead_letters_of", {}), f"{key}dead_letters_of"), f"{key}dead_letters_of."),
     )
 
 
-def _owner(owner: dict[str, Any], key: str) -> dict[str, str]:
+def _owner(owner: dict[str, object], key: str) -> dict[str, str]:
     if not owner:
         return {}
     _keys(owner, key, frozenset({"uuid", "channel"}), frozenset())
-    _need(isinstance(owner["channel"], str), f"{key}channel", "a name", owner["channel"])
-    return {"uuid": _uuid(owner["uuid"], f"{key}uuid"), "channel": _name(owner["channel"], f"{key}channel")}
+    channel = owner["channel"]
+    if not isinstance(channel, str):
+        raise _WrongError(f"{key}channel must be a name, not {repr(channel)[:80]}")
+    return {"uuid": _uuid(owner["uuid"], f"{key}uuid"), "channel": _name(channel, f"{key}channel")}
 
 
-def _import(record: dict[str, Any], key: str) -> dict[str, Any]:
-    state = record.get("state")
+def _import(record: dict[str, object], key: str) -> ImportRecord:
+    state, numbers = record.get("state"), record.get("numbers")
     _need(state in ("begun", "done"), f"{key}state", "begun or done", state)
     if state == "begun":
-        numbers = record.get("numbers")
-        _need(isinstance(numbers, list), f"{key}numbers", "a list", numbers)
-        for number in numbers or ():
+        if not isinstance(numbers, list):
+            raise _WrongError(f"{key}numbers must be a list, not {repr(numbers)[:80]}")
+        for number in numbers:
             _whole(number, f"{key}numbers", 1, NUMBER_MAX)
-    return record
+    return cast("ImportRecord", record)

@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 
-from zsq.actors.supervisor.topics.registry_format import CHECKSUM, Content, RegistryDamaged, TopicRow, checksum, decode, encode
+from zsq.actors.supervisor.topics.registry_format import (
+    CHECKSUM,
+    Content,
+    ImportRecord,
+    RegistryDamaged,
+    TopicRow,
+    checksum,
+    decode,
+    encode,
+)
 from zsq.storage.errors import ForeignDirectory
 
 UUID = "00112233445566778899aabbccddeeff"
@@ -19,7 +28,7 @@ def content() -> Content:
         "clicks": TopicRow(1, UUID, "always", 0, "live", {"keep_s": 60.5}),
         "views": TopicRow(3, OTHER, "interval", 2**53, "deleting"),
     }
-    imports: dict[str, dict[str, Any]] = {"d1": {"state": "begun", "numbers": [4, 5], "from": "/ä"}, "d2": {"state": "done"}}
+    imports: dict[str, ImportRecord] = {"d1": {"state": "begun", "numbers": [4, 5], "from": "/ä"}, "d2": {"state": "done"}}
     return Content(UUID, 1023, 6, topics, {"old": 1234}, imports)
 
 
