@@ -38,15 +38,15 @@ _NS: Final = 1_000_000_000
 assert MAX_BYTES_MIN == PARTS * CHUNK_BYTES_MIN
 
 
-def resolve(*layers: Mapping[str, Any]) -> Retention:
+def resolve(*layers: Mapping[str, object]) -> Retention:
     """Settings over settings, the later ones win: the broker's, the topic's own. `UsageError` for what makes no sense."""
-    found = {name: value for layer in layers for name, value in layer.items()}
+    found: dict[str, Any] = {name: value for layer in layers for name, value in layer.items()}
     unknown = found.keys() - Retention.__dataclass_fields__.keys()
     check(not unknown, f"there is no setting {', '.join(sorted(map(str, unknown)))}; known: {', '.join(Retention.__dataclass_fields__)}")
     return Retention(**found)
 
 
-def changed(own: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def changed(own: Mapping[str, object], changes: Mapping[str, object]) -> dict[str, object]:
     """A topic's own settings after these changes; None takes one back, so that the broker's holds again."""
     return {name: value for name, value in {**own, **changes}.items() if value is not None}
 

@@ -45,6 +45,10 @@ _TIME: Final = "a number of seconds, or -1 for no bound"
 _KEEP: Final = "Keep only so {} that all channels have finished, to be read again{}; none: no such bound."
 
 
+SettingValue = str | int | float | bool | None
+"""The value of a setting, checked; None: the default holds."""
+
+
 class Kind(StrEnum):
     """What a setting's value is, and so how it is written and shown."""
 
@@ -194,7 +198,7 @@ class ChannelSettings:
         """Return how long the broker waits after so many deliveries."""
         return int(min(self.backoff_max_s, self.backoff_s * 2.0 ** min(max(attempts - 1, 0), 60)) * 1e9)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, SettingValue]:
         return asdict(self)
 
 
@@ -273,7 +277,7 @@ class Retention:
         """Unfinished bytes beyond which publishes are refused; -1: never."""
         return NONE if self.drops else self.max_bytes
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, SettingValue]:
         return asdict(self)
 
 

@@ -17,7 +17,7 @@ import os
 import re
 import sys
 import time
-from typing import Any, Final
+from typing import Final
 
 FORMATS: Final = ("text", "json")
 SUPERVISOR: Final = "supervisor"
@@ -52,7 +52,7 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        found: dict[str, Any] = {
+        found: dict[str, object] = {
             "time": f"{seconds}.{int(record.created % 1 * 1_000_000):06d}Z",
             "level": record.levelname.lower(),
             "actor": self._actor,
@@ -66,7 +66,7 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(fields_of(record) | found, default=str)
 
 
-def fields_of(record: logging.LogRecord) -> dict[str, Any]:
+def fields_of(record: logging.LogRecord) -> dict[str, object]:
     found = getattr(record, "fields", None)
     return dict(found) if isinstance(found, dict) else {}
 

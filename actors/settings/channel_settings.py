@@ -10,13 +10,13 @@ channel is made and stays: what was skipped or handed out by the old rule cannot
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, TypedDict, cast
 
 from ...transport import settings as table
 from ...transport.block import block_format
 from ...transport.errors import E_BAD_ARGUMENT, UsageError
 from ...transport.names import check_name, is_ephemeral
-from ...transport.settings import CHANNEL, ChannelSettings, check
+from ...transport.settings import CHANNEL, ChannelSettings, SettingValue, check
 from ...transport.wire.protocol import REQUEUE_DELAY_MS_MAX
 
 STARTS: Final = ("earliest", "latest")
@@ -28,39 +28,48 @@ assert table.TAG_BYTES_MAX == block_format.TAG_BYTES_MAX
 assert table.BACKOFF_S_MAX == REQUEUE_DELAY_MS_MAX / 1000
 
 
-def resolve(own: Mapping[str, Any]) -> ChannelSettings:
+class StartTime(TypedDict):
+    """A channel starts at the first message of this time or later, in nanoseconds since 1970."""
+
+    time_ns: int
+
+
+Start = StartTime | str | int | None
+"""Where a channel starts: "earliest", "latest", an offset or a time."""
+
+
+def resolve(own: Mapping[str, object]) -> ChannelSettings:
     """The settings as they hold. `UsageError` E_BAD_ARGUMENT for what makes no sense."""
     unknown = own.keys() - {*NAMES}
     check(not unknown, f"a channel has no setting {', '.join(sorted(map(str, unknown)))}; known: {', '.join(NAMES)}")
-    return ChannelSettings(**own)
+    return ChannelSettings(**cast("dict[str, Any]", own))  # which checks each value
 
 
-def made(asked: Mapping[str, Any], topic: str = "", channel: str = "") -> tuple[dict[str, Any], Any]:
-    """(a new channel's own settings, where it starts: None, "earliest", "latest", an offset, or {"time_ns": since 1970}), checked."""
-    own = {str(name): value for name, value in asked.items() if value is not None and name != START}
-    _goes_with(topic, channel, _spelled(own))
-    start = asked.get(START)
+def made(asked: Mapping[str, object], topic: str = "", channel: str = "") -> tuple[dict[str, SettingValue], Start]:
+    """(a new channel's own settings, where it starts), checked."""
+    own: dict[str, Any] = {str(name): value for name, value in asked.items() if value is not None and name != START}
+    _checked(own, topic, channel)
+    start: Any = asked.get(START)
     if isinstance(start, dict):
         good = {*start} == {"time_ns"} and type(start["time_ns"]) is int
     else:
         good = start is None or start in STARTS or (type(start) is int and start >= 0)
-    check(good, f"a channel starts at {', '.join(STARTS)}, an offset or a time, not {_short(start)}")
+    check(good, f"a channel starts at {', '.join(STARTS)}, an offset or a time, not {repr(start)[:40]}")
     return own, start
 
 
-def changed(own: Mapping[str, Any], changes: Mapping[str, Any], topic: str = "", channel: str = "") -> dict[str, Any]:
+def changed(own: Mapping[str, object], changes: Mapping[str, object], topic: str = "", channel: str = "") -> dict[str, SettingValue]:
     """A channel's own settings after these changes; None takes one back to its default. `UsageError` where that cannot be."""
-    after = {str(name): value for name, value in {**own, **changes}.items() if value is not None}
+    after: dict[str, Any] = {str(name): value for name, value in {**own, **changes}.items() if value is not None}
     now = resolve(own)
-    then = _spelled(after)
-    _goes_with(topic, channel, then)
+    then = _checked(after, topic, channel)
     for name in FIXED:
         what = f"{name} is chosen when a channel is made, and stays {getattr(now, name)!r}: make another channel"
         check(getattr(now, name) == getattr(then, name), what)
     return after
 
 
-def check_same(own: Mapping[str, Any], asked: Mapping[str, Any], channel: str) -> None:
+def check_same(own: Mapping[str, object], asked: Mapping[str, object], channel: str) -> None:
     """Who subscribes to a channel that is there must not take it for another one. `UsageError` E_BAD_ARGUMENT."""
     wanted = {name: asked[name] for name in FIXED if asked.get(name) is not None}
     now = resolve(own)
@@ -96,18 +105,11 @@ def dead_letter_topic(topic: str, channel: str, settings: ChannelSettings) -> st
         raise UsageError(E_BAD_ARGUMENT, f"{error.text}; set dead_letter_topic of channel {channel!r}") from None
 
 
-def _goes_with(topic: str, channel: str, settings: ChannelSettings) -> None:
-    """`UsageError` for settings that a channel of these names cannot have; "" where they are not known."""
-    if topic and channel and (settings.dead_letter_topic or settings.max_attempts):
-        dead_letter_topic(topic, channel, settings)
-
-
-def _spelled(own: dict[str, Any]) -> ChannelSettings:
+def _checked(own: dict[str, object], topic: str, channel: str) -> ChannelSettings:
+    """Give tags their one spelling. `UsageError` for settings that a channel of these names cannot have; "" where they are not known."""
     found = resolve(own)
     if "tags" in own:
         own["tags"] = found.tags
+    if topic and channel and (found.dead_letter_topic or found.max_attempts):
+        dead_letter_topic(topic, channel, found)
     return found
-
-
-def _short(value: object) -> str:
-    return repr(value)[:40]

@@ -18,7 +18,7 @@ Delayed messages that were taken before still become due: they were acknowledged
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from ...transport.errors import E_BAD_ARGUMENT, UsageError
 
@@ -54,10 +54,10 @@ TO_PUBLISHERS: Final = "the topic is closed to publishers; publish elsewhere, or
 TO_CONSUMERS: Final = "the topic is closed to consumers; have it opened to them again (zsq topic open --consumers)"
 
 
-def after(state: str, action: str, options: Mapping[str, Any]) -> str:
+def after(state: str, action: str, options: Mapping[str, object]) -> str:
     """The state after Manage `close` or `open`, by its option `to` (default: publishers). `UsageError` E_BAD_ARGUMENT."""
     to = options.get("to", "publishers")
-    if to not in SIDES:
+    if not isinstance(to, str) or to not in SIDES:
         raise UsageError(E_BAD_ARGUMENT, f"a topic is closed or opened to {' or '.join(SIDES)}, not to {repr(to)[:40]}")
     unknown = options.keys() - {"to"}
     if unknown:

@@ -18,7 +18,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 from ...transport.block.block_format import MESSAGE_BYTES_MAX
@@ -353,7 +353,7 @@ class ServeOptions:
     auto_create: str = "always"
     stage_timeout_s: float = 0.0
     processes_max: int = 0
-    retention: Mapping[str, Any] = field(default_factory=dict)
+    retention: Mapping[str, object] = field(default_factory=dict)
     alarms: AlarmOptions = field(default_factory=AlarmOptions)
     security: SecurityOptions = field(default_factory=SecurityOptions)
 
