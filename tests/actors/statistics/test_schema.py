@@ -9,10 +9,11 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final, cast, get_args
+from typing import Any, Final, cast, get_args, get_type_hints
 
 import pytest
 
+from tests.support.shapes import misfits
 from zsq.actors.channel.core import ChannelCore
 from zsq.actors.channel.lease import Subscriber
 from zsq.actors.gateways.http.api.stats import as_nsq
@@ -22,6 +23,7 @@ from zsq.actors.statistics.schema import COUNTERS, METRICS, STATISTICS, Level, d
 from zsq.actors.statistics.statistics import broker_statistics
 from zsq.apps.cli.inspect import stats as cli
 from zsq.apps.top import COLUMNS
+from zsq.transport import reports
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 HEADINGS: Final[dict[Level, str]] = {
@@ -84,6 +86,27 @@ def test_a_statistic_has_one_row() -> None:
         assert sorted(places) == [*range(1, len(places) + 1)]
 
 
+SHAPES: Final[dict[Level, tuple[Any, ...]]] = {
+    "broker": (reports.BrokerStats,), "disk": (reports.DiskStats,), "gateway": (reports.GatewayStats,), "process": (reports.ProcessStats,),
+    "topic": (reports.TopicStats,), "publisher": (reports.PublisherStats,), "channel": (reports.ChannelStats,),
+    "consumer": (reports.ConsumerStats, reports.ProducerStats),
+}  # fmt: skip
+UNLISTED: Final = {"clients_left_out", "parked_count", "private_bytes"}  # of a channel, and nothing to show by itself
+
+
+@pytest.mark.parametrize("level", SHAPES)
+def test_the_shapes_of_reports_have_the_names_of_the_table_and_their_types(level: Level) -> None:
+    """A value before the first report is of the type that the shape says."""
+    hints = {name: hint for shape in SHAPES[level] for name, hint in get_type_hints(shape).items()}
+    assert hints.keys() - (UNLISTED if level == "channel" else set()) == defaults(level).keys()
+    rows = [row for row in rows_of(level) if row.name and row.unit != "row"]  # such a row is empty until then
+    assert not [one for row in rows for one in misfits(row.default, hints[row.name], row.name)]
+
+
+def test_the_counters_of_a_channel_have_a_shape() -> None:
+    assert {*COUNTERS} == reports.ChannelCounters.__required_keys__
+
+
 def test_a_row_that_has_a_second_reader_names_what_it_reads() -> None:
     for row in STATISTICS:
         assert row.name or row.view or row.metric
@@ -128,8 +151,8 @@ def test_stats_has_every_row_and_no_statistic_without_one() -> None:
     made, channel = broker(), core()
     child = made.group.channels["c"]
     child.stats = {**channel.statistics(0), "settings": {}, "rates": {}}
-    publisher = dict.fromkeys(defaults("publisher"), 0)
-    client = dict.fromkeys(defaults("consumer"), "") | {
+    publisher, consumer = defaults("publisher"), defaults("consumer")
+    client = {name: consumer[name] for name in get_type_hints(reports.ProducerStats)} | {
         "topic": "t",
         "channel": "c",
         "label": "a",
@@ -150,6 +173,7 @@ def test_stats_has_every_row_and_no_statistic_without_one() -> None:
         "gateway": names(found["gateways"]),
     }  # fmt: skip
     assert reported == {level: {*defaults(cast("Level", level))} for level in reported}
+    assert not misfits(found, reports.BrokerStats)
 
 
 def test_a_channel_counts_what_the_table_says() -> None:
