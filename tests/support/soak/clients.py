@@ -9,7 +9,6 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Final
 
 from support.soak.ledger import Channel, Ledger, Topic, body_of
@@ -194,7 +193,9 @@ class Consuming(Worker):
 
     def _close(self, consumer: zsq.Consumer) -> None:
         with contextlib.suppress(zsq.LeaseLost, zsq.BrokerUnreachable, zsq.NotFound):
-            self._settle(partial(consumer.close, PATIENCE_S))
+            self._settle(consumer.flush)  # `close` only logs which finishes were lost with an earlier link
+        with contextlib.suppress(zsq.LeaseLost, zsq.BrokerUnreachable, zsq.NotFound):
+            consumer.close(PATIENCE_S)
 
 
 class Group:

@@ -458,8 +458,9 @@ class Consumer(ConsumerBase):
     def close(self, timeout: float | None = None) -> None:
         """Take nothing more, wait for iterations and handlers in other threads to come back, confirm what was finished.
 
-        The rest goes back at once; to answer such a message afterwards raises `Refused`. A call by a handler of `run` returns at once, and
-        `run` closes when its handlers have returned. It waits `timeout` seconds at most; default: the consumer's, or 30.
+        Finishes that cannot be confirmed are counted in a warning in the log; call `flush` before to get `LeaseLost`. The rest goes back
+        at once; to answer such a message afterwards raises `Refused`. A call by a handler of `run` returns at once, and `run` closes when
+        its handlers have returned. It waits `timeout` seconds at most; default: the consumer's, or 30.
         """
         drive = self._made
         if drive is None or drive.pid != os.getpid():

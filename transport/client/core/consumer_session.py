@@ -298,6 +298,13 @@ class ConsumerSession:
         self.words.append(Fin(self._request, 0, ()))
         return confirm
 
+    def take_missed(self) -> int:
+        """Return how many finishes were lost with their link or came too late since the last call."""
+        missed = self.unconfirmed_lost + self.stale - self.stale_told
+        self.unconfirmed_lost = 0
+        self.stale_told = self.stale
+        return missed
+
     def leave(self) -> None:
         """No more deliveries, please."""
         if self.state is _S.OPEN:

@@ -228,7 +228,8 @@ class Message(MessageView):
     __slots__ = ()
 
     def finish(self, sync: bool = False) -> None:
-        """Done with it. Plain: told to the broker soon (within 20 ms, or at the next receive), confirmed by `flush` or `close`.
+        """Done with it. Plain: told to the broker soon (within 20 ms, or at the next receive), confirmed by `flush`, which raises
+        `LeaseLost` for what cannot be confirmed. `close` confirms too, but only logs what cannot be.
 
         `sync=True` waits until it is committed: `LeaseLost` if the lease ended before, `BrokerUnreachable` after the time-out.
         """

@@ -200,10 +200,7 @@ class ConsumerEngine(Engine):
         session = self.session
         with contextlib.suppress(LeaseLost):  # counted by the session, and told below
             yield from self._confirmed(session.barrier(), timeout)
-        missed = session.unconfirmed_lost + session.stale - session.stale_told
-        session.unconfirmed_lost = 0
-        session.stale_told = session.stale
-        if missed > 0:
+        if missed := session.take_missed():
             raise LeaseLost(E_LEASE, f"{missed} finishes were not confirmed or came too late; those messages may be delivered again")
 
     def _confirmed(self, confirm: Confirm, timeout: float) -> Steps[None]:
@@ -232,9 +229,11 @@ class ConsumerEngine(Engine):
             session.over = CLOSED
             confirm = session.barrier()
             self.tell(time.monotonic_ns())
-            if not (yield (lambda: confirm.done, deadline_ns)) or confirm.error is not None:
-                names = f"{self.target.topic}/{self.target.channel}"
-                log.warning("consumer of %s ends with finishes unconfirmed; they may come again", names)
+            yield (lambda: confirm.done, deadline_ns)
+            # Also those that were lost since the last flush: nobody else says so.
+            if missed := session.take_missed() + session.unconfirmed:
+                text = "%s: the consumer ends, and %d finishes were not confirmed or came too late; those messages may be delivered again"
+                log.warning(text, f"{self.target.topic}/{self.target.channel}", missed)
         finally:
             session.over = CLOSED
 

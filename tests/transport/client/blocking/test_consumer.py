@@ -185,6 +185,32 @@ def test_finishes_told_and_not_confirmed_when_the_link_was_lost(broker: Broker) 
     consumer.close()
 
 
+def test_close_logs_how_many_finishes_were_not_confirmed(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+    put(broker, *numbers(2))
+    consumer = zsq.Consumer("t", "c", url=broker.url)
+    message = consumer.receive(5)
+    assert message is not None
+    message.finish()
+    broker.wait_for(lambda: broker.finished == [0])
+    broker.die()
+    broker.start()
+    broker.wait_for(lambda: broker.count(p.Sub) == 2)
+    assert consumer.receive(5) is not None
+    consumer.close()
+    assert "t/c: the consumer ends, and 1 finishes were not confirmed" in caplog.text
+
+
+def test_close_logs_nothing_when_all_finishes_were_confirmed(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+    put(broker, *numbers(2))
+    consumer = zsq.Consumer("t", "c", url=broker.url)
+    message = consumer.receive(5)
+    assert message is not None
+    message.finish()
+    consumer.close()
+    assert broker.finished == [0]
+    assert "not confirmed" not in caplog.text
+
+
 def test_expired_leases(broker: Broker) -> None:
     put(broker, b"a", b"b")
     with zsq.Consumer("t", "c", url=broker.url) as consumer:
