@@ -3,7 +3,7 @@
 `AlarmOptions`: from which backlog on an alarm is raised, and who receives it.
 
 Secrets never stand in a command line, where every user of the machine can read them: see
-`apps/cli/run/config_options.py`.
+`apps/cli/run/option_table.py`.
 
 `NsqOptions`, `HttpOptions`, `TlsOptions`: the gateways for NSQ and HTTP.
 

@@ -19,7 +19,9 @@ from zsq.actors.security import access
 from zsq.actors.security.audit import AuditRecorder
 from zsq.actors.settings import options
 from zsq.actors.settings.options import NsqOptions
-from zsq.apps.cli.run.serve import serve, serve_options
+from zsq.apps.cli.run.broker_options import serve_options
+from zsq.apps.cli.run.option_table import GivenOptions
+from zsq.apps.cli.run.serve import serve
 from zsq.transport.block import block_format as block
 from zsq.transport.errors import UsageError
 from zsq.transport.names import NAME_CHARS_MAX
@@ -56,13 +58,13 @@ def test_what_is_refused_is_refused_with_these_words(tmp_path: Path) -> None:
     arguments = re.findall(r"^    \$ zsq serve (.*)$", TEXT, re.MULTILINE)[0].split()
     (said,) = re.findall(r"^    zsq: (.*) \.\.\.$", TEXT, re.MULTILINE)
     with serve.make_context("serve", [*arguments]) as context, pytest.raises(UsageError) as refused:
-        serve_options(context.params, {})
+        serve_options(GivenOptions.of(context.params), {})
     assert f"{refused.value.code} {refused.value.text}".startswith(said)
     with serve.make_context("serve", [*arguments, "--insecure"]) as context:
-        assert serve_options(context.params, {}).security.insecure
+        assert serve_options(GivenOptions.of(context.params), {}).security.insecure
     for wrong in ("--http-tls-cert", "--http-tls-key"):
         with serve.make_context("serve", [*arguments, wrong, str(ROOT / "README.md")]) as context, pytest.raises(click.UsageError):
-            serve_options(context.params, {})
+            serve_options(GivenOptions.of(context.params), {})
 
 
 def test_its_audit_line_is_one() -> None:

@@ -29,13 +29,14 @@ def with_settings(rows: Iterable[Setting], *, default: bool = False) -> Callable
 
     def wrap(command: Command) -> Command:
         for row in reversed([*rows]):
-            command = click.option(row.flag, help=row.help, **_details(row, default))(command)
+            command = click.option(row.flag, help=row.help, **click_details(row, default=default))(command)
         return command
 
     return wrap
 
 
-def _details(row: Setting, default: bool) -> dict[str, Any]:
+def click_details(row: Setting, *, default: bool = False) -> dict[str, Any]:
+    """Return what click calls the setting's value, and its type. `default`: that word is taken too."""
     if row.kind is Kind.FLAG:
         return {"is_flag": True, "default": None}
     if row.choices:

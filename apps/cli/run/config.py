@@ -5,45 +5,29 @@ What holds where nothing is said of an option of `zsq serve`, for those whose de
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
 
-from ..manage.settings import KEEPING
 from ..output import json_option, say, tell
 from ..quantities import Seconds, spelled
-from .config_options import SECRETS, Configured, key, options_of, origin
-from .serve import serve, serve_options
-
-# What no number says.
-WORDS: Final = {
-    "listen_push": "port 4154 beside port 4153, else any free port of the same host",
-    "processes_max": "one for each 16 MiB of memory, 64 to 2,500",
-    "stage_timeout": "15m, 24h once a task has sealed them",
-    "nsq_listen": "127.0.0.1:4150 if free",
-    "http_listen": "127.0.0.1:4151 if free, where zsq[http] is installed",
-    "nsq_broadcast_address": "where it listens",
-    "nsq_broadcast_tcp_port": "that of --nsq-listen",
-    "nsq_broadcast_http_port": "that of --http-listen",
-}
+from .broker_options import serve_options
+from .config_options import Configured, options_of, origin, serve_parameters
+from .option_table import ROWS, SECRETS, GivenOptions, key
 
 
-def usual(name: str) -> Any:
-    """By an option's name; None where nothing is in force. Times in seconds."""
-    if name in WORDS:
-        return WORDS[name]
-    value = _of_objects().get(name)
+def usual(name: str) -> object:
+    """Return what holds where nothing is given for this option; None where nothing does. Times in seconds."""
+    value = _of_objects().get(name) if ROWS[name].usual is None else ROWS[name].usual
     return None if value in ("", (), -1) else value
 
 
 def _of_objects() -> dict[str, Any]:
     """The defaults of the objects that the options end up in."""
     from dataclasses import fields
-    from pathlib import Path
 
     from ....actors.settings.options import AlarmOptions, HttpOptions, NsqOptions, ServeOptions, TlsOptions
 
@@ -54,7 +38,7 @@ def _of_objects() -> dict[str, Any]:
             if field.name.endswith("_ms"):
                 value = value / 1000
             found.setdefault(prefix + field.name.removesuffix("_ms").removesuffix("_s"), value)
-    return found | {row.parameter: row.default for row in KEEPING}
+    return found
 
 
 def show(context: click.Context, /, as_json: bool, config: Path | None, **given: Any) -> None:
@@ -65,14 +49,14 @@ def show(context: click.Context, /, as_json: bool, config: Path | None, **given:
     """
     environment = dict(os.environ)  # a copy: what is a secret is taken out of it
     secrets = {name: _secret(name, environment) for name in SECRETS}
-    serve_options(given | {"data_dir": given["data_dir"] or Path("data")}, environment)
+    serve_options(GivenOptions.of(given), environment)
     rows = [(one, *_value(one, given.get(str(one.name))), origin(context, one)) for one in options_of(context.command)]
     if as_json:
-        options = {key(one): {"value": _plain(value), "from": where} for one, value, _, where in rows}
+        options = {key(str(one.name)): {"value": _plain(value), "from": where} for one, value, _, where in rows}
         found = {name: {"set": bool(where), "from": where or None} for name, where in secrets.items()}
         tell({"config_file": None if config is None else str(config), "options": options, "secrets": found})
         return
-    lines = [(key(one), text, where) for one, _, text, where in rows]
+    lines = [(key(str(one.name)), text, where) for one, _, text, where in rows]
     lines += [(name, "set, not shown" if where else "-", where or "default") for name, where in secrets.items()]
     wide = [max(len(line[column]) for line in lines) for column in (0, 1)]
     for name, text, where in lines:
@@ -115,13 +99,6 @@ def _secret(name: str, environment: Mapping[str, str]) -> str:
     return f"environment variable {name}" if environment.get(name) else ""
 
 
-def _command() -> click.Command:
-    """With the very options of serve; only that DIR may be missing."""
-    params = [copy.copy(one) for one in serve.params]
-    for one in params:
-        if one.name == "data_dir":
-            one.required = False
-    return json_option(Configured("config", callback=click.pass_context(show), params=params, help=show.__doc__))
-
-
-config = _command()
+config = json_option(
+    Configured("config", callback=click.pass_context(show), params=serve_parameters(needs_data_dir=False), help=show.__doc__)
+)

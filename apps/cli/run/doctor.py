@@ -11,7 +11,7 @@ import click
 
 from ....actors.runtime.logs import escaped
 from ..output import json_option, tell, wide_console
-from .config_options import HTTP_LISTEN, NSQ_LISTEN
+from .option_table import HTTP_LISTEN, NSQ_LISTEN
 
 if TYPE_CHECKING:
     from ...doctor.system import CheckResult
@@ -44,7 +44,7 @@ def doctor(data_dir: Path | None, listen: tuple[str, ...], timeout: float, as_js
     from ...doctor import disk as of_disk
     from ...doctor import net as of_net
     from ...doctor import system as of_system
-    from .serve import check_listen
+    from .broker_options import check_listen
 
     for place in listen:
         check_listen(place, "--listen")

@@ -7,35 +7,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, MutableMapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ....transport.errors import E_BAD_ARGUMENT, UsageError
-from ....transport.settings import SYNC_MODES
-from ..manage.settings import KEEPING, given_settings, with_settings
-from ..options import AUTO_CREATE, MESSAGE_BYTES_LARGEST, MESSAGE_BYTES_MAX
-from ..quantities import Number
-from .config_options import (
-    ARGUMENTS,
-    RELOADABLE,
-    SECRETS,
-    Configured,
-    config_option,
-    flag,
-    given_alarms,
-    given_gateways,
-    given_security,
-    options_of,
-    with_alarms,
-    with_nsq,
-    with_security,
-)
+from .broker_options import serve_options
+from .config_options import ARGUMENTS, Configured, serve_parameters
+from .option_table import ROWS, SECRETS, GivenOptions, key
 
 if TYPE_CHECKING:
-    from ....actors.settings.options import ServeOptions
     from ....actors.supervisor.reloading import Fresh
 
 
@@ -50,8 +32,7 @@ class ConfigReload:
         self._arguments: list[str] = context.meta[ARGUMENTS]
         names = [name + end for name in SECRETS for end in ("", "_FILE")]
         self._secrets = {name: environment[name] for name in names if name in environment}
-        self._begun = dict(context.params)
-        self._now = dict(context.params)
+        self._begun = self._now = GivenOptions.of(context.params)
 
     def read(self) -> Fresh:
         """`UsageError` (or `OSError`) where anything is wrong: nothing is taken of it then."""
@@ -59,90 +40,21 @@ class ConfigReload:
 
         try:
             with self._command.make_context("serve", list(self._arguments)) as context:
-                params = dict(context.params)
-            secrets: MutableMapping[str, str] = dict(self._secrets)
-            options = serve_options(params, secrets)
+                given = GivenOptions.of(context.params)
+            options = serve_options(given, dict(self._secrets))
         except click.ClickException as error:
             raise UsageError(E_BAD_ARGUMENT, error.format_message()) from None
-        live = self._differing(params, self._now, reloadable=True)
-        dead = self._differing(params, self._begun, reloadable=False)
-        self._now = params
+        live, dead = _differing(given, self._now, live=True), _differing(given, self._begun, live=False)
+        self._now = given
         return Fresh(options, live, dead)
 
-    def _differing(self, params: Mapping[str, Any], before: Mapping[str, Any], *, reloadable: bool) -> tuple[str, ...]:
-        found = [one for one in options_of(self._command) if (one.name in RELOADABLE) is reloadable]
-        return tuple(flag(one) for one in found if params.get(str(one.name)) != before.get(str(one.name)))
+
+def _differing(one: GivenOptions, other: GivenOptions, *, live: bool) -> tuple[str, ...]:
+    changed = (name for name, row in ROWS.items() if row.live is live and getattr(one, name) != getattr(other, name))
+    return tuple(f"--{key(name)}" for name in changed)
 
 
-DEFAULT_LISTEN: Final = "127.0.0.1:4153"
-
-
-@click.command(cls=Configured)
-@config_option
-@click.option(
-    "--data-dir",
-    required=True,
-    envvar="ZSQ_DATA_DIR",
-    metavar="DIR",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Where topics are kept; made if it is missing (its parent must exist). ZSQ_DATA_DIR does the same.",
-)
-@click.option("--listen", default=DEFAULT_LISTEN, show_default=True, metavar="HOST:PORT", help="Where the TCP gateway for clients listens.")
-@click.option(
-    "--listen-push",
-    default="",
-    metavar="HOST:PORT",
-    help="Where it takes what Spark's executors push; default: port 4154 beside port 4153, else any free port of the same host.",
-)
-@click.option("--no-listen", is_flag=True, help="No TCP gateway: only ipc://DATA_DIR/run, for clients of the same user on this machine.")
-@click.option("--sync", type=click.Choice((*SYNC_MODES,)), default="always", show_default=True, help="Sync mode of new topics.")
-@click.option(
-    "--auto-create",
-    type=click.Choice(AUTO_CREATE),
-    default="always",
-    show_default=True,
-    help="Who makes a topic by using it: anybody, only publishers, or nobody (then channels too are made by command only).",
-)
-@click.option("--node-id", type=click.IntRange(0, 1023), default=0, show_default=True, help="Number of this node, for message ids.")
-@click.option(
-    "--max-msg-size",
-    type=click.IntRange(1, MESSAGE_BYTES_LARGEST),
-    default=MESSAGE_BYTES_MAX,
-    show_default=True,
-    metavar="BYTES",
-    help="Largest message that clients may publish, by ZSQ's protocol, NSQ's or HTTP; at most 7 MiB.",
-)
-@click.option("--chunk-bytes", type=click.IntRange(min=64 * 1024), metavar="BYTES", help="Size at which a new log file is begun (256 MiB).")
-@click.option(
-    "--stage-timeout",
-    type=Number(min=1),
-    metavar="SECONDS",
-    help="How long staged rows that nobody commits are kept; default: 15 min, and 24 h once a task has sealed them.",
-)
-@click.option(
-    "--processes-max",
-    type=click.IntRange(16, 2_500),
-    metavar="N",
-    help="Processes that may run when a topic (2) or channel (1) is made; default: one for each 16 MiB of memory, 64 to 2,500.",
-)
-@with_settings(KEEPING)
-@with_alarms
-@with_security
-@with_nsq
-@click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    default="info",
-    show_default=True,
-    help="What is told on stderr.",
-)
-@click.option(
-    "--log-format",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="Lines for people, or a JSON object a line: time, level, actor, pid, message.",
-)
+@click.command(cls=Configured, params=serve_parameters(needs_data_dir=True))
 @click.pass_context
 def serve(context: click.Context, /, **given: Any) -> int:
     """Run the broker on DIR until SIGTERM or Ctrl-C.
@@ -152,7 +64,7 @@ def serve(context: click.Context, /, **given: Any) -> int:
     check_python(sys.version_info[:3])
 
     again = ConfigReload(context, os.environ)  # before the secrets leave the environment
-    options = serve_options(given, os.environ)
+    options = serve_options(GivenOptions.of(given), os.environ)
     from ....actors.runtime import forkserver
 
     forkserver.begin()  # half of a start is imports: its ones go on beside ours
@@ -166,45 +78,4 @@ def check_python(version: tuple[int, ...]) -> None:
     if version < (3, 11, 1):
         found = ".".join(map(str, version))
         text = "any user of this machine could run code as the broker (CVE-2022-42919); install Python 3.11.1 or later"
-        from ....transport.errors import E_BAD_ARGUMENT, UsageError
-
         raise UsageError(E_BAD_ARGUMENT, f"Python {found} is not safe for a broker: {text}")
-
-
-def serve_options(given: Mapping[str, Any], environment: MutableMapping[str, str]) -> ServeOptions:
-    """What was said, checked as a whole; secrets are taken out of the environment."""
-    gateway, push = ("", "") if given["no_listen"] else (given["listen"], given["listen_push"])
-    if gateway:
-        check_listen(gateway, "--listen")
-    if push:
-        check_listen(push, "--listen-push")
-    from ....actors.security.exposure import check as check_exposure
-    from ....actors.settings.options import ServeOptions
-
-    more: dict[str, Any] = {} if given["chunk_bytes"] is None else {"chunk_bytes": given["chunk_bytes"]}
-    found = ServeOptions(
-        data_dir=given["data_dir"],
-        gateway=gateway,
-        gateway_push=push,
-        node_id=given["node_id"],
-        message_bytes_max=given["max_msg_size"],
-        log_level=given["log_level"],
-        log_format=given["log_format"],
-        sync=given["sync"],
-        auto_create=given["auto_create"],
-        stage_timeout_s=given["stage_timeout"] or 0.0,
-        processes_max=given["processes_max"] or 0,
-        retention=given_settings(KEEPING, given),
-        alarms=given_alarms(given, environment),
-        security=given_security(given),
-        **given_gateways(given),
-        **more,
-    )
-    check_exposure(found)
-    return found
-
-
-def check_listen(listen: str, option: str) -> None:
-    host, colon, port = listen.rpartition(":")
-    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise click.BadParameter(f"{listen!r} is not HOST:PORT with a port of 1 to 65535", param_hint=option)

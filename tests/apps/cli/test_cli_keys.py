@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -14,7 +15,8 @@ from click.testing import CliRunner, Result
 from zsq.actors.security.access import Access
 from zsq.apps.cli.app import app
 from zsq.apps.cli.options import with_broker
-from zsq.apps.cli.run.config_options import given_security
+from zsq.apps.cli.run.broker_options import given_security
+from zsq.apps.cli.run.option_table import GivenOptions
 from zsq.transport.errors import UsageError
 from zsq.transport.wire.credentials import load, resolve
 
@@ -122,7 +124,7 @@ def test_keys_and_rules_that_do_not_go_together_are_refused_at_the_start(
 ) -> None:
     file = tmp_path / "access.toml"
     file.write_text(access)
-    given = {"access": file if access else None, "curve_key": server if key else None, "insecure": False, "no_listen": no_listen}
+    given = GivenOptions(access=file if access else None, curve_key=server if key else None, no_listen=no_listen)
     if said is None:
         found = given_security(given)
         assert (found.access_file, found.curve_key_file) == (str(file) if access else "", str(server) if key else "")
@@ -133,12 +135,12 @@ def test_keys_and_rules_that_do_not_go_together_are_refused_at_the_start(
 
 def test_a_clients_file_is_no_key_pair_of_a_broker_that_is_open_to_all(server: Path, tmp_path: Path) -> None:
     (tmp_path / "access.toml").write_text("[anonymous]")
-    given = {"access": tmp_path / "access.toml", "curve_key": Path(f"{server}.pub"), "insecure": False, "no_listen": False}
+    given = GivenOptions(access=tmp_path / "access.toml", curve_key=Path(f"{server}.pub"))
     with pytest.raises(UsageError, match="no `secret`"):
         given_security(given)
     server.chmod(0o644)
     with pytest.raises(UsageError, match="chmod 600"):
-        given_security(given | {"curve_key": server})
+        given_security(replace(given, curve_key=server))
 
 
 def test_a_key_is_on_disk_when_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

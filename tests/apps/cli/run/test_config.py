@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from zsq.apps.cli import app
-from zsq.apps.cli.run.config_options import RELOADABLE, options_of
+from zsq.apps.cli.run.config_options import options_of
+from zsq.apps.cli.run.option_table import RELOADABLE
 from zsq.apps.cli.run.serve import ConfigReload, serve
 from zsq.transport.errors import UsageError
 

@@ -2,47 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import click
 import pytest
-from click.testing import CliRunner
 
 from zsq.actors.settings import options as actors
-from zsq.apps.cli.run import config_options as nsq_options
-from zsq.apps.cli.run.config_options import given_gateways, given_nsq, with_nsq
+from zsq.apps.cli.run import broker_options as nsq_options
+from zsq.apps.cli.run import option_table
+from zsq.apps.cli.run.broker_options import given_gateways, given_nsq
+from zsq.apps.cli.run.option_table import GivenOptions
+from zsq.apps.cli.run.serve import serve
 from zsq.transport.wire.protocol import MESSAGE_TIMEOUT_MS_MAX
 
 
 def given(*arguments: str) -> actors.NsqOptions | None:
-    found: actors.NsqOptions | None = taken(given_nsq, *arguments)
-    return found
+    return given_nsq(taken(*arguments))
 
 
-def gateways(*arguments: str) -> dict[str, Any]:
-    found: dict[str, Any] = taken(given_gateways, *arguments)
-    return found
+def gateways(*arguments: str) -> tuple[actors.NsqOptions | None, actors.HttpOptions | None]:
+    return given_gateways(taken(*arguments))
 
 
-def taken(take: Callable[[dict[str, Any]], Any], *arguments: str) -> Any:
-    """What `take` makes of these arguments."""
-    found: list[Any] = []
-
-    def serve(**options: Any) -> None:
-        found.append(take(options))
-
-    command = click.option("--no-listen", is_flag=True)(with_nsq(click.command()(serve)))
-    done = CliRunner().invoke(command, arguments, standalone_mode=False)
-    if done.exception is not None:
-        raise done.exception
-    return found[0]
+def taken(*arguments: str) -> GivenOptions:
+    with serve.make_context("serve", ["--data-dir", "d", *arguments]) as context:
+        return GivenOptions.of(context.params)
 
 
 def test_defaults_are_the_actors() -> None:
     assert given() == actors.NsqOptions()
-    assert (nsq_options.NSQ_LISTEN, nsq_options.HTTP_LISTEN) == (actors.NSQ_LISTEN, actors.HTTP_LISTEN)
+    assert (option_table.NSQ_LISTEN, option_table.HTTP_LISTEN) == (actors.NSQ_LISTEN, actors.HTTP_LISTEN)
     assert actors.NsqOptions().msg_timeout_ms == nsq_options.MSG_TIMEOUT_S * 1000
     assert nsq_options.MSG_TIMEOUT_S_MAX * 1000 == actors.NsqOptions().max_msg_timeout_ms == MESSAGE_TIMEOUT_MS_MAX
 
@@ -108,8 +97,10 @@ def test_a_node_that_no_nsqlookupd_takes_is_refused_at_the_start(arguments: str,
 
 
 def test_the_ports_that_nsqlookupd_is_told_are_of_the_gateways_or_given() -> None:
-    nsq = gateways("--nsq-lookupd-tcp-address", "b:2", "--http-listen", "127.0.0.1:7")["nsq"]
+    nsq = gateways("--nsq-lookupd-tcp-address", "b:2", "--http-listen", "127.0.0.1:7")[0]
+    assert nsq is not None
     assert (nsq.http_port, nsq.broadcast_http_port) == (7, 0)
     given = "--no-http --nsq-broadcast-http-port 8 --nsq-listen unix:/tmp/s --nsq-broadcast-tcp-port 9"
-    nsq = gateways("--nsq-lookupd-tcp-address", "b:2", *given.split())["nsq"]
+    nsq = gateways("--nsq-lookupd-tcp-address", "b:2", *given.split())[0]
+    assert nsq is not None
     assert (nsq.http_port, nsq.broadcast_http_port, nsq.broadcast_tcp_port) == (0, 8, 9)

@@ -13,7 +13,8 @@ import click
 
 from zsq.apps.cli.quantities import Count, Seconds, Size
 from zsq.apps.cli.run.config import as_text, usual
-from zsq.apps.cli.run.config_options import RELOADABLE, SECRETS, flag, kind, options_of, read
+from zsq.apps.cli.run.config_options import kind, options_of, read
+from zsq.apps.cli.run.option_table import RELOADABLE, SECRETS
 from zsq.apps.cli.run.serve import serve
 
 DOCUMENT: Final = Path(__file__).resolve().parents[4] / "docs" / "configuration.md"
@@ -26,7 +27,7 @@ def table() -> str:
         variables = ", ".join(f"`{name}`" for name in option.envvar or ())
         live = "live" if option.name in RELOADABLE else ""
         help_text = " ".join((option.help or "").split()).replace("|", "\\|")
-        lines.append(f"| `{flag(option)}` | {variables} | {_value(option)} | {_default(option)} | {live} | {help_text} |")
+        lines.append(f"| `{option.opts[0]}` | {variables} | {_value(option)} | {_default(option)} | {live} | {help_text} |")
     return "\n".join(lines)
 
 

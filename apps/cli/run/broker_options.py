@@ -1,0 +1,239 @@
+"""What was given to `zsq serve` becomes the broker's `ServeOptions`: checked as a whole, and secrets taken out of the environment."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from collections.abc import MutableMapping
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from ....transport.errors import E_BAD_ARGUMENT, UsageError
+from ..manage.settings import KEEPING, given_settings
+from .option_table import HTTP_LISTEN, NSQ_LISTEN, TOKEN, GivenOptions, key
+
+if TYPE_CHECKING:
+    from ....actors.settings.options import AlarmOptions, HttpOptions, NsqOptions, SecurityOptions, ServeOptions
+
+SECRET_BYTES_MAX: Final = 4096
+
+MSG_TIMEOUT_S: Final = 60  # these repeat actors/settings/options.py (a test compares them)
+MSG_TIMEOUT_S_MAX: Final = 900
+
+
+def serve_options(given: GivenOptions, environment: MutableMapping[str, str]) -> ServeOptions:
+    """Return what was given, checked as a whole; secrets are taken out of the environment."""
+    gateway, push = ("", "") if given.no_listen else (given.listen, given.listen_push)
+    if gateway:
+        check_listen(gateway, "--listen")
+    if push:
+        check_listen(push, "--listen-push")
+    from ....actors.security.exposure import check as check_exposure
+    from ....actors.settings.options import ServeOptions
+
+    alarms, security = given_alarms(given, environment), given_security(given)
+    nsq, http = given_gateways(given)
+    found = ServeOptions(
+        data_dir=given.data_dir,
+        gateway=gateway,
+        gateway_push=push,
+        nsq=nsq,
+        http=http,
+        node_id=given.node_id,
+        message_bytes_max=given.max_msg_size,
+        log_level=given.log_level,
+        log_format=given.log_format,
+        sync=given.sync,
+        auto_create=given.auto_create,
+        stage_timeout_s=given.stage_timeout or 0.0,
+        processes_max=given.processes_max or 0,
+        retention=given_settings(KEEPING, asdict(given)),
+        alarms=alarms,
+        security=security,
+    )
+    if given.chunk_bytes is not None:
+        found = replace(found, chunk_bytes=given.chunk_bytes)
+    check_exposure(found)
+    return found
+
+
+def given_alarms(given: GivenOptions, environment: MutableMapping[str, str] = os.environ) -> AlarmOptions:
+    """Return what was given, checked: a receiver that cannot work shall be known at the start, not in the night."""
+    from ....actors.settings.options import HOLD_S, AlarmOptions
+
+    commands = []
+    for text in given.alarm_command:
+        try:
+            argv = tuple(shlex.split(text))
+        except ValueError as error:
+            raise UsageError(E_BAD_ARGUMENT, f"--alarm-command {text!r}: {error}") from None
+        found = shutil.which(argv[0]) if argv else None
+        if found is None:
+            raise UsageError(E_BAD_ARGUMENT, f"--alarm-command {text!r}: there is no such program, or it may not be run")
+        commands.append((os.path.abspath(found), *argv[1:]))
+    return AlarmOptions(
+        depth=-1 if given.alarm_depth is None else given.alarm_depth,
+        age_s=-1 if given.alarm_age is None else given.alarm_age,
+        hold_s=HOLD_S if given.alarm_hold is None else given.alarm_hold,
+        webhooks=given.alarm_webhook,
+        webhook_token=secret(TOKEN, environment),
+        commands=tuple(commands),
+    )
+
+
+def secret(name: str, environment: MutableMapping[str, str]) -> str:
+    """From the variable, or the first line of the file that NAME_FILE names. Both leave the environment: no child inherits them."""
+    value, path = environment.pop(name, ""), environment.pop(f"{name}_FILE", "")
+    if value and path:
+        raise UsageError(E_BAD_ARGUMENT, f"{name} and {name}_FILE are both set: which is it?")
+    if path:
+        try:
+            with Path(path).open(encoding="utf-8") as file:
+                value = file.read(SECRET_BYTES_MAX).partition("\n")[0].strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(E_BAD_ARGUMENT, f"{name}_FILE {path!r} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        if not value:
+            raise UsageError(E_BAD_ARGUMENT, f"{name}_FILE {path!r} is empty")
+    if not (value.isascii() and value.isprintable()):
+        raise UsageError(E_BAD_ARGUMENT, f"{name} holds characters that cannot be sent")
+    return value
+
+
+def given_gateways(given: GivenOptions) -> tuple[NsqOptions | None, HttpOptions | None]:
+    """Return what was given for both gateways, which speak of each other."""
+    http, nsq = given_http(given), given_nsq(given)
+    if http is not None and nsq is not None:
+        nsq = replace(nsq, http_port=int(http.listen.rpartition(":")[2]))
+    if given.nsq_lookupd_tcp_address:
+        _check_announced(nsq)
+    return nsq, None if http is None else replace(http, nsq=nsq)
+
+
+def _check_announced(nsq: NsqOptions | None) -> None:
+    """`UsageError` for a node that every nsqlookupd refuses (`E_BAD_BODY`), again and again: one without a TCP port or an HTTP port."""
+    if nsq is None:
+        raise click.UsageError("--nsq-lookupd-tcp-address needs the NSQ gateway: leave out --no-nsq, or give --nsq-listen")
+    if not nsq.broadcast_tcp_port and all(one.startswith("unix:") for one in nsq.listen):
+        what = "a TCP port, and --nsq-listen has unix sockets only: add --nsq-listen HOST:PORT"
+        raise click.UsageError(f"nsqlookupd takes only nodes with {what}, or name a port with --nsq-broadcast-tcp-port")
+    if not nsq.broadcast_http_port and not nsq.http_port:
+        what = "an HTTP port, and there is no HTTP gateway: give --http-listen HOST:PORT (it needs zsq[http]) instead of --no-http"
+        raise click.UsageError(f"nsqlookupd takes only nodes with {what}, or name a port with --nsq-broadcast-http-port")
+
+
+def given_nsq(given: GivenOptions) -> NsqOptions | None:
+    """Return what was given for the NSQ gateway, checked; None for none."""
+    from importlib.util import find_spec
+
+    from ....actors.settings.options import NsqOptions, TlsOptions
+
+    if given.no_nsq or (given.no_listen and not given.nsq_listen):
+        if given.nsq_listen:
+            raise click.UsageError("--no-nsq and --nsq-listen exclude each other")
+        return None
+    for one in given.nsq_listen:
+        check_listen(one, "--nsq-listen", unix=True)
+    tls = {
+        "cert": given.nsq_tls_cert, "key": given.nsq_tls_key, "root_ca": given.nsq_tls_root_ca_file,
+        "client_auth": given.nsq_tls_client_auth_policy, "required": given.nsq_tls_required, "min_version": given.nsq_tls_min_version,
+    }  # fmt: skip
+    if (tls["cert"] is None) != (tls["key"] is None):
+        raise click.UsageError("--nsq-tls-cert and --nsq-tls-key belong together")
+    if not tls["cert"] and any(tls.values()):
+        raise click.UsageError("TLS needs --nsq-tls-cert and --nsq-tls-key")
+    if tls["client_auth"] == "require-verify" and not tls["root_ca"]:
+        raise click.UsageError("--nsq-tls-client-auth-policy require-verify needs --nsq-tls-root-ca-file: who may sign?")
+    for option in ("nsq_auth_http_address", "nsq_lookupd_tcp_address"):
+        for one in getattr(given, option):
+            check_listen(one, f"--{key(option)}")
+    if given.nsq_auth_http_address and find_spec("re2") is None:
+        text = "--nsq-auth-http-address needs google-re2, which applies the patterns of auth servers: pip install 'zsq[nsq]'"
+        raise click.UsageError(text)
+    _check_timeouts(given.nsq_msg_timeout, given.nsq_max_msg_timeout)
+    more: dict[str, Any] = {}
+    for field in fields(NsqOptions):  # those that have an option of their name; a time is given in seconds
+        value = getattr(given, f"nsq_{field.name.removesuffix('_ms')}", None)
+        if value is not None and field.name != "listen":
+            more[field.name] = int(value * 1000) if field.name.endswith("_ms") else value
+    return NsqOptions(
+        listen=given.nsq_listen or (NSQ_LISTEN,),
+        given=bool(given.nsq_listen),
+        tls=TlsOptions(**{name: str(value) for name, value in tls.items() if value}),
+        deflate=not given.nsq_no_deflate,
+        snappy=not given.nsq_no_snappy,
+        auth_http_addresses=given.nsq_auth_http_address,
+        lookupd_tcp_addresses=given.nsq_lookupd_tcp_address,
+        **more,
+    )
+
+
+def _check_timeouts(usual: float | None, longest: float | None) -> None:
+    """A channel holds no message longer than 15 minutes for anybody: more would be promised here, and refused at SUB."""
+    longest = MSG_TIMEOUT_S_MAX if longest is None else longest
+    if not 1 <= longest <= MSG_TIMEOUT_S_MAX:
+        raise click.UsageError("--nsq-max-msg-timeout is 1s to 15m")
+    if not 1 <= (MSG_TIMEOUT_S if usual is None else usual) <= longest:
+        raise click.UsageError("--nsq-msg-timeout (60s) is 1s to --nsq-max-msg-timeout (15m)")
+
+
+def given_http(given: GivenOptions) -> HttpOptions | None:
+    """Return what was given for the HTTP gateway; None for none, or where its libraries are not installed and nobody asked for it."""
+    from importlib.util import find_spec
+
+    from ....actors.settings.options import HttpOptions
+
+    listen = given.http_listen
+    if given.no_http or (given.no_listen and not listen):
+        if listen:
+            raise click.UsageError("--no-http and --http-listen exclude each other")
+        return None
+    if listen:
+        check_listen(listen, "--http-listen")
+    missing = [name for name in ("starlette", "uvicorn", "prometheus_client") if find_spec(name) is None]
+    if missing and listen:
+        raise click.UsageError(f"--http-listen needs {', '.join(missing)}: pip install 'zsq[http]'")
+    cert, key = _absolute(given.http_tls_cert), _absolute(given.http_tls_key)
+    if bool(cert) != bool(key):
+        raise click.UsageError("--http-tls-cert and --http-tls-key belong together")
+    if missing:
+        return None
+    console = str(Path(__file__).resolve().parents[2] / "console")
+    return HttpOptions(listen or HTTP_LISTEN, bool(listen), None, cert, key, given.http_allowed_host, console)
+
+
+def _absolute(path: Path | None) -> str:
+    return "" if path is None else str(path.absolute())
+
+
+def check_listen(place: str, option: str, *, unix: bool = False) -> None:
+    """Raise click's error if nobody can listen there. `unix`: unix:PATH is good too."""
+    if unix and place.startswith("unix:") and len(place) > len("unix:"):
+        return
+    host, colon, port = place.rpartition(":")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        text = f"{place!r} is not HOST:PORT with a port of 1 to 65535"
+        raise click.BadParameter(text + (", nor unix:PATH" if unix else ""), param_hint=option)
+
+
+def given_security(given: GivenOptions) -> SecurityOptions:
+    """Return what was given, checked: files that cannot be used shall be known before the broker starts."""
+    from ....actors.security.access import AccessError
+    from ....actors.security.curve import CurveAuthentication, check, load_rules
+    from ....actors.settings.options import SecurityOptions
+
+    access, key = _absolute(given.access), _absolute(given.curve_key)
+    found = SecurityOptions(access, key, given.insecure)
+    try:
+        if not given.no_listen:
+            CurveAuthentication(found)
+        elif access:
+            load_rules(access)
+        if key and not access:
+            check(found, None)
+    except AccessError as error:
+        raise click.UsageError(str(error)) from None
+    return found

@@ -1,0 +1,218 @@
+"""The options of `zsq serve`: one row each, and all else that is said of an option follows from its row.
+
+A new option is a row here plus the code in `broker_options.py` that obeys it. From the rows come: the options of `zsq serve` and
+`zsq config` with their help, their variables, the keys of the configuration file and what TOML may say of each, what SIGHUP brings into
+force, and the table in docs/configuration.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar
+
+import click
+
+from ....transport.settings import SYNC_MODES
+from ..manage.settings import KEEPING, click_details
+from ..options import AUTO_CREATE, MESSAGE_BYTES_LARGEST, MESSAGE_BYTES_MAX
+from ..quantities import Count, Lines, Number, Seconds
+
+PREFIX: Final = "ZSQ_SERVE_"
+TOKEN: Final = "ZSQ_ALARM_WEBHOOK_TOKEN"
+SECRETS: Final = (TOKEN,)  # in the environment only
+
+# These repeat actors/settings/options.py (a test compares them): help should come at once.
+LISTEN: Final = "127.0.0.1:4153"
+NSQ_LISTEN: Final = "127.0.0.1:4150"
+HTTP_LISTEN: Final = "127.0.0.1:4151"
+
+_PUSH_PLACE: Final = "port 4154 beside port 4153, else any free port of the same host"
+_BY_MEMORY: Final = "one for each 16 MiB of memory, 64 to 2,500"
+
+_T = TypeVar("_T")
+
+
+class Value(NamedTuple):
+    """What an option takes, by click: its name in the help, and its type with its bounds."""
+
+    metavar: str | None = None
+    type: click.ParamType[Any] | None = None
+
+
+def _one_of(*choices: str) -> Value:
+    return Value(type=click.Choice(choices))
+
+
+_PLACE: Final = Value("HOST:PORT")
+_PORT: Final = Value("PORT", click.IntRange(1, 65535))
+_FILE: Final = Value("FILE", click.Path(exists=True, dir_okay=False, path_type=Path))
+_FOLDER: Final = Value("DIR", click.Path(file_okay=False, path_type=Path))
+_TIME: Final = Value("TIME", Seconds())
+_NUMBER: Final = Value("N", Count())
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """`live`: SIGHUP brings it into force (actors/supervisor/reloading.py); the others need a restart.
+
+    `usual`: what holds where nothing is given, in words or as a value, unless it is click's default or that of the object that the option
+    ends up in. `variable`: an older name of its variable.
+    """
+
+    value: Value
+    help: str
+    live: bool = False
+    usual: object = None
+    variable: str = ""
+
+
+def _row(default: _T, value: Value, help: str, **columns: Any) -> _T:
+    """Declare an option together with its row. A default of () is an option that may be repeated."""
+    found: _T = field(default=default, metadata={"row": Row(value, help, **columns)})
+    return found
+
+
+def _flag(help: str) -> bool:
+    return _row(False, Value(), help)
+
+
+def _kept(parameter: str) -> Any:
+    """Declare the option of a topic's setting, for all topics that have none of their own."""
+    (setting,) = (one for one in KEEPING if one.parameter == parameter)
+    return _row(None, Value(**click_details(setting)), setting.help, live=True, usual=setting.default)
+
+
+@dataclass(frozen=True, slots=True)
+class GivenOptions:
+    """What was given to `zsq serve`, by click's names of the options, in the order of its help. None: nothing was."""
+
+    data_dir: Path = _row(
+        Path("data"), _FOLDER,
+        "Where topics are kept; made if it is missing (its parent must exist). ZSQ_DATA_DIR does the same.", variable="ZSQ_DATA_DIR",
+    )  # fmt: skip
+    listen: str = _row(LISTEN, _PLACE, "Where the TCP gateway for clients listens.")
+    listen_push: str = _row("", _PLACE, f"Where it takes what Spark's executors push; default: {_PUSH_PLACE}.", usual=_PUSH_PLACE)
+    no_listen: bool = _flag("No TCP gateway: only ipc://DATA_DIR/run, for clients of the same user on this machine.")
+    sync: str = _row("always", _one_of(*SYNC_MODES), "Sync mode of new topics.")
+    auto_create: str = _row(
+        "always", _one_of(*AUTO_CREATE),
+        "Who makes a topic by using it: anybody, only publishers, or nobody (then channels too are made by command only).",
+    )  # fmt: skip
+    node_id: int = _row(0, Value(type=click.IntRange(0, 1023)), "Number of this node, for message ids.")
+    max_msg_size: int = _row(
+        MESSAGE_BYTES_MAX, Value("BYTES", click.IntRange(1, MESSAGE_BYTES_LARGEST)),
+        "Largest message that clients may publish, by ZSQ's protocol, NSQ's or HTTP; at most 7 MiB.",
+    )  # fmt: skip
+    chunk_bytes: int | None = _row(None, Value("BYTES", click.IntRange(64 * 1024)), "Size at which a new log file is begun (256 MiB).")
+    stage_timeout: float | None = _row(
+        None, Value("SECONDS", Number(min=1)),
+        "How long staged rows that nobody commits are kept; default: 15 min, and 24 h once a task has sealed them.",
+        usual="15m, 24h once a task has sealed them",
+    )  # fmt: skip
+    processes_max: int | None = _row(
+        None, Value("N", click.IntRange(16, 2_500)),
+        f"Processes that may run when a topic (2) or channel (1) is made; default: {_BY_MEMORY}.", usual=_BY_MEMORY,
+    )  # fmt: skip
+    keep_bytes: int | None = _kept("keep_bytes")
+    keep_time: float | None = _kept("keep_time")
+    keep_chunks: int | None = _kept("keep_chunks")
+
+    alarm_depth: int | None = _row(None, _NUMBER, "Alarm where more messages wait in a channel, unless it has its own bound.", live=True)
+    alarm_age: float | None = _row(None, _TIME, "The same where a channel's oldest message is older.", live=True)
+    alarm_hold: float | None = _row(None, _TIME, "How long it must last to be told, and be over to be cleared (10s).", live=True)
+    alarm_webhook: tuple[str, ...] = _row(
+        (), Value("URL"), f"POST alarms there as JSON; a bearer token is {TOKEN} or in the file {TOKEN}_FILE. Repeatable.",
+        live=True, variable="ZSQ_ALARM_WEBHOOK",
+    )  # fmt: skip
+    alarm_command: tuple[str, ...] = _row(
+        (), Value("COMMAND", Lines()), "Run this with the alarms as JSON on stdin; no shell. Repeatable.", live=True
+    )  # fmt: skip
+
+    access: Path | None = _row(
+        None, _FILE, "Who may do what, by key or token: one TOML file for ZeroMQ, NSQ and HTTP (docs/security.md).", live=True
+    )  # fmt: skip
+    curve_key: Path | None = _row(
+        None, _FILE, "The broker's key pair for ZeroMQ clients, from `zsq keys server`: they must have keys, and all is encrypted."
+    )  # fmt: skip
+    insecure: bool = _flag("Listen beyond this machine although anybody who gets there may do anything.")
+
+    nsq_listen: tuple[str, ...] = _row(
+        (), _PLACE, f"Where NSQ clients connect, or unix:PATH. Repeatable. {NSQ_LISTEN} if free.", usual=f"{NSQ_LISTEN} if free"
+    )  # fmt: skip
+    no_nsq: bool = _flag("No NSQ gateway.")
+    http_listen: str | None = _row(
+        None, _PLACE,
+        f"Where the HTTP API listens (zsq[http]). {HTTP_LISTEN} if free.", usual=f"{HTTP_LISTEN} if free, where zsq[http] is installed",
+    )  # fmt: skip
+    no_http: bool = _flag("No HTTP gateway.")
+    http_tls_cert: Path | None = _row(
+        None, _FILE, "Certificate of the HTTP gateway, PEM; with it HTTP is spoken with TLS only (1.2 or later).", live=True
+    )  # fmt: skip
+    http_tls_key: Path | None = _row(None, _FILE, "Its key, PEM.", live=True)
+    http_allowed_host: tuple[str, ...] = _row((), Value("HOST"), "Another name by which browsers may call it. Repeatable.")
+    nsq_lookupd_tcp_address: tuple[str, ...] = _row((), _PLACE, "Register with this nsqlookupd. Repeatable.")
+    nsq_broadcast_address: str | None = _row(
+        None, Value("HOST"), "Where lookups say that this node is; default: where it listens.", usual="where it listens"
+    )  # fmt: skip
+    nsq_broadcast_tcp_port: int | None = _row(None, _PORT, "The port they name (--nsq-listen's).", usual="that of --nsq-listen")
+    nsq_broadcast_http_port: int | None = _row(None, _PORT, "The same for HTTP.", usual="that of --http-listen")
+    nsq_auth_http_address: tuple[str, ...] = _row((), _PLACE, "Ask this server what an NSQ client may do. Repeatable.")
+    nsq_auth_http_method: str | None = _row(None, _one_of("get", "post"), "How it is asked (get).")
+    nsq_tls_cert: Path | None = _row(None, _FILE, "Certificate of the NSQ gateway, PEM; with it clients may ask for TLS.", live=True)
+    nsq_tls_key: Path | None = _row(None, _FILE, "Its key, PEM.", live=True)
+    nsq_tls_root_ca_file: Path | None = _row(None, _FILE, "Who may sign clients' certificates, PEM.", live=True)
+    nsq_tls_client_auth_policy: str | None = _row(
+        None, _one_of("require", "require-verify"), "Clients show a certificate; none comes without TLS then.", live=True
+    )  # fmt: skip
+    nsq_tls_required: str | None = _row(None, _one_of("true", "tcp-https"), "No NSQ client without TLS; `tcp-https`: HTTP may be plain.")
+    nsq_tls_min_version: str | None = _row(
+        None, _one_of("tls1.0", "tls1.1", "tls1.2", "tls1.3"), "The oldest version taken (tls1.2).", live=True
+    )  # fmt: skip
+    nsq_no_deflate: bool = _flag("Offer no deflate.")
+    nsq_no_snappy: bool = _flag("Offer no snappy.")
+    nsq_max_deflate_level: int | None = _row(None, Value("N", click.IntRange(1, 9)), "At most this level (6).")
+    nsq_max_rdy_count: int | None = _row(None, Value("N", click.IntRange(1)), "How many messages a client may ask for at a time (2500).")
+    nsq_msg_timeout: float | None = _row(None, _TIME, "How long a client may hold a message if it does not say (60s).")
+    nsq_max_msg_timeout: float | None = _row(None, _TIME, "How long it may at most, with TOUCH (15m; no more).")
+    nsq_max_req_timeout: float | None = _row(None, _TIME, "The longest delay of REQ and DPUB (1h).")
+    nsq_max_heartbeat_interval: float | None = _row(None, _TIME, "The longest a client may ask for (60s).")
+    nsq_max_output_buffer_size: int | None = _row(None, Value("N", click.IntRange(64)), "Bytes (65536).")
+    nsq_max_output_buffer_timeout: float | None = _row(None, _TIME, "The longest that output may wait (30s).")
+    nsq_max_channel_consumers: int | None = _row(None, Value("N", click.IntRange(0)), "NSQ consumers of a channel; 0: any number.")
+    nsq_topology_region: str | None = _row(None, Value("NAME"), "Where this node says it is.")
+    nsq_topology_zone: str | None = _row(None, Value("NAME"), "And where there.")
+
+    log_level: str = _row("info", _one_of("debug", "info", "warning", "error"), "What is told on stderr.", live=True)
+    log_format: str = _row("text", _one_of("text", "json"), "Lines for people, or a JSON object a line: time, level, actor, pid, message.")
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, object]) -> GivenOptions:
+        """Take them from a command's parameters, of which it may have more."""
+        found: dict[str, Any] = {name: value for name in ROWS if (value := parameters[name]) is not None}
+        return cls(**found)
+
+
+ROWS: Final[Mapping[str, Row]] = {one.name: one.metadata["row"] for one in fields(GivenOptions)}
+RELOADABLE: Final = frozenset(name for name, row in ROWS.items() if row.live)
+
+
+def key(name: str) -> str:
+    """Return what the option is called in the file, and behind two dashes on the command line."""
+    return name.replace("_", "-")
+
+
+def table_options(*, needs_data_dir: bool) -> list[click.Option]:
+    """Return the rows as click's options."""
+    found = [_option(one.name, one.default, ROWS[one.name]) for one in fields(GivenOptions)]
+    found[0].required = needs_data_dir  # DIR is the first
+    return found
+
+
+def _option(name: str, default: object, row: Row) -> click.Option:
+    more: dict[str, Any] = {"default": default, "show_default": default != ""} if isinstance(default, str | int) else {}
+    if default is False:
+        more = {"is_flag": True}
+    names = [PREFIX + name.upper(), *filter(None, [row.variable])]
+    return click.Option([f"--{key(name)}"], **row.value._asdict(), help=row.help, multiple=default == (), envvar=names, **more)
