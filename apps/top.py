@@ -9,9 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypedDict
 
 from ..actors.statistics.schema import Level, rows_of
+from ..transport.reports import OverviewAnswer, OverviewBroker, OverviewRow, ProcessStats
 
 VIEWS: Final = ("channels", "topics", "processes")
 FILTER_MAX: Final = 64
@@ -98,18 +99,29 @@ COLUMNS: Final[dict[str, tuple[TableColumn, ...]]] = {
 FIRST: Final = {"channels": "depth", "topics": "backlog", "processes": "cpu"}  # what each view is sorted by at first
 
 
+class Summary(TypedDict):
+    topics: int
+    channels: int
+    in_rate: float
+    in_bytes_rate: float
+    out_rate: float
+    depth: int
+    in_flight: int
+    log_bytes: int
+
+
 class Picture:
     """The whole broker as last told. `version` is what the next overview is asked since."""
 
     def __init__(self) -> None:
         self.version = 0
-        self.broker: dict[str, Any] = {}
-        self._topics: dict[str, tuple[Sequence[Any], dict[str, Sequence[Any]]]] = {}
-        self._processes: list[dict[str, Any]] = []
+        self.broker: OverviewBroker  # from the first overview on
+        self._topics: dict[str, tuple[OverviewRow, Mapping[str, OverviewRow]]] = {}
+        self._processes: Sequence[ProcessStats] = ()
         self._topic_fields: Sequence[str] = ()
         self._channel_fields: Sequence[str] = ()
 
-    def take(self, told: Mapping[str, Any]) -> None:
+    def take(self, told: OverviewAnswer) -> None:
         if told["whole"]:
             self._topics = {}
             self._topic_fields, self._channel_fields = told["topic_fields"], told["channel_fields"]
@@ -127,26 +139,26 @@ class Picture:
             return [self._topic(name, row, channels, now_ns) for name, (row, channels) in self._topics.items()]
         return [self._channel(topic, name, row, now_ns) for topic, (_, channels) in self._topics.items() for name, row in channels.items()]
 
-    def _topic(self, name: str, row: Sequence[Any], channels: Mapping[str, Any], now_ns: int) -> Row:
+    def _topic(self, name: str, row: OverviewRow, channels: Mapping[str, OverviewRow], now_ns: int) -> Row:
         found = dict(zip(self._topic_fields, row, strict=True))
         said = [] if found["state"] == "up" else [str(found["state"])]
         said += [f"closed to {found['closed']}"] * bool(found["closed"]) + ["paused"] * found["paused"]
         said += [] if found["health"] == "OK" else [str(found["health"])]
         return found | {"topic": name, "channels": len(channels), "age_s": _age(found["oldest_ns"], now_ns), "said": ", ".join(said)}
 
-    def _channel(self, topic: str, name: str, row: Sequence[Any], now_ns: int) -> Row:
+    def _channel(self, topic: str, name: str, row: OverviewRow, now_ns: int) -> Row:
         found = dict(zip(self._channel_fields, row, strict=True))
         said = ["paused"] * found["paused"] + ([] if found["health"] == "OK" else [str(found["health"])])
         ages = {"age_s": _age(found["oldest_ns"], now_ns), "p99_s": found["p99_ns"] / NS}
         return found | ages | {"topic": topic, "channel": name, "said": ", ".join(said)}
 
-    def _process(self, told: Mapping[str, Any], used: Mapping[int, tuple[float | None, int]]) -> Row:
+    def _process(self, told: ProcessStats, used: Mapping[int, tuple[float | None, int]]) -> Row:
         cpu, memory = used.get(told["pid"], (None, 0))
         said = "" if told["state"] == "up" else told["state"]
         return {**told, "cpu": cpu, "memory": memory, "said": said}
 
-    def summary(self) -> dict[str, Any]:
-        """Of all topics and channels."""
+    def summary(self) -> Summary:
+        """Return the sums of all topics and channels."""
         topics = self.rows("topics", 0)
         channels = self.rows("channels", 0)
         return {

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import click
 
@@ -31,6 +31,13 @@ NOBODY_LISTENS: Final = "; unless given, 1 s where nothing listens on this machi
 AUTO_CREATE: Final = ("always", "publishers", "never")
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class Value(NamedTuple):
+    """What an option takes, by click: its name in the help, and its type with its bounds."""
+
+    metavar: str | None = None
+    type: click.ParamType[Any] | None = None
 
 
 def with_broker(command: Command) -> Command:

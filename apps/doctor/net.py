@@ -14,6 +14,7 @@ from ... import __version__
 from ...storage.errors import REFUSED_TEXT
 from ...transport.client.blocking.client import Admin
 from ...transport.errors import ZsqError
+from ...transport.reports import BrokerStats
 from .system import ADVICE, OK, PROBLEM, CheckResult
 
 RESTARTS_MANY: Final = 5
@@ -111,7 +112,7 @@ def broker(url: str, timeout_s: float, *, expected: bool) -> Iterator[CheckResul
     """How the one that runs there is; `expected`: one should."""
     try:
         with Admin(url, timeout=timeout_s) as admin:
-            found = admin.stats()
+            found: Any = admin.stats()
     except ZsqError as error:
         level = PROBLEM if expected else OK
         yield CheckResult(
@@ -124,7 +125,7 @@ def broker(url: str, timeout_s: float, *, expected: bool) -> Iterator[CheckResul
     yield from health(found)
 
 
-def health(found: dict[str, Any]) -> Iterator[CheckResult]:
+def health(found: BrokerStats) -> Iterator[CheckResult]:
     """Of the answer to `stats`."""
     actors = found.get("processes", ())
     text = f"version {found['version']}, pid {found['pid']}: {len(found['topics'])} topics, {len(actors)} processes"
@@ -133,7 +134,7 @@ def health(found: dict[str, Any]) -> Iterator[CheckResult]:
         yield CheckResult(
             ADVICE, "broker", f"it has version {found['version']}, and this is {__version__}", "restart it with what is installed"
         )
-    if disk_full := (found.get("disk") or {}).get("full"):
+    if disk_full := found.get("disk", {}).get("full"):
         yield CheckResult(PROBLEM, "broker", disk_full, "see docs/operations.md, A full disk")
     for topic in found["topics"]:
         if topic.get("health", "OK") != "OK" and not (disk_full and topic["health"] == REFUSED_TEXT):

@@ -100,7 +100,7 @@ def _absolute(header: Header, chunk: ChunkHeader) -> Header:
     return header._replace(first_offset=header.first_offset + chunk.base_offset, time_ns=header.time_ns + chunk.base_time_ns)
 
 
-def _place(header: Header, chunk: ChunkHeader) -> dict[str, Any]:
+def _place(header: Header, chunk: ChunkHeader) -> dict[str, int]:
     return {"offset": header.first_offset + chunk.base_offset, "count": header.count, "time_ns": header.time_ns + chunk.base_time_ns}
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows, SupportsTriggerAvailableNow
 
 from .planning import StreamPosition
@@ -20,7 +18,7 @@ class AdmittingReader(FollowingReader, SupportsTriggerAvailableNow):
             return ReadMaxRows(self._options.offsets_max)
         return ReadMaxBytes(self._options.bytes_max) if self._options.bytes_max else ReadAllAvailable()
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+    def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, object]:
         place = StreamPosition.from_json(start)
         offsets_max = bytes_max = 0
         if not isinstance(limit, ReadAllAvailable):  # both limits may be set, and Spark knows of one
@@ -35,5 +33,5 @@ class AdmittingReader(FollowingReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:
         self._plan.stop_at_present_head()
 
-    def reportLatestOffset(self) -> dict[str, Any]:
+    def reportLatestOffset(self) -> dict[str, object]:
         return self._plan.head().as_json()

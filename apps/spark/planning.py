@@ -57,7 +57,7 @@ class StreamPosition:
     offsets: Mapping[str, int]
     uuids: Mapping[str, str]
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         names = sorted(self.offsets)
         return {
             "version": VERSION,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -45,12 +44,12 @@ class FollowingReader(DataSourceStreamReader):
         self._channel.begin(StreamPosition(known, place.uuids), self._plan.logs, new=new)
         return self._channel
 
-    def initialOffset(self) -> dict[str, Any]:
+    def initialOffset(self) -> dict[str, object]:
         place = self._plan.initial()
         self._follow(place, new=True)
         return place.as_json()
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+    def partitions(self, start: dict[str, object], end: dict[str, object]) -> Sequence[InputPartition]:
         begun = StreamPosition.from_json(start)
         planned = self._plan.partitions(begun, StreamPosition.from_json(end))
         self._follow(begun)
@@ -59,7 +58,7 @@ class FollowingReader(DataSourceStreamReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_range(self._options, partition)
 
-    def commit(self, end: dict[str, Any]) -> None:
+    def commit(self, end: dict[str, object]) -> None:
         place = StreamPosition.from_json(end)
         channel = self._follow(place)
         if channel is not None:
@@ -84,12 +83,12 @@ class PlainStreamReader(FollowingReader):
         super().__init__(options)
         self._at: StreamPosition | None = None
 
-    def initialOffset(self) -> dict[str, Any]:
+    def initialOffset(self) -> dict[str, object]:
         found = super().initialOffset()
         self._at = StreamPosition.from_json(found)
         return found
 
-    def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]
+    def latestOffset(self) -> dict[str, object]:  # type: ignore[override]
         limited = self._options.offsets_max or self._options.bytes_max
         if self._at is None:
             if limited:
@@ -99,7 +98,7 @@ class PlainStreamReader(FollowingReader):
             self._at = self._plan.latest(self._at, offsets_max=self._options.offsets_max, bytes_max=self._options.bytes_max)
         return self._at.as_json()  # an end: the channel begins at a start, which is not known here
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+    def partitions(self, start: dict[str, object], end: dict[str, object]) -> Sequence[InputPartition]:
         if self._at is None:
             self._at = StreamPosition.from_json(end)  # a batch of before the restart is repeated
         return super().partitions(start, end)

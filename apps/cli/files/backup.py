@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -111,7 +111,7 @@ def counted(manifest: Manifest) -> str:
     return f"{len(manifest.topics)} topics, {len(manifest.files)} files, {manifest.bytes:,} bytes"
 
 
-def summary(manifest: Manifest, folder: Path) -> dict[str, Any]:
+def summary(manifest: Manifest, folder: Path) -> dict[str, object]:
     found = {name: getattr(manifest, name) for name in ("source", "began_ns", "ended_ns", "live", "topics", "left_out", "bytes")}
     return {"folder": str(folder), **found, "files": len(manifest.files), "linked_bytes": sum(r.bytes for r in manifest.files if r.linked)}
 

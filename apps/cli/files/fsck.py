@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -65,14 +66,14 @@ def _line(finding: Finding, data_dir: Path) -> str:
     return f"{finding.level}: {path}: {finding.text}{lost}{done}"
 
 
-def _as_object(finding: Finding) -> dict[str, Any]:
-    told: dict[str, Any] = {"level": finding.level, "path": finding.path, "text": finding.text}
+def _as_object(finding: Finding) -> Mapping[str, object]:
+    told: dict[str, object] = {"level": finding.level, "path": finding.path, "text": finding.text}
     if finding.count:
         told |= {"first_offset": finding.first_offset, "count": finding.count}
     return told | {"repairable": finding.repair is not None or finding.needs_recovery, "repaired": finding.repaired or None}
 
 
-def _topic_object(report: TopicReport) -> dict[str, Any]:
+def _topic_object(report: TopicReport) -> Mapping[str, object]:
     counts = {key: getattr(report, key) for key in ("chunks", "blocks", "messages", "bytes", "start", "end")}
     told = [_as_object(finding) for finding in report.findings]
     return {"name": report.name, "directory": report.directory, "clean": not report.damaged, **counts, "findings": told}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +58,7 @@ def import_nsqd(nsqd_dir: Path, data_dir: Path, sync: str, node_id: int, skip_to
     return 1 if report.found.lost_count > report.found.left_out else 0
 
 
-def _import_object(report: ImportReport) -> dict[str, Any]:
+def _import_object(report: ImportReport) -> Mapping[str, object]:
     topics = {
         topic.name: {"messages": topic.messages, "channels": topic.channels, "waiting": topic.waiting, "paused": topic.paused}
         for topic in report.topics

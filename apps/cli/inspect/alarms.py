@@ -7,15 +7,23 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any, Final, TypedDict
 
 import click
 
 from ....actors.runtime.logs import escaped
+from ....transport.reports import AlarmEvent, AlarmReceiver, AlarmRow
 from ..options import with_broker
 from ..output import json_lines_option, json_option, say, tell, tell_line
 
 RECENT_SHOWN: Final = 20
+
+
+class ShownAlarms(TypedDict):
+    raised: Sequence[AlarmRow]
+    recent: Sequence[AlarmEvent]
+    receivers: Sequence[AlarmReceiver]
 
 
 @click.command()
@@ -30,15 +38,15 @@ def alarms(as_json: bool, url: str, timeout: float) -> None:
 
     with Admin(url, timeout=timeout) as admin:
         found = admin.stats()
-    shown = {"raised": found["alarms"], "recent": found["recent_alarms"], "receivers": found["alarm_receivers"]}
+    shown: ShownAlarms = {"raised": found["alarms"], "recent": found["recent_alarms"], "receivers": found["alarm_receivers"]}
     if as_json:
         tell(shown)
     else:
         say(describe_alarms(shown))
 
 
-def describe_alarms(found: dict[str, list[dict[str, Any]]]) -> str:
-    """Lines for people."""
+def describe_alarms(found: ShownAlarms) -> str:
+    """Return lines for people."""
     lines = [f"raised since {_time(row['raised_ns'])}  {_figure(row)}" for row in found["raised"]] or ["no alarm is raised"]
     recent = found["recent"][-RECENT_SHOWN:]
     if recent:
@@ -53,9 +61,9 @@ def describe_alarms(found: dict[str, list[dict[str, Any]]]) -> str:
     return "\n".join(lines)
 
 
-def _figure(row: dict[str, Any]) -> str:
+def _figure(row: AlarmRow) -> str:
     if "text" in row:  # of the broker, and not of a channel: the disk is full
-        return str(row["text"])
+        return row["text"]
     where = f"{row['topic']}/{row['channel']}"
     if row["figure"] == "depth":
         return f"{where}: depth {row['value']:,} (alarm above {row['threshold']:,})"

@@ -9,8 +9,9 @@ import base64
 import json
 import sys
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 import click
 
@@ -22,6 +23,7 @@ from ..quantities import TopicPosition
 if TYPE_CHECKING:
     from ....transport.client.core.message import StoredMessage
     from ....transport.client.core.peeking import Peek, Peeked
+    from ....transport.wire.codec import HeaderValue
 
 
 @click.command()
@@ -56,22 +58,52 @@ def message(topic: str, which: str, as_json: bool, url: str, timeout: float) -> 
     out.flush()
 
 
-def as_object(found: StoredMessage) -> dict[str, Any]:
-    """For JSON: bytes as text where they are UTF-8, else in base64 under a name that says so. `zsq pub --json-lines` reads it."""
+class MessageObject(TypedDict, total=False):
+    """A message as JSON, as `zsq pub --json-lines` reads it. `attempts`: of a message that was delivered."""
+
+    topic: str
+    offset: int
+    timestamp_ns: int
+    timestamp: str
+    key: str
+    key_base64: str
+    body: str
+    body_base64: str
+    tag: str
+    headers: Mapping[str, HeaderValue]
+    headers_base64: Mapping[str, str]
+    attempts: int
+
+
+def as_object(found: StoredMessage) -> MessageObject:
+    """Return a message for JSON: bytes as text where they are UTF-8, else in base64 under a name that says so."""
     time = datetime.fromtimestamp(found.timestamp_ns / 1e9, UTC).isoformat()
-    shown: dict[str, Any] = {"topic": found.topic, "offset": found.offset, "timestamp_ns": found.timestamp_ns, "timestamp": time}
-    for name, value in (("key", found.key), ("body", found.body)):
-        if value is None:
-            continue
-        try:
-            shown[name] = value.decode()
-        except UnicodeDecodeError:
-            shown[f"{name}_base64"] = base64.b64encode(value).decode()
+    shown: MessageObject = {"topic": found.topic, "offset": found.offset, "timestamp_ns": found.timestamp_ns, "timestamp": time}
+    if found.key is not None:
+        text = _text(found.key)
+        shown |= {"key_base64": _base64(found.key)} if text is None else {"key": text}
+    text = _text(found.body)
+    shown |= {"body_base64": _base64(found.body)} if text is None else {"body": text}
     if found.tag is not None:
         shown["tag"] = found.tag
     texts = {name: value for name, value in found.headers.items() if not isinstance(value, bytes)}
-    others = {name: base64.b64encode(value).decode() for name, value in found.headers.items() if isinstance(value, bytes)}
-    return shown | ({"headers": texts} if texts else {}) | ({"headers_base64": others} if others else {})
+    others = {name: _base64(value) for name, value in found.headers.items() if isinstance(value, bytes)}
+    if texts:
+        shown["headers"] = texts
+    if others:
+        shown["headers_base64"] = others
+    return shown
+
+
+def _text(value: bytes) -> str | None:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _base64(value: bytes) -> str:
+    return base64.b64encode(value).decode()
 
 
 PEEK_MAX: Final = 1_000  # as transport's
@@ -129,7 +161,7 @@ def peek(topic: str, channel: str | None, count: int, as_json: bool, url: str, t
     with Admin(url, timeout=timeout) as admin:
         found = admin.peek(topic, channel, count)
     for one in found.messages:
-        say(json.dumps(_object(topic, one)) if as_json else _line(one))
+        say(json.dumps(_object(one)) if as_json else _line(one))
     if not as_json:
         say(_summary(topic, channel, found), err=True)
 
@@ -164,14 +196,22 @@ def _summary(topic: str, channel: str | None, found: Peek) -> str:
     return text
 
 
-def _object(topic: str, one: Peeked) -> dict[str, Any]:
+class PeekedObject(MessageObject, total=False):
+    state: str
+    consumer: str
+    held_s: float
+    left_s: float
+    due_ns: int
+    lost: bool
 
-    shown: dict[str, Any] = {"offset": one.offset, "state": one.state, "attempts": one.attempts}
+
+def _object(one: Peeked) -> PeekedObject:
+    shown: PeekedObject = {"offset": one.offset, "state": one.state, "attempts": one.attempts}
     if one.state == "in flight":
         shown |= {"consumer": one.consumer, "held_s": one.held_s, "left_s": one.left_s}
     if one.due_ns:
         shown["due_ns"] = one.due_ns
-    return shown | ({"lost": True} if one.message is None else as_object(one.message))
+    return {**shown, "lost": True} if one.message is None else {**shown, **as_object(one.message)}
 
 
 def _short(text: str, characters: int = NAME_CHARACTERS) -> str:

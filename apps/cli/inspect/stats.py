@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from ....actors.statistics.schema import Level, rows_of
 from ....storage.errors import REFUSED_TEXT
+from ....transport.reports import BrokerStats, ChannelStats, Chunks, ConsumerStats, ProcessStats, TopicStats
 from ..options import with_broker
 from ..output import FILE_COLUMNS, TEXT_MAX, Grid, Heading, json_option, say, tell, wide_console
 
@@ -37,7 +38,7 @@ def stats(topic: str | None, channel: str | None, as_json: bool, chunks: bool, u
     if channel is not None:
         check_name(channel, "channel")
     with Admin(url, timeout=timeout) as admin:
-        found = admin.chunks(topic) if chunks and topic else admin.stats(topic, channel)
+        found: Any = admin.chunks(topic) if chunks and topic else admin.stats(topic, channel)
     if as_json:
         tell(found)
         return
@@ -51,23 +52,23 @@ def stats(topic: str | None, channel: str | None, as_json: bool, chunks: bool, u
         say(line)
 
 
-def head(found: dict[str, Any]) -> str:
+def head(found: BrokerStats) -> str:
     """Which broker it is and how it is: lines above the tables, as wide as they are."""
     up = max(0, int(time.time() - float(found.get("start_time", time.time()))))
     about = f"zsq {found.get('version', '?')}, pid {found.get('pid', '?')}, up {_duration(up)}"
     return f"{about}\nhealth: {found.get('health', '?')}\n"
 
 
-def troubles(found: dict[str, Any]) -> list[str]:
+def troubles(found: BrokerStats) -> list[str]:
     """Return what is wrong with topics and channels, where it is too long for the column `state`: a line each, below the tables."""
-    disk_full = (found.get("disk") or {}).get("full", "")  # stands above the tables, with the names of the topics
-    topics = [(f"topic {topic['topic_name']}", topic) for topic in found["topics"]]
-    channels = [(f"channel {topic}/{channel['channel_name']}", channel) for topic, channel in _each_channel(found)]
-    said = ((what, row.get("health", "OK")) for what, row in topics + channels if _word(row) and _word(row) != row["health"])
+    disk_full = found.get("disk", {}).get("full", "")  # stands above the tables, with the names of the topics
+    rows: list[tuple[str, TopicStats | ChannelStats]] = [(f"topic {topic['topic_name']}", topic) for topic in found["topics"]]
+    rows += [(f"channel {topic}/{channel['channel_name']}", channel) for topic, channel in _each_channel(found)]
+    said = ((what, row["health"]) for what, row in rows if _word(row) and _word(row) != row["health"])
     return [f"{what}: {text}" for what, text in said if not (disk_full and text == REFUSED_TEXT)]
 
 
-def _word(row: dict[str, Any]) -> str:
+def _word(row: Mapping[str, object]) -> str:
     """Return what the column `state` says of a topic's or a channel's health; nothing if all is well."""
     text = str(row.get("health", "OK"))
     if text == "OK":
@@ -77,7 +78,7 @@ def _word(row: dict[str, Any]) -> str:
     return text if len(text) <= TEXT_MAX else "not well, see below"
 
 
-def tables(found: dict[str, Any], *, whole: bool, width: int = FILE_COLUMNS, grids: Sequence[Grid] | None = None) -> list[Table]:
+def tables(found: BrokerStats, *, whole: bool, width: int = FILE_COLUMNS, grids: Sequence[Grid] | None = None) -> list[Table]:
     """The tables for one answer, `width` columns wide; processes only if the `whole` broker was asked about."""
     if grids is None:
         grids = [_topics(found), _channels(found), _counted(found), *_clients(found, width)]
@@ -86,14 +87,14 @@ def tables(found: dict[str, Any], *, whole: bool, width: int = FILE_COLUMNS, gri
     return [table for grid in grids for table in grid.tables(width)]
 
 
-def chunk_grid(topic: str, found: dict[str, Any]) -> Grid:
+def chunk_grid(topic: str, found: Chunks) -> Grid:
     """A row a chunk, oldest first; those that are not told one by one in a row before them, and the sum."""
     counts = ("written_bytes", "written_bytes_s", "ring_reads", "ring_reads_s", "file_reads", "file_reads_s", "file_read_bytes_s", "bad")
     names = ("written", "written/s", "ring reads", "/s", "file reads", "/s", "file bytes/s", "bad")
     times = (Heading("first", is_text=True), Heading("last", is_text=True))
     grid = Grid(f"chunks of {topic}", ("from offset",), (Heading("state", is_text=True), *times, "messages", "bytes", *names))
 
-    def row(first: str, state: str, of: dict[str, Any]) -> None:
+    def row(first: str, state: str, of: Mapping[str, object]) -> None:
         numbers = [_number(of.get(field)) for field in ("messages", "bytes", *counts)]
         grid.add(first, state, _time(of.get("first_time_ns")), _time(of.get("last_time_ns")), *numbers)
 
@@ -105,18 +106,18 @@ def chunk_grid(topic: str, found: dict[str, Any]) -> Grid:
     return grid
 
 
-def _time(time_ns: int | None) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_ns / 1e9)) if time_ns else ""
+def _time(time_ns: object) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_ns / 1e9)) if isinstance(time_ns, int) and time_ns else ""
 
 
 _STATE: Final = Heading("state", is_text=True)
 
 
-def _number(value: Any) -> str:
+def _number(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value if value is not None else "")
 
 
-def _topics(found: dict[str, Any]) -> Grid:
+def _topics(found: BrokerStats) -> Grid:
     fields = ("depth", "message_count", "message_bytes", "start", "head", "log_bytes", *_rare("topic", found["topics"]))
     names = _titles("topic", fields)
     grid = Grid("topics", ("topic",), (_STATE, *names, "in/s", "oldest age", "p99"))
@@ -128,7 +129,7 @@ def _topics(found: dict[str, Any]) -> Grid:
     return grid
 
 
-def _rare(level: Level, of: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+def _rare(level: Level, of: Sequence[Mapping[str, object]]) -> tuple[str, ...]:
     """Return the statistics that are shown only where one of their group is not 0, and is not 0 in one of these rows."""
     rows = sorted((row for row in rows_of(level) if row.rare), key=lambda row: row.rare)
     shown = {row.rare for row in rows if any(one.get(row.name) for one in of)}
@@ -140,7 +141,7 @@ def _titles(level: Level, fields: Sequence[str]) -> list[str]:
     return [titles[field] for field in fields]
 
 
-def _channels(found: dict[str, Any]) -> Grid:
+def _channels(found: BrokerStats) -> Grid:
     """How they stand now."""
     names = ("depth", "in flight", "deferred", "oldest", "finished/s", "drained in", "p50", "p99", "consumers")
     grid = Grid("channels", ("topic", "channel"), (_STATE, *names))
@@ -153,7 +154,7 @@ def _channels(found: dict[str, Any]) -> Grid:
     return grid
 
 
-def _counted(found: dict[str, Any]) -> Grid:
+def _counted(found: BrokerStats) -> Grid:
     """What became of what came to them."""
     channels = _each_channel(found)
     common = (row.name for row in rows_of("channel") if row.title and not row.rare)
@@ -164,13 +165,13 @@ def _counted(found: dict[str, Any]) -> Grid:
     return grid
 
 
-def _each_channel(found: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+def _each_channel(found: BrokerStats) -> list[tuple[str, ChannelStats]]:
     return [(topic["topic_name"], channel) for topic in found["topics"] for channel in topic["channels"]]
 
 
-def _rate(row: dict[str, Any], counter: str) -> str:
+def _rate(row: TopicStats | ChannelStats | ConsumerStats, counter: str) -> str:
     """A second, over the last minute."""
-    rate = float((row.get("rates") or {}).get(counter, 0.0))
+    rate = row.get("rates", {}).get(counter, 0.0)
     return f"{rate:,.0f}" if rate >= 10 or not rate else f"{rate:.2g}"
 
 
@@ -180,21 +181,21 @@ def _age(seconds: float | None) -> str:
     return _duration(int(seconds)) if seconds >= 10 else f"{seconds:.1f} s" if seconds else "-"
 
 
-def _drain(channel: dict[str, Any]) -> str:
+def _drain(channel: ChannelStats) -> str:
     if channel.get("drain_s", 0) is None:
         return "never"
     return _age(channel.get("drain_s", 0))
 
 
-def _latency(row: dict[str, Any], *quantiles: float) -> list[str]:
+def _latency(row: TopicStats | ChannelStats | ConsumerStats, *quantiles: float) -> list[str]:
     """What those shares of the messages took from the topic to their finish, at most."""
-    percentiles = (row.get("e2e_processing_latency") or {}).get("percentiles", ())
-    known = {one["quantile"]: one["value"] / 1e6 for one in percentiles}
+    latency = row.get("e2e_processing_latency")
+    known = {one["quantile"]: one["value"] / 1e6 for one in (latency["percentiles"] if latency else ())}
     texts = {quantile: f"{value:,.3g} ms" if value < 1000 else _age(value / 1000) for quantile, value in known.items()}
     return [texts.get(quantile, "") for quantile in quantiles]
 
 
-def _clients(found: dict[str, Any], width: int) -> list[Grid]:
+def _clients(found: BrokerStats, width: int) -> list[Grid]:
     """Consumers in one table, or one for each channel where the names would leave too little room for figures."""
     clients = [(topic, channel["channel_name"], client) for topic, channel in _each_channel(found) for client in channel.get("clients", ())]
     if not clients:
@@ -213,7 +214,7 @@ def _clients(found: dict[str, Any], width: int) -> list[Grid]:
     return [whole] if len(list(whole.tables(width))) == 1 else list(parts.values())
 
 
-def _processes(processes: Any) -> Grid:
+def _processes(processes: Sequence[ProcessStats]) -> Grid:
     grid = Grid("processes", ("process",), (Heading("kind", is_text=True), "pid", "restarts", "up", "own memory"))
     for process in processes:
         memory = process.get("private_bytes")

@@ -72,7 +72,8 @@ def top(interval: float, view: str, wanted: str, once: bool, as_json: bool, url:
 
 
 def _ask(admin: Admin, picture: Picture, screen: Screen) -> None:
-    picture.take(admin.overview(picture.version, processes=screen.view == "processes"))
+    found: Any = admin.overview(picture.version, processes=screen.view == "processes")
+    picture.take(found)
 
 
 def _json_lines(admin: Admin, picture: Picture, screen: Screen, interval: float, *, once: bool) -> None:

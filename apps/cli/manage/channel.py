@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ....transport.settings import CHANNEL, split_tags
+from ....transport.reports import ChannelStats
+from ....transport.settings import CHANNEL, ChannelOptions, split_tags
 from ..options import confirm, with_broker, yes_option
 from ..output import json_lines_option, json_option, meant, say, tell, tell_line
 from .settings import CHANGEABLE, describe_channel, given_settings, resolved, say_what_to_change, with_settings, with_start
+
+if TYPE_CHECKING:
+    from ....transport.client.blocking.client import Admin
 
 
 @click.group()
@@ -38,9 +43,9 @@ def channel_create(topic: str, channel: str, url: str, timeout: float, start: An
                 say(line, err=True)
 
 
-def unused(admin: Any, topic: str, channel: str, given: dict[str, Any], *, start: bool) -> list[str]:
-    """What was said about a channel that is there, and changes nothing."""
-    now = settings_of(admin, topic, channel)
+def unused(admin: Admin, topic: str, channel: str, given: Mapping[str, object], *, start: bool) -> list[str]:
+    """Return what to say about a channel that exists, and is not changed."""
+    now: Mapping[str, object] = settings_of(admin, topic, channel)
     name = f"zsq: channel {topic}/{channel} exists"
     found = [f"{name}; it goes on where it is, zsq seek moves it"] if start else []
     if any(_spelled(key, now.get(key)) != _spelled(key, value) for key, value in given.items() if value is not None):
@@ -48,14 +53,14 @@ def unused(admin: Any, topic: str, channel: str, given: dict[str, Any], *, start
     return found
 
 
-def _spelled(name: str, value: Any) -> Any:
+def _spelled(name: str, value: object) -> object:
     """`b||a` are the same tags as `a||b`."""
     return split_tags(str(value)) if name == "tags" else value
 
 
-def settings_of(admin: Any, topic: str, channel: str) -> dict[str, Any]:
-    """As they hold; empty while the channel is being started again."""
-    found: dict[str, Any] = admin.stats(topic, channel)["topics"][0]["channels"][0].get("settings", {})
+def settings_of(admin: Admin, topic: str, channel: str) -> ChannelOptions:
+    """Return the settings that hold; none while the channel is being started again."""
+    found: ChannelOptions = admin.stats(topic, channel)["topics"][0]["channels"][0].get("settings", {})
     return found
 
 
@@ -129,9 +134,10 @@ def channel_delete(topic: str, channel: str, force: bool, yes: bool, url: str, t
     say(f"deleted channel {topic}/{channel}" + (f" with {left:,} unfinished messages" if force and left else ""))
 
 
-def unfinished(row: dict[str, Any]) -> int:
+def unfinished(row: ChannelStats) -> int:
     """Return how many messages a channel's row of the statistics says are not finished."""
-    return sum(int(row.get(name) or 0) for name in ("depth", "in_flight_count", "deferred_count", "dying_count"))
+    counts = (row.get("depth"), row.get("in_flight_count"), row.get("deferred_count"), row.get("dying_count"))
+    return sum(count or 0 for count in counts)
 
 
 @channel.command("list")

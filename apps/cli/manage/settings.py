@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from ....transport.settings import CHANNEL, NONE, TOPIC, Kind, Setting
+from ..options import Value
 from ..quantities import NO_BOUND, Count, Seconds, Size, TopicPosition, spelled
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -29,32 +30,31 @@ def with_settings(rows: Iterable[Setting], *, default: bool = False) -> Callable
 
     def wrap(command: Command) -> Command:
         for row in reversed([*rows]):
-            command = click.option(row.flag, help=row.help, **click_details(row, default=default))(command)
+            more = {"is_flag": True, "default": None} if row.kind is Kind.FLAG else value_of(row, default=default)._asdict()
+            command = click.option(row.flag, help=row.help, **more)(command)
         return command
 
     return wrap
 
 
-def click_details(row: Setting, *, default: bool = False) -> dict[str, Any]:
-    """Return what click calls the setting's value, and its type. `default`: that word is taken too."""
-    if row.kind is Kind.FLAG:
-        return {"is_flag": True, "default": None}
+def value_of(row: Setting, *, default: bool = False) -> Value:
+    """Return what the setting's option takes, unless it is a flag. `default`: that word is taken too."""
     if row.choices:
-        return {"type": click.Choice((*row.choices, "default") if default else (*row.choices,))}
+        return Value(type=click.Choice((*row.choices, "default") if default else (*row.choices,)))
     metavar = row.option.split()[1]
     if row.kind not in _NUMBERS:
-        return {"metavar": metavar}
+        return Value(metavar)
     none = ("none",) if row.no_bound == 0 else NO_BOUND  # where 0 means that there is no bound, -1 is not a number of the setting
-    return {"metavar": metavar, "type": _NUMBERS[row.kind](default=default, no_bound=none)}
+    return Value(metavar, _NUMBERS[row.kind](default=default, no_bound=none))
 
 
-def given_settings(rows: Iterable[Setting], options: Mapping[str, Any]) -> dict[str, Any]:
+def given_settings(rows: Iterable[Setting], options: Mapping[str, object]) -> dict[str, Any]:
     """Return what was given, by the names of the settings. `default` becomes None, which takes a setting back."""
     found = ((row, options.get(row.parameter)) for row in rows)
     return {row.name: _as_sent(row, value) for row, value in found if value is not None}
 
 
-def _as_sent(row: Setting, value: Any) -> Any:
+def _as_sent(row: Setting, value: object) -> object:
     if value == "default" or (value == "" and row.kind is Kind.TOPIC):
         return None
     return row.no_bound if value == NONE and row.no_bound is not None else value
@@ -66,7 +66,7 @@ def say_what_to_change(rows: Iterable[Setting]) -> click.UsageError:
     return click.UsageError(f"say what to change: {', '.join(flags)} or {last}")
 
 
-def describe(rows: Iterable[Setting], settings: Mapping[str, Any]) -> str:
+def describe(rows: Iterable[Setting], settings: Mapping[str, object]) -> str:
     """Return some lines for people, in the words of the options."""
     lines: dict[str, list[str]] = {}
     for row in rows:
@@ -84,7 +84,7 @@ def _shown(row: Setting, value: Any) -> str:
     return row.shows.format(text) if text else ""
 
 
-def describe_channel(topic: str, channel: str, settings: Mapping[str, Any]) -> str:
+def describe_channel(topic: str, channel: str, settings: Mapping[str, object]) -> str:
     """Return some lines for people; the topic of dead letters is named only where there can be some."""
     dead = settings["dead_letter_topic"] or f"{topic}.{channel}.dead".replace("#ephemeral", "")
     return describe(CHANNEL, {**settings, "dead_letter_topic": dead if settings["max_attempts"] else ""})

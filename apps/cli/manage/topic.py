@@ -12,6 +12,7 @@ import click
 
 from ....transport.draining import remaining
 from ....transport.errors import E_TIMEOUT, ZsqError
+from ....transport.reports import TopicStats
 from ....transport.settings import SYNC_MODES, TOPIC
 from ..options import Stopping, confirm, stop_signals, with_broker, yes_option
 from ..output import json_lines_option, json_option, say, tell, tell_line
@@ -135,7 +136,7 @@ def topic_delete(topic: str, force: bool, yes: bool, url: str, timeout: float) -
     say(f"deleted topic {topic}" + (f" with {what}" if what else ""))
 
 
-def held_by(found: dict[str, Any]) -> str:
+def held_by(found: TopicStats) -> str:
     """Say what goes with a topic: its messages, unfinished ones and delayed ones among them, and its channels. Empty for no message."""
     messages, delayed = max(0, found["head"] - found["start"]), int(found.get("delayed_count") or 0)
     if not messages and not delayed:
@@ -148,7 +149,7 @@ def held_by(found: dict[str, Any]) -> str:
     return parts + (f" and the channels {channels}{f' and {more} more' if more > 0 else ''}" if channels else "")
 
 
-def left_in(found: dict[str, Any]) -> int:
+def left_in(found: TopicStats) -> int:
     """Return how many messages of a topic its fullest channel has not finished, with those that are delayed."""
     fullest = max([unfinished(row) for row in found["channels"]], default=0)
     return max(fullest, int(found["depth"])) + int(found.get("delayed_count") or 0)

@@ -16,12 +16,13 @@ import stat
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import IO, TYPE_CHECKING, Final, NamedTuple, TypeVar, cast
 
 import click
 
 from ....transport.errors import E_BAD_ARGUMENT, E_TOO_BIG, UsageError
+from ..inspect.message import MessageObject
 from ..options import BLOCK_COUNT_MAX, MESSAGE_BYTES_LARGEST, stop_signals, with_broker
 from ..output import json_option, tell
 from ..progress import bar
@@ -29,18 +30,24 @@ from ..quantities import Seconds
 
 if TYPE_CHECKING:
     from ....transport.client.blocking.client import Receipt
+    from ....transport.wire.codec import HeaderValue
+
+_T = TypeVar("_T")
 
 READ_BYTES: Final = 1 << 20
 POLL_S: Final = 0.2
 RECEIPTS_MAX: Final = 64
 JSON_LINE_BYTES_MAX: Final = 8 * MESSAGE_BYTES_LARGEST  # JSON writes a byte of a body in six characters at most
-FIELDS: Final = frozenset(
-    {
-        "body", "body_base64", "key", "key_base64", "tag", "headers", "headers_base64", "topic", "offset", "timestamp", "timestamp_ns",
-        "attempts",
-    }
-)  # fmt: skip
-"""What a line may have; the last five say where a message was, and are passed over."""
+FIELDS: Final = frozenset(MessageObject.__annotations__)  # what a line may have; where a message was is passed over
+
+
+class PublishColumns(NamedTuple):
+    """What is published as one block: the bodies, and those attributes that any of the messages has."""
+
+    bodies: Sequence[bytes]
+    keys: Sequence[bytes | str | None] | None
+    tags: Sequence[str | None] | None
+    headers: Sequence[Mapping[str, HeaderValue] | None] | None
 
 
 class PublishEntry(NamedTuple):
@@ -49,7 +56,7 @@ class PublishEntry(NamedTuple):
     body: bytes
     key: bytes | str | None = None
     tag: str | None = None
-    headers: dict[str, Any] | None = None
+    headers: Mapping[str, HeaderValue] | None = None
 
 
 def lines(descriptor: int, stopped: Callable[[], bool] = lambda: False, bytes_max: int = MESSAGE_BYTES_LARGEST) -> Iterator[list[bytes]]:
@@ -97,7 +104,7 @@ def entry_of(line: bytes, number: int) -> PublishEntry:
         raise UsageError(E_BAD_ARGUMENT, f"line {number} is no message as zsq tail --json writes it: {str(error)[:200]}") from None
 
 
-def _bytes_of(found: dict[str, Any], name: str) -> bytes | None:
+def _bytes_of(found: Mapping[str, object], name: str) -> bytes | None:
     text, encoded = found.get(name), found.get(f"{name}_base64")
     if text is not None and encoded is not None:
         raise TypeError(f"it has {name} and {name}_base64; give one of them")
@@ -108,9 +115,9 @@ def _bytes_of(found: dict[str, Any], name: str) -> bytes | None:
     return None if text is None else text.encode()
 
 
-def given_headers(pairs: Sequence[str]) -> dict[str, Any]:
+def given_headers(pairs: Sequence[str]) -> dict[str, HeaderValue]:
     """`--header NAME=VALUE`, each. `click.BadParameter` where there is no `=`."""
-    found = {}
+    found: dict[str, HeaderValue] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name:
@@ -164,8 +171,9 @@ def pub(
             try:
                 for size, messages in found:
                     for first in range(0, len(messages), batch):
-                        bodies, more = _columns(messages[first : first + batch], usual)
-                        receipts.append(producer.publish_many(topic, bodies, delay=delay, wait=False, **more))
+                        bodies, keys, tags, given = _columns(messages[first : first + batch], usual)
+                        receipt = producer.publish_many(topic, bodies, keys=keys, tags=tags, headers=given, delay=delay, wait=False)
+                        receipts.append(receipt)
                         while len(receipts) > RECEIPTS_MAX or (receipts and receipts[0].done):
                             stored += _settle(receipts, timeout)
                     advance(size)
@@ -205,22 +213,20 @@ def _read(descriptor: int, stopped: Callable[[], bool], from_json: bool) -> Iter
             raise wrong
 
 
-def _columns(messages: Sequence[bytes | PublishEntry], usual: PublishEntry) -> tuple[list[bytes], dict[str, Any]]:
-    """Bodies, and the columns of attributes that any of them has."""
+def _columns(messages: Sequence[bytes | PublishEntry], usual: PublishEntry) -> PublishColumns:
+    """Return the bodies, and the columns of attributes that any of them has."""
     if isinstance(messages[0], bytes):
-        given = {"keys": usual.key, "tags": usual.tag, "headers": usual.headers}
-        return cast("list[bytes]", messages), {name: [value] * len(messages) for name, value in given.items() if value is not None}
+        bodies, count = cast("Sequence[bytes]", messages), len(messages)
+        return PublishColumns(bodies, _given([usual.key] * count), _given([usual.tag] * count), _given([usual.headers] * count))
     entries = cast("Sequence[PublishEntry]", messages)
-    columns: dict[str, list[Any]] = {
-        "keys": [usual.key if one.key is None else one.key for one in entries],
-        "tags": [usual.tag if one.tag is None else one.tag for one in entries],
-        "headers": [{**(usual.headers or {}), **(one.headers or {})} or None for one in entries],
-    }
-    return [one.body for one in entries], {name: column for name, column in columns.items() if any(map(_is_given, column))}
+    keys = [usual.key if one.key is None else one.key for one in entries]
+    tags = [usual.tag if one.tag is None else one.tag for one in entries]
+    headers: list[Mapping[str, HeaderValue] | None] = [{**(usual.headers or {}), **(one.headers or {})} or None for one in entries]
+    return PublishColumns([one.body for one in entries], _given(keys), _given(tags), _given(headers))
 
 
-def _is_given(value: object) -> bool:
-    return value is not None
+def _given(column: list[_T | None]) -> list[_T | None] | None:
+    return column if any(one is not None for one in column) else None
 
 
 def _settle(receipts: deque[Receipt], timeout: float) -> int:

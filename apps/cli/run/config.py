@@ -25,13 +25,13 @@ def usual(name: str) -> object:
     return None if value in ("", (), -1) else value
 
 
-def _of_objects() -> dict[str, Any]:
+def _of_objects() -> Mapping[str, object]:
     """The defaults of the objects that the options end up in."""
     from dataclasses import fields
 
     from ....actors.settings.options import AlarmOptions, HttpOptions, NsqOptions, ServeOptions, TlsOptions
 
-    found: dict[str, Any] = {"chunk_bytes": ServeOptions(Path()).chunk_bytes}
+    found: dict[str, object] = {"chunk_bytes": ServeOptions(Path()).chunk_bytes}
     for prefix, of in (("nsq_tls_", TlsOptions()), ("nsq_", NsqOptions()), ("http_", HttpOptions()), ("alarm_", AlarmOptions())):
         for field in fields(of):
             value = getattr(of, field.name)

@@ -12,7 +12,7 @@ import re
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 
@@ -89,10 +89,10 @@ def unknown_variables(command: click.Command, environment: Mapping[str, str] = o
     return sorted(name for name in environment if name.startswith(PREFIX) and name not in _variables(command))
 
 
-def read(path: Path, context: click.Context) -> dict[str, Any]:
+def read(path: Path, context: click.Context) -> dict[str, object]:
     """The file's options by name, checked. `UsageError` says what is wrong in it."""
     options = {key(str(option.name)): option for option in options_of(context.command)}
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for name, value in _flat(_parsed(path), "", options, path):
         option = options[name]
         if option.name in found:
@@ -101,7 +101,7 @@ def read(path: Path, context: click.Context) -> dict[str, Any]:
     return found
 
 
-def _parsed(path: Path) -> dict[str, Any]:
+def _parsed(path: Path) -> Mapping[str, object]:
     import tomllib
 
     from ....transport.wire.credentials import open_to_others
@@ -123,7 +123,7 @@ def _parsed(path: Path) -> dict[str, Any]:
         raise UsageError(E_BAD_ARGUMENT, f"{path}: not TOML: {error}") from None
 
 
-def _flat(table: dict[str, Any], prefix: str, options: Mapping[str, click.Option], path: Path) -> Iterator[tuple[str, Any]]:
+def _flat(table: Mapping[str, object], prefix: str, options: Mapping[str, click.Option], path: Path) -> Iterator[tuple[str, object]]:
     for name, value in table.items():
         name = prefix + name
         if isinstance(value, dict):
@@ -169,7 +169,7 @@ def _wrong(path: Path, name: str, text: str) -> UsageError:
     return UsageError(E_BAD_ARGUMENT, f"{path}: {name}: {text}")
 
 
-def _checked(path: Path, name: str, option: click.Option, value: Any, context: click.Context) -> Any:
+def _checked(path: Path, name: str, option: click.Option, value: object, context: click.Context) -> object:
     """As click takes it."""
     types, allowed = kind(option)
     values = value if option.multiple and isinstance(value, list) else [value]
@@ -177,7 +177,7 @@ def _checked(path: Path, name: str, option: click.Option, value: Any, context: c
         if not isinstance(one, types) or (isinstance(one, bool) and bool not in types):
             raise _wrong(path, name, f"{one!r} is not allowed; {allowed}")
     if isinstance(option.type, click.Path):
-        values = [str(path.absolute().parent / one) for one in values]
+        values = [str(path.absolute().parent / str(one)) for one in values]
     elif not option.is_flag:
         values = [one if isinstance(one, str) else repr(one) for one in values]
     try:

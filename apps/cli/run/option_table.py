@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 
 from ....transport.settings import SYNC_MODES
-from ..manage.settings import KEEPING, click_details
-from ..options import AUTO_CREATE, MESSAGE_BYTES_LARGEST, MESSAGE_BYTES_MAX
+from ..manage.settings import KEEPING, value_of
+from ..options import AUTO_CREATE, MESSAGE_BYTES_LARGEST, MESSAGE_BYTES_MAX, Value
 from ..quantities import Count, Lines, Number, Seconds
 
 PREFIX: Final = "ZSQ_SERVE_"
@@ -32,13 +32,6 @@ _PUSH_PLACE: Final = "port 4154 beside port 4153, else any free port of the same
 _BY_MEMORY: Final = "one for each 16 MiB of memory, 64 to 2,500"
 
 _T = TypeVar("_T")
-
-
-class Value(NamedTuple):
-    """What an option takes, by click: its name in the help, and its type with its bounds."""
-
-    metavar: str | None = None
-    type: click.ParamType[Any] | None = None
 
 
 def _one_of(*choices: str) -> Value:
@@ -81,7 +74,7 @@ def _flag(help: str) -> bool:
 def _kept(parameter: str) -> Any:
     """Declare the option of a topic's setting, for all topics that have none of their own."""
     (setting,) = (one for one in KEEPING if one.parameter == parameter)
-    return _row(None, Value(**click_details(setting)), setting.help, live=True, usual=setting.default)
+    return _row(None, value_of(setting), setting.help, live=True, usual=setting.default)
 
 
 @dataclass(frozen=True, slots=True)

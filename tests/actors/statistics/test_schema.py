@@ -197,7 +197,7 @@ def test_zsq_top_and_zsq_stats_show_the_rows_that_have_a_heading(level: Level) -
     (topic,) = broker_statistics(broker().seen, "", "", {})["topics"]
     (channel,) = topic["channels"]
     rare = {row.name: 7 for row in rows_of(level) if row.rare}
-    found = {"topics": [topic | (rare if level == "topic" else {}) | {"channels": [channel | (rare if level == "channel" else {})]}]}
+    found: Any = {"topics": [topic | (rare if level == "topic" else {}) | {"channels": [channel | (rare if level == "channel" else {})]}]}
     headings = {
         str(heading) for table in cli.tables(found, whole=False, width=400) for heading in (column.header for column in table.columns)
     }

@@ -253,7 +253,7 @@ def test_tail_refuses_a_strange_offset() -> None:
     assert "Invalid value for '--from': 'yesterday' is no place: write earliest, latest, an offset" in ended.stderr
 
 
-STATS: dict[str, Any] = {
+STATS: Any = {
     "version": "0.1.0",
     "node": 0,
     "start_time": 0,

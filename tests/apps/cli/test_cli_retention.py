@@ -153,11 +153,12 @@ def test_what_lies_on_disk_and_what_was_dropped_is_in_the_tables() -> None:
     from rich.console import Console
 
     channel: dict[str, Any] = {"channel_name": "c", "depth": 1, "dropped_count": 0}
-    topic: dict[str, Any] = {"topic_name": "t", "log_bytes": 1_234_567, "dropped_count": 0, "channels": [channel]}
+    topic = {"topic_name": "t", "log_bytes": 1_234_567, "dropped_count": 0, "channels": [channel]}
+    answer: Any = {"topics": [topic]}
 
     def text() -> str:
         out = io.StringIO()
-        for table in stats.tables({"topics": [topic]}, whole=False):
+        for table in stats.tables(answer, whole=False):
             Console(file=out, width=200).print(table)
         return out.getvalue()
 

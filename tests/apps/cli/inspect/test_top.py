@@ -24,7 +24,7 @@ def row(fields: tuple[str, ...], **values: Any) -> tuple[Any, ...]:
     return tuple(values.get(name, usual.get(name, 0)) for name in fields)
 
 
-def told(since: int = 0) -> dict[str, Any]:
+def told(since: int = 0) -> Any:
     channels = {
         "archive": row(CHANNEL_FIELDS, depth=5, in_rate=10.0, out_rate=2.5, drain_s=-1, oldest_ns=1_000_000_000),
         "mail": row(CHANNEL_FIELDS, depth=70_000, paused=True, health="failed"),
@@ -57,7 +57,8 @@ def test_the_picture_keeps_what_did_not_change() -> None:
     picture.take(told())
     assert picture.version == 5
     changed = {"clicks": ((), {"mail": row(CHANNEL_FIELDS, depth=1)})}
-    picture.take({"version": 6, "whole": False, "topics": changed, "broker": {"version": "1.0"}})
+    later: Any = {"version": 6, "whole": False, "topics": changed, "broker": {"version": "1.0"}}
+    picture.take(later)
     found = {one["channel"]: one for one in picture.rows("channels", 3_000_000_000)}
     assert (found["mail"]["depth"], found["mail"]["said"]) == (1, "")
     assert (found["archive"]["depth"], found["archive"]["age_s"]) == (5, 2.0)

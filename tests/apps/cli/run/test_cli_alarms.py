@@ -16,6 +16,7 @@ from zsq.apps.cli.run.broker_options import given_alarms, secret
 from zsq.apps.cli.run.option_table import ROWS, TOKEN, GivenOptions, key
 from zsq.apps.cli.run.serve import serve
 from zsq.transport.errors import UsageError
+from zsq.transport.reports import AlarmRow
 
 
 def given(environment: dict[str, str] | None = None, **options: Any) -> AlarmOptions:
@@ -137,10 +138,10 @@ def test_the_configuration_shows_no_secret(form: list[str], capsys: pytest.Captu
 
 
 def test_what_is_shown() -> None:
-    raised = {"topic": "t", "channel": "c", "figure": "depth", "value": 1_234, "threshold": 1_000, "raised_ns": 10**18}
+    raised: Any = {"topic": "t", "channel": "c", "figure": "depth", "value": 1_234, "threshold": 1_000, "raised_ns": 10**18}
     age = raised | {"figure": "age_s", "value": 90.4, "threshold": 60.0}
-    event = {"time_ns": 10**18, "text": "raised: t/c: depth 1,234 (alarm above 1,000)"}
-    receiver = {"name": "command tee", "told_count": 3, "waiting": 2, "given_up_count": 1, "trouble": "ended with 1"}
+    event: Any = {"time_ns": 10**18, "text": "raised: t/c: depth 1,234 (alarm above 1,000)"}
+    receiver: Any = {"name": "command tee", "told_count": 3, "waiting": 2, "given_up_count": 1, "trouble": "ended with 1"}
     lines = describe_alarms({"raised": [raised, age], "recent": [event], "receivers": [receiver]}).splitlines()
     assert lines[0].endswith("t/c: depth 1,234 (alarm above 1,000)")
     assert lines[1].endswith("t/c: oldest message 90 s old (alarm above 60 s)")
@@ -150,7 +151,7 @@ def test_what_is_shown() -> None:
 
 
 def test_a_full_disk_is_shown_as_it_says_itself() -> None:
-    row = {
+    row: AlarmRow = {
         "topic": "",
         "channel": "",
         "figure": "free_bytes",

@@ -215,7 +215,7 @@ def test_ports() -> None:
 
 def test_a_brokers_health() -> None:
     topic = {"topic_name": "t", "health": "OK"}
-    answer: dict[str, Any] = {"version": zsq.__version__, "pid": 1, "topics": [topic], "processes": [], "alarms": []}
+    answer: Any = {"version": zsq.__version__, "pid": 1, "topics": [topic], "processes": [], "alarms": []}
     assert levels(doctor_net.health(answer)) == [OK]
     answer |= {"version": "0.0.1", "alarms": [{"topic": "t", "channel": "c", "text": "depth 3"}]}
     answer["processes"] = [{"name": "topic t", "restarts": 7}]
@@ -246,7 +246,9 @@ def test_a_full_disk_is_one_finding() -> None:
     why = "the disk is full: publishes to topic big are refused: /data is on a file system with 2.0 MiB free"
     alarms = [{"topic": "", "channel": "", "text": why}, {"topic": "mail", "channel": "c", "text": "depth 7"}]
     topics = [{"topic_name": "big", "health": REFUSED_TEXT}, {"topic_name": "mail", "health": "failed"}]
-    found = list(doctor_net.health({"version": zsq.__version__, "pid": 1, "topics": topics, "alarms": alarms, "disk": {"full": why}}))
+    answer: Any = {"version": zsq.__version__, "pid": 1, "topics": topics, "alarms": alarms, "disk": {"full": why}}
+    found = list(doctor_net.health(answer))
     assert [finding.text for finding in found[1:]] == [why, "topic mail: failed", "alarm: mail/c depth 7"]
-    [_, alarm] = doctor_net.health({"version": zsq.__version__, "pid": 1, "topics": [], "alarms": alarms[:1]})
+    answer = {"version": zsq.__version__, "pid": 1, "topics": [], "alarms": alarms[:1]}
+    [_, alarm] = doctor_net.health(answer)
     assert alarm.text == f"alarm: {why}"

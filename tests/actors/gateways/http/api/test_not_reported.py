@@ -78,7 +78,7 @@ def of_the_console(stats: dict[str, Any]) -> Any:
     return [remaining(row), *previews]
 
 
-VIEWS: dict[str, Callable[[dict[str, Any]], Any]] = {
+VIEWS: dict[str, Callable[[Any], Any]] = {
     "stats as JSON": as_json,
     "stats as text": lambda stats: as_text(as_nsq(stats, "OK", "", "", clients=True, memory=True), 1.0, "1"),
     "metrics": lambda stats: render(stats, True, 0.1, RequestMetrics(), ""),
@@ -108,7 +108,7 @@ def test_nsqs_view_shows_rows_that_have_nothing_but_names() -> None:
 
 @pytest.mark.parametrize("view", ["channels", "topics", "processes"])
 def test_zsq_top_and_the_console_s_board_show_a_channel_that_has_not_reported(broker: Any, view: str) -> None:
-    found = Overview(broker.view()).answer({"processes": True, "alarms": True})
+    found: Any = Overview(broker.view()).answer({"processes": True, "alarms": True})
     picture, screen = Picture(), Screen(view=view)
     picture.take(found)
     rows = screen.arranged(picture.rows(view, 10**18))
