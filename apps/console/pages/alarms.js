@@ -1,10 +1,10 @@
 // Alarms: what is raised, what was told lately, and how those who are told do.
 
-import { every, explain, get } from "../base/api.js";
+import { every, get } from "../base/api.js";
 import { h, put, show } from "../base/dom.js";
 import { count, relative } from "../base/format.js";
 import { alarmPlace, alarmWords } from "../view/raised.js";
-import { empty, figureCell } from "../view/parts.js";
+import { asked, empty, figureCell } from "../view/parts.js";
 import { skeleton, Table } from "../view/table.js";
 
 export function alarmsPage({ model, signal }) {
@@ -38,17 +38,10 @@ export function alarmsPage({ model, signal }) {
     show(calm, !(found.now ?? []).length);
     show(quiet, !(found.recent ?? []).length);
   };
-  void every(5000, async () => {
-    try {
-      model.take("alarms", await get("/api/alarms", {}, signal));
-      draw(model.alarms);
-      show(failed, false);
-    } catch (error) {
-      if (signal.aborted) return;
-      put(failed, explain(error));
-      show(failed, true);
-    }
-  }, signal);
+  void every(5000, () => asked(failed, signal, async () => {
+    model.take("alarms", await get("/api/alarms", {}, signal));
+    draw(model.alarms);
+  }), signal);
   return {
     element: h("div.stack", {}, h("h1", {}, "Alarms"), failed, section("Raised now", waiting, raised, calm), section("Lately", recent, quiet), section("Who is told", receivers.element)),
     title: "Alarms", up: "#/", follow: {}, update: () => model.alarms && draw(model.alarms), close: () => receivers.close(), stays: () => true,

@@ -1,9 +1,9 @@
 // Who did what: the broker's log of admin actions, newest first.
 
-import { every, explain, get } from "../base/api.js";
-import { h, put, setText, show } from "../base/dom.js";
+import { every, get } from "../base/api.js";
+import { h, setText, show } from "../base/dom.js";
 import { moment } from "../base/format.js";
-import { empty, figureCell } from "../view/parts.js";
+import { asked, empty, figureCell } from "../view/parts.js";
 import { filterField, skeleton, Table } from "../view/table.js";
 
 export function auditPage({ signal }) {
@@ -14,22 +14,13 @@ export function auditPage({ signal }) {
     empty: empty("Nobody has changed anything yet", "What is created, configured, paused, emptied, moved or deleted is written down here, with who did it."),
   });
   show(table.element, false);
-  void every(5000, async () => {
-    try {
-      const found = await get("/api/audit", { count: 200 }, signal);
-      const entries = (found.entries ?? []).map((one) => ({ ...one, ms: milliseconds(one) }));
-      entries.forEach((one) => { one.key = JSON.stringify(one); });
-      show(waiting, false);
-      show(table.element, true);
-      table.update(entries);
-      show(failed, false);
-    } catch (error) {
-      if (signal.aborted) return;
-      show(waiting, false);
-      put(failed, explain(error));
-      show(failed, true);
-    }
-  }, signal);
+  void every(5000, () => asked(failed, signal, async () => {
+    const found = await get("/api/audit", { count: 200 }, signal);
+    const entries = (found.entries ?? []).map((one) => ({ ...one, ms: milliseconds(one) }));
+    entries.forEach((one) => { one.key = JSON.stringify(one); });
+    show(table.element, true);
+    table.update(entries);
+  }, waiting), signal);
   return {
     element: h("div.stack", {}, h("div.toolbar", {}, h("h1", {}, "Who did what"), filterField(() => table, "Filter")), failed, h("section.panel", { "aria-label": "Admin actions" }, waiting, table.element)),
     title: "Who did what", up: "#/processes", follow: {}, close: () => table.close(), stays: () => true,

@@ -1,9 +1,9 @@
 // The broker's processes: each actor with its pid, memory, restarts and state.
 
-import { every, explain, get } from "../base/api.js";
-import { h, put, setText, show } from "../base/dom.js";
+import { every, get } from "../base/api.js";
+import { h, setText, show } from "../base/dom.js";
 import { bytes, count, duration, plural } from "../base/format.js";
-import { empty, Figures, figureCell } from "../view/parts.js";
+import { asked, empty, Figures, figureCell } from "../view/parts.js";
 import { filterField, skeleton, Table } from "../view/table.js";
 
 const FIGURES = [
@@ -21,25 +21,16 @@ export function processesPage({ model, signal }) {
   const tell = () => setText(number, table.shown === table.size ? plural(table.size, "process", "processes") : `${table.shown} of ${plural(table.size, "process", "processes")}`);
   const element = h("div.stack", {}, h("div.toolbar", {}, h("h1", {}, "Processes"), filterField(() => table, "Filter processes", tell), number, h("div.end", {}, h("a.linked", { href: "#/audit" }, "Who did what"))),
     failed, h("section.panel", { "aria-label": "All together" }, figures.element), h("section.panel", { "aria-label": "Processes" }, waiting, table.element));
-  void every(4000, async () => {
-    try {
-      const found = await get("/api/processes", {}, signal);
-      show(waiting, false);
-      show(table.element, true);
-      table.update(found.processes);
-      tell();
-      const restarts = found.processes.reduce((sum, one) => sum + (one.restarts ?? 0), 0);
-      figures.set("count", count(found.processes.length));
-      figures.set("memory", bytes(found.memory_bytes));
-      figures.set("restarts", count(restarts), { state: restarts ? "warn" : "" });
-      show(failed, false);
-    } catch (error) {
-      if (signal.aborted) return;
-      show(waiting, false);
-      put(failed, explain(error));
-      show(failed, true);
-    }
-  }, signal);
+  void every(4000, () => asked(failed, signal, async () => {
+    const found = await get("/api/processes", {}, signal);
+    show(table.element, true);
+    table.update(found.processes);
+    tell();
+    const restarts = found.processes.reduce((sum, one) => sum + (one.restarts ?? 0), 0);
+    figures.set("count", count(found.processes.length));
+    figures.set("memory", bytes(found.memory_bytes));
+    figures.set("restarts", count(restarts), { state: restarts ? "warn" : "" });
+  }, waiting), signal);
   const tick = () => model.broker.start_ms && figures.set("uptime", duration(Math.round((model.now() - model.broker.start_ms) / 1000)), { under: [model.broker.version && `zsq ${model.broker.version}`, `node ${model.broker.node ?? 0}`].filter(Boolean).join(", ") });
   return { element, title: "Processes", up: "#/", follow: {}, update: tick, tick, close: () => table.close(), stays: () => true };
 }

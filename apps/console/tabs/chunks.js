@@ -1,9 +1,9 @@
 // The map of a topic's log: its chunks in order, how full, why they are still here, and which are read and written now.
 
-import { every, explain, get } from "../base/api.js";
-import { h, put, setAttr, setClass, setText, show } from "../base/dom.js";
+import { every, get } from "../base/api.js";
+import { h, setAttr, setClass, setText, show } from "../base/dom.js";
 import { bytes, count, moment, percent, plural, rate } from "../base/format.js";
-import { figureCell, empty } from "../view/parts.js";
+import { asked, empty, figureCell } from "../view/parts.js";
 import { Table } from "../view/table.js";
 
 const MS = 2000;
@@ -58,16 +58,9 @@ export function chunksTab({ topic, model, signal }) {
     const total = found.total ?? {};
     setText(sum, `${plural(total.chunks ?? chunks.length, "chunk")}, ${bytes(total.bytes ?? chunks.reduce((all, one) => all + one.bytes, 0)).text}`);
   };
-  void every(MS, async () => {
-    try {
-      draw(await get("/api/chunks", { topic }, signal));
-      show(failed, false);
-    } catch (error) {
-      if (signal.aborted) return;
-      put(failed, explain(error));
-      show(failed, true);
-    }
-  }, signal);
+  void every(MS, () => asked(failed, signal, async () => {
+    draw(await get("/api/chunks", { topic }, signal));
+  }), signal);
   return { element, close: () => table.close() };
 }
 

@@ -1,11 +1,11 @@
 // Messages that were published with a delay and are not due: soonest first; they can be cancelled.
 
-import { every, explain, get, post } from "../base/api.js";
-import { h, put, setText, show } from "../base/dom.js";
+import { every, get, post } from "../base/api.js";
+import { h, setText, show } from "../base/dom.js";
 import { bytes, count, moment, relative } from "../base/format.js";
 import { may } from "../base/model.js";
 import { confirm } from "../view/dialog.js";
-import { button, empty, figureCell, permit } from "../view/parts.js";
+import { asked, button, empty, figureCell, permit } from "../view/parts.js";
 import { Table } from "../view/table.js";
 import { tell } from "../view/toast.js";
 import { oneLine } from "../view/body.js";
@@ -37,20 +37,13 @@ export function delayedTab({ topic, model, signal }) {
   const more = button("Show more", () => { limit += PAGE; void load(); });
   const element = h("div.stack", {}, failed, h("section.panel", { "aria-label": "Delayed messages" }, h("header", {}, h("h2", {}, "Delayed messages"), sum, all), table.element), more);
   show(more, false);
-  const load = async () => {
-    try {
-      const found = await get("/api/delayed", { topic, limit }, signal);
-      table.update(found.messages);
-      setText(sum, found.count ? `${count(found.count).text}, ${bytes(found.bytes).text}${found.lost ? `; ${count(found.lost).text} lost to damage` : ""}` : "");
-      show(all, found.count > 0);
-      show(more, found.count > found.messages.length);
-      show(failed, false);
-    } catch (error) {
-      if (signal.aborted) return;
-      put(failed, explain(error));
-      show(failed, true);
-    }
-  };
+  const load = () => asked(failed, signal, async () => {
+    const found = await get("/api/delayed", { topic, limit }, signal);
+    table.update(found.messages);
+    setText(sum, found.count ? `${count(found.count).text}, ${bytes(found.bytes).text}${found.lost ? `; ${count(found.lost).text} lost to damage` : ""}` : "");
+    show(all, found.count > 0);
+    show(more, found.count > found.messages.length);
+  });
   void every(MS, load, signal);
   return {
     element, update: () => permit(all, may(model.topic(topic), "a"), "admin on this topic"), tick: () => table.refresh(), close: () => table.close(),

@@ -1,12 +1,12 @@
 // What a channel holds: which message is with whom and for how long, what is deferred, what comes next.
 
-import { every, explain, get } from "../base/api.js";
+import { every, get } from "../base/api.js";
 import { h, put, setText, show } from "../base/dom.js";
 import { count, duration, relative } from "../base/format.js";
 import { may } from "../base/model.js";
 import { link } from "../base/router.js";
 import { oneLine } from "../view/body.js";
-import { empty, figureCell } from "../view/parts.js";
+import { asked, empty, figureCell } from "../view/parts.js";
 import { Table } from "../view/table.js";
 
 const MS = 3000;
@@ -24,16 +24,11 @@ export function heldTab({ topic, channel, model, signal }) {
       show(failed, true);
       return;
     }
-    try {
+    await asked(failed, signal, async () => {
       const found = await get("/api/peek", { topic, channel, count: COUNT, body_max: 512 }, signal);
       table.update([...found.messages].sort((a, b) => ORDER.indexOf(a.state) - ORDER.indexOf(b.state))); // as they came where the state is one
       setText(sum, Object.entries(found.counts ?? {}).filter(([, number]) => number).map(([kind, number]) => `${count(number).text} ${KINDS[kind] ?? kind}`).join(", "));
-      show(failed, false);
-    } catch (error) {
-      if (signal.aborted) return;
-      put(failed, explain(error));
-      show(failed, true);
-    }
+    });
   }, signal);
   return { element: h("div.stack", {}, failed, h("section.panel", { "aria-label": "What it holds" }, h("header", {}, h("h2", {}, "Held now, and next"), sum), table.element)), close: () => table.close() };
 }

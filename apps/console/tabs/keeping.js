@@ -1,11 +1,11 @@
 // How long a topic keeps what, and facts about it that change seldom.
 
-import { every, explain, get } from "../base/api.js";
-import { add, h, put, show } from "../base/dom.js";
+import { every, get } from "../base/api.js";
+import { add, h, put } from "../base/dom.js";
 import { bytes, count, duration } from "../base/format.js";
 import { may } from "../base/model.js";
 import { TOPIC } from "../base/settings.js";
-import { button, permit } from "../view/parts.js";
+import { asked, button, permit } from "../view/parts.js";
 import { shownSettings } from "../view/settings.js";
 import { configureTopic } from "../view/topic-actions.js";
 
@@ -21,20 +21,13 @@ export function keepingTab({ topic, model, signal }) {
   const element = h("div.stack", {}, failed, h("div.grid.two", {},
     h("section.panel", { "aria-label": "How long messages are kept" }, h("header", {}, h("h2", {}, "How long messages are kept"), change), h("div.body", {}, keep)),
     h("section.panel", { "aria-label": "About this topic" }, h("header", {}, h("h2", {}, "About this topic")), h("div.body", {}, about))));
-  const load = async () => {
-    try {
-      const { topic: found } = await get("/api/topic", { topic }, signal);
-      now = found.retention ?? {};
-      change.disabled = false;
-      permit(change, may(model.topic(topic), "a"), "admin on this topic");
-      draw(keep, about, found);
-      show(failed, false);
-    } catch (error) {
-      if (signal.aborted) return;
-      put(failed, explain(error));
-      show(failed, true);
-    }
-  };
+  const load = () => asked(failed, signal, async () => {
+    const { topic: found } = await get("/api/topic", { topic }, signal);
+    now = found.retention ?? {};
+    change.disabled = false;
+    permit(change, may(model.topic(topic), "a"), "admin on this topic");
+    draw(keep, about, found);
+  });
   void every(5000, load, signal);
   return { element };
 }

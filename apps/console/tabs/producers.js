@@ -1,9 +1,9 @@
 // Who publishes to a topic now.
 
-import { every, explain, get } from "../base/api.js";
-import { h, put, setText, show } from "../base/dom.js";
+import { every, get } from "../base/api.js";
+import { h, setText, show } from "../base/dom.js";
 import { bytes, count, duration } from "../base/format.js";
-import { empty, figureCell } from "../view/parts.js";
+import { asked, empty, figureCell } from "../view/parts.js";
 import { Table } from "../view/table.js";
 
 const KINDS = { zmq: "ZSQ", nsq: "NSQ", http: "HTTP" };
@@ -24,16 +24,9 @@ export function producersTab({ topic, signal }) {
   });
   const failed = h("p.note.warn", { hidden: true });
   const element = h("div.stack", {}, failed, h("section.panel", { "aria-label": "Producers" }, table.element));
-  void every(3000, async () => {
-    try {
-      table.update((await get("/api/topic", { topic }, signal)).producers ?? []);
-      show(failed, false);
-    } catch (error) {
-      if (signal.aborted) return;
-      put(failed, explain(error));
-      show(failed, true);
-    }
-  }, signal);
+  void every(3000, () => asked(failed, signal, async () => {
+    table.update((await get("/api/topic", { topic }, signal)).producers ?? []);
+  }), signal);
   return { element, close: () => table.close() };
 }
 

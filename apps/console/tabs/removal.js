@@ -1,12 +1,12 @@
 // Taking a topic out of use, step by step, without losing what is in it: close it to publishers, let it drain, close it to consumers,
 // delete it. At each step there is a way back.
 
-import { every, explain, get, post } from "../base/api.js";
-import { h, put, show } from "../base/dom.js";
+import { every, get, post } from "../base/api.js";
+import { h, put } from "../base/dom.js";
 import { go } from "../base/router.js";
 import { may } from "../base/model.js";
 import { confirm } from "../view/dialog.js";
-import { button, permit } from "../view/parts.js";
+import { asked, button, permit } from "../view/parts.js";
 import { deleteTopic } from "../view/topic-actions.js";
 import { attempt, tell } from "../view/toast.js";
 
@@ -16,17 +16,10 @@ export function removalTab({ topic, model, signal }) {
   const element = h("div.stack", {}, failed, h("section.panel", { "aria-label": "Safe removal" }, h("header", {}, h("h2", {}, "Take it out of use without losing a message")), h("div.body", {}, steps)));
   let drawn = "";
   let now = { state: "", left: [], drained: false };
-  const load = async () => {
-    try {
-      now = (await get("/api/topic", { topic }, signal)).retire ?? now;
-      show(failed, false);
-      draw();
-    } catch (error) {
-      if (signal.aborted) return;
-      put(failed, explain(error));
-      show(failed, true);
-    }
-  };
+  const load = () => asked(failed, signal, async () => {
+    now = (await get("/api/topic", { topic }, signal)).retire ?? now;
+    draw();
+  });
   const act = async (done, step) => {
     await attempt(done, step);
     await load();

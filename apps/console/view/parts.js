@@ -1,10 +1,24 @@
 // Small parts that several pages use: pills of state, figures, empty places with a command, heads of pages.
 
-import { add, h, put, setAttr, setClass, setPart, setText } from "../base/dom.js";
+import { explain } from "../base/api.js";
+import { add, h, put, setAttr, setClass, setPart, setText, show } from "../base/dom.js";
 import { count, duration } from "../base/format.js";
 import { isAlarm, isHealthy } from "../base/model.js";
 import { Spark } from "./spark.js";
 import { tell } from "./toast.js";
+
+/** Ask the broker for what is shown. If that fails, `failed` says why, and what was shown before stays. `waiting` goes with the first answer. */
+export async function asked(failed, signal, ask, waiting = null) {
+  try {
+    await ask();
+    show(failed, false);
+  } catch (error) {
+    if (signal.aborted) return;
+    put(failed, explain(error));
+    show(failed, true);
+  }
+  if (waiting) show(waiting, false);
+}
 
 /** "3,114 messages waiting (alarm above 400)". */
 export function alarmText({ figure, value, threshold }) {
