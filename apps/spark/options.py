@@ -59,21 +59,12 @@ EARLIEST: Final = Point("earliest")
 LATEST: Final = Point("latest")
 
 
-@dataclass(frozen=True, slots=True)
-class SourceOptions:
-    """`starting` and `ending` have a point for each topic. A limit that is not set is 0. `key_file` is the option's; `credentials` what is
-    in it, put in on the driver and pickled to the executors, who have no such file. They are in no text."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _BrokerOptions:
+    """How clients reach the broker. `key_file` is the option's; `credentials` what is in it, put in on the driver and pickled to the
+    executors, who have no such file. They are in no text."""
 
     url: str
-    topics: tuple[str, ...]
-    columns: tuple[str, ...]
-    starting: Mapping[str, Point]
-    ending: Mapping[str, Point]
-    offsets_max: int
-    bytes_max: int
-    partitions_min: int
-    fail_on_data_loss: bool
-    channel: str
     timeout_s: float
     key_file: str = ""
     credentials: Credentials | None = field(default=None, repr=False)
@@ -84,22 +75,28 @@ class SourceOptions:
         return self.credentials or ""
 
 
-@dataclass(frozen=True, slots=True)
-class SinkOptions:
-    """`topic` is "" where the column says it; `app` is "" and `version` -1 where the user named no transaction. Keys as above."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions(_BrokerOptions):
+    """`starting` and `ending` have a point for each topic. A limit that is not set is 0."""
 
-    url: str
+    topics: tuple[str, ...]
+    columns: tuple[str, ...]
+    starting: Mapping[str, Point]
+    ending: Mapping[str, Point]
+    offsets_max: int
+    bytes_max: int
+    partitions_min: int
+    fail_on_data_loss: bool
+    channel: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkOptions(_BrokerOptions):
+    """`topic` is "" where the column says it; `app` is "" and `version` -1 where the user named no transaction."""
+
     topic: str
     app: str
     version: int
-    timeout_s: float
-    key_file: str = ""
-    credentials: Credentials | None = field(default=None, repr=False)
-
-    @property
-    def keys(self) -> KeyFile:
-        """As the source's."""
-        return self.credentials or ""
 
 
 def wrong(text: str) -> UsageError:
@@ -152,7 +149,8 @@ def sink_options(options: Mapping[str, str], url: str, *, streaming: bool) -> Si
     topic = check_stage_topic(given["topic"]) if "topic" in given else ""
     if not topic and "subscribe" in given:
         raise wrong("'subscribe' is an option of the source; name the topic to write to by option 'topic' or by a column of that name")
-    return SinkOptions(given.get("url") or url, topic, app, version, _timeout(given), given.get("keyFile", ""))
+    place = given.get("url") or url
+    return SinkOptions(url=place, topic=topic, app=app, version=version, timeout_s=_timeout(given), key_file=given.get("keyFile", ""))
 
 
 def _given(options: Mapping[str, str]) -> dict[str, str]:

@@ -29,7 +29,7 @@ def test_defaults() -> None:
     assert batch.fail_on_data_loss
     assert batch.timeout_s == 120
     assert source(True).starting == {"t": LATEST}
-    assert sink() == SinkOptions(URL, "", "", -1, 120.0)
+    assert sink() == SinkOptions(url=URL, topic="", app="", version=-1, timeout_s=120.0)
 
 
 def test_everything_said() -> None:
@@ -43,7 +43,7 @@ def test_everything_said() -> None:
     assert found.columns[-1] == "headers"
     assert (found.offsets_max, found.bytes_max, found.partitions_min) == (10, 2 << 20, 3)
     assert (found.fail_on_data_loss, found.channel, found.timeout_s) == (False, "c", 1.5)
-    assert sink(topic="t", txnAppId="a", txnVersion="0", timeout="9s") == SinkOptions(URL, "t", "a", 0, 9.0)
+    assert sink(topic="t", txnAppId="a", txnVersion="0", timeout="9s") == SinkOptions(url=URL, topic="t", app="a", version=0, timeout_s=9.0)
 
 
 @pytest.mark.parametrize(

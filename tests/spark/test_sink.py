@@ -24,7 +24,7 @@ JOB = SinkTransaction("app", 3, "app")
 
 
 def options(topic: str = "t", timeout_s: float = 5.0, app: str = "") -> SinkOptions:
-    return SinkOptions("tcp://h:1", topic, app, 3 if app else -1, timeout_s)
+    return SinkOptions(url="tcp://h:1", topic=topic, app=app, version=3 if app else -1, timeout_s=timeout_s)
 
 
 def batch(*values: bytes, topic: str = "t") -> pa.RecordBatch:
