@@ -27,7 +27,6 @@ from typing import Final, NamedTuple, NotRequired, TypedDict
 
 CLEAR_SHARE: Final = 0.8  # of the threshold: a backlog that swings by less is one alarm
 NONE: Final = -1
-FIGURES: Final = ("depth", "age_s")
 
 
 class AlarmState(Enum):

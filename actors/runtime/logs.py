@@ -19,7 +19,6 @@ import sys
 import time
 from typing import Final
 
-FORMATS: Final = ("text", "json")
 SUPERVISOR: Final = "supervisor"
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 

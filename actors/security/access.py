@@ -212,11 +212,6 @@ class Access:
     def by_curve(self, z85: str) -> User | None:
         return self._by_curve.get(z85)
 
-    @property
-    def has_curve(self) -> bool:
-        """Whether anybody can come in through the ZeroMQ gateway by a key."""
-        return bool(self._by_curve)
-
 
 class _BadPlace(Exception):
     """Where in the file, and what is wrong there."""

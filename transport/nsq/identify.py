@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from .errors import E_BAD_BODY, E_IDENTIFY_FAILED, NsqError
 from .limits import (
@@ -28,23 +29,26 @@ from .limits import (
 
 _INT64: Final = range(-(1 << 63), 1 << 63)
 _INT32: Final = range(-(1 << 31), 1 << 31)
-_FIELDS: Final[dict[str, Any]] = {  # name -> the value if it is left out; its type is the type that is taken
-    "client_id": "",
-    "hostname": "",
-    "heartbeat_interval": 0,
-    "output_buffer_size": 0,
-    "output_buffer_timeout": 0,
-    "feature_negotiation": False,
-    "tls_v1": False,
-    "deflate": False,
-    "deflate_level": 0,
-    "snappy": False,
-    "sample_rate": 0,
-    "user_agent": "",
-    "msg_timeout": 0,
-    "topology_region": "",
-    "topology_zone": "",
-}
+
+
+class _Asked(NamedTuple):
+    """What the body says. A field that it leaves out has this value, and this value's type is the type that is taken."""
+
+    client_id: str = ""
+    hostname: str = ""
+    heartbeat_interval: int = 0
+    output_buffer_size: int = 0
+    output_buffer_timeout: int = 0
+    feature_negotiation: bool = False
+    tls_v1: bool = False
+    deflate: bool = False
+    deflate_level: int = 0
+    snappy: bool = False
+    sample_rate: int = 0
+    user_agent: str = ""
+    msg_timeout: int = 0
+    topology_region: str = ""
+    topology_zone: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +116,7 @@ class ClientIdentity:
         )
 
 
-def go_json(value: dict[str, Any]) -> bytes:
+def go_json(value: Mapping[str, object]) -> bytes:
     """JSON as Go writes it: no spaces, and what could end a script in HTML is escaped."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
     for char in "<>&\u2028\u2029":
@@ -127,34 +131,34 @@ def decode(body: bytes, limits: NsqLimits) -> ClientIdentity:
     except (ValueError, RecursionError):
         raise NsqError(E_BAD_BODY, "IDENTIFY failed to decode JSON body") from None
     before = ClientIdentity.unknown(limits)
-    heartbeat_ms = _heartbeat(asked["heartbeat_interval"], before.heartbeat_ms, limits)
-    size, timeout_ms = _output_buffer(asked["output_buffer_size"], asked["output_buffer_timeout"], limits)
-    if not 0 <= asked["sample_rate"] <= SAMPLE_RATE_MAX:
-        raise NsqError(E_BAD_BODY, f"IDENTIFY sample rate ({asked['sample_rate']}) is invalid")
-    msg_timeout_ms = _msg_timeout(asked["msg_timeout"], limits)
-    negotiated = asked["feature_negotiation"]
-    deflate = negotiated and limits.deflate and asked["deflate"]
-    snappy = negotiated and limits.snappy and asked["snappy"]
+    heartbeat_ms = _heartbeat(asked.heartbeat_interval, before.heartbeat_ms, limits)
+    size, timeout_ms = _output_buffer(asked.output_buffer_size, asked.output_buffer_timeout, limits)
+    if not 0 <= asked.sample_rate <= SAMPLE_RATE_MAX:
+        raise NsqError(E_BAD_BODY, f"IDENTIFY sample rate ({asked.sample_rate}) is invalid")
+    msg_timeout_ms = _msg_timeout(asked.msg_timeout, limits)
+    negotiated = asked.feature_negotiation
+    deflate = negotiated and limits.deflate and asked.deflate
+    snappy = negotiated and limits.snappy and asked.snappy
     if deflate and snappy:
         raise NsqError(E_IDENTIFY_FAILED, "cannot enable both deflate and snappy compression")
-    level = asked["deflate_level"] if deflate and asked["deflate_level"] > 0 else DEFLATE_LEVEL_DEFAULT
+    level = asked.deflate_level if deflate and asked.deflate_level > 0 else DEFLATE_LEVEL_DEFAULT
     return ClientIdentity(
         limits,
-        client_id=asked["client_id"],
-        hostname=asked["hostname"],
-        user_agent=asked["user_agent"],
+        client_id=asked.client_id,
+        hostname=asked.hostname,
+        user_agent=asked.user_agent,
         feature_negotiation=negotiated,
         heartbeat_ms=heartbeat_ms,
         msg_timeout_ms=msg_timeout_ms,
-        sample_rate=asked["sample_rate"],
+        sample_rate=asked.sample_rate,
         output_buffer_size=size,
         output_buffer_timeout_ms=timeout_ms,
-        tls=negotiated and limits.tls_v1 and asked["tls_v1"],
+        tls=negotiated and limits.tls_v1 and asked.tls_v1,
         deflate=deflate,
         deflate_level=min(level, limits.max_deflate_level),
         snappy=snappy,
-        topology_region=asked["topology_region"],
-        topology_zone=asked["topology_zone"],
+        topology_region=asked.topology_region,
+        topology_zone=asked.topology_zone,
     )
 
 
@@ -214,29 +218,29 @@ def cut_string(text: str) -> str:
     return text[:STRING_BYTES_MAX].encode("utf-8", "replace")[:STRING_BYTES_MAX].decode("utf-8", "ignore")
 
 
-def _typed(body: bytes) -> dict[str, Any]:
+def _typed(body: bytes) -> _Asked:
     """All fields with values of their types; ValueError if the body is not such a document."""
     _check_depth(body)
     document = json.loads(
         body.decode("utf-8", "replace"), object_pairs_hook=_Pairs, parse_constant=_refuse, parse_float=_Other, parse_int=_integer
     )
-    values = dict(_FIELDS)
     if document is None:
-        return values
+        return _Asked()
     if not isinstance(document, _Pairs):
         raise ValueError("not an object")
+    defaults, values = _Asked._field_defaults, {}
     for name, value in document:
         name = name.lower()
-        if name not in values or value is None:
+        if name not in defaults or value is None:
             continue
-        if type(value) is not type(_FIELDS[name]):
+        if type(value) is not type(defaults[name]):
             raise ValueError(name)
         if isinstance(value, str):  # half of a surrogate pair is no character
             value = cut_string(value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace"))
         elif type(value) is int and value not in (_INT32 if name == "sample_rate" else _INT64):
             raise ValueError(name)
         values[name] = value
-    return values
+    return _Asked(**values)
 
 
 class _Pairs(list[tuple[str, Any]]):

@@ -13,9 +13,9 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final, TypeGuard
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from typing import Final
 
 from ..names import NAME_CHARS_MAX, is_ephemeral
 
@@ -40,26 +40,15 @@ class LookupFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node as lookup knows it: what IDENTIFY tells, and what clients are told of it."""
+    """A node as lookup knows it: what IDENTIFY tells, as JSON in this order."""
 
     broadcast_address: str
+    hostname: str
     tcp_port: int
     http_port: int
-    hostname: str
     version: str
     topology_region: str = ""
     topology_zone: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "broadcast_address": self.broadcast_address,
-            "hostname": self.hostname,
-            "tcp_port": self.tcp_port,
-            "http_port": self.http_port,
-            "version": self.version,
-            "topology_region": self.topology_region,
-            "topology_zone": self.topology_zone,
-        }
 
 
 def registrations(topics: Mapping[str, Collection[str]]) -> frozenset[Registration]:
@@ -76,7 +65,7 @@ class LookupSession:
     """One connection. Bytes to write are in `take_out`, after each call; `LookupFailed` ends it."""
 
     def __init__(self, node: Node, now_ns: int) -> None:
-        body = json.dumps(node.as_json()).encode()
+        body = json.dumps(asdict(node)).encode()
         self._out = [MAGIC + b"IDENTIFY\n" + len(body).to_bytes(4, "big") + body]
         self._buffer = b""
         self._unanswered: deque[Registration | None] = deque([None])  # None: IDENTIFY or PING
@@ -87,7 +76,7 @@ class LookupSession:
         self._plan: deque[tuple[bytes, Registration]] = deque()
         self._refused: Registration | None = None
         self.identified = False
-        self.peer: dict[str, Any] = {}  # what it said of itself
+        self.peer_host, self.peer_port = "", 0  # where its HTTP is, as it said of itself
 
     @property
     def registered(self) -> int:
@@ -150,7 +139,9 @@ class LookupSession:
             if answer != b"OK":
                 raise LookupFailed(f"it answered {_shown(answer)}")
             return
-        self.peer = _object(answer) if answer != b"OK" else {}
+        said = _object(answer) if answer != b"OK" else {}
+        port = said.get("http_port")
+        self.peer_host, self.peer_port = str(said.get("broadcast_address", "")), port if type(port) is int and 0 < port < 65_536 else 0
         self.identified = True
 
     def _say(self, now_ns: int) -> None:
@@ -179,7 +170,7 @@ def _shown(answer: bytes) -> str:
     return repr(answer[:100].decode(errors="replace"))
 
 
-def _object(body: bytes) -> dict[str, Any]:
+def _object(body: bytes) -> dict[str, object]:
     try:
         said = json.loads(body)
     except (ValueError, RecursionError):
@@ -194,29 +185,7 @@ def _object(body: bytes) -> dict[str, Any]:
 
 def parse_channels(body: bytes) -> list[str]:
     """Of `/channels?topic=`: those that a new topic should have. Ephemeral ones come with their consumers, and are left out, as in nsqd."""
-    return [name for name in _names(_object(body).get("channels")) if not is_ephemeral(name)]
-
-
-def parse_producers(body: bytes) -> list[Node]:
-    """The nodes in the answer to `/lookup?topic=`; one that makes no sense is left out, the others count."""
-    said = _object(body).get("producers")
-    return [node for node in map(_node, said[:NAMES_MAX]) if node] if isinstance(said, list) else []
-
-
-def _names(said: Any) -> Iterable[str]:
+    said = _object(body).get("channels")
     if not isinstance(said, list):
         raise LookupFailed("it answered without a list of channels")
-    return sorted({name for name in said[:NAMES_MAX] if is_name(name)})
-
-
-def _node(said: Any) -> Node | None:
-    if not isinstance(said, dict) or not all(is_port(said.get(port)) for port in ("tcp_port", "http_port")):
-        return None
-    texts = {name: said.get(name) or "" for name in ("broadcast_address", "hostname", "version", "topology_region", "topology_zone")}
-    if not texts["broadcast_address"] or not all(isinstance(text, str) and len(text) <= 255 for text in texts.values()):
-        return None
-    return Node(tcp_port=said["tcp_port"], http_port=said["http_port"], **texts)
-
-
-def is_port(said: object) -> TypeGuard[int]:
-    return type(said) is int and 0 < said < 65_536
+    return sorted({name for name in said[:NAMES_MAX] if is_name(name) and not is_ephemeral(name)})

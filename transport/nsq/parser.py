@@ -245,11 +245,6 @@ class Parser:
         """Bytes that wait here: for the rest of their command, or to be taken."""
         return len(self._data) - self._at + len(self._held)
 
-    @property
-    def incomplete(self) -> int:
-        """Bytes of a command whose rest the client has not sent yet."""
-        return len(self._held)
-
     def take(self) -> Command | None:
         """The next command; None if it is not complete. NsqError if it is not well formed: nothing more is to be taken then."""
         data, at = self._data, self._at

@@ -140,7 +140,7 @@ def parse_state(body: bytes) -> AuthState:
     return AuthState(_text(said, "identity"), _text(said, "identity_url"), min(ttl_s, TTL_S_MAX), tuple(authorizations))
 
 
-def _authorization(said: dict[str, Any], steps_max: int) -> Authorization:
+def _authorization(said: dict[str, object], steps_max: int) -> Authorization:
     permissions = frozenset(_strings(said, "permissions"))
     unknown = sorted(permissions - {PUBLISH, SUBSCRIBE})
     if unknown:
@@ -175,14 +175,14 @@ def _list(said: Any, name: str) -> list[Any]:
     return found
 
 
-def _strings(said: dict[str, Any], name: str) -> list[str]:
+def _strings(said: dict[str, object], name: str) -> list[str]:
     found = _list(said, name)
     if not all(isinstance(one, str) for one in found):
         raise BadAuthorization(f"{name} is not a list of texts")
     return found
 
 
-def _text(said: dict[str, Any], name: str) -> str:
+def _text(said: dict[str, object], name: str) -> str:
     found = said.get(name)
     if found is None:
         return ""

@@ -185,7 +185,6 @@ class Session:
         self._beat_ns = now_ns + limits.client_timeout_ms // 2 * _MS
         self.state = State.MAGIC
         self.identity = ClientIdentity.unknown(limits)
-        self.identified = False
         self.wrapped: tuple[str, ...] = ()  # layers that are laid
         self.authorized: Authorized | None = None
         self.topic = ""
@@ -225,11 +224,6 @@ class Session:
     def held(self) -> int:
         """Bytes that were received and are kept."""
         return self._parser.held
-
-    @property
-    def incomplete(self) -> int:
-        """Bytes of a command whose rest the client has not sent: they are kept for as long as the client likes."""
-        return self._parser.incomplete
 
     @property
     def heard_ns(self) -> int:
@@ -289,10 +283,6 @@ class Session:
     def on_refused(self, what: str, id: bytes) -> None:
         """What the backend took was in vain: the message was not this client's any more. `what`: FIN, REQ or TOUCH."""
         self._say(self._failed(what, id))
-
-    def on_lost(self, text: str) -> None:
-        """The subscription is over (its channel was deleted): as in nsqd, so is the connection, and nothing is said."""
-        self._end()
 
     def on_time(self, now_ns: int, *, reading: bool = True) -> int:
         """Do what is due; when to call again, at the latest. A new client is looked at often: it may yet ask for a shorter interval.
@@ -411,7 +401,6 @@ class Session:
     def _on_identify(self, command: Identify) -> None:
         self._left -= IDENTIFY_WEIGHT
         self.identity = decode(command.body, self._limits)
-        self.identified = True
         self._beat_ns = self._now_ns + self.identity.heartbeat_ms * _MS
         self._layers = list(self.identity.layers)
         self._blocked = bool(self._layers)

@@ -6,8 +6,6 @@ Two things differ from nsqd, both to the safe side:
   handshakes are signed with SHA-1 and MD5, and OpenSSL 3 refuses those at its default level anyway. Who has to can still ask for them.
 * `require` verifies, as `require-verify` does. nsqd takes any certificate then, one that somebody made for themselves too, and its
   name goes to the auth server as if it meant something. So both need the file of the authorities that count.
-
-A context is made anew or not at all: an error leaves nothing half changed, and whoever has a context keeps it.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from __future__ import annotations
 import os
 import ssl
 import warnings
-from collections.abc import Callable
 from typing import Final
 
 from ..errors import E_BAD_ARGUMENT, UsageError
@@ -65,25 +62,6 @@ def client_context(*, root_ca: str = "", min_version: str = MIN_VERSION) -> ssl.
     if root_ca:
         _load_roots(context, root_ca)
     return context
-
-
-class TlsSource:
-    """The context that new connections get. `reload` takes new files up; while they are bad the old context stays."""
-
-    def __init__(self, make: Callable[[], ssl.SSLContext | None]) -> None:
-        self._make = make
-        self.context = make()
-
-    def reload(self) -> str:
-        """ "" or why the files were not taken."""
-        try:
-            context = self._make()
-        except UsageError as error:
-            return error.text
-        if (context is None) != (self.context is None):
-            return "whether TLS is offered cannot change while the gateway runs"
-        self.context = context
-        return ""
 
 
 def _check_version(name: str) -> None:

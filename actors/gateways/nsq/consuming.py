@@ -147,7 +147,6 @@ class Subscription:
         self.engine.on_void = self._void
         self.engine.link.busy = lambda: not self._open  # a channel that is deleted under us is not made again: its consumers are told
         self.held: dict[bytes, Handed] = {}
-        self.messages = self.finishes = self.requeues = 0
         self.paused = False  # the client does not read: hand out nothing
         self._hand, self._answer, self._refused, self._lost = hand, answer, refused, lost
         self._asked: dict[bytes, str] = {}  # what was last said of an id, where that was not FIN
@@ -183,7 +182,6 @@ class Subscription:
                     handed.delivery.finish_many(handed.indexes(ids[start:stop]))
                 handed.left -= stop - start
             start = stop
-        self.finishes += len(ids) - len(missing)
         self._plan()
         return missing
 
@@ -192,7 +190,6 @@ class Subscription:
         if handed is None:
             return False
         handed.left -= 1
-        self.requeues += 1
         self._asked[message_id] = "REQ"
         if len(self._asked) > _ASKED_MAX:
             del self._asked[next(iter(self._asked))]
@@ -292,7 +289,6 @@ class Subscription:
             handed = Handed(delivery, ids)
             self.held.update(dict.fromkeys(ids, handed))
             self._out.append(handed)
-            self.messages += len(ids)
             times = block.times
             bodies = cast("list[bytes]", block.body.values())
             self._hand(encode_messages(bodies, ids, attempts, times.tolist() if times is not None else block.header.time_ns), len(ids))
@@ -362,11 +358,3 @@ class Subscription:
                 handed.left -= 1
         if not handed.left:
             self.session.held.pop(handed.delivery.token, None)
-
-    def statistics(self) -> dict[str, Any]:
-        return {
-            "in_flight_count": len(self.held),
-            "message_count": self.messages,
-            "finish_count": self.finishes,
-            "requeue_count": self.requeues,
-        }

@@ -27,7 +27,7 @@ from typing import Any, Final, cast
 
 from ....transport.errors import E_BAD_ARGUMENT, UsageError, ZsqError
 from ....transport.names import is_ephemeral
-from ....transport.nsq.lookup import LookupFailed, LookupSession, Node, Registration, is_name, is_port, parse_channels, registrations
+from ....transport.nsq.lookup import LookupFailed, LookupSession, Node, Registration, is_name, parse_channels, registrations
 from ..acting import ActingAdmin
 from .asking import NotAnswered, Way, ask, joined, parse_url
 
@@ -143,14 +143,15 @@ class _Lookupd:
     async def channels_of(self, topic: str) -> list[str]:
         """Asks at the address that it gave of itself, as nsqd does, and where that leads nowhere at the one that we know it by."""
         await self._tried.wait()
-        peer = self._line.session.peer if self._line is not None else {}
-        port = peer.get("http_port")
-        if self._line is None or not is_port(port):
-            raise LookupFailed("it is not connected" if self._line is None else "it has not said where its HTTP is")
+        if self._line is None:
+            raise LookupFailed("it is not connected")
+        session = self._line.session
+        if not session.peer_port:
+            raise LookupFailed("it has not said where its HTTP is")
         failure = NotAnswered("it has no address")
-        for host in dict.fromkeys((peer.get("broadcast_address"), self._host)):
+        for host in dict.fromkeys((session.peer_host, self._host)):
             try:
-                url = parse_url(f"http://{joined(str(host), port)}/channels")._replace(port=port)
+                url = parse_url(f"http://{joined(host, session.peer_port)}/channels")._replace(port=session.peer_port)
                 return parse_channels(await ask(url, {"topic": topic}, _WAY))
             except UsageError:
                 continue  # it said something that is no address

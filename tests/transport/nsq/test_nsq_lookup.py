@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,11 +18,10 @@ from zsq.transport.nsq.lookup import (
     LookupSession,
     Node,
     parse_channels,
-    parse_producers,
     registrations,
 )
 
-NODE = Node("node.example.org", 4150, 4151, "node", "1.3.0-zsq", "eu", "b")
+NODE = Node("node.example.org", "node", 4150, 4151, "1.3.0-zsq", "eu", "b")
 PEER = b'{"broadcast_address": "lookup", "http_port": 4161, "tcp_port": 4160, "version": "1.3.0"}'
 
 
@@ -59,7 +57,7 @@ def test_the_first_words() -> None:
     assert session.take_out() == b""  # nothing before it knows us
     session.receive(answer(PEER)[30:], 0)
     assert session.identified
-    assert session.peer["http_port"] == 4161
+    assert session.peer_port == 4161
     assert session.take_out() == b"REGISTER t\n"
     assert not session.settled
     session.receive(answer(b"OK"), 0)
@@ -70,7 +68,7 @@ def test_an_old_lookupd_says_only_ok() -> None:
     session = LookupSession(NODE, 0)
     session.receive(answer(b"OK"), 0)
     assert session.identified
-    assert session.peer == {}
+    assert (session.peer_host, session.peer_port) == ("", 0)
 
 
 def test_the_difference_is_said() -> None:
@@ -190,21 +188,3 @@ def test_channels() -> None:
     for wrong in (b"", b"[]", b"{}", b'{"channels": {"a": 1}}', b"[" * 100_000):
         with pytest.raises(LookupFailed):
             parse_channels(wrong)
-
-
-def test_producers() -> None:
-    good = {**NODE.as_json(), "remote_address": "10.0.0.1:5", "tombstones": []}
-    bad: list[Any] = [
-        5,
-        {},
-        {**good, "tcp_port": "4150"},
-        {**good, "tcp_port": 0},
-        {**good, "broadcast_address": ""},
-        {**good, "hostname": 5},
-    ]
-    assert parse_producers(json.dumps({"channels": [], "producers": [*bad, good]}).encode()) == [NODE]
-    bare = {"broadcast_address": "h", "tcp_port": 1, "http_port": 2}
-    assert parse_producers(json.dumps({"producers": [bare]}).encode()) == [Node("h", 1, 2, "", "")]
-    assert parse_producers(b'{"producers": null}') == []
-    with pytest.raises(LookupFailed):
-        parse_producers(b"no")

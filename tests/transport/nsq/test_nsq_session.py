@@ -360,7 +360,6 @@ def test_what_was_sent_before_the_end_is_carried_out_and_answered() -> None:
 
 calls_at_the_end: list[Callable[[Client], object]] = [
     lambda client: client.session.on_eof(),
-    lambda client: client.session.on_lost("deleted"),
     lambda client: client.session.on_time(NEVER),
     lambda client: client.session.receive(b"WHAT\n", 0),
 ]

@@ -13,7 +13,7 @@ from support.certificates import CLIENT_NAME, Certificates
 
 from zsq.transport.errors import UsageError
 from zsq.transport.nsq.layers import PARTS_PIECE, DeflateLayer, LayerError, Layers, SnappyLayer, TlsLayer
-from zsq.transport.nsq.tls import TlsSource, client_context, server_context
+from zsq.transport.nsq.tls import client_context, server_context
 
 
 @pytest.fixture(scope="module")
@@ -257,25 +257,6 @@ def test_a_key_with_a_password_is_refused_and_nobody_is_asked(made: Certificates
     assert done.returncode == 0, done.stderr
     with pytest.raises(UsageError, match="has a password"):
         server_context(cert=made.cert, key=str(locked))
-
-
-def test_reload_keeps_the_old_one_while_the_new_one_is_bad(made: Certificates, tmp_path: Path) -> None:
-    now = certificates.make(tmp_path)
-    source = TlsSource(lambda: server_context(cert=now.cert, key=now.key))
-    old = source.context
-    Path(now.cert).write_text("half writ")
-    assert "not a certificate" in source.reload()
-    assert source.context is old
-    Path(now.cert).write_bytes(Path(made.cert).read_bytes())
-    Path(now.key).write_bytes(Path(made.key).read_bytes())
-    assert source.reload() == ""
-    assert source.context is not old
-    assert source.context is not None
-    pair(source.context, made.client())
-    switch = TlsSource(lambda: None)
-    switch._make = source._make
-    assert "cannot change" in switch.reload()
-    assert switch.context is None
 
 
 def test_contexts_for_asking_others(made: Certificates) -> None:

@@ -287,15 +287,6 @@ def test_what_the_channel_takes_back_later() -> None:
     assert not client.closed
 
 
-def test_a_lost_subscription_ends_in_silence() -> None:
-    client = Client(SMALL)
-    client.send(SUB)
-    client.session.on_lost("the channel was deleted")
-    assert (bytes(client.out), client.closed) == (OK, True)
-    client.session.on_messages(b"frames", 1)
-    client.session.on_lost("again")
-
-
 def test_a_run_of_fins_is_one_command_up_to_what_is_not_one() -> None:
     fin = b"FIN " + ID + b"\n"
     commands = list(Parser(SMALL).feed(fin * 100 + b"RDY 1\n" + fin * 3 + b"FIN " + ID + b" x\n" + fin + b"FIN "))

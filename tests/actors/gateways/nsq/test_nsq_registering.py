@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import json
 from collections.abc import Callable, Coroutine
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +22,7 @@ from zsq.transport.errors import UsageError
 from zsq.transport.nsq import lookup
 from zsq.transport.nsq.lookup import LookupFailed, Node
 
-NODE = Node("node.example.org", 4150, 4151, "node", "1.3.0-zsq", "eu", "b")
+NODE = Node("node.example.org", "node", 4150, 4151, "1.3.0-zsq", "eu", "b")
 TOPICS = {"orders": ["billing", "mail"], "clicks": [], "t#ephemeral": ["c#ephemeral"]}
 TOLD = {(topic, channel) for topic, channels in TOPICS.items() for channel in ["", *channels]}
 
@@ -55,7 +56,7 @@ def test_a_node_and_its_topics() -> None:
     async def test(registrar: Registrar, lookupd: FakeLookupd) -> None:
         registrar.update(TOPICS)
         await lookupd.until(lambda: lookupd.here() == TOLD)
-        assert list(lookupd.nodes.values()) == [NODE.as_json()]
+        assert list(lookupd.nodes.values()) == [asdict(NODE)]
         assert lookupd.lines[0] == "IDENTIFY"
         assert lookupd.lines[1:4] == ["REGISTER clicks", "REGISTER orders", "REGISTER orders billing"]
         registrar.update(TOPICS)  # nothing new
