@@ -145,23 +145,21 @@ def _opener(deadline: Deadline) -> Any:
         def redirect_request(self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: Any) -> None:
             return None
 
-    class Plain(http.client.HTTPConnection):
-        def __init__(self, *arguments: Any, **more: Any) -> None:
-            super().__init__(*arguments, **more)
-            self._create_connection = deadline.connect
+    def held(kind: Any) -> Any:
+        def make(*arguments: Any, **more: Any) -> Any:
+            connection = kind(*arguments, **more)
+            connection._create_connection = deadline.connect
+            return connection
 
-    class Secure(http.client.HTTPSConnection):
-        def __init__(self, *arguments: Any, **more: Any) -> None:
-            super().__init__(*arguments, **more)
-            self._create_connection = deadline.connect
+        return make
 
     class Http(urllib.request.HTTPHandler):
         def http_open(self, req: Any) -> Any:
-            return self.do_open(Plain, req)
+            return self.do_open(held(http.client.HTTPConnection), req)
 
     class Https(urllib.request.HTTPSHandler):
         def https_open(self, req: Any) -> Any:
-            return self.do_open(Secure, req, context=ssl.create_default_context())
+            return self.do_open(held(http.client.HTTPSConnection), req, context=ssl.create_default_context())
 
     return urllib.request.build_opener(Stay, Http, Https)
 

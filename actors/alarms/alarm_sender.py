@@ -23,7 +23,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final, TypedDict, cast
 
 from ...transport.wire import protocol as p
 from ..runtime.actor import Actor
@@ -38,6 +38,15 @@ BATCH_MAX: Final = 100
 TRIES_MAX: Final = 6
 PAUSE_S: Final = 1.0  # after the first try; doubled by each further one: all in all half a minute
 _S: Final = 1_000_000_000
+
+
+class OutboxFigures(TypedDict):
+    """What the statistics of an outbox show. `trouble`: of the last try, "" where it went well."""
+
+    told_count: int
+    waiting: int
+    given_up_count: int
+    trouble: str
 
 
 class Outbox:
@@ -96,7 +105,7 @@ class Outbox:
     def idle(self) -> bool:
         return not self._busy
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> OutboxFigures:
         return {
             "told_count": self.told_count,
             "waiting": len(self._waiting) + len(self._out),

@@ -269,9 +269,8 @@ STAGE_EXPIRE_MS: Final = 1_000
 STAGE_TURN_BYTES: Final = 4 * MIB  # taken in one turn of the loop: publishers wait no longer than writing it takes
 PUSH_MARK: Final = 128  # pushes of one writer that storage holds unread, should it send more than its credit; more wait with the writer
 assert PUSH_MARK * 256 * KIB <= STAGE_CREDIT_POOL_BYTES  # in blocks of the size that Spark's sink makes
-PUSH_GATEWAY_BYTES: Final = (
-    48 * MIB
-)  # pushes for one storage that a gateway holds; further ones are dropped, and pushed again: above the credit of all but very many writers
+# Pushes for one storage that a gateway holds; further ones are dropped, and pushed again: above the credit of all but very many writers.
+PUSH_GATEWAY_BYTES: Final = 48 * MIB
 PUSH_GATEWAY_MARK: Final = 10_000  # ... and in number
 PUSH_GATEWAY_MARK_MIN: Final = 32  # however large: one writer's large blocks shall not drop the others' small ones
 assert PUSH_GATEWAY_BYTES > STAGE_CREDIT_POOL_BYTES
@@ -315,9 +314,8 @@ RESTARTS_MAX: Final = 20
 RESTARTS_WITHIN_S: Final = 60.0
 PROCESSES_MAX: Final = 2_500
 PROCESSES_MAX_LEAST: Final = 64  # on a machine of any size
-PROCESS_MEMORY_BYTES: Final = (
-    16 * MIB
-)  # of the machine's memory for each process, by default: 6 to 11 MiB are its own, the rest is the page cache's
+# Of the machine's memory for each process, by default: 6 to 11 MiB are its own, the rest is the page cache's.
+PROCESS_MEMORY_BYTES: Final = 16 * MIB
 TOPICS_MAX: Final = 10_000
 EMPTIED_MAX: Final = 100  # ranges that a topic was emptied of while paused, and that a channel still has to pass
 CHANNELS_MAX: Final = 1_000

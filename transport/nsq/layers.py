@@ -31,7 +31,6 @@ class LayerError(Exception):
 
 
 class Layer(Protocol):
-    ended: bool  # the other side said that nothing follows
     cost: int  # bytes that the layer itself takes, about
 
     @property
@@ -72,10 +71,6 @@ class Layers:
         """Bytes that the layers themselves take, about."""
         return sum(layer.cost for layer in self._layers)
 
-    @property
-    def ended(self) -> bool:
-        return any(layer.ended and not layer.held for layer in self._layers)
-
     def receive(self, data: bytes) -> bytes:
         for layer in self._layers:
             data = layer.receive(data)
@@ -105,7 +100,6 @@ class TlsLayer:
         self._outgoing = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self.ready = False
-        self.ended = False
         self.held = False  # there are more records than one `receive` looks at
 
     @property
@@ -134,13 +128,10 @@ class TlsLayer:
                     break
                 piece = self._tls.read(_READ)
                 if not piece:
-                    self.ended = True
                     break
                 pieces.append(piece)
-        except ssl.SSLWantReadError:
+        except (ssl.SSLWantReadError, ssl.SSLZeroReturnError):
             pass
-        except ssl.SSLZeroReturnError:
-            self.ended = True
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def send(self, data: bytes) -> bytes:
@@ -192,7 +183,7 @@ class DeflateLayer:
         self._unpacker = zlib.decompressobj(-zlib.MAX_WBITS)
         self._rest = b""
         self._full = False
-        self.ended = False
+        self._ended = False  # the other side said that nothing follows
 
     @property
     def kept(self) -> int:
@@ -200,10 +191,10 @@ class DeflateLayer:
 
     @property
     def held(self) -> bool:
-        return not self.ended and (self._full or bool(self._rest))
+        return not self._ended and (self._full or bool(self._rest))
 
     def receive(self, data: bytes) -> bytes:
-        if self.ended:
+        if self._ended:
             return b""
         packed = self._rest + data if self._rest else data
         try:
@@ -212,7 +203,7 @@ class DeflateLayer:
             raise LayerError(f"deflate: {error}") from None
         self._rest = self._unpacker.unconsumed_tail
         self._full = len(plain) == PIECE  # zlib may have more of a match in hand although it took all input
-        self.ended = self._unpacker.eof
+        self._ended = self._unpacker.eof
         return plain
 
     def send(self, data: bytes) -> bytes:
@@ -263,7 +254,6 @@ class SnappyLayer:
         self._begun_in = False
         self._begun_out = False
         self.held = False
-        self.ended = False
 
     @property
     def kept(self) -> int:

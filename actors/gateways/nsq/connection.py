@@ -328,12 +328,9 @@ class Connection(asyncio.Protocol):
         self._label = label_of(identity.client_id or identity.hostname, self.remote)
         self.subscription = Subscription(
             self.gateway.url, topic, channel, self._label, identity.msg_timeout_ms, self.gateway.limits.max_msg_timeout_ms,
-            identity.sample_rate, self._hand, self._then_look(answer), self.session.on_refused, self._lost,
+            identity.sample_rate, self.session.on_messages, self._then_look(answer), self.session.on_refused, self._lost,
             {"user": self.session.authorized.identity if self.session.authorized else "", "from": self.remote_ip, "via": "nsq"},
         )  # fmt: skip
-
-    def _hand(self, frames: bytes, count: int) -> None:
-        self.session.on_messages(frames, count)
 
     def _lost(self, why: str) -> None:
         log.info("%s: %s is closed: %s", self.gateway.title, self.remote, why)

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import Any, Final, cast
 
-from ....transport.client.asyncio.aio_asker import Turner
 from ....transport.client.core.consumer_session import ALL, EVERY, ConsumerSession, LeasedBlock
 from ....transport.client.core.link import FAR_NS
 from ....transport.client.core.producer_session import Reaction
@@ -24,6 +23,7 @@ from ....transport.nsq.wire import encode_messages, message_ids, message_offsets
 from ....transport.wire.address import Address
 from ....transport.wire.protocol import EXPIRED, Answer, Run
 from ..acting import NOBODY
+from .publishing import SettledTurner
 
 _MS: Final = 1_000_000
 _LATE_NS: Final = 500 * _MS  # the channel's scan may give what is over back before we do
@@ -118,16 +118,6 @@ class _Session(ConsumerSession):
         return super().on_answer(message)
 
 
-class _ConsumerTurner(Turner[ConsumerEngine]):
-    def __init__(self, engine: ConsumerEngine, found: Callable[[], None]) -> None:
-        super().__init__(engine)
-        self._found = found
-
-    def settle(self) -> None:
-        super().settle()
-        self._found()
-
-
 class Subscription:
     """`hand`: takes frames for the client and how many messages they are. `answer`: told "" once the channel has taken us, else why not."""
 
@@ -153,7 +143,7 @@ class Subscription:
         self._out: deque[Handed] = deque()  # in the order of their deadlines
         self._planned = False
         self._stopped = False
-        self._turner = _ConsumerTurner(self.engine, self._settle)
+        self._turner = SettledTurner(self.engine, self._settle)
         self.engine.start()
         self._turner.settle()
         self._sweeper = self.loop.call_later(_SWEEP_S, self._sweep)

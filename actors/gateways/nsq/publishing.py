@@ -10,16 +10,17 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from ....transport.block.block import BLOCK_COUNT_MAX
 from ....transport.client.asyncio.aio_asker import Turner
 from ....transport.client.core.lane import ProducerEngine, packed
-from ....transport.client.core.link import FAR_NS
+from ....transport.client.core.link import FAR_NS, Engine
 from ....transport.client.core.producer_session import PendingBlock
 from ....transport.errors import E_CLOSING, E_TIMEOUT, BrokerUnreachable, Refused, ZsqError
 from ....transport.wire.address import Address
 
+_EngineT = TypeVar("_EngineT", bound=Engine)
 Answer = Callable[[str], None]
 """Called once with "" when all of it is durable, else with why it is not."""
 
@@ -60,10 +61,10 @@ class _BlockOut:
         self.give_up_ns = gather.give_up_ns
 
 
-class _ProducerTurner(Turner[ProducerEngine]):
-    """Looks for answers whenever words have come."""
+class SettledTurner(Turner[_EngineT]):
+    """Calls `found` whenever protocol messages have come: they may be answers."""
 
-    def __init__(self, engine: ProducerEngine, found: Callable[[], None]) -> None:
+    def __init__(self, engine: _EngineT, found: Callable[[], None]) -> None:
         super().__init__(engine)
         self._found = found
 
@@ -87,7 +88,7 @@ class Gatherer:
         self._planned = False
         self._used_ns: dict[str, int] = {}  # by topic that has a lane, the longest idle first
         self._ahead: dict[tuple[str, int], deque[_BlockOut]] = {}  # the same by topic and delay
-        self._turner = _ProducerTurner(self.engine, self._settle)
+        self._turner = SettledTurner(self.engine, self._settle)
         self._look = self.loop.call_later(_LOOK_S, self._now_and_then)
         self._stopping = False
 

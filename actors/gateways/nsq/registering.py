@@ -26,7 +26,6 @@ from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, Final, cast
 
 from ....transport.errors import E_BAD_ARGUMENT, UsageError, ZsqError
-from ....transport.names import is_ephemeral
 from ....transport.nsq.lookup import LookupFailed, LookupSession, Node, Registration, is_name, parse_channels, registrations
 from ..acting import ActingAdmin
 from .asking import NotAnswered, Way, ask, joined, parse_url
@@ -47,7 +46,6 @@ class Registrar:
 
     def __init__(self, addresses: Sequence[str], node: Node, *, pause_s: float = PAUSE_S) -> None:
         self._lookupds = [_Lookupd(address, node, pause_s) for address in dict.fromkeys(addresses)]
-        self._topics: Mapping[str, Collection[str]] = {}
         self._slots = asyncio.Semaphore(ASKED_MAX)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -66,9 +64,7 @@ class Registrar:
         Just after the start it waits for the first connections: nsqd makes topics without channels then.
         Never fails: who does not answer within CHANNELS_S does not count, as in nsqd, which then logs it too.
         """
-        if not is_name(topic):
-            return []
-        if not self._tasks:
+        if not is_name(topic) or not self._tasks:
             return []
         asking = [asyncio.ensure_future(self._ask(lookupd, topic)) for lookupd in self._lookupds]
         done, late = await asyncio.wait(asking, timeout=CHANNELS_S)
@@ -266,9 +262,7 @@ class _LookupConnection(asyncio.Protocol):
 
 
 LOOK_S: Final = 1.0
-LOOK_PAUSE_S: Final = (
-    0.002  # between two looks at least; and four times as long as the look took, so many new topics cost a fifth of a core
-)
+LOOK_PAUSE_S: Final = 0.002  # between two looks at least; and four times as long as the look took: many new topics cost a fifth of a core
 ASK_S: Final = 10.0
 
 
@@ -302,7 +296,7 @@ class Discovery:
     async def _prepare(self, topic: str) -> None:
         try:
             if topic not in await self._admin.topics():
-                channels = [name for name in await self._registrar.channels_of(topic) if not is_ephemeral(name)]
+                channels = await self._registrar.channels_of(topic)
                 await self._admin.create_topic(topic)
                 for channel in channels:
                     await self._admin.create_channel(topic, channel)
@@ -316,7 +310,7 @@ class Discovery:
     async def _follow(self, topic: str, there: Collection[str]) -> None:
         """Of a topic that is new, and was not prepared."""
         for channel in await self._registrar.channels_of(topic):
-            if channel in there or is_ephemeral(channel):
+            if channel in there:
                 continue
             if topic not in self._known:
                 return  # it was deleted while nsqlookupd was asked, which may take long: it shall not come back

@@ -140,7 +140,6 @@ def test_the_end_is_told_and_understood(made: Certificates) -> None:
     with pytest.raises(ssl.SSLWantReadError):
         client.tls.unwrap()
     assert layers.receive(client.outgoing.read()) == b""
-    assert layers.ended
     layers, client = pair(server(made), made.client())
     client.incoming.write(layers.close())
     assert client.tls.read() == b""  # the end, and not a cut

@@ -50,7 +50,7 @@ class Elsewhere:
     def update(self, topics: Any) -> None: ...
 
     async def channels_of(self, topic: str) -> list[str]:
-        return ["archive", "mail", "passing#ephemeral"]
+        return ["archive", "mail"]
 
     async def close(self) -> None: ...
 
