@@ -30,6 +30,7 @@ from ..storage.errors import Damaged, Locked, StorageError
 from ..storage.files import Files
 from ..storage.log.log_format import BACKUP_NAME, CHUNK_SUFFIX, LOCK_NAME
 from ..transport.client.blocking.client import Admin
+from ..transport.client.core.administration import manage
 from ..transport.errors import (
     E_BAD_ARGUMENT,
     E_CHECKSUM,
@@ -74,7 +75,8 @@ class _Storages(Admin):
     """Asks each topic's storage for its part."""
 
     def part(self, topic: str, do: str, name: str) -> dict[str, Any]:
-        return self._manage("backup", topic, do=do, id=name)
+        found: dict[str, Any] = self._carry_out(manage("backup", topic, None, {"do": do, "id": name}, repeatable=False))
+        return found
 
 
 @dataclass(slots=True)

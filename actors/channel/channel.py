@@ -18,7 +18,7 @@ import time
 from functools import cached_property
 from typing import Any
 
-from ...transport.client.core.subscription import END
+from ...transport.client.core.asking import END
 from ...transport.errors import E_BAD_ARGUMENT, E_BAD_COMMAND, E_CLOSED, E_CLOSING, E_HELLO, E_LIMIT, Refused, UsageError, ZsqError
 from ...transport.names import is_ephemeral
 from ...transport.wire import protocol as p

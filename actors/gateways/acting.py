@@ -6,10 +6,10 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
-from ...transport.block.block import Block
 from ...transport.client.asyncio.aio import Admin, Producer
+from ...transport.client.core.asking import Question, Reply
 from ...transport.wire.protocol import Manage, Wire
 from ..security.policy import Action, Principal
 
@@ -25,14 +25,14 @@ class ActingAdmin(Admin):
         super().__init__(url, timeout=timeout)
         self._via = via
 
-    async def _ask(self, make: Callable[[int], Wire], *, repeatable: bool) -> tuple[Any, list[Block]]:
+    async def _ask(self, question: Question) -> Reply:
         by = {"user": "", "from": "", "via": self._via, **ACTING.get()}
 
         def named(number: int) -> Wire:
-            message = make(number)
+            message = question.make(number)
             return replace(message, by=by) if isinstance(message, Manage) else message
 
-        return await super()._ask(named, repeatable=repeatable)
+        return await super()._ask(question._replace(make=named))
 
 
 class ActingProducer(Producer):

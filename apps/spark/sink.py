@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 import pyspark
@@ -21,6 +21,7 @@ from pyspark.sql.types import StructType
 
 from ...transport.client.blocking.stage_writer import StageCommitter, StageWriter
 from ...transport.errors import E_UNSUPPORTED, BrokerUnreachable, NotFound, Refused, UsageError, ZsqError, from_wire
+from ...transport.wire.answers import Committed
 from ...transport.wire.protocol_client import STAGE_PARTS_MAX, StagePart
 from .options import SinkOptions, wrong
 from .packing import Packer, rows_as_batches, several_topics, topic_of
@@ -139,7 +140,7 @@ def commit_parts(options: SinkOptions, messages: Sequence[WriterCommitMessage | 
         LOGGER.info("%s was in topic %s already: nothing was stored again", what, topic)
 
 
-def _commit(options: SinkOptions, topic: str, transaction: SinkTransaction, parts: list[StagePart], what: str) -> dict[str, Any]:
+def _commit(options: SinkOptions, topic: str, transaction: SinkTransaction, parts: list[StagePart], what: str) -> Committed:
     deadline = time.monotonic() + options.timeout_s
     while True:
         left = max(0.1, deadline - time.monotonic())

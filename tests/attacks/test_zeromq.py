@@ -22,8 +22,9 @@ from support.keys import Keyring
 import zsq
 from zsq.actors.security.access import token_hash
 from zsq.transport.block.block import pack
-from zsq.transport.client.blocking.client import seek
 from zsq.transport.client.blocking.stage_writer import StageCommitter, StagePart, StageWriter
+from zsq.transport.client.core.administration import seek
+from zsq.transport.wire.answers import Committed
 
 MIB = 1024 * 1024
 USERS = ("owner", "admin", "mallory", "etl", "rival", "crowd", "nurse")
@@ -304,7 +305,7 @@ def staged(who: As, app: str, version: int, *bodies: bytes, topic: str = "rows")
     return part
 
 
-def commit(who: As, app: str, version: int, parts: list[StagePart]) -> dict[str, Any]:
+def commit(who: As, app: str, version: int, parts: list[StagePart]) -> Committed:
     with StageCommitter(who.broker.tcp, "rows", timeout=20, key_file=who.keys) as committer:
         return committer.commit(app, version, parts)
 
@@ -493,9 +494,9 @@ def test_a_storm_of_seeks_leaves_the_others_served(owner: As) -> None:
     def storm(number: int) -> None:
         with owner.admin() as admin:
             while not over.is_set():  # the next ones are on their way before these are answered
-                moves = [seek("stormy", "moved", "earliest" if one % 2 else "latest", False, False) for one in range(500)]
-                for request in [admin._begin(move, repeatable=True) for move in moves]:
-                    admin._await(request)
+                moves = [next(seek("stormy", "moved", "earliest" if one % 2 else "latest", False, False)) for one in range(500)]
+                for request in [admin._ask(move) for move in moves]:
+                    admin._reply(request)
                     seeks[number] += 1
 
     with owner.producer() as producer, owner.consumer("stormy", "honest") as consumer:

@@ -20,6 +20,7 @@ from support.topic import Topic
 
 import zsq
 from zsq.apps.cli import app
+from zsq.transport.client.core.administration import manage
 from zsq.transport.errors import ZsqError
 
 MIB = 1 << 20
@@ -214,9 +215,9 @@ def test_topics_that_come_and_go(busy: Broker, tmp_path: Path) -> None:
         assert told["left_out"] == ["unwanted"]
         assert told["topics"]["kept"]["end"] == 1
         with pytest.raises(ZsqError, match="in memory"):
-            admin._manage("backup", "memory#ephemeral", do="state", id="x")
+            admin._carry_out(manage("backup", "memory#ephemeral", None, {"do": "state", "id": "x"}))
         with pytest.raises(ZsqError, match="does not know of this backup"):
-            admin._manage("backup", "kept", do="log", id="x")
+            admin._carry_out(manage("backup", "kept", None, {"do": "log", "id": "x"}))
     run("restore", tmp_path / "b", tmp_path / "data")
     assert "is not empty" in run("restore", tmp_path / "b", tmp_path / "data", code=2)
     assert "does not exist" in run("backup", busy.data_dir, tmp_path / "c", "--without", "nothing", code=1)

@@ -14,6 +14,7 @@ import zsq
 from zsq.transport.block.block import pack
 from zsq.transport.client.blocking.client import Admin
 from zsq.transport.client.blocking.stage_writer import StageCommitter, StagePart, StageWriter
+from zsq.transport.client.core.administration import manage
 from zsq.transport.errors import E_BAD_ARGUMENT, E_CLOSED, E_NOT_EMPTY, Refused, UsageError
 from zsq.transport.wire.codec import decode, encode
 from zsq.transport.wire.protocol import PROTOCOL_VERSION, Done, Failed, Lookup, Sub, Wire
@@ -245,7 +246,7 @@ def test_what_makes_no_sense_is_refused(broker: Broker) -> None:
         with pytest.raises(UsageError, match=E_BAD_ARGUMENT):
             admin.close_topic("t", to="everybody")  # type: ignore[arg-type]
         with pytest.raises(UsageError, match="a topic is closed, not one of its channels"):
-            admin._manage("close", "t", "c")
+            admin._carry_out(manage("close", "t", "c"))
         with pytest.raises(zsq.NotFound):
             admin.close_topic("nowhere")
 

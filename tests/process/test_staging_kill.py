@@ -15,6 +15,7 @@ from support.stages import TOPIC, blocks_of, bodies_of, staged_files, stored, to
 
 import zsq
 from zsq.transport.client.blocking.stage_writer import StageCommitter, StagePart, StageWriter
+from zsq.transport.wire.answers import Committed
 
 ROWS = 20_000
 BODIES = bodies_of("row", ROWS, 100)
@@ -150,7 +151,7 @@ def test_a_kill_right_after_the_commit_was_sent(broker: Broker, rows: int) -> No
     wait_for(lambda: not staged_files(broker), 20, "an empty staging folder")
 
 
-def commit(committer: StageCommitter, version: int, part: StagePart, task: Task) -> dict[str, Any]:
+def commit(committer: StageCommitter, version: int, part: StagePart, task: Task) -> Committed:
     return committer.commit("app", version, [part])
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.broker import Broker, kill, wait_for
@@ -13,6 +12,7 @@ from support.stages import TOPIC, bodies_of, staged_files, stored, topic_row, wr
 
 import zsq
 from zsq.transport.client.blocking.stage_writer import StageCommitter, StagePart
+from zsq.transport.wire.answers import Committed
 
 PARTS = 300
 BODIES = {n: bodies_of(f"part{n}", 1, 64 * 1024) for n in range(PARTS)}
@@ -32,15 +32,15 @@ class Task(threading.Thread):
     def __init__(self, committer: StageCommitter, version: int, parts: list[StagePart]) -> None:
         super().__init__(daemon=True)
         self.committer, self.version, self.parts = committer, version, parts
-        self.done: dict[str, Any] = {}
+        self.done: Committed | None = None
         self.start()
 
     def run(self) -> None:
         self.done = self.committer.commit("app", self.version, self.parts)
 
-    def result(self) -> dict[str, Any]:
+    def result(self) -> Committed:
         self.join(60)
-        assert self.done, "the commit did not end well"
+        assert self.done is not None, "the commit did not end well"
         return self.done
 
     def is_merging(self, broker: Broker) -> bool:

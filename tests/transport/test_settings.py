@@ -70,14 +70,14 @@ from zsq.actors.settings.channel_settings import made, resolve
 from zsq.apps.cli.manage.channel import channel
 from zsq.apps.cli.manage.settings import CHANGEABLE, describe_channel, given_settings
 from zsq.apps.cli.messages.consume import sub
-from zsq.transport.client.blocking.client import configure_channel
+from zsq.transport.client.core.administration import configure_channel
 from zsq.transport.errors import UsageError
 
 for command in (channel.commands["create"], channel.commands["set"], sub):
     assert "--shade N" in CliRunner().invoke(command, ["--help"]).output, command
 assert given_settings(CHANGEABLE, {"shade": 5}) == {"shade": 5}
 assert resolve({"shade": 5}).shade == 5 and resolve({}).shade == 3 and made({"shade": 5}) == ({"shade": 5}, None)
-assert configure_channel("t", "c", {"shade": 5})(1).options == {"shade": 5}
+assert next(configure_channel("t", "c", {"shade": 5})).make(1).options == {"shade": 5}
 assert "light      shade 5" in describe_channel("t", "c", resolve({"shade": 5}).as_dict())
 assert _known({"shade": 5}, table.ChannelOptions) == {"shade": 5}
 assert '"name": "shade", "kind": "count", "label": "Shade"' in settings_module()

@@ -14,6 +14,7 @@ import click
 
 from ....actors.runtime.logs import escaped
 from ....transport.reports import AlarmEvent, AlarmReceiver, AlarmRow
+from ....transport.wire.answers import AuditEntry
 from ..options import with_broker
 from ..output import json_lines_option, json_option, say, tell, tell_line
 
@@ -101,7 +102,7 @@ def audit(last: int, topic: str, user: str | None, as_json: bool, url: str, time
             click.echo(describe_entry(row))
 
 
-def describe_entry(row: dict[str, Any]) -> str:
+def describe_entry(row: AuditEntry) -> str:
     """A line for people; what came from outside cannot break it, or colour it."""
     if "via" not in row:
         return escaped(f"{row.get('time', '')}  {row.get('action', '')}  {row.get('count', '')}")

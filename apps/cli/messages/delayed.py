@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import time
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 import click
 
+from ....transport.wire.answers import DelayedRow
 from ..options import with_broker
 from ..output import json_option, tell
 
@@ -92,14 +93,14 @@ def delayed_cancel(topic: str, keys: tuple[str, ...], everything: bool, as_json:
     return 1 if missing else 0
 
 
-def _line(one: dict[str, Any]) -> str:
+def _line(one: DelayedRow) -> str:
     body = one["body"].decode(errors="backslashreplace")
     shown = "".join(letter if letter.isprintable() else "\N{MIDDLE DOT}" for letter in body[:BODY_CHARACTERS])
     more = "..." if one["size"] > len(one["body"]) or len(body) > BODY_CHARACTERS else ""
     return f"{one['key']}  {_when(one['due_ns'])}  {one['size']:>9,}  {shown}{more}"
 
 
-def _json(one: dict[str, Any]) -> str:
+def _json(one: DelayedRow) -> str:
     return json.dumps({name: value.hex() if isinstance(value, bytes) else value for name, value in one.items()})
 
 

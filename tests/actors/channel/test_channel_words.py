@@ -13,7 +13,7 @@ from tests.actors.channel.test_channel_actor import Shell
 from zsq.actors.channel.feed import FeedState
 from zsq.actors.settings import options
 from zsq.transport.block.block import Block, pack, with_place
-from zsq.transport.client.core.subscription import END
+from zsq.transport.client.core.asking import END
 from zsq.transport.errors import UsageError
 from zsq.transport.wire import protocol as p
 

@@ -17,9 +17,9 @@ from zsq.apps.cli import quantities as places
 from zsq.apps.cli.inspect import message as look
 from zsq.apps.cli.manage.settings import describe_channel, given_settings, with_settings, with_start
 from zsq.apps.cli.quantities import MessageId, parse_place, parse_seconds, spelled
+from zsq.transport.client.core import asking as channel_options
 from zsq.transport.client.core import message as stored
 from zsq.transport.client.core import peeking
-from zsq.transport.client.core import subscription as channel_options
 from zsq.transport.settings import CHANNEL, ChannelSettings, NewChannelOptions
 
 NOW = 1_795_000_000.0
@@ -81,6 +81,7 @@ def test_a_time_that_no_clock_shows_is_refused_before_it_is_sent(text: str) -> N
 def test_any_text_is_a_place_that_can_be_sent_or_refused(text: str) -> None:
     with contextlib.suppress(ValueError, zsq.UsageError):
         (value,) = channel_options.moved_to(parse_place(text)).values()
+        assert isinstance(value, int)
         assert abs(value) <= 1 << 62
 
 

@@ -12,10 +12,10 @@ from crc32c import crc32c
 import zsq
 from zsq.transport.block.block import pack, with_place
 from zsq.transport.block.block_format import BLOCK_COUNT_MAX, MESSAGE_BYTES_MAX, decode_header
-from zsq.transport.client.blocking import client, consumer
+from zsq.transport.client.blocking import consumer
 from zsq.transport.client.blocking.range_reader import RangeReader
-from zsq.transport.client.core import lane, peeking
-from zsq.transport.client.core import subscription as channel_options
+from zsq.transport.client.core import asking as channel_options
+from zsq.transport.client.core import lane, peeking, reading
 from zsq.transport.client.core.lane import ProducerEngine, pack_many
 from zsq.transport.client.core.message import Fetched, parse_id, stored
 from zsq.transport.errors import E_BAD_BLOCK, E_TOO_BIG, NotFound, UsageError
@@ -56,21 +56,21 @@ def test_a_setting_fits_into_a_word(sign: int) -> None:
 
 
 def test_the_newest_are_a_bounded_number() -> None:
-    for count in (1, client.NEWEST_MAX):
-        assert client.newest(count)(7) == p.OffsetAt(7, 0, count)
-    for count in (0, client.NEWEST_MAX + 1):
+    for count in (1, reading.NEWEST_MAX):
+        assert next(reading.newest(count)).make(7) == p.OffsetAt(7, 0, count)
+    for count in (0, reading.NEWEST_MAX + 1):
         with pytest.raises(UsageError, match="newest"):
-            client.newest(count)
+            next(reading.newest(count))
     with pytest.raises(UsageError):
-        client.measure(0, 5, 0)
+        next(reading.measure(0, 5, 0))
 
 
 def test_a_read_asks_for_something() -> None:
     """A broker would give a block for 0 bytes too; who asks for them has made a mistake, and reads more than it thinks."""
-    assert client.fetch(0, 1)(7) == p.Fetch(7, 0, 1)
+    assert reading.fetch(0, 1).make(7) == p.Fetch(7, 0, 1)
     for offset, size in ((0, 0), (0, -1), (-1, 1)):
         with pytest.raises(UsageError, match="bytes_max 1 or more"):
-            client.fetch(offset, size)
+            reading.fetch(offset, size)
 
 
 def test_a_message_is_found_in_its_block_only() -> None:

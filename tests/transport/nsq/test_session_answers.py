@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import zsq
+from zsq.transport.client.core.asking import Question
 from zsq.transport.errors import Refused, UsageError
 from zsq.transport.wire.protocol import OffsetAt
 
@@ -107,7 +108,7 @@ def test_every_client_can_be_used_and_closed_in_a_forked_child(broker: Broker) -
     admin.ping()
     reader.head()
     broker.deaf_to.add(OffsetAt)  # an answer that came before the fork would be the child's too
-    request = reader._begin(lambda number: OffsetAt(number, 0), repeatable=True)
+    request = reader._ask(Question(lambda number: OffsetAt(number, 0)))
 
     def work() -> None:
         with pytest.raises(UsageError, match="process that published"):
@@ -117,7 +118,7 @@ def test_every_client_can_be_used_and_closed_in_a_forked_child(broker: Broker) -
         assert admin.ping() == "OK"
         assert reader.head()[1] >= 1
         with pytest.raises(Refused, match="the request belongs to the process that asked"):
-            reader._await(request)
+            reader._reply(request)
         for client in (producer, admin, reader):
             client.close()
 

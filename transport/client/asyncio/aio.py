@@ -19,12 +19,12 @@ from typing import Any, Self, TypeVar
 from ...block.block import MESSAGE_BYTES_MAX, Block
 from ...errors import E_BAD_ARGUMENT, UsageError
 from ...wire.codec import HeaderValue
-from ..blocking.client import Fetched, Measured
 from ..blocking.drive import inherit
 from ..blocking.producer import FOREIGN_RECEIPT, ProducerBase, ReceiptView, make_engine
 from ..core.lane import QUEUE_BYTES_MAX, ProducerEngine, Text, as_attributes, as_body, as_delay_ms, largest_of, one_block, pack_many
-from ..core.message import Delay
+from ..core.message import Delay, Fetched
 from ..core.producer_session import PendingBlock
+from ..core.reading import Measured
 from .aio_asker import Admin, Reader, Turner
 from .aio_consumer import Batch, Consumer, Message
 

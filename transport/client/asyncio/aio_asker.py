@@ -12,45 +12,33 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, Unpack, overload
+from typing import Any, Generic, Self, TypeVar, Unpack
 
-from ...block.block import Block
-from ...errors import E_CLOSING, CorruptBlock, Refused
-from ...names import check_name
+from ...errors import ZsqError
 from ...settings import ChannelOptions, NewChannelOptions, RetentionSettings
-from ...wire.address import DefaultTimeout, Target, parse, url_last
-from ...wire.credentials import KeyFile
-from ...wire.protocol import Wire
-from ..blocking.client import (
-    BYTES_ANY,
-    Fetched,
-    Measured,
-    Side,
-    audit,
-    configure_channel,
-    configure_topic,
-    create_topic,
-    fetch,
-    fetched,
-    list_topics,
-    manage,
-    measure,
-    measured,
-    newest,
-    offset_at,
-    overview,
-    redrive_to,
-    seek,
-    stats,
+from ...wire.answers import (
+    AuditEntry,
+    ChannelConfigured,
+    Chunks,
+    Closed,
+    DelayedCount,
+    DelayedRow,
+    Made,
+    Moved,
+    Nothing,
+    Overview,
+    TopicConfigured,
 )
+from ..blocking.client import AdminBase, AskerBase, ReaderBase
 from ..blocking.drive import inherit
-from ..blocking.producer import TIMEOUT_S, check_times
-from ..core.link import FAR_NS, Engine, Steps, Waiter, until_ns
-from ..core.message import StoredMessage, stored
-from ..core.peeking import PEEK_COUNT, Look, Peek, check_count, look_at_channel, look_at_newest
-from ..core.peeking import ask as ask_peek
+from ..core import administration, peeking, reading
+from ..core.administration import Side
+from ..core.asking import Asking, Place, Question, Reply
+from ..core.link import FAR_NS, Engine, Steps, Waiter
+from ..core.message import Fetched, StoredMessage
+from ..core.peeking import PEEK_COUNT, Peek
+from ..core.reading import BYTES_ANY, Measured
 from ..core.requester import RequestEngine
-from ..core.subscription import END, Place, on_wire
 
 _EngineT = TypeVar("_EngineT", bound=Engine)
 _T = TypeVar("_T")
@@ -156,36 +144,34 @@ class Turner(Generic[_EngineT]):
             waiter.wake()
 
 
-class _Asker:
+class Asker(AskerBase):
     """Asks one target; any number of tasks may ask at once."""
 
-    def __init__(self, url: str | None, target: Target, timeout: float | None, *, patient: bool = False, key_file: KeyFile = None) -> None:
-        check_times(timeout, None)
-        self._address = parse(url, key_file)
-        self._target = target
-        self._timeout = timeout
-        self._patient = patient
-        self._closed = False
-        self._made: Turner[RequestEngine] | None = None
+    _made: Turner[RequestEngine] | None
 
-    async def _ask(self, make: Callable[[int], Wire], *, repeatable: bool) -> tuple[Any, list[Block]]:
-        if self._closed:
-            raise Refused(E_CLOSING, "this client is closed; make a new one")
+    async def _carry_out(self, asking: Asking[_T]) -> _T:
+        """Ask what this call asks."""
+        try:
+            question = next(asking)
+            while True:
+                try:
+                    reply = await self._ask(question)
+                except ZsqError as error:
+                    question = asking.throw(error)
+                else:
+                    question = asking.send(reply)
+        except StopIteration as end:
+            result: _T = end.value
+            return result
+
+    async def _ask(self, question: Question) -> Reply:
+        self._check_open()
         turner = self._made
         if turner is None or turner.pid != os.getpid():
             if turner is not None:
                 inherit(turner)
-            engine = RequestEngine(self._address, self._target, patient=self._patient)
-            turner = self._made = Turner(engine, tells=True, hasty=isinstance(self._timeout, DefaultTimeout))
-        engine = turner.engine
-        number = engine.number()
-        request = engine.ask(number, make(number), repeatable=repeatable)
-        if not await turner.wait(lambda: request.done, until_ns(self._timeout)):
-            engine.give_up(request)
-            raise engine.too_late(self._timeout)
-        if request.error is not None:
-            raise request.error
-        return request.answer, request.blocks
+            turner = self._made = Turner(self._engine(), tells=True, hasty=self._hasty)
+        return await turner.carry_out(turner.engine.reply(turner.engine.begin(question), self._timeout))
 
     async def close(self) -> None:
         self._closed = True
@@ -202,160 +188,108 @@ class _Asker:
         await self.close()
 
 
-class Admin(_Asker):
+class Admin(AdminBase, Asker):
     """Topics and channels by command; see `zsq.Admin`."""
 
-    def __init__(self, url: str | None = None, *, timeout: float | None = TIMEOUT_S, key_file: KeyFile = None) -> None:
-        super().__init__(url, Target("supervisor"), timeout, key_file=key_file)
+    async def create_topic(self, name: str, sync: str = "always", **retention: Unpack[RetentionSettings]) -> Made:
+        return await self._carry_out(administration.create_topic(name, sync, retention))
 
-    async def _do(self, make: Callable[[int], Wire], *, repeatable: bool = False) -> dict[str, Any]:
-        answer, _ = await self._ask(make, repeatable=repeatable)
-        data: dict[str, Any] = answer.data
-        return data
+    async def configure_topic(self, name: str, **retention: Unpack[RetentionSettings]) -> TopicConfigured:
+        return await self._carry_out(administration.configure_topic(name, retention))
 
-    async def create_topic(self, name: str, sync: str = "always", **retention: Unpack[RetentionSettings]) -> dict[str, Any]:
-        return await self._do(create_topic(name, sync, retention))
+    async def create_channel(self, topic: str, channel: str, **settings: Unpack[NewChannelOptions]) -> Made:
+        return await self._carry_out(administration.create_channel(topic, channel, settings))
 
-    async def configure_topic(self, name: str, **retention: Unpack[RetentionSettings]) -> dict[str, Any]:
-        return await self._do(configure_topic(name, retention), repeatable=True)
+    async def configure_channel(self, topic: str, channel: str, **settings: Unpack[ChannelOptions]) -> ChannelConfigured:
+        return await self._carry_out(administration.configure_channel(topic, channel, settings))
 
-    async def create_channel(self, topic: str, channel: str, **settings: Unpack[NewChannelOptions]) -> dict[str, Any]:
-        return await self._do(manage("create", topic, channel, on_wire(settings)))
+    async def delete_topic(self, name: str, force: bool = False) -> Nothing:
+        return await self._carry_out(administration.delete(name, None, force))
 
-    async def configure_channel(self, topic: str, channel: str, **settings: Unpack[ChannelOptions]) -> dict[str, Any]:
-        return await self._do(configure_channel(topic, channel, settings), repeatable=True)
+    async def close_topic(self, name: str, to: Side = "publishers") -> Closed:
+        return await self._carry_out(administration.close_topic(name, to))
 
-    async def delete_topic(self, name: str, force: bool = False) -> dict[str, Any]:
-        return await self._do(manage("delete", name, None, {"force": force}))
+    async def open_topic(self, name: str, to: Side = "publishers") -> Closed:
+        return await self._carry_out(administration.open_topic(name, to))
 
-    async def close_topic(self, name: str, to: Side = "publishers") -> dict[str, Any]:
-        return await self._do(manage("close", name, None, {"to": to}), repeatable=True)
+    async def delete_channel(self, topic: str, channel: str, force: bool = False) -> Nothing:
+        return await self._carry_out(administration.delete(topic, channel, force))
 
-    async def open_topic(self, name: str, to: Side = "publishers") -> dict[str, Any]:
-        return await self._do(manage("open", name, None, {"to": to}), repeatable=True)
+    async def pause(self, topic: str, channel: str | None = None) -> Nothing:
+        return await self._carry_out(administration.pause(topic, channel))
 
-    async def delete_channel(self, topic: str, channel: str, force: bool = False) -> dict[str, Any]:
-        return await self._do(manage("delete", topic, channel, {"force": force}))
+    async def unpause(self, topic: str, channel: str | None = None) -> Nothing:
+        return await self._carry_out(administration.unpause(topic, channel))
 
-    async def pause(self, topic: str, channel: str | None = None) -> dict[str, Any]:
-        return await self._do(manage("pause", topic, channel, {}))
+    async def empty(self, topic: str, channel: str | None = None) -> Nothing:
+        return await self._carry_out(administration.empty(topic, channel))
 
-    async def unpause(self, topic: str, channel: str | None = None) -> dict[str, Any]:
-        return await self._do(manage("unpause", topic, channel, {}))
-
-    async def empty(self, topic: str, channel: str | None = None) -> dict[str, Any]:
-        return await self._do(manage("empty", topic, channel, {}))
-
-    async def seek(self, topic: str, channel: str, where: Place, forward: bool = False, clamp: bool = False) -> dict[str, Any]:
-        return await self._do(seek(topic, channel, where, forward, clamp), repeatable=True)
+    async def seek(self, topic: str, channel: str, where: Place, forward: bool = False, clamp: bool = False) -> Moved:
+        return await self._carry_out(administration.seek(topic, channel, where, forward, clamp))
 
     async def redrive_to(
         self, dead_topic: str, to: str, channel: str | None, origin: tuple[str, str, str], chosen: bool = False
-    ) -> dict[str, Any]:
-        return await self._do(redrive_to(dead_topic, to, channel, origin, chosen), repeatable=True)
+    ) -> Nothing:
+        return await self._carry_out(administration.redrive_to(dead_topic, to, channel, origin, chosen))
 
     async def peek(self, topic: str, channel: str | None = None, count: int = PEEK_COUNT) -> Peek:
-        look: Look
         async with Reader(topic, url=self._address.url, timeout=self._timeout, key_file=self._address.credentials) as reader:
-            if channel is None:
-                look = look_at_newest(topic, await reader.newest(check_count(count)), (await reader.head())[1], count)
-            else:
-                look = look_at_channel(topic, channel, await self._do(ask_peek(topic, channel, count), repeatable=True), count)
-            try:
-                step = next(look)
-                while True:
-                    step = look.send(await reader.read(*step))
-            except StopIteration as end:
-                found: Peek = end.value
-                return found
+            held = await self._carry_out(peeking.ask(topic, channel, count))
+            return await reader._carry_out(peeking.look(topic, channel, held, count))
 
-    async def delayed_list(self, topic: str, after: str = "", limit: int = 1_000) -> list[dict[str, Any]]:
-        answer = await self._do(manage("delayed", topic, None, {"do": "list", "after": after, "limit": limit}), repeatable=True)
-        return list(answer["messages"])
+    async def delayed_list(self, topic: str, after: str = "", limit: int = 1_000) -> list[DelayedRow]:
+        return await self._carry_out(administration.delayed_list(topic, after, limit))
 
-    async def delayed_count(self, topic: str) -> dict[str, int]:
-        return await self._do(manage("delayed", topic, None, {"do": "count"}), repeatable=True)
+    async def delayed_count(self, topic: str) -> DelayedCount:
+        return await self._carry_out(administration.delayed_count(topic))
 
     async def delayed_cancel(self, topic: str, keys: Sequence[str]) -> list[bool]:
-        answer = await self._do(manage("delayed", topic, None, {"do": "cancel", "keys": tuple(keys)}))
-        return list(answer["cancelled"])
+        return await self._carry_out(administration.delayed_cancel(topic, keys))
 
     async def delayed_cancel_all(self, topic: str) -> int:
-        total, more = 0, True
-        while more:
-            answer = await self._do(manage("delayed", topic, None, {"do": "cancel", "all": True}))
-            total, more = total + int(answer["cancelled"]), bool(answer["more"] and answer["cancelled"])
-        return total
+        return await self._carry_out(administration.delayed_cancel_all(topic))
 
     async def topics(self) -> dict[str, list[str]]:
-        found = (await self._do(list_topics(), repeatable=True))["topics"]
-        return {name: sorted(channels) for name, channels in sorted(found.items())}
+        return await self._carry_out(administration.topics())
 
     async def stats(self, topic: str | None = None, channel: str | None = None) -> dict[str, Any]:
-        return await self._do(stats(topic, channel), repeatable=True)
+        return await self._carry_out(administration.stats(topic, channel))
 
-    async def overview(self, since: int = 0, *, processes: bool = False, alarms: bool = False) -> dict[str, Any]:
-        return await self._do(overview(since, processes, alarms), repeatable=True)
+    async def overview(self, since: int = 0, *, processes: bool = False, alarms: bool = False) -> Overview:
+        return await self._carry_out(administration.overview(since, processes, alarms))
 
-    async def audit(self, count: int = 100, topic: str = "") -> list[dict[str, Any]]:
-        return list((await self._do(audit(count, topic), repeatable=True))["entries"])
+    async def audit(self, count: int = 100, topic: str = "") -> list[AuditEntry]:
+        return await self._carry_out(administration.audit(count, topic))
 
-    async def chunks(self, topic: str) -> dict[str, Any]:
-        return await self._do(manage("chunks", topic, None, {}), repeatable=True)
+    async def chunks(self, topic: str) -> Chunks:
+        return await self._carry_out(administration.chunks(topic))
 
     async def ping(self) -> str:
-        return str((await self.stats()).get("health", "OK"))
+        return await self._carry_out(administration.ping())
 
 
-class Reader(_Asker):
+class Reader(ReaderBase, Asker):
     """Reads a topic by offset; see `zsq.Reader`."""
 
-    @overload
-    def __init__(
-        self, topic: str, *, url: str | None = None, timeout: float | None = TIMEOUT_S, patient: bool = False, key_file: KeyFile = None
-    ) -> None: ...
-    @overload
-    def __init__(
-        self, url: str | None, topic: str, *, timeout: float | None = TIMEOUT_S, patient: bool = False, key_file: KeyFile = None
-    ) -> None:
-        """Deprecated: name the URL, as in `Reader(topic, url=url)`."""
-
-    @url_last("topic")
-    def __init__(
-        self, topic: str, *, url: str | None = None, timeout: float | None = TIMEOUT_S, patient: bool = False, key_file: KeyFile = None
-    ) -> None:
-        super().__init__(url, Target("reader", check_name(topic), create=False), timeout, patient=patient, key_file=key_file)
-        self.topic = topic
-
     async def read(self, offset: int, bytes_max: int = 1 << 20) -> Fetched:
-        for attempt in (1, 2):
-            try:
-                return fetched(*await self._ask(fetch(offset, bytes_max), repeatable=True))
-            except CorruptBlock:
-                if attempt == 2:
-                    raise
-        raise AssertionError("unreachable")
+        return await self._carry_out(reading.read(offset, bytes_max))
 
     async def head(self) -> tuple[int, int]:
-        answer, _ = await self._ask(fetch(END, 1), repeatable=True)
-        return answer.start, answer.head
+        return await self._carry_out(reading.head())
 
     async def offset_at(self, time_ns: int) -> int:
-        answer, _ = await self._ask(offset_at(time_ns), repeatable=True)
-        return int(answer.data["offset"])
+        return await self._carry_out(reading.offset_at(time_ns))
 
     async def newest(self, count: int) -> int:
-        answer, _ = await self._ask(newest(count), repeatable=True)
-        return int(answer.data["offset"])
+        return await self._carry_out(reading.newest(count))
 
     async def message(self, offset: int) -> StoredMessage:
-        return stored(self.topic, offset, await self.read(offset, 1))
+        return await self._carry_out(reading.message(self.topic, offset))
 
     async def measure(self, start: int, end: int = -1, bytes_max: int = BYTES_ANY) -> Measured:
-        answer, _ = await self._ask(measure(start, end, bytes_max), repeatable=True)
-        return measured(answer)
+        return await self._carry_out(reading.measure(start, end, bytes_max))
 
     async def uuid(self) -> str:
         await self.head()
         assert self._made is not None
-        return str(self._made.engine.link.opened.get("uuid", ""))
+        return self._made.engine.uuid

@@ -28,10 +28,11 @@ from ...wire.address import DefaultTimeout, parse, url_last
 from ...wire.credentials import KeyFile
 from ...wire.protocol import MESSAGE_TIMEOUT_MS_MAX, MESSAGE_TIMEOUT_MS_MIN
 from ..core import message as reasons
+from ..core.asking import on_wire
 from ..core.consumer_session import ConsumerSession, LeasedBlock
 from ..core.link import FAR_NS, check_timeout, until_ns
 from ..core.message import Batch, Message
-from ..core.subscription import TELL_NS, ConsumerEngine, on_wire
+from ..core.subscription import TELL_NS, ConsumerEngine
 from .drive import Drive, inherit, ours, remember, remember_fork
 from .producer import check_times
 

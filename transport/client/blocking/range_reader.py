@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Final
 
@@ -10,8 +11,10 @@ from ...errors import E_BAD_ARGUMENT, E_DATA_LOSS, DataLoss, UsageError
 from ...names import check_name
 from ...wire.address import Target
 from ...wire.credentials import KeyFile
+from ..core.message import Fetched
+from ..core.reading import fetch, fetched
 from ..core.requester import Request
-from .client import Asker, Fetched, fetch, fetched
+from .client import Asker
 from .producer import TIMEOUT_S
 
 GAPS_MAX: Final = 1000  # that are kept; `lost` counts all
@@ -65,7 +68,7 @@ class RangeReader(Asker):
         ahead: Request | None = self._fetch(offset)
         try:
             while ahead is not None:
-                found = fetched(*self._await(ahead))
+                found = fetched(self._reply(ahead))
                 self._check_topic()
                 reached = found.next_offset
                 # An answer that leads nowhere: the end of what is there.
@@ -87,12 +90,19 @@ class RangeReader(Asker):
                 self._forget(ahead)
 
     def _fetch(self, offset: int) -> Request:
-        return self._begin(fetch(offset, self._bytes_max), repeatable=True)
+        return self._ask(fetch(offset, self._bytes_max))
+
+    def _forget(self, request: Request) -> None:
+        """Its answer is of no use any more."""
+        drive = self._made
+        if drive is not None and drive.pid == os.getpid():
+            with drive.lock:
+                drive.engine.give_up(request)
 
     def _check_topic(self) -> None:
         if not self._uuid or self._made is None:
             return
-        found = self._made.engine.link.opened.get("uuid", "")
+        found = self._made.engine.uuid
         if found != self._uuid:
             text = f"topic {self.topic} was deleted and made again (uuid {found}, not {self._uuid}): what was in it is not there any more"
             raise DataLoss(E_DATA_LOSS, text)

@@ -21,8 +21,10 @@ from typing import Any, Final, Self
 from ...block.block import Block
 from ...errors import E_BAD_ARGUMENT, E_CLOSING, Refused, UsageError
 from ...wire.address import Target, parse
+from ...wire.answers import Aborted, Committed
 from ...wire.credentials import KeyFile
-from ...wire.protocol import STAGE_PARTS_MAX, Abort, Commit, Done, StagePart, check_stage_topic, check_transaction
+from ...wire.protocol import STAGE_PARTS_MAX, Abort, Commit, StagePart, check_stage_topic, check_transaction
+from ..core.asking import Question, data_of
 from ..core.link import FAR_NS, check_timeout
 from ..core.stage_engine import BYE_LINGER_MS, StageEngine
 from ..core.stage_session import WINDOW_BYTES, StageSession, StageState
@@ -186,7 +188,7 @@ class StageCommitter(Asker):
     ) -> None:
         super().__init__(url, Target("stage", check_stage_topic(topic), create=create), timeout, key_file=key_file)
 
-    def commit(self, app: str, version: int, parts: Sequence[StagePart | None], kind: str = "app") -> dict[str, Any]:
+    def commit(self, app: str, version: int, parts: Sequence[StagePart | None], kind: str = "app") -> Committed:
         """All `parts` become part of the topic, in this order, or none does. None among them (empty partitions) are left out.
 
         {"first_offset", "messages", "repeated": True where this version was committed before}. Durable when it returns.
@@ -196,17 +198,15 @@ class StageCommitter(Asker):
         found: tuple[Any, ...] = tuple(tuple(part) for part in parts if part is not None)
         if len(found) > STAGE_PARTS_MAX:
             raise UsageError(E_BAD_ARGUMENT, f"{len(found)} parts are over the limit of {STAGE_PARTS_MAX}; write with fewer partitions")
-        answer, _ = self._ask(lambda number: Commit(number, app, version, kind, found), repeatable=True)
-        assert isinstance(answer, Done)
-        return answer.data
+        answer: Committed = data_of(self._reply(self._ask(Question(lambda number: Commit(number, app, version, kind, found)))))
+        return answer
 
-    def abort(self, app: str, version: int, stages: Sequence[bytes] = ()) -> dict[str, Any]:
+    def abort(self, app: str, version: int, stages: Sequence[bytes] = ()) -> Aborted:
         """Drop all of the transaction, and `stages` (with an empty `app`: only those). After the commit it changes nothing.
 
         {"dropped": how many stages, "committed": whether the transaction is}.
         """
         if app:
             check_transaction(app, version, "app")
-        answer, _ = self._ask(lambda number: Abort(number, app, version, tuple(stages)), repeatable=True)
-        assert isinstance(answer, Done)
-        return answer.data
+        answer: Aborted = data_of(self._reply(self._ask(Question(lambda number: Abort(number, app, version, tuple(stages))))))
+        return answer

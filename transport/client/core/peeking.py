@@ -1,19 +1,21 @@
 """Looking at messages without taking part: what a channel would hand out next and what it holds, or a topic's newest. Pure.
 
-A look is a generator: it yields what it wants to read, an offset and about how many bytes, and is sent what a `Reader` found, so the
-blocking client and asyncio's do the same. What is on its way meanwhile may be shown as it was a moment ago.
+What is on its way meanwhile may be shown as it was a moment ago.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 from ...block.block import Block
 from ...errors import E_BAD_ARGUMENT, UsageError
 from ...names import check_name
+from ...wire.answers import ChannelLook, HeldRow
 from ...wire.dead_letter import addressees
-from ...wire.protocol import Manage, Wire
+from ...wire.protocol import Manage
+from . import reading
+from .asking import Asking, Question, data_of
 from .message import Fetched, StoredMessage, message_at
 
 PEEK_MAX: Final = 1_000  # messages of each state
@@ -54,29 +56,38 @@ class Peek(NamedTuple):
     counts: dict[str, int]
 
 
-Step = tuple[int, int]
-Look = Generator[Step, Fetched, Peek]
-
-
 def check_count(count: int) -> int:
     if type(count) is not int or not 1 <= count <= PEEK_MAX:
         raise UsageError(E_BAD_ARGUMENT, f"a peek shows 1 to {PEEK_MAX} messages of each kind, not {count!r:.40}")
     return count
 
 
-def ask(topic: str, channel: str, count: int) -> Callable[[int], Wire]:
+def ask(topic: str, channel: str | None, count: int) -> Asking[ChannelLook | None]:
+    """What the broker is asked first: where the channel is and what it holds; nothing, of a topic."""
+    if channel is None:
+        return None
     check_name(topic)
     check_name(channel, "channel")
     options = {"limit": check_count(count)}
-    return lambda number: Manage(number, "peek", topic, channel, options)
+    found: ChannelLook = data_of((yield Question(lambda number: Manage(number, "peek", topic, channel, options))))
+    return found
 
 
-def look_at_newest(topic: str, first: int, head: int, count: int) -> Look:
+def look(topic: str, channel: str | None, data: ChannelLook | None, count: int) -> Asking[Peek]:
+    """What is read of the topic then; `data`: the answer to `ask`."""
+    if channel is not None and data is not None:
+        return (yield from look_at_channel(topic, channel, data, count))
+    first = yield from reading.newest(check_count(count))
+    _, head = yield from reading.head()
+    return (yield from look_at_newest(topic, first, head, count))
+
+
+def look_at_newest(topic: str, first: int, head: int, count: int) -> Asking[Peek]:
     """A topic's messages from `first` on, up to `head`, at most `count`; the newest last."""
     found: list[Peeked] = []
     at = first
     while at < head and len(found) < count:
-        fetched = yield at, READ_BYTES
+        fetched = yield from reading.read(at, READ_BYTES)
         for block in fetched.blocks:
             start = max(0, at - block.first_offset)
             stop = min(block.count, head - block.first_offset, start + count - len(found))
@@ -88,7 +99,7 @@ def look_at_newest(topic: str, first: int, head: int, count: int) -> Look:
     return Peek(found, first, min(max(at, first), head), head, False, {})
 
 
-def look_at_channel(topic: str, channel: str, data: Mapping[str, Any], count: int) -> Look:
+def look_at_channel(topic: str, channel: str, data: ChannelLook, count: int) -> Asking[Peek]:
     """What the broker said about a channel, with the messages."""
     held = yield from _held(topic, data["held"])
     new, looked_to = yield from _new(topic, channel, data, count)
@@ -96,14 +107,14 @@ def look_at_channel(topic: str, channel: str, data: Mapping[str, Any], count: in
     return Peek(found, data["next_offset"], looked_to, data["head"], data["paused"], dict(data["counts"]))
 
 
-def _held(topic: str, rows: Any) -> Generator[Step, Fetched, list[Peeked]]:
+def _held(topic: str, rows: Sequence[HeldRow]) -> Asking[list[Peeked]]:
     found: list[Peeked] = []
     fetched: Fetched | None = None
     for row in rows:
         facts = (row["attempts"], row.get("consumer", ""), row.get("held_ms", 0) / 1000, row.get("left_ms", 0) / 1000, row.get("due_ns", 0))
         for offset in range(row["offset"], row["offset"] + row["count"]):
             if fetched is None or not any(block.first_offset <= offset < block.next_offset for block in fetched.blocks):
-                fetched = yield offset, ONE_BLOCK
+                fetched = yield from reading.read(offset, ONE_BLOCK)
             found.append(Peeked(offset, row["state"], _message(topic, offset, fetched), *facts))
     return found
 
@@ -115,12 +126,12 @@ def _message(topic: str, offset: int, fetched: Fetched) -> StoredMessage | None:
     return None
 
 
-def _new(topic: str, channel: str, data: Mapping[str, Any], count: int) -> Generator[Step, Fetched, tuple[list[Peeked], int]]:
+def _new(topic: str, channel: str, data: ChannelLook, count: int) -> Asking[tuple[list[Peeked], int]]:
     """(what comes next and never was delivered, as far as was looked)."""
     found: list[Peeked] = []
     at, head, size = max(data["next_offset"], data["start"]), data["head"], 0
     while at < head and len(found) < count and size < LOOK_BYTES_MAX:
-        fetched = yield at, READ_BYTES if size else ONE_BLOCK
+        fetched = yield from reading.read(at, READ_BYTES if size else ONE_BLOCK)
         for block in fetched.blocks:
             size += block.length
             for index in _wanted(block, channel, data):
@@ -133,11 +144,11 @@ def _new(topic: str, channel: str, data: Mapping[str, Any], count: int) -> Gener
     return found, found[-1].offset + 1 if len(found) >= count else min(at, head)
 
 
-def _wanted(block: Block, channel: str, data: Mapping[str, Any]) -> list[int]:
+def _wanted(block: Block, channel: str, data: ChannelLook) -> list[int]:
     """Indexes of the messages that the channel takes, by what it is set to."""
     settings = data["settings"]
     tags, max_age_s = settings["tags"], settings["max_age_s"]
-    if max_age_s > 0 and data["wall_ns"] - block.header.time_ns > max_age_s * _NS_PER_S:
+    if max_age_s and max_age_s > 0 and data["wall_ns"] - block.header.time_ns > max_age_s * _NS_PER_S:
         return []
     others = {index for index, addressee in addressees(block) if addressee != channel}
     if not tags:

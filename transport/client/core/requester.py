@@ -8,6 +8,7 @@ from typing import Any, Final
 from ...block.block import Block, check_columns
 from ...errors import (
     E_BAD_COMMAND,
+    E_CLOSING,
     E_LIMIT,
     E_TIMEOUT,
     E_TOPIC_FAILED,
@@ -22,7 +23,8 @@ from ...errors import (
 from ...wire.address import Address, Target
 from ...wire.codec import encode
 from ...wire.protocol import Blocks, Done, Failed, Wire
-from .link import AGAIN, Backoff, Engine, Link, so_long
+from .asking import Question, Reply
+from .link import AGAIN, Backoff, Engine, Link, Steps, so_long, until_ns
 from .producer_session import Reaction
 
 IDLE_NS: Final = 20_000_000_000  # a link that was silent for so long is opened anew: its other end may have forgotten it
@@ -71,10 +73,6 @@ class RequestEngine(Engine):
         self._backoffs: dict[str, Backoff] = {}  # by topic: one that is in trouble does not hold up the others
         self.link.needed = lambda: bool(self._requests)
 
-    def number(self) -> int:
-        self._number += 1
-        return self._number
-
     def ask(self, number: int, message: Wire, *, repeatable: bool) -> Request:
         """`word` carries `number`. It is sent as soon as there is a link."""
         now = time.monotonic_ns()
@@ -88,9 +86,27 @@ class RequestEngine(Engine):
             self.link.start(now)
         return request
 
-    def asked(self, request: Request) -> bool:
-        """Return True if it was asked here: a forked child has the requests of its parent, but not their answers."""
-        return request.done or self._requests.get(request.number) is request
+    def begin(self, question: Question) -> Request:
+        """Ask; `reply` waits for what comes."""
+        self._number += 1
+        return self.ask(self._number, question.make(self._number), repeatable=question.repeatable)
+
+    def reply(self, request: Request, timeout: float | None) -> Steps[Reply]:
+        """The answer and its blocks; raises what went wrong. The time-out counts from now."""
+        # A forked child has the requests of its parent, but not their answers.
+        if not request.done and self._requests.get(request.number) is not request:
+            raise Refused(E_CLOSING, "this client was closed, or the request belongs to the process that asked; ask again")
+        if not (yield (lambda: request.done, until_ns(timeout))):
+            self.give_up(request)
+            raise self.too_late(timeout)
+        if request.error is not None:
+            raise request.error
+        return request.answer, request.blocks
+
+    @property
+    def uuid(self) -> str:
+        """Of the topic, as the broker told when the link was opened."""
+        return str(self.link.opened.get("uuid", ""))
 
     def give_up(self, request: Request) -> None:
         self._requests.pop(request.number, None)

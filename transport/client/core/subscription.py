@@ -1,7 +1,4 @@
-"""A consumer's engine: its session and link, and the words that go out. Nothing here waits.
-
-What a client says about a channel: its settings as keywords, and the form in which they travel. Pure.
-"""
+"""A consumer's engine: its session and link, and the words that go out. Nothing here waits."""
 
 from __future__ import annotations
 
@@ -9,11 +6,10 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 from ...block.block import Block
-from ...errors import E_BAD_ARGUMENT, E_LEASE, E_LIMIT, E_TIMEOUT, BrokerUnreachable, LeaseLost, UsageError, ZsqError, advice
+from ...errors import E_LEASE, E_LIMIT, E_TIMEOUT, BrokerUnreachable, LeaseLost, ZsqError, advice
 from ...names import check_name
 from ...settings import CHANNEL
 from ...wire.address import Address, Target
@@ -35,7 +31,7 @@ class ConsumerEngine(Engine):
     """One consumer of one channel; the peer of its link."""
 
     def __init__(
-        self, address: Address, topic: str, channel: str, session: ConsumerSession, heartbeat_ms: int | None, settings: Mapping[str, Any]
+        self, address: Address, topic: str, channel: str, session: ConsumerSession, heartbeat_ms: int | None, settings: Mapping[str, object]
     ) -> None:
         super().__init__()
         self.address = address
@@ -91,7 +87,7 @@ class ConsumerEngine(Engine):
         self.link.passing = AGAIN | {E_LIMIT}  # it has a place: if one is missing later, its own lost link still holds it
         self.error = None
 
-    def _compare(self, settings: Any) -> None:
+    def _compare(self, settings: object) -> None:
         """Warn, once, of settings that were given and do not hold, because the channel was there before."""
         if self._compared or not isinstance(settings, dict):
             return
@@ -236,43 +232,3 @@ class ConsumerEngine(Engine):
                 log.warning(text, f"{self.target.topic}/{self.target.channel}", missed)
         finally:
             session.over = CLOSED
-
-
-SETTING_MAX: Final = 1 << 62  # fits into a word; the broker says what makes sense
-
-
-def on_wire(options: Mapping[str, Any]) -> dict[str, Any]:
-    """As a word carries them. `UsageError` for what cannot be carried."""
-    found = {name: value for name, value in options.items() if name != "start"}
-    for name, value in found.items():
-        if not isinstance(value, (int, float, str, type(None))) or (isinstance(value, int) and abs(value) > SETTING_MAX):
-            raise UsageError(E_BAD_ARGUMENT, f"{name} is a number up to 2**62, a word or None, not {repr(value)[:40]}")
-    start = options.get("start")
-    if start is not None:
-        found["start"] = place(start)
-    return found
-
-
-Place = str | int | float | datetime
-END: Final = 1 << 62  # an offset that no topic reaches
-
-
-def moved_to(where: Place) -> dict[str, int]:
-    """A place as seek takes it; the broker keeps it within what is there."""
-    found = place(where)
-    if isinstance(found, str):
-        return {"offset": 0 if found == "earliest" else END}
-    return found if isinstance(found, dict) else {"offset": found}
-
-
-def place(where: str | float | datetime) -> str | int | dict[str, int]:
-    """A place in a topic: "earliest", "latest", an offset, or a time."""
-    if isinstance(where, datetime):
-        where = where.timestamp()
-    if isinstance(where, float) and abs(where) < SETTING_MAX / 1e9:
-        return {"time_ns": round(where * 1_000_000) * 1_000}
-    if where in ("earliest", "latest") or (type(where) is int and 0 <= where <= SETTING_MAX):
-        return where
-    raise UsageError(
-        E_BAD_ARGUMENT, f"a place is 'earliest', 'latest', an offset, or a time (datetime, or seconds as float), not {where!r:.60}"
-    )

@@ -7,7 +7,6 @@ over HTTP, as NSQ's tools expect: what is not finished goes too (the command lin
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,7 +17,7 @@ from ..web.responses import ApiError, api_error, nothing
 from .broker import BrokerClient
 from .lookup import Tombstones
 
-Command = Callable[..., Awaitable[dict[str, Any]]]
+Command = Callable[..., Awaitable[object]]
 
 
 class ManagementHandlers:

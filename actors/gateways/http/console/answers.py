@@ -17,6 +17,7 @@ from starlette.responses import Response
 from .....transport.client.core.message import ID_DIGITS, OFFSET_BITS, StoredMessage
 from .....transport.client.core.peeking import Peek, Peeked
 from .....transport.errors import E_BAD_ARGUMENT, UsageError
+from .....transport.wire.answers import DelayedRow
 from ..web.body import Parameters, read_body
 from ..web.limits import Budget, HttpLimits, Share
 from ..web.responses import ApiError, api_error
@@ -159,7 +160,7 @@ def _held(one: Peeked, node: int, room: Room) -> dict[str, Any]:
     }
 
 
-def delayed(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def delayed(rows: Sequence[DelayedRow]) -> list[dict[str, Any]]:
     """Of the list of delayed messages, which has the beginnings of bodies."""
     return [
         {

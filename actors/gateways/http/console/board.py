@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+from .....transport.wire.answers import Alarms
 from ....security.policy import Action, Principal
 
 _MS: Final = 1_000_000
@@ -229,7 +230,7 @@ class BoardView(NamedTuple):
             found["gone"] = gone
         return found if found.keys() - {"now_ms", "topics"} or found["topics"] else None
 
-    def alarms(self, found: dict[str, Any]) -> dict[str, Any]:
+    def alarms(self, found: Alarms) -> dict[str, Any]:
         """`found` as the overview has it: now, recent, receivers."""
         see = partial(self.principal.may, Action.SEE)
         now = [{**row, "raised_ms": row["raised_ns"] // _MS} for row in found["now"] if see(row["topic"])]

@@ -23,8 +23,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from .....transport.client.asyncio.aio import Batch, Consumer, Producer, Reader
+from .....transport.client.core.asking import END
 from .....transport.client.core.redrive import CHANNEL, NOT_COME, POLL_S, READY, Redrive
-from .....transport.client.core.subscription import END
 from .....transport.errors import E_FORBIDDEN, E_LIMIT, Refused, ZsqError
 from .....transport.names import check_name
 from .....transport.settings import ChannelOptions, NewChannelOptions, RetentionSettings

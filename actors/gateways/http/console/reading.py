@@ -121,7 +121,7 @@ class ReadHandlers:
 
     async def processes(self, request: Request) -> Response:
         found = await self._source.overview(self._sampler.board.version, processes=True)
-        rows = [dict(row) for row in found["processes"]]
+        rows: list[dict[str, Any]] = [{**row} for row in found["processes"]]
         memory = await self._memory_of([row["pid"] for row in rows])
         for row in rows:
             row["memory_bytes"] = memory.get(row["pid"])

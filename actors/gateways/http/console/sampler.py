@@ -11,9 +11,10 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from .....transport.errors import E_CLOSING, E_TIMEOUT, Refused, ZsqError
+from .....transport.wire.answers import Alarms, Overview
 from .board import Board
 from .history import History
 
@@ -30,7 +31,7 @@ PATIENCE_S: Final = 10.0
 
 
 class Glancing(Protocol):
-    async def overview(self, since: int = 0, *, processes: bool = False, alarms: bool = False) -> dict[str, Any]: ...
+    async def overview(self, since: int = 0, *, processes: bool = False, alarms: bool = False) -> Overview: ...
 
 
 class Sampler:
@@ -40,7 +41,7 @@ class Sampler:
         self._broker = broker
         self.board = Board()
         self.history = History()
-        self.alarms: dict[str, Any] = {"now": (), "recent": (), "receivers": ()}
+        self.alarms: Alarms = {"now": (), "recent": (), "receivers": ()}
         self.alarms_tick = 0
         self._watchers = 0
         self._watched_each_s = WATCHED_S

@@ -14,6 +14,7 @@ from support.broker import Broker
 
 import zsq
 from zsq.transport.draining import remaining
+from zsq.transport.wire.answers import Moved, Nothing
 
 CHANNEL: dict[str, Any] = {
     "channel_name": "c", "depth": 0, "in_flight_count": 0, "deferred_count": 0, "client_count": 1, "paused": False, "health": "OK",
@@ -142,9 +143,9 @@ def test_what_comes_back_at_the_last_moment_is_waited_for(broker: Broker, monkey
         producer.publish("f", b"x")
         take(broker)
         delete = Admin.delete_topic
-        sought: list[dict[str, Any]] = []
+        sought: list[Moved] = []
 
-        def seek_first(self: Admin, name: str, force: bool = False) -> dict[str, Any]:
+        def seek_first(self: Admin, name: str, force: bool = False) -> Nothing:
             if not sought:
                 sought.append(admin.seek("f", "c", 0))
                 threading.Timer(1.0, take, (broker,)).start()

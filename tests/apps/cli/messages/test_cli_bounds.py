@@ -51,7 +51,7 @@ def test_a_list_is_asked_for_in_turns(monkeypatch: pytest.MonkeyPatch, wanted: i
 
 @pytest.mark.parametrize(("size", "shown"), [(delayed.BODY_CHARACTERS, False), (delayed.BODY_CHARACTERS + 1, True)])
 def test_a_long_body_is_shown_by_its_beginning(size: int, shown: bool) -> None:
-    line = delayed._line({"key": "k", "due_ns": 0, "size": size, "body": b"x" * size})
+    line = delayed._line({"key": "k", "due_ns": 0, "size": size, "body": b"x" * size, "tag": None, "message_key": None})
     assert line.endswith("...") == shown
     assert line.count("x") == delayed.BODY_CHARACTERS
 

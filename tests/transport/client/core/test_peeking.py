@@ -10,8 +10,9 @@ import pytest
 import zsq
 from zsq.transport.block.block import Block, pack, with_place
 from zsq.transport.client.core import peeking
+from zsq.transport.client.core.asking import Asking
 from zsq.transport.client.core.message import Fetched
-from zsq.transport.client.core.peeking import Look, Peek, Peeked, look_at_channel, look_at_newest
+from zsq.transport.client.core.peeking import Peek, Peeked, look_at_channel, look_at_newest
 from zsq.transport.wire import protocol as p
 from zsq.transport.wire.codec import pack_headers
 
@@ -40,18 +41,24 @@ class Topic:
         found = [block for block in self.blocks if block.next_offset > offset][: 1 if bytes_max == peeking.ONE_BLOCK else 2]
         return Fetched(0, self.head, found, found[-1].next_offset if found else self.head)
 
-    def run(self, look: Look) -> Peek:
+    def run(self, look: Asking[Peek]) -> Peek:
         try:
-            step = next(look)
+            question = next(look)
             while True:
-                step = look.send(self.read(*step))
+                asked = question.make(1)
+                assert isinstance(asked, p.Fetch)
+                start, head, blocks, next_offset = self.read(asked.offset, asked.bytes_max)
+                question = look.send((p.Blocks(1, start, head, next_offset), blocks))
         except StopIteration as end:
             found: Peek = end.value
             return found
 
     def channel(self, count: int, at: int = 0, held: Any = (), head: int = -1, wall_ns: int = 0, **settings: Any) -> Peek:
-        ends = {"next_offset": at, "start": 0, "head": self.head if head < 0 else head, "wall_ns": wall_ns, "paused": False}
-        return self.run(look_at_channel("t", "c", ends | {"settings": SETTINGS | settings, "held": held, "counts": {"requeued": 3}}, count))
+        data: Any = {
+            "next_offset": at, "start": 0, "head": self.head if head < 0 else head, "wall_ns": wall_ns, "paused": False,
+            "settings": SETTINGS | settings, "held": held, "counts": {"requeued": 3},
+        }  # fmt: skip
+        return self.run(look_at_channel("t", "c", data, count))
 
 
 def offsets(found: Peek) -> list[int]:
@@ -117,7 +124,7 @@ def test_what_a_channel_would_hand_out_next(settings: dict[str, Any], expected: 
 
 def test_a_message_for_this_channel_only_is_shown() -> None:
     topic = Topic()
-    data = {"next_offset": 8, "start": 0, "head": 12, "wall_ns": 0, "paused": True, "settings": SETTINGS, "held": (), "counts": {}}
+    data: Any = {"next_offset": 8, "start": 0, "head": 12, "wall_ns": 0, "paused": True, "settings": SETTINGS, "held": (), "counts": {}}
     found = topic.run(look_at_channel("t", "d", data, 5))
     assert (offsets(found), found.paused) == ([8, 9, 10, 11], True)
 

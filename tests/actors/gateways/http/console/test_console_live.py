@@ -179,7 +179,7 @@ def test_a_broker_that_does_not_answer_is_an_error_and_no_end(site: ConsoleSite)
 @pytest.mark.parametrize(("rows", "each_s"), [(0, 1.0), (400, 1.0), (1_000, 2.5), (100_000, 5.0)])
 def test_a_busy_broker_is_asked_more_seldom(rows: int, each_s: float) -> None:
     class Busy:
-        async def overview(self, since: int = 0, **asked: bool) -> dict[str, Any]:
+        async def overview(self, since: int = 0, **asked: bool) -> Any:
             names = ("messages", "bytes", "pulsed_ms")
             topics: dict[str, Any] = {str(number): ((1, 1, 1), {}) for number in range(rows)}
             fields = {"topic_fields": names, "channel_fields": ("finished", "requeued", "timed_out", "pulsed_ms")}

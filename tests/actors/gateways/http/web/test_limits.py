@@ -16,7 +16,7 @@ from zsq.actors.settings.options import HOLD_S_MAX, RECEIVERS_MAX, AlarmOptions
 from zsq.actors.storage.reads import Reads
 from zsq.actors.supervisor.commands import moving
 from zsq.transport.block.block_format import TAG_BYTES_MAX
-from zsq.transport.client.blocking.client import NEWEST_MAX
+from zsq.transport.client.core.reading import NEWEST_MAX
 from zsq.transport.errors import E_BAD_ARGUMENT, E_BAD_COMMAND, E_LIMIT, Refused, UsageError
 from zsq.transport.settings import ATTEMPTS_MAX, BACKOFF_S_MAX, NUMBER_MAX, TAGS_MAX
 from zsq.transport.wire import protocol as p

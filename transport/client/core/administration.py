@@ -1,0 +1,150 @@
+"""The calls of Admin: what each one asks the supervisor, and what its answer means. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from ...errors import E_BAD_ARGUMENT, UsageError
+from ...names import check_name
+from ...settings import SYNC_MODES, ChannelOptions, NewChannelOptions, RetentionSettings
+from ...wire.answers import (
+    AuditEntry,
+    ChannelConfigured,
+    Chunks,
+    Closed,
+    DelayedCount,
+    DelayedRow,
+    Made,
+    Moved,
+    Nothing,
+    Overview,
+    TopicConfigured,
+)
+from ...wire.protocol import Manage, Stats
+from .asking import Asking, Place, Question, carried, data_of, moved_to, on_wire
+
+Side = Literal["publishers", "consumers"]
+
+
+def _ask(question: Question) -> Asking[Any]:
+    return data_of((yield question))
+
+
+def manage(
+    action: str, topic: str, channel: str | None = None, options: Mapping[str, object] | None = None, *, repeatable: bool = True
+) -> Asking[Any]:
+    """An order to a topic or a channel. `repeatable`: see `Request`."""
+    check_name(topic)
+    name = "" if channel is None else check_name(channel, "channel")
+    return _ask(Question(lambda number: Manage(number, action, topic, name, {**(options or {})}), repeatable))
+
+
+def create_topic(name: str, sync: str, retention: RetentionSettings) -> Asking[Made]:
+    if sync not in SYNC_MODES:
+        raise UsageError(E_BAD_ARGUMENT, f"sync {sync!r} is none of {', '.join(SYNC_MODES)}")
+    own = {"retention": carried(retention)} if retention else {}
+    return manage("create", name, None, {"sync": sync, **own}, repeatable=False)
+
+
+def configure_topic(name: str, retention: RetentionSettings) -> Asking[TopicConfigured]:
+    if not retention:
+        raise UsageError(E_BAD_ARGUMENT, f"say what to change: {', '.join(RetentionSettings.__annotations__)}")
+    return manage("configure", name, None, carried(retention))
+
+
+def create_channel(topic: str, channel: str, settings: NewChannelOptions) -> Asking[Made]:
+    return manage("create", topic, channel, on_wire(settings), repeatable=False)
+
+
+def configure_channel(topic: str, channel: str, settings: ChannelOptions) -> Asking[ChannelConfigured]:
+    if not settings:
+        raise UsageError(E_BAD_ARGUMENT, f"say what to change: {', '.join(ChannelOptions.__annotations__)}")
+    return manage("configure", topic, channel, on_wire(settings))
+
+
+def delete(topic: str, channel: str | None, force: bool) -> Asking[Nothing]:
+    return manage("delete", topic, channel, {"force": force}, repeatable=False)
+
+
+def close_topic(name: str, to: Side) -> Asking[Closed]:
+    return manage("close", name, None, {"to": to})
+
+
+def open_topic(name: str, to: Side) -> Asking[Closed]:
+    return manage("open", name, None, {"to": to})
+
+
+def pause(topic: str, channel: str | None) -> Asking[Nothing]:
+    return manage("pause", topic, channel, repeatable=False)
+
+
+def unpause(topic: str, channel: str | None) -> Asking[Nothing]:
+    return manage("unpause", topic, channel, repeatable=False)
+
+
+def empty(topic: str, channel: str | None) -> Asking[Nothing]:
+    return manage("empty", topic, channel, repeatable=False)
+
+
+def seek(topic: str, channel: str, where: Place, forward: bool, clamp: bool) -> Asking[Moved]:
+    options = {**moved_to(where), "forward": forward}
+    return manage("seek", topic, channel, options | {"clamp": True} if clamp else options)
+
+
+def redrive_to(dead_topic: str, to: str, channel: str | None, origin: tuple[str, str, str], chosen: bool) -> Asking[Nothing]:
+    options = {"to": check_name(to), "channel": channel or "", "origin": tuple(origin), "chosen": chosen}
+    return manage("redrive", dead_topic, None, options)
+
+
+def delayed_list(topic: str, after: str, limit: int) -> Asking[list[DelayedRow]]:
+    answer = yield from manage("delayed", topic, None, {"do": "list", "after": after, "limit": limit})
+    return list(answer["messages"])
+
+
+def delayed_count(topic: str) -> Asking[DelayedCount]:
+    return manage("delayed", topic, None, {"do": "count"})
+
+
+def delayed_cancel(topic: str, keys: Sequence[str]) -> Asking[list[bool]]:
+    answer = yield from manage("delayed", topic, None, {"do": "cancel", "keys": tuple(keys)}, repeatable=False)
+    return list(answer["cancelled"])
+
+
+def delayed_cancel_all(topic: str) -> Asking[int]:
+    total, more = 0, True
+    while more:
+        answer = yield from manage("delayed", topic, None, {"do": "cancel", "all": True}, repeatable=False)
+        total, more = total + int(answer["cancelled"]), bool(answer["more"] and answer["cancelled"])
+    return total
+
+
+def topics() -> Asking[dict[str, list[str]]]:
+    answer = yield from _ask(Question(lambda number: Manage(number, "list", "", "", {})))
+    return {name: sorted(channels) for name, channels in sorted(answer["topics"].items())}
+
+
+def stats(topic: str | None, channel: str | None) -> Asking[dict[str, Any]]:
+    if channel is not None and topic is None:
+        raise UsageError(E_BAD_ARGUMENT, "a channel is named together with its topic")
+    names = ("" if topic is None else check_name(topic), "" if channel is None else check_name(channel, "channel"))
+    return _ask(Question(lambda number: Stats(number, *names)))
+
+
+def overview(since: int, processes: bool, alarms: bool) -> Asking[Overview]:
+    options = {"since": since, "processes": processes, "alarms": alarms}
+    return _ask(Question(lambda number: Manage(number, "overview", "", "", options)))
+
+
+def audit(count: int, topic: str) -> Asking[list[AuditEntry]]:
+    answer = yield from _ask(Question(lambda number: Manage(number, "audit", topic, "", {"count": count})))
+    return list(answer["entries"])
+
+
+def chunks(topic: str) -> Asking[Chunks]:
+    return manage("chunks", topic)
+
+
+def ping() -> Asking[str]:
+    answer = yield from stats(None, None)
+    return str(answer.get("health", "OK"))

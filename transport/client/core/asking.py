@@ -1,0 +1,91 @@
+"""What a call of Admin or Reader asks, without waiting, and the form in which settings and places travel. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from datetime import datetime
+from typing import Any, Final, NamedTuple, TypedDict, TypeVar
+
+from ...block.block import Block
+from ...errors import E_BAD_ARGUMENT, UsageError
+from ...wire.protocol import Done, Wire
+
+_T = TypeVar("_T")
+
+
+class Question(NamedTuple):
+    """What is asked once. `make`: the message with its number; `repeatable`: asking twice does no harm."""
+
+    make: Callable[[int], Wire]
+    repeatable: bool = True
+
+
+Reply = tuple[Wire, list[Block]]
+Asking = Generator[Question, Reply, _T]
+"""What a call of a client asks, without waiting: it yields a question, and is sent the reply or thrown what went wrong. The blocking
+and the asyncio client carry it out."""
+
+
+def data_of(reply: Reply) -> Any:
+    """What a `Done` carries: a map whose type the request decides."""
+    answer, _ = reply
+    assert isinstance(answer, Done)
+    return answer.data
+
+
+SETTING_MAX: Final = 1 << 62  # fits into a word; the broker says what makes sense
+SettingValue = int | float | str | None
+
+
+class Offset(TypedDict):
+    offset: int
+
+
+class Time(TypedDict):
+    """`time_ns`: since 1970."""
+
+    time_ns: int
+
+
+def carried(options: Mapping[str, object]) -> dict[str, SettingValue]:
+    """Settings as a word carries them. `UsageError` for what cannot be carried."""
+    found: dict[str, SettingValue] = {}
+    for name, value in options.items():
+        if not isinstance(value, (int, float, str, type(None))) or (isinstance(value, int) and abs(value) > SETTING_MAX):
+            raise UsageError(E_BAD_ARGUMENT, f"{name} is a number up to 2**62, a word or None, not {repr(value)[:40]}")
+        found[name] = value
+    return found
+
+
+def on_wire(options: Mapping[str, object]) -> dict[str, SettingValue | Time]:
+    """A channel's settings as a word carries them. `UsageError` for what cannot be carried."""
+    start = options.get("start")
+    found: dict[str, SettingValue | Time] = {**carried({name: value for name, value in options.items() if name != "start"})}
+    if start is not None:
+        found["start"] = place(start)
+    return found
+
+
+Place = str | int | float | datetime
+END: Final = 1 << 62  # an offset that no topic reaches
+
+
+def moved_to(where: Place) -> Offset | Time:
+    """A place as seek takes it; the broker keeps it within what is there."""
+    found = place(where)
+    if isinstance(found, str):
+        return {"offset": 0 if found == "earliest" else END}
+    return {"offset": found} if isinstance(found, int) else found
+
+
+def place(where: object) -> str | int | Time:
+    """A place in a topic: "earliest", "latest", an offset, or a time."""
+    if isinstance(where, datetime):
+        where = where.timestamp()
+    if isinstance(where, float) and abs(where) < SETTING_MAX / 1e9:
+        return {"time_ns": round(where * 1_000_000) * 1_000}
+    if (isinstance(where, str) and where in ("earliest", "latest")) or (type(where) is int and 0 <= where <= SETTING_MAX):
+        return where
+    raise UsageError(
+        E_BAD_ARGUMENT, f"a place is 'earliest', 'latest', an offset, or a time (datetime, or seconds as float), not {where!r:.60}"
+    )

@@ -1,0 +1,76 @@
+"""The calls of Reader: what each one asks the storage of a topic, and what its answer means. Pure."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from ...errors import E_BAD_ARGUMENT, CorruptBlock, UsageError
+from ...wire.answers import Ends, Size
+from ...wire.protocol import Blocks, Fetch, Measure, OffsetAt
+from .asking import END, Asking, Question, Reply, data_of
+from .message import Fetched, StoredMessage, stored
+
+BYTES_ANY: Final = (1 << 63) - 1  # no bound
+NEWEST_MAX: Final = 10_000
+
+
+class Measured(NamedTuple):
+    """How much lies between two offsets. `bytes`: about, on disk; `offset`: where about `bytes_max` of them end; `start`: oldest offset
+    kept; `head`: the next offset to come."""
+
+    bytes: int
+    offset: int
+    start: int
+    head: int
+
+
+def fetch(offset: int, bytes_max: int) -> Question:
+    if offset < 0 or bytes_max < 1:
+        raise UsageError(E_BAD_ARGUMENT, "an offset is 0 or more, bytes_max 1 or more")
+    return Question(lambda number: Fetch(number, offset, bytes_max))
+
+
+def fetched(reply: Reply) -> Fetched:
+    answer, blocks = reply
+    assert isinstance(answer, Blocks)
+    return Fetched(answer.start, answer.head, blocks, answer.next_offset)
+
+
+def read(offset: int, bytes_max: int) -> Asking[Fetched]:
+    """Ask a second time where a block is damaged: it is set aside then, and what follows it is read."""
+    question = fetch(offset, bytes_max)
+    for attempt in (1, 2):
+        try:
+            return fetched((yield question))
+        except CorruptBlock:
+            if attempt == 2:
+                raise
+    raise AssertionError("unreachable")
+
+
+def head() -> Asking[tuple[int, int]]:
+    found = fetched((yield fetch(END, 1)))
+    return found.start, found.head
+
+
+def offset_at(time_ns: int) -> Asking[int]:
+    found: Ends = data_of((yield Question(lambda number: OffsetAt(number, min(max(time_ns, -END), END)))))
+    return found["offset"]
+
+
+def newest(count: int) -> Asking[int]:
+    if not 1 <= count <= NEWEST_MAX:
+        raise UsageError(E_BAD_ARGUMENT, f"of the newest messages 1 to {NEWEST_MAX} can be asked for, not {count}")
+    found: Ends = data_of((yield Question(lambda number: OffsetAt(number, 0, count))))
+    return found["offset"]
+
+
+def message(topic: str, offset: int) -> Asking[StoredMessage]:
+    return stored(topic, offset, (yield from read(offset, 1)))
+
+
+def measure(start: int, end: int, bytes_max: int) -> Asking[Measured]:
+    if start < 0 or end < -1 or bytes_max < 1:
+        raise UsageError(E_BAD_ARGUMENT, "start and end are offsets (end -1: the durable end), bytes_max is 1 or more")
+    found: Size = data_of((yield Question(lambda number: Measure(number, start, end, bytes_max))))
+    return Measured(found["bytes"], found["offset"], found["start"], found["head"])
