@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final
 
 PUBLISH: Final = "publish"
 SUBSCRIBE: Final = "subscribe"
@@ -140,7 +141,7 @@ def parse_state(body: bytes) -> AuthState:
     return AuthState(_text(said, "identity"), _text(said, "identity_url"), min(ttl_s, TTL_S_MAX), tuple(authorizations))
 
 
-def _authorization(said: dict[str, object], steps_max: int) -> Authorization:
+def _authorization(said: Mapping[str, object], steps_max: int) -> Authorization:
     permissions = frozenset(_strings(said, "permissions"))
     unknown = sorted(permissions - {PUBLISH, SUBSCRIBE})
     if unknown:
@@ -164,7 +165,7 @@ def _pattern(what: str, text: str) -> Pattern:
         raise BadAuthorization(f"the {what} pattern {text[:64]!r} cannot be used: {error}") from None
 
 
-def _list(said: Any, name: str) -> list[Any]:
+def _list(said: object, name: str) -> list[object]:
     if not isinstance(said, dict):
         raise BadAuthorization("an authorization is not an object")
     found = said.get(name)
@@ -175,14 +176,15 @@ def _list(said: Any, name: str) -> list[Any]:
     return found
 
 
-def _strings(said: dict[str, object], name: str) -> list[str]:
+def _strings(said: Mapping[str, object], name: str) -> list[str]:
     found = _list(said, name)
-    if not all(isinstance(one, str) for one in found):
+    texts = [one for one in found if isinstance(one, str)]
+    if len(texts) < len(found):
         raise BadAuthorization(f"{name} is not a list of texts")
-    return found
+    return texts
 
 
-def _text(said: dict[str, object], name: str) -> str:
+def _text(said: Mapping[str, object], name: str) -> str:
     found = said.get(name)
     if found is None:
         return ""

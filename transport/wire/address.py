@@ -66,7 +66,7 @@ class Target:
     topic: str = ""
     channel: str = ""
     create: bool = True
-    settings: Mapping[str, Any] = field(default_factory=dict)  # of the channel
+    settings: Mapping[str, object] = field(default_factory=dict)  # of the channel
 
     def __str__(self) -> str:
         name = f"{self.topic}/{self.channel}" if self.channel else self.topic

@@ -201,15 +201,16 @@ def unpack_value(data: Any) -> Any:
     return msgpack.unpackb(data, use_list=False, strict_map_key=False)
 
 
-def fitting(found: Mapping[str, Any], bytes_max: int) -> dict[str, Any]:
+def fitting(found: Mapping[str, object], bytes_max: int) -> dict[str, object]:
     """Cut the lists of rows (of maps) in `found` to `bytes_max` bytes together; `NAME_left_out`: how many rows of a list are missing."""
-    cut: dict[str, Any] = {}
+    cut: dict[str, object] = {}
     for name, value in found.items():
         cut[name] = value
         if isinstance(value, (list, tuple)) and value and isinstance(value[0], Mapping):
-            cut[name], bytes_max = first_rows(value, bytes_max)
-            if len(cut[name]) < len(value):
-                cut[f"{name}_left_out"] = len(value) - len(cut[name])
+            rows, bytes_max = first_rows(value, bytes_max)
+            cut[name] = rows
+            if len(rows) < len(value):
+                cut[f"{name}_left_out"] = len(value) - len(rows)
     return cut
 
 

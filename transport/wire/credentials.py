@@ -15,7 +15,7 @@ import struct
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import zmq
 from zmq.utils import z85
@@ -66,11 +66,12 @@ def read_key_file(path: str, names: tuple[str, ...]) -> dict[str, str]:
         with Path(path).open("rb") as file:
             found = os.fstat(file.fileno())
             text = file.read(KEY_FILE_BYTES_MAX)
-        said: dict[str, Any] = tomllib.loads(text.decode())
+        said: dict[str, object] = tomllib.loads(text.decode())
     except OSError as error:
         raise UsageError(E_BAD_KEY, f"the key file {path} cannot be read: {error.strerror or error}") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError):
         raise UsageError(E_BAD_KEY, f"{path} is no key file: `zsq keys` writes such files") from None
+    keys: dict[str, str] = {}
     for name in names:
         value = said.get(name)
         if not isinstance(value, str) or not is_key(value):
@@ -81,12 +82,13 @@ def read_key_file(path: str, names: tuple[str, ...]) -> dict[str, str]:
                 else "no key file of this kind"
             )
             raise UsageError(E_BAD_KEY, f"{path} {what} `{name}`; it may be {kind} (see `zsq keys --help`)")
+        keys[name] = value
     if "secret" in names:
         if why := open_to_others(path, found, secret=True):
             raise UsageError(E_BAD_KEY, f"the key file {why}")
-        if "public" in names and zmq.curve_public(said["secret"].encode()).decode() != said["public"]:
+        if "public" in names and zmq.curve_public(keys["secret"].encode()).decode() != keys["public"]:
             raise UsageError(E_BAD_KEY, f"{path}: `public` does not belong to `secret`; make new keys with `zsq keys`")
-    return {name: said[name] for name in names}
+    return keys
 
 
 def is_key(text: str) -> bool:

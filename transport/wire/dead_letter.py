@@ -12,7 +12,7 @@ The flag is set by who packs the block, so that a channel looks into no other on
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 from ..block.block import Block
 from ..block.block_format import ADDRESSED, HEADERS_BYTES_MAX
@@ -72,11 +72,11 @@ def pack_dead(own: bytes | None, about: Mapping[str, HeaderValue]) -> bytes:
     try:
         return _pack(_own(own), dict(about))
     except UsageError:
-        kept = {UNREADABLE: own} if own is not None and len(own) < HEADERS_BYTES_MAX // 2 else {}
+        kept: dict[str, HeaderValue] = {UNREADABLE: own} if own is not None and len(own) < HEADERS_BYTES_MAX // 2 else {}
         return _pack(kept, dict(about))
 
 
-def _pack(kept: dict[str, Any], told: dict[str, Any]) -> bytes:
+def _pack(kept: dict[str, HeaderValue], told: dict[str, HeaderValue]) -> bytes:
     left_out = max(0, len(kept) + len(told) + 1 - (HEADERS_MAX - _ROOM))
     if left_out:
         _leave_out(kept, left_out)
@@ -94,7 +94,7 @@ def _pack(kept: dict[str, Any], told: dict[str, Any]) -> bytes:
             left_out += 1
 
 
-def _own(data: bytes | None) -> dict[str, Any]:
+def _own(data: bytes | None) -> dict[str, HeaderValue]:
     """Those that stay. A letter that dies again tells of its last death; whom it was sent to by a redrive is over."""
     found = unpack_headers(data)
     if not all(type(name) is str for name in found):
@@ -102,7 +102,7 @@ def _own(data: bytes | None) -> dict[str, Any]:
     return {name: value for name, value in found.items() if not name.startswith(PREFIX) and name != CHANNEL_HEADER}
 
 
-def _leave_out(headers: dict[str, Any], count: int) -> None:
+def _leave_out(headers: dict[str, HeaderValue], count: int) -> None:
     for name in sorted(headers, key=lambda name: len(name) + len(pack_headers({"": headers[name]})), reverse=True)[:count]:
         del headers[name]
 

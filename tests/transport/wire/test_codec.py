@@ -183,7 +183,7 @@ def test_a_list_takes_memory_for_what_is_there(unpack: Callable[[bytes], Any]) -
 
 def test_lists_of_rows_are_cut_to_a_size_and_say_how_many_are_left_out() -> None:
     rows = [{"name": "x" * 100, "number": number} for number in range(1_000)]
-    found = codec.fitting({"clients": rows, "bins": [1, 2, 3], "count": 1_000}, 10_000)
+    found: Any = codec.fitting({"clients": rows, "bins": [1, 2, 3], "count": 1_000}, 10_000)
     assert 50 < len(found["clients"]) < 100
     assert found["clients"] == rows[: len(found["clients"])]
     assert found["clients_left_out"] == 1_000 - len(found["clients"])

@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Final, Self, Unpack, overload
+from typing import Any, Final, Self, TypedDict, Unpack, overload
 
 from ...errors import E_BAD_ARGUMENT, E_CLOSING, Refused, UsageError, ZsqError
 from ...names import check_name
@@ -40,8 +40,15 @@ Handler = Callable[[Message], object]
 Delay = reasons.Delay | Callable[[Message], reasons.Delay] | None
 
 
-def again(message: Any, delay: reasons.Delay | Callable[[Any], reasons.Delay] | None) -> dict[str, Any]:
-    """How `Consumer.run` requeues a message: arguments of `requeue`."""
+class Requeue(TypedDict, total=False):
+    """Arguments of a message's `requeue`."""
+
+    backoff: bool
+    delay: reasons.Delay
+
+
+def again(message: Any, delay: reasons.Delay | Callable[[Any], reasons.Delay] | None) -> Requeue:
+    """How `Consumer.run` requeues a message."""
     if delay is None:
         return {"backoff": True}
     return {"delay": delay(message) if callable(delay) else delay}

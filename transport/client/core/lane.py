@@ -437,6 +437,9 @@ def as_attributes(key: Text, tag: Text, headers: Mapping[str, HeaderValue] | Non
     return as_text(key, KEY_BYTES_MAX, "key"), as_text(tag, TAG_BYTES_MAX, "tag"), as_headers(headers)
 
 
+Column = list[bytes | None] | None
+
+
 def pack_many(
     bodies: Sequence[bytes],
     keys: Sequence[Text] | None,
@@ -455,7 +458,7 @@ def pack_many(
     count = len(bodies)
     if not count:
         raise UsageError(E_BAD_ARGUMENT, "publish_many wants at least one message")
-    columns: dict[str, Any] = {
+    columns: dict[str, Column] = {
         "keys": _column(key, keys, count, "key", lambda value: as_text(value, KEY_BYTES_MAX, "key")),
         "tags": _column(tag, tags, count, "tag", lambda value: as_text(value, TAG_BYTES_MAX, "tag")),
         "headers": [as_headers(headers)] * count if isinstance(headers, Mapping) else _column(None, headers, count, "", as_headers),
@@ -478,7 +481,7 @@ def pack_many(
     return (packed(bodies[a:b], time_ns, **{name: column and column[a:b] for name, column in columns.items()}) for a, b in spans)
 
 
-def _column(one: Any, each: Any, count: int, what: str, checked: Callable[[Any], bytes | None]) -> list[bytes | None] | None:
+def _column(one: Any, each: Any, count: int, what: str, checked: Callable[[Any], bytes | None]) -> Column:
     """A value for each message: the same for all, or their own."""
     if one is not None and each is not None:
         raise UsageError(E_BAD_ARGUMENT, f"{what}= is for all messages and {what}s= has one for each; give one of them")
@@ -495,7 +498,7 @@ def packed(bodies: Sequence[bytes], time_ns: int | None, keys: Any = None, tags:
     return with_address(pack(bodies, keys=keys, tags=tags, headers=headers, times=times, limits=LARGEST), headers)
 
 
-def _spans(bodies: Sequence[bytes], columns: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
+def _spans(bodies: Sequence[bytes], columns: Mapping[str, Column]) -> Iterator[tuple[int, int]]:
     """Where to cut: (start, stop) of each block."""
     sizes = list(map(len, bodies))
     for column in columns.values():

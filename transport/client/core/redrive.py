@@ -8,8 +8,8 @@ before anything is published on it (`Manage` redrive). It says whether the named
 caller may publish to the target.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypedDict, TypeVar
 
 from ...errors import E_BAD_ARGUMENT, E_FORBIDDEN, E_IN_USE, E_NOT_FOUND, ZsqError
 from ...wire import dead_letter
@@ -67,7 +67,15 @@ class LetterGroup(NamedTuple, Generic[LetterT]):
 
     place: ChannelName
     messages: list[LetterT]
-    headers: list[dict[str, Any]]
+    headers: list[dict[str, HeaderValue]]
+
+
+class Backlog(TypedDict):
+    """What the statistics of a channel say of messages that are not finished."""
+
+    depth: int
+    deferred_count: int
+    in_flight_count: int
 
 
 class Redrive:
@@ -134,7 +142,7 @@ class Redrive:
         """Durable where it went, and finished here."""
         self.sent[group.place] = self.sent.get(group.place, 0) + len(group.messages)
 
-    def waiting(self, row: Mapping[str, Any]) -> int:
+    def waiting(self, row: Backlog) -> int:
         """Dead letters that are neither finished nor here, by the channel's statistics: they wait, or another consumer holds them; who was
         killed does for a while."""
-        return int(row["depth"] + row["deferred_count"] + row["in_flight_count"]) - sum(self.left.values())
+        return row["depth"] + row["deferred_count"] + row["in_flight_count"] - sum(self.left.values())

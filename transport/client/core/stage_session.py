@@ -23,6 +23,7 @@ The states of a stage's writer and what leads from one to another. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
@@ -283,7 +284,7 @@ class StageSession:
         self._sealed(sealing.blocks)
         return Reaction.NOTHING
 
-    def _on_opened(self, data: dict[str, Any], now_ns: int) -> Reaction:
+    def _on_opened(self, data: Mapping[str, object], now_ns: int) -> Reaction:
         if data.get("committed"):
             self._end(_E.COMMITTED)
             return Reaction.UP
