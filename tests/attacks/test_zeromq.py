@@ -495,7 +495,7 @@ def test_a_storm_of_seeks_leaves_the_others_served(owner: As) -> None:
         with owner.admin() as admin:
             while not over.is_set():  # the next ones are on their way before these are answered
                 moves = [next(seek("stormy", "moved", "earliest" if one % 2 else "latest", False, False)) for one in range(500)]
-                for request in [admin._ask(move) for move in moves]:
+                for request in [admin._send(move) for move in moves]:
                     admin._reply(request)
                     seeks[number] += 1
 

@@ -15,10 +15,11 @@ from typing import Any, Final
 import pytest
 
 import zsq
-from zsq.transport.client.blocking.client import Measured
 from zsq.transport.client.core.message import Fetched, StoredMessage
 from zsq.transport.client.core.peeking import Peek, Peeked
+from zsq.transport.client.core.reading import Measured
 from zsq.transport.settings import NewChannelOptions, RetentionSettings
+from zsq.transport.wire import answers
 
 DOCUMENT: Final = Path(__file__).resolve().parents[2] / "docs" / "api.md"
 SECTIONS: Final = {
@@ -34,6 +35,11 @@ SECTIONS: Final = {
 }  # fmt: skip
 GIVEN: Final = {"Receipt", "Batch", "Message"}  # nobody calls these by name
 RECORDS: Final = (NewChannelOptions, RetentionSettings, Fetched, Measured, Peek, Peeked, StoredMessage)
+ANSWERS: Final = (
+    answers.Made, answers.TopicConfigured, answers.ChannelConfigured, answers.Closed, answers.Moved, answers.Nothing, answers.DelayedRow,
+    answers.DelayedCount, answers.Overview, answers.BrokerSummary, answers.ProcessRow, answers.Alarms, answers.AuditEntry, answers.Chunks,
+    answers.ChunkRow, answers.ChunkSum, answers.Committed, answers.Aborted,
+)  # fmt: skip
 FIELDS: Final = ("member_descriptor", "_tuplegetter")  # slots; what they hold is told by the class
 HEAD: Final = """# API reference
 
@@ -50,6 +56,10 @@ def drawn() -> str:
         parts += [_class(name, getattr(zsq, name)) for name in names]
     parts.append("## Records and options\n")
     parts += [_record(kind) for kind in RECORDS]
+    parts.append("## Answers\n\nEach is a dict with these keys; `zsq.transport.wire.answers` has their types.\n")
+    parts.append(
+        "\n".join(f"- **`{kind.__name__}`** {{{', '.join(kind.__annotations__)}}}: {_flat(_text(kind))}" for kind in ANSWERS) + "\n"
+    )
     parts.append("## asyncio\n")
     parts.append(_asyncio())
     return "\n".join(parts).rstrip() + "\n"

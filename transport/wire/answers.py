@@ -153,15 +153,21 @@ class Overview(TypedDict):
     alarms: NotRequired[Alarms]
 
 
-AuditEntry = TypedDict(
-    "AuditEntry",
-    {
-        "time": str, "action": str, "topic": str, "channel": str, "options": dict[str, Any], "user": str, "from": str, "via": str,
-        "result": str,
-    },
-    total=False,
-)  # fmt: skip
-"""A line of the audit log. One that counts lines that were lost has only `time`, `action` and `count`."""
+_From = TypedDict("_From", {"from": str}, total=False)  # a name that a class cannot have
+
+
+class AuditEntry(_From, total=False):
+    """A line of the audit log. One that counts lines that were lost has only `time`, `action` and `count`."""
+
+    time: str
+    action: str
+    topic: str
+    channel: str
+    options: dict[str, Any]
+    user: str
+    via: str
+    result: str
+    count: int
 
 
 class LogActivity(TypedDict):

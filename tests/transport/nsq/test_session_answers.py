@@ -108,7 +108,7 @@ def test_every_client_can_be_used_and_closed_in_a_forked_child(broker: Broker) -
     admin.ping()
     reader.head()
     broker.deaf_to.add(OffsetAt)  # an answer that came before the fork would be the child's too
-    request = reader._ask(Question(lambda number: OffsetAt(number, 0)))
+    request = reader._send(Question(lambda number: OffsetAt(number, 0)))
 
     def work() -> None:
         with pytest.raises(UsageError, match="process that published"):

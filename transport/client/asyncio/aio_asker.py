@@ -234,7 +234,7 @@ class Admin(AdminBase, Asker):
 
     async def peek(self, topic: str, channel: str | None = None, count: int = PEEK_COUNT) -> Peek:
         async with Reader(topic, url=self._address.url, timeout=self._timeout, key_file=self._address.credentials) as reader:
-            held = await self._carry_out(peeking.ask(topic, channel, count))
+            held = await self._carry_out(peeking.place_of(topic, channel, count))
             return await reader._carry_out(peeking.look(topic, channel, held, count))
 
     async def delayed_list(self, topic: str, after: str = "", limit: int = 1_000) -> list[DelayedRow]:

@@ -87,7 +87,7 @@ class Asker(AskerBase):
             question = next(asking)
             while True:
                 try:
-                    reply = self._reply(self._ask(question))
+                    reply = self._reply(self._send(question))
                 except ZsqError as error:
                     question = asking.throw(error)
                 else:
@@ -96,7 +96,7 @@ class Asker(AskerBase):
             result: _T = end.value
             return result
 
-    def _ask(self, question: Question) -> Request:
+    def _send(self, question: Question) -> Request:
         """Send a request; `_reply` takes its answer."""
         self._check_open()
         drive = self._made
@@ -239,7 +239,7 @@ class Admin(AdminBase, Asker):
         Of a channel: what it would hand out next, and what is in flight with whom, requeued, deferred. Of a topic: its newest.
         """
         with Reader(topic, url=self._address.url, timeout=self._timeout, key_file=self._address.credentials) as reader:
-            held = self._carry_out(peeking.ask(topic, channel, count))
+            held = self._carry_out(peeking.place_of(topic, channel, count))
             return reader._carry_out(peeking.look(topic, channel, held, count))
 
     def delayed_list(self, topic: str, after: str = "", limit: int = 1_000) -> list[DelayedRow]:

@@ -90,7 +90,7 @@ class RangeReader(Asker):
                 self._forget(ahead)
 
     def _fetch(self, offset: int) -> Request:
-        return self._ask(fetch(offset, self._bytes_max))
+        return self._send(fetch(offset, self._bytes_max))
 
     def _forget(self, request: Request) -> None:
         """Its answer is of no use any more."""

@@ -24,7 +24,7 @@ from ...wire.address import Target, parse
 from ...wire.answers import Aborted, Committed
 from ...wire.credentials import KeyFile
 from ...wire.protocol import STAGE_PARTS_MAX, Abort, Commit, StagePart, check_stage_topic, check_transaction
-from ..core.asking import Question, data_of
+from ..core.asking import Question, ask
 from ..core.link import FAR_NS, check_timeout
 from ..core.stage_engine import BYE_LINGER_MS, StageEngine
 from ..core.stage_session import WINDOW_BYTES, StageSession, StageState
@@ -198,7 +198,7 @@ class StageCommitter(Asker):
         found: tuple[Any, ...] = tuple(tuple(part) for part in parts if part is not None)
         if len(found) > STAGE_PARTS_MAX:
             raise UsageError(E_BAD_ARGUMENT, f"{len(found)} parts are over the limit of {STAGE_PARTS_MAX}; write with fewer partitions")
-        answer: Committed = data_of(self._reply(self._ask(Question(lambda number: Commit(number, app, version, kind, found)))))
+        answer: Committed = self._carry_out(ask(Question(lambda number: Commit(number, app, version, kind, found))))
         return answer
 
     def abort(self, app: str, version: int, stages: Sequence[bytes] = ()) -> Aborted:
@@ -208,5 +208,5 @@ class StageCommitter(Asker):
         """
         if app:
             check_transaction(app, version, "app")
-        answer: Aborted = data_of(self._reply(self._ask(Question(lambda number: Abort(number, app, version, tuple(stages))))))
+        answer: Aborted = self._carry_out(ask(Question(lambda number: Abort(number, app, version, tuple(stages)))))
         return answer

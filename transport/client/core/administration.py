@@ -22,13 +22,9 @@ from ...wire.answers import (
     TopicConfigured,
 )
 from ...wire.protocol import Manage, Stats
-from .asking import Asking, Place, Question, carried, data_of, moved_to, on_wire
+from .asking import Asking, Place, Question, ask, carried, moved_to, on_wire
 
 Side = Literal["publishers", "consumers"]
-
-
-def _ask(question: Question) -> Asking[Any]:
-    return data_of((yield question))
 
 
 def manage(
@@ -37,7 +33,7 @@ def manage(
     """An order to a topic or a channel. `repeatable`: see `Request`."""
     check_name(topic)
     name = "" if channel is None else check_name(channel, "channel")
-    return _ask(Question(lambda number: Manage(number, action, topic, name, {**(options or {})}), repeatable))
+    return ask(Question(lambda number: Manage(number, action, topic, name, {**(options or {})}), repeatable))
 
 
 def create_topic(name: str, sync: str, retention: RetentionSettings) -> Asking[Made]:
@@ -120,7 +116,7 @@ def delayed_cancel_all(topic: str) -> Asking[int]:
 
 
 def topics() -> Asking[dict[str, list[str]]]:
-    answer = yield from _ask(Question(lambda number: Manage(number, "list", "", "", {})))
+    answer = yield from ask(Question(lambda number: Manage(number, "list", "", "", {})))
     return {name: sorted(channels) for name, channels in sorted(answer["topics"].items())}
 
 
@@ -128,16 +124,16 @@ def stats(topic: str | None, channel: str | None) -> Asking[dict[str, Any]]:
     if channel is not None and topic is None:
         raise UsageError(E_BAD_ARGUMENT, "a channel is named together with its topic")
     names = ("" if topic is None else check_name(topic), "" if channel is None else check_name(channel, "channel"))
-    return _ask(Question(lambda number: Stats(number, *names)))
+    return ask(Question(lambda number: Stats(number, *names)))
 
 
 def overview(since: int, processes: bool, alarms: bool) -> Asking[Overview]:
     options = {"since": since, "processes": processes, "alarms": alarms}
-    return _ask(Question(lambda number: Manage(number, "overview", "", "", options)))
+    return ask(Question(lambda number: Manage(number, "overview", "", "", options)))
 
 
 def audit(count: int, topic: str) -> Asking[list[AuditEntry]]:
-    answer = yield from _ask(Question(lambda number: Manage(number, "audit", topic, "", {"count": count})))
+    answer = yield from ask(Question(lambda number: Manage(number, "audit", topic, "", {"count": count})))
     return list(answer["entries"])
 
 

@@ -26,9 +26,9 @@ Asking = Generator[Question, Reply, _T]
 and the asyncio client carry it out."""
 
 
-def data_of(reply: Reply) -> Any:
-    """What a `Done` carries: a map whose type the request decides."""
-    answer, _ = reply
+def ask(question: Question) -> Asking[Any]:
+    """What a `Done` carries: a map whose type the question decides."""
+    answer, _ = yield question
     assert isinstance(answer, Done)
     return answer.data
 

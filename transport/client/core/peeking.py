@@ -15,7 +15,7 @@ from ...wire.answers import ChannelLook, HeldRow
 from ...wire.dead_letter import addressees
 from ...wire.protocol import Manage
 from . import reading
-from .asking import Asking, Question, data_of
+from .asking import Asking, Question, ask
 from .message import Fetched, StoredMessage, message_at
 
 PEEK_MAX: Final = 1_000  # messages of each state
@@ -62,19 +62,19 @@ def check_count(count: int) -> int:
     return count
 
 
-def ask(topic: str, channel: str | None, count: int) -> Asking[ChannelLook | None]:
+def place_of(topic: str, channel: str | None, count: int) -> Asking[ChannelLook | None]:
     """What the broker is asked first: where the channel is and what it holds; nothing, of a topic."""
     if channel is None:
         return None
     check_name(topic)
     check_name(channel, "channel")
     options = {"limit": check_count(count)}
-    found: ChannelLook = data_of((yield Question(lambda number: Manage(number, "peek", topic, channel, options))))
+    found: ChannelLook = yield from ask(Question(lambda number: Manage(number, "peek", topic, channel, options)))
     return found
 
 
 def look(topic: str, channel: str | None, data: ChannelLook | None, count: int) -> Asking[Peek]:
-    """What is read of the topic then; `data`: the answer to `ask`."""
+    """What is read of the topic then; `data`: the answer to `place_of`."""
     if channel is not None and data is not None:
         return (yield from look_at_channel(topic, channel, data, count))
     first = yield from reading.newest(check_count(count))

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from ...errors import E_BAD_ARGUMENT, CorruptBlock, UsageError
 from ...wire.answers import Ends, Size
 from ...wire.protocol import Blocks, Fetch, Measure, OffsetAt
-from .asking import END, Asking, Question, Reply, data_of
+from .asking import END, Asking, Question, Reply, ask
 from .message import Fetched, StoredMessage, stored
 
 BYTES_ANY: Final = (1 << 63) - 1  # no bound
@@ -54,14 +54,14 @@ def head() -> Asking[tuple[int, int]]:
 
 
 def offset_at(time_ns: int) -> Asking[int]:
-    found: Ends = data_of((yield Question(lambda number: OffsetAt(number, min(max(time_ns, -END), END)))))
+    found: Ends = yield from ask(Question(lambda number: OffsetAt(number, min(max(time_ns, -END), END))))
     return found["offset"]
 
 
 def newest(count: int) -> Asking[int]:
     if not 1 <= count <= NEWEST_MAX:
         raise UsageError(E_BAD_ARGUMENT, f"of the newest messages 1 to {NEWEST_MAX} can be asked for, not {count}")
-    found: Ends = data_of((yield Question(lambda number: OffsetAt(number, 0, count))))
+    found: Ends = yield from ask(Question(lambda number: OffsetAt(number, 0, count)))
     return found["offset"]
 
 
@@ -72,5 +72,5 @@ def message(topic: str, offset: int) -> Asking[StoredMessage]:
 def measure(start: int, end: int, bytes_max: int) -> Asking[Measured]:
     if start < 0 or end < -1 or bytes_max < 1:
         raise UsageError(E_BAD_ARGUMENT, "start and end are offsets (end -1: the durable end), bytes_max is 1 or more")
-    found: Size = data_of((yield Question(lambda number: Measure(number, start, end, bytes_max))))
+    found: Size = yield from ask(Question(lambda number: Measure(number, start, end, bytes_max)))
     return Measured(found["bytes"], found["offset"], found["start"], found["head"])
