@@ -1,4 +1,4 @@
-"""Reports: the shapes of what `stats`, the overview, `chunks` and `delayed_list` answer to every client.
+"""Reports: the shapes of what `stats` answers to every client.
 
 What each statistic means stands in `actors/statistics/schema.py`. A test compares the rows of that table with the keys of these shapes,
 and both with what the code sends. A list arrives as a tuple after its way over the wire, so the shapes name a `Sequence`.
@@ -7,7 +7,7 @@ and both with what the code sends. A list arrives as a tuple after its way over 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NotRequired, TypedDict
+from typing import NotRequired, TypedDict
 
 from .settings import ChannelOptions, RetentionSettings
 
@@ -79,11 +79,16 @@ class ConsumerFacts(ConsumerCounts):
     sampled_count: int
 
 
-class ConsumerStats(ConsumerFacts, NsqClientFacts):
-    """A row of a channel's `clients`."""
+class ConsumerReport(ConsumerFacts):
+    """A consumer as its channel reports it when it is asked for details."""
 
     rates: Rates
     e2e_processing_latency: Latency | None
+
+
+class ConsumerStats(ConsumerReport, NsqClientFacts):
+    """A row of a channel's `clients`."""
+
     pub_counts: NotRequired[Sequence[PubCount]]
 
 
@@ -131,25 +136,40 @@ class ChannelCounters(TypedDict):
     lost_count: int
 
 
-class ChannelFacts(ChannelCounters):
-    """What a channel reports of itself, and what stands in `stats` as it is or corrected by what the topic knows."""
+class SupplyFacts(TypedDict):
+    """Where a channel is in its topic, and what waits."""
 
     depth: int
     backend_depth: int
-    in_flight_count: int
     deferred_count: int
     dying_count: int
     next_offset: int
-    client_count: int
-    paused: bool
-    rates: Rates
-    settings: ChannelOptions
     parked_count: NotRequired[int]
     """Of an ordered channel: messages that wait for others of their key."""
-    private_bytes: NotRequired[int]
 
 
-class ChannelStats(ChannelFacts):
+class DeliveryFacts(ChannelCounters):
+    """What a channel does with its consumers."""
+
+    in_flight_count: int
+    paused: bool
+    client_count: int
+
+
+class ChannelFacts(TypedDict):
+    """What else a channel reports, and stands in `stats`."""
+
+    rates: Rates
+    settings: ChannelOptions
+
+
+class LeftOut(TypedDict, total=False):
+    """Rows of clients that the answer had no room for, where there are any."""
+
+    clients_left_out: int
+
+
+class ChannelStats(SupplyFacts, DeliveryFacts, ChannelFacts, LeftOut):
     """A row of a topic's `channels`."""
 
     channel_name: str
@@ -158,8 +178,8 @@ class ChannelStats(ChannelFacts):
     drain_s: float | None
     message_count: int
     clients: Sequence[ConsumerStats]
-    clients_left_out: NotRequired[int]
     e2e_processing_latency: Latency
+    private_bytes: NotRequired[int]
 
 
 # Topics
@@ -172,32 +192,49 @@ class Recovery(TypedDict, total=False):
     duration_ms: int
 
 
-class StorageFacts(TypedDict):
-    """What the storage reports of a topic, and what stands in `stats` as it is."""
-
+class LogFacts(TypedDict):
     start: int
+    disk_refused_count: int
+
+
+class RetentionFacts(TypedDict):
     log_bytes: int
     finished_bytes: int
-    chunks: int
-    retention: RetentionSettings
-    recovery: Recovery
     removed_bytes: int
     dropped_count: int
     refused_count: int
-    disk_refused_count: int
-    lost_messages: int
+    retention: RetentionSettings
+
+
+class UpkeepFacts(TypedDict):
+    chunks: int
     damaged_blocks: int
+    lost_messages: int
+    recovery: Recovery
+
+
+class DelayedFacts(TypedDict):
     delayed_count: int
     delayed_bytes: int
     delayed_next_due_ns: int
     delayed_lost: int
     delayed_moved: int
+
+
+class StageFacts(TypedDict):
     stages: int
     staged_bytes: int
+
+
+class StorageFacts(LogFacts, RetentionFacts, UpkeepFacts, DelayedFacts, StageFacts):
+    """What stands in `stats` as the topic's storage reports it."""
+
     transactions: int
 
 
 class TopicStats(StorageFacts):
+    """A row of `topics`."""
+
     topic_name: str
     uuid: str
     sync: str
@@ -256,31 +293,30 @@ class ProcessStats(TypedDict):
     """The overview has none."""
 
 
-class AlarmPlace(TypedDict):
-    """What an alarm is about. Topic and channel are empty for one about the broker."""
+class AlarmRow(TypedDict):
+    """What is told of an alarm, to clients and to receivers. Topic and channel are empty for one about the broker.
+
+    `value` None: it is not known (any more); times are in ns since 1970.
+    """
 
     topic: str
     channel: str
     figure: str
-
-
-class AlarmRow(AlarmPlace):
-    """An alarm that is raised now."""
-
     value: float | None
     threshold: float
     raised_ns: int
+
+
+class RaisedAlarm(AlarmRow):
+    """An alarm that is raised now. `text`: only of the disk's."""
+
     text: NotRequired[str]
-    """Of an alarm about the disk."""
 
 
-class AlarmEvent(AlarmPlace):
-    """An alarm that was raised or cleared, as receivers get it; times in ns since 1970."""
+class AlarmEvent(AlarmRow):
+    """A step that is told: `event` is raised or cleared."""
 
     event: str
-    value: float | None
-    threshold: float
-    raised_ns: int
     time_ns: int
     text: str
 
@@ -295,7 +331,15 @@ class AlarmReceiver(TypedDict):
     trouble: str
 
 
-class BrokerStats(TypedDict):
+class BrokerLists(TypedDict, total=False):
+    """What `stats` has only where the whole broker was asked about; `gateways`: only for who may see all topics."""
+
+    gateways: Sequence[GatewayStats]
+    recent_alarms: Sequence[AlarmEvent]
+    alarm_receivers: Sequence[AlarmReceiver]
+
+
+class BrokerStats(BrokerLists, LeftOut):
     """The answer of `stats`."""
 
     version: str
@@ -304,116 +348,9 @@ class BrokerStats(TypedDict):
     pid: int
     start_time: int
     health: str
-    alarms: Sequence[AlarmRow]
+    disk: NotRequired[DiskStats]
+    """Only for who may see all topics."""
+    alarms: Sequence[RaisedAlarm]
     topics: Sequence[TopicStats]
     producers: Sequence[ProducerStats]
     processes: Sequence[ProcessStats]
-    disk: NotRequired[DiskStats]
-    """Only for who may see all topics, as `gateways`."""
-    gateways: NotRequired[Sequence[GatewayStats]]
-    """Only where the whole broker was asked about, as both lists about alarms."""
-    recent_alarms: NotRequired[Sequence[AlarmEvent]]
-    alarm_receivers: NotRequired[Sequence[AlarmReceiver]]
-    clients_left_out: NotRequired[int]
-
-
-# The overview
-
-OverviewRow = Sequence[Any]
-"""Values of a topic or of a channel, in the order of `topic_fields` or `channel_fields`; () for a topic that has not changed."""
-
-
-class OverviewBroker(TypedDict):
-    version: str
-    node: int
-    uuid: str
-    start_ms: int
-    health: str
-    disk_full: str
-    alarms: int
-    alarmed_ns: int
-    processes: int
-    restarts: int
-
-
-class OverviewAlarms(TypedDict):
-    now: Sequence[AlarmRow]
-    recent: Sequence[AlarmEvent]
-    receivers: Sequence[AlarmReceiver]
-
-
-class OverviewAnswer(TypedDict):
-    """The answer of `overview`: all rows if it is `whole`, else those that changed since the version that was asked for.
-
-    `topics` has of each topic its row and the rows of its channels, by name.
-    """
-
-    version: int
-    whole: bool
-    topics: Mapping[str, tuple[OverviewRow, Mapping[str, OverviewRow]]]
-    broker: OverviewBroker
-    topic_fields: NotRequired[Sequence[str]]
-    channel_fields: NotRequired[Sequence[str]]
-    processes: NotRequired[Sequence[ProcessStats]]
-    alarms: NotRequired[OverviewAlarms]
-
-
-# Log files and delayed messages
-
-
-class ChunkCounts(TypedDict):
-    """What was written to chunks and read from them, in all and a second; `bad` counts damaged blocks."""
-
-    written_bytes: int
-    ring_reads: int
-    ring_read_bytes: int
-    file_reads: int
-    file_read_bytes: int
-    written_bytes_s: int
-    ring_reads_s: int
-    ring_read_bytes_s: int
-    file_reads_s: int
-    file_read_bytes_s: int
-    bad: int
-    messages: int
-
-
-class ChunkSum(ChunkCounts):
-    chunks: int
-    bytes: int
-
-
-class ChunkRow(ChunkCounts):
-    first_offset: int
-    bytes: int | None
-    state: str
-    first_time_ns: int | None
-    last_time_ns: int | None
-
-
-class Chunks(TypedDict):
-    """The answer of `chunks`: the newest ones, the older ones in a sum, and all in a sum."""
-
-    chunks: Sequence[ChunkRow]
-    total: ChunkSum
-    older: NotRequired[ChunkSum]
-
-
-class DelayedRow(TypedDict):
-    """A message that is not due yet; `body` is its beginning."""
-
-    key: str
-    due_ns: int
-    size: int
-    body: bytes
-    message_key: bytes | None
-    tag: bytes | None
-
-
-class DelayedCount(TypedDict):
-    """What a topic's delayed messages are together."""
-
-    messages: int
-    bytes: int
-    next_due_ns: int
-    lost: int

@@ -19,8 +19,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any, Final, Protocol, Self, TypedDict
 
+from ...transport.reports import AlarmEvent
 from ..settings.options import AlarmOptions, shown_url
-from .backlog import AlarmEvent
 
 
 class AlarmBroker(TypedDict):

@@ -25,13 +25,13 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any, Final, TypedDict, cast
 
+from ...transport.reports import AlarmEvent
 from ...transport.wire import protocol as p
 from ..runtime.actor import Actor
 from ..runtime.port import Mail, Port
 from ..runtime.worker_thread import WorkerThread
 from ..settings.options import AlarmOptions
 from .alarm_receivers import AlarmMessage, NotSent, Receiver, receivers
-from .backlog import AlarmEvent
 
 WAITING_MAX: Final = 1_000
 BATCH_MAX: Final = 100

@@ -23,7 +23,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, NamedTuple, NotRequired, TypedDict
+from typing import Final, NamedTuple
+
+from ...transport.reports import AlarmEvent, RaisedAlarm
 
 CLEAR_SHARE: Final = 0.8  # of the threshold: a backlog that swings by less is one alarm
 NONE: Final = -1
@@ -59,31 +61,6 @@ class AlarmSubject(NamedTuple):
     topic: str
     channel: str
     figure: str
-
-
-class AlarmRow(TypedDict):
-    """What is told of an alarm, on the wire and to receivers. `value` None where it is not known (any more); times since 1970."""
-
-    topic: str
-    channel: str
-    figure: str
-    value: float | None
-    threshold: float
-    raised_ns: int
-
-
-class RaisedAlarm(AlarmRow):
-    """One that is raised now. `text`: only of the disk's."""
-
-    text: NotRequired[str]
-
-
-class AlarmEvent(AlarmRow):
-    """A step that is told: `event` is raised or cleared."""
-
-    event: str
-    time_ns: int
-    text: str
 
 
 class Event(NamedTuple):

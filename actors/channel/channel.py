@@ -16,14 +16,16 @@ import logging
 import random
 import time
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 from ...transport.client.core.asking import END
 from ...transport.errors import E_BAD_ARGUMENT, E_BAD_COMMAND, E_CLOSED, E_CLOSING, E_HELLO, E_LIMIT, Refused, UsageError, ZsqError
 from ...transport.names import is_ephemeral
+from ...transport.settings import ChannelOptions
 from ...transport.wire import protocol as p
 from ..runtime.actor import Actor, StartFailed
 from ..runtime.port import Mail, Port
+from ..runtime.pulses import ChannelDetails, ChannelPulse
 from ..settings import channel_settings, options
 from ..settings.closing import TO_CONSUMERS
 from .core import ChannelCore, Peeks
@@ -510,12 +512,17 @@ class ChannelActor(Actor):
     def on_end(self) -> None:
         self.dead_letters.end()
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> ChannelPulse:
         now, wall_ns, measurements = time.monotonic_ns(), time.time_ns(), self.core.measurements
         measurements.sample(self.core.consumers.values(), now, wall_ns)
-        rates = {"rates": measurements.rates(now), "rates_recent": measurements.rates_recent(now)}
-        said = {**rates, "latency_recent": measurements.latency(wall_ns), "settings": self.core.settings.as_dict()}
-        return self.core.statistics(self._head) | said | {"dead_letter_alarm": self.dead_letters.alarm(self.supply)}
+        return {
+            **self.core.statistics(self._head),
+            "rates": measurements.rates(now),
+            "rates_recent": measurements.rates_recent(now),
+            "latency_recent": measurements.latency(wall_ns),
+            "settings": cast("ChannelOptions", self.core.settings.as_dict()),
+            "dead_letter_alarm": self.dead_letters.alarm(self.supply),
+        }
 
-    def details(self) -> dict[str, Any]:
+    def details(self) -> ChannelDetails:
         return self.core.details(time.monotonic_ns(), time.time_ns())

@@ -26,16 +26,18 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from ...transport.block.block import Block, cut, gather
 from ...transport.errors import E_LIMIT, CorruptBlock, Refused
+from ...transport.reports import ChannelCounters, ConsumerReport
 from ...transport.settings import ChannelSettings
 from ...transport.wire.protocol import BACKOFF, DEAD, EXPIRED, MESSAGE_TIMEOUT_MS_MAX, REQUEUE_DELAY_MS_MAX, Due, Order, Range, Run
 from ..primitives.deadlines import DeadlineHeap
 from ..primitives.latency import LatencyWindow, bin_of, merged
 from ..primitives.ranges import check, take, total
 from ..primitives.rates import RECENT_NS, SAMPLE_NS, RateMeter
+from ..runtime.pulses import ChannelDetails, DeliveryPulse
 from ..settings import options
 from ..statistics.schema import COUNTERS
 from .filters import ChannelFilter
@@ -88,12 +90,12 @@ class Measurements:
         """Of what was finished lately, see `LatencyWindow.recent`."""
         return self._latency.recent(wall_ns)
 
-    def details(self, consumers: Iterable[Subscriber], now_ns: int, wall_ns: int) -> dict[str, Any]:
+    def details(self, consumers: Iterable[Subscriber], now_ns: int, wall_ns: int) -> ChannelDetails:
         """What takes some work, for who asks."""
         bins = self._latency.bins(wall_ns)
-        clients = [
-            consumer.statistics()
-            | {
+        clients: list[ConsumerReport] = [
+            {
+                **consumer.statistics(),
                 "rates": consumer.meter.rates(now_ns, consumer.counts()),
                 "e2e_processing_latency": merged([consumer.latency.bins(wall_ns)]) if consumer.latency is not None else None,
             }
@@ -491,7 +493,7 @@ class ChannelCore:
         starts = [run[0] for lease in self._leases.values() for run in lease.runs]
         return min([self.supply.next_offset, *starts, *self.supply.starts()])
 
-    def statistics(self, head: int) -> dict[str, Any]:
+    def statistics(self, head: int) -> DeliveryPulse:
         """NSQ's field names. What takes some work is in `details`."""
         return {
             **self.supply.statistics(head),
@@ -499,10 +501,10 @@ class ChannelCore:
             "in_flight_count": sum(total(lease.runs) for lease in self._leases.values()),
             "paused": self.paused,
             "client_count": len(self.consumers),
-            **self.counters,
+            **cast("ChannelCounters", self.counters),
         }
 
-    def details(self, now_ns: int, wall_ns: int) -> dict[str, Any]:
+    def details(self, now_ns: int, wall_ns: int) -> ChannelDetails:
         """For who asks: consumers, latencies."""
         return self.measurements.details(self.consumers.values(), now_ns, wall_ns)
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from ...transport.block.block import Block
+from ...transport.reports import ConsumerCounts, ConsumerFacts
 from ...transport.wire.protocol import Run, Save
 from ..primitives.latency import LatencyWindow
 from ..primitives.ranges import total
@@ -125,12 +126,12 @@ class Subscriber:
             "timeout_count": self.timeout_count,
         }
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> ConsumerFacts:
         return {
             "client_id": self.label,
             "ready_count": self.ready,
             "in_flight_count": self.in_flight,
-            **self.counts(),
+            **cast("ConsumerCounts", self.counts()),
             "connect_ts": self.connect_ts,
             "sample_rate": self.sample_rate,
             "sampled_count": self.sampled_count,

@@ -45,7 +45,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
@@ -53,6 +53,7 @@ from ...transport.block.block import Block
 from ...transport.settings import ChannelSettings
 from ...transport.wire.protocol import Run
 from ..primitives.ranges import take, total
+from ..runtime.pulses import SupplyPulse
 from ..settings import options
 from .filters import ChannelFilter, count_skipped, wanted_runs
 from .lease import Hole, Subscriber
@@ -610,13 +611,14 @@ class OrderedSupply(Supply):
     def shown(self) -> dict[str, Iterator[Run]]:
         return {**super().shown(), "parked": chain(self._slots.runs(), self._unsorted.runs())}
 
-    def statistics(self, head: int) -> dict[str, Any]:
+    def statistics(self, head: int) -> SupplyPulse:
         """What is parked waits as what is requeued does: it is behind the cursor."""
         found = super().statistics(head)
         parked = self._slots.waiting + self._unsorted.messages()
         found["depth"] += parked
         found["requeued_waiting"] += parked
-        return {**found, "parked_count": parked}
+        found["parked_count"] = parked
+        return found
 
 
 class _Filling:

@@ -27,13 +27,14 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from ...transport.block.block import Block
 from ...transport.errors import E_LIMIT, CorruptBlock, Refused
 from ...transport.settings import ChannelSettings
 from ...transport.wire.protocol import Run
 from ..primitives.ranges import above, total, unread
+from ..runtime.pulses import SupplyPulse
 from ..settings import options
 from .filters import ChannelFilter, Gathering, count_skipped
 from .lease import Changes, Hole, Subscriber
@@ -503,7 +504,7 @@ class Supply:
         """Where what is behind the cursor begins, with nobody, and not deferred."""
         return (run[0] for run in self._held())
 
-    def statistics(self, head: int) -> dict[str, Any]:
+    def statistics(self, head: int) -> SupplyPulse:
         """`depth`: waiting, neither in flight nor deferred."""
         again = self.again.messages()
         return {

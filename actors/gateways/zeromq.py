@@ -507,6 +507,6 @@ class ZeroMqGateway(Actor):
             route.port.close()
         return True
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> dict[str, int]:
         dropped, refused = self.pushes_dropped, self.doors.refused
         return {"links": len(self.links), "actors": len(self.actors), "pushes_dropped": dropped, "clients_refused": refused}

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Final
 
 from ddsketch.ddsketch import BaseDDSketch
 from ddsketch.mapping import LogarithmicMapping
 from ddsketch.store import DenseStore
+
+from ...transport.reports import Latency
 
 _S: Final = 1_000_000_000
 WINDOW_S: Final = 600  # NSQ's e2e-processing-latency-window-time
@@ -116,7 +118,7 @@ class LatencyWindow:
         return tuple(found)
 
 
-def merged(windows: Iterable[Bins]) -> dict[str, Any]:
+def merged(windows: Iterable[Bins]) -> Latency:
     """NSQ's `e2e_processing_latency` of all of them together: how many messages, and in how many ns each share of them was finished."""
     store = DenseStore()
     for keys, weights in windows:
@@ -124,7 +126,5 @@ def merged(windows: Iterable[Bins]) -> dict[str, Any]:
             store.add(key, messages)
     sketch = BaseDDSketch(_MAPPING, store, DenseStore(), 0.0)
     count = round(sketch.count)
-    percentiles = (
-        [{"quantile": quantile, "value": round(sketch.get_quantile_value(quantile) or 0)} for quantile in QUANTILES] if count else []
-    )
-    return {"count": count, "percentiles": percentiles}
+    quantiles = QUANTILES if count else ()
+    return {"count": count, "percentiles": [{"quantile": one, "value": round(sketch.get_quantile_value(one) or 0)} for one in quantiles]}

@@ -15,7 +15,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn
 
 import zmq
@@ -91,11 +91,11 @@ class Actor:
     def on_reload(self, told: dict[str, Any]) -> None:
         """The settings that may change in its life, anew (`reloading.py` says which). What raises here left the old ones in force."""
 
-    def statistics(self) -> dict[str, Any]:
-        """What each pulse carries, once a second."""
+    def statistics(self) -> Mapping[str, object]:
+        """What each pulse carries, once a second; `pulses.py` has the shapes."""
         return {}
 
-    def details(self) -> dict[str, Any]:
+    def details(self) -> Mapping[str, object]:
         """Return the rows of a report that was asked for with details. Lists are cut to `options.DETAILS_BYTES_MAX`, newest last."""
         return {}
 
@@ -312,7 +312,8 @@ class Actor:
         self._timers[0][0] = self._pulsed_ns + options.IDLE_PULSE_MS * _MS
 
     def pulse(self, request: int = 0, *, detailed: bool = False) -> None:
-        stats, details = self.statistics(), {}
+        stats: dict[str, object] = {**self.statistics()}
+        details: dict[str, Any] = {}
         if detailed:
             stats["private_bytes"] = private_bytes()
             details = fitting(self.details(), options.DETAILS_BYTES_MAX)

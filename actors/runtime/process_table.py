@@ -55,7 +55,7 @@ class Child:
     pidfd: int = -1
     envelope: tuple[bytes, ...] = ()
     data: dict[str, Any] = field(default_factory=dict)
-    stats: dict[str, Any] = field(default_factory=dict)
+    stats: Mapping[str, Any] = field(default_factory=dict)  # the newest pulse, see `pulses.py`
     started_ns: int = field(default_factory=time.monotonic_ns)
     pulsed_ns: int = 0  # when `stats` came
     failure: Failure | None = None

@@ -61,5 +61,5 @@ class ScanLoop(Actor):
         for key in self.rounds.reported(message.request, message.results, time.monotonic_ns()):
             self.supervisor.send((), p.Hung(key))
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> dict[str, int]:
         return {"channels": len(self.plan), "workers": len(self.workers), "rounds": self.rounds.count}

@@ -83,5 +83,5 @@ class ScanWorker(Actor):
         for endpoint in [e for e, (_, used) in self._channels.items() if used < limit]:
             self._hang_up(endpoint)
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> dict[str, int]:
         return {"channels_known": len(self._channels)}

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
-from ..runtime.child import RestartIntensity
-from ..runtime.process_table import Child
-from ..runtime.processes import Processes
+if TYPE_CHECKING:
+    from ...transport.reports import AlarmEvent, AlarmReceiver, DiskStats, RaisedAlarm
+    from ..runtime.child import RestartIntensity
+    from ..runtime.process_table import Child
+    from ..runtime.processes import Processes
+    from ..runtime.pulses import ChannelPulse, StoragePulse, TopicPulse
 
 
 class GroupState(Enum):
@@ -68,23 +71,39 @@ class TopicView(Protocol):
     def failed_channels(self) -> frozenset[str]: ...
 
 
+_NOT_REPORTED: Final[Mapping[str, object]] = {}
+
+
+def topic_pulse(group: TopicView) -> TopicPulse:
+    """Return what the topic's process reported last: the same object until the next pulse."""
+    return cast("TopicPulse", group.topic.stats if group.topic is not None else _NOT_REPORTED)
+
+
+def storage_pulse(group: TopicView) -> StoragePulse:
+    return cast("StoragePulse", group.storage.stats if group.storage is not None else _NOT_REPORTED)
+
+
+def channel_pulse(child: Child | None) -> ChannelPulse:
+    return cast("ChannelPulse", child.stats if child is not None else _NOT_REPORTED)
+
+
 class DiskView(Protocol):
     @property
     def health(self) -> str: ...
 
     def says_why(self, topic: str) -> bool: ...
 
-    def statistics(self) -> dict[str, Any]: ...
+    def statistics(self) -> DiskStats: ...
 
 
 class AlarmsView(Protocol):
-    def rows(self, topic: str = "", channel: str = "") -> Sequence[Mapping[str, object]]: ...
+    def rows(self, topic: str = "", channel: str = "") -> Sequence[RaisedAlarm]: ...
 
     def texts(self, topic: str) -> list[str]: ...
 
-    def recent(self) -> Sequence[Mapping[str, object]]: ...
+    def recent(self) -> Sequence[AlarmEvent]: ...
 
-    def receivers(self) -> list[dict[str, Any]]: ...
+    def receivers(self) -> Sequence[AlarmReceiver]: ...
 
 
 @dataclass(frozen=True, slots=True)

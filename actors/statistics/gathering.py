@@ -16,11 +16,10 @@ from ...transport.wire import protocol as p
 from ..runtime.process_table import Child
 from ..runtime.processes import Processes
 from ..settings import options
-from .schema import Row
 
 _NS_PER_S: Final = 1_000_000_000
 
-Details = Mapping[int, Row]  # by the child's key
+Details = Mapping[int, Mapping[str, object]]  # by the child's key; `pulses.py` has the shapes
 Then = Callable[[bool, Details], None]
 """Called with whether all have answered (or died), and with what those said who were asked for details."""
 
@@ -39,7 +38,7 @@ class _Open:
     waiting: set[int]
     then: list[Then]
     deadline_ns: int
-    details: dict[int, Row] = field(default_factory=dict)
+    details: dict[int, Mapping[str, object]] = field(default_factory=dict)
     scope: _Scope | None = None
 
 
@@ -91,7 +90,7 @@ class Gatherings:
         if not one.waiting:
             self._close(request, complete=True)
 
-    def reported(self, request: int, key: int, details: Row) -> None:
+    def reported(self, request: int, key: int, details: Mapping[str, object]) -> None:
         """A pulse that was asked for."""
         one = self._open.get(request)
         if one is None or key not in one.waiting:

@@ -12,11 +12,12 @@ would be a backlog that is none. So the topic's end is counted back by its rate 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any, Final
 
 from ...transport.errors import E_BAD_ARGUMENT, UsageError
 from ..runtime.process_table import Child
-from .broker_view import BrokerView, DiskView, TopicView
+from .broker_view import BrokerView, DiskView, TopicView, channel_pulse, storage_pulse, topic_pulse
 from .channel_rows import coming_recent, depth, drain_s, held, said_of
 from .schema import ENDS, rows_of
 from .statistics import behind_pause, broker_health, log_head, process_rows, said_of_topic, waiting_count
@@ -48,8 +49,7 @@ class _Known:
     __slots__ = ("health", "made_of", "row", "stats", "storage", "topic", "version")
 
     def __init__(self) -> None:
-        self.stats: dict[str, Any] = {}  # none that anybody else has
-        self.topic = self.storage = self.stats
+        self.stats = self.topic = self.storage = object()  # a pulse, and none that anybody else has
         self.health = ""
         self.made_of: tuple[Any, ...] = ()  # of a topic
         self.row: Row = ()
@@ -65,7 +65,7 @@ class Overview:
         self._whole = self._version  # since which version the same topics and channels are there
         self._refreshed_ns = 0
 
-    def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def answer(self, asked: Mapping[str, object]) -> dict[str, Any]:
         """`since`: the version that the asker has. `processes`, `alarms`: whether these are wanted too."""
         since = asked.get("since", 0)
         unknown = asked.keys() - {"since", "processes", "alarms"}
@@ -112,13 +112,13 @@ class Overview:
 
     def _of_channels(self, group: TopicView, rows: dict[str, _Known]) -> bool:
         """Whether any of them has changed."""
-        topic, storage = _stats(group.topic), _stats(group.storage)
+        topic, storage = topic_pulse(group), storage_pulse(group)
         failed = group.failed_channels()
         changed = False
         for name, child in group.channels.items():
             known = rows.get(name) or rows.setdefault(name, _Known())
             health = "" if child is not None and child.state == "up" else "failed" if name in failed else "starting"
-            stats = _stats(child)
+            stats = channel_pulse(child)
             if known.stats is stats and known.topic is topic and known.storage is storage and known.health == health:
                 continue
             known.stats, known.topic, known.storage, known.health = stats, topic, storage, health
@@ -128,7 +128,7 @@ class Overview:
         return changed
 
     def _of_topic(self, group: TopicView, known: _Known, changed: bool) -> None:
-        made_of = (_stats(group.topic), _stats(group.storage), group.state, group.failure, group.row.closed, group.restarts.count)
+        made_of = (topic_pulse(group), storage_pulse(group), group.state, group.failure, group.row.closed, group.restarts.count)
         if not changed and len(known.made_of) == len(made_of) and all(map(_is, known.made_of, made_of)):
             return
         known.made_of = made_of
@@ -161,12 +161,7 @@ def _is(one: object, other: object) -> bool:
     return one is other or (type(one) is not dict and one == other)
 
 
-_NOTHING: Final[dict[str, Any]] = {}
-
-
-def _stats(child: Child | None) -> dict[str, Any]:
-    """Each pulse makes a new one."""
-    return child.stats if child is not None else _NOTHING
+_NOTHING: Final[Mapping[str, Any]] = {}
 
 
 def _oldest(unfinished: int, oldest_ns: int) -> int:
@@ -175,16 +170,17 @@ def _oldest(unfinished: int, oldest_ns: int) -> int:
 
 
 def _channel_row(group: TopicView, name: str, child: Child | None, health: str) -> Row:
-    stats, topic, storage = _stats(child), _stats(group.topic), _stats(group.storage)
+    stats, topic, storage = channel_pulse(child), topic_pulse(group), storage_pulse(group)
     rates = stats.get("rates", _NOTHING)
     coming = 0.0 if topic.get("paused") else float(topic.get("rates", _NOTHING).get("message_count", 0.0))
-    end = int(topic.get("end", 0))
+    end = topic.get("end", 0)
     waits = 0
     if child is not None and "next_offset" in stats:
         later_s = (group.topic.pulsed_ns - child.pulsed_ns) / 1e9 if group.topic is not None else 0.0
         then = end - int(coming * max(0.0, later_s))
-        waits = max(int(stats["depth"]), depth(stats, then))
-    get = stats.get
+        waits = max(stats["depth"], depth(stats, then))
+    by_name: Mapping[str, Any] = stats
+    get = by_name.get
     return (
         health or said_of(stats) or "OK",
         bool(get("paused")),
@@ -195,11 +191,11 @@ def _channel_row(group: TopicView, name: str, child: Child | None, health: str) 
         get("next_offset", 0),
         _oldest(waits + held(stats), storage.get("oldest_ns", _NOTHING).get(name, 0)),
         get("client_count", 0),
-        max(0, end - int(get("begin", end))),
+        max(0, end - get("begin", end)),
         *[get(names[0], 0) if len(names) == 1 else sum([get(name, 0) for name in names]) for names in _COUNTED.values()],
         coming,
         round(sum(rates.get(one, 0.0) for one in ENDS), 3),
-        _known_or(drain_s(waits + int(get("in_flight_count", 0)), get("rates_recent", rates), coming_recent(topic))),
+        _known_or(drain_s(waits + get("in_flight_count", 0), get("rates_recent", rates), coming_recent(topic))),
         *(get("latency_recent") or (0, 0, 0)),
         child.pulsed_ns // _MS if child is not None else 0,
     )
@@ -213,13 +209,14 @@ _DEPTH, _HELD = CHANNEL_FIELDS.index("depth"), slice(CHANNEL_FIELDS.index("in_fl
 
 
 def _topic_row(group: TopicView, channels: dict[str, _Known], disk: DiskView) -> Row:
-    topic, storage = _stats(group.topic), _stats(group.storage)
+    topic, storage = topic_pulse(group), storage_pulse(group)
     rates = topic.get("rates", _NOTHING)
     waiting = behind_pause(group) if group.channels else waiting_count(group)
     rows = [one.row for one in channels.values()]
-    delayed = int(storage.get("delayed_count", 0))
+    delayed = storage.get("delayed_count", 0)
     backlog = max([row[_DEPTH] + sum(row[_HELD]) for row in rows], default=0)
-    get = storage.get
+    by_name: Mapping[str, Any] = storage
+    get = by_name.get
     return (
         group.state.value,
         "; ".join(said_of_topic(group, disk)) or "OK",

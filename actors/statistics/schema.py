@@ -2,7 +2,8 @@
 
 A new counter of a channel is one row here and one line where it is counted. From the row come the counter itself (`COUNTERS`), its default
 before the first report, its place in `zsq stats` and `--json`, in the overview (console, `zsq top`), in nsqd's `/stats`, in `/metrics`,
-and in the tables of docs/operations.md and docs/http.md. This module imports nothing of the package, so that each process may read it.
+and in the tables of docs/operations.md and docs/http.md. This module imports nothing of the package, so that each process
+may read it. The shapes of whole rows are in `transport/reports.py`.
 
 The order of the rows is the order of the families in `/metrics`. NSQ's names are used where they mean the same, so that `nsq` is only the
 place of a statistic in nsqd's answer.
@@ -10,13 +11,7 @@ place of a statistic in nsqd's answer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final, Literal, NamedTuple
-
-Row = dict[str, Any]
-"""A row of statistics as it is shown: names of one level of this table, and their values."""
-Report = Mapping[str, Any]
-"""What a process has reported of itself."""
 
 Level = Literal["broker", "disk", "gateway", "process", "topic", "publisher", "channel", "consumer", "request"]
 
@@ -77,7 +72,7 @@ _SUPPLY: Final = "channel/supply.py"
 _OVERVIEW: Final = "statistics/overview.py"
 NSQ_CLIENT: Final = "gateways/nsq/connection.py"
 LATENCY: Final = "e2e_processing_latency"
-_NO_LATENCY: Final[Row] = {"count": 0, "percentiles": []}
+_NO_LATENCY: Final = {"count": 0, "percentiles": []}
 
 _BROKER: Final = (
     _S("broker", "", "flag", _METRICS, "1: the broker answers; else 0, and there is no other family of the broker's", metric="zsq_up"),
@@ -319,7 +314,7 @@ def rows_of(level: Level) -> tuple[Statistic, ...]:
     return tuple(row for row in STATISTICS if row.level == level)
 
 
-def defaults(level: Level) -> Row:
+def defaults(level: Level) -> dict[str, Any]:
     """What each statistic of `Admin.stats` is before its process has reported, by name."""
     return {row.name: row.default for row in STATISTICS if row.level == level and row.name}
 

@@ -7,19 +7,32 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, TypeVar, cast
 
 from ...storage.errors import REFUSED_TEXT
+from ...transport.reports import (
+    BrokerLists,
+    BrokerStats,
+    ConsumerStats,
+    GatewayStats,
+    LeftOut,
+    ProcessStats,
+    ProducerStats,
+    PublisherStats,
+    StorageFacts,
+    TopicStats,
+)
 from ...transport.wire.codec import first_rows
 from ..primitives.latency import merged
 from ..runtime.process import private_bytes
 from ..runtime.process_table import Child
+from ..runtime.pulses import ChannelDetails, GatewayDetails, NsqClientReport, TopicDetails
 from ..settings import options
-from .broker_view import BrokerView, DiskView, GroupState, TopicView
+from .broker_view import BrokerView, DiskView, GroupState, TopicView, channel_pulse, storage_pulse, topic_pulse
 from .channel_rows import age_s, channel_rows, depth, held, said_of, visible_end
 from .gathering import Details
-from .schema import NSQ_CLIENT, Report, Row, defaults, rows_of
+from .schema import NSQ_CLIENT, defaults, rows_of
 
 # The channel's own figures stand; what only the gateway knows is added.
 OF_GATEWAY: Final = tuple(row.name for row in rows_of("consumer") if row.counted == NSQ_CLIENT)
@@ -32,20 +45,21 @@ def label_of(client_id: str, remote: str) -> str:
     return f"{client_id[:64]} {remote}"
 
 
-def add_clients(topics: Iterable[Row], clients: Iterable[Report]) -> list[Row]:
+def add_clients(topics: Iterable[TopicStats], clients: Iterable[NsqClientReport]) -> list[ProducerStats]:
     """Fill the rows of consumers in `topics` in; returned are those that publish, as nsqd's `producers`."""
-    rows = [dict(row) for row in clients if {"topic", "channel", "label", *OF_GATEWAY} <= row.keys()]  # a gateway ends nobody but itself
+    rows = [row for row in clients if {"topic", "channel", "label", *OF_GATEWAY} <= row.keys()]  # a gateway ends nobody but itself
     known = {(row["topic"], row["channel"], row["label"]): row for row in rows}
     for topic in topics if known else ():
         for channel in topic["channels"]:
             channel["clients"] = tuple(
                 _merged(one, known.get((topic["topic_name"], channel["channel_name"], one["client_id"]))) for one in channel["clients"]
             )
-    return [{name: value for name, value in row.items() if name not in {"topic", "channel", "label"}} for row in rows if row["pub_counts"]]
+    apart = {"topic", "channel", "label"}
+    return [cast("ProducerStats", {name: value for name, value in row.items() if name not in apart}) for row in rows if row["pub_counts"]]
 
 
-def _merged(client: Report, row: Row | None) -> Row:
-    return {**client, **{name: row[name] for name in OF_GATEWAY}} if row is not None else dict(client)
+def _merged(client: ConsumerStats, row: Mapping[str, object] | None) -> ConsumerStats:
+    return cast("ConsumerStats", {**client, **{name: row[name] for name in OF_GATEWAY}}) if row is not None else client
 
 
 FAILED_NAMED: Final = 20
@@ -58,57 +72,54 @@ def unfinished(group: TopicView, channel: str = "") -> int | None:
     yet counts too, where it is not about one channel.
     """
     asked = [child for name, child in group.channels.items() if not channel or name == channel]
-    children = [child for child in asked if child is not None and child.state == "up" and "next_offset" in child.stats]
-    if len(children) < len(asked):
+    known = [channel_pulse(child) for child in asked if child is not None and child.state == "up" and "next_offset" in child.stats]
+    if len(known) < len(asked):
         return None
-    delayed = 0 if channel or group.storage is None else int(group.storage.stats.get("delayed_count", 0))
-    if children:
+    delayed = 0 if channel else storage_pulse(group).get("delayed_count", 0)
+    if known:
         head = log_head(group)
-        return delayed + max(depth(child.stats, head) + held(child.stats) for child in children)
+        return delayed + max(depth(stats, head) + held(stats) for stats in known)
     return delayed + waiting_count(group)
 
 
 def reach(group: TopicView) -> dict[str, int]:
     """Between which offsets a channel of this topic can be."""
-    storage = group.storage.stats if group.storage is not None else {}
-    return {"start": int(storage.get("start", 0)), "head": visible_end(group)}
+    return {"start": storage_pulse(group).get("start", 0), "head": visible_end(group)}
 
 
 def waiting_count(group: TopicView) -> int:
     """What waits for a first channel."""
-    stats = group.storage.stats if group.storage is not None else {}
-    return max(0, int(stats.get("head", 0)) - int(stats.get("waiting", 0)))
+    stats = storage_pulse(group)
+    return max(0, stats.get("head", 0) - stats.get("waiting", 0))
 
 
 def log_head(group: TopicView) -> int:
     """The log's end as the newest pulses know it, whatever channels may see of it."""
-    return max(int(child.stats.get("head", 0)) if child is not None else 0 for child in (group.topic, group.storage))
+    return max(topic_pulse(group).get("head", 0), storage_pulse(group).get("head", 0))
 
 
 def behind_pause(group: TopicView) -> int:
     """Messages that wait for the topic to be unpaused: they are the topic's and no channel's yet, as in NSQ."""
-    topic = group.topic.stats if group.topic is not None else {}
+    topic = topic_pulse(group)
     if not topic.get("paused"):
         return 0
-    storage = group.storage.stats if group.storage is not None else {}
-    return max(0, log_head(group) - max(int(topic.get("end", 0)), int(storage.get("start", 0))))
+    return max(0, log_head(group) - max(topic.get("end", 0), storage_pulse(group).get("start", 0)))
 
 
 def said_of_topic(group: TopicView, disk: DiskView, alarms: Iterable[str] = ()) -> list[str]:
     """What is wrong with it, nothing if all is well. `alarms`: about its backlog."""
     if group.state is not GroupState.UP:
         return [f"{group.state.value} {group.failure}".strip()]
-    said = list(group.storage.stats.get("alarms") or group.storage.data.get("alarms", ())) if group.storage is not None else []
-    for alarm in ("state_alarm", "delayed_alarm"):
-        text = group.storage.stats.get(alarm) if group.storage is not None else ""
-        said += [str(text)] if text else []
+    storage = storage_pulse(group)
+    said = list(storage.get("alarms") or group.storage.data.get("alarms", ())) if group.storage is not None else []
+    said += [text for text in (storage.get("state_alarm"), storage.get("delayed_alarm")) if text]
     full = _disk_full(group)
     if full and not any(full in one for one in said):
         said.append(_refused_text(group, disk, full))
-    if group.storage is not None and group.storage.stats.get("topic_full"):
-        said.append(f"publishes are refused: {group.storage.stats['topic_full']}")
+    if storage.get("topic_full"):
+        said.append(f"publishes are refused: {storage['topic_full']}")
     said += [f"channel {name} failed too often" for name in sorted(group.failed_channels())]
-    of_channels = {name: said_of(child.stats) for name, child in group.channels.items() if child is not None}
+    of_channels = {name: said_of(channel_pulse(child)) for name, child in group.channels.items()}
     said += [f"channel {name} {text}" for name, text in sorted(of_channels.items()) if text]
     said += [f"alarm: {text}" for text in alarms]
     return said + _not_written_since(group)
@@ -120,15 +131,15 @@ def write_trouble(group: TopicView, disk: DiskView) -> str:
         again = group.failure and group.state in (GroupState.STORAGE, GroupState.TOPIC)
         down = again or group.state in (GroupState.CLEARING, GroupState.FAILED)
         return f"{group.state.value} {group.failure}".strip() if down else ""
-    stats: Report = group.storage.stats if group.storage is not None else {}
-    said = [str(stats[name]) for name in ("state_alarm", "delayed_full") if stats.get(name)]
+    stats = storage_pulse(group)
+    said = [text for text in (stats.get("state_alarm"), stats.get("delayed_full")) if text]
     if not said and (full := _disk_full(group)):
         said = [_refused_text(group, disk, full)]
     return "; ".join([*said, *_not_written_since(group)])
 
 
 def _disk_full(group: TopicView) -> str:
-    return str(group.storage.stats.get("disk_full", "")) if group.storage is not None else ""
+    return storage_pulse(group).get("disk_full", "")
 
 
 def _refused_text(group: TopicView, disk: DiskView, full: str) -> str:
@@ -137,17 +148,17 @@ def _refused_text(group: TopicView, disk: DiskView, full: str) -> str:
 
 
 def _not_written_since(group: TopicView) -> list[str]:
-    if group.failure and group.storage is not None and not group.storage.stats.get("appends"):
+    if group.failure and group.storage is not None and not storage_pulse(group).get("appends"):
         return [f"started again and not written to since: {group.failure}"]
     return []
 
 
-def _topic(view: BrokerView, group: TopicView, channel: str, wall_ns: int, details: Details) -> Row:
-    topic = group.topic.stats if group.topic is not None else {}
-    storage = group.storage.stats if group.storage is not None else {}
+def _topic(view: BrokerView, group: TopicView, channel: str, wall_ns: int, details: Details) -> TopicStats:
+    topic, storage = topic_pulse(group), storage_pulse(group)
+    of_topic = cast("TopicDetails", details.get(group.topic.spec.key, {}) if group.topic is not None else {})
+    of_channels = [cast("ChannelDetails", details.get(child.spec.key, {})) for child in group.channels.values() if child is not None]
     waiting = behind_pause(group) if group.channels else waiting_count(group)
     rows = channel_rows(group, visible_end(group), wall_ns, details)
-    bins = [row.pop("latency_bins") for row in rows if "latency_bins" in row]
     rates = dict(topic.get("rates", {}))
     rates["message_bytes"] = rates.get("message_bytes", 0.0) + storage.get("rates", {}).get("entered_bytes", 0.0)
     return {
@@ -164,11 +175,11 @@ def _topic(view: BrokerView, group: TopicView, channel: str, wall_ns: int, detai
         "message_bytes": topic.get("message_bytes", 0) + storage.get("entered_bytes", 0),
         "rates": {"message_count": 0.0, **rates},
         "oldest_message_age_s": age_s(unfinished(group) or waiting, storage.get("oldest_ns", {}).get("", 0), wall_ns),
-        "e2e_processing_latency": merged(bins),
+        "e2e_processing_latency": merged(one["latency_bins"] for one in of_channels if "latency_bins" in one),
         "paused": topic.get("paused", False),
         "head": log_head(group),
-        **{name: storage.get(name, default) for name, default in _OF_STORAGE.items()},
-        "publishers": details.get(group.topic.spec.key, {}).get("publishers", ()) if group.topic is not None else (),
+        **cast("StorageFacts", {name: storage.get(name, default) for name, default in _OF_STORAGE.items()}),
+        "publishers": of_topic.get("publishers", ()),
         "channels": [row for row in rows if not channel or row["channel_name"] == channel],
     }
 
@@ -183,7 +194,7 @@ def broker_health(view: BrokerView) -> str:
     return "; ".join(said) or "OK"
 
 
-def broker_statistics(view: BrokerView, topic: str, channel: str, details: Details) -> Row:
+def broker_statistics(view: BrokerView, topic: str, channel: str, details: Details) -> BrokerStats:
     """Everything, or one topic, or one channel of it. `details`: of those that were asked for them just now."""
     from ... import __version__
 
@@ -191,9 +202,15 @@ def broker_statistics(view: BrokerView, topic: str, channel: str, details: Detai
     wall_ns = time.time_ns()
     rows = [_topic(view, group, channel, wall_ns, details) for group in groups]
     gateways = [child for child in view.singles.values() if child.spec.kind == "nsq_gateway"]
-    producers = add_clients(rows, [row for child in gateways for row in details.get(child.spec.key, {}).get("clients", ())])
+    of_gateways = [cast("GatewayDetails", details.get(child.spec.key, {})) for child in gateways]
+    producers = add_clients(rows, [row for one in of_gateways for row in one.get("clients", ())])
     shown, left_out = _cut(rows, [row for row in producers if not topic or any(one["topic"] == topic for one in row["pub_counts"])])
-    left_out += sum(details.get(child.spec.key, {}).get("clients_left_out", 0) for child in gateways)
+    left_out += sum(one.get("clients_left_out", 0) for one in of_gateways)
+    lists: BrokerLists = {}
+    if not topic:
+        lists["gateways"] = [_gateway(child) for child in gateways if child.state == "up"]
+        lists["recent_alarms"], lists["alarm_receivers"] = view.alarms.recent(), view.alarms.receivers()
+    left: LeftOut = {"clients_left_out": left_out} if left_out else {}
     return {
         "version": __version__,
         "node": view.node,
@@ -203,44 +220,57 @@ def broker_statistics(view: BrokerView, topic: str, channel: str, details: Detai
         "health": broker_health(view),
         "disk": view.disk.statistics(),
         "alarms": view.alarms.rows(topic, channel),
-        **({} if topic else {"gateways": [_gateway(child) for child in gateways if child.state == "up"]}),
-        **({} if topic else {"recent_alarms": view.alarms.recent(), "alarm_receivers": view.alarms.receivers()}),
+        **lists,
         "topics": rows,
         "producers": shown,
         "processes": process_rows(view, memory=True),
-        **({"clients_left_out": left_out} if left_out else {}),
+        **left,
     }
 
 
-def process_rows(view: BrokerView, *, memory: bool) -> list[Row]:
+def process_rows(view: BrokerView, *, memory: bool) -> list[ProcessStats]:
     """Return a row for each process, with the memory that is its alone if that is asked for."""
     now, uptime_s = time.monotonic_ns(), round(time.time() - view.started, 1)
-    rows: list[Row] = []
+    rows: list[ProcessStats] = []
     for name, pid in (("supervisor", os.getpid()), ("forkserver", view.processes.table.forkserver_pid)):
-        used = {"private_bytes": private_bytes(pid)} if memory else {}
-        rows.append({"name": name, "pid": pid, "kind": name, "restarts": 0, "uptime_s": uptime_s, **used})
+        row: ProcessStats = {"name": name, "pid": pid, "kind": name, "restarts": 0, "uptime_s": uptime_s}
+        if memory:
+            row["private_bytes"] = private_bytes(pid)
+        rows.append(row)
     for child in sorted(view.processes.children.values(), key=lambda child: child.spec.key):
         restarts = child.owner.restarts.count if child.owner is not None else 0
         row = {"name": child.spec.title, "pid": child.pid, "kind": child.spec.kind, "state": child.state, "restarts": restarts}
-        used = {"private_bytes": child.stats.get("private_bytes", 0)} if memory else {}
-        rows.append({**row, "uptime_s": round((now - child.started_ns) / 1e9, 1), **used})
+        row["uptime_s"] = round((now - child.started_ns) / 1e9, 1)
+        if memory:
+            row["private_bytes"] = child.stats.get("private_bytes", 0)
+        rows.append(row)
     return rows
 
 
-def _gateway(child: Child) -> Row:
+def _gateway(child: Child) -> GatewayStats:
     """Return the row of an NSQ gateway; 0 where it has not reported yet."""
     counted = defaults("gateway")
-    return {name: child.stats.get(name, 0) for name in counted} | {"name": child.spec.title, "kind": child.spec.kind}
+    found = {name: child.stats.get(name, 0) for name in counted} | {"name": child.spec.title, "kind": child.spec.kind}
+    return cast("GatewayStats", found)
 
 
-def _cut(topics: Iterable[Row], producers: list[Row]) -> tuple[Sequence[Row], int]:
+_RowT = TypeVar("_RowT", ConsumerStats, ProducerStats, PublisherStats)
+
+
+def _cut(topics: Iterable[TopicStats], producers: list[ProducerStats]) -> tuple[Sequence[ProducerStats], int]:
     """Cut the rows of clients in `topics`, and the producers, to what one answer may carry. Returned are the producers, and how many rows
     are left out; counts stay as they are."""
     left, left_out = options.STATS_DETAILS_BYTES_MAX, 0
+
+    def cut(rows: Sequence[_RowT]) -> Sequence[_RowT]:
+        nonlocal left, left_out
+        shown, left = first_rows(rows, left)
+        left_out += len(rows) - len(shown)
+        return shown
+
     for topic in topics:
-        for row, name in ((topic, "publishers"), *((channel, "clients") for channel in topic["channels"])):
-            rows = row[name]
-            row[name], left = first_rows(rows, left)
-            left_out += len(rows) - len(row[name]) + row.get(f"{name}_left_out", 0)
-    shown, left = first_rows(producers, left)
-    return shown, left_out + len(producers) - len(shown)
+        topic["publishers"] = cut(topic["publishers"])
+        for channel in topic["channels"]:
+            channel["clients"] = cut(channel["clients"])
+            left_out += channel.get("clients_left_out", 0)
+    return cut(producers), left_out

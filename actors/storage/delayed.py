@@ -55,6 +55,7 @@ from ...transport.errors import E_BAD_ARGUMENT, E_DISK_FULL, E_LIMIT, Refused, U
 from ...transport.wire import protocol as p
 from ...transport.wire.protocol import Order
 from ..runtime.port import Envelope, Mail, Port
+from ..runtime.pulses import DelayedPulse
 from ..runtime.worker_thread import Jobs
 from ..settings import options
 
@@ -396,7 +397,7 @@ class DelayedMessages:
         lost = f"damage cost {self._lost} delayed messages: see {DELAYED_NAME}-*{BAD_SUFFIX} in the topic's directory"
         return "; ".join([self.full] * bool(self.full) + [lost] * bool(self._lost))
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> DelayedPulse:
         return {
             "delayed_count": self.summary.messages + self._coming,  # also what is not answered yet: a topic with it is not deleted
             "delayed_bytes": self.summary.bytes,

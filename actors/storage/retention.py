@@ -20,7 +20,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from ...storage.directory.store import Store
 from ...storage.errors import DiskFull
@@ -28,9 +28,10 @@ from ...storage.log.removal import LogKeeper, finished_bytes, remove_below
 from ...storage.log.survey import Found
 from ...storage.retention import CHUNKS_A_ROUND_MAX, PARTS, LogView, chunk_bytes, plan, resolve
 from ...transport.errors import E_TOPIC_FULL, Refused
-from ...transport.settings import Retention
+from ...transport.settings import Retention, RetentionSettings
 from ...transport.wire.protocol import Dropped, Wire
 from ..runtime.port import Envelope
+from ..runtime.pulses import RetentionPulse, UpkeepPulse
 from ..runtime.worker_thread import Jobs
 from .channels import Channels
 from .commits import StateCommits
@@ -277,7 +278,7 @@ class RetentionRunner:
             self._removing = True
             self._submit(start, 0)
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> RetentionPulse:
         view = self._view()
         return {
             "log_bytes": sum(view.sizes),
@@ -286,7 +287,7 @@ class RetentionRunner:
             "dropped_count": self.dropped_count,
             "refused_count": self.refused_count,
             "topic_full": self.full,
-            "retention": self.policy.as_dict(),
+            "retention": cast("RetentionSettings", self.policy.as_dict()),
         }
 
 
@@ -349,7 +350,7 @@ class LogUpkeep:
             self.alarm(alarm)
         self._survey()
 
-    def statistics(self, unreadable: str) -> dict[str, Any]:
+    def statistics(self, unreadable: str) -> UpkeepPulse:
         """`unreadable`: why reads of channels wait, "" if none does."""
         damage = self._log.reader.damage
         more = [f"and {self.more_alarms} more, see the log"] if self.more_alarms else []

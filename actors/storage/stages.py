@@ -37,6 +37,7 @@ from ...transport.wire.protocol import (
     Wire,
     checksum_after,
 )
+from ..runtime.pulses import StagesPulse
 from ..settings import options
 
 Peer = tuple[bytes, ...]
@@ -451,7 +452,7 @@ class Stages:
     def messages(self, stages: Iterable[bytes]) -> int:
         return sum(self._stages[stage].messages for stage in stages)
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> StagesPulse:
         return {
             "stages": len(self._stages),
             "staged_bytes": self.staged_bytes,

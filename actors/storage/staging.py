@@ -51,6 +51,7 @@ from ...transport.errors import (
 from ...transport.wire import protocol as p
 from ..primitives.rates import RateMeter
 from ..runtime.port import Mail, Port, user_of
+from ..runtime.pulses import StagingPulse
 from ..runtime.worker_thread import Jobs
 from ..settings import options
 from ..settings.closing import TO_PUBLISHERS
@@ -487,10 +488,10 @@ class StageCommits:
     def is_idle(self) -> bool:
         return not self.thread.pending and not self.core.seals
 
-    def statistics(self) -> dict[str, Any]:
-        now, counts = time.monotonic_ns(), {"entered_bytes": self.entered_bytes}
-        rates = self._meter.rates(now, counts)
-        return {"transactions": len(self._transactions), **counts, "rates": rates, **self.core.statistics()}
+    def statistics(self) -> StagingPulse:
+        entered = self.entered_bytes
+        rates = self._meter.rates(time.monotonic_ns(), {"entered_bytes": entered})
+        return {"transactions": len(self._transactions), "entered_bytes": entered, "rates": rates, **self.core.statistics()}
 
 
 def _transaction(app: str, version: int, kind: str, user: str) -> Transaction:

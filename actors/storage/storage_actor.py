@@ -30,6 +30,7 @@ from ...transport.errors import E_BAD_BLOCK, E_CLOSING, E_DISK_FULL, Refused, Us
 from ...transport.wire import protocol as p
 from ..runtime.actor import Actor, StartFailed
 from ..runtime.port import Envelope, Mail, Port
+from ..runtime.pulses import StoragePulse
 from ..runtime.worker_thread import LazyThread, WorkerThread
 from ..settings import options
 from .backups import Backups
@@ -450,7 +451,7 @@ class StorageActor(Actor):
         else:  # nothing may wait for these files any more
             self.end_at_once(4)
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> StoragePulse:
         return {
             "appends": self._appends,
             "start": self._log.start,

@@ -10,12 +10,14 @@ import socket
 import time
 from collections import deque
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+from ...transport.reports import AlarmEvent, AlarmReceiver, RaisedAlarm
 from ...transport.wire.protocol import Alarm
-from ..alarms.backlog import NONE, AlarmEvent, Alarms, AlarmSubject, RaisedAlarm, as_json, describe
+from ..alarms.backlog import NONE, Alarms, AlarmSubject, as_json, describe
 from ..settings import options
 from ..settings.options import AlarmOptions
+from ..statistics.broker_view import channel_pulse
 from ..statistics.channel_rows import backlog
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
     from ..alarms.alarm_receivers import AlarmBroker
     from ..runtime.process_table import Child
+    from ..runtime.pulses import ChannelPulse
     from .disk_watch import DiskWatch
     from .singles import Singles
     from .topics.broker_state import BrokerState
@@ -116,14 +119,14 @@ class AlarmWatch:
         found: dict[AlarmSubject, tuple[float | None, float]] = {}
         for group in self._broker.groups.values():
             for name, child in group.channels.items():
-                stats = child.stats if child is not None else {}
+                stats = channel_pulse(child)
                 for figure, threshold in self._thresholds(group, name, stats):
                     up = child is not None and child.state == "up"
                     value = backlog(group, name, stats, wall_ns)[figure] if up and "next_offset" in stats else None
                     found[AlarmSubject(group.name, name, figure)] = value, threshold
         return found
 
-    def _thresholds(self, group: TopicGroup, name: str, stats: dict[str, Any]) -> list[tuple[str, float]]:
+    def _thresholds(self, group: TopicGroup, name: str, stats: ChannelPulse) -> list[tuple[str, float]]:
         """Of a channel that has not pulsed yet the alarms that are there stay, under their old thresholds."""
         settings = stats.get("settings")
         if settings is None:
@@ -148,7 +151,7 @@ class AlarmWatch:
     def recent(self) -> list[AlarmEvent]:
         return list(self._recent)
 
-    def receivers(self) -> list[dict[str, Any]]:
+    def receivers(self) -> list[AlarmReceiver]:
         return [row for child in self._tellers() for row in child.stats.get("receivers", ())]
 
 

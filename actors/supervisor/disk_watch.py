@@ -12,19 +12,20 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from ...storage.files import Files
 from ...storage.space import describe, reserve_bytes
 from ...transport.names import EPHEMERAL_SUFFIX
-from ..alarms.backlog import AlarmSubject, Event, RaisedAlarm
+from ...transport.reports import DiskStats, RaisedAlarm
+from ..alarms.backlog import AlarmSubject, Event
 from ..settings import options
+from ..statistics.broker_view import storage_pulse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from .topics.broker_state import BrokerState
-    from .topics.topic_group import TopicGroup
 
 log = logging.getLogger("zsq")
 
@@ -125,7 +126,7 @@ class DiskWatch:
         said = []
         if self.free_bytes is not None and self.free_bytes < self.reserve_bytes:
             said.append(describe(self._directory, self.free_bytes, self.reserve_bytes))
-        full = {name: text for name, group in self._broker.groups.items() if (text := str(_storage(group).get("disk_full", "")))}
+        full = {name: text for name, group in self._broker.groups.items() if (text := storage_pulse(group).get("disk_full", ""))}
         if full:
             named = sorted(full)[:TOPICS_NAMED]
             self._of_memory = not said and named[0].endswith(EPHEMERAL_SUFFIX)
@@ -136,7 +137,7 @@ class DiskWatch:
 
     def count_refused(self) -> int:
         """Publishes that were refused for want of space since the broker's start, also those to topics that were deleted since."""
-        counts = {group.row.uuid: int(_storage(group).get("disk_refused_count", 0)) for group in self._broker.groups.values()}
+        counts = {group.row.uuid: storage_pulse(group).get("disk_refused_count", 0) for group in self._broker.groups.values()}
         self._refused.see(counts)
         return self._refused.total
 
@@ -173,7 +174,7 @@ class DiskWatch:
             }
         ]  # fmt: skip
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> DiskStats:
         return {
             "directory": self._directory,
             "free_bytes": self.free_bytes,
@@ -181,7 +182,3 @@ class DiskWatch:
             "refused_count": self.count_refused(),
             "full": self._state.text,
         }
-
-
-def _storage(group: TopicGroup) -> dict[str, Any]:
-    return group.storage.stats if group.storage is not None else {}

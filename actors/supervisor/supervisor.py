@@ -209,7 +209,7 @@ class Supervisor:
         elif isinstance(message, p.Pulse):
             child = self.processes.children.get(message.key)
             if child is not None and child.envelope == mail.envelope:
-                child.stats, child.pulsed_ns = child.stats | message.stats, time.monotonic_ns()
+                child.stats, child.pulsed_ns = {**child.stats, **message.stats}, time.monotonic_ns()
                 if message.request:
                     self.requests.gatherings.reported(message.request, message.key, message.details)
         elif isinstance(message, (p.PoolSize, p.Hung)) and not any(c.envelope == mail.envelope for c in self.singles.of_kind("scan_loop")):

@@ -21,11 +21,13 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from ...transport.block.block import Block
 from ...transport.errors import E_CLOSED, E_HELLO, E_LIMIT, E_SEQUENCE
+from ...transport.reports import PublisherStats
 from ...transport.wire.protocol import Delayed, Stored, Unstored
+from ..runtime.pulses import OrderingPulse
 from ..settings import options
 from ..settings.closing import TO_PUBLISHERS
 
@@ -349,17 +351,20 @@ class Ordering:
         """Nothing pending: whoever waited has been answered."""
         return not self._queue and not self._out and not self._delayed and self._delayed_out is None
 
-    def publishers(self, now_ns: int) -> list[dict[str, Any]]:
+    def publishers(self, now_ns: int) -> list[PublisherStats]:
         """Who is linked, up to `PUBLISHERS_SHOWN` of them; `blocks`: how many of its blocks were taken."""
-        found = []
-        for peer, link in [*self._links.items()][: options.PUBLISHERS_SHOWN]:
-            known = self._producers.get(link.producer_id)
-            facts: dict[str, Any] = {"producer": f"{link.producer_id:016x}", "via": "tcp" if peer[0].startswith(b"gateway-") else "ipc"}
-            facts |= {"blocks": known.expected if known is not None else 0, "unanswered_bytes": link.out_bytes}
-            found.append(facts | {"silent_ms": max(0, now_ns - link.seen_ns) // 1_000_000})
-        return found
+        return [
+            {
+                "producer": f"{link.producer_id:016x}",
+                "via": "tcp" if peer[0].startswith(b"gateway-") else "ipc",
+                "blocks": known.expected if (known := self._producers.get(link.producer_id)) is not None else 0,
+                "unanswered_bytes": link.out_bytes,
+                "silent_ms": max(0, now_ns - link.seen_ns) // 1_000_000,
+            }
+            for peer, link in [*self._links.items()][: options.PUBLISHERS_SHOWN]
+        ]
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> OrderingPulse:
         pending = len(self._out) + (self._delayed_out is not None)
         return {"producers": len(self._links), "pending_appends": pending, "queued_blocks": len(self._queue) + len(self._delayed)}
 

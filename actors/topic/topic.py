@@ -24,6 +24,7 @@ from ...transport.wire.protocol import RUN_BYTES_MAX
 from ..primitives.rates import RECENT_NS, RateMeter
 from ..runtime.actor import Actor, StartFailed
 from ..runtime.port import Mail, Port
+from ..runtime.pulses import TopicDetails, TopicPulse
 from ..settings import options
 from .ordering import Ordering, Reply
 
@@ -377,19 +378,20 @@ class TopicActor(Actor):
     def _counts(self) -> dict[str, int]:
         return {"message_count": self._messages, "message_bytes": self._bytes}
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> TopicPulse:
         now, counts = time.monotonic_ns(), self._counts()
         return {
             "head": self.fanout.head,
             "end": self.fanout.end,
             "paused": self.fanout.visible_end >= 0,
-            **counts,
+            "message_count": self._messages,
+            "message_bytes": self._bytes,
             "rates": self._meter.rates(now, counts),
             "rates_recent": self._meter.rates(now, counts, RECENT_NS),
             **self.ordering.statistics(),
         }
 
-    def details(self) -> dict[str, Any]:
+    def details(self) -> TopicDetails:
         return {"publishers": self.ordering.publishers(time.monotonic_ns())}
 
 

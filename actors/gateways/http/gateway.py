@@ -185,7 +185,7 @@ class HttpGateway(AsyncActor):
 
         return {"log_level": level}
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> dict[str, int]:
         return {"requests": self._server.state.total_requests, "connections": len(self._server.connections)}
 
     async def on_finish(self) -> None:

@@ -26,7 +26,7 @@ import ssl
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
 from ....transport.errors import E_BAD_ARGUMENT, UsageError
@@ -153,7 +153,7 @@ class Authenticator:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> dict[str, int]:
         return {"known": len(self._known) + len(self._denied), "asking": len(self._asking), "asked": self._asked, "failed": self._failed}
 
     async def _ask(self, who: Who, slots: _Slots) -> AuthState:
@@ -229,5 +229,5 @@ class AccessAuthenticator:
     async def close(self) -> None:
         pass
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> dict[str, int]:
         return {"known": len(self.policy.access.users), "failed": self._failed}

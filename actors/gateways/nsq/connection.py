@@ -18,13 +18,14 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, Protocol, TypeVar, cast
+from typing import Final, Protocol, TypeVar, cast
 
 from ....transport.nsq.backend import Authorized
 from ....transport.nsq.identify import ClientIdentity, cut_string
 from ....transport.nsq.layers import Layer, LayerError, Layers
 from ....transport.nsq.limits import BYTES_BEFORE_AUTH_MAX, NsqLimits
 from ....transport.nsq.session import Session
+from ...runtime.pulses import NsqClientReport
 from ...statistics.statistics import label_of
 from .consuming import Subscription
 from .intake import Intake
@@ -439,7 +440,7 @@ class Connection(asyncio.Protocol):
         self.gateway.intake.complain("%s is closed: %s", self.remote, why)
         self.close()
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> NsqClientReport:
         """Names as in nsqd's statistics of clients. About 3 KiB at most: what clients and auth servers say is cut."""
         session, identity, tls = self.session, self.session.identity, self.layers.tls
         counts = heapq.nlargest(TOPICS_SHOWN_MAX, session.published.items(), key=lambda one: one[1])

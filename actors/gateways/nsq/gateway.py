@@ -15,7 +15,7 @@ import socket
 import ssl
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -31,6 +31,7 @@ from ....transport.nsq.tls import server_context
 from ....transport.wire.protocol import Order
 from ...runtime.actor import LOOK, StartFailed
 from ...runtime.async_actor import AsyncActor
+from ...runtime.pulses import GatewayDetails
 from ...security.access import AccessError
 from ...security.curve import load_rules
 from ...security.policy import AccessPolicy
@@ -262,7 +263,7 @@ class NsqGateway(AsyncActor):
             with contextlib.suppress(OSError):
                 path.unlink()
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> Mapping[str, object]:
         return {
             "connections": len(self.connections),
             "accepted": self.accepted,
@@ -273,7 +274,7 @@ class NsqGateway(AsyncActor):
             "lookupds": self.discovery.statistics() if self.discovery is not None else [],
         }
 
-    def details(self) -> dict[str, Any]:
+    def details(self) -> GatewayDetails:
         """Return the rows of consumers and publishers. A client that has done nothing yet has none."""
         return {"clients": [one.statistics() for one in self.connections if one.session.topic or one.session.published]}
 

@@ -235,5 +235,5 @@ class Intake:
         others, self._complaints, self._complained_s = self._complaints - 1, 0, now
         log.warning("nsq gateway: " + text + "%s", *values, f" (and {others} such lines before it)" if others else "")
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> dict[str, int]:
         return {"held_bytes": self.held_bytes, "strangers": len(self.strangers), "cut_off": self.cut_off}

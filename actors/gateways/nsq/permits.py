@@ -24,7 +24,7 @@ class AnyAuthenticator(Protocol):
 
     async def close(self) -> None: ...
 
-    def statistics(self) -> dict[str, Any]: ...
+    def statistics(self) -> dict[str, int]: ...
 
 
 class ClientConnection(Protocol):
@@ -104,7 +104,7 @@ class Permits:
             task.cancel()
         await self._authenticator.close()
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> dict[str, int]:
         return self._authenticator.statistics()
 
     def _who(self, connection: ClientConnection, secret: str) -> Who:

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from ....transport.block.block import BLOCK_COUNT_MAX
 from ....transport.client.asyncio.aio_asker import Turner
@@ -251,7 +251,7 @@ class Gatherer:
         self._look.cancel()
         self._turner.stop(linger_ms=200)
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> dict[str, int]:
         return {"published_messages": self.messages, "published_blocks": self.blocks, "pending_bytes": self.pending_bytes}
 
 

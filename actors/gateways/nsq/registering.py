@@ -23,7 +23,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final, TypedDict, cast
 
 from ....transport.errors import E_BAD_ARGUMENT, UsageError, ZsqError
 from ....transport.nsq.lookup import LookupFailed, LookupSession, Node, Registration, is_name, parse_channels, registrations
@@ -80,7 +80,7 @@ class Registrar:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def statistics(self) -> list[dict[str, Any]]:
+    def statistics(self) -> list[LookupdReport]:
         return [one.statistics() for one in self._lookupds]
 
     async def _ask(self, lookupd: _Lookupd, topic: str) -> list[str]:
@@ -90,6 +90,18 @@ class Registrar:
             except (NotAnswered, LookupFailed) as error:
                 log.warning("nsqlookupd %s does not say which channels %s has: %s", lookupd.address, topic, error)
                 return []
+
+
+class LookupdReport(TypedDict):
+    """How it goes with one nsqlookupd."""
+
+    address: str
+    connected: bool
+    settled: bool
+    registered: int
+    refused: int
+    tries: int
+    trouble: str
 
 
 class _Lookupd:
@@ -155,7 +167,7 @@ class _Lookupd:
                 failure = error
         raise failure
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> LookupdReport:
         session = self._line.session if self._line is not None else None
         return {
             "address": self.address,
@@ -343,7 +355,7 @@ class Discovery:
         await self._registrar.close()
         await self._admin.close()
 
-    def statistics(self) -> list[dict[str, Any]]:
+    def statistics(self) -> list[LookupdReport]:
         return self._registrar.statistics()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:

@@ -284,7 +284,7 @@ class Commands:
         children += [child for child in asked if child.state == "up"]
 
         def then(complete: bool, details: Details) -> None:
-            self._requests.done(message.request, broker_statistics(self._view, message.topic, message.channel, details))
+            self._requests.done(message.request, {**broker_statistics(self._view, message.topic, message.channel, details)})
 
         self._broker.processes.changes += len(children)
         self._requests.gatherings.gather(children, then, detailed=True)

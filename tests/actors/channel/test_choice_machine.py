@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 from unittest import mock
 
@@ -219,7 +220,7 @@ class ChoiceMachine(RuleBasedStateMachine):
     @invariant()
     def statistics_agree(self) -> None:
         if self.lives:
-            found = self.channel.statistics(len(self.messages))
+            found: Mapping[str, Any] = self.channel.statistics(len(self.messages))
             assert found["depth"] == self.states.count(NEW) + self.states.count(AGAIN)
             assert found["in_flight_count"] == self.states.count(LEASED)
             assert {reason: found[name] for reason, name in COUNTERS.items()} == {reason: self.skipped[reason] for reason in COUNTERS}

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from tests.actors.conftest import ChannelHarness, S
 from zsq.actors.primitives.rates import RECENT_NS, RateMeter
+from zsq.actors.runtime.pulses import ChannelPulse
 from zsq.actors.statistics.channel_rows import age_s, backlog, channel_rows, drain_s, visible_end
 from zsq.actors.statistics.schema import COUNTERS, ENDS
+from zsq.transport.reports import ChannelStats, Latency
 from zsq.transport.wire.protocol import BACKOFF
 
 A, B = (b"a",), (b"b",)
 NOW = 1_000_000 * S
 
 
-def row_of(stats: dict[str, Any], *, end: int = 1_000, oldest_ns: int = 0, rate: float = 0.0, paused: bool = False) -> dict[str, Any]:
+def row_of(stats: Mapping[str, object], *, end: int = 1_000, oldest_ns: int = 0, rate: float = 0.0, paused: bool = False) -> ChannelStats:
     child = SimpleNamespace(state="up", stats=stats, data={})
     topic = SimpleNamespace(stats={"paused": paused, "rates": {"message_count": rate}})
     storage = SimpleNamespace(stats={"oldest_ns": {"c": oldest_ns} if oldest_ns else {}})
@@ -72,7 +75,8 @@ def test_time_to_drain(backlog: int, rates: dict[str, float], coming: float, sec
 def test_how_far_channels_may_see(topic: dict[str, Any], storage: dict[str, Any], end: int) -> None:
     group: Any = SimpleNamespace(topic=SimpleNamespace(stats=topic), storage=SimpleNamespace(stats=storage))
     assert visible_end(group) == end
-    assert backlog(group, "c", {"next_offset": 5, "in_flight_count": 0}, NOW)["depth"] == max(0, end - 5)
+    stats = cast("ChannelPulse", {"next_offset": 5, "in_flight_count": 0})
+    assert backlog(group, "c", stats, NOW)["depth"] == max(0, end - 5)
 
 
 def test_every_way_out_of_a_channel_drains_it() -> None:
@@ -105,7 +109,7 @@ def test_a_channel_that_has_not_said_anything_yet() -> None:
 # What the channel itself counts
 
 
-def shown(harness: ChannelHarness, end: int | None = None) -> dict[str, Any]:
+def shown(harness: ChannelHarness, end: int | None = None) -> ChannelStats:
     return row_of(harness.channel.statistics(harness.end), end=harness.end if end is None else end)
 
 
@@ -195,9 +199,8 @@ def test_what_is_idle_gives_its_percentiles_back(harness: ChannelHarness) -> Non
     assert not consumer.latency._stores
 
 
-def latency(harness: ChannelHarness) -> dict[str, Any]:
-    found: dict[str, Any] = harness.channel.details(harness.now_ns, harness.wall_ns)["e2e_processing_latency"]
-    return found
+def latency(harness: ChannelHarness) -> Latency:
+    return harness.channel.details(harness.now_ns, harness.wall_ns)["e2e_processing_latency"]
 
 
 def test_latency_is_from_the_block_to_the_finish(harness: ChannelHarness) -> None:
@@ -214,6 +217,7 @@ def test_latency_is_from_the_block_to_the_finish(harness: ChannelHarness) -> Non
     harness.channel.req(A, second.token, (), BACKOFF, harness.wall_ns)
     assert latency(harness)["count"] == 4, "what was given back is not finished"
     (client,) = harness.channel.details(harness.now_ns, harness.wall_ns)["clients"]
+    assert client["e2e_processing_latency"] is not None
     assert client["e2e_processing_latency"]["count"] == 4
 
 

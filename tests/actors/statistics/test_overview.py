@@ -34,7 +34,7 @@ class OverviewHarness:
     @staticmethod
     def tell(child: Child | None, stats: dict[str, Any], second: float = 1.0) -> None:
         assert child is not None
-        child.stats, child.pulsed_ns = child.stats | stats, int(second * S)
+        child.stats, child.pulsed_ns = {**child.stats, **stats}, int(second * S)
 
     def ask(self, since: int = 0, **more: Any) -> dict[str, Any]:
         self.overview._refreshed_ns = -overview.REFRESH_NS

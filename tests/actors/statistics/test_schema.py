@@ -6,7 +6,7 @@ Run this file to write the tables of docs/operations.md and docs/http.md anew: p
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, cast, get_args, get_type_hints
@@ -143,7 +143,7 @@ def core() -> ChannelCore:
     return made
 
 
-def names(rows: Iterable[dict[str, Any]]) -> set[str]:
+def names(rows: Iterable[Mapping[str, object]]) -> set[str]:
     return {name for row in rows for name in row}
 
 
@@ -206,7 +206,7 @@ def test_zsq_top_and_zsq_stats_show_the_rows_that_have_a_heading(level: Level) -
 
 def test_nsqd_s_answer_has_the_rows_that_nsqd_has_in_its_order() -> None:
     (topic,) = broker_statistics(broker().seen, "", "", {})["topics"]
-    topic["channels"][0]["clients"] = [{"client_id": "a"}]
+    topic["channels"][0]["clients"] = [cast("reports.ConsumerStats", {"client_id": "a"})]
     stats = {"version": "1", "start_time": 1, "topics": [topic], "producers": []}
     found = as_nsq(stats, "OK", "", "", clients=True, memory=False)["topics"][0]
     (channel,) = found["channels"]

@@ -7,13 +7,13 @@ from typing import Any
 from zsq.actors.statistics.statistics import OF_GATEWAY, add_clients, label_of
 
 
-def row(client_id: str, remote: str, topic: str = "", channel: str = "", count: int = 0) -> dict[str, Any]:
+def row(client_id: str, remote: str, topic: str = "", channel: str = "", count: int = 0) -> Any:
     said = dict.fromkeys(OF_GATEWAY, "") | {"client_id": client_id, "remote_address": remote, "hostname": f"host of {client_id}"}
     counts = [{"topic": "t", "count": count}] if count else []
     return said | {"pub_counts": counts, "label": label_of(client_id, remote), "topic": topic, "channel": channel, "finish_count": 99}
 
 
-def topics() -> list[dict[str, Any]]:
+def topics() -> Any:
     clients = [{"client_id": "a 1.1.1.1:5", "finish_count": 3}, {"client_id": "host/own"}, {"client_id": "a 1.1.1.1:6"}]
     return [{"topic_name": "t", "channels": [{"channel_name": "c", "clients": tuple(clients)}]}]
 
@@ -32,7 +32,8 @@ def test_consumers_say_who_they_are_and_producers_stand_apart() -> None:
 def test_a_row_that_is_none_is_left_out() -> None:
     """The supervisor puts these together: what a gateway says wrong must not end it."""
     found = topics()
-    assert add_clients(found, [{"label": "x"}, {}, {**row("p", "1.1.1.1:7", count=4), "extra": 1}])[0]["client_id"] == "p"
+    told: Any = [{"label": "x"}, {}, {**row("p", "1.1.1.1:7", count=4), "extra": 1}]
+    assert add_clients(found, told)[0]["client_id"] == "p"
     assert found == topics()
 
 

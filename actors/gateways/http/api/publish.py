@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -84,7 +84,7 @@ class GatheredPublisher:
         for gatherer in (*self._retired, *([self._gatherer] if self._gatherer is not None else [])):
             gatherer.stop_waiting()
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> dict[str, int]:
         return self._gatherer.statistics() if self._gatherer is not None else {}
 
     async def close(self) -> None:

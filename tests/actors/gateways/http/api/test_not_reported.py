@@ -24,6 +24,7 @@ from zsq.apps.cli.inspect import stats as cli_stats
 from zsq.apps.cli.inspect import top as cli_top
 from zsq.apps.top import Picture, Screen
 from zsq.transport.draining import remaining
+from zsq.transport.reports import BrokerStats
 
 PRIVATE = {"begin", "window_end", "requeued_waiting", "deferred_full", "emptied", "rates_recent"}
 """What a channel reports for the supervisor alone."""
@@ -66,11 +67,11 @@ def screen_text(*shown: Any) -> str:
     return out.getvalue()
 
 
-def as_json(stats: dict[str, Any]) -> Any:
+def as_json(stats: BrokerStats) -> Any:
     return as_nsq(stats, health(stats, {}), "", "", clients=True, memory=True)["topics"][0]["channels"]
 
 
-def of_the_console(stats: dict[str, Any]) -> Any:
+def of_the_console(stats: BrokerStats) -> Any:
     row = stats["topics"][0]
     topic_details(stats, {})
     channel_details(row["channels"][0], {})
