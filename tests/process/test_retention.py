@@ -228,7 +228,7 @@ def test_settings_that_somebody_spoilt_remove_nothing(broker: Broker, admin: zsq
 
 
 def test_the_same_with_asyncio(broker: Broker, admin: zsq.Admin) -> None:
-    async def work() -> tuple[dict[str, Any], TopicConfigured]:
+    async def work() -> tuple[Any, TopicConfigured]:
         async with zsq.aio.Admin(broker.ipc) as one:
             await one.create_topic(TOPIC, keep_chunks=7)
             return (await one.stats(TOPIC))["topics"][0], await one.configure_topic(TOPIC, keep_s=2.5)

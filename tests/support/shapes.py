@@ -23,9 +23,9 @@ def misfits(value: object, shape: Any, place: str = "answer") -> list[str]:
         wrong = [f"{place} has {name}, {shape.__name__} has not" for name in value.keys() - hints.keys()]
         wrong += [f"{place} lacks {name} of {shape.__name__}" for name in required(shape) - value.keys()]
         return wrong + [one for name in value.keys() & hints.keys() for one in misfits(value[name], hints[name], f"{place}.{name}")]
-    if origin is Mapping and isinstance(value, Mapping):
+    if origin in (Mapping, dict) and isinstance(value, Mapping):
         return [one for name, part in value.items() for one in misfits(part, args[1], f"{place}.{name}")]
-    if origin is Sequence and isinstance(value, tuple | list):
+    if origin in (Sequence, list) and isinstance(value, tuple | list):
         return [one for number, part in enumerate(value) for one in misfits(part, args[0], f"{place}[{number}]")]
     if origin is tuple and isinstance(value, tuple | list) and len(value) == len(args):
         parts = enumerate(zip(value, args, strict=True))

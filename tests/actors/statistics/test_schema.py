@@ -16,7 +16,7 @@ import pytest
 from tests.support.shapes import misfits
 from zsq.actors.channel.core import ChannelCore
 from zsq.actors.channel.lease import Subscriber
-from zsq.actors.gateways.http.api.stats import as_nsq
+from zsq.actors.gateways.http.api.stats import NsqStats, as_nsq
 from zsq.actors.statistics.channel_rows import channel_rows
 from zsq.actors.statistics.overview import CHANNEL_FIELDS, TOPIC_FIELDS
 from zsq.actors.statistics.schema import COUNTERS, METRICS, STATISTICS, Level, defaults, rows_of
@@ -207,11 +207,13 @@ def test_zsq_top_and_zsq_stats_show_the_rows_that_have_a_heading(level: Level) -
 def test_nsqd_s_answer_has_the_rows_that_nsqd_has_in_its_order() -> None:
     (topic,) = broker_statistics(broker().seen, "", "", {})["topics"]
     topic["channels"][0]["clients"] = [cast("reports.ConsumerStats", {"client_id": "a"})]
-    stats = {"version": "1", "start_time": 1, "topics": [topic], "producers": []}
-    found = as_nsq(stats, "OK", "", "", clients=True, memory=False)["topics"][0]
+    stats: Any = {"version": "1", "start_time": 1, "topics": [topic], "producers": []}
+    answer = as_nsq(stats, "OK", "", "", clients=True, memory=True)
+    assert not misfits(answer, NsqStats)
+    (found,) = answer["topics"]
     (channel,) = found["channels"]
     apart = {"authed", "auth_identity", "auth_identity_url", "pub_counts"}  # nsqd tells them only where they are not empty
-    levels: dict[Level, dict[str, Any]] = {"topic": found, "channel": channel, "consumer": channel["clients"][0]}
+    levels: dict[Level, Mapping[str, object]] = {"topic": found, "channel": channel, "consumer": channel["clients"][0]}
     for level, row in levels.items():
         ordered = sorted((one for one in rows_of(level) if one.nsq and one.name not in apart), key=lambda one: one.nsq)
         assert [name for name in row if name != "channels" or level != "topic"] == [one.name for one in ordered]

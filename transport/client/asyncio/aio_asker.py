@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, Unpack
+from typing import Any, Generic, Self, TypeVar, Unpack, cast
 
 from ...errors import ZsqError
+from ...reports import BrokerStats
 from ...settings import ChannelOptions, NewChannelOptions, RetentionSettings
 from ...wire.answers import (
     AuditEntry,
@@ -252,8 +253,8 @@ class Admin(AdminBase, Asker):
     async def topics(self) -> dict[str, list[str]]:
         return await self._carry_out(administration.topics())
 
-    async def stats(self, topic: str | None = None, channel: str | None = None) -> dict[str, Any]:
-        return await self._carry_out(administration.stats(topic, channel))
+    async def stats(self, topic: str | None = None, channel: str | None = None) -> BrokerStats:
+        return cast("BrokerStats", await self._carry_out(administration.stats(topic, channel)))
 
     async def overview(self, since: int = 0, *, processes: bool = False, alarms: bool = False) -> Overview:
         return await self._carry_out(administration.overview(since, processes, alarms))

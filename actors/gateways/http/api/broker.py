@@ -14,6 +14,8 @@ import time
 from collections.abc import Coroutine
 from typing import Any, Protocol
 
+from .....transport.reports import BrokerStats
+
 
 class BrokerClient(Protocol):
     """Each raises ZsqError."""
@@ -32,22 +34,19 @@ class BrokerClient(Protocol):
 
     async def empty(self, topic: str, channel: str | None = None) -> object: ...
 
-    async def stats(self, topic: str | None = None, channel: str | None = None) -> dict[str, Any]: ...
-
-
-Stats = dict[str, Any]
+    async def stats(self, topic: str | None = None, channel: str | None = None) -> BrokerStats: ...
 
 
 class SharedStats:
     def __init__(self, broker: BrokerClient) -> None:
         self._broker = broker
-        self._now: dict[str, asyncio.Task[Stats]] = {}
-        self._next: dict[str, asyncio.Task[Stats]] = {}
-        self._last: Stats | None = None
+        self._now: dict[str, asyncio.Task[BrokerStats]] = {}
+        self._next: dict[str, asyncio.Task[BrokerStats]] = {}
+        self._last: BrokerStats | None = None
         self._last_ns = 0
         self.asked = 0
 
-    async def fresh(self, topic: str = "") -> Stats:
+    async def fresh(self, topic: str = "") -> BrokerStats:
         """Of everything, or of one topic (NotFound): as it is now, or a little later."""
         if (waiting := self._next.get(topic)) is not None:
             return await asyncio.shield(waiting)
@@ -58,13 +57,13 @@ class SharedStats:
             task = self._next[topic] = self._task(self._after(topic, before))
         return await asyncio.shield(task)
 
-    async def recent(self, age_s: float) -> Stats:
+    async def recent(self, age_s: float) -> BrokerStats:
         """Of everything, not older than that."""
         if self._last is not None and time.monotonic_ns() - self._last_ns <= age_s * 1e9:
             return self._last
         return await self.fresh()
 
-    async def _after(self, topic: str, before: asyncio.Task[Stats]) -> Stats:
+    async def _after(self, topic: str, before: asyncio.Task[BrokerStats]) -> BrokerStats:
         await asyncio.wait((before,))
         own = asyncio.current_task()
         assert own is not None
@@ -72,7 +71,7 @@ class SharedStats:
         self._now[topic] = own
         return await self._ask(topic)
 
-    async def _ask(self, topic: str) -> Stats:
+    async def _ask(self, topic: str) -> BrokerStats:
         self.asked += 1
         begun_ns = time.monotonic_ns()
         try:
@@ -85,7 +84,7 @@ class SharedStats:
         return found
 
     @staticmethod
-    def _task(ask: Coroutine[Any, Any, Stats]) -> asyncio.Task[Stats]:
+    def _task(ask: Coroutine[Any, Any, BrokerStats]) -> asyncio.Task[BrokerStats]:
         task = asyncio.get_running_loop().create_task(ask)
         task.add_done_callback(lambda done: done.cancelled() or done.exception())  # whoever waited for it may have left
         return task

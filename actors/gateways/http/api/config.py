@@ -25,9 +25,10 @@ LOG_LEVELS: Final = {"debug": 1, "info": 2, "warn": 3, "error": 4, "fatal": 5}  
 _ADDRESS: Final = re.compile(r"[A-Za-z0-9_.-]{1,255}:[0-9]{1,5}|\[[0-9A-Fa-f:.]{2,45}\]:[0-9]{1,5}", re.ASCII)
 ADDRESSES_MAX: Final = 64
 Change = Callable[[Any], Awaitable[None]]  # raises ZsqError
+Option = str | int | list[str]
 
 
-def settings(node: LookupNode, limits: HttpLimits, nsq: NsqOptions, log_level: str) -> dict[str, Any]:
+def settings(node: LookupNode, limits: HttpLimits, nsq: NsqOptions, log_level: str) -> dict[str, Option]:
     """What GET answers, by nsqd's names."""
     return {
         "auth_http_address": list(nsq.auth_http_addresses),
@@ -87,7 +88,7 @@ _READ: Final[dict[str, Callable[[bytes], Any]]] = {"nsqlookupd_tcp_addresses": l
 class Config:
     """The handlers. `changes`: by option, what takes up a new value."""
 
-    def __init__(self, found: dict[str, Any], limits: HttpLimits, budget: Budget, changes: Mapping[str, Change]) -> None:
+    def __init__(self, found: dict[str, Option], limits: HttpLimits, budget: Budget, changes: Mapping[str, Change]) -> None:
         self._settings = found
         self._limits = limits
         self._budget = budget

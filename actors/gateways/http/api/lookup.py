@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final, TypedDict
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -23,6 +23,19 @@ from .broker import SharedStats
 
 TOMBSTONE_S: Final = 45.0  # nsqlookupd's --tombstone-lifetime
 TOMBSTONES_MAX: Final = 10_000
+
+
+class LookupPeer(TypedDict):
+    """A node as nsqlookupd tells of it."""
+
+    remote_address: str
+    hostname: str
+    broadcast_address: str
+    tcp_port: int
+    http_port: int
+    version: str
+    topology_zone: str
+    topology_region: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +56,7 @@ class LookupNode:
         host = f"[{self.broadcast_address}]" if ":" in self.broadcast_address else self.broadcast_address
         return f"{host}:{self.http_port}"
 
-    def peer(self) -> dict[str, Any]:
+    def peer(self) -> LookupPeer:
         return {
             "remote_address": f"{self.broadcast_address}:{self.tcp_port}",
             "hostname": self.hostname,
@@ -120,7 +133,7 @@ class LookupHandlers:
             self._tombstones.add(topic)
         return nothing()
 
-    def _producers(self) -> list[dict[str, Any]]:
+    def _producers(self) -> list[LookupPeer]:
         return [self._node.peer()] if self._node.tcp_port > 0 else []
 
     async def _topics(self, principal: Principal) -> list[str]:

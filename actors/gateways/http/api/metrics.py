@@ -10,7 +10,7 @@ as this file knows it and the status. No client, no address and no message is a 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -19,10 +19,11 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from .....transport.reports import BrokerStats, ChannelStats
 from ....statistics.schema import METRICS, Statistic
 
-Row = Mapping[str, Any]
-Samples = Iterable[tuple[tuple[str, ...], float | None]]
+Labels = tuple[str, ...]
+Samples = Iterable[tuple[Labels, float | None]]
 
 _BY_NAME: Final = {one.metric: one for one in METRICS}
 _BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -49,7 +50,7 @@ class RequestMetrics:
 class _Broker(Collector):
     """One scrape's families. `stats` None: the broker did not answer."""
 
-    def __init__(self, stats: Row | None, healthy: bool, took_s: float) -> None:
+    def __init__(self, stats: BrokerStats | None, healthy: bool, took_s: float) -> None:
         self._stats = stats
         self._healthy = healthy
         self._took_s = took_s
@@ -59,16 +60,18 @@ class _Broker(Collector):
         if stats is None:
             yield _filled(_BY_NAME["zsq_up"], [((), 0.0)])
             return
-        rows = _rows(stats)
+        topics = [((row["topic_name"],), row) for row in stats["topics"]]
+        channels = [((*labels, row["channel_name"]), row) for labels, topic in topics for row in topic["channels"]]
         special: dict[str, Samples] = {
             "zsq_up": [((), 1.0)],
             "zsq_info": [((str(stats.get("version", "")), str(stats.get("uuid", ""))), 1.0)],
             "zsq_healthy": [((), float(self._healthy))],
             "zsq_scrape_duration_seconds": [((), self._took_s)],
-            "zsq_channel_processing_latency_seconds": _latencies(rows["channel"]),
-            "zsq_topic_healthy": [(labels, 0.0 if row.get("write_trouble") else 1.0) for labels, row in rows["topic"]],
-            "zsq_channel_healthy": [(labels, 1.0 if row.get("health", "OK") == "OK" else 0.0) for labels, row in rows["channel"]],
+            "zsq_channel_processing_latency_seconds": _latencies(channels),
+            "zsq_topic_healthy": [(labels, 0.0 if row.get("write_trouble") else 1.0) for labels, row in topics],
+            "zsq_channel_healthy": [(labels, 1.0 if row.get("health", "OK") == "OK" else 0.0) for labels, row in channels],
         }
+        rows: dict[str, Sequence[tuple[Labels, Mapping[str, object]]]] = {**_rows(stats), "topic": topics, "channel": channels}
         for one in METRICS:
             if one.metric in special:
                 yield _filled(one, special[one.metric])
@@ -76,23 +79,21 @@ class _Broker(Collector):
                 yield _filled(one, ((labels, _value(row.get(one.name))) for labels, row in rows[one.level]))
 
 
-def _rows(stats: Row) -> dict[str, list[tuple[tuple[str, ...], Row]]]:
-    """Return the rows of each level with their labels. No gateways where there is none, and neither these nor the disk for who may not
-    see them."""
-    topics: list[tuple[tuple[str, ...], Row]] = [((row["topic_name"],), row) for row in stats["topics"]]
-    gateways = [row for row in stats.get("gateways", ()) if row["kind"] == "nsq_gateway"]
+def _rows(stats: BrokerStats) -> dict[str, Sequence[tuple[Labels, Mapping[str, object]]]]:
+    """Return the rows that belong to no topic, with their labels, by their level. No gateways where there is none, and neither these nor
+    the disk for who may not see them."""
+    gateways: list[Mapping[str, Any]] = [row for row in stats.get("gateways", ()) if row["kind"] == "nsq_gateway"]
     counted = [one.name for one in METRICS if one.level == "gateway"] if gateways else []
     kinds: dict[str, dict[str, float]] = {}  # by kind; "": how many there are, for zsq_processes
     for row in stats.get("processes", ()):
         own = kinds.setdefault(str(row["kind"]), {"": 0, "private_bytes": 0, "restarts": 0})
-        for name in own:
-            own[name] += row.get(name, 0) if name else 1
+        own[""] += 1
+        own["private_bytes"] += row.get("private_bytes", 0)
+        own["restarts"] += row.get("restarts", 0)
     return {
         "broker": [((), stats)],
         "disk": [((), stats.get("disk") or {})],
         "gateway": [((), {name: sum(row[name] for row in gateways) for name in counted})],
-        "topic": topics,
-        "channel": [((*labels, row["channel_name"]), row) for labels, topic in topics for row in topic["channels"]],
         "process": [((kind,), own) for kind, own in sorted(kinds.items())],
     }
 
@@ -113,13 +114,13 @@ def _filled(one: Statistic, samples: Samples) -> Metric:
     return found
 
 
-def _latencies(channels: Iterable[tuple[tuple[str, ...], Row]]) -> Iterator[tuple[tuple[str, ...], float]]:
+def _latencies(channels: Iterable[tuple[Labels, ChannelStats]]) -> Iterator[tuple[Labels, float]]:
     for labels, row in channels:
-        for one in (row.get("e2e_processing_latency") or {}).get("percentiles", ()):
+        for one in row["e2e_processing_latency"]["percentiles"] if "e2e_processing_latency" in row else ():
             yield (*labels, f"{one['quantile']:g}"), one["value"] / 1e9
 
 
-def render(stats: Row | None, healthy: bool, took_s: float, own: RequestMetrics, accept: str) -> tuple[bytes, str]:
+def render(stats: BrokerStats | None, healthy: bool, took_s: float, own: RequestMetrics, accept: str) -> tuple[bytes, str]:
     """The exposition, and its content type: as text, or as OpenMetrics for who asks for it."""
     encoder, content_type = choose_encoder(accept)
     registry = CollectorRegistry()

@@ -12,15 +12,88 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, NotRequired, TypedDict
 
 from .....storage.errors import REFUSED_TEXT
 from .....transport.errors import E_DISK_FULL
+from .....transport.reports import (
+    BrokerStats,
+    ChannelStats,
+    ConsumerStats,
+    Latency,
+    NsqClientFacts,
+    ProcessStats,
+    ProducerStats,
+    PubCount,
+    TopicStats,
+)
 from ....statistics.schema import LATENCY, Level, rows_of
 
-Row = Mapping[str, Any]
-_CLIENT_OPTIONAL: Final = {"authed": bool, "auth_identity": str, "auth_identity_url": str}
-_APART: Final = {*_CLIENT_OPTIONAL, "pub_counts", LATENCY}
+_APART: Final = {"authed", "auth_identity", "auth_identity_url", "pub_counts", LATENCY}
+
+
+class NsqPercentile(TypedDict):
+    quantile: float
+    value: float
+
+
+class NsqLatency(TypedDict):
+    count: int
+    percentiles: list[NsqPercentile] | None
+
+
+class NsqClient(NsqClientFacts):
+    """A consumer or a producer."""
+
+    client_id: str
+    ready_count: int
+    in_flight_count: int
+    message_count: int
+    finish_count: int
+    requeue_count: int
+    connect_ts: int
+    sample_rate: int
+    pub_counts: NotRequired[list[PubCount]]
+
+
+class NsqChannel(TypedDict):
+    channel_name: str
+    depth: int
+    backend_depth: int
+    in_flight_count: int
+    deferred_count: int
+    message_count: int
+    requeue_count: int
+    timeout_count: int
+    client_count: int
+    clients: list[NsqClient]
+    paused: bool
+    e2e_processing_latency: NsqLatency
+
+
+class NsqTopic(TypedDict):
+    topic_name: str
+    channels: list[NsqChannel]
+    depth: int
+    backend_depth: int
+    message_count: int
+    message_bytes: int
+    paused: bool
+    e2e_processing_latency: NsqLatency
+
+
+class NsqMemory(TypedDict, total=False):
+    memory: dict[str, int]
+
+
+class NsqStats(NsqMemory):
+    """nsqd's /stats?format=json."""
+
+    version: str
+    health: str
+    start_time: int
+    topics: list[NsqTopic]
+    producers: list[NsqClient]
 
 
 def _fields(level: Level) -> dict[str, Any]:
@@ -38,10 +111,10 @@ _MEMORY: Final = (
 )  # fmt: skip
 
 
-def health(stats: Row, failures: Mapping[str, str]) -> str:
+def health(stats: BrokerStats, failures: Mapping[str, str]) -> str:
     """ "OK", or "NOK - " and why. `failures`: by topic, why the last publish was not kept."""
     said = [stats["health"]] if stats.get("health", "OK") != "OK" else []
-    disk_full = (stats.get("disk") or {}).get("full", "")  # the broker's health says that, and names the topics
+    disk_full = stats.get("disk", {}).get("full", "")  # the broker's health says that, and names the topics
     for row in stats["topics"]:
         name = row["topic_name"]
         why = str(row.get("write_trouble", "")) or failures.get(name, "")
@@ -52,28 +125,27 @@ def health(stats: Row, failures: Mapping[str, str]) -> str:
     return f"NOK - {'; '.join(said)}" if said else "OK"
 
 
-def as_nsq(stats: Row, said: str, topic: str, channel: str, *, clients: bool, memory: bool) -> dict[str, Any]:
+def as_nsq(stats: BrokerStats, said: str, topic: str, channel: str, *, clients: bool, memory: bool) -> NsqStats:
     """/stats?format=json. `topic`, `channel`: only these, "" for all; a topic without the channel is not shown."""
     rows = []
     for row in stats["topics"]:
         channels = [one for one in row["channels"] if channel in ("", one["channel_name"])]
         if topic in ("", row["topic_name"]) and (channels or not channel):
             rows.append(_topic(row, channels, clients))
-    found: dict[str, Any] = {
+    used: NsqMemory = {"memory": _memory(stats.get("processes", ()))} if memory else {}
+    return {
         "version": str(stats["version"]),
         "health": said,
         "start_time": int(stats["start_time"]),
         "topics": rows,
+        **used,
+        "producers": [_producer(row, topic) for row in stats.get("producers", ())] if clients else [],
     }
-    if memory:
-        found["memory"] = _memory(stats.get("processes", ()))
-    found["producers"] = [_client(row) | _pub_counts(row, topic) for row in stats.get("producers", ())] if clients else []
-    return found
 
 
-def _topic(row: Row, channels: Sequence[Row], clients: bool) -> dict[str, Any]:
-    delayed = int(row.get("delayed_count", 0))
-    found = _told(row, _TOPIC)
+def _topic(row: TopicStats, channels: Sequence[ChannelStats], clients: bool) -> NsqTopic:
+    delayed = row.get("delayed_count", 0)
+    found: NsqTopic = _told(row, _TOPIC)
     found["depth"] += 0 if row["channels"] else delayed
     found["message_count"] += delayed
     return {
@@ -85,8 +157,8 @@ def _topic(row: Row, channels: Sequence[Row], clients: bool) -> dict[str, Any]:
     }
 
 
-def _channel(row: Row, delayed: int, clients: bool) -> dict[str, Any]:
-    found = _told(row, _CHANNEL)
+def _channel(row: ChannelStats, delayed: int, clients: bool) -> NsqChannel:
+    found: NsqChannel = _told(row, _CHANNEL)
     found["deferred_count"] += delayed
     found["message_count"] += delayed
     found["clients"] = [_client(one) for one in row.get("clients", ())] if clients else []
@@ -94,42 +166,49 @@ def _channel(row: Row, delayed: int, clients: bool) -> dict[str, Any]:
     return found
 
 
-def _told(row: Row, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _told(row: Mapping[str, object], fields: Mapping[str, Any]) -> Any:
     """Return these statistics of a row. A process that has just started has reported none: the field's default stands in."""
     return {name: type(default)(row.get(name, default)) for name, default in fields.items()}
 
 
-def _client(row: Row) -> dict[str, Any]:
+def _client(row: ConsumerStats | ProducerStats) -> NsqClient:
     """What is known of it; a client of the NSQ gateway says more of itself than one of ZSQ's own, whose name is host/process."""
-    found = _told(row, _CLIENT)
+    found: NsqClient = _told(row, _CLIENT)
     host, slash, _ = found["client_id"].partition("/")
     found["hostname"] = found["hostname"] or (host if slash else "")
-    found |= {name: kind(row[name]) for name, kind in _CLIENT_OPTIONAL.items() if row.get(name)}
+    if row.get("authed"):
+        found["authed"] = True
+    if row.get("auth_identity"):
+        found["auth_identity"] = row["auth_identity"]
+    if row.get("auth_identity_url"):
+        found["auth_identity_url"] = row["auth_identity_url"]
     return found
 
 
-def _pub_counts(row: Row, topic: str) -> dict[str, Any]:
-    """Return the producers as nsqd does: every one is shown, and where a topic was asked for, only what it published there."""
-    counts = [{"topic": one["topic"], "count": int(one["count"])} for one in row.get("pub_counts", ()) if topic in ("", one["topic"])]
-    return {"pub_counts": counts} if counts else {}
+def _producer(row: ProducerStats, topic: str) -> NsqClient:
+    """Return a producer as nsqd does: every one is shown, and where a topic was asked for, only what it published there."""
+    found = _client(row)
+    if counts := [one for one in row.get("pub_counts", ()) if topic in ("", one["topic"])]:
+        found["pub_counts"] = counts
+    return found
 
 
-def _latency(row: Row) -> dict[str, Any]:
-    found = row.get("e2e_processing_latency") or {"count": 0, "percentiles": []}
+def _latency(row: TopicStats | ChannelStats) -> NsqLatency:
+    found: Latency = row.get("e2e_processing_latency") or {"count": 0, "percentiles": ()}
     return {
-        "count": int(found["count"]),
-        "percentiles": [{"quantile": float(one["quantile"]), "value": float(one["value"])} for one in found["percentiles"]] or None,
+        "count": found["count"],
+        "percentiles": [{"quantile": one["quantile"], "value": float(one["value"])} for one in found["percentiles"]] or None,
     }
 
 
-def _memory(processes: Iterable[Row]) -> dict[str, int]:
-    return dict.fromkeys(_MEMORY, 0) | {"heap_in_use_bytes": sum(int(row.get("private_bytes", 0)) for row in processes)}
+def _memory(processes: Iterable[ProcessStats]) -> dict[str, int]:
+    return dict.fromkeys(_MEMORY, 0) | {"heap_in_use_bytes": sum(row.get("private_bytes", 0) for row in processes)}
 
 
 # As text
 
 
-def as_text(found: Row, uptime_s: float, own_version: str) -> str:
+def as_text(found: NsqStats, uptime_s: float, own_version: str) -> str:
     """/stats without a format: what `as_nsq` made, laid out as nsqd does."""
     began = datetime.fromtimestamp(found["start_time"], UTC)
     out = [f"zsq v{own_version} (as nsqd v{found['version']})", f"start_time {began:%Y-%m-%dT%H:%M:%SZ}", f"uptime {_span(uptime_s)}", ""]
@@ -147,14 +226,14 @@ def as_text(found: Row, uptime_s: float, own_version: str) -> str:
     return "\n".join(out) + "\n"
 
 
-def _topic_line(row: Row) -> str:
+def _topic_line(row: NsqTopic) -> str:
     return (
         f"{'*P ' if row['paused'] else '   '}[{row['topic_name']:<15}] depth: {row['depth']:<5} be-depth: {row['backend_depth']:<5}"
         f" msgs: {row['message_count']:<8} e2e%: {_quantiles(row)}"
     )
 
 
-def _channel_line(row: Row) -> str:
+def _channel_line(row: NsqChannel) -> str:
     return (
         f"   {'*P ' if row['paused'] else '   '}[{row['channel_name']:<25}] depth: {row['depth']:<5} be-depth: {row['backend_depth']:<5}"
         f" inflt: {row['in_flight_count']:<4} def: {row['deferred_count']:<4} re-q: {row['requeue_count']:<5}"
@@ -162,28 +241,28 @@ def _channel_line(row: Row) -> str:
     )
 
 
-def _client_text(row: Row) -> str:
+def _client_text(row: NsqClient) -> str:
     return (
         f"[{row['version']} {_address(row):<21}] state: {row['state']} inflt: {row['in_flight_count']:<4} rdy: {row['ready_count']:<4}"
         f" fin: {row['finish_count']:<8} re-q: {row['requeue_count']:<8} msgs: {row['message_count']:<8} connected: {_when(row)}"
     )
 
 
-def _producer_text(row: Row) -> str:
+def _producer_text(row: NsqClient) -> str:
     counts = row.get("pub_counts", ())
     topics = ",".join(f"{one['topic']}={one['count']}" for one in counts)
     return f"[{row['version']} {_address(row):<21}] msgs: {sum(one['count'] for one in counts):<8} topics: {topics}"
 
 
-def _address(row: Row) -> str:
+def _address(row: NsqClient) -> str:
     return str(row["remote_address"] or row["client_id"])
 
 
-def _when(row: Row) -> str:
+def _when(row: NsqClient) -> str:
     return f"{datetime.fromtimestamp(row['connect_ts'], UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
-def _quantiles(row: Row) -> str:
+def _quantiles(row: NsqTopic | NsqChannel) -> str:
     found = row["e2e_processing_latency"]["percentiles"] or ()
     return ", ".join(f"{one['quantile'] * 100:g}%: {_span(one['value'] / 1e9)}" for one in found)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any, Final
+from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from .....transport.errors import NotFound, ZsqError
+from .....transport.reports import BrokerStats
 from ....security.policy import UNWELL, Action, Principal, visible
 from ....settings.options import NsqOptions
 from ..web.authority import principal_of
@@ -89,7 +90,7 @@ class Telling:
             return answer(found)
         return text(as_text(found, time.time() - found["start_time"], str(stats["version"])))
 
-    def _health(self, stats: dict[str, Any], principal: Principal) -> str:
+    def _health(self, stats: BrokerStats, principal: Principal) -> str:
         """Of the whole broker; which topics it is about only to who may see them."""
         said = health(stats, self._failures.by_topic)
         if said == "OK" or principal.may(Action.SEE_ALL):
@@ -98,26 +99,28 @@ class Telling:
         partly = health(visible(stats, principal), failures)
         return f"NOK - {UNWELL}" if partly == "OK" else partly
 
-    async def _about(self, topic: str, principal: Principal) -> tuple[dict[str, Any], str]:
+    async def _about(self, topic: str, principal: Principal) -> tuple[BrokerStats, str]:
         """Statistics that have the topic, if it is there; and the health of the whole broker."""
         if not topic:
             stats = await self._stats.fresh()
             return visible(stats, principal), self._health(stats, principal)
         overall = await self._stats.recent(HEALTH_AGE_S)
         said = self._health(overall, principal)
-        producers = {"producers": visible(overall, principal).get("producers", ())}  # of all topics, as nsqd has it
+        shown = visible(overall, principal)
         if legal(topic):
             try:
-                return visible(await self._stats.fresh(topic), principal) | producers, said
+                of_topic = visible(await self._stats.fresh(topic), principal)
             except NotFound:
                 pass
-        return visible(overall, principal) | {"topics": []}, said
+            else:
+                return of_topic | {"producers": shown.get("producers", ())}, said  # of all topics, as nsqd has it
+        return shown | {"topics": []}, said
 
     async def metrics(self, request: Request) -> Response:
         await self._asked(request)
         begun = time.monotonic()
         try:
-            stats: dict[str, Any] | None = await self._stats.fresh()
+            stats: BrokerStats | None = await self._stats.fresh()
         except ZsqError:
             stats = None
         took_s = time.monotonic() - begun

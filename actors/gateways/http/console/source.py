@@ -11,6 +11,7 @@ from .....transport.client.core.administration import Side
 from .....transport.client.core.asking import Place
 from .....transport.client.core.message import Fetched
 from .....transport.client.core.peeking import Peek
+from .....transport.reports import BrokerStats
 from .....transport.settings import ChannelOptions, NewChannelOptions, RetentionSettings
 from .....transport.wire.answers import (
     AuditEntry,
@@ -35,7 +36,7 @@ class Source(Protocol):
 
     async def audit(self, count: int = 100) -> list[AuditEntry]: ...
 
-    async def stats(self, topic: str | None = None, channel: str | None = None) -> dict[str, Any]: ...
+    async def stats(self, topic: str | None = None, channel: str | None = None) -> BrokerStats: ...
 
     async def chunks(self, topic: str) -> Chunks: ...
 

@@ -15,7 +15,7 @@ from zsq.transport.errors import E_TIMEOUT, from_wire
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 
-def stats() -> dict[str, Any]:
+def stats() -> Any:
     channel = {
         **CHANNEL, "channel_name": "c#ephemeral", "depth": 4, "finish_count": 5, "oldest_message_age_s": None, "health": "channel failed",
         "e2e_processing_latency": {"count": 1, "percentiles": [{"quantile": 0.99, "value": 1_500_000}]},

@@ -9,7 +9,7 @@ import pytest
 from support.http_api import CHANNEL, TOPIC, FakeBroker, Site
 
 from zsq.actors.gateways.http.api.broker import SharedStats
-from zsq.actors.gateways.http.api.stats import as_nsq, as_text, health
+from zsq.actors.gateways.http.api.stats import NsqStats, as_nsq, as_text, health
 from zsq.storage.errors import REFUSED_TEXT
 from zsq.transport.errors import E_TIMEOUT, NotFound, from_wire
 
@@ -24,7 +24,7 @@ NSQ_CLIENT = {
 }  # fmt: skip
 
 
-def broker_stats(**topic: Any) -> dict[str, Any]:
+def broker_stats(**topic: Any) -> Any:
     channel = {
         **CHANNEL, "channel_name": "c", "depth": 4, "backend_depth": 4, "in_flight_count": 3, "deferred_count": 2, "message_count": 9,
         "delivery_count": 11, "requeue_count": 1, "timeout_count": 6, "client_count": 2, "clients": [CLIENT, NSQ_CLIENT],
@@ -39,14 +39,15 @@ def broker_stats(**topic: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def shown(topic: str = "", channel: str = "", *, clients: bool = True, memory: bool = True) -> dict[str, Any]:
+def shown(topic: str = "", channel: str = "", *, clients: bool = True, memory: bool = True) -> NsqStats:
     return as_nsq(broker_stats(), "OK", topic, channel, clients=clients, memory=memory)
 
 
 def test_names_and_kinds_are_nsqds() -> None:
     found = shown()
     assert list(found) == ["version", "health", "start_time", "topics", "memory", "producers"]
-    (row, other) = found["topics"]
+    rows: list[Any] = [*found["topics"]]
+    (row, other) = rows
     (channel,) = row.pop("channels")
     assert row == {
         "topic_name": "t", "depth": 0, "backend_depth": 0, "message_count": 9 + 7, "message_bytes": 900, "paused": False,
