@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from ...transport.errors import E_BAD_ARGUMENT, UsageError
+from ...transport.wire import answers
 from ..runtime.process_table import Child
 from .broker_view import BrokerView, DiskView, TopicView, channel_pulse, storage_pulse, topic_pulse
 from .channel_rows import coming_recent, depth, drain_s, held, said_of
@@ -65,7 +66,7 @@ class Overview:
         self._whole = self._version  # since which version the same topics and channels are there
         self._refreshed_ns = 0
 
-    def answer(self, asked: Mapping[str, object]) -> dict[str, Any]:
+    def answer(self, asked: Mapping[str, object]) -> answers.Overview:
         """`since`: the version that the asker has. `processes`, `alarms`: whether these are wanted too."""
         since = asked.get("since", 0)
         unknown = asked.keys() - {"since", "processes", "alarms"}
@@ -73,14 +74,14 @@ class Overview:
             raise UsageError(E_BAD_ARGUMENT, "an overview takes since (the version of the one before), processes and alarms")
         self._refresh(time.monotonic_ns(), time.time_ns())
         whole = not self._whole <= since <= self._version
-        topics: dict[str, Any] = {}
+        topics: dict[str, tuple[Row, dict[str, Row]]] = {}
         for name, known in self._topics.items():
             channels = {channel: one.row for channel, one in self._channels[name].items() if whole or one.version > since}
             if whole or channels or known.version > since:
                 topics[name] = (known.row if whole or known.version > since else (), channels)
-        found: dict[str, Any] = {"version": self._version, "whole": whole, "topics": topics, "broker": self._broker()}
+        found: answers.Overview = {"version": self._version, "whole": whole, "topics": topics, "broker": self._broker()}
         if whole:
-            found |= {"topic_fields": TOPIC_FIELDS, "channel_fields": CHANNEL_FIELDS}
+            found["topic_fields"], found["channel_fields"] = TOPIC_FIELDS, CHANNEL_FIELDS
         if asked.get("processes"):
             # Without their memory: to look at that of a thousand takes as long as all else here.
             found["processes"] = [{"state": "up", **row} for row in process_rows(self._view, memory=False)]
@@ -138,7 +139,7 @@ class Overview:
 
     # What belongs to no topic
 
-    def _broker(self) -> dict[str, Any]:
+    def _broker(self) -> answers.BrokerSummary:
         from ... import __version__
 
         view = self._view

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, NotRequired, TypedDict
 
+from ..reports import AlarmEvent, AlarmReceiver, ProcessStats, RaisedAlarm
 from ..settings import ChannelOptions, RetentionSettings
 
 
@@ -117,23 +118,12 @@ class BrokerSummary(TypedDict):
     restarts: int
 
 
-class ProcessRow(TypedDict):
-    """A process of the broker."""
-
-    name: str
-    pid: int
-    kind: str
-    state: str
-    restarts: int
-    uptime_s: float
-
-
 class Alarms(TypedDict):
     """Alarms that hold now, their newest changes, and who is told."""
 
-    now: Sequence[dict[str, Any]]
-    recent: Sequence[dict[str, Any]]
-    receivers: Sequence[dict[str, Any]]
+    now: Sequence[RaisedAlarm]
+    recent: Sequence[AlarmEvent]
+    receivers: Sequence[AlarmReceiver]
 
 
 OverviewRow = tuple[Any, ...]
@@ -149,7 +139,7 @@ class Overview(TypedDict):
     broker: BrokerSummary
     topic_fields: NotRequired[Sequence[str]]
     channel_fields: NotRequired[Sequence[str]]
-    processes: NotRequired[Sequence[ProcessRow]]
+    processes: NotRequired[Sequence[ProcessStats]]
     alarms: NotRequired[Alarms]
 
 

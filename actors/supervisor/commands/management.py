@@ -195,7 +195,7 @@ class Commands:
             self._requests.done(message.request, {"entries": tuple(entries)})
             return
         if message.action == "overview":
-            self._requests.done(message.request, self._overview.answer(message.options))
+            self._requests.done(message.request, {**self._overview.answer(message.options)})
             return
         if message.action == dead_letter_topics.ACTION:
             dead_letter_topics.redrive(self._requests, message)

@@ -36,7 +36,7 @@ class OverviewHarness:
         assert child is not None
         child.stats, child.pulsed_ns = {**child.stats, **stats}, int(second * S)
 
-    def ask(self, since: int = 0, **more: Any) -> dict[str, Any]:
+    def ask(self, since: int = 0, **more: Any) -> Any:
         self.overview._refreshed_ns = -overview.REFRESH_NS
         return self.overview.answer({"since": since, **more})
 

@@ -14,9 +14,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, NotRequired, TypedDict, cast
 
-from .....transport.wire.answers import Alarms
+from .....transport.reports import AlarmReceiver
+from .....transport.wire.answers import Alarms, Overview, OverviewRow
 from ....security.policy import Action, Principal
 
 _MS: Final = 1_000_000
@@ -24,7 +25,52 @@ STILL_MS: Final = 2_000  # without a pulse, until what was a rate is none: actor
 # and between two looks no more time than this is taken to have passed (or than has, where looks are rarer).
 GONE_KEPT: Final = 1_000
 UNKNOWN: Final = -1
-Values = dict[str, Any]
+Value = str | float | bool | None
+Values = dict[str, Value]
+"""A row as pages get it: its values by name, all of them or those that changed."""
+TopicValues = dict[str, Value | dict[str, Values]]  # with the rows of its channels
+
+
+class BoardBroker(TypedDict, total=False):
+    """The broker, as much of it as the caller may see, and who the caller is."""
+
+    version: str
+    node: int
+    uuid: str
+    start_ms: int
+    health: str
+    disk_full: str
+    alarms: int
+    processes: int
+    restarts: int
+    user: str
+    may: dict[str, bool]
+
+
+class Gone(TypedDict):
+    """Topics that are gone, and channels (each with its topic)."""
+
+    topics: list[str]
+    channels: list[list[str]]
+
+
+class Changes(TypedDict):
+    """Rows of topics by name: with `may` if they are new, and with the rows of their channels if those are wanted."""
+
+    now_ms: int
+    topics: dict[str, TopicValues]
+    broker: NotRequired[BoardBroker]
+    gone: NotRequired[Gone]
+    whole: NotRequired[bool]
+
+
+class ShownAlarms(TypedDict):
+    """Alarms with times in ms."""
+
+    now: list[Mapping[str, object]]
+    recent: list[Mapping[str, object]]
+    receivers: Sequence[AlarmReceiver]
+
 
 Convert = Callable[[Any], Any]
 
@@ -73,7 +119,7 @@ class Row:
         self._raw: Sequence[Any] = ()
         self._seen_ms = 0
         self.born = self.changed = tick
-        self.values: Values = dict.fromkeys(self._rates, 0.0)
+        self.values: dict[str, Any] = dict.fromkeys(self._rates, 0.0)
         self.ticks: dict[str, int] = dict.fromkeys(self._rates, tick)
         self.channels: dict[str, Row] = {}
 
@@ -123,13 +169,13 @@ class Board:
         self._steady_ms = 0
         self._looked_ms = 0
         self.topics: dict[str, Row] = {}
-        self.broker: Values = {}
+        self.broker: dict[str, Any] = {}  # a `BrokerSummary`
         self.broker_tick = 0
         self._of_topics, self._of_channels = Fields((), TOPIC_RATES), Fields((), CHANNEL_RATES)
         self._moving: set[Row] = set()
         self._gone: deque[tuple[int, str, str]] = deque(maxlen=GONE_KEPT)
 
-    def take(self, found: Mapping[str, Any], now_ms: int, steady_ms: int) -> list[tuple[str, str, Row]]:
+    def take(self, found: Overview, now_ms: int, steady_ms: int) -> list[tuple[str, str, Row]]:
         """An overview, and the time, by two clocks. Returns what is new: (topic, channel or "", its row)."""
         self.tick += 1
         self.version, self.now_ms = found["version"], now_ms
@@ -141,14 +187,14 @@ class Board:
         if found["broker"] != self.broker:
             self.broker, self.broker_tick = dict(found["broker"]), self.tick
         told: list[tuple[str, str, Row]] = []
-        for name, (row, channels) in found["topics"].items():
+        for name, (raw, channels) in found["topics"].items():
             topic = self.topics.get(name) or self.topics.setdefault(name, Row(self.tick, TOPIC_RATES))
             for channel, values in channels.items():
                 own = topic.channels.get(channel) or topic.channels.setdefault(channel, Row(self.tick, CHANNEL_RATES))
                 self._take(own, values, self._of_channels)
                 told.append((name, channel, own))
-            if row:
-                self._take(topic, row, self._of_topics)
+            if raw:
+                self._take(topic, raw, self._of_topics)
             told.append((name, "", topic))
         told += self._grow_still()
         for _, channel, row in told:
@@ -178,7 +224,7 @@ class Board:
             row.set(name, _short(sum([one[name] for one in values])), self.tick)
         row.set("channel_count", len(values), self.tick)
 
-    def _forget(self, topics: Mapping[str, Any]) -> None:
+    def _forget(self, topics: Mapping[str, tuple[OverviewRow, Mapping[str, OverviewRow]]]) -> None:
         """What is not there any more."""
         for name in [name for name in self.topics if name not in topics]:
             self._moving -= {self.topics[name], *self.topics[name].channels.values()}
@@ -204,6 +250,11 @@ class Board:
         return ((name, self.topics[name]) for name in names if name in self.topics and principal.may(Action.SEE, name))
 
 
+def _without_ns(row: Mapping[str, object]) -> Mapping[str, object]:
+    """Leave out what JavaScript's numbers do not hold."""
+    return {name: value for name, value in row.items() if not name.endswith("_ns")}
+
+
 def _short(number: float) -> float:
     return round(number, 1 if number >= 10 else 3)
 
@@ -215,10 +266,10 @@ class BoardView(NamedTuple):
     topic: str = ""
     channels: bool = False
 
-    def whole(self, board: Board) -> dict[str, Any]:
-        return self._since(board, -1) | {"broker": self._broker(board)}
+    def whole(self, board: Board) -> Changes:
+        return {**self._since(board, -1), "broker": self._broker(board)}
 
-    def changes(self, board: Board, tick: int) -> dict[str, Any] | None:
+    def changes(self, board: Board, tick: int) -> Changes | None:
         """What is different from what it was at that tick; None for nothing. The whole again, where that is not known any more."""
         if not board.knows_since(tick):
             return {**self.whole(board), "whole": True}
@@ -230,20 +281,19 @@ class BoardView(NamedTuple):
             found["gone"] = gone
         return found if found.keys() - {"now_ms", "topics"} or found["topics"] else None
 
-    def alarms(self, found: Alarms) -> dict[str, Any]:
+    def alarms(self, found: Alarms) -> ShownAlarms:
         """`found` as the overview has it: now, recent, receivers."""
         see = partial(self.principal.may, Action.SEE)
-        now = [{**row, "raised_ms": row["raised_ns"] // _MS} for row in found["now"] if see(row["topic"])]
-        recent = [{**row, "time_ms": row["time_ns"] // _MS} for row in found["recent"] if see(row["topic"])]
-        for row in (*now, *recent):
-            for name in ("raised_ns", "time_ns"):  # more than JavaScript's numbers hold
-                row.pop(name, None)
-        return {"now": now, "recent": recent, "receivers": list(found["receivers"]) if self.principal.may(Action.ADMINISTER) else []}
+        return {
+            "now": [_without_ns({**row, "raised_ms": row["raised_ns"] // _MS}) for row in found["now"] if see(row["topic"])],
+            "recent": [_without_ns({**row, "time_ms": row["time_ns"] // _MS}) for row in found["recent"] if see(row["topic"])],
+            "receivers": list(found["receivers"]) if self.principal.may(Action.ADMINISTER) else [],
+        }
 
-    def _since(self, board: Board, tick: int) -> dict[str, Any]:
-        topics: dict[str, Any] = {}
+    def _since(self, board: Board, tick: int) -> Changes:
+        topics: dict[str, TopicValues] = {}
         for name, row in board.rows(self.principal, self.topic):
-            told = row.since(tick) if row.changed > tick else {}
+            told: TopicValues = {**row.since(tick)} if row.changed > tick else {}
             if row.born > tick:
                 told["may"] = self._may(name)
             if self.channels:
@@ -254,7 +304,7 @@ class BoardView(NamedTuple):
                 topics[name] = told
         return {"now_ms": board.now_ms, "topics": topics}
 
-    def _channel(self, topic: str, name: str, row: Row, tick: int) -> dict[str, Any]:
+    def _channel(self, topic: str, name: str, row: Row, tick: int) -> Values:
         told = row.since(tick)
         if row.born > tick:
             may = self.principal.may
@@ -265,15 +315,16 @@ class BoardView(NamedTuple):
         letters = {"a": Action.MANAGE_TOPIC, "s": Action.READ, "p": Action.PUBLISH}
         return "".join(letter for letter, action in letters.items() if self.principal.may(action, topic))
 
-    def _broker(self, board: Board) -> dict[str, Any]:
+    def _broker(self, board: Board) -> BoardBroker:
         told = {name: value for name, value in board.broker.items() if name != "alarmed_ns"}
         sees_all = self.principal.may(Action.SEE_ALL)
         if not sees_all:
             told = {name: value for name, value in told.items() if name in ("version", "node", "uuid", "start_ms")}
             told["health"] = "OK" if board.broker["health"] == "OK" else "a topic is not well"
-        return told | {"user": self.principal.name, "may": {"admin": self.principal.may(Action.ADMINISTER), "all": sees_all}}
+        told |= {"user": self.principal.name, "may": {"admin": self.principal.may(Action.ADMINISTER), "all": sees_all}}
+        return cast("BoardBroker", told)
 
-    def _gone(self, board: Board, tick: int) -> dict[str, list[Any]]:
+    def _gone(self, board: Board, tick: int) -> Gone:
         topics: list[str] = []
         channels: list[list[str]] = []
         for topic, channel in board.gone_since(tick):

@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -27,6 +27,7 @@ from .....transport.client.core.asking import END
 from .....transport.client.core.redrive import CHANNEL, NOT_COME, POLL_S, READY, Redrive
 from .....transport.errors import E_FORBIDDEN, E_LIMIT, Refused, ZsqError
 from .....transport.names import check_name
+from .....transport.reports import ChannelStats
 from .....transport.settings import ChannelOptions, NewChannelOptions, RetentionSettings
 from ....security.policy import DEAD_LETTER_TOPIC, REDRIVE, Action, Principal, check_dead_letters
 from ..api.broker import SharedStats
@@ -46,6 +47,30 @@ TIMEOUT_S: Final = 20.0
 REASONS_MAX: Final = 20  # that are told
 
 
+class JobPlace(TypedDict):
+    topic: str
+    channel: str | None
+    count: int
+
+
+class JobRow(TypedDict):
+    """A job as pages get it. `places`: where dead letters went, as far as the job's user may see that; `reasons`: why others stayed."""
+
+    id: int
+    kind: str
+    topic: str
+    state: str
+    sent: int
+    left: int
+    total: int | None
+    places: list[JobPlace]
+    reasons: dict[str, int]
+    error: str
+    started_ms: int
+    ended_ms: int
+    by: str
+
+
 class Job:
     """`state`: running, done, stopped, failed."""
 
@@ -63,7 +88,7 @@ class Job:
         self.started_s = time.time()
         self.ended_s = 0.0
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> JobRow:
         plan = self.plan
         reasons = sorted(plan.left.items(), key=lambda one: -one[1])[:REASONS_MAX]
         return {
@@ -91,7 +116,7 @@ class BackgroundJobs:
         self.version = 0
         self.changed: Callable[[], None] = lambda: None
 
-    def rows(self, principal: Principal) -> list[dict[str, Any]]:
+    def rows(self, principal: Principal) -> list[JobRow]:
         return [job.row() for job in reversed(self._jobs) if principal.may(Action.SEE, job.topic)]
 
     def start(self, topic: str, to: str | None, channel: str | None, count: int | None, principal: Principal) -> Job:
@@ -213,7 +238,7 @@ KEYS_MAX: Final = 1_000
 PUBLISHES_MAX: Final = 16  # at the same time: each is a client of the broker
 END_S: Final = 0.1  # for such a client to end, once its publish is answered or given up
 Options = dict[str, Any]
-Do = Callable[[str, str, Options, Principal], Awaitable[Mapping[str, Any]]]
+Do = Callable[[str, str, Options, Principal], Awaitable[Mapping[str, object]]]
 
 
 class Doing:
@@ -282,13 +307,13 @@ class Doing:
 
     # Where it is more than a call
 
-    async def _create_topic(self, topic: str, channel: str, options: Options, principal: Principal) -> Mapping[str, Any]:
+    async def _create_topic(self, topic: str, channel: str, options: Options, principal: Principal) -> Mapping[str, object]:
         retention = options.get("retention") or {}
         if not isinstance(retention, dict):
             raise bad("retention is an object of settings")
         return await self._source.create_topic(topic, options.get("sync") or "always", **_known(retention, RetentionSettings))
 
-    async def _create_channel(self, topic: str, channel: str, options: Options, principal: Principal) -> Mapping[str, Any]:
+    async def _create_channel(self, topic: str, channel: str, options: Options, principal: Principal) -> Mapping[str, object]:
         _check_dead_letters(topic, channel, options, principal)
         settings = _known(options, NewChannelOptions)
         await self._stats.fresh(topic)  # the broker would make the topic
@@ -296,11 +321,11 @@ class Doing:
             settings["start"] = _time_s(settings["start"])
         return await self._source.create_channel(topic, channel, **settings)
 
-    async def _configure_channel(self, topic: str, channel: str, options: Options, principal: Principal) -> Mapping[str, Any]:
+    async def _configure_channel(self, topic: str, channel: str, options: Options, principal: Principal) -> Mapping[str, object]:
         _check_dead_letters(topic, channel, options, principal)
         return await self._source.configure_channel(topic, channel, **_known(options, ChannelOptions))
 
-    async def _seek(self, topic: str, channel: str, options: Options, principal: Principal) -> Mapping[str, Any]:
+    async def _seek(self, topic: str, channel: str, options: Options, principal: Principal) -> Mapping[str, object]:
         to = options.get("to")
         if to is None:
             raise bad('say where to: {"to": OFFSET, "earliest", "latest" or {"time_ms": N}}')
@@ -308,7 +333,7 @@ class Doing:
         forward, clamp = (options.get(name) is True for name in ("forward", "clamp"))
         return await self._source.seek(topic, channel, where, forward=forward, clamp=clamp)
 
-    async def _cancel(self, topic: str, channel: str, options: Options, principal: Principal) -> Mapping[str, Any]:
+    async def _cancel(self, topic: str, channel: str, options: Options, principal: Principal) -> Mapping[str, object]:
         if options.get("all") is True:
             return {"cancelled": await self._source.delayed_cancel_all(topic), "not_found": 0}
         keys = options.get("keys")
@@ -317,7 +342,7 @@ class Doing:
         found = await self._source.delayed_cancel(topic, keys)
         return {"cancelled": sum(found), "not_found": len(found) - sum(found)}
 
-    async def _redrive(self, topic: str, channel: str, options: Options, principal: Principal) -> Mapping[str, Any]:
+    async def _redrive(self, topic: str, channel: str, options: Options, principal: Principal) -> Mapping[str, object]:
         to, only, count = options.get("to"), options.get("channel"), options.get("count")
         if to is not None:
             check_name(to)
@@ -369,10 +394,10 @@ class Doing:
         topic, channel = check_name(parameters.get("topic") or ""), parameters.get("channel") or ""
         action = parameters.get("action") or ""
         row = (await self._stats.fresh(topic))["topics"][0]
-        own: Mapping[str, Any] = {}
+        own: ChannelStats | None = None
         if action.startswith("channel."):
-            own = next((one for one in row["channels"] if one["channel_name"] == channel), {})
-            if not own:
+            own = next((one for one in row["channels"] if one["channel_name"] == channel), None)
+            if own is None:
                 raise api_error("CHANNEL_NOT_FOUND")
         to = await self._offset(topic, parameters) if action == "channel.seek" else None
         keys = number(parameters, "keys", 0, 0, 1 << 53) if parameters.get("keys") else None
@@ -408,7 +433,7 @@ def _check_dead_letters(topic: str, channel: str, options: Options, principal: P
             raise api_error("UNAUTHORIZED") from None
 
 
-def _time_s(given: Mapping[str, Any]) -> float:
+def _time_s(given: Mapping[str, object]) -> float:
     time_ms = given.get("time_ms")
     if given.keys() == {"time_ms"} and isinstance(time_ms, (int, float)) and abs(time_ms) < 1 << 43:
         return float(time_ms) / 1000

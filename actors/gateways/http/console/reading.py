@@ -83,7 +83,7 @@ class ReadHandlers:
             found = {name: history.series(name, "", span, names, points, second) for name, _ in board.rows(principal)}
         return answer(self._times(span, points) | {"channels" if topic else "topics": found})
 
-    def _times(self, span: str, points: int) -> dict[str, Any]:
+    def _times(self, span: str, points: int) -> dict[str, object]:
         step_s = SPANS[span][1]
         late_ms = (self._sampler.second() % step_s) * 1000  # the last ten seconds that are whole ended so long ago
         return {"step_s": step_s * stride(span, points), "end_ms": self._sampler.board.now_ms - late_ms}
@@ -110,8 +110,9 @@ class ReadHandlers:
         row = next((row for row in stats["topics"][0]["channels"] if row["channel_name"] == channel), None)
         if row is None:
             raise ApiError(404, f"E_NOT_FOUND channel {channel!r} of topic {topic!r} does not exist")
-        view = BoardView(principal_of(request), topic, True).whole(board)["topics"].get(topic, {})
-        return answer({"now_ms": board.now_ms, **channel_details(row, view.get("channels", {}).get(channel, {}))})
+        channels = BoardView(principal_of(request), topic, True).whole(board)["topics"].get(topic, {}).get("channels")
+        known = channels.get(channel, {}) if isinstance(channels, dict) else {}
+        return answer({"now_ms": board.now_ms, **channel_details(row, known)})
 
     async def chunks(self, request: Request) -> Response:
         topic = _topic(parameters_of(request))

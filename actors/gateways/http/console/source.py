@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol, Unpack
+from typing import Protocol, Unpack
 
 from .....transport.client.blocking.producer import ReceiptView
 from .....transport.client.core.administration import Side

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from zsq.actors.gateways.http.console import board as module
-from zsq.actors.gateways.http.console.board import Board, BoardView
+from zsq.actors.gateways.http.console.board import Board, BoardView, Gone
 from zsq.actors.security.access import Access
 from zsq.actors.security.policy import EVERYBODY, AccessPolicy, Principal
 from zsq.actors.statistics.overview import CHANNEL_FIELDS, TOPIC_FIELDS
@@ -40,7 +40,7 @@ class Told:
     def tick(self, after_ms: int = 1_000, *, whole: bool = True, **broker: Any) -> int:
         """The tick before."""
         before, self.steady_ms = self.board.tick, self.steady_ms + after_ms
-        found: dict[str, Any] = {"version": 1, "whole": whole, "topics": self.rows if whole else {}, "broker": BROKER | broker}
+        found: Any = {"version": 1, "whole": whole, "topics": self.rows if whole else {}, "broker": BROKER | broker}
         self.board.take(found | {"topic_fields": TOPIC_FIELDS, "channel_fields": CHANNEL_FIELDS}, self.steady_ms + 7, self.steady_ms)
         return before
 
@@ -115,7 +115,7 @@ def test_what_comes_and_goes(told: Told) -> None:
     assert (found["gone"]["topics"], found["topics"]["u"]["messages"]) == (["u"], 5)
     only = BoardView(EVERYBODY, "t", True).changes(told.board, before)
     assert only is not None
-    assert only["gone"] == {"topics": [], "channels": [["t", "d"]]}
+    assert only["gone"] == Gone(topics=[], channels=[["t", "d"]])
 
 
 def test_who_missed_too_much_gets_all_of_it(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +134,7 @@ SOME = Principal("some", AccessPolicy(Access.parse('[users.some]\nsubscribe = ["
 def test_a_view_has_what_its_caller_may_see(told: Told) -> None:
     told.topic("secret")
     told.tick(health="failed topics: secret")
-    whole = BoardView(SOME, channels=True).whole(told.board)
+    whole: Any = BoardView(SOME, channels=True).whole(told.board)
     assert [*whole["topics"]] == ["t"]
     assert (whole["topics"]["t"]["may"], whole["topics"]["t"]["channels"]["c"]["may"]) == ("", "s")
     assert whole["broker"] == {
@@ -145,6 +145,7 @@ def test_a_view_has_what_its_caller_may_see(told: Told) -> None:
     del told.rows["secret"]
     before = told.tick()
     assert told.changes(before, BoardView(SOME)) == {"topics": {}, "broker": BoardView(SOME)._broker(told.board)}
-    rows = [{"topic": topic, "raised_ns": 7_000_000, "time_ns": 8_000_000} for topic in ("t", "secret")]
-    alarms = BoardView(SOME).alarms({"now": rows, "recent": rows, "receivers": [{"name": "mail"}]})
+    rows: Any = [{"topic": topic, "raised_ns": 7_000_000, "time_ns": 8_000_000} for topic in ("t", "secret")]
+    receivers: Any = [{"name": "mail"}]
+    alarms = BoardView(SOME).alarms({"now": rows, "recent": rows, "receivers": receivers})
     assert alarms == {"now": [{"topic": "t", "raised_ms": 7}], "recent": [{"topic": "t", "time_ms": 8}], "receivers": []}

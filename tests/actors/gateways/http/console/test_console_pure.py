@@ -68,17 +68,18 @@ def test_bodies_of_one_answer_have_a_bound_together() -> None:
 
 # Losses
 
-CHANNEL: dict[str, Any] = {
+CHANNEL: Any = {
     "channel_name": "c", "depth": 30, "in_flight_count": 4, "deferred_count": 2, "dying_count": 0, "client_count": 1, "health": "OK",
     "next_offset": 75, "paused": False,
 }  # fmt: skip
-TOPIC: dict[str, Any] = {
+TOPIC: Any = {
     "channels": [CHANNEL], "depth": 0, "delayed_count": 7, "stages": 0, "head": 100, "start": 20, "log_bytes": 5_000, "closed": "",
 }  # fmt: skip
 
 
-def ask(action: str, channel: dict[str, Any] | None = None, to: int | None = None, keys: int | None = None, **topic: Any) -> Any:
-    return preview(action, ActionRequest({**TOPIC, **topic}, channel or {}, to, keys))
+def ask(action: str, channel: Any = None, to: int | None = None, keys: int | None = None, **topic: Any) -> Any:
+    row: Any = {**TOPIC, **topic}
+    return preview(action, ActionRequest(row, channel, to, keys))
 
 
 def counts(found: Any) -> dict[str, int]:
@@ -136,19 +137,18 @@ def test_what_loses_nothing_says_so_too() -> None:
 def test_details_are_as_pages_take_them() -> None:
     assert latency(None) == {"count": 0, "p50_ms": None, "p90_ms": None, "p95_ms": None, "p99_ms": None, "max_ms": None}
     percentiles = [{"quantile": quantile, "value": 1_500_000} for quantile in (0.5, 0.9, 0.95, 0.99, 1.0)]
-    row = {
+    row: Any = {
         **CHANNEL, "rates": {}, "drain_s": None, "e2e_processing_latency": {"count": 3, "percentiles": percentiles},
         "clients": [{"client_id": "a b:1", "remote_address": "b:1", "rates": {"finish_count": 2.0}, "connect_ts": 7, "ready_count": 5}],
     }  # fmt: skip
-    found = channel_details(row, {"depth": 30})
+    found: Any = channel_details(row, {"depth": 30})
     assert found["channel"]["latency"]["max_ms"] == 1.5
     assert found["channel"]["counters"] == {"in_flight_count": 4, "deferred_count": 2, "dying_count": 0}
     client = found["clients"][0]
     assert (client["name"], client["nsq"], client["connected_ms"], client["out"], client["ready"]) == ("a b:1", True, 7_000, 2.0, 5)
     chunk = {"first_offset": 0, "first_time_ns": None, "last_time_ns": 9_000_000, "bytes": 3}
-    assert chunk_rows({"chunks": (chunk,), "total": {"chunks": 1}, "older": {"chunks": 0}})["chunks"] == [
-        {"first_offset": 0, "bytes": 3, "first_time_ms": None, "last_time_ms": 9}
-    ]
+    chunks: Any = {"chunks": (chunk,), "total": {"chunks": 1}, "older": {"chunks": 0}}
+    assert chunk_rows(chunks)["chunks"] == [{"first_offset": 0, "bytes": 3, "first_time_ms": None, "last_time_ms": 9}]
 
 
 # Files
