@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypedDict
 
 from ..actors.statistics.schema import Level, rows_of
-from ..transport.reports import OverviewAnswer, OverviewBroker, OverviewRow, ProcessStats
+from ..transport.reports import ProcessStats
+from ..transport.wire.answers import BrokerSummary, OverviewAnswer, OverviewRow
 
 VIEWS: Final = ("channels", "topics", "processes")
 FILTER_MAX: Final = 64
@@ -115,7 +116,7 @@ class Picture:
 
     def __init__(self) -> None:
         self.version = 0
-        self.broker: OverviewBroker  # from the first overview on
+        self.broker: BrokerSummary  # from the first overview on
         self._topics: dict[str, tuple[OverviewRow, Mapping[str, OverviewRow]]] = {}
         self._processes: Sequence[ProcessStats] = ()
         self._topic_fields: Sequence[str] = ()

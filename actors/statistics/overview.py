@@ -66,7 +66,7 @@ class Overview:
         self._whole = self._version  # since which version the same topics and channels are there
         self._refreshed_ns = 0
 
-    def answer(self, asked: Mapping[str, object]) -> answers.Overview:
+    def answer(self, asked: Mapping[str, object]) -> answers.OverviewAnswer:
         """`since`: the version that the asker has. `processes`, `alarms`: whether these are wanted too."""
         since = asked.get("since", 0)
         unknown = asked.keys() - {"since", "processes", "alarms"}
@@ -79,7 +79,7 @@ class Overview:
             channels = {channel: one.row for channel, one in self._channels[name].items() if whole or one.version > since}
             if whole or channels or known.version > since:
                 topics[name] = (known.row if whole or known.version > since else (), channels)
-        found: answers.Overview = {"version": self._version, "whole": whole, "topics": topics, "broker": self._broker()}
+        found: answers.OverviewAnswer = {"version": self._version, "whole": whole, "topics": topics, "broker": self._broker()}
         if whole:
             found["topic_fields"], found["channel_fields"] = TOPIC_FIELDS, CHANNEL_FIELDS
         if asked.get("processes"):

@@ -37,7 +37,7 @@ GIVEN: Final = {"Receipt", "Batch", "Message"}  # nobody calls these by name
 RECORDS: Final = (NewChannelOptions, RetentionSettings, Fetched, Measured, Peek, Peeked, StoredMessage)
 ANSWERS: Final = (
     answers.Made, answers.TopicConfigured, answers.ChannelConfigured, answers.Closed, answers.Moved, answers.Nothing, answers.DelayedRow,
-    answers.DelayedCount, answers.Overview, answers.BrokerSummary, answers.ProcessRow, answers.Alarms, answers.AuditEntry, answers.Chunks,
+    answers.DelayedCount, answers.OverviewAnswer, answers.BrokerSummary, answers.OverviewAlarms, answers.AuditEntry, answers.Chunks,
     answers.ChunkRow, answers.ChunkSum, answers.Committed, answers.Aborted,
 )  # fmt: skip
 FIELDS: Final = ("member_descriptor", "_tuplegetter")  # slots; what they hold is told by the class

@@ -118,7 +118,7 @@ class BrokerSummary(TypedDict):
     restarts: int
 
 
-class Alarms(TypedDict):
+class OverviewAlarms(TypedDict):
     """Alarms that hold now, their newest changes, and who is told."""
 
     now: Sequence[RaisedAlarm]
@@ -130,7 +130,7 @@ OverviewRow = tuple[Any, ...]
 """Numbers and texts; `topic_fields` and `channel_fields` say which is which."""
 
 
-class Overview(TypedDict):
+class OverviewAnswer(TypedDict):
     """All topics, each with its channels, by name; `whole`: not only those that changed, and with the fields' names."""
 
     version: int
@@ -140,7 +140,7 @@ class Overview(TypedDict):
     topic_fields: NotRequired[Sequence[str]]
     channel_fields: NotRequired[Sequence[str]]
     processes: NotRequired[Sequence[ProcessStats]]
-    alarms: NotRequired[Alarms]
+    alarms: NotRequired[OverviewAlarms]
 
 
 _From = TypedDict("_From", {"from": str}, total=False)  # a name that a class cannot have

@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from typing import Any, Final, TypedDict
+from typing import Final, TypedDict
 
 import click
 
 from ....actors.runtime.logs import escaped
-from ....transport.reports import AlarmEvent, AlarmReceiver, AlarmRow
+from ....transport.reports import AlarmEvent, AlarmReceiver, RaisedAlarm
 from ....transport.wire.answers import AuditEntry
 from ..options import with_broker
 from ..output import json_lines_option, json_option, say, tell, tell_line
@@ -22,7 +22,7 @@ RECENT_SHOWN: Final = 20
 
 
 class ShownAlarms(TypedDict):
-    raised: Sequence[AlarmRow]
+    raised: Sequence[RaisedAlarm]
     recent: Sequence[AlarmEvent]
     receivers: Sequence[AlarmReceiver]
 
@@ -62,7 +62,7 @@ def describe_alarms(found: ShownAlarms) -> str:
     return "\n".join(lines)
 
 
-def _figure(row: AlarmRow) -> str:
+def _figure(row: RaisedAlarm) -> str:
     if "text" in row:  # of the broker, and not of a channel: the disk is full
         return row["text"]
     where = f"{row['topic']}/{row['channel']}"

@@ -10,7 +10,8 @@ import click
 
 from ....actors.statistics.schema import Level, rows_of
 from ....storage.errors import REFUSED_TEXT
-from ....transport.reports import BrokerStats, ChannelStats, Chunks, ConsumerStats, ProcessStats, TopicStats
+from ....transport.reports import BrokerStats, ChannelStats, ConsumerStats, ProcessStats, TopicStats
+from ....transport.wire.answers import Chunks
 from ..options import with_broker
 from ..output import FILE_COLUMNS, TEXT_MAX, Grid, Heading, json_option, say, tell, wide_console
 

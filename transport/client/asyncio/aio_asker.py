@@ -27,7 +27,7 @@ from ...wire.answers import (
     Made,
     Moved,
     Nothing,
-    Overview,
+    OverviewAnswer,
     TopicConfigured,
 )
 from ..blocking.client import AdminBase, AskerBase, ReaderBase
@@ -256,7 +256,7 @@ class Admin(AdminBase, Asker):
     async def stats(self, topic: str | None = None, channel: str | None = None) -> BrokerStats:
         return cast("BrokerStats", await self._carry_out(administration.stats(topic, channel)))
 
-    async def overview(self, since: int = 0, *, processes: bool = False, alarms: bool = False) -> Overview:
+    async def overview(self, since: int = 0, *, processes: bool = False, alarms: bool = False) -> OverviewAnswer:
         return await self._carry_out(administration.overview(since, processes, alarms))
 
     async def audit(self, count: int = 100, topic: str = "") -> list[AuditEntry]:

@@ -24,7 +24,7 @@ from ...wire.answers import (
     Made,
     Moved,
     Nothing,
-    Overview,
+    OverviewAnswer,
     TopicConfigured,
 )
 from ...wire.credentials import KeyFile
@@ -269,7 +269,7 @@ class Admin(AdminBase, Asker):
         """Statistics of everything, of one topic or of one channel, freshly asked."""
         return self._carry_out(administration.stats(topic, channel))
 
-    def overview(self, since: int = 0, *, processes: bool = False, alarms: bool = False) -> Overview:
+    def overview(self, since: int = 0, *, processes: bool = False, alarms: bool = False) -> OverviewAnswer:
         """All topics and channels as they last said themselves, a second ago or ten where nothing happens: nobody is asked, so it is cheap.
 
         {"version", "whole", "topics": {name: (row, {channel: row})}, "broker"}; which number is which say `topic_fields` and

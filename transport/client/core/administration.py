@@ -18,7 +18,7 @@ from ...wire.answers import (
     Made,
     Moved,
     Nothing,
-    Overview,
+    OverviewAnswer,
     TopicConfigured,
 )
 from ...wire.protocol import Manage, Stats
@@ -127,7 +127,7 @@ def stats(topic: str | None, channel: str | None) -> Asking[dict[str, Any]]:
     return ask(Question(lambda number: Stats(number, *names)))
 
 
-def overview(since: int, processes: bool, alarms: bool) -> Asking[Overview]:
+def overview(since: int, processes: bool, alarms: bool) -> Asking[OverviewAnswer]:
     options = {"since": since, "processes": processes, "alarms": alarms}
     return ask(Question(lambda number: Manage(number, "overview", "", "", options)))
 

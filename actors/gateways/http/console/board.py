@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple, NotRequired, TypedDict, cast
 
 from .....transport.reports import AlarmReceiver
-from .....transport.wire.answers import Alarms, Overview, OverviewRow
+from .....transport.wire.answers import OverviewAlarms, OverviewAnswer, OverviewRow
 from ....security.policy import Action, Principal
 
 _MS: Final = 1_000_000
@@ -175,7 +175,7 @@ class Board:
         self._moving: set[Row] = set()
         self._gone: deque[tuple[int, str, str]] = deque(maxlen=GONE_KEPT)
 
-    def take(self, found: Overview, now_ms: int, steady_ms: int) -> list[tuple[str, str, Row]]:
+    def take(self, found: OverviewAnswer, now_ms: int, steady_ms: int) -> list[tuple[str, str, Row]]:
         """An overview, and the time, by two clocks. Returns what is new: (topic, channel or "", its row)."""
         self.tick += 1
         self.version, self.now_ms = found["version"], now_ms
@@ -281,7 +281,7 @@ class BoardView(NamedTuple):
             found["gone"] = gone
         return found if found.keys() - {"now_ms", "topics"} or found["topics"] else None
 
-    def alarms(self, found: Alarms) -> ShownAlarms:
+    def alarms(self, found: OverviewAlarms) -> ShownAlarms:
         """`found` as the overview has it: now, recent, receivers."""
         see = partial(self.principal.may, Action.SEE)
         return {

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import Final, Protocol
 
 from .....transport.errors import E_CLOSING, E_TIMEOUT, Refused, ZsqError
-from .....transport.wire.answers import Alarms, Overview
+from .....transport.wire.answers import OverviewAlarms, OverviewAnswer
 from .board import Board
 from .history import History
 
@@ -31,7 +31,7 @@ PATIENCE_S: Final = 10.0
 
 
 class Glancing(Protocol):
-    async def overview(self, since: int = 0, *, processes: bool = False, alarms: bool = False) -> Overview: ...
+    async def overview(self, since: int = 0, *, processes: bool = False, alarms: bool = False) -> OverviewAnswer: ...
 
 
 class Sampler:
@@ -41,7 +41,7 @@ class Sampler:
         self._broker = broker
         self.board = Board()
         self.history = History()
-        self.alarms: Alarms = {"now": (), "recent": (), "receivers": ()}
+        self.alarms: OverviewAlarms = {"now": (), "recent": (), "receivers": ()}
         self.alarms_tick = 0
         self._watchers = 0
         self._watched_each_s = WATCHED_S

@@ -23,7 +23,7 @@ from .....transport.wire.answers import (
     Made,
     Moved,
     Nothing,
-    Overview,
+    OverviewAnswer,
     TopicConfigured,
 )
 from .....transport.wire.codec import HeaderValue
@@ -32,7 +32,7 @@ from .....transport.wire.codec import HeaderValue
 class Source(Protocol):
     """Each raises ZsqError."""
 
-    async def overview(self, since: int = 0, *, processes: bool = False, alarms: bool = False) -> Overview: ...
+    async def overview(self, since: int = 0, *, processes: bool = False, alarms: bool = False) -> OverviewAnswer: ...
 
     async def audit(self, count: int = 100) -> list[AuditEntry]: ...
 

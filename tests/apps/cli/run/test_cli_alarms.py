@@ -16,7 +16,7 @@ from zsq.apps.cli.run.broker_options import given_alarms, secret
 from zsq.apps.cli.run.option_table import ROWS, TOKEN, GivenOptions, key
 from zsq.apps.cli.run.serve import serve
 from zsq.transport.errors import UsageError
-from zsq.transport.reports import AlarmRow
+from zsq.transport.reports import RaisedAlarm
 
 
 def given(environment: dict[str, str] | None = None, **options: Any) -> AlarmOptions:
@@ -151,7 +151,7 @@ def test_what_is_shown() -> None:
 
 
 def test_a_full_disk_is_shown_as_it_says_itself() -> None:
-    row: AlarmRow = {
+    row: RaisedAlarm = {
         "topic": "",
         "channel": "",
         "figure": "free_bytes",
