@@ -70,7 +70,10 @@ def advice() -> str:
 
 
 class ZsqError(Exception):
-    """The root of all errors that ZSQ raises on purpose; `code` is stable, the text is for people."""
+    """The base class of all errors that ZSQ raises on purpose.
+
+    `code` is stable, and the text is for people.
+    """
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(f"{code} {text}")
@@ -82,31 +85,38 @@ class ZsqError(Exception):
 
 
 class UsageError(ZsqError):
-    """The call is wrong as it stands: a bad name, a limit passed, an unknown command."""
+    """The call is wrong: a bad name, a limit exceeded, or an unknown command."""
 
 
 class NotFound(ZsqError):
-    """The topic, channel or offset that was named does not exist."""
+    """The named topic, channel, or offset does not exist."""
 
 
 class Refused(ZsqError):
-    """The broker will not do it now; the text says why, and what would change that."""
+    """The broker refuses the request now. The text says why, and what would change that."""
 
 
 class LeaseLost(ZsqError):
-    """The lease of this message ended before the answer came; somebody else may hold it now."""
+    """The lease of this message ended before the answer came.
+
+    Another consumer may hold the message now.
+    """
 
 
 class CorruptBlock(ZsqError):
-    """Bytes whose checksum does not agree; they were not used."""
+    """The checksum of these bytes does not match. They were not used."""
 
 
 class BrokerUnreachable(ZsqError):
-    """No broker answered within the time-out; whether the request took effect is not known."""
+    """No broker answered within the timeout. It is not known whether the request took effect."""
 
 
 class DataLoss(ZsqError):
-    """Messages that were asked for are not there any more (retention, damage, a topic made again); the text names the offsets."""
+    """The requested messages no longer exist (retention, damage, or a topic that was created
+    again).
+
+    The text names the offsets.
+    """
 
 
 _CLASS_OF: Final[dict[str, type[ZsqError]]] = {

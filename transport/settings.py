@@ -203,7 +203,10 @@ class ChannelSettings:
 
 
 class ChannelOptions(TypedDict, total=False):
-    """Settings of a channel; None takes one back to its default. [channels.md](channels.md#settings) says what each one means."""
+    """Settings of a channel.
+
+    None resets one to its default. [channels.md](channels.md#settings) describes each of them.
+    """
 
     tags: str | None
     ordered: bool | None
@@ -218,9 +221,11 @@ class ChannelOptions(TypedDict, total=False):
 
 
 class NewChannelOptions(ChannelOptions, total=False):
-    """`start`: where a channel begins that is made now: "earliest", "latest", an offset, a time (datetime, or seconds since 1970 as float).
+    """The settings of a new channel, and `start`: the place where it begins.
 
-    Default: the first channel of a topic gets all that waits there, a later one what comes after it.
+    `start`: "earliest", "latest", an offset, or a time (datetime, or seconds since 1970 as float).
+    By default the first channel of a topic gets all waiting messages, and a later one gets the
+    messages that are published after its creation.
     """
 
     start: str | int | float | datetime | None
@@ -282,11 +287,14 @@ class Retention:
 
 
 class RetentionSettings(TypedDict, total=False):
-    """How long a topic keeps what; -1: no such bound, None: what the broker was started with. A chunk (a log file) is the unit.
+    """How long a topic keeps messages. -1: no limit. None: the value that the broker was started
+    with.
 
-    `keep_*` bounds what every channel has finished: it goes when any of them is passed (by default beyond 1 GiB). `max_*` bounds what is
-    unfinished: beyond `max_bytes` publishes are refused (E_TOPIC_FULL) with `when_full` "reject", the default; with "drop-oldest" the
-    oldest chunks go although unfinished, also those older than `max_s` seconds.
+    The unit is a chunk (a log file). `keep_*` limits the messages that every channel has finished.
+    They are removed when any of these limits is exceeded (by default 1 GiB). `max_*` limits
+    unfinished messages. With `when_full` "reject", the default, publishes beyond `max_bytes` are
+    refused (E_TOPIC_FULL). With "drop-oldest", the oldest chunks are removed although they are
+    unfinished, also those older than `max_s` seconds.
     """
 
     keep_bytes: int | None

@@ -238,9 +238,13 @@ NAME_CHARS_MAX: Final = 200  # file names have at most 255 bytes
 
 
 class DiskQueue:
-    """Opens what is there, or begins at file 0. The folder must exist: `ForeignDirectory` if not. `Locked`, `StoreFailed`.
+    """A queue of byte strings in a folder, in the format of NSQ's disk queue.
 
-    `max_bytes_per_file`: a new file begins before a record would pass this. Sizes are those of messages, without the length field.
+    The constructor opens an existing queue, or begins a new one at file 0. The folder must exist:
+    otherwise it raises `ForeignDirectory`. It can also raise `Locked` and `StoreFailed`.
+
+    `max_bytes_per_file`: a new file begins before a record would exceed this size. Sizes are those
+    of messages, without the length field.
     """
 
     def __init__(
@@ -281,11 +285,17 @@ class DiskQueue:
     # Writing
 
     def put(self, message: bytes) -> None:
-        """Append; see the top of the file for when it is on disk. `UsageError` for its size, `DiskFull`: nothing was stored."""
+        """Append a message. With `sync_every=1` it is on disk when this returns.
+
+        Raises `UsageError` if the size is not allowed, and `DiskFull` if nothing was stored.
+        """
         self.put_many((message,))
 
     def put_many(self, messages: Iterable[bytes]) -> int:
-        """Several with one sync at their end; returns how many. `DiskFull` says how many, the first ones, were stored all the same."""
+        """Append several messages with one sync at the end, and return their number.
+
+        `DiskFull` says how many messages, the first ones, were stored nevertheless.
+        """
         messages = list(messages)
         for message in messages:
             self._place.check_size(message)
@@ -344,8 +354,12 @@ class DiskQueue:
     # Reading
 
     def get(self, timeout: float = 0.0) -> bytes | None:
-        """The oldest message, which is then no longer in the queue; None if there is none, also not after `timeout` seconds.
-        `Unreadable`: the system does not let it be read now (too many open files); nothing is lost, and it is there the next time."""
+        """Remove the oldest message and return it. Returns None if there is none within `timeout`
+        seconds.
+
+        Raises `Unreadable` if the operating system cannot read it now (too many open files).
+        Nothing is lost then, and the next call tries again.
+        """
         with self._lock:
             message = self._wait(timeout)
             if message is None:
@@ -364,7 +378,9 @@ class DiskQueue:
             return message
 
     def peek(self, timeout: float = 0.0) -> bytes | None:
-        """The oldest message, which stays; None if there is none."""
+        """Return the oldest message without removing it, or None if there is none within `timeout`
+        seconds.
+        """
         with self._lock:
             return self._wait(timeout)
 
@@ -437,7 +453,7 @@ class DiskQueue:
             yield message
 
     def depth(self) -> int:
-        """How many messages are in the queue."""
+        """Return the number of messages in the queue."""
         with self._lock:
             return self._meta.depth
 
@@ -450,7 +466,7 @@ class DiskQueue:
     # Committing
 
     def sync(self) -> None:
-        """All that was put and got so far is on disk when this returns."""
+        """Sync all puts and gets so far to disk."""
         with self._lock:
             self._check()
             self._commit(self._meta)
@@ -496,7 +512,10 @@ class DiskQueue:
     # Ends
 
     def empty(self) -> None:
-        """Remove all messages; on disk when it returns. Writing goes on in the next file, as in NSQ."""
+        """Remove all messages.
+
+        This is on disk when it returns. Writing continues in the next file, as in NSQ.
+        """
         with self._lock:
             self._check()
             self._empty()
@@ -513,7 +532,7 @@ class DiskQueue:
                     self._remove_read(number)
 
     def delete(self) -> None:
-        """Remove the queue with its files, and close it. What was set aside as `.bad` stays."""
+        """Remove the queue with its files, and close it. Files that were renamed to `.bad` stay."""
         with self._lock:
             self._check()
             self._empty()
@@ -528,7 +547,11 @@ class DiskQueue:
                 self._release("the queue was deleted")
 
     def close(self) -> None:
-        """Sync and close. Errors come out, but it is closed. Closing twice does nothing, nor does it in a process forked from the owner."""
+        """Sync and close the queue.
+
+        If an error is raised, the queue is closed nevertheless. Closing it again does nothing. It
+        also does nothing in a process that was forked from the owner.
+        """
         if not self._lock.owned:
             return
         with self._lock:

@@ -43,9 +43,11 @@ ANSWERS: Final = (
 FIELDS: Final = ("member_descriptor", "_tuplegetter")  # slots; what they hold is told by the class
 HEAD: Final = """# API reference
 
-Drawn from the docstrings of `zsq` {version}; a test keeps it current. What is here is public, all else may change. All of it is typed.
-Times are in seconds unless a name ends in another unit. `zsq.aio` has the same names for asyncio: what asks the broker is awaited there.
-Guides: [tutorial.md](tutorial.md), [channels.md](channels.md), [spark.md](spark.md).
+This page is generated from the docstrings of `zsq` {version}, and a test keeps it current. Everything
+on this page is public. Everything else may change. All of it has type annotations. Times are in
+seconds unless a name ends in another unit. `zsq.aio` has the same names for asyncio: there, calls
+that ask the broker are awaited. The guides are [tutorial.md](tutorial.md),
+[channels.md](channels.md), and [spark.md](spark.md).
 """
 
 
@@ -70,7 +72,9 @@ def _class(name: str, kind: type) -> str:
     if not issubclass(kind, Exception) and name not in GIVEN:
         lines += [f"    {name}{_signature(kind)}", ""]
     lines += [_text(kind), ""]
-    for member, value, doc in _members(kind):
+    members = list(_members(kind))
+    lines += ["**Methods and attributes**", ""] if members else []
+    for member, value, doc in members:
         if isinstance(value, property | cached_property) or not callable(value):
             lines += [f"- **`{member}`**: {_flat(doc)}"]
         else:

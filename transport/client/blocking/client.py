@@ -117,7 +117,7 @@ class Asker(AskerBase):
         return self._made
 
     def close(self, timeout: float | None = None) -> None:
-        """End; nothing is in progress."""
+        """Close the connection to the broker."""
         self._closed = True
         drive, self._made = self._made, None
         if drive is None:
@@ -165,171 +165,255 @@ class ReaderBase(AskerBase):
 
 
 class Admin(AdminBase, Asker):
-    """Topics and channels by command. `timeout` in seconds, for each call; `key_file`: see `Producer`.
+    """Manage topics and channels.
 
-    A call whose link is lost raises `BrokerUnreachable`: whether it took effect is then not known.
+    `timeout`: the seconds for each call. `url`, `key_file`: see `Producer`. If the link is lost
+    during a call, the call raises `BrokerUnreachable`. It is then not known whether the call took
+    effect.
     """
 
     def create_topic(self, name: str, sync: str = "always", **retention: Unpack[RetentionSettings]) -> Made:
-        """`sync`: always, interval or never. {"existed": True} if it was there; then nothing was changed."""
+        """Create a topic. Returns {"existed": True} if it existed; then nothing was changed.
+
+        `sync`: always, interval, or never.
+        """
         return self._carry_out(administration.create_topic(name, sync, retention))
 
     def configure_topic(self, name: str, **retention: Unpack[RetentionSettings]) -> TopicConfigured:
-        """How long it keeps what, see `RetentionSettings`. {"retention": all that holds now}. Durable and in effect when it returns."""
+        """Change how long a topic keeps messages, see `RetentionSettings`.
+
+        Returns {"retention": all settings in effect}. The change is durable and in effect when this
+        returns.
+        """
         return self._carry_out(administration.configure_topic(name, retention))
 
     def create_channel(self, topic: str, channel: str, **settings: Unpack[NewChannelOptions]) -> Made:
-        """{"existed": True} if it was there; then nothing was changed. `UsageError` where it is there with another order, or other tags."""
+        """Create a channel. Returns {"existed": True} if it existed; then nothing was changed.
+
+        Raises `UsageError` if it exists with another `ordered` or other `tags`.
+        """
         return self._carry_out(administration.create_channel(topic, channel, settings))
 
     def configure_channel(self, topic: str, channel: str, **settings: Unpack[ChannelOptions]) -> ChannelConfigured:
-        """Change settings, see `ChannelOptions`. {"settings": all that hold now}. Durable and in effect when it returns."""
+        """Change the settings of a channel, see `ChannelOptions`.
+
+        Returns {"settings": all settings in effect}. The change is durable and in effect when this
+        returns.
+        """
         return self._carry_out(administration.configure_channel(topic, channel, settings))
 
     def delete_topic(self, name: str, force: bool = False) -> Nothing:
-        """Refused with E_NOT_EMPTY while messages are unfinished, unless forced."""
+        """Delete a topic. Refused with E_NOT_EMPTY while it has unfinished messages, unless forced."""
         return self._carry_out(administration.delete(name, None, force))
 
     def close_topic(self, name: str, to: Side = "publishers") -> Closed:
-        """To publishers: they are refused with E_CLOSED, consumers drain it; to consumers: to both, and those that are there see the
-        same error. {"closed": "publishers" or "consumers"}. Durable, and in effect everywhere, when it returns."""
+        """Close a topic to publishers, or to publishers and consumers.
+
+        `to="publishers"`: publishers are refused with E_CLOSED, and consumers can finish the
+        messages that are left. `to="consumers"`: both are refused, and connected consumers get the
+        same error. Returns {"closed": "publishers" or "consumers"}. The change is durable, and in
+        effect everywhere, when this returns.
+        """
         return self._carry_out(administration.close_topic(name, to))
 
     def open_topic(self, name: str, to: Side = "publishers") -> Closed:
-        """To publishers: to all; to consumers: to these only, to go on draining it. {"closed": "" or "publishers"}."""
+        """Open a closed topic.
+
+        `to="publishers"`: open it to everyone. `to="consumers"`: open it only to consumers, so that
+        they can finish the messages that are left. Returns {"closed": "" or "publishers"}.
+        """
         return self._carry_out(administration.open_topic(name, to))
 
     def delete_channel(self, topic: str, channel: str, force: bool = False) -> Nothing:
-        """Refused with E_NOT_EMPTY while messages are unfinished, unless forced."""
+        """Delete a channel.
+
+        Refused with E_NOT_EMPTY while it has unfinished messages, unless forced.
+        """
         return self._carry_out(administration.delete(topic, channel, force))
 
     def pause(self, topic: str, channel: str | None = None) -> Nothing:
-        """A paused topic shows its channels nothing new; a paused channel delivers nothing."""
+        """Pause a topic or a channel.
+
+        A paused topic shows its channels no new messages. A paused channel delivers nothing.
+        """
         return self._carry_out(administration.pause(topic, channel))
 
     def unpause(self, topic: str, channel: str | None = None) -> Nothing:
-        """Let it go on where it was paused."""
+        """Continue a paused topic or channel where it was paused."""
         return self._carry_out(administration.unpause(topic, channel))
 
     def empty(self, topic: str, channel: str | None = None) -> Nothing:
-        """Clear what waits: of a topic, what waits for its first channel or behind its pause; of a channel, its backlog."""
+        """Clear the waiting messages.
+
+        For a topic, these are the messages that wait for its first channel, or for it to be
+        unpaused. For a channel, it is the backlog.
+        """
         return self._carry_out(administration.empty(topic, channel))
 
     def seek(self, topic: str, channel: str, where: Place, forward: bool = False, clamp: bool = False) -> Moved:
-        """The channel goes on from there (at least the oldest kept): back, to read again, or forward, to leave out.
+        """Move a channel: back, to read messages again, or forward, to leave messages out.
 
-        `where`: an offset, "earliest", "latest", or a time (datetime, or seconds since 1970 as float): the first message stored then or
-        later. What the channel holds and what is not finished behind it is cleared. With `forward` it never goes back. An offset beyond the
-        topic's end, or a time in the future, raises `UsageError`; with `clamp` it means the end. {"offset": where it is}. Durable when it
-        returns.
+        `where`: an offset, "earliest", "latest", or a time (datetime, or seconds since 1970 as
+        float), which means the first message stored then or later. A place before the oldest kept
+        message means that message. Messages that the channel holds, and everything unfinished
+        behind the new place, are cleared. With `forward` the channel never moves back. An offset
+        beyond the topic's end, or a time in the future, raises `UsageError`. With `clamp` it means
+        the end. Returns {"offset": the new place}. The move is durable when this returns.
         """
         return self._carry_out(administration.seek(topic, channel, where, forward, clamp))
 
     def redrive_to(self, dead_topic: str, to: str, channel: str | None, origin: tuple[str, str, str], chosen: bool = False) -> Nothing:
-        """Ask whether dead letters of `dead_topic` may be published to topic `to` (for `channel`, None: for all), as `zsq redrive` does.
+        """Ask whether dead letters of `dead_topic` may be published to topic `to`, as `zsq redrive`
+        does.
 
-        `origin`: topic, its uuid, and channel, as the letters' headers say. E_FORBIDDEN unless dead letters of that channel go to
-        `dead_topic`; with `chosen` a person named `to`, and the headers decide nothing. Noted in the audit log.
+        `channel`: the only channel that gets them, or None for all channels. `origin`: topic, its
+        uuid, and channel, as the letters' headers say. Raises E_FORBIDDEN unless dead letters of
+        that channel go to `dead_topic`. With `chosen`, a person has named `to`, and the headers do
+        not matter. The call is recorded in the audit log.
         """
         return self._carry_out(administration.redrive_to(dead_topic, to, channel, origin, chosen))
 
     def peek(self, topic: str, channel: str | None = None, count: int = PEEK_COUNT) -> Peek:
-        """Look without taking part; nothing is finished. `count`: at most so many messages of each state, up to 1,000.
+        """Look at messages without taking part. Nothing is delivered or finished.
 
-        Of a channel: what it would hand out next, and what is in flight with whom, requeued, deferred. Of a topic: its newest.
+        `count`: the largest number of messages of each state, up to 1,000. For a channel, this
+        shows the messages that it would deliver next, and the messages in flight (with their
+        consumer), requeued, and deferred. For a topic, it shows the newest messages.
         """
         with Reader(topic, url=self._address.url, timeout=self._timeout, key_file=self._address.credentials) as reader:
             held = self._carry_out(peeking.place_of(topic, channel, count))
             return reader._carry_out(peeking.look(topic, channel, held, count))
 
     def delayed_list(self, topic: str, after: str = "", limit: int = 1_000) -> list[DelayedRow]:
-        """Delayed messages that wait, the one due next first: key, due_ns, size, body (its first 200 bytes), tag, message_key.
+        """Return the delayed messages that wait, the next due one first.
 
-        At most `limit` (1,000); for more, ask with `after` the last one's key.
+        Each has key, due_ns, size, body (its first 200 bytes), tag, and message_key. At most
+        `limit` (1,000) are returned. To get more, ask again with `after` set to the last key.
         """
         return self._carry_out(administration.delayed_list(topic, after, limit))
 
     def delayed_count(self, topic: str) -> DelayedCount:
-        """What waits: messages, bytes, next_due_ns (0: nothing); and lost: what damage has cost."""
+        """Return the number of delayed messages that wait.
+
+        The fields are messages, bytes, next_due_ns (0: nothing waits), and lost: the messages lost
+        to damage.
+        """
         return self._carry_out(administration.delayed_count(topic))
 
     def delayed_cancel(self, topic: str, keys: Sequence[str]) -> list[bool]:
-        """Take delayed messages out by their keys (1,000 at most), durable when it returns. False: it does not wait (any more)."""
+        """Cancel delayed messages by their keys (1,000 at most).
+
+        The result has one value for each key. False means that the message does not wait, or no
+        longer waits. The cancellation is durable when this returns.
+        """
         return self._carry_out(administration.delayed_cancel(topic, keys))
 
     def delayed_cancel_all(self, topic: str) -> int:
-        """Take out all that wait; how many that were. In several steps, so that others get their turn: what comes meanwhile may stay."""
+        """Cancel all delayed messages that wait, and return their number.
+
+        This happens in several steps, so that other requests are not delayed. Messages that arrive
+        in the meantime may stay.
+        """
         return self._carry_out(administration.delayed_cancel_all(topic))
 
     def topics(self) -> dict[str, list[str]]:
-        """Which topics there are, each with its channels, by name. Nobody is asked for it but the supervisor."""
+        """Return the names of all topics, each with the names of its channels.
+
+        Only the supervisor is asked.
+        """
         return self._carry_out(administration.topics())
 
     def stats(self, topic: str | None = None, channel: str | None = None) -> dict[str, Any]:
-        """Statistics of everything, of one topic or of one channel, freshly asked."""
+        """Return current statistics of everything, of one topic, or of one channel."""
         return self._carry_out(administration.stats(topic, channel))
 
     def overview(self, since: int = 0, *, processes: bool = False, alarms: bool = False) -> OverviewAnswer:
-        """All topics and channels as they last said themselves, a second ago or ten where nothing happens: nobody is asked, so it is cheap.
+        """Return all topics and channels as they last reported.
 
-        {"version", "whole", "topics": {name: (row, {channel: row})}, "broker"}; which number is which say `topic_fields` and
-        `channel_fields`, there where it is the `whole`. With `since` a version: rows that changed after it; () for a topic that did not.
+        The values are about a second old, or up to ten seconds where nothing happens. No process is
+        asked for them, so this is cheap. Returns {"version", "whole", "topics": {name: (row,
+        {channel: row})}, "broker"}. A `whole` answer has `topic_fields` and `channel_fields`, which
+        name the places of a row. With `since` set to a version, the answer has only the rows that
+        changed after it, and () for a topic that did not change.
         """
         return self._carry_out(administration.overview(since, processes, alarms))
 
     def audit(self, count: int = 100, topic: str = "") -> list[AuditEntry]:
-        """The newest entries of the audit log, newest first; of one topic, if it is named.
+        """Return the newest entries of the audit log, the newest first.
 
-        Each has "time", "action", "topic", "channel", "options", "user", "from", "via" and "result".
+        `topic`: only entries about this topic. Each entry has "time", "action", "topic", "channel",
+        "options", "user", "from", "via", and "result".
         """
         return self._carry_out(administration.audit(count, topic))
 
     def chunks(self, topic: str) -> Chunks:
-        """Of a topic's log files: {"chunks": the newest 1,000, "older": the others in a sum, "total": all}, see `zsq stats --chunks`."""
+        """Return the log files of a topic: {"chunks": the newest 1,000, "older": the sum of the
+        others, "total": the sum of all}.
+
+        See `zsq stats --chunks`.
+        """
         return self._carry_out(administration.chunks(topic))
 
     def ping(self) -> str:
-        """The broker's health: "OK", or what is wrong with it."""
+        """Return the health of the broker: "OK", or what is wrong."""
         return self._carry_out(administration.ping())
 
 
 class Reader(ReaderBase, Asker):
-    """Reads a topic by offset; no channel takes part, nothing is finished. `NotFound` where there is no such topic.
+    """Read a topic by offset. No channel takes part, and nothing is finished.
 
-    `url`: see `Producer`. `patient`: wait, up to `timeout`, also for a topic that failed and is started again; else that is `Refused`
-    at once.
-    `key_file`: see `Producer`.
+    Raises `NotFound` if the topic does not exist.
+
+    - `url`, `key_file`: see `Producer`.
+    - `patient`: Also wait, up to `timeout`, for a topic that failed and is being started again.
+      Otherwise this raises `Refused` at once.
     """
 
     def read(self, offset: int, bytes_max: int = 1 << 20) -> Fetched:
-        """Blocks from the one that holds `offset` on, about `bytes_max` of them (at least one, if there is one)."""
+        """Return the blocks from the one that contains `offset` on.
+
+        They have about `bytes_max` bytes, and there is at least one block if any exists.
+        """
         return self._carry_out(reading.read(offset, bytes_max))
 
     def head(self) -> tuple[int, int]:
-        """(oldest offset kept, next offset to come): what can be read now."""
+        """Return (oldest offset kept, next offset to come): the range that can be read now."""
         return self._carry_out(reading.head())
 
     def offset_at(self, time_ns: int) -> int:
-        """The first offset that was stored at this time (nanoseconds since 1970) or later; the end if there is none."""
+        """Return the first offset that was stored at this time (nanoseconds since 1970) or later.
+
+        If there is none, it is the end of the topic.
+        """
         return self._carry_out(reading.offset_at(time_ns))
 
     def newest(self, count: int) -> int:
-        """The offset from which on the newest `count` messages lie (at most 10,000; fewer where there are no more)."""
+        """Return the offset at which the newest `count` messages begin (at most 10,000; fewer if
+        the topic has fewer).
+        """
         return self._carry_out(reading.newest(count))
 
     def message(self, offset: int) -> StoredMessage:
-        """One message. `NotFound` where it is removed, damaged, or not published yet."""
+        """Return one message.
+
+        Raises `NotFound` if it was removed, is damaged, or is not published yet.
+        """
         return self._carry_out(reading.message(self.topic, offset))
 
     def measure(self, start: int, end: int = -1, bytes_max: int = BYTES_ANY) -> Measured:
-        """How many bytes lie from `start` to `end` (-1: the durable end), and at which offset about `bytes_max` of them end.
+        """Return the number of bytes from `start` to `end` (-1: the durable end), and the offset at
+        which about `bytes_max` of them end.
 
-        By the index, without reading messages. That offset is above `start` if anything lies there, and at most `end`.
+        This uses the index and reads no messages. The offset is above `start` if there is anything,
+        and at most `end`.
         """
         return self._carry_out(reading.measure(start, end, bytes_max))
 
     def uuid(self) -> str:
-        """Of the topic as it is now: one that was deleted and made again has another."""
+        """Return the uuid of the topic.
+
+        A topic that was deleted and created again has another uuid.
+        """
         self.head()
         assert self._made is not None
         return self._made.engine.uuid

@@ -236,7 +236,10 @@ class ConsumerBase:
 
     @property
     def stale(self) -> int:
-        """Answers that came after their lease had ended; those messages were or will be delivered again."""
+        """The number of answers that came after their lease had ended.
+
+        Those messages were or will be delivered again.
+        """
         return 0 if self._made is None else int(self._made.engine.session.stale)
 
     def _is_closing(self) -> bool:
@@ -252,18 +255,23 @@ class ConsumerBase:
 
 
 class Consumer(ConsumerBase):
-    """Takes messages of a channel; each goes to one of its consumers. Thread-safe.
+    """Receive messages from a channel. Each message goes to one of the channel's consumers.
 
-    `url`: see `Producer`. `ready`: how many messages it may hold unanswered.
-    `message_timeout`: seconds until an unanswered one goes to somebody else (default 60, at most 900).
-    `timeout`: seconds without a broker until a call raises `BrokerUnreachable`; by default (None, or `math.inf`) it waits for ever. Who
-    waits hears of it in the log (`zsq`, a warning) after 1 s, 10 s, then every minute.
-    `sample_rate`: it takes that percentage of what comes its way, the rest is finished. `key_file`: keys for a gateway that wants some,
-    see `Producer`.
-    `settings` of the channel, see `NewChannelOptions`: a channel that is made now takes them. One that is there must have the same `tags`
-    and `ordered`; the others change nothing, and the log has a warning where they differ (`Admin.configure_channel` changes them).
-    It subscribes at the first call, or on entering `with`. After a lost link it subscribes again by itself; messages of the
-    old link that are still in hand come again, and plain finishes of them are counted in `stale`.
+    A consumer is thread-safe. It subscribes at the first call, or on entering `with`. After a lost
+    link it subscribes again by itself. Messages of the old link that are not answered yet are
+    delivered again, and plain finishes of them are counted in `stale`.
+
+    - `url`, `key_file`: see `Producer`.
+    - `ready`: The largest number of unanswered messages that this consumer holds.
+    - `message_timeout`: The seconds until an unanswered message goes to another consumer (default
+      60, at most 900).
+    - `timeout`: The seconds without a broker until a call raises `BrokerUnreachable`. By default
+      (None, or `math.inf`) a call waits without limit. While it waits, the log (`zsq`) gets a
+      warning after 1 s, after 10 s, and then every minute.
+    - `sample_rate`: The percentage of messages to receive. The other messages count as finished.
+    - `settings`: Settings of the channel, see `NewChannelOptions`. A new channel takes them. An
+      existing channel must have the same `tags` and `ordered`. Other settings do not change it, and
+      the log has a warning if they differ. (`Admin.configure_channel` changes them.)
     """
 
     _made: Drive[ConsumerEngine] | None
@@ -290,18 +298,26 @@ class Consumer(ConsumerBase):
     # Taking
 
     def subscribe(self, timeout: float | None = None) -> None:
-        """Wait until the channel knows this consumer; the channel exists from then on."""
+        """Wait until the channel has accepted this consumer. The channel exists from then on."""
         self._check_open()
         drive = self._drive()
         drive.carry_out(drive.engine.subscribe(self._timeout if timeout is None else timeout, self._is_closing))
 
     def receive_batch(self, timeout: float | None = None) -> Batch | None:
-        """The next delivery; None after `timeout` seconds (default: wait for ever) or once the consumer closes."""
+        """Return the next delivery.
+
+        Returns None after `timeout` seconds (by default it waits without limit), or when the
+        consumer closes.
+        """
         delivery = self._take(until_ns(timeout))
         return None if delivery is None else Batch(self, delivery)
 
     def receive(self, timeout: float | None = None) -> Message | None:
-        """The next message; None after `timeout` seconds (default: wait for ever) or once the consumer closes."""
+        """Return the next message.
+
+        Returns None after `timeout` seconds (by default it waits without limit), or when the
+        consumer closes.
+        """
         messages = self._messages
         deadline_ns = until_ns(timeout)
         while not self._closing:
@@ -336,7 +352,7 @@ class Consumer(ConsumerBase):
         return drive.carry_out(drive.engine.take(deadline_ns, self._timeout, self._is_closing, shared))
 
     def batches(self) -> Iterator[Batch]:
-        """All deliveries, until `close`."""
+        """Iterate over all deliveries, until `close`."""
         with self._iterating():
             while (batch := self._outside(self.receive_batch)) is not None and not self._closing:
                 yield batch
@@ -414,8 +430,11 @@ class Consumer(ConsumerBase):
             drive.settle()
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until all plain finishes are committed. `LeaseLost` says how many were not, because their lease had ended or the link was
-        lost before they were confirmed: those messages come again."""
+        """Wait until all plain finishes are committed.
+
+        `LeaseLost` says how many were not committed, because their lease had ended or the link was
+        lost before they were confirmed. These messages are delivered again.
+        """
         drive = self._made
         if drive is not None and drive.pid == os.getpid():
             drive.carry_out(drive.engine.flush(self._patience(timeout)))
@@ -431,12 +450,16 @@ class Consumer(ConsumerBase):
         on_error: Callable[[Message, Exception], object] | None = None,
         signals: bool = True,
     ) -> None:
-        """Call `handler(message)` for each message, in `concurrency` threads, until `close`, SIGTERM or SIGINT; then drain and close.
+        """Call `handler(message)` for each message, until `close`, SIGTERM, or SIGINT. Then drain
+        and close.
 
-        A return finishes the message (unless the handler answered it), an exception requeues it after `requeue_delay`: seconds, a
-        timedelta, a function of the message that returns one, or by default the channel's backoff (1 s doubled by each attempt, at most
-        2 minutes, unless set otherwise). The broker is told the exception's repr, which a dead letter shows. Exceptions go to
-        `on_error(message, exception)`, by default to the log. `signals=False` leaves the handlers of signals alone.
+        The handler runs in `concurrency` threads. If it returns, the message is finished, unless
+        the handler has answered it. If it raises an exception, the message is requeued after
+        `requeue_delay`: seconds, a timedelta, or a function of the message that returns one of
+        them. The default is the channel's backoff (1 s, doubled by each attempt, at most 2 minutes,
+        unless set otherwise). The broker gets the exception's repr, which a dead letter shows.
+        Exceptions go to `on_error(message, exception)`, by default to the log. With
+        `signals=False`, signal handlers are not changed.
         """
         check_concurrency(concurrency)
         self._check_open()
@@ -464,11 +487,14 @@ class Consumer(ConsumerBase):
             self._made.nudge()
 
     def close(self, timeout: float | None = None) -> None:
-        """Take nothing more, wait for iterations and handlers in other threads to come back, confirm what was finished.
+        """Stop receiving, wait for iterations and handlers in other threads, and confirm what was
+        finished.
 
-        Finishes that cannot be confirmed are counted in a warning in the log; call `flush` before to get `LeaseLost`. The rest goes back
-        at once; to answer such a message afterwards raises `Refused`. A call by a handler of `run` returns at once, and `run` closes when
-        its handlers have returned. It waits `timeout` seconds at most; default: the consumer's, or 30.
+        Finishes that could not be confirmed are counted in a warning in the log. Call `flush` before
+        to get `LeaseLost`. All other messages are returned to the channel at once. Answering such a message afterwards
+        raises `Refused`. If a handler of `run` calls this, it returns at once, and `run` closes
+        when its handlers have returned. It waits at most `timeout` seconds. The default is the
+        consumer's timeout, or 30.
         """
         drive = self._made
         if drive is None or drive.pid != os.getpid():

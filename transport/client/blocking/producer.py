@@ -37,19 +37,20 @@ class ReceiptView:
 
     @property
     def done(self) -> bool:
-        """Whether the outcome is known: durable, or failed."""
+        """True when the result is known: durable or failed."""
         return all(pending.done for pending in self._pending)
 
     @property
     def error(self) -> Exception | None:
-        """Why it failed, or None."""
+        """The error of a failed publish, or None."""
         return next((pending.error for pending in self._pending if pending.error is not None), None)
 
     @property
     def offset(self) -> int | None:
-        """The first message's offset; None while it is not known, -1 where it is stored but the broker no longer remembers where.
+        """The offset of the first message.
 
-        A delayed message has none before it is due: -1, and a `key`.
+        None while it is not known, and -1 if the message is stored but the broker no longer
+        remembers where. A delayed message has no offset before it is due: it has -1, and a `key`.
         """
         first = self._pending[0]
         if not first.done or first.error is not None:
@@ -58,13 +59,18 @@ class ReceiptView:
 
     @property
     def key(self) -> str | None:
-        """The first delayed message's key, 32 hex digits, by which it can be cancelled; None where there is none (yet)."""
+        """The key of the first delayed message, 32 hex digits, by which it can be cancelled.
+
+        None if there is none, or none yet.
+        """
         return next(iter(self.delayed_keys()), None)
 
     def delayed_keys(self) -> list[str]:
-        """The keys of all delayed messages of which it is known by now that they wait; empty for a publish without delay.
+        """Return the keys of all delayed messages that are known to wait.
 
-        Also empty where an answer was lost and the broker no longer remembers them when asked again: `zsq delayed list` shows them.
+        The list is empty for a publish without a delay. It is also empty if an answer was lost and
+        the broker no longer remembers the keys when it is asked again. `zsq delayed list` shows
+        them.
         """
         found = []
         for pending in self._pending:
@@ -75,7 +81,7 @@ class ReceiptView:
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
-        """(first offset, count) of each block that is stored."""
+        """The (first offset, count) of each stored block."""
         if len(self._pending) == 1:
             offset = self.offset
             return () if offset is None else ((offset, self.count),)
@@ -97,12 +103,16 @@ class ReceiptView:
 
 
 class Receipt(ReceiptView):
-    """Of a blocking producer."""
+    """The receipt that `Producer.publish` and `Producer.publish_many` return."""
 
     __slots__ = ()
 
     def wait(self, timeout: float | None = None) -> int:
-        """The first offset, once all of it is durable. `timeout` in seconds, default: the producer's. Raises what went wrong."""
+        """Wait until all messages are durable, and return the first offset.
+
+        `timeout` is in seconds. The default is the producer's timeout. Raises the error if the
+        publish failed.
+        """
         if not self.done:
             self._owner._await(self._pending, timeout)
         return self._outcome()
@@ -165,18 +175,28 @@ FOREIGN_RECEIPT: Final = "this receipt belongs to the process that published; wa
 
 
 class Producer(ProducerBase):
-    """Publishes to any number of topics. Thread-safe; after a fork the child has links and a producer id of its own.
+    """Publish messages to any number of topics.
 
-    `url`: tcp://host:4153 or ipc:///DATA_DIR/run; default $ZSQ_URL, else tcp://127.0.0.1:4153.
-    `linger_ms` 0: each publish is durable when it returns. Above 0 it returns at once, and messages are gathered into blocks until
-    that time, `batch_count` or `batch_bytes` is reached; `Receipt.wait` and `flush` wait for durability.
-    `timeout`: seconds that any call waits for the broker, reconnects included; None or `math.inf`: for ever. Who waits hears of it in the
-    log (`zsq`, a warning) after 1 s, 10 s, then every minute. A resend never stores twice. With the default, a producer that has not met
-    a broker yet raises `BrokerUnreachable` after 1 s where nothing listens on this machine; give a time-out to wait for a broker that
-    is being started.
-    `when_full`: what a publish does where there is no room (the topic's bound is reached, the disk is full): "fail" at once, or "wait" for
-    it as long as for a broker. Either way memory is bounded: with lingering, publishing stops while 16 MiB wait.
-    `key_file`: what `zsq keys client` wrote, for a gateway that encrypts and wants to know who comes; default $ZSQ_KEY_FILE.
+    A producer is thread-safe. After a fork, the child process has its own links and its own
+    producer id.
+
+    - `url`: The address of the broker, tcp://host:4153 or ipc:///DATA_DIR/run. The default is
+      $ZSQ_URL, else tcp://127.0.0.1:4153.
+    - `linger_ms`: With 0, each publish is durable when it returns. With a larger value, a publish
+      returns at once. Messages are then collected into blocks until this time has passed, or until
+      `batch_count` or `batch_bytes` is reached. `Receipt.wait` and `flush` wait until messages are
+      durable.
+    - `timeout`: The seconds that a call waits for the broker, including reconnects. None or
+      `math.inf` means no limit. While a call waits, the log (`zsq`) gets a warning after 1 s, after
+      10 s, and then every minute. A block that is sent again is never stored twice. With the
+      default timeout, a producer that has not reached a broker yet raises `BrokerUnreachable` after
+      1 s if nothing listens on this machine. To wait for a broker that is being started, give a
+      timeout.
+    - `when_full`: What a publish does when there is no room, because the topic's bound is reached
+      or the disk is full. "fail" raises an error at once. "wait" waits for room as long as for a
+      broker. Memory is bounded in both cases: with lingering, publishing stops while 16 MiB wait.
+    - `key_file`: The file that `zsq keys client` wrote, for a gateway with encryption and
+      authentication. The default is $ZSQ_KEY_FILE.
     """
 
     _made: Drive[ProducerEngine] | None
@@ -204,11 +224,13 @@ class Producer(ProducerBase):
         headers: Mapping[str, HeaderValue] | None = None,
         delay: Delay | None = None,
     ) -> Receipt:
-        """Publish one message. `UsageError` for a bad name or what is too large, `Refused` if the broker cannot take it now,
-        `BrokerUnreachable` after the time-out.
+        """Publish one message.
 
-        `delay`: seconds or a timedelta (at most 366 days) after which it comes into the topic, never earlier. It is durable as any other
-        when this returns, does not linger, and its receipt has a `key` in place of an offset.
+        `delay`: seconds or a timedelta (at most 366 days) after which the message comes into the
+        topic, never earlier. A delayed message does not linger and is as durable as any other when
+        this returns. Its receipt has a `key` instead of an offset. Raises `UsageError` for a bad
+        name or a message that is too large, `Refused` if the broker cannot accept it now, and
+        `BrokerUnreachable` after the timeout.
         """
         delay_ms = as_delay_ms(delay)
         payload = body if type(body) is bytes and len(body) <= MESSAGE_BYTES_MAX else as_body(body)
@@ -244,13 +266,13 @@ class Producer(ProducerBase):
         delay: Delay | None = None,
         wait: bool = True,
     ) -> Receipt:
-        """Publish messages in order, cut into blocks of at most 10,000 messages and about 5 MiB.
+        """Publish messages in order, divided into blocks of at most 10,000 messages and about 5
+        MiB.
 
-        `key`, `tag`: the same for all of them; `keys`, `tags`: one for each, or None. `headers`: one mapping for
-        all of them, or a sequence with one for each.
-        `delay`: of all of them, see `publish`.
-
-        With `wait=False` it returns when they are handed over (at most 16 MiB wait to be sent); use the receipt, or `flush`.
+        `key`, `tag`: one value for all messages. `keys`, `tags`: one value for each message, or
+        None. `headers`: one mapping for all messages, or a sequence with one for each. `delay`: the
+        delay of all messages, see `publish`. With `wait=False` this returns when the messages are
+        queued (at most 16 MiB wait to be sent). Use the receipt or `flush` to wait for them.
         """
         delay_ms = as_delay_ms(delay)
         time_ns = time.time_ns() if delay_ms else None
@@ -278,13 +300,19 @@ class Producer(ProducerBase):
         drive.carry_out(drive.engine.answered(pending_blocks, self._timeout if timeout is None else timeout))
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until all that was published is durable; raises the first error that nobody was told of."""
+        """Wait until everything that was published is durable.
+
+        Raises the first error that no call has raised yet.
+        """
         drive = self._made
         if drive is not None and drive.pid == os.getpid():
             drive.carry_out(drive.engine.flush(self._timeout if timeout is None else timeout))
 
     def close(self, timeout: float | None = None) -> None:
-        """Flush, then end. What `flush` raises is raised after the end."""
+        """Flush, then close the producer.
+
+        An error of the flush is raised after the producer is closed.
+        """
         if self._closed:
             return
         self._closed = True

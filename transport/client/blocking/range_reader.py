@@ -21,17 +21,20 @@ GAPS_MAX: Final = 1000  # that are kept; `lost` counts all
 
 
 class RangeReader(Asker):
-    """Iterates the blocks of a topic that overlap [start, end), in order.
+    """Iterate over the blocks of a topic that overlap [start, end), in order.
 
-    The first block may begin below `start` and the last one may end above `end`: what is outside of the range is for the user to leave
-    out. While one answer (about `bytes_max` of blocks) is being used storage reads the next one: two answers are in memory, no more.
-    The same range gives the same messages each time. It may be iterated again: that reads anew.
+    The first block may begin below `start`, and the last one may end above `end`. The caller must
+    leave out what is outside of the range. While the caller uses one answer (about `bytes_max` of
+    blocks), storage reads the next one. At most two answers are in memory. The same range always
+    gives the same messages. You can iterate again, which reads the range again.
 
-    Offsets that are not there (removed by retention, damaged, beyond the end) raise `DataLoss` E_DATA_LOSS where they come in order;
-    or, with `fail_on_data_loss=False`, are left out, listed in `gaps` as (first offset, count), and counted in `lost`. With `uuid`
-    (see `Reader.uuid`) a topic that was made again under the same name is data loss too, whatever `fail_on_data_loss` says.
-    `NotFound` where there is no such topic; `BrokerUnreachable` if one answer takes longer than `timeout` seconds, reconnects included,
-    or `Refused` where the broker said why (a topic that cannot be started).
+    Offsets that do not exist (removed by retention, damaged, or beyond the end) raise `DataLoss`
+    E_DATA_LOSS when their turn comes. With `fail_on_data_loss=False` they are left out, listed in
+    `gaps` as (first offset, count), and counted in `lost`. With `uuid` (see `Reader.uuid`), a topic
+    that was created again under the same name is always data loss, whatever `fail_on_data_loss`
+    says. Raises `NotFound` if the topic does not exist, and `BrokerUnreachable` if one answer takes
+    longer than `timeout` seconds, including reconnects. If the broker said why (a topic that cannot
+    be started), it raises `Refused`.
     """
 
     def __init__(

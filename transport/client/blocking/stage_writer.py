@@ -40,11 +40,18 @@ STAGE_TIMEOUT_S: Final = 60.0
 class StageWriter:
     """One stage of the transaction (`app`, `version`): push blocks, then seal.
 
-    `kind`: "app" (versions ascend, remembered for good) or "job" (remembered for 7 days). `partition`: of the writer, for people.
-    `timeout`: seconds that any call waits while nothing moves, reconnects included: then `BrokerUnreachable`, or `Refused` where the broker
-    said why (a full disk). `window_bytes` bounds what is kept in memory: blocks that are not durable yet, to push them again.
-    `create`: make the topic if it is not there when the writer begins; one that is deleted later is not made again.
-    The first push waits for the broker's answer. Thread-safe; belongs to the process that pushed first.
+    A stage writer is thread-safe. It belongs to the process that pushed first. The first push waits
+    for the broker's answer.
+
+    - `kind`: "app" (versions ascend, and are remembered permanently) or "job" (remembered for 7
+      days).
+    - `partition`: The number of the writer's partition, for people.
+    - `timeout`: The seconds that a call waits without any progress, including reconnects. Then it
+      raises `BrokerUnreachable`, or `Refused` if the broker said why (a full disk).
+    - `window_bytes`: The limit for blocks that are not durable yet. They are kept in memory to send
+      them again.
+    - `create`: Create the topic if it does not exist when the writer begins. A topic that is
+      deleted later is not created again.
     """
 
     def __init__(
@@ -78,13 +85,18 @@ class StageWriter:
 
     @property
     def committed(self) -> bool:
-        """Whether the broker said that the transaction is committed already; known after the first push. Pushes do nothing then."""
+        """True if the broker said that the transaction is already committed.
+
+        This is known after the first push. Pushes then do nothing.
+        """
         return self._made is not None and self._made.engine.session.state is StageState.COMMITTED
 
     def push(self, block: Block) -> None:
-        """Hand over a block; its number in the stage is given here, its columns must not be changed afterwards.
+        """Hand over a block.
 
-        Returns at once while the window has room, else waits until earlier blocks are durable. `NotFound` if the stage is gone.
+        This assigns the block's number in the stage. Do not change its columns afterwards. It
+        returns at once while the window has room, and otherwise waits until earlier blocks are
+        durable. Raises `NotFound` if the stage no longer exists.
         """
         drive = self._drive()
         with drive.lock:
@@ -105,9 +117,10 @@ class StageWriter:
             drive.settle()
 
     def seal(self) -> StagePart | None:
-        """No more blocks: waits until all of them are durable, and returns what the commit is to name.
+        """Wait until all blocks are durable, and return the part that the commit must name.
 
-        None where there is nothing to commit: nothing was pushed, or the transaction is committed already.
+        No more blocks can be pushed. Returns None if there is nothing to commit: nothing was
+        pushed, or the transaction is already committed.
         """
         if self._made is None and not self._closed:
             self._sealed = True
@@ -127,7 +140,10 @@ class StageWriter:
         return session.part() if session.state is StageState.SEALED else None
 
     def close(self, timeout: float | None = None) -> None:
-        """End. A stage that was not sealed is given up, and the broker is told so as far as it can be reached."""
+        """Close the writer.
+
+        A stage that was not sealed is given up. The broker is informed if it can be reached.
+        """
         if self._closed:
             return
         self._closed = True
@@ -181,7 +197,10 @@ class StageWriter:
 
 
 class StageCommitter(Asker):
-    """Commits and aborts transactions of a topic. Both may be repeated; both are, by themselves, when the link is lost."""
+    """Commit and abort transactions of a topic.
+
+    Both calls may be repeated. They repeat themselves when the link is lost.
+    """
 
     def __init__(
         self, url: str | None, topic: str, *, timeout: float | None = STAGE_TIMEOUT_S, create: bool = True, key_file: KeyFile = None
@@ -189,10 +208,12 @@ class StageCommitter(Asker):
         super().__init__(url, Target("stage", check_stage_topic(topic), create=create), timeout, key_file=key_file)
 
     def commit(self, app: str, version: int, parts: Sequence[StagePart | None], kind: str = "app") -> Committed:
-        """All `parts` become part of the topic, in this order, or none does. None among them (empty partitions) are left out.
+        """Add all `parts` to the topic, in this order, or none of them.
 
-        {"first_offset", "messages", "repeated": True where this version was committed before}. Durable when it returns.
-        `NotFound`: a part is gone (aborted, or not used for too long). `UsageError`: one is not as described, or there are too many.
+        Each None in `parts` (an empty partition) is left out. Returns {"first_offset", "messages",
+        "repeated": True if this version was committed before}. The commit is durable when this
+        returns. Raises `NotFound` if a part no longer exists (aborted, or unused for too long), and
+        `UsageError` if a part does not match its description or there are too many.
         """
         check_transaction(app, version, kind)
         found: tuple[Any, ...] = tuple(tuple(part) for part in parts if part is not None)
@@ -202,9 +223,10 @@ class StageCommitter(Asker):
         return answer
 
     def abort(self, app: str, version: int, stages: Sequence[bytes] = ()) -> Aborted:
-        """Drop all of the transaction, and `stages` (with an empty `app`: only those). After the commit it changes nothing.
+        """Drop everything of the transaction, and `stages` (with an empty `app`: only those).
 
-        {"dropped": how many stages, "committed": whether the transaction is}.
+        After the commit this changes nothing. Returns {"dropped": the number of stages,
+        "committed": whether the transaction is committed}.
         """
         if app:
             check_transaction(app, version, "app")

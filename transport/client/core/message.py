@@ -68,9 +68,14 @@ OFFSET_BITS: Final = 54
 
 
 class Fetched(NamedTuple):
-    """What a read found. `start`: oldest offset kept; `head`: the next offset to come; `blocks`: consecutive, the first one holds the
-    offset that was asked for or, where that is lost or not kept any more, what follows; none if there is nothing yet.
-    `next_offset`: where to read on."""
+    """The result of a read.
+
+    - `start`: The oldest offset that is kept.
+    - `head`: The next offset that will be assigned.
+    - `blocks`: Consecutive blocks. The first one contains the requested offset or, if that is lost
+      or no longer kept, what follows it. Empty if there is nothing yet.
+    - `next_offset`: The offset at which to continue.
+    """
 
     start: int
     head: int
@@ -79,7 +84,10 @@ class Fetched(NamedTuple):
 
 
 class StoredMessage(NamedTuple):
-    """One message as it lies in the log. `timestamp_ns`: when it was stored, or the time of its own that it was published with."""
+    """One message as it is stored in the log.
+
+    `timestamp_ns`: when it was stored, or the time that it was published with.
+    """
 
     topic: str
     offset: int
@@ -150,61 +158,68 @@ class MessageView:
 
     @property
     def key(self) -> bytes | None:
-        """As published; None where it has none."""
+        """The key as published, or None."""
         column = self._batch.block.key
         return None if column is None else column.value(self._index)
 
     @property
     def tag(self) -> str | None:
-        """As published; None where it has none."""
+        """The tag as published, or None."""
         column = self._batch.block.tag
         value = None if column is None else column.value(self._index)
         return None if value is None else value.decode(errors="replace")
 
     @property
     def headers(self) -> dict[str, HeaderValue]:
-        """{} where there are none; not shared between calls."""
+        """The headers, or {}. Each call returns its own mapping."""
         column = self._batch.block.headers
         return {} if column is None else unpack_headers(column.value(self._index))
 
     @property
     def id(self) -> str:
-        """Its id as `zsq message` and NSQ's clients show it: 16 hex digits, of which 10 bits are the broker's node and 54 the offset."""
+        """The id as `zsq message` and NSQ's clients show it: 16 hex digits, of which 10 bits are
+        the broker's node and 54 the offset.
+        """
         delivery = self._batch.delivery
         return f"{delivery.session.node << OFFSET_BITS | delivery.offset(self._index):0{ID_DIGITS}x}"
 
     def json(self) -> Any:
-        """Return the body, which is JSON, as Python values. `ValueError` where it is none."""
+        """Return the body, which is JSON, as Python values. Raises `ValueError` if it is not JSON."""
         return json.loads(self.body)
 
     @property
     def offset(self) -> int:
-        """Its place in its topic, dense from 0, the same for every channel and reader."""
+        """The offset in the topic.
+
+        It is the same for every channel and reader, and offsets have no gaps.
+        """
         return self._batch.delivery.offset(self._index)  # type: ignore[no-any-return]
 
     @property
     def timestamp_ns(self) -> int:
-        """When it was stored (or the time of its own that it was published with), nanoseconds since 1970."""
+        """The time when the message was stored, or the time that it was published with, in
+        nanoseconds since 1970.
+        """
         return self._batch.block.time_of(self._index)  # type: ignore[no-any-return]
 
     @property
     def attempts(self) -> int:
-        """1 for the first delivery."""
+        """The number of this delivery: 1 for the first one."""
         return self._batch.delivery.attempts(self._index)  # type: ignore[no-any-return]
 
     @property
     def topic(self) -> str:
-        """Its topic's name."""
+        """The name of its topic."""
         return self._batch.owner.topic  # type: ignore[no-any-return]
 
     @property
     def channel(self) -> str:
-        """The channel's name that it came through."""
+        """The name of the channel that delivered it."""
         return self._batch.owner.channel  # type: ignore[no-any-return]
 
     @property
     def answered(self) -> bool:
-        """Whether it was finished, requeued or rejected by this object."""
+        """True if this object has finished, requeued, or rejected the message."""
         return self._answered
 
     def _answer(self) -> None:
@@ -223,15 +238,18 @@ class MessageView:
 
 
 class Message(MessageView):
-    """One message, to be answered once: `finish`, `requeue`, or `reject`."""
+    """One message. Answer it once: with `finish`, `requeue`, or `reject`."""
 
     __slots__ = ()
 
     def finish(self, sync: bool = False) -> None:
-        """Done with it. Plain: told to the broker soon (within 20 ms, or at the next receive), confirmed by `flush`, which raises
-        `LeaseLost` for what cannot be confirmed. `close` confirms too, but only logs what cannot be.
+        """Finish the message.
 
-        `sync=True` waits until it is committed: `LeaseLost` if the lease ended before, `BrokerUnreachable` after the time-out.
+        A plain finish is sent to the broker soon (within 20 ms, or at the next receive) and
+        confirmed by `flush`, which raises `LeaseLost` if some finishes could not be confirmed.
+        `close` confirms them, too, but only logs how many could not be. With `sync=True` this waits
+        until the finish is committed, and raises `LeaseLost` if the lease ended before, or
+        `BrokerUnreachable` after the timeout.
         """
         batch = self._batch
         if self._answered or batch.delivery.session.over:
@@ -243,20 +261,26 @@ class Message(MessageView):
             batch.owner._noted()
 
     def requeue(self, delay: Delay = 0.0, *, backoff: bool = False, error: Reason = "") -> None:
-        """Again, to whichever consumer, after `delay` (seconds or a timedelta, at most an hour), or with `backoff` when the channel's
-        settings say.
+        """Deliver the message again, to any consumer.
 
-        `error`: why, a text or an exception, at most 512 characters. Where this was the last of the channel's `max_attempts`, the message
-        goes to the dead letters instead, at once, and they tell it.
+        `delay`: seconds or a timedelta, at most an hour. With `backoff`, the channel's settings
+        decide the delay. `error`: the reason, a text or an exception, at most 512 characters. If
+        this was the last of the channel's `max_attempts`, the message goes to the dead letters at
+        once instead, and the dead letter contains the error.
         """
         self._give_back(when_again(delay, backoff), error)
 
     def reject(self, error: Reason = "") -> None:
-        """Never again: to the dead letters, now, whatever its attempts. `error`: why, a text or an exception, at most 512 characters."""
+        """Send the message to the dead letters, now, whatever its attempts.
+
+        `error`: the reason, a text or an exception, at most 512 characters.
+        """
         self._give_back(DEAD, error)
 
     def touch(self) -> None:
-        """More time, for it and all that came with it: the message timeout from now on (15 minutes at most in all)."""
+        """Restart the message timeout now, for this message and all others of its delivery (at most
+        15 minutes in all).
+        """
         self._batch.delivery.check_open()
         self._batch.owner._touch(self._batch.delivery)
 
@@ -281,23 +305,23 @@ class BatchView(Generic[_MessageT]):
 
     @property
     def bodies(self) -> list[bytes]:
-        """All bodies; made at the first use, then kept."""
+        """All bodies. They are created at the first use and then kept."""
         if self._bodies is None:
             self._bodies = self.block.body.values()  # type: ignore[assignment]
         return self._bodies  # type: ignore[return-value]
 
     @property
     def offsets(self) -> list[int]:
-        """Of each message, in order."""
+        """The offset of each message, in order."""
         return [offset for first, count, _ in self.delivery.runs for offset in range(first, first + count)]
 
     @property
     def attempts(self) -> list[int]:
-        """Of each message: 1 for the first delivery."""
+        """The attempt number of each message: 1 for the first delivery."""
         return [attempts for _, count, attempts in self.delivery.runs for _ in range(count)]
 
     def messages(self) -> list[_MessageT]:
-        """One object a message; answer each by itself, or the batch as a whole."""
+        """Return one object for each message. Answer each one by itself, or the batch as a whole."""
         make = self.message
         return [make(self, index, body) for index, body in enumerate(self.bodies)]
 
@@ -311,7 +335,10 @@ class BatchView(Generic[_MessageT]):
 
 
 class Batch(BatchView[Message]):
-    """A delivery of a blocking consumer. What was answered message by message is left out of an answer to the whole."""
+    """A delivery of a blocking consumer.
+
+    An answer to the whole batch leaves out the messages that were already answered one by one.
+    """
 
     __slots__ = ()
     message = Message
@@ -320,7 +347,7 @@ class Batch(BatchView[Message]):
         return iter(self.messages())
 
     def finish(self, sync: bool = False) -> None:
-        """Done with all of it, as one range; see `Message.finish`."""
+        """Finish all messages of the batch, as one range. See `Message.finish`."""
         self.delivery.check_open()
         if sync:
             self.owner._finish_sync(self.delivery, (EVERY,))
@@ -328,15 +355,15 @@ class Batch(BatchView[Message]):
             self.owner._noted()
 
     def requeue(self, delay: Delay = 0.0, *, backoff: bool = False, error: Reason = "") -> None:
-        """All that is not answered comes again; see `Message.requeue`."""
+        """Requeue all messages that are not answered. See `Message.requeue`."""
         self._give_back(when_again(delay, backoff), error)
 
     def reject(self, error: Reason = "") -> None:
-        """All that is not answered goes to the dead letters, now; see `Message.reject`."""
+        """Send all messages that are not answered to the dead letters, now. See `Message.reject`."""
         self._give_back(DEAD, error)
 
     def touch(self) -> None:
-        """More time: the message timeout from now on (15 minutes at most in all)."""
+        """Restart the message timeout now (at most 15 minutes in all)."""
         self.delivery.check_open()
         self.owner._touch(self.delivery)
 

@@ -28,11 +28,18 @@ _NS_PER_S: Final = 1_000_000_000
 
 
 class Peeked(NamedTuple):
-    """One message and where it is. `state`, in the order in which they are shown: "requeued" (it goes out next, again), "parked" (an
-    ordered channel has sorted it; most likely another of its key goes before it), "new" (it goes out next), "in flight", "deferred",
-    "dying" (on its way to the dead letters); of a topic "stored". `message`: None where it is lost or removed.
-    `attempts`: how often it was delivered. `consumer`, `held_s`, `left_s`: with whom, for how long, and how long until its timeout.
-    `due_ns`: when a deferred one is due, in ns since 1970."""
+    """One message and its state.
+
+    - `state`: In the order in which they are shown: "requeued" (delivered next, again), "parked"
+      (sorted by an ordered channel; most likely another message of its key goes first), "new"
+      (delivered next), "in flight", "deferred", "dying" (on its way to the dead letters). For a
+      topic: "stored".
+    - `message`: None if it is lost or removed.
+    - `attempts`: How often it was delivered.
+    - `consumer`, `held_s`, `left_s`: The consumer that holds it, for how long, and the time until
+      its timeout.
+    - `due_ns`: When a deferred message is due, in ns since 1970.
+    """
 
     offset: int
     state: str
@@ -45,8 +52,14 @@ class Peeked(NamedTuple):
 
 
 class Peek(NamedTuple):
-    """`next_offset`: the channel's cursor; `head`: the end that it may see. `looked_to`: as far as messages for it were looked for: below
-    `head` where enough were found, or a lot was passed that its tags or age leave out. `counts`: messages in each state, but "new"."""
+    """The result of a peek.
+
+    - `next_offset`: The channel's cursor.
+    - `head`: The end of what the channel may see.
+    - `looked_to`: How far the peek searched for messages of the channel. It is below `head` if
+      enough messages were found, or if many messages were passed that its tags or age leave out.
+    - `counts`: The number of messages in each state, except "new".
+    """
 
     messages: list[Peeked]
     next_offset: int

@@ -15,8 +15,13 @@ NEWEST_MAX: Final = 10_000
 
 
 class Measured(NamedTuple):
-    """How much lies between two offsets. `bytes`: about, on disk; `offset`: where about `bytes_max` of them end; `start`: oldest offset
-    kept; `head`: the next offset to come."""
+    """The amount of data between two offsets.
+
+    - `bytes`: The approximate size on disk.
+    - `offset`: The offset at which about `bytes_max` of them end.
+    - `start`: The oldest offset that is kept.
+    - `head`: The next offset of the topic.
+    """
 
     bytes: int
     offset: int
