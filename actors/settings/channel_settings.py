@@ -49,13 +49,13 @@ def made(asked: Mapping[str, object], topic: str = "", channel: str = "") -> tup
     """(a new channel's own settings, where it starts), checked."""
     own: dict[str, Any] = {str(name): value for name, value in asked.items() if value is not None and name != START}
     _checked(own, topic, channel)
-    start: Any = asked.get(START)
+    start = asked.get(START)
     if isinstance(start, dict):
         good = {*start} == {"time_ns"} and type(start["time_ns"]) is int
     else:
         good = start is None or start in STARTS or (type(start) is int and start >= 0)
     check(good, f"a channel starts at {', '.join(STARTS)}, an offset or a time, not {repr(start)[:40]}")
-    return own, start
+    return own, cast("Start", start)
 
 
 def changed(own: Mapping[str, object], changes: Mapping[str, object], topic: str = "", channel: str = "") -> dict[str, SettingValue]:
