@@ -22,7 +22,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from ...transport.block.block_format import MESSAGE_BYTES_MAX
-from ...transport.errors import E_BAD_ARGUMENT, UsageError
+from ...transport.settings import check
 from ...transport.wire.protocol import REQUEUE_DELAY_MS_MAX
 
 HOLD_S: Final = 10.0  # above or below for so long until it counts
@@ -45,12 +45,12 @@ class AlarmOptions:
     commands: tuple[tuple[str, ...], ...] = ()
 
     def __post_init__(self) -> None:
-        _check(0 <= self.hold_s <= HOLD_S_MAX, f"an alarm is held 0 to {HOLD_S_MAX:g} s, not {self.hold_s}")
+        check(0 <= self.hold_s <= HOLD_S_MAX, f"an alarm is held 0 to {HOLD_S_MAX:g} s, not {self.hold_s}")
         for url in self.webhooks:
             check_url(url)
-        _check(all(self.commands), "an alarm's command is empty")
+        check(all(self.commands), "an alarm's command is empty")
         count = len(self.webhooks) + len(self.commands)
-        _check(count <= RECEIVERS_MAX, f"alarms are told to at most {RECEIVERS_MAX} receivers, not {count}")
+        check(count <= RECEIVERS_MAX, f"alarms are told to at most {RECEIVERS_MAX} receivers, not {count}")
 
     @property
     def tells(self) -> bool:
@@ -66,8 +66,8 @@ def check_url(url: str) -> None:
     except ValueError:
         good = False
     good = good and url.isascii() and url.isprintable() and " " not in url
-    _check(good, f"a webhook is http://... or https://..., not {shown_url(url)!r}")
-    _check("@" not in place, "a webhook's URL holds no password: give a token by ZSQ_ALARM_WEBHOOK_TOKEN")
+    check(good, f"a webhook is http://... or https://..., not {shown_url(url)!r}")
+    check("@" not in place, "a webhook's URL holds no password: give a token by ZSQ_ALARM_WEBHOOK_TOKEN")
 
 
 def shown_url(url: str) -> str:
@@ -75,11 +75,6 @@ def shown_url(url: str) -> str:
     scheme, _, rest = url.partition("://")
     host = _BEHIND_HOST.split(rest, maxsplit=1)[0].rpartition("@")[2]
     return f"{scheme[:10]}://{host[:100]}" if rest else "a URL without a scheme"
-
-
-def _check(good: bool, text: str) -> None:
-    if not good:
-        raise UsageError(E_BAD_ARGUMENT, text)
 
 
 NSQ_LISTEN: Final = "127.0.0.1:4150"

@@ -93,11 +93,11 @@ class NsqGateway(AsyncActor):
         options: NsqOptions = self.settings["options"]
         self.options = options
         access = load_access((self.settings.get("security") or SecurityOptions()).access_file)
-        self._asking = ActingAdmin(os.path.dirname(self.settings["supervisor"]), timeout=ASK_S, via="nsq")
+        self.url = os.path.dirname(self.settings["supervisor"])
+        self._asking = ActingAdmin(self.url, timeout=ASK_S, via="nsq")
         self._access = AccessAuthenticator(AccessPolicy(access)) if access is not None else None
         self._snappy = options.snappy and snappy_is_here()
         self.limits = self._limits_now()
-        self.url = os.path.dirname(self.settings["supervisor"])
         self.connections: dict[Connection, None] = {}
         self.paused: dict[Connection, None] = {}
         self.intake = Intake(self.loop, self.connections)
@@ -232,9 +232,8 @@ class NsqGateway(AsyncActor):
         self.options = replace(self.options, tls=tls)
         if self._access is not None and access is not None:
             self._access.policy = AccessPolicy(access)
-        self.limits = self._limits_now()
-        if self._access is not None:
             self._close_forbidden()
+        self.limits = self._limits_now()
 
     def _close_forbidden(self) -> None:
         for one in list(self.connections):
