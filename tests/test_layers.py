@@ -1,6 +1,6 @@
 """Which room may import which, and that pure files are pure: read from the source, so no import has to run.
 
-A room is a folder. `python tests/test_layers.py` writes `HACKING.md`, where the rooms and their arrows are printed.
+A room is a folder. `python tests/test_layers.py` writes the tables of rooms and arrows at the end of `HACKING.md`.
 """
 
 from __future__ import annotations
@@ -203,34 +203,24 @@ def circle_of(arrows: Mapping[str, set[str]]) -> list[str]:
     return []
 
 
+HACKING_MARK: Final = (
+    "`python tests/test_layers.py` writes the tables from here on. A new arrow is a new entry in its table `ROOMS_MAY_IMPORT`."
+)
+
+
 def hacking() -> str:
-    """`HACKING.md` as it should be."""
-    lines = HACKING_HEAD.splitlines()
+    """Return `HACKING.md` as it should be: what people wrote up to `HACKING_MARK`, and the tables of rooms below it."""
+    head, mark, _ = (ROOT / "HACKING.md").read_text().partition(HACKING_MARK)
+    assert mark, f"HACKING.md has lost its line {HACKING_MARK!r}"
+    lines = [head + mark]
     for layer in LAYERS:
-        lines += ["", f"## {layer}/", "", "| room | purpose | may import of its layer |", "|---|---|---|"]
+        lines += ["", f"### {layer}/", "", "| room | purpose | may import of its layer |", "|---|---|---|"]
         for room, others in ROOMS_MAY_IMPORT.items():
             if room.split(".")[0] == layer:
                 purpose = (ast.get_docstring(ast.parse((ROOT / room.replace(".", "/") / "__init__.py").read_text())) or "").split("\n")[0]
                 named_so = ", ".join(f"`{other.replace('.', '/')}`" for other in others)
                 lines.append(f"| `{room.replace('.', '/')}` | {purpose} | {named_so or 'nothing'} |")
     return "\n".join([*lines, ""])
-
-
-HACKING_HEAD: Final = """# Finding one's way in the code
-
-A folder is a room: its purpose fits in one sentence, which is the docstring of its `__init__.py`, and it has at most 15 Python files.
-Layers: `transport/` knows no file and no actor; `storage/` knows no socket and no actor, and of `transport/` only the block, the codec
-and the errors; `actors/` may use both; `apps/` uses all, and no other layer imports it.
-
-Arrows between rooms go one way. The tables below list the rooms that each room may import, also for types only. A room that must hear
-from a higher one declares a small `Protocol`, or takes a callback, and is given an implementation. `tests/test_layers.py` refuses every
-other arrow and every circle of modules. A new arrow is a new entry in its table `ROOMS_MAY_IMPORT`. After a change of that table,
-`python tests/test_layers.py` writes this file again.
-
-The way of one message: `transport/client` (producer) -> `actors/topic` (order) -> `actors/storage` (log) -> `actors/channel` (lease) ->
-`transport/client` (consumer). A client finds these processes through `actors/supervisor`; one on another machine comes in through
-`actors/gateways`.
-"""
 
 
 def pure_files() -> list[str]:

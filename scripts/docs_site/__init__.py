@@ -1,0 +1,1 @@
+"""The documentation site: what MkDocs cannot do by itself."""

@@ -1,0 +1,50 @@
+"""MkDocs hooks of the documentation site: which files it has, which pages are generated, and that it asks no other server.
+
+The site mirrors the repository: a page lies where its file lies, so each relative link works on the site and in the repository.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+from docs_site.api import with_directives
+from docs_site.commands import commands_page
+from docs_site.http_api import http_api_page
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+DOCUMENTS: Final = (
+    "README.md", "CHANGELOG.md", "HACKING.md", "CONTRIBUTING.md", "SECURITY.md", "storage/FORMAT.md", "transport/PROTOCOL.md",
+)  # fmt: skip
+API: Final = "docs/api.md"
+# What a browser fetches by itself. A link that a reader may follow is no such thing.
+FETCHED: Final = re.compile(r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?(?:https?:)?//|<link\b[^>]*\bhref=["']?(?:https?:)?//""")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Move docs/ below `docs/`, and add the documents of other folders and the generated pages."""
+    found = [one for one in files if one.src_dir != config.docs_dir]  # those of the theme
+    names = [*DOCUMENTS, *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*")) if path.is_file())]
+    found += [File(name, str(ROOT), config.site_dir, config.use_directory_urls) for name in names]
+    found.append(File.generated(config, "docs/commands.md", content=commands_page()))
+    found.append(File.generated(config, "docs/http-api.md", content=http_api_page((ROOT / "docs/openapi.yaml").read_text())))
+    return Files(found)
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Let mkdocstrings draw the API page. The file in the repository has the same headings, and plain text below them."""
+    return with_directives(markdown) if page.file.src_uri == API else markdown
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Refuse a page that makes a browser fetch something from another server."""
+    asks = FETCHED.search(output)
+    if asks is not None:
+        raise PluginError(f"{page.file.src_uri} makes a browser ask another server: {output[asks.start() : asks.end() + 60]}")
+    return output
