@@ -16,6 +16,7 @@ import pytest
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 LAYERS: Final = ("actors", "aio", "apps", "storage", "transport")
+SITE: Final = ("docs", "mkdocs.yml", "scripts")  # what the documentation site is made of
 
 
 def project() -> dict[str, Any]:
@@ -70,8 +71,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     copy = folder / "source"
     copy.mkdir()
-    for name in ("__init__.py", "__main__.py", "py.typed", "pyproject.toml", "README.md", "LICENSE", "pyspark_zsq", *LAYERS):
+    parts = ("__init__.py", "__main__.py", "py.typed", "pyproject.toml", "README.md", "LICENSE", "pyspark_zsq", *LAYERS, *SITE)
+    for name in parts:
         run("cp", "-r", ROOT / name, copy, folder=folder)
+    (copy / "build" / "site").mkdir(parents=True)
+    (copy / "build" / "site" / "index.html").write_text("what ./scripts/docs has left")
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel")
     run(*pip, "--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", folder, copy, folder=folder)
     [found] = folder.glob("zsq-*.whl")
@@ -85,6 +89,12 @@ def test_the_wheel_holds_what_the_folders_hold(wheel: Path) -> None:
     on_disk |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "apps" / "console").rglob("*") if path.is_file()}
     own = {f"zsq/{name}" for name in (*on_disk, "__init__.py", "__main__.py", "py.typed")}
     assert names == {*own, "pyspark_zsq/__init__.py"}
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_nothing_of_the_documentation_site(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert [name for name in names if name.split("/")[0] in (*SITE, "build") or name.endswith((".md", "site/index.html"))] == []
 
 
 def installed(wheel: Path, folder: Path) -> Path:

@@ -1,0 +1,81 @@
+"""The compose file, the workflow and the issue templates follow the schemas of the programs that read them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+
+from .test_examples import instructions, understood
+from .walking import ROOT
+
+COMPOSE: Final = ROOT / "docs" / "examples" / "compose.yaml"
+SCHEMAS: Final = {
+    COMPOSE: "vendor.compose-spec",
+    ROOT / ".github/workflows/ci.yml": "vendor.github-workflows",
+    ROOT / ".github/ISSUE_TEMPLATE/bug.yml": "vendor.github-issue-forms",
+    ROOT / ".github/ISSUE_TEMPLATE/feature.yml": "vendor.github-issue-forms",
+    ROOT / ".github/ISSUE_TEMPLATE/config.yml": "vendor.github-issue-config",
+}
+
+
+def said_of(file: Path, schema: str) -> str:
+    """What check-jsonschema finds, "" for nothing. The schemas are part of its package: nothing is fetched."""
+    line = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, "--color", "never", str(file)]
+    ended = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    return "" if ended.returncode == 0 else ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize("file", SCHEMAS, ids=lambda file: str(file.relative_to(ROOT)))
+def test_a_file_follows_its_schema(file: Path) -> None:
+    assert said_of(file, SCHEMAS[file]) == ""
+
+
+def test_the_schema_can_fail(tmp_path: Path) -> None:
+    (tmp_path / "compose.yaml").write_text("services: {broker: {no_such_key: 1}}\n")
+    assert "no_such_key" in said_of(tmp_path / "compose.yaml", "vendor.compose-spec")
+
+
+def compose() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(COMPOSE.read_text())
+    return found
+
+
+def test_every_file_and_volume_of_the_compose_file_exists() -> None:
+    document = compose()
+    folder = COMPOSE.parent
+    build = document["services"]["broker"]["build"]
+    assert (folder / build["context"]).resolve() == ROOT
+    assert (ROOT / build["dockerfile"]).is_file()
+    for service in document["services"].values():
+        for volume in service["volumes"]:
+            source = volume.split(":")[0]
+            assert (folder / source).is_file() if source.startswith("./") else source in document["volumes"], volume
+
+
+def test_the_compose_file_publishes_the_ports_of_the_image_to_this_machine_only() -> None:
+    document = compose()
+    exposed = dict(instructions())["EXPOSE"].split()
+    published = [place.split(":") for place in document["services"]["broker"]["ports"]]
+    assert sorted(port for _, port, _ in published) == sorted(exposed)
+    for service in document["services"].values():
+        assert all(re.fullmatch(r"127\.0\.0\.1:(\d+):\1", place) for place in service["ports"])
+
+
+def test_the_compose_file_uses_options_and_commands_that_exist() -> None:
+    broker = compose()["services"]["broker"]
+    check = broker["healthcheck"]["test"]
+    assert check[:2] == ["CMD", "zsq"]
+    assert understood(check[2:]).params["once"]
+    names = {name.removeprefix("ZSQ_SERVE_").lower() for name in broker["environment"]}
+    command = json.loads(dict(instructions())["CMD"])
+    environment = dict(word.split("=", 1) for word in shlex.split(dict(instructions())["ENV"]))
+    assert names <= understood([*command, "--data-dir", environment["ZSQ_DATA_DIR"]]).params.keys()
+    assert broker["volumes"] == [f"data:{environment['ZSQ_DATA_DIR']}"]
