@@ -8,24 +8,34 @@ from typing import Final
 import zsq
 
 PUBLIC: Final = frozenset(zsq.__all__) - {"__version__", "aio"}
-SPARK: Final = "\n## Spark\n\n::: zsq.apps.spark.register\n    options:\n      show_root_heading: true\n      heading_level: 3\n"
+DIRECTIVE: Final = """<a id="{anchor}"></a>
+
+::: zsq.{path}
+    options:
+      heading: {title}
+      heading_level: 3
+      show_root_heading: true
+      show_root_toc_entry: true
+      toc_label: {title}
+
+"""
 
 
 def with_directives(markdown: str) -> str:
-    """Return the page with `::: zsq.NAME` below each heading of a public name; other sections stay as they are."""
+    """Return the page with a directive in place of each section of a public name; other sections stay as they are."""
     head, *sections = re.split(r"^(?=#{2,3} )", markdown, flags=re.MULTILINE)
-    return "".join([head, *map(_section, sections)]) + SPARK
+    return "".join([head, *map(_section, sections)]) + f"\n## Spark\n\n{_directive('apps.spark.register', 'register')}"
 
 
 def _section(text: str) -> str:
-    heading, _, _ = text.partition("\n")
+    heading = text.partition("\n")[0]
     name = heading.lstrip("# ")
     if heading.startswith("### ") and name in PUBLIC:
-        return f"{heading}\n\n::: zsq.{name}\n\n"
+        return _directive(name, name)
     if name == "asyncio":
-        return f"{text}\n" + "".join(_asyncio(one) for one in zsq.aio.__all__ if hasattr(zsq, one) or one == "run")
+        return f"{text}\n" + "".join(_directive(f"aio.{one}", f"aio.{one}") for one in zsq.aio.__all__ if hasattr(zsq, one) or one == "run")
     return text
 
 
-def _asyncio(name: str) -> str:
-    return f"\n### aio.{name}\n\n::: zsq.aio.{name}\n"
+def _directive(path: str, title: str) -> str:
+    return DIRECTIVE.format(path=path, title=title, anchor=title.lower().replace(".", ""))

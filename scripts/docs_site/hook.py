@@ -23,6 +23,8 @@ DOCUMENTS: Final = (
     "README.md", "CHANGELOG.md", "HACKING.md", "CONTRIBUTING.md", "SECURITY.md", "storage/FORMAT.md", "transport/PROTOCOL.md",
 )  # fmt: skip
 API: Final = "docs/api.md"
+TABLE_ROW: Final = re.compile(r"^\|.*\|$", re.MULTILINE)
+CODE: Final = re.compile(r"`[^`\n]+`")
 # What a browser fetches by itself. A link that a reader may follow is no such thing.
 FETCHED: Final = re.compile(r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?(?:https?:)?//|<link\b[^>]*\bhref=["']?(?:https?:)?//""")
 
@@ -38,8 +40,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Let mkdocstrings draw the API page. The file in the repository has the same headings, and plain text below them."""
-    return with_directives(markdown) if page.file.src_uri == API else markdown
+    """Let mkdocstrings draw the API page, and write code in tables as Python-Markdown wants it.
+
+    A Git host takes `\\|` in a table for a pipe, also in code. Python-Markdown shows the backslash there, and needs none.
+    """
+    text = with_directives(markdown) if page.file.src_uri == API else markdown
+    return TABLE_ROW.sub(lambda row: CODE.sub(lambda code: code[0].replace(r"\|", "|"), row[0]), text)
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:

@@ -8,7 +8,7 @@ from typing import Final
 
 SCRIPTS: Final = Path(__file__).resolve().parents[2] / "scripts"
 ROOMS: Final = ("harness", "peers", "measures", "budget", "cost", "main", "__main__")
-PACKAGES: Final = {"local_setup": set(), "benchmarks": {"local_setup"}, "pipeline_demo": {"local_setup"}}
+PACKAGES: Final = {"docs_site": set(), "local_setup": set(), "benchmarks": {"local_setup"}, "pipeline_demo": {"local_setup"}}
 
 
 def imports(path: Path) -> set[tuple[str, ...]]:
