@@ -21,6 +21,7 @@ from docs_site.http_api import http_api_page
 ROOT: Final = Path(__file__).resolve().parents[2]
 DOCUMENTS: Final = (
     "README.md", "CHANGELOG.md", "HACKING.md", "CONTRIBUTING.md", "SECURITY.md", "storage/FORMAT.md", "transport/PROTOCOL.md",
+    "scripts/docs_site/site.css",
 )  # fmt: skip
 API: Final = "docs/api.md"
 TABLE_ROW: Final = re.compile(r"^\|.*\|$", re.MULTILINE)
