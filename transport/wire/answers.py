@@ -143,10 +143,10 @@ class OverviewAnswer(TypedDict):
     alarms: NotRequired[OverviewAlarms]
 
 
-_From = TypedDict("_From", {"from": str}, total=False)  # a name that a class cannot have
+_From = TypedDict("_From", {"from": str})  # a name that a class cannot have
 
 
-class AuditEntry(_From, total=False):
+class AuditEntry(_From):
     """A line of the audit log. One that counts lines that were lost has only `time`, `action` and `count`."""
 
     time: str
@@ -157,7 +157,7 @@ class AuditEntry(_From, total=False):
     user: str
     via: str
     result: str
-    count: int
+    count: NotRequired[int]
 
 
 class LogActivity(TypedDict):

@@ -160,7 +160,7 @@ def _new(topic: str, channel: str, data: ChannelLook, count: int) -> Asking[tupl
 def _wanted(block: Block, channel: str, data: ChannelLook) -> list[int]:
     """Indexes of the messages that the channel takes, by what it is set to."""
     settings = data["settings"]
-    tags, max_age_s = settings["tags"], settings["max_age_s"]
+    tags, max_age_s = settings.get("tags"), settings.get("max_age_s")
     if max_age_s and max_age_s > 0 and data["wall_ns"] - block.header.time_ns > max_age_s * _NS_PER_S:
         return []
     others = {index for index, addressee in addressees(block) if addressee != channel}

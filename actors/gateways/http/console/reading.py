@@ -89,8 +89,8 @@ class ReadHandlers:
         return {"step_s": step_s * stride(span, points), "end_ms": self._sampler.board.now_ms - late_ms}
 
     async def alarms(self, request: Request) -> Response:
-        found = (await self._source.overview(self._sampler.board.version, alarms=True))["alarms"]
-        return answer(BoardView(principal_of(request)).alarms(found))
+        found = await self._source.overview(self._sampler.board.version, alarms=True)
+        return answer(BoardView(principal_of(request)).alarms(found.get("alarms", self._sampler.alarms)))
 
     async def jobs(self, request: Request) -> Response:
         return answer({"jobs": self._jobs.rows(principal_of(request))})
@@ -122,7 +122,7 @@ class ReadHandlers:
 
     async def processes(self, request: Request) -> Response:
         found = await self._source.overview(self._sampler.board.version, processes=True)
-        rows: list[dict[str, Any]] = [{**row} for row in found["processes"]]
+        rows: list[dict[str, Any]] = [{**row} for row in found.get("processes", ())]
         memory = await self._memory_of([row["pid"] for row in rows])
         for row in rows:
             row["memory_bytes"] = memory.get(row["pid"])

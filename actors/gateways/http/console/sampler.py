@@ -152,7 +152,7 @@ class Sampler:
         if found["whole"]:
             self.history.keep_only(board.topics)
         if any(board.broker[name] != before.get(name) for name in ("alarms", "alarmed_ns")):
-            self.alarms = (await self._broker.overview(board.version, alarms=True))["alarms"]
+            self.alarms = (await self._broker.overview(board.version, alarms=True)).get("alarms", self.alarms)
             self.alarms_tick = board.tick
         self._sampled_s, self._error = now_s, None
 
