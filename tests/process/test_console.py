@@ -7,14 +7,19 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 import httpx
 import pytest
 from support.broker import Broker, wait_for
 
 import zsq
+from tests.support.shapes import misfits
+from zsq.actors.gateways.http.console.answers import ShownPeek
+from zsq.actors.gateways.http.console.losses import ChannelPage, Preview, TopicPage
 from zsq.actors.gateways.http.web.limits import HttpLimits
+
+SHAPES: Final = {"/channel": ChannelPage, "/topic": TopicPage, "/preview": Preview, "/peek": ShownPeek}
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +40,10 @@ def web(node: Broker) -> Iterator[httpx.Client]:
 def get(web: httpx.Client, path: str, **query: Any) -> Any:
     answer = web.get(path, params=query)
     assert answer.status_code == 200, answer.text
-    return answer.json()
+    found = answer.json()
+    if path in SHAPES:
+        assert not misfits({name: value for name, value in found.items() if name != "now_ms"}, SHAPES[path])
+    return found
 
 
 def do(web: httpx.Client, path: str, options: Any = None, **query: Any) -> Any:

@@ -9,11 +9,15 @@ from support.broker import Broker, kill, wait_for
 from support.stages import TOPIC, write
 
 import zsq
+from tests.support.shapes import misfits
 from zsq.transport.client.blocking.stage_writer import StageCommitter
+from zsq.transport.reports import BrokerStats
 
 
 def row(admin: zsq.Admin, channel: str) -> dict[str, Any]:
-    return dict(admin.stats(TOPIC, channel)["topics"][0]["channels"][0])
+    stats = admin.stats(TOPIC, channel)
+    assert not misfits(stats, BrokerStats)
+    return dict(stats["topics"][0]["channels"][0])
 
 
 def published(broker: Broker, count: int) -> None:

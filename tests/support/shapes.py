@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import UnionType
-from typing import Any, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 
 def required(shape: Any) -> set[str]:
@@ -30,6 +30,8 @@ def misfits(value: object, shape: Any, place: str = "answer") -> list[str]:
     if origin is tuple and isinstance(value, tuple | list) and len(value) == len(args):
         parts = enumerate(zip(value, args, strict=True))
         return [one for number, (part, kind) in parts for one in misfits(part, kind, f"{place}[{number}]")]
-    kinds: tuple[Any, ...] = {float: (int, float), Any: (object,)}.get(shape, (shape,))
-    plain = origin is None and not is_typeddict(shape) and isinstance(value, kinds) and (type(value) is not bool or bool in kinds)
-    return [] if plain or (shape is Any) or (origin is not None and value in args) else [f"{place} is {value!r}, not {shape}"]
+    if shape in (Any, object) or (origin is Literal and value in args):
+        return []
+    kinds = (int, float) if shape is float else (shape,)
+    plain = origin is None and not is_typeddict(shape) and isinstance(value, kinds) and (shape is bool or not isinstance(value, bool))
+    return [] if plain else [f"{place} is {value!r}, not {shape}"]

@@ -8,8 +8,8 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple, NotRequired, TypedDict, cast
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,7 +18,8 @@ from .....transport.client.core.message import ID_DIGITS, OFFSET_BITS, StoredMes
 from .....transport.client.core.peeking import Peek, Peeked
 from .....transport.errors import E_BAD_ARGUMENT, UsageError
 from .....transport.wire.answers import DelayedRow
-from ..web.body import Parameters, read_body
+from .....transport.wire.codec import HeaderValue
+from ..web.body import JsonObject, Parameters, read_body
 from ..web.limits import Budget, HttpLimits, Share
 from ..web.responses import ApiError, api_error
 
@@ -50,13 +51,13 @@ def number(parameters: Parameters, name: str, otherwise: int, least: int, most: 
     return min(max(int(said), least), most)
 
 
-async def options_of(request: Request, limits: HttpLimits, budget: Budget) -> dict[str, Any]:
+async def options_of(request: Request, limits: HttpLimits, budget: Budget) -> JsonObject:
     """The body of a request that does something: an object, or nothing."""
     with budget.share() as share:
         return await read_options(request, OPTIONS_BYTES_MAX, limits.body_s, share)
 
 
-async def read_options(request: Request, bytes_max: int, body_s: float, share: Share) -> dict[str, Any]:
+async def read_options(request: Request, bytes_max: int, body_s: float, share: Share) -> JsonObject:
     """The same, of a body that is counted in `share` for longer than it is read."""
     body = await read_body(request, bytes_max, api_error("BODY_TOO_BIG"), body_s, share)
     if not body:
@@ -80,6 +81,58 @@ PUBLISHED_MAX: Final = 10_000  # messages of one request
 _PUBLISHED: Final = frozenset({"body", "body_base64", "bodies", "key", "key_base64", "tag", "headers", "headers_base64", "delay_s"})
 
 
+class ShownBytes(TypedDict):
+    """The first bytes of a key, a header or a body. `text`: where they are text; `cut`: there are more, `size` of them in all."""
+
+    size: int
+    base64: str
+    text: NotRequired[str]
+    cut: NotRequired[bool]
+
+
+class ShownMessage(TypedDict):
+    offset: int
+    id: str
+    time_ms: int
+    time_ns: str
+    size: int
+    key: ShownBytes | None
+    tag: str | None
+    headers: dict[str, HeaderValue | ShownBytes]
+    body: ShownBytes
+
+
+class ShownHeld(TypedDict):
+    """A message that a channel has yet to finish; None where retention dropped it."""
+
+    offset: int
+    state: str
+    attempts: int
+    consumer: str
+    held_s: float
+    left_s: float
+    due_ms: int
+    message: ShownMessage | None
+
+
+class ShownPeek(TypedDict):
+    next_offset: int
+    looked_to: int
+    head: int
+    paused: bool
+    counts: dict[str, int]
+    messages: list[ShownHeld]
+
+
+class ShownDelayed(TypedDict):
+    key: str
+    due_ms: int
+    size: int
+    body: ShownBytes
+    tag: str | None
+    message_key: ShownBytes | None
+
+
 class Room:
     """How many bytes of bodies an answer still has room for; `each`: for one of them."""
 
@@ -93,10 +146,10 @@ class Room:
         return taken
 
 
-def told(data: bytes, length: int) -> dict[str, Any]:
+def told(data: bytes, length: int) -> ShownBytes:
     """The first `length` bytes, and how many there are."""
     part = data[:length]
-    found: dict[str, Any] = {"size": len(data), "base64": base64.b64encode(part).decode()}
+    found: ShownBytes = {"size": len(data), "base64": base64.b64encode(part).decode()}
     text = text_of(part, cut=len(part) < len(data))
     if text is not None:
         found["text"] = text
@@ -116,8 +169,10 @@ def text_of(data: bytes, *, cut: bool) -> str | None:
     return None if _NO_TEXT.search(text) else text
 
 
-def message(found: StoredMessage, node: int, room: Room) -> dict[str, Any]:
-    headers = {name: told(value, KEY_BYTES_MAX) if isinstance(value, bytes) else _header(value) for name, value in found.headers.items()}
+def message(found: StoredMessage, node: int, room: Room) -> ShownMessage:
+    headers: dict[str, HeaderValue | ShownBytes] = {
+        name: told(value, KEY_BYTES_MAX) if isinstance(value, bytes) else _header(value) for name, value in found.headers.items()
+    }
     return {
         "offset": found.offset,
         "id": f"{node << OFFSET_BITS | found.offset:0{ID_DIGITS}x}",
@@ -131,12 +186,12 @@ def message(found: StoredMessage, node: int, room: Room) -> dict[str, Any]:
     }
 
 
-def _header(value: Any) -> Any:
+def _header(value: HeaderValue) -> HeaderValue:
     """What JavaScript's numbers cannot hold goes as text."""
     return str(value) if isinstance(value, int) and abs(value) >= 1 << 53 else value
 
 
-def peeked(found: Peek, node: int, room: Room) -> dict[str, Any]:
+def peeked(found: Peek, node: int, room: Room) -> ShownPeek:
     return {
         "next_offset": found.next_offset,
         "looked_to": found.looked_to,
@@ -147,7 +202,7 @@ def peeked(found: Peek, node: int, room: Room) -> dict[str, Any]:
     }
 
 
-def _held(one: Peeked, node: int, room: Room) -> dict[str, Any]:
+def _held(one: Peeked, node: int, room: Room) -> ShownHeld:
     return {
         "offset": one.offset,
         "state": one.state,
@@ -160,7 +215,7 @@ def _held(one: Peeked, node: int, room: Room) -> dict[str, Any]:
     }
 
 
-def delayed(rows: Sequence[DelayedRow]) -> list[dict[str, Any]]:
+def delayed(rows: Sequence[DelayedRow]) -> list[ShownDelayed]:
     """Of the list of delayed messages, which has the beginnings of bodies."""
     return [
         {
@@ -175,11 +230,13 @@ def delayed(rows: Sequence[DelayedRow]) -> list[dict[str, Any]]:
     ]
 
 
-def _beginning(data: bytes, size: int) -> dict[str, Any]:
-    found = told(data, len(data)) | {"size": size}
+def _beginning(data: bytes, size: int) -> ShownBytes:
+    found = told(data, len(data))
+    found["size"] = size
     if len(data) < size:
-        text = text_of(data, cut=True)
-        found |= {"cut": True} | ({} if text is None else {"text": text})
+        found["cut"] = True
+        if (text := text_of(data, cut=True)) is not None:
+            found["text"] = text
     return found
 
 
@@ -192,11 +249,11 @@ class Published(NamedTuple):
     bodies: list[bytes]
     key: bytes | None
     tag: str | None
-    headers: dict[str, Any] | None
+    headers: dict[str, HeaderValue] | None
     delay_s: float | None
 
 
-def published(options: Mapping[str, Any]) -> Published:
+def published(options: JsonObject) -> Published:
     """Parse the messages of a request. `UsageError` for what is no message; the client library checks lengths and header values."""
     unknown = options.keys() - _PUBLISHED
     if unknown:
@@ -216,12 +273,12 @@ def published(options: Mapping[str, Any]) -> Published:
         for text in (tag or "", *headers, *encoded, *(value for value in headers.values() if isinstance(value, str))):
             text.encode()
         all_headers = headers | {name: _unpacked(value, "a value of headers_base64") for name, value in encoded.items()}
-        return Published(bodies, _bytes_of(options, "key"), tag, all_headers or None, delay_s)
+        return Published(bodies, _bytes_of(options, "key"), tag, cast("dict[str, HeaderValue]", all_headers) or None, delay_s)
     except UnicodeEncodeError:  # half of a pair of surrogates: JSON permits it
         raise _no_message("it has a text that is not Unicode; send bytes as base64") from None
 
 
-def _bodies(options: Mapping[str, Any]) -> list[bytes]:
+def _bodies(options: JsonObject) -> list[bytes]:
     texts = options.get("bodies")
     body = _bytes_of(options, "body")
     if (texts is None) == (body is None):
@@ -230,10 +287,10 @@ def _bodies(options: Mapping[str, Any]) -> list[bytes]:
         return [body]
     if not isinstance(texts, list) or not 0 < len(texts) <= PUBLISHED_MAX or not all(isinstance(text, str) for text in texts):
         raise _no_message(f"bodies are 1 to {PUBLISHED_MAX} texts")
-    return [text.encode() for text in texts]
+    return [text.encode() for text in cast("list[str]", texts)]
 
 
-def _bytes_of(options: Mapping[str, Any], name: str) -> bytes | None:
+def _bytes_of(options: JsonObject, name: str) -> bytes | None:
     text, encoded = options.get(name), options.get(f"{name}_base64")
     if text is not None and encoded is not None:
         raise _no_message(f"give one of {name} and {name}_base64")

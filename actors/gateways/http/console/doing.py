@@ -17,13 +17,14 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
-from typing import Any, Final, TypedDict
+from typing import Any, Final, TypedDict, cast
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from .....transport.client.asyncio.aio import Batch, Consumer, Producer, Reader
-from .....transport.client.core.asking import END
+from .....transport.client.core.administration import Side
+from .....transport.client.core.asking import END, Place
 from .....transport.client.core.redrive import CHANNEL, NOT_COME, POLL_S, READY, Redrive
 from .....transport.errors import E_FORBIDDEN, E_LIMIT, Refused, ZsqError
 from .....transport.names import check_name
@@ -32,7 +33,7 @@ from .....transport.settings import ChannelOptions, NewChannelOptions, Retention
 from ....security.policy import DEAD_LETTER_TOPIC, REDRIVE, Action, Principal, check_dead_letters
 from ..api.broker import SharedStats
 from ..web.authority import principal_of
-from ..web.body import Parameters
+from ..web.body import JsonObject, Parameters
 from ..web.limits import Budget, HttpLimits
 from ..web.responses import ApiError, api_error
 from . import losses
@@ -237,8 +238,7 @@ class BackgroundJobs:
 KEYS_MAX: Final = 1_000
 PUBLISHES_MAX: Final = 16  # at the same time: each is a client of the broker
 END_S: Final = 0.1  # for such a client to end, once its publish is answered or given up
-Options = dict[str, Any]
-Do = Callable[[str, str, Options, Principal], Awaitable[Mapping[str, object]]]
+Do = Callable[[str, str, JsonObject, Principal], Awaitable[Mapping[str, object]]]
 
 
 class Doing:
@@ -272,8 +272,8 @@ class Doing:
             "/api/topic/pause": lambda topic, *_: source.pause(topic),
             "/api/topic/unpause": lambda topic, *_: source.unpause(topic),
             "/api/topic/empty": lambda topic, *_: source.empty(topic),
-            "/api/topic/close": lambda topic, _, options, __: source.close_topic(topic, options.get("to", "publishers")),
-            "/api/topic/open": lambda topic, _, options, __: source.open_topic(topic, options.get("to", "publishers")),
+            "/api/topic/close": lambda topic, _, options, __: source.close_topic(topic, _side(options)),
+            "/api/topic/open": lambda topic, _, options, __: source.open_topic(topic, _side(options)),
             "/api/topic/delete": lambda topic, _, options, __: source.delete_topic(topic, force=options.get("force") is True),
             "/api/channel/create": self._create_channel,
             "/api/channel/configure": self._configure_channel,
@@ -307,13 +307,13 @@ class Doing:
 
     # Where it is more than a call
 
-    async def _create_topic(self, topic: str, channel: str, options: Options, principal: Principal) -> Mapping[str, object]:
+    async def _create_topic(self, topic: str, channel: str, options: JsonObject, principal: Principal) -> Mapping[str, object]:
         retention = options.get("retention") or {}
         if not isinstance(retention, dict):
             raise bad("retention is an object of settings")
-        return await self._source.create_topic(topic, options.get("sync") or "always", **_known(retention, RetentionSettings))
+        return await self._source.create_topic(topic, cast("str", options.get("sync") or "always"), **_known(retention, RetentionSettings))
 
-    async def _create_channel(self, topic: str, channel: str, options: Options, principal: Principal) -> Mapping[str, object]:
+    async def _create_channel(self, topic: str, channel: str, options: JsonObject, principal: Principal) -> Mapping[str, object]:
         _check_dead_letters(topic, channel, options, principal)
         settings = _known(options, NewChannelOptions)
         await self._stats.fresh(topic)  # the broker would make the topic
@@ -321,29 +321,30 @@ class Doing:
             settings["start"] = _time_s(settings["start"])
         return await self._source.create_channel(topic, channel, **settings)
 
-    async def _configure_channel(self, topic: str, channel: str, options: Options, principal: Principal) -> Mapping[str, object]:
+    async def _configure_channel(self, topic: str, channel: str, options: JsonObject, principal: Principal) -> Mapping[str, object]:
         _check_dead_letters(topic, channel, options, principal)
         return await self._source.configure_channel(topic, channel, **_known(options, ChannelOptions))
 
-    async def _seek(self, topic: str, channel: str, options: Options, principal: Principal) -> Mapping[str, object]:
+    async def _seek(self, topic: str, channel: str, options: JsonObject, principal: Principal) -> Mapping[str, object]:
         to = options.get("to")
         if to is None:
             raise bad('say where to: {"to": OFFSET, "earliest", "latest" or {"time_ms": N}}')
-        where = _time_s(to) if isinstance(to, dict) else to
+        where = _time_s(to) if isinstance(to, dict) else cast("Place", to)
         forward, clamp = (options.get(name) is True for name in ("forward", "clamp"))
         return await self._source.seek(topic, channel, where, forward=forward, clamp=clamp)
 
-    async def _cancel(self, topic: str, channel: str, options: Options, principal: Principal) -> Mapping[str, object]:
+    async def _cancel(self, topic: str, channel: str, options: JsonObject, principal: Principal) -> Mapping[str, object]:
         if options.get("all") is True:
             return {"cancelled": await self._source.delayed_cancel_all(topic), "not_found": 0}
         keys = options.get("keys")
         if not isinstance(keys, list) or not 1 <= len(keys) <= KEYS_MAX or not all(isinstance(key, str) for key in keys):
             raise bad(f'say which: {{"keys": [1 to {KEYS_MAX} keys]}} or {{"all": true}}')
-        found = await self._source.delayed_cancel(topic, keys)
+        found = await self._source.delayed_cancel(topic, cast("list[str]", keys))
         return {"cancelled": sum(found), "not_found": len(found) - sum(found)}
 
-    async def _redrive(self, topic: str, channel: str, options: Options, principal: Principal) -> Mapping[str, object]:
-        to, only, count = options.get("to"), options.get("channel"), options.get("count")
+    async def _redrive(self, topic: str, channel: str, options: JsonObject, principal: Principal) -> Mapping[str, object]:
+        to, only = cast("str | None", options.get("to")), cast("str | None", options.get("channel"))
+        count = options.get("count")
         if to is not None:
             check_name(to)
             if not principal.may(Action.PUBLISH, to):
@@ -415,7 +416,12 @@ class Doing:
             return await reader.offset_at(int(to[5:]) * 1_000_000)
 
 
-def _known(options: Options, kind: Any) -> Any:
+def _side(options: JsonObject) -> Side:
+    """To whom a topic is closed or opened; the broker says which sides there are."""
+    return cast("Side", options.get("to", "publishers"))
+
+
+def _known(options: JsonObject, kind: Any) -> Any:
     """Settings, as keywords. What is not known is refused here: it would be a TypeError."""
     known: frozenset[str] = kind.__optional_keys__
     unknown = options.keys() - known
@@ -424,7 +430,7 @@ def _known(options: Options, kind: Any) -> Any:
     return options
 
 
-def _check_dead_letters(topic: str, channel: str, options: Options, principal: Principal) -> None:
+def _check_dead_letters(topic: str, channel: str, options: JsonObject, principal: Principal) -> None:
     """A channel copies bodies to that topic in the name of whoever sets it: so they must be permitted to read here and to write there."""
     if isinstance(options.get(DEAD_LETTER_TOPIC), str):  # else the broker says what is wrong
         try:

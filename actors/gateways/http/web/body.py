@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import re
 import struct
-from typing import Final
+from typing import Final, TypeAlias
 from urllib.parse import parse_qsl
 
 from starlette.requests import Request
@@ -21,6 +21,10 @@ from .....transport.errors import UsageError
 from .....transport.names import check_name
 from .limits import IDLE_BODY_BYTES_MAX, Budget, Share
 from .responses import ApiError, api_error
+
+JsonValue: TypeAlias = "str | int | float | bool | list[JsonValue] | dict[str, JsonValue] | None"
+"""What a body may say as JSON, before anybody has looked at it."""
+JsonObject: TypeAlias = dict[str, JsonValue]
 
 FIELDS_MAX: Final = 64
 _BROKEN: Final = re.compile(rb"%(?![0-9a-fA-F]{2})|;")
