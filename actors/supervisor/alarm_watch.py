@@ -132,7 +132,7 @@ class AlarmWatch:
         if settings is None:
             places = [AlarmSubject(group.name, name, figure) for figure in ("depth", "age_s")]
             return [(place.figure, known) for place in places if (known := self._alarms.threshold(place)) is not None]
-        asked = (("depth", settings["alarm_depth"], self.given.depth), ("age_s", settings["alarm_age_s"], self.given.age_s))
+        asked = (("depth", settings.get("alarm_depth"), self.given.depth), ("age_s", settings.get("alarm_age_s"), self.given.age_s))
         resolved = ((figure, default if own is None else own) for figure, own, default in asked)
         return [(figure, threshold) for figure, threshold in resolved if threshold != NONE]
 

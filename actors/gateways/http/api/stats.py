@@ -175,13 +175,13 @@ def _client(row: ConsumerStats | ProducerStats) -> NsqClient:
     """What is known of it; a client of the NSQ gateway says more of itself than one of ZSQ's own, whose name is host/process."""
     found: NsqClient = _told(row, _CLIENT)
     host, slash, _ = found["client_id"].partition("/")
-    found["hostname"] = found["hostname"] or (host if slash else "")
+    found["hostname"] = found.get("hostname") or (host if slash else "")
     if row.get("authed"):
         found["authed"] = True
-    if row.get("auth_identity"):
-        found["auth_identity"] = row["auth_identity"]
-    if row.get("auth_identity_url"):
-        found["auth_identity_url"] = row["auth_identity_url"]
+    if identity := row.get("auth_identity"):
+        found["auth_identity"] = identity
+    if url := row.get("auth_identity_url"):
+        found["auth_identity_url"] = url
     return found
 
 
@@ -243,7 +243,8 @@ def _channel_line(row: NsqChannel) -> str:
 
 def _client_text(row: NsqClient) -> str:
     return (
-        f"[{row['version']} {_address(row):<21}] state: {row['state']} inflt: {row['in_flight_count']:<4} rdy: {row['ready_count']:<4}"
+        f"[{row.get('version')} {_address(row):<21}] state: {row.get('state')}"
+        f" inflt: {row['in_flight_count']:<4} rdy: {row['ready_count']:<4}"
         f" fin: {row['finish_count']:<8} re-q: {row['requeue_count']:<8} msgs: {row['message_count']:<8} connected: {_when(row)}"
     )
 
@@ -251,11 +252,11 @@ def _client_text(row: NsqClient) -> str:
 def _producer_text(row: NsqClient) -> str:
     counts = row.get("pub_counts", ())
     topics = ",".join(f"{one['topic']}={one['count']}" for one in counts)
-    return f"[{row['version']} {_address(row):<21}] msgs: {sum(one['count'] for one in counts):<8} topics: {topics}"
+    return f"[{row.get('version')} {_address(row):<21}] msgs: {sum(one['count'] for one in counts):<8} topics: {topics}"
 
 
 def _address(row: NsqClient) -> str:
-    return str(row["remote_address"] or row["client_id"])
+    return row.get("remote_address") or row["client_id"]
 
 
 def _when(row: NsqClient) -> str:

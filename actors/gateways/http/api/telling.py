@@ -113,8 +113,8 @@ class Telling:
             except NotFound:
                 pass
             else:
-                return of_topic | {"producers": shown.get("producers", ())}, said  # of all topics, as nsqd has it
-        return shown | {"topics": []}, said
+                return {**of_topic, "producers": shown.get("producers", ())}, said  # of all topics, as nsqd has it
+        return {**shown, "topics": []}, said
 
     async def metrics(self, request: Request) -> Response:
         await self._asked(request)

@@ -181,8 +181,8 @@ class Board:
         self.version, self.now_ms = found["version"], now_ms
         self._looked_ms, self._steady_ms = self._steady_ms, steady_ms
         if found["whole"]:
-            self._of_topics = Fields(tuple(found["topic_fields"]), TOPIC_RATES)
-            self._of_channels = Fields(tuple(found["channel_fields"]), CHANNEL_RATES)
+            self._of_topics = Fields(tuple(found.get("topic_fields", ())), TOPIC_RATES)
+            self._of_channels = Fields(tuple(found.get("channel_fields", ())), CHANNEL_RATES)
             self._forget(found["topics"])
         if found["broker"] != self.broker:
             self.broker, self.broker_tick = dict(found["broker"]), self.tick
