@@ -125,7 +125,7 @@ class Picture:
     def take(self, told: OverviewAnswer) -> None:
         if told["whole"]:
             self._topics = {}
-            self._topic_fields, self._channel_fields = told["topic_fields"], told["channel_fields"]
+            self._topic_fields, self._channel_fields = told.get("topic_fields", ()), told.get("channel_fields", ())
         for name, (row, channels) in told["topics"].items():
             before, others = self._topics.get(name, ((), {}))
             self._topics[name] = row or before, {**others, **channels}
@@ -154,8 +154,9 @@ class Picture:
         return found | ages | {"topic": topic, "channel": name, "said": ", ".join(said)}
 
     def _process(self, told: ProcessStats, used: Mapping[int, tuple[float | None, int]]) -> Row:
-        cpu, memory = used.get(told["pid"], (None, 0))
-        said = "" if told["state"] == "up" else told["state"]
+        cpu, memory = used.get(told.get("pid", 0), (None, 0))
+        state = told.get("state", "up")
+        said = "" if state == "up" else state
         return {**told, "cpu": cpu, "memory": memory, "said": said}
 
     def summary(self) -> Summary:

@@ -149,6 +149,6 @@ def health(found: BrokerStats) -> Iterator[CheckResult]:
             continue  # the alarm about the full disk
         name = "/".join(filter(None, (alarm.get("topic"), alarm.get("channel"))))
         yield CheckResult(ADVICE, "broker", " ".join(filter(None, ("alarm:", name, alarm.get("text")))), "zsq alarms")
-    restarted = sorted({actor["name"] for actor in actors if actor.get("restarts", 0) >= RESTARTS_MANY})
+    restarted = sorted({actor["name"] for actor in actors if "name" in actor and actor.get("restarts", 0) >= RESTARTS_MANY})
     if restarted:
         yield CheckResult(ADVICE, "broker", f"started again often: {', '.join(restarted[:5])}", "its log says why")

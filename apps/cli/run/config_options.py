@@ -12,7 +12,7 @@ import re
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -172,12 +172,12 @@ def _wrong(path: Path, name: str, text: str) -> UsageError:
 def _checked(path: Path, name: str, option: click.Option, value: object, context: click.Context) -> object:
     """As click takes it."""
     types, allowed = kind(option)
-    values = value if option.multiple and isinstance(value, list) else [value]
+    values: list[Any] = value if option.multiple and isinstance(value, list) else [value]
     for one in values:
         if not isinstance(one, types) or (isinstance(one, bool) and bool not in types):
             raise _wrong(path, name, f"{one!r} is not allowed; {allowed}")
     if isinstance(option.type, click.Path):
-        values = [str(path.absolute().parent / str(one)) for one in values]
+        values = [str(path.absolute().parent / one) for one in values]
     elif not option.is_flag:
         values = [one if isinstance(one, str) else repr(one) for one in values]
     try:
