@@ -15,9 +15,11 @@ from __future__ import annotations
 import logging
 import random
 import time
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
+from ...storage.state.channel_row import ChannelRow
 from ...transport.client.core.asking import END
 from ...transport.errors import E_BAD_ARGUMENT, E_BAD_COMMAND, E_CLOSED, E_CLOSING, E_HELLO, E_LIMIT, Refused, UsageError, ZsqError
 from ...transport.names import is_ephemeral
@@ -31,7 +33,7 @@ from ..settings.closing import TO_CONSUMERS
 from .core import ChannelCore, Peeks
 from .dead_letter_sender import DeadLetterSender
 from .feed import Feed
-from .lease import Peer, Subscriber
+from .lease import Hole, Peer, Subscriber
 from .redelivery import Deferred
 from .saving import Saving
 
@@ -62,10 +64,21 @@ class LastConsumer:
 _WAIT_MS = 10_000
 
 
-def ask_for_row(storage: Port, channel: str, settings: dict[str, Any]) -> dict[str, Any]:
+class OpenedChannel(NamedTuple):
+    """What storage has of a channel. `holes`: those that are not deferred, of an ordered channel all; `deferred`: rows, messages, next due
+    time; `start` and `end`: of the log."""
+
+    row: ChannelRow
+    holes: Sequence[Hole]
+    deferred: tuple[int, int, int]
+    start: int
+    end: int
+
+
+def ask_for_row(storage: Port, channel: str, settings: Mapping[str, object]) -> OpenedChannel:
     """Storage's answer to OpenChannel; many holes come in several. `settings`: those of a channel that is made now."""
-    storage.send((), p.OpenChannel(1, channel, settings))
-    holes: list[Any] = []
+    storage.send((), p.OpenChannel(1, channel, {**settings}))
+    holes: list[Hole] = []
     while storage.socket.poll(_WAIT_MS):
         for mail in storage.receive(1):
             if isinstance(mail, Mail) and isinstance(mail.message, p.Dropped):
@@ -74,23 +87,24 @@ def ask_for_row(storage: Port, channel: str, settings: dict[str, Any]) -> dict[s
                 raise ZsqError(mail.message.code, mail.message.text)
             if not isinstance(mail, Mail) or not isinstance(mail.message, p.Done):
                 raise StartFailed(f"storage answered something else than the channel's row: {mail[1]}")
-            holes += mail.message.data["holes"]
-            if not mail.message.data["more"]:
-                return mail.message.data | {"holes": holes}
+            data = mail.message.data
+            holes += data["holes"]
+            if not data["more"]:
+                return OpenedChannel(ChannelRow.decode(data["row"]), holes, data["deferred"], data["start"], data["end"])
     raise StartFailed("storage did not answer within 10 s")
 
 
-def make_delivery(key: int, channel: str, data: dict[str, Any]) -> ChannelCore:
+def make_delivery(key: int, channel: str, opened: OpenedChannel) -> ChannelCore:
     """From the row, its holes, and what the log holds now."""
-    row = data["row"]
-    deferred = Deferred(*data["deferred"])
+    row = opened.row
+    deferred = Deferred(*opened.deferred)
     deferred.limit(options.EPHEMERAL_DEFERRED_ROWS_MAX if is_ephemeral(channel) else options.DEFERRED_ROWS_MAX)
-    settings = channel_settings.resolve(row.get("settings", {}))
-    made = ChannelCore(key, row["next"], data["holes"], row["counters"], row["paused"], deferred, settings, channel, random.random)
-    made.begin = row.get("begin", row["next"])  # 0.1.0 did not say it
+    settings = channel_settings.resolve(row.settings or {})
+    made = ChannelCore(key, row.next_offset, opened.holes, row.counters, row.paused, deferred, settings, channel, random.random)
+    made.begin = row.next_offset if row.begin is None else row.begin  # 0.1.0 did not say it
     made.measurements.sample((), time.monotonic_ns(), time.time_ns())  # from here on rates count
-    made.supply.go_on_without(row.get("emptied", ()))
-    made.supply.drop_below(data["start"])
+    made.supply.go_on_without(row.emptied or ())
+    made.supply.drop_below(opened.start)
     return made
 
 
@@ -140,11 +154,11 @@ class ChannelActor(Actor):
     def on_start(self) -> dict[str, Any]:
         self.name: str = self.settings["channel"]
         self.storage = self.open_dealer(self.settings["storage"])
-        data = ask_for_row(self.storage, self.name, self.settings.get("settings", {}))
-        self._head = data["end"]
-        self.settings_own: dict[str, Any] = data["row"].get("settings", {})
+        opened = ask_for_row(self.storage, self.name, self.settings.get("settings", {}))
+        self._head = opened.end
+        self.settings_own = opened.row.settings or ChannelOptions()
         self.last_consumer = LastConsumer(time.monotonic_ns()) if is_ephemeral(self.name) else None
-        self.core = make_delivery(self.key, self.name, data)
+        self.core = make_delivery(self.key, self.name, opened)
         self.supply = self.core.supply
         self.feed = Feed(self.name)
         self.front = self.open_router(self.settings["front"])
@@ -396,16 +410,17 @@ class ChannelActor(Actor):
         usual = super()._wait_ms()
         return min(usual, self.saving.wait_ms(time.monotonic_ns()))
 
-    def _row(self) -> dict[str, Any]:
-        found = {"paused": self.core.paused, "counters": self.core.counters, "settings": self.settings_own}
-        if self.last_consumer is not None:  # storage keeps no holes of it
-            found["first"] = self.core.first()
-        return found | {"begin": self.core.begin, "emptied": tuple(self.supply.emptied)}
+    def _row(self, next_offset: int) -> ChannelRow:
+        first = None if self.last_consumer is None else self.core.first()  # storage keeps no holes of an ephemeral channel
+        return ChannelRow(
+            next_offset, self.core.paused, None, self.core.counters, self.settings_own, first, self.core.begin, tuple(self.supply.emptied)
+        )
 
     def _save(self) -> None:
         if not self.saving.out:
             self._request += 1
-            for save in self.saving.begin(self._request, self.core.changes(), self._row()):
+            changes = self.core.changes()
+            for save in self.saving.begin(self._request, changes, self._row(changes.next_offset)):
                 self.storage.send((), save)
 
     def on_done(self, port: Port, mail: Mail, message: p.Done) -> None:
@@ -460,7 +475,8 @@ class ChannelActor(Actor):
             self.storage.send((), self.peeks.begin(self._request, message, self.core, time.monotonic_ns(), time.time_ns()))
             return None
         elif message.action == "configure":
-            self.settings_own = channel_settings.changed(self.settings_own, message.options, self.settings.get("topic_name", ""), self.name)
+            own = channel_settings.changed(self.settings_own, message.options, self.settings.get("topic_name", ""), self.name)
+            self.settings_own = cast("ChannelOptions", own)
             self.core.configure(channel_settings.resolve(self.settings_own))
             self.dead_letters.configured()
             data["settings"] = self.core.settings.as_dict()

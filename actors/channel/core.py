@@ -181,7 +181,7 @@ class ChannelCore:
     """One channel. Commands come from consumers, blocks from the feed into `supply`; parcels and changes go out."""
 
     def __init__(
-        self, incarnation: int, next_offset: int, holes: Iterable[Hole], counters: dict[str, int], paused: bool,
+        self, incarnation: int, next_offset: int, holes: Iterable[Hole], counters: Mapping[str, int], paused: bool,
         deferred: Deferred | None = None, settings: ChannelSettings | None = None, channel: str = "", random: Callable[[], float] = half,
     ) -> None:  # fmt: skip
         self.paused = paused

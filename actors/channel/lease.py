@@ -8,8 +8,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
+from ...storage.state.channel_row import ChannelRow
 from ...transport.block.block import Block
 from ...transport.reports import ConsumerCounts, ConsumerFacts
 from ...transport.wire.protocol import Run, Save
@@ -77,11 +78,12 @@ class Changes(NamedTuple):
     clear: bool = False
 
 
-def save_pages(request: int, channel: str, row: dict[str, Any], changes: Changes) -> list[Save]:
+def save_pages(request: int, channel: str, row: ChannelRow, changes: Changes) -> list[Save]:
     """The words of one commit: as many as keep each frame small. The last one carries `more` False and is answered."""
     puts, gones, size = changes.holes_put, changes.holes_gone, options.SAVE_ROWS_MAX
     pages = [slice(at, at + size) for at in range(0, max(len(puts), len(gones), 1), size)]
-    return [Save(request, channel, row, puts[page], gones[page], changes.clear, page is not pages[-1]) for page in pages]
+    data = row.encode()
+    return [Save(request, channel, data, puts[page], gones[page], changes.clear, page is not pages[-1]) for page in pages]
 
 
 @dataclass(slots=True)

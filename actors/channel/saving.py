@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...storage.state.channel_row import ChannelRow
 from ...transport.errors import E_LIMIT, UsageError
 from ...transport.wire.protocol import Save, Wire
 from ..settings import options
@@ -64,13 +65,13 @@ class Saving:
         """The answers that wait."""
         return [data for _, data in (*self._orders, *self._orders_out)]
 
-    def begin(self, request: int, changes: Changes, row: dict[str, Any]) -> list[Save]:
+    def begin(self, request: int, changes: Changes, row: ChannelRow) -> list[Save]:
         """The words of the commit that begins."""
         assert not self.out
         self.out, self.now, self._due_ns = request, False, 0
         self._barriers_out, self._barriers = self._barriers, []
         self._orders_out, self._orders = self._orders, []
-        return save_pages(request, self._channel, {"next": changes.next_offset, **row}, changes)
+        return save_pages(request, self._channel, row, changes)
 
     def done(self) -> tuple[list[Barrier], list[Answered]]:
         """The commit on its way is on disk: who is to be told."""

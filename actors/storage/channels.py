@@ -27,15 +27,16 @@ from __future__ import annotations
 import reprlib
 import time
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from heapq import heappop, heappush
 from itertools import chain
 from operator import add
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ...storage.errors import Unreadable
 from ...storage.log.log import Log
+from ...storage.state.channel_row import ChannelRow
 from ...storage.state.state import DeferredTotal, HoleRow, StateStore, Table
 from ...transport.block.block import Header
 from ...transport.errors import E_BAD_ARGUMENT, E_CLOSING, E_DISK_FULL, Refused, UsageError, ZsqError
@@ -49,10 +50,6 @@ from ..settings.channel_settings import made, resolve
 from .commits import StateCommits
 from .reads import refused
 
-if TYPE_CHECKING:
-    from ...storage.state.state import ChannelRow
-
-
 _BEHIND = 1 << 63  # no start is so high
 _STALE_MAX = 1_000  # starts that are looked over now and then, beside those that hold
 
@@ -61,7 +58,7 @@ class MemoryRows:
     """By channel. `rows`: the channels' own ones."""
 
     def __init__(self) -> None:
-        self.rows: dict[str, dict[str, Any]] = {}
+        self.rows: dict[str, ChannelRow] = {}
         self._deferred: dict[str, _Deferred] = {}
 
     def __contains__(self, channel: str) -> bool:
@@ -70,7 +67,7 @@ class MemoryRows:
     def __bool__(self) -> bool:
         return bool(self.rows)
 
-    def make(self, channel: str, row: dict[str, Any]) -> None:
+    def make(self, channel: str, row: ChannelRow) -> None:
         """Anew: what a predecessor of that name had is forgotten."""
         self.rows[channel] = row
         self._deferred[channel] = _Deferred()
@@ -78,10 +75,9 @@ class MemoryRows:
     def drop(self, channel: str) -> None:
         del self.rows[channel], self._deferred[channel]
 
-    def save(self, channel: str, pages: Iterable[Save]) -> None:
+    def save(self, channel: str, row: ChannelRow, pages: Sequence[Save]) -> None:
         """One commit, in effect at once."""
-        pages = list(pages)
-        self.rows[channel] |= pages[0].row
+        self.rows[channel] = row
         deferred = self._deferred[channel]
         if pages[0].clear:
             deferred = self._deferred[channel] = _Deferred()
@@ -96,7 +92,7 @@ class MemoryRows:
     def first(self, channel: str, start: int) -> int:
         """The lowest offset that it has not finished, as it said last; not below `start` of the log, which only grows."""
         row = self.rows[channel]
-        first = max(int(row.get("first", row["next"])), start)
+        first = max(row.next_offset if row.first is None else row.first, start)
         deferred = self._deferred[channel].first(start)
         return first if deferred is None else min(first, deferred)
 
@@ -215,7 +211,7 @@ class Channels:
         self._log = log
         self._state = state
         self._sync = sync
-        self.rows: dict[str, ChannelRow] = dict(table.channels)
+        self.rows = dict(table.channels)
         self.memory = MemoryRows()
         self.in_memory = in_memory
         self._left: set[str] = set()  # of those, the ones whose processes are being ended
@@ -231,7 +227,7 @@ class Channels:
         As committed: what a crash now would leave. So it may be used to remove chunks. A channel that is new or was moved back holds what
         it wants from the moment at which it says so: its commit, and with it its answer, may come before that of a removal.
         """
-        wanted = [*self._state.floors.values(), *(max(int(row["next"]), self._log.start) for row in self.rows.values())]
+        wanted = [*self._state.floors.values(), *(max(row.next_offset, self._log.start) for row in self.rows.values())]
         if self.in_memory:
             wanted += [self.memory.first(name, self._log.start) for name in self.memory.rows if name not in self._left]
         return min(wanted, default=self._new_begin() if self._alive() else self._state.waiting)
@@ -241,7 +237,7 @@ class Channels:
         start, end = self._log.start, self.end()
         lowest = self._log.end if self.rows or self.memory else self.waiting
         for name, row in (*self.rows.items(), *self.memory.rows.items()):
-            first = self.memory.first(name, start) if name in self.memory else self._state.floors.get(name, int(row["next"]))
+            first = self.memory.first(name, start) if name in self.memory else self._state.floors.get(name, row.next_offset)
             lowest = min(lowest, first)
             yield Floor(name, max(first, start), end)
         yield Floor("", max(lowest, start), self._log.synced_end)
@@ -317,29 +313,31 @@ class Channels:
         self.owners[message.channel] = mail.envelope  # words of a dead predecessor may still lie in its pipe
         self._pages.pop(message.channel, None)
         # Its holes are read once all that its predecessor has sent is on disk; nobody else writes them from here on.
-        ordered = bool(self.rows[message.channel].get("settings", {}).get("ordered"))
+        ordered = bool((self.rows[message.channel].settings or {}).get("ordered"))
         read = partial(
             self._state.read, partial(_kept, channel=message.channel, ordered=ordered), partial(self._opened, port, mail, message)
         )
         self._state.then(read)
 
-    def _new_row(self, message: p.OpenChannel) -> dict[str, Any]:
+    def _new_row(self, message: p.OpenChannel) -> ChannelRow:
         if len(self.rows) + len(self.memory.rows) >= options.CHANNELS_MAX:
             raise Refused("E_LIMIT", f"a topic has at most {options.CHANNELS_MAX} channels")
         own, start = made(message.settings)
         begin = self._begin(start)
-        return {"next": begin, "begin": begin, "paused": False, "created_ns": time.time_ns(), "counters": {}, "settings": own}
+        row = {"next": begin, "begin": begin, "paused": False, "created_ns": time.time_ns(), "counters": {}, "settings": own}
+        return ChannelRow.decode(row)
 
-    def _row(self, channel: str) -> ChannelRow | None:
-        return self.memory.rows.get(channel) if is_ephemeral(channel) else self.rows.get(channel)
+    def _rows_of(self, channel: str) -> dict[str, ChannelRow]:
+        return self.memory.rows if is_ephemeral(channel) else self.rows
 
     def _opened(self, port: Port, mail: Mail, message: p.OpenChannel, kept: tuple[list[HoleRow], DeferredTotal]) -> None:
         """Answer in as many messages as keep each frame small."""
-        row = self._row(message.channel)
+        row = self._rows_of(message.channel).get(message.channel)
         if row is None or self.owners.get(message.channel) != mail.envelope:
             return  # dropped meanwhile, or opened once more
         holes, total = [tuple(hole) for hole in kept[0]], kept[1]
-        data = {"row": row, "end": self.end(), "start": self._log.start, "deferred": (total.rows, total.messages, total.next_due_ns)}
+        deferred = (total.rows, total.messages, total.next_due_ns)
+        data = {"row": row.encode(), "end": self.end(), "start": self._log.start, "deferred": deferred}
         size = options.SAVE_ROWS_MAX
         for at in range(0, max(len(holes), 1), size):
             more = at + size < len(holes)
@@ -348,6 +346,7 @@ class Channels:
     def save(self, port: Port, mail: Mail, message: p.Save) -> None:
         self._check_owner(mail, message.channel)
         try:
+            row = _saved(self._rows_of(message.channel)[message.channel], message, self._log.end)
             pages = self._page(message)
         except ZsqError:  # the pages behind it may be here already: without this one they would move the channel past what it says
             self._pages.pop(message.channel, None)
@@ -357,13 +356,12 @@ class Channels:
             return
         del self._pages[message.channel]
         if message.channel in self.memory:
-            self.memory.save(message.channel, pages)
+            self.memory.save(message.channel, row, pages)
             port.send(mail.envelope, p.Done(message.request, {}))
             return
-        row = self.rows[message.channel] | message.row
         self.rows[message.channel] = row
         self._state.batch.channel_puts[message.channel] = row
-        self._state.cover(row["next"])
+        self._state.cover(row.next_offset)
         # The batch may already hold older changes of the same rows: the later word wins.
         if message.clear:
             self._state.clear_deferred(message.channel)
@@ -376,7 +374,6 @@ class Channels:
 
     def _page(self, message: p.Save) -> list[p.Save]:
         """All pages of this commit so far."""
-        _check_save(message, self._log.end)
         pages = self._pages.setdefault(message.channel, [])
         pages.append(message)
         if len(pages) > options.SAVE_PAGES_MAX:
@@ -449,31 +446,30 @@ class Channels:
         self._state.then(partial(port.send, mail.envelope, p.Done(message.request, data)))
 
 
-_KINDS: Final = {"next": int, "begin": int, "first": int, "paused": bool, "emptied": tuple, "counters": dict, "settings": dict}
 _HOLE_NUMBERS: Final = 4
 Columns = tuple[tuple[int, ...], ...]
 
 
-def _check_save(message: p.Save, end: int) -> None:
-    """`UsageError` for what could not be written, or not be read again at the next start; and for what lies behind the end of the log,
-    since no commit is made before the log has what it speaks of. One channel's word must not end the storage."""
-    row = message.row
-    good = all(type(row[name]) is kind for name, kind in _KINDS.items() if name in row)
-    good = good and within([*row.get("counters", {}).values()]) and within([row[name] for name in ("next", "first") if name in row])
-    good = good and within([abs(row.get("begin", 0))])  # below 0 where a channel was moved back: it sees as much again
-    columns: Columns = ()
+def _saved(before: ChannelRow, message: p.Save, end: int) -> ChannelRow:
+    """The row with what this says. `UsageError` for what could not be written, or not be read again at the next start; and for what lies
+    behind the end of the log, since no commit is made before the log has what it speaks of. One channel's word must not end the storage."""
     try:
-        good = good and within([*chain.from_iterable(row.get("emptied", ()))]) and {*map(len, row.get("emptied", ()))} <= {2}
-        columns = tuple(zip(*message.holes_put, strict=True))  # a page has up to 50,000 rows, and publishers wait meanwhile
+        row = before.changed(message.row)
+        emptied = row.emptied or ()
+        good = within([row.next_offset, row.first or 0, *row.counters.values()])
+        good = good and within([abs(row.begin or 0)])  # below 0 where a channel was moved back: it sees as much again
+        good = good and within([*chain.from_iterable(emptied)]) and {*map(len, emptied)} <= {2}
+        columns: Columns = tuple(zip(*message.holes_put, strict=True))  # a page has up to 50,000 rows, and publishers wait meanwhile
         good = good and len(columns) == (_HOLE_NUMBERS if message.holes_put else 0)  # rows of nothing have no columns either
         good = good and all(map(within, columns)) and within(message.holes_gone)
     except (TypeError, ValueError):
         good = False
     if not good:
         raise UsageError(E_BAD_ARGUMENT, f"a channel's row and its holes are numbers from 0 to 2^62: {reprlib.repr(message)[:200]}")
-    if max([row.get("next", 0), *map(add, *columns[:2])] if columns else [row.get("next", 0)]) > end:
+    if max([row.next_offset, *map(add, *columns[:2])] if columns else [row.next_offset]) > end:
         raise UsageError(E_BAD_ARGUMENT, f"the log ends at {end}, and this channel is farther on: {reprlib.repr(message)[:200]}")
-    resolve(row.get("settings", {}))
+    resolve(row.settings or {})
+    return row
 
 
 def _kept(store: StateStore, channel: str, *, ordered: bool) -> tuple[list[HoleRow], DeferredTotal]:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from ...actors.supervisor.topics.registry import Registry, TopicRow
 from ...storage.delayed.delayed import DelayedStore
@@ -37,6 +37,7 @@ from ...storage.nsq.disk_queue_format import (
     encode_nsqd,
     queue_name,
 )
+from ...storage.state.channel_row import ChannelRow
 from ...transport.errors import E_DATA_LOSS, E_NOT_EMPTY, E_NOT_FOUND, E_TOO_BIG, DataLoss, NotFound, Refused, UsageError, ZsqError
 from ...transport.names import is_ephemeral
 from ...transport.wire.codec import unpack_headers
@@ -170,7 +171,7 @@ class _Export:
             if is_ephemeral(channel):
                 self._report.notes.append(f"{name}/{channel} is ephemeral: nsqd keeps nothing of it on disk; left out")
                 continue
-            channels.append(NsqdChannel(channel, bool(its["paused"])))
+            channels.append(NsqdChannel(channel, its.paused))
             queue = queue_name(name, channel)
             self._write(queue, reader.messages(queue, _spans(store, channel, its, visible)))
         waits_from = visible if channels else table.waiting
@@ -245,10 +246,10 @@ class _Export:
             store.close()
 
 
-def _spans(store: Store, channel: str, row: dict[str, Any], end: int) -> Iterator[OffsetRun]:
+def _spans(store: Store, channel: str, row: ChannelRow, end: int) -> Iterator[OffsetRun]:
     """What a channel has not finished, ascending; deferred holes come from disk one by one."""
     holes = (OffsetRun(hole.start, hole.start + hole.count, hole.attempts) for hole in store.state.holes(channel))
     deferred = (OffsetRun(hole.start, hole.start + hole.count, hole.attempts) for hole in store.state.deferred_rows(channel))
     yield from heapq.merge(holes, deferred)
-    if row["next"] < end:
-        yield OffsetRun(row["next"], end, 0)
+    if row.next_offset < end:
+        yield OffsetRun(row.next_offset, end, 0)

@@ -38,6 +38,7 @@ from ...storage.files import Files
 from ...storage.log.log import Log
 from ...storage.nsq.disk_queue_format import NSQ_HEAD_BYTES, NsqdTopic, NsqMessage, queue_name
 from ...storage.space import RESERVE_BYTES_MAX, RESERVE_SHARE
+from ...storage.state.channel_row import ChannelRow
 from ...storage.state.state import StateBatch
 from ...transport.block.block import BLOCK_BYTES_MAX, Limits, pack
 from ...transport.errors import E_EXISTS, E_TOO_BIG, UsageError
@@ -149,8 +150,7 @@ class TopicBuilder:
         writer.flush()
         now = time.time_ns()
         for channel in topic.channels:
-            row = {"next": cursors.get(channel.name, common), "paused": channel.paused, "created_ns": now, "counters": {}}
-            batch.channel_puts[channel.name] = row
+            batch.channel_puts[channel.name] = ChannelRow(cursors.get(channel.name, common), channel.paused, now)
         batch.applied_offset = batch.synced_end = writer.end
         if topic.paused:  # nsqd gives a paused topic's own backlog to no channel
             batch.paused_end = common

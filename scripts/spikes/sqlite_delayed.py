@@ -44,6 +44,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -58,6 +59,7 @@ from zsq.storage.delayed.delayed_format import SUM_MASK, DelayedKey, DelayedRow,
 from zsq.storage.errors import DiskFull, StorageError
 from zsq.storage.files import Files
 from zsq.storage.state import state_check
+from zsq.storage.state.channel_row import ChannelRow
 from zsq.storage.state.state import StateBatch
 from zsq.storage.state.state_rows import HOLE_ROW, META, TOTAL_ROW, deferred_key, due_key, total_key, unwrap_meta
 from zsq.storage.state.state_rows import wrap as state_wrap
@@ -75,7 +77,7 @@ MOVE_BYTES: Final = 2 * 1024 * 1024
 FILL_ROWS: Final = 20_000  # of one commit
 SECTOR: Final = 512
 CHANNEL: Final = "archive"
-CHANNEL_ROW: Final[dict[str, Any]] = {"id": 1, "next": 1, "paused": False}
+CHANNEL_ROW: Final = ChannelRow(1)
 
 
 # Processes and figures
@@ -266,7 +268,7 @@ def fill_state(engine: str, path: str, rows: int) -> None:
     state = open_state(engine, path, create=True, cache_kb=FILL_CACHE_KB)
     env: Any = state._env
     growing(env)
-    state.commit(StateBatch(channel_puts={CHANNEL: dict(CHANNEL_ROW)}))
+    state.commit(StateBatch(channel_puts={CHANNEL: CHANNEL_ROW}))
     drawn = random.Random(2)
     dues = [BASE_NS + drawn.randrange(HOUR_NS) for _ in range(rows)]
     total = 0
@@ -294,7 +296,7 @@ def work_state(engine: str, path: str, seed: int, scale: float) -> dict[str, Any
     first = 10_000_000_000 + seed * 1_000_000
     for turn in range(10 * times):
         with clock("commit a cursor"):
-            state.commit(StateBatch(channel_puts={CHANNEL: {**CHANNEL_ROW, "next": turn}}, applied_offset=turn))
+            state.commit(StateBatch(channel_puts={CHANNEL: replace(CHANNEL_ROW, next_offset=turn)}, applied_offset=turn))
     for turn in range(times):
         puts = [(CHANNEL, first + 1_000 * turn + at, 1, 1, BASE_NS + drawn.randrange(HOUR_NS)) for at in range(1_000)]
         with clock("defer 1,000 holes"):

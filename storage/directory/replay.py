@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ...transport.block.block import DELAYED
 from ..log.log import Log
 from ..log.recovery import RecoveryReport
 from ..log.transactions import later_of, superseded
-from ..state.state import ChannelRow, ProducerRow, StateBatch, Table, producer_after
+from ..state.state import ProducerRow, StateBatch, Table, producer_after
 
 
 def replay(log: Log, table: Table, report: RecoveryReport, *, rebuilt: bool = False) -> StateBatch | None:
@@ -49,10 +51,9 @@ def replay(log: Log, table: Table, report: RecoveryReport, *, rebuilt: bool = Fa
 def _clamp(end: int, table: Table, batch: StateBatch, report: RecoveryReport) -> None:
     """State never runs ahead of the log. It cannot, as the log is synced first: so this is an alarm."""
     for name, row in table.channels.items():
-        if int(row.get("next", 0)) > end:
-            report.alarms.append(f"channel {name}: its cursor {row['next']} is beyond the log's end {end}; set back")
-            clamped: ChannelRow = {**row, "next": end}
-            batch.channel_puts[name] = clamped
+        if row.next_offset > end:
+            report.alarms.append(f"channel {name}: its cursor {row.next_offset} is beyond the log's end {end}; set back")
+            batch.channel_puts[name] = replace(row, next_offset=end)
         batch.hole_gones += [(name, hole.start) for hole in table.holes.get(name, ()) if hole.start >= end]
     if table.waiting > end:
         report.alarms.append(f"the waiting cursor {table.waiting} is beyond the log's end {end}; set back")
@@ -68,8 +69,8 @@ def _begin_at(start: int, table: Table, batch: StateBatch) -> None:
     if table.waiting < start:
         batch.waiting = start
     for name, row in table.channels.items():
-        if int(row.get("next", 0)) < start:
-            batch.channel_puts[name] = {**row, "next": start}
+        if row.next_offset < start:
+            batch.channel_puts[name] = replace(row, next_offset=start)
         for hole in table.holes.get(name, ()):
             if hole.start < start:
                 batch.hole_gones.append((name, hole.start))

@@ -16,17 +16,31 @@ import contextlib
 import json
 import struct
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from crc32c import crc32c
 
-from ...transport.wire.codec import pack_value, unpack_value
+from ...transport.wire.codec import pack_value
 from .. import documents
 from ..errors import Damaged, Unreadable
 from ..files import Files
 from ..log.log_format import TEMPORARY_SUFFIX
-from .state_rows import CHANNEL, GENERATION, HOLE, HOLE_ROW, META, TOTAL, DeferredTotal, name_of, start_of, unwrap, unwrap_meta, wrap
+from .state_rows import (
+    CHANNEL,
+    GENERATION,
+    HOLE,
+    HOLE_ROW,
+    META,
+    TOTAL,
+    DeferredTotal,
+    name_of,
+    start_of,
+    unpack_channel,
+    unwrap,
+    unwrap_meta,
+    wrap,
+)
 
 SNAPSHOT_NAME: Final = "state.snapshot"
 SNAPSHOT_VERSION: Final = 1
@@ -144,9 +158,8 @@ def rows_without_deferred(snapshot: Snapshot) -> tuple[list[Row], dict[str, int]
 
 
 def _cursor_back(data: bytes, offset: int) -> tuple[bytes, int]:
-    row = unpack_value(data)
-    before: int = row["next"]
-    return pack_value({**row, "next": min(before, offset)}), before
+    row = unpack_channel(data)
+    return pack_value(replace(row, next_offset=min(row.next_offset, offset)).encode()), row.next_offset
 
 
 def write_snapshot(files: Files, directory: str, data: bytes) -> None:

@@ -35,7 +35,6 @@ from .state_rows import (
     SUM_MASK,
     TOTAL,
     VERSION,
-    ChannelRow,
     DeferredTotal,
     HoleRow,
     ProducerRow,
@@ -50,6 +49,7 @@ from .state_rows import (
     take_meta,
     take_row,
     total_key,
+    unpack_channel,
     unwrap,
     unwrap_meta,
 )
@@ -72,7 +72,6 @@ __all__ = [
     "MAP_BYTES_MAX",
     "RECENT_MAX",
     "VERSION",
-    "ChannelRow",
     "DeferredTotal",
     "HoleRow",
     "ProducerRow",
@@ -243,12 +242,10 @@ class StateStore:
             value = sought(txn, key)
             if value is None:
                 return None
-            table = Table()
-            take_row(table, key, unwrap(key, value))
+            following = unpack_channel(unwrap(key, value)).next_offset
             start: int = unwrap_meta(txn.get(META))["start"]
             deferred = DeferredRows(txn).name(channel)
             firsts = (first_unfinished(txn, kind, name, start) for kind, name in ((HOLE, channel), (DEFERRED, deferred)))
-            following: int = table.channels[channel]["next"]
             return min([max(start, following), *(first for first in firsts if first is not None)])
 
     def walk(self) -> list[str]:

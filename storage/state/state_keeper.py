@@ -125,7 +125,7 @@ class StateKeeper:
         self._uuid = uuid
         self._state = state
         self._starts = starts
-        self._known = {name: _facts(row) for name, row in table.channels.items()}
+        self._known = {name: (row.paused, row.next_offset) for name, row in table.channels.items()}
         self._next_s = 0.0
         self._stale = True
         self.problem = ""
@@ -145,10 +145,9 @@ class StateKeeper:
         for name in batch.channel_drops:
             self._known.pop(name, None)
         for name, row in batch.channel_puts.items():
-            facts = _facts(row)
             before = self._known.get(name)
-            urgent = urgent or before is None or before[0] != facts[0] or facts[1] < before[1]
-            self._known[name] = facts
+            urgent = urgent or before is None or before[0] != row.paused or row.next_offset < before[1]
+            self._known[name] = row.paused, row.next_offset
         if urgent:
             self.write()
 
@@ -181,12 +180,6 @@ class StateKeeper:
             with contextlib.suppress(Damaged):
                 self.write()
         self._starts.end()
-
-
-def _facts(row: dict[str, object]) -> tuple[bool, int]:
-    """What of a channel's row a snapshot must have: whether it is paused, and where it is, if that goes back."""
-    following = row.get("next", 0)
-    return bool(row.get("paused")), following if isinstance(following, int) else 0
 
 
 BAD_STATE: Final = "state.bad-"

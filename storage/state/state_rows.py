@@ -27,6 +27,7 @@ from crc32c import crc32c
 from ...transport.wire.codec import pack_value, unpack_value
 from ..errors import Damaged, ForeignDirectory
 from ..log.transactions import StagedFile, StageRow, TransactionRow
+from .channel_row import ChannelRow
 
 VERSION: Final = 1
 RECENT_MAX: Final = 16  # blocks a producer row remembers
@@ -51,8 +52,6 @@ HOLE_ROW: Final = struct.Struct("<qqq")
 TOTAL_ROW: Final = struct.Struct("<qqQ")
 SUM_MASK: Final = 2**64 - 1
 _HEAD: Final = struct.Struct("<IH")  # crc, length of the key
-
-ChannelRow = dict[str, Any]
 
 
 class HoleRow(NamedTuple):
@@ -114,7 +113,7 @@ class Table:
         """The lowest offset that a channel has not finished, deferred ones included."""
         deferred = self.deferred.get(channel)
         firsts = [hole.start for hole in self.holes.get(channel, ())] + ([deferred.first_start] if deferred else [])
-        return min([int(self.channels[channel]["next"]), *firsts])
+        return min([self.channels[channel].next_offset, *firsts])
 
 
 @dataclass(slots=True)
@@ -214,11 +213,19 @@ def change_meta(meta: dict[str, Any], batch: StateBatch) -> None:
     meta["commits"] += 1
 
 
+def unpack_channel(data: bytes) -> ChannelRow:
+    """A channel's row. `ForeignDirectory` for what passes its checksum and is none: another version wrote it."""
+    try:
+        return ChannelRow.decode(unpack_value(data))
+    except ValueError as error:
+        raise ForeignDirectory(f"{error}; use a newer zsq") from error
+
+
 def take_row(table: Table, key: bytes, data: bytes) -> None:
     """Put a small row, not the checkpoint, where it belongs."""
     kind, rest = key[:1], key[1:]
     if kind == CHANNEL:
-        table.channels[rest.decode()] = unpack_value(data)
+        table.channels[rest.decode()] = unpack_channel(data)
     elif kind == HOLE:
         table.holes.setdefault(name_of(key), []).append(HoleRow(start_of(key), *HOLE_ROW.unpack(data)))
     elif kind == TOTAL:
@@ -240,7 +247,7 @@ def take_row(table: Table, key: bytes, data: bytes) -> None:
 def small_puts(batch: StateBatch) -> dict[bytes, bytes]:
     """The data of rows to write, by key; without holes."""
     rows: dict[bytes, bytes] = {}
-    rows.update((CHANNEL + name.encode(), pack_value(row)) for name, row in batch.channel_puts.items())
+    rows.update((CHANNEL + name.encode(), pack_value(row.encode())) for name, row in batch.channel_puts.items())
     rows.update((PRODUCER + U64.pack(number), pack_value(tuple(row))) for number, row in batch.producers.items())
     rows.update((STAGE + stage, pack_value(_without_nobody(row._asdict()))) for stage, row in batch.stage_puts.items())
     rows.update(

@@ -21,6 +21,7 @@ from zsq.storage.errors import ForeignDirectory, Locked
 from zsq.storage.files import Files
 from zsq.storage.nsq.disk_queue import DiskQueue
 from zsq.storage.nsq.disk_queue_format import NsqdChannel, NsqdList, NsqdTopic, NsqMessage, decode_message, decode_nsqd
+from zsq.storage.state.channel_row import ChannelRow
 from zsq.storage.state.state import StateBatch
 from zsq.transport.block.block import pack
 from zsq.transport.errors import DataLoss, NotFound, Refused, UsageError
@@ -68,8 +69,8 @@ class Topic:
         return export_nsqd(Files(), out, self.data_dir, names, ExportOptions(**options)).notes
 
 
-def channel(next_offset: int, paused: bool = False) -> dict[str, Any]:
-    return {"next": next_offset, "paused": paused, "created_ns": 1, "counters": {}}
+def channel(next_offset: int, paused: bool = False) -> ChannelRow:
+    return ChannelRow(next_offset, paused, 1)
 
 
 # The round trip

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from dataclasses import replace
 from typing import Final
 
 from faults.call_groups import GroupLife
@@ -151,7 +152,7 @@ class RebuildLife(StartLife):
         harness = self.harness
         harness.publish(2)
         harness.sync()
-        puts = {"c": {**ROW, "next": 4}, "d": ROW}
+        puts = {"c": replace(ROW, next_offset=4), "d": ROW}
         self.commit(StateBatch(channel_puts=puts, hole_puts=[("c", 1, 2, 1, 0)], applied_offset=6, producers=self.producers(6)))
         harness.publish(2)
         harness.sync()
@@ -165,7 +166,7 @@ class RebuildLife(StartLife):
         require(not alarms, f"alarms: {alarms}")
         self.check_log()
         table = store.state.load()
-        require(table.channels == {"c": {**ROW, "next": 4}, "d": ROW}, f"the channels are {table.channels}")
+        require(table.channels == {"c": replace(ROW, next_offset=4), "d": ROW}, f"the channels are {table.channels}")
         require([hole.start for hole in table.holes["c"]] == [1], f"the holes are {table.holes}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from faults.call_lives import Step, StoreLife, require
 from support.storage_harness import SMALL
@@ -15,11 +15,12 @@ from zsq.storage.delayed.delayed_format import DelayedKey, due_block
 from zsq.storage.errors import DiskFull, StoreFailed
 from zsq.storage.log.removal import LogKeeper, remove_below
 from zsq.storage.retention import plan
+from zsq.storage.state.channel_row import ChannelRow
 from zsq.storage.state.state import StateBatch, StateStore, Table
 from zsq.transport.block.block import Block, pack
 from zsq.transport.settings import Retention
 
-ROW: Final[dict[str, Any]] = {"next": 0, "paused": False, "counters": {}}
+ROW: Final = ChannelRow(0)
 PUBLISHER: Final = 99
 LATER_NS: Final = 1 << 60
 
@@ -50,12 +51,12 @@ class ChannelLife(StoreLife):
         many = [("d", start, 1, 1, 1_000 + start) for start in range(0, 900, 2)]
         batches = [
             StateBatch(channel_puts={"c": ROW}),
-            StateBatch(channel_puts={"c": {**ROW, "next": 5}}, hole_puts=[("c", 0, 1, 2, 0), ("c", 4, 1, 1, 0)]),
-            StateBatch(channel_puts={"d": {**ROW, "next": 6}, "e": ROW}, hole_puts=[("d", 1, 1, 3, 0), ("d", 3, 1, 1, 99)]),
+            StateBatch(channel_puts={"c": replace(ROW, next_offset=5)}, hole_puts=[("c", 0, 1, 2, 0), ("c", 4, 1, 1, 0)]),
+            StateBatch(channel_puts={"d": replace(ROW, next_offset=6), "e": ROW}, hole_puts=[("d", 1, 1, 3, 0), ("d", 3, 1, 1, 99)]),
             StateBatch(hole_gones=[("c", 0), ("d", 1)], hole_puts=[("c", 4, 1, 2, 0)], paused_end=4),
-            StateBatch(channel_puts={"d": {**ROW, "next": 900}}, hole_puts=many),
+            StateBatch(channel_puts={"d": replace(ROW, next_offset=900)}, hole_puts=many),
             StateBatch(deferred_clears=["d"], channel_drops=["e"], paused_end=-1, waiting=3),
-            StateBatch(channel_puts={"c": {**ROW, "next": 2}}),
+            StateBatch(channel_puts={"c": replace(ROW, next_offset=2)}),
         ]
         found: list[Step] = []
         for number, batch in enumerate(batches):

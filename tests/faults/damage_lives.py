@@ -126,7 +126,7 @@ def read_all(log: Log) -> tuple[dict[int, Block], list[tuple[int, int]]]:
 def unfinished(store: Store, table: Table, name: str, end: int) -> frozenset[int]:
     """All that a channel is still to get."""
     rows = [*table.holes.get(name, ()), *(store.state.deferred_rows(name) if name in table.deferred else ())]
-    following = int(table.channels[name]["next"])
+    following = table.channels[name].next_offset
     return frozenset(offset for one in rows for offset in range(one.start, one.start + one.count)) | set(range(following, end))
 
 

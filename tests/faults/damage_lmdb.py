@@ -127,7 +127,7 @@ def _churn(store: Store) -> None:
         batch = StateBatch()
         for name in CHANNELS:
             if name in table.channels:
-                batch.channel_puts[name] = {**table.channels[name], "filler": bytes(1500 * turn)}
+                batch.channel_puts[name] = table.channels[name].changed({"filler": bytes(1500 * turn)})
         store.state.commit(batch)
 
 

@@ -22,6 +22,7 @@ from zsq.storage.files import Files
 from zsq.storage.log.log_format import CHUNK_HEADER_BYTES, FOOTER_BYTES, parse_chunk_name
 from zsq.storage.log.removal import remove_below
 from zsq.storage.log.transactions import Transaction, TransactionRow
+from zsq.storage.state.channel_row import ChannelRow
 from zsq.storage.state.state import ProducerRow, StateBatch, producer_after
 from zsq.transport.block.block import HEADER_BYTES, Block, Header, pack
 from zsq.transport.block.block_format import ADDRESSED
@@ -248,9 +249,9 @@ class Maker:
         log, batch = self.store.log, StateBatch()
         table = self.store.state.load()
         for name in CHANNELS:
-            row = table.channels.get(name, {"next": log.start, "paused": False, "counters": {"turn": 0}})
-            before, after = int(row["next"]), self.random.randrange(int(row["next"]), log.synced_end + 1)
-            batch.channel_puts[name] = {**row, "next": after, "counters": {"turn": row["counters"]["turn"] + 1}}
+            row = table.channels.get(name, ChannelRow(log.start, counters={"turn": 0}))
+            before, after = row.next_offset, self.random.randrange(row.next_offset, log.synced_end + 1)
+            batch.channel_puts[name] = replace(row, next_offset=after, counters={"turn": row.counters["turn"] + 1})
             if after > before and self.random.random() < 0.6:
                 at = self.random.randrange(before, after)
                 due_ns = self.random.choice((0, self.now_ns + 10**15))
@@ -315,7 +316,7 @@ class Maker:
         start = log.chunks[1]
         batch = StateBatch(start=start)
         for name, row in self.store.state.load().channels.items():
-            batch.channel_puts[name] = {**row, "next": max(start, int(row["next"]))}
+            batch.channel_puts[name] = replace(row, next_offset=max(start, row.next_offset))
             batch.deferred_clears.append(name)
             batch.hole_gones += [(name, hole.start) for hole in self.store.state.holes(name) if hole.start < start]
         self.checkpoint()

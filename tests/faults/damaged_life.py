@@ -44,5 +44,5 @@ class DamagedLife(Life):
     def _unfinished(self, facts: Facts, name: str) -> set[int]:
         rows = [*facts["holes"].get(name, ()), *facts["deferred"].get(name, ())]
         left = {offset for row in rows for offset in range(row.start, row.start + row.count)}
-        left.update(range(facts["channels"][name]["next"], self.log.end))
+        left.update(range(facts["channels"][name].next_offset, self.log.end))
         return {offset for offset in left if offset >= self.log.start}

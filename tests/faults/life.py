@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -17,7 +17,8 @@ from zsq.storage.directory.store import Store, StoreOptions
 from zsq.storage.errors import DiskFull
 from zsq.storage.log.log_format import chunk_name
 from zsq.storage.log.removal import remove_below
-from zsq.storage.state.state import ChannelRow, HoleRow, StateBatch, Table, producer_after
+from zsq.storage.state.channel_row import ChannelRow
+from zsq.storage.state.state import HoleRow, StateBatch, Table, producer_after
 from zsq.transport.block.block import Block, pack
 
 from .recording import RecordingFiles
@@ -101,10 +102,9 @@ class Life(StorageHarness):
         self.facts.append(self.facts_now())
         self.commits += 1
 
-    def save_channel(self, name: str, following: int, holes: list[tuple[int, int, int, int]] | None = None, **more: Any) -> None:
+    def save_channel(self, name: str, following: int, holes: Sequence[tuple[int, int, int, int]] = (), *, paused: bool = False) -> None:
         """`holes`: (start, count, attempts, due time)."""
-        row: ChannelRow = {"next": following, **more}
-        self.commit_state(StateBatch(channel_puts={name: row}, hole_puts=[(name, *hole) for hole in holes or ()]))
+        self.commit_state(StateBatch(channel_puts={name: ChannelRow(following, paused)}, hole_puts=[(name, *hole) for hole in holes]))
 
     def checkpoint(self) -> None:
         """With the producers, and without what was moved and is not forgotten yet."""

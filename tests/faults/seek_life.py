@@ -15,7 +15,7 @@ from unittest import mock
 
 from support.routed import Routed
 
-from zsq.actors.channel.channel import ChannelActor, make_delivery
+from zsq.actors.channel.channel import ChannelActor, OpenedChannel, make_delivery
 from zsq.actors.channel.core import UNKNOWN_DELIVERY
 from zsq.actors.channel.lease import Subscriber
 from zsq.actors.runtime.port import Envelope, Mail, Port
@@ -299,9 +299,9 @@ class SeekLife(Life):
         table = self.store.state.load()
         if NAME not in table.channels:
             return {}
-        holes = [tuple(hole) for hole in self.store.state.holes(NAME)]
-        data = {"row": table.channels[NAME], "holes": holes, "deferred": (0, 0, 0), "start": self.log.start}
-        delivery = make_delivery(8, NAME, data)
+        holes = [*self.store.state.holes(NAME)]
+        opened = OpenedChannel(table.channels[NAME], holes, (0, 0, 0), self.log.start, self.log.end)
+        delivery = make_delivery(8, NAME, opened)
         delivery.subscribe(Subscriber(CONSUMER, "one", READY, FAR_NS, FAR_NS, 0, 0))
         blocks = self.read_all()
         for block in blocks:

@@ -14,6 +14,7 @@ from support.storage_harness import GROUPS, IDENTITY, SMALL
 from zsq.storage.checks.fsck import check_topic
 from zsq.storage.delayed import delayed as delayed_store
 from zsq.storage.directory.store import StoreOptions
+from zsq.storage.state.channel_row import ChannelRow
 from zsq.storage.state.state import StateBatch
 
 from .before_the_cut import (
@@ -190,7 +191,7 @@ def deferred(life: Life) -> None:
     life.save_channel("one", 12, [(1, 2, 1, 50), (4, 1, 1, 60), (7, 3, 2, 0)])
     life.save_channel("two", 6, [(0, 3, 1, 70)])
     life.commit_state(StateBatch(hole_gones=[("one", 4)], hole_puts=[("one", 1, 1, 2, 90), ("one", 2, 1, 1, 0)]))
-    life.commit_state(StateBatch(deferred_clears=["one"], channel_puts={"one": {"next": 1}}))
+    life.commit_state(StateBatch(deferred_clears=["one"], channel_puts={"one": ChannelRow(1)}))
     life.commit_state(StateBatch(channel_drops=["two"]))
     life.save_channel("two", 12)
     life.commit_state(StateBatch(paused_end=life.log.synced_end, waiting=3))

@@ -78,8 +78,8 @@ def _backlog(files: Files, registry: Registry, name: str) -> Backlog:
         end = table.paused_end if found.paused else store.log.end
         for channel, its in table.channels.items():
             left = [(bodies[hole.start + i], hole.attempts) for hole in store.state.holes(channel) for i in range(hole.count)]
-            found.channels[channel] = left + [(bodies[offset], 0) for offset in range(its["next"], end)]
-            found.stopped[channel] = its["paused"]
+            found.channels[channel] = left + [(bodies[offset], 0) for offset in range(its.next_offset, end)]
+            found.stopped[channel] = its.paused
         begin = end if found.channels else table.waiting
         found.waiting = [bodies[offset] for offset in range(begin, store.log.end)]
         return found

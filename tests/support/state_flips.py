@@ -20,6 +20,7 @@ from zsq.storage.directory.store import Store, StoreOptions, TopicIdentity, crea
 from zsq.storage.errors import Damaged, StorageError
 from zsq.storage.files import Files
 from zsq.storage.log.transactions import TransactionRow
+from zsq.storage.state.channel_row import ChannelRow
 from zsq.storage.state.state import ProducerRow, StateBatch
 from zsq.transport.block.block import pack
 
@@ -41,7 +42,7 @@ def make(folder: str) -> None:
     for turn in range(8):  # so that there are pages to use again
         batch = StateBatch(applied_offset=30 * turn, producers={5: ProducerRow(3 * turn, 5, ((0, 0),)), 6: ProducerRow(9, 5, ())})
         for number, name in enumerate(CHANNELS):
-            batch.channel_puts[name] = {"next": 300, "paused": False, "counters": {"turn": turn}}
+            batch.channel_puts[name] = ChannelRow(300, counters={"turn": turn})
             batch.hole_puts += [(name, start + number, 1, turn + 1, 0) for start in (0, 100)]
             batch.hole_puts.append((name, 200 + number, 1, turn + 1, 900 + turn))
         batch.transactions = {"app": TransactionRow(turn, "app", 5, 5, 5)}
@@ -55,7 +56,7 @@ def unfinished(store: Store, name: str) -> set[int]:
     rows = [*store.state.holes(name), *store.state.deferred_rows(name)]
     due, _ = store.state.due(name, 10**9, 1_000)
     assert {one.start for one in due} == {one.start for one in store.state.deferred_rows(name)}
-    return {offset for one in rows for offset in range(one.start, one.start + one.count)} | set(range(row["next"], 320))
+    return {offset for one in rows for offset in range(one.start, one.start + one.count)} | set(range(row.next_offset, 320))
 
 
 def check(store: Store) -> None:
@@ -77,7 +78,7 @@ def attempt(folder: str) -> int:
         row = store.state.load().channels[CHANNELS[0]]
         for turn in range(3):
             rows = [(name, 310 + turn, 1, 1, 0) for name in CHANNELS]
-            store.state.commit(StateBatch(hole_puts=rows, channel_puts={CHANNELS[0]: {**row, "filler": bytes(3_000 * turn)}}))
+            store.state.commit(StateBatch(hole_puts=rows, channel_puts={CHANNELS[0]: row.changed({"filler": bytes(3_000 * turn)})}))
         check(store)
     except StorageError:
         store.keeper.distrust()  # as `commits.py` does

@@ -26,6 +26,6 @@ def test_a_channel_that_was_moved_back_can_save_its_row(tmp_path: Path) -> None:
             bench.state_thread.run()
             bench.state.on_results()
         assert p.Done(2, {}) in wire.sent
-        assert bench.store.state.load().channels["c"]["begin"] == -51
+        assert bench.store.state.load().channels["c"].begin == -51
     finally:
         bench.store.close()

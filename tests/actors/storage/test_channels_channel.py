@@ -14,6 +14,7 @@ from zsq.actors.runtime.port import Envelope, Port
 from zsq.actors.settings import options
 from zsq.actors.storage.channels import Channels
 from zsq.storage.errors import Unreadable
+from zsq.storage.state.channel_row import ChannelRow
 from zsq.transport.block.block import pack
 from zsq.transport.errors import Refused
 from zsq.transport.wire import protocol as p
@@ -21,6 +22,7 @@ from zsq.transport.wire.codec import encode
 
 ONE: Envelope = (b"one",)
 TWO: Envelope = (b"two",)
+ROW = ChannelRow(30)
 
 
 class ChannelsHarness:
@@ -126,25 +128,25 @@ def test_a_commit_of_several_pages_is_whole_or_not_at_all(harness: ChannelsHarne
     harness.save(20, (1, 1, 1, 0), (2, 1, 1, 0), (3, 1, 1, 0))
     monkeypatch.setattr(options, "SAVE_ROWS_MAX", 2)
     changes = Changes(30, tuple((i, 1, 1, 0) for i in range(4, 9)), (1, 2, 3), clear=True)
-    pages = save_pages(9, "c", {"next": 30}, changes)
+    pages = save_pages(9, "c", ROW, changes)
     assert [(len(page.holes_put), len(page.holes_gone), page.more) for page in pages] == [(2, 2, True), (2, 1, True), (1, 0, False)]
     for page in pages[:-1]:
         harness.say(page)
     assert harness.commit() == []
-    assert harness.bench.store.state.load().channels["c"]["next"] == 20
+    assert harness.bench.store.state.load().channels["c"].next_offset == 20
     harness.say(pages[-1])
     assert harness.commit() == [p.Done(9, {})]
     assert harness.open(TWO)["holes"] == [(i, 1, 1, 0) for i in range(4, 9)], "in several answers"
     harness.say(pages[0], TWO)
     harness.open(ONE)
     assert harness.save(31) == [p.Done(9, {})]
-    assert harness.bench.store.state.load().channels["c"]["next"] == 31, "a dead predecessor's pages are forgotten"
+    assert harness.bench.store.state.load().channels["c"].next_offset == 31, "a dead predecessor's pages are forgotten"
 
 
 def test_one_page_where_one_is_enough() -> None:
-    assert save_pages(1, "c", {}, Changes(5, (), ())) == [p.Save(1, "c", {}, (), (), False, False)]
+    assert save_pages(1, "c", ROW, Changes(5, (), ())) == [p.Save(1, "c", ROW.encode(), (), (), False, False)]
     rows = tuple((2**62, 10_000, 2**15, 2**62) for _ in range(options.SAVE_ROWS_MAX))
-    (page,) = save_pages(1, "c", {}, Changes(5, rows, tuple(row[0] for row in rows)))
+    (page,) = save_pages(1, "c", ROW, Changes(5, rows, tuple(row[0] for row in rows)))
     assert len(encode(page)) < p.FRAME_BYTES_MAX // 4
     assert not page.more
 

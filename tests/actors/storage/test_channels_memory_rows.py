@@ -9,26 +9,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zsq.actors.storage.channels import MemoryRows
+from zsq.storage.state.channel_row import ChannelRow
 from zsq.storage.state.state import DeferredTotal, HoleRow
 from zsq.transport.wire.protocol import Save
 
+ROW = ChannelRow(5)
 
-def save(
-    row: dict[str, Any], *puts: tuple[int, int, int, int], gone: tuple[int, ...] = (), clear: bool = False, more: bool = False
-) -> Save:
-    return Save(1, "c", row, puts, gone, clear, more)
+
+def save(*puts: tuple[int, int, int, int], gone: tuple[int, ...] = (), clear: bool = False, more: bool = False) -> Save:
+    return Save(1, "c", {}, puts, gone, clear, more)
 
 
 def made() -> MemoryRows:
     rows = MemoryRows()
-    rows.make("c", {"next": 5, "paused": False})
+    rows.make("c", ROW)
     return rows
 
 
-def test_a_row_takes_what_a_commit_says_and_keeps_the_rest() -> None:
+def test_a_row_is_replaced_and_goes_with_its_channel() -> None:
     rows = made()
-    rows.save("c", [save({"next": 9})])
-    assert rows.rows["c"] == {"next": 9, "paused": False}
+    rows.save("c", ChannelRow(9), [save()])
+    assert rows.rows["c"] == ChannelRow(9)
     assert "c" in rows
     rows.drop("c")
     assert not rows
@@ -37,25 +38,25 @@ def test_a_row_takes_what_a_commit_says_and_keeps_the_rest() -> None:
 
 def test_only_what_is_deferred_is_kept() -> None:
     rows = made()
-    rows.save("c", [save({}, (1, 2, 1, 0), (3, 4, 1, 700), (7, 1, 2, 600))])
+    rows.save("c", ROW, [save((1, 2, 1, 0), (3, 4, 1, 700), (7, 1, 2, 600))])
     assert rows.deferred("c") == DeferredTotal(2, 5, 3, 600)
     assert list(rows.deferred_rows("c")) == [HoleRow(3, 4, 1, 700), HoleRow(7, 1, 2, 600)]
-    rows.save("c", [save({}, (7, 1, 2, 0), gone=(3,))])
+    rows.save("c", ROW, [save((7, 1, 2, 0), gone=(3,))])
     assert rows.deferred("c") == DeferredTotal()
 
 
 def test_clear_goes_before_the_puts_of_all_pages() -> None:
     rows = made()
-    rows.save("c", [save({}, (1, 1, 1, 100))])
-    rows.save("c", [save({}, (2, 1, 1, 200), clear=True), save({}, (3, 1, 1, 300), clear=True)])
+    rows.save("c", ROW, [save((1, 1, 1, 100))])
+    rows.save("c", ROW, [save((2, 1, 1, 200), clear=True), save((3, 1, 1, 300), clear=True)])
     assert rows.due("c", 1_000, 10, 10_000) == ([HoleRow(2, 1, 1, 200), HoleRow(3, 1, 1, 300)], 0)
 
 
 def test_a_channel_made_again_has_nothing_of_the_one_before() -> None:
     rows = made()
-    rows.save("c", [save({"next": 9}, (1, 1, 1, 100))])
-    rows.make("c", {"next": 20})
-    assert (rows.rows["c"], rows.deferred("c").rows) == ({"next": 20}, 0)
+    rows.save("c", ChannelRow(9), [save((1, 1, 1, 100))])
+    rows.make("c", ChannelRow(20))
+    assert (rows.rows["c"], rows.deferred("c").rows) == (ChannelRow(20), 0)
 
 
 PUTS = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 3), st.integers(1, 3), st.integers(0, 40)), max_size=12)
@@ -68,7 +69,7 @@ def test_the_state_store_names_the_same(puts: list[Any], gone: list[int], until:
     late = max(late, until)
     rows = made()
     kept: dict[int, HoleRow] = {}
-    rows.save("c", [save({}, *puts), save({}, gone=tuple(gone))])
+    rows.save("c", ROW, [save(*puts), save(gone=tuple(gone))])
     for start, count, attempts, due_ns in puts:
         kept.pop(start, None)
         if due_ns:
@@ -91,9 +92,9 @@ def test_it_agrees_with_the_store_itself(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     store = StateStore(str(tmp_path / "state"), create=True)
     store.create(b"u" * 16, 0)
-    store.commit(StateBatch(channel_puts={"c": {"next": 9}}, hole_puts=[("c", *put) for put in puts]))
+    store.commit(StateBatch(channel_puts={"c": ChannelRow(9)}, hole_puts=[("c", *put) for put in puts]))
     rows = made()
-    rows.save("c", [save({}, *puts)])
+    rows.save("c", ROW, [save(*puts)])
     try:
         for until in (0, 10, 30, 49, 60):
             for limit in (0, 1, 3, 5, 9):

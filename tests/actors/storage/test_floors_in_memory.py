@@ -12,6 +12,7 @@ from tests.actors.storage.test_channels_channel import EPHEMERAL, ONE, TWO, Chan
 from tests.actors.storage.test_retention_desk import House, big
 from zsq.actors.storage.channels import MemoryRows
 from zsq.actors.storage.retention import RetentionRunner
+from zsq.storage.state.channel_row import ChannelRow
 from zsq.transport.errors import E_TOPIC_FULL, Refused
 from zsq.transport.settings import MAX_BYTES_MIN, MIB
 from zsq.transport.wire import protocol as p
@@ -83,19 +84,19 @@ def test_when_the_last_has_left_the_next_begins_there(harness: ChannelsHarness) 
 def test_what_is_not_there_any_more_holds_nothing_back() -> None:
     """A deferred message that the bound has taken lies there until it is due."""
     rows = MemoryRows()
-    rows.make("c", {"next": 9})
-    rows.save("c", [p.Save(1, "c", {"next": 90, "first": 40}, tuple((start, 10, 1, 99) for start in (0, 20, 60)), (), False, False)])
+    rows.make("c", ChannelRow(9))
+    rows.save("c", ChannelRow(90, first=40), [p.Save(1, "c", {}, tuple((start, 10, 1, 99) for start in (0, 20, 60)), (), False, False)])
     assert [rows.first("c", start) for start in (0, 5, 10, 25, 30, 45, 70, 95)] == [0, 5, 20, 25, 40, 45, 70, 95]
 
 
 def test_starts_of_rows_that_went_are_forgotten() -> None:
     rows = MemoryRows()
-    rows.make("c", {"next": 0})
+    rows.make("c", ChannelRow(0))
     for number in range(5_000):
-        rows.save("c", [p.Save(1, "c", {"next": 10**6}, ((5, 1, 1, 99), (number + 10, 1, 1, 99)), (number + 9,), False, False)])
+        rows.save("c", ChannelRow(10**6), [p.Save(1, "c", {}, ((5, 1, 1, 99), (number + 10, 1, 1, 99)), (number + 9,), False, False)])
     assert rows.first("c", 0) == 5
     assert len(rows._deferred["c"]._starts) < 1_010
-    rows.save("c", [p.Save(1, "c", {}, (), (5,), False, False)])
+    rows.save("c", ChannelRow(10**6), [p.Save(1, "c", {}, (), (5,), False, False)])
     assert rows.first("c", 0) == 5_009
 
 
@@ -114,7 +115,7 @@ def begin(housekeeping: House, when_full: str) -> RetentionRunner:
     harness = housekeeping.begin(keep_bytes=0, max_bytes=MAX_BYTES_MIN, when_full=when_full)
     housekeeping.store.log.chunk_bytes = MIB
     harness.in_memory = housekeeping.channels.in_memory = True
-    housekeeping.channels.memory.make(EPHEMERAL, {"next": 0})
+    housekeeping.channels.memory.make(EPHEMERAL, ChannelRow(0))
     return harness
 
 
@@ -153,7 +154,7 @@ def test_one_that_refuses_does(housekeeping: House) -> None:
     with pytest.raises(Refused, match="delete a channel that nobody reads") as refusal:
         harness.admit()
     assert (refusal.value.code, housekeeping.store.log.start) == (E_TOPIC_FULL, 0)
-    housekeeping.channels.memory.rows[EPHEMERAL] |= {"next": 100, "first": 100}
+    housekeeping.channels.memory.rows[EPHEMERAL] = ChannelRow(100, first=100)
     harness._measured_ns = 0
     harness.admit()
     assert harness.statistics()["refused_count"] == 1

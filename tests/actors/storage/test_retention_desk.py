@@ -13,6 +13,7 @@ from support.stage_bench import ONE, A, Bench, Thread
 
 from zsq.actors.storage.channels import Channels
 from zsq.actors.storage.retention import RetentionRunner
+from zsq.storage.state.channel_row import ChannelRow
 from zsq.storage.state.snapshot import read_snapshot, write_snapshot
 from zsq.transport.block.block import Block, pack
 from zsq.transport.errors import E_TOPIC_FULL, Refused, UsageError
@@ -51,7 +52,7 @@ class House(Bench):
 
     def finished(self, upto: int) -> None:
         """There is a channel, and it has committed that."""
-        self.channels.rows["c"] = self.state.batch.channel_puts["c"] = {"next": upto, "paused": False, "counters": {}}
+        self.channels.rows["c"] = self.state.batch.channel_puts["c"] = ChannelRow(upto)
         self.channels.owners["c"] = A
         self.state.wanted = True
         self.commit_state()
@@ -123,7 +124,7 @@ def test_only_what_channels_have_committed_counts(housekeeping: House) -> None:
     harness = housekeeping.begin(keep_bytes=0)
     housekeeping.fill()
     housekeeping.finished(0)
-    housekeeping.channels.rows["c"]["next"] = 100  # said, not committed
+    housekeeping.channels.rows["c"] = ChannelRow(100)  # said, not committed
     housekeeping.state.batch.channel_puts["c"] = housekeeping.channels.rows["c"]
     harness.tick()
     assert housekeeping.state.batch.start is None
@@ -134,7 +135,7 @@ def test_a_seek_backwards_holds_before_it_is_committed(housekeeping: House) -> N
     harness = housekeeping.begin(keep_bytes=0)
     housekeeping.fill()
     housekeeping.finished(100)
-    housekeeping.channels.rows["c"] = housekeeping.state.batch.channel_puts["c"] = {"next": 45, "paused": False, "counters": {}}
+    housekeeping.channels.rows["c"] = housekeeping.state.batch.channel_puts["c"] = ChannelRow(45)
     harness.tick()
     assert housekeeping.state.batch.start == 40
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +18,7 @@ from zsq.storage.directory.store import Store, open_store
 from zsq.storage.files import Files
 from zsq.storage.log.log_format import chunk_name
 from zsq.storage.log.removal import remove_below
+from zsq.storage.state.channel_row import ChannelRow
 from zsq.storage.state.state import StateBatch
 from zsq.transport.block.block import pack
 
@@ -101,15 +103,15 @@ def test_the_state_is_never_ahead_of_the_log(harness: StorageHarness, tmp_path: 
     assert harness.store is not None
     harness.publish(blocks=4)
     harness.sync()
-    row = {"next": 6, "paused": False}
+    row = ChannelRow(6)
     harness.store.state.commit(StateBatch(synced_end=12, applied_offset=12, channel_puts={"c": row}))
     take_state(harness)
     harness.publish(blocks=4)
     harness.sync()
-    harness.store.state.commit(StateBatch(synced_end=24, applied_offset=24, channel_puts={"c": {**row, "next": 24}}))
+    harness.store.state.commit(StateBatch(synced_end=24, applied_offset=24, channel_puts={"c": replace(row, next_offset=24)}))
     copy = opened(copied(harness, take_log(harness), tmp_path / "copy"))
     table = copy.state.load()
-    assert table.channels["c"]["next"] == 6
+    assert table.channels["c"].next_offset == 6
     assert copy.log.end == 24
     assert table.producers[77].next_sequence == 8
     copy.close()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from zsq.storage.checks.fsck import TopicReport, check_topic
 from zsq.storage.directory.store import TopicIdentity
 from zsq.storage.files import Files
+from zsq.storage.state.channel_row import ChannelRow
 from zsq.storage.state.state import StateBatch
 from zsq.transport.block.block import pack
 
@@ -34,7 +35,7 @@ def test_an_older_state_store_is_found(harness: StorageHarness) -> None:
     old = harness.path("state/data.mdb").read_bytes()
     assert harness.store is not None
     for turn in range(3):
-        harness.store.state.commit(StateBatch(channel_puts={"archive": {"next": 0, "turn": turn}}))
+        harness.store.state.commit(StateBatch(channel_puts={"archive": ChannelRow(0, counters={"turn": turn})}))
     harness.abandon_cleanly()
     assert look(harness).findings == []
     harness.replace(harness.path("state/data.mdb"), old)

@@ -17,6 +17,7 @@ from zsq.storage.directory.store import StoreOptions, TopicIdentity, create_stor
 from zsq.storage.errors import DiskFull, ForeignDirectory, Locked, StoreFailed
 from zsq.storage.files import Files
 from zsq.storage.log.log_format import IDENTITY_NAME, LOCK_NAME, STATE_NAME
+from zsq.storage.state.channel_row import ChannelRow
 from zsq.storage.state.state import ProducerRow, StateBatch
 from zsq.transport.block.block import pack
 
@@ -124,14 +125,14 @@ def test_state_ahead_of_the_log_is_told_and_set_back(harness: StorageHarness) ->
     harness.publish()
     harness.sync()
     assert harness.store is not None
-    batch = StateBatch(channel_puts={"c": {"next": 50}, "d": {"next": 2}}, hole_puts=[("c", 40, 1, 1, 0), ("c", 1, 1, 1, 0)])
+    batch = StateBatch(channel_puts={"c": ChannelRow(50), "d": ChannelRow(2)}, hole_puts=[("c", 40, 1, 1, 0), ("c", 1, 1, 1, 0)])
     batch.waiting, batch.paused_end = 60, 70
     harness.store.state.commit(batch)
     report = harness.restart().report
     assert len(report.alarms) == 3
     assert harness.store is not None
     table = harness.store.state.load()
-    assert table.channels == {"c": {"next": 3}, "d": {"next": 2}}
+    assert table.channels == {"c": ChannelRow(3), "d": ChannelRow(2)}
     assert [hole.start for hole in table.holes["c"]] == [1]
     assert (table.waiting, table.paused_end) == (3, 3)
     assert harness.restart().report.alarms == []

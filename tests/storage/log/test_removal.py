@@ -14,6 +14,7 @@ from support.faulty_files import Choose, PowerCut, keep_all, keep_none
 
 from zsq.storage.log.log_format import bad_name, chunk_name, index_name
 from zsq.storage.log.removal import LogKeeper, finished_bytes, remove_below
+from zsq.storage.state.channel_row import ChannelRow
 from zsq.storage.state.state import StateBatch, StateStore
 from zsq.transport.settings import Retention
 
@@ -283,7 +284,7 @@ def test_the_floor_is_the_first_unfinished_that_is_still_there(
         state.create(bytes(16), 0)
         others = [(other, 0, 9, 1, due_ns) for other, due_ns in (("b", 0), ("d", 0))]
         batch = StateBatch(hole_puts=rows + others, start=start)
-        batch.channel_puts = {name: {"next": following} for name in "bcd"}
+        batch.channel_puts = {name: ChannelRow(following) for name in "bcd"}
         state.commit(batch)
         unfinished = {offset for _, first, count, _, _ in rows for offset in range(first, first + count)}
         assert state.first_unfinished("c") == min([offset for offset in unfinished if offset >= start] + [max(start, following)])

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.storage.log.test_removal import fill, remove
 from tests.storage.state.test_state_keeper_rebuild import spoil, state_of, table_of
 from zsq.storage.errors import StoreFailed
+from zsq.storage.state.channel_row import ChannelRow
 from zsq.storage.state.snapshot import SNAPSHOT_NAME
 from zsq.storage.state.state import HoleRow, StateBatch
 
 if TYPE_CHECKING:
     from tests.storage.conftest import StorageHarness
 
-ROW: dict[str, Any] = {"next": 2, "paused": False, "counters": {}}
+ROW = ChannelRow(2)
 
 
 def rebuilt(harness: StorageHarness) -> int:
@@ -23,7 +25,7 @@ def rebuilt(harness: StorageHarness) -> int:
     start = fill(harness)
     state_of(harness).commit(
         StateBatch(
-            channel_puts={"c": ROW, "far": {**ROW, "next": harness.log.end}},
+            channel_puts={"c": ROW, "far": replace(ROW, next_offset=harness.log.end)},
             hole_puts=[("far", 1, 1, 1, 0), ("far", start - 1, 4, 2, 0), ("far", start + 5, 1, 1, 0)],
         )
     )
@@ -43,7 +45,7 @@ def test_channels_go_on_at_the_logs_start(harness: StorageHarness) -> None:
     assert any(f"the log at {start}" in note for note in report.notes)
     table = table_of(harness)
     assert (table.start, table.dropped, table.waiting) == (start, 0, start)
-    assert table.channels == {"c": {**ROW, "next": start}, "far": {**ROW, "next": harness.log.end}}
+    assert table.channels == {"c": replace(ROW, next_offset=start), "far": replace(ROW, next_offset=harness.log.end)}
     assert table.holes == {"far": [HoleRow(start, 3, 2, 0), HoleRow(start + 5, 1, 1, 0)]}
     assert state_of(harness).walk() == []
     again = harness.restart().report
@@ -60,13 +62,13 @@ def test_chunks_that_are_gone_otherwise_are_missed(harness: StorageHarness) -> N
     harness.files.reset()
     for _ in range(2):
         assert any(f"{second - first} messages" in alarm for alarm in harness.open().report.alarms)
-        assert (table_of(harness).start, table_of(harness).channels["c"]["next"]) == (0, 2)
+        assert (table_of(harness).start, table_of(harness).channels["c"].next_offset) == (0, 2)
         harness.abandon_cleanly()
 
 
 def test_a_snapshot_that_cannot_be_read_now_is_waited_for(harness: StorageHarness) -> None:
     """Without it all channels would be gone, for a disk that failed for a moment."""
-    state_of(harness).commit(StateBatch(channel_puts={"c": {**ROW, "next": 0}}))
+    state_of(harness).commit(StateBatch(channel_puts={"c": replace(ROW, next_offset=0)}))
     harness.abandon()
     spoil(harness)
     harness.files.unreadable = (SNAPSHOT_NAME, 5)

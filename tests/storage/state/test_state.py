@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ from hypothesis import strategies as st
 from zsq.storage.errors import Damaged, DiskFull, ForeignDirectory
 from zsq.storage.log.transactions import StagedFile, StageRow, TransactionRow
 from zsq.storage.state import state_transaction
+from zsq.storage.state.channel_row import ChannelRow
 from zsq.storage.state.state import RECENT_MAX, DeferredTotal, HoleRow, ProducerRow, StateBatch, StateStore, Table, producer_after
 from zsq.storage.state.state_rows import deferred_key, due_key, wrap
 
 UUID = bytes(range(16))
-ROW: dict[str, Any] = {"id": 3, "next": 10, "paused": False, "created_ns": 5, "counters": {"finished": 7}}
+ROW = ChannelRow(10, created_ns=5, counters={"finished": 7})
 
 
 @pytest.fixture
@@ -46,7 +48,7 @@ def test_all_kinds_of_rows(state: StateStore, tmp_path: Path) -> None:
             stage_puts={b"s" * 16: stage, b"t" * 16: stage._replace(files=())},
             transactions={"query": transaction, "jöb": transaction._replace(kind="job")},
 
-            channel_puts={"a": ROW, "a.b": {**ROW, "id": 4}},
+            channel_puts={"a": ROW, "a.b": replace(ROW, created_ns=4)},
             hole_puts=[("a", 5, 2, 1, 0), ("a", 300, 1, 2, 0), ("a.b", 5, 1, 1, 0)],
             producers={2**63 + 1: producer},
             applied_offset=20, paused_end=15, waiting=6,
@@ -55,7 +57,7 @@ def test_all_kinds_of_rows(state: StateStore, tmp_path: Path) -> None:
     state.close()
     state = StateStore(str(tmp_path))
     table = state.load()
-    assert table.channels == {"a": ROW, "a.b": {**ROW, "id": 4}}
+    assert table.channels == {"a": ROW, "a.b": replace(ROW, created_ns=4)}
     assert table.holes == {"a": [HoleRow(5, 2, 1, 0), HoleRow(300, 1, 2, 0)], "a.b": [HoleRow(5, 1, 1, 0)]}
     assert table.producers == {2**63 + 1: producer}
     assert table.stages == {b"s" * 16: stage, b"t" * 16: stage._replace(files=())}
@@ -65,13 +67,13 @@ def test_all_kinds_of_rows(state: StateStore, tmp_path: Path) -> None:
     gone = StateBatch(stage_gones=[b"s" * 16, b"t" * 16, b"u" * 16], transactions_gone=["query", "jöb", "nobody"])
     state.commit(gone)
     state.commit(StateBatch(channel_drops=["a"], hole_gones=[("a.b", 5), ("nobody", 1)], producers_gone=[2**63 + 1, 5], paused_end=-1))
-    assert state.load() == Table(channels={"a.b": {**ROW, "id": 4}}, applied_offset=20, synced_end=20, waiting=6, start=4)
+    assert state.load() == Table(channels={"a.b": replace(ROW, created_ns=4)}, applied_offset=20, synced_end=20, waiting=6, start=4)
 
 
 def test_a_dropped_channel_may_be_made_again_in_the_same_commit(state: StateStore) -> None:
     state.commit(StateBatch(channel_puts={"a": ROW}, hole_puts=[("a", 1, 1, 1, 0)]))
-    state.commit(StateBatch(channel_drops=["a"], channel_puts={"a": {**ROW, "id": 9}}))
-    assert state.load().channels == {"a": {**ROW, "id": 9}}
+    state.commit(StateBatch(channel_drops=["a"], channel_puts={"a": replace(ROW, created_ns=9)}))
+    assert state.load().channels == {"a": replace(ROW, created_ns=9)}
     assert state.load().holes == {}
 
 
@@ -192,7 +194,7 @@ OPERATIONS = st.lists(
 @given(operations=OPERATIONS)
 def test_like_a_dictionary(tmp_path_factory: pytest.TempPathFactory, operations: list[tuple[str, str, int, int]]) -> None:
     state = fresh(tmp_path_factory.mktemp("state"))
-    channels: dict[str, dict[str, Any]] = {}
+    channels: dict[str, ChannelRow] = {}
     holes: dict[tuple[str, int], HoleRow] = {}
     for kind, name, number, count in operations:
         if kind == "hole":
@@ -202,8 +204,8 @@ def test_like_a_dictionary(tmp_path_factory: pytest.TempPathFactory, operations:
             holes.pop((name, number), None)
             state.commit(StateBatch(hole_gones=[(name, number)]))
         elif kind == "channel":
-            channels[name] = {"next": number}
-            state.commit(StateBatch(channel_puts={name: {"next": number}}))
+            channels[name] = ChannelRow(number)
+            state.commit(StateBatch(channel_puts={name: channels[name]}))
         else:
             channels.pop(name, None)
             holes = {key: row for key, row in holes.items() if key[0] != name}
@@ -218,7 +220,7 @@ def test_like_a_dictionary(tmp_path_factory: pytest.TempPathFactory, operations:
 
 
 def test_deferred_rows_lie_by_start_and_by_due_time(state: StateStore) -> None:
-    state.commit(StateBatch(channel_puts={"c": {"next": 50}}, hole_puts=[("c", i, 2, 3, 1_000 - i) for i in range(0, 20, 2)]))
+    state.commit(StateBatch(channel_puts={"c": ChannelRow(50)}, hole_puts=[("c", i, 2, 3, 1_000 - i) for i in range(0, 20, 2)]))
     total = state.load().deferred["c"]
     assert total == state.deferred("c") == DeferredTotal(10, 20, 0, 982)
     assert state.due("c", 985, 2) == ([HoleRow(18, 2, 3, 982), HoleRow(16, 2, 3, 984)], 986)
@@ -234,7 +236,7 @@ def test_deferred_rows_lie_by_start_and_by_due_time(state: StateStore) -> None:
 
 
 def test_a_row_that_lost_its_due_time_is_noticed_when_the_others_are_gone(state: StateStore, tmp_path: Path) -> None:
-    state.commit(StateBatch(channel_puts={"c": {"next": 50}}, hole_puts=[("c", i, 1, 1, 10 + i) for i in range(3)]))
+    state.commit(StateBatch(channel_puts={"c": ChannelRow(50)}, hole_puts=[("c", i, 1, 1, 10 + i) for i in range(3)]))
     state.close()
     key = due_key("c", 11, 1)
     tamper(tmp_path, lambda txn: (txn.pop(key), txn.put(due_key("c", 11, 7), wrap(due_key("c", 11, 7), b""))))
@@ -251,14 +253,14 @@ def test_many_are_cleared_at_once_and_removed_by_and_by(
     monkeypatch.setattr(state_transaction, "CLEAR_ROWS_MAX", 10)
     monkeypatch.setattr(state_transaction, "COLLECT_ROWS_MAX", 30)
     rows = [("c", i, 1, 1, 10 + i) for i in range(100)]
-    state.commit(StateBatch(channel_puts={"c": {"next": 500}, "d": {"next": 5}}, hole_puts=[*rows, ("d", 1, 1, 1, 5)]))
+    state.commit(StateBatch(channel_puts={"c": ChannelRow(500), "d": ChannelRow(5)}, hole_puts=[*rows, ("d", 1, 1, 1, 5)]))
     for turn in range(2):
         if how == "clear":
             state.commit(StateBatch(deferred_clears=["c"], hole_puts=[("c", 5, 1, 2, 7)]))
         else:
             state.commit(StateBatch(channel_drops=["c"]))
             assert "c" not in state.load().deferred
-            state.commit(StateBatch(channel_puts={"c": {"next": 500}}, hole_puts=[("c", 5, 1, 2, 7)]))
+            state.commit(StateBatch(channel_puts={"c": ChannelRow(500)}, hole_puts=[("c", 5, 1, 2, 7)]))
         assert state.garbage
         assert state.due("c", 10**18, 1_000) == ([HoleRow(5, 1, 2, 7)], 0)
         assert list(state.deferred_rows("c")) == [HoleRow(5, 1, 2, 7)]
@@ -311,7 +313,7 @@ def flip_in_place(folder: Path, key: bytes, bit: int) -> None:
 @pytest.mark.parametrize("row", [0, 1])
 @pytest.mark.parametrize("bit", range(0, 128, 7))
 def test_a_bit_in_a_due_time_defers_nothing_for_ever(state: StateStore, tmp_path: Path, row: int, bit: int) -> None:
-    state.commit(StateBatch(channel_puts={"c": {"next": 50}}, hole_puts=[("c", i, 1, 1, 10 + i) for i in range(3)]))
+    state.commit(StateBatch(channel_puts={"c": ChannelRow(50)}, hole_puts=[("c", i, 1, 1, 10 + i) for i in range(3)]))
     state.close()
     key = due_key("c", 10 + row, row)
     flip_in_place(tmp_path, key, bit + 8 * (len(key) - 16))
@@ -326,7 +328,7 @@ def test_a_bit_in_a_due_time_defers_nothing_for_ever(state: StateStore, tmp_path
 
 @pytest.mark.parametrize("bit", range(0, 64, 5))
 def test_a_bit_in_the_lowest_deferred_start_is_noticed(state: StateStore, tmp_path: Path, bit: int) -> None:
-    state.commit(StateBatch(channel_puts={"c": {"next": 50}}, hole_puts=[("c", i, 1, 1, 100 - i) for i in range(20, 23)]))
+    state.commit(StateBatch(channel_puts={"c": ChannelRow(50)}, hole_puts=[("c", i, 1, 1, 100 - i) for i in range(20, 23)]))
     state.close()
     key = deferred_key("c", 20)
     flip_in_place(tmp_path, key, bit + 8 * (len(key) - 8))
@@ -361,7 +363,7 @@ def test_a_bit_in_the_name_of_a_deferred_row_hides_none(state: StateStore, tmp_p
     """It ends the row's range before its time, lets it begin too late, or leads a search for another channel astray."""
     names = ["bb", "cc", "dd"]
     holes = [(one, start, 1, 1, 10 + start) for one in names for start in range(10, 15)]
-    state.commit(StateBatch(channel_puts={one: {"next": 50} for one in names}, hole_puts=holes))
+    state.commit(StateBatch(channel_puts={one: ChannelRow(50) for one in names}, hole_puts=holes))
     state.close()
     sound = (tmp_path / "data.mdb").read_bytes()
     rows = [HoleRow(start, 1, 1, 10 + start) for start in range(10, 15)]
@@ -378,7 +380,7 @@ def test_a_bit_in_the_name_of_a_deferred_row_hides_none(state: StateStore, tmp_p
 
 
 def test_a_damaged_value_behind_a_due_time_is_noticed(state: StateStore, tmp_path: Path) -> None:
-    state.commit(StateBatch(channel_puts={"c": {"next": 50}}, hole_puts=[("c", 1, 1, 1, 10)]))
+    state.commit(StateBatch(channel_puts={"c": ChannelRow(50)}, hole_puts=[("c", 1, 1, 1, 10)]))
     state.close()
     key = due_key("c", 10, 1)
     tamper(tmp_path, lambda txn: txn.put(key, b"x" + bytes(txn.get(key))[1:]))

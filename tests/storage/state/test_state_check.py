@@ -11,6 +11,7 @@ import lmdb
 import pytest
 
 from zsq.storage.state import state_check
+from zsq.storage.state.channel_row import ChannelRow
 from zsq.storage.state.state import ProducerRow, StateBatch, StateStore
 from zsq.storage.state.state_check import check_environment, examine, findings
 from zsq.storage.state.state_rows import deferred_key, hole_key, total_key, wrap
@@ -24,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
     for turn in range(5):  # some commits, so that there are free pages
         store.commit(
             StateBatch(
-                channel_puts={"a": {"next": 1_000 + turn}},
+                channel_puts={"a": ChannelRow(1_000 + turn)},
                 hole_puts=[("a", i, 1, turn, 5 + i % 2 * 1_000) for i in range(300)] + [("a", 300 + i, 1, turn, 0) for i in range(300)],
                 producers={turn: ProducerRow(1, 2, ((0, 0),))},
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from zsq.storage.errors import DiskFull, ForeignDirectory
 from zsq.storage.log.transactions import StageRow
 from zsq.storage.state import state_check, state_keeper
 from zsq.storage.state import state_keeper as state_rebuild
+from zsq.storage.state.channel_row import ChannelRow
 from zsq.storage.state.snapshot import SNAPSHOT_NAME, decode_snapshot, read_snapshot
 from zsq.storage.state.state import HoleRow, ProducerRow, StateBatch, StateStore, Table
 from zsq.storage.state.state_check import Verdict
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from tests.storage.conftest import StorageHarness
 
 STAGE = StageRow("query", 7, "app", 1, 0, 0, 0, 0, True, (), 50)
-ROW: dict[str, Any] = {"next": 5, "paused": False, "counters": {}}
+ROW = ChannelRow(5)
 
 
 def tamper(harness: StorageHarness, change: Callable[[Any], object]) -> None:
@@ -61,7 +63,7 @@ def work(harness: StorageHarness) -> Table:
         harness.sync()
     state_of(harness).commit(
         StateBatch(
-            channel_puts={"c": ROW, "d": {**ROW, "next": 6}},
+            channel_puts={"c": ROW, "d": replace(ROW, next_offset=6)},
             hole_puts=[("c", 0, 1, 2, 0), ("c", 4, 1, 1, 0), ("d", 1, 1, 3, 0), ("d", 2, 1, 1, 99), ("d", 4, 1, 1, 50), ("d", 5, 1, 1, 0)],
             producers={77: ProducerRow(2, 5, ((0, 0), (1, 3)))},
             applied_offset=6,
@@ -92,7 +94,7 @@ def test_made_again_from_snapshot_and_log(harness: StorageHarness) -> None:
     assert "set aside as" in report.alarms[0]
     assert any("channel d lost 2 deferred messages: it goes on at offset 2, not 6" in alarm for alarm in report.alarms)
     table = table_of(harness)
-    assert table.channels == {"c": ROW, "d": {**ROW, "next": 2}}
+    assert table.channels == {"c": ROW, "d": replace(ROW, next_offset=2)}
     assert table.holes == {"c": [HoleRow(0, 1, 2, 0), HoleRow(4, 1, 1, 0)], "d": [HoleRow(1, 1, 3, 0)]}
     assert table.deferred == {}
     assert table.producers[77].next_sequence == 4, "replayed from the log"
@@ -109,7 +111,7 @@ def test_a_hole_that_reaches_over_the_lowest_deferred_one_is_cut(harness: Storag
     spoil(harness)
     harness.crash(keep_all)
     assert table_of(harness).holes["d"] == [HoleRow(0, 2, 3, 0)]
-    assert table_of(harness).channels["d"]["next"] == 2
+    assert table_of(harness).channels["d"].next_offset == 2
 
 
 def test_without_a_snapshot_all_is_delivered_again(harness: StorageHarness) -> None:
@@ -185,7 +187,7 @@ def test_a_power_cut_at_every_change_of_the_making(tmp_path: Path, harness: Stor
         other.crash(keep_none if at % 2 else keep_all)
         table = table_of(other)
         assert set(table.channels) == {"c", "d"}
-        assert table.channels["d"]["next"] == 2
+        assert table.channels["d"].next_offset == 2
         assert table.producers[77].next_sequence == 4
         assert other.check() == [0, 1, 2, 3]
         assert other.path("state.bad-1/data.mdb").exists(), "something was wiped"
@@ -233,7 +235,7 @@ def test_damage_in_deferred_rows_is_found_by_the_next_start_after_it_was_met(har
     harness.abandon()
     report = harness.crash(keep_all).report
     assert "set aside" in report.alarms[0]
-    assert table_of(harness).channels["d"]["next"] == 2
+    assert table_of(harness).channels["d"].next_offset == 2
 
 
 # Starts
@@ -338,11 +340,11 @@ def test_what_redelivery_does_not_heal_is_in_the_snapshot_at_once(harness: Stora
     state = state_of(harness)
     changes: list[tuple[StateBatch, bool]] = [
         (StateBatch(channel_puts={"c": ROW}), True),
-        (StateBatch(channel_puts={"c": {**ROW, "next": 9}}), False),
+        (StateBatch(channel_puts={"c": replace(ROW, next_offset=9)}), False),
         (StateBatch(hole_puts=[("c", 1, 1, 1, 5)], applied_offset=3, synced_end=3), False),
-        (StateBatch(channel_puts={"c": {**ROW, "next": 9, "paused": True}}), True),
-        (StateBatch(channel_puts={"c": {**ROW, "next": 2, "paused": True}}), True),
-        (StateBatch(channel_puts={"c": {**ROW, "next": 3, "paused": True}}), False),
+        (StateBatch(channel_puts={"c": replace(ROW, next_offset=9, paused=True)}), True),
+        (StateBatch(channel_puts={"c": replace(ROW, next_offset=2, paused=True)}), True),
+        (StateBatch(channel_puts={"c": replace(ROW, next_offset=3, paused=True)}), False),
         (StateBatch(paused_end=3), True),
         (StateBatch(paused_end=-1), True),
         (StateBatch(waiting=3), True),

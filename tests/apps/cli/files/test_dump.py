@@ -23,6 +23,7 @@ from zsq.storage.files import Files
 from zsq.storage.log.damage import Bad, keep_bytes
 from zsq.storage.log.transactions import Transaction
 from zsq.storage.nsq.disk_queue_format import NsqdList, encode_message, encode_record
+from zsq.storage.state.channel_row import ChannelRow
 from zsq.storage.state.state import ProducerRow, StateBatch
 from zsq.transport.block.block import Block, pack
 from zsq.transport.block.block_format import ADDRESSED
@@ -56,7 +57,7 @@ def topic(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store.log.append([pack([b"x" * 500_000])] * 2, TIME_NS + 9)
     store.log.append([pack([b"x" * 500_000])], TIME_NS + 10)
     batch = StateBatch(
-        channel_puts={"c": {"next": 1004, "paused": True, "created_ns": 5, "counters": {"message_count": 3}}},
+        channel_puts={"c": ChannelRow(1004, True, 5, {"message_count": 3})},
         hole_puts=[("c", 1001, 2, 4, 0), ("c", 1003, 1, 1, TIME_NS)], producers={7: ProducerRow(5, TIME_NS, ((4, 1008),))},
         applied_offset=store.log.end, synced_end=store.log.end,
     )  # fmt: skip
