@@ -246,13 +246,12 @@ class Channels:
         """Ephemeral channels take what comes."""
         return len(self.memory.rows) > len(self._left)
 
-    def leave(self, name: str) -> dict[str, Any]:
+    def leave(self, name: str) -> None:
         """An ephemeral channel is about to go. If it is the last channel, messages wait for a first one again from here on."""
         if name in self.memory and name not in self._left:
             self._left.add(name)
             if not self.rows and not self._alive():
                 self.waiting = self._state.batch.waiting = self._new_begin()
-        return {}
 
     def __contains__(self, channel: str) -> bool:
         return channel in self.rows or channel in self.memory
@@ -370,7 +369,7 @@ class Channels:
                 self._state.put_hole(message.channel, start, None)
             for start, count, attempts, due_ns in page.holes_put:
                 self._state.put_hole(message.channel, start, (count, attempts, due_ns))
-        self._answer_after_commit(port, mail, message, {})
+        self._answer_after_commit(port, mail, message)
 
     def _page(self, message: p.Save) -> list[p.Save]:
         """All pages of this commit so far."""
@@ -405,7 +404,7 @@ class Channels:
             self.visible_end = self._log.end if message.paused else -1
         self._state.batch.paused_end = self.visible_end
         self._state.cover(self.visible_end)
-        self._answer_after_commit(port, mail, message, {"visible_end": self.visible_end})
+        self._answer_after_commit(port, mail, message, visible_end=self.visible_end)
 
     def empty(self, port: Port, mail: Mail, message: p.Empty) -> None:
         """See `Empty`. What is behind a pause is each channel's own to pass, so they are asked in between."""
@@ -414,12 +413,12 @@ class Channels:
         if message.end >= 0:
             if self.visible_end >= 0:
                 self.visible_end = self._state.batch.paused_end = max(self.visible_end, min(message.end, end))
-            self._answer_after_commit(port, mail, message, {"visible_end": self.visible_end})
+            self._answer_after_commit(port, mail, message, visible_end=self.visible_end)
             return
         if not self.rows:
             self.waiting = self._state.batch.waiting = end
         start = end if self.visible_end < 0 else min(max(self.visible_end, self._log.start), end)
-        self._answer_after_commit(port, mail, message, {"start": start, "end": end})
+        self._answer_after_commit(port, mail, message, start=start, end=end)
 
     def dropped(self, start: int) -> None:
         """What lies below is about to be removed, finished or not: it waits for no first channel any more."""
@@ -442,7 +441,7 @@ class Channels:
             self.waiting = self._state.batch.waiting = self._new_begin()
         self._state.then(then)
 
-    def _answer_after_commit(self, port: Port, mail: Mail, message: p.Save | p.Pause | p.Empty, data: dict[str, Any]) -> None:
+    def _answer_after_commit(self, port: Port, mail: Mail, message: p.Save | p.Pause | p.Empty, **data: int) -> None:
         self._state.then(partial(port.send, mail.envelope, p.Done(message.request, data)))
 
 

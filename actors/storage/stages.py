@@ -200,7 +200,7 @@ class Stages:
         if len(link.stages) + len(link.superseded) >= options.STAGES_PER_LINK_MAX:
             raise Refused(E_LIMIT, f"a link carries at most {options.STAGES_PER_LINK_MAX} stages; open another one")
 
-    def opened(self, peer: Peer, stage: bytes, transaction: Transaction, now_ns: int) -> dict[str, Any]:
+    def opened(self, peer: Peer, stage: bytes, transaction: Transaction, now_ns: int) -> dict[str, int]:
         """After `check_open`, `link`, and storage's word that the stage is there. The answer's data."""
         row = self._stages.get(stage)
         if row is None:

@@ -425,7 +425,8 @@ class StorageActor(Actor):
         if name not in self._channels:
             return {}
         if message.action == "leave":
-            return self._channels.leave(name)
+            self._channels.leave(name)
+            return {}
         self._channels.drop(name, partial(self.answer_order, message.request, {}))
         return None
 

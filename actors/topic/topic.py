@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import zmq
 
@@ -161,6 +162,14 @@ class Fanout:
 _MS = 1_000_000
 
 
+class Recovered(NamedTuple):
+    """Storage's answer to OpenTopic. `producers`: by id the next sequence, and the last blocks."""
+
+    producers: dict[int, tuple[int, Sequence[Sequence[int]]]]
+    head: int
+    visible_end: int
+
+
 class TopicActor(Actor):
     """Settings: front and storage (endpoints), closed (to publishers)."""
 
@@ -171,13 +180,12 @@ class TopicActor(Actor):
 
     def on_start(self) -> dict[str, Any]:
         self.storage = self.open_dealer(self.settings["storage"])
-        table = self._recovered()
-        producers = {int(pid): (row[0], row[1]) for pid, row in table["producers"].items()}
-        self.ordering = Ordering(producers)
+        recovered = self._recovered()
+        self.ordering = Ordering(recovered.producers)
         self.ordering.closed = self.settings["closed"]
         self.limits = Limits(self.settings.get("message_bytes_max", MESSAGE_BYTES_MAX))
         self._closings: list[int] = []  # orders that wait until all that was taken before is answered
-        self.fanout = Fanout(table["head"], table["visible_end"])
+        self.fanout = Fanout(recovered.head, recovered.visible_end)
         self.front = self.open_router(self.settings["front"])
         self._route()
         self._head_told = -1
@@ -205,14 +213,16 @@ class TopicActor(Actor):
         storage.route(p.Done, self.on_done)
         storage.route(p.Failed, self.on_failed)
 
-    def _recovered(self) -> dict[str, Any]:
+    def _recovered(self) -> Recovered:
         """What storage recovered; it is up already, so this is one round trip."""
         self.storage.send((), p.OpenTopic(1))
         if not self.storage.socket.poll(10_000):
             raise StartFailed("storage did not answer within 10 s")
         for mail in self.storage.receive(1):
             if isinstance(mail, Mail) and isinstance(mail.message, p.Done):
-                return mail.message.data
+                data = mail.message.data
+                producers = {int(pid): (row[0], row[1]) for pid, row in data["producers"].items()}
+                return Recovered(producers, data["head"], data["visible_end"])
         raise StartFailed("storage answered something else than its table")
 
     # Producers

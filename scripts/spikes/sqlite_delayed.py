@@ -177,13 +177,10 @@ def fill_delayed(engine: str, path: str, rows: int) -> None:
             keys = [row_key(DelayedKey(due_ns, begin + number)) for number, due_ns in enumerate(dues[begin : begin + FILL_ROWS])]
             items = [(key, wrap(key, *data)) for key in keys]
             put_many(env, txn, items)
-            for name, more in (
-                ("rows", len(items)),
-                ("messages", len(items)),
-                ("bytes", len(items) * block.length),
-                ("serial", len(items)),
-            ):
-                batch.meta[name] += more
+            batch.meta["rows"] += len(items)
+            batch.meta["messages"] += len(items)
+            batch.meta["bytes"] += len(items) * block.length
+            batch.meta["serial"] += len(items)
             batch.meta["sum"] = (batch.meta["sum"] + sum(crc_of(value) for _, value in items)) & SUM_MASK
             batch.finish()
     store.close()

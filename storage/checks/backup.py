@@ -111,7 +111,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
     return json.dumps(head | data, indent=1).encode()
 
 
-def _checksum(data: Mapping[str, Any]) -> str:
+def _checksum(data: Mapping[str, object]) -> str:
     return f"{crc32c(json.dumps(data, sort_keys=True, separators=(',', ':')).encode()):08x}"
 
 

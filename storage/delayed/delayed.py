@@ -28,10 +28,11 @@ Rows of the delayed messages' environment inside a transaction, and what LMDB's 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import builtins
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypedDict
 
 import lmdb
 
@@ -170,11 +171,25 @@ class Rows:
         return summary
 
 
-def read_meta(txn: Any) -> dict[str, Any]:
+class DelayedMeta(TypedDict):
+    """The meta row. `serial`: of the next message; `lost`: how many messages damage has cost."""
+
+    version: int
+    commits: int
+    serial: int
+    rows: int
+    messages: int
+    bytes: int
+    sum: int
+    lost: int
+    uuid: builtins.bytes
+
+
+def read_meta(txn: Any) -> DelayedMeta:
     value = txn.get(META)
     if value is None:
         raise Damaged("the delayed messages have no meta row")
-    meta: dict[str, Any] = unpack_value(unwrap(META, value))
+    meta: DelayedMeta = unpack_value(unwrap(META, value))
     if meta["version"] != VERSION:
         raise ForeignDirectory(f"delayed messages of version {meta['version']}: only version {VERSION} is known here; use a newer zsq")
     return meta
@@ -212,7 +227,7 @@ def rows_from(txn: Any, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
             yield key, value
 
 
-def summary_of(txn: Any, meta: Mapping[str, Any], sound: bytes = b"") -> tuple[DelayedSummary, bytes]:
+def summary_of(txn: Any, meta: DelayedMeta, sound: bytes = b"") -> tuple[DelayedSummary, bytes]:
     """And the first row's key, if it is the one that the value was written under: LMDB would not see a flipped bit in it, and a due
     time centuries ahead would keep all messages waiting. `sound`: a key that was looked at before; a value may have MiB."""
     cursor = txn.cursor()
@@ -276,7 +291,6 @@ PRODUCER_KEPT_NS: Final = 7 * 86_400 * 1_000_000_000
 SHRINK_ABOVE_BYTES: Final = 64 * 1024 * 1024
 SHRINK_LIVE_BYTES_MAX: Final = 8 * 1024 * 1024  # copied in one go
 EXPIRED_MAX: Final = 1_000  # producer rows dropped by one put
-EMPTY: Final[dict[str, Any]] = {"version": VERSION, "commits": 0, "serial": 0, "rows": 0, "messages": 0, "bytes": 0, "sum": 0, "lost": 0}
 
 
 class DelayedStore:
@@ -308,8 +322,9 @@ class DelayedStore:
         self._map_bytes = int(self._env.info()["map_size"])
 
     def _create(self, uuid: bytes, first_serial: int) -> None:
+        meta = DelayedMeta(version=VERSION, commits=0, serial=first_serial, rows=0, messages=0, bytes=0, sum=0, lost=0, uuid=uuid)
         with translated(self.path), self._env.begin(write=True) as txn:
-            txn.put(META, wrap(META, pack_value({**EMPTY, "uuid": uuid, "serial": first_serial})))
+            txn.put(META, wrap(META, pack_value(meta)))
 
     def _load(self, uuid: bytes) -> None:
         producers: dict[int, DelayedProducer] = {}

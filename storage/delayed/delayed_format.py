@@ -30,7 +30,6 @@ META: Final = b"m"
 ROW: Final = b"d"
 PRODUCER: Final = b"p"
 SUM_MASK: Final = 2**64 - 1
-SERIAL_MAX: Final = 2**63 - 1  # as due times: both stand in fields that some readers take for signed
 
 _KEY: Final = struct.Struct(">cQQ")
 _U64: Final = struct.Struct(">Q")

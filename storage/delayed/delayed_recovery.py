@@ -120,12 +120,12 @@ def finish_mending(files: Files, path: str) -> None:
         _take_back(files, path, files.read_file(trying, 2 * PAGE_BYTES[-1]))
 
 
-def mend_head(files: Files, path: str, commits: int, probe: Callable[[str], dict[str, Any]]) -> str:
+def mend_head(files: Files, path: str, commits: int, probe: Callable[[str], dict[str, int]]) -> str:
     """What was done, as a sentence; empty: there was nothing that could be. `probe` gives the meta row of an environment, {} if it cannot.
 
     `commits`: as many are noted.
     """
-    before = _commits(probe(path))
+    before = probe(path).get("commits", -1)
     original = _read(files, path)
     if before >= max(commits, 0) or not original:
         return ""
@@ -141,7 +141,7 @@ def mend_head(files: Files, path: str, commits: int, probe: Callable[[str], dict
     found = []
     for variant in variants:
         _write(files, path, variant)
-        found.append(_commits(probe(path)))
+        found.append(probe(path).get("commits", -1))
     best = max(found, default=-1)
     if best <= before:
         _take_back(files, path, original)
@@ -158,10 +158,6 @@ def _take_back(files: Files, path: str, original: bytes) -> None:
     _write(files, path, original)
     files.remove(f"{path}/{TRYING_NAME}")
     files.sync_folder(path)
-
-
-def _commits(meta: dict[str, Any]) -> int:
-    return int(meta.get("commits", -1))
 
 
 def _read(files: Files, path: str) -> bytes:
@@ -270,12 +266,12 @@ def _begin(files: Files, directory: str, uuid: bytes, now_ns: int) -> None:
 def _take_steps(files: Files, path: str, new: str) -> dict[str, int]:
     """Those that are not done yet; what the meta row says."""
     note = f"{new}/{DONE_NAME}"
-    done: dict[str, Any] = documents.loads(files.read_file(note, DONE_BYTES_MAX)) if files.exists(note) else {}
+    done: dict[str, dict[str, int | str]] = documents.loads(files.read_file(note, DONE_BYTES_MAX)) if files.exists(note) else {}
     for step in STEPS:
         if step in done:
             continue
         if step == "meta":
-            said: dict[str, Any] = probe(path)
+            said: dict[str, int | str] = {**probe(path)}
         else:
             border = str(done.get("forward", {}).get("border", ""))
             for rows_max in (BATCH_ROWS, 1):
@@ -288,13 +284,12 @@ def _take_steps(files: Files, path: str, new: str) -> dict[str, int]:
         files.write_file(note + TEMPORARY_SUFFIX, json.dumps(done).encode())
         files.rename(note + TEMPORARY_SUFFIX, note)
         files.sync_folder(new)
-    found: dict[str, int] = done["meta"]
-    return found
+    return {name: int(value) for name, value in done["meta"].items()}
 
 
 def probe(path: str) -> dict[str, int]:
     """What the meta row of an environment knows; {} where it cannot be read."""
-    return _run("meta", path) or {}
+    return {name: int(value) for name, value in (_run("meta", path) or {}).items()}
 
 
 def _last_row(path: str) -> bytes:
@@ -316,7 +311,7 @@ def _put_in_place(files: Files, directory: str) -> str:
     return bad
 
 
-def _run(step: str, *arguments: str) -> dict[str, Any] | None:
+def _run(step: str, *arguments: str) -> dict[str, int | str] | None:
     """What the step said; None where it died of what it read."""
     name, old = __spec__.name if __spec__ is not None else __name__, arguments[0]
     try:
@@ -329,7 +324,7 @@ def _run(step: str, *arguments: str) -> dict[str, Any] | None:
         return None
     if done.returncode:
         raise StoreFailed(f"{old} could not be rescued: {done.stderr.decode(errors='replace')[-500:]}")
-    found: dict[str, Any] = json.loads(done.stdout)
+    found: dict[str, int | str] = json.loads(done.stdout)
     return found
 
 
@@ -363,7 +358,8 @@ def counted(path: str) -> dict[str, str]:
                 found["messages"] += block.count
                 found["bytes"] += block.length
         txn.abort()
-    return {name: f"{path}: its {name} are {value}, and {meta[name]} are counted" for name, value in found.items() if value != meta[name]}
+    told = {"rows": meta["rows"], "messages": meta["messages"], "bytes": meta["bytes"], "sum": meta["sum"]}
+    return {name: f"{path}: its {name} are {value}, and {told[name]} are counted" for name, value in found.items() if value != told[name]}
 
 
 def _all(txn: Any) -> Iterator[tuple[bytes, bytes]]:
@@ -481,13 +477,12 @@ def _add_some(batch: Rows, found: Iterator[tuple[bytes, bytes]], rows_max: int) 
 
 
 def main(step: str, path: str, *rest: str) -> None:
-    said: dict[str, Any] = {}
     if step in {"check", "meta"}:
-        said = counted(path) if step == "check" else meta_of(path)
+        sys.stdout.write(json.dumps(counted(path) if step == "check" else meta_of(path)))
     else:
         new, parent, rows_max, border = rest
         take_step(step, path, new, int(parent), int(rows_max), bytes.fromhex(border))
-    sys.stdout.write(json.dumps(said))
+        sys.stdout.write("{}")
 
 
 if __name__ == "__main__":

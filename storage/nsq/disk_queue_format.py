@@ -13,8 +13,8 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 from .. import documents
 from ..errors import Damaged, ForeignDirectory
@@ -80,7 +80,6 @@ class NsqdList:
 
     topics: tuple[NsqdTopic, ...] = ()
     version: str = ""
-    extra: dict[str, Any] = field(default_factory=dict)
 
 
 # Names
@@ -222,7 +221,6 @@ def decode_nsqd(data: bytes) -> NsqdList:
             )
             for topic in found["topics"] or ()
         )
-        extra = {key: value for key, value in found.items() if key not in {"topics", "version"}}
-        return NsqdList(topics, str(found.get("version", "")), extra)
+        return NsqdList(topics, str(found.get("version", "")))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ForeignDirectory(f"{NSQD_NAME} is not what nsqd writes: {error!r}") from None

@@ -17,7 +17,7 @@ import json
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final, TypedDict, cast
 
 from crc32c import crc32c
 
@@ -34,6 +34,7 @@ from .state_rows import (
     META,
     TOTAL,
     DeferredTotal,
+    StateMeta,
     name_of,
     start_of,
     unpack_channel,
@@ -52,13 +53,27 @@ _CHECKSUM_BYTES: Final = 9  # eight digits and the end of the line
 Row = tuple[bytes, bytes]
 
 
+class _Head(TypedDict):
+    """The head line. `deferred`: rows, messages and lowest offset by channel."""
+
+    zsq: str
+    version: int
+    uuid: str
+    time_ns: int
+    commits: int
+    rows: int
+    bytes: int
+    crc: int
+    deferred: dict[str, list[int]]
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """`rows`: key and data of each small row but the checkpoint; `meta` is that. `deferred`: totals by channel, as of then."""
 
     uuid: bytes
     time_ns: int
-    meta: dict[str, Any]
+    meta: StateMeta
     rows: tuple[Row, ...]
     deferred: dict[str, DeferredTotal]
 
@@ -72,7 +87,7 @@ def encode_snapshot(uuid: bytes, time_ns: int, rows: Iterable[Row], deferred: Ma
             commits = unwrap_meta(value)["commits"]
         pieces += (_LENGTHS.pack(len(key), len(value)), key, value)
     body = b"".join(pieces)
-    head = {
+    head: _Head = {
         "zsq": "state snapshot",
         "version": SNAPSHOT_VERSION,
         "uuid": uuid.hex(),
@@ -108,7 +123,7 @@ def decode_snapshot(data: bytes) -> Snapshot:
         raise Damaged(f"the snapshot is not what is written here: {error!r}") from error
 
 
-def _head(data: bytes) -> tuple[dict[str, Any], int]:
+def _head(data: bytes) -> tuple[_Head, int]:
     """The head, and where the rows begin."""
     line, _, rest = data.partition(b"\n")
     if rest[:_CHECKSUM_BYTES] != b"%08x\n" % crc32c(line):
@@ -121,7 +136,7 @@ def _head(data: bytes) -> tuple[dict[str, Any], int]:
         raise Damaged("the snapshot's head is damaged")
     if head.get("zsq") != "state snapshot" or head.get("version") != SNAPSHOT_VERSION:
         raise Damaged(f"a snapshot of version {head.get('version')}: only version {SNAPSHOT_VERSION} is known here")
-    return head, len(line) + 1 + _CHECKSUM_BYTES
+    return cast("_Head", head), len(line) + 1 + _CHECKSUM_BYTES
 
 
 def _rows(body: memoryview) -> Iterator[Row]:

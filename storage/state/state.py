@@ -39,6 +39,7 @@ from .state_rows import (
     HoleRow,
     ProducerRow,
     StateBatch,
+    StateMeta,
     Table,
     alias,
     crc_of,
@@ -111,7 +112,6 @@ class StateStore:
     def __init__(self, path: str, map_bytes: int = MAP_BYTES, *, create: bool = False, readonly: bool = False) -> None:
         """`ForeignDirectory` if it is not there or of another version, `Damaged` if LMDB cannot read it."""
         self._path = path
-        self._map_bytes = map_bytes
         self.garbage = False
         """Deferred rows were cleared and are still there: each commit removes some of them. As of the last `load` or `commit`."""
         self.on_committed: Callable[[StateBatch], None] | None = None
@@ -120,7 +120,7 @@ class StateStore:
             self._env = lmdb.open(path, map_size=map_bytes, max_dbs=0, lock=False, create=create, readonly=readonly, readahead=False)
         except lmdb.Error as error:
             raise translate(error, path) from error
-        self._map_bytes = int(self._env.info()["map_size"])
+        self.map_bytes = int(self._env.info()["map_size"])
 
     def create(self, uuid: bytes, waiting: int) -> None:
         """The first row of a new store."""
@@ -135,10 +135,6 @@ class StateStore:
             self._env.copy(folder)
         except lmdb.Error as error:
             raise translate(error, self._path) from error
-
-    @property
-    def map_bytes(self) -> int:
-        return self._map_bytes
 
     # Reads
 
@@ -280,16 +276,16 @@ class StateStore:
                 self.garbage = garbage
                 break
             except lmdb.MapFullError as error:
-                if self._map_bytes * 2 > MAP_BYTES_MAX:
+                if self.map_bytes * 2 > MAP_BYTES_MAX:
                     raise DiskFull(f"{self._path} has reached its limit of {MAP_BYTES_MAX} bytes") from error
-                self._map_bytes *= 2
-                self._env.set_mapsize(self._map_bytes)
+                self.map_bytes *= 2
+                self._env.set_mapsize(self.map_bytes)
             except lmdb.Error as error:
                 raise after_commit(self._env, translate(error, self._path)) from error
         if self.on_committed is not None:
             self.on_committed(batch)
 
-    def fill(self, meta: dict[str, Any], rows: Iterable[tuple[bytes, bytes]]) -> None:
+    def fill(self, meta: StateMeta, rows: Iterable[tuple[bytes, bytes]]) -> None:
         """The first rows of a new store: the checkpoint, and small rows with their data; by one commit. Errors as in `commit`."""
         try:
             with self._env.begin(write=True) as txn:

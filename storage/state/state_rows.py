@@ -18,9 +18,8 @@ All but "d" and "q" are small: they are read at start, and held. Of deferred hol
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple, TypedDict
 
 from crc32c import crc32c
 
@@ -52,6 +51,22 @@ HOLE_ROW: Final = struct.Struct("<qqq")
 TOTAL_ROW: Final = struct.Struct("<qqQ")
 SUM_MASK: Final = 2**64 - 1
 _HEAD: Final = struct.Struct("<IH")  # crc, length of the key
+
+
+class StateMeta(TypedDict):
+    """The checkpoint, as it lies in the store. `rows`, `sum`: of all small rows."""
+
+    version: int
+    uuid: bytes
+    applied: int
+    synced: int
+    paused: int
+    waiting: int
+    start: int
+    dropped: int
+    rows: int
+    sum: int
+    commits: int
 
 
 class HoleRow(NamedTuple):
@@ -162,34 +177,25 @@ def crc_of(value: bytes) -> int:
     return int.from_bytes(value[:4], "little")
 
 
-def unwrap_meta(value: bytes | None) -> dict[str, Any]:
+def unwrap_meta(value: bytes | None) -> StateMeta:
     """The checkpoint. `ForeignDirectory` if a newer version wrote it."""
     if value is None:
         raise Damaged("the state has no checkpoint row")
-    meta: dict[str, Any] = unpack_value(unwrap(META, value))
+    meta: StateMeta = unpack_value(unwrap(META, value))
     if meta["version"] != VERSION:
         raise ForeignDirectory(f"state of version {meta['version']}: only version {VERSION} is known here; use a newer zsq")
     return meta
 
 
-def new_meta(uuid: bytes, waiting: int) -> dict[str, Any]:
+def new_meta(uuid: bytes, waiting: int) -> StateMeta:
     """The checkpoint of a topic without messages and channels, whose offsets begin at `waiting`."""
     return {
-        "version": VERSION,
-        "uuid": uuid,
-        "applied": waiting,
-        "synced": waiting,
-        "paused": -1,
-        "waiting": waiting,
-        "start": waiting,
-        "dropped": 0,
-        "rows": 0,
-        "sum": 0,
-        "commits": 0,
-    }
+        "version": VERSION, "uuid": uuid, "applied": waiting, "synced": waiting, "paused": -1, "waiting": waiting, "start": waiting,
+        "dropped": 0, "rows": 0, "sum": 0, "commits": 0,
+    }  # fmt: skip
 
 
-def take_meta(table: Table, meta: Mapping[str, Any]) -> None:
+def take_meta(table: Table, meta: StateMeta) -> None:
     table.applied_offset = meta["applied"]
     table.synced_end = meta["synced"]
     table.paused_end = meta["paused"]
@@ -199,17 +205,13 @@ def take_meta(table: Table, meta: Mapping[str, Any]) -> None:
     table.dropped = meta["dropped"]
 
 
-def change_meta(meta: dict[str, Any], batch: StateBatch) -> None:
-    changes = {
-        "applied": batch.applied_offset,
-        "synced": batch.synced_end,
-        "paused": batch.paused_end,
-        "waiting": batch.waiting,
-        "start": batch.start,
-        "dropped": batch.dropped,
-    }
-    meta.update({name: value for name, value in changes.items() if value is not None})
-    meta["synced"] = max(meta["synced"], meta["applied"])
+def change_meta(meta: StateMeta, batch: StateBatch) -> None:
+    meta["applied"] = meta["applied"] if batch.applied_offset is None else batch.applied_offset
+    meta["synced"] = max(meta["synced"] if batch.synced_end is None else batch.synced_end, meta["applied"])
+    meta["paused"] = meta["paused"] if batch.paused_end is None else batch.paused_end
+    meta["waiting"] = meta["waiting"] if batch.waiting is None else batch.waiting
+    meta["start"] = meta["start"] if batch.start is None else batch.start
+    meta["dropped"] = meta["dropped"] if batch.dropped is None else batch.dropped
     meta["commits"] += 1
 
 
@@ -249,16 +251,12 @@ def small_puts(batch: StateBatch) -> dict[bytes, bytes]:
     rows: dict[bytes, bytes] = {}
     rows.update((CHANNEL + name.encode(), pack_value(row.encode())) for name, row in batch.channel_puts.items())
     rows.update((PRODUCER + U64.pack(number), pack_value(tuple(row))) for number, row in batch.producers.items())
-    rows.update((STAGE + stage, pack_value(_without_nobody(row._asdict()))) for stage, row in batch.stage_puts.items())
+    for stage, row in batch.stage_puts.items():  # as earlier versions wrote it, where it has no user
+        rows[STAGE + stage] = pack_value({name: value for name, value in row._asdict().items() if name != "user" or value})
     rows.update(
         (TRANSACTION + app.encode(), pack_value(tuple(row) if row.user else tuple(row)[:-1])) for app, row in batch.transactions.items()
     )
     return rows
-
-
-def _without_nobody(row: dict[str, Any]) -> dict[str, Any]:
-    """A stage's row as earlier versions wrote it, where it has no user."""
-    return {name: value for name, value in row.items() if name != "user" or value}
 
 
 def small_gones(batch: StateBatch) -> list[bytes]:

@@ -25,6 +25,7 @@ from .state_rows import (
     DeferredTotal,
     HoleRow,
     StateBatch,
+    StateMeta,
     alias,
     change_meta,
     crc_of,
@@ -158,7 +159,7 @@ def remove_rows(txn: Any, begin: bytes) -> list[bytes]:
 class SmallRows:
     """Puts and deletes of small rows in one transaction that keep their count and sum."""
 
-    def __init__(self, txn: Any, meta: dict[str, Any]) -> None:
+    def __init__(self, txn: Any, meta: StateMeta) -> None:
         self.txn = txn
         self.meta = meta
 
