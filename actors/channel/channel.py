@@ -35,7 +35,7 @@ from .dead_letter_sender import DeadLetterSender
 from .feed import Feed
 from .lease import Hole, Peer, Subscriber
 from .redelivery import Deferred
-from .saving import Saving
+from .saving import OrderAnswer, Saving
 
 _NS = 1_000_000_000
 
@@ -436,7 +436,7 @@ class ChannelActor(Actor):
         for envelope, answer in barriers:
             self.front.send(envelope, answer)
         for request, data in orders:
-            self.answer_order(request, data)
+            self.answer_order(request, {**data})
 
     def on_failed(self, port: Port, mail: Mail, message: p.Failed) -> None:
         if message.request in self._fetches:
@@ -454,10 +454,10 @@ class ChannelActor(Actor):
     # Orders
 
     def on_order(self, message: p.Order) -> dict[str, Any] | None:
-        data: dict[str, Any] = {}
+        data: OrderAnswer = {}
         if message.action == "closed":
             self._set_closed(bool(message.options["consumers"]))
-            return data
+            return {}
         if message.action == channel_settings.DEAD_LETTER_TOPIC:
             return {"topic": channel_settings.dead_letter_topic(self.settings.get("topic_name", ""), self.name, self.core.settings)}
         if message.action in ("pause", "unpause"):

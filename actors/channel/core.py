@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, cast
+from typing import Final, NamedTuple, NotRequired, TypedDict, cast
 
 from ...transport.block.block import Block, cut, gather
 from ...transport.errors import E_LIMIT, CorruptBlock, Refused
@@ -512,11 +512,24 @@ class ChannelCore:
 ANY_NS = 1 << 62  # a due time that everything is before
 
 
+class _HeldRow(TypedDict):
+    """A run of messages behind the cursor. `consumer`, `held_ms`, `left_ms`: of those in flight; `due_ns`: of deferred ones."""
+
+    state: str
+    offset: int
+    count: int
+    attempts: int
+    consumer: NotRequired[str]
+    held_ms: NotRequired[int]
+    left_ms: NotRequired[int]
+    due_ns: NotRequired[int]
+
+
 class _Look(NamedTuple):
     order: int
     limit: int  # messages of each state
-    data: dict[str, Any]
-    held: list[dict[str, Any]]
+    data: dict[str, object]
+    held: list[_HeldRow]
 
 
 class Peeks:
@@ -539,23 +552,23 @@ class Peeks:
         ends = {"start": asked["start"], "head": max(asked["head"], supply.next_offset)}
         facts = {"paused": delivery.paused, "settings": delivery.settings.as_dict(), "wall_ns": wall_ns}
         data = {"next_offset": supply.next_offset, **ends, **facts, "counts": counts}
-        out = (
-            {"state": "in flight", **_run(run), "consumer": whose, "held_ms": held_ns // _MS, "left_ms": max(0, left_ns) // _MS}
+        out: Iterator[_HeldRow] = (
+            {**_held("in flight", run), "consumer": whose, "held_ms": held_ns // _MS, "left_ms": max(0, left_ns) // _MS}
             for run, whose, held_ns, left_ns in delivery.out(now_ns)
         )
         held = [*_first(out, limit)]
         for state, runs in supply.shown().items():
-            held += _first(({"state": state, **_run(run)} for run in runs), limit)
+            held += _first((_held(state, run) for run in runs), limit)
         self._looks[request] = _Look(order.request, limit, data, held)
         return Due(request, self._channel, ANY_NS, limit)
 
-    def answered(self, request: int, rows: Iterable[Row], delivery: ChannelCore) -> tuple[int, dict[str, Any]] | None:
+    def answered(self, request: int, rows: Iterable[Row], delivery: ChannelCore) -> tuple[int, dict[str, object]] | None:
         """(the order, its answer), if this was asked for a look."""
         look = self._looks.pop(request, None)
         if look is None:
             return None
         found = delivery.supply.deferred.shown(rows)
-        deferred = ({"state": "deferred", **_run(row[:3]), "due_ns": row[3]} for row in found)
+        deferred: Iterator[_HeldRow] = ({**_held("deferred", row[:3]), "due_ns": row[3]} for row in found)
         return look.order, look.data | {"held": [*look.held, *_first(deferred, look.limit)]}
 
     def failed(self, request: int) -> int:
@@ -564,14 +577,14 @@ class Peeks:
         return 0 if look is None else look.order
 
 
-def _run(run: Run) -> dict[str, int]:
-    return {"offset": run[0], "count": run[1], "attempts": run[2]}
+def _held(state: str, run: Run) -> _HeldRow:
+    return {"state": state, "offset": run[0], "count": run[1], "attempts": run[2]}
 
 
-def _first(rows: Iterable[dict[str, Any]], limit: int) -> Iterator[dict[str, Any]]:
+def _first(rows: Iterable[_HeldRow], limit: int) -> Iterator[_HeldRow]:
     """Those with the first `limit` messages."""
     for row in rows:
-        yield row | {"count": min(row["count"], limit)}
+        yield {**row, "count": min(row["count"], limit)}
         limit -= row["count"]
         if limit <= 0:
             return

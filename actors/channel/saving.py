@@ -6,7 +6,7 @@ after it was said.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypedDict
 
 from ...storage.state.channel_row import ChannelRow
 from ...transport.errors import E_LIMIT, UsageError
@@ -16,7 +16,16 @@ from .lease import Changes, Peer, save_pages
 
 _FAR_MS = 1 << 30
 Barrier = tuple[Peer, Wire]
-Answered = tuple[int, dict[str, Any]]
+
+
+class OrderAnswer(TypedDict, total=False):
+    """What is answered to an order once it is durable. `offset`: where a seek went; `settings`: those that hold now."""
+
+    offset: int
+    settings: dict[str, Any]
+
+
+Answered = tuple[int, OrderAnswer]
 
 
 class Saving:
@@ -56,12 +65,12 @@ class Saving:
         self._barriers.append((envelope, answer))
         self.now = True
 
-    def answer(self, request: int, data: dict[str, Any]) -> None:
+    def answer(self, request: int, data: OrderAnswer) -> None:
         """The same to the supervisor's order; `data` may still be changed until then."""
         self._orders.append((request, data))
         self.now = True
 
-    def orders(self) -> list[dict[str, Any]]:
+    def orders(self) -> list[OrderAnswer]:
         """The answers that wait."""
         return [data for _, data in (*self._orders, *self._orders_out)]
 

@@ -20,7 +20,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from ...storage.directory.store import Store
 from ...storage.errors import DiskFull
@@ -50,7 +50,7 @@ class RetentionRunner:
     yet and will be."""
 
     def __init__(
-        self, store: Store, uuid: bytes, state: StateCommits, channels: Channels, settings: Mapping[str, Any], title: str,
+        self, store: Store, uuid: bytes, state: StateCommits, channels: Channels, settings: Mapping[str, object], title: str,
         housekeeping: Jobs, tell: Callable[[Envelope, Wire], object], delayed_bytes: Callable[[], int],
         staged_bytes: Callable[[], int], *, dropped_count: int, in_memory: bool,
     ) -> None:  # fmt: skip
@@ -86,7 +86,7 @@ class RetentionRunner:
         self.policy: Retention
         self.configure(settings)
 
-    def configure(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+    def configure(self, settings: Mapping[str, object]) -> dict[str, object]:
         """In effect when it returns: for the next publish, and with the next tick."""
         self.policy = resolve(settings)
         self._log.chunk_bytes = chunk_bytes(self.policy, self._usual_chunk_bytes)

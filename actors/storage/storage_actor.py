@@ -412,7 +412,7 @@ class StorageActor(Actor):
         if message.action == "configure":
             return {"retention": self._retention.configure(message.options)}
         if message.action == "chunks":
-            return self._log.reader.chunk_rows()
+            return {**self._log.reader.chunk_rows()}
         if message.action == "offset_at":
             return {"offset": self._reads.offset_at(int(message.options["time_ns"]))}
         if message.action == "delayed":

@@ -55,13 +55,13 @@ from sqlite_engines import SqliteEnvironment, open_delayed, open_state
 from zsq.storage.delayed import delayed_recovery
 from zsq.storage.delayed.delayed import Rows, rows_from
 from zsq.storage.delayed.delayed import translated as errors_translated
-from zsq.storage.delayed.delayed_format import SUM_MASK, DelayedKey, DelayedRow, crc_of, decode_row, row_key, wrap
+from zsq.storage.delayed.delayed_format import DelayedKey, DelayedRow, decode_row, row_key, wrap
 from zsq.storage.errors import DiskFull, StorageError
 from zsq.storage.files import Files
 from zsq.storage.state import state_check
 from zsq.storage.state.channel_row import ChannelRow
 from zsq.storage.state.state import StateBatch
-from zsq.storage.state.state_rows import HOLE_ROW, META, TOTAL_ROW, deferred_key, due_key, total_key, unwrap_meta
+from zsq.storage.state.state_rows import HOLE_ROW, META, SUM_MASK, TOTAL_ROW, crc_of, deferred_key, due_key, total_key, unwrap_meta
 from zsq.storage.state.state_rows import wrap as state_wrap
 from zsq.storage.state.state_transaction import SmallRows
 from zsq.transport.block.block import Block, pack

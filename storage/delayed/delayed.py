@@ -42,17 +42,17 @@ from ..errors import Damaged, DiskFull, ForeignDirectory, StorageError, StoreFai
 from ..files import Files
 from ..log.log_format import TEMPORARY_SUFFIX
 from ..state.state import after_commit, says_full
+from ..state.state_rows import SUM_MASK, crc_of
+from ..state.state_transaction import rows_of
 from .delayed_format import (
     META,
     PRODUCER,
     ROW,
-    SUM_MASK,
     VERSION,
     DelayedKey,
     DelayedProducer,
     DelayedRow,
     count_of,
-    crc_of,
     decode_row,
     encode_row,
     has_its_size,
@@ -195,16 +195,6 @@ def read_meta(txn: Any) -> DelayedMeta:
     return meta
 
 
-def prefixed(txn: Any, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-    """Rows of one kind in order, from `start` on."""
-    cursor = txn.cursor()
-    if cursor.set_range(start or prefix):
-        for key, value in cursor:
-            if not key.startswith(prefix):
-                return
-            yield key, value
-
-
 def row_keys(cursor: Any) -> Iterator[bytes]:
     """The keys of all rows that wait, in their order on disk, the cursor on each; also what damage made of one.
 
@@ -332,7 +322,7 @@ class DelayedStore:
             meta = read_meta(txn)
             if meta["uuid"] != uuid:
                 raise ForeignDirectory(f"{self.path} holds the delayed messages of another topic")
-            for key, value in prefixed(txn, PRODUCER):
+            for key, value in rows_of(txn, PRODUCER):
                 producers[parse_producer_key(key)] = DelayedProducer(*unpack_value(unwrap(key, value)))
             self.summary, self._sound = summary_of(txn, meta)
             self.progress = Progress(meta["commits"], meta["serial"], meta["messages"])

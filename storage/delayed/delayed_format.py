@@ -29,7 +29,6 @@ VERSION: Final = 1
 META: Final = b"m"
 ROW: Final = b"d"
 PRODUCER: Final = b"p"
-SUM_MASK: Final = 2**64 - 1
 
 _KEY: Final = struct.Struct(">cQQ")
 _U64: Final = struct.Struct(">Q")
@@ -114,10 +113,6 @@ def unwrap(key: bytes, value: bytes) -> memoryview:
 def names_itself(key: bytes, value: bytes) -> bool:
     """Whether a row that waits has a key of ours, and its value was written under it. Cheap, and no proof of what follows."""
     return len(key) == _KEY.size and key[:1] == ROW and value[4 : _HEAD.size + len(key)] == len(key).to_bytes(2, "little") + key
-
-
-def crc_of(value: bytes) -> int:
-    return int.from_bytes(value[:4], "little")
 
 
 def encode_row(row: DelayedRow) -> tuple[bytes, bytes]:

@@ -70,8 +70,10 @@ from ..files import Files
 from ..log.log import Log
 from ..log.log_format import BAD_SUFFIX, DELAYED_NAME, TEMPORARY_SUFFIX
 from ..state.state_check import DATA_NAME, examine
-from .delayed import RESCUE, DelayedStore, Progress, Rows, prefixed, read_meta, rows_from, translated
-from .delayed_format import META, PRODUCER, ROW, SUM_MASK, DelayedKey, DelayedProducer, crc_of, decode_row, parse_producer_key, unwrap
+from ..state.state_rows import SUM_MASK, crc_of
+from ..state.state_transaction import rows_of
+from .delayed import RESCUE, DelayedStore, Progress, Rows, read_meta, rows_from, translated
+from .delayed_format import META, PRODUCER, ROW, DelayedKey, DelayedProducer, decode_row, parse_producer_key, unwrap
 
 NOTE_NAME: Final = "commits"
 NOTE_BYTES_MAX: Final = 4_096
@@ -448,7 +450,7 @@ def backward(txn: Any, begin: bytes, border: bytes) -> Iterator[tuple[bytes, byt
 
 
 def producers(txn: Any) -> Iterator[tuple[bytes, bytes]]:
-    for key, value in prefixed(txn, PRODUCER):
+    for key, value in rows_of(txn, PRODUCER):
         with contextlib.suppress(Damaged):
             parse_producer_key(key)
             DelayedProducer(*unpack_value(unwrap(key, value)))

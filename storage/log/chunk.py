@@ -25,7 +25,7 @@ import errno
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple, NotRequired, TypedDict, cast
 
 from crc32c import crc32c
 
@@ -110,6 +110,50 @@ class Activity:
 COUNTS: Final = ("written_bytes", "ring_reads", "ring_read_bytes", "file_reads", "file_read_bytes")
 
 
+class _Counts(TypedDict):
+    """Totals, and with _s what they were in the last full second."""
+
+    written_bytes: int
+    ring_reads: int
+    ring_read_bytes: int
+    file_reads: int
+    file_read_bytes: int
+    written_bytes_s: int
+    ring_reads_s: int
+    ring_read_bytes_s: int
+    file_reads_s: int
+    file_read_bytes_s: int
+
+
+class ChunkRow(_Counts):
+    """Of one chunk. None: its footer was not read yet. `bad`: damaged blocks."""
+
+    first_offset: int
+    messages: int
+    bytes: int | None
+    state: str
+    first_time_ns: int | None
+    last_time_ns: int | None
+    bad: int
+
+
+class ChunkSum(_Counts):
+    """Of several chunks together."""
+
+    chunks: int
+    messages: int
+    bytes: int
+    bad: int
+
+
+class ChunkReport(TypedDict):
+    """`older`: chunks that are not among `chunks`, together; `total`: all, with those that are gone."""
+
+    chunks: list[ChunkRow]
+    total: ChunkSum
+    older: NotRequired[ChunkSum]
+
+
 class ChunkBook:
     """`facts` by the chunk's first offset."""
 
@@ -143,44 +187,42 @@ class ChunkBook:
         for base in [base for base in self.facts if base < start]:
             del self.facts[base]
 
-    def rows(self, bases: Sequence[int], active: Facts, bad: dict[int, int], rows_max: int = ROWS_MAX) -> dict[str, Any]:
+    def rows(self, bases: Sequence[int], active: Facts, bad: dict[int, int], rows_max: int = ROWS_MAX) -> ChunkReport:
         """The newest chunks one by one, the older ones in a sum, and all in a sum.
 
         `active`: of the last one; `bad`: damaged blocks by chunk.
         """
         ends = [*bases[1:], active.next_offset]
-        rows = []
+        rows: list[ChunkRow] = []
         for base, end in zip(bases[-rows_max:], ends[-rows_max:], strict=True):
             facts = active if base == bases[-1] else self.facts.get(base)
-            row: dict[str, Any] = {"first_offset": base, "messages": end - base, "bytes": None, "state": "sealed"}
-            row |= {"first_time_ns": None, "last_time_ns": None}
-            if facts is not None:
-                row |= {"bytes": facts.bytes, "state": str(facts.state)}
-                row |= {"first_time_ns": facts.first_time_ns or None, "last_time_ns": facts.last_time_ns or None}
-            rows.append(row | _counted([self._activities[base]] if base in self._activities else []) | {"bad": bad.get(base, 0)})
+            size, state, first_ns, last_ns, _ = facts or (None, ChunkState.SEALED, None, None, 0)
+            rows.append({
+                "first_offset": base, "messages": end - base, "bytes": size, "state": str(state),
+                "first_time_ns": first_ns or None, "last_time_ns": last_ns or None,
+                **_counted([self._activities[base]] if base in self._activities else []), "bad": bad.get(base, 0),
+            })  # fmt: skip
         older = bases[:-rows_max]
-        found = {"chunks": rows, "total": self._sum(bases, ends[-1] - bases[0], active, bad, [self._gone])}
+        found: ChunkReport = {"chunks": rows, "total": self._sum(bases, ends[-1] - bases[0], active, bad, [self._gone])}
         if older:
             found["older"] = self._sum(older, bases[-rows_max] - bases[0], None, bad, [])
         return found
 
-    def _sum(
-        self, bases: Sequence[int], messages: int, active: Facts | None, bad: dict[int, int], more: Iterable[Activity]
-    ) -> dict[str, Any]:
+    def _sum(self, bases: Sequence[int], messages: int, active: Facts | None, bad: dict[int, int], more: Iterable[Activity]) -> ChunkSum:
         known = [self.facts[base] for base in bases if base in self.facts]
         size = sum(facts.bytes for facts in known)
         if active is not None and bases[-1] not in self.facts:
             size += active.bytes
         activities = [*more, *(self._activities[base] for base in bases if base in self._activities)]
-        totals = {"chunks": len(bases), "messages": messages, "bytes": size}
-        return totals | _counted(activities) | {"bad": sum(bad.get(base, 0) for base in bases)}
+        damaged = sum(bad.get(base, 0) for base in bases)
+        return {"chunks": len(bases), "messages": messages, "bytes": size, **_counted(activities), "bad": damaged}
 
 
-def _counted(activities: Sequence[Activity]) -> dict[str, int]:
-    """Totals by their names, and rates by the same with _s."""
+def _counted(activities: Sequence[Activity]) -> _Counts:
     totals = [sum(column) for column in zip(*(activity.counts() for activity in activities), strict=True)] or [0] * len(COUNTS)
     rates = [sum(column) for column in zip(*(activity.rates for activity in activities), strict=True)] or [0] * len(COUNTS)
-    return dict(zip(COUNTS, totals, strict=True)) | {f"{name}_s": rate for name, rate in zip(COUNTS, rates, strict=True)}
+    found = dict(zip(COUNTS, totals, strict=True)) | {f"{name}_s": rate for name, rate in zip(COUNTS, rates, strict=True)}
+    return cast("_Counts", found)
 
 
 WALK_BYTES: Final = 1024 * 1024  # read at once when blocks are checked whole

@@ -23,12 +23,12 @@ import time
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from ...transport.block.block import Block, Header
 from ..errors import Damaged, ForeignDirectory, Unreadable
 from ..files import Files
-from .chunk import BlockLocation, Chunk, ChunkBook, ChunkState, Facts, Good, open_surely
+from .chunk import BlockLocation, Chunk, ChunkBook, ChunkReport, ChunkState, Facts, Good, open_surely
 from .damage import Bad, DamageBook
 from .damage import Hole as Hole
 from .log_format import CHUNK_HEADER_BYTES, FOOTER_BYTES, replay_header, wire_header
@@ -277,7 +277,7 @@ class LogReader:
         self.damage.note(Bad(chunk.base_offset, position, size, offset, count, why, blocks=max(good.skipped, 1)))
         return Damaged(f"{count} messages from offset {offset} on are lost: {chunk.path} is damaged there ({why})", offset, count)
 
-    def chunk_rows(self) -> dict[str, Any]:
+    def chunk_rows(self) -> ChunkReport:
         """Statistics of the chunks: see `ChunkBook.rows`."""
         return self.book.rows(self.bases, self._active.facts(), self.damage.by_chunk())
 

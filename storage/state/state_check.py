@@ -193,13 +193,8 @@ def remove_copy(files: Files, path: str) -> None:
 
 
 def _size(path: str) -> int:
-    files = Files()
     try:
-        fd = files.open_read(f"{path}/{DATA_NAME}")
-        try:
-            return files.size(fd)
-        finally:
-            files.close(fd)
+        return Files().size_of(f"{path}/{DATA_NAME}")
     except OSError:
         return 0
 

@@ -57,7 +57,7 @@ def _answered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         data = plain(channel, message)
         orders, channel.saving._orders = channel.saving._orders, []
         for request, answer in orders:
-            channel.answer_order(request, answer)
+            channel.answer_order(request, {**answer})
         return data
 
     monkeypatch.setattr(ChannelActor, "on_order", on_order)

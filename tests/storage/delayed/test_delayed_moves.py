@@ -15,11 +15,12 @@ import lmdb
 import pytest
 from support.faulty_files import PowerCut, keep_all, keep_none
 
-from zsq.storage.delayed.delayed import DelayedStore, prefixed
+from zsq.storage.delayed.delayed import DelayedStore
 from zsq.storage.delayed.delayed_format import ROW, DelayedKey, DelayedRow, due_block
 from zsq.storage.delayed.delayed_recovery import check_delayed, moved_keys
 from zsq.storage.errors import ForeignDirectory
 from zsq.storage.state.state import StateBatch
+from zsq.storage.state.state_transaction import rows_of
 from zsq.transport.block.block import pack
 
 if TYPE_CHECKING:
@@ -281,7 +282,7 @@ def test_check_for_people(harness: StorageHarness) -> None:
     path = str(harness.path("delayed"))
     assert check_delayed(path) == []
     with lmdb.open(path, lock=False) as env, env.begin(write=True) as txn:
-        (key, value) = next(prefixed(txn, ROW))
+        (key, value) = next(rows_of(txn, ROW))
         txn.delete(key)
     assert len(check_delayed(path)) == 4, "rows, messages, bytes and sum do not agree"
     with lmdb.open(path, lock=False) as env, env.begin(write=True) as txn:
