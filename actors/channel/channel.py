@@ -35,7 +35,7 @@ from .dead_letter_sender import DeadLetterSender
 from .feed import Feed
 from .lease import Hole, Peer, Subscriber
 from .redelivery import Deferred
-from .saving import OrderAnswer, Saving
+from .saving import Saving
 
 _NS = 1_000_000_000
 
@@ -190,6 +190,14 @@ class ChannelActor(Actor):
         storage.route(p.Dropped, self.on_dropped)
         storage.route(p.Done, self.on_done)
         storage.route(p.Failed, self.on_failed)
+        self.obey(p.SetClosed, self.close)
+        self.obey(p.SetPaused, self.pause)
+        self.obey(p.EmptyChannel, self.empty)
+        self.obey(p.Skip, self.skip)
+        self.obey(p.Seek, self.seek)
+        self.obey(p.Peek, self.peek)
+        self.obey(p.ConfigureChannel, self.configure)
+        self.obey(p.WhereDeadLettersGo, self.where_dead_letters_go)
 
     @cached_property
     def topic(self) -> Port:
@@ -271,13 +279,6 @@ class ChannelActor(Actor):
         if last.look(len(self.core.consumers), time.monotonic_ns()):
             self.supervisor.send((), p.Over(self.key))
 
-    def _set_closed(self, closed: bool) -> None:
-        """Those that are there see an error; what they hold waits for the topic to be opened again."""
-        self.closed = closed
-        for peer in list(self.core.consumers) if closed else ():
-            self.front.send(peer, p.Failed(0, E_CLOSED, TO_CONSUMERS))
-            self.core.unsubscribe(peer)
-
     # Blocks come
 
     def on_offer(self, port: Port, mail: Mail, message: p.Offer) -> None:
@@ -299,9 +300,7 @@ class ChannelActor(Actor):
         start = message.start
         if self.supply.drop_below(start):
             self.feed.moved()
-        for data in self.saving.orders():
-            if "offset" in data:  # a seek that came after storage had decided: it is answered with where it really went
-                data["offset"] = max(data["offset"], start)
+        self.saving.dropped(start)
 
     def on_head(self, port: Port, mail: Mail, message: p.Head) -> None:
         self._head = max(self._head, message.head)
@@ -428,15 +427,15 @@ class ChannelActor(Actor):
             self.supply.came_due(message.data["rows"], message.data["next_due_ns"], time.time_ns())
         looked = self.peeks.answered(message.request, message.data.get("rows", ()), self.core)
         if looked is not None:
-            self.answer_order(*looked)
+            self.answer_order(looked)
         if message.request != self.saving.out:
             return
-        barriers, orders = self.saving.done()
+        barriers, answers = self.saving.done()
         self.supply.committed()
         for envelope, answer in barriers:
             self.front.send(envelope, answer)
-        for request, data in orders:
-            self.answer_order(request, {**data})
+        for done in answers:
+            self.answer_order(done)
 
     def on_failed(self, port: Port, mail: Mail, message: p.Failed) -> None:
         if message.request in self._fetches:
@@ -446,60 +445,63 @@ class ChannelActor(Actor):
             return
         self.supply.deferred.failed(message.request)
         if order := self.peeks.failed(message.request):
-            self.answer_order(order, ZsqError(message.code, message.text))
+            self.answer_order(p.Failed(order, message.code, message.text))
         elif message.request == self.saving.out:  # another owner, or rows that storage cannot take: what is held here is worth nothing
             raise RuntimeError(f"{self.title}: storage says {message.code} {message.text}")
         log.warning("%s: %s %s", self.title, message.code, message.text)
 
     # Orders
 
-    def on_order(self, message: p.Order) -> dict[str, Any] | None:
-        data: OrderAnswer = {}
-        if message.action == "closed":
-            self._set_closed(bool(message.options["consumers"]))
-            return {}
-        if message.action == channel_settings.DEAD_LETTER_TOPIC:
-            return {"topic": channel_settings.dead_letter_topic(self.settings.get("topic_name", ""), self.name, self.core.settings)}
-        if message.action in ("pause", "unpause"):
-            self.core.paused = message.action == "pause"
-        elif message.action == "empty":
-            self._head = max(self._head, int(message.options.get("head", 0)))
-            self._move(max(self._head, self.supply.next_offset))
-        elif message.action == "skip":
-            if self.core.skip(int(message.options["start"]), int(message.options["end"])):
-                self.feed.moved()
-        elif message.action == "seek":
-            data["offset"] = self._seek(message.options)
-        elif message.action == "peek":
-            self._request += 1
-            self.storage.send((), self.peeks.begin(self._request, message, self.core, time.monotonic_ns(), time.time_ns()))
-            return None
-        elif message.action == "configure":
-            own = channel_settings.changed(self.settings_own, message.options, self.settings.get("topic_name", ""), self.name)
-            self.settings_own = cast("ChannelOptions", own)
-            self.core.configure(channel_settings.resolve(self.settings_own))
-            self.dead_letters.configured()
-            data["settings"] = self.core.settings.as_dict()
-        else:
-            return super().on_order(message)
-        self.saving.answer(message.request, data)  # when it is durable
-        return None
+    def close(self, message: p.SetClosed) -> p.Done:
+        """Consumers that are there see an error; what they hold waits for the topic to be opened again."""
+        self.closed = message.to_consumers
+        for peer in list(self.core.consumers) if self.closed else ():
+            self.front.send(peer, p.Failed(0, E_CLOSED, TO_CONSUMERS))
+            self.core.unsubscribe(peer)
+        return p.Done(message.request, {})
 
-    def _seek(self, order: dict[str, Any]) -> int:
-        """To `offset`, within what the log holds (`start`, `head`); with `forward` only if that is farther on. Returns where it is then.
+    def where_dead_letters_go(self, message: p.WhereDeadLettersGo) -> p.DeadLettersGo:
+        topic = channel_settings.dead_letter_topic(self.settings.get("topic_name", ""), self.name, self.core.settings)
+        return p.DeadLettersGo(message.request, topic)
 
-        `UsageError` for an offset beyond the end (it would skip all that waits) unless `clamp` is given; `END` means the end.
-        """
-        self._head = max(self._head, int(order["head"]))
-        asked = int(order["offset"])
-        if self._head < asked < END and not order.get("clamp"):
+    def peek(self, message: p.Peek) -> None:
+        self._request += 1
+        self.storage.send((), self.peeks.begin(self._request, message, self.core, time.monotonic_ns(), time.time_ns()))
+
+    # Orders that are answered when they are durable
+
+    def pause(self, message: p.SetPaused) -> None:
+        self.core.paused = message.is_paused
+        self.saving.answer(p.Done(message.request, {}))
+
+    def empty(self, message: p.EmptyChannel) -> None:
+        self._head = max(self._head, message.head)
+        self._move(max(self._head, self.supply.next_offset))
+        self.saving.answer(p.Done(message.request, {}))
+
+    def skip(self, message: p.Skip) -> None:
+        if self.core.skip(message.start, message.end):
+            self.feed.moved()
+        self.saving.answer(p.Done(message.request, {}))
+
+    def configure(self, message: p.ConfigureChannel) -> None:
+        own = channel_settings.changed(self.settings_own, message.changes, self.settings.get("topic_name", ""), self.name)
+        self.settings_own = cast("ChannelOptions", own)
+        self.core.configure(channel_settings.resolve(self.settings_own))
+        self.dead_letters.configured()
+        self.saving.answer(p.ChannelConfigured(message.request, cast("ChannelOptions", self.core.settings.as_dict())))
+
+    def seek(self, message: p.Seek) -> None:
+        """`UsageError` for an offset beyond the end (it would skip all that waits) unless `clamp` is given; `END` means the end."""
+        self._head = max(self._head, message.head)
+        if self._head < message.offset < END and not message.clamp:
             waiting = max(0, self._head - self.supply.next_offset)
-            text = f"the topic ends at offset {self._head}: {asked} is beyond it, and {waiting} messages would be skipped"
+            text = f"the topic ends at offset {self._head}: {message.offset} is beyond it, and {waiting} messages would be skipped"
             raise UsageError(E_BAD_ARGUMENT, f"{text}. Seek to latest to skip them, or say clamp (zsq seek --clamp)")
-        offset = min(max(asked, int(order["start"])), self._head)
-        if not order.get("forward") or offset > self.supply.next_offset:
+        offset = min(max(message.offset, message.start), self._head)
+        if not message.forward or offset > self.supply.next_offset:
             self._move(offset)
-        return self.supply.next_offset
+        self.saving.answer(p.Position(message.request, self.supply.next_offset))
 
     def _move(self, offset: int) -> None:
         self.core.seek(offset)

@@ -32,7 +32,7 @@ from ...transport.block.block import Block, cut, gather
 from ...transport.errors import E_LIMIT, CorruptBlock, Refused
 from ...transport.reports import ChannelCounters, ConsumerReport
 from ...transport.settings import ChannelSettings
-from ...transport.wire.protocol import BACKOFF, DEAD, EXPIRED, MESSAGE_TIMEOUT_MS_MAX, REQUEUE_DELAY_MS_MAX, Due, Order, Range, Run
+from ...transport.wire.protocol import BACKOFF, DEAD, EXPIRED, MESSAGE_TIMEOUT_MS_MAX, REQUEUE_DELAY_MS_MAX, Done, Due, Peek, Range, Run
 from ..primitives.deadlines import DeadlineHeap
 from ..primitives.latency import LatencyWindow, bin_of, merged
 from ..primitives.ranges import check, take, total
@@ -539,17 +539,17 @@ class Peeks:
         self._channel = channel
         self._looks: dict[int, _Look] = {}
 
-    def begin(self, request: int, order: Order, delivery: ChannelCore, now_ns: int, wall_ns: int) -> Due:
+    def begin(self, request: int, order: Peek, delivery: ChannelCore, now_ns: int, wall_ns: int) -> Due:
         """What the store is asked."""
         if len(self._looks) >= options.FETCHES_MAX:
             raise Refused(E_LIMIT, "several others are looking at this channel just now; try again")
-        asked, supply = order.options, delivery.supply
-        limit = min(max(int(asked["limit"]), 1), options.PEEK_MAX)
+        supply = delivery.supply
+        limit = min(max(order.limit, 1), options.PEEK_MAX)
         numbers = delivery.statistics(supply.next_offset)
         parked = numbers.get("parked_count", 0)
         counts = {"requeued": numbers["requeued_waiting"] - parked, "parked": parked, "in flight": numbers["in_flight_count"]}
         counts |= {"deferred": numbers["deferred_count"], "dying": numbers["dying_count"]}
-        ends = {"start": asked["start"], "head": max(asked["head"], supply.next_offset)}
+        ends = {"start": order.start, "head": max(order.head, supply.next_offset)}
         facts = {"paused": delivery.paused, "settings": delivery.settings.as_dict(), "wall_ns": wall_ns}
         data = {"next_offset": supply.next_offset, **ends, **facts, "counts": counts}
         out: Iterator[_HeldRow] = (
@@ -562,14 +562,14 @@ class Peeks:
         self._looks[request] = _Look(order.request, limit, data, held)
         return Due(request, self._channel, ANY_NS, limit)
 
-    def answered(self, request: int, rows: Iterable[Row], delivery: ChannelCore) -> tuple[int, dict[str, object]] | None:
-        """(the order, its answer), if this was asked for a look."""
+    def answered(self, request: int, rows: Iterable[Row], delivery: ChannelCore) -> Done | None:
+        """The answer to the order, if this was asked for a look."""
         look = self._looks.pop(request, None)
         if look is None:
             return None
         found = delivery.supply.deferred.shown(rows)
         deferred: Iterator[_HeldRow] = ({**_held("deferred", row[:3]), "due_ns": row[3]} for row in found)
-        return look.order, look.data | {"held": [*look.held, *_first(deferred, look.limit)]}
+        return Done(look.order, look.data | {"held": [*look.held, *_first(deferred, look.limit)]})
 
     def failed(self, request: int) -> int:
         """The order whose question had no answer; 0: it was not one of these."""

@@ -6,26 +6,17 @@ after it was said.
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from dataclasses import replace
 
 from ...storage.state.channel_row import ChannelRow
 from ...transport.errors import E_LIMIT, UsageError
-from ...transport.wire.protocol import Save, Wire
+from ...transport.wire.protocol import Done, OrderAnswer, Position, Save, Wire
 from ..settings import options
 from .lease import Changes, Peer, save_pages
 
 _FAR_MS = 1 << 30
 Barrier = tuple[Peer, Wire]
-
-
-class OrderAnswer(TypedDict, total=False):
-    """What is answered to an order once it is durable. `offset`: where a seek went; `settings`: those that hold now."""
-
-    offset: int
-    settings: dict[str, Any]
-
-
-Answered = tuple[int, OrderAnswer]
+Answered = Done | OrderAnswer
 
 
 class Saving:
@@ -38,8 +29,8 @@ class Saving:
         self._due_ns = 0  # when what changed shall be committed, though nobody waits
         self._barriers: list[Barrier] = []
         self._barriers_out: list[Barrier] = []
-        self._orders: list[Answered] = []
-        self._orders_out: list[Answered] = []
+        self._answers: list[Answered] = []
+        self._answers_out: list[Answered] = []
 
     def is_due(self, dirty: bool, now_ns: int) -> bool:
         """Begin a commit now: somebody waits, or something changed a while ago. No timer runs while nothing changes."""
@@ -56,7 +47,7 @@ class Saving:
     @property
     def waited_for(self) -> bool:
         """Somebody waits for a commit that has not begun."""
-        return bool(self._barriers or self._orders)
+        return bool(self._barriers or self._answers)
 
     def confirm(self, envelope: Peer, answer: Wire) -> None:
         """Send this when all that was said so far is committed."""
@@ -65,26 +56,27 @@ class Saving:
         self._barriers.append((envelope, answer))
         self.now = True
 
-    def answer(self, request: int, data: OrderAnswer) -> None:
-        """The same to the supervisor's order; `data` may still be changed until then."""
-        self._orders.append((request, data))
+    def answer(self, answer: Answered) -> None:
+        """The same to the supervisor, for its order."""
+        self._answers.append(answer)
         self.now = True
 
-    def orders(self) -> list[OrderAnswer]:
-        """The answers that wait."""
-        return [data for _, data in (*self._orders, *self._orders_out)]
+    def dropped(self, start: int) -> None:
+        """Offsets below are gone: a seek that came after storage had decided is answered with where it really went."""
+        for waiting in (self._answers, self._answers_out):
+            waiting[:] = [replace(one, offset=max(one.offset, start)) if isinstance(one, Position) else one for one in waiting]
 
     def begin(self, request: int, changes: Changes, row: ChannelRow) -> list[Save]:
         """The words of the commit that begins."""
         assert not self.out
         self.out, self.now, self._due_ns = request, False, 0
         self._barriers_out, self._barriers = self._barriers, []
-        self._orders_out, self._orders = self._orders, []
+        self._answers_out, self._answers = self._answers, []
         return save_pages(request, self._channel, row, changes)
 
     def done(self) -> tuple[list[Barrier], list[Answered]]:
         """The commit on its way is on disk: who is to be told."""
         self.out = 0
-        told = self._barriers_out, self._orders_out
-        self._barriers_out, self._orders_out = [], []
+        told = self._barriers_out, self._answers_out
+        self._barriers_out, self._answers_out = [], []
         return told

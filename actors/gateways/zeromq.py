@@ -238,6 +238,7 @@ class ZeroMqGateway(Actor):
         self.asking.route(p.Done, self.on_done)
         self.asking.route(p.Failed, self.on_failed)
         self.every(30_000, self._forget)
+        self.obey_reload(p.ReloadGateway, self.take_rules)
         return {"endpoint": self.front.socket.getsockopt_string(zmq.LAST_ENDPOINT), "push_port": self.push_port}
 
     def _bind(self, port: Port, listen: str, option: str) -> Port:
@@ -466,9 +467,9 @@ class ZeroMqGateway(Actor):
         if self._forget_link(client) is not None:
             self.front.send_frames([client, b"", encode(p.Bye())])
 
-    def on_reload(self, told: dict[str, Any]) -> None:
+    def take_rules(self, told: p.ReloadGateway) -> None:
         """New rules: what they do not permit any more ends now."""
-        self.doors.reload(told["access_file"])
+        self.doors.reload(told.access_file)
         for client, link in list(self.links.items()):
             try:
                 policy.check_open(self.doors.principal(link.key), link.opened)

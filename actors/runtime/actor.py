@@ -16,7 +16,8 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NoReturn
+from functools import partial
+from typing import Any, NoReturn, TypeVar
 
 import zmq
 
@@ -24,7 +25,7 @@ from ...storage.errors import StorageError
 from ...transport.errors import E_BAD_COMMAND, E_INTERNAL, Refused, UsageError, ZsqError
 from ...transport.memory import release_memory
 from ...transport.wire.codec import fitting
-from ...transport.wire.protocol import Ask, Born, Done, Failed, Gone, Order, Pulse, Scan, Stop
+from ...transport.wire.protocol import Ask, Born, Done, Failed, Gone, Order, OrderAnswer, Pulse, Reload, Scan, Stop
 from ..settings import options
 from .child import OUT_OF_FILES
 from .port import Envelope, Mail, Port
@@ -34,8 +35,9 @@ log = logging.getLogger("zsq")
 
 _MS = 1_000_000
 _QUESTIONS = (Ask, Scan)
-RELOAD: Final = "reload"  # the order that everybody takes
-LOOK: Final = "look"  # the order of an NSQ gateway: topics or channels came or went
+OrderT = TypeVar("OrderT", bound=Order[Any])
+ReloadT = TypeVar("ReloadT", bound=Reload)
+OrderReply = Done | OrderAnswer | Failed
 
 
 class StartFailed(Exception):
@@ -83,13 +85,6 @@ class Actor:
 
     def on_gone(self, who: str) -> None:
         """A gateway died, and all peers behind it with it (or an endpoint's owner, for gateways)."""
-
-    def on_order(self, message: Order) -> dict[str, Any] | None:
-        """A Manage action; the answer's data, or None where the answer comes later."""
-        raise UsageError(E_BAD_COMMAND, f"{self.title} cannot {message.action}")
-
-    def on_reload(self, told: dict[str, Any]) -> None:
-        """The settings that may change in its life, anew (`reloading.py` says which). What raises here left the old ones in force."""
 
     def statistics(self) -> Mapping[str, object]:
         """What each pulse carries, once a second; `pulses.py` has the shapes."""
@@ -155,6 +150,20 @@ class Actor:
         """The end of `every`."""
         self._timers = [timer for timer in self._timers if timer[2] != function]
 
+    def obey(self, kind: type[OrderT], handler: Callable[[OrderT], OrderReply | None]) -> None:
+        """Let `handler` carry out the orders of this class. It returns the answer, or None where that comes later (`answer_order`)."""
+
+        def carry_out(port: Port, mail: Mail, message: OrderT) -> None:
+            answer = handler(message)
+            if answer is not None:
+                self.answer_order(answer)
+
+        self.supervisor.route(kind, carry_out)
+
+    def obey_reload(self, kind: type[ReloadT], take: Callable[[ReloadT], None]) -> None:
+        """Let `take` have the settings that may change while this actor lives. If it raises, the old ones stay in force."""
+        self.obey(kind, partial(self._reload, take))
+
     # The life of an actor
 
     def run(self, supervisor_endpoint: str, lifeline: int) -> None:
@@ -167,7 +176,7 @@ class Actor:
         self.supervisor.route(Stop, self._stop)
         self.supervisor.route(Gone, self._gone)
         self.supervisor.route(Ask, self._ask)
-        self.supervisor.route(Order, self._order)
+        self.obey_reload(Reload, lambda told: None)
         self.every(options.PULSE_MS, self._pulse_if_stirred)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the supervisor decides
         try:
@@ -273,25 +282,19 @@ class Actor:
     def _ask(self, port: Port, mail: Mail, message: Ask) -> None:
         self.pulse(message.request, detailed=message.detailed)
 
-    def _order(self, port: Port, mail: Mail, message: Order) -> None:
-        """A `ZsqError` is answered as that of any other handler."""
-        data = self._reload(message.options) if message.action == RELOAD else self.on_order(message)
-        if data is not None:
-            self.answer_order(message.request, data)
-
-    def _reload(self, told: dict[str, Any]) -> dict[str, Any]:
-        logging.getLogger().setLevel(str(told["log_level"]).upper())
+    def _reload(self, take: Callable[[ReloadT], None], told: ReloadT) -> Done:
+        logging.getLogger().setLevel(told.log_level.upper())
         try:
-            self.on_reload(told)
+            take(told)
         except ZsqError:
             raise
         except Exception as error:  # of whatever library: it goes on as it was
             raise Refused(E_INTERNAL, f"{type(error).__name__}: {error}") from error
         log.debug("%s has the new settings", self.title)
-        return {}
+        return Done(told.request, {})
 
-    def answer_order(self, request: int, data: dict[str, Any] | ZsqError) -> None:
-        self.supervisor.send((), Failed(request, data.code, data.text) if isinstance(data, ZsqError) else Done(request, data))
+    def answer_order(self, answer: OrderReply) -> None:
+        self.supervisor.send((), answer)
 
     def stir(self, *, blocks: bool = False) -> None:
         """What the next pulse says is news: it goes out soon. `blocks` came, by a way of its own."""

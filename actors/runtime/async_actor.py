@@ -19,8 +19,7 @@ from typing import Any, Final
 import uvloop
 import zmq
 
-from ...transport.errors import ZsqError
-from .actor import Actor
+from .actor import Actor, OrderReply
 from .port import Port
 
 log = logging.getLogger("zsq")
@@ -94,8 +93,8 @@ class AsyncActor(Actor):
         super().stir(blocks=blocks)
         self.hasten_pulse()
 
-    def answer_order(self, request: int, data: dict[str, Any] | ZsqError) -> None:
-        super().answer_order(request, data)
+    def answer_order(self, answer: OrderReply) -> None:
+        super().answer_order(answer)
         self.loop.call_soon(self._take_in)  # what came as this went out
 
     def _close(self) -> None:

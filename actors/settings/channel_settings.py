@@ -81,7 +81,6 @@ def check_same(own: Mapping[str, object], asked: Mapping[str, object], channel: 
 
 DEAD_LETTERS: Final = "dead letters"
 """Who makes a topic for them, in the audit log. A channel's setting names it, so no rule about first use (`--auto-create`) forbids it."""
-DEAD_LETTER_TOPIC: Final = "dead letter topic"  # the order that asks a channel where its dead letters go
 
 
 def default_dead_letter_topic(topic: str, channel: str) -> str:

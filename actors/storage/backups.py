@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from enum import Enum
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import lmdb
 
@@ -40,17 +40,14 @@ from ...storage.directory.store import Store
 from ...storage.errors import Locked, StorageError
 from ...storage.log.log_format import BACKUP_NAME, chunk_name
 from ...transport.errors import (
-    E_BAD_ARGUMENT,
     E_CLOSING,
     E_DISK_FULL,
     E_INTERNAL,
     E_NOT_FOUND,
     E_UNSUPPORTED,
     Refused,
-    UsageError,
-    ZsqError,
 )
-from ...transport.wire.protocol import Order
+from ...transport.wire.protocol import BackUpLog, BackUpState, Done, EndBackup, Failed
 from ..runtime.worker_thread import Jobs
 from .commits import StateCommits
 from .delayed import DelayedMessages
@@ -76,7 +73,7 @@ class Backups:
 
     def __init__(
         self, store: Store, state: StateCommits, retention: RetentionRunner, delayed: DelayedMessages, title: str,
-        housekeeping: Jobs, answer: Callable[[int, dict[str, Any] | ZsqError], None],
+        housekeeping: Jobs, answer: Callable[[Done | Failed], None],
     ) -> None:  # fmt: skip
         self.state = BackupState.IDLE
         self._store = store
@@ -93,34 +90,29 @@ class Backups:
         if is_captured(store.files, store.directory):  # of another life
             self._drop()
 
-    def on_order(self, message: Order) -> dict[str, Any] | None:
-        """state {id}; log {id}; end {id}. The answer comes later."""
-        do, name = message.options.get("do"), str(message.options.get("id", ""))
+    def _check_free(self) -> None:
+        """`Refused` where it has no part in a backup, or none now."""
         if self._retention.in_memory:
             raise Refused(E_UNSUPPORTED, f"{self._title} is in memory: it is gone with the broker, and no part of a backup")
         if self.state in (BackupState.STATE, BackupState.LOG):
             raise Refused(E_CLOSING, f"{self._title} is busy with a backup; try in a moment")
-        if do == "state" and name:
-            self._begin(message.request, name)
-        elif do not in ("log", "end"):
-            raise UsageError(E_BAD_ARGUMENT, f"a backup takes state and log, and ends; not {do!r}")
-        elif name != self._id or (do == "log" and self.state is not BackupState.HELD):
+
+    def _check_known(self, name: str, *states: BackupState) -> None:
+        """`Refused` where it is not in one of these states of this backup; in any, where none is named."""
+        self._check_free()
+        if name != self._id or (states and self.state not in states):
             raise Refused(E_NOT_FOUND, f"{self._title} does not know of this backup (any more): it was started again, or another one came")
-        elif do == "end":
-            self._end()
-            return {}
-        else:
-            self._take_log(message.request)
-        return None
 
     # The state
 
-    def _begin(self, request: int, name: str) -> None:
+    def take_state(self, message: BackUpState) -> None:
+        """It is answered later."""
+        self._check_free()
         files, directory = self._store.files, self._store.directory
         size = capture_bytes(files, directory)
         if files.free_bytes(directory) < size + self._store.reserve_bytes:
             raise Refused(E_DISK_FULL, f"{self._title}: the copies of its state need {size} bytes beyond the reserve")
-        self.state, self._id, self._request = BackupState.STATE, name, request
+        self.state, self._id, self._request = BackupState.STATE, message.id, message.request
         self._began_ns = self._looked_ns = time.monotonic_ns()
         self._housekeeping.submit(self._cleared, partial(drop_capture, files, directory))
 
@@ -129,9 +121,9 @@ class Backups:
         if isinstance(failure, Exception):
             self._fail(failure)
         else:
-            self._retention.hold(self._take_state)
+            self._retention.hold(self._copy_state)
 
-    def _take_state(self) -> None:
+    def _copy_state(self) -> None:
         store = self._store
         job = partial(capture_state, store.files, store.directory, store.state, store.keeper)
         self._states.read(lambda _: _tried(job), self._state_taken)
@@ -141,12 +133,14 @@ class Backups:
             self._fail(failure)
             return
         self.state = BackupState.HELD
-        self._answer(self._request, {})
+        self._answer(Done(self._request, {}))
 
     # The log
 
-    def _take_log(self, request: int) -> None:
-        self.state, self._request = BackupState.LOG, request
+    def take_log(self, message: BackUpLog) -> None:
+        """It is answered later."""
+        self._check_known(message.id, BackupState.HELD)
+        self.state, self._request = BackupState.LOG, message.request
         delayed = self._store.delayed
         if delayed is None:
             self._delayed_taken("")
@@ -173,14 +167,19 @@ class Backups:
         self.state = BackupState.READY
         self._retention.release()
         data = {"folder": f"{self._store.directory}/{BACKUP_NAME}", "start": taken.start, "end": taken.end, "missing": missing}
-        self._answer(self._request, data | {"newest": chunk_name(taken.bases[-1]), "newest_bytes": taken.newest_bytes})
+        self._answer(Done(self._request, data | {"newest": chunk_name(taken.bases[-1]), "newest_bytes": taken.newest_bytes}))
 
     # The end
+
+    def end(self, message: EndBackup) -> Done:
+        self._check_known(message.id)
+        self._end()
+        return Done(message.request, {})
 
     def _fail(self, failure: object) -> None:
         log.warning("%s: no backup: %s", self._title, failure)
         self._end()
-        self._answer(self._request, Refused(E_INTERNAL, f"{self._title} could not be taken into the backup: {failure}"))
+        self._answer(Failed(self._request, E_INTERNAL, f"{self._title} could not be taken into the backup: {failure}"))
 
     def _end(self) -> None:
         self.state, self._id = BackupState.IDLE, ""

@@ -36,7 +36,7 @@ class StateCommits:
         self.applied = table.applied_offset
         self.floors = {name: table.first_unfinished(name) for name in table.channels}
         self.waiting = table.waiting
-        self.wanted = False  # somebody waits for the batch
+        self._wanted = False  # somebody waits for the batch
         self.disk_full = False
         self.trouble = ""  # for health
         self.on_full: list[Callable[[str], None]] = []
@@ -53,10 +53,14 @@ class StateCommits:
         """The batch speaks of offsets up to there."""
         self._end = max(self._end, end)
 
+    def want(self) -> None:
+        """Commit soon."""
+        self._wanted = True
+
     def then(self, action: Action) -> None:
         """Commit soon, and do this when all that is in the batch by now is on disk."""
         self._then.append(action)
-        self.wanted = True
+        self.want()
 
     def put_hole(self, channel: str, start: int, row: tuple[int, int, int] | None) -> None:
         """A hole's (count, attempts, due_ns), or None: it is gone."""
@@ -88,10 +92,10 @@ class StateCommits:
 
     def is_idle(self) -> bool:
         """Nothing will be committed by itself. A stop does not wait for space: what was not committed was not confirmed to anybody."""
-        return not self.thread.pending and (self.disk_full or not self.wanted)
+        return not self.thread.pending and (self.disk_full or not self._wanted)
 
     def may_commit(self) -> bool:
-        return self.wanted and not self.thread.pending and not self.disk_full
+        return self._wanted and not self.thread.pending and not self.disk_full
 
     def waits_for_log(self, synced_end: int) -> bool:
         return synced_end < self._end
@@ -100,7 +104,7 @@ class StateCommits:
         """Hand the batch over, and begin the next. `producers`: their rows that changed, as of `synced_end`."""
         assert self.may_commit()
         assert not self.waits_for_log(synced_end)
-        batch, self.batch, self.wanted = self.batch, StateBatch(), False
+        batch, self.batch, self._wanted = self.batch, StateBatch(), False
         holes, self._holes = self._holes, {}
         then, self._then = self._then, []
         batch.hole_gones = [key for key, row in holes.items() if row is None]
@@ -113,7 +117,7 @@ class StateCommits:
 
     def tick(self) -> None:
         """Now and then: a snapshot, if it is time for one; a commit, if there is something to be removed."""
-        self.wanted = self.wanted or self._store.garbage
+        self._wanted = self._wanted or self._store.garbage
         keeper = self.keeper
         if keeper is None:
             return

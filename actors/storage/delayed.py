@@ -6,8 +6,8 @@ Words and orders, and what happens:
 |---|---|
 | AppendDelayed | once the log is synced up to its present end (the producer's earlier blocks are durable), one commit; Kept, or Failed |
 | Scan | Scanned at once: when something will be due. If something is due now, a move begins |
-| Order delayed: list, count | answered from a read |
-| Order delayed: cancel | when no move is on its way, answered after the commit |
+| ListDelayed, CountDelayed | answered from a read |
+| CancelDelayed | when no move is on its way, answered after the commit |
 
 A move:
 
@@ -28,8 +28,6 @@ Due times are of the wall clock, and looked at by nobody else: a clock that is p
 
 All work with the environment is done by one thread of its own, made with the first delayed message. Its jobs run in order.
 
-Orders of people: list, count, cancel.
-
 The count is known; a list is read at any time. Cancelling waits for a move that is on its way, as what it moves is in two places
 then; what has moved, or was cancelled before, is answered False.
 """
@@ -45,15 +43,14 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from ...storage.delayed.delayed import DelayedStore, DelayedSummary
-from ...storage.delayed.delayed_format import DelayedKey, DelayedRow, due_block, parse_key
+from ...storage.delayed.delayed_format import DelayedKey, DelayedRow, due_block
 from ...storage.directory.store import Store
 from ...storage.errors import DiskFull, StoreFailed
 from ...storage.log.log_format import BAD_SUFFIX, DELAYED_NAME
 from ...storage.space import Shortage, Space
 from ...transport.block.block import Block
-from ...transport.errors import E_BAD_ARGUMENT, E_DISK_FULL, E_LIMIT, Refused, UsageError, ZsqError
+from ...transport.errors import E_BAD_ARGUMENT, E_DISK_FULL, E_LIMIT, Refused, UsageError
 from ...transport.wire import protocol as p
-from ...transport.wire.protocol import Order
 from ..runtime.port import Envelope, Mail, Port
 from ..runtime.pulses import DelayedPulse
 from ..runtime.worker_thread import Jobs
@@ -95,15 +92,15 @@ class _Put(NamedTuple):
 
 class DelayedMessages:
     """`tell` sends a message to the topic; `moved` is called with the log's end when blocks were appended;
-    `hint` with the time (monotonic) at which a scan is wanted; `answer` with an order's request and data."""
+    `hint` with the time (monotonic) at which a scan is wanted; `answer` with the answer to an order."""
 
     def __init__(
         self, store: Store, title: str, thread: Jobs, tell: Callable[[Envelope, p.Wire], object],
-        moved: Callable[[int], None], hint: Callable[[int], None], answer: Callable[[int, dict[str, Any] | ZsqError], None],
+        moved: Callable[[int], None], hint: Callable[[int], None], answer: Callable[[p.Done | p.Failed], None],
         shortage: Shortage, clock: Clock | None = None,
     ) -> None:  # fmt: skip
         self.state = MoveState.IDLE
-        self.open = False  # the topic is there, and messages may go to the log
+        self._open = False  # the topic is there, and messages may go to the log
         self._store = store
         self._title = title
         self._thread = thread
@@ -192,7 +189,7 @@ class DelayedMessages:
 
     def scan(self, port: Port, mail: Mail, message: p.Scan) -> None:
         now = self._clock.wall_ns()
-        dirty = self.open and self.state is MoveState.IDLE and 0 < self.summary.next_due_ns <= now
+        dirty = self._open and self.state is MoveState.IDLE and 0 < self.summary.next_due_ns <= now
         if dirty:
             self._go("due")
             self.submit(partial(self._read, now), lambda: self._use().due(now, options.DELAYED_MOVE_BYTES, options.DELAYED_MOVE_ROWS))
@@ -206,7 +203,7 @@ class DelayedMessages:
         if not self.summary.next_due_ns:
             return 0
         wait = max(0, self.summary.next_due_ns - self._clock.wall_ns())
-        if self.full or not self.open:
+        if self.full or not self._open:
             wait = max(wait, options.DELAYED_RETRY_NS)
         return now + min(wait, options.DELAYED_LOOK_NS)
 
@@ -214,7 +211,7 @@ class DelayedMessages:
         """Into the log, never under a time before they were due."""
         self._check(rows)
         self.look()
-        if not rows or not self.open:
+        if not rows or not self._open:
             self._go("nothing")
             self._idle()
             return
@@ -280,7 +277,7 @@ class DelayedMessages:
 
     def opened(self, is_open: bool) -> None:
         """Whether messages may go to the log now: not before the topic is there, nor once it is sealed to be deleted."""
-        self.open = is_open
+        self._open = is_open
         if is_open and self.summary.next_due_ns:
             self._hint(self._next_scan_ns())
 
@@ -290,24 +287,14 @@ class DelayedMessages:
 
     # Orders
 
-    def on_order(self, message: Order) -> dict[str, Any] | None:
-        """list {after, limit}, count, cancel {keys or all}; the answer's data, or None where it comes later."""
-        do = message.options.get("do")
-        if do == "count":
-            return self.summary._asdict()
-        if do == "list":
-            return self._list(message)
-        if do == "cancel":
-            return self._cancel(message)
-        raise UsageError(E_BAD_ARGUMENT, f"delayed messages can be listed, counted and cancelled, not {do!r}")
+    def count(self, message: p.CountDelayed) -> p.Done:
+        return p.Done(message.request, self.summary._asdict())
 
-    def _list(self, message: Order) -> dict[str, Any] | None:
-        after, limit = message.options.get("after", ""), message.options.get("limit", options.DELAYED_LIST_MAX)
-        if type(limit) is not int or not 1 <= limit <= options.DELAYED_LIST_MAX:
-            raise UsageError(E_BAD_ARGUMENT, f"at most {options.DELAYED_LIST_MAX} messages are listed at a time, and at least 1")
-        key = _as_key(after) if after else None
+    def list_some(self, message: p.ListDelayed) -> p.Done | None:
         if self._store.delayed is None:
-            return {"messages": ()}
+            return p.Done(message.request, {"messages": ()})
+        key = DelayedKey(*message.after) if message.after else None
+        limit = message.limit
         self.submit(partial(self._listed, message.request), lambda: self._use().listed(key, limit, options.DELAYED_LIST_BODY_BYTES))
         return None
 
@@ -318,19 +305,15 @@ class DelayedMessages:
              "message_key": one.message_key, "tag": one.message_tag}
             for one in found
         )  # fmt: skip
-        self._answer(request, {"messages": messages})
+        self._answer(p.Done(request, {"messages": messages}))
 
-    def _cancel(self, message: Order) -> dict[str, Any] | None:
-        everything = message.options.get("all") is True
-        given = message.options.get("keys", ())
-        if not everything and not (type(given) is tuple and 1 <= len(given) <= options.DELAYED_CANCEL_MAX):
-            raise UsageError(E_BAD_ARGUMENT, f"name 1 to {options.DELAYED_CANCEL_MAX} keys, or all")
-        keys = [] if everything else [_as_key(text) for text in given]
+    def cancel(self, message: p.CancelDelayed) -> p.Done | None:
+        keys = [DelayedKey(*key) for key in message.keys]
         if self._store.delayed is None:
-            return {"cancelled": 0, "more": False} if everything else {"cancelled": tuple(False for _ in keys)}
+            return p.Done(message.request, {"cancelled": tuple(False for _ in keys)} if keys else {"cancelled": 0, "more": False})
 
         def work() -> int | list[bool]:
-            if not everything:
+            if keys:
                 return self._use().cancel(keys)
             return self._use().cancel_some(options.DELAYED_CANCEL_ROWS, options.DELAYED_CANCEL_BYTES)
 
@@ -339,15 +322,15 @@ class DelayedMessages:
 
     def _cancelled(self, request: int, value: Any) -> None:
         if isinstance(value, DiskFull):
-            self._answer(request, Refused(E_DISK_FULL, f"nothing is cancelled, there is no space to note it: {value}"))
+            self._answer(p.Failed(request, E_DISK_FULL, f"nothing is cancelled, there is no space to note it: {value}"))
             return
         self._check(value)
         self._freed = True
         self.look()
         if isinstance(value, int):
-            self._answer(request, {"cancelled": value, "more": self.summary.messages > 0})
+            self._answer(p.Done(request, {"cancelled": value, "more": self.summary.messages > 0}))
         else:
-            self._answer(request, {"cancelled": tuple(value)})
+            self._answer(p.Done(request, {"cancelled": tuple(value)}))
 
     # Inside
 
@@ -407,13 +390,6 @@ class DelayedMessages:
             "delayed_alarm": self._alarm(),
             "delayed_full": self.full,
         }
-
-
-def _as_key(text: Any) -> DelayedKey:
-    found = parse_key(text) if isinstance(text, str) else None
-    if found is None:
-        raise UsageError(E_BAD_ARGUMENT, f"{text!r} is no key of a delayed message: it has 32 hex digits, as `zsq delayed list` shows it")
-    return found
 
 
 Sequences = Mapping[int, tuple[int, tuple[tuple[int, ...], ...]]]

@@ -91,7 +91,7 @@ class RetentionRunner:
         self.policy = resolve(settings)
         self._log.chunk_bytes = chunk_bytes(self.policy, self._usual_chunk_bytes)
         self._measure()
-        return self.policy.as_dict()
+        return {**self.policy.as_dict()}
 
     # What comes in
 
@@ -190,7 +190,6 @@ class RetentionRunner:
         """Once a turn of the loop. Memory may not wait for the next second; and chunks go behind the checkpoint only."""
         if self.in_memory and self._log.written_bytes - self._ticked_at >= self.policy.max_bytes // PARTS:
             self._ticked_at = self._log.written_bytes
-            self._state.wanted = True
             self._state.then(self.tick)
 
     def tick(self) -> None:

@@ -183,13 +183,13 @@ class StageCommits:
         self._on_committed = on_committed
         self._shortage = shortage
         self._in_memory = in_memory
-        self.closing = False
-        self.closed = closed  # to publishers: what is not committed by then is not committed
+        self._closing = False
+        self._closed = closed  # to publishers: what is not committed by then is not committed
         self._log, self._staging, self._state = store.log, store.staging, state
         self._transactions: dict[str, TransactionRow] = dict(table.transactions)
         self._open_kept_s = stage_timeout_s or options.STAGE_OPEN_KEPT_S
         self._sealed_kept_s = stage_timeout_s or options.STAGE_SEALED_KEPT_S
-        self.entered_bytes = 0  # into the log without the topic's hands: committed here, or delayed and due
+        self._entered_bytes = 0  # into the log without the topic's hands: committed here, or delayed and due
         self._meter = RateMeter(time.monotonic_ns(), {"entered_bytes": 0})
         self._forgot_ns = 0
         self._uncommitted: set[bytes] = set()  # stages whose seal is synced, and its row not committed yet
@@ -258,7 +258,7 @@ class StageCommits:
         transaction = _transaction(message.app, message.version, message.kind, user_of(mail.envelope))
         self._check_user(message.app, transaction.user)
         committed = self._find(message.app, message.version) is not None
-        if not committed or self.closing:  # what is committed nobody publishes again: a closed topic says so too
+        if not committed or self._closing:  # what is committed nobody publishes again: a closed topic says so too
             self._check_open()
         now_ns = time.monotonic_ns()
         if committed:
@@ -285,10 +285,22 @@ class StageCommits:
     def bye(self, port: Port, mail: Mail, message: p.Bye) -> None:
         self.core.bye(mail.envelope)
 
+    def close(self, is_closed: bool) -> None:
+        """Refuse writers, or take them again: the topic is closed or opened to publishers."""
+        self._closed = is_closed
+
+    def hold(self, is_held: bool) -> None:
+        """Refuse writers while the topic is about to be deleted, or take them again."""
+        self._closing = is_held
+
+    def entered(self, size_bytes: int) -> None:
+        """So many bytes came into the log without the topic's hands."""
+        self._entered_bytes += size_bytes
+
     def _check_open(self) -> None:
-        if self.closed:
+        if self._closed:
             raise Refused(E_CLOSED, TO_PUBLISHERS)
-        if self.closing:
+        if self._closing:
             raise Refused(E_CLOSING, "the topic is stopping or being deleted; try again in a moment")
 
     def turn(self) -> None:
@@ -323,7 +335,7 @@ class StageCommits:
         """The thread's socket is readable."""
         for ticket, value in self.thread.results():
             if isinstance(ticket, PendingCommit):
-                self._queue.stepped(ticket, value, self.closing)
+                self._queue.stepped(ticket, value, self._closing)
                 continue
             if isinstance(value, Exception):
                 raise StoreFailed(f"sync of a stage failed: {value}") from value
@@ -415,7 +427,7 @@ class StageCommits:
         data = {"first_offset": group.first_offset, "messages": group.messages, "repeated": False}
         answer_now = partial(port.send, mail.envelope, p.Done(message.request, data))
         if group.messages:
-            self.entered_bytes += sum(part[3] for part in message.parts)
+            self.entered(sum(part[3] for part in message.parts))
             self._on_committed()
             answer_now()
         else:
@@ -480,7 +492,7 @@ class StageCommits:
 
     def stop(self) -> None:
         """Writers are told to look for a successor; seals that are on their way still end."""
-        self.closing = True
+        self._closing = True
         for peer in self.core.peers():
             self._port.send(peer, p.Bye())
             self.core.bye(peer)
@@ -489,7 +501,7 @@ class StageCommits:
         return not self.thread.pending and not self.core.seals
 
     def statistics(self) -> StagingPulse:
-        entered = self.entered_bytes
+        entered = self._entered_bytes
         rates = self._meter.rates(time.monotonic_ns(), {"entered_bytes": entered})
         return {"transactions": len(self._transactions), "entered_bytes": entered, "rates": rates, **self.core.statistics()}
 

@@ -185,6 +185,19 @@ class StorageActor(Actor):
         self.front.route(p.Scan, self._delayed.scan)
         self._channels.route(self.front)
         self._reads.route(self.reader)
+        self.obey(p.SetSealed, self.seal)
+        self.obey(p.SetClosed, self.close)
+        self.obey(p.SetRetention, lambda order: p.Done(order.request, {"retention": self._retention.configure(order.retention)}))
+        self.obey(p.ListChunks, lambda order: p.Done(order.request, {**self._log.reader.chunk_rows()}))
+        self.obey(p.FindOffset, lambda order: p.Position(order.request, self._reads.offset_at(order.time_ns)))
+        self.obey(p.CountDelayed, self._delayed.count)
+        self.obey(p.ListDelayed, self._delayed.list_some)
+        self.obey(p.CancelDelayed, self._delayed.cancel)
+        self.obey(p.BackUpState, self._backup.take_state)
+        self.obey(p.BackUpLog, self._backup.take_log)
+        self.obey(p.EndBackup, self._backup.end)
+        self.obey(p.LeaveChannel, self.leave_channel)
+        self.obey(p.DropChannel, self.drop_channel)
 
     def _set_timers(self) -> None:
         for function in (self._checkpoint, self._state.retry, self._state.tick, self._look_for_space, self._delayed.tick):
@@ -299,7 +312,7 @@ class StorageActor(Actor):
         """Messages that became due are in the log, up to there. The topic never had them: it is told the head, in its turn."""
         assert self._topic is not None
         self._written.append(_Pending(self._topic, 0, 0, 0, end, []))
-        self._stages.entered_bytes += self._delayed.moving_bytes()
+        self._stages.entered(self._delayed.moving_bytes())
         if self.mode == "interval":
             self.front.send(self._topic, p.Head(end))
 
@@ -385,7 +398,7 @@ class StorageActor(Actor):
 
     def _checkpoint(self) -> None:
         if self._channels.checkpoint() or self._producers.changed or self._state.applied != self._log.synced_end:
-            self._state.wanted = True
+            self._state.want()
 
     def _commit(self) -> None:
         """Hand the batch to its thread, if that is idle and the log is synced beyond what the batch speaks of."""
@@ -396,38 +409,29 @@ class StorageActor(Actor):
             return
         self._state.commit(self._log.synced_end, *self._producers.take(time.time_ns()))
 
-    def on_order(self, message: p.Order) -> dict[str, Any] | None:
-        """seal: take no more, and say where the topic ends; unseal. closed (to whom). drop: a channel's rows. Others: by the desks."""
-        if message.action == "seal":
-            self._sealed = self._stages.closing = True
-            self._delayed.opened(False)  # the end that is told here is the end
-            return {"head": self._log.end}
-        if message.action == "unseal":
-            self._sealed = self._stages.closing = False
-            self._delayed.opened(self._topic is not None)
-            return {}
-        if message.action == "closed":
-            self._stages.closed = bool(message.options["publishers"])
-            return {}
-        if message.action == "configure":
-            return {"retention": self._retention.configure(message.options)}
-        if message.action == "chunks":
-            return {**self._log.reader.chunk_rows()}
-        if message.action == "offset_at":
-            return {"offset": self._reads.offset_at(int(message.options["time_ns"]))}
-        if message.action == "delayed":
-            return self._delayed.on_order(message)
-        if message.action == "backup":
-            return self._backup.on_order(message)
-        if message.action not in ("leave", "drop"):
-            return super().on_order(message)
-        name = str(message.options["channel"])
-        if name not in self._channels:
-            return {}
-        if message.action == "leave":
-            self._channels.leave(name)
-            return {}
-        self._channels.drop(name, partial(self.answer_order, message.request, {}))
+    # Orders
+
+    def seal(self, message: p.SetSealed) -> p.Position:
+        """Take no more, and say where the topic ends; or go on."""
+        self._sealed = message.is_sealed
+        self._stages.hold(message.is_sealed)
+        self._delayed.opened(not message.is_sealed and self._topic is not None)  # the end that is told here is the end
+        return p.Position(message.request, self._log.end)
+
+    def close(self, message: p.SetClosed) -> p.Done:
+        self._stages.close(message.to_publishers)
+        return p.Done(message.request, {})
+
+    def leave_channel(self, message: p.LeaveChannel) -> p.Done:
+        self._channels.leave(message.channel)
+        return p.Done(message.request, {})
+
+    def drop_channel(self, message: p.DropChannel) -> p.Done | None:
+        """Remove a channel's rows."""
+        done = p.Done(message.request, {})
+        if message.channel not in self._channels:
+            return done
+        self._channels.drop(message.channel, partial(self.answer_order, done))
         return None
 
     # The end
@@ -435,7 +439,7 @@ class StorageActor(Actor):
     def on_stop(self) -> bool:
         """The topic and the channels have ended before; what they sent is written, synced and committed."""
         self._stages.stop()
-        self._delayed.open = False
+        self._delayed.opened(False)
         if self._log.unsynced_bytes and self._ticket is None:
             self._start_sync()
         if self._ticket is None and self._state.is_idle() and self._stages.is_idle():

@@ -4,8 +4,8 @@ What may change: the log level (of all processes), thresholds and receivers of a
 access file, and TLS certificates. Everything else is named in the log as needing a restart, and stays as it was; so does all of it where
 the new settings are wrong anywhere.
 
-An actor is told by Order "reload"; one that is not up yet as soon as it is, for it was started with the old settings. A gateway that is
-started again later gets the new ones at once: they are put into what it is started with.
+An actor is told by a Reload of its kind; one that is not up yet as soon as it is, for it was started with the old settings. A gateway that
+is started again later gets the new ones at once: they are put into what it is started with.
 
 An actor that does not answer within RELOAD_S has missed the reload. A gateway is then killed and started again, because a client whose
 token was revoked must not go on; the broker's health is bad until the new rules are in force everywhere. Any other actor is told again
@@ -18,13 +18,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import astuple, replace
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 from ...storage.retention import resolve
 from ...transport.errors import E_CLOSING, E_LIMIT, E_TIMEOUT, ZsqError
-from ..runtime.actor import RELOAD
+from ...transport.settings import RetentionSettings
+from ...transport.wire import protocol as p
 from ..runtime.process_table import Child
 from ..settings import options
 from ..settings.options import AlarmOptions, ServeOptions
@@ -69,16 +70,14 @@ def merged(now: ServeOptions, new: ServeOptions) -> tuple[ServeOptions, tuple[st
     return replace(now, security=security, nsq=nsq, http=http), tuple(kept)
 
 
-def told(kind: str, now: ServeOptions) -> dict[str, Any]:
-    """What an actor of this kind is told."""
-    found: dict[str, Any] = {"log_level": now.log_level}
-    if kind in GATEWAYS:
-        found["access_file"] = now.security.access_file
+def told(request: int, kind: str, now: ServeOptions) -> p.Reload:
+    """The order with what an actor of this kind is told."""
+    common = request, now.log_level, now.security.access_file
     if kind == "nsq_gateway" and now.nsq is not None:
-        found["tls"] = asdict(now.nsq.tls)
+        return p.ReloadNsqGateway(*common, *astuple(now.nsq.tls))
     if kind == "http_gateway" and now.http is not None:
-        found["tls"] = {"cert": now.http.tls_cert, "key": now.http.tls_key}
-    return found
+        return p.ReloadHttpGateway(*common, now.http.tls_cert, now.http.tls_key)
+    return p.ReloadGateway(*common) if kind == "gateway" else p.Reload(request, now.log_level)
 
 
 class _Owing:
@@ -163,7 +162,7 @@ class Reloading:
                 owing.asked = self._number
                 then = partial(self._reloaded, owing, self._number)
                 patience_s = options.RELOAD_S if owing.missed else options.RELOAD_FIRST_S
-                self._order(child, RELOAD, told(child.spec.kind, self._broker.options), then, patience_s)
+                self._order(child, partial(told, kind=child.spec.kind, now=self._broker.options), then, patience_s)
         for name, (asked, again_ns) in list(self._to_configure.items()):
             group = self._broker.groups.get(name)
             if group is None:
@@ -171,7 +170,10 @@ class Reloading:
             elif group.storage is not None and group.storage.state == "up" and group.storage.spec.key != asked and now_ns >= again_ns:
                 key = group.storage.spec.key
                 self._to_configure[name] = key, 0
-                self._order(group.storage, "configure", group.retention().as_dict(), partial(self._configured, name, key), options.RELOAD_S)
+                retention = cast("RetentionSettings", group.retention().as_dict())
+                self._order(
+                    group.storage, partial(p.SetRetention, retention=retention), partial(self._configured, name, key), options.RELOAD_S
+                )
         for key, gone in list(self._killed.items()):
             successors = self._singles.of_kind(gone.spec.kind)
             if any(child.state == "up" and child.spec.key > key for child in successors):
@@ -184,16 +186,16 @@ class Reloading:
         found = sorted({*late, *(child.spec.title for child in self._killed.values())})
         return f"{', '.join(found)}: the new settings (access file, certificates) are not in force yet" if found else ""
 
-    def _order(self, child: Child, action: str, given: dict[str, Any], then: Callable[[str], None], patience_s: float) -> None:
+    def _order(self, child: Child, make: Callable[[int], p.Order[p.Done]], then: Callable[[str], None], patience_s: float) -> None:
         """`then` is called with "" when the child has answered, else with why no answer came."""
 
-        def answered(data: dict[str, Any] | None, error: ZsqError | None) -> None:
+        def answered(done: p.Done | None, error: ZsqError | None) -> None:
             missed = error is not None and error.code in _MISSED
             if error is not None and not missed and not child.told_to_stop and child.state != "ended":
                 log.error("%s was not reloaded: %s", child.spec.title, error.text)
             then(error.text if error is not None and missed else "")
 
-        self._orders.send(child, action, given, answered, patience_s)
+        self._orders.send(child, make, answered, patience_s)
 
     def _reloaded(self, owing: _Owing, number: int, missed: str) -> None:
         child = owing.child

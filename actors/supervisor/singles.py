@@ -13,7 +13,6 @@ from typing import Any
 
 from ...transport.errors import ZsqError
 from ...transport.wire import protocol as p
-from ..runtime.actor import LOOK
 from ..runtime.child import ENDS_TREE, OUTSIDE, ChildSpec, OutOfFiles, RestartIntensity
 from ..runtime.process_table import Child
 from ..settings import options
@@ -122,9 +121,9 @@ class Singles:
         for child in self.of_kind("nsq_gateway"):
             if child.state == "up" and child.spec.settings["options"].lookupd_tcp_addresses:
                 self._names_told += 1
-                self._orders.send(child, LOOK, {}, self._on_looked)
+                self._orders.send(child, p.LookAtNames, self._on_looked)
 
-    def _on_looked(self, data: dict[str, Any] | None, error: ZsqError | None) -> None:
+    def _on_looked(self, done: p.Done | None, error: ZsqError | None) -> None:
         """Also where it failed: the gateway looks by itself now and then."""
         self._names_told -= 1
 

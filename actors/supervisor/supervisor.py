@@ -89,7 +89,7 @@ class Supervisor:
 
     def _channel_died(self, group: TopicGroup, channel: str) -> None:
         """An ephemeral channel goes with its process; who wants it gets a new one."""
-        deletion.remove_channel(self.requests, group, channel, lambda data, error: None, lost=True)
+        deletion.remove_channel(self.requests, group, channel, lambda error: None, lost=True)
 
     def _unused(self, group: TopicGroup) -> None:
         deletion.end_if_over(self.requests, group)

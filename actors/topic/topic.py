@@ -184,12 +184,12 @@ class TopicActor(Actor):
         self.ordering = Ordering(recovered.producers)
         self.ordering.closed = self.settings["closed"]
         self.limits = Limits(self.settings.get("message_bytes_max", MESSAGE_BYTES_MAX))
-        self._closings: list[int] = []  # orders that wait until all that was taken before is answered
+        self._closings: list[p.Done] = []  # answers to orders that wait until all that was taken before is answered
         self.fanout = Fanout(recovered.head, recovered.visible_end)
         self.front = self.open_router(self.settings["front"])
         self._route()
         self._head_told = -1
-        self._requests: dict[int, int] = {}  # ours to storage -> the supervisor's
+        self._requests: dict[int, p.Order[Any]] = {}  # ours to storage -> the supervisor's order
         self._request = 1
         self._messages = 0
         self._bytes = 0
@@ -212,6 +212,10 @@ class TopicActor(Actor):
         storage.route(p.Head, self.on_head)
         storage.route(p.Done, self.on_done)
         storage.route(p.Failed, self.on_failed)
+        self.obey(p.SetClosed, self.close)
+        self.obey(p.SetPaused, self.pause)
+        self.obey(p.EmptyTopic, self.empty)
+        self.obey(p.MovePause, self.move_pause)
 
     def _recovered(self) -> Recovered:
         """What storage recovered; it is up already, so this is one round trip."""
@@ -287,7 +291,7 @@ class TopicActor(Actor):
 
     def on_turn(self) -> None:
         while self._closings and self.ordering.idle():
-            self.answer_order(self._closings.pop(), {})
+            self.answer_order(self._closings.pop())
         while (append := self.ordering.next_append()) is not None:
             request, blocks = append
             if not self.storage.send((), p.Append(request, self.ordering.epoch), blocks):
@@ -318,7 +322,7 @@ class TopicActor(Actor):
 
     def on_failed(self, port: Port, mail: Mail, message: p.Failed) -> None:
         if message.request in self._requests:
-            self.supervisor.send((), p.Failed(self._requests.pop(message.request), message.code, message.text))
+            self.answer_order(p.Failed(self._requests.pop(message.request).request, message.code, message.text))
             return
         self._send(self.ordering.failed(message.request, message.code, message.text))
 
@@ -326,9 +330,11 @@ class TopicActor(Actor):
         if "visible_end" in message.data:
             self.fanout.visible_end = message.data["visible_end"]
             self._offer()
-        asked = self._requests.pop(message.request, None)
-        if asked is not None:
-            self.answer_order(asked, message.data)
+        order = self._requests.pop(message.request, None)
+        if isinstance(order, p.EmptyTopic):
+            self.answer_order(p.BehindPause(order.request, message.data["start"], message.data["end"]))
+        elif order is not None:
+            self.answer_order(p.Done(order.request, message.data))
 
     # Channels
 
@@ -361,21 +367,24 @@ class TopicActor(Actor):
 
     # Orders
 
-    def on_order(self, message: p.Order) -> dict[str, Any] | None:
-        if message.action == "closed":
-            self.ordering.closed = bool(message.options["publishers"])
-            self._closings.append(message.request)
-            return None
+    def close(self, message: p.SetClosed) -> None:
+        self.ordering.closed = message.to_publishers
+        self._closings.append(p.Done(message.request, {}))
+
+    def pause(self, message: p.SetPaused) -> None:
+        self.storage.send((), p.Pause(self._numbered(message), message.is_paused))
+
+    def empty(self, message: p.EmptyTopic) -> None:
+        self.storage.send((), p.Empty(self._numbered(message), -1))
+
+    def move_pause(self, message: p.MovePause) -> None:
+        self.storage.send((), p.Empty(self._numbered(message), message.end))
+
+    def _numbered(self, order: p.Order[Any]) -> int:
+        """The number of what storage is asked for this order; below zero, so never an append's."""
         self._request += 1
-        mine = -self._request  # below zero: never an append's number
-        self._requests[mine] = message.request
-        if message.action in ("pause", "unpause"):
-            self.storage.send((), p.Pause(mine, message.action == "pause"))
-        elif message.action == "empty":
-            self.storage.send((), p.Empty(mine, int(message.options.get("end", -1))))
-        else:
-            return super().on_order(message)
-        return None
+        self._requests[-self._request] = order
+        return -self._request
 
     def on_stop(self) -> bool:
         """Everything taken is answered; then producers are told to look for a successor."""

@@ -203,8 +203,7 @@ class SupervisorRig:
             envelope, message, _ = self.port.sent.popleft()
             key = int(envelope[0][6:]) if envelope and envelope[0].startswith(b"child-") else 0
             if isinstance(message, p.Order) and not self.mutator.chance(10):
-                found: dict[str, Any] = {"head": 10, "start": 5, "end": 10, "offset": 5, "settings": {}, "retention": {}, "rows": ()}
-                self.port.say(envelope, p.Failed(message.request, "E_X", "x") if self.mutator.chance(8) else p.Done(message.request, found))
+                self.port.say(envelope, p.Failed(message.request, "E_X", "x") if self.mutator.chance(8) else _answer(message))
             elif isinstance(message, p.Ask):
                 kind = self.table.children[key].spec.kind if key in self.table.children else ""
                 self.port.say(envelope, p.Pulse(key, message.request, _stats(kind), {}))
@@ -213,6 +212,16 @@ class SupervisorRig:
         self.supervisor.state.registry.memory.close()
         self.supervisor.context.destroy(linger=0)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _answer(order: p.Order[Any]) -> p.Wire:
+    if isinstance(order, (p.SetSealed, p.FindOffset, p.Seek)):
+        return p.Position(order.request, 10 if isinstance(order, p.SetSealed) else 5)
+    if isinstance(order, p.EmptyTopic):
+        return p.BehindPause(order.request, 5, 10)
+    if isinstance(order, p.WhereDeadLettersGo):
+        return p.DeadLettersGo(order.request, "t.c.dead")
+    return p.ChannelConfigured(order.request, {}) if isinstance(order, p.ConfigureChannel) else p.Done(order.request, {"retention": {}})
 
 
 def _stats(kind: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import dataclasses
 import struct
 from collections.abc import Sequence
 from random import Random
-from typing import Any, Final, get_type_hints
+from typing import Any, Final
 
 import msgpack
 from crc32c import crc32c
@@ -49,9 +49,8 @@ _DEFAULTS: Final[dict[type, Any]] = {int: 5, str: "text", bytes: b"bytes", bool:
 
 def usual_fields(message: type[Wire]) -> list[Any]:
     """What the fields of such a word hold in life."""
-    hints = get_type_hints(message)
-    kinds = {field.name: getattr(hints[field.name], "__origin__", hints[field.name]) for field in dataclasses.fields(message)}
-    return [_NAMED[name] if type(_NAMED.get(name)) is kind else _DEFAULTS[kind] for name, kind in kinds.items()]
+    kinds = codec.field_kinds(message).items()
+    return [_NAMED[name] if type(_NAMED.get(name)) is kind else _DEFAULTS[kind] for name, kind in kinds]
 
 
 USUAL: Final = {op: usual_fields(message) for op, message in WORDS.items()}

@@ -113,11 +113,9 @@ class Rig:
         frames = [part for block in blocks for part in (block.wire_header(), block.payload)]
         self.lines[line].hear(message, CONSUMER if line == "front" else (), frames)
 
-    def order(self, request: int, action: str, **asked: Any) -> None:
+    def seek(self, request: int, offset: int) -> None:
         log = self.life.log
-        data = self.channel.on_order(p.Order(request, action, {"start": log.start, "head": log.synced_end, **asked}))
-        if data is not None:
-            self.channel.answer_order(request, data)
+        self.lines["supervisor"].hear(p.Seek(request, offset, log.start, log.synced_end, clamp=False, forward=False), ())
 
     def turn(self) -> None:
         """All that can happen without a commit."""
@@ -163,8 +161,8 @@ class Rig:
             elif isinstance(message, p.Answer):
                 self.life.was_answered(message.request, message.refused)
         for message, _ in self.lines["supervisor"].take():
-            if isinstance(message, p.Done):
-                self.life.was_moved(message.data["offset"])
+            if isinstance(message, p.Position):
+                self.life.was_moved(message.offset)
 
     def _answers(self) -> bool:
         answers = self.back.take()
@@ -256,7 +254,7 @@ class SeekLife(Life):
     def seek(self, place: int) -> None:
         assert self.rig is not None
         self.seeks.append(place)
-        self.rig.order(9, "seek", offset=place)
+        self.rig.seek(9, place)
 
     def abandon(self) -> None:
         self.rig = None

@@ -51,16 +51,15 @@ def _without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _answered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A seek is answered before it is committed."""
-    plain = ChannelActor.on_order
+    plain = ChannelActor.seek
 
-    def on_order(channel: ChannelActor, message: p.Order) -> dict[str, Any] | None:
-        data = plain(channel, message)
-        orders, channel.saving._orders = channel.saving._orders, []
-        for request, answer in orders:
-            channel.answer_order(request, {**answer})
-        return data
+    def seek(channel: ChannelActor, message: p.Seek) -> None:
+        plain(channel, message)
+        answers, channel.saving._answers = channel.saving._answers, []
+        for answer in answers:
+            channel.answer_order(answer)
 
-    monkeypatch.setattr(ChannelActor, "on_order", on_order)
+    monkeypatch.setattr(ChannelActor, "seek", seek)
 
 
 def _confirmed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

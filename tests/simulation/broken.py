@@ -56,8 +56,8 @@ DEFECTS: Final[dict[str, Defect]] = {
     ),
     "a seek is answered before its commit": Defect(
         "actors/channel/channel.py",
-        "        self.saving.answer(message.request, data)  # when it is durable\n        return None\n",
-        "        self.saving.now = True\n        return data\n",
+        "        self.saving.answer(p.Position(message.request, self.supply.next_offset))\n",
+        "        self.saving.now = True\n        self.answer_order(p.Position(message.request, self.supply.next_offset))\n",
         ("kill_channel", "kill_storage"),
         moving=True,
     ),
@@ -131,8 +131,8 @@ DEFECTS: Final[dict[str, Defect]] = {
     ),
     "a deleted channel's row stays": Defect(
         "actors/storage/storage_actor.py",
-        "        self._channels.drop(name, partial(self.answer_order, message.request, {}))\n        return None\n",
-        "        return {}\n",
+        "        self._channels.drop(message.channel, partial(self.answer_order, done))\n        return None\n",
+        "        return done\n",
         ("kill_client",),
     ),
     "a deletion is answered before the processes have ended": Defect(

@@ -24,7 +24,7 @@ class Broker:
         self.started: list[str] = []
         self.time_for = 1_000_000
         self.stopped: list[Child] = []
-        self.orders: list[tuple[str, dict[str, Any], Any]] = []
+        self.orders: list[tuple[p.Order[Any], Any]] = []
         self.ends: list[Any] = []
         self.removed: list[str] = []
         self.killed: list[Child] = []
@@ -46,15 +46,16 @@ class Broker:
         self.requests: Any = SimpleNamespace(
             broker=self,
             sealed=[],
-            orders=SimpleNamespace(send=lambda child, action, settings, answer: self.orders.append((action, settings, answer))),
+            orders=SimpleNamespace(send=lambda child, make, answer: self.orders.append((make(1), answer))),
             after_end=lambda child, then: self.ends.append(then),
             count_refused=lambda: None,
+            settle=lambda request, error, data=None: None,
         )
         self.group = TopicGroup(
             topic, TopicRow(1, "0" * 32, "always", 0), cast("Any", self.registry), cast("Any", self), lambda: cast("Any", self.options),
             GroupEvents(
                 lambda: None, lambda: None,
-                lambda group, channel: deletion.remove_channel(self.requests, group, channel, lambda data, error: None, lost=True),
+                lambda group, channel: deletion.remove_channel(self.requests, group, channel, lambda error: None, lost=True),
                 lambda group: deletion.end_if_over(self.requests, group),
             ),
         )  # fmt: skip
@@ -119,7 +120,7 @@ class Broker:
     def end(self) -> None:
         """The process is gone, and so is its row."""
         self.ends.pop(0)(True)
-        (action, settings, answer), *self.orders = [order for order in self.orders if order[0] != "leave"]
-        assert (action, settings) == ("drop", {"channel": C})
-        answer({}, None)
+        (order, answer), *self.orders = [one for one in self.orders if not isinstance(one[0], p.LeaveChannel)]
+        assert order == p.DropChannel(1, C)
+        answer(p.Done(1, {}), None)
         self.group.tick()

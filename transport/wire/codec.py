@@ -12,7 +12,7 @@ import dataclasses
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import Any, Final, get_type_hints
+from typing import Any, Final, get_type_hints, is_typeddict
 
 import msgpack
 
@@ -30,10 +30,15 @@ _CONTAINERS: Final = frozenset({tuple, dict})
 HeaderValue = str | bytes | int | float | bool | None
 
 
-def _plan(message: type[Wire]) -> tuple[type[Wire], tuple[type, ...]]:
+def field_kinds(message: type[Wire]) -> dict[str, type]:
+    """Return what msgpack makes of each field of a word."""
     hints = get_type_hints(message)
-    kinds = tuple(getattr(hints[f.name], "__origin__", hints[f.name]) for f in dataclasses.fields(message))
-    return message, kinds
+    kinds = {field.name: getattr(hints[field.name], "__origin__", hints[field.name]) for field in dataclasses.fields(message)}
+    return {name: dict if is_typeddict(kind) else kind for name, kind in kinds.items()}
+
+
+def _plan(message: type[Wire]) -> tuple[type[Wire], tuple[type, ...]]:
+    return message, tuple(field_kinds(message).values())
 
 
 _PLANS: Final = {op: _plan(message) for op, message in WORDS.items()}

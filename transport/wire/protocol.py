@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from . import protocol_client, protocol_inner
+from . import protocol_client, protocol_inner, protocol_orders
 from .protocol_client import *
 from .protocol_client import Wire
 from .protocol_inner import *
+from .protocol_orders import *
 
-__all__ = [*protocol_client.__all__, *protocol_inner.__all__, "WORDS"]
+__all__ = [*protocol_client.__all__, *protocol_inner.__all__, *protocol_orders.__all__, "WORDS"]
 
-_named = [getattr(file, name) for file in (protocol_client, protocol_inner) for name in file.__all__]
-_words = [message for message in _named if isinstance(message, type) and issubclass(message, Wire) and message is not Wire]
+_named = [getattr(file, name) for file in (protocol_client, protocol_inner, protocol_orders) for name in file.__all__]
+_words = [message for message in _named if isinstance(message, type) and issubclass(message, Wire) and message.op]
 WORDS: Final[dict[int, type[Wire]]] = {message.op: message for message in _words}
 assert len(WORDS) == len(_words), "an opcode is used twice"

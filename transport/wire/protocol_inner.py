@@ -10,7 +10,7 @@ from .protocol_client import Wire
 # fmt: off
 __all__ = [
     "Alarm", "Append", "Appended", "Ask", "Attach", "Behind", "Born", "Credit", "Dropped", "Due", "Empty", "Gone", "HangUp", "Head",
-    "Hint", "Hung", "Offer", "OpenChannel", "OpenTopic", "Order", "Over", "Pause", "PoolSize", "Pulse", "Save", "Scan", "ScanOrder",
+    "Hint", "Hung", "Offer", "OpenChannel", "OpenTopic", "Over", "Pause", "PoolSize", "Pulse", "Save", "Scan", "ScanOrder",
     "ScanReport", "Scanned", "Stop", "Targets",
 ]
 # fmt: on
@@ -274,16 +274,6 @@ class Stop(Wire):
     """Supervisor to child: finish what is in progress, answer who waits, end."""
 
     op: ClassVar[int] = 83
-
-
-@dataclass(frozen=True, slots=True)
-class Order(Wire):
-    """Supervisor to a topic or channel: carry out a Manage action (pause, unpause, empty). Answered by Done or Failed."""
-
-    op: ClassVar[int] = 84
-    request: int
-    action: str
-    options: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from ....transport.block.block import MESSAGE_BYTES_MAX
 from ....transport.client.asyncio.aio import Reader
 from ....transport.errors import E_BAD_ARGUMENT, UsageError
 from ....transport.nsq.limits import NsqLimits
+from ....transport.wire.protocol import ReloadHttpGateway
 from ...runtime.actor import StartFailed
 from ...runtime.async_actor import FINISH_S, AsyncActor
 from ...security.access import AccessError
@@ -165,17 +166,17 @@ class HttpGateway(AsyncActor):
         self._app.metrics.connections.set_function(lambda: len(self._server.connections))
         await self._server.listen(sock, self._certificates.context)
         self._console.start()
+        self.obey_reload(ReloadHttpGateway, self.take_settings)
         shown = f"{'https' if self._certificates.context else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
         return {"places": [shown], "endpoint": shown}
 
-    def on_reload(self, told: dict[str, Any]) -> None:
+    def take_settings(self, told: ReloadHttpGateway) -> None:
         """Both or none: new certificates beside old permissions are nobody's wish."""
         try:
-            access = load_rules(told["access_file"]) if told.get("access_file") else None
+            access = load_rules(told.access_file) if told.access_file else None
         except AccessError as error:
             raise UsageError(E_BAD_ARGUMENT, str(error)) from None
-        tls = told.get("tls") or {"cert": "", "key": ""}
-        self._certificates.reload(tls["cert"], tls["key"])
+        self._certificates.reload(told.cert, told.key)
         self._authority.policy = AccessPolicy(access) if access is not None else None
         self._console.live.renew()
 

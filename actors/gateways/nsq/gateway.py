@@ -28,8 +28,8 @@ from ....transport.nsq.layers import DeflateLayer, Layer, SnappyLayer, TlsLayer,
 from ....transport.nsq.limits import NsqLimits
 from ....transport.nsq.lookup import Node
 from ....transport.nsq.tls import server_context
-from ....transport.wire.protocol import Order
-from ...runtime.actor import LOOK, StartFailed
+from ....transport.wire.protocol import Done, LookAtNames, ReloadNsqGateway
+from ...runtime.actor import StartFailed
 from ...runtime.async_actor import AsyncActor
 from ...runtime.pulses import GatewayDetails
 from ...security.access import AccessError
@@ -112,6 +112,8 @@ class NsqGateway(AsyncActor):
         self.discovery: Discovery | None = None
         self._servers: list[asyncio.Server] = []
         self._paths: list[Path] = []
+        self.obey(LookAtNames, self.look_at_names)
+        self.obey_reload(ReloadNsqGateway, self.take_settings)
         places = [await self._listen_at(place) for place in options.listen]
         if options.lookupd_tcp_addresses:
             self.discovery = Discovery(self.url, Registrar(options.lookupd_tcp_addresses, self._node()))
@@ -212,22 +214,20 @@ class NsqGateway(AsyncActor):
         else:
             self.discovery.prepare(topic, lambda: self.publishing.publish(topic, bodies, defer_ms, answer))
 
-    def on_order(self, message: Order) -> dict[str, Any] | None:
-        if message.action != LOOK:
-            return super().on_order(message)
+    def look_at_names(self, message: LookAtNames) -> Done:
         if self.discovery is not None:
             self.discovery.look()
-        return {}
+        return Done(message.request, {})
 
     # New settings
 
-    def on_reload(self, told: dict[str, Any]) -> None:
+    def take_settings(self, told: ReloadNsqGateway) -> None:
         """For new connections; but who may not consume any more does not go on doing so. All of it is taken, or nothing."""
         try:
-            access = load_rules(told["access_file"]) if self._access is not None else None
+            access = load_rules(told.access_file) if self._access is not None else None
         except AccessError as error:
             raise UsageError(E_BAD_ARGUMENT, str(error)) from None
-        tls = TlsOptions(**told.get("tls", {}))
+        tls = TlsOptions(told.cert, told.key, told.root_ca, told.client_auth, told.required, told.min_version)
         self._tls = context_of(tls)
         self.options = replace(self.options, tls=tls)
         if self._access is not None and access is not None:

@@ -11,13 +11,13 @@ them. Letters move by their headers only if the named topic has the named uuid a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from ....transport.errors import E_BAD_ARGUMENT, E_CLOSING, E_FORBIDDEN, E_IN_USE, E_NOT_FOUND, NotFound, Refused, UsageError, ZsqError
 from ....transport.names import check_name
 from ....transport.wire import protocol as p
-from ...settings.channel_settings import DEAD_LETTER_TOPIC, default_dead_letter_topic
+from ...settings.channel_settings import default_dead_letter_topic
 from ...statistics.broker_view import GroupState
 from ..topics.broker_state import BrokerState
 from ..topics.topic_group import TopicGroup
@@ -96,7 +96,7 @@ def redrive(requests: Requests, message: p.Manage) -> None:
         raise NotFound(E_NOT_FOUND, f"topic {asked.to!r} does not exist; --to and --channel name others")
 
     def answer(error: ZsqError | None) -> None:
-        requests.relay(message.request, {}, error)
+        requests.settle(message.request, error)
 
     def ready(error: ZsqError | None) -> None:
         if error is None and asked.channel and asked.channel not in target.channels:
@@ -110,7 +110,7 @@ def redrive(requests: Requests, message: p.Manage) -> None:
     target.want("", ready)
 
 
-def _check_origin(requests: Requests, dead_topic: str, dead: TopicGroup, asked: _Asked, answer: Any) -> None:
+def _check_origin(requests: Requests, dead_topic: str, dead: TopicGroup, asked: _Asked, answer: Callable[[ZsqError | None], None]) -> None:
     """The named channel's dead letters go to this topic: the registry knows it, or the channel itself says so."""
     if asked.chosen or dead.row.dead_letters_of == {"uuid": asked.uuid, "channel": asked.origin_channel}:
         answer(None)  # where a person named the target, the headers decide nothing
@@ -121,11 +121,9 @@ def _check_origin(requests: Requests, dead_topic: str, dead: TopicGroup, asked: 
         answer(Refused(E_FORBIDDEN, f"{gone}: nothing proves where they died; --to says where to send them"))
         return
 
-    def named(data: dict[str, Any] | None, error: ZsqError | None) -> None:
-        if data is not None and data["topic"] != dead_topic:
-            text = (
-                f"dead letters of channel {asked.origin_channel!r} of topic {asked.topic!r} go to {data['topic']!r}, not to {dead_topic!r}"
-            )
+    def named(go: p.DeadLettersGo | None, error: ZsqError | None) -> None:
+        if go is not None and go.topic != dead_topic:
+            text = f"dead letters of channel {asked.origin_channel!r} of topic {asked.topic!r} go to {go.topic!r}, not to {dead_topic!r}"
             error = Refused(E_FORBIDDEN, f"{text}: nothing proves where these died; --to says where to send them")
         answer(error)
 
@@ -134,7 +132,7 @@ def _check_origin(requests: Requests, dead_topic: str, dead: TopicGroup, asked: 
         if error is not None or channel is None:
             answer(error or Refused(E_CLOSING, f"channel {asked.origin_channel!r} is being started again; try in a moment"))
         else:
-            requests.orders.send(channel, DEAD_LETTER_TOPIC, {}, named)
+            requests.orders.send(channel, p.WhereDeadLettersGo, named)
 
     def ready(error: ZsqError | None) -> None:
         if error is None and asked.origin_channel not in source.channels:

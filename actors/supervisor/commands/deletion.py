@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from ....transport.errors import E_BAD_ARGUMENT, E_CLOSED, E_CLOSING, E_NOT_EMPTY, E_TIMEOUT, E_TOPIC_FAILED, Refused, UsageError, ZsqError
 from ....transport.names import is_ephemeral
@@ -24,8 +24,8 @@ from ...settings.closing import TO_CONSUMERS, after, to_consumers, to_publishers
 from ...statistics.broker_view import GroupState
 from ...statistics.gathering import Details
 from ...statistics.statistics import behind_pause, unfinished
-from ..topics.topic_group import TopicGroup
-from .requests import Callback, Requests
+from ..topics.topic_group import Then, TopicGroup
+from .requests import Requests
 
 log = logging.getLogger("zsq")
 
@@ -77,18 +77,18 @@ class _Deletion:
     def delete_topic(self) -> None:
         storage = self.group.storage
         if self.group.state is GroupState.UP and storage is not None:
-            self.requests.orders.send(storage, "seal", {}, self._sealed)
+            self.requests.orders.send(storage, partial(p.SetSealed, is_sealed=True), self._sealed)
         elif self.forced:
             stats = storage.stats if storage is not None else {}
             self._remove_topic(max(int(stats.get("head", 0)), self.group.row.base_offset) + UNKNOWN_END_MARGIN)
         else:
             self._fail(Refused(E_CLOSING, "it is not up, so what it holds is not known; try again, or delete with force"))
 
-    def _sealed(self, data: dict[str, Any] | None, error: ZsqError | None) -> None:
-        if error is not None or data is None:
+    def _sealed(self, position: p.Position | None, error: ZsqError | None) -> None:
+        if position is None:
             self._fail(error or Refused(E_CLOSING, "its storage did not say where it ends"))
             return
-        end = int(data["head"])
+        end = position.offset
         if self.forced:
             self._remove_topic(end)
             return
@@ -98,24 +98,17 @@ class _Deletion:
             if refusal is None:
                 self._remove_topic(end)
                 return
-            self._unseal()
+            _unseal(self.requests, self.group)
             self._fail(refusal)
 
         try:
             self.requests.gatherings.gather(self.requests.scope(self.group), decide)
         except Refused as refused:
-            self._unseal()
+            _unseal(self.requests, self.group)
             self._fail(refused)
 
-    def _unseal(self) -> None:
-        if self.group.storage is not None:
-            self.requests.orders.send(self.group.storage, "unseal", {}, lambda data, error: None)
-
     def _remove_topic(self, end: int) -> None:
-        def answer(data: dict[str, Any] | None, error: ZsqError | None) -> None:
-            self.requests.relay(self.message.request, data, error)
-
-        remove_topic(self.requests, self.group, end, answer)
+        remove_topic(self.requests, self.group, end, partial(self.requests.settle, self.message.request))
 
     # A channel
 
@@ -140,20 +133,22 @@ class _Deletion:
             self._fail(Refused(E_CLOSING, "its topic is being started again, or it is being deleted already; try in a moment"))
             return
 
-        def answer(data: dict[str, Any] | None, error: ZsqError | None) -> None:
-            self.requests.relay(self.message.request, data, error)
-
-        remove_channel(self.requests, self.group, self.message.channel, answer)
+        remove_channel(self.requests, self.group, self.message.channel, partial(self.requests.settle, self.message.request))
 
 
-def remove_channel(requests: Requests, group: TopicGroup, name: str, answer: Callback, *, lost: bool = False) -> None:
+def _unseal(requests: Requests, group: TopicGroup) -> None:
+    if group.storage is not None:
+        requests.orders.send(group.storage, partial(p.SetSealed, is_sealed=False), lambda position, error: None)
+
+
+def remove_channel(requests: Requests, group: TopicGroup, name: str, answer: Then, *, lost: bool = False) -> None:
     """End the process of a channel, then its rows; of a topic that is up. `lost`: it died, and its consumers may come again."""
     storage, child = group.storage, group.channels[name]
     assert storage is not None
     group.deleting.add(name)  # who wants it meanwhile waits, or is told to: a second process would stand on the old row
     group.drop_channel(name, lost=lost)
     if is_ephemeral(name):  # what comes from here on is not its own: said to storage before anybody can see that it is gone
-        requests.orders.send(storage, "leave", {"channel": name}, lambda data, error: None)
+        requests.orders.send(storage, partial(p.LeaveChannel, channel=name), lambda done, error: None)
     if child is not None:
         requests.broker.processes.stop_child(child)
 
@@ -161,11 +156,11 @@ def remove_channel(requests: Requests, group: TopicGroup, name: str, answer: Cal
         if not ended:
             gone(None, ZsqError(E_TIMEOUT, f"the process of channel {name!r} did not end; its rows were kept"))
             return
-        requests.orders.send(storage, "drop", {"channel": name}, gone)
+        requests.orders.send(storage, partial(p.DropChannel, channel=name), gone)
 
-    def gone(data: dict[str, Any] | None, error: ZsqError | None) -> None:
+    def gone(done: p.Done | None, error: ZsqError | None) -> None:
         group.deleted(name)
-        answer(data, error)
+        answer(error)
         if not lost:
             end_if_over(requests, group)
 
@@ -181,7 +176,7 @@ def over(requests: Requests, envelope: Envelope, message: p.Over) -> None:
     name = child.spec.settings.get("channel", "")
     if is_ephemeral(name) and group.channels.get(name) is child:
         log.debug("channel %s/%s has no consumer any more: deleted", group.name, name)
-        remove_channel(requests, group, name, lambda data, error: None)
+        remove_channel(requests, group, name, lambda error: None)
 
 
 def end_if_over(requests: Requests, group: TopicGroup) -> None:
@@ -189,27 +184,27 @@ def end_if_over(requests: Requests, group: TopicGroup) -> None:
     if not is_ephemeral(group.name) or group.channels or group.deleting or group.state is not GroupState.UP:
         return
     log.debug("topic %s has no channel any more: deleted", group.name)
-    remove_topic(requests, group, 0, lambda data, error: None)
+    remove_topic(requests, group, 0, lambda error: None)
 
 
-def remove_topic(requests: Requests, group: TopicGroup, end: int, answer: Callback) -> None:
+def remove_topic(requests: Requests, group: TopicGroup, end: int, answer: Then) -> None:
     """Durable before anything ends; at the next start the rest is done. `end`: where a topic of that name begins from now on."""
     registry = requests.broker.registry
     if group.state in (GroupState.STOPPING, GroupState.ENDED):
-        answer(None, Refused(E_CLOSING, "it is being deleted already"))
+        answer(Refused(E_CLOSING, "it is being deleted already"))
         return
     try:
         registry.set_state(group.name, "deleting", max(end, registry.ended.get(group.name, 0)))
     except Refused as error:
         requests.sealed.append(group)
         open_again(requests)
-        answer(None, error)
+        answer(error)
         return
 
     def stopped() -> None:
         registry.remove(group.name)
         requests.broker.remove_group(group.name)
-        answer({}, None)
+        answer(None)
 
     requests.count_refused()  # now, as the topic's count goes with it
     group.stop(stopped)
@@ -221,8 +216,7 @@ def open_again(requests: Requests) -> None:
     if requests.sealed and not requests.broker.registry.in_doubt:
         groups, requests.sealed = requests.sealed, []
         for group in groups:
-            if group.storage is not None:
-                requests.orders.send(group.storage, "unseal", {}, lambda data, error: None)
+            _unseal(requests, group)
 
 
 # These leave nobody who thinks otherwise: what is not up starts with what the row says.
@@ -261,7 +255,7 @@ class _Closing:
 
     def _up(self, channel: str, error: ZsqError | None) -> None:
         group = self.group
-        order = {"publishers": to_publishers(self._state), "consumers": to_consumers(self._state)}
+        order = partial(p.SetClosed, to_publishers=to_publishers(self._state), to_consumers=to_consumers(self._state))
         children: list[Child | None] = [group.channels.get(channel)] if channel else [group.storage, group.topic]
         if error is None:
             self._waits += len(children)
@@ -269,12 +263,12 @@ class _Closing:
                 if child is None:
                     self._answered(None, None)
                 else:
-                    self.requests.orders.send(child, "closed", order, self._answered)
+                    self.requests.orders.send(child, order, self._answered)
         self._answered(None, error)
 
-    def _answered(self, data: dict[str, Any] | None, error: ZsqError | None) -> None:
+    def _answered(self, done: p.Done | None, error: ZsqError | None) -> None:
         self._waits -= 1
         if error is not None and error.code not in _HARMLESS:
             self._error = self._error or error
         if self._waits == 0:
-            self.requests.relay(self.request, {"closed": self._state}, self._error)
+            self.requests.settle(self.request, self._error, {"closed": self._state})

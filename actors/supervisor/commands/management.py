@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 from ....storage.retention import changed, resolve
 from ....transport.errors import (
@@ -20,9 +21,10 @@ from ....transport.errors import (
     ZsqError,
 )
 from ....transport.names import check_name, is_ephemeral
-from ....transport.settings import SYNC_MODES
+from ....transport.settings import SYNC_MODES, ChannelOptions, RetentionSettings
 from ....transport.wire import protocol as p
 from ...runtime.port import Mail
+from ...runtime.process_table import Child
 from ...security.audit import count_of
 from ...security.policy import CHANNEL_ONLY
 from ...settings import closing, options
@@ -32,10 +34,8 @@ from ...statistics.gathering import Details
 from ...statistics.overview import Overview
 from ...statistics.statistics import broker_statistics
 from ..topics.topic_group import TopicGroup, retention_in_memory
-from . import dead_letter_topics, deletion, moving
+from . import dead_letter_topics, deletion, moving, relayed
 from .requests import Requests
-
-_OF_STORAGE = ("configure", "chunks", "delayed", "backup")  # actions that the topic's storage carries out
 
 
 class Commands:
@@ -54,7 +54,7 @@ class Commands:
             request = self._requests.numbered(mail.envelope, message.request)
             message = replace(message, request=request)
         try:
-            if isinstance(message, (p.Done, p.Failed)):
+            if isinstance(message, (p.Done, p.OrderAnswer, p.Failed)):
                 self._requests.orders.on_answer(mail.envelope, message)
             elif isinstance(message, p.Lookup):
                 self._check_running()
@@ -200,7 +200,7 @@ class Commands:
         if message.action == dead_letter_topics.ACTION:
             dead_letter_topics.redrive(self._requests, message)
             return
-        if message.action not in ("delete", "pause", "unpause", *closing.ACTIONS, *moving.ACTIONS, *_OF_STORAGE):
+        if message.action not in ("delete", "configure", *closing.ACTIONS, *moving.ACTIONS, *relayed.PAUSES, *relayed.OF_STORAGE):
             raise UsageError(E_BAD_COMMAND, f"there is no action {message.action!r}")
         if message.action in moving.ACTIONS:
             moving.check(message)
@@ -222,37 +222,51 @@ class Commands:
         if message.action == "empty":
             moving.empty_topic(self._requests, message, group)
             return
-        order_options = {str(key): value for key, value in message.options.items()}
-        if message.action == "configure" and not message.channel:
-            order_options = self._configure(group, order_options)
-        elif message.action == "configure":
-            dead_letter_topics.check_default(self._broker, message.topic, message.channel, order_options)
+        if message.action == "configure":
+            changes = {str(key): value for key, value in message.options.items()}
+            (self._configure_channel if message.channel else self._configure_topic)(message, group, changes)
+            return
+        self._pass_on(message, group, relayed.order_for(message), of_storage=message.action in relayed.OF_STORAGE)
 
-        of_storage = message.action in _OF_STORAGE and not message.channel
+    def _pass_on(self, message: p.Manage, group: TopicGroup, make: relayed.Make, *, of_storage: bool) -> None:
+        """Send the order when who carries it out is up, and its answer to the client."""
 
+        def order(child: Child) -> None:
+            self._requests.orders.send(child, make, partial(self._requests.relay, message.request))
+
+        self._when_up(message, group, order, of_storage=of_storage)
+
+    def _when_up(self, message: p.Manage, group: TopicGroup, then: Callable[[Child], None], *, of_storage: bool = False) -> None:
         def ready(error: ZsqError | None) -> None:
-            child = group.channels.get(message.channel) if message.channel else group.topic
-            if of_storage:
-                child = group.storage
+            child = group.storage if of_storage else group.channels.get(message.channel) if message.channel else group.topic
             if error is not None or child is None:
                 self._requests.fail(message.request, error or Refused(E_CLOSING, "it is being started again; try in a moment"))
-                return
-
-            def then(data: dict[str, Any] | None, failure: ZsqError | None) -> None:
-                if message.channel and data and "settings" in data:
-                    child.data["settings"] = data["settings"]  # Lookup tells them
-                self._requests.relay(message.request, data, failure)
-
-            self._requests.orders.send(child, message.action, order_options, then)
+            else:
+                then(child)
 
         group.want(message.channel, ready)
 
-    def _configure(self, group: TopicGroup, changes: dict[str, Any]) -> dict[str, Any]:
+    def _configure_topic(self, message: p.Manage, group: TopicGroup, changes: Mapping[str, Any]) -> None:
         """Durable in the registry; what holds now, for the storage to take up. If it dies before that, its successor starts with it."""
         own = changed(group.row.retention, changes)
         found = group.resolved(own)
         self._broker.registry.configure(group.name, own)
-        return found.as_dict()
+        make = partial(p.SetRetention, retention=cast("RetentionSettings", found.as_dict()))
+        self._pass_on(message, group, make, of_storage=True)
+
+    def _configure_channel(self, message: p.Manage, group: TopicGroup, changes: Mapping[str, Any]) -> None:
+        dead_letter_topics.check_default(self._broker, message.topic, message.channel, changes)
+
+        def order(child: Child) -> None:
+            def then(answer: p.ChannelConfigured | None, error: ZsqError | None) -> None:
+                if answer is not None:
+                    child.data["settings"] = answer.settings  # Lookup tells them
+                self._requests.settle(message.request, error, {"settings": answer.settings} if answer is not None else None)
+
+            make = partial(p.ConfigureChannel, changes=cast("ChannelOptions", changes))
+            self._requests.orders.send(child, make, then)
+
+        self._when_up(message, group, order)
 
     def _create(self, message: p.Manage) -> None:
         existed = message.topic in self._broker.groups
@@ -268,7 +282,7 @@ class Commands:
             self._channel(group, message.channel, create=True)
 
         def then(error: ZsqError | None) -> None:
-            self._requests.relay(message.request, {"existed": existed}, error or group.differs(message.channel, settings))
+            self._requests.settle(message.request, error or group.differs(message.channel, settings), {"existed": existed})
 
         group.want(message.channel, then, settings)
 

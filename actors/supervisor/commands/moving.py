@@ -16,7 +16,7 @@ from ...runtime.process_table import Child
 from ...settings import options
 from ...statistics.statistics import reach
 from ..topics.topic_group import TopicGroup
-from .requests import Requests
+from .requests import AnswerT, Requests
 
 CLOCKS_DIFFER_S: Final = 60.0  # a time that a client meant as now may lie so far ahead of the broker's clock
 ACTIONS: Final = ("empty", "seek", "peek")  # of a channel
@@ -45,32 +45,40 @@ def carry_out(requests: Requests, message: p.Manage, group: TopicGroup) -> None:
     """One of `ACTIONS`, on a channel; it is answered when that is done."""
     asked: dict[str, Any] = {str(key): value for key, value in message.options.items()}
 
-    def relay(data: dict[str, Any] | None, error: ZsqError | None) -> None:
-        requests.relay(message.request, data, error)
+    answer = partial(requests.settle, message.request)
 
-    def then() -> None:
+    def then(offset: int) -> None:
         channel = group.channels.get(message.channel)
         if channel is None:
-            relay(None, _starting())
+            answer(_starting())
+            return
+        ends = reach(group)
+        if message.action == "seek":
+            seek = partial(p.Seek, offset=offset, **ends, clamp=bool(asked.get("clamp")), forward=bool(asked.get("forward")))
+            requests.orders.send(channel, seek, moved)
+        elif message.action == "peek":
+            requests.orders.send(channel, partial(p.Peek, limit=asked["limit"], **ends), partial(requests.relay, message.request))
         else:
-            requests.orders.send(channel, message.action, asked | reach(group), relay)
+            requests.orders.send(channel, partial(p.EmptyChannel, head=ends["head"]), partial(requests.relay, message.request))
 
-    def found(data: dict[str, Any] | None, error: ZsqError | None) -> None:
-        if data is None:
-            relay(None, error)
+    def moved(position: p.Position | None, error: ZsqError | None) -> None:
+        answer(error, {"offset": position.offset} if position is not None else None)
+
+    def found(position: p.Position | None, error: ZsqError | None) -> None:
+        if position is None:
+            answer(error)
         else:
-            asked["offset"] = data["offset"]
-            then()
+            then(position.offset)
 
     def ready(error: ZsqError | None) -> None:
         if error is not None:
-            relay(None, error)
+            answer(error)
         elif message.action != "seek" or "offset" in asked:
-            then()
+            then(asked.get("offset", 0))
         elif group.storage is None:
-            relay(None, _starting())
+            answer(_starting())
         else:
-            requests.orders.send(group.storage, "offset_at", {"time_ns": asked.pop("time_ns")}, found)
+            requests.orders.send(group.storage, partial(p.FindOffset, time_ns=asked["time_ns"]), found)
 
     ends: list[Child] = [child for child in (group.storage, group.topic) if child is not None and child.state == "up"]
     requests.gatherings.gather(ends, lambda complete, details: group.want(message.channel, ready))
@@ -91,23 +99,25 @@ class _EmptyTopic:
         self._moved = False
         self._error: ZsqError | None = None
         self._start = self._end = 0
-        self._order_topic({}, self._begun)
+        self._order_topic(p.EmptyTopic, self._begun)
 
-    def _order_topic(self, asked: dict[str, Any], then: Callable[[dict[str, Any] | None, ZsqError | None], None]) -> None:
+    def _order_topic(
+        self, make: Callable[[int], p.Order[AnswerT]], then: Callable[[AnswerT | None, ZsqError | None], None]
+    ) -> None:  # fmt: skip
         def ready(error: ZsqError | None) -> None:
             topic = self._group.topic
             if error is not None or topic is None:
                 self._answer(error or _starting())
             else:
-                self._requests.orders.send(topic, "empty", asked, then)
+                self._requests.orders.send(topic, make, then)
 
         self._group.want("", ready)
 
-    def _begun(self, data: dict[str, Any] | None, error: ZsqError | None) -> None:
-        if data is None:
+    def _begun(self, waiting: p.BehindPause | None, error: ZsqError | None) -> None:
+        if waiting is None:
             self._answer(error)
             return
-        self._start, self._end = data["start"], data["end"]
+        self._start, self._end = waiting.start, waiting.end
         self._tell_channels()
 
     def _tell_channels(self) -> None:
@@ -131,9 +141,9 @@ class _EmptyTopic:
         elif error is not None or child is None:
             self._agreed(None, error or _starting())
         else:
-            self._requests.orders.send(child, "skip", {"start": self._start, "end": self._end}, self._agreed)
+            self._requests.orders.send(child, partial(p.Skip, start=self._start, end=self._end), self._agreed)
 
-    def _agreed(self, data: dict[str, Any] | None, error: ZsqError | None) -> None:
+    def _agreed(self, done: p.Done | None, error: ZsqError | None) -> None:
         self._left -= 1
         self._error = self._error or error
         if self._left:
@@ -145,10 +155,16 @@ class _EmptyTopic:
 
     def _move_pause(self) -> None:
         self._moved = True
-        self._order_topic({"end": self._end}, lambda data, error: self._answer(error) if error is not None else self._tell_channels())
+        self._order_topic(partial(p.MovePause, end=self._end), self._pause_moved)
+
+    def _pause_moved(self, done: p.Done | None, error: ZsqError | None) -> None:
+        if error is not None:
+            self._answer(error)
+        else:
+            self._tell_channels()
 
     def _answer(self, error: ZsqError | None) -> None:
-        self._requests.relay(self._message.request, {}, error)
+        self._requests.settle(self._message.request, error)
 
 
 def empty_topic(requests: Requests, message: p.Manage, group: TopicGroup) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from ....transport.errors import E_CLOSING, E_LIMIT, E_TIMEOUT, Refused, ZsqError
 from ....transport.wire import protocol as p
@@ -20,13 +20,13 @@ from ..topics.topic_group import TopicGroup
 _NS_PER_S: Final = 1_000_000_000
 _ANSWER_S: Final = 20.0  # below a client's own patience, so that it hears what happened
 
-Callback = Callable[[dict[str, Any] | None, ZsqError | None], None]
+AnswerT = TypeVar("AnswerT", bound=p.Wire)
 
 
 class _PendingOrder(NamedTuple):
     """`envelope`: of whom it was sent to; nobody else's message answers it."""
 
-    callback: Callback
+    callback: Callable[[Any, ZsqError | None], None]
     deadline_ns: int
     key: int
     envelope: Envelope
@@ -41,14 +41,18 @@ class Orders:
         self._request = 0
         self._orders: dict[int, _PendingOrder] = {}
 
-    def send(self, child: Child, action: str, order_options: dict[str, Any], callback: Callback, patience_s: float = _ANSWER_S) -> None:
+    def send(
+        self, child: Child, make: Callable[[int], p.Order[AnswerT]], callback: Callable[[AnswerT | None, ZsqError | None], None],
+        patience_s: float = _ANSWER_S,
+    ) -> None:  # fmt: skip
+        """Send the order that `make` makes with this number. `callback` is given its answer, or the error."""
         if len(self._orders) >= options.WAITERS_MAX:
             callback(None, Refused(E_LIMIT, "too many orders are on their way already"))
             return
         self._request += 1
         deadline_ns = time.monotonic_ns() + int(patience_s * _NS_PER_S)
         self._orders[self._request] = _PendingOrder(callback, deadline_ns, child.spec.key, child.envelope, patience_s)
-        if not self._processes.send(child, p.Order(self._request, action, order_options)):
+        if not self._processes.send(child, make(self._request)):
             del self._orders[self._request]
             callback(None, Refused(E_CLOSING, f"{child.spec.title} is being started again; try in a moment"))
 
@@ -57,14 +61,14 @@ class Orders:
         order = self._orders.get(request)
         return order is not None and order.envelope == envelope
 
-    def on_answer(self, envelope: Envelope, message: p.Done | p.Failed) -> None:
+    def on_answer(self, envelope: Envelope, message: p.Done | p.OrderAnswer | p.Failed) -> None:
         if not self.awaits(envelope, message.request):
             return
         order = self._orders.pop(message.request)
-        if isinstance(message, p.Done):
-            order.callback(message.data, None)
-        else:
+        if isinstance(message, p.Failed):
             order.callback(None, ZsqError(message.code, message.text))
+        else:
+            order.callback(message, None)
 
     def tick(self, now_ns: int) -> None:
         """Give up on what takes too long, and on what was sent to a process that has ended."""
@@ -123,11 +127,16 @@ class Requests:
         if asked is not None:
             self.send(asked[0], p.Failed(asked[1], error.code, error.text))
 
-    def relay(self, request: int, data: dict[str, Any] | None, error: ZsqError | None) -> None:
+    def settle(self, request: int, error: ZsqError | None, data: dict[str, Any] | None = None) -> None:
+        """Answer with the error, if there is one."""
         if error is not None:
             self.fail(request, error)
         else:
             self.done(request, data or {})
+
+    def relay(self, request: int, answer: p.Done | None, error: ZsqError | None) -> None:
+        """Pass on what answered an order."""
+        self.settle(request, error, answer.data if answer is not None else None)
 
     def after_end(self, child: Child | None, then: Callable[[bool], None]) -> None:
         """Go on when the process has ended; with `False` if it does not."""

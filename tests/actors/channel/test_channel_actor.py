@@ -92,14 +92,14 @@ def test_a_seek_to_what_is_being_removed_is_answered_with_where_it_went(start: i
     """Storage had decided before the seek was committed, so its word comes first. What the channel had passed is not dropped."""
     shell = Shell(0)
     shell.turn("storage")
-    assert shell.channel.on_order(p.Order(9, "seek", {"offset": 3, "start": 0, "head": 20})) is None
+    shell.hear("supervisor", p.Seek(9, 3, 0, 20, clamp=False, forward=False))
     shell.hear("storage", p.Done(shell.channel.saving.out, {}))  # of the first one
     (save,) = [message for message in shell.turn("storage") if isinstance(message, p.Save)]
     assert save.row["next"] == 3
     shell.hear("storage", p.Dropped(start))
     shell.wires["supervisor"].take()
     shell.hear("storage", p.Done(save.request, {}))
-    assert shell.wires["supervisor"].take() == [p.Done(9, {"offset": start})]
+    assert shell.wires["supervisor"].take() == [p.Position(9, start)]
     assert shell.channel.core.supply.next_offset == start
     assert shell.channel.core.counters["dropped_count"] == dropped
 
@@ -108,14 +108,14 @@ def test_a_seek_holds_deliveries_until_it_is_committed_and_is_answered_then() ->
     shell = Shell(0)
     shell.hear("front", p.Sub(1, p.PROTOCOL_VERSION, 100, 0, 30_000, "test"), A)
     shell.turn("storage")
-    assert shell.channel.on_order(p.Order(9, "seek", {"offset": 0, "start": 0, "head": 20})) is None
+    shell.hear("supervisor", p.Seek(9, 0, 0, 20, clamp=False, forward=False))
     offered(shell, 3, b"x")
     assert not [message for message in shell.turn("front") if isinstance(message, p.Deliver)]
     shell.hear("storage", p.Done(shell.channel.saving.out, {}))  # of the commit before it
     assert not [message for message in shell.turn("front") if isinstance(message, p.Deliver)]
     shell.wires["supervisor"].take()
     shell.hear("storage", p.Done(shell.channel.saving.out, {}))
-    assert shell.wires["supervisor"].take() == [p.Done(9, {"offset": 0})]
+    assert shell.wires["supervisor"].take() == [p.Position(9, 0)]
     assert [message.runs for message in shell.turn("front") if isinstance(message, p.Deliver)] == [((0, 1, 1),), ((1, 1, 1),), ((2, 1, 1),)]
 
 

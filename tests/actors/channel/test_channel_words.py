@@ -137,11 +137,15 @@ def test_a_reader_that_has_reached_the_head_goes_back_to_the_topics_hands(shell:
     ("offset", "forward", "following"), [(4, True, 5), (6, True, 6), (3, False, 3), (20, False, 20), (END, False, 20), (0, False, 1)]
 )
 def test_a_seek_stays_within_the_log_and_with_forward_goes_on_only(shell: Shell, offset: int, forward: bool, following: int) -> None:
-    assert shell.channel._seek({"offset": offset, "start": 1, "head": 20, "forward": forward}) == following
+    def seek(to: int, *, clamp: bool = False) -> int:
+        shell.channel.seek(p.Seek(1, to, 1, 20, clamp, forward and not clamp))
+        return shell.channel.supply.next_offset
+
+    assert seek(offset) == following
     with pytest.raises(UsageError, match="ends at offset 20"):
-        shell.channel._seek({"offset": 21, "start": 1, "head": 20, "forward": forward})
+        seek(21)
     assert shell.channel.supply.next_offset == following
-    assert shell.channel._seek({"offset": 21, "start": 1, "head": 20, "clamp": True}) == 20
+    assert seek(21, clamp=True) == 20
 
 
 def test_dead_letters_on_their_way_are_waited_for_a_while(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ S = 1_000_000_000
 def look(harness: ChannelHarness, limit: int = 10, rows: Sequence[tuple[int, int, int, int]] | None = None) -> dict[str, Any]:
     """`rows`: what the store names; default: what was committed."""
     peeks = Peeks("c")
-    order = p.Order(7, "peek", {"limit": limit, "start": 0, "head": harness.end})
+    order = p.Peek(7, limit, 0, harness.end)
     message = peeks.begin(3, order, harness.channel, harness.now_ns, harness.wall_ns)
     assert (message.request, message.channel, message.limit) == (3, "c", limit)
     if rows is None:
@@ -33,9 +33,9 @@ def look(harness: ChannelHarness, limit: int = 10, rows: Sequence[tuple[int, int
     assert peeks.answered(4, rows, harness.channel) is None
     found = peeks.answered(3, rows, harness.channel)
     assert found is not None
-    assert found[0] == 7
+    assert found.request == 7
     assert peeks.answered(3, rows, harness.channel) is None, "each is answered once"
-    return found[1]
+    return found.data
 
 
 def held(found: dict[str, Any], state: str) -> list[tuple[int, int, int]]:
@@ -119,11 +119,11 @@ def test_a_look_is_bounded(harness: ChannelHarness) -> None:
     assert sum(row[1] for row in held(look(harness, limit=65), "in flight")) == 65, "a run is cut"
     peeks = Peeks("c")
     for number in range(options.FETCHES_MAX):
-        peeks.begin(number, p.Order(number, "peek", {"limit": 10**9, "start": 0, "head": 0}), harness.channel, 0, 0)
+        peeks.begin(number, p.Peek(number, 10**9, 0, 0), harness.channel, 0, 0)
     with pytest.raises(Refused, match="several others are looking"):
-        peeks.begin(99, p.Order(99, "peek", {"limit": 1, "start": 0, "head": 0}), harness.channel, 0, 0)
+        peeks.begin(99, p.Peek(99, 1, 0, 0), harness.channel, 0, 0)
     assert [peeks.failed(number) for number in (1, 1, 2, 99)] == [1, 0, 2, 0]
-    assert peeks.begin(50, p.Order(5, "peek", {"limit": 10**9, "start": 0, "head": 0}), harness.channel, 0, 0).limit == options.PEEK_MAX
+    assert peeks.begin(50, p.Peek(5, 10**9, 0, 0), harness.channel, 0, 0).limit == options.PEEK_MAX
 
 
 # Who may take part

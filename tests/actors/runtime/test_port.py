@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import zmq
@@ -86,7 +86,7 @@ def test_an_answer_over_the_limit_for_a_frame_becomes_an_error_and_the_connectio
     large = {"x": b"x" * p.FRAME_BYTES_MAX}
     assert port.send((b"a",), p.Done(7, large))
     assert port.send((b"a",), p.Pulse(3, 8, large, large))
-    assert not port.send((b"a",), p.Order(9, "configure", large))
+    assert not port.send((b"a",), p.ConfigureChannel(9, cast("Any", large)))
     first, second = (decode(frames[-1]) for frames in sent)
     assert isinstance(first, p.Failed)
     assert (first.request, first.code) == (7, "E_TOO_BIG")

@@ -16,12 +16,13 @@ from zsq.actors.storage.backups import Backups, BackupState
 from zsq.actors.storage.channels import Channels
 from zsq.actors.storage.delayed import DelayedMessages
 from zsq.actors.storage.retention import RetentionRunner
+from zsq.actors.supervisor.commands.relayed import order_for
 from zsq.storage.files import Files
 from zsq.storage.space import Shortage
 from zsq.storage.state.state_keeper import StateKeeper
 from zsq.transport.block.block import pack
 from zsq.transport.errors import Refused, UsageError, ZsqError
-from zsq.transport.wire.protocol import Order
+from zsq.transport.wire import protocol as p
 
 
 class Office(Bench):
@@ -32,7 +33,7 @@ class Office(Bench):
 
     def begin(self) -> Backups:
         self.housekeeping, self.late = Thread(), Thread()
-        self.answers: list[dict[str, Any] | ZsqError] = []
+        self.answers: list[p.Done | p.Failed] = []
         table = self.store.state.load()
         channels = Channels(self.store.log, self.state, table, "always")
         self.retention = RetentionRunner(
@@ -49,12 +50,17 @@ class Office(Bench):
             self.delayed,
             "storage t",
             self.housekeeping,
-            lambda _, data: self.answers.append(data),
+            self.answers.append,
         )
         return self.backup
 
-    def order(self, do: str, name: str = "one") -> dict[str, Any] | None:
-        return self.backup.on_order(Order(1, "backup", {"do": do, "id": name}))
+    def order(self, do: str, name: str = "one") -> p.Done | None:
+        order = order_for(p.Manage(0, "backup", "t", "", {"do": do, "id": name}))(1)
+        if isinstance(order, p.BackUpState):
+            self.backup.take_state(order)
+        elif isinstance(order, p.BackUpLog):
+            self.backup.take_log(order)
+        return self.backup.end(order) if isinstance(order, p.EndBackup) else None
 
     def work(self) -> None:
         """Every thread, until nothing is left to do."""
@@ -90,7 +96,7 @@ def test_a_backup_from_its_beginning_to_its_end(office: Office) -> None:
     assert office.state_is("state")
     assert office.answers == []
     office.work()
-    assert office.answers.pop() == {}
+    assert office.answers.pop() == p.Done(1, {})
     assert office.state_is("held")
     assert office.taken == ["state", "state.snapshot", "topic"]
     assert office.store.log.synced_end == 0
@@ -98,10 +104,10 @@ def test_a_backup_from_its_beginning_to_its_end(office: Office) -> None:
     assert office.store.log.synced_end == 1, "what is taken is on disk"
     office.work()
     answer = office.answers.pop()
-    assert isinstance(answer, dict)
-    assert (answer["start"], answer["end"], answer["missing"], answer["newest"]) == (0, 1, 0, f"{0:020d}.chunk")
+    assert isinstance(answer, p.Done)
+    assert [answer.data[name] for name in ("start", "end", "missing", "newest")] == [0, 1, 0, f"{0:020d}.chunk"]
     assert f"{0:020d}.chunk" in office.taken
-    assert office.order("end") == {}
+    assert office.order("end") == p.Done(1, {})
     office.work()
     assert office.taken == []
     assert office.state_is("idle")
@@ -141,7 +147,7 @@ def test_it_waits_for_a_removal_that_is_under_way(office: Office) -> None:
     assert office.answers == []
     office.retention._removed(0, 1, 3)
     office.work()
-    assert office.answers == [{}]
+    assert office.answers == [p.Done(1, {})]
 
 
 @pytest.mark.parametrize(
@@ -202,13 +208,13 @@ def test_a_failure_ends_the_backup_and_nothing_else(office: Office, call: str, m
     office.order("state")
     office.work()
     [answer] = office.answers
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, p.Failed)
     assert "no such thing here" in answer.text
     assert office.state_is("idle")
     monkeypatch.undo()
     office.order("state")
     office.work()
-    assert office.answers[-1] == {}
+    assert office.answers[-1] == p.Done(1, {})
 
 
 def test_no_room_for_the_copies(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -315,7 +315,7 @@ def test_it_holds_nothing_back_alone_and_what_it_had_is_not_kept(harness: Channe
     assert harness.harness.floor() == 1_000
     assert harness.harness.checkpoint()
     assert not harness.harness.checkpoint(), "once"
-    harness.bench.state.wanted = True
+    harness.bench.state.want()
     harness.commit()
     assert harness.bench.store.state.load().waiting == 1_000
     harness.bench.store.log.append([pack([b"x"] * 500)], 2)

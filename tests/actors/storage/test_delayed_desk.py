@@ -13,6 +13,7 @@ from support.stage_bench import IDENTITY, Thread, Wire
 from zsq.actors.settings import options
 from zsq.actors.storage.delayed import MOVES, Clock, DelayedMessages, MoveState, sequences
 from zsq.actors.storage.storage_actor import ProducerTable, StorageActor
+from zsq.actors.supervisor.commands.relayed import order_for
 from zsq.storage.delayed.delayed import DelayedStore
 from zsq.storage.directory.store import StoreOptions, create_store, open_store
 from zsq.storage.errors import DiskFull, StoreFailed
@@ -20,7 +21,7 @@ from zsq.storage.files import Files
 from zsq.storage.log.log import Log
 from zsq.storage.space import Shortage
 from zsq.transport.block.block import Block, pack
-from zsq.transport.errors import E_DISK_FULL, UsageError, ZsqError
+from zsq.transport.errors import E_DISK_FULL, UsageError
 from zsq.transport.wire import protocol as p
 
 S = 1_000_000_000
@@ -42,11 +43,11 @@ class Bench:
         self.told: list[p.Wire] = []
         self.moved: list[int] = []
         self.hints: list[int] = []
-        self.answers: list[tuple[int, dict[str, Any] | ZsqError]] = []
+        self.answers: list[p.Done | p.Failed] = []
         clock = Clock(lambda: self.now_ns, lambda: self.now_ns - 1_000 * S)
         self.harness = DelayedMessages(
             self.store, "storage t", self.thread, lambda _, message: self.told.append(message), self.moved.append,
-            lambda due_ns: self.hints.append(due_ns + 1_000 * S), lambda request, data: self.answers.append((request, data)),
+            lambda due_ns: self.hints.append(due_ns + 1_000 * S), self.answers.append,
             Shortage(), clock,
         )  # fmt: skip
         self.harness.opened(True)
@@ -89,8 +90,10 @@ class Bench:
 
     def order(self, **data: Any) -> Any:
         """The answer, now or once it came."""
-        found = self.harness.on_order(p.Order(9, "delayed", data))
-        return found if found is not None else self.answers
+        order = order_for(p.Manage(0, "delayed", "t", "", data))(9)
+        carried_out: Any = {p.CountDelayed: self.harness.count, p.ListDelayed: self.harness.list_some, p.CancelDelayed: self.harness.cancel}
+        found = carried_out[type(order)](order)
+        return found.data if found is not None else self.answers
 
     def state(self) -> MoveState:
         return self.harness.state
@@ -290,7 +293,7 @@ def test_cancel_waits_for_a_move_and_says_what_has_moved(bench: Bench) -> None:
     bench.run()
     assert bench.answers == []
     bench.run()
-    assert bench.answers == [(9, {"cancelled": (False, True)})]
+    assert bench.answers == [p.Done(9, {"cancelled": (False, True)})]
     assert bench.in_log() == [b"0"]
 
 
@@ -303,11 +306,11 @@ def test_list_count_and_cancel_all(bench: Bench, monkeypatch: pytest.MonkeyPatch
     assert bench.order(do="count")["messages"] == 6
     bench.order(do="list", limit=3)
     bench.run()
-    assert [one["body"] for one in bench.answers.pop()[1]["messages"]] == [b"0", b"x", b"1"]  # type: ignore[index]
+    assert [one["body"] for one in bench.answers.pop().data["messages"]] == [b"0", b"x", b"1"]  # type: ignore[union-attr]
     for expected in ({"cancelled": 4, "more": True}, {"cancelled": 2, "more": False}):
         bench.order(do="cancel", all=True)
         bench.run()
-        assert bench.answers.pop() == (9, expected)
+        assert bench.answers.pop() == p.Done(9, expected)
 
 
 @pytest.mark.parametrize(

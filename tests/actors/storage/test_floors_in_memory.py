@@ -123,7 +123,7 @@ def fill(housekeeping: House, blocks: int) -> None:
     for _ in range(blocks):
         housekeeping.store.log.append([big(90_000)], time.time_ns())
     housekeeping.store.log.sync()
-    housekeeping.state.wanted = True
+    housekeeping.state.want()
     housekeeping.commit_state()
 
 

@@ -47,14 +47,14 @@ class House(Bench):
         for _ in range(blocks):
             self.store.log.append([big()], time.time_ns())
         self.store.log.sync()
-        self.state.wanted = True
+        self.state.want()
         self.commit_state()
 
     def finished(self, upto: int) -> None:
         """There is a channel, and it has committed that."""
         self.channels.rows["c"] = self.state.batch.channel_puts["c"] = ChannelRow(upto)
         self.channels.owners["c"] = A
-        self.state.wanted = True
+        self.state.want()
         self.commit_state()
         assert self.channels.floor() == upto
 
@@ -222,7 +222,7 @@ def test_what_waits_for_a_first_channel_is_dropped_too(housekeeping: House) -> N
     harness = housekeeping.begin(max_s=1, when_full="drop-oldest", **KEEP_ALL)
     housekeeping.store.log.append([big()], time.time_ns() - 10**11)
     housekeeping.store.log.sync()
-    housekeeping.state.wanted = True
+    housekeeping.state.want()
     housekeeping.commit_state()
     harness.tick()  # seals the ongoing chunk, all of which is too old
     assert housekeeping.store.log.chunks == (0, 10)

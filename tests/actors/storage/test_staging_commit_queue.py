@@ -175,7 +175,7 @@ def test_the_end_of_the_topic_ends_it(bench: Bench, how: str, steps: int) -> Non
     for _ in range(steps):
         bench.sync_stages()
     if how == "deleted":
-        bench.harness.closing = True
+        bench.harness.hold(True)
     else:
         bench.harness.stop()
     assert not bench.harness.is_idle()
@@ -184,7 +184,7 @@ def test_the_end_of_the_topic_ends_it(bench: Bench, how: str, steps: int) -> Non
     assert bench.harness.is_idle()
     assert bench.files_now() == names
     assert bench.store.log.end == 0
-    bench.harness.closing = False
+    bench.harness.hold(False)
     bench.say(p.Commit(11, "app", 1, "app", parts))
     assert merge_all(bench) == [p.Head(8), done(11, 8)]
 

@@ -34,7 +34,7 @@ def test_a_seal_is_answered_after_sync_and_commit(bench: Bench) -> None:
     bench.say(p.OpenStage(1, ONE, "app", 1, "app", 0))
     assert bench.push(ONE, *blocks(3)) == [p.Staged(ONE, 3)]
     assert bench.say(seal_of(ONE, *blocks(3))) == []
-    assert not bench.state.wanted
+    assert not bench.state.may_commit()
     assert bench.sync_stages() == []
     assert bench.store.state.load().stages == {}
     assert bench.commit_state() == [p.Done(5, {"messages": 6})]
@@ -143,7 +143,7 @@ def test_a_commit_that_cannot_be_leaves_all_as_it_was(
 
 def test_a_topic_that_is_deleted_takes_no_commit(bench: Bench) -> None:
     part = bench.sealed(ONE, *blocks(1))
-    bench.harness.closing = True
+    bench.harness.hold(True)
     for message in (p.Commit(9, "app", 1, "app", (part,)), p.OpenStage(1, TWO, "app", 1, "app", 0), seal_of(ONE, *blocks(1))):
         with pytest.raises(Refused, match="E_CLOSING"):
             bench.say(message)

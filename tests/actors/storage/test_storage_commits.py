@@ -55,7 +55,7 @@ class Bench:
         self.actor.append(cast("Any", self.actor.front), cast("Any", mail), p.Append(len(self.harness.sent), self.actor._epoch))
 
     def turn(self) -> None:
-        self.actor._state.wanted = True
+        self.actor._state.want()
         self.actor.on_turn()
         self.state.run()
         self.actor._state.on_results()

@@ -15,6 +15,7 @@ from zsq.actors.runtime.process_table import Child
 from zsq.actors.settings.options import AlarmOptions, HttpOptions, NsqOptions, SecurityOptions, ServeOptions, TlsOptions
 from zsq.actors.supervisor.reloading import Fresh, Reloading, merged, told
 from zsq.transport.errors import Refused, UsageError, ZsqError
+from zsq.transport.wire import protocol as p
 
 DOORS = ServeOptions(
     Path("d"), nsq=NsqOptions(tls=TlsOptions(cert="a", key="b")), http=HttpOptions(tls_cert="c", tls_key="d"), security=SecurityOptions("e")
@@ -49,12 +50,12 @@ def test_what_would_open_or_close_a_door_needs_a_restart() -> None:
 
 
 def test_each_kind_is_told_what_concerns_it() -> None:
-    assert told("channel", DOORS) == {"log_level": "info"}
-    assert told("gateway", DOORS) == {"log_level": "info", "access_file": "e"}
-    assert told("http_gateway", DOORS) == {"log_level": "info", "access_file": "e", "tls": {"cert": "c", "key": "d"}}
-    assert told("nsq_gateway", DOORS)["tls"] == {
-        "cert": "a", "key": "b", "root_ca": "", "client_auth": "", "required": "", "min_version": "tls1.2",
-    }  # fmt: skip
+    assert told(7, "channel", DOORS) == p.Reload(7, "info")
+    assert told(7, "gateway", DOORS) == p.ReloadGateway(7, "info", "e")
+    assert told(7, "http_gateway", DOORS) == p.ReloadHttpGateway(7, "info", "e", cert="c", key="d")
+    assert told(7, "nsq_gateway", DOORS) == p.ReloadNsqGateway(
+        7, "info", "e", cert="a", key="b", root_ca="", client_auth="", required="", min_version="tls1.2"
+    )
 
 
 class Double:
@@ -62,7 +63,7 @@ class Double:
 
     def __init__(self, options: ServeOptions) -> None:
         self.options = options
-        self.orders: list[tuple[int, str, dict[str, Any]]] = []
+        self.orders: list[tuple[int, Any]] = []
         children = {key: self.child(key, state) for key, state in ((1, "up"), (2, "starting"))}
         self.table = SimpleNamespace(log_level="info")
         self.processes = SimpleNamespace(children=children, table=self.table, kill=lambda child: self.killed.append(child.spec.key))
@@ -77,8 +78,8 @@ class Double:
         double: Any = self
         return Reloading(double, double.singles, cast("Any", SimpleNamespace(send=self.order)), lambda given: None, lambda: Fresh(new))
 
-    def order(self, child: Child, action: str, given: dict[str, Any], answered: Any, patience_s: float) -> None:
-        self.orders.append((child.spec.key, action, given))
+    def order(self, child: Child, make: Any, answered: Any, patience_s: float) -> None:
+        self.orders.append((child.spec.key, make(1)))
         self.answers[child.spec.key] = answered
 
     def child(self, key: int, state: str) -> Child:
@@ -98,20 +99,18 @@ def test_who_is_on_its_way_up_hears_of_it_then_and_its_successor_begins_with_it(
         double.processes.children[2].state = "up"
         reloading.tick()
         reloading.tick()
-    assert [(key, action) for key, action, _ in double.orders] == [(1, "reload"), (2, "reload")]
-    assert double.orders[1][2] == told("nsq_gateway", new)
+    assert double.orders == [(key, told(1, "nsq_gateway", new)) for key in (1, 2)]
     for child in double.processes.children.values():
         assert (child.spec.settings["options"].tls.cert, child.spec.settings["security"].access_file) == ("A", "E")
 
 
 @pytest.mark.parametrize(("raised", "code"), [(UsageError("E_BAD_ARGUMENT", "no"), "E_BAD_ARGUMENT"), (OSError("gone"), "E_INTERNAL")])
 def test_an_actor_that_cannot_take_them_says_so(raised: Exception, code: str, caplog: pytest.LogCaptureFixture) -> None:
-    class Unwilling(Actor):
-        def on_reload(self, told: dict[str, object]) -> None:
-            raise raised
+    def unwilling(told: p.Reload) -> None:
+        raise raised
 
     with caplog.at_level("WARNING"), pytest.raises((UsageError, Refused)) as caught:  # the level before comes back
-        Unwilling(1, "x", {})._reload({"log_level": "info"})
+        Actor(1, "x", {})._reload(unwilling, p.Reload(1, "info"))
     assert caught.value.code == code
 
 
@@ -154,7 +153,7 @@ def test_who_answers_has_the_settings_and_who_refuses_them_is_not_killed(clock: 
     double.answers[1](None, UsageError("E_BAD_ARGUMENT", "access.toml is not TOML"))
     double.processes.children[2].state = "up"
     reloading.tick()
-    double.answers[2]({}, None)
+    double.answers[2](p.Done(1, {}), None)
     clock.now += 60_000_000_000
     reloading.tick()
     assert (reloading.trouble(), double.killed, len(double.orders)) == ("", [], 2)
@@ -173,7 +172,7 @@ def test_a_storage_that_misses_a_reload_is_told_again_and_never_killed(clock: An
         clock.now += 20_000_000_000
         reloading.tick()
     assert (len(double.orders), double.killed, reloading.trouble()) == (6, [], "")
-    double.answers[3]({}, None)
+    double.answers[3](p.Done(1, {}), None)
     clock.now += 20_000_000_000
     reloading.tick()
     assert len(double.orders) == 6
@@ -186,8 +185,8 @@ def test_an_answer_to_an_older_reload_is_none_to_the_newer(clock: Any) -> None:
     reloading.begin()
     first = double.answers[1]
     reloading.begin()
-    first({}, None)
+    first(p.Done(1, {}), None)
     clock.now += 5_000_000_000
     assert "nsq gateway" in reloading.trouble()
-    double.answers[1]({}, None)
+    double.answers[1](p.Done(1, {}), None)
     assert reloading.trouble() == ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import time
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -305,7 +306,7 @@ def test_orders_on_their_way_are_bounded(monkeypatch: pytest.MonkeyPatch, place:
     monkeypatch.setattr(options, "WAITERS_MAX", 2)
     here = Managed()
     for _ in range(3):
-        here.orders.send(place.child(7, "channel"), "pause", {}, here.answer)
+        here.orders.send(place.child(7, "channel"), partial(p.SetPaused, is_paused=True), here.answer)
     assert len(here.sent) == 2
     (error,) = here.answers
     assert error.code == E_LIMIT

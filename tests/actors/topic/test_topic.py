@@ -86,7 +86,7 @@ def test_a_failed_append_is_the_producers_and_a_failed_order_the_supervisors(she
     shell.topic.on_turn()
     (append,) = shell.wires["storage"].take()
     assert isinstance(append, p.Append)
-    shell.topic._requests[append.request + 1_000] = 77
+    shell.topic._requests[append.request + 1_000] = p.EmptyTopic(77)
     shell.hear("storage", p.Failed(append.request, "E_X", "why"))
     assert [type(message) for message in shell.wires["front"].take()] == [p.Unstored]
     assert shell.wires["supervisor"].take() == []

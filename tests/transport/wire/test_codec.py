@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import tracemalloc
 from collections.abc import Callable
-from typing import Any, get_type_hints
+from typing import Any
 
 import msgpack
 import pytest
@@ -45,9 +45,7 @@ def refused(call: Callable[[], Any]) -> Any:
 
 
 def words_of(message: type[Wire]) -> st.SearchStrategy[Wire]:
-    hints = get_type_hints(message)
-    kinds = [getattr(hints[field.name], "__origin__", hints[field.name]) for field in dataclasses.fields(message)]
-    return st.builds(message, *(BY_KIND[kind] for kind in kinds))
+    return st.builds(message, *(BY_KIND[kind] for kind in codec.field_kinds(message).values()))
 
 
 @pytest.mark.parametrize("message", WORDS.values(), ids=lambda message: message.__name__)

@@ -10,7 +10,7 @@ import inspect
 import re
 from enum import Enum
 from pathlib import Path
-from typing import Any, Final, get_type_hints
+from typing import Any, Final, get_type_hints, is_typeddict
 
 import pytest
 
@@ -56,7 +56,7 @@ def _kind(hint: Any) -> str:
     if getattr(hint, "__origin__", None) is tuple:
         inner = [_kind(part) if part is not Ellipsis else "..." for part in hint.__args__]
         return f"({', '.join(inner)})"
-    return "map" if getattr(hint, "__origin__", hint) is dict else str(hint.__name__)
+    return "map" if is_typeddict(hint) or getattr(hint, "__origin__", hint) is dict else str(hint.__name__)
 
 
 def table(rows: dict[Any, dict[Any, Any]]) -> str:

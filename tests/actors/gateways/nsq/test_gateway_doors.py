@@ -202,7 +202,7 @@ def test_new_rules_end_what_they_do_not_permit_and_nothing_else(gate: Gate) -> N
     gate.open(C, OTHER[0], "reader")
     gate.actor.sent.clear()
     gate.rules.write_text(RULES.rpartition("subscribe")[0])
-    gate.gateway.on_reload({"access_file": str(gate.rules)})
+    gate.gateway.take_rules(p.ReloadGateway(1, "info", str(gate.rules)))
     assert {*gate.gateway.links} == {A, B}
     (told,) = gate.front.words()
     assert (told.request, told.code) == (0, E_FORBIDDEN)
@@ -213,19 +213,19 @@ def test_rules_that_cannot_be_read_change_nothing(gate: Gate) -> None:
     gate.open(A, ETL[0])
     gate.rules.write_text("nonsense")
     with pytest.raises(Refused, match="not TOML"):
-        gate.gateway.on_reload({"access_file": str(gate.rules)})
+        gate.gateway.take_rules(p.ReloadGateway(1, "info", str(gate.rules)))
     gate.rules.unlink()
     with pytest.raises(Refused, match="cannot be read"):
-        gate.gateway.on_reload({"access_file": str(gate.rules)})
+        gate.gateway.take_rules(p.ReloadGateway(1, "info", str(gate.rules)))
     assert {*gate.gateway.links} == {A}
-    gate.gateway.on_reload({"access_file": ""})
+    gate.gateway.take_rules(p.ReloadGateway(1, "info", ""))
     assert gate.gateway.doors.principal(ETL[0].decode()).name == "etl"
 
 
 def test_what_was_taken_back_while_a_link_was_being_opened_is_not_given(gate: Gate) -> None:
     gate.hear(A, ETL[0], p.Open(1, "topic", "t", "", False))
     gate.rules.write_text("")
-    gate.gateway.on_reload({"access_file": str(gate.rules)})
+    gate.gateway.take_rules(p.ReloadGateway(1, "info", str(gate.rules)))
     gate.found()
     (told,) = gate.front.words()
     assert told.code == E_FORBIDDEN

@@ -36,8 +36,8 @@ class DeletionHarness(Broker):
     def delete(self, channel: str = "", *, force: bool = False) -> None:
         deletion.delete(self.requests, p.Manage(1, "delete", "t", channel, {"force": force}), self.group)
         if not channel:
-            _, _, answer = self.orders.pop()
-            answer({"head": 0}, None)
+            _, answer = self.orders.pop()
+            answer(p.Position(1, 0), None)
 
 
 def test_of_a_channel_s_deletion_only_those_are_asked_who_know_it() -> None:
@@ -58,7 +58,7 @@ def test_what_is_not_known_in_time_is_refused_by_a_broker_that_was_reached(chann
     assert type(from_wire(error.code, error.text)) is Refused
     assert "try again" in error.text
     assert harness.stopped == []
-    assert [action for action, *_ in harness.orders] == ([] if channel else ["unseal"])
+    assert [order for order, _ in harness.orders] == ([] if channel else [p.SetSealed(1, is_sealed=False)])
 
 
 def test_a_topic_s_asks_all_for_little() -> None:
@@ -105,10 +105,10 @@ def test_a_refused_deletion_opens_the_topic_again_when_no_start_can_carry_it_out
 
     harness.registry.set_state = set_state
     answers: list[object] = []
-    deletion.remove_topic(harness.requests, harness.group, 0, lambda data, error: answers.append(error))
+    deletion.remove_topic(harness.requests, harness.group, 0, answers.append)
     deletion.open_again(harness.requests)
     assert (answers, harness.orders, harness.stopped) == ([refused], [], [])
     harness.registry.in_doubt = False  # the disk took what was there before
     for _ in range(2):
         deletion.open_again(harness.requests)
-    assert [action for action, *_ in harness.orders] == ["unseal"]
+    assert [order for order, _ in harness.orders] == [p.SetSealed(1, is_sealed=False)]

@@ -10,6 +10,7 @@ from support.group import Broker, C
 from zsq.actors.settings import options
 from zsq.actors.statistics.broker_view import GroupState
 from zsq.actors.supervisor.commands import deletion
+from zsq.transport.wire import protocol as p
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def test_who_comes_while_it_ends_gets_a_new_one_with_what_it_asked_for(broker: B
     first = broker.up()
     broker.over(first)
     assert (broker.stopped, C in broker.group.channels) == ([first], False)
-    assert broker.orders[0][:2] == ("leave", {"channel": C}), "before anybody can see that it is gone"
+    assert broker.orders[0][0] == p.LeaveChannel(1, C), "before anybody can see that it is gone"
     broker.want(max_attempts=7)
     assert broker.answers == [None], "it waits"
     broker.end()
@@ -98,10 +99,10 @@ def test_an_ephemeral_topic_ends_with_its_last_channel_and_not_before() -> None:
     broker.over(broker.up())
     broker.end()
     assert broker.group.state.name == "UP"
-    deletion.remove_channel(broker.requests, broker.group, "other", lambda data, error: None)
+    deletion.remove_channel(broker.requests, broker.group, "other", lambda error: None)
     other.state = "ended"
     broker.ends.pop(0)(True)
-    broker.orders.pop(0)[2]({}, None)
+    broker.orders.pop(0)[1](p.Done(1, {}), None)
     assert broker.group.state.name == "STOPPING"
 
 

@@ -12,6 +12,7 @@ from zsq.actors.settings import options
 from zsq.actors.statistics.broker_view import GroupState
 from zsq.actors.supervisor.commands import deletion
 from zsq.transport.errors import E_CLOSING, E_LIMIT, ZsqError
+from zsq.transport.wire import protocol as p
 
 MANY = 100
 
@@ -67,7 +68,7 @@ def test_one_that_does_not_come_up_does_not_keep_its_place(broker: Broker, how: 
         child.state = "ended"
         broker.group.died(child)
     else:
-        deletion.remove_channel(broker.requests, broker.group, name, lambda data, error: None)
+        deletion.remove_channel(broker.requests, broker.group, name, lambda error: None)
     broker.group.tick()
     assert len(started) == options.STARTS_MAX + (not how.endswith("start"))
     while (waiting := [one for one in broker.group.channels.values() if one is not None and one.state == "starting"]) != []:
@@ -154,9 +155,9 @@ def test_a_channel_made_anew_does_not_inherit_how_often_its_namesake_died(broker
     broker.up("c")
     for _ in range(options.RESTARTS_MAX):
         crash(broker, "c")
-    deletion.remove_channel(broker.requests, broker.group, "c", lambda data, error: None)
+    deletion.remove_channel(broker.requests, broker.group, "c", lambda error: None)
     broker.ends.pop(0)(True)
-    broker.orders.pop(0)[2]({}, None)
+    broker.orders.pop(0)[1](p.Done(1, {}), None)
     broker.want("c")
     crash(broker, "c")
     assert "c" not in broker.group.failed_channels()
@@ -174,7 +175,7 @@ def test_an_ephemeral_one_may_not_die_as_often_as_it_likes_but_its_deaths_are_fo
     broker.up()
     crash(broker, C)
     assert C in broker.group.failed_channels()
-    deletion.remove_channel(broker.requests, broker.group, C, lambda data, error: None)
+    deletion.remove_channel(broker.requests, broker.group, C, lambda error: None)
     for number in range(5):
         name = f"{number}#ephemeral"
         broker.want(name)
@@ -193,7 +194,7 @@ def test_those_that_leave_in_peace_leave_nothing_behind(broker: Broker) -> None:
     broker.want()
     broker.up()
     broker.group._channel_restarts[C] = broker.group.restarts
-    deletion.remove_channel(broker.requests, broker.group, C, lambda data, error: None)
+    deletion.remove_channel(broker.requests, broker.group, C, lambda error: None)
     assert broker.group._channel_restarts == {}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,7 +17,7 @@ from zsq.transport.wire import protocol as p
 
 
 @pytest.fixture
-def asked() -> tuple[Any, list[tuple[dict[str, Any] | None, ZsqError | None]], p.Order]:
+def asked() -> tuple[Any, list[tuple[p.Position | None, ZsqError | None]], p.SetSealed]:
     """A management that has asked a storage for its end; what came of it; the order."""
     broker = Broker()
     sent: list[tuple[Any, Any]] = []
@@ -28,9 +29,9 @@ def asked() -> tuple[Any, list[tuple[dict[str, Any] | None, ZsqError | None]], p
     orders = Orders(cast("Any", SimpleNamespace(send=send)))
     requests = SimpleNamespace(broker=broker, orders=orders)
     harness = cast("Any", Commands(cast("Any", requests), broker.view()))
-    answers: list[tuple[dict[str, Any] | None, ZsqError | None]] = []
+    answers: list[tuple[p.Position | None, ZsqError | None]] = []
     assert broker.group.storage is not None
-    orders.send(broker.group.storage, "seal", {}, lambda data, error: answers.append((data, error)))
+    orders.send(broker.group.storage, partial(p.SetSealed, is_sealed=True), lambda end, error: answers.append((end, error)))
     ((envelope, order),) = sent
     assert envelope == broker.group.storage.envelope
     harness.asked = envelope
@@ -41,17 +42,17 @@ def asked() -> tuple[Any, list[tuple[dict[str, Any] | None, ZsqError | None]], p
 def test_a_stranger_answers_no_order(asked: Any, who: tuple[bytes, ...]) -> None:
     """It would say where a topic ends, and with that which offsets the next one of its name begins at."""
     harness, answers, order = asked
-    for message in (p.Done(order.request, {"head": 0}), p.Failed(order.request, "E_X", "no")):
+    for message in (p.Position(order.request, 0), p.Failed(order.request, "E_X", "no")):
         harness.on_mail(Mail(who, message, []))
     assert answers == []
-    harness.on_mail(Mail(harness.asked, p.Done(order.request, {"head": 7}), []))
-    assert answers == [({"head": 7}, None)]
+    harness.on_mail(Mail(harness.asked, p.Position(order.request, 7), []))
+    assert answers == [(p.Position(order.request, 7), None)]
 
 
 def test_an_order_is_answered_once(asked: Any) -> None:
     harness, answers, order = asked
     harness.on_mail(Mail(harness.asked, p.Failed(order.request, "E_X", "no"), []))
-    harness.on_mail(Mail(harness.asked, p.Done(order.request, {"head": 7}), []))
+    harness.on_mail(Mail(harness.asked, p.Position(order.request, 7), []))
     ((data, error),) = answers
     assert data is None
     assert error is not None
