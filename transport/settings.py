@@ -231,6 +231,18 @@ class NewChannelOptions(ChannelOptions, total=False):
     start: str | int | float | datetime | None
 
 
+class StartTime(TypedDict):
+    """The first message that was stored then (since 1970) or later."""
+
+    time_ns: int
+
+
+class NewChannelSettings(ChannelOptions, total=False):
+    """NewChannelOptions as they are sent."""
+
+    start: str | int | StartTime | None
+
+
 @dataclass(frozen=True, slots=True)
 class Retention:
     """A topic's policy; -1: no such bound. Bytes of log files, seconds by the times of messages, chunks as files."""

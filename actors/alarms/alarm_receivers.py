@@ -21,15 +21,7 @@ from typing import Any, Final, Protocol, Self, TypedDict
 
 from ...transport.reports import AlarmEvent
 from ..settings.options import AlarmOptions, shown_url
-
-
-class AlarmBroker(TypedDict):
-    """What receivers are told of the broker."""
-
-    host: str
-    node: int
-    uuid: str
-    data_dir: str
+from ..settings.starts import AlarmBroker
 
 
 class AlarmMessage(TypedDict):

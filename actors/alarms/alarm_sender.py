@@ -30,7 +30,7 @@ from ...transport.wire import protocol as p
 from ..runtime.actor import Actor
 from ..runtime.port import Mail, Port
 from ..runtime.worker_thread import WorkerThread
-from ..settings.options import AlarmOptions
+from ..settings.starts import AlarmStart
 from .alarm_receivers import AlarmMessage, NotSent, Receiver, receivers
 
 WAITING_MAX: Final = 1_000
@@ -125,17 +125,16 @@ class _Destination:
         self.outbox = Outbox()
 
 
-class AlarmSender(Actor):
-    """Settings: alarms (`AlarmOptions`), broker (what receivers are told of it)."""
+class AlarmSender(Actor[AlarmStart]):
+    """Tells the receivers: a thread and an outbox for each."""
 
     def on_start(self) -> dict[str, Any]:
         for ignored in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(ignored, lambda *_: None)  # as before they do nothing; but what is ignored would be so by commands too
-        given: AlarmOptions = self.settings["alarms"]
         self._stop_ns = 0
         self.supervisor.route(p.Alarm, self.send)
         self._lines: dict[Any, _Destination] = {}
-        for number, receiver in enumerate(receivers(given)):
+        for number, receiver in enumerate(receivers(self.given.alarms)):
             thread = WorkerThread(self.context, f"receiver-{number}")
             self._lines[thread.socket] = _Destination(receiver, thread)
             self.listen_raw(thread.socket)
@@ -156,7 +155,7 @@ class AlarmSender(Actor):
         text = "\n".join(event["text"] for event in batch)
         if missed:
             text += f"\n{missed} alarms before could not be told"
-        return {"text": text, "events": batch, "missed": missed, "broker": self.settings["broker"]}
+        return {"text": text, "events": batch, "missed": missed, "broker": self.given.broker}
 
     def on_raw(self, source: Any) -> None:
         line = self._lines[source]

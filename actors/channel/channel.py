@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, cast
 
@@ -23,13 +23,14 @@ from ...storage.state.channel_row import ChannelRow
 from ...transport.client.core.asking import END
 from ...transport.errors import E_BAD_ARGUMENT, E_BAD_COMMAND, E_CLOSED, E_CLOSING, E_HELLO, E_LIMIT, Refused, UsageError, ZsqError
 from ...transport.names import is_ephemeral
-from ...transport.settings import ChannelOptions
+from ...transport.settings import ChannelOptions, NewChannelSettings
 from ...transport.wire import protocol as p
 from ..runtime.actor import Actor, StartFailed
 from ..runtime.port import Mail, Port
 from ..runtime.pulses import ChannelDetails, ChannelPulse
 from ..settings import channel_settings, options
 from ..settings.closing import TO_CONSUMERS
+from ..settings.starts import ChannelStart
 from .core import ChannelCore, Peeks
 from .dead_letter_sender import DeadLetterSender
 from .feed import Feed
@@ -75,7 +76,7 @@ class OpenedChannel(NamedTuple):
     end: int
 
 
-def ask_for_row(storage: Port, channel: str, settings: Mapping[str, object]) -> OpenedChannel:
+def ask_for_row(storage: Port, channel: str, settings: NewChannelSettings) -> OpenedChannel:
     """Storage's answer to OpenChannel; many holes come in several. `settings`: those of a channel that is made now."""
     storage.send((), p.OpenChannel(1, channel, {**settings}))
     holes: list[Hole] = []
@@ -148,32 +149,29 @@ log = logging.getLogger("zsq")
 _MS = 1_000_000
 
 
-class ChannelActor(Actor):
-    """Settings: channel, front, topic, storage, scan (endpoints)."""
-
+class ChannelActor(Actor[ChannelStart]):
     def on_start(self) -> dict[str, Any]:
-        self.name: str = self.settings["channel"]
-        self.storage = self.open_dealer(self.settings["storage"])
-        opened = ask_for_row(self.storage, self.name, self.settings.get("settings", {}))
+        self.name: str = self.given.channel
+        self.storage = self.open_dealer(self.given.storage)
+        opened = ask_for_row(self.storage, self.name, self.given.made_with)
         self._head = opened.end
         self.settings_own = opened.row.settings or ChannelOptions()
         self.last_consumer = LastConsumer(time.monotonic_ns()) if is_ephemeral(self.name) else None
         self.core = make_delivery(self.key, self.name, opened)
         self.supply = self.core.supply
         self.feed = Feed(self.name)
-        self.front = self.open_router(self.settings["front"])
+        self.front = self.open_router(self.given.front)
         self._route()
         self._request = 1
         self.saving = Saving(self.name)
-        told = self.settings
-        self.dead_letters = DeadLetterSender(self, told.get("topic_name", ""), told.get("uuid", ""), self.name, told["front"])
+        self.dead_letters = DeadLetterSender(self, self.given.topic_name, self.given.uuid, self.name, self.given.front)
         self.peeks = Peeks(self.name)
         self._stop_ns = 0
-        self.closed: bool = self.settings["closed"]  # to consumers
+        self.closed: bool = self.given.closed  # to consumers
         self._fetches: dict[int, int] = {}  # request -> offset wanted for a redelivery
         self._hinted_ns = 0
         self._corrupt_told = self._corrupt_limit = self._corrupt_until_ns = 0
-        return {"front": self.settings["front"], "settings": self.settings_own}
+        return {"front": self.given.front, "settings": self.settings_own}
 
     def _route(self) -> None:
         """Consumers and scan workers come in at the front."""
@@ -202,7 +200,7 @@ class ChannelActor(Actor):
     @cached_property
     def topic(self) -> Port:
         """With the first consumer: a link costs some 130 KB, and of a thousand channels most are idle."""
-        topic = self.open_dealer(self.settings["topic"])
+        topic = self.open_dealer(self.given.topic)
         topic.route(p.Offer, self.on_offer)
         topic.route(p.Behind, self.on_behind)
         topic.route(p.Head, self.on_head)
@@ -212,7 +210,7 @@ class ChannelActor(Actor):
     @cached_property
     def scan(self) -> Port:
         """With the first due time."""
-        scan = self.open_dealer(self.settings["scan"])
+        scan = self.open_dealer(self.given.scan)
         scan.route(p.Failed, self.on_failed)
         return scan
 
@@ -461,7 +459,7 @@ class ChannelActor(Actor):
         return p.Done(message.request, {})
 
     def where_dead_letters_go(self, message: p.WhereDeadLettersGo) -> p.DeadLettersGo:
-        topic = channel_settings.dead_letter_topic(self.settings.get("topic_name", ""), self.name, self.core.settings)
+        topic = channel_settings.dead_letter_topic(self.given.topic_name, self.name, self.core.settings)
         return p.DeadLettersGo(message.request, topic)
 
     def peek(self, message: p.Peek) -> None:
@@ -485,7 +483,7 @@ class ChannelActor(Actor):
         self.saving.answer(p.Done(message.request, {}))
 
     def configure(self, message: p.ConfigureChannel) -> None:
-        own = channel_settings.changed(self.settings_own, message.changes, self.settings.get("topic_name", ""), self.name)
+        own = channel_settings.changed(self.settings_own, message.changes, self.given.topic_name, self.name)
         self.settings_own = cast("ChannelOptions", own)
         self.core.configure(channel_settings.resolve(self.settings_own))
         self.dead_letters.configured()

@@ -102,7 +102,7 @@ log = logging.getLogger("zsq")
 class DeadLetterSender:
     """`endpoint`: the channel's own."""
 
-    def __init__(self, actor: Actor, topic: str, uuid: str, channel: str, endpoint: str) -> None:
+    def __init__(self, actor: Actor[Any], topic: str, uuid: str, channel: str, endpoint: str) -> None:
         self._actor = actor
         by = {"via": DEAD_LETTERS, "dead_topic": topic, "dead_uuid": uuid, "dead_channel": channel}
         self._publisher = DeadLetterPublisher(endpoint, options.DEAD_IDLE_S, actor.listen_raw, actor.ignore_raw, by)

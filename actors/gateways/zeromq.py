@@ -45,7 +45,7 @@ from ..security import policy
 from ..security.access import AccessError
 from ..security.curve import ZAP_ENDPOINT, CurveAuthentication
 from ..settings import options
-from ..settings.options import SecurityOptions
+from ..settings.starts import ZeroMqStart
 
 Place = tuple[bytes, bytes]  # route, stage
 
@@ -206,14 +206,12 @@ class PushRoute:
         self.port.socket.setsockopt(zmq.SNDHWM, mark)
 
 
-class ZeroMqGateway(Actor):
-    """Settings: listen and push ("host:port"), supervisor (endpoint), security (`SecurityOptions`)."""
-
+class ZeroMqGateway(Actor[ZeroMqStart]):
     sockets_max = options.SOCKETS_MAX
 
     def on_start(self) -> dict[str, Any]:
         try:
-            self.doors = CurveAuthentication(self.settings.get("security") or SecurityOptions())
+            self.doors = CurveAuthentication(self.given.security)
         except (AccessError, UsageError) as error:
             raise StartFailed(str(error)) from None
         self.zap: Port | None = None
@@ -223,9 +221,9 @@ class ZeroMqGateway(Actor):
             self._listen(self.zap)
         self.owners = StageOwners()
         self.unread = Unread(budget_bytes())
-        listen = self.settings["listen"]
+        listen = self.given.listen
         self.front = self._bind(Port(self.context, zmq.ROUTER), listen, "--listen")
-        self.pushes = self._bind(Port(self.context, zmq.PULL, mark=options.PUSH_MARK), self.settings["push"], "--listen-push")
+        self.pushes = self._bind(Port(self.context, zmq.PULL, mark=options.PUSH_MARK), self.given.push, "--listen-push")
         self.push_port = int(self.pushes.socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
         self.routes: dict[bytes, PushRoute] = {}
         self.pushes_dropped = 0
@@ -234,7 +232,7 @@ class ZeroMqGateway(Actor):
         self._seen: dict[bytes, int] = {}
         self._opens: dict[int, tuple[bytes, p.Open, str]] = {}
         self._request = 0
-        self.asking = self.open_dealer(self.settings["supervisor"], f"asking-{self.key}".encode())
+        self.asking = self.open_dealer(self.given.supervisor, f"asking-{self.key}".encode())
         self.asking.route(p.Done, self.on_done)
         self.asking.route(p.Failed, self.on_failed)
         self.every(30_000, self._forget)
@@ -386,7 +384,7 @@ class ZeroMqGateway(Actor):
             if len(self.links) >= LINKS_MAX:
                 raise ZsqError(E_LIMIT, f"this gateway has {LINKS_MAX} links already")
             if message.kind == "supervisor":
-                self._attach(client, message, key, self.settings["supervisor"], {})
+                self._attach(client, message, key, self.given.supervisor, {})
                 return
             channel = message.channel if message.kind == "channel" else ""
             create = message.create and principal.may(policy.Action.CREATE, message.topic, channel)

@@ -17,7 +17,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 import zmq
 
@@ -27,6 +27,7 @@ from ...transport.memory import release_memory
 from ...transport.wire.codec import fitting
 from ...transport.wire.protocol import Ask, Born, Done, Failed, Gone, Order, OrderAnswer, Pulse, Reload, Scan, Stop
 from ..settings import options
+from ..settings.starts import ActorStart
 from .child import OUT_OF_FILES
 from .port import Envelope, Mail, Port
 from .process import Trimming, is_out_of_files, private_bytes
@@ -35,6 +36,7 @@ log = logging.getLogger("zsq")
 
 _MS = 1_000_000
 _QUESTIONS = (Ask, Scan)
+StartT = TypeVar("StartT", bound=ActorStart)
 OrderT = TypeVar("OrderT", bound=Order[Any])
 ReloadT = TypeVar("ReloadT", bound=Reload)
 OrderReply = Done | OrderAnswer | Failed
@@ -44,15 +46,15 @@ class StartFailed(Exception):
     """This actor cannot start; the text goes to the supervisor."""
 
 
-class Actor:
+class Actor(Generic[StartT]):
     """Base class of all children. Subclasses give `on_start`, which opens ports and gives them routes, and the other hooks they need."""
 
     sockets_max = 64  # a context's tables cost 24 bytes a socket it might have; only those that dial many raise it
 
-    def __init__(self, key: int, title: str, settings: dict[str, Any]) -> None:
+    def __init__(self, key: int, title: str, start: StartT) -> None:
         self.key = key
         self.title = title
-        self.settings = settings
+        self.given = start
         self.stopping = False
         self._worked = False  # blocks came since the last pulse
         self._stirred = False  # anything else than a question came

@@ -19,7 +19,7 @@ from typing import Any, Final
 import uvloop
 import zmq
 
-from .actor import Actor, OrderReply
+from .actor import Actor, OrderReply, StartT
 from .port import Port
 
 log = logging.getLogger("zsq")
@@ -28,7 +28,7 @@ FINISH_S: Final = 5.0  # for `on_finish`; less than the supervisor waits for an 
 _TIMER_S_MAX: Final = 1.0
 
 
-class AsyncActor(Actor):
+class AsyncActor(Actor[StartT]):
     """Subclasses give `on_begin` and `on_finish` in place of `on_start` and `on_stop`; the other hooks are `Actor`'s."""
 
     loop: asyncio.AbstractEventLoop

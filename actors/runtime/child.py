@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Final
+from typing import Final
 
 from ...transport.errors import ZsqError
 from ..settings import options
+from ..settings.starts import ActorStart
 
 # Start order; stop goes in reverse.
 KINDS: Final = ("storage", "topic", "channel", "scan_worker", "scan_loop", "gateway", "nsq_gateway", "http_gateway", "alarm_teller")
@@ -34,12 +35,12 @@ ENDS_TREE: Final = frozenset({"gateway", "nsq_gateway", "http_gateway", "scan_lo
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """What to start. `settings` must be picklable and open nothing; the child opens in on_start."""
+    """What to start. `start` opens nothing; the child opens in `on_start`."""
 
     key: int  # also the incarnation: never used twice in a life of the supervisor
     kind: str
     title: str
-    settings: dict[str, Any] = field(default_factory=dict)
+    start: ActorStart = field(default_factory=ActorStart)
     stop_timeout_s: float = options.STOP_TIMEOUT_S
 
 

@@ -206,4 +206,4 @@ def _become(actor: str, spec: ChildSpec, endpoint: str, lifeline: Connection, fo
     pidfd = os.pidfd_open(os.getpid())
     multiprocessing.reduction.send_handle(lifeline, pidfd, os.getppid())
     os.close(pidfd)
-    pkgutil.resolve_name(actor)(spec.key, spec.title, spec.settings).run(endpoint, lifeline.fileno())
+    pkgutil.resolve_name(actor)(spec.key, spec.title, spec.start).run(endpoint, lifeline.fileno())

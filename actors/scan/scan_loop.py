@@ -10,23 +10,24 @@ from ...transport.wire import protocol as p
 from ..runtime.actor import Actor
 from ..runtime.port import Mail, Port
 from ..settings import options
+from ..settings.starts import ActorStart
 from .scan_plan import ScanPlan, pool_size
 from .scan_rounds import ScanRounds
 
 
-class ScanLoop(Actor):
+class ScanLoop(Actor[ActorStart]):
     """Settings: front (endpoint, where channels and storages send hints). Workers are dialled when the supervisor names them."""
 
     def on_start(self) -> dict[str, Any]:
         self.plan = ScanPlan()
         self.rounds = ScanRounds(self.plan)
-        self.front = self.open_router(self.settings["front"])
+        self.front = self.open_router(self.given.front)
         self.front.route(p.Hint, self.hint)
         self.supervisor.route(p.Targets, self.set_targets)
         self.workers: dict[str, Port] = {}
         self._random = random.Random()
         self.every(options.SCAN_REFRESH_MS, self._resize)
-        return {"front": self.settings["front"]}
+        return {"front": self.given.front}
 
     def set_targets(self, port: Port, mail: Mail, message: p.Targets) -> None:
         before = pool_size(len(self.plan))

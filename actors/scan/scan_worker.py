@@ -11,19 +11,20 @@ from ...transport.wire import protocol as p
 from ..runtime.actor import Actor
 from ..runtime.port import Mail, Port
 from ..settings import options
+from ..settings.starts import ActorStart
 from .scan_rounds import ScanOrders
 
 _MS = 1_000_000
 _IDLE_NS = 60_000 * _MS  # a channel not asked for so long is hung up on
 
 
-class ScanWorker(Actor):
+class ScanWorker(Actor[ActorStart]):
     """Settings: front (endpoint, where the scan loop sends orders)."""
 
     sockets_max = options.SOCKETS_MAX
 
     def on_start(self) -> dict[str, Any]:
-        self.front = self.open_router(self.settings["front"])
+        self.front = self.open_router(self.given.front)
         self.front.route(p.ScanOrder, self.scan)
         self.front.route(p.HangUp, self.hang_up)
         self._asking = self.open_asking()
@@ -33,7 +34,7 @@ class ScanWorker(Actor):
         self._names = 0
         self.orders = ScanOrders()
         self.every(10_000, self._forget)
-        return {"front": self.settings["front"]}
+        return {"front": self.given.front}
 
     def scan(self, port: Port, mail: Mail, message: p.ScanOrder) -> None:
         now = time.monotonic_ns()

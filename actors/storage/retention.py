@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, cast
 
@@ -26,7 +26,7 @@ from ...storage.directory.store import Store
 from ...storage.errors import DiskFull
 from ...storage.log.removal import LogKeeper, finished_bytes, remove_below
 from ...storage.log.survey import Found
-from ...storage.retention import CHUNKS_A_ROUND_MAX, PARTS, LogView, chunk_bytes, plan, resolve
+from ...storage.retention import CHUNKS_A_ROUND_MAX, PARTS, LogView, chunk_bytes, plan
 from ...transport.errors import E_TOPIC_FULL, Refused
 from ...transport.settings import Retention, RetentionSettings
 from ...transport.wire.protocol import Dropped, Wire
@@ -50,7 +50,7 @@ class RetentionRunner:
     yet and will be."""
 
     def __init__(
-        self, store: Store, uuid: bytes, state: StateCommits, channels: Channels, settings: Mapping[str, object], title: str,
+        self, store: Store, uuid: bytes, state: StateCommits, channels: Channels, policy: Retention, title: str,
         housekeeping: Jobs, tell: Callable[[Envelope, Wire], object], delayed_bytes: Callable[[], int],
         staged_bytes: Callable[[], int], *, dropped_count: int, in_memory: bool,
     ) -> None:  # fmt: skip
@@ -83,12 +83,12 @@ class RetentionRunner:
         self._holder: Callable[[], object] | None = None  # waits for the removal that is under way
         self._held = False
         self._ticked_at = 0  # `written_bytes` of the log
-        self.policy: Retention
-        self.configure(settings)
+        self.policy = policy
+        self.configure(policy)
 
-    def configure(self, settings: Mapping[str, object]) -> dict[str, object]:
+    def configure(self, policy: Retention) -> dict[str, object]:
         """In effect when it returns: for the next publish, and with the next tick."""
-        self.policy = resolve(settings)
+        self.policy = policy
         self._log.chunk_bytes = chunk_bytes(self.policy, self._usual_chunk_bytes)
         self._measure()
         return {**self.policy.as_dict()}

@@ -22,9 +22,10 @@ from ...storage.directory.store import Store, StoreOptions, TopicIdentity, creat
 from ...storage.errors import DiskFull, Locked, StoreFailed
 from ...storage.files import Files
 from ...storage.log.log import SyncTicket
+from ...storage.retention import resolve
 from ...storage.space import Shortage, Space
 from ...storage.state.state import ProducerRow, Table, producer_after
-from ...transport.block.block import MESSAGE_BYTES_MAX, Block
+from ...transport.block.block import Block
 from ...transport.block.block_format import ADDRESSED
 from ...transport.errors import E_BAD_BLOCK, E_CLOSING, E_DISK_FULL, Refused, UsageError, ZsqError
 from ...transport.wire import protocol as p
@@ -33,6 +34,7 @@ from ..runtime.port import Envelope, Mail, Port
 from ..runtime.pulses import StoragePulse
 from ..runtime.worker_thread import LazyThread, WorkerThread
 from ..settings import options
+from ..settings.starts import StorageStart
 from .backups import Backups
 from .channels import Channels, OldestTimes
 from .commits import StateCommits
@@ -113,17 +115,15 @@ class _Pending(NamedTuple):
     producers: list[tuple[int, int, int]]  # producer, sequence, first offset
 
 
-class StorageActor(Actor):
-    """Settings: front, reader, stage and push (endpoints), directory, name, uuid, base_offset, sync, chunk_bytes, stage_timeout_s."""
-
+class StorageActor(Actor[StorageStart]):
     store: Store
     front: Port
     reader: Port
 
     def on_start(self) -> dict[str, Any]:
-        settings = self.settings
-        self.mode: str = settings["sync"]
-        self.store = self._open(settings)
+        given = self.given
+        self.mode = given.sync
+        self.store = self._open()
         self._log = self.store.log
         self._epoch = 0
         self._appends = 0
@@ -138,9 +138,9 @@ class StorageActor(Actor):
         self._oldest = OldestTimes(self._log.reader.header_at)
         self._raw: dict[Any, Callable[[], object]] = {}
         self._threads: list[WorkerThread] = []
-        self.front = self.open_router(settings["front"])
-        self.push = self.open_pull(settings["push"], options.PUSH_MARK)
-        self.reader = self.open_router(settings["reader"], answers_max=options.READER_ANSWERS_MAX)
+        self.front = self.open_router(given.front)
+        self.push = self.open_pull(given.push, options.PUSH_MARK)
+        self.reader = self.open_router(given.reader, answers_max=options.READER_ANSWERS_MAX)
         self._make_parts(self.store.state.load())
         self._route()
         self._set_timers()
@@ -148,8 +148,8 @@ class StorageActor(Actor):
 
     def _make_parts(self, table: Table) -> None:
         """Each part is given the parts that it needs, and what it calls of this actor."""
-        settings, store, title, send = self.settings, self.store, self.title, self.front.send
-        in_memory: bool = settings.get("in_memory", False)
+        given, store, title, send = self.given, self.store, self.title, self.front.send
+        in_memory = given.in_memory
         self._sync_thread = self._start_thread("sync", self._sync_results)
         state_thread = self._start_thread("state", lambda: self._state.on_results())
         stage_thread = self._start_thread("stage", lambda: self._stages.on_results())
@@ -163,14 +163,14 @@ class StorageActor(Actor):
         )  # fmt: skip
         stages = Stages()
         self._retention = RetentionRunner(
-            store, bytes.fromhex(settings["uuid"]), self._state, self._channels, settings["retention"], title, self._housekeeping, send,
+            store, bytes.fromhex(given.uuid), self._state, self._channels, given.retention, title, self._housekeeping, send,
             self._delayed.held_bytes, lambda: stages.staged_bytes, dropped_count=table.dropped, in_memory=in_memory,
         )  # fmt: skip
         self._stages = StageCommits(
             store, self._state, stage_thread, table, stages,
-            self.open_router(settings["stage"], answers_max=options.STAGE_ANSWERS_MAX),
-            self._retention.admit_staged, self._group_committed, self._shortage, stage_timeout_s=settings["stage_timeout_s"],
-            message_bytes_max=settings.get("message_bytes_max", MESSAGE_BYTES_MAX), in_memory=in_memory, closed=settings["closed"],
+            self.open_router(given.stage, answers_max=options.STAGE_ANSWERS_MAX),
+            self._retention.admit_staged, self._group_committed, self._shortage, stage_timeout_s=given.stage_timeout_s,
+            message_bytes_max=given.message_bytes_max, in_memory=in_memory, closed=given.closed,
         )  # fmt: skip
         self._upkeep = LogUpkeep(store, title, self._housekeeping)
         self._reads = Reads(self._log, self._channels.end, self._upkeep.alarm)
@@ -187,7 +187,7 @@ class StorageActor(Actor):
         self._reads.route(self.reader)
         self.obey(p.SetSealed, self.seal)
         self.obey(p.SetClosed, self.close)
-        self.obey(p.SetRetention, lambda order: p.Done(order.request, {"retention": self._retention.configure(order.retention)}))
+        self.obey(p.SetRetention, lambda order: p.Done(order.request, {"retention": self._retention.configure(resolve(order.retention))}))
         self.obey(p.ListChunks, lambda order: p.Done(order.request, {**self._log.reader.chunk_rows()}))
         self.obey(p.FindOffset, lambda order: p.Position(order.request, self._reads.offset_at(order.time_ns)))
         self.obey(p.CountDelayed, self._delayed.count)
@@ -227,16 +227,17 @@ class StorageActor(Actor):
         for then, value in self._housekeeping.results():
             then(value)
 
-    def _open(self, settings: dict[str, Any]) -> Store:
-        identity = TopicIdentity(settings["name"], settings["uuid"], settings["base_offset"])
-        store_options = StoreOptions(chunk_bytes=settings["chunk_bytes"])
+    def _open(self) -> Store:
+        given = self.given
+        identity = TopicIdentity(given.name, given.uuid, given.base_offset)
+        store_options = StoreOptions(chunk_bytes=given.chunk_bytes)
         files = Files()
-        if settings["create"] and not files.exists(settings["directory"]):
-            create_store(files, settings["directory"], identity)
+        if given.create and not files.exists(given.directory):
+            create_store(files, given.directory, identity)
         deadline = time.monotonic() + options.LOCK_WAIT_S
         while True:
             try:
-                return open_store(files, settings["directory"], store_options, identity)
+                return open_store(files, given.directory, store_options, identity)
             except Locked as error:  # a predecessor that is being killed still holds it
                 if time.monotonic() > deadline:
                     raise StartFailed(f"{error}; waited {options.LOCK_WAIT_S:g} s for it") from None
@@ -322,7 +323,7 @@ class StorageActor(Actor):
 
     @cached_property
     def _scan(self) -> Port:
-        return self.open_dealer(self.settings["scan"])
+        return self.open_dealer(self.given.scan)
 
     def _start_sync(self) -> None:
         if self._ticket is not None or not self._log.unsynced_bytes:

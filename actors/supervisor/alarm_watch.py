@@ -17,13 +17,13 @@ from ...transport.wire.protocol import Alarm
 from ..alarms.backlog import NONE, Alarms, AlarmSubject, as_json, describe
 from ..settings import options
 from ..settings.options import AlarmOptions
+from ..settings.starts import AlarmBroker, AlarmStart
 from ..statistics.broker_view import channel_pulse
 from ..statistics.channel_rows import backlog
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..alarms.alarm_receivers import AlarmBroker
     from ..runtime.process_table import Child
     from ..runtime.pulses import ChannelPulse
     from .disk_watch import DiskWatch
@@ -74,7 +74,7 @@ class AlarmWatch:
                 "host": socket.gethostname(), "node": self._broker.registry.node, "uuid": self._broker.registry.uuid,
                 "data_dir": str(self._broker.options.data_dir.absolute()),
             }  # fmt: skip
-            self._singles.start(KIND, {"alarms": self.given, "broker": broker}, "alarms")
+            self._singles.start(KIND, AlarmStart(alarms=self.given, broker=broker), "alarms")
 
     def tick(self, now_ns: int) -> None:
         if now_ns < self._due_ns or self._broker.stopping:

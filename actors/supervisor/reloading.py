@@ -29,6 +29,7 @@ from ...transport.wire import protocol as p
 from ..runtime.process_table import Child
 from ..settings import options
 from ..settings.options import AlarmOptions, ServeOptions
+from ..settings.starts import ActorStart, GatewayStart, HttpStart, NsqStart
 from .commands.requests import Orders
 from .singles import Singles
 from .topics.broker_state import BrokerState
@@ -78,6 +79,15 @@ def told(request: int, kind: str, now: ServeOptions) -> p.Reload:
     if kind == "http_gateway" and now.http is not None:
         return p.ReloadHttpGateway(*common, now.http.tls_cert, now.http.tls_key)
     return p.ReloadGateway(*common) if kind == "gateway" else p.Reload(request, now.log_level)
+
+
+def _anew(start: ActorStart, now: ServeOptions) -> ActorStart:
+    """What the successor of an actor is started with."""
+    if isinstance(start, NsqStart):
+        return replace(start, security=now.security, options=now.nsq or start.options)
+    if isinstance(start, HttpStart):
+        return replace(start, security=now.security, options=now.http or start.options)
+    return replace(start, security=now.security) if isinstance(start, GatewayStart) else start
 
 
 class _Owing:
@@ -137,11 +147,7 @@ class Reloading:
         self._processes.table.log_level = now.log_level
         self._on_alarms(now.alarms)
         for child in self._singles.children.values():
-            given = {"gateway": None, "nsq_gateway": now.nsq, "http_gateway": now.http}.get(child.spec.kind)
-            if given is not None:
-                child.spec.settings["options"] = given
-            if "security" in child.spec.settings:
-                child.spec.settings["security"] = now.security
+            child.spec = replace(child.spec, start=_anew(child.spec.start, now))
         if dict(now.retention) != dict(before.retention):
             self._to_configure = {group.name: (0, 0) for group in self._broker.groups.values() if not group.row.in_memory}
         self._number += 1

@@ -10,14 +10,13 @@ import shutil
 import socket
 import struct
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 log = logging.getLogger("zsq")
 
 IPC_PATH_BYTES_MAX: Final = 107
-BOUND: Final = ("front", "reader", "stage", "push")  # settings of an actor that are endpoints of its own
 _NAME_BYTES_MAX: Final = 16  # "supervisor" or a number
 
 
@@ -53,13 +52,13 @@ def clear(data_dir: Path, run_dir: str) -> None:
     (data_dir / "run.json").unlink(missing_ok=True)
 
 
-def remove_sockets(run_dir: str, settings: Mapping[str, Any]) -> None:
-    """Remove the socket files of a process that ended, given the settings with its endpoints.
+def remove_sockets(run_dir: str, endpoints: Iterable[str]) -> None:
+    """Remove the socket files of a process that ended, given its own endpoints.
 
     libzmq removes them only where a process ends by itself. Those of a killed one would stay, and no successor uses the same numbers.
     """
-    for endpoint in (settings.get(name) for name in BOUND):
-        if isinstance(endpoint, str) and endpoint.startswith(f"ipc://{run_dir}/"):
+    for endpoint in endpoints:
+        if endpoint.startswith(f"ipc://{run_dir}/"):
             with contextlib.suppress(OSError):
                 os.unlink(endpoint.removeprefix("ipc://"))
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
 
 from ...transport.errors import ZsqError
 from ...transport.wire import protocol as p
 from ..runtime.child import ENDS_TREE, OUTSIDE, ChildSpec, OutOfFiles, RestartIntensity
 from ..runtime.process_table import Child
 from ..settings import options
+from ..settings.starts import ActorStart, HttpStart, NsqStart
 from .commands.requests import Orders
 from .topics.broker_state import BrokerState
 
@@ -34,13 +35,15 @@ class Singles:
         self._intensity: dict[str, RestartIntensity] = {}
         self._workers_wanted = 1
         self._names_told = 0  # orders on their way
-        self._later: list[tuple[int, str, dict[str, Any], str]] = []  # what could not be started: when it is tried again, and what it is
+        self._later: list[tuple[int, str, ActorStart, str]] = []  # what could not be started: when it is tried again, and what it is
         self._tell_ns = 0  # not before: the scan loop is told what there is
 
-    def start(self, kind: str, settings: dict[str, Any], title: str) -> None:
+    def start(self, kind: str, start: ActorStart, title: str) -> None:
+        """Start one, at an endpoint of its own; only the scan loop's stays the same."""
         number = self._processes.new_key()
-        settings = {"front": self._processes.endpoint(number)} | settings
-        child = self._processes.start(ChildSpec(number, kind, title, settings))
+        if kind != "scan_loop":
+            start = replace(start, front=self._processes.endpoint(number))
+        child = self._processes.start(ChildSpec(number, kind, title, start))
         self.children[number] = child
 
     def of_kind(self, kind: str) -> list[Child]:
@@ -57,9 +60,8 @@ class Singles:
             return
         for gateway in self.of_kind("gateway"):
             if gateway.state == "up":
-                for name in ("front", "reader", "stage", "push"):
-                    if name in child.spec.settings:
-                        self._processes.send(gateway, p.Gone(child.spec.settings[name]))
+                for endpoint in child.spec.start.endpoints():
+                    self._processes.send(gateway, p.Gone(endpoint))
 
     def ended(self, child: Child) -> bool:
         """Start its successor, or end the tree; False if it is none of these."""
@@ -72,15 +74,15 @@ class Singles:
         self._broker.channels_changed = True
         if self._broker.stopping or child.told_to_stop:
             return
-        kind = child.spec.kind
-        settings = {name: value for name, value in child.spec.settings.items() if name != "front" or kind == "scan_loop"}
+        kind, start = child.spec.kind, child.spec.start
         if child.failure is not None and child.failure.is_out_of_files:  # a cause outside, which goes by itself
-            self._start_later(kind, settings, child.spec.title)
+            self._start_later(kind, start, child.spec.title)
             return
         intensity = self._intensity.setdefault(kind, RestartIntensity())
         # It said that it cannot listen there. (One that was killed before it was up said nothing, and is started again.)
         unusable = kind in OUTSIDE and not child.envelope and child.failure is not None
-        if unusable and child.spec.settings.get("optional"):  # nobody asked for it by name: who serves only others goes on
+        asked_for = not isinstance(start, NsqStart | HttpStart) or start.options.given
+        if unusable and not asked_for:  # who serves only others goes on
             log.warning("%s: %s", child.spec.title, child.failure)
             return
         if unusable or not intensity.may_restart(time.monotonic_ns()):
@@ -89,24 +91,24 @@ class Singles:
                 return
             self._end_broker(1, f"{child.spec.title} {child.failure or 'ends again and again'}")
             return
-        self._start_or_later(kind, settings, child.spec.title)
+        self._start_or_later(kind, start, child.spec.title)
 
-    def _start_or_later(self, kind: str, settings: dict[str, Any], title: str) -> None:
+    def _start_or_later(self, kind: str, start: ActorStart, title: str) -> None:
         try:
-            self.start(kind, settings, title)
+            self.start(kind, start, title)
         except OutOfFiles as error:
             log.error("%s; tried again", error.text)
-            self._start_later(kind, settings, title)
+            self._start_later(kind, start, title)
 
-    def _start_later(self, kind: str, settings: dict[str, Any], title: str) -> None:
-        self._later.append((time.monotonic_ns() + int(options.FILES_RETRY_S_MAX * 1e9), kind, settings, title))
+    def _start_later(self, kind: str, start: ActorStart, title: str) -> None:
+        self._later.append((time.monotonic_ns() + int(options.FILES_RETRY_S_MAX * 1e9), kind, start, title))
 
     def tick(self, now_ns: int) -> None:
         """Start what found no free descriptor before."""
         due = [one for one in self._later if one[0] <= now_ns]
         self._later = [one for one in self._later if one[0] > now_ns]
-        for _, kind, settings, title in due if not self._broker.stopping else ():
-            self._start_or_later(kind, settings, title)
+        for _, kind, start, title in due if not self._broker.stopping else ():
+            self._start_or_later(kind, start, title)
 
     # Discovery
 
@@ -119,7 +121,8 @@ class Singles:
             return
         self._broker.names_changed = False
         for child in self.of_kind("nsq_gateway"):
-            if child.state == "up" and child.spec.settings["options"].lookupd_tcp_addresses:
+            start = child.spec.start
+            if child.state == "up" and isinstance(start, NsqStart) and start.options.lookupd_tcp_addresses:
                 self._names_told += 1
                 self._orders.send(child, p.LookAtNames, self._on_looked)
 
@@ -137,7 +140,7 @@ class Singles:
         workers = [child for child in self.of_kind("scan_worker") if child.state in ("up", "starting")]
         later = sum(kind == "scan_worker" for _, kind, _, _ in self._later)
         for _ in range(self._workers_wanted - len(workers) - later):
-            self._start_or_later("scan_worker", {}, "scan worker")
+            self._start_or_later("scan_worker", ActorStart(), "scan worker")
         for child in workers[self._workers_wanted :]:
             self._processes.stop_child(child)
         self._broker.channels_changed = True
@@ -150,10 +153,10 @@ class Singles:
         self._tell_ns = now + (options.TELL_SCAN_MS + len(self._processes.children) // 10) * 1_000_000
         self._broker.channels_changed = False
         targets = tuple(
-            (child.spec.key, child.spec.settings["front"])
+            (child.spec.key, child.spec.start.front)
             for group in self._broker.groups.values()
             for child in (group.storage, *group.channels.values())  # storages: delayed messages become due there
             if child is not None and child.state == "up"
         )
-        workers = tuple(child.spec.settings["front"] for child in self.of_kind("scan_worker") if child.state == "up")
+        workers = tuple(child.spec.start.front for child in self.of_kind("scan_worker") if child.state == "up")
         self._processes.send(loops[0], p.Targets(targets, workers))

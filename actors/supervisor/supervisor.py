@@ -29,6 +29,7 @@ from ..security import audit
 from ..security.audit import AuditLog
 from ..settings import options
 from ..settings.options import ServeOptions
+from ..settings.starts import ActorStart, HttpStart, NsqStart, ZeroMqStart
 from ..statistics.broker_view import BrokerView
 from . import run_directory as rundir
 from .actor_table import ACTORS
@@ -131,17 +132,19 @@ class Supervisor:
 
     def _start_all(self) -> None:
         self.table.start_forkserver()
-        self.singles.start("scan_loop", {"front": self.processes.scan_endpoint}, "scan loop")
-        self.singles.start("scan_worker", {}, "scan worker")
-        if self.state.options.gateway:
-            listen: dict[str, Any] = {"listen": self.state.options.gateway, "push": options.push_listen(self.state.options)}
-            listen |= {"supervisor": self._own_endpoint(), "security": self.state.options.security}
-            self.singles.start("gateway", listen, "gateway zeromq")
-        own = {"supervisor": self._own_endpoint(), "node_id": self.state.options.node_id, "security": self.state.options.security}
-        own["message_bytes_max"] = self.state.options.message_bytes_max
-        for kind, given in (("nsq_gateway", self.state.options.nsq), ("http_gateway", self.state.options.http)):
-            if given is not None:
-                self.singles.start(kind, own | {"options": given, "optional": not given.given}, kind.replace("_gateway", " gateway"))
+        self.singles.start("scan_loop", ActorStart(front=self.processes.scan_endpoint), "scan loop")
+        self.singles.start("scan_worker", ActorStart(), "scan worker")
+        given, own = self.state.options, self._own_endpoint()
+        if given.gateway:
+            zeromq = ZeroMqStart(supervisor=own, security=given.security, listen=given.gateway, push=options.push_listen(given))
+            self.singles.start("gateway", zeromq, "gateway zeromq")
+        size = given.message_bytes_max
+        if given.nsq is not None:
+            nsq = NsqStart(supervisor=own, security=given.security, options=given.nsq, message_bytes_max=size)
+            self.singles.start("nsq_gateway", nsq, "nsq gateway")
+        if given.http is not None:
+            http = HttpStart(supervisor=own, security=given.security, options=given.http, message_bytes_max=size)
+            self.singles.start("http_gateway", http, "http gateway")
         self.alarms.start()
         self.state.registry.finish_removals()
         for name, row in list(self.state.registry.topics.items()):
@@ -260,7 +263,7 @@ class Supervisor:
         for child in ended:
             self.processes.ended(child)
             self.requests.gatherings.ended(child.spec.key)
-            rundir.remove_sockets(self.run_dir, child.spec.settings)
+            rundir.remove_sockets(self.run_dir, child.spec.start.endpoints())
             if not child.told_to_stop and not self.state.stopping:
                 log.warning("%s (pid %d) ended%s", child.spec.title, child.pid, f": {child.failure}" if child.failure else "")
             self.singles.tell_gone(child)

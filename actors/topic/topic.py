@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import zmq
 
-from ...transport.block.block import MESSAGE_BYTES_MAX, Block, Limits, check_block, with_place
+from ...transport.block.block import Block, Limits, check_block, with_place
 from ...transport.block.block_format import ADDRESSED
 from ...transport.errors import E_BAD_ARGUMENT, E_BAD_BLOCK, E_BAD_COMMAND, E_CLOSING, E_LIMIT, UsageError, ZsqError
 from ...transport.wire import protocol as p
@@ -27,6 +27,7 @@ from ..runtime.actor import Actor, StartFailed
 from ..runtime.port import Mail, Port
 from ..runtime.pulses import TopicDetails, TopicPulse
 from ..settings import options
+from ..settings.starts import TopicStart
 from .ordering import Ordering, Reply
 
 Peer = tuple[bytes, ...]
@@ -170,23 +171,21 @@ class Recovered(NamedTuple):
     visible_end: int
 
 
-class TopicActor(Actor):
-    """Settings: front and storage (endpoints), closed (to publishers)."""
-
+class TopicActor(Actor[TopicStart]):
     front: Port
     storage: Port
     ordering: Ordering
     fanout: Fanout
 
     def on_start(self) -> dict[str, Any]:
-        self.storage = self.open_dealer(self.settings["storage"])
+        self.storage = self.open_dealer(self.given.storage)
         recovered = self._recovered()
         self.ordering = Ordering(recovered.producers)
-        self.ordering.closed = self.settings["closed"]
-        self.limits = Limits(self.settings.get("message_bytes_max", MESSAGE_BYTES_MAX))
+        self.ordering.closed = self.given.closed
+        self.limits = Limits(self.given.message_bytes_max)
         self._closings: list[p.Done] = []  # answers to orders that wait until all that was taken before is answered
         self.fanout = Fanout(recovered.head, recovered.visible_end)
-        self.front = self.open_router(self.settings["front"])
+        self.front = self.open_router(self.given.front)
         self._route()
         self._head_told = -1
         self._requests: dict[int, p.Order[Any]] = {}  # ours to storage -> the supervisor's order

@@ -16,6 +16,7 @@ from faults.mutation import Mutator
 
 from zsq.actors.channel.channel import ChannelActor
 from zsq.actors.runtime.actor import Actor
+from zsq.actors.settings.starts import ChannelStart, TopicStart
 from zsq.actors.topic.topic import TopicActor
 from zsq.transport.block.block import Block, pack, with_place
 from zsq.transport.wire import protocol as p
@@ -26,7 +27,7 @@ PEERS: Final[Sequence[tuple[bytes, ...]]] = ((b"a",), (b"b",), (b"gateway-5", b"
 NOW: Final = 10**18
 
 
-def rig(actor: Actor, mutator: Mutator, deaf: Sequence[str] = ("front",)) -> dict[str, FakePort]:
+def rig(actor: Actor[Any], mutator: Mutator, deaf: Sequence[str] = ("front",)) -> dict[str, FakePort]:
     """The actor with fake ports, by endpoint, which are made as it opens them."""
     ports: dict[str, FakePort] = {}
     raw: list[Any] = []
@@ -45,7 +46,7 @@ def rig(actor: Actor, mutator: Mutator, deaf: Sequence[str] = ("front",)) -> dic
     return ports
 
 
-def drain(actor: Actor, port: Any) -> None:
+def drain(actor: Actor[Any], port: Any) -> None:
     """What has come in there, as the loop does it."""
     actor._drain(port)
 
@@ -55,7 +56,7 @@ class TopicRig:
 
     def __init__(self, mutator: Mutator) -> None:
         self.mutator = mutator
-        self.actor = TopicActor(7, "topic t", {"front": "front", "storage": "storage", "closed": False})
+        self.actor = TopicActor(7, "topic t", TopicStart(front="front", storage="storage", closed=False))
         self.ports = rig(self.actor, mutator)
         self.storage = self.ports["storage"] = FakePort(mutator, "storage")
         table = {"producers": {77: (3, ((2, 100),)), 88: (1, ((0, NOW, 5),))}, "head": 1000, "visible_end": -1}
@@ -128,8 +129,9 @@ class ChannelRig:
         self.blocks = self._log()
         row = {"next": 5, "paused": False, "counters": {}, "settings": settings}
         data = {"row": row, "end": 90, "start": 0, "deferred": (0, 0, 0), "holes": ((2, 2, 1, 0),), "more": False}
-        names = ("front", "topic", "storage", "scan")
-        told = {"channel": "c", "closed": False, "topic_name": "t", "uuid": "00" * 16, **{name: name for name in names}}
+        told = ChannelStart(
+            channel="c", closed=False, topic_name="t", uuid="00" * 16, front="front", topic="topic", storage="storage", scan="scan"
+        )  # fmt: skip
         self.actor = ChannelActor(7, "channel t/c", told)
         self.ports = rig(self.actor, mutator)
         self.storage = self.ports["storage"] = FakePort(mutator, "storage")

@@ -22,6 +22,7 @@ from zsq.actors.gateways.zeromq import ZeroMqGateway
 from zsq.actors.runtime.child import ChildSpec
 from zsq.actors.runtime.process_table import Child
 from zsq.actors.settings.options import ServeOptions
+from zsq.actors.settings.starts import ChannelStart, ZeroMqStart
 from zsq.actors.supervisor.supervisor import Supervisor
 from zsq.actors.supervisor.topics.registry import Registry
 from zsq.storage.files import Files
@@ -34,7 +35,7 @@ class GatewayRig:
 
     def __init__(self, mutator: Mutator) -> None:
         self.mutator = mutator
-        self.actor = ZeroMqGateway(5, "gateway", {"listen": "x:1", "push": "x:2", "supervisor": "supervisor-front"})
+        self.actor = ZeroMqGateway(5, "gateway", ZeroMqStart(listen="x:1", push="x:2", supervisor="supervisor-front"))
         self.ports = rig(self.actor, mutator, ("front",))
         self.actor.context = zmq.Context()
         bound = iter(("front", "push"))
@@ -191,10 +192,10 @@ class SupervisorRig:
         for child in list(self.table.children.values()):
             envelope: tuple[bytes, ...] = (b"child-%d" % child.spec.key,)
             if child.state == "starting" and not self.mutator.chance(3):
-                data = (
+                data: dict[str, Any] = (
                     {"channels": [], "alarms": []}
                     if child.spec.kind == "storage"
-                    else {"settings": child.spec.settings.get("settings", {})}
+                    else {"settings": child.spec.start.made_with if isinstance(child.spec.start, ChannelStart) else {}}
                 )
                 self.port.say(envelope, p.Born(child.spec.key, child.spec.key, data | {"head": 5}))
             elif child.state == "stopping" or self.mutator.chance(200):

@@ -17,8 +17,10 @@ from faults.fuzz_wire import BLOCKS, changed_header
 from faults.fuzzing import Target, with_rig
 from faults.mutation import Mutator
 
+from zsq.actors.settings.starts import StorageStart
 from zsq.actors.storage.storage_actor import StorageActor
 from zsq.transport.block.block import encode_header, pack
+from zsq.transport.settings import Retention
 from zsq.transport.wire import protocol as p
 from zsq.transport.wire.codec import encode
 
@@ -32,13 +34,12 @@ class StorageRig:
     def __init__(self, mutator: Mutator) -> None:
         self.mutator = mutator
         self.folder = tempfile.mkdtemp(prefix="zsq-fuzz-", dir=SHM)
-        places = {name: name for name in ("front", "reader", "stage", "push", "scan")}
-        self.told: dict[str, Any] = places | {
-            "directory": f"{self.folder}/t", "name": "t", "uuid": "00" * 16, "base_offset": 0,
-            "sync": mutator.one(("always", "interval", "never")), "chunk_bytes": 64 * 1024, "create": True, "stage_timeout_s": 0.0,
-            "closed": False, "retention": {},
-            "in_memory": False,
-        }  # fmt: skip
+        self.told = StorageStart(
+            front="front", reader="reader", stage="stage", push="push", scan="scan", directory=f"{self.folder}/t", name="t",
+            uuid="00" * 16, base_offset=0,
+            sync=mutator.one(("always", "interval", "never")), chunk_bytes=64 * 1024, create=True, stage_timeout_s=0.0, closed=False,
+            retention=Retention(),
+        )  # fmt: skip
         self._open()
         self.sequences = {77: 0, 88: 0}
         self.pushed = dict.fromkeys(STAGES, 0)

@@ -20,6 +20,7 @@ from zsq.actors.channel.core import UNKNOWN_DELIVERY
 from zsq.actors.channel.lease import Subscriber
 from zsq.actors.runtime.port import Envelope, Mail, Port
 from zsq.actors.settings import options
+from zsq.actors.settings.starts import ChannelStart
 from zsq.actors.storage.channels import Channels
 from zsq.actors.storage.commits import StateCommits
 from zsq.storage.state.state import StateBatch
@@ -98,7 +99,9 @@ class Rig:
         self.harness.route(cast("Port", self.back))
         self.lines = {name: Line() for name in ("front", "topic", "scan", "supervisor")}
         self.lines["storage"] = Line(self._serve_and_commit)
-        told = {"channel": NAME, "closed": False, "topic_name": "clicks", "uuid": "00" * 16, **{name: name for name in self.lines}}
+        told = ChannelStart(
+            channel=NAME, closed=False, topic_name="clicks", uuid="00" * 16, front="front", topic="topic", storage="storage", scan="scan"
+        )  # fmt: skip
         self.channel = ChannelActor(7, f"channel clicks/{NAME}", told)
         parts: dict[str, Any] = {
             "open_dealer": self.lines.__getitem__,

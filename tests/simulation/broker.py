@@ -88,7 +88,7 @@ class SimTable:
     def _live(self, process: Process, spec: ChildSpec, lifeline: int) -> None:
         """`child_main`, without the operating system."""
         try:
-            actor = pkgutil.resolve_name(ACTORS[spec.kind])(spec.key, spec.title, spec.settings)
+            actor = pkgutil.resolve_name(ACTORS[spec.kind])(spec.key, spec.title, spec.start)
             if spec.kind == "channel":
                 self.world.broker.watch_moves(actor)
             actor.run(self._endpoint, lifeline)
@@ -183,7 +183,7 @@ class Broker:
 
         def watched(offset: int) -> None:
             boundary = self.world.incarnations[channel.key], channel.core._token & 0xFFFFFFFF
-            self.took_move(f"{channel.settings['topic_name']}/{channel.name}", offset, boundary)
+            self.took_move(f"{channel.given.topic_name}/{channel.name}", offset, boundary)
             move(offset)
 
         channel._move = watched

@@ -6,14 +6,30 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from zsq.actors.runtime.process_table import Child
+from zsq.actors.settings.starts import ActorStart, ChannelStart, StorageStart, channel_of
 from zsq.actors.statistics.broker_view import BrokerView, GroupState
 from zsq.actors.supervisor.commands import deletion
 from zsq.actors.supervisor.topics.registry_format import TopicRow
 from zsq.actors.supervisor.topics.topic_group import GroupEvents, TopicGroup
 from zsq.transport.errors import ZsqError
+from zsq.transport.settings import NewChannelSettings, Retention
 from zsq.transport.wire import protocol as p
 
 C = "c#ephemeral"
+STORAGE = StorageStart(
+    front="s", reader="", stage="", push="", scan="", name="t", uuid="0" * 32, base_offset=0, sync="always", directory="", create=False,
+    retention=Retention(), chunk_bytes=1 << 20, stage_timeout_s=0, closed=False,
+)  # fmt: skip
+
+
+def a_channel(name: str) -> ChannelStart:
+    return ChannelStart(channel=name, closed=False, topic="", storage="", scan="")
+
+
+def made_with(child: Child) -> NewChannelSettings:
+    """The settings with which a channel is made."""
+    assert isinstance(child.spec.start, ChannelStart)
+    return child.spec.start.made_with
 
 
 class Broker:
@@ -61,8 +77,8 @@ class Broker:
         )  # fmt: skip
         self.groups = {topic: self.group}
         self.group.state = GroupState.UP
-        self.group.storage = self.child("storage", {"front": "s"})
-        self.group.topic = self.child("topic", {"front": "t"})
+        self.group.storage = self.child("storage", STORAGE)
+        self.group.topic = self.child("topic", ActorStart(front="t"))
         self.answers: list[ZsqError | None] = []
 
     def remove_group(self, name: str) -> None:
@@ -86,17 +102,17 @@ class Broker:
     def endpoint(self, number: int) -> str:
         return f"ipc://{number}"
 
-    def child(self, kind: str, settings: dict[str, Any]) -> Child:
-        spec = SimpleNamespace(key=self.new_key(), kind=kind, title=kind, settings=settings, stop_timeout_s=1)
+    def child(self, kind: str, start: ActorStart) -> Child:
+        spec = SimpleNamespace(key=self.new_key(), kind=kind, title=kind, start=start, stop_timeout_s=1)
         found = Child(cast("Any", spec), 1, cast("Any", None), None, state="up", envelope=(b"%d" % spec.key,))
         found.owner = getattr(self, "group", None)
         self.children[spec.key] = found
         return found
 
     def start(self, spec: Any, owner: Any = None) -> Child:
-        found = self.child(spec.kind, spec.settings)
+        found = self.child(spec.kind, spec.start)
         found.state = "starting"
-        self.started.append(spec.settings.get("channel", spec.kind))
+        self.started.append(channel_of(spec.start) or spec.kind)
         return found
 
     def stop_child(self, child: Child) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from ..settings import NewChannelSettings
 from .protocol_client import Wire
 
 # fmt: off
@@ -73,7 +74,7 @@ class OpenChannel(Wire):
     op: ClassVar[int] = 60
     request: int
     channel: str
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: NewChannelSettings = field(default_factory=NewChannelSettings)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
-from ....transport.block.block import MESSAGE_BYTES_MAX
 from ....transport.client.asyncio.aio import Reader
 from ....transport.errors import E_BAD_ARGUMENT, UsageError
 from ....transport.nsq.limits import NsqLimits
@@ -23,7 +22,8 @@ from ...runtime.async_actor import FINISH_S, AsyncActor
 from ...security.access import AccessError
 from ...security.curve import load_rules
 from ...security.policy import AccessPolicy
-from ...settings.options import HttpOptions, NsqOptions, SecurityOptions
+from ...settings.options import NsqOptions
+from ...settings.starts import HttpStart
 from ..acting import ActingAdmin, ActingProducer, FirstUse
 from ..nsq.auth import Authenticator, load_access
 from ..nsq.publishing import Gatherer
@@ -116,31 +116,26 @@ def make_origins(node: LookupNode, told: tuple[str, ...]) -> Origins:
 COUNTED_HEAD_BYTES: Final = 8  # of `/mpub?binary=true`: the count, and the size of a message
 
 
-def http_limits(told: NsqOptions, settings: Mapping[str, Any]) -> HttpLimits:
+def http_limits(told: NsqOptions, message_bytes_max: int) -> HttpLimits:
     """Return the limits in force: nsqd's options, and the largest message of this broker."""
-    size = settings.get("message_bytes_max", MESSAGE_BYTES_MAX)
     return HttpLimits(
         max_req_timeout_ms=told.max_req_timeout_ms,
-        max_msg_size=size,
-        max_body_size=max(HttpLimits().max_body_size, size + COUNTED_HEAD_BYTES),
+        max_msg_size=message_bytes_max,
+        max_body_size=max(HttpLimits().max_body_size, message_bytes_max + COUNTED_HEAD_BYTES),
     )
 
 
-class HttpGateway(AsyncActor):
-    """Settings: supervisor (endpoint in the run directory), options (HttpOptions), optional: limits (HttpLimits), security
-    (SecurityOptions)."""
-
+class HttpGateway(AsyncActor[HttpStart]):
     async def on_begin(self) -> dict[str, Any]:
-        options: HttpOptions = self.settings["options"]
+        options = self.given.options
         told = options.nsq or NsqOptions()
-        security: SecurityOptions = self.settings.get("security") or SecurityOptions()
-        self._limits: HttpLimits = self.settings.get("limits") or http_limits(told, self.settings)
-        access = load_access(security.access_file)
+        self._limits = http_limits(told, self.given.message_bytes_max)
+        access = load_access(self.given.security.access_file)
         policy = AccessPolicy(access) if access is not None else None
         self._certificates = Certificates(options.tls_cert, options.tls_key)
         sock = open_listener(options.listen)
         host, port = sock.getsockname()[:2]
-        url = os.path.dirname(self.settings["supervisor"])
+        url = os.path.dirname(self.given.supervisor)
         node = make_node(options.nsq, split_address(options.listen)[0], port)
         self._admin = ActingAdmin(url, timeout=ADMIN_S, via="http")
         self._publisher = GatheredPublisher(lambda: Gatherer(url, via="http"))

@@ -35,7 +35,8 @@ from ...runtime.pulses import GatewayDetails
 from ...security.access import AccessError
 from ...security.curve import load_rules
 from ...security.policy import AccessPolicy
-from ...settings.options import NsqOptions, SecurityOptions, TlsOptions
+from ...settings.options import NsqOptions, TlsOptions
+from ...settings.starts import NsqStart
 from ..acting import ActingAdmin, FirstUse
 from .auth import AccessAuthenticator, Authenticator, load_access
 from .connection import Connection
@@ -82,18 +83,16 @@ def limits_of(
     )
 
 
-class NsqGateway(AsyncActor):
-    """Settings: options (NsqOptions), supervisor (endpoint), security (SecurityOptions)."""
-
+class NsqGateway(AsyncActor[NsqStart]):
     def _limits_now(self) -> NsqLimits:
-        size = self.settings.get("message_bytes_max", MESSAGE_BYTES_MAX)
+        size = self.given.message_bytes_max
         return limits_of(self.options, snappy=self._snappy, access=self._access, message_bytes_max=size)
 
     async def on_begin(self) -> dict[str, Any]:
-        options: NsqOptions = self.settings["options"]
+        options = self.given.options
         self.options = options
-        access = load_access((self.settings.get("security") or SecurityOptions()).access_file)
-        self.url = os.path.dirname(self.settings["supervisor"])
+        access = load_access(self.given.security.access_file)
+        self.url = os.path.dirname(self.given.supervisor)
         self._asking = ActingAdmin(self.url, timeout=ASK_S, via="nsq")
         self._access = AccessAuthenticator(AccessPolicy(access)) if access is not None else None
         self._snappy = options.snappy and snappy_is_here()

@@ -21,6 +21,7 @@ from ....transport.wire import protocol as p
 from ...runtime.port import Envelope
 from ...runtime.process_table import Child
 from ...settings.closing import TO_CONSUMERS, after, to_consumers, to_publishers
+from ...settings.starts import channel_of
 from ...statistics.broker_view import GroupState
 from ...statistics.gathering import Details
 from ...statistics.statistics import behind_pause, unfinished
@@ -173,7 +174,7 @@ def over(requests: Requests, envelope: Envelope, message: p.Over) -> None:
     group = child.owner if child is not None else None
     if child is None or child.envelope != envelope or child.state != "up" or group is None or group.state is not GroupState.UP:
         return
-    name = child.spec.settings.get("channel", "")
+    name = channel_of(child.spec.start)
     if is_ephemeral(name) and group.channels.get(name) is child:
         log.debug("channel %s/%s has no consumer any more: deleted", group.name, name)
         remove_channel(requests, group, name, lambda error: None)

@@ -24,12 +24,12 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from ....storage.retention import resolve
 from ....transport.errors import E_BAD_ARGUMENT, E_CLOSING, E_DISK_FULL, E_INTERNAL, E_LIMIT, E_TOPIC_FAILED, Refused, UsageError, ZsqError
 from ....transport.names import is_ephemeral
-from ....transport.settings import NONE, Retention
+from ....transport.settings import NONE, NewChannelSettings, Retention
 from ...runtime.child import FATE, KINDS, OUT_OF_FILES, ChildSpec, Failure, OutOfFiles, Phase, RestartIntensity
 from ...runtime.process_table import Child
 from ...runtime.processes import Processes
@@ -37,6 +37,7 @@ from ...settings import channel_settings, options
 from ...settings.channel_settings import check_same
 from ...settings.closing import to_consumers, to_publishers
 from ...settings.options import ServeOptions
+from ...settings.starts import ChannelStart, StorageStart, TopicStart, channel_of
 from ...statistics.broker_view import GroupState
 from .registry import Registry
 from .registry_format import TopicRow
@@ -153,7 +154,7 @@ class TopicGroup:
         self.restarts = RestartIntensity()
         self._starts = StartQueue(options.STARTS_MAX)
         self.stored: frozenset[str] = frozenset()  # channels that its storage had when it came up
-        self._new_settings: dict[str, dict[str, Any]] = {}  # of channels that are about to be made
+        self._new_settings: dict[str, NewChannelSettings] = {}  # of channels that are about to be made
         self._channel_restarts: dict[str, RestartIntensity] = {}
         self._failed_channels: set[str] = set()
         self._waiting: list[tuple[str, Then]] = []  # channel ("" for the topic), whom to tell
@@ -211,26 +212,27 @@ class TopicGroup:
         self._go("start")
         self._forget_ephemeral()
         numbers = [self._processes.new_key() for _ in range(5)]
-        settings = {
-            "name": self.name,
-            "uuid": self.row.uuid,
-            "base_offset": self.row.base_offset,
-            "sync": self.row.sync,
-            "directory": self._registry.folder(self.row),
-            "create": self.row.state == "new",
-            "in_memory": self.row.in_memory,
-            "retention": self.retention().as_dict(),
-            "chunk_bytes": self._options().chunk_bytes,
-            "message_bytes_max": self._options().message_bytes_max,
-            "front": self._processes.endpoint(numbers[1]),
-            "reader": self._processes.endpoint(numbers[2]),
-            "stage": self._processes.endpoint(numbers[3]),
-            "push": self._processes.endpoint(numbers[4]),
-            "stage_timeout_s": self._options().stage_timeout_s,
-            "closed": to_publishers(self.row.closed),
-            "scan": self._processes.scan_endpoint,
-        }
-        self.storage = self._processes.start(ChildSpec(numbers[0], "storage", f"storage {self.name}", settings), self)
+        given = self._options()
+        start = StorageStart(
+            name=self.name,
+            uuid=self.row.uuid,
+            base_offset=self.row.base_offset,
+            sync=self.row.sync,
+            directory=self._registry.folder(self.row),
+            create=self.row.state == "new",
+            in_memory=self.row.in_memory,
+            retention=self.retention(),
+            chunk_bytes=given.chunk_bytes,
+            message_bytes_max=given.message_bytes_max,
+            front=self._processes.endpoint(numbers[1]),
+            reader=self._processes.endpoint(numbers[2]),
+            stage=self._processes.endpoint(numbers[3]),
+            push=self._processes.endpoint(numbers[4]),
+            stage_timeout_s=given.stage_timeout_s,
+            closed=to_publishers(self.row.closed),
+            scan=self._processes.scan_endpoint,
+        )
+        self.storage = self._processes.start(ChildSpec(numbers[0], "storage", f"storage {self.name}", start), self)
 
     def _forget_ephemeral(self) -> None:
         """Those channels went with their storage. Who waits for one gets a new one; the topic, if it is one, waits a while for somebody."""
@@ -253,10 +255,13 @@ class TopicGroup:
                 self.channels.setdefault(channel, None)
             self._events.names_changed()
             number = self._processes.new_key()
-            settings = {"front": self._processes.endpoint(number), "storage": child.spec.settings["front"]}
-            settings["closed"] = to_publishers(self.row.closed)
-            settings["message_bytes_max"] = self._options().message_bytes_max
-            self.topic = self._processes.start(ChildSpec(number, "topic", f"topic {self.name}", settings), self)
+            start = TopicStart(
+                front=self._processes.endpoint(number),
+                storage=child.spec.start.front,
+                closed=to_publishers(self.row.closed),
+                message_bytes_max=self._options().message_bytes_max,
+            )
+            self.topic = self._processes.start(ChildSpec(number, "topic", f"topic {self.name}", start), self)
         elif child is self.topic and self.state is GroupState.TOPIC:
             self._go("topic_up")
             self._tries = 0
@@ -266,8 +271,7 @@ class TopicGroup:
             for channel in self.channels:
                 self._starts.add(channel, first=channel in waited_for)
             self._tell("", None)
-        elif child.spec.kind == "channel" and self.channels.get(child.spec.settings["channel"]) is child:
-            channel = child.spec.settings["channel"]
+        elif (channel := channel_of(child.spec.start)) and self.channels.get(channel) is child:
             self._starts.done(channel)
             if not is_ephemeral(channel):
                 self._new_settings.pop(channel, None)  # its row is committed, with them
@@ -303,18 +307,18 @@ class TopicGroup:
         assert self.storage is not None
         assert self.topic is not None
         number = self._processes.new_key()
-        settings = {
-            "channel": channel,
-            "topic_name": self.name,
-            "uuid": self.row.uuid,
-            "front": self._processes.endpoint(number),
-            "topic": self.topic.spec.settings["front"],
-            "storage": self.storage.spec.settings["front"],
-            "scan": self._processes.scan_endpoint,
-            "settings": self._new_settings.get(channel, {}),
-            "closed": to_consumers(self.row.closed),
-        }
-        spec = ChildSpec(number, "channel", f"channel {self.name}/{channel}", settings)
+        start = ChannelStart(
+            channel=channel,
+            topic_name=self.name,
+            uuid=self.row.uuid,
+            front=self._processes.endpoint(number),
+            topic=self.topic.spec.start.front,
+            storage=self.storage.spec.start.front,
+            scan=self._processes.scan_endpoint,
+            made_with=self._new_settings.get(channel, {}),
+            closed=to_consumers(self.row.closed),
+        )
+        spec = ChildSpec(number, "channel", f"channel {self.name}/{channel}", start)
         self.channels[channel] = self._processes.start(spec, self)
 
     def want(self, channel: str, then: Then, settings: Mapping[str, Any] | None = None) -> None:
@@ -337,7 +341,7 @@ class TopicGroup:
                 return
             self.channels[channel] = None
             self._events.names_changed()
-            self._new_settings[channel] = dict(settings or {})
+            self._new_settings[channel] = cast("NewChannelSettings", dict(settings or {}))
         child = self.channels.get(channel) if channel else self.topic
         if self.state is GroupState.UP and child is not None and child.state == "up":
             then(None)
@@ -360,7 +364,7 @@ class TopicGroup:
 
     def died(self, child: Child) -> None:
         """A process of this group has ended; nobody else opens its files before the whole pair is gone."""
-        channel = child.spec.settings.get("channel", "")
+        channel = channel_of(child.spec.start)
         if child is self.storage:
             self._events.channels_changed()
         if channel and self.channels.get(channel) is child:
@@ -545,16 +549,17 @@ class TopicGroup:
         assert self.storage is not None
         assert self.topic is not None
         child = self.channels.get(channel)
-        of_storage = self.storage.spec.settings
+        of_storage = self.storage.spec.start
+        assert isinstance(of_storage, StorageStart)
         told: dict[str, Any] = {}
         if child is not None and with_settings:
             told["settings"] = channel_settings.resolve(child.data.get("settings", {})).as_dict()
         return told | {
-            "topic": self.topic.spec.settings["front"],
-            "reader": of_storage["reader"],
-            "stage": of_storage["stage"],
-            "push": of_storage["push"],
-            "channel": child.spec.settings["front"] if child is not None else "",
+            "topic": self.topic.spec.start.front,
+            "reader": of_storage.reader,
+            "stage": of_storage.stage,
+            "push": of_storage.push,
+            "channel": child.spec.start.front if child is not None else "",
             "uuid": self.row.uuid,
             "node": self._registry.node,
             "message_bytes": self._options().message_bytes_max,

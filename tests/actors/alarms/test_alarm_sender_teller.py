@@ -19,7 +19,7 @@ class Ended(BaseException):
 def teller_with(*outboxes: Outbox) -> tuple[AlarmSender, list[str]]:
     """Its threads only note that they were ended."""
     ended: list[str] = []
-    teller = AlarmSender(1, "alarms", {})
+    teller = AlarmSender(1, "alarms", cast("Any", None))
     teller._stop_ns = 0
     lines = {
         number: SimpleNamespace(

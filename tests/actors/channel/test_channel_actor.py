@@ -12,6 +12,7 @@ from zsq.actors.channel.channel import ChannelActor
 from zsq.actors.channel.feed import FeedState
 from zsq.actors.runtime.port import Mail
 from zsq.actors.settings import options
+from zsq.actors.settings.starts import ChannelStart
 from zsq.transport.block.block import pack, with_place
 from zsq.transport.errors import Refused
 from zsq.transport.settings import ChannelSettings
@@ -49,7 +50,8 @@ class Shell:
         row = {"next": 5, "paused": False, "counters": {}}
         data = {"row": row, "end": 20, "start": start, "deferred": (0, 0, 0), "holes": ((2, 2, 1, 0),), "more": False}
         self.wires = {"storage": Wire(p.Done(1, data)), "topic": Wire(), "scan": Wire(), "front": Wire(), "supervisor": Wire()}
-        self.channel = ChannelActor(7, f"channel t/{name}", {"channel": name, "closed": False, **{name: name for name in self.wires}})
+        given = ChannelStart(channel=name, closed=False, front="front", topic="topic", storage="storage", scan="scan")
+        self.channel = ChannelActor(7, f"channel t/{name}", given)
         parts: dict[str, Any] = {
             "open_dealer": self.wires.__getitem__,
             "open_router": self.wires.__getitem__,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -22,7 +22,7 @@ def test_a_last_commit_that_does_not_come_is_not_waited_for(
     """Storage has no space. The supervisor would kill it, and say that it hangs."""
     now = [time.monotonic_ns()]
     monkeypatch.setattr(time, "monotonic_ns", lambda: now[0])
-    channel = ChannelActor(7, "channel t/c", {})
+    channel = ChannelActor(7, "channel t/c", cast("Any", None))
     channel.core = harness.channel
     channel.supply = harness.channel.supply
     channel.saving = Saving("c")

@@ -13,6 +13,7 @@ from zsq.actors.gateways.zeromq import PushRoute, StageOwners, Unread, ZeroMqGat
 from zsq.actors.security.curve import CurveAuthentication
 from zsq.actors.settings import options
 from zsq.actors.settings.options import SecurityOptions
+from zsq.actors.settings.starts import ZeroMqStart
 from zsq.transport.errors import E_LIMIT
 from zsq.transport.wire import protocol as p
 from zsq.transport.wire.codec import decode, encode
@@ -66,7 +67,7 @@ class Frame:
 class Gate:
     def __init__(self) -> None:
         self.front, self.pushes, self.topic, self.asking = Wire(), Wire(), Wire(), Wire()
-        self.gateway = ZeroMqGateway(7, "gateway", {"supervisor": "ipc://supervisor"})
+        self.gateway = ZeroMqGateway(7, "gateway", ZeroMqStart(supervisor="ipc://supervisor", listen="", push=""))
         parts: dict[str, Any] = {
             "front": self.front, "pushes": self.pushes, "asking": self.asking, "routes": {}, "links": {}, "actors": {}, "_seen": {},
             "_opens": {}, "_request": 0, "pushes_dropped": 0, "open_dealer": lambda endpoint, name=b"": self.topic, "_routing_id": bytes,

@@ -10,11 +10,12 @@ import pytest
 
 from zsq.actors.runtime import actor as actor_module
 from zsq.actors.runtime.actor import Actor
+from zsq.actors.settings.starts import ActorStart
 from zsq.actors.storage.storage_actor import StorageActor
 from zsq.transport.wire import protocol as p
 
 
-class Sample(Actor):
+class Sample(Actor[ActorStart]):
     def statistics(self) -> dict[str, Any]:
         return {"depth": 7}
 
@@ -27,7 +28,7 @@ class Sample(Actor):
 
 @pytest.fixture
 def sample(monkeypatch: pytest.MonkeyPatch) -> Sample:
-    found = Sample(5, "sample", {})
+    found = Sample(5, "sample", ActorStart())
     found.said = []  # type: ignore[attr-defined]
     found.supervisor = cast("Any", SimpleNamespace(send=lambda envelope, message: found.said.append(message)))  # type: ignore[attr-defined]
     monkeypatch.setattr(actor_module, "private_bytes", lambda: 1_000)
@@ -76,7 +77,7 @@ def test_what_a_thread_has_done_is_told_soon(sample: Sample) -> None:
 
 
 def test_what_is_pushed_to_storage_is_told_soon_and_its_memory_given_back_later() -> None:
-    storage = StorageActor(1, "storage", {})
+    storage = StorageActor(1, "storage", cast("Any", None))
     storage.push = cast("Any", object())
     storage._stages = cast("Any", SimpleNamespace(take_pushes=lambda port: None))
     storage._drain(storage.push)

@@ -12,6 +12,7 @@ import pytest
 from zsq.actors.runtime import actor as actor_module
 from zsq.actors.runtime.async_actor import AsyncActor
 from zsq.actors.settings import options
+from zsq.actors.settings.starts import ActorStart
 from zsq.transport.wire import protocol as p
 
 S = 1_000_000_000
@@ -33,7 +34,7 @@ def test_news_of_an_idle_actor_is_told_within_a_second(monkeypatch: pytest.Monke
     now, said = 10**15, list[Any]()
     monkeypatch.setattr(time, "monotonic_ns", lambda: now)
     monkeypatch.setattr(actor_module, "release_memory", lambda: None)
-    found = AsyncActor(5, "gateway", {})
+    found = AsyncActor(5, "gateway", ActorStart())
     found.supervisor = cast("Any", SimpleNamespace(send=lambda envelope, message: said.append(message)))
     found.loop, found._timer = cast("Any", loop := Loop()), None
     found.every(options.PULSE_MS, found._pulse_if_stirred)

@@ -9,6 +9,7 @@ import pytest
 from zsq.actors.runtime import child
 from zsq.actors.runtime.child import ChildSpec, RestartIntensity
 from zsq.actors.settings import options
+from zsq.actors.settings.starts import ActorStart
 
 S = 1_000_000_000
 
@@ -45,5 +46,5 @@ def test_every_kind_has_its_fate() -> None:
 
 
 def test_a_spec_can_be_sent_to_a_child() -> None:
-    spec = ChildSpec(7, "channel", "channel clicks/archive", {"front": "ipc:///run/7"})
+    spec = ChildSpec(7, "scan_worker", "scan worker", ActorStart(front="ipc:///run/7"))
     assert pickle.loads(pickle.dumps(spec)) == spec

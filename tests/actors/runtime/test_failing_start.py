@@ -22,7 +22,7 @@ class Sample(Actor):
         raise StartFailed("no room")
 
 reading, writing = os.pipe()
-Sample(5, "sample", {}).run(sys.argv[1], reading)
+Sample(5, "sample", None).run(sys.argv[1], reading)
 """
 
 

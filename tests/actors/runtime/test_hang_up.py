@@ -11,11 +11,12 @@ import sys
 import zmq
 from zsq.actors.runtime.port import Port
 from zsq.actors.scan.scan_worker import ScanWorker
+from zsq.actors.settings.starts import ActorStart
 from zsq.transport.wire import protocol as p
 
 folder = sys.argv[1]
 context = zmq.Context()
-worker = ScanWorker(1, "scan worker", {"front": f"ipc://{folder}/front"})
+worker = ScanWorker(1, "scan worker", ActorStart(front=f"ipc://{folder}/front"))
 worker.context, worker._poller = context, zmq.Poller()
 worker.on_start()
 peer = Port(context, zmq.ROUTER)

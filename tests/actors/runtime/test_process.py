@@ -28,6 +28,7 @@ UNSEEN = """
 import multiprocessing.reduction, os, select, sys
 from zsq.actors.runtime.child import ChildSpec
 from zsq.actors.runtime.process_table import ProcessTable
+from zsq.actors.settings.starts import ActorStart
 from zsq.actors.supervisor.actor_table import ACTORS
 
 def fail(connection):
@@ -36,7 +37,7 @@ def fail(connection):
 multiprocessing.reduction.recv_handle = fail
 table = ProcessTable(ACTORS, f"ipc://{sys.argv[1]}/supervisor", "error")
 table.start_forkserver()
-child = table.start(ChildSpec(1, "scan_worker", "scan worker", {"front": f"ipc://{sys.argv[1]}/1"}))
+child = table.start(ChildSpec(1, "scan_worker", "scan worker", ActorStart(front=f"ipc://{sys.argv[1]}/1")))
 pidfd = os.pidfd_open(child.pid)
 while table.children:
     select.select([table.events_fd], [], [], 10)

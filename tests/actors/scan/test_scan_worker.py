@@ -12,6 +12,7 @@ from support.routed import Routed
 
 from zsq.actors.scan.scan_worker import ScanWorker
 from zsq.actors.settings import options
+from zsq.actors.settings.starts import ActorStart
 from zsq.transport.wire import protocol as p
 
 LOOP = (b"loop",)
@@ -52,7 +53,7 @@ class Shell:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.front, self.asking = Wire(), Wire()
         self.timers: list[Callable[[], None]] = []
-        self.worker = ScanWorker(7, "scan worker", {"front": "front"})
+        self.worker = ScanWorker(7, "scan worker", ActorStart(front="front"))
         parts: dict[str, Any] = {
             "open_router": lambda endpoint: self.front,
             "open_asking": lambda: self.asking,

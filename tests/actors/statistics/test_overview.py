@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.support.group import Broker
+from tests.support.group import Broker, a_channel
 from zsq.actors.runtime.process_table import Child
 from zsq.actors.statistics import overview
 from zsq.actors.statistics.overview import CHANNEL_FIELDS, TOPIC_FIELDS, Overview
@@ -24,7 +24,7 @@ class OverviewHarness:
     def __init__(self) -> None:
         self.broker = cast("Any", Broker())
         self.group = self.broker.group
-        self.channel = self.broker.child("channel", {"channel": "a"})
+        self.channel = self.broker.child("channel", a_channel("a"))
         self.group.channels["a"] = self.channel
         self.tell(self.group.storage, STORAGE)
         self.tell(self.group.topic, TOPIC)

@@ -13,10 +13,12 @@ from typing import Any, Final, cast, get_args, get_type_hints
 
 import pytest
 
+from tests.support.group import a_channel
 from tests.support.shapes import misfits
 from zsq.actors.channel.core import ChannelCore
 from zsq.actors.channel.lease import Subscriber
 from zsq.actors.gateways.http.api.stats import NsqStats, as_nsq
+from zsq.actors.settings.starts import ActorStart
 from zsq.actors.statistics.channel_rows import channel_rows
 from zsq.actors.statistics.overview import CHANNEL_FIELDS, TOPIC_FIELDS
 from zsq.actors.statistics.schema import COUNTERS, METRICS, STATISTICS, Level, defaults, rows_of
@@ -129,9 +131,9 @@ def broker() -> Any:
     from tests.support.group import Broker
 
     made = cast("Any", Broker())
-    made.gateway = made.child("nsq_gateway", {})
+    made.gateway = made.child("nsq_gateway", ActorStart())
     made.gateway.state = "up"
-    made.group.channels["c"] = made.child("channel", {"channel": "c"})
+    made.group.channels["c"] = made.child("channel", a_channel("c"))
     disk = SimpleNamespace(health="", statistics=lambda: defaults("disk"), says_why=lambda topic: False)
     made.seen = made.view(singles={made.gateway.spec.key: made.gateway}, disk=disk)
     return made

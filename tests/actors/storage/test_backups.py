@@ -22,6 +22,7 @@ from zsq.storage.space import Shortage
 from zsq.storage.state.state_keeper import StateKeeper
 from zsq.transport.block.block import pack
 from zsq.transport.errors import Refused, UsageError, ZsqError
+from zsq.transport.settings import Retention
 from zsq.transport.wire import protocol as p
 
 
@@ -37,7 +38,8 @@ class Office(Bench):
         table = self.store.state.load()
         channels = Channels(self.store.log, self.state, table, "always")
         self.retention = RetentionRunner(
-            self.store, bytes(16), self.state, channels, {"keep_bytes": 0}, "t", self.housekeeping, lambda *_: None, lambda: 0, lambda: 0,
+            self.store, bytes(16), self.state, channels, Retention(keep_bytes=0), "t",
+            self.housekeeping, lambda *_: None, lambda: 0, lambda: 0,
             dropped_count=0, in_memory=False,
         )  # fmt: skip
         ignore = cast("Callable[..., Any]", lambda *_: None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from support.stage_bench import IDENTITY, Thread, Wire
@@ -373,7 +373,7 @@ def test_the_table_names_each_state_and_each_way() -> None:
 @pytest.mark.parametrize("holds", [True, False])
 def test_the_checkpoint_waits_for_a_move(holds: bool) -> None:
     """The actor's part: no commit of the state store while messages are in the log whose rows are still here."""
-    actor = StorageActor(1, "storage t", {})
+    actor = StorageActor(1, "storage t", cast("Any", None))
     committed: list[int] = []
     state = SimpleNamespace(
         may_commit=lambda: True, waits_for_log=lambda end: False, commit=lambda end, rows, gone: committed.append(end)

@@ -17,7 +17,7 @@ from zsq.storage.state.channel_row import ChannelRow
 from zsq.storage.state.snapshot import read_snapshot, write_snapshot
 from zsq.transport.block.block import Block, pack
 from zsq.transport.errors import E_TOPIC_FULL, Refused, UsageError
-from zsq.transport.settings import MAX_BYTES_MIN, MIB
+from zsq.transport.settings import MAX_BYTES_MIN, MIB, Retention
 from zsq.transport.wire import protocol as p
 
 KEEP_ALL = {"keep_bytes": -1}
@@ -33,7 +33,8 @@ class House(Bench):
         table = self.store.state.load()
         self.channels = Channels(self.store.log, self.state, table, "always")
         self.retention = RetentionRunner(
-            self.store, bytes(16), self.state, self.channels, settings, "storage t", self.housekeeping, self.tell, lambda: 0, lambda: 0,
+            self.store, bytes(16), self.state, self.channels, Retention(**settings), "storage t",
+            self.housekeeping, self.tell, lambda: 0, lambda: 0,
             dropped_count=table.dropped, in_memory=False,
         )  # fmt: skip
         return self.retention
@@ -275,7 +276,7 @@ def test_a_full_topic_refuses_until_channels_have_committed(housekeeping: House)
     harness.admit_bytes(10_000)
     with pytest.raises(Refused, match="2000000 bytes more would pass"):
         harness.admit_bytes(2_000_000)
-    harness.configure(KEEP_ALL)
+    harness.configure(Retention(keep_bytes=-1))
     harness.admit_bytes(1 << 40)
 
 
@@ -329,7 +330,7 @@ def test_staged_rows_have_the_bound_for_themselves_where_the_oldest_is_dropped(h
 def test_settings_that_make_no_sense_change_nothing(housekeeping: House) -> None:
     harness = housekeeping.begin(keep_bytes=7)
     with pytest.raises(UsageError):
-        harness.configure({"max_s": 5})
+        harness.configure(Retention(max_s=5))
     assert harness.policy.keep_bytes == 7
 
 
@@ -337,5 +338,5 @@ def test_a_small_bound_makes_chunks_smaller_and_a_larger_one_gives_that_back(hou
     harness = housekeeping.begin()
     harness._usual_chunk_bytes = 256 * MIB
     for max_bytes, expected in ((MAX_BYTES_MIN, MIB), (80 * MIB, 10 * MIB), (-1, 256 * MIB)):
-        harness.configure({"max_bytes": max_bytes})
+        harness.configure(Retention(max_bytes=max_bytes))
         assert housekeeping.store.log.chunk_bytes == expected

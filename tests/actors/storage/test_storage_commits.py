@@ -32,7 +32,7 @@ class Bench:
         table = store.state.load()
         self.state = Thread()
         self.told: list[p.Wire] = []
-        self.actor = StorageActor(1, "storage t", {})
+        self.actor = StorageActor(1, "storage t", cast("Any", None))
         syncs = Thread()
         syncs.submit(None, lambda: None)  # busy
         parts: dict[str, Any] = {

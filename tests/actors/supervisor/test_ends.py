@@ -9,6 +9,7 @@ import pytest
 
 from zsq.actors.runtime.child import Failure, Phase
 from zsq.actors.settings import options
+from zsq.actors.settings.starts import ActorStart, ChannelStart, ZeroMqStart
 from zsq.actors.statistics.broker_view import GroupState
 from zsq.actors.supervisor.singles import Singles
 from zsq.actors.supervisor.topics.topic_group import GroupEvents, TopicGroup
@@ -27,7 +28,7 @@ def singles_of(did: list[str]) -> Singles:
 
 def test_the_second_of_two_that_end_at_once_changes_nothing() -> None:
     group = group_of()
-    storage: Any = SimpleNamespace(spec=SimpleNamespace(settings={}, kind="storage"), state="ended", failure=None)
+    storage: Any = SimpleNamespace(spec=SimpleNamespace(start=ActorStart(), kind="storage"), state="ended", failure=None)
     group.storage = storage
     group.state = GroupState.ENDED  # by the end of its topic, told a moment ago
     group.died(storage)
@@ -45,7 +46,11 @@ def test_a_channel_that_storage_refuses_to_make_is_not_there(monkeypatch: pytest
     """Who asked is told why. What may be mended by starting again is started again; so is a channel that was there before."""
     group = group_of()
     monkeypatch.setattr(group, "_start_channel", lambda channel: group.channels.update({channel: child}))
-    child: Any = SimpleNamespace(spec=SimpleNamespace(settings={"channel": "c"}, kind="channel"), state="starting", failure=None)
+    child: Any = SimpleNamespace(
+        spec=SimpleNamespace(start=ChannelStart(channel="c", closed=False, topic="", storage="", scan=""), kind="channel"),
+        state="starting",
+        failure=None,
+    )
     group.state = GroupState.UP
     told: list[Any] = []
     if made:
@@ -69,7 +74,7 @@ def test_a_gateway_that_never_came_up(monkeypatch: pytest.MonkeyPatch, failure: 
     did: list[str] = []
     singles = singles_of(did)
     monkeypatch.setattr(singles, "start", lambda *_: did.append("start"))
-    spec = SimpleNamespace(key=7, kind="gateway", settings={"listen": "127.0.0.1:1"}, title="gateway zeromq")
+    spec = SimpleNamespace(key=7, kind="gateway", start=ZeroMqStart(listen="127.0.0.1:1", push="", supervisor=""), title="gateway zeromq")
     gateway: Any = SimpleNamespace(told_to_stop=False, envelope=(), failure=failure, spec=spec)
     singles.children[7] = gateway
     assert singles.ended(gateway)
@@ -81,7 +86,7 @@ def test_without_its_teller_of_alarms_the_broker_goes_on(monkeypatch: pytest.Mon
     did: list[str] = []
     singles = singles_of(did)
     monkeypatch.setattr(singles, "start", lambda *_: did.append("start"))
-    spec = SimpleNamespace(key=7, kind="alarm_teller", settings={}, title="alarms")
+    spec = SimpleNamespace(key=7, kind="alarm_teller", start=ActorStart(), title="alarms")
     for _ in range(options.RESTARTS_MAX + 5):
         teller: Any = SimpleNamespace(told_to_stop=False, envelope=(b"x",), failure=None, spec=spec)
         singles.children[7] = teller

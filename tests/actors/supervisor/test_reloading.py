@@ -13,6 +13,7 @@ from zsq.actors.runtime.actor import Actor
 from zsq.actors.runtime.child import ChildSpec
 from zsq.actors.runtime.process_table import Child
 from zsq.actors.settings.options import AlarmOptions, HttpOptions, NsqOptions, SecurityOptions, ServeOptions, TlsOptions
+from zsq.actors.settings.starts import ActorStart, NsqStart
 from zsq.actors.supervisor.reloading import Fresh, Reloading, merged, told
 from zsq.transport.errors import Refused, UsageError, ZsqError
 from zsq.transport.wire import protocol as p
@@ -83,8 +84,9 @@ class Double:
         self.answers[child.spec.key] = answered
 
     def child(self, key: int, state: str) -> Child:
-        settings = {"options": self.options.nsq, "security": self.options.security}
-        child = Child(ChildSpec(key, "nsq_gateway", "nsq gateway", settings), 1, None, None, state)  # type: ignore[arg-type]
+        assert self.options.nsq is not None
+        start = NsqStart(supervisor="", options=self.options.nsq, security=self.options.security)
+        child = Child(ChildSpec(key, "nsq_gateway", "nsq gateway", start), 1, None, None, state)  # type: ignore[arg-type]
         child.envelope = (b"x",)
         return child
 
@@ -101,7 +103,7 @@ def test_who_is_on_its_way_up_hears_of_it_then_and_its_successor_begins_with_it(
         reloading.tick()
     assert double.orders == [(key, told(1, "nsq_gateway", new)) for key in (1, 2)]
     for child in double.processes.children.values():
-        assert (child.spec.settings["options"].tls.cert, child.spec.settings["security"].access_file) == ("A", "E")
+        assert (child.spec.start.options.tls.cert, child.spec.start.security.access_file) == ("A", "E")
 
 
 @pytest.mark.parametrize(("raised", "code"), [(UsageError("E_BAD_ARGUMENT", "no"), "E_BAD_ARGUMENT"), (OSError("gone"), "E_INTERNAL")])
@@ -110,7 +112,7 @@ def test_an_actor_that_cannot_take_them_says_so(raised: Exception, code: str, ca
         raise raised
 
     with caplog.at_level("WARNING"), pytest.raises((UsageError, Refused)) as caught:  # the level before comes back
-        Actor(1, "x", {})._reload(unwilling, p.Reload(1, "info"))
+        Actor(1, "x", ActorStart())._reload(unwilling, p.Reload(1, "info"))
     assert caught.value.code == code
 
 
@@ -163,7 +165,7 @@ def test_who_answers_has_the_settings_and_who_refuses_them_is_not_killed(clock: 
 def test_a_storage_that_misses_a_reload_is_told_again_and_never_killed(clock: Any) -> None:
     double: Any = Double(DOORS)
     double.processes.children = {3: double.child(3, "up")}
-    spec = ChildSpec(3, "storage", "storage t", {})
+    spec = ChildSpec(3, "storage", "storage t")
     double.processes.children[3].spec = spec
     reloading = double.reloading(DOORS)
     reloading.begin()

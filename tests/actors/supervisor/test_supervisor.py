@@ -18,6 +18,7 @@ from zsq.actors.runtime.port import Mail
 from zsq.actors.runtime.process_table import Child, ProcessTable
 from zsq.actors.runtime.processes import Processes
 from zsq.actors.settings import options
+from zsq.actors.settings.starts import ActorStart
 from zsq.actors.statistics.broker_view import GroupState
 from zsq.actors.supervisor import supervisor
 from zsq.actors.supervisor.commands.management import Commands
@@ -51,7 +52,7 @@ class Place:
         vars(self.supervisor).update(parts)
 
     def child(self, key: int, kind: str, **changes: Any) -> Child:
-        spec = SimpleNamespace(key=key, kind=kind, title=kind, settings={}, stop_timeout_s=1.0)
+        spec = SimpleNamespace(key=key, kind=kind, title=kind, start=ActorStart(), stop_timeout_s=1.0)
         found = Child(cast("Any", spec), 1, cast("Any", None), None)
         for name, value in {"state": "up", "envelope": (b"%d" % key,), **changes}.items():
             setattr(found, name, value)

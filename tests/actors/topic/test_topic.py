@@ -8,6 +8,7 @@ import pytest
 from support.stage_bench import A
 
 from tests.actors.channel.test_channel_actor import Wire
+from zsq.actors.settings.starts import TopicStart
 from zsq.actors.topic.topic import TopicActor
 from zsq.transport.block.block import Block, pack
 from zsq.transport.errors import E_BAD_ARGUMENT, E_BAD_COMMAND, UsageError
@@ -18,7 +19,7 @@ class Shell:
     def __init__(self) -> None:
         table = {"producers": {}, "head": 5, "visible_end": -1}
         self.wires = {"storage": Wire(p.Done(1, table)), "front": Wire(), "supervisor": Wire()}
-        self.topic = TopicActor(7, "topic t", {"closed": False, **{name: name for name in self.wires}})
+        self.topic = TopicActor(7, "topic t", TopicStart(front="front", storage="storage", closed=False))
         parts: dict[str, Any] = {
             "open_dealer": self.wires.__getitem__,
             "open_router": self.wires.__getitem__,

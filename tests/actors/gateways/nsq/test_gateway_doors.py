@@ -16,6 +16,7 @@ from zsq.actors.security.curve import COMPLAINT_S, CurveAuthentication
 from zsq.actors.security.policy import EVERYBODY, NOBODY
 from zsq.actors.settings import options
 from zsq.actors.settings.options import SecurityOptions
+from zsq.actors.settings.starts import ZeroMqStart
 from zsq.transport.errors import E_FORBIDDEN, E_HELLO, E_LIMIT, Refused
 from zsq.transport.wire import protocol as p
 from zsq.transport.wire.codec import decode, encode
@@ -90,7 +91,7 @@ class Gate:
         key.write_text(f'public = "{public.decode()}"\nsecret = "{secret.decode()}"\n')
         key.chmod(0o600)
         self.front, self.pushes, self.actor, self.asking = Wire(), Wire(), Wire(), Wire()
-        self.gateway = ZeroMqGateway(7, "gateway", {"supervisor": "ipc://supervisor"})
+        self.gateway = ZeroMqGateway(7, "gateway", ZeroMqStart(supervisor="ipc://supervisor", listen="", push=""))
         parts: dict[str, Any] = {
             "front": self.front, "pushes": self.pushes, "asking": self.asking, "routes": {}, "links": {}, "actors": {}, "_seen": {},
             "_opens": {}, "_request": 0, "pushes_dropped": 0, "push_port": 1, "open_dealer": lambda endpoint, name=b"": self.actor,

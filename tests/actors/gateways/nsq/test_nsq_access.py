@@ -104,7 +104,7 @@ def test_a_file_that_cannot_be_used_is_told_at_the_start(tmp_path: Any) -> None:
 
 
 def test_a_full_gateway_cuts_off_the_longest_idle_stranger_and_never_a_known_client() -> None:
-    gateway = NsqGateway(1, "nsq gateway", {})
+    gateway = NsqGateway(1, "nsq gateway", cast("Any", None))
     gateway.options = NsqOptions(connections_max=2)
     gateway.connections = {}
     gateway.paused = {}

@@ -20,7 +20,7 @@ class Connection:
 
 
 def gateway_with(limits: NsqLimits, *consumers: tuple[str, str] | None) -> NsqGateway:
-    made = NsqGateway(1, "nsq gateway", {})
+    made = NsqGateway(1, "nsq gateway", cast("Any", None))
     made.limits = limits
     made.connections = cast("Any", dict.fromkeys(map(Connection, consumers)))
     return made

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from support.group import Broker, C
+from support.group import Broker, C, made_with
 
 from zsq.actors.settings import options
 from zsq.actors.statistics.broker_view import GroupState
@@ -29,7 +29,7 @@ def test_who_comes_while_it_ends_gets_a_new_one_with_what_it_asked_for(broker: B
     broker.end()
     second = broker.up()
     assert second is not first
-    assert second.spec.settings["settings"] == {"max_attempts": 7}
+    assert made_with(second) == {"max_attempts": 7}
     assert broker.answers == [None, None]
 
 
@@ -87,8 +87,8 @@ def test_after_a_crash_of_the_topic_only_those_come_back_for_which_somebody_wait
             group.born(group.topic)
             group.tick()
             break
-    assert broker.up().spec.settings["settings"] == {"max_attempts": 7}
-    assert broker.up("durable").spec.settings["settings"] == {}, "its row says it"
+    assert made_with(broker.up()) == {"max_attempts": 7}
+    assert made_with(broker.up("durable")) == {}, "its row says it"
 
 
 def test_an_ephemeral_topic_ends_with_its_last_channel_and_not_before() -> None:

@@ -9,6 +9,7 @@ import pytest
 from support.group import Broker, C
 
 from zsq.actors.settings import options
+from zsq.actors.settings.starts import channel_of
 from zsq.actors.statistics.broker_view import GroupState
 from zsq.actors.supervisor.commands import deletion
 from zsq.transport.errors import E_CLOSING, E_LIMIT, ZsqError
@@ -72,7 +73,7 @@ def test_one_that_does_not_come_up_does_not_keep_its_place(broker: Broker, how: 
     broker.group.tick()
     assert len(started) == options.STARTS_MAX + (not how.endswith("start"))
     while (waiting := [one for one in broker.group.channels.values() if one is not None and one.state == "starting"]) != []:
-        broker.up(waiting[0].spec.settings["channel"])
+        broker.up(channel_of(waiting[0].spec.start))
     assert sorted(set(started)) == sorted({*broker.group.channels, *(["c0"] if how == "deleted" else [])})
     assert broker.group.settled()
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from tests.support.group import Broker
+from tests.support.group import Broker, a_channel
 from zsq.actors.channel.core import ChannelCore
 from zsq.actors.gateways.http.api.metrics import RequestMetrics, render
 from zsq.actors.gateways.http.api.stats import as_nsq, as_text, health
@@ -40,13 +40,13 @@ def no_channel_process(broker: Any) -> None:
 
 
 def starting(broker: Any) -> None:
-    child = broker.child("channel", {"channel": "c"})
+    child = broker.child("channel", a_channel("c"))
     child.state = "starting"
     broker.group.channels["c"] = child
 
 
 def up_and_silent(broker: Any) -> None:
-    broker.group.channels["c"] = broker.child("channel", {"channel": "c"})
+    broker.group.channels["c"] = broker.child("channel", a_channel("c"))
 
 
 MOMENTS = (no_topic_process, no_channel_process, starting, up_and_silent)
