@@ -42,7 +42,7 @@ _BOUND: Final = "a number of 0 to 2**62, or -1 for no bound"
 _AGE: Final = "a number of seconds above 0, or -1 for never"
 _DELAY: Final = "a number of seconds, 0 to {high:g}"
 _TIME: Final = "a number of seconds, or -1 for no bound"
-_KEEP: Final = "Keep only so {} that all channels have finished, to be read again{}; none: no such bound."
+_KEEP: Final = "{} retained after all channels have finished them{}; none: unlimited."
 
 
 SettingValue = str | int | float | bool | None
@@ -136,54 +136,56 @@ class ChannelSettings:
 
     tags: str = _row(
         "", Kind.TEXT, "--tags TAGS", fixed=True, shared=True, allowed="a text like 'a||b'",
-        help="Only messages with one of these tags: a, or 'a||b'; stays as it was made.",
+        help="Take only messages with one of these tags: a, or 'a||b'. Fixed when the channel is created.",
         line="takes", shows="tags {}", shows_none="all tags", label="Tags", none_label="all",
         hint="such as eu||us; chosen now and for good, as ordered is",
     )  # fmt: skip
     ordered: bool = _row(
         False, Kind.FLAG, "--ordered", fixed=True, shared=True, allowed="true or false",
-        help="Of each key one message at a time, in order; stays as it was made.",
+        help="Deliver the messages of each key in order, one at a time. Fixed when the channel is created.",
         line="order", shows="of each key one message at a time", shows_none="none", label="Ordered", none_label="no",
         hint="messages of one key go one after the other",
     )  # fmt: skip
     max_attempts: int = _row(
         0, Kind.COUNT, "--max-attempts N", shared=True, allowed=_NUMBER, high=ATTEMPTS_MAX, no_bound=0,
-        help="Deliveries of a message until it goes to the dead letters; none: it is delivered until it is finished.",
+        help="Number of deliveries before a message goes to the dead letters; none: deliver until it is finished.",
         line="attempts", shows="at most {}", shows_none="until it is finished",
         label="Attempts at most", none_label="no limit", hint="then to the dead letters; 0: no limit",
     )  # fmt: skip
     dead_letter_topic: str = _row(
         "", Kind.TOPIC, "--dead-letter-topic TOPIC", shared=True, allowed="a topic's name",
-        help="Where dead letters go; '' or nothing said: TOPIC.CHANNEL.dead.",
+        help="Topic for dead letters. Default, or '': TOPIC.CHANNEL.dead.",
         line="attempts", shows="then to topic {}",
         label="Dead-letter topic", none_label="TOPIC.CHANNEL.dead", hint="empty: TOPIC.CHANNEL.dead",
     )  # fmt: skip
     backoff_s: float = _row(
         1.0, Kind.SECONDS, "--backoff TIME", allowed=_DELAY, high=BACKOFF_S_MAX,
-        help="The broker's delay after the first attempt, doubled by each further one (1s).",
+        help="Delay before the second attempt. Each further attempt doubles it (1s).",
         line="backoff", shows="{}", label="Backoff, first", hint="such as 1s",
     )  # fmt: skip
     backoff_max_s: float = _row(
-        120.0, Kind.SECONDS, "--backoff-max TIME", allowed=_DELAY, high=BACKOFF_S_MAX, help="The delay is doubled up to this (2m).",
+        120.0, Kind.SECONDS, "--backoff-max TIME", allowed=_DELAY, high=BACKOFF_S_MAX, help="Upper limit of the backoff delay (2m).",
         line="backoff", shows="doubled up to {}", label="Backoff, at most", hint="such as 2m, an hour at most",
     )  # fmt: skip
     max_age_s: float = _row(
         NONE, Kind.SECONDS, "--max-age TIME", shared=True, allowed=_AGE, low=ABOVE_ZERO, no_bound=NONE,
-        help="Skip and count what is older (as 15m, 7d); none: never.",
+        help="Skip messages older than this, such as 15m or 7d, and count them; none: never skip.",
         line="takes", shows="max age {}", label="Age at most", none_label="no limit", hint="older messages are skipped; none: never",
     )  # fmt: skip
     max_consumers: int = _row(
-        0, Kind.COUNT, "--max-consumers N", allowed=_NUMBER, no_bound=0, help="Consumers at a time; none: any number.",
+        0, Kind.COUNT, "--max-consumers N", allowed=_NUMBER, no_bound=0, help=(
+            "Largest number of consumers at a time; none: unlimited."
+        ),
         line="consumers", shows="at most {}", shows_none="any number", label="Consumers at most", none_label="no limit", hint="0: no limit",
     )  # fmt: skip
     alarm_depth: int | None = _row(
         None, Kind.COUNT, "--alarm-depth N", allowed=_NUMBER, low=NONE, no_bound=NONE,
-        help="Alarm when more messages wait; none: never; else as zsq serve says.",
+        help="Raise an alarm when more messages than this wait; none: never. Default: the option of zsq serve.",
         line="alarm", shows="depth {}", label="Alarm above a depth of", none_label="never", hint="empty: as the broker says; none: never",
     )  # fmt: skip
     alarm_age_s: float | None = _row(
         None, Kind.SECONDS, "--alarm-age TIME", allowed=_AGE, low=ABOVE_ZERO, no_bound=NONE,
-        help="Alarm when its oldest message is older; none: never; else as zsq serve says.",
+        help="Raise an alarm when the oldest waiting message is older than this; none: never. Default: the option of zsq serve.",
         line="alarm", shows="age {}", label="Alarm above an age of", none_label="never", hint="such as 15m; none: never",
     )  # fmt: skip
 
@@ -249,34 +251,37 @@ class Retention:
 
     keep_bytes: int = _row(
         KEEP_BYTES, Kind.BYTES, "--keep-bytes SIZE", shared=True, allowed=_BOUND, no_bound=NONE,
-        help=_KEEP.format("many bytes (as 500MB, 10GiB; 1GiB if nothing is set)", ""), line="finished", shows="kept up to: bytes {}",
+        help=_KEEP.format("Bytes", ", such as 500MB or 10GiB; 1GiB if no bound is set"), line="finished", shows="kept up to: bytes {}",
         label="Finished: bytes kept", none_label="no bound", hint="such as 10GiB; what is above it may go",
     )  # fmt: skip
     keep_s: float = _row(
         NONE, Kind.SECONDS, "--keep-time TIME", shared=True, allowed=_TIME, no_bound=NONE,
-        help=_KEEP.format("long (as 12h, 7d)", " (by each file's newest message)"), line="finished", shows="time {}",
+        help=_KEEP.format("Time that messages are", ", such as 12h or 7d, by a file's newest message"), line="finished", shows="time {}",
         label="Finished: time kept", none_label="no bound", hint="such as 7d",
     )  # fmt: skip
     keep_chunks: int = _row(
         NONE, Kind.COUNT, "--keep-chunks COUNT", shared=True, allowed=_BOUND, no_bound=NONE,
-        help=_KEEP.format("many log files", ""), line="finished", shows="chunks {}",
+        help=_KEEP.format("Log files", ""), line="finished", shows="chunks {}",
         label="Finished: chunks kept", none_label="no bound", hint="a number",
     )  # fmt: skip
     max_bytes: int = _row(
         NONE, Kind.BYTES, "--max-bytes SIZE", allowed=_BOUND, no_bound=NONE, low=MAX_BYTES_MIN,
         least=f"at least {{low}} ({MAX_BYTES_MIN // MIB} MiB, the largest block), or -1 for no bound",
-        help="At most so many bytes of unfinished messages (8MiB or more).", line="unfinished", shows="at most: bytes {}",
+        help="Limit for the bytes of unfinished messages, at least 8MiB.", line="unfinished", shows="at most: bytes {}",
         label="Unfinished: bytes at most", none_label="never removed", hint="such as 50GiB",
     )  # fmt: skip
     max_s: float = _row(
         NONE, Kind.SECONDS, "--max-age TIME", allowed=_TIME, no_bound=NONE, low=MAX_S_MIN, least="at least {low} s, or -1 for no bound",
-        help="With drop-oldest: lose what is unfinished and older.", line="unfinished", shows="age {}",
+        help="With drop-oldest: drop unfinished messages that are older than this.", line="unfinished", shows="age {}",
         label="Unfinished: age at most", none_label="never removed", hint="such as 30d",
     )  # fmt: skip
     when_full: str = _row(
         "reject", Kind.CHOICE, "--when-full", allowed=" or ".join(POLICIES),
         choices=dict(zip(POLICIES, ("refuse publishes", "drop the oldest messages, unfinished or not"), strict=True)),
-        help="Beyond --max-bytes: refuse publishes (reject, the default) or lose the oldest.", line="unfinished", shows="when full {}",
+        help=(
+            "What happens above --max-bytes: publishes are refused (reject, the default) or the oldest messages are "
+            "dropped (drop-oldest)."
+        ), line="unfinished", shows="when full {}",
         label="When that is reached",
     )  # fmt: skip
 

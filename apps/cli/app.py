@@ -93,26 +93,26 @@ NOT_REACHED: Final = 3
 
 SECTIONS: Final = {
     "Run a broker": {
-        "serve": CommandPlace("run.serve:serve", "Run the broker in front, until SIGTERM or Ctrl-C."),
-        "doctor": CommandPlace("run.doctor:doctor", "Whether a broker can run well here."),
-        "config": CommandPlace("run.config:config", "The options in force for serve, and where each came from."),
+        "serve": CommandPlace("run.serve:serve", "Run the broker in the foreground."),
+        "doctor": CommandPlace("run.doctor:doctor", "Check this machine."),
+        "config": CommandPlace("run.config:config", "Show the options of serve, and the source of each."),
         "completion": CommandPlace("completion:completion", "Complete commands, topics and channels in bash, zsh or fish."),
-        "keys": CommandPlace("run.keys:keys", "Make key pairs and tokens for a broker that asks who comes."),
+        "keys": CommandPlace("run.keys:keys", "Create key pairs and tokens for a broker with authentication."),
     },
     "Publish and consume": {
         "pub": CommandPlace("messages.publish:pub", "Publish a message, or each line of a file or of standard input."),
         "sub": CommandPlace("messages.consume:sub", "Write a channel's messages to standard output, and finish them."),
-        "tail": CommandPlace("messages.consume:tail", "Write a topic's messages from an offset or a time on."),
-        "delayed": CommandPlace("messages.delayed:delayed", "What was published with --delay and is not due yet."),
-        "redrive": CommandPlace("messages.redrive:redrive", "Send dead letters back to where they died."),
+        "tail": CommandPlace("messages.consume:tail", "Write a topic's messages from an offset or a time."),
+        "delayed": CommandPlace("messages.delayed:delayed", "List, count or cancel delayed messages."),
+        "redrive": CommandPlace("messages.redrive:redrive", "Send dead letters back to their channels."),
     },
     "Look": {
-        "top": CommandPlace("inspect.top:top", "Watch it live: channels, topics, processes."),
-        "stats": CommandPlace("inspect.stats:stats", "Topics, channels, consumers, processes."),
-        "alarms": CommandPlace("inspect.alarms:alarms", "Backlog alarms, and who is told."),
-        "audit": CommandPlace("inspect.alarms:audit", "Who changed what, the newest last."),
-        "peek": CommandPlace("inspect.message:peek", "What a topic or channel holds, without taking part."),
-        "message": CommandPlace("inspect.message:message", "One message, by offset or id."),
+        "top": CommandPlace("inspect.top:top", "Watch channels, topics and processes live."),
+        "stats": CommandPlace("inspect.stats:stats", "Show topics, channels, consumers and processes."),
+        "alarms": CommandPlace("inspect.alarms:alarms", "Show backlog alarms and their receivers."),
+        "audit": CommandPlace("inspect.alarms:audit", "Show the audit log."),
+        "peek": CommandPlace("inspect.message:peek", "Show messages without consuming them."),
+        "message": CommandPlace("inspect.message:message", "Show one message, by offset or id."),
     },
     "Manage": {
         "topic": CommandPlace("manage.topic:topic", "Create, set, show, list, close, retire, delete, pause a topic."),
@@ -120,14 +120,14 @@ SECTIONS: Final = {
         "seek": CommandPlace("inspect.message:seek", "Move a channel back or forward."),
     },
     "Keep a copy": {
-        "backup": CommandPlace("files.backup:backup", "Copy a data directory, while its broker runs."),
-        "restore": CommandPlace("files.backup:restore", "Make a data directory from a backup; check one."),
+        "backup": CommandPlace("files.backup:backup", "Copy a data directory while its broker runs."),
+        "restore": CommandPlace("files.backup:restore", "Create a data directory from a backup, or check one."),
     },
     "A stopped broker's files": {
-        "fsck": CommandPlace("files.fsck:fsck", "Check them all, and repair what can be."),
-        "dump": CommandPlace("files.dump:dump", "Any file as readable lines."),
-        "import-nsqd": CommandPlace("files.nsqd:import_nsqd", "Take over the data of a stopped nsqd."),
-        "export-nsqd": CommandPlace("files.nsqd:export_nsqd", "Write a data directory that nsqd starts from."),
+        "fsck": CommandPlace("files.fsck:fsck", "Check all files, and repair them."),
+        "dump": CommandPlace("files.dump:dump", "Print any file as readable lines."),
+        "import-nsqd": CommandPlace("files.nsqd:import_nsqd", "Import the data of a stopped nsqd."),
+        "export-nsqd": CommandPlace("files.nsqd:export_nsqd", "Write a data directory for nsqd."),
     },
 }  # fmt: skip
 
@@ -136,12 +136,14 @@ SECTIONS: Final = {
     cls=LazyGroup, sections=SECTIONS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )  # fmt: skip
 @click.version_option(__version__, message="zsq %(version)s")
-@click.option("--url", envvar="ZSQ_URL", metavar="URL", help="Where the broker is: tcp://host:port or ipc://DATA_DIR/run.")
-@click.option("--key-file", metavar="FILE", help="Keys for a broker that wants some, from zsq keys client; else ZSQ_KEY_FILE.")
+@click.option("--url", envvar="ZSQ_URL", metavar="URL", help="Address of the broker: tcp://host:port or ipc://DATA_DIR/run.")
+@click.option(
+    "--key-file", metavar="FILE", help="Client keys, made by zsq keys client, for a broker with authentication. Default: ZSQ_KEY_FILE."
+)
 def app(url: str | None, key_file: str | None) -> None:
-    """ZSQ, a durable message queue: what is acknowledged is on disk.
+    """ZSQ, a durable message queue: every acknowledged message is on disk.
 
-    Start a broker with `zsq serve --data-dir DIR`, then `zsq pub` and `zsq sub`.
+    Start a broker with `zsq serve --data-dir DIR`, then use `zsq pub` and `zsq sub`.
 
     Exit codes: 0 done, 1 failed, 2 wrong usage, 3 broker not reached.
     """

@@ -20,14 +20,14 @@ CHANNELS: Final = ("channel",)
 @click.argument("shell", metavar="SHELL", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Write what SHELL (bash, zsh, fish) needs to complete zsq's commands, options, topics and channels.
+    """Print the completion script for SHELL (bash, zsh, fish): it completes commands, options, topics and channels.
 
     \b
     bash  zsq completion bash > ~/.local/share/bash-completion/completions/zsq
     zsh   zsq completion zsh > ~/.zfunc/_zsq    (with fpath+=~/.zfunc before compinit in ~/.zshrc)
     fish  zsq completion fish > ~/.config/fish/completions/zsq.fish
 
-    A new shell takes it up. Or for this one only: eval "$(zsq completion bash)".
+    It takes effect in new shells. For the current shell: eval "$(zsq completion bash)".
     """
     found = get_completion_class(shell)
     assert found is not None

@@ -26,8 +26,8 @@ MESSAGE_BYTES_LARGEST: Final = 7 * 1024 * 1024  # what a broker may be told to t
 TIMEOUT_S: Final = 10.0
 HINT_S: Final = 1.0  # until a person who waits at a terminal hears why
 KEY_FILE: Final = "ZSQ_KEY_FILE"
-GIVES_UP: Final = "How long to wait for the broker before giving up with exit code 3"
-NOBODY_LISTENS: Final = "; unless given, 1 s where nothing listens on this machine"
+GIVES_UP: Final = "Seconds to wait for the broker before exit code 3."
+NOBODY_LISTENS: Final = " If not set and nothing listens on this machine: 1 s."
 AUTO_CREATE: Final = ("always", "publishers", "never")
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -49,7 +49,7 @@ def with_broker(command: Command) -> Command:
 def with_broker_followed(command: Command) -> Command:
     """The same, for a command that goes on until it is stopped: without `--timeout` it waits for a broker that it has met for as long as
     it takes. It passes `timeout` to `followed`."""
-    return _with_broker(command, GIVES_UP + NOBODY_LISTENS + "; a broker that was met is then waited for without end")
+    return _with_broker(command, GIVES_UP + NOBODY_LISTENS + " After the first connection, the command waits without limit.")
 
 
 def followed(timeout: float) -> float:
@@ -67,20 +67,20 @@ def _with_broker(command: Command, how_long: str) -> Command:
         show_default=True,
         callback=_chosen,
         metavar="SECONDS",
-        help=f"{how_long}.",
+        help=how_long,
     )(command)
     command = click.option(
         "--key-file",
         callback=_remember_key_file,
         expose_value=False,
         metavar="FILE",
-        help=f"Keys for a broker that wants some, from zsq keys client; else {KEY_FILE}.",
+        help=f"Client keys, made by zsq keys client, for a broker with authentication. Default: {KEY_FILE}.",
     )(command)
     return click.option(
         "--url",
         callback=_resolve,
         metavar="URL",
-        help=f"tcp://host:port or ipc://DATA_DIR/run; else ZSQ_URL, else {DEFAULT_URL}.",
+        help=f"Address of the broker: tcp://host:port or ipc://DATA_DIR/run. Default: ZSQ_URL, else {DEFAULT_URL}.",
     )(command)
 
 
@@ -136,7 +136,7 @@ def _remember_key_file(context: click.Context, _: click.Parameter, value: str | 
 
 def yes_option(command: Command) -> Command:
     """`--yes`, for a command that removes messages; the command takes `yes` and passes it to `confirm`."""
-    return click.option("--yes", is_flag=True, help="Do it without a question; needed where stdin is no terminal.")(command)
+    return click.option("--yes", is_flag=True, help="Do not ask for confirmation. Needed if standard input is not a terminal.")(command)
 
 
 def confirm(what: str, yes: bool) -> None:

@@ -31,12 +31,12 @@ GAP: Final = 2
 
 def json_option(command: Command) -> Command:
     """`--json`, for an answer that is one object; the command takes `as_json`."""
-    return click.option("--json", "as_json", is_flag=True, help="As one JSON object.")(command)
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(command)
 
 
 def json_lines_option(command: Command) -> Command:
     """`--json`, for a list; the command takes `as_json`."""
-    return click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")(command)
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")(command)
 
 
 def tell(found: Any) -> None:

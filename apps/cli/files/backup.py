@@ -22,25 +22,25 @@ if TYPE_CHECKING:
     "--since",
     metavar="BACKUP",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="An older backup beside it: its finished log files are not copied again, but linked.",
+    help="An older backup in the same directory. Its finished log files are linked instead of copied.",
 )
-@click.option("--without", metavar="TOPIC", multiple=True, help="Leave this topic out. Repeatable.")
-@click.option("--rate", type=Size(), metavar="SIZE", help="Copy at most so many bytes a second, such as 50MiB.")
+@click.option("--without", metavar="TOPIC", multiple=True, help="Leave out this topic. Repeatable.")
+@click.option("--rate", type=Size(), metavar="SIZE", help="Limit of bytes copied per second, such as 50MiB.")
 @click.option(
     "--timeout",
     type=Number(min=0.05, max=3600),
     default=30.0,
     show_default=True,
     metavar="SECONDS",
-    help="For each topic's answer.",
+    help="Seconds to wait for the answer of each topic.",
 )
 @json_option
 def backup(
     data_dir: Path, backup: Path, since: Path | None, without: tuple[str, ...], rate: int | None, timeout: float, as_json: bool
 ) -> None:
-    """Copy DATA_DIR to the new folder BACKUP. Its broker may run on, and be busy.
+    """Copy DATA_DIR to the new directory BACKUP. Its broker may run and be busy.
 
-    Everything that was acknowledged before the command began is in it. BACKUP has its name when it is whole and on disk, and not before.
+    Everything that was acknowledged before the command started is in the backup. BACKUP gets its name when it is complete and on disk.
     """
     from ....storage.files import Files
     from ...backup import BackupPlan, back_up
@@ -58,12 +58,12 @@ def backup(
 @click.command()
 @click.argument("backup", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.argument("data_dir", required=False, type=click.Path(path_type=Path))
-@click.option("--check", is_flag=True, help="Only read BACKUP, and compare every byte with its manifest.")
+@click.option("--check", is_flag=True, help="Only read BACKUP and compare every byte with its manifest.")
 @json_option
 def restore(backup: Path, data_dir: Path | None, check: bool, as_json: bool) -> int:
-    """Make the new data directory DATA_DIR from BACKUP; every byte is checked on the way.
+    """Create the new data directory DATA_DIR from BACKUP, and check every byte.
 
-    Exit codes: 0 done (with --check: it is whole), 1 damaged.
+    Exit codes: 0 done (with --check: it is complete), 1 damaged.
     """
     from ....storage.files import Files
     from ...backup import check as check_backup

@@ -17,15 +17,15 @@ from ..progress import Advance, bar
 
 @click.command("dump")
 @click.argument("file", type=click.Path(exists=True, path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
-@click.option("--bodies", is_flag=True, help="The messages too, with key, tag, headers and body.")
-@click.option("-n", "lines", type=click.IntRange(min=1), metavar="N", help="At most N lines.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
+@click.option("--bodies", is_flag=True, help="Show the messages, too, with key, tag, headers and body.")
+@click.option("-n", "lines", type=click.IntRange(min=1), metavar="N", help="Print at most N lines.")
 def dump(file: Path, as_json: bool, bodies: bool, lines: int | None) -> int:
-    """Show FILE as lines: a chunk, a staged part, an index, a .bad file, a topic's identity, registry.json, a state or
-    delayed environment (data.mdb or its folder), a state.snapshot; nsqd's .dat, .meta.dat and nsqd.dat.
+    """Print FILE as readable lines: a chunk, a staged part, an index, a .bad file, a topic's identity, registry.json, a state or
+    delayed environment (data.mdb or its directory), a state.snapshot; nsqd's .dat, .meta.dat and nsqd.dat.
 
-    Known by content, not only by name. What is damaged is shown as such, with where it lies, and the walk goes on; exit
-    code 1 if there was any. Environments are read without a lock: of a stopped broker.
+    Files are recognised by content, not only by name. Damaged parts are shown with their position, and the output continues after them;
+    exit code 1 if there were any. Environments are read without a lock, so the broker must be stopped.
     """
     from ...dump.dump import kind_of_path
     from ...dump.kinds import ENVIRONMENT

@@ -21,13 +21,13 @@ PASSES: Final = 2  # each log file is read so often: its blocks, then its footer
 @click.command()
 @click.argument("data_dir", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.argument("topic", required=False)
-@click.option("--repair", is_flag=True, help="Repair what can be; nothing is removed of which there is no copy.")
-@click.option("--json", "as_json", is_flag=True, help="All findings as one JSON object.")
+@click.option("--repair", is_flag=True, help="Repair what can be repaired. Nothing is removed unless a copy of it exists.")
+@click.option("--json", "as_json", is_flag=True, help="Print all findings as one JSON object.")
 def fsck(data_dir: Path, topic: str | None, repair: bool, as_json: bool) -> int:
-    """Check every file of a stopped broker's DATA_DIR, or of one TOPIC in it.
+    """Check every file in DATA_DIR of a stopped broker, or of one TOPIC in it.
 
-    Exit codes: 0 nothing is damaged (with --repair: any more), 1 something is, or it could not be checked. Notes are harmless: what is
-    known and kept, or done by the next start anyway.
+    Exit codes: 0 nothing is damaged (with --repair: any more), 1 something is, or it could not be checked. Notes are harmless: they name
+    what is known and kept, or what the next start does anyway.
     """
     from ....actors.supervisor.data_dir import check_data_dir, locked_data_dir
     from ..progress import CountedFiles, bytes_below

@@ -24,7 +24,7 @@ _DATA_DIR = click.option(
     envvar="ZSQ_DATA_DIR",
     metavar="DIR",
     type=click.Path(file_okay=False, path_type=Path),
-    help="ZSQ's data directory; its broker must be stopped. ZSQ_DATA_DIR does the same.",
+    help="ZSQ's data directory. Its broker must be stopped. Also set by ZSQ_DATA_DIR.",
 )
 
 
@@ -34,16 +34,23 @@ _REMEDY = "To import anew, from better files, delete all topics that came with i
 @click.command("import-nsqd")
 @click.argument("nsqd_dir", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @_DATA_DIR
-@click.option("--sync", type=click.Choice((*SYNC_MODES,)), default="always", show_default=True, help="Sync mode of the topics.")
-@click.option("--node-id", type=click.IntRange(0, 1023), default=0, show_default=True, help="Of a new data directory; as of `zsq serve`.")
-@click.option("--skip-too-big", is_flag=True, help="Leave out bodies over 8 MiB, which no block can hold, instead of refusing all.")
+@click.option("--sync", type=click.Choice((*SYNC_MODES,)), default="always", show_default=True, help="Sync mode of the imported topics.")
+@click.option(
+    "--node-id",
+    type=click.IntRange(0, 1023),
+    default=0,
+    show_default=True,
+    help="Number of the broker, for a new data directory, as in `zsq serve`.",
+)
+@click.option(
+    "--skip-too-big", is_flag=True, help="Leave out bodies larger than 8 MiB, the limit of a block, instead of refusing the import."
+)
 @json_option
 def import_nsqd(nsqd_dir: Path, data_dir: Path, sync: str, node_id: int, skip_too_big: bool, as_json: bool) -> int:
-    """Take over the data of a stopped nsqd: topics, channels, pauses, and each channel's own backlog with its attempts.
+    """Import the data of a stopped nsqd: topics, channels, pauses, and the backlog of each channel with its attempts.
 
-    NSQD_DIR (nsqd's --data-path) is only read. All of it is taken over or, whatever happens, nothing; a second run
-    finds that it was done, and does nothing. What cannot be read is named, with file and position; all else is taken over,
-    and the exit code is 1.
+    NSQD_DIR (nsqd's --data-path) is only read. Either all of it is imported, or nothing; a second run finds that it was done, and does
+    nothing. Data that cannot be read is named, with file and position; all other data is imported, and the exit code is 1.
     """
     from ...nsqd.importing import import_nsqd as take_over
     from ..progress import CountedFiles, bytes_below
@@ -96,18 +103,23 @@ def _tell_import(report: ImportReport, nsqd_dir: Path) -> None:
     type=click.Choice(["refuse", "now", "skip"]),
     default="refuse",
     show_default=True,
-    help="Delayed publishes that are not due: nsqd has no place for them on disk. Give them at once, or leave them out.",
+    help="What to do with delayed messages that are not due, which nsqd cannot keep on disk: publish them at once, or leave them out.",
 )
 @click.option(
-    "--max-msg-size", type=click.IntRange(1, 2**30), default=MESSAGE_BYTES_MAX, show_default=True, metavar="BYTES", help="nsqd's own."
+    "--max-msg-size",
+    type=click.IntRange(1, 2**30),
+    default=MESSAGE_BYTES_MAX,
+    show_default=True,
+    metavar="BYTES",
+    help="The --max-msg-size of the nsqd that will read OUT_DIR.",
 )
-@click.option("--skip-too-big", is_flag=True, help="Leave out bodies over that, instead of refusing all.")
-@click.option("--skip-lost", is_flag=True, help="Leave out unfinished messages that cannot be read, instead of refusing all.")
+@click.option("--skip-too-big", is_flag=True, help="Leave out larger bodies instead of refusing the export.")
+@click.option("--skip-lost", is_flag=True, help="Leave out unfinished messages that cannot be read, instead of refusing the export.")
 @json_option
 def export_nsqd(out_dir: Path, topics: tuple[str, ...], data_dir: Path, as_json: bool, **given: Any) -> None:
-    """Write a data directory that nsqd 1.3 starts from: what no channel has finished, of all topics or those named.
+    """Write a data directory for nsqd 1.3, with the unfinished messages of all topics or of those named.
 
-    OUT_DIR must be new or empty. Keys, tags and headers are left out, NSQ has none; how many is said.
+    OUT_DIR must be new or empty. NSQ has no keys, tags or headers: they are left out, and counted.
     """
     from ...nsqd.exporting import ExportOptions
     from ...nsqd.exporting import export_nsqd as give_back

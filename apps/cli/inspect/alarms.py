@@ -31,9 +31,9 @@ class ShownAlarms(TypedDict):
 @json_option
 @with_broker
 def alarms(as_json: bool, url: str, timeout: float) -> None:
-    """Show the backlog alarms that are raised now, the last that were told, and the receivers.
+    """Show the backlog alarms that are raised now, the last notifications, and their receivers.
 
-    Thresholds are set by zsq serve --alarm-depth, --alarm-age, and for one channel by zsq channel set --alarm-depth, --alarm-age.
+    Thresholds are set by zsq serve --alarm-depth and --alarm-age, and for one channel by zsq channel set --alarm-depth and --alarm-age.
     """
     from ....transport.client.blocking.client import Admin
 
@@ -80,15 +80,15 @@ LAST: Final = 100
 
 
 @click.command()
-@click.option("--last", type=click.IntRange(1, ENTRIES_MAX), default=LAST, show_default=True, metavar="N", help="At most so many.")
-@click.option("--topic", default="", help="Of this topic only: who manages it needs no more permission than that.")
-@click.option("--user", help='What this user did; "" for where nobody had to say.')
+@click.option("--last", type=click.IntRange(1, ENTRIES_MAX), default=LAST, show_default=True, metavar="N", help="Print at most N messages.")
+@click.option("--topic", default="", help="Show changes of this topic only. This needs only the permission to manage the topic.")
+@click.option("--user", help='Show changes by this user only; "" for unauthenticated changes.')
 @json_lines_option
 @with_broker
 def audit(last: int, topic: str, user: str | None, as_json: bool, url: str, timeout: float) -> None:
-    """Show who changed what, the newest last: time, who, from where, what, of what, and how it ended.
+    """Show the audit log, newest entry last: time, user, address, action, topic and channel, and result.
 
-    The broker tells its newest 1,000 entries; older ones are in DATA_DIR/audit.log and audit.log.1 to .4, a line of JSON each.
+    The broker returns its newest 1,000 entries. Older ones are in DATA_DIR/audit.log and audit.log.1 to .4, one JSON object per line.
     """
     from ....transport.client.blocking.client import Admin
 

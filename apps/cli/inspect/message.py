@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 @json_option
 @with_broker
 def message(topic: str, which: str, as_json: bool, url: str, timeout: float) -> None:
-    """Write the body of one message of TOPIC to standard output; nothing is finished.
+    """Write the body of one message of TOPIC to standard output. Nothing is finished.
 
-    It is named by its offset, or by its id: 16 hex digits, of which 10 bits are the node and 54 the offset.
+    Name the message by its offset or its id. An id has 16 hexadecimal digits: 10 bits for the broker's number, 54 for the offset.
     """
     from ....transport.client.blocking.client import Admin, Reader
     from ....transport.client.core.message import parse_id
@@ -115,12 +115,14 @@ NAME_CHARACTERS: Final = 30
 @click.argument("topic")
 @click.argument("channel")
 @click.argument("where", type=TopicPosition())
-@click.option("--forward", is_flag=True, help="Only if that is farther on than where it is: it never goes back.")
-@click.option("--clamp", is_flag=True, help="An offset beyond the end, or a time in the future, means the end. Without it that is refused.")
+@click.option("--forward", is_flag=True, help="Move the channel forward only, never back.")
+@click.option(
+    "--clamp", is_flag=True, help="Treat an offset beyond the end, or a time in the future, as the end. Otherwise that is refused."
+)
 @json_option
 @with_broker
 def seek(topic: str, channel: str, where: Any, forward: bool, clamp: bool, as_json: bool, url: str, timeout: float) -> None:
-    """Move CHANNEL of TOPIC: back, to read again, or forward, to leave out.
+    """Move CHANNEL of TOPIC back, to replay messages, or forward, to skip them.
 
     \b
     WHERE  earliest, latest
@@ -128,8 +130,9 @@ def seek(topic: str, channel: str, where: Any, forward: bool, clamp: bool, as_js
            a time: 2026-11-20, 2026-11-20T10:30 (local, or with Z or +01:00), @1795000000 (seconds since 1970)
            an age: 15m, 2h30m, 7d
 
-    A time or an age is the first message that was stored then or later. What the channel holds and what is not finished behind it is
-    cleared: consumers' answers to what they hold come too late then, and change nothing.
+    A time or an age means the first message that was stored then or later. All messages before the new position count as finished, and all
+    from there on are delivered, also those that were finished before. Answers to messages that consumers hold now come too late and
+    change nothing.
     """
     from ....transport.client.blocking.client import Admin
 
@@ -145,14 +148,17 @@ def seek(topic: str, channel: str, where: Any, forward: bool, clamp: bool, as_js
 @click.command()
 @click.argument("topic")
 @click.argument("channel", required=False)
-@click.option("-n", "--count", type=click.IntRange(1, PEEK_MAX), default=10, show_default=True, help="At most so many of each kind.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, with the whole message.")
+@click.option(
+    "-n", "--count", type=click.IntRange(1, PEEK_MAX), default=10, show_default=True, help="Show at most N messages of each kind."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line, with the whole message.")
 @with_broker
 def peek(topic: str, channel: str | None, count: int, as_json: bool, url: str, timeout: float) -> None:
-    """Look without taking part: nothing is delivered, nothing is finished.
+    """Show messages of a topic or channel without consuming: nothing is delivered or finished.
 
-    Of TOPIC: its newest messages. Of CHANNEL: what it would hand out next (requeued, then new), and what it holds: in flight with whom and
-    for how long, deferred until when, parked behind another of the same key, or dying: on its way to the dead letters.
+    TOPIC alone: its newest messages. With CHANNEL: the messages that it delivers next (requeued ones, then new ones), and those that it
+    holds: in flight (with consumer and time left), deferred (until when), parked behind another message of the same key, or dying (on the
+    way to the dead letters).
     """
     from ....transport.client.blocking.client import Admin
     from ....transport.names import check_name

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 @click.argument("topic", required=False)
 @click.argument("channel", required=False)
 @json_option
-@click.option("--chunks", is_flag=True, help="The files of TOPIC's log: sizes, times, what is written and read.")
+@click.option("--chunks", is_flag=True, help="Show the files of TOPIC's log: sizes, times, and which ones are written and read.")
 @with_broker
 def stats(topic: str | None, channel: str | None, as_json: bool, chunks: bool, url: str, timeout: float) -> None:
-    """Show topics, channels, consumers and the broker's processes; of one TOPIC or CHANNEL if named."""
+    """Show topics, channels, consumers and the broker's processes, or one TOPIC or CHANNEL."""
     from ....transport.client.blocking.client import Admin
     from ....transport.errors import E_BAD_ARGUMENT, UsageError
     from ....transport.names import check_name

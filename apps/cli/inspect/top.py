@@ -39,20 +39,23 @@ SHARE_WAIT_S: Final = 0.5
 
 @click.command()
 @click.option(
-    "--interval", type=click.FloatRange(min=0.2, max=3600), default=1.0, show_default=True, metavar="SECONDS", help="Between two looks."
+    "--interval",
+    type=click.FloatRange(min=0.2, max=3600),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Seconds between refreshes.",
 )
-@click.option(
-    "--view", type=click.Choice(["channels", "topics", "processes"]), default="channels", show_default=True, help="What is shown first."
-)
-@click.option("--filter", "wanted", default="", metavar="TEXT", help="Only what has this in its name.")
-@click.option("--once", is_flag=True, help="Print it once, and end: also where there is no terminal.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object for each look; with --once one.")
+@click.option("--view", type=click.Choice(["channels", "topics", "processes"]), default="channels", show_default=True, help="First view.")
+@click.option("--filter", "wanted", default="", metavar="TEXT", help="Show only rows whose name contains this text.")
+@click.option("--once", is_flag=True, help="Print once and exit. Works without a terminal, too.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per refresh, or a single one with --once.")
 @with_broker
 def top(interval: float, view: str, wanted: str, once: bool, as_json: bool, url: str, timeout: float) -> None:
-    """Watch the broker: channels, topics or processes, sorted by what you like, once a second. It asks nobody but the supervisor.
+    """Watch channels, topics or processes, sorted by any column and refreshed once a second. Only the supervisor is asked.
 
-    Keys: 1 channels, 2 topics, 3 processes; < and > choose the column to sort by, r turns it round; / filters by name; space
-    holds the picture; arrows and page keys scroll; q ends it.
+    Keys: 1 channels, 2 topics, 3 processes; < and > choose the sort column, r reverses the order; / filters by name; space pauses; arrow
+    and page keys scroll; q quits.
     """
     from ....transport.client.blocking.client import Admin
     from ...top import Picture, Screen, Usage

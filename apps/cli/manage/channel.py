@@ -29,9 +29,9 @@ def channel() -> None:
 @with_settings(CHANNEL)
 @with_broker
 def channel_create(topic: str, channel: str, url: str, timeout: float, start: Any, **options: Any) -> None:
-    """Make CHANNEL on TOPIC (and TOPIC, if need be); if it exists it stays as it is, and one with another order or other tags is refused.
+    """Create CHANNEL on TOPIC, and TOPIC if it is missing. An existing channel is not changed; other --tags or --ordered are refused.
 
-    Without --start the first channel of a topic gets all that waits there, a later one what is published from then on.
+    Without --start the first channel of a topic gets all messages that wait there, and a later channel those published from now on.
     """
     from ....transport.client.blocking.client import Admin
 
@@ -71,9 +71,9 @@ def settings_of(admin: Admin, topic: str, channel: str) -> ChannelOptions:
 @json_option
 @with_broker
 def channel_set(topic: str, channel: str, as_json: bool, url: str, timeout: float, **options: Any) -> None:
-    """Change CHANNEL's settings, now and for good; what is not named stays as it is, `default` takes one back.
+    """Change the settings of CHANNEL, now and permanently. Settings that are not named do not change; `default` resets one.
 
-    Its tags and its order are chosen when it is made.
+    Tags and order are chosen when a channel is created.
     """
     from ....transport.client.blocking.client import Admin
 
@@ -94,7 +94,7 @@ def channel_set(topic: str, channel: str, as_json: bool, url: str, timeout: floa
 @json_option
 @with_broker
 def channel_show(topic: str, channel: str, as_json: bool, url: str, timeout: float) -> None:
-    """Show how CHANNEL is set, and where it is."""
+    """Show the settings and the position of CHANNEL."""
     from ....transport.client.blocking.client import Admin
     from ....transport.errors import E_CLOSING, Refused
     from ....transport.names import check_name
@@ -119,11 +119,11 @@ def channel_show(topic: str, channel: str, as_json: bool, url: str, timeout: flo
 @channel.command("delete")
 @click.argument("topic")
 @click.argument("channel")
-@click.option("--force", is_flag=True, help="Even if there are unfinished messages.")
+@click.option("--force", is_flag=True, help="Delete even if there are unfinished messages.")
 @yes_option
 @with_broker
 def channel_delete(topic: str, channel: str, force: bool, yes: bool, url: str, timeout: float) -> None:
-    """Delete CHANNEL; refused while messages are unfinished, unless forced. Then it says how many, and asks."""
+    """Delete CHANNEL. Refused while there are unfinished messages, unless forced. Says how many, and asks."""
     from ....transport.client.blocking.client import Admin
 
     with Admin(url, timeout=timeout) as admin:
@@ -145,7 +145,7 @@ def unfinished(row: ChannelStats) -> int:
 @json_lines_option
 @with_broker
 def channel_list(topic: str, as_json: bool, url: str, timeout: float) -> None:
-    """List the channels of TOPIC, a name a line."""
+    """List the channels of TOPIC, one name per line."""
     from ....transport.client.blocking.client import Admin
     from ....transport.errors import E_NOT_FOUND, NotFound
     from ....transport.names import check_name

@@ -17,7 +17,7 @@ CHANGEABLE: Final = tuple(row for row in CHANNEL if not row.fixed)
 SUBSCRIBING: Final = tuple(row for row in CHANNEL if row.shared)
 KEEPING: Final = tuple(row for row in TOPIC if row.shared)
 _NUMBERS: Final = {Kind.COUNT: Count, Kind.SECONDS: Seconds, Kind.BYTES: Size}
-_START: Final = "Where it begins if it is made now: earliest, latest, an offset, an id, a time or an age; see zsq seek --help."
+_START: Final = "Start of a new channel: earliest, latest, an offset, an id, a time or an age. See zsq seek --help."
 
 
 def with_start(command: Command) -> Command:

@@ -34,11 +34,13 @@ def topic() -> None:
 
 @topic.command("create")
 @click.argument("topic")
-@click.option("--sync", type=click.Choice((*SYNC_MODES,)), default="always", show_default=True, help="When a publish is answered.")
+@click.option(
+    "--sync", type=click.Choice((*SYNC_MODES,)), default="always", show_default=True, help="Sync mode: when a publish is acknowledged."
+)
 @with_settings(TOPIC)
 @with_broker
 def topic_create(topic: str, sync: str, url: str, timeout: float, **retention: Any) -> None:
-    """Make TOPIC; if it exists it stays as it is."""
+    """Create TOPIC. An existing topic is not changed."""
     from ....transport.client.blocking.client import Admin
 
     given = given_settings(TOPIC, retention)
@@ -58,7 +60,7 @@ def topic_create(topic: str, sync: str, url: str, timeout: float, **retention: A
 @json_option
 @with_broker
 def topic_set(topic: str, as_json: bool, url: str, timeout: float, **retention: Any) -> None:
-    """Change how long TOPIC keeps what, now and for good; what is not named stays as it is."""
+    """Change the retention of TOPIC, now and permanently. Settings that are not named do not change."""
     from ....transport.client.blocking.client import Admin
 
     given = given_settings(TOPIC, retention)
@@ -77,7 +79,7 @@ def topic_set(topic: str, as_json: bool, url: str, timeout: float, **retention: 
 @json_option
 @with_broker
 def topic_show(topic: str, as_json: bool, url: str, timeout: float) -> None:
-    """Show how TOPIC is set, and what of it is on disk."""
+    """Show the settings of TOPIC, and its size on disk."""
     from ....transport.client.blocking.client import Admin
     from ....transport.names import check_name
 
@@ -101,7 +103,7 @@ def topic_show(topic: str, as_json: bool, url: str, timeout: float) -> None:
 @json_lines_option
 @with_broker
 def topic_list(as_json: bool, url: str, timeout: float) -> None:
-    """List the topics, a name a line."""
+    """List the topics, one name per line."""
     from ....transport.client.blocking.client import Admin
 
     with Admin(url, timeout=timeout) as admin:
@@ -112,13 +114,13 @@ def topic_list(as_json: bool, url: str, timeout: float) -> None:
 
 @topic.command("delete")
 @click.argument("topic")
-@click.option("--force", is_flag=True, help="Even if there are unfinished messages; they are gone then.")
+@click.option("--force", is_flag=True, help="Delete even if there are unfinished messages. They are lost.")
 @yes_option
 @with_broker
 def topic_delete(topic: str, force: bool, yes: bool, url: str, timeout: float) -> None:
-    """Delete TOPIC with its channels; refused while messages are unfinished, unless forced.
+    """Delete TOPIC with its channels. Refused while there are unfinished messages, unless forced.
 
-    Messages that all channels have finished can still be read again, and go too. It says how many messages go, and asks.
+    Messages that all channels have finished, and that could still be read, are deleted, too. The command says how many, and asks.
     """
     from ....transport.client.blocking.client import Admin
     from ....transport.errors import E_NOT_EMPTY, Refused
@@ -163,7 +165,7 @@ def _order(action: str, topic: str, channel: str | None, url: str, timeout: floa
 
 
 _ORDERS = {
-    "pause": ("Deliver nothing from what is published from now on.", "Deliver nothing until it is unpaused."),
+    "pause": ("Pause TOPIC: messages that are published from now on are not delivered.", "Pause CHANNEL: nothing is delivered."),
     "unpause": ("Deliver again.", "Deliver again."),
 }
 
@@ -189,7 +191,7 @@ _add_orders()
 @yes_option
 @with_broker
 def topic_empty(topic: str, yes: bool, url: str, timeout: float) -> None:
-    """Clear what waits for a first channel of TOPIC, or behind its pause. It says how many messages, and asks."""
+    """Clear the messages that wait for a first channel of TOPIC, or behind its pause. Says how many, and asks."""
     _empty(topic, None, yes, url, timeout)
 
 
@@ -199,7 +201,7 @@ def topic_empty(topic: str, yes: bool, url: str, timeout: float) -> None:
 @yes_option
 @with_broker
 def channel_empty(topic: str, channel: str, yes: bool, url: str, timeout: float) -> None:
-    """Clear the backlog of CHANNEL: it goes on behind what is published by now. It says how many messages, and asks."""
+    """Clear the backlog of CHANNEL: it continues after the newest message. Says how many messages, and asks."""
     _empty(topic, channel, yes, url, timeout)
 
 
@@ -226,12 +228,12 @@ AGAIN_S: Final = 2.0  # after it was not empty in the end
 
 @topic.command("close")
 @click.argument("topic")
-@click.option("--consumers", is_flag=True, help="To consumers too: those that are there end with E_CLOSED.")
+@click.option("--consumers", is_flag=True, help="Close the topic to consumers, too. Connected consumers end with E_CLOSED.")
 @with_broker
 def topic_close(topic: str, consumers: bool, url: str, timeout: float) -> None:
-    """Close TOPIC to publishers: they are refused with E_CLOSED, consumers go on and drain it.
+    """Close TOPIC to publishers. They are refused with E_CLOSED, while consumers continue and drain it.
 
-    It stays closed over restarts, until zsq topic open. Delayed messages that were taken before still become due.
+    It stays closed over restarts, until zsq topic open. Delayed messages that were accepted before still become due.
     """
     from ....transport.client.blocking.client import Admin
 
@@ -241,7 +243,7 @@ def topic_close(topic: str, consumers: bool, url: str, timeout: float) -> None:
 
 @topic.command("open")
 @click.argument("topic")
-@click.option("--consumers", is_flag=True, help="To consumers only, to go on draining it.")
+@click.option("--consumers", is_flag=True, help="Open to consumers only, to continue draining the topic.")
 @with_broker
 def topic_open(topic: str, consumers: bool, url: str, timeout: float) -> None:
     """Open TOPIC again, to publishers and consumers."""
@@ -253,12 +255,17 @@ def topic_open(topic: str, consumers: bool, url: str, timeout: float) -> None:
 
 @topic.command("retire")
 @click.argument("topic")
-@click.option("--wait", type=Seconds(), metavar="TIME", help="Give up after so long (as 90s, 2h); it stays closed to publishers then.")
+@click.option(
+    "--wait",
+    type=Seconds(),
+    metavar="TIME",
+    help="Give up after this time, such as 90s or 2h. The topic then stays closed to publishers.",
+)
 @with_broker
 def topic_retire(topic: str, wait: float | None, url: str, timeout: float) -> None:
-    """Take TOPIC out of use: close it to publishers, wait until it is drained, close it to consumers, delete it.
+    """Retire TOPIC: close it to publishers, wait until it is drained, close it to consumers, and delete it.
 
-    Says on stderr what it waits for. Nothing is lost: stop it at any time, and open the topic again with zsq topic open.
+    Progress goes to standard error. Nothing is lost: you can stop the command at any time, and open the topic again with zsq topic open.
     """
     from ....transport.client.blocking.client import Admin
 

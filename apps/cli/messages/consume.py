@@ -42,9 +42,11 @@ NEWEST_MAX: Final = 10_000  # as transport's
 @click.command()
 @click.argument("topic")
 @click.argument("channel")
-@click.option("-n", "count", type=click.IntRange(min=1), metavar="N", help="End after N messages.")
-@click.option("--sample", type=click.IntRange(1, 99), metavar="PERCENT", help="Take only that part of what comes; the rest is finished.")
-@click.option("--create", is_flag=True, help="Make TOPIC if it does not exist; else that is an error, as it may be a slip of the pen.")
+@click.option("-n", "count", type=click.IntRange(min=1), metavar="N", help="Stop after N messages.")
+@click.option(
+    "--sample", type=click.IntRange(1, 99), metavar="PERCENT", help="Take only this percentage of the messages, and finish the others."
+)
+@click.option("--create", is_flag=True, help="Create TOPIC if it does not exist. Without this option a missing topic is an error.")
 @with_start
 @with_settings(SUBSCRIBING)
 @json_lines_option
@@ -53,13 +55,13 @@ def sub(
     topic: str, channel: str, count: int | None, sample: int | None, create: bool, as_json: bool, url: str, timeout: float, start: Any,
     **options: Any,
 ) -> None:  # fmt: skip
-    """Write the messages of CHANNEL to standard output, a line each, and finish them.
+    """Write the messages of CHANNEL to standard output, one per line, and finish them.
 
-    CHANNEL is made if it is missing, TOPIC only with --create. Without --start the first channel of a topic gets all that waits there, a
-    later one what is published from then on. The other options say how a CHANNEL is made; one that is there must have the same --tags and
-    --ordered, the rest changes nothing (`zsq channel set` does that).
+    CHANNEL is created if it is missing, TOPIC only with --create. Without --start the first channel of a topic gets all messages that wait
+    there, and a later channel those published from now on. The other options apply to a new CHANNEL. An existing one must have the same
+    --tags and --ordered; the other options do not change it (see `zsq channel set`).
 
-    Ctrl-C and SIGTERM finish what was written and give back the rest.
+    Ctrl-C and SIGTERM finish the messages that were written and give back the rest.
     """
     from ....transport.client.blocking.client import Consumer
     from ....transport.names import check_name
@@ -183,19 +185,25 @@ def pipe_broken(out: Any) -> bool:
 
 @click.command()
 @click.argument("topic")
-@click.option("-n", "count", type=click.IntRange(min=1), metavar="N", help="End after N messages.")
+@click.option("-n", "count", type=click.IntRange(min=1), metavar="N", help="Stop after N messages.")
 @click.option(
-    "--from", "start", type=TopicPosition(), metavar="WHERE", help="A place as of zsq seek; default: latest, with --no-follow earliest."
+    "--from",
+    "start",
+    type=TopicPosition(),
+    metavar="WHERE",
+    help="Start here: a place as in zsq seek. Default: latest, or earliest with --no-follow.",
 )
-@click.option("--last", type=click.IntRange(1, NEWEST_MAX), metavar="N", help="Begin with the newest N messages that are there.")
-@click.option("--grep", "pattern", metavar="PATTERN", help="Only messages whose body has this regular expression; (?i) ignores case.")
-@click.option("--follow/--no-follow", default=True, show_default=True, help="Wait for more at the end, or end there.")
+@click.option("--last", type=click.IntRange(1, NEWEST_MAX), metavar="N", help="Start with the newest N messages of the topic.")
+@click.option(
+    "--grep", "pattern", metavar="PATTERN", help="Print only messages whose body matches this regular expression. (?i) ignores case."
+)
+@click.option("--follow/--no-follow", default=True, show_default=True, help="At the end of the topic, wait for more messages, or stop.")
 @json_lines_option
 @with_broker_followed
 def tail(
     topic: str, count: int | None, start: Any, last: int | None, pattern: str | None, follow: bool, as_json: bool, url: str, timeout: float
 ) -> None:
-    """Write TOPIC's messages from an offset or a time on; no channel takes part, nothing is finished."""
+    """Write the messages of TOPIC from an offset or a time. No channel takes part, and nothing is finished."""
     if start is not None and last:
         raise UsageError(E_BAD_ARGUMENT, "--from and --last each say where to begin; give one of them")
     from ....transport.client.blocking.client import Reader

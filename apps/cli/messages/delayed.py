@@ -19,17 +19,17 @@ BODY_CHARACTERS: Final = 60
 
 @click.group()
 def delayed() -> None:
-    """What was published with --delay and is not due yet."""
+    """List, count or cancel delayed messages that are not due yet."""
 
 
 @delayed.command("list")
 @click.argument("topic")
-@click.option("-n", "--count", type=click.IntRange(min=1), default=100, show_default=True, help="At most so many.")
-@click.option("--after", default="", metavar="KEY", help="Those behind this one.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line; the body in hex.")
+@click.option("-n", "--count", type=click.IntRange(min=1), default=100, show_default=True, help="Print at most N messages.")
+@click.option("--after", default="", metavar="KEY", help="Start after the message with this key.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line, with the body in hexadecimal.")
 @with_broker
 def delayed_list(topic: str, count: int, after: str, as_json: bool, url: str, timeout: float) -> None:
-    """The delayed messages of TOPIC, the one due next first: key, due time, size, beginning of the body."""
+    """List the delayed messages of TOPIC in the order of their due times: key, due time, size, start of the body."""
     from ....transport.client.blocking.client import Admin
 
     left = count
@@ -50,7 +50,7 @@ def delayed_list(topic: str, count: int, after: str, as_json: bool, url: str, ti
 @json_option
 @with_broker
 def delayed_count(topic: str, as_json: bool, url: str, timeout: float) -> None:
-    """How many delayed messages TOPIC has, and when the next one is due."""
+    """Count the delayed messages of TOPIC, and show when the next one is due."""
     from ....transport.client.blocking.client import Admin
 
     with Admin(url, timeout=timeout) as admin:
@@ -66,11 +66,11 @@ def delayed_count(topic: str, as_json: bool, url: str, timeout: float) -> None:
 @delayed.command("cancel")
 @click.argument("topic")
 @click.argument("keys", nargs=-1, metavar="[KEY]...")
-@click.option("--all", "everything", is_flag=True, help="All that wait.")
+@click.option("--all", "everything", is_flag=True, help="Cancel all delayed messages of TOPIC.")
 @json_option
 @with_broker
 def delayed_cancel(topic: str, keys: tuple[str, ...], everything: bool, as_json: bool, url: str, timeout: float) -> int:
-    """Take delayed messages out of TOPIC; exit code 1 if one of them does not wait any more (it became due, or was cancelled before)."""
+    """Cancel delayed messages of TOPIC. Exit code 1 if one of them is no longer delayed (it became due, or was cancelled before)."""
     from ....transport.client.blocking.client import Admin
 
     if bool(keys) == everything:

@@ -129,24 +129,36 @@ def given_headers(pairs: Sequence[str]) -> dict[str, HeaderValue]:
 @click.command()
 @click.argument("topic")
 @click.argument("body", required=False)
-@click.option("--file", "source", type=click.File("rb"), default="-", metavar="FILE", help="Where the lines are; default: standard input.")
-@click.option("--json-lines", "from_json", is_flag=True, help="Each line is a JSON object, as zsq tail --json and zsq sub --json write it.")
-@click.option("--batch", type=click.IntRange(1, BLOCK_COUNT_MAX), default=1000, show_default=True, help="Most messages in one block.")
-@click.option("--delay", type=Seconds(), default=0, metavar="TIME", help="Not before so long from now, as 90s, 10m, 7d; at most 366d.")
-@click.option("--key", metavar="KEY", help="Of all of them: messages of one key stay in order in an ordered channel.")
-@click.option("--tag", metavar="TAG", help="Of all of them: a channel with tags takes only its own.")
-@click.option("--header", "pairs", metavar="NAME=VALUE", multiple=True, help="A header of all of them. Repeatable.")
-@click.option("--channel", metavar="CHANNEL", help="For this channel of the topic only; for all others they are finished.")
+@click.option(
+    "--file", "source", type=click.File("rb"), default="-", metavar="FILE", help="Read lines from this file. Default: standard input."
+)
+@click.option(
+    "--json-lines", "from_json", is_flag=True, help="Read each line as a JSON object, as zsq tail --json and zsq sub --json write it."
+)
+@click.option(
+    "--batch", type=click.IntRange(1, BLOCK_COUNT_MAX), default=1000, show_default=True, help="Largest number of messages in one block."
+)
+@click.option(
+    "--delay",
+    type=Seconds(),
+    default=0,
+    metavar="TIME",
+    help="Deliver the messages after this delay, such as 90s, 10m or 7d. At most 366d.",
+)
+@click.option("--key", metavar="KEY", help="Key of all these messages. An ordered channel delivers the messages of one key in order.")
+@click.option("--tag", metavar="TAG", help="Tag of all these messages. A channel with tags takes only messages with its tags.")
+@click.option("--header", "pairs", metavar="NAME=VALUE", multiple=True, help="Header of all these messages. Repeatable.")
+@click.option("--channel", metavar="CHANNEL", help="Deliver to this channel only. All other channels count the messages as finished.")
 @json_option
 @with_broker
 def pub(
     topic: str, body: str | None, source: IO[bytes], from_json: bool, batch: int, delay: float, key: str | None, tag: str | None,
     pairs: tuple[str, ...], channel: str | None, as_json: bool, url: str, timeout: float,
 ) -> None:  # fmt: skip
-    """Publish BODY, or each line of a file or of standard input, as a message to TOPIC; done when all of them are durable.
+    """Publish BODY, or each line of a file or of standard input, to TOPIC. Returns when all messages are durable.
 
-    With --json-lines each line has its own body, key, tag and headers; what it does not have comes from the options. Its topic, offset and
-    times are passed over. With --delay messages wait in the broker, durable as well; see `zsq delayed`.
+    With --json-lines each line has its own body, key, tag and headers; missing ones come from the options. Its topic, offset and times are
+    ignored. With --delay the broker keeps the messages, durably, until they are due; see `zsq delayed`.
     """
     from ....transport.client.blocking.client import Producer
     from ....transport.client.core.lane import as_attributes, as_delay_ms

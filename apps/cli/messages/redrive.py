@@ -64,19 +64,21 @@ class Run:
 
 @click.command()
 @click.argument("dead_topic", metavar="DEAD_TOPIC")
-@click.option("--to", metavar="TOPIC", help="To this topic in place of their own; then to all its channels, unless --channel names one.")
-@click.option("--channel", metavar="CHANNEL", help="For this channel in place of the one that gave them up.")
-@click.option("-n", "count", type=click.IntRange(min=1), metavar="N", help="The next N dead letters.")
-@click.option("--all", "everything", is_flag=True, help="All that are there when it begins.")
+@click.option(
+    "--to", metavar="TOPIC", help="Send to this topic instead of the original one, to all its channels unless --channel names one."
+)
+@click.option("--channel", metavar="CHANNEL", help="Send to this channel instead of the one that gave the messages up.")
+@click.option("-n", "count", type=click.IntRange(min=1), metavar="N", help="Redrive the next N dead letters.")
+@click.option("--all", "everything", is_flag=True, help="Redrive all dead letters that exist when the command starts.")
 @json_option
 @with_broker
 def redrive(
     dead_topic: str, to: str | None, channel: str | None, count: int | None, everything: bool, as_json: bool, url: str, timeout: float
 ) -> int:
-    """Send the dead letters in DEAD_TOPIC back to the topics where they died, each for the channel that gave it up.
+    """Send the dead letters in DEAD_TOPIC back to their original topics, each for the channel that gave it up.
 
-    They come as new messages, with attempts from 1; what the headers told of the death stays in them as zsq-redriven-*. DEAD_TOPIC
-    keeps them for its other readers. Exit code 1 if some could not go anywhere: those stay, and can be sent again.
+    They arrive as new messages, with attempts from 1. The headers about the failure stay as zsq-redriven-*. DEAD_TOPIC keeps the dead
+    letters for its other readers. Exit code 1 if some could not be sent: these stay, and can be sent again.
     """
     from ....transport.client.blocking.client import Admin, Consumer, Producer
     from ....transport.names import check_name

@@ -42,10 +42,10 @@ def _of_objects() -> Mapping[str, object]:
 
 
 def show(context: click.Context, /, as_json: bool, config: Path | None, **given: Any) -> None:
-    """Show the options that zsq serve would take, called like this: each one's value and where it came from.
+    """Show the options that zsq serve would use with these arguments: the value of each, and its source.
 
-    Flags go before environment variables (ZSQ_SERVE_ and the option's name), those before the file of --config. The options below are those
-    of zsq serve; what it would refuse is refused here as well. Secrets are not shown, only whether they are set.
+    Flags override environment variables (ZSQ_SERVE_ and the option's name), which override the file of --config. The options are those
+    of zsq serve, and invalid values are refused in the same way. Secrets are not shown, only whether they are set.
     """
     environment = dict(os.environ)  # a copy: what is a secret is taken out of it
     secrets = {name: _secret(name, environment) for name in SECRETS}

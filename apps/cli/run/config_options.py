@@ -74,7 +74,10 @@ def _read(context: click.Context, _: click.Parameter, path: Path | None) -> Path
 
 def serve_parameters(*, needs_data_dir: bool) -> list[click.Parameter]:
     """Return the options of `zsq serve`, for a command that is `Configured`."""
-    text = f"Options as TOML, named as these without dashes; flags and ZSQ_SERVE_... go before it. {CONFIG} does the same."
+    text = (
+        f"Read options from this TOML file. Keys are option names without the leading dashes. Flags and {PREFIX}... variables override it. "
+        f"Also set by {CONFIG}."
+    )
     file = click.Path(dir_okay=False, path_type=Path)
     config = click.Option(["--config"], envvar=CONFIG, is_eager=True, callback=_read, metavar="FILE", type=file, help=text)
     return [config, *table_options(needs_data_dir=needs_data_dir)]

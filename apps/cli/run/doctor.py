@@ -32,14 +32,14 @@ TEXT_COLUMNS: Final = 100
     default=5.0,
     show_default=True,
     metavar="SECONDS",
-    help="For a running broker's answer.",
+    help="Seconds to wait for the answer of a running broker.",
 )
 @json_option
 def doctor(data_dir: Path | None, listen: tuple[str, ...], timeout: float, as_json: bool) -> int:
-    """Look at this machine as a place for a broker, and at the broker on DATA_DIR if one runs. Changes nothing.
+    """Check this machine, and the broker on DATA_DIR if one runs. Changes nothing.
 
-    Versions, limits, memory, clock, disk, how long a sync takes, ports. Without DATA_DIR the disk is that of the current folder.
-    Exit codes: 0 no problem (there may be advice), 1 a problem.
+    It checks versions, limits, memory, clock, disk, the time of a sync, and ports. Without DATA_DIR it checks the disk of the current
+    directory. Exit codes: 0 no problem (there may be advice), 1 a problem.
     """
     from ...doctor import disk as of_disk
     from ...doctor import net as of_net

@@ -22,11 +22,11 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 
 @click.group()
 def keys() -> None:
-    """Make key pairs and tokens for `zsq serve --access`; see docs/security.md.
+    """Create key pairs and tokens for a broker with authentication; see docs/security.md.
 
-    Once on the broker's side: `zsq keys server broker.key`, then serve with --curve-key broker.key --access access.toml.
-    For each client: `zsq keys client etl.key --server broker.key.pub`, its public key into the access file, then
-    --key-file etl.key, ZSQ_KEY_FILE or key_file= on the client's side.
+    Once for the broker: `zsq keys server broker.key`, then start it with --curve-key broker.key --access access.toml.
+    For each client: `zsq keys client etl.key --server broker.key.pub`. Put its public key into the access file, and start the client with
+    --key-file etl.key, ZSQ_KEY_FILE or key_file=.
     """
 
 
@@ -34,7 +34,7 @@ def keys() -> None:
 @click.argument("file", type=_FILE)
 @json_option
 def keys_server(file: Path, as_json: bool) -> None:
-    """Make the broker's pair: FILE, its secret, for --curve-key, and FILE.pub for those who make clients' keys."""
+    """Create the broker's key pair: FILE, its secret key, for --curve-key, and FILE.pub, from which client keys are made."""
     public, secret = _pair()
     beside = file.with_name(file.name + ".pub")
     for one in (file, beside):
@@ -50,13 +50,13 @@ def keys_server(file: Path, as_json: bool) -> None:
 @keys.command("client")
 @click.argument("file", type=_FILE)
 @click.option(
-    "--server", required=True, metavar="FILE|KEY", help="The broker's public key: its .pub file, or the 40 characters themselves."
+    "--server", required=True, metavar="FILE|KEY", help="The broker's public key: its .pub file, or the 40 characters of the key."
 )
 @json_option
 def keys_client(file: Path, server: str, as_json: bool) -> None:
-    """Make a client's FILE: a pair of its own, and the broker's public key, by which it knows that broker again.
+    """Create FILE for a client: its key pair, and the broker's public key, by which it identifies the broker.
 
-    Make it where it is used: only the public key, which is printed, has to go to whoever keeps the access file.
+    Run it on the client's machine. Only the public key, which is printed, must go to the administrator of the access file.
     """
     from ....transport.wire.credentials import is_key, read_key_file
 
@@ -74,7 +74,7 @@ def keys_client(file: Path, server: str, as_json: bool) -> None:
 @keys.command("token")
 @json_option
 def keys_token(as_json: bool) -> None:
-    """Make a token for HTTP and NSQ: on stdout the token, shown only now, on stderr the line for the access file."""
+    """Create a token for HTTP and NSQ: the token on standard output, only once, and the access file line on standard error."""
     import secrets
 
     from ....actors.security.access import token_hash
@@ -91,7 +91,7 @@ def keys_token(as_json: bool) -> None:
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @json_option
 def keys_show(file: Path, as_json: bool) -> None:
-    """Show the public keys in FILE, and no secret."""
+    """Show the public keys in FILE. Secret keys are not shown."""
     from ....transport.errors import UsageError
     from ....transport.wire.credentials import read_key_file
 

@@ -83,102 +83,143 @@ class GivenOptions:
 
     data_dir: Path = _row(
         Path("data"), _FOLDER,
-        "Where topics are kept; made if it is missing (its parent must exist). ZSQ_DATA_DIR does the same.", variable="ZSQ_DATA_DIR",
+        "Directory for all data. Created if it is missing; its parent must exist. Also set by ZSQ_DATA_DIR.", variable="ZSQ_DATA_DIR",
     )  # fmt: skip
-    listen: str = _row(LISTEN, _PLACE, "Where the TCP gateway for clients listens.")
-    listen_push: str = _row("", _PLACE, f"Where it takes what Spark's executors push; default: {_PUSH_PLACE}.", usual=_PUSH_PLACE)
-    no_listen: bool = _flag("No TCP gateway: only ipc://DATA_DIR/run, for clients of the same user on this machine.")
+    listen: str = _row(LISTEN, _PLACE, "Address of the TCP gateway for ZSQ clients.")
+    listen_push: str = _row("", _PLACE, f"Address that Spark executors push to. Default: {_PUSH_PLACE}.", usual=_PUSH_PLACE)
+    no_listen: bool = _flag("Start no TCP gateway. Only clients of the same user on this machine can connect, by ipc://DATA_DIR/run.")
     sync: str = _row("always", _one_of(*SYNC_MODES), "Sync mode of new topics.")
     auto_create: str = _row(
         "always", _one_of(*AUTO_CREATE),
-        "Who makes a topic by using it: anybody, only publishers, or nobody (then channels too are made by command only).",
+        (
+            "Who creates a topic by using it: anybody (always), only publishers, or nobody (never: channels are then "
+            "created by command only, too)."
+        ),
     )  # fmt: skip
-    node_id: int = _row(0, Value(type=click.IntRange(0, 1023)), "Number of this node, for message ids.")
+    node_id: int = _row(0, Value(type=click.IntRange(0, 1023)), "Number of this broker, part of each message id.")
     max_msg_size: int = _row(
         MESSAGE_BYTES_MAX, Value("BYTES", click.IntRange(1, MESSAGE_BYTES_LARGEST)),
-        "Largest message that clients may publish, by ZSQ's protocol, NSQ's or HTTP; at most 7 MiB.",
+        "Largest message that clients may publish over any protocol, in bytes. At most 7 MiB.",
     )  # fmt: skip
-    chunk_bytes: int | None = _row(None, Value("BYTES", click.IntRange(64 * 1024)), "Size at which a new log file is begun (256 MiB).")
+    chunk_bytes: int | None = _row(
+        None, Value("BYTES", click.IntRange(64 * 1024)), ("Size at which a topic starts a new log file (256 MiB).")
+    )
     stage_timeout: float | None = _row(
         None, Value("SECONDS", Number(min=1)),
-        "How long staged rows that nobody commits are kept; default: 15 min, and 24 h once a task has sealed them.",
+        "How long uncommitted rows of a Spark job are kept. Default: 15 minutes, and 24 hours once a task has sealed them.",
         usual="15m, 24h once a task has sealed them",
     )  # fmt: skip
     processes_max: int | None = _row(
         None, Value("N", click.IntRange(16, 2_500)),
-        f"Processes that may run when a topic (2) or channel (1) is made; default: {_BY_MEMORY}.", usual=_BY_MEMORY,
+        f"Upper limit of processes. A topic needs 2, a channel 1. Default: {_BY_MEMORY}.", usual=_BY_MEMORY,
     )  # fmt: skip
     keep_bytes: int | None = _kept("keep_bytes")
     keep_time: float | None = _kept("keep_time")
     keep_chunks: int | None = _kept("keep_chunks")
 
-    alarm_depth: int | None = _row(None, _NUMBER, "Alarm where more messages wait in a channel, unless it has its own bound.", live=True)
-    alarm_age: float | None = _row(None, _TIME, "The same where a channel's oldest message is older.", live=True)
-    alarm_hold: float | None = _row(None, _TIME, "How long it must last to be told, and be over to be cleared (10s).", live=True)
+    alarm_depth: int | None = _row(
+        None,
+        _NUMBER,
+        ("Raise an alarm when a channel has more waiting messages than this. A channel's own setting overrides it."),
+        live=True,
+    )
+    alarm_age: float | None = _row(
+        None, _TIME, "Raise an alarm when the oldest waiting message of a channel is older than this.", live=True
+    )
+    alarm_hold: float | None = _row(
+        None, _TIME, ("How long a condition must last before its alarm is raised, and be over before it is cleared (10s)."), live=True
+    )
     alarm_webhook: tuple[str, ...] = _row(
-        (), Value("URL"), f"POST alarms there as JSON; a bearer token is {TOKEN} or in the file {TOKEN}_FILE. Repeatable.",
+        (), Value("URL"), f"Send alarms to this URL by POST, as JSON. Bearer token: {TOKEN}, or the file in {TOKEN}_FILE. Repeatable.",
         live=True, variable="ZSQ_ALARM_WEBHOOK",
     )  # fmt: skip
     alarm_command: tuple[str, ...] = _row(
-        (), Value("COMMAND", Lines()), "Run this with the alarms as JSON on stdin; no shell. Repeatable.", live=True
+        (), Value("COMMAND", Lines()), (
+            "Run this command, without a shell, with the alarms as JSON on its standard input. Repeatable."
+        ), live=True
     )  # fmt: skip
 
     access: Path | None = _row(
-        None, _FILE, "Who may do what, by key or token: one TOML file for ZeroMQ, NSQ and HTTP (docs/security.md).", live=True
+        None, _FILE, (
+            "TOML file with users, their keys and tokens, and their permissions, for ZeroMQ, NSQ and HTTP "
+            "(docs/security.md)."
+        ), live=True
     )  # fmt: skip
     curve_key: Path | None = _row(
-        None, _FILE, "The broker's key pair for ZeroMQ clients, from `zsq keys server`: they must have keys, and all is encrypted."
+        None, _FILE, (
+            "The broker's key pair, made by `zsq keys server`. ZeroMQ clients must then have keys, and their traffic "
+            "is encrypted."
+        )
     )  # fmt: skip
-    insecure: bool = _flag("Listen beyond this machine although anybody who gets there may do anything.")
+    insecure: bool = _flag("Allow unauthenticated remote access.")
 
     nsq_listen: tuple[str, ...] = _row(
-        (), _PLACE, f"Where NSQ clients connect, or unix:PATH. Repeatable. {NSQ_LISTEN} if free.", usual=f"{NSQ_LISTEN} if free"
+        (), _PLACE, f"Address for NSQ clients, or unix:PATH. Repeatable. Default: {NSQ_LISTEN} if free.", usual=f"{NSQ_LISTEN} if free"
     )  # fmt: skip
-    no_nsq: bool = _flag("No NSQ gateway.")
+    no_nsq: bool = _flag("Start no NSQ gateway.")
     http_listen: str | None = _row(
         None, _PLACE,
-        f"Where the HTTP API listens (zsq[http]). {HTTP_LISTEN} if free.", usual=f"{HTTP_LISTEN} if free, where zsq[http] is installed",
+        f"Address of the HTTP API and the console. Default: {HTTP_LISTEN} if free.",
+        usual=f"{HTTP_LISTEN} if free, where zsq[http] is installed",
     )  # fmt: skip
-    no_http: bool = _flag("No HTTP gateway.")
+    no_http: bool = _flag("Start no HTTP gateway.")
     http_tls_cert: Path | None = _row(
-        None, _FILE, "Certificate of the HTTP gateway, PEM; with it HTTP is spoken with TLS only (1.2 or later).", live=True
+        None, _FILE, "Certificate of the HTTP gateway, PEM. The gateway then accepts only TLS 1.2 or later.", live=True
     )  # fmt: skip
-    http_tls_key: Path | None = _row(None, _FILE, "Its key, PEM.", live=True)
-    http_allowed_host: tuple[str, ...] = _row((), Value("HOST"), "Another name by which browsers may call it. Repeatable.")
-    nsq_lookupd_tcp_address: tuple[str, ...] = _row((), _PLACE, "Register with this nsqlookupd. Repeatable.")
+    http_tls_key: Path | None = _row(None, _FILE, "Private key of that certificate, PEM.", live=True)
+    http_allowed_host: tuple[str, ...] = _row((), Value("HOST"), "Additional host name that browsers may use for the console. Repeatable.")
+    nsq_lookupd_tcp_address: tuple[str, ...] = _row((), _PLACE, "Register with the nsqlookupd at this address. Repeatable.")
     nsq_broadcast_address: str | None = _row(
-        None, Value("HOST"), "Where lookups say that this node is; default: where it listens.", usual="where it listens"
+        None, Value("HOST"), "Host name that is announced to nsqlookupd.", usual="where it listens"
     )  # fmt: skip
-    nsq_broadcast_tcp_port: int | None = _row(None, _PORT, "The port they name (--nsq-listen's).", usual="that of --nsq-listen")
-    nsq_broadcast_http_port: int | None = _row(None, _PORT, "The same for HTTP.", usual="that of --http-listen")
-    nsq_auth_http_address: tuple[str, ...] = _row((), _PLACE, "Ask this server what an NSQ client may do. Repeatable.")
-    nsq_auth_http_method: str | None = _row(None, _one_of("get", "post"), "How it is asked (get).")
-    nsq_tls_cert: Path | None = _row(None, _FILE, "Certificate of the NSQ gateway, PEM; with it clients may ask for TLS.", live=True)
-    nsq_tls_key: Path | None = _row(None, _FILE, "Its key, PEM.", live=True)
-    nsq_tls_root_ca_file: Path | None = _row(None, _FILE, "Who may sign clients' certificates, PEM.", live=True)
+    nsq_broadcast_tcp_port: int | None = _row(
+        None, _PORT, ("TCP port that is announced to nsqlookupd. Default: the port of --nsq-listen."), usual="that of --nsq-listen"
+    )
+    nsq_broadcast_http_port: int | None = _row(
+        None, _PORT, ("HTTP port that is announced to nsqlookupd. Default: the port of --http-listen."), usual="that of --http-listen"
+    )
+    nsq_auth_http_address: tuple[str, ...] = _row((), _PLACE, "Ask this auth server for the permissions of NSQ clients. Repeatable.")
+    nsq_auth_http_method: str | None = _row(None, _one_of("get", "post"), "HTTP method for requests to the auth server (get).")
+    nsq_tls_cert: Path | None = _row(None, _FILE, "Certificate of the NSQ gateway, PEM. NSQ clients may then use TLS.", live=True)
+    nsq_tls_key: Path | None = _row(None, _FILE, "Private key of that certificate, PEM.", live=True)
+    nsq_tls_root_ca_file: Path | None = _row(None, _FILE, "Certificate authorities that may sign client certificates, PEM.", live=True)
     nsq_tls_client_auth_policy: str | None = _row(
-        None, _one_of("require", "require-verify"), "Clients show a certificate; none comes without TLS then.", live=True
+        None, _one_of("require", "require-verify"), "Require a certificate from NSQ clients. TLS is then required, too.", live=True
     )  # fmt: skip
-    nsq_tls_required: str | None = _row(None, _one_of("true", "tcp-https"), "No NSQ client without TLS; `tcp-https`: HTTP may be plain.")
+    nsq_tls_required: str | None = _row(
+        None, _one_of("true", "tcp-https"), ("Refuse NSQ clients without TLS. `tcp-https`: HTTP may stay without TLS.")
+    )
     nsq_tls_min_version: str | None = _row(
-        None, _one_of("tls1.0", "tls1.1", "tls1.2", "tls1.3"), "The oldest version taken (tls1.2).", live=True
+        None, _one_of("tls1.0", "tls1.1", "tls1.2", "tls1.3"), "Oldest TLS version that is accepted (tls1.2).", live=True
     )  # fmt: skip
-    nsq_no_deflate: bool = _flag("Offer no deflate.")
-    nsq_no_snappy: bool = _flag("Offer no snappy.")
-    nsq_max_deflate_level: int | None = _row(None, Value("N", click.IntRange(1, 9)), "At most this level (6).")
-    nsq_max_rdy_count: int | None = _row(None, Value("N", click.IntRange(1)), "How many messages a client may ask for at a time (2500).")
-    nsq_msg_timeout: float | None = _row(None, _TIME, "How long a client may hold a message if it does not say (60s).")
-    nsq_max_msg_timeout: float | None = _row(None, _TIME, "How long it may at most, with TOUCH (15m; no more).")
-    nsq_max_req_timeout: float | None = _row(None, _TIME, "The longest delay of REQ and DPUB (1h).")
-    nsq_max_heartbeat_interval: float | None = _row(None, _TIME, "The longest a client may ask for (60s).")
-    nsq_max_output_buffer_size: int | None = _row(None, Value("N", click.IntRange(64)), "Bytes (65536).")
-    nsq_max_output_buffer_timeout: float | None = _row(None, _TIME, "The longest that output may wait (30s).")
-    nsq_max_channel_consumers: int | None = _row(None, Value("N", click.IntRange(0)), "NSQ consumers of a channel; 0: any number.")
-    nsq_topology_region: str | None = _row(None, Value("NAME"), "Where this node says it is.")
-    nsq_topology_zone: str | None = _row(None, Value("NAME"), "And where there.")
+    nsq_no_deflate: bool = _flag("Do not offer deflate compression.")
+    nsq_no_snappy: bool = _flag("Do not offer snappy compression.")
+    nsq_max_deflate_level: int | None = _row(
+        None, Value("N", click.IntRange(1, 9)), ("Highest deflate level that a client may ask for (6).")
+    )
+    nsq_max_rdy_count: int | None = _row(None, Value("N", click.IntRange(1)), "Largest RDY count of a client (2500).")
+    nsq_msg_timeout: float | None = _row(None, _TIME, "Time that a client has to answer a message, unless it sets its own (60s).")
+    nsq_max_msg_timeout: float | None = _row(
+        None, _TIME, ("Longest time that a client may hold a message, with TOUCH (15m, which is also the maximum).")
+    )
+    nsq_max_req_timeout: float | None = _row(None, _TIME, "Longest delay of REQ and DPUB (1h).")
+    nsq_max_heartbeat_interval: float | None = _row(None, _TIME, "Longest heartbeat interval that a client may ask for (60s).")
+    nsq_max_output_buffer_size: int | None = _row(
+        None, Value("N", click.IntRange(64)), ("Largest output buffer that a client may ask for, in bytes (65536).")
+    )
+    nsq_max_output_buffer_timeout: float | None = _row(None, _TIME, "Longest time that output may be buffered for a client (30s).")
+    nsq_max_channel_consumers: int | None = _row(
+        None, Value("N", click.IntRange(0)), ("Largest number of NSQ consumers per channel; 0: unlimited.")
+    )
+    nsq_topology_region: str | None = _row(None, Value("NAME"), "Region of this broker, as announced to NSQ clients.")
+    nsq_topology_zone: str | None = _row(None, Value("NAME"), "Zone of this broker, as announced to NSQ clients.")
 
-    log_level: str = _row("info", _one_of("debug", "info", "warning", "error"), "What is told on stderr.", live=True)
-    log_format: str = _row("text", _one_of("text", "json"), "Lines for people, or a JSON object a line: time, level, actor, pid, message.")
+    log_level: str = _row(
+        "info", _one_of("debug", "info", "warning", "error"), ("Lowest level of messages that are logged to standard error."), live=True
+    )
+    log_format: str = _row(
+        "text", _one_of("text", "json"), ("Log as text lines, or as one JSON object per line with time, level, actor, pid and message.")
+    )
 
     @classmethod
     def of(cls, parameters: Mapping[str, object]) -> GivenOptions:

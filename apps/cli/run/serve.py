@@ -59,7 +59,7 @@ def _differing(one: GivenOptions, other: GivenOptions, *, live: bool) -> tuple[s
 def serve(context: click.Context, /, **given: Any) -> int:
     """Run the broker on DIR until SIGTERM or Ctrl-C.
 
-    With sync "always" (the default) a publish is answered after fdatasync. SIGHUP takes the configuration anew; zsq config shows it.
+    With --sync always (the default) a publish is acknowledged after fdatasync. SIGHUP reloads the configuration; zsq config shows it.
     """
     check_python(sys.version_info[:3])
 
