@@ -189,7 +189,7 @@ def parse_place(text: str, now: Callable[[], float] = time.time) -> str | int | 
             return datetime.fromisoformat(given).astimezone()
         if _AGE.fullmatch(given):
             return datetime.fromtimestamp(now(), UTC) - timedelta(seconds=parse_seconds(given))
-    raise ValueError(f"{text!r:.60} is no place: write {PLACES}")
+    raise ValueError(f"{text!r:.60} is not a place to start: write {PLACES}")
 
 
 class TopicPosition(click.ParamType):  # type: ignore[type-arg]  # generic to the checker only

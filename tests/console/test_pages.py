@@ -179,7 +179,7 @@ def test_processes_and_audit(window: Window) -> None:
     assert int(window.row("supervisor").locator("td.c-pid").inner_text()) > 1
     page.get_by_label("Filter processes").fill("storage clicks")
     window.until(lambda: page.locator("tbody tr").count() == 1, "the filter")
-    page.get_by_role("link", name="Who did what").click()
+    page.get_by_role("link", name="Audit log").click()
     page.locator("tbody tr").filter(has_text="create").first.wait_for()
 
 

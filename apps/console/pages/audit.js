@@ -1,4 +1,4 @@
-// Who did what: the broker's log of admin actions, newest first.
+// Audit log: the broker's log of admin actions, newest first.
 
 import { every, get } from "../base/api.js";
 import { h, setText, show } from "../base/dom.js";
@@ -22,8 +22,8 @@ export function auditPage({ signal }) {
     table.update(entries);
   }, waiting), signal);
   return {
-    element: h("div.stack", {}, h("div.toolbar", {}, h("h1", {}, "Who did what"), filterField(() => table, "Filter")), failed, h("section.panel", { "aria-label": "Admin actions" }, waiting, table.element)),
-    title: "Who did what", up: "#/processes", follow: {}, close: () => table.close(), stays: () => true,
+    element: h("div.stack", {}, h("div.toolbar", {}, h("h1", {}, "Audit log"), filterField(() => table, "Filter")), failed, h("section.panel", { "aria-label": "Admin actions" }, waiting, table.element)),
+    title: "Audit log", up: "#/processes", follow: {}, close: () => table.close(), stays: () => true,
   };
 }
 

@@ -21,9 +21,9 @@ const FIGURES = [
   { key: "drain", name: "Time to drain", hint: "until it is empty, as the rates are" }, { key: "consumers", name: "Consumers" },
 ];
 const MINOR = [
-  { key: "came", name: "Came", hint: "messages that came to the channel" }, { key: "delivered", name: "Delivered", hint: "repeated deliveries too" }, { key: "finished", name: "Finished" },
+  { key: "came", name: "Received", hint: "messages that the channel received" }, { key: "delivered", name: "Delivered", hint: "with repeated deliveries" }, { key: "finished", name: "Finished" },
   { key: "requeued", name: "Requeued", hint: "given back by consumers" }, { key: "timed_out", name: "Timed out", hint: "not answered in time" }, { key: "dead", name: "Dead", hint: "moved to the dead-letter topic" },
-  { key: "passed_over", name: "Passed over", hint: "left out by tags, sampling, or meant for another channel" }, { key: "expired", name: "Expired", hint: "skipped: too old" }, { key: "dropped", name: "Dropped", hint: "removed unfinished by a bound of the topic" }, { key: "lost", name: "Lost", hint: "to damage on disk" },
+  { key: "passed_over", name: "Filtered", hint: "left out by tags or sampling, or meant for another channel" }, { key: "expired", name: "Expired", hint: "skipped: too old" }, { key: "dropped", name: "Dropped", hint: "removed unfinished by a bound of the topic" }, { key: "lost", name: "Lost", hint: "to damage on disk" },
 ];
 const BAD = { timed_out: "warn", dead: "warn", dropped: "alarm", lost: "alarm" };
 const ms = (value) => duration(typeof value === "number" ? value / 1000 : value);

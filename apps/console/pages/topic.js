@@ -20,7 +20,7 @@ import { removalTab } from "../tabs/removal.js";
 
 const TABS = {
   channels: ["Channels", channelsTab, "channel_count"], messages: ["Messages", messagesTab], chunks: ["Chunks", chunksTab, "chunks"], delayed: ["Delayed", delayedTab, "delayed"],
-  producers: ["Producers", producersTab], keeping: ["Keeping", keepingTab], removal: ["Removal", removalTab],
+  producers: ["Producers", producersTab], keeping: ["Retention", keepingTab], removal: ["Retire", removalTab],
 };
 const FIGURES = [
   { key: "messages", name: "Published", hint: "messages, since the topic was made" }, { key: "offsets", name: "Offsets", hint: "oldest kept and next to come" },

@@ -250,7 +250,7 @@ def test_help_into_a_closed_pipe_is_done(arguments: list[str]) -> None:
 def test_tail_refuses_a_strange_offset() -> None:
     ended = zsq("tail", "topic", "--from", "yesterday")
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert "Invalid value for '--from': 'yesterday' is no place: write earliest, latest, an offset" in ended.stderr
+    assert "Invalid value for '--from': 'yesterday' is not a place to start: write earliest, latest, an offset" in ended.stderr
 
 
 STATS: Any = {

@@ -114,7 +114,7 @@ def test_seek(shell: Shell) -> None:
     for where in ("21", "@4000000000", "2100-01-01T00:00Z"):
         assert shell("seek", "t", "moved", "earliest") == "t/moved goes on at offset 0\n"
         assert shell("seek", "t", "moved", where, "--clamp") == "t/moved goes on at offset 20\n"
-    assert "is no place: write earliest" in shell("seek", "t", "moved", "soon", code=2)
+    assert "is not a place to start: write earliest" in shell("seek", "t", "moved", "soon", code=2)
     assert "that id is of node 1" in shell("seek", "t", "moved", "0040000000000001", code=1)
     assert "E_NOT_FOUND" in shell("seek", "t", "nobody", "1", code=1)
     assert shell("message", "t", "0000000000000009") == "message 9\n"
@@ -149,7 +149,7 @@ def test_peek(shell: Shell) -> None:
     ("arguments", "text"),
     [
         (["channel", "set", "t", "c"], "say what to change"),
-        (["channel", "create", "t", "c", "--start", "soon"], "is no place"),
+        (["channel", "create", "t", "c", "--start", "soon"], "is not a place to start"),
         (["channel", "create", "t", "c", "--max-age", "soon"], "is not a time"),
         (["channel", "create", "t", "c", "--max-attempts", "default"], "is not a number"),
         (["channel", "set", "t", "c", "--max-attempts", "-1"], "is not a number of 0 or more"),

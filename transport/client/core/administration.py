@@ -38,7 +38,7 @@ def manage(
 
 def create_topic(name: str, sync: str, retention: RetentionSettings) -> Asking[Made]:
     if sync not in SYNC_MODES:
-        raise UsageError(E_BAD_ARGUMENT, f"sync {sync!r} is none of {', '.join(SYNC_MODES)}")
+        raise UsageError(E_BAD_ARGUMENT, f"sync must be one of {', '.join(SYNC_MODES)}, not {sync!r}")
     own = {"retention": carried(retention)} if retention else {}
     return manage("create", name, None, {"sync": sync, **own}, repeatable=False)
 
