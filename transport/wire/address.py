@@ -138,4 +138,5 @@ def parse(url: str | None, key_file: KeyFile = None) -> Address:
     host, colon, port = rest.rpartition(":")
     if scheme == "tcp" and host and colon and port.isascii() and port.isdecimal() and len(port) < 6 and 0 < int(port) < 65536:
         return Address(url, False, resolve(key_file))
-    raise UsageError(E_BAD_ARGUMENT, f"{url!r} is not the address of a broker: write tcp://HOST:PORT, or ipc:///DATA_DIR/run on the same machine")
+    text = "is not the address of a broker: write tcp://HOST:PORT, or ipc:///DATA_DIR/run on the same machine"
+    raise UsageError(E_BAD_ARGUMENT, f"{url!r} {text}")

@@ -155,7 +155,7 @@ def test_a_full_disk_is_not_asked_again_at_once() -> None:
     clock = SimpleNamespace(monotonic_ns=lambda: now, wall_ns=lambda: 100)
     for full, is_open, wait in ((False, True, 0), (True, True, options.DELAYED_RETRY_NS), (False, False, options.DELAYED_RETRY_NS)):
         summary = SimpleNamespace(next_due_ns=50)
-        harness = SimpleNamespace(state=MoveState.IDLE, summary=summary, _clock=clock, full=full, open=is_open)
+        harness = SimpleNamespace(state=MoveState.IDLE, summary=summary, _clock=clock, full=full, _open=is_open)
         assert DelayedMessages._next_scan_ns(cast("Any", harness)) == now + min(wait, options.DELAYED_LOOK_NS)
 
 
