@@ -37,7 +37,7 @@ log = logging.getLogger("zsq")
 _MS = 1_000_000
 _QUESTIONS = (Ask, Scan)
 StartT = TypeVar("StartT", bound=ActorStart)
-OrderT = TypeVar("OrderT", bound=Order[Any])
+GivenOrder = TypeVar("GivenOrder", bound=Order[Any])
 ReloadT = TypeVar("ReloadT", bound=Reload)
 OrderReply = Done | OrderAnswer | Failed
 
@@ -152,10 +152,10 @@ class Actor(Generic[StartT]):
         """The end of `every`."""
         self._timers = [timer for timer in self._timers if timer[2] != function]
 
-    def obey(self, kind: type[OrderT], handler: Callable[[OrderT], OrderReply | None]) -> None:
+    def obey(self, kind: type[GivenOrder], handler: Callable[[GivenOrder], OrderReply | None]) -> None:
         """Let `handler` carry out the orders of this class. It returns the answer, or None where that comes later (`answer_order`)."""
 
-        def carry_out(port: Port, mail: Mail, message: OrderT) -> None:
+        def carry_out(port: Port, mail: Mail, message: GivenOrder) -> None:
             answer = handler(message)
             if answer is not None:
                 self.answer_order(answer)
