@@ -452,13 +452,15 @@ Columns = tuple[tuple[int, ...], ...]
 def _saved(before: ChannelRow, message: p.Save, end: int) -> ChannelRow:
     """The row with what this says. `UsageError` for what could not be written, or not be read again at the next start; and for what lies
     behind the end of the log, since no commit is made before the log has what it speaks of. One channel's word must not end the storage."""
+    row = before
+    columns: Columns = ()
     try:
         row = before.changed(message.row)
         emptied = row.emptied or ()
         good = within([row.next_offset, row.first or 0, *row.counters.values()])
         good = good and within([abs(row.begin or 0)])  # below 0 where a channel was moved back: it sees as much again
         good = good and within([*chain.from_iterable(emptied)]) and {*map(len, emptied)} <= {2}
-        columns: Columns = tuple(zip(*message.holes_put, strict=True))  # a page has up to 50,000 rows, and publishers wait meanwhile
+        columns = tuple(zip(*message.holes_put, strict=True))  # a page has up to 50,000 rows, and publishers wait meanwhile
         good = good and len(columns) == (_HOLE_NUMBERS if message.holes_put else 0)  # rows of nothing have no columns either
         good = good and all(map(within, columns)) and within(message.holes_gone)
     except (TypeError, ValueError):

@@ -110,7 +110,7 @@ def _trashed(files: Files, data_dir: Path) -> list[int]:
 
 
 def _begun(old: Content) -> set[int]:
-    return {number for record in old.imports.values() if record["state"] == "begun" for number in record["numbers"]}
+    return {number for record in old.imports.values() if record["state"] == "begun" for number in record.get("numbers", ())}
 
 
 def _add_topics(rebuilt: Rebuilt, found: dict[int, TopicIdentity | None], given: set[int]) -> None:
@@ -243,7 +243,7 @@ def clear_imports(files: Files, data_dir: Path, registry: Registry) -> list[str]
     """Under the data directory's lock. What was removed; `OSError`, `Refused` where the disk does not let it: the next time, then."""
     known = {row.number for row in registry.topics.values()}
     begun = {digest: record for digest, record in registry.imports.items() if record["state"] == BEGUN}
-    numbers = {number for record in begun.values() for number in record["numbers"]} - known
+    numbers = {number for record in begun.values() for number in record.get("numbers", ())} - known
     paths = [str(data_dir / ASIDE), *(str(data_dir / "topics" / f"{number:06d}") for number in sorted(numbers))]
     found = [path for path in paths if files.exists(path)]
     for path in found:

@@ -42,7 +42,7 @@ def console(
             for channel in range(channels // topics):
                 admin.create_channel(f"topic{topic}", f"channel{channel}")
         report.add("creation", "s", time.perf_counter() - begin)
-        processes = {row["pid"]: row["kind"] for row in admin.overview(processes=True).get("processes", ())}
+        processes = {row["pid"]: row["kind"] for row in admin.overview(processes=True).get("processes", ()) if "pid" in row}
     _wait(SETTLE_S)
     executable = browser_here()
     for _ in range(rounds):
