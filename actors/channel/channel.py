@@ -1,13 +1,7 @@
-"""The channel: gives each message to one of its consumers and knows who holds which until when.
+"""Channel actor: gives each message of a topic to one of its consumers, under a lease.
 
-When an `#ephemeral` channel is over: its last consumer has left, or none came in time. Pure.
-
-It stays over, whoever comes then: the supervisor may be taking it away already, and gives them a new one. The word that says so is
-repeated, for it may meet a topic that is on its way up or down.
-
-How a channel begins: with what storage has of it, from which its logic is made.
-
-Who may take part in a channel, and on what terms. Pure.
+The module also says when an `#ephemeral` channel ends, how a channel starts from its stored state,
+and which consumers a channel accepts.
 """
 
 from __future__ import annotations
@@ -42,7 +36,12 @@ _NS = 1_000_000_000
 
 
 class LastConsumer:
-    """`over`: no consumer is taken any more."""
+    """The end of an `#ephemeral` channel: when its last consumer has left, or none came in time.
+
+    `over` is True once the channel takes no more consumers. It never becomes False again, because
+    the supervisor may already be removing the channel. A later consumer gets a new channel. The
+    supervisor is notified repeatedly, because a topic that starts or stops may miss the message.
+    """
 
     def __init__(self, now_ns: int) -> None:
         self.over = False
@@ -51,7 +50,10 @@ class LastConsumer:
         self._say_ns = 0
 
     def look(self, consumers: int, now_ns: int) -> bool:
-        """Once a turn, after all that came in it. True: tell the supervisor now."""
+        """Return True if the supervisor must be notified now.
+
+        Call it once at the end of each turn.
+        """
         if consumers and not self.over:
             self._had_one = True
         elif self._had_one or now_ns >= self._until_ns:
@@ -66,8 +68,12 @@ _WAIT_MS = 10_000
 
 
 class OpenedChannel(NamedTuple):
-    """What storage has of a channel. `holes`: those that are not deferred, of an ordered channel all; `deferred`: rows, messages, next due
-    time; `start` and `end`: of the log."""
+    """The stored state of a channel.
+
+    `holes` are the rows that are not deferred. For an ordered channel, they are all rows.
+    `deferred` holds the number of deferred rows, the number of their messages, and the next due
+    time. `start` and `end` are the bounds of the log.
+    """
 
     row: ChannelRow
     holes: Sequence[Hole]
@@ -77,13 +83,17 @@ class OpenedChannel(NamedTuple):
 
 
 def ask_for_row(storage: Port, channel: str, settings: NewChannelSettings) -> OpenedChannel:
-    """Storage's answer to OpenChannel; many holes come in several. `settings`: those of a channel that is made now."""
+    """Open the channel in the storage and return its state.
+
+    Many holes come in several replies. `settings` are the settings of a channel that is created
+    now.
+    """
     storage.send((), p.OpenChannel(1, channel, {**settings}))
     holes: list[Hole] = []
     while storage.socket.poll(_WAIT_MS):
         for mail in storage.receive(1):
             if isinstance(mail, Mail) and isinstance(mail.message, p.Dropped):
-                continue  # the answer comes after it, and knows
+                continue  # the reply follows and takes it into account
             if isinstance(mail, Mail) and isinstance(mail.message, p.Failed):
                 raise ZsqError(mail.message.code, mail.message.text)
             if not isinstance(mail, Mail) or not isinstance(mail.message, p.Done):
@@ -96,14 +106,14 @@ def ask_for_row(storage: Port, channel: str, settings: NewChannelSettings) -> Op
 
 
 def make_delivery(key: int, channel: str, opened: OpenedChannel) -> ChannelCore:
-    """From the row, its holes, and what the log holds now."""
+    """Create the channel core from the stored state and the present bounds of the log."""
     row = opened.row
     deferred = Deferred(*opened.deferred)
     deferred.limit(options.EPHEMERAL_DEFERRED_ROWS_MAX if is_ephemeral(channel) else options.DEFERRED_ROWS_MAX)
     settings = channel_settings.resolve(row.settings or {})
     made = ChannelCore(key, row.next_offset, opened.holes, row.counters, row.paused, deferred, settings, channel, random.random)
-    made.begin = row.next_offset if row.begin is None else row.begin  # 0.1.0 did not say it
-    made.measurements.sample((), time.monotonic_ns(), time.time_ns())  # from here on rates count
+    made.begin = row.next_offset if row.begin is None else row.begin  # not stored by version 0.1.0
+    made.measurements.sample((), time.monotonic_ns(), time.time_ns())  # rates are measured from here on
     made.supply.go_on_without(row.emptied or ())
     made.supply.drop_below(opened.start)
     return made
@@ -115,7 +125,10 @@ def check_ready(ready: int) -> None:
 
 
 def consumer_of(message: p.Sub, peer: Peer, core: ChannelCore, now_ns: int, wall_ns: int) -> Subscriber:
-    """The consumer that this word asks for; `UsageError` or `Refused` says why not."""
+    """Return the consumer that this request describes.
+
+    Raises `UsageError` or `Refused` if the channel does not accept it.
+    """
     if message.version != p.PROTOCOL_VERSION:
         raise UsageError(E_BAD_COMMAND, f"protocol version {message.version} is not spoken here, only {p.PROTOCOL_VERSION}")
     timeout_ms = message.message_timeout_ms or p.MESSAGE_TIMEOUT_MS
@@ -134,7 +147,10 @@ def consumer_of(message: p.Sub, peer: Peer, core: ChannelCore, now_ns: int, wall
 
 
 def _check_room(peer: Peer, core: ChannelCore, now_ns: int) -> None:
-    """Those that are lost hold no place, though no scan has found them yet."""
+    """Raise `Refused` (E_LIMIT) if the channel has no room for another consumer.
+
+    Lost consumers do not count, even if no scan has found them yet.
+    """
     consumers = core.consumers
     limit = min(core.settings.max_consumers or options.CONSUMERS_MAX, options.CONSUMERS_MAX)
     if peer in consumers or len(consumers) < limit:
@@ -167,14 +183,14 @@ class ChannelActor(Actor[ChannelStart]):
         self.dead_letters = DeadLetterSender(self, self.given.topic_name, self.given.uuid, self.name, self.given.front)
         self.peeks = Peeks(self.name)
         self._stop_ns = 0
-        self.closed: bool = self.given.closed  # to consumers
-        self._fetches: dict[int, int] = {}  # request -> offset wanted for a redelivery
+        self.closed: bool = self.given.closed  # closed for consumers
+        self._fetches: dict[int, int] = {}  # request -> offset whose block a redelivery needs
         self._hinted_ns = 0
         self._corrupt_told = self._corrupt_limit = self._corrupt_until_ns = 0
         return {"front": self.given.front, "settings": self.settings_own}
 
     def _route(self) -> None:
-        """Consumers and scan workers come in at the front."""
+        """Register the handlers. Consumers and scan workers connect to `front`."""
         front, storage = self.front, self.storage
         front.route(p.Sub, self.subscribe)
         front.route(p.Ready, self.set_ready)
@@ -199,7 +215,10 @@ class ChannelActor(Actor[ChannelStart]):
 
     @cached_property
     def topic(self) -> Port:
-        """With the first consumer: a link costs some 130 KB, and of a thousand channels most are idle."""
+        """The link to the topic, opened for the first consumer.
+
+        A link costs about 130 KB, and most of a thousand channels are idle.
+        """
         topic = self.open_dealer(self.given.topic)
         topic.route(p.Offer, self.on_offer)
         topic.route(p.Behind, self.on_behind)
@@ -209,7 +228,7 @@ class ChannelActor(Actor[ChannelStart]):
 
     @cached_property
     def scan(self) -> Port:
-        """With the first due time."""
+        """The link to the scan worker, opened for the first due time."""
         scan = self.open_dealer(self.given.scan)
         scan.route(p.Failed, self.on_failed)
         return scan
@@ -226,7 +245,11 @@ class ChannelActor(Actor[ChannelStart]):
         port.send(mail.envelope, p.Subscribed(message.request, self.key, consumer.timeout_ns // _MS, consumer.heartbeat_ns // _MS))
 
     def _consumer(self, mail: Mail) -> Subscriber:
-        """The sender, alive; a stranger (of a predecessor's time, or given up as lost) has to subscribe again."""
+        """Return the consumer that sent this mail, and note that it is alive.
+
+        Raises `UsageError` (E_HELLO) for an unknown sender, which must subscribe again: it
+        subscribed before a restart of the channel, or the channel gave it up as lost.
+        """
         consumer = self.core.consumers.get(mail.envelope)
         if consumer is None:
             raise UsageError(E_HELLO, "subscribe first: this link is not known (any more)")
@@ -258,7 +281,7 @@ class ChannelActor(Actor[ChannelStart]):
     def _answer(self, mail: Mail, request: int, token: int, refused: Any) -> None:
         answer = p.Answer(request, token, tuple(refused))
         if request:
-            self.saving.confirm(mail.envelope, answer)  # confirmed means committed
+            self.saving.confirm(mail.envelope, answer)  # a confirmation is sent only after the commit
         elif refused:
             self.front.send(mail.envelope, answer)
 
@@ -277,7 +300,7 @@ class ChannelActor(Actor[ChannelStart]):
         if last.look(len(self.core.consumers), time.monotonic_ns()):
             self.supervisor.send((), p.Over(self.key))
 
-    # Blocks come
+    # Incoming blocks
 
     def on_offer(self, port: Port, mail: Mail, message: p.Offer) -> None:
         blocks = mail.blocks()
@@ -294,7 +317,10 @@ class ChannelActor(Actor[ChannelStart]):
         self.feed.behind()
 
     def on_dropped(self, port: Port, mail: Mail, message: p.Dropped) -> None:
-        """Only storage sends it. No block from behind the new start was sent before."""
+        """Skip what retention removed. Only the storage sends this message.
+
+        The storage sends blocks from after the new start only after this message.
+        """
         start = message.start
         if self.supply.drop_below(start):
             self.feed.moved()
@@ -318,7 +344,7 @@ class ChannelActor(Actor[ChannelStart]):
                 self.supply.offer(block, from_storage=True)
             self.supply.step_over(message.next_offset)
 
-    # Each turn
+    # Each turn of the loop
 
     def on_turn(self) -> None:
         self.core.rest()
@@ -338,7 +364,7 @@ class ChannelActor(Actor[ChannelStart]):
             self._look_for_consumers(self.last_consumer)
 
     def _deliver(self) -> bool:
-        """True: there is more than one turn may take."""
+        """Send deliveries. Return True if there are more than one turn may send."""
         now, wall = time.monotonic_ns(), time.time_ns()
         for _ in range(options.DRAIN_MAX):
             delivery = self.core.next_delivery(now, wall)
@@ -346,12 +372,14 @@ class ChannelActor(Actor[ChannelStart]):
                 return self.core.has_more()
             message = p.Deliver(delivery.token, delivery.runs, delivery.timeout_ns // _MS)
             if not self.front.send(delivery.peer, message, [delivery.block]):
-                self.core.unsubscribe(delivery.peer)  # dead, or does not take what it has credit for
+                self.core.unsubscribe(delivery.peer)  # it is dead, or does not read what it has credit for
         return True
 
     def _found_corrupt(self) -> None:
-        """Blocks changed in this process's memory: read them from storage. Where that happens again and again, end: the successor has other
-        memory."""
+        """Read blocks that changed in this process's memory from the storage again.
+
+        If that happens repeatedly, end the process. Its successor gets other memory.
+        """
         now, count = time.monotonic_ns(), self.supply.corrupt_count
         log.error("%s: a block changed in memory since its producer sent it (%d so far); it is read from storage again", self.title, count)
         self._corrupt_told = count
@@ -372,7 +400,7 @@ class ChannelActor(Actor[ChannelStart]):
         elif message is not None:
             self.topic.send((), message)
         asked = set(self._fetches.values())
-        for offset in sorted(self.supply.wanted - asked):  # so they come, and go out, in the order of their offsets
+        for offset in sorted(self.supply.wanted - asked):  # sorted: deliver them in the order of offsets
             if len(self._fetches) >= options.FETCHES_MAX:
                 return
             self._request += 1
@@ -380,7 +408,10 @@ class ChannelActor(Actor[ChannelStart]):
             self.storage.send((), p.Fetch(self._request, offset, self.supply.fetch_bytes))
 
     def _hint(self) -> None:
-        """Tell the scan loop when the next due time became earlier than what it knows: by more than two clocks drift apart in a while."""
+        """Notify the scan worker when the next due time is earlier than the one it knows.
+
+        A difference of up to 1 ms is ignored, because two clocks may drift apart by that much.
+        """
         now = time.monotonic_ns()
         due = self.core.next_due(now, time.time_ns())
         if due and (due < self._hinted_ns - _MS or self._hinted_ns == 0):
@@ -408,7 +439,7 @@ class ChannelActor(Actor[ChannelStart]):
         return min(usual, self.saving.wait_ms(time.monotonic_ns()))
 
     def _row(self, next_offset: int) -> ChannelRow:
-        first = None if self.last_consumer is None else self.core.first()  # storage keeps no holes of an ephemeral channel
+        first = None if self.last_consumer is None else self.core.first()  # the storage keeps no holes of an ephemeral channel
         return ChannelRow(
             next_offset, self.core.paused, None, self.core.counters, self.settings_own, first, self.core.begin, tuple(self.supply.emptied)
         )
@@ -444,14 +475,17 @@ class ChannelActor(Actor[ChannelStart]):
         self.supply.deferred.failed(message.request)
         if order := self.peeks.failed(message.request):
             self.answer_order(p.Failed(order, message.code, message.text))
-        elif message.request == self.saving.out:  # another owner, or rows that storage cannot take: what is held here is worth nothing
+        elif message.request == self.saving.out:  # another owner, or invalid rows: the state held here is useless
             raise RuntimeError(f"{self.title}: storage says {message.code} {message.text}")
         log.warning("%s: %s %s", self.title, message.code, message.text)
 
     # Orders
 
     def close(self, message: p.SetClosed) -> p.Done:
-        """Consumers that are there see an error; what they hold waits for the topic to be opened again."""
+        """Close the channel to consumers, or open it again.
+
+        Connected consumers receive an error. Their messages wait until the topic is opened again.
+        """
         self.closed = message.to_consumers
         for peer in list(self.core.consumers) if self.closed else ():
             self.front.send(peer, p.Failed(0, E_CLOSED, TO_CONSUMERS))
@@ -466,7 +500,7 @@ class ChannelActor(Actor[ChannelStart]):
         self._request += 1
         self.storage.send((), self.peeks.begin(self._request, message, self.core, time.monotonic_ns(), time.time_ns()))
 
-    # Orders that are answered when they are durable
+    # Orders that are answered once they are durable
 
     def pause(self, message: p.SetPaused) -> None:
         self.core.paused = message.is_paused
@@ -490,7 +524,11 @@ class ChannelActor(Actor[ChannelStart]):
         self.saving.answer(p.ChannelConfigured(message.request, cast("ChannelOptions", self.core.settings.as_dict())))
 
     def seek(self, message: p.Seek) -> None:
-        """`UsageError` for an offset beyond the end (it would skip all that waits) unless `clamp` is given; `END` means the end."""
+        """Move the channel to another offset.
+
+        `END` means the end of the topic. Raises `UsageError` (E_BAD_ARGUMENT) for an offset beyond
+        the end, which would skip all waiting messages, unless `clamp` is set.
+        """
         self._head = max(self._head, message.head)
         if self._head < message.offset < END and not message.clamp:
             waiting = max(0, self._head - self.supply.next_offset)
@@ -507,9 +545,10 @@ class ChannelActor(Actor[ChannelStart]):
         self.feed.moved()
 
     def on_stop(self) -> bool:
-        """What was answered is committed, then consumers are told to look for a successor.
+        """Commit all confirmed answers, then tell the consumers to look for the successor.
 
-        A commit that does not come is not waited for: nobody was told that it had.
+        Return True when the actor may end. It stops waiting for a commit after `STOP_COMMIT_S`:
+        answers that were not committed were not confirmed either.
         """
         self._stop_ns = self._stop_ns or time.monotonic_ns()
         self.core.end()

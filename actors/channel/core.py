@@ -1,25 +1,27 @@
-"""A channel's logic: who holds which message until when. Pure.
+"""Channel core: which consumer holds which message until when. No I/O.
 
-Messages come from the channel's supply (`supply.py`), go to consumers under leases, and are finished, go back to the supply, or
-expire. Times: leases in monotonic ns (`now_ns`), due times in wall ns (`wall_ns`).
+Messages come from the channel's supply (`supply.py`) and go to consumers under leases. They are
+finished, returned to the supply, or their lease ends. Leases use monotonic nanoseconds (`now_ns`).
+Due times use wall-clock nanoseconds (`wall_ns`).
 
-What a channel and its consumers measure of themselves beside plain counters: rates and latencies. Pure.
+The module also holds what a channel measures, the turns of its consumers, and peeks.
 
-Latency is from the moment a message came into the topic (its block's time; a delayed message's is when it became due) to its finish, by the
-wall clock. Work is per answer and block, not per message: messages of one block that one answer finishes took the same time.
+Measurements. Latency is the wall-clock time from the arrival of a message in the topic to its
+finish. The arrival is the time of its block. For a delayed message it is the time at which the
+message became due. The work grows with answers and blocks, not with messages: all messages of one
+block that one answer finishes took the same time.
 
-Whose turn it is among a channel's consumers: that of those with room who got the fewest messages. Pure.
+Turns. The next delivery goes to the consumer with room that has received the fewest messages.
+Counting deliveries would be unfair: a delivery ends where its block ends. With blocks of 1,000
+messages and a ready count of 300, one consumer would get 300 messages each time and another one
+100. Taking turns by ready count would be unfair too: a slow stream would go to one consumer until
+its ready count is used up, while the others wait. Counting messages spreads a slow stream over all
+consumers. A consumer without room stands aside, and returns with the count at which the others are
+then. So a consumer cannot save up turns. A new consumer starts at that count too.
 
-Turns by deliveries would not be fair: a delivery ends where its block ends, so with blocks of 1,000 and a credit of 300 one consumer would
-get 300 each time and another one 100. Turns by credit would not be, either: what trickles in would lie with one of them until its credit is
-used up, while the others wait. So messages count, and of few messages each goes to another consumer.
-
-Who has no room stands aside, and comes back where the others are then: nobody saves up turns. A newcomer begins there too.
-
-What a channel shows to somebody who looks at it without taking part: where it is, and what is behind its cursor. Pure.
-
-Deferred messages lie in the state store only, so each look asks it for the ones that are due next; what changes meanwhile may be
-shown as it was a moment ago.
+Peeks. A peek shows the position of the channel and the messages behind its cursor. Deferred
+messages are only in the state store, so each peek requests those that are due next. Changes made in
+the meantime may not be visible yet.
 """
 
 from __future__ import annotations
@@ -48,7 +50,10 @@ from .supply import Picked, Supply
 
 
 class Measurements:
-    """One channel's. `counters` are the channel's, and read here only."""
+    """The rates and latencies of one channel.
+
+    They read the channel's `counters` and never change them.
+    """
 
     def __init__(self, counters: Mapping[str, int]) -> None:
         self._counters = counters
@@ -57,7 +62,7 @@ class Measurements:
         self._sampled_ns = 0
 
     def finished(self, consumer: Subscriber, times: Times, runs: Sequence[Run], wall_ns: int) -> None:
-        """These messages of one delivery were finished just now."""
+        """Note that these messages of one delivery were finished just now."""
         for time_ns, messages in by_time(times, runs).items():
             key = bin_of(wall_ns - time_ns)
             self._latency.add_bin(key, messages, wall_ns)
@@ -65,7 +70,10 @@ class Measurements:
                 consumer.latency.add_bin(key, messages, wall_ns)
 
     def sample(self, consumers: Iterable[Subscriber], now_ns: int, wall_ns: int) -> None:
-        """With each pulse, from the start on: so rates know what was, and what is too old is given up."""
+        """Record the counters for the rates and drop old latencies.
+
+        Called with each pulse from the start.
+        """
         if self._meter is None:
             self._meter = RateMeter(now_ns, self._counters)
         self._meter.note(now_ns, self._counters)
@@ -79,7 +87,7 @@ class Measurements:
                 consumer.latency.expire(wall_ns)
 
     def rates(self, now_ns: int) -> dict[str, float]:
-        """Of the counters that grew within the last minute."""
+        """Return the rates of the counters that grew within the last minute."""
         return self._meter.rates(now_ns, self._counters) if self._meter is not None else {}
 
     def rates_recent(self, now_ns: int) -> dict[str, float]:
@@ -87,11 +95,14 @@ class Measurements:
         return self._meter.rates(now_ns, self._counters, RECENT_NS) if self._meter is not None else {}
 
     def latency(self, wall_ns: int) -> tuple[int, ...]:
-        """Of what was finished lately, see `LatencyWindow.recent`."""
+        """Return the latencies of recently finished messages, see `LatencyWindow.recent`."""
         return self._latency.recent(wall_ns)
 
     def details(self, consumers: Iterable[Subscriber], now_ns: int, wall_ns: int) -> ChannelDetails:
-        """What takes some work, for who asks."""
+        """Return reports of the consumers and latencies.
+
+        Computed on request, because it takes some work.
+        """
         bins = self._latency.bins(wall_ns)
         clients: list[ConsumerReport] = [
             {
@@ -109,13 +120,17 @@ def has_room(consumer: Subscriber) -> bool:
 
 
 class Turns:
-    """Consumers by what they got: `served` is that, as if they all had been here from the beginning."""
+    """The consumers in the order of their turns.
+
+    `served` is the number of messages a consumer received, as if all consumers had been here from
+    the beginning.
+    """
 
     def __init__(self) -> None:
-        self._line: list[tuple[int, int, Subscriber]] = []  # a heap: served, number of the turn, who
+        self._line: list[tuple[int, int, Subscriber]] = []  # a heap: served, number of the turn, consumer
         self._aside: dict[Peer, Subscriber] = {}
         self._turn = 0
-        self._floor = 0  # what the one served last had before
+        self._floor = 0  # what the last served consumer had received before
 
     def join(self, consumer: Subscriber) -> None:
         consumer.served = 0
@@ -128,13 +143,17 @@ class Turns:
             heapq.heapify(self._line)
 
     def look(self, consumer: Subscriber) -> None:
-        """It may have room again."""
+        """Put the consumer in line again if it has room."""
         if has_room(consumer) and self._aside.pop(consumer.peer, None) is not None:
             consumer.served = max(consumer.served, self._floor)
             self._push(consumer)
 
     def first(self, share: int = 0) -> Subscriber | None:
-        """Who is next; None: nobody has room. It stays where it is until `served`. `share`: those that hold fewer come first."""
+        """Return the next consumer, or None if no consumer has room.
+
+        It stays first until `served` is called. With a `share`, consumers that hold fewer messages
+        than that come first.
+        """
         while self._line:
             consumer = self._line[0][2]
             if has_room(consumer):
@@ -149,7 +168,7 @@ class Turns:
         return min((entry for entry in self._line if entry[2].in_flight < share and has_room(entry[2])), default=(0, 0, None))[2]
 
     def served(self, consumer: Subscriber, count: int) -> None:
-        """It got so many."""
+        """Note that the consumer received `count` messages."""
         if self._line[0][2] is consumer:
             heapq.heappop(self._line)
         else:
@@ -173,12 +192,16 @@ REJECTED: Final = "its consumer rejected it"
 
 
 def half() -> float:
-    """In place of chance."""
+    """Return 0.5, the default in place of random numbers."""
     return 0.5
 
 
 class ChannelCore:
-    """One channel. Commands come from consumers, blocks from the feed into `supply`; parcels and changes go out."""
+    """The logic of one channel.
+
+    Commands come from consumers, and blocks come from the feed into `supply`. Deliveries and
+    changes to commit go out.
+    """
 
     def __init__(
         self, incarnation: int, next_offset: int, holes: Iterable[Hole], counters: Mapping[str, int], paused: bool,
@@ -189,22 +212,25 @@ class ChannelCore:
         self.counters = dict.fromkeys(COUNTERS, 0) | renamed(counters)
         self.measurements = Measurements(self.counters)
         self.begin = next_offset
-        """Where it began: what came since is what it was given. Lower by what it went back."""
+        """Offset at which the channel began. Messages since then count as received.
+
+        A seek backwards lowers it by the distance.
+        """
         self.consumers: dict[Peer, Subscriber] = {}
         choice = ChannelFilter(channel, self.settings, random)
         kind = OrderedSupply if self.settings.ordered else Supply
         self.supply: Supply = kind(next_offset, holes, deferred or Deferred(), self.counters, self.settings, choice)
         self._token = (incarnation & 0x7FFFFFFF) << 32
         self._turns = Turns()
-        self._takers = 0  # consumers that take messages
-        self._beats_end_ns = 0  # no consumer is lost before that, as far as the last scan saw; 0: there is none
+        self._takers = 0  # consumers with a ready count above 0
+        self._beats_end_ns = 0  # at the last scan: no consumer is lost before; 0: no consumers
         self._leases: dict[int, Lease] = {}
         self._lease_rows = 0
         self._deadlines: DeadlineHeap[int] = DeadlineHeap()
         self._ending = False
 
     def configure(self, settings: ChannelSettings) -> None:
-        """From now on. What is `FIXED` of them is as it was."""
+        """Apply these settings from now on. Settings listed in `FIXED` stay as they were."""
         self.settings = settings
         self.supply.configure(settings)
 
@@ -226,7 +252,7 @@ class ChannelCore:
         self._turns.look(consumer)
 
     def unsubscribe(self, peer: Peer) -> bool:
-        """The consumer left or was lost: all it holds is to be delivered again."""
+        """Remove a consumer that left or was lost. All its messages are delivered again."""
         consumer = self.consumers.pop(peer, None)
         if consumer is None:
             return False
@@ -240,16 +266,19 @@ class ChannelCore:
         return True
 
     def lost_consumers(self, now_ns: int) -> list[Peer]:
-        """Those not heard of for two heartbeats."""
+        """Return the consumers not heard from for two heartbeats."""
         return [c.peer for c in self.consumers.values() if now_ns >= c.lost_ns]
 
     def is_wanted(self) -> bool:
-        """Some consumer would take new messages."""
+        """Return True if some consumer would take new messages."""
         return not self.paused and self._takers > 0
 
     def rest(self) -> None:
-        """Once a turn: hold no blocks that nobody wants. The feed goes off for the same reason; while it is on, the window must not
-        shrink, for what comes goes on where it ended and would look like a gap. And what is not wanted may be passed again."""
+        """Begin a turn: allow messages to be skipped again, and drop blocks that no consumer wants.
+
+        The feed is switched off for the same reason. While it is on, the window must not shrink:
+        the next block follows the end of the window, and a shorter window would look like a gap.
+        """
         self.supply.looks = options.LOOKS_MAX
         if not self.is_wanted():
             self.supply.drop_blocks()
@@ -257,7 +286,7 @@ class ChannelCore:
     # Deliveries
 
     def next_delivery(self, now_ns: int, wall_ns: int) -> OutgoingDelivery | None:
-        """The next delivery, or None when no consumer has room or nothing waits. Consumers take turns."""
+        """Return the next delivery, or None when no consumer has room or no message waits."""
         if self.supply.moving:
             return None
         share = self._share(wall_ns)
@@ -267,7 +296,7 @@ class ChannelCore:
                 room = min(room, share - consumer.in_flight)
             picked = self.supply.pick(consumer, room, self._lease_rows, wall_ns)
             if picked is None:
-                return None  # nothing waits: the turn stays where it was
+                return None  # no message waits: the turn does not move on
             block = self._joined(picked) if picked.runs else None
             if picked.runs and block is None:
                 return None
@@ -277,9 +306,11 @@ class ChannelCore:
         return None
 
     def _joined(self, picked: Picked) -> Block | None:
-        """Return what was picked as one block. None if its bytes changed in memory: then it was given back to the supply.
+        """Return the picked messages as one block, or None if its bytes changed in memory.
 
-        A block that goes out whole the first time is checked by its consumer only; if that refuses it, it comes again and is checked here.
+        In that case the messages were returned to the supply. A block that is sent whole for the
+        first time is checked only by its consumer. If the consumer rejects it, it is checked here
+        before it is sent again.
         """
         block, start, stop = picked.parts[0]
         try:
@@ -293,14 +324,19 @@ class ChannelCore:
             return None
 
     def _share(self, wall_ns: int) -> int:
-        """Of an ordered channel: how much of what could be out at once is each consumer's. 0: there is no bound."""
+        """Return how many of the messages that could be in flight each consumer of an ordered
+        channel gets.
+
+        0 means no limit.
+        """
         if not self.settings.ordered or self.paused:
             return 0
         takers = [consumer.in_flight for consumer in self.consumers.values() if consumer.ready > 0]
         return self.supply.share(len(takers), sum(takers), self._lease_rows, wall_ns)
 
     def has_more(self) -> bool:
-        """In this turn enough was passed that nobody wants: take another one soon."""
+        """Return True if this turn skipped so many unwanted messages that another one should follow
+        soon."""
         return self.supply.looks <= 0
 
     def _lease(self, consumer: Subscriber, picked: Picked, block: Block, now_ns: int) -> OutgoingDelivery:
@@ -333,13 +369,16 @@ class ChannelCore:
 
     @property
     def held(self) -> int:
-        """Rows behind the cursor, without deferred ones."""
+        """The number of rows behind the cursor, without deferred ones."""
         return self._lease_rows + self.supply.held
 
     # Answers
 
     def _answered(self, peer: Peer, token: int, ranges: Sequence[Range]) -> tuple[list[Run], Sequence[Range]]:
-        """(what was under this lease and is not any more, what was refused and stays as it was)."""
+        """End the lease on these ranges. Return the runs released, and the refused ranges.
+
+        Refused ranges were not under this lease and are not changed.
+        """
         check(ranges)
         lease = self._leases.get(token)
         if lease is None or lease.consumer.peer != peer:
@@ -356,7 +395,11 @@ class ChannelCore:
         return taken, refused
 
     def fin(self, peer: Peer, token: int, ranges: Sequence[Range], wall_ns: int = 0) -> Sequence[Range]:
-        """Finished. Returns the ranges that were not under this lease; nothing is done to those. `wall_ns` 0: latency is not measured."""
+        """Finish these messages and return the refused ranges.
+
+        Refused ranges were not under this lease and are not changed. If `wall_ns` is 0, latency is
+        not measured.
+        """
         lease = self._leases.get(token)
         taken, refused = self._answered(peer, token, ranges)
         count = total(taken)
@@ -369,8 +412,11 @@ class ChannelCore:
         return refused
 
     def req(self, peer: Peer, token: int, ranges: Sequence[Range], delay_ms: int, wall_ns: int, error: str = "") -> Sequence[Range]:
-        """Again, at once or after a delay (clamped to an hour; BACKOFF: the channel's); DEAD: never; EXPIRED: at once, as by
-        the scan. Returns the refused ranges."""
+        """Requeue these messages, at once or after a delay, and return the refused ranges.
+
+        The delay is limited to one hour. BACKOFF uses the channel's backoff. DEAD rejects the
+        messages. EXPIRED requeues them at once, as if the scan had ended their lease.
+        """
         taken, refused = self._answered(peer, token, ranges)
         if delay_ms == EXPIRED:
             self._note_timeouts(self.consumers.get(peer), taken)
@@ -399,7 +445,8 @@ class ChannelCore:
             self.supply.back((run,), cause)
 
     def touch(self, peer: Peer, token: int, now_ns: int) -> Sequence[Range]:
-        """More time: the consumer's timeout from now, at most 15 minutes since the delivery."""
+        """Extend a lease to the consumer's timeout from now, at most to 15 minutes after the
+        delivery."""
         lease = self._leases.get(token)
         if lease is None or lease.consumer.peer != peer:
             return (UNKNOWN_DELIVERY,)
@@ -415,7 +462,10 @@ class ChannelCore:
             consumer.timeout_count += total(runs)
 
     def scan(self, now_ns: int, wall_ns: int) -> bool:
-        """Leases that ended, deferred messages that are due, consumers that were lost. True if there was any."""
+        """Process ended leases, due deferred messages, and lost consumers.
+
+        Return True if there were any.
+        """
         found = False
         for peer in self.lost_consumers(now_ns):
             found = self.unsubscribe(peer) or found
@@ -429,7 +479,10 @@ class ChannelCore:
         return self.supply.scan(wall_ns, self._lease_rows) or found
 
     def next_due(self, now_ns: int, wall_ns: int) -> int:
-        """When the next scan has something to do, in monotonic ns; 0 for never. It may find that all consumers were heard of since."""
+        """Return when the next scan may have work, in monotonic nanoseconds, or 0 for never.
+
+        The scan may then find that all consumers have been heard from in the meantime.
+        """
         times = [self._beats_end_ns] if self.consumers else []
         lease = self._deadlines.next_due()
         if lease is not None:
@@ -440,61 +493,76 @@ class ChannelCore:
         return max(1, min(times)) if times else 0
 
     def may_ask(self) -> bool:
-        """The store shall be asked what is due."""
+        """Return True if the state store should be asked which messages are due."""
         return self.supply.may_ask(self._lease_rows)
 
     # Commits
 
     def changes(self) -> Changes:
-        """What changed since the last call; one commit is out at a time. Redeliveries wait for it."""
+        """Return the changes since the last call.
+
+        One commit is made at a time. Redeliveries wait for it.
+        """
         out = [run for lease in self._leases.values() for run in lease.runs]
         return self.supply.changes(out, self._to_promise())
 
     def waits_for_commit(self) -> bool:
-        """Somebody would get what waits for its next number."""
+        """Return True if messages with a consumer wait only for their next attempt number to be
+        committed."""
         return self._to_promise() > 0
 
     def _to_promise(self) -> int:
-        """How many messages get their next number with the commit that begins."""
+        """Return how many messages get their next attempt number with the commit that begins."""
         if self._ending or not self.supply.again.waits or not self.is_wanted():
             return 0
         return self.supply.to_promise(sum(max(0, c.ready - c.in_flight) for c in self.consumers.values()))
 
     def end(self) -> None:
-        """In order: nothing is sent any more, and rows say under which number their messages were really sent last."""
+        """End in order: send nothing more, and let rows state the attempts that were really sent
+        last."""
         self._ending = True
         self.supply.end()
 
     def seek(self, offset: int) -> None:
-        """Go on at `offset` once that is committed, and clear all before it, leases included: what consumers hold cannot be answered."""
+        """Continue at `offset` once that is committed, and clear everything before it.
+
+        Leases are cleared too: consumers can no longer answer the messages that they hold.
+        """
         for token in list(self._leases):
             self._end_lease(token)
         self.begin -= max(0, self.supply.next_offset - offset)
         self.supply.seek(offset)
 
     def skip(self, start: int, stop: int) -> bool:
-        """Never deliver these, see `Supply.skip`; so they were not given to this channel either."""
+        """Never deliver these messages, see `Supply.skip`. They do not count as received."""
         before = self.supply.next_offset
         moved = self.supply.skip(start, stop)
         if moved:
             self.begin += stop - max(start, before)
         return moved
 
-    # What it looks like from outside
+    # Reports
 
     def out(self, now_ns: int) -> Iterator[tuple[Run, str, int, int]]:
-        """Runs that consumers hold, the longest held first: (run, whose it is, for how long, how long the lease still lasts), in ns."""
+        """Yield the runs that consumers hold, the longest held first.
+
+        Each row holds the run, its consumer, how long it has been held, and how long the lease
+        still lasts, both in nanoseconds.
+        """
         for token, lease in self._leases.items():
             for run in lease.runs:
                 yield run, lease.consumer.label, now_ns - lease.sent_ns, self._deadlines.due_of(token) - now_ns
 
     def first(self) -> int:
-        """The lowest offset that is not finished, and not deferred."""
+        """Return the lowest offset that is neither finished nor deferred."""
         starts = [run[0] for lease in self._leases.values() for run in lease.runs]
         return min([self.supply.next_offset, *starts, *self.supply.starts()])
 
     def statistics(self, head: int) -> DeliveryPulse:
-        """NSQ's field names. What takes some work is in `details`."""
+        """Return the counters under NSQ's field names.
+
+        `details` returns what takes some work to compute.
+        """
         return {
             **self.supply.statistics(head),
             "begin": self.begin,
@@ -505,15 +573,18 @@ class ChannelCore:
         }
 
     def details(self, now_ns: int, wall_ns: int) -> ChannelDetails:
-        """For who asks: consumers, latencies."""
+        """Return the reports on consumers and latencies."""
         return self.measurements.details(self.consumers.values(), now_ns, wall_ns)
 
 
-ANY_NS = 1 << 62  # a due time that everything is before
+ANY_NS = 1 << 62  # a due time after every other one
 
 
 class _HeldRow(TypedDict):
-    """A run of messages behind the cursor. `consumer`, `held_ms`, `left_ms`: of those in flight; `due_ns`: of deferred ones."""
+    """A run of messages behind the cursor.
+
+    Runs in flight have `consumer`, `held_ms` and `left_ms`. Deferred runs have `due_ns`.
+    """
 
     state: str
     offset: int
@@ -533,14 +604,17 @@ class _Look(NamedTuple):
 
 
 class Peeks:
-    """Looks on their way, by the number of their question to the store."""
+    """Peeks in progress, by the number of their request to the state store."""
 
     def __init__(self, channel: str) -> None:
         self._channel = channel
         self._looks: dict[int, _Look] = {}
 
     def begin(self, request: int, order: Peek, delivery: ChannelCore, now_ns: int, wall_ns: int) -> Due:
-        """What the store is asked."""
+        """Begin a peek and return the request to the state store.
+
+        Raises `Refused` (E_LIMIT) if too many peeks are in progress.
+        """
         if len(self._looks) >= options.FETCHES_MAX:
             raise Refused(E_LIMIT, "several others are looking at this channel just now; try again")
         supply = delivery.supply
@@ -563,7 +637,7 @@ class Peeks:
         return Due(request, self._channel, ANY_NS, limit)
 
     def answered(self, request: int, rows: Iterable[Row], delivery: ChannelCore) -> Done | None:
-        """The answer to the order, if this was asked for a look."""
+        """Return the reply to the peek, or None if this request does not belong to one."""
         look = self._looks.pop(request, None)
         if look is None:
             return None
@@ -572,7 +646,8 @@ class Peeks:
         return Done(look.order, look.data | {"held": [*look.held, *_first(deferred, look.limit)]})
 
     def failed(self, request: int) -> int:
-        """The order whose question had no answer; 0: it was not one of these."""
+        """Return the order whose request to the state store failed, or 0 if this was no such
+        request."""
         look = self._looks.pop(request, None)
         return 0 if look is None else look.order
 
@@ -582,7 +657,7 @@ def _held(state: str, run: Run) -> _HeldRow:
 
 
 def _first(rows: Iterable[_HeldRow], limit: int) -> Iterator[_HeldRow]:
-    """Those with the first `limit` messages."""
+    """Yield the rows of the first `limit` messages."""
     for row in rows:
         yield {**row, "count": min(row["count"], limit)}
         limit -= row["count"]

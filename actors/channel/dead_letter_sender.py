@@ -1,13 +1,12 @@
-"""The channel's desk for dead letters: turns what sends them while there are some, and costs one look a turn while there are none.
+"""Dead-letter sender: publishes a channel's dead letters to another topic.
 
-An actor's way to publish to another topic: the client library's engine, turned by the actor's own loop.
+It uses the client library's engine, which the actor's loop turns. The engine never waits
+(`transport/client/core/link.py`), so it needs no thread: the loop also listens to the engine's
+epoll set. Rejected: a thread with a blocking Producer. It would have to be stopped while it waits
+for a topic that is down, and an actor that ends does not wait.
 
-The engine never waits (`transport/client/core/link.py`), so it needs no thread: its epoll set is one more thing that the loop listens
-to. Rejected:
-a thread with a blocking Producer. It would have to be stopped while it waits for a topic that is down; an actor that ends does not wait.
-
-Everything is made at the first publish and let go when nothing was published for a while: a thousand channels that have no dead letters
-pay nothing for it.
+Everything is created at the first publish and closed after a while without one. A thousand channels
+without dead letters cost nothing but one check each turn.
 """
 
 from __future__ import annotations
@@ -31,12 +30,16 @@ if TYPE_CHECKING:
     from ..runtime.actor import Actor
 
 
-_ROUNDS_MAX = 8  # of work that is due at once, in one turn
+_ROUNDS_MAX = 8  # rounds of due work in one turn
 
 
 class DeadLetterPublisher:
-    """`endpoint`: any of the actor's own; the supervisor listens in the same directory. `listen`, `ignore`: to be woken by a descriptor.
-    `by`: who publishes, as the supervisor is told when it looks for a topic."""
+    """Publishes blocks to other topics from within an actor.
+
+    `endpoint` is any endpoint of the actor. The supervisor listens in the same directory. `listen`
+    and `ignore` add and remove a file descriptor that wakes the actor. `by` identifies the
+    publisher to the supervisor when it looks up a topic.
+    """
 
     def __init__(
         self,
@@ -54,7 +57,10 @@ class DeadLetterPublisher:
         self._used_ns = 0
 
     def publish(self, topic: str, blocks: Sequence[Block]) -> list[PendingBlock]:
-        """Hand them over; returns at once. `UsageError` for a name that cannot be."""
+        """Hand over blocks for a topic and return at once.
+
+        Raises `UsageError` for an invalid name.
+        """
         if self._engine is None:
             self._engine = ProducerEngine(self._address, 0, 1, 1, None)
             self._listen(self._engine.epoll.fileno())
@@ -66,7 +72,7 @@ class DeadLetterPublisher:
         return pending_blocks
 
     def turn(self) -> None:
-        """Take in what came, do what is due: each turn of the loop."""
+        """Receive what has arrived and do what is due. Called in each turn of the loop."""
         engine = self._engine
         if engine is None:
             return
@@ -74,7 +80,7 @@ class DeadLetterPublisher:
             engine.turn(engine.epoll.poll(0))
             if engine.due_ns > time.monotonic_ns():
                 break
-        engine.failed.clear()  # parcels tell it
+        engine.failed.clear()  # the pending blocks carry the errors
         if engine.unanswered:
             self._used_ns = time.monotonic_ns()
         elif time.monotonic_ns() - self._used_ns > self._idle_ns:
@@ -88,7 +94,7 @@ class DeadLetterPublisher:
         return "" if self._engine is None else self._engine.trouble()
 
     def stop(self) -> None:
-        """Say goodbye, and forget what was not answered."""
+        """Close the links. Blocks without a reply are given up."""
         engine, self._engine = self._engine, None
         if engine is not None:
             self._ignore(engine.epoll.fileno())
@@ -100,7 +106,7 @@ log = logging.getLogger("zsq")
 
 
 class DeadLetterSender:
-    """`endpoint`: the channel's own."""
+    """Sends a channel's dead letters while there are some. `endpoint` is the channel's endpoint."""
 
     def __init__(self, actor: Actor[Any], topic: str, uuid: str, channel: str, endpoint: str) -> None:
         self._actor = actor
@@ -111,7 +117,7 @@ class DeadLetterSender:
         self._said = ""
 
     def turn(self, supply: Supply, more: bool) -> None:
-        """Each turn of the loop. Without `more`, at the end, what is on its way is still awaited."""
+        """Do one turn of the loop. If `more` is False, send nothing, only wait for replies."""
         if not (supply.dying or self._ticks):
             return
         self._actor.stir()
@@ -124,7 +130,10 @@ class DeadLetterSender:
         self._tick(bool(supply.dying) or self._publisher.open)
 
     def _tick(self, wanted: bool) -> None:
-        """Links have heartbeats, and pauses end: while there is something to do, the loop takes a turn now and then."""
+        """Start or stop a timer that makes the loop take a turn now and then.
+
+        The timer runs while there is work: links have heartbeats, and pauses end.
+        """
         if wanted and not self._ticks:
             self._actor.every(options.DEAD_TICK_MS, self._wake)
         elif self._ticks and not wanted:
@@ -132,7 +141,7 @@ class DeadLetterSender:
         self._ticks = wanted
 
     def _wake(self) -> None:
-        """Each round of the loop ends with a turn."""
+        """Do nothing: each round of the loop ends with a turn."""
 
     def configured(self) -> None:
         self._letters.try_now()
@@ -142,7 +151,7 @@ class DeadLetterSender:
         return self._letters.state is LetterState.SENDING
 
     def alarm(self, supply: Supply) -> str:
-        """For health: why dead letters wait, "" where they do not."""
+        """Return why dead letters wait, for the health report, or "" if none wait."""
         return self._letters.alarm(supply, time.monotonic_ns(), self._publisher.trouble()) if supply.dying else ""
 
     def end(self) -> None:

@@ -1,11 +1,13 @@
-"""A channel's dead letters: packs what dies, hands it to the dead-letter topic, waits until it is durable there. Pure.
+"""Dead letters of a channel: packed, handed to the dead-letter topic, awaited until stored. No I/O.
 
     IDLE     nothing is on its way
-    SENDING  a batch is handed over; its answers are awaited
-    RESTING  some of it was refused (a full topic, a full disk, a closed topic, a name that cannot be): tried again after a pause
+    SENDING  a batch was handed over, and its replies are awaited
+    RESTING  part of it was refused (a full topic or disk, a closed topic, an invalid name).
+             It is sent again after a pause.
 
-Another death at that time waits as a row. So a dead-letter topic that takes nothing costs one batch of memory, and in the end the
-channel takes no new messages (HOLE_ROWS_MAX). What was stored of a batch is not sent again while this life lasts.
+Messages that die in the meantime wait as rows. So a dead-letter topic that accepts nothing costs
+the memory of one batch. In the end the channel takes no new messages (HOLE_ROWS_MAX). While this
+process lives, the stored part of a batch is not sent again.
 """
 
 from __future__ import annotations
@@ -47,7 +49,10 @@ TRANSITIONS: Final[dict[LetterState, dict[str, LetterState]]] = {
 
 
 class DeadLetters:
-    """Of one channel. `post` hands blocks to a topic and returns at once; its parcels tell what became of them."""
+    """The dead letters of one channel.
+
+    `post` hands blocks to a topic and returns at once. Its pending blocks show the results.
+    """
 
     def __init__(self, topic: str, uuid: str, channel: str, post: Post) -> None:
         self._topic = topic
@@ -56,19 +61,22 @@ class DeadLetters:
         self._post = post
         self.state = LetterState.IDLE
         self.trouble = ""
-        """Why the last try failed; "" after one that did not."""
+        """Why the last try failed, or "" if it succeeded."""
         self._blocks: list[Block] = []
         self._pending: list[PendingBlock] = []
         self._batch = 0
         self._tries = 0
-        self._since_ns = 0  # SENDING: began; RESTING: ends
+        self._since_ns = 0  # SENDING: when it began; RESTING: when it ends
 
     def _go(self, event: str) -> None:
         self.state = TRANSITIONS[self.state][event]
 
     def turn(self, supply: Supply, now_ns: int, wall_ns: int, more: bool = True) -> None:
-        """Once a turn of the loop; what is stored by now is told to `supply`. Without `more` nothing is sent, only awaited."""
-        if self._batch != supply.dying.batch:  # what was on its way is given up (a seek): whatever becomes of it
+        """Do one turn of the loop, and report stored messages to `supply`.
+
+        If `more` is False, send nothing, only wait for replies.
+        """
+        if self._batch != supply.dying.batch:  # a seek gave up the batch on its way, stored or not
             self._end("cleared", supply)
         if self.state is LetterState.SENDING and all(pending.done for pending in self._pending):
             self._answered(supply, now_ns)
@@ -123,11 +131,14 @@ class DeadLetters:
         self.trouble = ""
 
     def try_now(self) -> None:
-        """Something has changed (the settings): do not wait for the end of the pause."""
+        """End a pause at once, because the settings have changed."""
         self._since_ns = 0 if self.state is LetterState.RESTING else self._since_ns
 
     def alarm(self, supply: Supply, now_ns: int, trouble: str) -> str:
-        """What health says, "" while all goes well. `trouble`: what is known about the link."""
+        """Return the alarm for the health report, or "" if there is none.
+
+        `trouble` is the known problem of the link.
+        """
         waiting = supply.dying.messages()
         silent = self.state is LetterState.SENDING and now_ns - self._since_ns > options.DEAD_SILENT_S * 1e9
         why = self.trouble or (trouble or "no answer" if silent else "")
@@ -138,7 +149,10 @@ Row = tuple[Any, bytes | None, bytes | None, bytes, int]  # a message: body, key
 
 
 def letters(batch: Sequence[Dead], topic: str, uuid: str, channel: str, wall_ns: int) -> list[Block]:
-    """The batch as blocks for the dead-letter topic, in its order; each message with its own time. `CorruptBlock`: nothing was made."""
+    """Return the batch as blocks for the dead-letter topic, in order.
+
+    Each message keeps its time. If it raises `CorruptBlock`, no block was made.
+    """
     blocks: list[Block] = []
     rows: list[Row] = []
     size = 0

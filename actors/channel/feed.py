@@ -1,16 +1,16 @@
-"""Where a channel's next block comes from: its topic's hands, or storage. Pure.
+"""Feed: where a channel's next block comes from, its topic or the storage. No I/O.
 
-States, as one table. A block carries its offset, so pushes and reads cannot be confused.
+A block carries its offset, so blocks from the topic and from the storage cannot be confused.
 
-    OFF       no consumer wants anything: no blocks are held, none are sent
-    ATTACHED  the topic pushes blocks as they become durable, within a credit of bytes
-    BEHIND    what is next lies in storage only; nothing asked yet (no room)
-    READING   a Fetch is out
+    OFF       no consumer wants messages: no blocks are held, and none are sent
+    ATTACHED  the topic sends blocks as they become durable, within a credit of bytes
+    BEHIND    the next block is only in the storage, and is not requested yet (no room)
+    READING   a Fetch is unanswered
 
-A channel that is moved to another offset reads from there, and takes no answer to what it asked before.
+A channel that moves to another offset reads from there, and ignores replies to earlier requests.
 
-Credit is a running total since the link began (granted and sent both only grow), so that words crossing each other on
-the way cannot grant the same bytes twice.
+Credit is a running total since the link was opened. The granted total and the sent total only grow,
+so messages that cross each other on the way cannot grant the same bytes twice.
 """
 
 from __future__ import annotations
@@ -56,14 +56,17 @@ TRANSITIONS: Final[dict[FeedState, dict[str, FeedState]]] = {
 
 
 class Feed:
-    """Decides what to ask for next; `request` numbers tell answers to old questions from the present one."""
+    """Selects the next request for blocks.
+
+    `request` numbers distinguish replies to old requests from the reply to the present one.
+    """
 
     __slots__ = ("_attach", "_channel", "_request", "granted", "received", "state")
 
     def __init__(self, channel: str) -> None:
         self._channel = channel
         self._request = 0
-        self._attach = False  # an Attach must go out
+        self._attach = False  # an Attach must be sent
         self.granted = 0
         self.received = 0
         self.state = FeedState.OFF
@@ -72,7 +75,10 @@ class Feed:
         self.state = TRANSITIONS[self.state][event]
 
     def wanted(self, is_wanted: bool) -> Attach | None:
-        """Some consumer has credit, or none has any more. On the latter the topic is told to send nothing."""
+        """Note whether some consumer has credit.
+
+        Return the message that stops the topic if none has.
+        """
         before = self.state
         self._go("wanted" if is_wanted else "unwanted")
         if before is FeedState.OFF and self.state is FeedState.ATTACHED:
@@ -82,20 +88,23 @@ class Feed:
         return None
 
     def came(self, size: int) -> bool:
-        """Blocks of `size` bytes came from the topic; True if they are to be looked at."""
+        """Note that blocks of `size` bytes came from the topic.
+
+        Return True if they are to be used.
+        """
         self.received += size
         return self.state is FeedState.ATTACHED
 
     def behind(self) -> None:
-        """The topic does not hold what is next (it said so, or sent a later block)."""
+        """Note that the topic does not hold the next block: it said so, or it sent a later block."""
         self._go("behind")
 
     def moved(self) -> None:
-        """The channel goes on at another offset."""
+        """Note that the channel continues at another offset."""
         self._go("moved")
 
     def read(self, request: int, caught_up: bool) -> bool:
-        """An answer to a Fetch; False for one that nobody waits for."""
+        """Note the reply to a Fetch. Return False if this reply is not awaited."""
         if self.state is not FeedState.READING or request != self._request:
             return False
         self._go("caught_up" if caught_up else "read")
@@ -104,7 +113,11 @@ class Feed:
         return True
 
     def next_word(self, next_offset: int, window_bytes: int, request: int) -> Attach | Credit | Fetch | None:
-        """What to send now, given the offset that is next and how much is held. `request` is used if it is a Fetch."""
+        """Return the message to send now, if any.
+
+        `next_offset` is the next offset that is needed, and `window_bytes` is the size of the
+        blocks held. `request` is used if the message is a Fetch.
+        """
         room = WINDOW_BYTES_MAX - window_bytes
         if self.state is FeedState.ATTACHED:
             if self._attach:

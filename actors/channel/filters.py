@@ -1,17 +1,19 @@
-"""Which messages of a block a channel wants, and the delivery that is gathered of them. Pure.
+"""Filters: select the messages of a block that a channel wants, and gather them. No I/O.
 
-A block is looked into only if something of it may be unwanted: the channel has tags, the block is too old, some message of it is
-addressed to one channel, or the consumer takes a sample. All other blocks go as they are, however many messages they have.
+A block is examined only if part of it may be unwanted: the channel has tags, the block is too old,
+one of its messages is addressed to one channel, or the consumer takes a sample. All other blocks go
+out unexamined, however many messages they have.
 
-What was looked at is a mask, a byte a message. Where several reasons hold, the first of them counts:
+The result is a mask with one byte for each message. If several reasons apply, the first counts:
 
     OTHER_CHANNEL   addressed to another channel by its header `zsq-channel`
-    OTHER_TAG       the channel has tags, and the message another one or none
+    OTHER_TAG       the channel has tags, and the message has another one or none
     EXPIRED         stored longer ago than the channel's `max_age_s`
     WANTED          a sample is drawn of these only
 
-What is not wanted is finished for this channel: the cursor passes it, and it is counted. What was delivered once is not asked again for its
-tag or a sample: it comes again until it is finished, or too old.
+Unwanted messages are finished for this channel: the cursor passes them, and they are counted. The
+tag and the sample are checked only before the first delivery. After that, a message is delivered
+again until it is finished or too old.
 """
 
 from __future__ import annotations
@@ -33,18 +35,21 @@ COUNTED: Final = {OTHER_TAG: "tag_skipped_count", OTHER_CHANNEL: "addressed_skip
 _WANTED_RUNS: Final = re.compile(rb"\0+")
 _WANTED_TO_EXPIRED: Final = bytes([EXPIRED, *range(1, 256)])
 assert int(False) == WANTED
-assert int(True) == OTHER_TAG  # `_look` makes a mask of comparisons
+assert int(True) == OTHER_TAG  # `_look` uses the results of comparisons as a mask
 
 Part = tuple[Block, int, int]
 
 
 class ChannelFilter:
-    """Of one channel. `random`: a number from 0 up to, not including, 1; a sample is drawn with it."""
+    """The filter of one channel.
+
+    `random` returns a number from 0 up to, but not including, 1. Samples are drawn with it.
+    """
 
     def __init__(self, channel: str, settings: ChannelSettings, random: Callable[[], float]) -> None:
         self.random = random
         self._channel = channel
-        self._known: tuple[int, int] = (-1, 0)  # the block that was looked into last: consumers take it in pieces
+        self._known: tuple[int, int] = (-1, 0)  # the last examined block: consumers take it in pieces
         self._found: bytes | None = None
         self.configure(settings)
 
@@ -53,18 +58,18 @@ class ChannelFilter:
         self._max_age_ns = int(settings.max_age_s * 1e9) if settings.max_age_s > 0 else 0
 
     def takes_all(self, block: Block) -> bool:
-        """No message of the block is looked at."""
+        """Return True if no message of the block needs to be examined for tags or addresses."""
         return not self._tags and not block.header.flags & ADDRESSED
 
     def mask(self, block: Block, wall_ns: int) -> bytes | None:
-        """A byte a message; None: all of it is wanted."""
+        """Return a mask with one byte for each message, or None if all of them are wanted."""
         mask = None if self.takes_all(block) else self._chosen(block)
         if self.is_too_old(block, wall_ns):
             return (mask or bytes(block.count)).translate(_WANTED_TO_EXPIRED)
         return mask
 
     def is_too_old(self, block: Block, wall_ns: int) -> bool:
-        """By the time it was stored, which all its messages have in common."""
+        """Return True if the block was stored too long ago. All its messages have the same time."""
         return self._max_age_ns > 0 and wall_ns - block.header.time_ns > self._max_age_ns
 
     def _chosen(self, block: Block) -> bytes | None:
@@ -85,7 +90,7 @@ class ChannelFilter:
         return bytes(mask) if any(mask) else None
 
     def in_sample(self, sample_rate: int) -> bool:
-        """One more message was drawn for a consumer's sample."""
+        """Draw whether one more message is in a consumer's sample."""
         return self.random() < sample_rate / 100
 
     def gathering(self, sample_rate: int, room: int) -> Gathering:
@@ -93,21 +98,24 @@ class ChannelFilter:
 
 
 def wanted_runs(mask: bytes, start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """(start, stop) of what is wanted between these indexes."""
+    """Yield (start, stop) of the wanted messages between these indexes."""
     return (found.span() for found in _WANTED_RUNS.finditer(mask, start, stop))
 
 
 def count_skipped(counters: dict[str, int], mask: bytes, start: int, stop: int) -> None:
-    """The cursor passes these messages."""
+    """Count the unwanted messages between these indexes, which the cursor passes."""
     for reason, name in COUNTED.items():
         counters[name] += mask.count(reason, start, stop)
 
 
 class Gathering:
-    """A delivery in the making, for a consumer with `room`; of a few blocks, and of messages that need not lie together.
+    """A delivery that is being gathered for a consumer with `room`.
 
-    `offered`: how many came this consumer's way; `left_out`: those of them that are not in its sample. A sample is drawn of as many as the
-    consumer had room for, not more: else one that takes 1% would rush through what the others wait for.
+    It may take messages of several blocks, and messages that are not adjacent. `offered` is how
+    many messages were offered to this consumer. `left_out` is how many of them are not in its
+    sample. A sample is drawn from as many messages as the consumer has room for, and no more.
+    Otherwise a consumer with a sample of 1% would rush through the messages that the others wait
+    for.
     """
 
     def __init__(self, room: int, sample_rate: int, random: Callable[[], float]) -> None:
@@ -116,14 +124,18 @@ class Gathering:
         self.offered = 0
         self.left_out = 0
         self._room = room
-        self._share = sample_rate / 100  # 0: all
+        self._share = sample_rate / 100  # 0: no sample, all messages
         self._random = random
         self._count = 0
         self._size = 0
-        self._next = -1  # where the last run ends
+        self._next = -1  # end of the last run
 
     def add(self, block: Block, start: int, mask: bytes) -> int:
-        """What is wanted of the block from index `start` on. Returns where to go on: below the block's end if no more fits."""
+        """Add the wanted messages of the block from index `start` on.
+
+        Return the index at which to continue. It is below the end of the block if no more messages
+        fit.
+        """
         columns = (block.body, block.key, block.tag, block.headers)
         ends = [column.offsets for column in columns if column is not None]
         for found in _WANTED_RUNS.finditer(mask, start):
@@ -141,12 +153,12 @@ class Gathering:
         return block.count
 
     def _fitting(self, ends: list[memoryview], start: int, stop: int) -> tuple[int, int]:
-        """(how many of these messages may be offered, their bytes)."""
+        """Return how many of these messages may be offered, and their size in bytes."""
         count = stop - start
         if count > self._room - self.offered:
             count = self._room - self.offered
         if not self.parts and not self._share:
-            return count, _bytes(ends, start, start + count)  # the first goes by a cut, which may be as large as its block
+            return count, _bytes(ends, start, start + count)  # the first part is a cut, as large as its block at most
         if count > options.GATHER_COUNT_MAX - self._count:
             count = max(0, options.GATHER_COUNT_MAX - self._count)
         room = options.GATHER_BYTES_MAX - self._size
@@ -181,7 +193,7 @@ class Gathering:
 
 
 def _bytes(ends: list[memoryview], start: int, stop: int) -> int:
-    """What these messages take of a block's columns."""
+    """Return the size of these messages in a block's columns."""
     size = 0
     for column in ends:
         size += column[stop] - column[start]

@@ -1,6 +1,6 @@
-"""Leases: what a channel delivers and holds, its subscribers, and the changes to commit. Pure.
+"""Leases: what a channel has delivered, its subscribers, and the changes to commit. No I/O.
 
-A delivery also carries the times at which its messages came into their topic.
+A delivery also carries the times at which its messages arrived in their topic.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ from ..settings import options
 
 
 class Times(NamedTuple):
-    """When the messages of a delivery came: each time holds from its offset on, up to the next one."""
+    """The arrival times of the messages of a delivery.
+
+    Each time applies from its offset up to the next offset in `starts`.
+    """
 
     starts: Sequence[int]
     times_ns: Sequence[int]
 
 
 def times_of(parts: Sequence[tuple[Block, int, int]]) -> Times:
-    """Of the parts of blocks that a delivery is made of."""
+    """Return the arrival times of the parts of a delivery."""
     if len(parts) == 1:
         block, start, _ = parts[0]
         return Times((block.first_offset + start,), (block.header.time_ns,))
@@ -37,7 +40,7 @@ def times_of(parts: Sequence[tuple[Block, int, int]]) -> Times:
 
 
 def by_time(times: Times, runs: Sequence[Run]) -> dict[int, int]:
-    """How many of these messages came at which time."""
+    """Return how many of these messages arrived at each time."""
     if len(times.starts) == 1:
         return {times.times_ns[0]: total(runs)} if runs else {}
     found: dict[int, int] = {}
@@ -48,18 +51,21 @@ def by_time(times: Times, runs: Sequence[Run]) -> dict[int, int]:
 
 
 Peer = tuple[bytes, ...]
-Hole = tuple[int, int, int, int]  # start, count, attempts, due_ns
+Hole = tuple[int, int, int, int]  # start, count, attempts, due_ns (0: not deferred)
 
 
 def renamed(counters: Mapping[str, int]) -> dict[str, int]:
-    """As they lie in a row of 0.1.0: there deliveries had the name that NSQ gives to what comes in."""
+    """Return the counters of a row under their present names.
+
+    Version 0.1.0 stored deliveries as `message_count`, NSQ's name for incoming messages.
+    """
     found = dict(counters)
     deliveries = found.pop("message_count", 0)
     return {"delivery_count": deliveries, **found}
 
 
 class OutgoingDelivery(NamedTuple):
-    """An effect: send these messages (`block`, made from parts of blocks) to this consumer."""
+    """An effect: send `block` to this consumer. The block is made from `parts` of blocks."""
 
     peer: Peer
     token: int
@@ -70,7 +76,10 @@ class OutgoingDelivery(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """What is to be committed: the cursor, rows to write, starts of rows to remove; `clear`: all deferred rows go before."""
+    """The changes to commit: the cursor, rows to write, and starts of rows to remove.
+
+    If `clear` is True, all deferred rows are removed first.
+    """
 
     next_offset: int
     holes_put: tuple[Hole, ...]
@@ -79,7 +88,10 @@ class Changes(NamedTuple):
 
 
 def save_pages(request: int, channel: str, row: ChannelRow, changes: Changes) -> list[Save]:
-    """The words of one commit: as many as keep each frame small. The last one carries `more` False and is answered."""
+    """Return the messages of one commit, split so that each frame stays small.
+
+    The last one has `more` False and receives the reply.
+    """
     puts, gones, size = changes.holes_put, changes.holes_gone, options.SAVE_ROWS_MAX
     pages = [slice(at, at + size) for at in range(0, max(len(puts), len(gones), 1), size)]
     data = row.encode()
@@ -96,18 +108,18 @@ class Subscriber:
     seen_ns: int
     connect_ts: int
     in_flight: int = 0
-    bytes_out: int = 0  # of deliveries that are not wholly answered
+    bytes_out: int = 0  # of deliveries that are not fully answered
     message_count: int = 0
     finish_count: int = 0
     requeue_count: int = 0
     timeout_count: int = 0
     message_bytes: int = 0
     again_last: bool = False
-    sample_rate: int = 0  # percent; 0: all
-    sampled_count: int = 0  # left out of the sample
-    served: int = 0  # for its turn
+    sample_rate: int = 0  # percent; 0: all messages
+    sampled_count: int = 0  # messages left out of the sample
+    served: int = 0  # for its turn, see `Turns` in core.py
     tokens: set[int] = field(default_factory=set)
-    latency: LatencyWindow | None = None  # its own, where the channel has not too many consumers
+    latency: LatencyWindow | None = None  # only while the channel has few consumers
     meter: RateMeter = field(init=False)
 
     def __post_init__(self) -> None:
@@ -115,11 +127,12 @@ class Subscriber:
 
     @property
     def lost_ns(self) -> int:
-        """When it counts as lost, if it is not heard of: more than two heartbeats after it was."""
+        """When it counts as lost if it is not heard from: more than two heartbeats after the last
+        time."""
         return self.seen_ns + 2 * self.heartbeat_ns + 1
 
     def counts(self) -> dict[str, int]:
-        """What only grows."""
+        """Return the counters that only grow."""
         return {
             "message_count": self.message_count,
             "message_bytes": self.message_bytes,
@@ -146,4 +159,4 @@ class Lease:
     runs: Sequence[Run]
     sent_ns: int
     times: Times
-    size: int = 0  # bytes, about
+    size: int = 0  # approximate bytes

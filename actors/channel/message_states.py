@@ -1,9 +1,9 @@
-"""Where a message of a channel can be, and what moves it: one table, drawn in docs/delivery.md. Pure.
+"""States of a message in a channel, and the events that change them. docs/delivery.md draws them.
 
-The code does not look anything up here: a message is a number in a run, and runs move between the parts of `consumer_session.py` and
-`supply.py`
-without being taken apart. The table says what all of that comes to. The state machines of the tests watch each offset through each call and
-hold every move against it (`tests/support/watched.py`); and each move in the table is one that they have seen.
+The code does not use this table: it handles runs of messages, which move between the parts of
+`core.py` and `supply.py` without being split into messages. The table states the result. The state
+machines of the tests follow each offset through each call and check every move against the table
+(`tests/support/watched.py`). They also check that each move in the table occurs.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from typing import Final
 
 class MessageState(Enum):
     AHEAD = "ahead"  # the cursor has not passed it
-    PARKED = "parked"  # ordered channels: passed, and waits for its key
+    PARKED = "parked"  # ordered channels: passed by the cursor, waits for its key
     IN_FLIGHT = "in flight"  # under the lease of one consumer
-    WAITING = "waiting"  # to be delivered again; the number of that delivery is not on disk
-    PROMISED = "promised"  # ... is in the commit on its way
-    READY = "ready"  # ... is on disk: it may be sent
-    DEFERRED = "deferred"  # not before a due time
-    DYING = "dying"  # no delivery any more: to the dead letters
-    OVER = "over"  # finished, or skipped, too old, a dead letter, gone: nothing is kept of it
+    WAITING = "waiting"  # to be delivered again; that attempt number is not on disk
+    PROMISED = "promised"  # ... that number is in the commit on its way
+    READY = "ready"  # ... that number is on disk: it may be sent
+    DEFERRED = "deferred"  # to be delivered again, but not before a due time
+    DYING = "dying"  # no more deliveries: it goes to the dead letters
+    OVER = "over"  # finished, skipped, too old, dead letter, or gone: nothing is kept
 
 
 class MessageEvent(Enum):
-    DELIVER = "deliver"  # a consumer has room: the next delivery is cut
+    DELIVER = "deliver"  # a consumer has room: the next delivery is made
     FINISH = "finish"
     REQUEUE = "requeue"  # now, after a delay, or rejected
     LEAVE = "consumer leaves"  # or is lost
-    SCAN = "scan"  # leases that ended, consumers that were lost, what came due
+    SCAN = "scan"  # ended leases, lost consumers, due messages
     CAME_DUE = "the store names what is due"
     SAVE = "commit begins"
     COMMITTED = "committed"
-    CONFIGURE = "configure"  # attempts, age
+    CONFIGURE = "configure"  # a change of the allowed attempts or age
     BURIED = "dead letter stored"
-    GONE = "gone from the log"  # damage, retention, a topic's bound
+    GONE = "gone from the log"  # damage, retention, or a limit of the topic
     SEEK = "seek, empty"
-    STOP = "stop"  # in order
+    STOP = "stop"  # a clean stop
 
 
 _S, _E = MessageState, MessageEvent
@@ -47,12 +47,12 @@ _OVER: Final = frozenset({_S.OVER})
 
 MOVES: Final[dict[MessageState, dict[MessageEvent, frozenset[MessageState]]]] = {
     _S.AHEAD: {
-        _E.DELIVER: frozenset({_S.IN_FLIGHT, _S.PARKED, _S.OVER}),  # over: not wanted (tag, age, address) or not in the sample
+        _E.DELIVER: frozenset({_S.IN_FLIGHT, _S.PARKED, _S.OVER}),  # OVER: not wanted (tag, age, address) or not in the sample
         _E.GONE: _OVER,
         _E.SEEK: _OVER,
     },
     _S.PARKED: {
-        _E.DELIVER: frozenset({_S.IN_FLIGHT, _S.OVER} | _AGAIN),  # again, dying: of a predecessor's time, it was sent before
+        _E.DELIVER: frozenset({_S.IN_FLIGHT, _S.OVER} | _AGAIN),  # WAITING, DYING: sent before the last start
         _E.GONE: _OVER,
         _E.SEEK: _SEEK,
     },
@@ -64,16 +64,16 @@ MOVES: Final[dict[MessageState, dict[MessageEvent, frozenset[MessageState]]]] = 
         _E.SEEK: _SEEK,
     },
     _S.WAITING: {
-        _E.SAVE: frozenset({_S.PROMISED, _S.OVER}),  # over: it was found to be gone
+        _E.SAVE: frozenset({_S.PROMISED, _S.OVER}),  # OVER: it was found to be gone
         _E.CONFIGURE: frozenset({_S.DYING}),
         _E.SEEK: _SEEK,
     },
     _S.PROMISED: {_E.COMMITTED: frozenset({_S.READY}), _E.CONFIGURE: frozenset({_S.DYING}), _E.GONE: _OVER, _E.SEEK: _SEEK},
     _S.READY: {
-        _E.DELIVER: frozenset({_S.IN_FLIGHT, _S.OVER}),  # over: too old by now
+        _E.DELIVER: frozenset({_S.IN_FLIGHT, _S.OVER}),  # OVER: too old by now
         _E.GONE: _OVER,
         _E.CONFIGURE: frozenset({_S.DYING}),
-        _E.STOP: frozenset({_S.WAITING}),  # nobody got that number: it is taken back
+        _E.STOP: frozenset({_S.WAITING}),  # that attempt was not sent: its number is taken back
         _E.SEEK: _SEEK,
     },
     _S.DEFERRED: {_E.SCAN: _AGAIN, _E.CAME_DUE: _AGAIN, _E.SEEK: _SEEK},
