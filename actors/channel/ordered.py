@@ -1,40 +1,45 @@
-"""Where the messages of an ordered channel come from: of one key one after the other, of many keys at once. Pure.
+"""Ordered supply: delivers the messages of one key in order, one at a time. No I/O.
 
-A message has a slot by the hash of its key (`ordered.py`). Of a slot one message is out at a time, for nothing else keeps an order where
-consumers have threads. So the cursor looks ahead and sorts what it passes:
+A message has a slot, selected by the hash of its key. One message of a slot is out at a time:
+consumers have threads, so nothing else keeps the order. Therefore the cursor looks ahead and sorts
+the messages that it passes:
 
     window  ->  parked behind its slot's head, or free  ->  in flight  ->  finished: the next of its slot is free
                                                               |    ^
                                                               v    |
                                                        again, deferred: still the head of its slot
 
-What is parked is a hole like any other, in rows of neighbours with attempts 0: it was never sent, so its first delivery is the first
-attempt and needs no commit before. Nothing of a slot ever overtakes: the head is always the slot's lowest message that is not finished.
-So after a crash it is enough to sort all rows by slot and offset (`ordered.py`), deferred ones too, before anything goes out.
+Parked messages are holes like any other, in rows of adjacent messages with attempts 0. They were
+never sent, so their first delivery is the first attempt and needs no commit before it. No message
+overtakes another one of its slot: the head is always the slot's lowest message that is not
+finished. So after a crash it is enough to sort all rows by slot and offset before any message goes
+out. This includes deferred rows.
 
-How far it looks ahead is bounded: by ORDERED_PARKED_MAX messages, and by what the shelf of blocks holds, for what was parked longer
-ago has to be read again; beyond that only while there is too little to do. A key whose messages come faster than they are
-finished fills that up, and then the channel goes at the pace of that key: this is the price of its order.
+Two limits bound how far the cursor looks ahead: ORDERED_PARKED_MAX messages, and what the shelf of
+blocks holds. A message that was parked longer ago must be read again, so the cursor looks beyond
+the shelf only while there is too little to do. A key whose messages arrive faster than they are
+finished fills this space. Then the channel runs at the pace of that key. This is the price of its
+order.
 
-Rejected: handing a slot to one consumer as a whole, several messages at a time. Its handler's threads would run them at once.
+Rejected: giving a slot to one consumer as a whole, several messages at a time. The threads of its
+handler would run them at once.
 
-Which message of a key goes next: a slot for each hash of a key, with one message out at a time. Pure.
+Slots. The messages of a slot are:
 
-Of one slot
+    head      in flight, to be delivered again, or deferred. Until it is finished, no other
+              message of the slot goes out.
+    parked    wait behind the head, in the order of their offsets
 
-    head      is with a consumer, or comes again, or is deferred; until it is finished nothing else of the slot goes out
-    parked    wait behind it, in the order of their offsets
+A slot without a head is *free*: its first parked message may go out. The free slots are in a heap
+by the offset of that message. So the oldest goes first, and adjacent messages go together. Messages
+without a key are in no slot. They are `loose`, as runs.
 
-A slot without a head is *free*: its first parked message may go out. The free ones stand in a heap by that message's offset, so what is
-oldest goes first, and what lies together goes together. Messages without a key are in no slot: they are `loose`, as runs.
+There are 65,536 slots instead of one per key, so memory is bounded for any number of keys.
+Sometimes two keys share a slot and wait for each other, which breaks no order.
 
-65,536 slots and not the keys themselves: memory has a bound, however many keys there are. Two keys of one slot wait for each other now and
-then, which breaks no order.
-
-Rows that a predecessor left, of an ordered channel: nobody knows their slots before their blocks are read. Pure.
-
-Until all of them are sorted nothing of the channel goes out: any of them may be ahead of it in its slot. Blocks may come in any order, so
-what is found waits for the last one.
+Rows of an earlier process. Their slots are unknown until their blocks are read. The channel sends
+nothing until all of them are sorted, because any of them may come first in its slot. Blocks may
+arrive in any order, so the sorted rows wait until the last block has arrived.
 """
 
 from __future__ import annotations
@@ -65,7 +70,7 @@ LOOSE: Final = -1  # the slot of a message without a key
 
 
 def slots_of(block: Block) -> list[int] | None:
-    """A slot a message; None: none has a key."""
+    """Return the slot of each message, or None if no message has a key."""
     column = block.key
     if column is None:
         return None
@@ -73,25 +78,29 @@ def slots_of(block: Block) -> list[int] | None:
 
 
 class Slots:
-    """`parked`: offset -> attempts (0: never sent), ascending where they were parked in order; `loose` runs are ascending, too."""
+    """The waiting messages of an ordered channel, and the heads of the slots.
+
+    `parked` maps offsets to attempts (0: never sent). Its order is ascending if the messages were
+    parked in order. `loose` runs are ascending too.
+    """
 
     def __init__(self) -> None:
         self.parked: dict[int, int] = {}
         self.loose: deque[Run] = deque()
         self.loose_messages = 0
-        self._queues: dict[int, array[int]] = {}  # slot -> its parked ones; an array takes 8 bytes for each, a deque 700 for the first
+        self._queues: dict[int, array[int]] = {}  # slot -> parked offsets; 8 bytes each, a deque takes 700 for the first
         self._heads: dict[int, int] = {}  # slot -> offset
-        self._slot_of: dict[int, int] = {}  # of heads
+        self._slot_of: dict[int, int] = {}  # offset of a head -> slot
         self._free: list[tuple[int, int]] = []  # a heap: offset, slot
 
     @property
     def waiting(self) -> int:
-        """Messages that are parked or loose."""
+        """The number of messages that are parked or loose."""
         return len(self.parked) + self.loose_messages
 
     @property
     def available(self) -> int:
-        """Those of them that may go out now."""
+        """The number of waiting messages that may go out now."""
         return len(self._free) + self.loose_messages
 
     def heads_below(self, offset: int) -> list[int]:
@@ -111,7 +120,7 @@ class Slots:
         queue.append(offset)
 
     def loosen(self, start: int, count: int) -> None:
-        """Messages without a key."""
+        """Add messages without a key."""
         self.loose_messages += count
         if self.loose and self.loose[-1][0] + self.loose[-1][1] == start:
             start, before, _ = self.loose.pop()
@@ -119,7 +128,10 @@ class Slots:
         self.loose.append((start, count, 0))
 
     def hold(self, offset: int, slot: int) -> bool:
-        """It was sent, and is not finished: the head of its slot. False: the slot has another one."""
+        """Make a message that was sent and is not finished the head of its slot.
+
+        Return False if the slot is already in use.
+        """
         if slot in self._heads or slot in self._queues:
             return False
         self._heads[slot] = offset
@@ -129,11 +141,14 @@ class Slots:
     # Out
 
     def next_free(self) -> int:
-        """The lowest offset of a message with a key that may go out; -1: none may."""
+        """Return the lowest offset of a message with a key that may go out, or -1 if there is none."""
         return self._free[0][0] if self._free else -1
 
     def take(self) -> tuple[int, int]:
-        """Take that one: (offset, attempts). It is its slot's head from now on."""
+        """Take the message at `next_free`, and return its offset and attempts.
+
+        It is now the head of its slot.
+        """
         offset, slot = heapq.heappop(self._free)
         queue = self._queues[slot]
         if len(queue) == 1:
@@ -145,7 +160,7 @@ class Slots:
         return offset, self.parked.pop(offset)
 
     def take_loose(self, count: int) -> int:
-        """Take so many of the first loose run; where it began."""
+        """Take `count` messages of the first loose run, and return the first offset."""
         start, whole, attempts = self.loose.popleft()
         assert count <= whole
         if count < whole:
@@ -154,17 +169,23 @@ class Slots:
         return start
 
     def set_aside(self) -> tuple[int, int]:
-        """The lowest free one cannot go out now: for `put_back`."""
+        """Remove and return the lowest free entry, which cannot go out now.
+
+        `put_back` returns it.
+        """
         return heapq.heappop(self._free)
 
     def put_back(self, aside: Iterable[tuple[int, int]]) -> None:
         for entry in aside:
             heapq.heappush(self._free, entry)
 
-    # Over
+    # Finished
 
     def release(self, heads: Iterable[int]) -> None:
-        """These heads are over, whatever became of them: the next of their slots may go out."""
+        """Release these heads, which are finished or given up.
+
+        The next of their slots may go out.
+        """
         for offset in heads:
             slot = self._slot_of.pop(offset)
             del self._heads[slot]
@@ -173,7 +194,10 @@ class Slots:
                 heapq.heappush(self._free, (queue[0], slot))
 
     def heads_in(self, runs: Iterable[Run]) -> list[int]:
-        """Offsets of these runs that are heads. A long run of messages without a key does not cost its length."""
+        """Return the offsets in these runs that are heads.
+
+        The cost does not grow with the length of a run of messages without a key.
+        """
         found: list[int] = []
         slot_of = self._slot_of
         for start, count, _ in runs:
@@ -184,7 +208,7 @@ class Slots:
         return found
 
     def remove(self, start: int, stop: int) -> int:
-        """Give up what is parked or loose there; how many messages that were."""
+        """Remove the parked and loose messages of this range, and return how many there were."""
         before = self.waiting
         self.parked = {offset: attempts for offset, attempts in self.parked.items() if not start <= offset < stop}
         if len(self.parked) + self.loose_messages < before:
@@ -205,13 +229,13 @@ class Slots:
     # Rows
 
     def runs(self) -> Iterator[Run]:
-        """What is parked and loose, as rows: neighbours in one."""
+        """Yield the parked and loose messages as rows, with adjacent messages in one row."""
         yield from joined(self.parked.items())
         yield from self.loose
 
 
 def joined(items: Iterable[tuple[int, int]]) -> Iterator[Run]:
-    """(offset, attempts), ascending, as runs."""
+    """Yield ascending pairs (offset, attempts) as runs."""
     first = following = -1
     same = 0
     for offset, attempts in items:
@@ -225,7 +249,10 @@ def joined(items: Iterable[tuple[int, int]]) -> Iterator[Run]:
 
 
 class Sorted(NamedTuple):
-    """A message with its slot; a run of them where the slot is LOOSE. `due_ns`: it is deferred, and lies in the store."""
+    """A message with its slot, or a run of messages if the slot is LOOSE.
+
+    If `due_ns` is not 0, it is deferred and is in the state store.
+    """
 
     start: int
     messages: int
@@ -235,14 +262,16 @@ class Sorted(NamedTuple):
 
 
 class Unsorted:
+    """Rows of an earlier process that are not sorted into slots yet."""
+
     def __init__(self) -> None:
-        self._rows: list[Hole] = []  # as they are in the store
-        self._left: list[Hole] = []  # what is not sorted yet, ascending
+        self._rows: list[Hole] = []  # as they are in the state store
+        self._left: list[Hole] = []  # rows that are not sorted yet, ascending
         self._found: list[Sorted] = []
         self._ascending = True
 
     def __bool__(self) -> bool:
-        """There was something to sort, and `done` did not take it."""
+        """Return True if there are rows that `done` has not taken."""
         return bool(self._rows)
 
     def add(self, row: Hole) -> None:
@@ -256,7 +285,10 @@ class Unsorted:
             self._ascending = True
 
     def wanted(self, limit: int, near: int) -> list[int]:
-        """Offsets whose blocks are needed; none lies within `near` of another, for one read brings both."""
+        """Return offsets whose blocks are needed, at most `limit`.
+
+        They are at least `near` apart, because one read brings all blocks that are closer.
+        """
         self._order()
         found: list[int] = []
         for start, count, _, _ in self._left:
@@ -269,7 +301,7 @@ class Unsorted:
         return found
 
     def sort(self, block: Block) -> None:
-        """What lies in this block."""
+        """Sort the messages of this block."""
         self._order()
         first, stop = block.first_offset, block.next_offset
         low = bisect_left(self._left, (first,))
@@ -295,30 +327,36 @@ class Unsorted:
         return not self._left
 
     def done(self) -> list[Sorted]:
-        """All, in the order of their offsets."""
+        """Return all sorted rows in the order of their offsets."""
         assert self.is_done()
         found = sorted(self._found)
         self.__init__()  # type: ignore[misc]
         return found
 
     def remove(self, start: int, stop: int) -> int:
-        """Give up what lies there; how many messages that were, without deferred ones: those are counted when they are due."""
+        """Remove the rows of this range, and return how many messages there were.
+
+        Deferred messages are not included. They are counted when they become due.
+        """
         before = self.messages()
         self._rows, self._left = _without(self._rows, start, stop), _without(self._left, start, stop)
         self._found = [one for found in self._found for one in _cut(found, start, stop)]
         return before - self.messages()
 
     def runs(self) -> Iterator[Run]:
-        """The rows, without deferred ones."""
+        """Return the rows, without deferred ones."""
         return (row[:3] for row in self._rows if not row[3])
 
     def messages(self) -> int:
-        """Of `runs`, without those that are on their way to the dead letters."""
+        """Return the number of messages in `runs`, without those on their way to the dead letters."""
         return total(run for run in self.runs() if run[2] < REJECTED)
 
 
 def by_slot(slots: list[int] | None, first_offset: int, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-    """(offset, messages, slot) of these indexes of a block: each by itself, those without a key as runs."""
+    """Yield (offset, messages, slot) for these indexes of a block.
+
+    Each message with a key comes alone. Messages without a key come as runs.
+    """
     if slots is None:
         if start < stop:
             yield first_offset + start, stop - start, LOOSE
@@ -347,7 +385,7 @@ def _cut(one: Sorted, start: int, stop: int) -> list[Sorted]:
 
 
 class OrderedSupply(Supply):
-    """As `Supply`; what is there to be sent is in `_slots`, not in the window."""
+    """A `Supply` whose messages to send are in `_slots`, not in the window."""
 
     fetch_bytes = options.ORDERED_READ_BYTES
 
@@ -357,19 +395,22 @@ class OrderedSupply(Supply):
     ) -> None:  # fmt: skip
         self._slots = Slots()
         self._unsorted = Unsorted()
-        self._out: set[int] = set()  # heads that consumers hold
-        self._near = 1_000  # messages that one read brings, about
-        self._known: tuple[Block, list[int] | None] | None = None  # the block that was sorted last, for it may be sorted in pieces
+        self._out: set[int] = set()  # heads in flight
+        self._near = 1_000  # approximate number of messages that one read brings
+        self._known: tuple[Block, list[int] | None] | None = None  # the last sorted block: it may be sorted in pieces
         deferred.limit(options.ORDERED_DEFERRED_ROWS_MAX)
         super().__init__(next_offset, holes, deferred, counters, settings, choice)
 
-    # A predecessor's rows
+    # Rows of an earlier process
 
     def _recover(self, run: Run, due_ns: int) -> None:
         self._unsorted.add((*run, due_ns))
 
     def _is_sorted(self) -> bool:
-        """All rows of a predecessor are. Else the blocks that are missing for it are wanted."""
+        """Return True if all rows of an earlier process are sorted.
+
+        If not, request the missing blocks.
+        """
         if not self._unsorted:
             return True
         if not self._unsorted.is_done():
@@ -380,7 +421,10 @@ class OrderedSupply(Supply):
         return True
 
     def _place(self, one: Sorted) -> None:
-        """They come in the order of their offsets, so a slot's head comes first."""
+        """Put a sorted row in its place.
+
+        The rows come in the order of their offsets, so the head of a slot comes first.
+        """
         run = (one.start, one.messages, one.attempts)
         if one.slot == LOOSE:
             if not one.due_ns and one.attempts:
@@ -388,7 +432,7 @@ class OrderedSupply(Supply):
             elif not one.due_ns:
                 self._slots.loosen(one.start, one.messages)
         elif one.due_ns:
-            self._slots.hold(one.start, one.slot)  # the store will name it when it is due
+            self._slots.hold(one.start, one.slot)  # the state store returns it when it is due
         elif one.attempts and self._slots.hold(one.start, one.slot):
             super()._recover(run, 0)
         else:
@@ -397,7 +441,11 @@ class OrderedSupply(Supply):
     # Blocks
 
     def shelve(self, block: Block) -> None:
-        """A read may bring blocks that nobody asked for: of those the ones that the cursor has not reached come by the feed."""
+        """Sort a block that was read, and keep it if the cursor has passed it.
+
+        A read may bring more blocks than requested. Those ahead of the cursor come through the
+        feed.
+        """
         self._near = max(1, self.fetch_bytes * block.count // block.length)
         if self._unsorted:
             self._unsorted.sort(block)
@@ -417,10 +465,10 @@ class OrderedSupply(Supply):
     # In
 
     def _look_ahead(self, rows_out: int, wall_ns: int) -> None:
-        """Sort what comes next, until there is enough to do."""
+        """Sort the next messages until there is enough to do."""
         while self.looks > 0 and self._looks_on(rows_out):
             block = self._window[0]
-            self.next_offset = max(self.next_offset, block.first_offset)  # over a gap, where there is one
+            self.next_offset = max(self.next_offset, block.first_offset)  # skip a gap, if there is one
             if not self._is_sound(block):
                 return
             start = self.next_offset - block.first_offset
@@ -455,7 +503,10 @@ class OrderedSupply(Supply):
     # Out
 
     def share(self, takers: int, in_flight: int, rows_out: int, wall_ns: int) -> int:
-        """All that is out or could be, by the number of consumers: who would take more leaves the others without keys."""
+        """Return the number of messages that are or could be in flight, divided by the consumers.
+
+        A consumer that took more would leave the others without keys.
+        """
         if not takers or not self._is_sorted():
             return 0
         self._look_ahead(rows_out, wall_ns)
@@ -467,23 +518,30 @@ class OrderedSupply(Supply):
         self._look_ahead(rows_out, wall_ns)
         was_free = self._slots.available > 0
         picked = super().pick(consumer, room, rows_out, wall_ns)
-        if picked is None and not was_free and self._slots.available:  # what was to come again grew too old, and freed its slots
+        if picked is None and not was_free and self._slots.available:  # redeliveries that became too old have freed their slots
             picked = super().pick(consumer, room, rows_out, wall_ns)
         if picked is not None and consumer.again_last:
             self._out.update(self._slots.heads_in(picked.runs))
         return picked
 
     def may_ask(self, rows_out: int) -> bool:
-        """Not before all is sorted: what came due might be over by then, and yet be placed as a head that nothing ever releases."""
+        """Return True if the state store should be asked which messages are due.
+
+        It is not asked before all rows are sorted. A message that became due could be finished by
+        then, and would still be placed as a head that nothing releases.
+        """
         return not self._unsorted and super().may_ask(rows_out)
 
     def _has_new(self, rows_out: int) -> bool:
         return self._slots.available > 0
 
     def _new(self, consumer: Subscriber, room: int, wall_ns: int) -> Picked | None:
-        """What is free, the oldest first, gathered; a long run of messages without a key by itself."""
+        """Gather free messages, the oldest first.
+
+        A long run of messages without a key goes alone.
+        """
         filling = _Filling(room)
-        aside: list[tuple[int, int]] = []  # free ones whose blocks are not here
+        aside: list[tuple[int, int]] = []  # free messages whose blocks are not in memory
         slots = self._slots
         loose_here = True
         while filling.has_room() and len(aside) < options.ORDERED_MISSED_MAX and self.looks > 0:
@@ -514,7 +572,7 @@ class OrderedSupply(Supply):
         return filling.picked()
 
     def _give(self, filling: _Filling, consumer: Subscriber, block: Block, at: int, count: int, keyed: bool) -> None:
-        """These to the consumer, or those of them that are in its sample."""
+        """Give the consumer these messages, or those of them that are in its sample."""
         offset = block.first_offset + at
         if consumer.sample_rate:
             taken = self.choice.in_sample(consumer.sample_rate)
@@ -526,7 +584,7 @@ class OrderedSupply(Supply):
                 return
         if keyed:
             _, attempts = self._slots.take()
-            if attempts:  # it was sent before, by a predecessor: its next number is committed first
+            if attempts:  # an earlier process sent it: commit its next attempt number first
                 super()._recover((offset, 1, attempts), 0)
                 self.dirty = True
                 return
@@ -536,7 +594,7 @@ class OrderedSupply(Supply):
         filling.add(block, at, at + count)
 
     def _pass(self, offset: int, count: int, keyed: bool) -> None:
-        """These are finished for this channel without a delivery."""
+        """Finish these messages for this channel without a delivery."""
         if keyed:
             self._slots.take()
             self._slots.release((offset,))
@@ -571,12 +629,15 @@ class OrderedSupply(Supply):
         self._release_gone([head for head in heads if head < self._start])
 
     def reject(self, runs: Sequence[Run], cause: str) -> None:
-        """Its slot waits until it is a dead letter: what comes after it shall not be done before that is said."""
+        """Reject these messages. Their slots wait until they are stored as dead letters.
+
+        The next message of a slot must not be processed before the dead letter is durable.
+        """
         self._out.difference_update(self._slots.heads_in(runs))
         super().reject(runs, cause)
 
     def _over(self, runs: Iterable[Run]) -> None:
-        """Nothing of these will be sent any more."""
+        """Release the slots of these messages, which are never sent again."""
         heads = self._slots.heads_in(runs)
         self._out.difference_update(heads)
         self._slots.release(heads)
@@ -599,20 +660,26 @@ class OrderedSupply(Supply):
         return moved
 
     def _release_gone(self, heads: Sequence[int]) -> None:
-        """Their messages are gone: their slots do not wait for them to be due. Only what is with a consumer or on its way to the dead
-        letters still ends by itself."""
+        """Release the slots of heads whose messages were removed from the topic.
+
+        The slots do not wait until these messages are due. Only heads that are in flight or on
+        their way to the dead letters keep their slots until they end.
+        """
         if heads:
             dying = self._slots.heads_in(death.run for death in chain(self.dying.out, self.dying.waiting))
             kept = self._out.union(dying)
             self._slots.release([head for head in heads if head not in kept])
 
-    # What it looks like from outside
+    # Reports
 
     def shown(self) -> dict[str, Iterator[Run]]:
         return {**super().shown(), "parked": chain(self._slots.runs(), self._unsorted.runs())}
 
     def statistics(self, head: int) -> SupplyPulse:
-        """What is parked waits as what is requeued does: it is behind the cursor."""
+        """Return the report.
+
+        Parked messages count like requeued ones: they are behind the cursor.
+        """
         found = super().statistics(head)
         parked = self._slots.waiting + self._unsorted.messages()
         found["depth"] += parked
@@ -622,7 +689,10 @@ class OrderedSupply(Supply):
 
 
 class _Filling:
-    """A delivery in the making. Each message of a key comes here by itself, so what is known of the last block is kept."""
+    """A delivery that is being filled.
+
+    Each message with a key is added alone, so the facts about the last block are kept.
+    """
 
     def __init__(self, room: int) -> None:
         self.offered = 0
@@ -634,9 +704,9 @@ class _Filling:
         self._size = 0
         self._alone = False
         self._following = -1
-        self._block: Block | None = None  # the last one
+        self._block: Block | None = None  # the last block
         self._first = self._stop = 0
-        self._ends: list[memoryview] = []  # offsets of its columns
+        self._ends: list[memoryview] = []  # offsets of the columns of that block
 
     def has_room(self) -> bool:
         if self._count >= self._room or self._size >= options.GATHER_BYTES_MAX or self._alone:
@@ -644,17 +714,17 @@ class _Filling:
         return self.offered < self._room
 
     def block_of(self, offset: int) -> Block | None:
-        """The last block, if that is the one."""
+        """Return the last block if it holds this offset."""
         return self._block if self._first <= offset < self._stop else None
 
     def fitting(self, block: Block, start: int, count: int, *, sampled: bool) -> int:
-        """How many of these may be added; 0: none any more."""
+        """Return how many of these messages may be added. 0 means that the delivery is full."""
         if sampled:
             count = 1
         elif count >= options.ORDERED_ALONE:
             if self._parts:
                 return 0
-            self._alone = True  # by a cut, which may be as large as its block
+            self._alone = True  # a cut, as large as its block at most
             return min(count, self._room_alone)
         if block is not self._block:
             self._block, self._first, self._stop = block, block.first_offset, block.next_offset

@@ -1,49 +1,55 @@
-"""What is to be delivered again: from where the number of that delivery is not committed yet to where it goes out. Pure.
+"""Redelivery: messages to deliver again, deferred messages, and dying messages. No I/O.
 
-    returned     given back since the last promise, under the number of the last delivery
-    waiting      the same, of earlier rounds
-    promising    the next number goes with the commit that is on its way
-    ready        the next number is committed: it may be sent
+Redelivery. The lists in the order in which a message passes through them:
 
-A number is promised for what is about to be sent only: while a consumer takes messages, and a bound ahead of it. Else each start would
-raise the numbers of all that waits, and write all of its rows. At a clean end promises that nobody got are taken back; after a
-crash a number may be left out, and none comes twice. Where attempts are bounded the bound is what consumers have room for right now:
-a number that is left out costs a message one of its deliveries, and that shall hit none but those about to be sent.
+    returned     given back since the last promise, with the number of its last attempt
+    waiting      the same, from earlier rounds
+    promising    the next attempt number is in the commit on its way
+    ready        the next attempt number is committed: the message may be sent
 
-What came back in one round, from one promise to the next, goes out in the order of its offsets, behind what waited before. It is not all
-sorted into one queue: a message that fails at once, again and again, would keep those with higher offsets waiting for ever.
+An attempt number is promised only for messages that are about to be sent: while a consumer takes
+messages, and only for a limited number ahead of it. Otherwise each start would raise the numbers of
+all waiting messages and write all of their rows. A clean end takes back promises that were not
+used. After a crash, an attempt number may be skipped, but none is used twice. If attempts are
+limited, only as many messages are promised as consumers have room for. A skipped number costs a
+message one of its attempts, and this must affect only messages that are about to be sent.
 
-A first delivery is promised by nobody: it goes out at once and counts over a crash once it is committed, some 0.2 s later.
+Messages that came back in one round, from one promise to the next, go out in the order of their
+offsets, after those that waited before. They are not sorted into one queue: a message that fails at
+once, again and again, would keep messages with higher offsets waiting forever.
 
-The blocks a channel holds for messages that may have to be delivered again; bounded, oldest out first. Pure.
+A first delivery is not promised. It goes out at once, and counts after a crash if it was committed,
+which happens about 0.2 s later.
 
-A channel's messages that were requeued with a delay: on disk only, once that is committed. Pure.
+Deferred messages. These were requeued with a delay, and are only on disk once that is committed.
+Ten million of them cost this process only a few numbers. The states of a row:
 
-Ten million of them cost this side a few numbers. A row's life:
-
-    put          handed in; goes with the next commit, unless it is due before that
+    put          handed in: goes with the next commit, unless it is due before that
     take         the commit is on its way
-    committed    it lies in the state store, ordered by due time; here it only counts
-    came         the store named it as due: it is the channel's own again, and the commit that makes it a live row takes it from the store
+    committed    in the state store, ordered by due time: here it is only counted
+    came         the state store returned it as due: it belongs to the channel again. The commit
+                 that makes it a live row removes it from the state store.
 
-The store is not asked again before that commit is done: it would name the same rows. `held` bounds what is asked for: a channel
-without consumers leaves what is due where it lies.
+The state store is not asked again before that commit is done, because it would return the same
+rows. `held` limits how many rows are requested: a channel without consumers leaves due rows where
+they are.
 
-No delay is longer than an hour. A due time beyond that was told by a clock that was wrong, and is set right since: it counts as due. The
-store names such rows with any answer (`StateStore.due`).
+No delay is longer than one hour. A due time beyond that came from a wrong clock that has been
+corrected since, so it counts as due. The state store returns such rows with any reply
+(`StateStore.due`).
 
-Messages that are not delivered any more and not yet dead letters. Pure.
+Dying messages. These are not delivered any more, and are not stored as dead letters yet. The states
+of a run:
 
-A run's way:
+    living     its attempts are below the channel's `max_attempts`, and no consumer rejected it
+    waiting    no more deliveries. Its block may still have to be read.
+    out        in the batch on its way to the dead-letter topic. There is one batch at a time.
+    stored     a durable dead letter: finished for this channel
 
-    living     its attempts are below the channel's `max_attempts`, and nobody has rejected it
-    waiting    no more deliveries; its block may still have to be read
-    out        in the batch that is on its way to the dead-letter topic; one at a time
-    stored     a dead letter, durable: finished for this channel
-
-Until it is stored it is a hole like any other, so a crash costs a second dead letter, never a loss. The row's attempts tell the next life
-that it was dying: they have reached the maximum, or carry REJECTED. What is said of the reason is not kept over a crash, for texts do
-not belong into rows; the reason is.
+Until it is stored, the run is a hole like any other. So a crash costs a second dead letter, never a
+loss. After a restart, the attempts in its row show that it was dying: they have reached the
+maximum, or include REJECTED. The kind of reason survives a crash, but its text does not, because
+rows do not hold texts.
 """
 
 from __future__ import annotations
@@ -61,7 +67,10 @@ from ..settings import options
 
 
 class BlockShelf:
-    """Blocks by first offset. At most `bytes_max`, or one block if that alone is larger."""
+    """The blocks kept for redeliveries, by first offset.
+
+    The shelf holds at most `bytes_max`, or one block if that is larger. It drops the oldest first.
+    """
 
     __slots__ = ("_blocks", "_firsts", "bytes_held", "bytes_max")
 
@@ -87,7 +96,7 @@ class BlockShelf:
             self.bytes_held -= old.length
 
     def find(self, offset: int) -> Block | None:
-        """The block that holds `offset`, or None."""
+        """Return the block that holds `offset`, or None."""
         place = bisect_right(self._firsts, offset) - 1
         if place < 0:
             return None
@@ -106,7 +115,10 @@ class BlockShelf:
 
 
 def bytes_between(block: Block, start: int, stop: int) -> int:
-    """What these messages take of the block's columns; sizes within a block may be very uneven."""
+    """Return the size of these messages in the block's columns.
+
+    Sizes in a block may be very uneven.
+    """
     columns = (block.body, block.key, block.tag, block.headers)
     return sum(column.offsets[stop] - column.offsets[start] for column in columns if column is not None)
 
@@ -134,21 +146,28 @@ class Redelivery:
         return total(self.ready) + total(self.promising) + total(self.waiting) + total(self.returned)
 
     def unsent(self) -> Iterable[Run]:
-        """As rows of the commit that begins: with the highest number under which each may have been sent."""
+        """Yield the rows for the commit that begins.
+
+        Each has the highest attempt number under which its messages may have been sent.
+        """
         yield from self.ready
         yield from self.waiting
         yield from self.returned
         yield from ((start, count, attempts + 1) for start, count, attempts in self.promising)
 
     def to_promise(self, bound: int) -> int:
-        """How many messages the next commit shall promise, where `bound` may be ready at a time: 0 while enough is, or nothing waits."""
+        """Return how many messages the next commit should promise.
+
+        At most `bound` messages may be ready at a time. The result is 0 while enough messages are
+        ready, or if none wait.
+        """
         if not self.waits or len(self.ready) >= options.PROMISED_ROWS_LOW:
             return 0
         ready = total(self.ready)
         return bound - ready if ready <= bound // 2 else 0
 
     def promise(self, room: int) -> None:
-        """So many messages, with the commit that begins."""
+        """Promise up to `room` messages their next attempt number with the commit that begins."""
         if room > 0 and self.returned:
             self.waiting.extend(sorted(self.returned))
             self.returned = []
@@ -164,14 +183,14 @@ class Redelivery:
         self.promising = []
 
     def take_back(self) -> bool:
-        """True: there was something promised that nobody got."""
+        """Take back promises that were not used. Return True if there were any."""
         self.waiting.extendleft([(start, count, attempts - 1) for start, count, attempts in reversed(self.ready)])
         found = bool(self.ready)
         self.ready.clear()
         return found
 
     def keep(self, living: Callable[[Iterable[Run]], list[Run]]) -> None:
-        """Only what may be delivered again by the number of its last delivery."""
+        """Keep only the messages that may be delivered again, by the number of their last attempt."""
         self.waiting = deque(living(self.waiting))
         self.returned = living(self.returned)
         self.promising = living(self.promising)
@@ -179,7 +198,7 @@ class Redelivery:
         self.ready = deque((start, count, attempts + 1) for start, count, attempts in ready)
 
     def lost(self, start: int, stop: int) -> int:
-        """Give up what is ready and lies there; how many messages that were."""
+        """Remove the ready messages of this range, and return how many there were."""
         found = [take([run], [(start, stop - start)]) for run in self.ready]
         self.ready = deque(run for _, left, _ in found for run in left)
         return sum(total(gone) for gone, _, _ in found)
@@ -194,9 +213,10 @@ class Redelivery:
 def collect(
     again: deque[Run], quota: int, find: Callable[[int], Block | None], wanted: set[int], expire: Callable[[Block, Run], bool] | None = None
 ) -> tuple[list[Part], list[Run]]:
-    """Take up to `quota` messages out of `again`; the offsets of those whose block `find` does not have go to `wanted`.
+    """Take up to `quota` messages out of `again`.
 
-    `expire`: this run of a block would go out; True if it is given up instead.
+    Offsets whose block `find` does not return are added to `wanted`. `expire` is called with each
+    run of a block before it goes out. If it returns True, the run is given up.
     """
     parts: list[Part] = []
     runs: list[Run] = []
@@ -217,7 +237,7 @@ def collect(
             continue
         stop = start + min(here, quota)
         size += bytes_between(block, start, stop)
-        if parts and size > options.GATHER_BYTES_MAX:  # one part may be as large as its block; several must fit into a block
+        if parts and size > options.GATHER_BYTES_MAX:  # one part may be as large as its block, several must fit into one
             again.appendleft((first, count, attempts))
             break
         parts.append((block, start, stop))
@@ -233,7 +253,11 @@ Row = tuple[int, int, int, int]  # start, count, attempts, due_ns
 
 
 class Deferred:
-    """`rows` and `messages`: how many there are in all; `next_due_ns`: of those in the store, 0 for none. Wall clock."""
+    """The deferred messages of a channel.
+
+    `rows` and `messages` count all of them. `next_due_ns` is the earliest due time in the state
+    store by the wall clock, or 0 if none are there.
+    """
 
     def __init__(self, rows: int = 0, messages: int = 0, next_due_ns: int = 0, rows_max: int = 0) -> None:
         self.rows = rows
@@ -241,20 +265,24 @@ class Deferred:
         self.messages = messages
         self.next_due_ns = next_due_ns
         self.wanted = False
-        """Ask the store what is due, as soon as `may_ask`."""
+        """Ask the state store what is due, as soon as `may_ask` allows it."""
         self._new: list[Row] = []
         self._out: list[Row] = []
         self._came = self._came_out = False
         self._clear = False
-        self._asked = 0  # request of the question on its way
+        self._asked = 0  # number of the unanswered request
 
     @property
     def uncommitted(self) -> int:
-        """Rows that are still held here."""
+        """The number of rows that are still held here."""
         return len(self._new) + len(self._out)
 
     def shown(self, stored: Iterable[Row]) -> list[Row]:
-        """What is deferred, the one due next first. `stored`: what the store named; it may not know yet that some came, or were cleared."""
+        """Return the deferred rows, the next due first.
+
+        `stored` are the rows that the state store returned. It may not know yet that some of them
+        became due or were cleared.
+        """
         if self._clear:
             stored = ()
         elif self._came or self._came_out:
@@ -262,7 +290,7 @@ class Deferred:
         return sorted((*self._new, *self._out, *stored), key=lambda row: row[3])
 
     def limit(self, rows_max: int) -> None:
-        """No more rows than that, either."""
+        """Lower the limit of rows to `rows_max`, if it is higher."""
         self._rows_max = min(self._rows_max, rows_max)
 
     def is_full(self) -> bool:
@@ -277,7 +305,8 @@ class Deferred:
     # Commits
 
     def take(self) -> tuple[Sequence[Row], bool]:
-        """For the commit that begins: rows to write, and whether all that were there before go."""
+        """Return the rows to write with the commit that begins, and whether all earlier ones are
+        removed."""
         self._out, self._new = self._new, []
         self._came_out, self._came = self._came, False
         clear, self._clear = self._clear, False
@@ -290,18 +319,19 @@ class Deferred:
         self._came_out = False
 
     def clear(self) -> None:
-        """All of them are given up."""
+        """Give up all deferred messages."""
         self.rows = self.messages = self.next_due_ns = 0
         self.wanted = False
         self._new, self._out = [], []
         self._came = False
         self._clear = True
-        self._asked = 0  # its answer is about what is gone
+        self._asked = 0  # its reply is about rows that are gone
 
     # Due
 
     def due(self, wall_ns: int, held: int) -> list[Run]:
-        """What is due of those that no commit has taken; and whether to ask the store."""
+        """Return the due messages that are in no commit yet, and note whether to ask the state
+        store."""
         if self.next_due_ns and is_due(self.next_due_ns, wall_ns) and held < options.DUE_HELD_MAX:
             self.wanted = True
         due = [row[:3] for row in self._new if is_due(row[3], wall_ns)]
@@ -311,28 +341,34 @@ class Deferred:
         return due
 
     def may_ask(self, held: int) -> bool:
-        """Nothing that the store named before is still to be taken from it."""
+        """Return True if the state store may be asked what is due.
+
+        It is asked only after all rows that it returned before have been removed from it.
+        """
         settled = not self._asked and not self._came and not self._came_out and not self._clear
         return self.wanted and held < options.DUE_HELD_MAX and settled
 
     def ask(self, request: int) -> None:
-        """The question goes out."""
+        """Note that the request is sent."""
         self._asked = request
 
     def answered(self, request: int) -> bool:
-        """False: it is not the answer to the question that is out, or nobody wants it now."""
+        """Return True if this is the reply to the unanswered request, and it is still wanted."""
         if not self._asked or request != self._asked:
             return False
         self._asked = 0
         return True
 
     def failed(self, request: int) -> None:
-        """That question has no answer: the next scan asks again."""
+        """Note that this request failed. The next scan asks again."""
         if self.answered(request):
             self.wanted = False
 
     def came(self, rows: Sequence[Row], next_due_ns: int, wall_ns: int) -> list[Run]:
-        """What the store named: live again, with the next commit."""
+        """Take the due rows that the state store returned.
+
+        They are live again with the next commit.
+        """
         self.next_due_ns = next_due_ns
         self.wanted = bool(next_due_ns) and is_due(next_due_ns, wall_ns)
         self._came = self._came or bool(rows)
@@ -345,7 +381,7 @@ class Deferred:
         self.messages -= sum(run[1] for run in runs)
 
     def next_due(self, wall_ns: int, held: int) -> int:
-        """When `due` has something to say; 0: never, as far as is known."""
+        """Return when `due` may next return messages, or 0 for never, as far as is known."""
         times = [row[3] for row in self._new]
         if self.next_due_ns and not self.wanted and held < options.DUE_HELD_MAX:
             times.append(self.next_due_ns)
@@ -356,7 +392,7 @@ def is_due(due_ns: int, wall_ns: int) -> bool:
     return due_ns <= wall_ns or due_ns > wall_ns + options.DUE_LATEST_NS
 
 
-REJECTED: Final = 1 << 32  # added to the attempts of a row: no more deliveries, however many there were
+REJECTED: Final = 1 << 32  # added to a row's attempts: rejected, no more deliveries
 
 
 class Death(NamedTuple):
@@ -368,14 +404,17 @@ class Death(NamedTuple):
 
 
 class Dead(NamedTuple):
-    """A run of the batch that goes out, with the part of a block in which it lies."""
+    """A run of the outgoing batch, and the part of a block that holds it."""
 
     death: Death
     part: Part
 
 
 class Dying:
-    """`batch`: a number that changes whenever the batch on its way is another one, or none."""
+    """Messages that are not delivered any more, until they are stored as dead letters.
+
+    `batch` is a number that changes whenever the batch on its way changes or ends.
+    """
 
     def __init__(self) -> None:
         self.waiting: deque[Death] = deque()
@@ -394,14 +433,14 @@ class Dying:
         return sum(death.run[1] for death in (*self.out, *self.waiting))
 
     def unstored(self) -> Iterable[Run]:
-        """As rows of the commit that begins."""
+        """Yield the rows for the commit that begins."""
         for (start, count, attempts), reason, _ in (*self.out, *self.waiting):
             yield start, count, attempts + REJECTED if reason == REJECT else attempts
 
     # In
 
     def living(self, runs: Iterable[Run], max_attempts: int, error: str) -> list[Run]:
-        """What of these may be delivered again; the others are taken."""
+        """Return the runs that may be delivered again, and take the others."""
         if not max_attempts:
             return list(runs)
         found = []
@@ -417,7 +456,7 @@ class Dying:
             self._take(run, REJECT, error)
 
     def recover(self, run: Run, max_attempts: int) -> list[Run]:
-        """A hole that was committed before this life began: the run, if it lives."""
+        """Return the run of a stored hole if it may be delivered again. If not, take it."""
         start, count, attempts = run
         if attempts < REJECTED:
             return self.living((run,), max_attempts, FOUND)
@@ -425,7 +464,11 @@ class Dying:
         return []
 
     def _take(self, run: Run, reason: str, error: str) -> None:
-        """Beyond a bound of all texts together, for a dead-letter topic may be full for long, reasons come without one."""
+        """Add a run to those that wait.
+
+        The length of all error texts is limited, because a dead-letter topic may be full for a long
+        time. Beyond the limit, a run keeps its reason without a text.
+        """
         if self._texts + len(error) > options.DYING_TEXT_MAX:
             error = ""
         self._texts += len(error)
@@ -434,7 +477,11 @@ class Dying:
     # Out
 
     def pick(self, find: Callable[[int], Block | None], wanted: set[int]) -> list[Dead]:
-        """The next batch; [] while no block of it is at hand (`wanted`) or nothing waits. None is out."""
+        """Return the next batch. No batch may be out.
+
+        The batch is empty if nothing waits or no block is in memory. The offsets of missing blocks
+        are added to `wanted`.
+        """
         assert not self.out
         found: list[Dead] = []
         absent: list[Death] = []
@@ -464,13 +511,13 @@ class Dying:
         return found
 
     def stored(self) -> list[Run]:
-        """The batch is durable where it went: these are finished."""
+        """Return the runs of the batch, which is durable now. They are finished."""
         runs = [death.run for death in self.out]
         self._end_batch()
         return runs
 
     def take_back(self) -> None:
-        """The batch did not go out, and waits again."""
+        """Return the batch to those that wait, because it was not sent."""
         self.waiting.extendleft(reversed(self.out))
         self.out = ()
         self.batch += 1
@@ -488,11 +535,11 @@ class Dying:
         self._texts = 0
 
     def lost(self, start: int, stop: int) -> int:
-        """Give up what waits for its block and lies there; how many messages that were."""
+        """Remove the waiting messages of this range, and return how many there were."""
         return self._keep(lambda run: _without(run, start, stop))
 
     def drop_below(self, start: int) -> int:
-        """... below an offset. What is out is on its way."""
+        """Remove the waiting messages below `start`. The batch on its way is not changed."""
         return self._keep(lambda run: above([run], start)[0])
 
     def _keep(self, what: Callable[[Run], Sequence[Run]]) -> int:

@@ -1,24 +1,22 @@
-"""Where a channel's messages come from, and where those are that nobody holds. Pure.
+"""Supply: selects the next message to deliver, and keeps messages that no consumer holds. No I/O.
 
-Where a message can be, once the cursor has passed it:
+Once the cursor has passed a message, the message is in one of these states:
 
-    in flight    under a lease of one consumer (`consumer_session.py`)
+    in flight    under a lease of one consumer (`core.py`)
     again        to be delivered again, once its next attempt number is committed (`redelivery.py`)
-    deferred     not before a due time (wall clock): in the state store only, once that is committed (`redelivery.py`)
+    deferred     not before a due time (wall clock): only in the state store, once that is
+                 committed (`redelivery.py`)
     dying        never again: on its way to the dead letters (`redelivery.py`)
-    finished     nowhere any more
+    finished     not kept anywhere
 
-All but the last are *holes*: rows (start, count, attempts, due) that are committed in the state store with the cursor. A row's
-attempts is the highest number under which the message may have been sent, so after a crash numbers never fall.
-Nothing here depends on how many messages a run has: runs are cut and joined, messages are not touched.
+All but the last are *holes*: rows (start, count, attempts, due) that are committed in the state
+store together with the cursor. The attempts of a row are the highest number under which the message
+may have been sent, so numbers never fall after a crash. No cost here depends on the number of
+messages in a run: runs are cut and joined, and messages are not touched.
 
-A block that goes out whole is not checked here: its consumer does that. All others are checked before anything is read from them. Where
-one is not as its producer sent it, memory has changed it: it is forgotten, and read from storage (`corrupt_count`, `reread`).
-
-What of a channel's rows lies in the state store, so that a commit names only what changed. Pure.
-
-Rows of deferred messages are not kept here, for there may be ten million of them. So of those that come due each start is remembered
-until the next commit has begun: that one writes them as live rows, or takes them from the store, whatever became of them meanwhile.
+A block that goes out whole is not checked here, because its consumer checks it. All other blocks
+are checked before anything is read from them. If a block is not as its producer sent it, memory has
+changed it. It is dropped and read from the storage again (`corrupt_count`, `reread`).
 """
 
 from __future__ import annotations
@@ -42,21 +40,30 @@ from .redelivery import BlockShelf, Dead, Deferred, Dying, Part, Redelivery, Row
 
 
 class SavedRows:
+    """The rows of a channel that are in the state store, so that a commit names only the changes.
+
+    There may be ten million deferred rows, so they are not kept here. Instead, the start of each
+    row that comes due is remembered until the next commit has begun. That commit writes it as a
+    live row or removes it from the state store, depending on what happened in the meantime.
+    """
+
     def __init__(self) -> None:
-        self._rows: dict[int, tuple[int, int]] = {}  # start -> count, attempts; as of the last commit that began
-        self._came: set[int] = set()  # starts of deferred rows that came due since
+        self._rows: dict[int, tuple[int, int]] = {}  # start -> count, attempts; in the last commit that began
+        self._came: set[int] = set()  # starts of deferred rows that became due since then
 
     def found(self, start: int, count: int, attempts: int) -> None:
-        """A predecessor's row, not deferred."""
+        """Note a stored row that is not deferred."""
         self._rows[start] = (count, attempts)
 
     def came(self, rows: Iterable[Row]) -> None:
-        """The store named them as due: it is not to keep them as they are."""
+        """Note the rows that the state store returned as due. It must not keep them as they are."""
         self._came.update(row[0] for row in rows)
 
     def changes(self, rows: dict[int, tuple[int, int]], deferred: Sequence[Row]) -> tuple[tuple[Hole, ...], tuple[int, ...]]:
-        """(rows to write, starts of rows to remove) of the commit that begins: after it these are there. A put of a start is enough where
-        another row of it was, deferred or not."""
+        """Return the rows to write and the starts of rows to remove in the commit that begins.
+
+        Writing a row replaces any other row with the same start, deferred or not.
+        """
         saved: Mapping[int, tuple[int, int]] = self._rows
         put = (*((start, *row, 0) for start, row in rows.items() if saved.get(start) != row), *deferred)
         gone = (saved.keys() | self._came) - rows.keys() - {row[0] for row in deferred}
@@ -66,13 +73,14 @@ class SavedRows:
 
 TRIED: Final = "it was delivered as often as its channel allows by now"
 
-Span = tuple[int, int]  # offsets: from, to
+Span = tuple[int, int]  # offsets: from, to (exclusive)
 
 
 class Picked(NamedTuple):
-    """What a consumer gets next: runs in the order of the parts, and the parts of blocks they lie in.
+    """The next messages for a consumer: runs in the order of the parts, and the parts of blocks.
 
-    `offered`: how many came its way, where it takes a sample of them; there may be no runs then.
+    `offered` is how many messages were offered to a consumer that takes a sample. There may be no
+    runs then.
     """
 
     runs: list[Run]
@@ -81,9 +89,10 @@ class Picked(NamedTuple):
 
 
 class Supply:
-    """`counters` are the channel's. `rows_out`, where it is asked for: how many runs are in flight.
+    """The messages of a channel that no consumer holds.
 
-    `fetch_bytes`: of a read for `wanted`.
+    `counters` are the channel's. Methods with a parameter `rows_out` take the number of runs in
+    flight. `fetch_bytes` is the size of a read for `wanted`.
     """
 
     fetch_bytes = 1
@@ -92,44 +101,55 @@ class Supply:
         self, next_offset: int, holes: Iterable[Hole], deferred: Deferred, counters: dict[str, int], settings: ChannelSettings,
         choice: ChannelFilter | None = None,
     ) -> None:  # fmt: skip
-        self.next_offset = next_offset  # the next to take
-        self.window_end = next_offset  # the next to come from the feed
+        self.next_offset = next_offset  # the next offset to take
+        self.window_end = next_offset  # the next offset that the feed brings
         self.window_bytes = 0
         self.settings = settings
         self.counters = counters
-        self.wanted: set[int] = set()  # offsets whose blocks are needed for a redelivery and not on the shelf
+        self.wanted: set[int] = set()  # offsets of blocks that a redelivery needs and the shelf lacks
         self.dirty = False
-        self.corrupt_count = 0  # how many blocks were found changed in memory
-        self.reread = False  # what comes next is to be read from storage, wherever it would come from
+        self.corrupt_count = 0  # how many blocks have changed in memory
+        self.reread = False  # the next blocks must be read from the storage
         self.choice = choice or ChannelFilter("", settings, lambda: 0.0)
-        self.looks = options.LOOKS_MAX  # how many messages may still be passed in this turn; see `Delivery.rest`
+        self.looks = options.LOOKS_MAX  # messages that may still be passed in this turn; see `ChannelCore.rest`
         self.emptied: list[Span] = []
         self.again = Redelivery()
         self.deferred = deferred
         self.dying = Dying()
         self.moving = False
-        """A seek is not committed yet. Nothing is delivered until it is: else a crash could undo a seek that consumers have seen."""
-        self._move_out = False  # that seek goes with the commit that is on its way
-        self._reached = 0  # where the cursor was before it
-        self._start = 0  # nothing below it is there any more
+        """A seek is not committed yet.
+
+        Nothing is delivered until it is. Otherwise a crash could undo a seek that consumers have
+        seen.
+        """
+        self._move_out = False  # that seek is in the commit on its way
+        self._reached = 0  # where the cursor was before the seek
+        self._start = 0  # the topic has no messages below it
         self._window: deque[Block] = deque()
         self._shelf = BlockShelf(options.CACHE_BYTES_MAX)
         self._saved = SavedRows()
         for start, count, attempts, due_ns in holes:
-            if not due_ns:  # deferred rows are known here only where their order matters
+            if not due_ns:  # deferred rows matter here only for an ordered channel
                 self._saved.found(start, count, attempts)
             self._recover((start, count, attempts), due_ns)
 
     def _recover(self, run: Run, due_ns: int) -> None:
-        """A hole that was committed before this life began."""
+        """Take over a stored hole."""
         self.again.returned.extend(self.dying.recover(run, self.settings.max_attempts))
 
     def living(self, runs: Iterable[Run], cause: str) -> list[Run]:
-        """Those that may be delivered again; the others begin to die, for what their last delivery came to."""
+        """Return the messages that may be delivered again.
+
+        The others begin to die, for this cause.
+        """
         return self.dying.living(runs, self.settings.max_attempts, cause)
 
     def configure(self, settings: ChannelSettings) -> None:
-        """From now on. What is with nobody and has had its attempts by the new rule is not delivered again."""
+        """Apply these settings from now on.
+
+        Messages that no consumer holds and that have used all attempts of the new limit are not
+        delivered again.
+        """
         self.settings = settings
         self.choice.configure(settings)
         self.again.keep(partial(self.living, cause=TRIED))
@@ -138,9 +158,10 @@ class Supply:
     # Blocks
 
     def offer(self, block: Block, *, from_storage: bool = False) -> bool:
-        """The next block: taken if it is the expected one, ignored if older, False if there is a gap.
+        """Take the next block. Return False if there is a gap before it.
 
-        What storage skips does not exist any more (damage, retention): it is counted and stepped over.
+        A block that was taken before is ignored. A gap before a block from the storage means that
+        the messages no longer exist (damage, retention). They are counted and skipped.
         """
         if block.next_offset <= self.window_end:
             return True
@@ -157,7 +178,7 @@ class Supply:
         return True
 
     def step_over(self, next_offset: int) -> None:
-        """Storage has nothing from the window's end to there, and never will."""
+        """Skip to `next_offset`: the storage has no messages before it, and never will."""
         if next_offset > self.window_end:
             self.counters["lost_count"] += self._unread(self.window_end, next_offset)
             if not self._window:
@@ -166,9 +187,10 @@ class Supply:
             self.dirty = True
 
     def skip(self, start: int, stop: int) -> bool:
-        """Never deliver these: the topic was emptied of them. True if the feed has to go on elsewhere now.
+        """Never deliver these messages, because the topic was emptied of them.
 
-        What lies before them is still delivered, so they are kept until the cursor passes them.
+        Return True if the feed must continue elsewhere. Messages before them are still delivered,
+        so the range is kept until the cursor passes it.
         """
         start = max(start, self.next_offset)
         if start >= stop:
@@ -187,16 +209,16 @@ class Supply:
         return True
 
     def go_on_without(self, emptied: Iterable[Iterable[int]]) -> None:
-        """Take over the ranges that a predecessor was told to skip and had not passed."""
+        """Take over the stored ranges that were emptied and that the cursor has not passed."""
         self.emptied = [(start, stop) for start, stop in emptied]
         self._reach(self.window_end)
 
     def _forget_passed(self) -> None:
-        """Who seeks back to what was emptied before wants it again."""
+        """Forget the emptied ranges that the cursor has passed. A later seek back delivers them."""
         self.emptied = [span for span in self.emptied if span[1] > self.next_offset]
 
     def _reach(self, end: int) -> None:
-        """The window ends here, or behind what was emptied from here on."""
+        """Set the end of the window to `end`, or behind the emptied range that contains it."""
         for start, stop in self.emptied:
             if start <= end < stop:
                 end = stop
@@ -205,27 +227,27 @@ class Supply:
             self.next_offset = end
 
     def _unread(self, start: int, stop: int) -> int:
-        """How many messages these are, without emptied ones."""
+        """Return the number of messages in this range, without emptied ones."""
         return unread(start, stop, self.emptied)
 
     def shelve(self, block: Block) -> None:
-        """A block that was asked for through `wanted`."""
+        """Keep a block that was requested through `wanted`."""
         self._shelf.put(block)
         self.wanted.difference_update([o for o in self.wanted if block.first_offset <= o < block.next_offset])
 
     def lost(self, start: int, stop: int) -> None:
-        """Storage has nothing at these offsets: they will never be delivered."""
+        """Note that the storage has no messages in this range. They are never delivered."""
         self.wanted.difference_update([o for o in self.wanted if start <= o < stop])
         self.counters["lost_count"] += self.again.lost(start, stop) + self.dying.lost(start, stop)
         self.dirty = True
 
     def drop_blocks(self) -> None:
-        """Give the memory back: what is in the window will be read again."""
+        """Free the memory of blocks. The window is read again later."""
         self._window.clear()
         self.window_bytes = 0
         self._reach(self.next_offset)
         self.wanted.clear()
-        if not self.dying:  # which needs no consumer, but blocks
+        if not self.dying:  # dead letters need blocks, but no consumer
             self._shelf.clear()
 
     def _find(self, offset: int) -> Block | None:
@@ -235,7 +257,7 @@ class Supply:
         return block if block is not None and self._is_sound(block) else None
 
     def _is_sound(self, block: Block) -> bool:
-        """Check the block unless that was done; forget it if memory has changed it."""
+        """Check the block if that was not done before. Drop it if memory has changed it."""
         if block.was_checked:
             return True
         try:
@@ -250,8 +272,11 @@ class Supply:
         return True
 
     def take_back(self, runs: Iterable[Run]) -> None:
-        """These were picked and could not be sent, for their blocks changed in memory after they were checked. Nothing that is here is
-        trusted any more. They go out once all is read again, and this does not count as an attempt."""
+        """Take back picked messages whose blocks changed in memory after they were checked.
+
+        All blocks held here are dropped. The messages go out once the blocks are read again, and
+        this does not count as an attempt.
+        """
         self.again.waiting.extendleft([(start, count, attempts - 1) for start, count, attempts in reversed(list(runs))])
         self._distrust()
 
@@ -264,17 +289,23 @@ class Supply:
 
     @property
     def held(self) -> int:
-        """Rows behind the cursor that nobody holds, without deferred ones."""
+        """The number of rows behind the cursor that no consumer holds, without deferred ones."""
         return self.again.rows + self.dying.rows
 
     # Out
 
     def share(self, takers: int, in_flight: int, rows_out: int, wall_ns: int) -> int:
-        """How much a consumer may hold before others that hold less come first; 0: as much as it takes."""
+        """Return how many messages a consumer may hold before consumers that hold fewer come first.
+
+        0 means no limit.
+        """
         return 0
 
     def pick(self, consumer: Subscriber, room: int, rows_out: int, wall_ns: int) -> Picked | None:
-        """The next up to `room` messages for this consumer; None when nothing waits, or in this turn nothing more is to be looked at."""
+        """Return the next messages for this consumer, at most `room`.
+
+        Return None if no message waits, or if this turn may not pass more messages.
+        """
         new = self._has_new(rows_out)
         if self.again.ready and not (new and consumer.again_last):
             quota = min(room, max(1, consumer.ready // 2)) if new else room
@@ -287,7 +318,7 @@ class Supply:
         return self._new(consumer, room, wall_ns) if new else None
 
     def _expire(self, wall_ns: int, block: Block, run: Run) -> bool:
-        """These are not delivered again, if they are too old by now."""
+        """Finish this run if it is too old now. Return True if it was."""
         found = self.choice.is_too_old(block, wall_ns)
         if found:
             self.counters["expired_count"] += run[1]
@@ -299,11 +330,14 @@ class Supply:
         return bool(self._window) and rows < options.HOLE_ROWS_MAX and not self.deferred.is_full()
 
     def _new(self, consumer: Subscriber, room: int, wall_ns: int) -> Picked | None:
-        """Of the window's first block, as much as there is room for; of blocks that are not wanted whole, what is, gathered."""
+        """Take messages of the window's first block, as many as fit.
+
+        If some messages of a block are unwanted, gather the wanted ones of several blocks.
+        """
         gathering: Gathering | None = None
         while self._window and self.looks > 0:
             block = self._window[0]
-            self.next_offset = max(self.next_offset, block.first_offset)  # over a gap, where there is one
+            self.next_offset = max(self.next_offset, block.first_offset)  # skip a gap, if there is one
             whole = room >= block.count and self.next_offset == block.first_offset and not consumer.sample_rate
             if not (whole and self.choice.takes_all(block)) and not self._is_sound(block):
                 break
@@ -322,7 +356,10 @@ class Supply:
         return Picked(gathering.runs, gathering.parts, gathering.offered)
 
     def _gather(self, gathering: Gathering, block: Block, mask: bytes | None) -> bool:
-        """The window's first block is passed, as far as the delivery has room. True: it has no more."""
+        """Pass the window's first block as far as the delivery has room.
+
+        Return True if it is full.
+        """
         start = self.next_offset - block.first_offset
         stop = gathering.add(block, start, mask or bytes(block.count))
         if mask is not None:
@@ -340,46 +377,52 @@ class Supply:
         return Picked([run], [(block, start, stop)])
 
     def _advance(self, block: Block, stop: int) -> None:
-        """The cursor passes the first `stop` messages of the window's first block."""
+        """Let the cursor pass the first `stop` messages of the window's first block."""
         self.next_offset = block.first_offset + stop
         if stop == block.count:
             self._window.popleft()
             self.window_bytes -= block.length
             self._shelf.put(block)
             if not self._window:
-                self.next_offset = self.window_end  # over what is lost behind it, too: else that would wait there for ever
+                self.next_offset = self.window_end  # also skip lost messages behind it, or they would wait forever
 
     # Back
 
     def done(self, runs: Sequence[Run]) -> None:
-        """These are finished, in whatever way."""
+        """Note that these messages are finished, for any reason."""
         self.dirty = True
 
     def back(self, runs: Sequence[Run], cause: str) -> None:
-        """These are to be delivered again, at once. `cause`: what became of the last delivery, in a sentence."""
+        """Deliver these messages again, at once.
+
+        `cause` is a sentence that says what happened to the last delivery.
+        """
         self.again.returned.extend(self.living(runs, cause))
 
     def later(self, runs: Sequence[Run], due_ns: int, cause: str) -> None:
-        """... not before a time (wall clock)."""
+        """Deliver these messages again, not before a time of the wall clock."""
         self.deferred.put(self.living(runs, cause), due_ns)
 
     def reject(self, runs: Sequence[Run], cause: str) -> None:
-        """... never."""
+        """Never deliver these messages again."""
         self.dying.reject(runs, cause)
 
-    # The dying
+    # Dying messages
 
     def next_dead(self) -> list[Dead]:
-        """What shall go to the dead letters next, while nothing is on its way there."""
+        """Return the next batch for the dead letters. No batch may be on its way."""
         return self.dying.pick(self._find, self.wanted)
 
     def take_back_dead(self) -> None:
-        """The blocks of this batch changed in memory: it waits until they are read again."""
+        """Take back the batch, because its blocks changed in memory.
+
+        It waits until they are read again.
+        """
         self.dying.take_back()
         self._distrust()
 
     def dead(self) -> None:
-        """What was on its way is there, durable: it is finished."""
+        """Finish the batch of dead letters, which is durable now."""
         runs = self.dying.stored()
         self.counters["dead_letter_count"] += total(runs)
         self.done(runs)
@@ -388,7 +431,7 @@ class Supply:
     # The scan
 
     def scan(self, wall_ns: int, rows_out: int) -> bool:
-        """What came due. True if there was any."""
+        """Process the messages that became due. Return True if there were any."""
         wanted = self.deferred.wanted
         due = self.deferred.due(wall_ns, rows_out + self.held)
         self.again.returned.extend(self.living(due, TRIED))
@@ -396,31 +439,39 @@ class Supply:
         return bool(due) or self.deferred.wanted > wanted
 
     def came_due(self, rows: Sequence[Row], next_due_ns: int, wall_ns: int) -> None:
-        """The store's answer: these are to be delivered again, once they are no longer deferred there."""
+        """Take the due rows that the state store returned.
+
+        They are delivered again once they are no longer deferred in the state store.
+        """
         self._saved.came(rows)
         self.again.returned.extend(self.living(self.deferred.came(rows, next_due_ns, wall_ns), TRIED))
         self.dirty = self.dirty or bool(rows)
 
     def may_ask(self, rows_out: int) -> bool:
-        """The store shall be asked what is due."""
+        """Return True if the state store should be asked what is due."""
         return self.deferred.may_ask(rows_out + self.held)
 
     def next_due(self, wall_ns: int, rows_out: int) -> int:
-        """When the next scan has something to do, in wall ns; 0 for never."""
+        """Return when the next scan has work, in wall-clock nanoseconds, or 0 for never."""
         return self.deferred.next_due(wall_ns, rows_out + self.held)
 
     # Commits
 
     def to_promise(self, room: int) -> int:
-        """How many messages the next commit shall promise their next numbers, where consumers have room for so many now.
+        """Return how many messages the next commit should promise their next attempt number.
 
-        Where attempts are bounded no more than that are promised: after a crash a promised delivery counts as one that was made.
+        `room` is how many messages consumers accept now. If attempts are limited, no more than that
+        are promised: after a crash, a promised delivery counts as one that was made.
         """
         bound = room if self.settings.max_attempts else options.PROMISED_MAX
         return self.again.to_promise(min(bound, options.PROMISED_MAX))
 
     def changes(self, out: Iterable[Run], promise: int) -> Changes:
-        """What changed since the last call. `out`: what is in flight; `promise`: so many of those that wait get their next number."""
+        """Return the changes since the last call.
+
+        `out` are the runs in flight. `promise` is how many waiting messages get their next attempt
+        number.
+        """
         self.again.waiting = deque(self._still_there(self.again.waiting))
         self.again.returned = self._still_there(self.again.returned)
         self.again.promise(promise)
@@ -434,24 +485,28 @@ class Supply:
         return Changes(self.next_offset, put, gone, clear)
 
     def _held(self) -> Iterable[Run]:
-        """What is behind the cursor, with nobody, and not deferred; as rows of the commit that begins."""
+        """Return the rows behind the cursor that no consumer holds, without deferred ones."""
         return chain(self.again.unsent(), self.dying.unstored())
 
     def committed(self) -> None:
-        """The last `changes` are on disk: their redeliveries may be sent, and what a seek among them moved to."""
+        """Note that the last `changes` are on disk.
+
+        Their redeliveries may be sent, and their seek is done.
+        """
         self.again.committed()
         self.deferred.committed()
         self.moving = self.moving and not self._move_out
         self._move_out = False
 
     def end(self) -> None:
-        """In order: nothing is sent any more, and rows say under which number their messages were really sent last."""
+        """End in order: send nothing more, and let rows state the attempts that were really sent
+        last."""
         self.dirty = self.again.take_back() or self.dirty
 
     # Moves
 
     def seek(self, offset: int) -> None:
-        """Go on at `offset` once that is committed, and clear all before it."""
+        """Continue at `offset` once that is committed, and clear everything before it."""
         self._reached = self._reached if self.moving else self.next_offset
         self.moving, self._move_out = True, False
         self.again.clear()
@@ -463,9 +518,10 @@ class Supply:
         self.dirty = True
 
     def drop_below(self, start: int) -> bool:
-        """Nothing below `start` is there any more, the topic's bound has taken it: what waits is given up, and counted.
+        """Give up and count the messages below `start`, which the topic's limit has removed.
 
-        What consumers hold is theirs until they answer; only then it is found to be gone. True if the next message is another now.
+        Consumers keep the messages that they hold until they answer. Only then are those found to
+        be gone. Return True if the next message has changed.
         """
         self._start = max(self._start, start)
         self.again.ready = deque(self._still_there(self.again.ready))
@@ -475,7 +531,8 @@ class Supply:
         self.dirty = True
         if self.next_offset >= start:
             return False
-        # A seek that goes back to what is being removed is answered with `start`. What the channel had passed before is not lost to it.
+        # The answer to a seek that goes back to messages being removed is `start`. Messages that
+        # the channel had passed before are not lost to it.
         passed = self._reached if self.moving else 0
         first = min(start, max(self.next_offset, passed))
         self.counters["dropped_count"] += self._unread(first, start)
@@ -484,28 +541,32 @@ class Supply:
         return True
 
     def _still_there(self, runs: Iterable[Run]) -> list[Run]:
-        """What is not below the start; the rest is counted."""
+        """Return the runs that are not below the start. Finish and count the others."""
         kept, below = above(runs, self._start)
         self.counters["dropped_count"] += total(below)
         if below:
             self.done(below)
         return kept
 
-    # What it looks like from outside
+    # Reports
 
     def shown(self) -> dict[str, Iterator[Run]]:
-        """What is behind the cursor with nobody, by its state, the next to go out first, with the number of its last delivery; for a peek.
-        Without deferred ones."""
+        """Return the runs that no consumer holds, by state, for a peek.
+
+        The next to go out comes first. Each run has the number of its last attempt. Deferred runs
+        are not included.
+        """
         ready = ((start, count, attempts - 1) for start, count, attempts in self.again.ready)
         dying = (death.run for death in chain(self.dying.out, self.dying.waiting))
         return {"requeued": chain(ready, self.again.promising, self.again.waiting, sorted(self.again.returned)), "dying": dying}
 
     def starts(self) -> Iterator[int]:
-        """Where what is behind the cursor begins, with nobody, and not deferred."""
+        """Yield the starts of the rows behind the cursor that no consumer holds, without deferred
+        ones."""
         return (run[0] for run in self._held())
 
     def statistics(self, head: int) -> SupplyPulse:
-        """`depth`: waiting, neither in flight nor deferred."""
+        """Return the report. `depth` counts waiting messages, neither in flight nor deferred."""
         again = self.again.messages()
         return {
             "depth": self._unread(self.next_offset, head) + again,
