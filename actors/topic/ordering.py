@@ -1,19 +1,22 @@
-"""A topic's logic: the order of arrival, producers' sequences, pending appends. Pure.
+"""Ordering: a topic's order of arrival, producers' sequences, and pending appends. No I/O.
 
 Rules (DESIGN 4.2):
 
-* Of each producer exactly the next sequence is taken. A repeated one that is stored is answered like the first
-  time; one still pending waits for its first. Anything else is E_SEQUENCE with the expected number: accepting a
-  gap would make the resent ones look old and lose them.
-* A producer says Hello on each link first; without it E_HELLO. (A DEALER's pipe outlives its server, so words meant for the
-  topic's predecessor can arrive here.)
-* When an append fails, those behind it fail with it (storage refuses the old epoch), and each producer's expected
-  number goes back to its first failed block.
-* `offset -1` in an answer: stored, but where is no longer remembered.
-* A delayed block commits elsewhere, and fails by itself. So a producer's blocks of the two kinds never overtake each other: a delayed
-  one is handed over when no plain one of its producer waits here, and after it nothing of that producer until its answer. Else block 6
-  could be durable while delayed 5 is not, and 5, sent again, would be taken for stored. What must wait is *held* with its producer; the
-  others pass. One request of delayed blocks is out at a time, whatever came meanwhile goes together.
+* The topic accepts exactly the next sequence of each producer. A repeated block that is stored is
+  answered like the first time. A repeated block that is pending waits for the first one. Any other
+  sequence is answered with E_SEQUENCE and the expected number. If the topic accepted a gap, the
+  blocks sent again would look old and be lost.
+* A producer sends Hello on each link first. Without it, the answer is E_HELLO. (The pipe of a
+  DEALER outlives its server, so messages for an earlier process of the topic can arrive here.)
+* When an append fails, those behind it fail too, because the storage refuses the old epoch. The
+  expected number of each producer goes back to its first failed block.
+* `offset -1` in an answer means: stored, but the offset is no longer remembered.
+* A delayed block is committed separately, and fails alone. So plain and delayed blocks of one
+  producer never overtake each other. A delayed block goes to the storage when no plain block of its
+  producer waits here. After it, no block of that producer goes until its answer arrives. Otherwise
+  block 6 could be durable while the delayed block 5 is not, and when 5 is sent again, it would count
+  as stored. Blocks that must wait are *held* with their producer. The others pass. One request of
+  delayed blocks is out at a time. Those that arrive in the meantime go together in the next one.
 """
 
 from __future__ import annotations
@@ -32,12 +35,12 @@ from ..settings import options
 from ..settings.closing import TO_PUBLISHERS
 
 Peer = tuple[bytes, ...]
-BLOCKS_AN_APPEND: Final = 500  # two frames each: a message has at most 1,024
-Place = tuple[int, ...]  # (first offset,), or of a delayed block (due time, serial)
+BLOCKS_AN_APPEND: Final = 500  # two frames each, and a ZeroMQ message has at most 1,024
+Place = tuple[int, ...]  # (first offset,), or (due time, serial) for a delayed block
 
 
 class Reply(NamedTuple):
-    """An effect: send this word to this peer."""
+    """An effect: send this message to this peer."""
 
     peer: Peer
     message: Stored | Unstored | Delayed
@@ -55,12 +58,12 @@ class _Entry(NamedTuple):
 class _Producer:
     expected: int  # the next sequence to accept: stored and pending ones are below it
     used_ns: int = 0
-    recent: OrderedDict[int, Place] = field(default_factory=OrderedDict)  # by sequence
-    waiting: dict[int, list[Peer]] = field(default_factory=dict)  # pending sequence -> whom to answer
-    held: deque[_Entry] = field(default_factory=deque)  # must not go yet
-    plain: int = 0  # of its entries in the queue
-    delayed: int = 0  # of its entries in the queue of delayed ones
-    delayed_out: bool = False  # some are with storage
+    recent: OrderedDict[int, Place] = field(default_factory=OrderedDict)  # sequence -> place
+    waiting: dict[int, list[Peer]] = field(default_factory=dict)  # pending sequence -> peers to answer
+    held: deque[_Entry] = field(default_factory=deque)  # blocks that must not go yet
+    plain: int = 0  # number of its entries in the queue
+    delayed: int = 0  # number of its entries in the queue of delayed blocks
+    delayed_out: bool = False  # the storage has some of its delayed blocks
 
 
 @dataclass(slots=True)
@@ -69,11 +72,14 @@ class _ProducerLink:
     credit_bytes: int
     seen_ns: int
     heartbeat_ns: int
-    out_bytes: int = 0  # of blocks taken and not yet answered
+    out_bytes: int = 0  # size of the blocks that are taken and not answered yet
 
 
 def _first(entries: list[_Entry]) -> tuple[list[_Entry], list[_Entry]]:
-    """(what goes to storage as one append: up to 2 MiB and 500 blocks, at least one; what waits for the next)."""
+    """Split off one append: up to 2 MiB and 500 blocks, but at least one block.
+
+    Return its entries, and those that wait for the next append.
+    """
     size = 0
     count = 0
     for entry in entries:
@@ -85,10 +91,17 @@ def _first(entries: list[_Entry]) -> tuple[list[_Entry], list[_Entry]]:
 
 
 class Ordering:
-    """`(event, now) -> effects` for one topic. The shell moves what `next_append` returns to storage and sends the replies."""
+    """The ordering of one topic: each method takes an event and returns effects.
+
+    The actor sends the blocks of `next_append` to the storage, and the replies to the producers.
+    """
 
     def __init__(self, producers: Mapping[int, tuple[int, Sequence[Sequence[int]]]]) -> None:
-        """`producers`: id -> (next sequence, recent (sequence, first offset) or (sequence, due time, serial)), as recovered."""
+        """Create the ordering from the recovered producers.
+
+        `producers` maps an id to the next sequence and the recent places: (sequence, first offset),
+        or (sequence, due time, serial) for a delayed block.
+        """
         self._producers = {
             pid: _Producer(nxt, 0, OrderedDict((one[0], tuple(one[1:])) for one in recent)) for pid, (nxt, recent) in producers.items()
         }
@@ -99,21 +112,26 @@ class Ordering:
         self._delayed_out: tuple[int, list[_Entry]] | None = None
         self._out: OrderedDict[int, list[_Entry]] = OrderedDict()
         self._request = 0
-        self._held_bytes = 0  # of blocks taken and not yet answered, of all producers
+        self._held_bytes = 0  # the same, for all producers
         self._credit_granted = 0
         self.epoch = 0
-        self.closed = False  # to publishers: nothing new is taken
+        self.closed = False  # closed to publishers: no new blocks are taken
 
-    # Producers come and go
+    # Links of producers
 
     def hello(self, peer: Peer, producer_id: int, heartbeat_ns: int, now_ns: int) -> tuple[int, int] | None:
-        """(expected, credit_bytes), or None where there are too many (answer E_LIMIT)."""
+        """Open a link. Return the expected sequence and the credit in bytes.
+
+        Return None if there are too many producers. The caller then answers E_LIMIT.
+        """
         self.bye(peer)
         for older in [other for other, link in self._links.items() if link.producer_id == producer_id]:
-            self.bye(older)  # what still lies in its pipe must not be taken: the client may have given its numbers to other blocks
+            self.bye(older)  # blocks left in its pipe must not be taken: the client may have reused their numbers
         free = options.CREDIT_POOL_BYTES - self._credit_granted
-        # A share of what is left: the first get all they can use. Once it is given out, one block at a time: a small credit, and
-        # a larger block goes alone; what really waits here is bounded by the pool all the same, in `publish`.
+        # The credit is a share of the rest of the pool, so the first producers get all that they
+        # can use. When the pool is used up, the credit allows one block at a time: it is small, and
+        # a larger block goes alone. `publish` keeps the blocks that wait here within the pool in
+        # any case.
         credit = min(options.CREDIT_BYTES, max(free // 32, options.CREDIT_BYTES_MIN if free > 0 else options.CREDIT_BYTES_LEAST))
         if len(self._links) >= options.PRODUCERS_MAX:
             return None
@@ -130,32 +148,35 @@ class Ordering:
             self._credit_granted -= link.credit_bytes
 
     def seen(self, peer: Peer, now_ns: int) -> bool:
-        """Note a sign of life; False for a peer that has not said Hello."""
+        """Note a sign of life. Return False for a peer that has not sent Hello."""
         link = self._links.get(peer)
         if link is not None:
             link.seen_ns = now_ns
         return link is not None
 
     def gone(self, first: bytes) -> None:
-        """Forget all peers behind a gateway."""
+        """Remove all peers behind a gateway."""
         for peer in [peer for peer in self._links if peer[0] == first]:
             self.bye(peer)
 
     def expire(self, now_ns: int) -> None:
-        """Drop links silent for two heartbeats, and producers not used for a week."""
+        """Remove links that were silent for two heartbeats, and producers not used for a week."""
         for peer in [p for p, link in self._links.items() if now_ns - link.seen_ns > 2 * link.heartbeat_ns]:
             self.bye(peer)
         limit = now_ns - options.PRODUCER_KEPT_S * 1_000_000_000
         linked = {link.producer_id for link in self._links.values()}
         for row in self._producers.values():
-            row.used_ns = row.used_ns or now_ns  # recovered: from now on
+            row.used_ns = row.used_ns or now_ns  # recovered: the week starts now
         for pid in [p for p, row in self._producers.items() if row.used_ns < limit and not row.waiting and p not in linked]:
             del self._producers[pid]
 
-    # Blocks come
+    # Incoming blocks
 
     def publish(self, peer: Peer, block: Block, now_ns: int, delay_ms: int = 0) -> list[Reply]:
-        """Take the block, or say why not. The caller has checked checksums and limits."""
+        """Take the block, or return the reply that says why not.
+
+        The caller has checked checksums and limits.
+        """
         sequence, producer_id = block.header.sequence, block.header.producer_id
         link = self._links.get(peer)
         if link is None or link.producer_id != producer_id:
@@ -163,7 +184,7 @@ class Ordering:
         link.seen_ns = now_ns
         producer = self._producers.get(producer_id)
         if self.closed and sequence == (producer.expected if producer is not None else 0):
-            return [Reply(peer, Unstored(sequence, sequence, E_CLOSED, TO_PUBLISHERS))]  # what was taken before is answered as ever
+            return [Reply(peer, Unstored(sequence, sequence, E_CLOSED, TO_PUBLISHERS))]  # blocks taken before are answered as usual
         if producer is None:
             if len(self._producers) >= options.PRODUCERS_MAX:
                 self._forget_oldest()
@@ -197,7 +218,7 @@ class Ordering:
         return [Reply(peer, Unstored(sequence, producer.expected, E_SEQUENCE, text))]
 
     def _release(self, producer: _Producer) -> None:
-        """What may go now, in order."""
+        """Queue the held blocks that may go now, in order."""
         while producer.held:
             if producer.held[0].delay_ms:
                 if producer.plain or producer.delayed_out:
@@ -212,13 +233,15 @@ class Ordering:
                 self._queue_bytes += entry.block.length
                 producer.plain += 1
 
-    # Appends go and are answered
+    # Appends and their answers
 
     def next_append(self) -> tuple[int, list[Block]] | None:
-        """(request, blocks) to hand to storage now, or None. What arrived meanwhile goes together, up to 2 MiB.
+        """Return (request, blocks) to send to the storage now, or None.
 
-        Little waits for the answer to what is out, as in Nagle's algorithm: its sync would not begin before that one's has ended
-        anyway, and 64 clients with a message each were 12 to 32% faster so, in six pairs of runs, than with up to eight appends out.
+        Blocks that arrived in the meantime go together, up to 2 MiB. A small amount waits for the
+        answer to the append that is out, as in Nagle's algorithm. Its sync would not begin before
+        that one has ended anyway. With 64 clients of one message each, this was 12 to 32% faster
+        than up to eight appends at once, in six pairs of runs.
         """
         if not self._queue or len(self._out) >= options.APPENDS_OUT_MAX:
             return None
@@ -236,7 +259,10 @@ class Ordering:
         return self._request, [entry.block for entry in batch]
 
     def next_delayed(self) -> tuple[int, list[Block], list[int]] | None:
-        """(request, blocks, delays in ms) to hand to storage now, behind all that `next_append` gave, or None."""
+        """Return (request, blocks, delays in ms) to send to the storage now, or None.
+
+        They must be sent after everything that `next_append` returned.
+        """
         if not self._delayed or self._delayed_out is not None:
             return None
         batch, self._delayed = _first(self._delayed)
@@ -249,7 +275,10 @@ class Ordering:
         return self._request, [entry.block for entry in batch], [entry.delay_ms for entry in batch]
 
     def kept(self, request: int, keys: Sequence[tuple[int, int]]) -> list[Reply]:
-        """Storage has these delayed blocks: their replies; and their producers go on."""
+        """Note that these delayed blocks are stored.
+
+        Return the replies, and release their producers.
+        """
         if self._delayed_out is None or self._delayed_out[0] != request:
             return []
         batch = self._take_delayed_out()
@@ -271,7 +300,11 @@ class Ordering:
         return batch
 
     def appended(self, request: int, first_offset: int) -> tuple[list[Reply], list[tuple[Block, int]]]:
-        """Storage has it: replies (one Stored a peer), and the blocks with their offsets, to be offered to channels."""
+        """Note that this append is stored.
+
+        Return the replies, one Stored for each peer, and the blocks with their offsets for the
+        channels.
+        """
         batch = self._out.pop(request, None)
         if batch is None:
             return [], []
@@ -294,10 +327,14 @@ class Ordering:
             producer.recent.popitem(last=False)
 
     def _forget_oldest(self) -> None:
-        """A bound on memory: producers not used for longest, without a link and with nothing pending, begin anew if they come back."""
+        """Forget the producers not used for longest, to limit memory.
+
+        Only producers without a link and without pending blocks are removed. They start again at
+        sequence 0 if they return.
+        """
         linked = {link.producer_id for link in self._links.values()}
         idle = [(row.used_ns, pid) for pid, row in self._producers.items() if not row.waiting and pid not in linked]
-        for _, pid in sorted(idle)[: max(1, options.PRODUCERS_MAX // 20)]:  # many at once: the search is paid for rarely
+        for _, pid in sorted(idle)[: max(1, options.PRODUCERS_MAX // 20)]:  # remove many at once, so that this search is rare
             del self._producers[pid]
 
     def _answered(self, entry: _Entry) -> None:
@@ -307,10 +344,12 @@ class Ordering:
             link.out_bytes = max(0, link.out_bytes - entry.block.length)
 
     def failed(self, request: int, code: str, text: str) -> list[Reply]:
-        """An append failed: so do those behind it and all that wait here; producers go back to their first failed block.
+        """Note that this append failed, and return the replies.
 
-        Those before it are written, and their answers only wait for a sync: to call them failed would store them twice.
-        Where delayed blocks failed, it concerns what their producers have sent since, and nobody else.
+        The appends behind it fail too, and so do all blocks that wait here. The producers go back
+        to their first failed block. The appends before it are written, and only their sync is
+        awaited. If they were answered as failed, they would be stored twice. If delayed blocks
+        failed, only the later blocks of their producers fail with them.
         """
         if self._delayed_out is not None and request == self._delayed_out[0]:
             lost = self._take_delayed_out()
@@ -318,14 +357,14 @@ class Ordering:
         if request not in self._out:
             return []
         lost = [entry for number in [n for n in self._out if n >= request] for entry in self._out.pop(number)] + self._queue
-        if self._delayed_out is not None and self._delayed_out[0] > request:  # storage refuses it: its epoch is over
+        if self._delayed_out is not None and self._delayed_out[0] > request:  # the storage refuses it because of its old epoch
             lost += self._take_delayed_out()
         self._queue, self._queue_bytes = [], 0
         self.epoch += 1
         return self._fail(lost, self._producers.keys(), code, text)
 
     def _fail(self, lost: list[_Entry], concerned: Collection[int], code: str, text: str) -> list[Reply]:
-        """These, and what else waits here of these producers."""
+        """Fail these entries and all other waiting entries of these producers."""
         lost += [entry for entry in self._delayed if entry.producer_id in concerned]
         self._delayed = [entry for entry in self._delayed if entry.producer_id not in concerned]
         for producer_id in concerned:
@@ -348,11 +387,14 @@ class Ordering:
         return list(self._links)
 
     def idle(self) -> bool:
-        """Nothing pending: whoever waited has been answered."""
+        """Return True if nothing is pending: all blocks have been answered."""
         return not self._queue and not self._out and not self._delayed and self._delayed_out is None
 
     def publishers(self, now_ns: int) -> list[PublisherStats]:
-        """Who is linked, up to `PUBLISHERS_SHOWN` of them; `blocks`: how many of its blocks were taken."""
+        """Return the linked producers, at most `PUBLISHERS_SHOWN`.
+
+        `blocks` is the number of blocks taken from a producer.
+        """
         return [
             {
                 "producer": f"{link.producer_id:016x}",

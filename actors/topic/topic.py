@@ -1,10 +1,9 @@
-"""The topic: takes blocks from producers in order, hands them to storage, and what is durable to its channels.
+"""Topic actor: orders the blocks of producers, has them stored, and passes them on to channels.
 
-Which channel gets which block from the topic's hands: a small ring of the newest durable blocks, and each channel's place in it. Pure.
-
-A channel attaches where it is and grants a running total of bytes. While it is within the ring it is sent runs of
-consecutive blocks; once what it wants has left the ring it is told so (Behind) and reads from storage. A slow
-channel therefore costs nothing here but a row.
+Fan-out. The topic keeps a small ring of the newest durable blocks, and the place of each channel in
+it. A channel attaches at its offset and grants a running total of bytes. While its offset is in the
+ring, it receives runs of consecutive blocks. When the ring no longer holds the next block, the
+channel is notified (Behind) and reads from the storage. So a slow channel costs only one row here.
 """
 
 from __future__ import annotations
@@ -36,21 +35,25 @@ _RUN_BLOCKS_MAX = 256
 
 @dataclass(slots=True)
 class _Place:
-    next_offset: int = -1  # -1: wants nothing
-    number: int = 0  # of the block in the order of arrival, where `next_offset` is
+    next_offset: int = -1  # -1: wants no blocks
+    number: int = 0  # number, in order of arrival, of the block that holds `next_offset`
     granted: int = 0
     sent: int = 0
 
 
 class Fanout:
-    """`head`: the durable end. `visible_end`: what channels may see of it (a paused topic's is fixed; -1: all)."""
+    """The ring of durable blocks, and the channels that read from it.
+
+    `head` is the end of the durable messages. `visible_end` is the end of what channels may see:
+    fixed for a paused topic, or -1 for everything.
+    """
 
     def __init__(self, head: int, visible_end: int = -1) -> None:
         self.head = head
         self.visible_end = visible_end
         self._ring: deque[Block] = deque()
         self._ring_bytes = 0
-        self._first_number = 0  # of the oldest block in the ring
+        self._first_number = 0  # number of the oldest block in the ring
         self._places: dict[Peer, _Place] = {}
 
     @property
@@ -58,7 +61,10 @@ class Fanout:
         return self.head if self.visible_end < 0 else min(self.head, self.visible_end)
 
     def add(self, block: Block, first_offset: int, time_ns: int) -> None:
-        """A block became durable. Storage tells of all that lies before it first, so heads never fall."""
+        """Add a block that became durable.
+
+        The storage reports everything before the block first, so the head never falls.
+        """
         assert first_offset >= self.head
         placed = with_place(block, first_offset, time_ns)
         self._ring.append(placed)
@@ -66,9 +72,12 @@ class Fanout:
         self.head = placed.next_offset
 
     def advance(self, head: int) -> bool:
-        """Blocks became durable that never were in the topic's hands (a commit in storage): channels read them there. False if not new.
+        """Note that blocks became durable which this process never held. Return False if the head
+        is old.
 
-        Nothing in the ring is next to what comes now, so it goes; and a number is left out for what is not here: who waits there is behind.
+        This happens with a commit in the storage. Channels read these blocks from the storage. The
+        ring is cleared, because its blocks are not adjacent to the next one. One block number is
+        skipped for the missing blocks, so channels that wait for them are found to be behind.
         """
         if head <= self.head:
             return False
@@ -77,25 +86,32 @@ class Fanout:
         self._ring.clear()
         self._ring_bytes = 0
         for place in self._places.values():
-            if place.next_offset >= head:  # it has read them already
+            if place.next_offset >= head:  # it has already read them
                 place.number = self._first_number
         return True
 
     def trim(self) -> None:
-        """After `offers`: keep the ring within its bytes; all of it goes while nobody is attached."""
+        """Reduce the ring to its size limit.
+
+        Clear it if no channel is attached. Call it after `offers`.
+        """
         keep = options.RING_BYTES_MAX if any(place.next_offset >= 0 for place in self._places.values()) else 0
         while self._ring and self._ring_bytes > keep:
             self._ring_bytes -= self._ring.popleft().length
             self._first_number += 1
 
     def attach(self, peer: Peer, next_offset: int, granted: int) -> bool:
-        """The channel wants what comes from `next_offset` on (-1: nothing). False: that is behind the ring."""
+        """Let a channel receive blocks from `next_offset` on (-1: none).
+
+        Return False if the ring no longer holds that offset.
+        """
         place = self._places.setdefault(peer, _Place())
         if next_offset < 0:
             place.next_offset = -1
             return True
         place.granted = granted
-        # It may have been given up and be new here: what was sent to it before, it knows, and its window bounds what it grants.
+        # The channel may be new here after it was given up. It counts what it received before, and
+        # its window limits what it grants.
         place.sent = max(place.sent, granted - options.WINDOW_BYTES_MAX)
         if next_offset >= self.head:
             place.next_offset, place.number = next_offset, self._first_number + len(self._ring)
@@ -106,14 +122,17 @@ class Fanout:
             if block.first_offset <= next_offset:
                 place.next_offset, place.number = next_offset, number
                 return True
-        if next_offset >= self.end:  # a paused topic's: storage would show it nothing either, so it waits here
+        if next_offset >= self.end:  # paused: the storage has nothing visible either, so it waits here
             place.next_offset, place.number = next_offset, self._first_number - 1
             return True
         place.next_offset = -1
         return False
 
     def credit(self, peer: Peer, granted: int) -> bool:
-        """False: it has no place here. It was given up and cannot know that: tell it that it is behind."""
+        """Note the granted total. Return False if the channel has no place here.
+
+        It was given up and cannot know that, so the caller must answer Behind.
+        """
         place = self._places.get(peer)
         if place is not None:
             place.granted = max(place.granted, granted)
@@ -123,7 +142,10 @@ class Fanout:
         self._places.pop(peer, None)
 
     def offers(self) -> list[tuple[Peer, list[Block]]]:
-        """(channel, consecutive blocks) to send now; an empty list means: tell it that it is behind."""
+        """Return the (channel, consecutive blocks) to send now.
+
+        An empty list of blocks means that the channel must be notified that it is behind.
+        """
         out: list[tuple[Peer, list[Block]]] = []
         last = self._first_number + len(self._ring)
         end = self.end
@@ -164,7 +186,10 @@ _MS = 1_000_000
 
 
 class Recovered(NamedTuple):
-    """Storage's answer to OpenTopic. `producers`: by id the next sequence, and the last blocks."""
+    """The storage's reply to OpenTopic.
+
+    `producers` maps an id to the next sequence and the last blocks.
+    """
 
     producers: dict[int, tuple[int, Sequence[Sequence[int]]]]
     head: int
@@ -183,12 +208,12 @@ class TopicActor(Actor[TopicStart]):
         self.ordering = Ordering(recovered.producers)
         self.ordering.closed = self.given.closed
         self.limits = Limits(self.given.message_bytes_max)
-        self._closings: list[p.Done] = []  # answers to orders that wait until all that was taken before is answered
+        self._closings: list[p.Done] = []  # answers to orders, sent once all earlier blocks are answered
         self.fanout = Fanout(recovered.head, recovered.visible_end)
         self.front = self.open_router(self.given.front)
         self._route()
         self._head_told = -1
-        self._requests: dict[int, p.Order[Any]] = {}  # ours to storage -> the supervisor's order
+        self._requests: dict[int, p.Order[Any]] = {}  # request to the storage -> the supervisor's order
         self._request = 1
         self._messages = 0
         self._bytes = 0
@@ -217,7 +242,10 @@ class TopicActor(Actor[TopicStart]):
         self.obey(p.MovePause, self.move_pause)
 
     def _recovered(self) -> Recovered:
-        """What storage recovered; it is up already, so this is one round trip."""
+        """Return what the storage recovered.
+
+        The storage is running, so this takes one round trip.
+        """
         self.storage.send((), p.OpenTopic(1))
         if not self.storage.socket.poll(10_000):
             raise StartFailed("storage did not answer within 10 s")
@@ -271,7 +299,7 @@ class TopicActor(Actor[TopicStart]):
         self._send(self.ordering.publish(mail.envelope, block, time.monotonic_ns(), delay_ms))
 
     def beat(self, port: Port, mail: Mail, message: p.Beat) -> None:
-        """Bye goes to a stranger that believes that it has a link: it begins again."""
+        """Answer a heartbeat. An unknown peer receives Bye, so that it opens a new link."""
         port.send(mail.envelope, p.Beat() if self.ordering.seen(mail.envelope, time.monotonic_ns()) else p.Bye())
 
     def bye(self, port: Port, mail: Mail, message: p.Bye) -> None:
@@ -284,7 +312,7 @@ class TopicActor(Actor[TopicStart]):
     def _send(self, replies: list[Reply]) -> None:
         for peer, message in replies:
             if not self.front.send(peer, message):
-                self.ordering.bye(peer)  # it will ask again on a new link, and get the same answer
+                self.ordering.bye(peer)  # it sends its blocks again on a new link, and gets the same answer
 
     # Storage
 
@@ -313,7 +341,10 @@ class TopicActor(Actor[TopicStart]):
         self._send(self.ordering.kept(message.request, message.keys))
 
     def on_head(self, port: Port, mail: Mail, message: p.Head) -> None:
-        """A group that was staged in storage, or what was delayed there and became due: it never was in this topic's hands."""
+        """Note messages that the storage added to the topic: committed stages, or delayed messages.
+
+        They never passed through this actor.
+        """
         before = self.fanout.head
         if self.fanout.advance(message.head):
             self._messages += self.fanout.head - before
@@ -352,11 +383,14 @@ class TopicActor(Actor[TopicStart]):
             if not blocks:
                 self.front.send(peer, p.Behind(self.fanout.end))
             elif not self.front.send(peer, p.Offer(self.fanout.end), blocks):
-                self.fanout.detach(peer)  # dead or stuck: it attaches again, or reads from storage
+                self.fanout.detach(peer)  # it is dead or stuck: it attaches again, or reads from the storage
         self.fanout.trim()
 
     def _tell_head(self) -> None:
-        """Once a second: channels without a ready consumer know their depth from it."""
+        """Send the head to all channels once a second.
+
+        Idle channels compute their depth from it.
+        """
         if self.fanout.end == self._head_told:
             return
         self._head_told = self.fanout.end
@@ -380,13 +414,16 @@ class TopicActor(Actor[TopicStart]):
         self.storage.send((), p.Empty(self._numbered(message), message.end))
 
     def _numbered(self, order: p.Order[Any]) -> int:
-        """The number of what storage is asked for this order; below zero, so never an append's."""
+        """Return the number of the storage request for this order.
+
+        It is negative, so no append has it.
+        """
         self._request += 1
         self._requests[-self._request] = order
         return -self._request
 
     def on_stop(self) -> bool:
-        """Everything taken is answered; then producers are told to look for a successor."""
+        """Answer all blocks that were taken, then tell the producers to look for the successor."""
         if not self.ordering.idle():
             return False
         for peer in self.ordering.peers():
