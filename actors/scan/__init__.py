@@ -1,1 +1,1 @@
-"""The scan: the loop that plans, and the workers that ask channels to process what is due."""
+"""The scan: a loop that plans the scans, and workers that ask channels to process what is due."""

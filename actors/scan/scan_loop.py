@@ -1,4 +1,7 @@
-"""The scan loop: decides which channels and storages the workers scan next; owns nothing but the plan (scan_plan.py, scan_rounds.py)."""
+"""Scan loop: selects which channels and storages the workers scan next.
+
+It holds only the plan (scan_plan.py, scan_rounds.py).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,11 @@ from .scan_rounds import ScanRounds
 
 
 class ScanLoop(Actor[ActorStart]):
-    """Settings: front (endpoint, where channels and storages send hints). Workers are dialled when the supervisor names them."""
+    """The actor that orders scans.
+
+    Its setting `front` is the endpoint to which channels and storages send hints. The loop connects
+    to a worker when the supervisor names it.
+    """
 
     def on_start(self) -> dict[str, Any]:
         self.plan = ScanPlan()

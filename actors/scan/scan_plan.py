@@ -1,24 +1,29 @@
-"""Which channels to scan next, and how many workers that takes. Pure; randomness comes in as a function.
+"""Scan plan: which channels to scan next, and how many workers are needed. No I/O.
 
-NSQ's queueScanLoop: every 100 ms pick 20 channels at random, let the workers process what is due in each, and go round again at once
-while more than 25% of them were dirty; every 5 s set the pool to a quarter of the channels, 1 to 4. With thousands of channels
-an expiry then waits for luck. So each answer also carries the channel's next due time, and a channel tells when that
-becomes earlier: the due ones are taken first, and random ones fill up as a safety net (a hint may have been lost).
+The random numbers come from a function that the caller passes in.
 
-Storages are among them, for their delayed messages: to the plan they are channels.
+NSQ's queueScanLoop picks 20 channels at random every 100 ms, and lets the workers process what is
+due in each. It repeats this at once while more than 25% of them were dirty. Every 5 s it sets the
+number of workers to a quarter of the channels, 1 to 4. With thousands of channels, the end of a
+lease would then be found only by luck. So each answer also carries the channel's next due time, and
+a channel sends a hint when that time becomes earlier. Due channels are selected first. Random ones
+fill the rest, because a hint may have been lost.
 
-A channel's scan is in one of these states; nobody else waits for one that does not answer:
+Storages are scanned too, for their delayed messages. The plan treats them as channels.
+
+The table shows the states of a channel's scan. A channel that does not answer delays no other.
 
 | State | It leaves the state when | And is due again |
 |---|---|---|
 | WAITING | it is due, or picked at random: ASKED | |
-| ASKED: in no other round | it answers: WAITING | when it says, or a hint that came meanwhile |
+| ASKED: in no other round | it answers: WAITING | at the time in the answer, or at an earlier hint |
 | | the answer is lost with the worker: WAITING | now |
 | | it misses the scan: SILENT | in 1, 2, 4, 4... s |
 | SILENT: as WAITING, but never picked at random | it is due: ASKED, and if it answers, WAITING | |
-| | a word of it comes: an answer, however late: WAITING | when it says, if that is earlier |
+| | a message of it comes, such as a late answer: WAITING | at the time in it, if that is earlier |
 
-One that missed three scans, and for 10 s, is hung: said once, then counted anew.
+A channel that missed three scans and has been silent for 10 s is hung. This is reported once, and
+the count starts again.
 """
 
 from __future__ import annotations
@@ -30,23 +35,23 @@ from ..primitives.deadlines import DeadlineHeap
 from ..settings import options
 
 _NS_PER_S: Final = 1_000_000_000
-_BACKOFF_S: Final = (1, 2, 4)  # after the first missed scan, the second, each further one
+_BACKOFF_S: Final = (1, 2, 4)  # after the first, second, and each later missed scan
 
 
 def pool_size(channels: int) -> int:
-    """Workers for so many channels: a quarter of them, 1 to 4."""
+    """Return the number of workers for this many channels: a quarter of them, 1 to 4."""
     return min(options.SCAN_WORKERS_MAX, max(1, int(channels * options.SCAN_WORKER_SHARE)))
 
 
 class ScanPlan:
-    """The loop's memory: channels by key, their due times, who is asked now, how often each failed to answer."""
+    """The channels by key, their due times, and their scans in progress and missed."""
 
     def __init__(self) -> None:
         self._endpoints: dict[int, str] = {}
         self._order: list[int] = []
-        self._due: DeadlineHeap[int] = DeadlineHeap()  # of those that are not asked now
+        self._due: DeadlineHeap[int] = DeadlineHeap()  # without channels that are asked now
         self._asked: set[int] = set()
-        self._hinted: dict[int, int] = {}  # key -> due ns, told since it was chosen last
+        self._hinted: dict[int, int] = {}  # key -> due ns, hinted since it was selected last
         self._missed: dict[int, tuple[int, int]] = {}  # key -> (times, since ns)
 
     def __len__(self) -> int:
@@ -56,7 +61,10 @@ class ScanPlan:
         return key in self._endpoints
 
     def set_channels(self, channels: Iterable[tuple[int, str]]) -> dict[int, str]:
-        """The channels there are now; a new one is due at once, so that what it recovered is looked at. Returns those that are gone."""
+        """Set the present channels, and return those that are gone.
+
+        A new channel is due at once, so that what it recovered is processed.
+        """
         present = dict(channels)
         gone = {key: endpoint for key, endpoint in self._endpoints.items() if key not in present}
         for key in gone:
@@ -71,7 +79,7 @@ class ScanPlan:
         return gone
 
     def hint(self, key: int, next_due_ns: int) -> None:
-        """Of the channel itself: that is when it is due next."""
+        """Set the next due time of a channel, which the channel itself sent."""
         if key not in self._endpoints:
             return
         self._hinted[key] = next_due_ns
@@ -85,7 +93,10 @@ class ScanPlan:
             self._due.set(key, due_ns)
 
     def select(self, now_ns: int, pick: Callable[[int], int]) -> list[tuple[int, str]]:
-        """The next ones to ask: due channels first, then random ones, 20 in all. `pick(n)` gives a number below n."""
+        """Return the next channels to ask: due channels first, then random ones, 20 in all.
+
+        `pick(n)` returns a number below n.
+        """
         chosen: dict[int, str] = {}
         while len(chosen) < options.SCAN_SELECTION and (key := self._due.pop_due(now_ns)) is not None:
             chosen[key] = self._endpoints[key]
@@ -99,15 +110,19 @@ class ScanPlan:
             self._asked.add(key)
         return list(chosen.items())
 
-    # What became of one that was asked
+    # Results of scans
 
     def answered(self, key: int, next_due_ns: int) -> None:
-        """It looked, and said when to come again (0: not before it hints)."""
+        """Note that the channel was scanned.
+
+        It is due again at `next_due_ns` (0: not before it hints).
+        """
         if key not in self._endpoints:
             return
         self._asked.discard(key)
         self._missed.pop(key, None)
-        # A hint that came since may have overtaken this answer, which came by a worker: the earlier of the two.
+        # The answer came through a worker, so a later hint may have arrived before it. The earlier
+        # time counts.
         times_due = [due for due in (next_due_ns, self._hinted.pop(key, 0)) if due]
         if times_due:
             self._due.set(key, min(times_due))
@@ -115,7 +130,7 @@ class ScanPlan:
             self._due.remove(key)
 
     def missed(self, key: int, now_ns: int) -> bool:
-        """It did not answer; True if it is found hung."""
+        """Note that the channel did not answer. Return True if it is found to be hung."""
         if key not in self._endpoints:
             return False
         self._asked.discard(key)
@@ -130,20 +145,24 @@ class ScanPlan:
         return hung
 
     def lost(self, key: int, now_ns: int) -> None:
-        """Nobody knows what became of it, for its worker is gone or hangs: ask again."""
+        """Ask the channel again, because its worker is gone or hung and the result is unknown."""
         if key in self._endpoints:
             self._asked.discard(key)
             self._bring_forward(key, now_ns)
 
     def spoke(self, key: int, next_due_ns: int) -> None:
-        """An answer to a scan that was given up: it lives, and what it says may be news."""
+        """Note a late answer to a scan that was given up.
+
+        The channel is alive, and may be due earlier.
+        """
         self._missed.pop(key, None)
         if key in self._endpoints and next_due_ns:
             self._hinted[key] = min(next_due_ns, self._hinted.get(key, next_due_ns))
             self._bring_forward(key, next_due_ns)
 
     def wait_ms(self, now_ns: int) -> int:
-        """Until the next round: the scan interval, less if a hint is due before that."""
+        """Return the time until the next round: the scan interval, or less if a channel is due
+        before."""
         due = self._due.next_due()
         if due is None:
             return options.SCAN_INTERVAL_MS

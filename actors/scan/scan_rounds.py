@@ -1,22 +1,23 @@
-"""The scan's rounds: which worker asks whom, and what its reports mean. Pure; whom to ask is the plan's (scan_plan.py).
+"""Scan rounds: which worker asks which channel, and what its reports mean. No I/O.
 
-A round is one order to each worker. A worker reports within `SCAN_SOON_MS`, naming as LATE who has not answered by then; later reports
-tell what became of those. So a round ends soon, whoever hangs. An order is in one of these states:
+The plan (scan_plan.py) selects the channels. A round is one order to each worker. A worker reports
+within `SCAN_SOON_MS`, and marks as LATE the channels that have not answered by then. Later reports
+contain their results. So a round ends soon, even if a channel hangs. The states of an order:
 
 | State | Event | State | What follows |
 |---|---|---|---|
-| NEW: its round waits for it | report | OPEN, or ended if none is LATE | once none of the round is NEW, the round ends |
+| NEW: its round waits for it | report | OPEN, or ended if none is LATE | when no order of the round is NEW, the round ends |
 | NEW | no report for `SCAN_REPORT_MS` | OVERDUE | the round goes on without it; its channels are asked through another worker |
-| OPEN | report that names the last LATE ones | ended | |
+| OPEN | report with the last LATE results | ended | |
 | OPEN | no such report within `SCAN_ANSWER_MS` and `SCAN_REPORT_MS` | OVERDUE | as above |
-| OVERDUE: its worker gets no orders | report | OPEN or ended | what it says counts for those that no other worker has been sent to since |
+| OVERDUE: its worker gets no orders | report | OPEN or ended | it counts for channels that no other worker has asked since |
 | any | the worker is gone | ended | its channels are asked again |
 
-A scan worker's memory: which scans are out, and when it reports on them. Pure.
-
-The first report on an order goes out when all have answered, or after `SCAN_SOON_MS`, and names those as LATE who have not. What becomes
-of those is reported as soon as it is known: their answer, or after `SCAN_ANSWER_MS` that they missed the scan. An answer that comes
-even later is passed on, too: who hung does no more, and its next scan may be seconds off.
+`ScanOrders` is the memory of a scan worker: which scans have no answer, and when to report. The
+first report on an order is sent when all channels have answered, or after `SCAN_SOON_MS`. It marks
+the others as LATE. Their results are reported as soon as they are known: the answer, or after
+`SCAN_ANSWER_MS` that they missed the scan. An even later answer is passed on too: the channel no
+longer hangs, and its next scan may be seconds away.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from .scan_plan import ScanPlan
 DIRTY: Final = 1
 CLEAN: Final = 0
 MISSED: Final = -1  # no answer within SCAN_ANSWER_MS
-LATE: Final = -2  # none yet: another report will say
+LATE: Final = -2  # no answer yet: another report follows
 _MS: Final = 1_000_000
 
 
 class WorkerRequest(NamedTuple):
-    """An effect: send this to the worker."""
+    """An effect: send this request to the worker."""
 
     worker: str
     request: int
@@ -52,19 +53,21 @@ class _RequestOut:
 
 
 class ScanRounds:
+    """The orders to all workers."""
+
     def __init__(self, plan: ScanPlan) -> None:
         self.plan = plan
         self.count = 0
         self.workers: set[str] = set()
         self._orders: dict[int, _RequestOut] = {}
-        self._asked_by: dict[int, int] = {}  # key -> the request by which it was asked last
+        self._asked_by: dict[int, int] = {}  # key -> the last request that asked it
         self._round: set[int] = set()  # the NEW orders
         self._request = 0
         self._dirty = self._answers = 0
         self._next_ns = 0
 
     def set_channels(self, channels: Iterable[tuple[int, str]]) -> tuple[str, ...]:
-        """Returns the endpoints of those that are gone."""
+        """Set the present channels, and return the endpoints of those that are gone."""
         gone = self.plan.set_channels(channels)
         for key in gone:
             self._asked_by.pop(key, None)
@@ -78,7 +81,7 @@ class ScanRounds:
             self._leave_round(request)
 
     def begin(self, now_ns: int, pick: Callable[[int], int]) -> list[WorkerRequest]:
-        """The orders of the next round, if it is time for one. `pick(n)` gives a number below n."""
+        """Return the orders of the next round if it is due. `pick(n)` returns a number below n."""
         self._look_at_deadlines(now_ns)
         free = self._free()
         if self._round or not free or not len(self.plan):
@@ -105,7 +108,10 @@ class ScanRounds:
         return sorted(self.workers - {order.worker for order in self._orders.values() if order.overdue})
 
     def reported(self, request: int, results: Iterable[tuple[int, int, int]], now_ns: int) -> list[int]:
-        """Take a report: (key, state, next due time) of each. Returns who is found hung."""
+        """Process a report: the key, state, and next due time of each channel.
+
+        Return the hung channels.
+        """
         order = self._orders.get(request)
         hung = []
         for key, state, next_due_ns in results:
@@ -151,7 +157,7 @@ class ScanRounds:
                 self.plan.lost(key, now_ns)
 
     def wait_ms(self, now_ns: int) -> int:
-        """Until `begin` may have something to say."""
+        """Return the time until `begin` may return orders."""
         if self._round:
             return options.SCAN_SOON_MS
         if not self._free():
@@ -159,7 +165,7 @@ class ScanRounds:
         return min(self.plan.wait_ms(now_ns), max(1, (self._next_ns - now_ns) // _MS + 1))
 
 
-Who = tuple[tuple[bytes, ...], int]  # who gave the order, its request
+Who = tuple[tuple[bytes, ...], int]  # sender of the order, its request
 Result = tuple[int, int, int]  # key, state, next due time
 
 
@@ -174,15 +180,17 @@ class _RequestState:
     soon_ns: int
     deadline_ns: int
     waiting: set[int] = field(default_factory=set)
-    results: list[Result] = field(default_factory=list)  # not reported yet
+    results: list[Result] = field(default_factory=list)  # results that are not reported yet
     reported: bool = False
 
 
 class ScanOrders:
+    """The orders of one worker, and their scans."""
+
     def __init__(self) -> None:
         self._orders: dict[Who, _RequestState] = {}
-        self._scans: dict[int, _ChannelScan] = {}  # without answer: waited for, or the newest of its endpoint that was missed
-        self._missed: dict[str, int] = {}  # endpoint -> the newest scan that it missed
+        self._scans: dict[int, _ChannelScan] = {}  # unanswered: awaited, or the newest missed one of its endpoint
+        self._missed: dict[str, int] = {}  # endpoint -> the newest missed scan
         self._after_all: list[tuple[Who, list[Result]]] = []
         self._number = 0
 
@@ -190,7 +198,7 @@ class ScanOrders:
         return len(self._orders)
 
     def begin(self, who: Who, targets: Iterable[tuple[int, str]], now_ns: int) -> list[tuple[int, str]]:
-        """Returns the scans to be sent, as (number, endpoint)."""
+        """Begin an order, and return the scans to send as (number, endpoint)."""
         order = self._orders[who] = _RequestState(now_ns + options.SCAN_SOON_MS * _MS, now_ns + options.SCAN_ANSWER_MS * _MS)
         for key, endpoint in targets:
             self._number += 1
@@ -212,7 +220,7 @@ class ScanOrders:
         order.results.append(result)
 
     def reports(self, now_ns: int) -> list[tuple[Who, list[Result]]]:
-        """What is to be reported now."""
+        """Return the reports to send now."""
         found, self._after_all = self._after_all, []
         for who, order in list(self._orders.items()):
             if now_ns > order.deadline_ns:
@@ -237,7 +245,7 @@ class ScanOrders:
         order.waiting.clear()
 
     def hang_up(self, endpoint: str) -> None:
-        """Nothing is to be expected of it any more."""
+        """Stop waiting for answers from this endpoint."""
         self._missed.pop(endpoint, None)
         for number in [number for number, scan in self._scans.items() if scan.endpoint == endpoint]:
             scan = self._scans.pop(number)
@@ -247,6 +255,6 @@ class ScanOrders:
                 order.results.append((scan.key, MISSED, 0))
 
     def wait_ms(self, now_ns: int) -> int:
-        """Until `reports` has something to say, if nobody answers."""
+        """Return the time until `reports` returns a report if no channel answers."""
         due = min((order.deadline_ns if order.reported else order.soon_ns for order in self._orders.values()), default=1 << 62)
         return max(0, (due - now_ns) // _MS + 1)

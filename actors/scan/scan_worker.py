@@ -1,4 +1,4 @@
-"""A scan worker: asks channels and storages to process what is due, and reports which were dirty. Owns nothing."""
+"""Scan worker: asks channels and storages to process what is due, and reports the results."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from ..settings.starts import ActorStart
 from .scan_rounds import ScanOrders
 
 _MS = 1_000_000
-_IDLE_NS = 60_000 * _MS  # a channel not asked for so long is hung up on
+_IDLE_NS = 60_000 * _MS  # a channel that was not asked for this long is disconnected
 
 
 class ScanWorker(Actor[ActorStart]):
-    """Settings: front (endpoint, where the scan loop sends orders)."""
+    """The actor that scans.
+
+    Its setting `front` is the endpoint to which the scan loop sends orders.
+    """
 
     sockets_max = options.SOCKETS_MAX
 
@@ -30,7 +33,7 @@ class ScanWorker(Actor[ActorStart]):
         self._asking = self.open_asking()
         self._asking.route(p.Scanned, self.on_scanned)
         self._asking.socket.setsockopt(zmq.RECONNECT_IVL_MAX, options.SCAN_RECONNECT_MAX_MS)
-        self._channels: dict[str, tuple[bytes, int]] = {}  # endpoint -> its name here, last used
+        self._channels: dict[str, tuple[bytes, int]] = {}  # endpoint -> its name here, time of last use
         self._names = 0
         self.orders = ScanOrders()
         self.every(10_000, self._forget)
@@ -71,15 +74,19 @@ class ScanWorker(Actor[ActorStart]):
     def _hang_up(self, endpoint: str) -> None:
         self.orders.hang_up(endpoint)
         if self._channels.pop(endpoint, None):
-            # All that came is read first. A poll looks ahead to a message's first frame, and when its peer's pipe then goes, libzmq ends
-            # the process at the next read ("Assertion failed: !_more").
+            # Read everything that has arrived before the disconnect. A poll looks ahead to the
+            # first frame of a message. If the pipe of its peer is closed then, libzmq ends the
+            # process at the next read ("Assertion failed: !_more").
             for mail in self._asking.receive(options.WAITERS_MAX):
                 if isinstance(mail, Mail) and isinstance(mail.message, p.Scanned):
                     self.on_scanned(self._asking, mail, mail.message)
             self._asking.socket.disconnect(endpoint)
 
     def _forget(self) -> None:
-        """The loop says who is gone; it may have said so before this worker was there."""
+        """Disconnect channels that were not asked for a while.
+
+        The loop reports removed channels, but may have done so before this worker was started.
+        """
         limit = time.monotonic_ns() - _IDLE_NS
         for endpoint in [e for e, (_, used) in self._channels.items() if used < limit]:
             self._hang_up(endpoint)
