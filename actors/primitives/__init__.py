@@ -1,1 +1,1 @@
-"""Pure building blocks that several actors use: deadlines, ranges of offsets, rates and latencies."""
+"""Building blocks without I/O for several actors: deadlines, ranges of offsets, rates, latencies."""

@@ -1,9 +1,10 @@
-"""An indexed heap of deadlines: what is in flight and what is deferred. Pure.
+"""Deadlines: an indexed heap of keys with due times. No I/O.
 
-One structure serves both (NSQ has two near-twins). heapq with lazy deletion: removing or moving a key leaves its old
-entry behind, to be skipped when it comes up; when more than half of the entries are such, the heap is built
-anew, so its size is bounded by twice the live keys. Rejected: a heap with a position index in Python
-(every sift step is interpreted; heapq runs in C).
+One structure serves all uses. NSQ has two nearly equal ones, for messages in flight and deferred.
+It uses heapq with lazy deletion. If a key is removed or moved, its old entry stays in the heap and
+is skipped later. When more than half of the entries are old, the heap is rebuilt, so its size is at
+most about twice the number of keys. Rejected: a heap with a position index in Python. Each sift
+step would be interpreted, while heapq runs in C.
 """
 
 from __future__ import annotations
@@ -14,18 +15,21 @@ from typing import Final, Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 
-_SLACK: Final = 64  # stale entries that are not worth a rebuild
+_SLACK: Final = 64  # up to this many stale entries do not cause a rebuild
 
 
 class DeadlineHeap(Generic[K]):
-    """Keys with due times (ns). All operations O(log n) or better, amortised."""
+    """Keys with due times in nanoseconds.
+
+    All operations take O(log n) or less, amortised.
+    """
 
     __slots__ = ("_due", "_heap", "_serial")
 
     def __init__(self) -> None:
         self._due: dict[K, tuple[int, int]] = {}
         self._heap: list[tuple[int, int, K]] = []
-        self._serial = 0  # keys need not be comparable, and a moved key's old entry must not match
+        self._serial = 0  # keys may not be comparable, and old entries must not match
 
     def __len__(self) -> int:
         return len(self._due)
@@ -34,7 +38,7 @@ class DeadlineHeap(Generic[K]):
         return key in self._due
 
     def set(self, key: K, due_ns: int) -> None:
-        """Add the key, or move it."""
+        """Add the key, or move it to another due time."""
         self._serial += 1
         self._due[key] = (due_ns, self._serial)
         heapq.heappush(self._heap, (due_ns, self._serial, key))
@@ -46,11 +50,11 @@ class DeadlineHeap(Generic[K]):
         return self._due.pop(key, None) is not None
 
     def due_of(self, key: K) -> int:
-        """When this key is due; `KeyError` if it is not there."""
+        """Return when this key is due. Raises `KeyError` if it is not in the heap."""
         return self._due[key][0]
 
     def next_due(self) -> int | None:
-        """The earliest due time, or None."""
+        """Return the earliest due time, or None."""
         while self._heap:
             due_ns, serial, key = self._heap[0]
             if self._due.get(key) == (due_ns, serial):
@@ -59,7 +63,7 @@ class DeadlineHeap(Generic[K]):
         return None
 
     def pop_due(self, now_ns: int) -> K | None:
-        """Take out one key that is due at `now_ns`, the earliest first, or None."""
+        """Remove and return the key that is due first, or None if no key is due at `now_ns`."""
         due = self.next_due()
         if due is None or due > now_ns:
             return None
@@ -68,7 +72,7 @@ class DeadlineHeap(Generic[K]):
         return key
 
     def items(self) -> Iterator[tuple[int, K]]:
-        """(due_ns, key), in no order."""
+        """Yield (due_ns, key) in no particular order."""
         return ((due, key) for key, (due, _) in self._due.items())
 
     def clear(self) -> None:

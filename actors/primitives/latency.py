@@ -1,11 +1,15 @@
-"""How long messages took, as percentiles over the last ten minutes. Pure.
+"""Latencies: how long messages took, as percentiles over the last ten minutes. No I/O.
 
-A window is a row of sketches (DDSketch: a histogram with logarithmic bins, so each percentile is right within 1%, and sketches can be
-added), each of its share of the time; what is too old goes as a whole, so it reaches over 10 to 10.5 minutes. Nothing is held while nothing
-comes. One `add` takes any number of messages; what they took is clamped to a microsecond to 400 days, so a sketch has 1,560 bins at most:
-of 4 bytes each, between its least and its greatest. From a millisecond to an hour those are 760, and 3 KB.
+A window is a row of sketches, each for a slot of time. A sketch is a DDSketch: a histogram with
+logarithmic bins. Each percentile is right within 1%, and sketches can be added. A slot that is too
+old is removed as a whole, so the window covers 10 to 10.5 minutes. Without messages nothing is
+held.
 
-What goes to another process are the bins, to be added there: percentiles of percentiles mean nothing.
+One `add` takes any number of messages. Latencies are limited to the range from a microsecond to 400
+days, so a sketch has at most 1,560 bins. It stores 4 bytes for each bin between its lowest and its
+highest. From a millisecond to an hour, these are 760 bins and 3 KB.
+
+Other processes receive the bins and add them up, because percentiles of percentiles mean nothing.
 """
 
 from __future__ import annotations
@@ -28,20 +32,23 @@ RECENT: Final = (0.5, 0.95, 0.99)
 ACCURACY: Final = 0.01
 LATENCY_NS_MIN: Final = 1_000
 LATENCY_NS_MAX: Final = 400 * 86_400 * _S
-COUNT_MAX: Final = 0xFFFF_FFFF  # of one bin, in one slot of time; more are not counted
+COUNT_MAX: Final = 0xFFFF_FFFF  # for one bin in one slot of time; more are not counted
 _MAPPING: Final = LogarithmicMapping(ACCURACY)
 
-Bins = tuple[Sequence[int], Sequence[int]]  # keys of the sketch's mapping, and how many messages each has
+Bins = tuple[Sequence[int], Sequence[int]]  # keys of the sketch's mapping, and their numbers of messages
 
 
 def bin_of(latency_ns: int) -> int:
-    """The key of the mapping."""
+    """Return the key of the bin for this latency."""
     key: int = _MAPPING.key(min(max(latency_ns, LATENCY_NS_MIN), LATENCY_NS_MAX))
     return key
 
 
 class _Counts:
-    """How many messages each bin has: numbers side by side. (ddsketch's own store has a float object for each: eight times the memory.)"""
+    """The number of messages in each bin, as an array.
+
+    ddsketch's own store has a float object for each bin, which takes eight times the memory.
+    """
 
     __slots__ = ("bins", "first")
 
@@ -60,7 +67,11 @@ class _Counts:
 
 
 class LatencyWindow:
-    """`now_ns`: a clock's that is always the same one; where it is set, what lies outside of the window then is forgotten."""
+    """The latencies of the last ten minutes.
+
+    `now_ns` must always come from the same clock. If that clock is adjusted, times that are outside of
+    the window then are dropped.
+    """
 
     __slots__ = ("_slot_ns", "_slots", "_stores")
 
@@ -70,11 +81,11 @@ class LatencyWindow:
         self._stores: list[tuple[int, _Counts]] = []
 
     def add(self, latency_ns: int, messages: int, now_ns: int) -> None:
-        """So many messages took that long each."""
+        """Add messages that took this long each."""
         self.add_bin(bin_of(latency_ns), messages, now_ns)
 
     def add_bin(self, key: int, messages: int, now_ns: int) -> None:
-        """The same, for who has the bin already."""
+        """Add messages to a bin that the caller already knows."""
         slot = now_ns // self._slot_ns
         if not self._stores or self._stores[-1][0] != slot:
             self.expire(now_ns)
@@ -82,13 +93,13 @@ class LatencyWindow:
         self._stores[-1][1].add(key, messages)
 
     def expire(self, now_ns: int) -> None:
-        """Forget what is too old."""
+        """Drop slots that are too old."""
         slot = now_ns // self._slot_ns
         if self._stores and not (slot - self._slots <= self._stores[0][0] and self._stores[-1][0] <= slot):
             self._stores = [one for one in self._stores if slot - self._slots <= one[0] <= slot]
 
     def bins(self, now_ns: int) -> Bins:
-        """All that is in the window."""
+        """Return all bins in the window."""
         self.expire(now_ns)
         found: dict[int, int] = {}
         for _, store in self._stores:
@@ -98,7 +109,11 @@ class LatencyWindow:
         return tuple(found), tuple(found.values())
 
     def recent(self, now_ns: int) -> tuple[int, ...]:
-        """In how many ns the `RECENT` shares of what was finished lately (in this slot of time and the one before) were; () for nothing."""
+        """Return the `RECENT` percentiles of the latest messages in nanoseconds, or () if there are
+        none.
+
+        The latest messages are those of this slot of time and the one before.
+        """
         slot = now_ns // self._slot_ns
         stores = [store for at, store in self._stores[-2:] if slot - 1 <= at <= slot]
         if not stores:
@@ -119,7 +134,10 @@ class LatencyWindow:
 
 
 def merged(windows: Iterable[Bins]) -> Latency:
-    """NSQ's `e2e_processing_latency` of all of them together: how many messages, and in how many ns each share of them was finished."""
+    """Return NSQ's `e2e_processing_latency` of all these windows together.
+
+    It holds the number of messages, and the percentiles in nanoseconds.
+    """
     store = DenseStore()
     for keys, weights in windows:
         for key, messages in zip(keys, weights, strict=True):

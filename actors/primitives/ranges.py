@@ -1,6 +1,7 @@
-"""Runs of offsets with their attempts, and what is left of them when some are answered. Pure.
+"""Ranges: runs of offsets with their attempts, and the parts that remain after answers. No I/O.
 
-A run is (first offset, count, attempts). Lists of runs are disjoint and ascending here; answers from the wire need not be.
+A run is (first offset, count, attempts). Lists of runs are disjoint and ascending here. Answers
+from clients need not be.
 """
 
 from __future__ import annotations
@@ -23,19 +24,24 @@ def total(runs: Iterable[Run]) -> int:
 
 
 def unread(start: int, stop: int, emptied: Iterable[Sequence[int]]) -> int:
-    """Count the offsets from `start` to `stop` that lie in none of the `emptied` ranges (from, to)."""
+    """Return how many offsets from `start` to `stop` are in none of the `emptied` ranges (from,
+    to)."""
     return max(0, stop - start - sum(max(0, min(high, stop) - max(low, start)) for low, high in emptied))
 
 
 def within(numbers: Sequence[Any]) -> bool:
-    """Whether these are numbers from 0 to NUMBER_MAX: the sum of two of them can still be said and written."""
+    """Return True if all are integers from 0 to NUMBER_MAX.
+
+    The sum of two such numbers can still be sent and stored.
+    """
     return not numbers or ({*map(type, numbers)} == {int} and min(numbers) >= 0 and max(numbers) <= NUMBER_MAX)
 
 
 def check(ranges: Sequence[Range]) -> None:
-    """The codec knows only that a peer sent a tuple: `UsageError` E_BAD_ARGUMENT if it does not hold pairs of numbers, or too many.
+    """Raise `UsageError` (E_BAD_ARGUMENT) unless these are pairs of numbers, and not too many.
 
-    The numbers are such that the end of a range can be said in an answer, too.
+    The codec ensures only that a peer sent a tuple. The numbers are limited so that the end of a
+    range also fits into an answer.
     """
     try:
         good = len(ranges) <= RANGES_MAX and {*map(len, ranges)} <= {2} and within([*chain.from_iterable(ranges)])
@@ -46,7 +52,7 @@ def check(ranges: Sequence[Range]) -> None:
 
 
 def above(runs: Iterable[Run], start: int) -> tuple[list[Run], list[Run]]:
-    """(what of the runs lies at or above `start`, what lies below), in their order."""
+    """Return the parts of the runs at or above `start`, and the parts below it, in their order."""
     kept: list[Run] = []
     below: list[Run] = []
     for first, count, attempts in runs:
@@ -59,10 +65,11 @@ def above(runs: Iterable[Run], start: int) -> tuple[list[Run], list[Run]]:
 
 
 def take(runs: Sequence[Run], ranges: Sequence[Range]) -> tuple[list[Run], list[Run], list[Range]]:
-    """Split `runs` by the answered `ranges`: (taken, left, refused).
+    """Split `runs` by the answered `ranges`. Return the runs taken, the runs left, and refused
+    ranges.
 
-    Empty `ranges` take all. Refused are the asked offsets that no run holds (or that were asked twice).
-    Linear in both: ranges are sorted first.
+    Empty `ranges` take all runs. Refused ranges are offsets that no run holds, or that appear
+    twice. The cost is linear in both, after the ranges are sorted.
     """
     if not ranges:
         return list(runs), [], []
@@ -72,7 +79,7 @@ def take(runs: Sequence[Run], ranges: Sequence[Range]) -> tuple[list[Run], list[
     asked = sorted((start, start + count) for start, count in ranges if count > 0)
     position = 0  # index in runs
     current = runs[0] if runs else None
-    done = -1  # offsets below it were asked already
+    done = -1  # offsets below it have been processed
     for start, stop in asked:
         if start < done:
             refused.append((start, min(stop, done) - start))

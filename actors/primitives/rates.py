@@ -1,7 +1,8 @@
-"""How fast counters grow: a second, over the last minute. Pure.
+"""Rates: the growth of counters per second, over the last minute. No I/O.
 
-A few samples are kept, one each few seconds; between two of them a counter is taken to have grown evenly. While nothing changes the newest
-sample is moved instead of a new one being kept, so what is idle keeps two.
+A few samples are kept, one every few seconds. Between two samples, a counter is assumed to grow
+evenly. While nothing changes, the newest sample is moved and no new one is kept. So an idle meter
+keeps two samples.
 """
 
 from __future__ import annotations
@@ -11,15 +12,18 @@ from typing import Final
 
 _S: Final = 1_000_000_000
 WINDOW_NS: Final = 60 * _S
-RECENT_NS: Final = 10 * _S  # for what depends on how it goes now: a burst half a minute ago says nothing about the time to drain
+RECENT_NS: Final = 10 * _S  # for estimates of the time to drain: an older burst says nothing about it
 SAMPLE_NS: Final = 5 * _S
-SHORTEST_NS: Final = 1 * _S  # what began just now is taken to have begun a second ago
+SHORTEST_NS: Final = 1 * _S  # shorter periods count as one second
 
 Counts = tuple[int, ...]
 
 
 class RateMeter:
-    """Made when counting begins; the names it is told must always be the same."""
+    """The samples of some counters. Created when counting begins.
+
+    All calls must pass the same names.
+    """
 
     __slots__ = ("_samples",)
 
@@ -27,12 +31,15 @@ class RateMeter:
         self._samples: list[tuple[int, Counts]] = [(now_ns, tuple(counts.values()))]
 
     def note(self, now_ns: int, counts: Mapping[str, int]) -> None:
-        """With each pulse: about once a second, and seldom where nothing happens. A change is told within a second or two."""
+        """Take a sample. Called with each pulse, about once a second, and less often while idle.
+
+        A change is reported within a second or two.
+        """
         samples, now = self._samples, tuple(counts.values())
         while len(samples) > 1 and samples[1][0] <= now_ns - WINDOW_NS:
             del samples[0]
         last_ns, last = samples[-1]
-        if now != last and now_ns - last_ns > SAMPLE_NS:  # it was idle until a moment ago
+        if now != last and now_ns - last_ns > SAMPLE_NS:  # it was idle until just now
             samples.append((now_ns - SAMPLE_NS, last))
         elif len(samples) > 1 and (now_ns - samples[-2][0] < SAMPLE_NS or now == last == samples[-2][1]):
             del samples[-1]
@@ -51,7 +58,7 @@ class RateMeter:
         return {name: round((count - start) / passed_s, 3) for name, count, start in found if count > start}
 
     def _at(self, time_ns: int, now_ns: int, now: Counts) -> tuple[float, ...]:
-        """The counts at a time between the first sample and now."""
+        """Return the counts at a time between the first sample and now, interpolated."""
         samples = [*self._samples, (now_ns, now)]
         number = next((number for number in range(len(samples) - 1, 0, -1) if samples[number - 1][0] <= time_ns), 1)
         (before_ns, before), (after_ns, after) = samples[number - 1], samples[number]
