@@ -36,7 +36,7 @@ _NS = 1_000_000_000
 
 
 class LastConsumer:
-    """The end of an `#ephemeral` channel: when its last consumer has left, or none came in time.
+    """Detects the end of an `#ephemeral` channel: its last consumer has left, or none came in time.
 
     `over` is True once the channel takes no more consumers. It never becomes False again, because
     the supervisor may already be removing the channel. A later consumer gets a new channel. The
@@ -70,9 +70,9 @@ _WAIT_MS = 10_000
 class OpenedChannel(NamedTuple):
     """The stored state of a channel.
 
-    `holes` are the rows that are not deferred. For an ordered channel, they are all rows.
-    `deferred` holds the number of deferred rows, the number of their messages, and the next due
-    time. `start` and `end` are the bounds of the log.
+    `holes` are the rows that are not deferred. For an ordered channel, they include the deferred
+    rows. `deferred` holds the number of deferred rows, the number of their messages, and the next
+    due time. `start` and `end` are the bounds of the log.
     """
 
     row: ChannelRow
@@ -317,9 +317,9 @@ class ChannelActor(Actor[ChannelStart]):
         self.feed.behind()
 
     def on_dropped(self, port: Port, mail: Mail, message: p.Dropped) -> None:
-        """Skip what retention removed. Only the storage sends this message.
+        """Skip messages that retention removed. Only the storage sends this message.
 
-        The storage sends blocks from after the new start only after this message.
+        The storage sends blocks from after the new start only after it.
         """
         start = message.start
         if self.supply.drop_below(start):
@@ -376,7 +376,7 @@ class ChannelActor(Actor[ChannelStart]):
         return True
 
     def _found_corrupt(self) -> None:
-        """Read blocks that changed in this process's memory from the storage again.
+        """Read blocks from the storage again, because they changed in this process's memory.
 
         If that happens repeatedly, end the process. Its successor gets other memory.
         """

@@ -16,7 +16,7 @@ Counting deliveries would be unfair: a delivery ends where its block ends. With 
 messages and a ready count of 300, one consumer would get 300 messages each time and another one
 100. Taking turns by ready count would be unfair too: a slow stream would go to one consumer until
 its ready count is used up, while the others wait. Counting messages spreads a slow stream over all
-consumers. A consumer without room stands aside, and returns with the count at which the others are
+consumers. A consumer without room stands aside, and returns with the count that the others have
 then. So a consumer cannot save up turns. A new consumer starts at that count too.
 
 Peeks. A peek shows the position of the channel and the messages behind its cursor. Deferred
@@ -223,7 +223,7 @@ class ChannelCore:
         self._token = (incarnation & 0x7FFFFFFF) << 32
         self._turns = Turns()
         self._takers = 0  # consumers with a ready count above 0
-        self._beats_end_ns = 0  # at the last scan: no consumer is lost before; 0: no consumers
+        self._beats_end_ns = 0  # no consumer is lost before this time, as of the last scan; 0: no consumers
         self._leases: dict[int, Lease] = {}
         self._lease_rows = 0
         self._deadlines: DeadlineHeap[int] = DeadlineHeap()
@@ -507,8 +507,7 @@ class ChannelCore:
         return self.supply.changes(out, self._to_promise())
 
     def waits_for_commit(self) -> bool:
-        """Return True if messages with a consumer wait only for their next attempt number to be
-        committed."""
+        """Return True if a consumer could receive messages that wait for their next attempt number."""
         return self._to_promise() > 0
 
     def _to_promise(self) -> int:
@@ -518,8 +517,7 @@ class ChannelCore:
         return self.supply.to_promise(sum(max(0, c.ready - c.in_flight) for c in self.consumers.values()))
 
     def end(self) -> None:
-        """End in order: send nothing more, and let rows state the attempts that were really sent
-        last."""
+        """End cleanly: send nothing more, and let rows hold the attempt that was really sent last."""
         self._ending = True
         self.supply.end()
 

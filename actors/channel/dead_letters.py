@@ -61,7 +61,7 @@ class DeadLetters:
         self._post = post
         self.state = LetterState.IDLE
         self.trouble = ""
-        """Why the last try failed, or "" if it succeeded."""
+        """The reason of the last failure, or "" if the last try succeeded."""
         self._blocks: list[Block] = []
         self._pending: list[PendingBlock] = []
         self._batch = 0

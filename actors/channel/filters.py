@@ -90,7 +90,7 @@ class ChannelFilter:
         return bytes(mask) if any(mask) else None
 
     def in_sample(self, sample_rate: int) -> bool:
-        """Draw whether one more message is in a consumer's sample."""
+        """Return True if the next message is drawn for a consumer's sample."""
         return self.random() < sample_rate / 100
 
     def gathering(self, sample_rate: int, room: int) -> Gathering:
@@ -158,7 +158,7 @@ class Gathering:
         if count > self._room - self.offered:
             count = self._room - self.offered
         if not self.parts and not self._share:
-            return count, _bytes(ends, start, start + count)  # the first part is a cut, as large as its block at most
+            return count, _bytes(ends, start, start + count)  # the first part is a cut, which may be as large as its block
         if count > options.GATHER_COUNT_MAX - self._count:
             count = max(0, options.GATHER_COUNT_MAX - self._count)
         room = options.GATHER_BYTES_MAX - self._size

@@ -119,7 +119,7 @@ class Subscriber:
     sampled_count: int = 0  # messages left out of the sample
     served: int = 0  # for its turn, see `Turns` in core.py
     tokens: set[int] = field(default_factory=set)
-    latency: LatencyWindow | None = None  # only while the channel has few consumers
+    latency: LatencyWindow | None = None  # only if it subscribed while the channel had few consumers
     meter: RateMeter = field(init=False)
 
     def __post_init__(self) -> None:
@@ -127,8 +127,7 @@ class Subscriber:
 
     @property
     def lost_ns(self) -> int:
-        """When it counts as lost if it is not heard from: more than two heartbeats after the last
-        time."""
+        """The time at which it counts as lost: two heartbeats and 1 ns after its last message."""
         return self.seen_ns + 2 * self.heartbeat_ns + 1
 
     def counts(self) -> dict[str, int]:

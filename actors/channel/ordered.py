@@ -88,7 +88,7 @@ class Slots:
         self.parked: dict[int, int] = {}
         self.loose: deque[Run] = deque()
         self.loose_messages = 0
-        self._queues: dict[int, array[int]] = {}  # slot -> parked offsets; 8 bytes each, a deque takes 700 for the first
+        self._queues: dict[int, array[int]] = {}  # slot -> parked offsets; an array takes 8 bytes each, a deque 700 for the first
         self._heads: dict[int, int] = {}  # slot -> offset
         self._slot_of: dict[int, int] = {}  # offset of a head -> slot
         self._free: list[tuple[int, int]] = []  # a heap: offset, slot
@@ -336,7 +336,7 @@ class Unsorted:
     def remove(self, start: int, stop: int) -> int:
         """Remove the rows of this range, and return how many messages there were.
 
-        Deferred messages are not included. They are counted when they become due.
+        Deferred messages are removed but not counted here. They are counted when they become due.
         """
         before = self.messages()
         self._rows, self._left = _without(self._rows, start, stop), _without(self._left, start, stop)
@@ -724,7 +724,7 @@ class _Filling:
         elif count >= options.ORDERED_ALONE:
             if self._parts:
                 return 0
-            self._alone = True  # a cut, as large as its block at most
+            self._alone = True  # as a cut, which may be as large as its block
             return min(count, self._room_alone)
         if block is not self._block:
             self._block, self._first, self._stop = block, block.first_offset, block.next_offset

@@ -139,7 +139,7 @@ class Redelivery:
 
     @property
     def waits(self) -> bool:
-        """Return True if some message has not been promised its next number."""
+        """True if some message has not been promised its next attempt number."""
         return bool(self.waiting or self.returned)
 
     def messages(self) -> int:
@@ -440,7 +440,7 @@ class Dying:
     # In
 
     def living(self, runs: Iterable[Run], max_attempts: int, error: str) -> list[Run]:
-        """Return the runs that may be delivered again, and take the others."""
+        """Return the runs that may be delivered again. The others wait to become dead letters."""
         if not max_attempts:
             return list(runs)
         found = []
@@ -456,7 +456,10 @@ class Dying:
             self._take(run, REJECT, error)
 
     def recover(self, run: Run, max_attempts: int) -> list[Run]:
-        """Return the run of a stored hole if it may be delivered again. If not, take it."""
+        """Return the run of a stored hole if it may be delivered again.
+
+        If not, return an empty list. The run then waits to become a dead letter.
+        """
         start, count, attempts = run
         if attempts < REJECTED:
             return self.living((run,), max_attempts, FOUND)
@@ -464,7 +467,7 @@ class Dying:
         return []
 
     def _take(self, run: Run, reason: str, error: str) -> None:
-        """Add a run to those that wait.
+        """Let a run wait to become a dead letter.
 
         The length of all error texts is limited, because a dead-letter topic may be full for a long
         time. Beyond the limit, a run keeps its reason without a text.

@@ -499,8 +499,7 @@ class Supply:
         self._move_out = False
 
     def end(self) -> None:
-        """End in order: send nothing more, and let rows state the attempts that were really sent
-        last."""
+        """End cleanly: send nothing more, and let rows hold the attempt that was really sent last."""
         self.dirty = self.again.take_back() or self.dirty
 
     # Moves
