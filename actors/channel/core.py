@@ -324,8 +324,8 @@ class ChannelCore:
             return None
 
     def _share(self, wall_ns: int) -> int:
-        """Return how many of the messages that could be in flight each consumer of an ordered
-        channel gets.
+        """Return how many of the possible messages in flight one consumer of an ordered channel
+        gets.
 
         0 means no limit.
         """
@@ -335,8 +335,7 @@ class ChannelCore:
         return self.supply.share(len(takers), sum(takers), self._lease_rows, wall_ns)
 
     def has_more(self) -> bool:
-        """Return True if this turn skipped so many unwanted messages that another one should follow
-        soon."""
+        """Return True if another turn should follow soon, because this one skipped many messages."""
         return self.supply.looks <= 0
 
     def _lease(self, consumer: Subscriber, picked: Picked, block: Block, now_ns: int) -> OutgoingDelivery:
@@ -445,8 +444,10 @@ class ChannelCore:
             self.supply.back((run,), cause)
 
     def touch(self, peer: Peer, token: int, now_ns: int) -> Sequence[Range]:
-        """Extend a lease to the consumer's timeout from now, at most to 15 minutes after the
-        delivery."""
+        """Extend a lease to the consumer's timeout from now.
+
+        It ends 15 minutes after the delivery at the latest.
+        """
         lease = self._leases.get(token)
         if lease is None or lease.consumer.peer != peer:
             return (UNKNOWN_DELIVERY,)
@@ -644,8 +645,7 @@ class Peeks:
         return Done(look.order, look.data | {"held": [*look.held, *_first(deferred, look.limit)]})
 
     def failed(self, request: int) -> int:
-        """Return the order whose request to the state store failed, or 0 if this was no such
-        request."""
+        """Return the order whose request to the state store failed, or 0 if it was no peek."""
         look = self._looks.pop(request, None)
         return 0 if look is None else look.order
 

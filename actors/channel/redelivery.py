@@ -305,8 +305,10 @@ class Deferred:
     # Commits
 
     def take(self) -> tuple[Sequence[Row], bool]:
-        """Return the rows to write with the commit that begins, and whether all earlier ones are
-        removed."""
+        """Return the rows to write with the commit that begins.
+
+        Also return whether all rows written before are removed.
+        """
         self._out, self._new = self._new, []
         self._came_out, self._came = self._came, False
         clear, self._clear = self._clear, False
@@ -330,8 +332,10 @@ class Deferred:
     # Due
 
     def due(self, wall_ns: int, held: int) -> list[Run]:
-        """Return the due messages that are in no commit yet, and note whether to ask the state
-        store."""
+        """Return the due messages that are in no commit yet.
+
+        Also note whether to ask the state store.
+        """
         if self.next_due_ns and is_due(self.next_due_ns, wall_ns) and held < options.DUE_HELD_MAX:
             self.wanted = True
         due = [row[:3] for row in self._new if is_due(row[3], wall_ns)]

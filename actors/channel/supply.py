@@ -560,7 +560,7 @@ class Supply:
         return {"requeued": chain(ready, self.again.promising, self.again.waiting, sorted(self.again.returned)), "dying": dying}
 
     def starts(self) -> Iterator[int]:
-        """Yield the starts of the rows behind the cursor that no consumer holds, without deferred
+        """Yield the starts of the rows behind the cursor that no consumer holds, except deferred
         ones."""
         return (run[0] for run in self._held())
 

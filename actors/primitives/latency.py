@@ -109,8 +109,7 @@ class LatencyWindow:
         return tuple(found), tuple(found.values())
 
     def recent(self, now_ns: int) -> tuple[int, ...]:
-        """Return the `RECENT` percentiles of the latest messages in nanoseconds, or () if there are
-        none.
+        """Return the `RECENT` percentiles of the latest messages in nanoseconds, or ().
 
         The latest messages are those of this slot of time and the one before.
         """

@@ -24,8 +24,7 @@ def total(runs: Iterable[Run]) -> int:
 
 
 def unread(start: int, stop: int, emptied: Iterable[Sequence[int]]) -> int:
-    """Return how many offsets from `start` to `stop` are in none of the `emptied` ranges (from,
-    to)."""
+    """Return how many offsets from `start` to `stop` are in none of the `emptied` ranges."""
     return max(0, stop - start - sum(max(0, min(high, stop) - max(low, start)) for low, high in emptied))
 
 
@@ -65,7 +64,7 @@ def above(runs: Iterable[Run], start: int) -> tuple[list[Run], list[Run]]:
 
 
 def take(runs: Sequence[Run], ranges: Sequence[Range]) -> tuple[list[Run], list[Run], list[Range]]:
-    """Split `runs` by the answered `ranges`. Return the runs taken, the runs left, and refused
+    """Split `runs` by the answered `ranges`. Return the taken runs, the left runs, and refused
     ranges.
 
     Empty `ranges` take all runs. Refused ranges are offsets that no run holds, or that appear

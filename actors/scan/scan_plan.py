@@ -162,7 +162,7 @@ class ScanPlan:
 
     def wait_ms(self, now_ns: int) -> int:
         """Return the time until the next round: the scan interval, or less if a channel is due
-        before."""
+        earlier."""
         due = self._due.next_due()
         if due is None:
             return options.SCAN_INTERVAL_MS
