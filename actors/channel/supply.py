@@ -560,8 +560,10 @@ class Supply:
         return {"requeued": chain(ready, self.again.promising, self.again.waiting, sorted(self.again.returned)), "dying": dying}
 
     def starts(self) -> Iterator[int]:
-        """Yield the starts of the rows behind the cursor that no consumer holds, except deferred
-        ones."""
+        """Yield the starts of the rows behind the cursor that no consumer holds.
+
+        Deferred rows are not included.
+        """
         return (run[0] for run in self._held())
 
     def statistics(self, head: int) -> SupplyPulse:

@@ -64,8 +64,7 @@ def above(runs: Iterable[Run], start: int) -> tuple[list[Run], list[Run]]:
 
 
 def take(runs: Sequence[Run], ranges: Sequence[Range]) -> tuple[list[Run], list[Run], list[Range]]:
-    """Split `runs` by the answered `ranges`. Return the taken runs, the left runs, and refused
-    ranges.
+    """Split `runs` by the answered `ranges`, and return (taken, left, refused).
 
     Empty `ranges` take all runs. Refused ranges are offsets that no run holds, or that appear
     twice. The cost is linear in both, after the ranges are sorted.

@@ -161,8 +161,10 @@ class ScanPlan:
             self._bring_forward(key, next_due_ns)
 
     def wait_ms(self, now_ns: int) -> int:
-        """Return the time until the next round: the scan interval, or less if a channel is due
-        earlier."""
+        """Return the milliseconds until the next round.
+
+        This is the scan interval, or less if a channel is due earlier.
+        """
         due = self._due.next_due()
         if due is None:
             return options.SCAN_INTERVAL_MS
