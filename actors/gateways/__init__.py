@@ -1,1 +1,1 @@
-"""The gateways: the only processes that listen to the outside."""
+"""Gateways: the only processes that listen to clients from outside."""

@@ -1,4 +1,7 @@
-"""Who acts: the clients of a gateway that gives orders and publishes in the name of its own clients, for the audit log."""
+"""Clients of the broker for gateways that act on behalf of their own clients.
+
+The audit log names the gateway's client, not the gateway.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,14 @@ from ..security.policy import Action, Principal
 
 NOBODY: Final[Mapping[str, str]] = {}
 ACTING: Final[ContextVar[Mapping[str, str]]] = ContextVar("acting", default=NOBODY)
-"""Of the request that is being answered, and of what it started: `user`, `from` and `via`."""
+"""The `user`, `from` and `via` of the request that is being answered, and of tasks that it started."""
 
 
 class ActingAdmin(Admin):
-    """Says with each order in whose name it is. `via`: where nobody is named."""
+    """Add the acting client to each order.
+
+    `via` is the gateway's name. It is used if `ACTING` is empty.
+    """
 
     def __init__(self, url: str, *, timeout: float, via: str) -> None:
         super().__init__(url, timeout=timeout)
@@ -36,7 +42,10 @@ class ActingAdmin(Admin):
 
 
 class ActingProducer(Producer):
-    """Publishes in the name of who acts while it is made: a topic that comes to be by it is in the audit log under that name."""
+    """Publish on behalf of the client that acts while this producer is created.
+
+    If publishing creates a topic, the audit log names that client.
+    """
 
     def __init__(self, url: str, *, timeout: float, via: str) -> None:
         super().__init__(url, timeout=timeout)
@@ -44,13 +53,14 @@ class ActingProducer(Producer):
         self._options = (replace(address, by={"user": "", "from": "", "via": via, **ACTING.get()}), *rest)  # type: ignore[assignment]
 
 
-FIRST_USE_KNOWN_S: Final = 1.0  # the names that are there are asked for so often at most
+FIRST_USE_KNOWN_S: Final = 1.0  # the list of topics is requested at most this often
 
 
 class FirstUse:
-    """Decides whether a principal may publish or subscribe where that would make the topic or the channel (`create`).
+    """Decide if a principal may publish or subscribe although that may create a topic or channel.
 
-    `topics`: names of all topics with their channels; asked only for principals whose `create` does not permit the name.
+    `topics` returns the names of all topics with their channels. It is called only for principals
+    whose policy does not let them create the name.
     """
 
     def __init__(self, topics: Callable[[], Awaitable[Mapping[str, list[str]]]]) -> None:
@@ -60,7 +70,7 @@ class FirstUse:
 
     @staticmethod
     def at_once(principal: Principal, topic: str, channel: str = "") -> bool:
-        """Permitted whatever is there."""
+        """Return True if the principal may create the names, so that it does not matter what exists."""
         return principal.may(Action.CREATE, topic) and principal.may(Action.CREATE, topic, channel)
 
     async def permits(self, principal: Principal, topic: str, channel: str = "") -> bool:

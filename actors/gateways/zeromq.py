@@ -1,28 +1,16 @@
-"""The ZeroMQ gateway: links of clients elsewhere, forwarded to the actors without looking into blocks.
+"""ZeroMQ gateway: forwards the links of remote clients to the actors without reading blocks.
 
-A link begins with Open; what follows is passed on as it came, with the client's routing id as one more part of the
-envelope, so the actors see each client apart. Only words that a client may say are let through (by their opcode: one
-byte of the control frame); the inner words of actors are not to be had from outside.
+A link begins with Open. The gateway forwards later protocol messages unchanged and adds the
+client's routing id to the envelope, so that the actors can tell clients apart. It checks the
+opcode (one byte of the control frame) and forwards only the protocol messages that a client may
+send. Clients cannot send the actors' internal protocol messages.
 
-PUSH writers have no link: their blocks come in at a port of their own and name, in one frame before all else, the storage
-that they are for. Nothing waits for one that does not take more: the block is dropped, and the writer learns of the gap on its link.
+Blocks of PUSH writers arrive at a separate port, without a link. The first frame names the
+storage. If that storage accepts no more, the gateway drops the block instead of waiting. The
+writer learns of the gap on its link.
 
-Who a client is, and so what it may do, says its key (`curve.py`): when it opens a link, with each order, and again when the rules change.
-
-Who opened which stage: pushes are anonymous by their form, and taken only from the user that opened the stage they name. Pure.
-
-A stage is known from OpenStage, which is said on a link, until that link ends; whoever goes on with it says OpenStage again.
-
-How much of what was sent to a peer still waits in its pipe: what a client asks for and does not read shall not fill the memory.
-
-ZeroMQ counts messages, and 20,000 answers of a megabyte are 20 GB. Nobody tells how full a pipe is, but a frame that is sent without a
-copy says when libzmq has let go of it: it went to the kernel, or the peer is gone. So answers of some size go out as such frames and are
-counted. Small ones are not worth it: the mark bounds them. Consumers and producers have credit, which bounds each of them; what is sent to
-consumers in large frames is counted too, because thousands of consumers have thousands of credits.
-
-There is one bound for each client, and a budget for all of them. Nobody's pipe can be emptied from here, so over the budget nothing more is
-sent to a client that holds more than an equal share. Those who read hold little, and go on. What a client that never reads holds is given
-back when the system ends its connection (`gateway.py`, TCP_MAXRT).
+The client's key (`curve.py`) identifies its user and thereby its permissions. The gateway checks
+them when a link is opened, with each order, and when the rules change.
 """
 
 from __future__ import annotations
@@ -51,12 +39,23 @@ Place = tuple[bytes, bytes]  # route, stage
 
 
 class StageOwners:
+    """The users that opened stages, without any input or output.
+
+    A push carries no link, so the gateway accepts it only from the user that opened its stage.
+    A stage is known from OpenStage until the end of the link that sent it. A client that continues
+    the stage on another link sends OpenStage again.
+    """
+
     def __init__(self) -> None:
-        self._owners: dict[Place, tuple[str, int]] = {}  # the user's key, and on how many links it is open
+        self._owners: dict[Place, tuple[str, int]] = {}  # the user's key, and the number of links on which the stage is open
         self._of_links: dict[bytes, set[Place]] = {}
 
     def opened(self, client: bytes, place: Place, key: str) -> None:
-        """A link has a bounded number of stages. Storage refuses what is over it, and so nothing for it is to be let in."""
+        """Note that a link opened a stage.
+
+        Stages above the limit of the link are ignored: storage refuses them, so their pushes must
+        not be permitted.
+        """
         of_link = self._of_links.setdefault(client, set())
         if place in of_link or len(of_link) >= options.STAGES_PER_LINK_MAX:
             return
@@ -80,21 +79,35 @@ class StageOwners:
 
 
 COUNTED_BYTES_MIN: Final = 4 * 1024
-DELIVERY_COUNTED_BYTES_MIN: Final = 32 * 1024  # to count a frame takes some 10 microseconds
+DELIVERY_COUNTED_BYTES_MIN: Final = 32 * 1024  # counting a frame takes about 10 microseconds
 UNREAD_BYTES_MAX: Final = 64 * 1024 * 1024
-SETTLE_NS: Final = 50_000_000  # over the budget it is found out so often who has read meanwhile
-SHARE_OF_MEMORY: Final = 4  # the budget of all is a quarter,
+SETTLE_NS: Final = 50_000_000  # above the budget, sent frames are checked at most this often
+SHARE_OF_MEMORY: Final = 4  # the budget of all clients is a quarter of the memory
 BUDGET_BYTES_MIN: Final = 256 * 1024 * 1024
 BUDGET_BYTES_MAX: Final = 4 * 1024 * 1024 * 1024
 
 
 def budget_bytes() -> int:
-    """For all clients of a gateway, by the machine's memory."""
+    """Return the budget for all clients of a gateway, which depends on the machine's memory."""
     return min(max(memory_bytes() // SHARE_OF_MEMORY, BUDGET_BYTES_MIN), BUDGET_BYTES_MAX)
 
 
 class Unread:
-    """`budget`: bytes for all clients."""
+    """The bytes that were sent to each client and still wait in its pipe.
+
+    They are limited because a client that does not read its replies must not fill the memory.
+    ZeroMQ's own limit counts messages, and 20,000 replies of 1 MB are 20 GB. ZeroMQ does not report
+    how full a pipe is. But a frame that is sent without a copy reports when libzmq has released it,
+    because the kernel took it or the peer is gone. So large replies are sent as such frames and
+    counted. Small frames are not counted: the high-water mark limits them. Credit limits each
+    consumer and producer. Large frames to consumers are counted all the same, because thousands of
+    consumers have thousands of credits.
+
+    Each client has a limit, and all clients share `budget` bytes. The gateway cannot empty a pipe.
+    So above the budget it sends nothing more to a client that holds more than an equal share.
+    Clients that read hold little and continue. The memory of a client that never reads is freed
+    when the system ends its connection (TCP_MAXRT in `ZeroMqGateway._bind`).
+    """
 
     def __init__(self, budget: int = BUDGET_BYTES_MAX) -> None:
         self._budget = budget
@@ -107,7 +120,7 @@ class Unread:
         held = self._held.get(client)
         if held is None:
             return 0
-        while held and held[0][0].done:  # a pipe lets go in the order in which it was filled
+        while held and held[0][0].done:  # a pipe releases frames in the order of sending
             size = held.popleft()[1]
             self._bytes[client] -= size
             self.total -= size
@@ -117,7 +130,7 @@ class Unread:
         return 0
 
     def full(self, client: bytes) -> bool:
-        """Return True if nothing more is to be sent to it."""
+        """Return True if nothing more may be sent to the client."""
         mine = self.bytes_of(client)
         return mine > UNREAD_BYTES_MAX or (mine > 0 and self._over() and mine > self._budget // len(self._held))
 
@@ -131,7 +144,7 @@ class Unread:
         return self.total > self._budget
 
     def counted(self, client: bytes, frames: Sequence[Any], least: int = COUNTED_BYTES_MIN) -> list[Any]:
-        """The same frames, as they are to be sent; those of at least so many bytes are counted."""
+        """Return the frames to send, and count those of at least `least` bytes."""
         return [self._counted(client, frame) if len(frame) >= least else frame for frame in frames]
 
     def _counted(self, client: bytes, frame: Any) -> Any:
@@ -143,7 +156,7 @@ class Unread:
         return made
 
     def settle(self) -> None:
-        """Now and then: forget who has read all."""
+        """Forget clients that have read everything. Called regularly."""
         for client in list(self._held):
             self.bytes_of(client)
 
@@ -155,23 +168,23 @@ ALLOWED: Final[dict[str, frozenset[int]]] = {
     "stage": frozenset(w.op for w in (p.OpenStage, p.Seal, p.Commit, p.Abort, p.Beat, p.Bye)),
     "channel": frozenset(w.op for w in (p.Sub, p.Ready, p.Fin, p.Req, p.Touch, p.Beat, p.Bye)),
 }
-_ASKING: Final = frozenset({"supervisor", "reader"})  # links without credit: as many answers as there are questions
-_LOOKED_AT: Final = frozenset(w.op for w in (p.Lookup, p.Manage, p.Stats, p.OpenStage))  # rare ones; the others are passed on unread
-VIA: Final = "zeromq"  # in the audit log
+_ASKING: Final = frozenset({"supervisor", "reader"})  # links without credit: each request has a reply
+_LOOKED_AT: Final = frozenset(w.op for w in (p.Lookup, p.Manage, p.Stats, p.OpenStage))  # these are decoded; others are forwarded unread
+VIA: Final = "zeromq"  # this gateway's name in the audit log
 PUSH_FRAMES: Final = 5  # route, empty, control, header, columns
 LINKS_MAX: Final = 10_000
 _COMPLAINT_CHARS: Final = 500
-_SILENT_NS: Final = 3 * p.HEARTBEAT_MS_MAX * 1_000_000  # a link without a word for so long is forgotten
-_TOLD: Final = ("uuid", "node", "message_bytes", "settings")  # of the answer to Lookup, to a client
+_SILENT_NS: Final = 3 * p.HEARTBEAT_MS_MAX * 1_000_000  # a link that is silent for this long is dropped
+_TOLD: Final = ("uuid", "node", "message_bytes", "settings")  # the fields of the reply to Lookup that a client gets
 
 
 class _ClientLink(NamedTuple):
     opened: p.Open
     endpoint: str
     port: Port
-    key: str  # whose it is
-    route: bytes  # of a stage's link: that of its pushes
-    envelope: tuple[bytes, ...]  # by which its actor knows it: the client, behind the user's label for a stage's link
+    key: str  # the user's key
+    route: bytes  # for a stage's link: the first frame of its pushes
+    envelope: tuple[bytes, ...]  # the client, for a stage's link after the user's label
 
     @property
     def kind(self) -> str:
@@ -179,7 +192,11 @@ class _ClientLink(NamedTuple):
 
 
 class PushRoute:
-    """Where the pushes for one storage go. ZeroMQ counts messages, memory bytes: so its mark follows the largest block of late."""
+    """The socket for the pushes to one storage.
+
+    ZeroMQ's mark counts messages, but memory is limited in bytes. So the mark is set by the largest
+    recent block.
+    """
 
     def __init__(self, endpoint: str, port: Port) -> None:
         self.endpoint = endpoint
@@ -187,7 +204,7 @@ class PushRoute:
         self._largest = 0
 
     def send(self, frames: Sequence[Any]) -> bool:
-        """False: there is no room, or it is no whole push."""
+        """Send a push. Return False if the pipe is full or frames are missing or surplus."""
         if len(frames) != PUSH_FRAMES:
             return False
         size = len(frames[-1])
@@ -196,7 +213,7 @@ class PushRoute:
         return self.port.send_frames(frames)
 
     def relax(self) -> None:
-        """Now and then: smaller blocks may come now."""
+        """Reset the mark, because later blocks may be smaller. Called regularly."""
         self._set(0)
 
     def _set(self, largest: int) -> None:
@@ -217,7 +234,7 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
         self.zap: Port | None = None
         if self.doors.encrypts:
             self.zap = Port(self.context, zmq.ROUTER)
-            self.zap.socket.bind(ZAP_ENDPOINT)  # before anybody can connect
+            self.zap.socket.bind(ZAP_ENDPOINT)  # before any client can connect
             self._listen(self.zap)
         self.owners = StageOwners()
         self.unread = Unread(budget_bytes())
@@ -227,7 +244,7 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
         self.push_port = int(self.pushes.socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
         self.routes: dict[bytes, PushRoute] = {}
         self.pushes_dropped = 0
-        self.actors: dict[str, Port] = {}  # endpoint -> our dealer there
+        self.actors: dict[str, Port] = {}  # endpoint -> the gateway's dealer socket
         self.links: dict[bytes, _ClientLink] = {}
         self._seen: dict[bytes, int] = {}
         self._opens: dict[int, tuple[bytes, p.Open, str]] = {}
@@ -244,7 +261,7 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
         port.socket.setsockopt(zmq.BACKLOG, 1_024)
         port.socket.setsockopt(
             zmq.TCP_MAXRT, _SILENT_NS // 1_000_000
-        )  # who takes nothing for so long loses the connection, and what waits in it
+        )  # a peer that takes nothing for this long loses its connection and the frames in its pipe
         self.doors.guard(port)
         try:
             port.socket.bind(f"tcp://{listen}")
@@ -257,7 +274,7 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
         return f"gateway-{self.key}".encode()
 
     def _drain(self, port: Port) -> None:
-        """Forward without decoding; only Open is for the gateway itself."""
+        """Forward what the port received. Most protocol messages are not decoded."""
         if port is self.front:
             self._forward_in()
         elif port is self.pushes:
@@ -283,7 +300,7 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
             op = control[1] if len(control) > 1 else 0
             link, key = self.links.get(client), self.doors.key(frames[2])
             if link is not None and (link.key != key or op == p.Open.op):
-                self._drop(client)  # whoever goes on under this routing id begins anew
+                self._drop(client)  # the next link under this routing id begins with Open
                 link = None
             if op == p.Open.op:
                 self._open(client, frames[2], key)
@@ -301,7 +318,10 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
                     self._forget_link(client)
 
     def _look(self, client: bytes, link: _ClientLink, frames: list[Any]) -> bool:
-        """Whether this word may pass. Who says it is put into an order here: nobody else knows."""
+        """Return True if this protocol message may be forwarded.
+
+        Orders get the name of their user here, because only the gateway knows it.
+        """
         message: p.Wire | None = None
         try:
             message = decode(frames[2].buffer)
@@ -332,7 +352,7 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
                 self.pushes_dropped += 1
 
     def _may_push(self, frames: list[Any]) -> bool:
-        """Whether the stage was opened by who pushes to it, on a link that is open."""
+        """Return True if the pusher's user opened the stage, on a link that is still open."""
         if not self.doors.closed:
             return True
         try:
@@ -347,12 +367,12 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
                 frames: list[Any] = port.socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            if len(frames) > 1 and len(frames[1]):  # a label is before the client: the envelope ends with an empty frame
+            if len(frames) > 1 and len(frames[1]):  # a label precedes the client: an empty frame ends the envelope
                 del frames[0]
             client = frames[0].bytes
             link = self.links.get(client)
             if link is None or link.port is not port:
-                continue  # to a link that ended meanwhile
+                continue  # the link has ended
             if self.doors.closed and link.kind == "supervisor":
                 frames[2] = self._only_visible(frames[2], self.doors.principal(link.key))
             if link.kind in _ASKING:
@@ -360,7 +380,7 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
             elif link.kind == "channel":
                 frames = self.unread.counted(client, frames, DELIVERY_COUNTED_BYTES_MIN)
             if self.unread.full(client) or not self.front.send_frames(frames):
-                self._drop(client)  # the client is gone or stuck: its consumer's messages go to others at once
+                self._drop(client)  # the client is gone or stuck: other consumers get its messages at once
 
     def _only_visible(self, control: Any, principal: policy.Principal) -> Any:
         message = decode(control.buffer)
@@ -412,11 +432,17 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
         self.front.send((client,), p.Done(message.request, data))
 
     def _envelope(self, client: bytes, kind: str, key: str) -> tuple[bytes, ...]:
-        """Stages and transactions belong to users, so storage is told with each word whose it is."""
+        """Return the envelope that the gateway adds to the link's protocol messages.
+
+        Stages and transactions belong to users, so on the link of a stage it also names the user.
+        """
         return (user_label(self.doors.principal(key).name), client) if kind == "stage" and self.doors.closed else (client,)
 
     def _route(self, endpoint: str) -> bytes:
-        """The name that pushes to this storage bear: of this one life of it, so that what is meant for its predecessor leads nowhere."""
+        """Return the name that pushes to this storage carry in their first frame.
+
+        A storage that is restarted has another name, so pushes for its predecessor are dropped.
+        """
         name = endpoint.rpartition("/")[2].encode()
         if name not in self.routes:
             port = Port(self.context, zmq.PUSH, mark=options.PUSH_GATEWAY_MARK)
@@ -429,7 +455,7 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
         if asked is None:
             return
         try:
-            policy.check_open(self.doors.principal(key), asked)  # the rules may have changed meanwhile
+            policy.check_open(self.doors.principal(key), asked)  # the rules may have changed since Open
         except ZsqError as error:
             self._fail(client, asked.request, error.code, error.text)
             return
@@ -456,7 +482,7 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
         return self.links.pop(client, None)
 
     def _drop(self, client: bytes) -> None:
-        """The other end hears that its client is gone."""
+        """Forget the link and tell its actor that the client is gone."""
         link = self._forget_link(client)
         if link is not None:
             link.port.send(link.envelope, p.Bye())
@@ -466,7 +492,7 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
             self.front.send_frames([client, b"", encode(p.Bye())])
 
     def take_rules(self, told: p.ReloadGateway) -> None:
-        """New rules: what they do not permit any more ends now."""
+        """Load new rules, and end the links that they no longer permit."""
         self.doors.reload(told.access_file)
         for client, link in list(self.links.items()):
             try:
@@ -475,12 +501,12 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
                 self._fail(client, 0, error.code, error.text)
                 self._drop(client)
                 continue
-            if link.envelope != self._envelope(client, link.kind, link.key):  # its key is another user's now
+            if link.envelope != self._envelope(client, link.kind, link.key):  # the key belongs to another user now
                 self._drop(client)
                 self.front.send((client,), p.Bye())
 
     def on_gone(self, who: str) -> None:
-        """An actor died: its clients are told to look for the successor."""
+        """End the links to an actor that died, so that its clients look for the successor."""
         port = self.actors.pop(who, None)
         if port is not None:
             self.close_port(port)
