@@ -1,1 +1,1 @@
-"""NSQ clients at our door: the shell around transport/nsq, on uvloop."""
+"""NSQ gateway: sockets and the event loop (uvloop) for the protocol logic in transport/nsq."""

@@ -1,7 +1,9 @@
-"""One question over HTTP to somebody outside: an auth server, nsqlookupd. Bounded in time and in bytes; only the standard library.
+"""HTTP client for requests to auth servers and nsqlookupd.
 
-A client of two kinds of questions needs neither pools nor redirects nor cookies. Each question has a connection of its own, says
-`Connection: close`, and takes an answer of status 200. Errors never name what was asked: an address may carry a secret.
+Requests are limited in time and replies in bytes. The client uses only the standard library,
+because two kinds of requests need no pools, redirects or cookies. Each request opens a connection,
+sends `Connection: close`, and accepts only status 200. Errors never show the address, because it
+may contain a secret.
 """
 
 from __future__ import annotations
@@ -21,13 +23,13 @@ REQUEST_S: Final = 5.0
 BODY_MAX: Final = 1_048_576
 
 _HEAD_MAX: Final = 65_536
-_EARLY_MAX: Final = 5  # answers 1xx before the real one
+_EARLY_MAX: Final = 5  # 1xx replies before the final one
 _STATUS: Final = re.compile(rb"HTTP/1\.[01] (\d{3})[ \r]")
 _HOST: Final = re.compile(r"[A-Za-z0-9._:%-]{1,255}")
 
 
 class NotAnswered(Exception):
-    """No usable answer; the text says why, without what was asked."""
+    """Raised if no usable reply came. The text gives the reason but not the address."""
 
 
 class Url(NamedTuple):
@@ -45,7 +47,7 @@ def joined(host: str, port: int) -> str:
 
 
 def parse_url(text: str) -> Url:
-    """`UsageError` for what is no plain http or https address."""
+    """Parse an address. Raises `UsageError` if it is not a plain http or https address."""
     try:
         found = urlsplit(text)
         secure = found.scheme == "https"
@@ -61,16 +63,20 @@ def parse_url(text: str) -> Url:
 
 
 class Way(NamedTuple):
-    """How to ask: `post` sends the parameters as a form, else they are the query; times are for one question."""
+    """The settings of a request.
+
+    With `post`, the parameters are sent as a form, otherwise in the query. The time limits apply to
+    one request.
+    """
 
     post: bool = False
-    context: ssl.SSLContext | None = None  # for https; None: the system's authorities
+    context: ssl.SSLContext | None = None  # for https; None trusts the system's authorities
     connect_s: float = CONNECT_S
     request_s: float = REQUEST_S
 
 
 async def ask(url: Url, parameters: dict[str, str], way: Way = Way()) -> bytes:  # noqa: B008 (a NamedTuple cannot change)
-    """The body of the answer; `NotAnswered` for everything else that can happen outside."""
+    """Send a request and return the body of the reply. Raises `NotAnswered` if that fails."""
     reader, writer = await _connected(url, way)
     try:
         async with asyncio.timeout(way.request_s):
@@ -81,7 +87,7 @@ async def ask(url: Url, parameters: dict[str, str], way: Way = Way()) -> bytes: 
     except (EOFError, asyncio.LimitOverrunError, OSError, ValueError) as error:
         raise NotAnswered(f"no whole answer: {type(error).__name__}") from None
     finally:
-        writer.transport.abort()  # all is read, or nothing will be: there is nobody to wait for
+        writer.transport.abort()  # either all is read, or nothing more will be
 
 
 async def _connected(url: Url, way: Way) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -97,7 +103,10 @@ async def _connected(url: Url, way: Way) -> tuple[asyncio.StreamReader, asyncio.
 
 @cache
 def _system() -> ssl.SSLContext:
-    """Once: to read all the authorities of the system takes 0.1 s, in which the loop stands still."""
+    """Return a context that trusts the system's authorities.
+
+    It is cached because loading the authorities blocks the event loop for 0.1 s.
+    """
     return client_context()
 
 
@@ -144,7 +153,7 @@ async def _chunks(reader: asyncio.StreamReader) -> bytes:
         line = await reader.readuntil(b"\r\n")
         size = _size(line.partition(b";")[0].strip(), 16, len(body))
         if not size:
-            return bytes(body)  # what trails is of no interest
+            return bytes(body)  # trailers are not needed
         body += await reader.readexactly(size)
         if await reader.readexactly(2) != b"\r\n":
             raise NotAnswered("it does not speak HTTP")

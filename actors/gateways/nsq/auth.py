@@ -1,21 +1,23 @@
-"""Asks auth servers who somebody is and what they may do, as nsqd does, and remembers the answer for as long as it says.
+"""Authentication of NSQ clients by auth servers or by the access file.
 
-`GET http://AUTH/auth?remote_ip=&tls=&secret=&common_name=` (or the same as a form by POST). The addresses are tried in the order in which
-they were given, so that a near one comes first; nsqd begins at any. Where none gives a good answer nobody is let in: an old answer
-does not live longer because nobody can be asked for a new one.
+`Authenticator` asks auth servers, as nsqd does:
+`GET http://AUTH/auth?remote_ip=&tls=&secret=&common_name=` (or the same as a form by POST). It
+tries the addresses in the given order, so that a near server can come first. nsqd starts at a
+random one. If no server gives a valid reply, the client is not admitted. A reply is kept for the
+time that it states, and not longer when no server can be reached.
 
-An answer counts for all that come with the same secret from the same place, connections and HTTP requests alike. AUTH itself always
-asks, as in nsqd: who was given a permission a second ago has it with the next connection.
+A reply applies to all clients with the same secret and address, to connections and HTTP requests
+alike. AUTH itself always asks, as in nsqd, so a new permission applies from the next connection on.
 
-Strangers can cause questions, so they must not keep the others from asking. What AUTH asks and what is asked again for clients that
-authenticated before have slots of their own. One address has half of the slots at most. A question that finds no slot within WAIT_S fails.
-Answers that permit nothing are remembered apart from the others and in smaller number.
+Clients that are not authenticated cause requests too, and must not block those of other clients.
+So requests by AUTH and requests to renew a reply have separate slots. One address uses at most half
+of the slots. A request that gets no slot within WAIT_S fails. Replies that permit nothing are kept
+separately and in smaller number.
 
-Who an NSQ client is by the access file: in the place of an auth server, answered at once.
-
-The secret of AUTH is the token. A client that does not AUTH is `[anonymous]`, where the file says what that may publish or subscribe to;
-without it AUTH comes first, as with an auth server. Everything is looked up again for each command, so new rules hold as soon as they are
-there.
+`AccessAuthenticator` uses the access file in place of an auth server and answers at once. The
+secret of AUTH is the token. A client that does not AUTH is `[anonymous]` if the file has
+permissions for it. Otherwise the client must AUTH first, as with an auth server. Rules are looked
+up for each command, so new rules apply at once.
 """
 
 from __future__ import annotations
@@ -39,18 +41,21 @@ from ...security.policy import NOBODY, AccessPolicy, Principal, granted
 from .asking import CONNECT_S, REQUEST_S, NotAnswered, Way, ask, parse_url
 
 METHODS: Final = ("get", "post")
-SECRET_MAX: Final = 4096  # bytes; it stands in an address
-KNOWN_MAX: Final = 10_000  # whose answers are remembered
-DENIED_MAX: Final = 1_000  # the same, of those who may do nothing
-AUTHORIZATIONS_KNOWN_MAX: Final = 100_000  # in all answers that are remembered
-ASKED_MAX: Final = 64  # questions at a time by AUTH, and as many for clients that authenticated before; more wait
-ASKED_BY_ADDRESS_MAX: Final = ASKED_MAX // 2  # of them, for clients of one address
-WAITING_MAX: Final = 10_000  # ... and these are too many
+SECRET_MAX: Final = 4096  # bytes; the secret is part of an address
+KNOWN_MAX: Final = 10_000  # replies that are kept
+DENIED_MAX: Final = 1_000  # replies that permit nothing and are kept
+AUTHORIZATIONS_KNOWN_MAX: Final = 100_000  # in all replies that are kept
+ASKED_MAX: Final = 64  # requests at a time by AUTH, and as many to renew replies; more of them wait
+ASKED_BY_ADDRESS_MAX: Final = ASKED_MAX // 2  # the share of clients of one address
+WAITING_MAX: Final = 10_000  # requests that run or wait for a slot; more of them fail
 WAIT_S: Final = 10.0  # for a slot
 
 
 class Who(NamedTuple):
-    """As the auth server is told; `common_name` is of a verified certificate only, `remote_ip` empty on a unix socket."""
+    """A client as described to the auth server.
+
+    `common_name` is set only for a verified certificate. `remote_ip` is empty on a unix socket.
+    """
 
     remote_ip: str
     tls: bool
@@ -59,20 +64,23 @@ class Who(NamedTuple):
 
 
 class AuthFailed(Exception):
-    """No auth server gave a good answer; the text, for the log, says what each said. No secret is in it."""
+    """Raised if no auth server gave a valid reply.
+
+    The text is for the log. It gives the reason for each server and contains no secret.
+    """
 
 
 class _Slots:
-    """Questions that may be asked at a time: so many in all, and half of them for one address."""
+    """The slots for requests at the same time: ASKED_MAX in total, half of them for one address."""
 
     def __init__(self) -> None:
-        self.waiting = 0  # or being asked
+        self.waiting = 0  # requests that run or wait
         self._all = asyncio.Semaphore(ASKED_MAX)
-        self._by_address: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # as long as somebody waits there
+        self._by_address: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # kept while in use
 
     @contextlib.asynccontextmanager
     async def one(self, address: str) -> AsyncIterator[None]:
-        """A slot, within WAIT_S; `AuthFailed` if there is none."""
+        """Hold a slot. Raises `AuthFailed` if none becomes free within WAIT_S."""
         own = self._by_address.get(address)
         if own is None:
             own = self._by_address[address] = asyncio.Semaphore(ASKED_BY_ADDRESS_MAX)
@@ -87,7 +95,10 @@ class _Slots:
 
 
 class Authenticator:
-    """One for a gateway. `addresses`: HOST:PORT, or a whole http or https address."""
+    """The client of the auth servers, one for each gateway.
+
+    `addresses` are HOST:PORT or complete http or https addresses.
+    """
 
     def __init__(
         self,
@@ -108,13 +119,16 @@ class Authenticator:
         self._clock = clock
         self._known: OrderedDict[Who, tuple[Principal, float]] = OrderedDict()
         self._denied: OrderedDict[Who, tuple[Principal, float]] = OrderedDict()
-        self._authorizations = 0  # in all that are known
-        self._asking: dict[tuple[Who, bool], asyncio.Task[AuthState]] = {}  # bool: whether AUTH asks
-        self._slots = {True: _Slots(), False: _Slots()}  # by whether AUTH asks
+        self._authorizations = 0  # in all kept replies
+        self._asking: dict[tuple[Who, bool], asyncio.Task[AuthState]] = {}  # bool: True for AUTH
+        self._slots = {True: _Slots(), False: _Slots()}  # True: for AUTH
         self._asked = self._failed = 0
 
     def known(self, who: Who) -> Principal | None:
-        """What is known and still holds; at once, for the path of each command."""
+        """Return the principal from a kept reply that is still valid, else None.
+
+        It never waits, because it runs for each command.
+        """
         for where in (self._known, self._denied):
             found = where.get(who)
             if found is None:
@@ -127,22 +141,25 @@ class Authenticator:
         return None
 
     async def state(self, who: Who, *, fresh: bool = False) -> Principal:
-        """What holds for `who`; `fresh` asks although something is known, as AUTH does. `AuthFailed` if nobody tells."""
+        """Return the principal of `who`, and ask an auth server if no valid reply is kept.
+
+        With `fresh` it always asks, as AUTH does. Raises `AuthFailed` if no server gives a reply.
+        """
         known = None if fresh else self.known(who)
         if known is not None:
             return known
-        task = self._asking.get((who, False)) or (self._asking.get((who, True)) if fresh else None)  # AUTH's own may wait longer for a slot
-        if task is None:  # all who wait for the same answer wait for one question
+        task = self._asking.get((who, False)) or (self._asking.get((who, True)) if fresh else None)  # AUTH's request may wait longer
+        if task is None:  # clients that need the same reply share one request
             slots = self._slots[fresh]
             if slots.waiting >= WAITING_MAX:
                 raise AuthFailed(f"{WAITING_MAX} questions to auth servers are waiting already")
             slots.waiting += 1
             task = self._asking[who, fresh] = asyncio.create_task(self._ask(who, slots))
             task.add_done_callback(lambda done: self._answered(who, fresh, done))
-        return granted(await asyncio.shield(task))  # who does not wait any longer ends only their own waiting
+        return granted(await asyncio.shield(task))  # cancelling one caller does not cancel the shared request
 
     def forget(self) -> None:
-        """Everybody is asked for again: for an administrator who took a secret back and does not want to wait."""
+        """Forget all replies, for example after an administrator has revoked a secret."""
         self._known.clear()
         self._denied.clear()
         self._authorizations = 0
@@ -176,7 +193,7 @@ class Authenticator:
         self._slots[fresh].waiting -= 1
         del self._asking[who, fresh]
         if task.cancelled() or task.exception() is not None:
-            return  # what was known before holds as long as was said then
+            return  # an earlier reply stays valid for its time
         state = task.result()
         self._forget(who)
         until = self._clock() + state.ttl_s
@@ -198,7 +215,7 @@ class Authenticator:
 
 
 def load_access(path: str) -> Access | None:
-    """`StartFailed` says what is wrong with the file; None where there is none."""
+    """Load the access file. Return None if there is none; raises `StartFailed` if it is invalid."""
     try:
         return load_rules(path) if path else None
     except AccessError as error:
@@ -206,7 +223,7 @@ def load_access(path: str) -> Access | None:
 
 
 class AccessAuthenticator:
-    """`policy` may be set anew."""
+    """Authentication by the access file. `policy` may be replaced at any time."""
 
     def __init__(self, policy: AccessPolicy) -> None:
         self.policy = policy

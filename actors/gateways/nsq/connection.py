@@ -1,13 +1,17 @@
-"""One NSQ client's connection: bytes in and out, its layers, its subscription. What it means is `transport/nsq/session.py`'s.
+"""Connection of one NSQ client: its bytes, layers and subscription.
 
-What one turn of the loop makes goes out in one write: uvloop gathers until the turn is over, and what layers are to pack waits here for
-that long, or until it is as much as one write. So output_buffer_timeout is kept as an upper bound without a timer. What a client does not
-read is bounded by the channel's credit: while its socket takes nothing more, deliveries stay where they are, and the channel gives a
-consumer only so many bytes.
+The protocol logic is in `transport/nsq/session.py`.
 
-What one client sends must not hold the others up, and what it leaves unfinished must not fill the memory: `intake.py` shares time and
-bytes among all connections. A connection that ends with an error says so, and then reads on for a moment without looking at what comes:
-to close a socket with unread bytes would take the error away from the client.
+All output of one turn of the event loop is sent in one write. uvloop collects bytes until the turn
+ends. Output for layers waits here for the same time, or until it fills a write. So
+output_buffer_timeout is never exceeded, and no timer is needed. The channel's credit limits the
+bytes for a client that does not read: while its socket is full, deliveries wait, and the channel
+sends no more than the credit.
+
+One client's input must not delay the others, and its unfinished commands must not fill the memory:
+`intake.py` shares time and bytes among all connections. A connection that fails sends the error and
+then discards input for a short time. Closing a socket with unread bytes would destroy the error
+before the client reads it.
 """
 
 from __future__ import annotations
@@ -35,14 +39,14 @@ from .publishing import Gatherer
 _Told = TypeVar("_Told")
 log = logging.getLogger("zsq")
 
-HIGH_WATER: Final = 1024 * 1024  # bytes the socket has not taken: beyond it nothing more is handed out
+HIGH_WATER: Final = 1024 * 1024  # bytes that the socket has not taken; above it deliveries wait
 TOPICS_SHOWN_MAX: Final = 10  # topics in a client's `pub_counts`: those with the most messages
 _FLUSH_BYTES: Final = 64 * 1024
-_GUEST_BYTES_MAX: Final = 2 * BYTES_BEFORE_AUTH_MAX  # as they come from the socket, where AUTH is required
+_GUEST_BYTES_MAX: Final = 2 * BYTES_BEFORE_AUTH_MAX  # from the socket before AUTH, if AUTH is required
 
 
 class Gateway(Protocol):
-    """What all connections share."""
+    """The gateway as seen by its connections."""
 
     loop: asyncio.AbstractEventLoop
     limits: NsqLimits
@@ -51,7 +55,7 @@ class Gateway(Protocol):
     intake: Intake
     permits: Permits
     publishing: Gatherer
-    paused: dict[Connection, None]  # that read on when publishes are answered
+    paused: dict[Connection, None]  # they continue to read when publishes are answered
 
     def admit(self, connection: Connection) -> bool: ...
 
@@ -72,11 +76,11 @@ class Connection(asyncio.Protocol):
         self.loop = gateway.loop
         self.session = Session(gateway.limits, self, self._write, time.monotonic_ns())
         self.layers = Layers()
-        self._bare = True  # no layer was ever laid
+        self._bare = True  # no layer was ever added
         self.subscription: Subscription | None = None
         self.remote = self.remote_ip = self._label = ""
         self.connected_s = int(time.time())
-        self._handshake: Callable[[str], None] | None = None  # told when TLS is ready
+        self._handshake: Callable[[str], None] | None = None  # called when TLS is ready
         self._transport: asyncio.Transport | None = None
         self._out: list[bytes] = []
         self._out_bytes = 0
@@ -88,12 +92,12 @@ class Connection(asyncio.Protocol):
         self._stuck = False
         self._closing = False
         self._timer: asyncio.TimerHandle | None = None
-        self._discard_bytes = 0  # that may still come after an error
+        self._discard_bytes = 0  # bytes that may still arrive after an error
         self._guest_bytes = 0
         # For the gateway's intake
-        self.strange = False  # it counts as a stranger there
+        self.strange = False  # it counts as a stranger in the intake
         self.held_bytes = 0
-        self.half_closed = False  # the other side sends no more, as was seen while nothing was read
+        self.half_closed = False  # the client stopped sending while nothing was read
 
     # asyncio.Protocol
 
@@ -124,7 +128,11 @@ class Connection(asyncio.Protocol):
             self._take(None, data)
 
     def eof_received(self) -> bool:
-        """It may still read: what it sent before is carried out and answered, and the session says when that is the end."""
+        """Note that the client sends no more.
+
+        It may still read. So its earlier commands are executed and answered, and then the session
+        ends the connection.
+        """
         if self._closing:
             return False
         self._eof = True
@@ -146,7 +154,7 @@ class Connection(asyncio.Protocol):
         self.gateway.forget(self)
 
     def pause_writing(self) -> None:
-        """The client does not read: nothing is handed out to it, and nothing that would have to be answered is taken from it."""
+        """Stop deliveries and commands, because the client does not read."""
         self._stuck = True
         if self.subscription is not None:
             self.subscription.pause(True)
@@ -166,12 +174,12 @@ class Connection(asyncio.Protocol):
 
     @property
     def _waiting(self) -> bool:
-        """Something was received that can be taken and is not taken yet."""
+        """True if received bytes can be processed and are not processed yet."""
         return bool(self._rest) or self.session.more or (not self._bare and self.layers.held)
 
     @property
     def waits_for_client(self) -> bool:
-        """Return True if what is held here becomes free only if the client sends the rest of it, or reads its answers."""
+        """True if held bytes are freed only when the client sends more or reads its answers."""
         return self._stuck or (self._free and not self._waiting)
 
     def _keep(self, layer: Layer | None, data: bytes) -> None:
@@ -179,7 +187,10 @@ class Connection(asyncio.Protocol):
         self._rest_bytes += len(data)
 
     def _let_speak(self, count: int) -> bool:
-        """Note that a stranger sent so many bytes; False if it was cut off because they are too many."""
+        """Note that a stranger sent `count` bytes.
+
+        Return False if it sent too many and its connection was closed.
+        """
         self.gateway.intake.seen(self)
         if self.gateway.limits.auth_required:
             self._guest_bytes += count
@@ -194,7 +205,7 @@ class Connection(asyncio.Protocol):
             self._abort()
 
     def _take(self, layer: Layer | None, data: bytes) -> None:
-        """Bytes from the socket (None), or such as are for this layer: those below it have had them already."""
+        """Process bytes from the socket (`layer` is None) or bytes that lower layers have unpacked."""
         try:
             plain = self.layers.receive(data) if layer is None else layer.receive(data)
             self._send(self.layers.take_out())
@@ -210,9 +221,10 @@ class Connection(asyncio.Protocol):
         self.look()
 
     def look(self) -> None:
-        """Read on, or stop reading, as session and gateway want it, and have what waits taken when its turn comes.
+        """Continue or stop reading as session and gateway require, and schedule waiting bytes.
 
-        What is packed comes out piece by piece: 64 KiB of deflate may be 67 MB of commands, and others want their turn too.
+        Compressed input is unpacked piece by piece, because 64 KiB of deflate may contain 67 MB of
+        commands and must not delay other connections.
         """
         if self._transport is None or self._closing:
             return
@@ -247,7 +259,7 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _count(self) -> None:
-        """Tell the gateway's intake what is held here, and whether this is still a stranger."""
+        """Report to the gateway's intake the bytes held here, and whether this is still a stranger."""
         if self.strange and not self.session.stranger:
             self.gateway.intake.known(self)
         held = self.session.held + self._rest_bytes
@@ -257,7 +269,7 @@ class Connection(asyncio.Protocol):
             self.gateway.intake.count(self, held)
 
     def take_piece(self) -> None:
-        """Take the next piece of what waits: commands, or something out of the layers, or what was read last."""
+        """Process the next piece: commands, output of the layers, or the bytes that were read last."""
         if self._closing or not self._free:
             self.look()
         elif self.session.more:
@@ -304,16 +316,16 @@ class Connection(asyncio.Protocol):
         if self._closing:
             return
         now = time.monotonic_ns()
-        due = self.session.on_time(now, reading=self._reading or self._stuck)  # who does not read us is silent by its own fault
+        due = self.session.on_time(now, reading=self._reading or self._stuck)  # a client that does not read counts as silent
         self._timer = self.loop.call_later(min(3600.0, max(0.001, (due - now) / 1e9)), self._on_time)
 
     # The session's backend
 
     def publish(self, topic: str, bodies: list[bytes], defer_ms: int, answer: Callable[[str], None]) -> None:
-        self.gateway.publish(topic, bodies, defer_ms, answer)  # with the answer those that do not read are looked at
+        self.gateway.publish(topic, bodies, defer_ms, answer)  # the answer also resumes paused connections
 
     def _then_look(self, answer: Callable[[_Told], None]) -> Callable[[_Told], None]:
-        """The session may read on once it has its answer."""
+        """Wrap `answer` so that the connection continues to read after it."""
 
         def answered(why: _Told) -> None:
             answer(why)
@@ -364,7 +376,7 @@ class Connection(asyncio.Protocol):
         self.gateway.permits.permitted(self, permission, topic, channel, self._then_look(answer))
 
     def upgrade(self, layer: str, identity: ClientIdentity, rest: bytes, answer: Callable[[str], None]) -> None:
-        """What was written before goes out as it is; from here on through the layer, in both directions."""
+        """Add a layer for all later input and output. Earlier output is sent without it."""
         self._flush()
         made = self.gateway.new_layer(layer, identity)
         self._bare = False
@@ -379,7 +391,7 @@ class Connection(asyncio.Protocol):
         self.look()
 
     def close(self) -> None:
-        """After what was written is out."""
+        """Close the connection after sending all output."""
         if self._closing:
             return
         self._flush()
@@ -412,7 +424,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def abort(self) -> None:
-        """End the connection at once, and free what it holds, whatever is still to be written."""
+        """End the connection at once and free its memory, even if output is not sent yet."""
         transport = self._transport
         self.connection_lost(None)
         if transport is not None:
@@ -420,11 +432,14 @@ class Connection(asyncio.Protocol):
 
     @property
     def ended(self) -> bool:
-        """Return True if it is closed, or about to be."""
+        """True if the connection is closed or closing."""
         return self._closing
 
     def hung_up(self, *, gone: bool) -> None:
-        """The other side sends no more, as was seen while nothing is read here. `gone`: it does not read either."""
+        """Note that the client stopped sending while nothing is read here.
+
+        `gone` means that it does not read either.
+        """
         if gone or self.strange:
             self.abort()
             return
@@ -432,7 +447,7 @@ class Connection(asyncio.Protocol):
         self.session.probe()
 
     def fileno(self) -> int:
-        """The socket's descriptor; -1 if there is none any more."""
+        """Return the socket's descriptor, or -1 if the socket is closed."""
         sock = self._transport.get_extra_info("socket") if self._transport is not None else None
         return int(sock.fileno()) if sock is not None else -1
 
@@ -441,7 +456,10 @@ class Connection(asyncio.Protocol):
         self.close()
 
     def statistics(self) -> NsqClientReport:
-        """Names as in nsqd's statistics of clients. About 3 KiB at most: what clients and auth servers say is cut."""
+        """Return the client's row, with the names of nsqd's statistics of clients.
+
+        It has about 3 KiB at most, because texts from clients and auth servers are cut.
+        """
         session, identity, tls = self.session, self.session.identity, self.layers.tls
         counts = heapq.nlargest(TOPICS_SHOWN_MAX, session.published.items(), key=lambda one: one[1])
         return {
@@ -477,6 +495,6 @@ class Connection(asyncio.Protocol):
         }
 
 
-CLOSE_S: Final = 5.0  # for what a client that is told to go still has to read
-DISCARD_S: Final = 2.0  # for a client to stop sending after it was told an error
-DISCARD_BYTES_MAX: Final = 6 * 1024 * 1024  # that it may send meanwhile: the largest body, and some more
+CLOSE_S: Final = 5.0  # for a client to read the last output
+DISCARD_S: Final = 2.0  # for a client to stop sending after an error
+DISCARD_BYTES_MAX: Final = 6 * 1024 * 1024  # that it may send in this time: the largest body and some more
