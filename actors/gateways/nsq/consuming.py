@@ -1,8 +1,11 @@
-"""One NSQ consumer's part in a channel: an engine of the client library, deliveries as frames, answers as ranges.
+"""Subscription of one NSQ consumer: deliveries as NSQ frames, and FIN, REQ and TOUCH as answers.
 
-A delivery is a block under one lease; NSQ's client answers message by message, by ids. So what is handed out is kept by id, and whole reads
-of FINs are looked up in C and told as ranges. Each message has a deadline of its own: a TOUCH means one message, but keeps the lease of its
-whole delivery alive; what was not touched is given back as expired when its time is over.
+It uses an engine of the client library. A delivery is a block under one lease, but an NSQ client
+answers each message by its id. So delivered messages are kept by id. The FINs of one read are
+looked up together in C and sent to the channel as ranges.
+
+Each message has its own deadline. A TOUCH is for one message but extends the lease of its whole
+delivery. Messages that were not touched are returned as expired at their deadline.
 """
 
 from __future__ import annotations
@@ -26,18 +29,21 @@ from ..acting import NOBODY
 from .publishing import SettledTurner
 
 _MS: Final = 1_000_000
-_LATE_NS: Final = 500 * _MS  # the channel's scan may give what is over back before we do
+_LATE_NS: Final = 500 * _MS  # time for the channel's scan to return expired messages first
 _SWEEP_S: Final = 0.25
 _ASKED_MAX: Final = 10_000
 _ANSWERED_MAX: Final = 1_000  # deliveries; refusals come within milliseconds
-SUB_S: Final = 30.0  # for a topic to come up; less than the minute after which clients give a silent connection up
+SUB_S: Final = 30.0  # for a topic to start; clients give up a silent connection after a minute
 
 Refused = Callable[[str, bytes], None]
-"""Told when the channel says that a message was not this consumer's any more: "FIN", "REQ" or "TOUCH", and its id."""
+"""Called with "FIN", "REQ" or "TOUCH" and an id if the message no longer belonged to the consumer."""
 
 
 class Handed:
-    """A delivery in a client's hands. `touched`: indexes with a later deadline than the delivery's own."""
+    """A delivery that the client has received.
+
+    `touched` has the deadlines of touched messages by id. `deadline_ns` applies to the others.
+    """
 
     __slots__ = ("deadline_ns", "delivery", "ids", "left", "places", "touched")
 
@@ -50,7 +56,7 @@ class Handed:
         self.places: dict[bytes, int] | None = None
 
     def index(self, message_id: bytes) -> int:
-        """Where in the block it is."""
+        """Return the message's index in the block."""
         if len(self.delivery.runs) == 1:
             return int(message_id, 16) - self.delivery.runs[0][0]
         return self._places()[message_id]
@@ -68,7 +74,10 @@ class Handed:
 
 
 def _places_of(delivery: LeasedBlock) -> tuple[Sequence[int], int | list[int]]:
-    """The offsets of its messages, and their attempts: one number where they agree, as they mostly do."""
+    """Return the offsets of the delivery's messages, and their attempts.
+
+    If all attempts are equal, which is usual, they are one number.
+    """
     runs = delivery.runs
     if len(runs) == 1:
         first, count, attempts = runs[0]
@@ -80,7 +89,11 @@ def _places_of(delivery: LeasedBlock) -> tuple[Sequence[int], int | list[int]]:
 
 
 def _end_of_run(found: Sequence[Handed | None], start: int) -> int:
-    """Up to where they are of the same delivery: a client finishes in the order it was given, so mostly all that was left of it."""
+    """Return the index after the last entry in a row that has the same delivery as `start`.
+
+    Clients usually finish in the order of delivery. So it first tries all that is left of the
+    delivery.
+    """
     handed = found[start]
     if handed is not None:
         stop = min(start + handed.left, len(found))
@@ -93,10 +106,10 @@ def _end_of_run(found: Sequence[Handed | None], start: int) -> int:
 
 
 class _Session(ConsumerSession):
-    """Tells of refusals one by one: NSQ's clients want to know which message it was.
+    """A session that reports refusals, so that NSQ clients learn which messages were refused.
 
-    Where a delivery was answered as a whole, or touched, the channel's refusal does not name messages: so the runs of the deliveries that
-    were answered last are kept, by their token.
+    If a delivery was answered as a whole or touched, the channel's refusal does not name messages.
+    So the runs of the deliveries that were answered last are kept by token.
     """
 
     on_refused: Callable[[int, Sequence[tuple[int, int]]], None]
@@ -119,7 +132,12 @@ class _Session(ConsumerSession):
 
 
 class Subscription:
-    """`hand`: takes frames for the client and how many messages they are. `answer`: told "" once the channel has taken us, else why not."""
+    """The subscription of one client to a channel.
+
+    `hand` is called with frames for the client and the number of messages in them. `answer` is
+    called once, with "" when the subscription is open or with the reason why it failed. `lost` is
+    called with the reason if an open subscription ends.
+    """
 
     def __init__(
         self, url: str, topic: str, channel: str, label: str, msg_timeout_ms: int, max_msg_timeout_ms: int, sample_rate: int,
@@ -135,11 +153,11 @@ class Subscription:
         self.session.on_refused = self._on_refused
         self.engine = ConsumerEngine(Address(url, True, None, by), topic, channel, self.session, None, {})
         self.engine.on_void = self._void
-        self.engine.link.busy = lambda: not self._open  # a channel that is deleted under us is not made again: its consumers are told
+        self.engine.link.busy = lambda: not self._open  # a deleted channel is not created again: its consumers are told
         self.held: dict[bytes, Handed] = {}
-        self.paused = False  # the client does not read: hand out nothing
+        self.paused = False  # the client does not read
         self._hand, self._answer, self._refused, self._lost = hand, answer, refused, lost
-        self._asked: dict[bytes, str] = {}  # what was last said of an id, where that was not FIN
+        self._asked: dict[bytes, str] = {}  # the last answer to each id if it was not FIN
         self._out: deque[Handed] = deque()  # in the order of their deadlines
         self._planned = False
         self._stopped = False
@@ -156,7 +174,7 @@ class Subscription:
         self._plan()
 
     def finish(self, ids: list[bytes]) -> list[bytes]:
-        """Those that are not in flight here are returned."""
+        """Finish messages and return the ids of those that are not in flight here."""
         found = list(map(self.held.pop, ids, repeat(None)))
         missing: list[bytes] = []
         start = 0
@@ -188,7 +206,7 @@ class Subscription:
         return True
 
     def touch(self, message_id: bytes) -> bool:
-        """More time for this one message, up to the longest that there is since it was handed out."""
+        """Extend the deadline of one message, up to the maximum after its delivery."""
         handed = self.held.get(message_id)
         now = time.monotonic_ns()
         if handed is None or now >= handed.touched.get(message_id, handed.deadline_ns):
@@ -210,11 +228,11 @@ class Subscription:
             self._hand_out()
 
     def stop(self) -> None:
-        """The client is gone: what it holds goes to others at once."""
+        """End the subscription. Other consumers get the messages that it holds at once."""
         if self._stopped:
             return
         self._stopped = True
-        self.engine.tell(time.monotonic_ns())  # what it finished before counts
+        self.engine.tell(time.monotonic_ns())  # send the finishes that are still here
         self._sweeper.cancel()
         self._late.cancel()
         self._turner.stop(linger_ms=200)
@@ -228,7 +246,7 @@ class Subscription:
     # To the channel
 
     def _plan(self) -> None:
-        """Tell what was gathered, once in a turn of the loop."""
+        """Schedule sending the collected answers, once in a turn of the event loop."""
         if not self._planned and not self._stopped:
             self._planned = True
             self.loop.call_soon(self._tell)
@@ -256,7 +274,7 @@ class Subscription:
         self._hand_out()
 
     def _over(self, why: str) -> None:
-        """The channel was deleted, or will not have us."""
+        """Report that the channel was deleted or refused the subscription."""
         answered, self._open = self._open, True
         if answered:
             self._lost(why)
@@ -264,7 +282,7 @@ class Subscription:
             self._answer(why)
 
     def _too_late(self) -> None:
-        """Nobody took us in: the client hears it, and may try another node."""
+        """Fail the subscription if it is not open yet, so that the client can try another node."""
         if not self._open and not self._stopped:
             trouble = self.engine.link.trouble
             self._over(f"{E_TIMEOUT} {self.topic}/{self.channel} was not there within {SUB_S:g} s{trouble and f' ({trouble})'}")
@@ -284,7 +302,7 @@ class Subscription:
             self._hand(encode_messages(bodies, ids, attempts, times.tolist() if times is not None else block.header.time_ns), len(ids))
 
     def _void(self) -> None:
-        """The link was lost, and all leases with it."""
+        """Forget all deliveries, because their leases ended with the link."""
         self.held.clear()
         self._out.clear()
         self._asked.clear()
@@ -298,7 +316,10 @@ class Subscription:
                 self._refused(self._asked.pop(message_id, "FIN"), message_id)
 
     def _refused_whole(self, token: int) -> None:
-        """The channel does not know the delivery any more: it was emptied or moved, or the delivery timed out there first."""
+        """Report the refusal of a delivery that the channel no longer knows.
+
+        The channel was emptied, or a seek moved it, or the delivery timed out there first.
+        """
         runs = self.session.answered.pop(token, None)
         if runs is not None:
             for start, count, _ in runs:
@@ -306,7 +327,7 @@ class Subscription:
                     self._refused(self._asked.pop(message_id, "FIN"), message_id)
             return
         handed = next((one for one in self._out if one.delivery.token == token), None)
-        if handed is not None:  # it was touched: what the client still holds of it is not its own any more
+        if handed is not None:  # it was touched: the client has lost the rest of it
             for message_id in handed.touched:
                 self._refused("TOUCH", message_id)
             self._drop(handed, handed.ids)
@@ -314,7 +335,10 @@ class Subscription:
     # Time
 
     def _sweep(self) -> None:
-        """What is over is not in flight any more; what was not touched while others of its delivery were is given back."""
+        """Forget messages whose deadline is over.
+
+        If other messages of their delivery were touched, return them to the channel as expired.
+        """
         self._sweeper = self.loop.call_later(_SWEEP_S, self._sweep)
         now = time.monotonic_ns()
         later: list[Handed] = []
@@ -336,7 +360,7 @@ class Subscription:
             if handed.left:
                 handed.deadline_ns = min(
                     (due for one, due in handed.touched.items() if self.held.get(one) is handed), default=FAR_NS
-                )  # of those that are left all were touched
+                )  # all that are left were touched
                 later.append(handed)
         if later:
             self._out = deque(sorted((*later, *self._out), key=lambda one: one.deadline_ns))

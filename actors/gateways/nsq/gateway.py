@@ -1,7 +1,8 @@
-"""The NSQ gateway: clients of NSQ's TCP protocol V2, each a producer or a consumer like any other behind it.
+"""NSQ gateway: serves clients of NSQ's TCP protocol V2 as ordinary producers and consumers.
 
-It holds no message that is not also in a topic: what it was given is answered once it is durable, and what it handed out is under a lease
-of its channel. If it dies, its clients connect again, and their messages go to others.
+It confirms a publish when the messages are durable, and each delivery is under a lease of its
+channel. So no confirmed message exists only here. If the gateway dies, its clients reconnect and
+their messages are delivered again.
 """
 
 from __future__ import annotations
@@ -49,16 +50,20 @@ from .registering import ASK_S, Discovery, Registrar
 log = logging.getLogger("zsq")
 
 BACKLOG: Final = 1_024
-SUBSCRIPTIONS_MAX: Final = 4_000  # each takes a socket of ZeroMQ's and two of its monitor, of which a process has 16,384
+SUBSCRIPTIONS_MAX: Final = 4_000  # each uses 3 of the process's 16,384 ZeroMQ sockets: 1 for the link, 2 for its monitor
 OWNERS_MAX: Final = 1_000
 MPUB_HEAD_BYTES: Final = 8  # the count, and the size of a message
-DRAIN_S: Final = 2.0  # for what was published to be answered as the gateway ends
+DRAIN_S: Final = 2.0  # for the answers to publishes when the gateway stops
 
 
 def limits_of(
     options: NsqOptions, *, snappy: bool, access: AccessAuthenticator | None = None, message_bytes_max: int = MESSAGE_BYTES_MAX
 ) -> NsqLimits:
-    """Who may come without AUTH is not told that it is required: clients without a secret give up then."""
+    """Return the limits that clients are told.
+
+    If the access file admits anonymous clients, AUTH is offered but not required, because clients
+    without a secret give up if it is required.
+    """
     offered = access is not None and access.takes_anonymous
     return NsqLimits(
         max_msg_size=message_bytes_max,
@@ -119,7 +124,11 @@ class NsqGateway(AsyncActor[NsqStart]):
         return {"places": places}
 
     def _node(self) -> Node:
-        """As others shall find it: what was given, else where it listens, else the machine's name, as with nsqd."""
+        """Return this node's addresses for nsqlookupd.
+
+        As in nsqd, the host is the configured address, else the one that it listens on, else the
+        machine's name.
+        """
         options = self.options
         host, port = next(
             ((host, int(port)) for host, _, port in (one.rpartition(":") for one in options.listen) if host != "unix"), ("", 0)
@@ -179,7 +188,7 @@ class NsqGateway(AsyncActor[NsqStart]):
                 connection.look()
 
     def refuses(self, topic: str, channel: str) -> str:
-        """Why nobody more may consume there; "" if one may."""
+        """Return the reason why no more consumers may subscribe to the channel, or ""."""
         if sum(one.subscription is not None for one in self.connections) >= SUBSCRIPTIONS_MAX:
             return f"this gateway has {SUBSCRIPTIONS_MAX} consumers already"
         most = self.limits.max_channel_consumers
@@ -193,7 +202,10 @@ class NsqGateway(AsyncActor[NsqStart]):
         return ""
 
     def holds(self, but: Subscription, message_id: bytes) -> bool:
-        """Return True if another client of the same channel holds it. Only the oldest OWNERS_MAX connections are looked at."""
+        """Return True if another client of the same channel holds the message.
+
+        Only the oldest OWNERS_MAX connections are checked.
+        """
         place = but.topic, but.channel
         others = (one.subscription for one in islice(self.connections, OWNERS_MAX))
         return any(
@@ -221,7 +233,11 @@ class NsqGateway(AsyncActor[NsqStart]):
     # New settings
 
     def take_settings(self, told: ReloadNsqGateway) -> None:
-        """For new connections; but who may not consume any more does not go on doing so. All of it is taken, or nothing."""
+        """Take new settings for new connections, all of them or none.
+
+        Consumers whose permission has ended are closed. Raises `UsageError` if the settings are
+        invalid.
+        """
         try:
             access = load_rules(told.access_file) if self._access is not None else None
         except AccessError as error:
@@ -282,7 +298,10 @@ def context_of(tls: TlsOptions) -> ssl.SSLContext | None:
 
 
 def _remove_stale(path: Path) -> None:
-    """A socket that a broker left which was killed: nobody listens there. `OSError` if somebody does, or it is no socket."""
+    """Remove the socket of a broker that was killed.
+
+    Raises `OSError` if a process listens there or the file is not a socket.
+    """
     try:
         if not stat.S_ISSOCK(path.stat().st_mode):
             raise OSError(errno.EEXIST, "it is there, and no socket")

@@ -1,21 +1,28 @@
-"""The intake: limits on what all NSQ connections use together: time of the event loop, bytes that wait, slots, and lines of the log.
+"""Intake: limits on the resources that all NSQ connections share.
 
-Time. A connection handles what it reads at once while the loop's turn has time left (TURN_NS). What is left over waits in one of two
-queues, one for strangers and one for the other connections. The queues take turns, and one piece of one connection is done at a time:
-some hundred commands, or some 64 KiB of plain text. So the delay of an honest client depends on the length of a piece and not on the
-number of connections that have work.
+A stranger is a connection whose client has neither authenticated nor sent a command that shows its
+purpose (`Session.stranger`).
 
-Bytes. Each connection reports what it holds: received bytes that are not yet commands, or that wait for their turn. Strangers together
-have STRANGERS_BYTES_MAX, the memory of their TLS and compression layers included; the longest idle of them are cut off beyond that. All
-connections together have HELD_BYTES_MAX. Beyond that nothing is read, and connections that wait for their own client (for the rest of a
-body, or because it does not read its answers) may hold half of it: the ones whose last command is oldest are cut off. The other half
-waits for this broker and becomes free without any client's help.
+Time of the event loop. A connection processes input at once while the turn has time left (TURN_NS).
+The rest waits in one of two queues, one for strangers and one for other connections. The queues
+alternate, and each turn takes one piece of one connection: about a hundred commands or 64 KiB of
+plain text. So the delay of a client depends on the size of a piece and not on the number of
+connections with work. In particular, strangers cannot delay other connections.
 
-Hang-ups. The event loop does not notice the end of a connection from which it does not read. So those sockets are looked at once a
-second: what a sender left behind that has gone is dropped. A sender that only shut down its own direction gets one heartbeat. A socket
-that was closed refuses it, and is known to be gone then.
+Bytes. Each connection reports the bytes that it holds: received bytes that are incomplete or wait
+for their turn. Strangers together have STRANGERS_BYTES_MAX, which includes their TLS and
+compression layers. Above it, the strangers that have been idle for longest are closed. All
+connections together have HELD_BYTES_MAX. Above it, nothing is read. Then connections that wait for
+their own client (it must send the rest of a body, or does not read its answers) may hold half of
+it, and those with the oldest last command are closed. The other half waits for the broker and is
+freed without any client's help.
 
-A stranger is a connection whose client has shown neither who it is nor what it wants (`Session.stranger`).
+Hang-ups. The event loop does not notice the end of a connection from which it does not read. So
+these sockets are checked once a second. If the client is gone, its input is dropped. A client that
+only stopped sending gets one heartbeat. If its socket is closed, the heartbeat fails and shows
+that the client is gone.
+
+Lines of the log. Warnings about clients are limited to one in COMPLAINT_S.
 """
 
 from __future__ import annotations
@@ -29,11 +36,11 @@ from typing import Any, Final, Protocol
 
 log = logging.getLogger("zsq")
 
-TURN_NS: Final = 2_000_000  # of one turn of the loop: for what was read in it, and once more for what waits
+TURN_NS: Final = 2_000_000  # in each turn of the loop for new input, and the same for waiting input
 HELD_BYTES_MAX: Final = 128 * 1024 * 1024
 STRANGERS_BYTES_MAX: Final = 64 * 1024 * 1024
-LOOK_S: Final = 1.0  # between two looks for hang-ups
-COMPLAINT_S: Final = 10.0  # between two lines of the log about clients that misbehave
+LOOK_S: Final = 1.0  # between two checks for hang-ups
+COMPLAINT_S: Final = 10.0  # between two warnings about clients
 
 
 class Heard(Protocol):
@@ -42,7 +49,7 @@ class Heard(Protocol):
 
 
 class Client(Protocol):
-    """A connection, as far as it matters here. `strange`: it counts as a stranger."""
+    """A connection as seen by the intake. `strange` is True while it counts as a stranger."""
 
     strange: bool
     held_bytes: int
@@ -67,17 +74,17 @@ class Client(Protocol):
 
 
 class Intake:
-    """`connections`: all that there are."""
+    """The resources of all connections of a gateway. `connections` is its live collection."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, connections: Collection[Client]) -> None:
         self._loop = loop
         self._connections = connections
         self.held_bytes = 0  # of all connections
-        self.full = False  # nothing is read for now
+        self.full = False  # nothing is read at present
         self.strangers: dict[Client, None] = {}  # the longest idle first
         self.strangers_bytes = 0
-        self.cut_off = 0  # connections that gave way to others
-        self.unread: dict[Client, None] = {}  # that are not read from for now
+        self.cut_off = 0  # number of connections closed to free resources
+        self.unread: dict[Client, None] = {}  # connections that are not read at present
         self._burdens: dict[Client, None] = {}  # strangers that hold bytes, the longest idle first
         self._queue: dict[Client, None] = {}
         self._strangers_queue: dict[Client, None] = {}
@@ -92,7 +99,7 @@ class Intake:
 
     @property
     def spent(self) -> bool:
-        """Return True if what was read in this turn of the loop has used up its time."""
+        """True if input has used up the time of this turn of the event loop."""
         now = time.monotonic_ns()
         if not self._began_ns:
             self._began_ns = now
@@ -104,7 +111,7 @@ class Intake:
         self._began_ns = 0
 
     def plan(self, connection: Client) -> None:
-        """Have the connection take its next piece when its turn comes."""
+        """Queue the connection to process its next piece."""
         (self._strangers_queue if connection.strange else self._queue)[connection] = None
         if not self._planned:
             self._planned = True
@@ -127,7 +134,7 @@ class Intake:
     # Bytes and slots
 
     def count(self, connection: Client, held: int) -> None:
-        """Note that the connection holds so many bytes now."""
+        """Note that the connection holds `held` bytes, and enforce the limits."""
         more = held - connection.held_bytes
         connection.held_bytes = held
         self.held_bytes += more
@@ -144,19 +151,19 @@ class Intake:
             self._fill(False)
 
     def seen(self, connection: Client) -> None:
-        """A stranger has said something."""
+        """Note that a stranger has sent bytes."""
         self.strangers.pop(connection, None)
         self.strangers[connection] = None
 
     def known(self, connection: Client) -> None:
-        """The connection is a stranger no more."""
+        """Note that the connection is no longer a stranger."""
         self.strangers.pop(connection, None)
         self._burdens.pop(connection, None)
         self.strangers_bytes -= connection.held_bytes
         connection.strange = False
 
     def make_room(self) -> bool:
-        """Cut off the stranger that has been idle for longest; False if there is no stranger."""
+        """Close the stranger that has been idle for longest. Return False if there is none."""
         if not self.strangers:
             return False
         self._cut_off(
@@ -165,7 +172,10 @@ class Intake:
         return True
 
     def leave(self, connection: Client) -> None:
-        """The connection is being closed: it holds nothing, and gives way to others."""
+        """Note that the connection is closing.
+
+        It holds nothing, and like a stranger's its slot can go to a new connection.
+        """
         for place in (self.unread, self._queue, self._strangers_queue):
             place.pop(connection, None)
         self.count(connection, 0)
@@ -174,12 +184,15 @@ class Intake:
             self.strangers[connection] = None
 
     def forget(self, connection: Client) -> None:
-        """The connection is gone, with all that it held."""
+        """Note that the connection is gone."""
         self.leave(connection)
         self.known(connection)
 
     def _relieve(self) -> None:
-        """Cut off connections that keep the most of the memory waiting for their clients, and stop reading while that is not enough."""
+        """Close connections that have waited longest for their clients while these hold too much.
+
+        Stop reading if that is not enough.
+        """
         slow = sorted((one for one in self._connections if one.held_bytes and one.waits_for_client), key=lambda one: one.session.heard_ns)
         theirs = sum(one.held_bytes for one in slow)
         for one in slow:
@@ -203,21 +216,21 @@ class Intake:
     # Hang-ups
 
     def pause(self, connection: Client) -> None:
-        """The connection is not read from for now."""
+        """Note that the connection is not read at present."""
         self.unread[connection] = None
         if not self._looking:
             self._looking = True
             self._loop.call_later(LOOK_S, self._look_for_hang_ups)
 
     def _look_for_hang_ups(self) -> None:
-        """Tell connections that are not read from what their sockets say of the other side."""
+        """Check the sockets of connections that are not read, and report clients that hung up."""
         poll = select.poll()
         by_fd: dict[int, Client] = {}
         for one in self.unread:
             fd = one.fileno()
             if fd >= 0:
                 by_fd[fd] = one
-                poll.register(fd, 0 if one.half_closed else select.POLLRDHUP)  # errors are always told
+                poll.register(fd, 0 if one.half_closed else select.POLLRDHUP)  # errors are always reported
         for fd, events in poll.poll(0) if by_fd else ():
             by_fd[fd].hung_up(gone=bool(events & (select.POLLERR | select.POLLHUP)))
         self._looking = bool(self.unread)
@@ -227,7 +240,10 @@ class Intake:
     # Lines of the log
 
     def complain(self, text: str, *values: Any) -> None:
-        """Log a warning about a client, at most one in COMPLAINT_S: strangers shall not fill the disk."""
+        """Log a warning about a client, at most one in COMPLAINT_S.
+
+        Otherwise strangers could fill the disk.
+        """
         self._complaints += 1
         now = time.monotonic()
         if self._complained_s and now - self._complained_s < COMPLAINT_S:

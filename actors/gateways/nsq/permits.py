@@ -1,4 +1,7 @@
-"""Who may do what at this gateway: an auth server's word, asked for as it is needed, or the access file's. Without both all may do all."""
+"""Permissions of NSQ clients, from auth servers or the access file.
+
+Auth servers are asked when needed. Without auth servers and access file, clients may do everything.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from .auth import AuthFailed, Who
 
 
 class AnyAuthenticator(Protocol):
-    """`Authenticator`, or `AccessAuthenticator`."""
+    """`Authenticator` or `AccessAuthenticator`."""
 
     def known(self, who: Who) -> Principal | None: ...
 
@@ -28,7 +31,7 @@ class AnyAuthenticator(Protocol):
 
 
 class ClientConnection(Protocol):
-    """A connection, as far as it matters here."""
+    """A connection as seen by `Permits`."""
 
     remote: str
     remote_ip: str
@@ -39,7 +42,10 @@ class ClientConnection(Protocol):
 
 
 class Permits:
-    """`complain`: logs a line about a client. `first_use`: with an access file."""
+    """The permissions of all connections of a gateway.
+
+    `complain` logs a line about a client. `first_use` is given only with an access file.
+    """
 
     def __init__(self, authenticator: AnyAuthenticator, complain: Callable[..., None], first_use: FirstUse | None = None) -> None:
         self._authenticator = authenticator
@@ -49,7 +55,10 @@ class Permits:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def authenticate(self, connection: ClientConnection, secret: bytes, answer: Callable[[Authorized | str], None]) -> None:
-        """Asked anew each time, as AUTH does; the secret is kept for what the connection does later."""
+        """Authenticate a connection, always with a new request.
+
+        The secret is kept to renew the reply later.
+        """
         who = self._who(connection, secret.decode(errors="surrogateescape"))
 
         async def ask() -> None:
@@ -59,14 +68,17 @@ class Permits:
                 self._complain("auth of %s failed: %s", connection.remote, error)
                 answer(str(error))
                 return
-            if not connection.ended:  # it may have gone meanwhile, and nobody would forget it then
+            if not connection.ended:  # else the secret would never be forgotten
                 self._secrets[connection] = who.secret
             answer(state)
 
         self._start(ask())
 
     def permitted(self, connection: ClientConnection, permission: str, topic: str, channel: str, answer: Callable[[str], None]) -> None:
-        """At once where the auth server's word still holds; else it is asked again."""
+        """Answer "" if the client has the permission, else the reason.
+
+        It answers at once if a valid reply is kept, and otherwise asks the auth server again.
+        """
         who = self._who(connection, self._secrets.get(connection, ""))
         first_use = self._first_use
         known = self._authenticator.known(who)
@@ -85,14 +97,14 @@ class Permits:
             except AuthFailed as error:
                 self._complain("auth of %s failed: %s", connection.remote, error)
                 answer(E_AUTH_FAILED)
-            except ZsqError as error:  # of the broker, which was asked what is there
+            except ZsqError as error:  # the broker did not list its topics
                 self._complain("what %s may create is not known: %s", connection.remote, error)
                 answer("not permitted")
 
         self._start(ask())
 
     def still_permitted(self, connection: ClientConnection, permission: str, topic: str, channel: str) -> bool:
-        """As far as is known without asking."""
+        """Return False if the permission is known to have ended, without a request."""
         known = self._authenticator.known(self._who(connection, self._secrets.get(connection, "")))
         return known is None or may_command(known, permission, topic, channel)
 

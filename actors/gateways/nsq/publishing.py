@@ -1,7 +1,8 @@
-"""What NSQ and HTTP clients publish: gathered over all connections into one block a topic, and answered when that is durable.
+"""Publishing for NSQ and HTTP clients: packs the messages of all connections into shared blocks.
 
-NSQ's clients wait for an answer to each message. So what comes while a block of the same topic is on its way is gathered for the next one:
-the more clients, the larger the blocks, and one sync serves all of them. Nobody waits for a timer.
+A publish is answered when its block is durable. NSQ clients wait for an answer to each message. So
+while a block is on its way, new messages of its topic are collected for the next block. With more
+clients the blocks become larger, and one sync serves all of them. No message waits for a timer.
 """
 
 from __future__ import annotations
@@ -22,16 +23,18 @@ from ....transport.wire.address import Address
 
 _EngineT = TypeVar("_EngineT", bound=Engine)
 Answer = Callable[[str], None]
-"""Called once with "" when all of it is durable, else with why it is not."""
+"""Called once, with "" when all messages are durable or with the reason why they are not."""
 
-AHEAD_MAX: Final = 2  # blocks of a topic and delay on their way while more is gathered: one at the disk, one behind it
-WORTH_BYTES: Final = 32 * 1024  # beside another: so much, or half as many publishes; a block costs four processes as much as ten of those
-BLOCK_BYTES: Final = 1024 * 1024  # of bodies, about: a fuller block does not wait
-PENDING_BYTES_MAX: Final = 64 * 1024 * 1024  # of all connections; beyond it none is read
-TIMEOUT_NS: Final = 30_000_000_000  # then a client hears that it failed; it may be stored all the same
+AHEAD_MAX: Final = 2  # blocks on their way for a topic and delay: one at the disk, one behind it
+# A second block is sent only with this many bytes, or with half as many publishes as the first. Each
+# block costs four processes as much as ten publishes do.
+WORTH_BYTES: Final = 32 * 1024
+BLOCK_BYTES: Final = 1024 * 1024  # of bodies; a block of this size does not wait
+PENDING_BYTES_MAX: Final = 64 * 1024 * 1024  # of all connections; above it none is read
+TIMEOUT_NS: Final = 30_000_000_000  # then the publish fails, although it may still be stored
 _LOOK_S: Final = 1.0
-LANE_IDLE_NS: Final = 600_000_000_000  # without a message: a topic's link ends then
-LANES_MAX: Final = 2_000  # of more, the longest idle ones; names come from outside
+LANE_IDLE_NS: Final = 600_000_000_000  # the link of a topic ends after this time without messages
+LANES_MAX: Final = 2_000  # above it the longest idle lanes end, because clients choose the names
 
 
 class _Gather:
@@ -49,7 +52,7 @@ class _Gather:
 
 
 class _BlockOut:
-    """A block on its way, and who waits for it."""
+    """A block on its way, and the publishes that wait for it."""
 
     __slots__ = ("answers", "give_up_ns", "key", "pending", "size")
 
@@ -62,7 +65,7 @@ class _BlockOut:
 
 
 class SettledTurner(Turner[_EngineT]):
-    """Calls `found` whenever protocol messages have come: they may be answers."""
+    """Call `found` whenever protocol messages may have arrived."""
 
     def __init__(self, engine: _EngineT, found: Callable[[], None]) -> None:
         super().__init__(engine)
@@ -74,7 +77,11 @@ class SettledTurner(Turner[_EngineT]):
 
 
 class Gatherer:
-    """In the running loop. `endpoint`: the run directory's, as of `Address`; `on_answered`: called after answers."""
+    """The publisher of a gateway, in the running event loop.
+
+    `url` is the run directory, as in `Address`. `on_answered` is called after answers. `via` is the
+    gateway's name in the audit log.
+    """
 
     def __init__(self, url: str, on_answered: Callable[[], None] = lambda: None, via: str = "") -> None:
         self.engine = ProducerEngine(Address(url, True, None, {"via": via}), 0, 1, 1, None)
@@ -86,7 +93,7 @@ class Gatherer:
         self._gathers: dict[tuple[str, int], deque[_Gather]] = {}
         self._out: dict[str, deque[_BlockOut]] = {}
         self._planned = False
-        self._used_ns: dict[str, int] = {}  # by topic that has a lane, the longest idle first
+        self._used_ns: dict[str, int] = {}  # by topic with a lane, the longest idle first
         self._ahead: dict[tuple[str, int], deque[_BlockOut]] = {}  # the same by topic and delay
         self._turner = SettledTurner(self.engine, self._settle)
         self._look = self.loop.call_later(_LOOK_S, self._now_and_then)
@@ -101,16 +108,16 @@ class Gatherer:
         return not self._gathers and not self._out
 
     def publish(self, topic: str, bodies: Sequence[bytes], delay_ms: int, answer: Answer) -> None:
-        """Hand over; answered later, or at once where the name cannot be."""
+        """Publish messages. `answer` is called later."""
         if len(bodies) <= BLOCK_COUNT_MAX:
             self._add(topic, bodies, delay_ms, answer)
-        else:  # parts of it: the answer comes with the last
+        else:  # in parts: the answer comes after the last part
             answer = _all_of(answer, -(-len(bodies) // BLOCK_COUNT_MAX))
             for at in range(0, len(bodies), BLOCK_COUNT_MAX):
                 self._add(topic, bodies[at : at + BLOCK_COUNT_MAX], delay_ms, answer)
 
     def _add(self, topic: str, bodies: Sequence[bytes], delay_ms: int, answer: Answer) -> None:
-        """To the block that is gathered, or to a new one behind it."""
+        """Add messages to the newest waiting block, or to a new block behind it."""
         waiting = self._gathers.get((topic, delay_ms))
         if waiting is None:
             waiting = self._gathers[topic, delay_ms] = deque()
@@ -128,7 +135,7 @@ class Gatherer:
             self.loop.call_soon(self._send)
 
     def _send(self) -> None:
-        """What the topics may have now: all that came in this turn of the loop is there."""
+        """Send all blocks that may go, at the end of the turn in which messages arrived."""
         self._planned = False
         now = time.monotonic_ns()
         for key, waiting in list(self._gathers.items()):
@@ -139,7 +146,11 @@ class Gatherer:
         self._turner.settle()
 
     def _may_go(self, key: tuple[str, int], first: _Gather) -> bool:
-        """Full ones at once; beside another only what is worth it. Who waits meanwhile will share a block, and its sync."""
+        """Return True if the block may be sent now.
+
+        Full blocks are sent at once. While another block is on its way, only a worthwhile block is
+        sent (see WORTH_BYTES). Publishes that wait will share a block and its sync.
+        """
         ahead = self._ahead.get(key)
         if not ahead or first.size >= BLOCK_BYTES:
             return True
@@ -167,7 +178,7 @@ class Gatherer:
     def _settle(self) -> None:
         if self._stopping:
             self._give_up_lost()
-        self.engine.failed.clear()  # each is told to whom it concerns
+        self.engine.failed.clear()  # each failure is in its block's answers
         room = False
         for topic, out in list(self._out.items()):
             while out and out[0].pending.done:
@@ -180,7 +191,7 @@ class Gatherer:
                 self._answer(one.answers, one.size, "" if one.pending.error is None else str(one.pending.error))
             if not out:
                 del self._out[topic]
-        if room and self._gathers and not self._planned:  # only then: else the loop would turn until there is room
+        if room and self._gathers and not self._planned:  # without room the loop would run idle
             self._planned = True
             self.loop.call_soon(self._send)
 
@@ -191,7 +202,7 @@ class Gatherer:
         self._on_answered()
 
     def _now_and_then(self) -> None:
-        """A topic that does not answer."""
+        """Fail publishes that a topic has not answered in time. Called regularly."""
         self._look = self.loop.call_later(_LOOK_S, self._now_and_then)
         now = time.monotonic_ns()
         for out in list(self._out.values()):
@@ -199,7 +210,7 @@ class Gatherer:
             if late:
                 self.engine.give_up([one.pending for one in late], self._too_late)
             for one in late:
-                if not one.pending.done:  # sent, perhaps stored: nobody waits for its answer any more
+                if not one.pending.done:  # it was sent and may be stored
                     self._answer(one.answers, one.size, str(self._too_late(True)))
                     one.answers, one.size, one.give_up_ns = [], 0, FAR_NS
         for key, waiting in list(self._gathers.items()):
@@ -212,7 +223,7 @@ class Gatherer:
         self._turner.settle()
 
     def _drop_idle(self, now: int) -> None:
-        """Lanes that nobody uses: each is a socket here and a link there."""
+        """End unused lanes, because each has a socket here and a link at its topic."""
         over = len(self._used_ns) - LANES_MAX
         for topic, used_ns in list(self._used_ns.items()):
             if over <= 0 and now - used_ns < LANE_IDLE_NS:
@@ -227,9 +238,9 @@ class Gatherer:
         return BrokerUnreachable(E_TIMEOUT, f"no answer within {TIMEOUT_NS // 1_000_000_000} s ({self.engine.trouble()}){perhaps}")
 
     def stop_waiting(self) -> None:
-        """The broker stops, so a topic that is not reached now does not come back: fail what waits for it, from now on.
+        """Fail publishes to topics that cannot be reached, because the broker stops.
 
-        What a topic has, and can still answer, is waited for as before.
+        Such a topic does not return. Blocks that a topic has and can still answer are waited for.
         """
         self._stopping = True
         if not self._planned:
@@ -245,7 +256,7 @@ class Gatherer:
         return Refused(E_CLOSING, "the broker is stopping; the message may or may not be stored")
 
     async def finish(self, timeout_s: float) -> None:
-        """What was taken is answered, if that is possible in this time."""
+        """Wait up to `timeout_s` until all publishes are answered, then stop."""
         self._send()
         await self._turner.wait(lambda: self.idle, time.monotonic_ns() + int(timeout_s * 1e9))
         self._look.cancel()
@@ -256,7 +267,10 @@ class Gatherer:
 
 
 def _all_of(answer: Answer, parts: int) -> Answer:
-    """Answered once all parts are: with the first reason that any of them failed."""
+    """Return an answer for each part.
+
+    When all parts are answered, it calls `answer` with the first failure's reason, or "".
+    """
     left, first = parts, ""
 
     def part(why: str) -> None:

@@ -1,18 +1,21 @@
-"""Tells nsqlookupds which topics and channels are here, so that NSQ's clients and nsqadmin find this node among others.
+"""Registration of this node's topics and channels at nsqlookupd.
 
-A connection to each, made again when it ends, with pauses that grow to the 15 s after which nsqd tries again. A new connection says
-everything anew; nothing is kept for one that is away.
+Clients of NSQ and nsqadmin find this node there. `Registrar` keeps a connection to each nsqlookupd
+and reconnects when it ends. The pauses grow to 15 s, which is nsqd's pause. A new connection
+registers everything again. Nothing is kept for an nsqlookupd that is away.
 
-This node among others: what is here is told to the nsqlookupds, and a new topic begins with the channels that it has elsewhere.
+`Discovery` registers the names and creates a new topic's channels that exist on other nodes. A
+channel of NSQ gets the messages that come after its creation. So these channels are created before
+the topic's first message is accepted. Otherwise a consumer that is about to connect here would miss
+messages.
 
-A channel of NSQ's sees what comes after it was made. So where a topic is new here and its channels exist on other nodes, they are made
-before its first message is taken: else a consumer that is on its way here would miss what came meanwhile.
+This order holds for publishes of NSQ's TCP clients. A topic that was created in another way (HTTP,
+ZSQ clients, commands) is seen some milliseconds later. Its channels are then created to start at
+its first message, which has the same effect.
 
-That holds for what NSQ's TCP clients publish. A topic that came to be in another way (HTTP, a client of ZSQ's own, a command) is seen some
-milliseconds later; its channels are made then, from its first message on, which comes to the same.
-
-The supervisor says when a topic or a channel came or went (`look`), so nsqlookupd knows it in milliseconds: clients ask it once a minute,
-and what is not registered when they ask stays unread for that long. Without such a word the names are asked for once a second.
+The supervisor reports each change of names (`look`), so nsqlookupd has it within milliseconds.
+Clients ask nsqlookupd once a minute, and a name that it does not have then stays unread for a
+minute. Without a report the names are requested once a second.
 """
 
 from __future__ import annotations
@@ -33,16 +36,19 @@ from .asking import NotAnswered, Way, ask, joined, parse_url
 log = logging.getLogger("zsq")
 
 CONNECT_S: Final = 2.0
-PAUSE_S: Final = 0.5  # before the first new try
+PAUSE_S: Final = 0.5  # before the first new attempt
 PAUSE_S_MAX: Final = 15.0
-STEADY_S: Final = 30.0  # a connection that lasted so long begins with short pauses again
-CHANNELS_S: Final = 5.0  # for the channels of a topic, from all together: somebody waits for the topic
-ASKED_MAX: Final = 16  # questions for channels at a time
-REFUSED_MAX: Final = 1000  # registrations that one nsqlookupd does not want
+STEADY_S: Final = 30.0  # after a connection that lasted this long, pauses are short again
+CHANNELS_S: Final = 5.0  # for a topic's channels from all nsqlookupds; a publish waits for them
+ASKED_MAX: Final = 16  # requests for channels at a time
+REFUSED_MAX: Final = 1000  # registrations that one nsqlookupd refused
 
 
 class Registrar:
-    """One for a node; all of it in one event loop. `addresses`: HOST:PORT each, of nsqlookupd's TCP side."""
+    """The connections of this node to all nsqlookupds, in one event loop.
+
+    `addresses` are HOST:PORT of nsqlookupd's TCP protocol.
+    """
 
     def __init__(self, addresses: Sequence[str], node: Node, *, pause_s: float = PAUSE_S) -> None:
         self._lookupds = [_Lookupd(address, node, pause_s) for address in dict.fromkeys(addresses)]
@@ -53,16 +59,20 @@ class Registrar:
         self._tasks = [asyncio.get_running_loop().create_task(one.run()) for one in self._lookupds]
 
     def update(self, topics: Mapping[str, Collection[str]]) -> None:
-        """What is here now, all of it; only what changed is told. Names that NSQ does not have stay untold."""
+        """Set all topics and channels of this node; only changes are sent.
+
+        Names that are invalid in NSQ are not registered.
+        """
         wanted = registrations(topics)
         for lookupd in self._lookupds:
             lookupd.want(wanted)
 
     async def channels_of(self, topic: str) -> list[str]:
-        """The channels that the topic has on other nodes, so that a new one misses none of its messages here.
+        """Return the channels that the topic has on other nodes.
 
-        Just after the start it waits for the first connections: nsqd makes topics without channels then.
-        Never fails: who does not answer within CHANNELS_S does not count, as in nsqd, which then logs it too.
+        Directly after the start it waits for the first connections. nsqd does not wait and creates
+        topics without channels then. It never fails: an nsqlookupd that does not answer within
+        CHANNELS_S is logged and ignored, as in nsqd.
         """
         if not is_name(topic) or not self._tasks:
             return []
@@ -75,7 +85,7 @@ class Registrar:
         return sorted({name for task in done for name in task.result()})
 
     async def close(self) -> None:
-        """Closes the connections; with them go the registrations."""
+        """Close the connections, which ends the registrations."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -93,7 +103,7 @@ class Registrar:
 
 
 class LookupdReport(TypedDict):
-    """How it goes with one nsqlookupd."""
+    """The state of one nsqlookupd in the statistics."""
 
     address: str
     connected: bool
@@ -105,7 +115,7 @@ class LookupdReport(TypedDict):
 
 
 class _Lookupd:
-    """One nsqlookupd: its connection, or the pause before the next."""
+    """The client of one nsqlookupd, which connects again whenever the connection ends."""
 
     def __init__(self, address: str, node: Node, pause_s: float) -> None:
         host, _, port = address.rpartition(":")
@@ -124,12 +134,12 @@ class _Lookupd:
         self._line: _LookupConnection | None = None
         self._trouble = ""
         self._tries = 0
-        self._tried = asyncio.Event()  # set once it is known for the first time whether it can be reached
+        self._tried = asyncio.Event()  # set after the first attempt to connect
 
     def want(self, wanted: frozenset[Registration]) -> None:
         if wanted == self._wanted:
             return
-        self._refused &= wanted  # what went and comes again is tried again
+        self._refused &= wanted  # a refused name that is removed and added again is sent again
         self._wanted = wanted
         if self._line is not None:
             self._line.want(wanted - self._refused)
@@ -149,7 +159,11 @@ class _Lookupd:
             pause = min(pause * 2, PAUSE_S_MAX)
 
     async def channels_of(self, topic: str) -> list[str]:
-        """Asks at the address that it gave of itself, as nsqd does, and where that leads nowhere at the one that we know it by."""
+        """Return the channels of a topic that this nsqlookupd knows.
+
+        It asks at the address that the nsqlookupd announced, as nsqd does, and if that fails at the
+        configured host. Raises `LookupFailed` or `NotAnswered`.
+        """
         await self._tried.wait()
         if self._line is None:
             raise LookupFailed("it is not connected")
@@ -162,7 +176,7 @@ class _Lookupd:
                 url = parse_url(f"http://{joined(host, session.peer_port)}/channels")._replace(port=session.peer_port)
                 return parse_channels(await ask(url, {"topic": topic}, _WAY))
             except UsageError:
-                continue  # it said something that is no address
+                continue  # the announced address is invalid
             except NotAnswered as error:
                 failure = error
         raise failure
@@ -211,7 +225,7 @@ _WAY: Final = Way(connect_s=CONNECT_S, request_s=CHANNELS_S)
 
 
 class _LookupConnection(asyncio.Protocol):
-    """A socket, a clock, and the session between them."""
+    """A connection to nsqlookupd. It gives `LookupSession` its bytes and the time."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, node: Node) -> None:
         self._loop = loop
@@ -222,7 +236,7 @@ class _LookupConnection(asyncio.Protocol):
         self.over: asyncio.Future[None] = loop.create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's are no subclass of it
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transports are not subclasses of it
         self._after()
 
     def data_received(self, data: bytes) -> None:
@@ -244,7 +258,7 @@ class _LookupConnection(asyncio.Protocol):
         self._end(LookupFailed("closed"))
         for future in (self.identified, self.over):
             if future.done() and not future.cancelled():
-                future.exception()  # whoever waits has it, or nobody does
+                future.exception()  # mark it as retrieved, else asyncio logs it
 
     def _after(self) -> None:
         if self.over.done() or self._transport is None:
@@ -274,7 +288,9 @@ class _LookupConnection(asyncio.Protocol):
 
 
 LOOK_S: Final = 1.0
-LOOK_PAUSE_S: Final = 0.002  # between two looks at least; and four times as long as the look took: many new topics cost a fifth of a core
+# The pause between two requests for all names is this and four times the duration of the last
+# request, so that many new topics cost at most a fifth of a core.
+LOOK_PAUSE_S: Final = 0.002
 ASK_S: Final = 10.0
 
 
@@ -293,11 +309,14 @@ class Discovery:
         return topic in self._known
 
     def look(self) -> None:
-        """Topics or channels came or went: register that at once."""
+        """Register changed topics and channels at once."""
         self._changed.set()
 
     def prepare(self, topic: str, then: Callable[[], None]) -> None:
-        """`then` is called once the topic is here with its channels, or could not be made: publishing says why."""
+        """Create a topic with its channels from other nodes, then call `then`.
+
+        `then` is called even if that failed. Publishing then reports the reason.
+        """
         waiting = self._waiting.get(topic)
         if waiting is not None:
             waiting.append(then)
@@ -320,12 +339,12 @@ class Discovery:
                 then()
 
     async def _follow(self, topic: str, there: Collection[str]) -> None:
-        """Of a topic that is new, and was not prepared."""
+        """Create the channels of a new topic that was not prepared."""
         for channel in await self._registrar.channels_of(topic):
             if channel in there:
                 continue
             if topic not in self._known:
-                return  # it was deleted while nsqlookupd was asked, which may take long: it shall not come back
+                return  # the topic was deleted during the request and must not be created again
             try:
                 await self._admin.create_channel(topic, channel, start="earliest")
             except ZsqError as error:
