@@ -7,7 +7,7 @@ Time of the event loop. A connection processes input at once while the turn has 
 The rest waits in one of two queues, one for strangers and one for other connections. The queues
 alternate, and each turn takes one piece of one connection: about a hundred commands or 64 KiB of
 plain text. So the delay of a client depends on the size of a piece and not on the number of
-connections with work. In particular, strangers cannot delay other connections.
+connections with work.
 
 Bytes. Each connection reports the bytes that it holds: received bytes that are incomplete or wait
 for their turn. Strangers together have STRANGERS_BYTES_MAX, which includes their TLS and

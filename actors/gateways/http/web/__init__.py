@@ -1,1 +1,1 @@
-"""HTTP itself: the server with its bounds, bodies, parameters, errors, and who may call."""
+"""HTTP layer of the gateway: server, limits, bodies, parameters, errors and permissions."""

@@ -1,9 +1,12 @@
-"""Who asks over HTTP, at one place for every path: a user of the access file, whoever an auth server names, or without both everybody.
+"""Authentication and authorization of HTTP requests, in one place for all paths.
 
-What is shown is `Authorization: Bearer TOKEN`. With an access file its users have tokens, and who shows none is `[anonymous]`, where that
-is there. With an auth server the token is the secret of NSQ's AUTH; nsqd asks its auth server for TCP clients only. What a path asks of its
-caller stands in `actors/security/policy.py`, and an application with a path that has no row there does not start. Checked before a body is
-read.
+A request authenticates with `Authorization: Bearer TOKEN`. With an access file, its users have
+tokens, and a request without one is `[anonymous]` if the file has that. With an auth server, the
+token is the secret of NSQ's AUTH. (nsqd asks its auth server only for TCP clients.) Without both,
+every request may do everything.
+
+`actors/security/policy.py` lists the actions that each path requires. An application with a path
+that is not listed there does not start. Permissions are checked before the body is read.
 """
 
 from __future__ import annotations
@@ -25,13 +28,16 @@ from .responses import ApiError, api_error
 log = logging.getLogger("zsq")
 
 Handler = Callable[[Request], Awaitable[Response]]
-API: Final = "/api/"  # ours: here names must be there and be legal, once each
-WARNINGS_S: Final = 10.0  # one warning of refused callers in so long: they could fill the disk with them
+API: Final = "/api/"  # ZSQ's own paths: names are required, valid and given once
+WARNINGS_S: Final = 10.0  # between two warnings about refused requests, which could fill the disk
 _KEY: Final = "zsq.principal"
 
 
 class HttpAuthority:
-    """`authenticator` or `policy`, or none of both. `policy` may be set anew while requests come. `first_use`: with an access file."""
+    """The authorization of all requests, by `authenticator`, by `policy`, or by neither.
+
+    `policy` may be replaced at any time. `first_use` is used only with an access file.
+    """
 
     def __init__(
         self, authenticator: Authenticator | None = None, policy: AccessPolicy | None = None, first_use: FirstUse | None = None
@@ -44,7 +50,7 @@ class HttpAuthority:
 
     @property
     def everybody_shows_who_they_are(self) -> bool:
-        """Nothing but what is open to all is to be had without a token."""
+        """True if requests without a token may use only the open paths."""
         return self.policy is not None and self.policy.anonymous is None
 
     def guarded(self, actions: Actions, handler: Handler) -> Handler:
@@ -65,14 +71,21 @@ class HttpAuthority:
         return handle
 
     async def _check_first_use(self, actions: Actions, principal: Principal, request: Request) -> None:
-        """Publishing would make the topic; all other paths that make something need `admin`, which may."""
+        """Raises `ApiError` if publishing would create a topic that the principal may not create.
+
+        The other paths that create something require `admin`, which includes that permission.
+        """
         if Action.PUBLISH in actions and self._first_use is not None and principal is not EVERYBODY:
             topic, _ = _names(actions, request)
             if topic and not await self._first_use.permits(principal, topic):
                 raise api_error("UNAUTHORIZED")
 
     async def _principal(self, request: Request, actions: Actions) -> Principal:
-        """Of what is open to all nobody is turned away: who is known is told more by /ping, and sees in the console what they may do."""
+        """Return the request's principal.
+
+        Open paths never refuse a request. But /ping shows more to a known user, and the console
+        shows the user's permissions.
+        """
         if self.policy is None and self._authenticator is None:
             return EVERYBODY
         is_open = Action.OPEN in actions
@@ -115,7 +128,10 @@ class HttpAuthority:
 
 
 def check(actions: Actions, principal: Principal, request: Request) -> None:
-    """`ApiError` where it is not permitted. Names that are not legal are left to the handlers of nsqd's paths, which refuse them."""
+    """Check that the principal may do the actions. Raises `ApiError` if not.
+
+    On nsqd's paths, requests with invalid names pass, because their handlers refuse them.
+    """
     if principal is EVERYBODY:
         return
     for action in actions:
@@ -129,7 +145,10 @@ def check(actions: Actions, principal: Principal, request: Request) -> None:
 
 
 def _names(actions: Actions, request: Request) -> tuple[str, str]:
-    """Topic and channel as the handler will see them; "" for a topic: there is no legal one, or to see none is named."""
+    """Return the topic and channel that the handler will use.
+
+    Both are "" if a needed name is invalid or no topic is given.
+    """
     needed = {name for action in actions for name in RULES[action].names or ()}
     query: bytes = request.scope["query_string"]
     parameters = Parameters(query)
@@ -148,7 +167,10 @@ def _names(actions: Actions, request: Request) -> tuple[str, str]:
 
 
 def principal_of(request: Request) -> Principal:
-    """Of this request's caller, once what the path asks is met. Handlers ask it where the path alone does not decide."""
+    """Return the principal of a request that passed `guarded`.
+
+    Handlers use it if the path alone does not decide the permission.
+    """
     found: Principal = request.scope[_KEY]
     return found
 

@@ -1,10 +1,10 @@
-"""Bodies of requests: read no further than they may be, and taken apart.
+"""Queries and bodies of requests, read within limits and parsed.
 
-What a client announces as too large is refused before any of it is read; what it sends without a length, at the first byte too many.
+A body whose announced length is too large is refused before any of it is read. A body without a
+length is refused at the first byte above the limit.
 
-The query of a request, parsed as strictly as nsqd does. Pure.
-
-A query is refused where Go's parser refuses it: `%` without two hexadecimal digits, and `;`. Of a parameter given twice the first counts.
+Queries are parsed as strictly as nsqd does. A query is refused if Go's parser refuses it: `%`
+without two hexadecimal digits, and `;`. If a parameter is given twice, the first value is used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .limits import IDLE_BODY_BYTES_MAX, Budget, Share
 from .responses import ApiError, api_error
 
 JsonValue: TypeAlias = "str | int | float | bool | list[JsonValue] | dict[str, JsonValue] | None"
-"""What a body may say as JSON, before anybody has looked at it."""
+"""Any JSON value in a body, before it is checked."""
 JsonObject: TypeAlias = dict[str, JsonValue]
 
 FIELDS_MAX: Final = 64
@@ -41,7 +41,7 @@ def legal(name: str, what: str = "topic") -> bool:
 
 
 class Parameters:
-    """By name, the first of each."""
+    """The parameters of a query, by name. Raises `ApiError` if the query is invalid."""
 
     def __init__(self, query: bytes) -> None:
         if _BROKEN.search(query):
@@ -62,11 +62,14 @@ class Parameters:
         return self._names.count(name)
 
     def topic(self, invalid: str = "INVALID_TOPIC") -> str:
-        """`invalid`: the code for a name that is not legal."""
+        """Return the topic. `invalid` is the error code for an invalid name."""
         return self._name("topic", "MISSING_ARG_TOPIC", invalid)
 
     def existing_topic(self) -> str:
-        """Of commands for which nsqd does not look at the name: one that cannot be there is not found."""
+        """Return the topic. An invalid name is "not found".
+
+        This is for commands for which nsqd does not check the name.
+        """
         return self._name("topic", "MISSING_ARG_TOPIC", "TOPIC_NOT_FOUND")
 
     def topic_and_channel(self) -> tuple[str, str]:
@@ -89,7 +92,10 @@ class Parameters:
         return int(value)
 
     def binary(self) -> bool:
-        """Anything but false and 0 means it, as with nsqd, which calls the others deprecated."""
+        """Return True if `binary` is given and is not false or 0.
+
+        As in nsqd, any other value counts as true. nsqd calls values like these deprecated.
+        """
         value = self._values.get("binary")
         return value is not None and BOOLS.get(value, True)
 
@@ -101,7 +107,7 @@ _COUNT: Final = struct.Struct(">i")
 
 
 async def read_body(request: Request, bytes_max: int, too_big: ApiError, body_s: float, share: Share) -> bytes:
-    """The whole body; `too_big` is raised for more than `bytes_max`."""
+    """Return the complete body. Raises `too_big` if it has more than `bytes_max` bytes."""
     length = announced(request)
     if length is not None and length > bytes_max:
         raise too_big
@@ -121,13 +127,16 @@ async def read_body(request: Request, bytes_max: int, too_big: ApiError, body_s:
 
 
 async def skip_body(request: Request, body_s: float, share: Share) -> None:
-    """Of a command that wants none."""
+    """Read and drop the body of a command that needs none."""
     if has_body(request):
         await read_body(request, IDLE_BODY_BYTES_MAX, api_error("BODY_TOO_BIG"), body_s, share)
 
 
 class QueryRequest:
-    """What a request asks for by its query alone; a body that comes all the same is read, up to a bound, and dropped."""
+    """The parameters of a request that needs no body.
+
+    A body that comes all the same is read, up to a limit, and dropped.
+    """
 
     def __init__(self, body_s: float, budget: Budget) -> None:
         self._body_s = body_s
@@ -140,7 +149,7 @@ class QueryRequest:
 
 
 def announced(request: Request) -> int | None:
-    """Content-Length; the HTTP parser has seen to it that it is a number, and the only one."""
+    """Return Content-Length, or None. The HTTP parser has checked that it is one number."""
     value = request.headers.get("content-length")
     return int(value) if value is not None else None
 
@@ -150,7 +159,7 @@ def has_body(request: Request) -> bool:
 
 
 def lines(body: bytes, max_msg_size: int) -> list[bytes]:
-    """/mpub as text: a message a line, empty ones dropped."""
+    """Return the messages of /mpub as text: one in each line, without empty lines."""
     found = [line for line in body.split(b"\n") if line]
     if found and max(map(len, found)) > max_msg_size:
         raise api_error("MSG_TOO_BIG")
@@ -158,7 +167,10 @@ def lines(body: bytes, max_msg_size: int) -> list[bytes]:
 
 
 def counted(body: bytes, max_msg_size: int, max_body_size: int) -> list[bytes]:
-    """/mpub as binary: a count, then size and bytes of each, as MPUB has it. Like nsqd, nobody looks at what lies behind the last one."""
+    """Return the messages of binary /mpub: a count, then size and bytes of each, as in MPUB.
+
+    As in nsqd, bytes after the last message are ignored.
+    """
     if len(body) < _COUNT.size:
         raise api_error("BAD_BODY")
     (count,) = _COUNT.unpack_from(body)

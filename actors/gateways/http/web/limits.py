@@ -1,4 +1,4 @@
-"""How much the HTTP gateway takes from its clients at most, and for how long it waits for them."""
+"""Limits of the HTTP gateway on bytes, counts and time."""
 
 from __future__ import annotations
 
@@ -12,27 +12,32 @@ from .responses import ApiError
 
 KIB: Final = 1024
 MIB: Final = 1024 * 1024
-IDLE_BODY_BYTES_MAX: Final = 64 * KIB  # of a request whose body means nothing
+IDLE_BODY_BYTES_MAX: Final = 64 * KIB  # of a request that needs no body
 
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """Bytes, counts and seconds. The first three are nsqd's options; a message cannot be larger than a block's may be."""
+    """The limits, in bytes, counts and seconds.
+
+    The first three are nsqd's options. A message cannot be larger than a block can hold.
+    """
 
     max_msg_size: int = MESSAGE_BYTES_MAX
     max_body_size: int = 5 * MIB
     max_req_timeout_ms: int = 3_600_000
-    connections_max: int = 1_024  # more are closed at once
-    requests_max: int = 256  # at the same time; more are answered 503
+    connections_max: int = 1_024  # above it an idle one, or else the new one, is closed
+    requests_max: int = 256  # at the same time; more are answered with 503
     bodies_bytes_max: int = 64 * MIB  # of all requests together
     head_bytes_max: int = 32 * KIB  # request line and headers
-    head_s: float = 10.0  # for these, from the first byte (of a new connection: from its start)
+    head_s: float = 10.0  # for the head, from its first byte or the start of a new connection
     body_s: float = 30.0  # for a body
-    request_s: float = 60.0  # for all of it, the answer included
-    stalled_s: float = 15.0  # an answer of which nothing more is taken
-    keep_alive_s: float = 75.0  # an idle connection
-    linger_s: float = 1.0  # what still comes behind a refusal is thrown away for so long,
-    linger_bytes: int = 16 * MIB  # and so much of it: who sends first and reads then sees the answer, not a reset
+    request_s: float = 60.0  # for a request with its answer
+    stalled_s: float = 15.0  # for an answer of which the client takes nothing more
+    keep_alive_s: float = 75.0  # for an idle connection
+    # After a refusal, input is dropped for this time and up to this many bytes, so that a client
+    # that sends before it reads gets the answer and not a reset.
+    linger_s: float = 1.0
+    linger_bytes: int = 16 * MIB
 
     def __post_init__(self) -> None:
         if self.max_msg_size > MESSAGE_BYTES_LARGEST:
@@ -40,7 +45,10 @@ class HttpLimits:
 
 
 class Budget:
-    """Bytes of bodies held by all requests together: who would go over it is refused, so that few large ones cannot fill the memory."""
+    """The bytes of bodies that all requests hold together.
+
+    A request that would exceed the maximum is refused, so that bodies cannot fill the memory.
+    """
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
@@ -56,7 +64,7 @@ class Budget:
 
 
 class Share:
-    """What one request holds."""
+    """The bytes that one request holds. Raises `ApiError` above the budget."""
 
     def __init__(self, budget: Budget) -> None:
         self.budget = budget

@@ -1,12 +1,16 @@
-"""Requests that a browser makes for somebody else's page: refused, whoever is logged in behind that browser. Pure.
+"""Refusal of requests that a browser makes for pages of other origins.
 
-*Rebinding.* A page may have its own name lead to 127.0.0.1, and is then of the same origin as we are: nothing but the Host header tells. So
-only names count that nobody else can own: addresses, localhost, this machine's name, what it is announced as, and what the operator names.
-Where every request needs a token the check is left out: a page that does not have it gains nothing, and proxies call us by any name.
+*Rebinding.* A page can make its own name resolve to 127.0.0.1 and then has the same origin as this
+broker. Only the Host header shows this. So the gateway accepts only names that an attacker cannot
+own: addresses, localhost, this machine's name, its broadcast address, and the operator's names. If
+every request needs a token, the check is left out: a page without the token gains nothing, and
+proxies use any name.
 
-*Forgery.* A page of another origin may send a form here without asking. Browsers say so: by Sec-Fetch-Site, which no script can set, and
-older ones, or on plain HTTP, by Origin. Requests without both are from no browser, such as curl and NSQ's clients, and go on as ever. What
-changes something is refused then, and all of /api/: its streams would take places from others.
+*Forgery.* A page of another origin can send a form here. Browsers mark such requests by
+Sec-Fetch-Site, which no script can set. Older browsers, and browsers on plain HTTP, mark them by
+Origin. Requests without both headers do not come from browsers but, for example, from curl or NSQ
+clients, and are accepted. Marked requests are refused if they change something or use /api/, whose
+streams would take places from other clients.
 """
 
 from __future__ import annotations
@@ -19,12 +23,12 @@ from urllib.parse import urlsplit
 from .responses import ApiError
 
 SAFE: Final = frozenset({"GET", "HEAD"})
-OWN_PAGES: Final = frozenset({"same-origin", "none"})  # none: a person, by the address bar or a bookmark
+OWN_PAGES: Final = frozenset({"same-origin", "none"})  # none: by the address bar or a bookmark
 _SHOWN_CHARS: Final = 100
 
 
 def host_of(place: str) -> str:
-    """HOST or HOST:PORT without the port, in lower case; "" for what is none."""
+    """Return the host of HOST or HOST:PORT in lower case, or "" if `place` is neither."""
     place = place.strip().lower()
     if place.startswith("["):
         host, bracket, rest = place[1:].partition("]")
@@ -42,8 +46,11 @@ def is_address(host: str) -> bool:
 
 
 class Origins:
-    """`names`: under which this broker may be called, besides addresses and localhost. `told`: those that the operator names, perhaps with
-    a port: pages of theirs are ours too, by whatever name a proxy calls us."""
+    """The names and origins from which requests are accepted.
+
+    `names` are the broker's names besides addresses and localhost. `told` are the operator's names,
+    with or without a port. Pages from these are accepted too, whatever name a proxy uses.
+    """
 
     def __init__(self, names: Iterable[str] = (), told: Iterable[str] = ()) -> None:
         self._told = frozenset(name.strip().lower() for name in told)
@@ -53,7 +60,10 @@ class Origins:
         return host in self.names or is_address(host)
 
     def refusal(self, scope: Mapping[str, Any], *, any_name: bool) -> ApiError | None:
-        """`any_name`: the name by which we are called does not count."""
+        """Return the error for a request that must be refused, else None.
+
+        With `any_name`, the Host header is not checked.
+        """
         headers: dict[bytes, bytes] = dict(scope["headers"])
         place = headers.get(b"host", b"").decode("latin-1")
         if not any_name and place and not self.knows(host_of(place)):
@@ -70,7 +80,11 @@ class Origins:
         return None if own else ApiError(403, "E_ORIGIN a page of another origin may not do that")
 
     def _is_own(self, origin: str, place: str, secure: bool) -> bool:
-        """Port and all: what else this machine serves is another origin. Behind a proxy that speaks TLS for us the scheme differs."""
+        """Return True if the origin is this broker's.
+
+        The port must match too, because other servers on this machine are other origins. The scheme
+        may differ if a proxy does TLS for this broker.
+        """
         try:
             parts = urlsplit(origin.strip().lower())
         except ValueError:

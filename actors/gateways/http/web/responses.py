@@ -1,10 +1,9 @@
-"""What the HTTP API answers when it does not do it: NSQ's codes, and ours where NSQ has none.
+"""Responses of the HTTP API in NSQ's form, and its errors with NSQ's codes or ZSQ's own.
 
-An answer has a status and, in its body, `{"message": CODE}`. NSQ's clients look at the status, people at the code. Where the broker
-refuses for a reason that nsqd does not know (a full topic, a closed one, a time-out), the message is ZSQ's code and sentence, and the
-status says whose turn it is: 4xx for what the caller must change, 503 for what may work later. There is no 500 on purpose but /ping's.
-
-Answers in NSQ's form: bodies, content types, and its header.
+An error has a status and the body `{"message": CODE}`. NSQ clients use the status, and people read
+the code. If the broker refuses for a reason that nsqd does not have (a full topic, a closed one, a
+timeout), the message is ZSQ's code and sentence. Then the status shows what to do: for 4xx the
+client must change the request, for 503 it may try again later. Only /ping answers 500 on purpose.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from .....transport.errors import E_BAD_NAME, E_CLOSING, E_TOO_BIG, NotFound, Us
 
 
 class ApiError(Exception):
-    """Answered to the client: status and message."""
+    """An error that is sent to the client, with a status and a message."""
 
     def __init__(self, status: int, message: str, *, hint: dict[str, str] | None = None, more: dict[str, Any] | None = None) -> None:
         super().__init__(message)
@@ -28,7 +27,7 @@ class ApiError(Exception):
         self.headers = hint or {}
 
 
-# Every answer but 200, with what it means: docs/http.md lists them, and a test holds the two together.
+# All errors with their meanings. docs/http.md lists them, and a test compares the two.
 ANSWERS: Final[dict[str, tuple[int, str]]] = {
     "MSG_TOO_BIG": (413, "the message is larger than max-msg-size"),
     "BODY_TOO_BIG": (413, "the body is larger than max-body-size (64 KiB for a request that needs no body)"),
@@ -60,7 +59,7 @@ ANSWERS: Final[dict[str, tuple[int, str]]] = {
     "EXITING": (503, "the broker is stopping"),
     "INTERNAL_ERROR": (500, "a bug in the gateway; the broker's log has the details"),
 }
-# Refusals of the broker itself: the code, and a sentence behind it.
+# Statuses for errors of the broker, whose message is a code and a sentence.
 BAD_ARGUMENT: Final = 400
 NOT_NOW: Final = 503
 
@@ -70,7 +69,7 @@ def api_error(code: str, status: int = 0) -> ApiError:
 
 
 def from_zsq(error: ZsqError) -> ApiError:
-    """What a refusal of the broker is over HTTP."""
+    """Return the HTTP error for an error of the broker."""
     if error.code == E_CLOSING:
         return api_error("EXITING")
     if error.code == E_BAD_NAME:
@@ -89,7 +88,7 @@ TEXT: Final = "text/plain; charset=utf-8"
 
 
 def plain(said: str, status: int = 200) -> Response:
-    """/ping's, which has no header of NSQ's."""
+    """Return a text without NSQ's header, for /ping."""
     return Response(said.encode(errors="replace"), status, media_type=TEXT)
 
 
@@ -98,7 +97,7 @@ def text(said: str) -> Response:
 
 
 def nothing() -> Response:
-    """200, and that is all."""
+    """Return an empty response with status 200."""
     return Response(b"", 200, NSQ_HEADER)
 
 

@@ -1,10 +1,12 @@
-"""uvicorn's HTTP/1.1 with bounds that it does not have: heads must come, and answers must be taken, in time.
+"""HTTP/1.1 server: uvicorn's protocol with additional limits on connections and time.
 
-A connection costs memory and a descriptor, so there are so many of them at most; a client that sends its head byte by byte, or does
-not read what it asked for, loses its connection. One timer looks at all of them each second, while there are any.
+Each connection costs memory and a descriptor, so their number is limited. A client that sends its
+head too slowly or does not read its answer loses its connection. While there are connections, one
+timer checks all of them each second.
 
-`uvicorn.Server` is not used: it takes over the process's signals, which belong to the actor, and wakes ten times a second. What it would do
-(make a protocol for each connection, date the answers, end in order) is here.
+`uvicorn.Server` is not used, because it takes over the process's signals, which belong to the
+actor, and wakes ten times a second. Its tasks (a protocol for each connection, the Date header, an
+orderly end) are done here.
 """
 
 from __future__ import annotations
@@ -30,19 +32,21 @@ from .tls_door import TlsListener
 SWEEP_S: Final = 1.0
 CHUNKS_MAX: Final = 1_024  # of a body, and one more for each CHUNK_BYTES_MIN of it
 CHUNK_BYTES_MIN: Final = 128
-LAST_WORDS_S: Final = 0.5  # at the end, for answers that are written and not yet taken
+LAST_WORDS_S: Final = 0.5  # at the end, for answers that the clients have not taken yet
 BACKLOG: Final = 512
 _INVALID: Final = b'{"message":"INVALID_REQUEST"}'
 
 
 class StrictConnection(h11.Connection):
-    """h11's parser, without what it takes and this gateway must not take.
+    """h11's parser, which also refuses two kinds of requests that h11 accepts.
 
-    A request whose end two readers may see at different places: h11 lets Transfer-Encoding win over Content-Length, as RFC 9112 allows. A
-    proxy in front that lets the length win takes the rest of the body for the next request, and somebody smuggles one past it. RFC 9112
-    (6.1) lets a server refuse such a request, and says that Transfer-Encoding in HTTP/1.0 is faulty.
+    *Transfer-Encoding with Content-Length.* h11 then ignores Content-Length, as RFC 9112 allows. A
+    proxy that uses the length instead takes the rest of the body for the next request. In this way
+    a client could smuggle a request past the proxy. RFC 9112 (6.1) lets a server refuse such a
+    request and calls Transfer-Encoding in HTTP/1.0 faulty.
 
-    A body of very small chunks: each costs some 20 microseconds, however small it is, and all that one read brings are parsed in a row.
+    *Bodies of very small chunks.* Each chunk costs about 20 microseconds, and all chunks of one
+    read are parsed without a break.
     """
 
     def __init__(self, head_bytes_max: int) -> None:
@@ -66,15 +70,15 @@ class StrictConnection(h11.Connection):
 
 
 class BoundedProtocol(H11Protocol):
-    """One connection."""
+    """A connection with time limits."""
 
     def __init__(self, server: HttpServer) -> None:
         super().__init__(config=server.config, server_state=server.state, app_state={})
         self.conn = StrictConnection(server.limits.head_bytes_max)
         self._server = server
-        self._head_since_s: float | None = None  # bytes of a head, or of nothing yet, are there, and no request
+        self._head_since_s: float | None = None  # start of waiting for a complete head
         self._idle_since_s = 0.0
-        self._served = False  # it has had an answer
+        self._served = False  # it has received an answer
         self._unsent = 0
         self._unsent_since_s = 0.0
         self._stalled_since_s = 0.0
@@ -83,7 +87,7 @@ class BoundedProtocol(H11Protocol):
         super().connection_made(transport)
         self._head_since_s = self._idle_since_s = self.loop.time()
         if len(self.connections) > self._server.limits.connections_max:
-            self._server.make_room()  # this one itself, if all others are at work
+            self._server.make_room()  # closes this connection if all others are at work
         self._server.wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -99,7 +103,10 @@ class BoundedProtocol(H11Protocol):
 
     @property
     def dispensable(self) -> tuple[bool, float]:
-        """The least goes first where no place is left, of those that are not at work: who asked nothing yet, the oldest first."""
+        """The order in which idle connections are closed to make room, the least first.
+
+        Connections without any request come first, then those that have been idle for longest.
+        """
         return self._served, self._idle_since_s
 
     @property
@@ -109,12 +116,12 @@ class BoundedProtocol(H11Protocol):
     def on_response_complete(self) -> None:
         self._served = True
         self._idle_since_s = self.loop.time()
-        super().on_response_complete()  # and with it perhaps the next request, whose bytes were there already
+        super().on_response_complete()  # this may start a request whose bytes arrived before
         if not self.at_work:
             self._head_since_s = self.loop.time() if self.conn.trailing_data[0] else None
 
     def send_400_response(self, msg: str) -> None:
-        """What is no HTTP is answered in NSQ's form too; and whoever handles the request learns that no more of it comes."""
+        """Answer invalid HTTP in NSQ's form, and tell the request's handler that no more comes."""
         if self.cycle is not None:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
@@ -143,10 +150,10 @@ class BoundedProtocol(H11Protocol):
 
 
 class HttpServer:
-    """In the running loop, on a socket that listens already."""
+    """The server, in the running event loop, on a socket that is already listening."""
 
     def __init__(self, app: ASGIApp, limits: HttpLimits) -> None:
-        logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # what clients do wrong is answered to them, not written down
+        logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # clients get their errors as answers, not in the log
         self.limits = limits
         self.state = ServerState()
         self.config = Config(
@@ -169,7 +176,7 @@ class HttpServer:
         self._empty = asyncio.Event()
 
     async def listen(self, sock: socket.socket, context: ssl.SSLContext | None = None) -> None:
-        """With TLS only, if there is a context for it."""
+        """Accept connections. With a `context`, only TLS is accepted."""
         if context is None:
             self._listener = await self._loop.create_server(lambda: BoundedProtocol(self), sock=sock, backlog=BACKLOG)
         else:
@@ -187,20 +194,21 @@ class HttpServer:
         return [one for one in tuple(self.state.connections) if isinstance(one, BoundedProtocol)]  # /metrics counts them in a thread
 
     def make_room(self) -> bool:
-        """End the idle connection that is missed least, so that silent ones lock nobody out. False: all are at work.
+        """Close the most dispensable idle connection, so that silent clients cannot lock out others.
 
-        HTTP lets a server close an idle connection at any time; a client that meets this asks again on a new one.
+        Return False if all connections are at work. HTTP lets a server close an idle connection at
+        any time, and the client then repeats its request on a new one.
         """
         idle = min((one for one in self.connections if not one.at_work), key=lambda one: one.dispensable, default=None)
         if (idle is None or idle.dispensable[0]) and isinstance(self._listener, TlsListener) and self._listener.drop_oldest():
             return True
         if idle is not None:
-            self.state.connections.discard(idle)  # now: its end is told in the next turn of the loop
+            self.state.connections.discard(idle)  # at once, because connection_lost is called later
             idle.transport.abort()
         return idle is not None
 
     def wake(self) -> None:
-        """There is a connection to look after."""
+        """Start the timer for the first connection."""
         if self._timer is None:
             self._sweep()
 
@@ -216,7 +224,7 @@ class HttpServer:
         self._timer = self._loop.call_later(SWEEP_S, self._sweep) if self.state.connections else None
 
     async def close(self, timeout_s: float) -> None:
-        """Take no more; requests under way are answered, if that is done in time."""
+        """Stop accepting connections. Running requests have `timeout_s` to finish."""
         if self._listener is not None:
             self._listener.close()
         for connection in self.connections:
@@ -226,10 +234,10 @@ class HttpServer:
         for task in self.state.tasks:
             task.cancel()
         for connection in self.connections:
-            connection.transport.close()  # when what was written is out,
+            connection.transport.close()  # after all output is sent
         await self._all_gone(LAST_WORDS_S)
         for connection in self.connections:
-            connection.transport.abort()  # or not
+            connection.transport.abort()  # even with output left
         await self._all_gone(LAST_WORDS_S)
         if self._timer is not None:
             self._timer.cancel()

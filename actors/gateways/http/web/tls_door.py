@@ -1,11 +1,12 @@
-"""TLS before HTTP: a connection counts, and has its time, from its first byte, not from the end of its handshake.
+"""TLS listener: counts and limits connections from their first byte, before the TLS handshake ends.
 
-An event loop that is told to listen with TLS makes a connection known when its handshake is over. Before that nobody counts it: who opens
-many and says nothing takes a descriptor and some 100 KB each, for as long as the handshake may take. So connections are accepted here, one
-by one, and each is led through the handshake. (Rejected: `start_tls` from a plain listener. uvloop begins to read before it, and what came
-is lost.)
+An event loop that listens with TLS reports a connection only after its handshake. Until then the
+connection is not counted, and a silent one uses a descriptor and about 100 KB for as long as the
+handshake may take. So this listener accepts each connection and then starts its handshake.
+(Rejected: `start_tls` on a plain listener. uvloop reads before it, and these bytes are lost.)
 
-New files are taken up by the one context there is, after a trial with another: what is half loaded would end every handshake.
+New files are first loaded into a trial context and then into the one in use. A context that is only
+half loaded would fail every handshake.
 """
 
 from __future__ import annotations
@@ -21,24 +22,31 @@ from .....transport.nsq.tls import server_context
 
 SHUTDOWN_S: Final = 2.0
 ACCEPTED_MAX: Final = 64  # in one turn of the loop
-PAUSE_S: Final = 1.0  # after one that could not be accepted: there are no descriptors
+PAUSE_S: Final = 1.0  # after a failed accept: no descriptors are left
 
 
 class Certificates:
-    """The context of new connections. `UsageError` where the files are not good, or only one is given; `context` None without any."""
+    """The TLS context of new connections. `context` is None if no files are given.
+
+    Raises `UsageError` if the files are invalid or only one is given.
+    """
 
     def __init__(self, cert: str, key: str) -> None:
         self.context = server_context(cert=cert, key=key)
 
     def reload(self, cert: str, key: str) -> None:
-        """`UsageError`: what is in force stays."""
+        """Load new files. Raises `UsageError` if they are invalid, and then keeps the old ones."""
         server_context(cert=cert, key=key)
         if self.context is not None:
             self.context.load_cert_chain(cert, key)
 
 
 class TlsListener:
-    """On a socket that listens. `inside` makes what speaks behind the handshake; while `full` says so, who comes is turned away."""
+    """A TLS listener on a socket that is already listening.
+
+    `inside` creates the protocol that runs inside TLS. While `full` returns True, new connections
+    are closed.
+    """
 
     def __init__(
         self,
@@ -60,7 +68,7 @@ class TlsListener:
 
     @property
     def waiting(self) -> int:
-        """Connections in their handshake."""
+        """The number of connections in their handshake."""
         return len(self._tasks)
 
     def _open(self) -> None:
@@ -89,12 +97,12 @@ class TlsListener:
         self._tasks.pop(task, None)
 
     def drop_oldest(self) -> bool:
-        """End the handshake that takes longest so far; False: there is none."""
+        """End the oldest handshake. Return False if there is none."""
         if not self._tasks:
             return False
         task = next(iter(self._tasks))
         sock = self._tasks.pop(task)
-        task.add_done_callback(lambda _: sock.close())  # one that had not begun yet does not close it
+        task.add_done_callback(lambda _: sock.close())  # a task that had not begun does not close it
         task.cancel()
         return True
 
@@ -103,7 +111,7 @@ class TlsListener:
             await self._loop.connect_accepted_socket(
                 self._inside, one, ssl=self._context, ssl_handshake_timeout=self._handshake_s, ssl_shutdown_timeout=SHUTDOWN_S
             )
-        except OSError:  # it speaks something else, or too slowly, or left; ssl.SSLError is one
+        except OSError:  # no TLS, too slow, or gone; ssl.SSLError is an OSError
             one.close()
         except asyncio.CancelledError:
             one.close()
