@@ -1,1 +1,1 @@
-"""The HTTP gateway: the HTTP API of NSQ, and metrics."""
+"""HTTP gateway: NSQ's HTTP API, Prometheus metrics and the console."""

@@ -1,11 +1,11 @@
-"""The application: every path of nsqd's and nsqlookupd's HTTP API, /metrics, and the console, over one broker.
+"""ASGI application: nsqd's and nsqlookupd's HTTP API, /metrics and the console for one broker.
 
-`make_app` puts the handlers together, and the guard around them, which keeps the bounds. It opens nothing.
+`make_app` combines the handlers. It opens no sockets or files. `Guard` around them refuses
+forbidden requests and limits the number and duration of requests.
 
-Around the whole application: who is turned away at the door, how many requests at once, how long each, and that the refused read why.
-
-A client that sends a large body and is refused before it is read would find its connection reset, and the answer lost with it. So what
-still comes is thrown away for a while (bounded by size and by time) behind the answer, and then the connection is closed.
+If the broker refused a large body and closed the connection at once, the client would get a reset
+and lose the answer. So after the answer, input is dropped up to a size and a time, and then the
+connection is closed.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from .web.responses import ApiError, api_error, from_zsq, refusal
 log = logging.getLogger("zsq")
 
 _CLOSE: Final = (b"connection", b"close")
-LIVE: Final = "/api/live"  # ends by itself, and loses its connection where nothing of it is taken
-OTHER: Final = "other"  # a path that is not there, for metrics
+LIVE: Final = "/api/live"  # not limited by request_s: it ends by itself, or if it is not read
+OTHER: Final = "other"  # all unknown paths, in metrics
 
 
 class RequestGuard:
-    """What is refused before it is looked at: without TLS where that is required, and what browsers send for other pages."""
+    """The checks before any handling: required TLS, and requests of browsers for other origins."""
 
     def __init__(self, origins: Origins, authority: HttpAuthority, tls_required: bool) -> None:
         self._origins = origins
@@ -57,12 +57,15 @@ class RequestGuard:
 
     def refusal(self, scope: Scope) -> ApiError | None:
         if self._tls_required and scope["scheme"] != "https":
-            return ApiError(403, "TLS_REQUIRED", more={"https_port": 0})  # the one HTTP port is without TLS
+            return ApiError(403, "TLS_REQUIRED", more={"https_port": 0})  # the only HTTP port has no TLS
         return self._origins.refusal(scope, any_name=self._authority.everybody_shows_who_they_are)
 
 
 class Guard:
-    """`paths`: those that metrics know; the last part of one may be a parameter."""
+    """The outermost application, which keeps the limits and counts requests.
+
+    `paths` are the paths that metrics know. The last part of a path may be a parameter.
+    """
 
     def __init__(
         self, app: ASGIApp, limits: HttpLimits, counted: RequestMetrics, budget: Budget, paths: tuple[str, ...], doors: RequestGuard
@@ -116,13 +119,13 @@ class Guard:
         if found is None:
             begin, slash, rest = path.rpartition("/")
             found = self._open.get(begin + slash) if rest else None
-            if found is None:  # files lie in folders, too
+            if found is None:  # a file's path may contain folders
                 found = next((one for begin, one in self._open.items() if one.endswith(":path}") and path.startswith(begin)), OTHER)
         return found
 
 
 class Exchange:
-    """One request and its answer, on their way through."""
+    """A request and its answer. After a refusal it drops the rest of the body."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, limits: HttpLimits) -> None:
         self._receive = receive
@@ -131,7 +134,7 @@ class Exchange:
         headers = dict(scope["headers"])
         self._unread = b"transfer-encoding" in headers or headers.get(b"content-length", b"0").strip(b"0") != b""
         self.status = 0
-        self.gone = False  # it left in the middle of its body: nobody hears the answer
+        self.gone = False  # the client left during its body and gets no answer
 
     async def receive(self) -> Message:
         message = await self._receive()
@@ -162,7 +165,7 @@ class Exchange:
 
 
 class Parts:
-    """What an application is made of, for its shell and for tests."""
+    """The parts of an application, for `make_app` and tests."""
 
     def __init__(self, broker: BrokerClient, publisher: TopicPublisher, node: LookupNode, limits: HttpLimits) -> None:
         self.limits = limits
@@ -189,8 +192,12 @@ def make_app(
     origins: Origins | None = None,
     console: Console | None = None,
 ) -> Guard:
-    """`nsq`: the NSQ gateway beside this one, None where there is none. `changes`: by option of /config, what takes up a new value.
-    `authority`: who may do what; None: everybody all. `origins`: by which names it may be called; None: by addresses and as localhost."""
+    """Return the application.
+
+    `nsq` has the options of the NSQ gateway, or is None without one. `changes` has the functions
+    that apply new values of /config, by option. Without `authority`, everything is permitted.
+    Without `origins`, Host may be an address or localhost.
+    """
     authority = authority or HttpAuthority()
     parts = Parts(broker, publisher, node, limits)
     told = nsq or NsqOptions()
@@ -210,13 +217,13 @@ def make_app(
             Exception: _defect,
         },
     )
-    starlette.router.redirect_slashes = False  # a redirect would name the host that the request named
+    starlette.router.redirect_slashes = False  # a redirect would contain the request's Host
     doors = RequestGuard(origins or Origins(), authority, told.tls.required == "true")
     return Guard(starlette, limits, parts.metrics, parts.budget, tuple(table), doors)
 
 
 def paths(parts: Parts, telling: Telling, config: Config) -> dict[str, dict[str, Handler]]:
-    """Every path, its methods and their handlers."""
+    """Return the handlers by path and method."""
     manage, publishing, lookup = parts.management, parts.publishing, parts.lookup
     post: dict[str, Handler] = {
         "/pub": publishing.pub,
@@ -245,7 +252,7 @@ def paths(parts: Parts, telling: Telling, config: Config) -> dict[str, dict[str,
     }
     table: dict[str, dict[str, Handler]] = {
         path: {"POST": handler} for path, handler in post.items()
-    }  # first: it is searched in this order
+    }  # first, because routes are searched in this order
     table |= {path: {"GET": handler} for path, handler in get.items()}
     table["/config/{option}"] = {"GET": config.get, "PUT": config.put}
     return table
@@ -277,10 +284,10 @@ async def _not_there(request: Request, error: Exception) -> Response:
 
 
 async def _left(request: Request, error: Exception) -> Response:
-    """In the middle of its body: this answer is heard by nobody."""
+    """Handle a client that left during its body. This answer is never read."""
     return refusal(api_error("REQUEST_TIMEOUT"))
 
 
 async def _defect(request: Request, error: Exception) -> Response:
-    """The guard logs it."""
+    """Answer an unexpected exception. `Guard` logs it."""
     return refusal(api_error("INTERNAL_ERROR"))

@@ -1,6 +1,7 @@
-"""The process that serves HTTP: the listening socket, the clients of the broker behind it, and the end of both in order.
+"""HTTP gateway: its listening socket, its clients of the broker, and their orderly end.
 
-It binds to loopback unless it is told otherwise. With an access file who connects may do what stands there; else all that the API does.
+By default it listens on loopback. Permissions come from the access file or an auth server. Without
+both, every client may do everything.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ log = logging.getLogger("zsq")
 
 _PYTHON_LEVELS: Final = {"debug": "DEBUG", "info": "INFO", "warn": "WARNING", "error": "ERROR", "fatal": "CRITICAL"}
 _NSQ_LEVELS: Final = {logging.DEBUG: "debug", logging.INFO: "info", logging.WARNING: "warn", logging.ERROR: "error"}
-PUBLISH_S: Final = 20.0  # of the console: less than a request may take
-ADMIN_S: Final = 25.0  # more than the supervisor takes for an order, less than a request may take
+PUBLISH_S: Final = 20.0  # for the console's publishes; less than the time limit of a request
+ADMIN_S: Final = 25.0  # more than the supervisor needs for an order, less than the limit of a request
 
 
 def split_address(listen: str) -> tuple[str, int]:
-    """HOST:PORT, [HOST]:PORT, or :PORT for all interfaces; `StartFailed` for anything else."""
+    """Split HOST:PORT, [HOST]:PORT, or :PORT for all interfaces. Raises `StartFailed` for others."""
     host, colon, port = listen.rpartition(":")
     if not colon or not (port.isascii() and port.isdecimal() and int(port) < 65536) or (":" in host and not host.startswith("[")):
         raise StartFailed(f"--http-listen wants HOST:PORT, not {listen!r}")
@@ -55,7 +56,10 @@ def split_address(listen: str) -> tuple[str, int]:
 
 
 def open_listener(listen: str) -> socket.socket:
-    """Bound and listening, so that a port that is taken is known before anything else is opened."""
+    """Return a listening socket. Raises `StartFailed` if that fails.
+
+    It is opened first, so that a port in use is found before other resources are opened.
+    """
     host, port = split_address(listen)
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -77,7 +81,7 @@ def open_listener(listen: str) -> socket.socket:
 
 
 def first_tcp_port(listen: tuple[str, ...]) -> int:
-    """Of the NSQ gateway; -1 where it has unix sockets only."""
+    """Return the NSQ gateway's first TCP port, or -1 if it has only unix sockets."""
     for one in listen:
         port = one.rpartition(":")[2]
         if not one.startswith("unix:") and port.isdecimal() and int(port):
@@ -86,10 +90,11 @@ def first_tcp_port(listen: tuple[str, ...]) -> int:
 
 
 def make_node(nsq: NsqOptions | None, host: str, port: int) -> LookupNode:
-    """How this node shows itself.
+    """Return this node as clients see it.
 
-    The broadcast address is what was given; else where it listens, if that is one address (the name of a machine may lead elsewhere, and
-    nobody answers there), else the machine's name, as with nsqd.
+    The broadcast address is the configured one. Otherwise it is the address that the gateway
+    listens on, because the machine's name may resolve to another one. If the gateway listens on
+    all addresses, it is the machine's name, as in nsqd.
     """
     hostname = socket.gethostname()
     told = nsq or NsqOptions()
@@ -109,15 +114,18 @@ def make_node(nsq: NsqOptions | None, host: str, port: int) -> LookupNode:
 
 
 def make_origins(node: LookupNode, told: tuple[str, ...]) -> Origins:
-    """The machine is called by its name, or the first part of it, which nobody can own in a domain."""
+    """Return the accepted names and origins.
+
+    They include the machine's name and its first part, which nobody can register as a domain.
+    """
     return Origins((node.hostname, node.hostname.partition(".")[0], node.broadcast_address), told)
 
 
-COUNTED_HEAD_BYTES: Final = 8  # of `/mpub?binary=true`: the count, and the size of a message
+COUNTED_HEAD_BYTES: Final = 8  # in `/mpub?binary=true`: the count, and the size of a message
 
 
 def http_limits(told: NsqOptions, message_bytes_max: int) -> HttpLimits:
-    """Return the limits in force: nsqd's options, and the largest message of this broker."""
+    """Return the limits from nsqd's options and the broker's largest message."""
     return HttpLimits(
         max_req_timeout_ms=told.max_req_timeout_ms,
         max_msg_size=message_bytes_max,
@@ -166,7 +174,7 @@ class HttpGateway(AsyncActor[HttpStart]):
         return {"places": [shown], "endpoint": shown}
 
     def take_settings(self, told: ReloadHttpGateway) -> None:
-        """Both or none: new certificates beside old permissions are nobody's wish."""
+        """Take new certificates and permissions, both or none."""
         try:
             access = load_rules(told.access_file) if told.access_file else None
         except AccessError as error:
@@ -185,7 +193,7 @@ class HttpGateway(AsyncActor[HttpStart]):
         return {"requests": self._server.state.total_requests, "connections": len(self._server.connections)}
 
     async def on_finish(self) -> None:
-        self._publisher.stop_waiting()  # requests that wait for a topic are answered, and the server ends with its last answer
+        self._publisher.stop_waiting()  # so that waiting requests are answered and the server can end
         await self._console.close()
         await self._server.close(FINISH_S - 2)
         if self._authenticator is not None:

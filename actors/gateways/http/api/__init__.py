@@ -1,1 +1,1 @@
-"""The HTTP API of nsqd and nsqlookupd, and metrics."""
+"""HTTP API of nsqd and nsqlookupd, and Prometheus metrics."""

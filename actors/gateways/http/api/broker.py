@@ -1,10 +1,9 @@
-"""Statistics that many ask for at once: the broker is asked for them once.
+"""Broker client of the HTTP API, and statistics that simultaneous requests share.
 
-Whoever asks while an answer is on its way may have seen something happen that this answer does not know of; so it gets the next one, and
-all who wait share that. At any time there is one question about all, and one about each topic, on its way: a crowd of scrapers costs no
-more than one that hurries.
-
-What the gateway asks of its broker: a part of `aio.Admin`, so that tests can stand in for it.
+While a request for statistics is running, its reply may lack changes that a new caller has already
+seen. So a new caller gets the next reply, and all waiting callers share it. At any time at most one
+request for all topics and one for each topic are running. So many scrapers cost no more than a
+single fast one.
 """
 
 from __future__ import annotations
@@ -18,7 +17,10 @@ from .....transport.reports import BrokerStats
 
 
 class BrokerClient(Protocol):
-    """Each raises ZsqError."""
+    """The part of `aio.Admin` that the HTTP API uses, so that tests can replace it.
+
+    All methods raise `ZsqError`.
+    """
 
     async def create_topic(self, name: str) -> object: ...
 
@@ -47,7 +49,10 @@ class SharedStats:
         self.asked = 0
 
     async def fresh(self, topic: str = "") -> BrokerStats:
-        """Of everything, or of one topic (NotFound): as it is now, or a little later."""
+        """Return the statistics of all topics or of one, not older than this call.
+
+        Raises `NotFound` if the topic does not exist.
+        """
         if (waiting := self._next.get(topic)) is not None:
             return await asyncio.shield(waiting)
         before = self._now.get(topic)
@@ -58,7 +63,7 @@ class SharedStats:
         return await asyncio.shield(task)
 
     async def recent(self, age_s: float) -> BrokerStats:
-        """Of everything, not older than that."""
+        """Return the statistics of all topics, not older than `age_s`."""
         if self._last is not None and time.monotonic_ns() - self._last_ns <= age_s * 1e9:
             return self._last
         return await self.fresh()
@@ -86,5 +91,5 @@ class SharedStats:
     @staticmethod
     def _task(ask: Coroutine[Any, Any, BrokerStats]) -> asyncio.Task[BrokerStats]:
         task = asyncio.get_running_loop().create_task(ask)
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # whoever waited for it may have left
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # its callers may be gone
         return task

@@ -1,7 +1,8 @@
-"""/config: what nsqd's options are here. Names and kinds are nsqd's; times are in ns, as Go writes a duration.
+"""Handlers of /config: the values of nsqd's options in this broker.
 
-Only `log_level` and `nsqlookupd_tcp_addresses` can be changed while the broker runs, as with nsqd, and only where somebody takes the change
-up: an option that would be confirmed and then not followed is refused (INVALID_OPTION).
+Names and types are nsqd's. Times are in ns, as in Go's durations. As in nsqd, only `log_level` and
+`nsqlookupd_tcp_addresses` can be changed while the broker runs. An option is refused
+(INVALID_OPTION) if nothing in this gateway would apply the change.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ..web.responses import answer, api_error, text
 from .lookup import LookupNode
 
 _MS: Final = 1_000_000
-LOG_LEVELS: Final = {"debug": 1, "info": 2, "warn": 3, "error": 4, "fatal": 5}  # nsqd's names, and the numbers that it answers
+LOG_LEVELS: Final = {"debug": 1, "info": 2, "warn": 3, "error": 4, "fatal": 5}  # nsqd's names and numbers
 _ADDRESS: Final = re.compile(r"[A-Za-z0-9_.-]{1,255}:[0-9]{1,5}|\[[0-9A-Fa-f:.]{2,45}\]:[0-9]{1,5}", re.ASCII)
 ADDRESSES_MAX: Final = 64
 Change = Callable[[Any], Awaitable[None]]  # raises ZsqError
@@ -29,7 +30,7 @@ Option = str | int | list[str]
 
 
 def settings(node: LookupNode, limits: HttpLimits, nsq: NsqOptions, log_level: str) -> dict[str, Option]:
-    """What GET answers, by nsqd's names."""
+    """Return the values of all options, by nsqd's names."""
     return {
         "auth_http_address": list(nsq.auth_http_addresses),
         "auth_http_request_method": nsq.auth_http_method,
@@ -38,7 +39,7 @@ def settings(node: LookupNode, limits: HttpLimits, nsq: NsqOptions, log_level: s
         "broadcast_tcp_port": nsq.broadcast_tcp_port,
         "deflate": nsq.deflate,
         "log_level": LOG_LEVELS.get(log_level, LOG_LEVELS["info"]),
-        "mem_queue_size": 0,  # there is no queue in memory
+        "mem_queue_size": 0,  # ZSQ has no queue in memory
         "max_body_size": limits.max_body_size,
         "max_channel_consumers": nsq.max_channel_consumers,
         "max_deflate_level": nsq.max_deflate_level,
@@ -52,7 +53,7 @@ def settings(node: LookupNode, limits: HttpLimits, nsq: NsqOptions, log_level: s
         "msg_timeout": nsq.msg_timeout_ms * _MS,
         "nsqlookupd_tcp_addresses": list(nsq.lookupd_tcp_addresses),
         "snappy": nsq.snappy,
-        "statsd_address": "",  # there is no statsd
+        "statsd_address": "",  # ZSQ does not use statsd
         "statsd_prefix": "",
         "tls_cert": nsq.tls.cert,
         "tls_key": nsq.tls.key,
@@ -86,7 +87,7 @@ _READ: Final[dict[str, Callable[[bytes], Any]]] = {"nsqlookupd_tcp_addresses": l
 
 
 class Config:
-    """The handlers. `changes`: by option, what takes up a new value."""
+    """The handlers of /config. `changes` has the functions that apply new values, by option."""
 
     def __init__(self, found: dict[str, Option], limits: HttpLimits, budget: Budget, changes: Mapping[str, Change]) -> None:
         self._settings = found
@@ -114,7 +115,7 @@ class Config:
         return self._tell(option)
 
     def _tell(self, option: str) -> Response:
-        """A text as it is, all else as JSON: as nsqd does."""
+        """Return the value of an option: a text unchanged, others as JSON, as in nsqd."""
         if option not in self._settings:
             raise api_error("INVALID_OPTION")
         value = self._settings[option]

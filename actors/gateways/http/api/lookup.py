@@ -1,7 +1,8 @@
-"""nsqlookupd's answers for this one node, so that clients which are set up for discovery find it.
+"""Handlers of nsqlookupd's HTTP API for this one node, so that clients with discovery find it.
 
-What nsqlookupd learns by registration the broker knows: every topic there is has one producer, this node, as long as it has an NSQ gateway
-that clients can reach over TCP. A tombstone hides the node from those who look a topic up, for 45 s, as nsqlookupd does.
+The broker knows what nsqlookupd learns by registration. Each topic has one producer, which is this
+node, if the broker has an NSQ gateway that clients can reach over TCP. As in nsqlookupd, a
+tombstone hides the node from lookups of a topic for 45 s.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ TOMBSTONES_MAX: Final = 10_000
 
 
 class LookupPeer(TypedDict):
-    """A node as nsqlookupd tells of it."""
+    """A node in nsqlookupd's form."""
 
     remote_address: str
     hostname: str
@@ -40,7 +41,10 @@ class LookupPeer(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class LookupNode:
-    """How this node shows itself. A port of -1: there is none, or it is a unix socket (as nsqd says it)."""
+    """This node as clients see it.
+
+    As in nsqd, a port of -1 means that there is no port, or a unix socket.
+    """
 
     version: str
     hostname: str
@@ -52,7 +56,7 @@ class LookupNode:
 
     @property
     def name(self) -> str:
-        """What nsqadmin calls it."""
+        """The node's name in nsqadmin."""
         host = f"[{self.broadcast_address}]" if ":" in self.broadcast_address else self.broadcast_address
         return f"{host}:{self.http_port}"
 
@@ -70,7 +74,10 @@ class LookupNode:
 
 
 class Tombstones:
-    """Topics that this node is not to be found for. They are forgotten with the process, as with nsqlookupd."""
+    """The topics for which lookups do not show this node.
+
+    As in nsqlookupd, they are kept only in memory.
+    """
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
@@ -89,7 +96,7 @@ class Tombstones:
 
 
 class LookupHandlers:
-    """The handlers."""
+    """The handlers of nsqlookupd's paths."""
 
     def __init__(self, node: LookupNode, stats: SharedStats, tombstones: Tombstones, asked: QueryRequest) -> None:
         self._node = node
@@ -105,7 +112,7 @@ class LookupHandlers:
         return answer({"channels": channels, "producers": [] if self._tombstones.hides(topic) else self._producers()})
 
     async def channels(self, request: Request) -> Response:
-        """Of a topic that is not there: none, as nsqlookupd says it."""
+        """Return a topic's channels. As in nsqlookupd, a topic that does not exist has none."""
         topic = (await self._asked(request)).get("topic")
         if topic is None:
             raise api_error("MISSING_ARG_TOPIC")

@@ -1,7 +1,8 @@
-"""Topics and channels by command: create, delete, empty, pause, unpause.
+"""Handlers that create, delete, empty, pause and unpause topics and channels.
 
-What differs from nsqd: each command is durable when it is answered, and a delete waits until the topic is gone. Deleting is unconditional
-over HTTP, as NSQ's tools expect: what is not finished goes too (the command line and the client library ask first).
+Unlike in nsqd, each command is durable when it is answered, and a delete waits until the topic is
+gone. Over HTTP a delete also removes unfinished messages, as NSQ's tools expect. The command line
+and the client library refuse that without `force`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Command = Callable[..., Awaitable[object]]
 
 
 class ManagementHandlers:
-    """The handlers."""
+    """The handlers of /topic/... and /channel/..., except /topic/tombstone."""
 
     def __init__(self, broker: BrokerClient, asked: QueryRequest, tombstones: Tombstones) -> None:
         self._broker = broker
@@ -54,7 +55,7 @@ class ManagementHandlers:
     async def create_channel(self, request: Request) -> Response:
         topic, channel = (await self._asked(request)).topic_and_channel()
         try:
-            await self._broker.stats(topic)  # the broker would make it; nsqd does not
+            await self._broker.stats(topic)  # the broker would create the topic; nsqd does not
         except NotFound:
             raise api_error("TOPIC_NOT_FOUND") from None
         await self._broker.create_channel(topic, channel)
@@ -93,7 +94,10 @@ class ManagementHandlers:
         return nothing()
 
     async def _missing(self, topic: str) -> ApiError:
-        """Which of the two it was: the broker says it in a sentence only."""
+        """Return the error that tells which of the two is missing.
+
+        The broker's own error has that only in its text.
+        """
         try:
             await self._broker.stats(topic)
         except NotFound:

@@ -1,10 +1,11 @@
-"""Prometheus metrics: the broker's statistics, asked for at each scrape, and what the gateway counts itself.
+"""Prometheus metrics: the broker's statistics at each scrape, and the gateway's own counters.
 
-Every family is a row of actors/statistics/schema.py with its help text and labels. Names: counters end in _total, times are in seconds,
-sizes in bytes.
+Each family is a row of actors/statistics/schema.py with its help text and labels. Names of counters
+end in _total. Times are in seconds, sizes in bytes.
 
-Cardinality is bounded: labels are topics and channels (as many as the broker has), quantiles, kinds of processes, and of requests the path
-as this file knows it and the status. No client, no address and no message is a label. A counter begins anew when its process does.
+Cardinality is limited. Labels are the broker's topics and channels, quantiles, kinds of processes,
+and for requests the known path and the status. Clients, addresses and messages are never labels. A
+counter restarts at 0 with its process.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.
 
 
 class RequestMetrics:
-    """What the gateway counts itself."""
+    """The gateway's own counters."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -48,7 +49,7 @@ class RequestMetrics:
 
 
 class _Broker(Collector):
-    """One scrape's families. `stats` None: the broker did not answer."""
+    """The families of one scrape. `stats` is None if the broker did not answer."""
 
     def __init__(self, stats: BrokerStats | None, healthy: bool, took_s: float) -> None:
         self._stats = stats
@@ -80,11 +81,14 @@ class _Broker(Collector):
 
 
 def _rows(stats: BrokerStats) -> dict[str, Sequence[tuple[Labels, Mapping[str, object]]]]:
-    """Return the rows that belong to no topic, with their labels, by their level. No gateways where there is none, and neither these nor
-    the disk for who may not see them."""
+    """Return the rows that belong to no topic, with their labels, by level.
+
+    The gateway's row is empty if there is no NSQ gateway. Callers without the permission see
+    neither gateways nor the disk.
+    """
     gateways: list[Mapping[str, Any]] = [row for row in stats.get("gateways", ()) if row["kind"] == "nsq_gateway"]
     counted = [one.name for one in METRICS if one.level == "gateway"] if gateways else []
-    kinds: dict[str, dict[str, float]] = {}  # by kind; "": how many there are, for zsq_processes
+    kinds: dict[str, dict[str, float]] = {}  # by kind; "" is the number of processes, for zsq_processes
     for row in stats.get("processes", ()):
         own = kinds.setdefault(str(row["kind"]), {"": 0, "private_bytes": 0, "restarts": 0})
         own[""] += 1
@@ -99,7 +103,10 @@ def _rows(stats: BrokerStats) -> dict[str, Sequence[tuple[Labels, Mapping[str, o
 
 
 def _value(value: Any) -> float | None:
-    """Return a statistic as a number: of rows how many there are, of a text whether there is one; None where it is not known."""
+    """Return a statistic as a number, or None if it is not known.
+
+    Rows become their count, and a text becomes 1 if it is not empty, else 0.
+    """
     if isinstance(value, str | list | tuple):
         return float(bool(value) if isinstance(value, str) else len(value))
     return None if value is None else float(value)
@@ -121,7 +128,7 @@ def _latencies(channels: Iterable[tuple[Labels, ChannelStats]]) -> Iterator[tupl
 
 
 def render(stats: BrokerStats | None, healthy: bool, took_s: float, own: RequestMetrics, accept: str) -> tuple[bytes, str]:
-    """The exposition, and its content type: as text, or as OpenMetrics for who asks for it."""
+    """Return the metrics and their content type, as text or as `accept` wants it as OpenMetrics."""
     encoder, content_type = choose_encoder(accept)
     registry = CollectorRegistry()
     registry.register(_Broker(stats, healthy, took_s))

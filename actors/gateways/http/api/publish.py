@@ -1,10 +1,11 @@
-"""/pub and /mpub, and the publisher behind them: requests that come at the same time share a block.
+"""Handlers of /pub and /mpub, and their publisher: simultaneous requests share a block.
 
-`TopicPublisher` is all that the handlers want. `GatheredPublisher` keeps it with the gatherer that the NSQ gateway has too: a single
-request is not slower for it, and a hundred at once are one append and one sync.
+The handlers use `TopicPublisher`. `GatheredPublisher` implements it with the NSQ gateway's
+`Gatherer`. A single request is not slower, and a hundred simultaneous requests need one append and
+one sync.
 
-A gatherer keeps a lane for each topic that it ever published to. Names come from outside, so after LANES_MAX different ones a new one takes
-over, and the old one ends when its last answer is there.
+A `Gatherer` has a lane for each topic. Clients choose the names, so after LANES_MAX different
+topics a new `Gatherer` takes over, and the old one ends after its last answer.
 """
 
 from __future__ import annotations
@@ -24,19 +25,25 @@ from ..web.responses import api_error, text
 from .broker import BrokerClient
 
 LANES_MAX: Final = 512
-END_S: Final = 35.0  # longer than a gatherer lets a publish wait
+END_S: Final = 35.0  # longer than the time limit of a publish
 FAILURES_MAX: Final = 100
-_FAILS: Final = frozenset({E_DISK_FULL, E_TOPIC_FAILED})  # the broker's fault, and no rule that it keeps
+_FAILS: Final = frozenset({E_DISK_FULL, E_TOPIC_FAILED})  # faults of the broker, not refusals by a rule
 
 
 class TopicPublisher(Protocol):
-    """Raises ZsqError; durable when it returns. `bodies`: at least one."""
+    """The publisher that the handlers need.
+
+    `publish` returns when the messages are durable. It needs at least one body. Raises `ZsqError`.
+    """
 
     async def publish(self, topic: str, bodies: Sequence[bytes], defer_ms: int) -> None: ...
 
 
 class GatheredPublisher:
-    """On one event loop. `make`: a gatherer, made on first use."""
+    """A publisher that collects messages, in one event loop.
+
+    `make` creates a `Gatherer` when one is needed.
+    """
 
     def __init__(self, make: Callable[[], Gatherer], lanes_max: int = LANES_MAX) -> None:
         self._make = make
@@ -51,7 +58,7 @@ class GatheredPublisher:
         answered: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
         def answer(why: str) -> None:
-            if not answered.done():  # who waited for it may have left
+            if not answered.done():  # its request may have ended
                 answered.set_result(why)
 
         self._for(topic).publish(topic, bodies, defer_ms, answer)
@@ -79,7 +86,7 @@ class GatheredPublisher:
             end.add_done_callback(lambda _: self._retired.discard(gatherer))
 
     def stop_waiting(self) -> None:
-        """The broker stops: see `Gatherer.stop_waiting`."""
+        """Fail publishes that cannot finish because the broker stops (see `Gatherer.stop_waiting`)."""
         self._stopping = True
         for gatherer in (*self._retired, *([self._gatherer] if self._gatherer is not None else [])):
             gatherer.stop_waiting()
@@ -88,14 +95,17 @@ class GatheredPublisher:
         return self._gatherer.statistics() if self._gatherer is not None else {}
 
     async def close(self) -> None:
-        """When all that was published is answered."""
+        """Wait until all publishes are answered."""
         self._retire()
         if self._ends:
             await asyncio.wait(set(self._ends))
 
 
 class WriteFailures:
-    """Topics whose last publish the broker could not keep: /ping tells of them until the next one that works, as nsqd does."""
+    """The topics whose last publish failed by a fault of the broker.
+
+    As in nsqd, /ping reports a topic until a publish to it succeeds.
+    """
 
     def __init__(self) -> None:
         self.by_topic: dict[str, str] = {}
@@ -108,7 +118,7 @@ class WriteFailures:
 
 
 class Publishing:
-    """The handlers."""
+    """The handlers of /pub and /mpub."""
 
     def __init__(self, publisher: TopicPublisher, broker: BrokerClient, limits: HttpLimits, budget: Budget) -> None:
         self._publisher = publisher
@@ -141,7 +151,7 @@ class Publishing:
                 bodies = counted(body, limits.max_msg_size, limits.max_body_size)
             else:
                 bodies = lines(body, limits.max_msg_size)
-            share.take(len(body))  # once more, in pieces
+            share.take(len(body))  # the messages are a copy of the body
             del body
             if bodies:
                 await self._publish(topic, bodies, 0)

@@ -1,11 +1,13 @@
-"""The broker's statistics in NSQ's words: /stats as JSON and as text, and the health of /ping. Pure.
+"""Statistics in nsqd's form: /stats as JSON and as text, and the health for /ping.
 
-Names, types and units are nsqd's, so that nsqadmin and nsq_stat show them. What nsqd does not have is in /metrics.
+Names, types and units are nsqd's, so that nsqadmin and nsq_stat can show them. Other statistics are
+in /metrics.
 
-What means something else here (docs/http.md tells it to people): `message_bytes` counts blocks, not bodies alone. A message published
-with a delay waits in its topic and belongs to every channel when it is due; nsqd has it in each channel's `deferred_count` from the start,
-and in `message_count`, and so it is shown here. `backend_depth` leaves out what a channel has in memory, though all is on disk. Of
-`memory`, a Go runtime's figures, only what the processes use is known.
+Some differ from nsqd (docs/http.md describes them). `message_bytes` counts blocks, not only bodies.
+A delayed message waits in its topic and belongs to every channel when it is due. But nsqd counts it
+in each channel's `deferred_count` and `message_count` from the start, so it is counted there here
+too. `backend_depth` leaves out what a channel has in memory, although everything is on disk.
+`memory` has the values of a Go runtime, of which only the memory of the processes is known.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ class NsqLatency(TypedDict):
 
 
 class NsqClient(NsqClientFacts):
-    """A consumer or a producer."""
+    """A consumer or producer in nsqd's form."""
 
     client_id: str
     ready_count: int
@@ -87,7 +89,7 @@ class NsqMemory(TypedDict, total=False):
 
 
 class NsqStats(NsqMemory):
-    """nsqd's /stats?format=json."""
+    """The reply to /stats?format=json."""
 
     version: str
     health: str
@@ -97,7 +99,7 @@ class NsqStats(NsqMemory):
 
 
 def _fields(level: Level) -> dict[str, Any]:
-    """Return what nsqd tells of a topic, a channel or a client, in its order: names with defaults."""
+    """Return nsqd's statistics of a level in nsqd's order, as names with defaults."""
     rows = sorted((row for row in rows_of(level) if row.nsq), key=lambda row: row.nsq)
     return {row.name: row.default for row in rows if row.name not in _APART}
 
@@ -112,9 +114,12 @@ _MEMORY: Final = (
 
 
 def health(stats: BrokerStats, failures: Mapping[str, str]) -> str:
-    """ "OK", or "NOK - " and why. `failures`: by topic, why the last publish was not kept."""
+    """Return "OK", or "NOK - " and the reasons.
+
+    `failures` has the reasons of failed publishes, by topic.
+    """
     said = [stats["health"]] if stats.get("health", "OK") != "OK" else []
-    disk_full = stats.get("disk", {}).get("full", "")  # the broker's health says that, and names the topics
+    disk_full = stats.get("disk", {}).get("full", "")  # the broker's health has that, and names the topics
     for row in stats["topics"]:
         name = row["topic_name"]
         why = str(row.get("write_trouble", "")) or failures.get(name, "")
@@ -126,7 +131,10 @@ def health(stats: BrokerStats, failures: Mapping[str, str]) -> str:
 
 
 def as_nsq(stats: BrokerStats, said: str, topic: str, channel: str, *, clients: bool, memory: bool) -> NsqStats:
-    """/stats?format=json. `topic`, `channel`: only these, "" for all; a topic without the channel is not shown."""
+    """Return the reply to /stats?format=json.
+
+    `topic` and `channel` select rows, and "" selects all. Topics without the channel are left out.
+    """
     rows = []
     for row in stats["topics"]:
         channels = [one for one in row["channels"] if channel in ("", one["channel_name"])]
@@ -167,12 +175,18 @@ def _channel(row: ChannelStats, delayed: int, clients: bool) -> NsqChannel:
 
 
 def _told(row: Mapping[str, object], fields: Mapping[str, Any]) -> Any:
-    """Return these statistics of a row. A process that has just started has reported none: the field's default stands in."""
+    """Return these statistics of a row.
+
+    A process that has just started has not reported any, so missing ones have their defaults.
+    """
     return {name: type(default)(row.get(name, default)) for name, default in fields.items()}
 
 
 def _client(row: ConsumerStats | ProducerStats) -> NsqClient:
-    """What is known of it; a client of the NSQ gateway says more of itself than one of ZSQ's own, whose name is host/process."""
+    """Return a client in nsqd's form.
+
+    Clients of ZSQ report less than clients of the NSQ gateway. Their name is host/process.
+    """
     found: NsqClient = _told(row, _CLIENT)
     host, slash, _ = found["client_id"].partition("/")
     found["hostname"] = found.get("hostname") or (host if slash else "")
@@ -186,7 +200,10 @@ def _client(row: ConsumerStats | ProducerStats) -> NsqClient:
 
 
 def _producer(row: ProducerStats, topic: str) -> NsqClient:
-    """Return a producer as nsqd does: every one is shown, and where a topic was asked for, only what it published there."""
+    """Return a producer in nsqd's form.
+
+    As in nsqd, `topic` does not leave out producers but only their counts for other topics.
+    """
     found = _client(row)
     if counts := [one for one in row.get("pub_counts", ()) if topic in ("", one["topic"])]:
         found["pub_counts"] = counts
@@ -209,7 +226,7 @@ def _memory(processes: Iterable[ProcessStats]) -> dict[str, int]:
 
 
 def as_text(found: NsqStats, uptime_s: float, own_version: str) -> str:
-    """/stats without a format: what `as_nsq` made, laid out as nsqd does."""
+    """Return the result of `as_nsq` as text, in nsqd's layout."""
     began = datetime.fromtimestamp(found["start_time"], UTC)
     out = [f"zsq v{own_version} (as nsqd v{found['version']})", f"start_time {began:%Y-%m-%dT%H:%M:%SZ}", f"uptime {_span(uptime_s)}", ""]
     out += [f"Health: {found['health']}"]
@@ -269,7 +286,7 @@ def _quantiles(row: NsqTopic | NsqChannel) -> str:
 
 
 def _span(seconds: float) -> str:
-    """As Go writes a duration, to the millisecond."""
+    """Return a duration in Go's form, to the millisecond."""
     if seconds < 1:
         return f"{seconds * 1e3:.3g}ms"
     hours, rest = divmod(seconds, 3600)

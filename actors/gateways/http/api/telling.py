@@ -1,4 +1,4 @@
-"""What the node tells of itself: /ping, /info, /stats and /metrics."""
+"""Handlers of /ping, /info, /stats and /metrics."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from .lookup import LookupNode
 from .publish import WriteFailures
 from .stats import as_nsq, as_text, health
 
-HEALTH_AGE_S: Final = 1.0  # /ping is asked often, and by many
+HEALTH_AGE_S: Final = 1.0  # many clients request /ping often
 _MS: Final = 1_000_000
 
 
 class Telling:
-    """The handlers."""
+    """The handlers of /ping, /info, /stats and /metrics."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Telling:
         return text(as_text(found, time.time() - found["start_time"], str(stats["version"])))
 
     def _health(self, stats: BrokerStats, principal: Principal) -> str:
-        """Of the whole broker; which topics it is about only to who may see them."""
+        """Return the health of the whole broker. It names only topics that the principal may see."""
         said = health(stats, self._failures.by_topic)
         if said == "OK" or principal.may(Action.SEE_ALL):
             return said
@@ -100,7 +100,10 @@ class Telling:
         return f"NOK - {UNWELL}" if partly == "OK" else partly
 
     async def _about(self, topic: str, principal: Principal) -> tuple[BrokerStats, str]:
-        """Statistics that have the topic, if it is there; and the health of the whole broker."""
+        """Return statistics and the health of the whole broker.
+
+        With a `topic`, the statistics have only that topic, or none if it does not exist.
+        """
         if not topic:
             stats = await self._stats.fresh()
             return visible(stats, principal), self._health(stats, principal)
@@ -113,7 +116,7 @@ class Telling:
             except NotFound:
                 pass
             else:
-                return {**of_topic, "producers": shown.get("producers", ())}, said  # of all topics, as nsqd has it
+                return {**of_topic, "producers": shown.get("producers", ())}, said  # producers of all topics, as in nsqd
         return {**shown, "topics": []}, said
 
     async def metrics(self, request: Request) -> Response:

@@ -94,7 +94,7 @@ class Parameters:
     def binary(self) -> bool:
         """Return True if `binary` is given and is not false or 0.
 
-        As in nsqd, any other value counts as true. nsqd calls values like these deprecated.
+        As in nsqd, unknown values count as true. nsqd calls them deprecated.
         """
         value = self._values.get("binary")
         return value is not None and BOOLS.get(value, True)

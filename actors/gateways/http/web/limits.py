@@ -64,7 +64,7 @@ class Budget:
 
 
 class Share:
-    """The bytes that one request holds. Raises `ApiError` above the budget."""
+    """The bytes that one request holds. `take` raises `ApiError` if the budget is exceeded."""
 
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
