@@ -1,1 +1,1 @@
-"""The console's back end: what its pages show, live and over time, and what they do."""
+"""Back end of the console: the data of its pages, live and over time, and their actions."""

@@ -1,6 +1,7 @@
-"""Answers of the console's API, and what its requests say: numbers within bounds, and options as JSON.
+"""Parsing of the console's requests, and its replies as JSON.
 
-Messages as JSON: bytes as base64, and as text where they are text; as much of them as was asked for; and those to be published. Pure.
+Messages are shown with bytes as base64, and also as text if they are text, up to the requested
+length. Messages to publish are parsed here too.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def parameters_of(request: Request) -> Parameters:
 
 
 def number(parameters: Parameters, name: str, otherwise: int, least: int, most: int) -> int:
-    """Within bounds; one over them is the bound, as pages ask for as much as they like."""
+    """Return a number from the query, moved into the limits, because pages ask for any amount."""
     said = parameters.get(name)
     if said is None:
         return otherwise
@@ -52,13 +53,13 @@ def number(parameters: Parameters, name: str, otherwise: int, least: int, most: 
 
 
 async def options_of(request: Request, limits: HttpLimits, budget: Budget) -> JsonObject:
-    """The body of a request that does something: an object, or nothing."""
+    """Return the options in the body of an action: a JSON object, or {} for an empty body."""
     with budget.share() as share:
         return await read_options(request, OPTIONS_BYTES_MAX, limits.body_s, share)
 
 
 async def read_options(request: Request, bytes_max: int, body_s: float, share: Share) -> JsonObject:
-    """The same, of a body that is counted in `share` for longer than it is read."""
+    """Return the options in a body that stays counted in `share` after it is read."""
     body = await read_body(request, bytes_max, api_error("BODY_TOO_BIG"), body_s, share)
     if not body:
         return {}
@@ -75,14 +76,17 @@ BODY_BYTES: Final = 4096
 BODY_BYTES_MAX: Final = 1024 * 1024
 ALL_BYTES_MAX: Final = 4 * 1024 * 1024  # of one answer
 KEY_BYTES_MAX: Final = 4096
-_NO_TEXT: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # control characters but tab and ends of lines
+_NO_TEXT: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # control characters except tab and line ends
 _MS: Final = 1_000_000
 PUBLISHED_MAX: Final = 10_000  # messages of one request
 _PUBLISHED: Final = frozenset({"body", "body_base64", "bodies", "key", "key_base64", "tag", "headers", "headers_base64", "delay_s"})
 
 
 class ShownBytes(TypedDict):
-    """The first bytes of a key, a header or a body. `text`: where they are text; `cut`: there are more, `size` of them in all."""
+    """The first bytes of a key, header or body.
+
+    `size` is the full size. `text` is set if the bytes are text, `cut` if some are left out.
+    """
 
     size: int
     base64: str
@@ -103,7 +107,7 @@ class ShownMessage(TypedDict):
 
 
 class ShownHeld(TypedDict):
-    """A message that a channel has yet to finish; None where retention dropped it."""
+    """A message that a channel has not finished. `message` is None if retention removed it."""
 
     offset: int
     state: str
@@ -134,7 +138,7 @@ class ShownDelayed(TypedDict):
 
 
 class Room:
-    """How many bytes of bodies an answer still has room for; `each`: for one of them."""
+    """The bytes of bodies that fit into a reply: `each` for one body, `left` for all."""
 
     def __init__(self, each: int, left: int = ALL_BYTES_MAX) -> None:
         self._each = each
@@ -147,7 +151,7 @@ class Room:
 
 
 def told(data: bytes, length: int) -> ShownBytes:
-    """The first `length` bytes, and how many there are."""
+    """Return the first `length` bytes and the full size."""
     part = data[:length]
     found: ShownBytes = {"size": len(data), "base64": base64.b64encode(part).decode()}
     text = text_of(part, cut=len(part) < len(data))
@@ -159,7 +163,10 @@ def told(data: bytes, length: int) -> ShownBytes:
 
 
 def text_of(data: bytes, *, cut: bool) -> str | None:
-    """None where it is no text. What is `cut` may end within a character: that one is left out."""
+    """Return the bytes as text, or None if they are not text.
+
+    If they are `cut`, an incomplete last character is left out.
+    """
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
@@ -187,7 +194,7 @@ def message(found: StoredMessage, node: int, room: Room) -> ShownMessage:
 
 
 def _header(value: HeaderValue) -> HeaderValue:
-    """What JavaScript's numbers cannot hold goes as text."""
+    """Return integers that JavaScript's numbers cannot hold as text, and other values unchanged."""
     return str(value) if isinstance(value, int) and abs(value) >= 1 << 53 else value
 
 
@@ -216,7 +223,7 @@ def _held(one: Peeked, node: int, room: Room) -> ShownHeld:
 
 
 def delayed(rows: Sequence[DelayedRow]) -> list[ShownDelayed]:
-    """Of the list of delayed messages, which has the beginnings of bodies."""
+    """Return delayed messages for the page. `rows` have only the beginnings of bodies."""
     return [
         {
             "key": row["key"],
@@ -244,7 +251,7 @@ def _beginning(data: bytes, size: int) -> ShownBytes:
 
 
 class Published(NamedTuple):
-    """Messages that a page wants to publish; `key`, `tag`, `headers` and `delay_s` are of all of them."""
+    """Messages that a page publishes. All have the same `key`, `tag`, `headers` and `delay_s`."""
 
     bodies: list[bytes]
     key: bytes | None
@@ -254,7 +261,10 @@ class Published(NamedTuple):
 
 
 def published(options: JsonObject) -> Published:
-    """Parse the messages of a request. `UsageError` for what is no message; the client library checks lengths and header values."""
+    """Parse the messages of a request. Raises `UsageError` if they are invalid.
+
+    The client library checks lengths and header values.
+    """
     unknown = options.keys() - _PUBLISHED
     if unknown:
         raise _no_message(f"there is no field {min(unknown)[:80]!r}; there are {', '.join(sorted(_PUBLISHED))}")
@@ -274,7 +284,7 @@ def published(options: JsonObject) -> Published:
             text.encode()
         all_headers = headers | {name: _unpacked(value, "a value of headers_base64") for name, value in encoded.items()}
         return Published(bodies, _bytes_of(options, "key"), tag, cast("dict[str, HeaderValue]", all_headers) or None, delay_s)
-    except UnicodeEncodeError:  # half of a pair of surrogates: JSON permits it
+    except UnicodeEncodeError:  # JSON permits a lone surrogate
         raise _no_message("it has a text that is not Unicode; send bytes as base64") from None
 
 

@@ -1,12 +1,13 @@
-"""What the broker looks like now, as the console is told it: rows by name, each field with the tick at which it changed. Pure.
+"""Board of the console: the current state of the broker, and the views that watchers get of it.
 
-It is fed with overviews (actors/statistics/overview.py), each a tick. Who watches asks for what changed since the tick that he has: one
-who is slow skips ticks and misses nothing, and none of it is kept for him.
+The board has rows by name, and each value has the tick at which it last changed. Each overview
+(actors/statistics/overview.py) is one tick. A watcher requests the changes since its last tick. So
+a slow watcher can skip ticks without a loss, and nothing is stored for it. `BoardView` shows only
+what its principal may see.
 
-Rates are of the last second or so: by how much a counter grew between two pulses. (Those that actors measure are of the last minute: a
-chart of them would come late.) A pulse says when it was; where none comes, nothing happens, and the rate is 0.
-
-The board as one watcher may see it: whole, and what changed since a tick. Pure.
+Rates are for about the last second: the growth of a counter between two pulses of an actor. (The
+rates that actors measure are for the last minute, so a chart of them would lag.) A pulse has its
+time. Without pulses nothing happens, and the rate is 0.
 """
 
 from __future__ import annotations
@@ -21,18 +22,19 @@ from .....transport.wire.answers import OverviewAlarms, OverviewAnswer, Overview
 from ....security.policy import Action, Principal
 
 _MS: Final = 1_000_000
-STILL_MS: Final = 2_000  # without a pulse, until what was a rate is none: actors to whom nobody says anything pulse seldom,
-# and between two looks no more time than this is taken to have passed (or than has, where looks are rarer).
+# After this time without a pulse, a rate becomes 0, because idle actors send pulses rarely. The time
+# between two pulses counts as at most this, or as the time between two overviews if that is longer.
+STILL_MS: Final = 2_000
 GONE_KEPT: Final = 1_000
 UNKNOWN: Final = -1
 Value = str | float | bool | None
 Values = dict[str, Value]
-"""A row as pages get it: its values by name, all of them or those that changed."""
-TopicValues = dict[str, Value | dict[str, Values]]  # with the rows of its channels
+"""A row as pages get it: all its values by name, or those that changed."""
+TopicValues = dict[str, Value | dict[str, Values]]  # values, and the rows of the channels
 
 
 class BoardBroker(TypedDict, total=False):
-    """The broker, as much of it as the caller may see, and who the caller is."""
+    """The broker's values that the caller may see, and the caller's name and permissions."""
 
     version: str
     node: int
@@ -48,14 +50,17 @@ class BoardBroker(TypedDict, total=False):
 
 
 class Gone(TypedDict):
-    """Topics that are gone, and channels (each with its topic)."""
+    """Deleted topics, and deleted channels as [topic, channel]."""
 
     topics: list[str]
     channels: list[list[str]]
 
 
 class Changes(TypedDict):
-    """Rows of topics by name: with `may` if they are new, and with the rows of their channels if those are wanted."""
+    """The rows of topics by name, and other changes.
+
+    New rows have `may`. Rows have their channels if the watcher wants them.
+    """
 
     now_ms: int
     topics: dict[str, TopicValues]
@@ -76,7 +81,7 @@ Convert = Callable[[Any], Any]
 
 
 def _oldest(time_ns: int) -> int | None:
-    """0 for nothing, None where it is not known."""
+    """Return a time in ms, 0 if no message waits, or None if it is not known."""
     return None if time_ns == UNKNOWN else time_ns // _MS
 
 
@@ -88,7 +93,7 @@ def _known(number: float) -> float | None:
     return None if number == UNKNOWN else number
 
 
-# Fields of the overview that are told under another name, or as something else; those without a name here are not told.
+# Fields of the overview that pages get under another name or converted. Those with None are left out.
 _OTHERWISE: Final[dict[str, tuple[str, Convert] | None]] = {
     "oldest_ns": ("oldest_ms", _oldest), "delayed_next_due_ns": ("delayed_next_ms", lambda ns: ns // _MS), "drain_s": ("drain_s", _known),
     "p50_ns": ("p50_ms", _latency), "p95_ns": ("p95_ms", _latency), "p99_ns": ("p99_ms", _latency),
@@ -100,7 +105,7 @@ SUMS: Final = ("consumers", "in_flight", "deferred", "out", "dead")  # of a topi
 
 
 class Fields:
-    """What the numbers of a row are, by their places."""
+    """The meaning of the values in an overview's row, by position."""
 
     def __init__(self, names: tuple[str, ...], rates: Mapping[str, str]) -> None:
         self.told = [_OTHERWISE.get(name, (name, None)) for name in names]
@@ -110,7 +115,7 @@ class Fields:
 
 
 class Row:
-    """A topic's or a channel's values, and when each changed last."""
+    """The values of a topic or channel, with the tick at which each last changed."""
 
     __slots__ = ("_rates", "_raw", "_seen_ms", "born", "changed", "channels", "ticks", "values")
 
@@ -128,7 +133,7 @@ class Row:
             self.values[name], self.ticks[name], self.changed = value, tick, tick
 
     def take(self, raw: Sequence[Any], fields: Fields, tick: int, now_ms: int, looked_ms: int) -> None:
-        """`looked_ms`: when it was looked before, by the clock of `now_ms`."""
+        """Take a row of an overview. `looked_ms` is the time of the previous overview."""
         before, self._raw = self._raw, raw
         told = fields.told
         for at in [at for at, value in enumerate(raw) if value != before[at]] if before else range(len(raw)):
@@ -143,7 +148,7 @@ class Row:
                     self.set(name, _short(max(0.0, raw[at] - before[at]) / elapsed_ms * 1000), tick)
 
     def still(self, tick: int, now_ms: int) -> bool:
-        """Whether it moves no more."""
+        """Set the rates to 0 after a time without pulses. Return True if all rates are 0."""
         if now_ms - self._seen_ms >= STILL_MS:
             for name in self._rates:
                 self.set(name, 0.0, tick)
@@ -155,7 +160,7 @@ class Row:
         return any(values[name] for name in self._rates)
 
     def since(self, tick: int) -> Values:
-        """What changed after that tick; all of it, if it was not there then."""
+        """Return the values that changed after `tick`, or all values if the row is newer."""
         if self.born > tick:
             return dict(self.values)
         return {name: self.values[name] for name, at in self.ticks.items() if at > tick}
@@ -176,7 +181,10 @@ class Board:
         self._gone: deque[tuple[int, str, str]] = deque(maxlen=GONE_KEPT)
 
     def take(self, found: OverviewAnswer, now_ms: int, steady_ms: int) -> list[tuple[str, str, Row]]:
-        """An overview, and the time, by two clocks. Returns what is new: (topic, channel or "", its row)."""
+        """Take an overview and the time of two clocks: `now_ms` since 1970, `steady_ms` monotonic.
+
+        Return the rows that may have changed: (topic, channel or "", row).
+        """
         self.tick += 1
         self.version, self.now_ms = found["version"], now_ms
         self._looked_ms, self._steady_ms = self._steady_ms, steady_ms
@@ -208,7 +216,7 @@ class Board:
             self._moving.add(row)
 
     def _grow_still(self) -> Iterator[tuple[str, str, Row]]:
-        """Rows of which nobody has spoken for a while."""
+        """Yield the rows that had no pulses for a while, with their rates set to 0."""
         still = {row for row in self._moving if row.still(self.tick, self._steady_ms)}
         self._moving -= still
         if still:
@@ -225,7 +233,7 @@ class Board:
         row.set("channel_count", len(values), self.tick)
 
     def _forget(self, topics: Mapping[str, tuple[OverviewRow, Mapping[str, OverviewRow]]]) -> None:
-        """What is not there any more."""
+        """Remove topics and channels that no longer exist."""
         for name in [name for name in self.topics if name not in topics]:
             self._moving -= {self.topics[name], *self.topics[name].channels.values()}
             del self.topics[name]
@@ -235,14 +243,14 @@ class Board:
                 self._moving.discard(row.channels.pop(channel))
                 self._gone.append((self.tick, name, channel))
 
-    # What watchers are told
+    # For watchers
 
     def knows_since(self, tick: int) -> bool:
-        """Whether it still knows all that went after that tick."""
+        """Return True if the board still has all deletions after `tick`."""
         return len(self._gone) < GONE_KEPT or self._gone[0][0] <= tick
 
     def gone_since(self, tick: int) -> Iterator[tuple[str, str]]:
-        """(topic, channel or ""); some of them may be there again."""
+        """Yield deletions as (topic, channel or ""). Some of the names may exist again."""
         return ((topic, channel) for at, topic, channel in self._gone if at > tick)
 
     def rows(self, principal: Principal, only: str = "") -> Iterator[tuple[str, Row]]:
@@ -251,7 +259,7 @@ class Board:
 
 
 def _without_ns(row: Mapping[str, object]) -> Mapping[str, object]:
-    """Leave out what JavaScript's numbers do not hold."""
+    """Leave out times in ns, which JavaScript's numbers cannot hold."""
     return {name: value for name, value in row.items() if not name.endswith("_ns")}
 
 
@@ -260,7 +268,10 @@ def _short(number: float) -> float:
 
 
 class BoardView(NamedTuple):
-    """`topic`: only this one, "" for all; `channels`: the rows of channels too."""
+    """The board as a principal may see it.
+
+    `topic` selects one topic, and "" selects all. With `channels`, rows of channels are included.
+    """
 
     principal: Principal
     topic: str = ""
@@ -270,7 +281,10 @@ class BoardView(NamedTuple):
         return {**self._since(board, -1), "broker": self._broker(board)}
 
     def changes(self, board: Board, tick: int) -> Changes | None:
-        """What is different from what it was at that tick; None for nothing. The whole again, where that is not known any more."""
+        """Return the changes since `tick`, or None if there are none.
+
+        If the board no longer has all changes, it returns the whole board.
+        """
         if not board.knows_since(tick):
             return {**self.whole(board), "whole": True}
         found = self._since(board, tick)
@@ -282,7 +296,7 @@ class BoardView(NamedTuple):
         return found if found.keys() - {"now_ms", "topics"} or found["topics"] else None
 
     def alarms(self, found: OverviewAlarms) -> ShownAlarms:
-        """`found` as the overview has it: now, recent, receivers."""
+        """Return the overview's alarms for the page, as far as the principal may see them."""
         see = partial(self.principal.may, Action.SEE)
         return {
             "now": [_without_ns({**row, "raised_ms": row["raised_ns"] // _MS}) for row in found["now"] if see(row["topic"])],

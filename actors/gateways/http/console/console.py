@@ -1,9 +1,9 @@
-"""The console's back end as one part of the HTTP gateway: its paths, its tasks, and their end.
+"""Back end of the console in the HTTP gateway: its paths, its tasks, and its stream of changes.
 
-What changes, as it happens: server-sent events, a stream for each page that is open.
-
-A page reads them with `fetch`, as only so it can show its token. A stream ends after ten minutes, and the page comes again: what its caller
-may see is looked at anew. One that takes nothing loses its connection (server.py); what it missed is not kept for it, see board.py.
+Each open page reads changes from a stream of server-sent events. It uses `fetch`, because
+`EventSource` cannot send the token. A stream ends after ten minutes and the page reconnects, so
+that its permissions are checked again. A page that does not read loses its connection (server.py).
+The gateway keeps no missed changes for it (board.py).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Live:
         self._rules = 0
 
     def renew(self) -> None:
-        """There are new rules for who may see what: nothing more is told under the old ones, and the pages come again."""
+        """End all streams because of new permissions. The pages reconnect."""
         self._rules += 1
 
     async def live(self, request: Request) -> Response:
@@ -60,7 +60,7 @@ class Live:
         if topic and topic not in board.topics:
             raise ApiError(404, f"E_NOT_FOUND topic {topic!r} does not exist")
         headers = {**HEADERS, "x-accel-buffering": "no"}
-        if request.method == "HEAD":  # its answer has no end, and nobody would hear it
+        if request.method == "HEAD":  # a stream without a reader would not end
             return Response(b"", 200, headers, media_type="text/event-stream")
         return StreamingResponse(self._events(view), 200, headers, media_type="text/event-stream")
 
@@ -103,7 +103,11 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Console:
-    """`url`: of the run directory, for redrives; `folder`: of the pages, "" for none (the API is there all the same)."""
+    """The console of a gateway.
+
+    `url` is the run directory, for redrives. `folder` has the files of the pages. If it is "", only
+    the API is served.
+    """
 
     def __init__(
         self, source: Source, open_reader: Open, open_producer: OpenProducer, url: str, limits: HttpLimits, folder: str = ""
@@ -144,11 +148,11 @@ class Console:
         return table | {path: {"POST": handler} for path, handler in self._doing.table().items()}
 
     def start(self) -> None:
-        """In the running loop."""
+        """Start the sampler in the running event loop."""
         self._task = asyncio.get_running_loop().create_task(self.sampler.run())
 
     async def close(self) -> None:
-        """Streams end, redrives with their batch."""
+        """End the streams, and each redrive after its current batch."""
         self.sampler.close()
         await self.jobs.close()
         if self._task is not None:

@@ -1,11 +1,12 @@
-"""What the console's pages do: each a POST, with names in the query and options in a JSON body; and what it would cost, before.
+"""Handlers of the console's actions and their previews, and redrives as background jobs.
 
-Whoever may do it was looked at before (`authority.py`); here only what a body names besides: another topic.
+An action is a POST with names in the query and options in a JSON body. `authority.py` has already
+checked the permission for the names in the query. Here only other topics in the body are checked.
 
-What takes longer than a request: redrives, as tasks with progress. Bounded: so many at a time, one a topic of dead letters.
-
-They live in the gateway's memory. If that dies in between, letters that were published and not finished yet go back once more, as with the
-command line; none is lost.
+Redrives take longer than a request, so they are jobs with progress. Their number is limited, and
+each dead-letter topic has at most one. Jobs exist only in the gateway's memory. If the gateway
+dies, dead letters that were published but not finished are sent back a second time, as with the
+command line. None is lost.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ log = logging.getLogger("zsq")
 RUNNING_MAX: Final = 4
 KEPT: Final = 20
 TIMEOUT_S: Final = 20.0
-REASONS_MAX: Final = 20  # that are told
+REASONS_MAX: Final = 20  # reasons or places in a job's row
 
 
 class JobPlace(TypedDict):
@@ -55,7 +56,11 @@ class JobPlace(TypedDict):
 
 
 class JobRow(TypedDict):
-    """A job as pages get it. `places`: where dead letters went, as far as the job's user may see that; `reasons`: why others stayed."""
+    """A job as pages get it.
+
+    `places` are the destinations of dead letters that the job's user may see. `reasons` count the
+    dead letters that stayed, by reason.
+    """
 
     id: int
     kind: str
@@ -73,7 +78,7 @@ class JobRow(TypedDict):
 
 
 class Job:
-    """`state`: running, done, stopped, failed."""
+    """A redrive. Its `state` is running, done, stopped or failed."""
 
     def __init__(self, number: int, topic: str, to: str | None, channel: str | None, count: int | None, principal: Principal) -> None:
         self.number = number
@@ -105,7 +110,11 @@ class Job:
 
 
 class BackgroundJobs:
-    """`url`: of the run directory, to read and publish as a client. `source`: who is asked about routes, in the name of the job's user."""
+    """The redrives of a gateway.
+
+    `url` is the run directory, for reading and publishing as a client. `source` checks the
+    destinations on behalf of the job's user.
+    """
 
     def __init__(self, url: str, stats: SharedStats, source: Source) -> None:
         self._url = url
@@ -179,7 +188,7 @@ class BackgroundJobs:
                 await consumer.flush()
 
     async def _take(self, job: Job, consumer: Consumer, producer: Producer) -> None:
-        """Until so many are sent, nothing more waits, nothing more came within the time-out, or somebody stops it."""
+        """Send dead letters until the count is reached, none wait, none arrive in time, or a stop."""
         plan, deadline_s = job.plan, time.monotonic() + TIMEOUT_S
         while not job.stopping.is_set() and not plan.at_end and (job.count is None or plan.total < job.count):
             batch = await consumer.receive_batch(timeout=POLL_S)
@@ -198,7 +207,7 @@ class BackgroundJobs:
     async def _send(self, job: Job, batch: Batch, producer: Producer) -> None:
         plan, messages = job.plan, batch.messages()
         for route in plan.unknown(messages):
-            if not job.principal.may(Action.PUBLISH, route.place.topic):  # the letter says where it died, and anybody may have written that
+            if not job.principal.may(Action.PUBLISH, route.place.topic):  # any publisher may have written the letter's origin
                 why = f"publishing to topic {route.place.topic!r} is not permitted to {job.principal.name or 'you'}"
                 plan.known(route, Refused(E_FORBIDDEN, why))
                 continue
@@ -226,7 +235,7 @@ class BackgroundJobs:
         return job.plan.waiting(next(row for row in rows if row["channel_name"] == CHANNEL))
 
     async def close(self) -> None:
-        """Those at work end with their batch; what is not answered waits in its topic."""
+        """Stop the jobs after their current batch. Unanswered dead letters stay in their topic."""
         for job in self._jobs:
             job.stopping.set()
         if self._tasks:
@@ -236,13 +245,13 @@ class BackgroundJobs:
 
 
 KEYS_MAX: Final = 1_000
-PUBLISHES_MAX: Final = 16  # at the same time: each is a client of the broker
-END_S: Final = 0.1  # for such a client to end, once its publish is answered or given up
+PUBLISHES_MAX: Final = 16  # at the same time; each opens a client of the broker
+END_S: Final = 0.1  # for that client to close after its publish
 Do = Callable[[str, str, JsonObject, Principal], Awaitable[Mapping[str, object]]]
 
 
 class Doing:
-    """The handlers; `table` has them by their paths. `stir` is called after each action: what it did is to be seen."""
+    """The handlers of actions. `stir` is called after each action, so that pages show its effect."""
 
     def __init__(
         self,
@@ -305,7 +314,7 @@ class Doing:
 
         return handle
 
-    # Where it is more than a call
+    # Actions that are more than one call
 
     async def _create_topic(self, topic: str, channel: str, options: JsonObject, principal: Principal) -> Mapping[str, object]:
         retention = options.get("retention") or {}
@@ -316,7 +325,7 @@ class Doing:
     async def _create_channel(self, topic: str, channel: str, options: JsonObject, principal: Principal) -> Mapping[str, object]:
         _check_dead_letters(topic, channel, options, principal)
         settings = _known(options, NewChannelOptions)
-        await self._stats.fresh(topic)  # the broker would make the topic
+        await self._stats.fresh(topic)  # without this check the broker would create the topic
         if isinstance(settings.get("start"), dict):
             settings["start"] = _time_s(settings["start"])
         return await self._source.create_channel(topic, channel, **settings)
@@ -353,8 +362,8 @@ class Doing:
             check_name(only, "channel")
         if count is not None and (type(count) is not int or count < 1):
             raise bad("count is a number of dead letters, 1 or more")
-        await self._stats.fresh(topic)  # it is there
-        await self._source.create_channel(topic, REDRIVE, start="earliest")  # with the name of who does it, for the audit log
+        await self._stats.fresh(topic)  # the topic must exist
+        await self._source.create_channel(topic, REDRIVE, start="earliest")  # so that the audit log names the user
         return {"job": self._jobs.start(topic, to, only, count, principal).row()}
 
     async def _stop(self, request: Request) -> Response:
@@ -363,7 +372,10 @@ class Doing:
         return answer({"done": True, "job": job.row()})
 
     async def _publish(self, request: Request) -> Response:
-        """Messages with all that one can have. A client of their own publishes them: it knows keys, headers, delays and offsets."""
+        """Publish messages with keys, tags, headers and delays.
+
+        Each request opens a producer, because `Gatherer` does not support these.
+        """
         if self._publishes >= PUBLISHES_MAX:
             raise Refused(E_LIMIT, f"{PUBLISHES_MAX} publishes of the console are on their way; try again")
         self._publishes += 1
@@ -379,7 +391,7 @@ class Doing:
                 try:
                     receipt = await producer.publish_many(topic, bodies, key=key, tag=tag, headers=headers, delay=delay)
                 finally:
-                    with contextlib.suppress(ZsqError):  # it was told already
+                    with contextlib.suppress(ZsqError):  # the publish already raised the error
                         await producer.close(END_S)
         finally:
             self._publishes -= 1
@@ -388,7 +400,7 @@ class Doing:
         known = offset is not None and offset >= 0
         return answer({"done": True, "count": len(bodies), "offset": offset if known else None, "keys": keys[:KEYS_MAX]})
 
-    # Before
+    # Previews
 
     async def preview(self, request: Request) -> Response:
         parameters = parameters_of(request)
@@ -417,12 +429,12 @@ class Doing:
 
 
 def _side(options: JsonObject) -> Side:
-    """To whom a topic is closed or opened; the broker says which sides there are."""
+    """Return the side that a topic is closed to or opened to. The broker checks the value."""
     return cast("Side", options.get("to", "publishers"))
 
 
 def _known(options: JsonObject, kind: Any) -> Any:
-    """Settings, as keywords. What is not known is refused here: it would be a TypeError."""
+    """Return settings as keyword arguments. Unknown ones raise `ApiError` and not `TypeError`."""
     known: frozenset[str] = kind.__optional_keys__
     unknown = options.keys() - known
     if unknown:
@@ -431,8 +443,12 @@ def _known(options: JsonObject, kind: Any) -> Any:
 
 
 def _check_dead_letters(topic: str, channel: str, options: JsonObject, principal: Principal) -> None:
-    """A channel copies bodies to that topic in the name of whoever sets it: so they must be permitted to read here and to write there."""
-    if isinstance(options.get(DEAD_LETTER_TOPIC), str):  # else the broker says what is wrong
+    """Check the permissions for a channel's dead-letter topic. Raises `ApiError` if they lack.
+
+    The channel copies bodies to that topic on behalf of the user that sets it. So the user must be
+    permitted to read here and to publish there.
+    """
+    if isinstance(options.get(DEAD_LETTER_TOPIC), str):  # else the broker reports the error
         try:
             check_dead_letters(principal, topic, channel, options)
         except Refused:

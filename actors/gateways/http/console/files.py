@@ -1,11 +1,13 @@
-"""The console's pages: the files of one folder, read once. Nothing else can be asked for, and nothing of them comes from elsewhere.
+"""Files of the console's pages: read once from one folder, with modules and style sheets joined.
 
-The page is changed to ask for the joined script and sheet (files.py); the modules can be asked for too, for who reads them.
+Only these files are served, and the pages load nothing from other hosts. All modules are joined
+into one script and all style sheets into one sheet, so that a browser requests two files and not
+fifty. The page is changed to request these two. The single modules are served too, for people who
+read them.
 
-The console's modules joined into one, and its style sheets into another: a browser asks for two files, not for fifty. Pure.
-
-A module becomes a function that is called once, in the order of the imports, and that returns its exports: nothing of one module is seen in
-another that does not import it. Only what the console's own sources have is understood, each on a line of its own:
+A module becomes a function that is called once, in the order of the imports, and returns its
+exports. So a module sees only what it imports. Only the forms that the console's sources use are
+supported, each on a separate line:
 
     import { a, b as c } from "./other.js";
     export function f, export async function f, export class C, export const c
@@ -32,7 +34,7 @@ from .....transport.settings import CHANNEL, SYNC_MODES, TOPIC
 from ..web.responses import api_error
 
 FIRST: Final = "main.js"
-SETTINGS: Final = "base/settings.js"  # made here, from the table of settings
+SETTINGS: Final = "base/settings.js"  # generated from the table of settings
 SCRIPT: Final = "all.js"
 STYLE: Final = "all.css"
 
@@ -44,11 +46,14 @@ _SCRIPT: Final = re.compile(rf'^(<script type="module" src="/console/){re.escape
 
 
 class CannotJoin(ValueError):
-    """A source is not as described above; the sentence says which and where. The page works with its files one by one."""
+    """Raised if a source has an unsupported form. The text names the file and the line.
+
+    The page then works with its single files.
+    """
 
 
 def settings_module() -> str:
-    """Return the module that tells the pages which settings a channel and a topic have."""
+    """Return the module with the settings of channels and topics for the pages."""
     columns = ("name", "kind", "label", "hint", "none_label", "no_bound", "fixed", "choices", "default")
     tables = {"CHANNEL": CHANNEL, "TOPIC": TOPIC}
     told: dict[str, object] = {name: [{one: getattr(row, one) for one in columns} for row in rows] for name, rows in tables.items()}
@@ -58,7 +63,11 @@ def settings_module() -> str:
 
 
 def join_modules(sources: Mapping[str, str]) -> str:
-    """One module that does what `main.js` does. `sources`: by its path from the folder's root; those that nothing imports are left out."""
+    """Return one module with the effect of `main.js`.
+
+    `sources` are the modules by path from the folder's root. Modules that are not imported are left
+    out. Raises `CannotJoin`.
+    """
     done: dict[str, str] = {}
     parts: list[str] = []
     _join(FIRST, sources, (), done, parts)
@@ -66,7 +75,10 @@ def join_modules(sources: Mapping[str, str]) -> str:
 
 
 def join_sheets(page: str, sources: Mapping[str, str]) -> tuple[str, str]:
-    """The page that asks for the two joined files, and the joined sheet: those that the page names, in its order."""
+    """Return the page that requests the two joined files, and the joined sheet.
+
+    The sheet joins the sheets that the page names, in its order. Raises `CannotJoin`.
+    """
     named = _SHEET.findall(page)
     missing = [name for name in named if name not in sources]
     if missing or not named or not _SCRIPT.search(page):
@@ -82,7 +94,7 @@ def join_sheets(page: str, sources: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _join(name: str, sources: Mapping[str, str], above: tuple[str, ...], done: dict[str, str], parts: list[str]) -> str:
-    """The variable that holds what the module exports."""
+    """Add a module and its imports to `parts`. Return the variable that holds its exports."""
     if name in above:
         raise CannotJoin(f"{name} imports itself: {' > '.join([*above, name])}")
     if name in done:
@@ -126,13 +138,13 @@ HEADERS: Final = {
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-    "cache-control": "no-cache",  # asked for each time, and answered 304 while it is the same
+    "cache-control": "no-cache",  # requested each time, and answered with 304 if unchanged
 }
 
 
 class _File(NamedTuple):
     body: bytes
-    packed: bytes  # b"": not worth it
+    packed: bytes  # b"" if not smaller
     kind: str
     etag: str
 
@@ -166,7 +178,7 @@ class ConsoleFiles:
             text = {name: self.read(name).decode() for name in self._files if name.endswith((".js", ".css", INDEX))}
             page, sheet = join_sheets(text[INDEX], text)
             script = join_modules(text)
-        except ValueError as error:  # also what is not UTF-8
+        except ValueError as error:  # also if a file is not UTF-8
             log.warning("the console's files are served one by one, which is slower: %s", error)
             return
         for name, made in ((INDEX, page), (SCRIPT, script), (STYLE, sheet)):
@@ -176,7 +188,7 @@ class ConsoleFiles:
         return INDEX in self._files
 
     def read(self, name: str) -> bytes:
-        """What is served by that name."""
+        """Return the file that is served by that name."""
         return self._files[name].body
 
     async def index(self, request: Request) -> Response:

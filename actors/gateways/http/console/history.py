@@ -1,10 +1,13 @@
-"""How it was: some figures of each topic and channel, a value a second for five minutes and one each ten seconds for two hours. Pure.
+"""History of the console's charts: some values of each topic and channel over time.
 
-A figure is kept in two rings of 4-byte numbers, 4 KB together; one that was always 0 (or unknown) in none. Values are written when they
-change: what lies between is filled then, or when somebody looks. So what is idle costs neither time nor memory, and the most that
-there can be is `TRACKS_MAX` rows of eight figures: 37 MB a thousand.
+Each series has one value a second for 5 minutes, and one value every 10 seconds for 2 hours. It is
+stored in two rings of 4-byte numbers, 4 KB together. A series that was always 0 or unknown has no
+rings. Values are written when they change, and the seconds in between are filled then, or when a
+page reads the series. So idle series cost neither time nor memory. The maximum is `TRACKS_MAX` rows
+of eight series, which is 37 MB for each thousand rows.
 
-Of ten seconds a rate is kept as its mean, a level (a depth, a latency) as its highest: a chart of two hours shows a peak of a second.
+For each 10 seconds, a rate is stored as its mean and a level (a depth, a latency) as its maximum.
+So a chart of 2 hours shows a peak of one second.
 """
 
 from __future__ import annotations
@@ -18,11 +21,11 @@ from .board import Row
 
 FINE: Final = 300  # values
 COARSE: Final = 720
-STEP_S: Final = 10  # of the coarse ones
-TRACKS_MAX: Final = 5_000  # topics and channels; of those that come later there is no history
+STEP_S: Final = 10  # between two coarse values
+TRACKS_MAX: Final = 5_000  # topics and channels; later ones have no history
 _NAN: Final = math.nan
 
-# Figure -> whether it is a mean over ten seconds.
+# Series -> True if 10 seconds are stored as their mean, False if as their maximum.
 TOPIC_FIGURES: Final = {"in": True, "in_bytes": True, "out": True, "backlog": False}
 CHANNEL_FIGURES: Final = {
     "depth": False, "in_flight": False, "deferred": False, "out": True, "again": True, "p50_ms": False, "p95_ms": False, "p99_ms": False,
@@ -31,7 +34,11 @@ SPANS: Final = {"5m": (FINE, 1), "2h": (COARSE, STEP_S)}
 
 
 class Figure:
-    """`value` holds from the second `at` on; before it the rings have what was. Without rings it was unknown, and then 0 if it is 0 now."""
+    """One series of values.
+
+    `value` applies from the second `_at` on. The rings have the values before it. Without rings
+    these are unknown.
+    """
 
     __slots__ = ("_at", "_coarse", "_fine", "_mean", "_sum", "_top", "value")
 
@@ -45,7 +52,7 @@ class Figure:
         self._top = _NAN
 
     def note(self, value: float, second: int) -> None:
-        """From this second on."""
+        """Set the value that applies from `second` on."""
         if value == self.value or (value != value and self.value != self.value):
             return
         if self._fine is None and self.value != self.value:
@@ -55,13 +62,16 @@ class Figure:
         self.value = value
 
     def _fill(self, second: int, *, needed: bool) -> None:
-        """What holds until then is written down; if that is not needed, only where there are rings."""
+        """Write the current value into the rings for all seconds before `second`.
+
+        If the series has no rings, they are created only if `needed`.
+        """
         if second <= self._at or (self._fine is None and not needed):
             return
         if self._fine is None:
             self._fine, self._coarse = array("f", [_NAN]) * FINE, array("f", [_NAN]) * COARSE
         assert self._coarse is not None
-        if second == self._at + 1 and second % STEP_S:  # as it is most of the time
+        if second == self._at + 1 and second % STEP_S:  # the usual case
             value = self.value
             self._fine[self._at % FINE] = value
             if value == value:
@@ -88,7 +98,10 @@ class Figure:
         self._at = second
 
     def last(self, span: str, second: int) -> list[float]:
-        """The oldest first; the newest is of the second (or ten) before."""
+        """Return the values of a span, the oldest first.
+
+        The newest is for the last complete second, or the last complete 10 seconds.
+        """
         count, step_s = SPANS[span]
         end = second // step_s
         self._fill(second, needed=self.value == self.value and self.value != 0)
@@ -101,7 +114,7 @@ class Figure:
 
 
 class Track:
-    """The figures of one row."""
+    """The series of one row."""
 
     __slots__ = ("figures",)
 
@@ -118,7 +131,7 @@ class History:
         self._tracks: dict[tuple[str, str], Track] = {}
 
     def note(self, changed: Iterable[tuple[str, str, Row]], second: int) -> None:
-        """What a board was told, at this second (of a clock that is not set)."""
+        """Record changed rows of the board at `second` of a monotonic clock."""
         for topic, channel, row in changed:
             track = self._tracks.get((topic, channel))
             if track is None:
@@ -132,7 +145,7 @@ class History:
             track.note(own, second)
 
     def keep_only(self, topics: Mapping[str, Row]) -> None:
-        """The others are gone."""
+        """Forget all topics and channels that are not in `topics`."""
         if len(self._tracks) != len(topics) + sum(len(row.channels) for row in topics.values()):
             self._tracks = {
                 (topic, channel): track
@@ -141,13 +154,13 @@ class History:
             }
 
     def lost(self, second: int) -> None:
-        """From this second on nothing is known."""
+        """Note that all values are unknown from `second` on."""
         for track in self._tracks.values():
             for figure in track.figures.values():
                 figure.note(_NAN, second)
 
     def series(self, topic: str, channel: str, span: str, names: Sequence[str], points: int, second: int) -> dict[str, list[float | None]]:
-        """By figure, at most `points` values of each."""
+        """Return the named series, with at most `points` values each."""
         track = self._tracks.get((topic, channel))
         count = SPANS[span][0]
         found = {}
@@ -160,13 +173,16 @@ class History:
 
 
 def stride(span: str, points: int) -> int:
-    """How many values become one, so that there are no more than that."""
+    """Return the number of values that become one, so that at most `points` result."""
     count = SPANS[span][0]
     return max(1, -(-count // max(1, points)))
 
 
 def thinned(values: Sequence[float], each: int, *, mean: bool) -> Sequence[float]:
-    """The newest values make whole groups, and what is too few for one at the beginning is left out."""
+    """Return one value for each group of `each` values.
+
+    The newest values form complete groups. An incomplete group at the beginning is left out.
+    """
     if each <= 1:
         return values
     found = []
@@ -177,7 +193,7 @@ def thinned(values: Sequence[float], each: int, *, mean: bool) -> Sequence[float
 
 
 def _shown(value: float) -> float | None:
-    """4 bytes have seven digits."""
+    """Return a value rounded for JSON, or None for NaN. 4-byte numbers have only seven digits."""
     if value != value:
         return None
     return int(value) if value.is_integer() else float(f"{value:.4g}")

@@ -1,6 +1,6 @@
-"""What an action would cost, before it is done: counts, and sentences for the dialog that asks. Pure.
+"""Previews of actions, and statistics for the pages of topics and channels.
 
-Statistics that were asked for, as the pages of a topic and of a channel show them. Pure.
+A preview has the losses of an action, as counts and as sentences for the confirming dialog.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from ..web.responses import ApiError
 
 
 class ActionRequest(NamedTuple):
-    """About one action: the row of the topic, that of the channel if there is one, and what the action is told."""
+    """An action to preview, with the rows of its topic and channel, and its arguments."""
 
     topic: TopicStats
     channel: ChannelStats | None
     to: int | None = None  # seek: the offset
-    keys: int | None = None  # delayed.cancel: how many
+    keys: int | None = None  # delayed.cancel: the number of keys
 
     @property
     def own(self) -> ChannelStats:
-        """The channel that an action on one is about."""
+        """The row of the channel, for actions on channels."""
         assert self.channel is not None
         return self.channel
 
@@ -44,7 +44,7 @@ SeekLoss = TypedDict("SeekLoss", {"from": int, "to": int, "again": int, "skipped
 
 
 class MoreLosses(TypedDict, total=False):
-    """What the preview of one kind of action says besides."""
+    """Additional fields of some actions' previews."""
 
     unfinished: list[str]
     seek: SeekLoss
@@ -63,7 +63,10 @@ class Loss(TypedDict):
 
 
 class Preview(MoreLosses):
-    """What an action would cost. `unknown`: a channel does not say now what it holds."""
+    """The losses of an action.
+
+    `unknown` is True if a channel is starting or has failed, so that its messages are not counted.
+    """
 
     action: str
     loses: list[Loss]
@@ -81,7 +84,7 @@ _HELD: Final = (
 
 
 def preview(action: str, asked: ActionRequest) -> Preview:
-    """As JSON. `ApiError` for an action that there is not."""
+    """Return the preview of an action. Raises `ApiError` for an unknown action."""
     make = _ACTIONS.get(action)
     if make is None:
         raise _bad(f"there is no preview of {action[:40]!r}; of {', '.join(_ACTIONS)}")
@@ -171,7 +174,11 @@ def _channel_pause(asked: ActionRequest) -> LossReport:
 
 
 def _channel_seek(asked: ActionRequest) -> LossReport:
-    """Behind the cursor only what is held is unfinished; it is cleared, and comes again if the channel goes back before it."""
+    """Return the losses of a seek.
+
+    Before the channel's position, only messages that the channel holds are unfinished. A seek
+    clears them. They are delivered again only if the new position is before them.
+    """
     row, start, head = asked.own, asked.topic["start"], asked.topic["head"]
     if asked.to is None:
         raise _bad("say where to: to=OFFSET, earliest, latest, or time:MS")
@@ -218,7 +225,7 @@ _OF_TOPIC: Final = ("uuid", "retention", "finished_bytes", "removed_bytes", "rec
 
 
 class ShownLatency(TypedDict):
-    """Of the last ten minutes, in ms; None where nothing was finished."""
+    """The latency of the last ten minutes in ms. Values are None if no message was finished."""
 
     count: int
     p50_ms: float | None
@@ -229,7 +236,10 @@ class ShownLatency(TypedDict):
 
 
 class ShownPublisher(TypedDict):
-    """Somebody who publishes, with ZSQ's protocol ("zmq") or NSQ's. None: the other kind only has it."""
+    """A producer whose `kind` is "zmq" (ZSQ's protocol) or "nsq".
+
+    A value is None if only the other kind has it.
+    """
 
     name: str
     kind: str
@@ -243,7 +253,7 @@ class ShownPublisher(TypedDict):
 
 
 class Retirement(TypedDict):
-    """To whom a topic is closed, and what is still to be drained of it."""
+    """The side to which a topic is closed, and the work until it is drained."""
 
     state: str
     left: list[str]
@@ -251,7 +261,7 @@ class Retirement(TypedDict):
 
 
 class TopicPage(TypedDict):
-    """`topic`: its row on the board, with what takes a question to find out."""
+    """The page of a topic. `topic` is its row on the board, with requested statistics."""
 
     topic: Mapping[str, object]
     producers: list[ShownPublisher]
@@ -259,7 +269,7 @@ class TopicPage(TypedDict):
 
 
 class ShownClient(TypedDict):
-    """A consumer; the names of its statistics are those of the overview."""
+    """A consumer, with the overview's names of statistics."""
 
     name: str
     address: str
@@ -280,14 +290,14 @@ class ShownClient(TypedDict):
 
 
 class ChannelPage(TypedDict):
-    """`channel`: as `topic` of a topic's page."""
+    """The page of a channel. `channel` is its row on the board, with requested statistics."""
 
     channel: Mapping[str, object]
     clients: list[ShownClient]
 
 
 def topic_details(stats: BrokerStats, known: Mapping[str, object]) -> TopicPage:
-    """`stats` of the topic, freshly asked; `known`: its row on the board."""
+    """Return the page of a topic from its current statistics and its row on the board."""
     row = stats["topics"][0]
     left, values = remaining(row), cast("Mapping[str, object]", row)
     more = {"closed": row["closed"], "rates": row["rates"], "latency": latency(row.get("e2e_processing_latency"))}
@@ -344,7 +354,7 @@ def latency(found: Latency | None) -> ShownLatency:
 
 
 def chunk_rows(found: Chunks) -> dict[str, object]:
-    """Times as JavaScript takes them."""
+    """Return a topic's chunks with times in ms, for JavaScript."""
     return {**found, "chunks": [_chunk(row) for row in found["chunks"]]}
 
 

@@ -1,4 +1,4 @@
-"""What the console's pages read: the board, its history, details that are asked for, messages."""
+"""Handlers for the data of the console's pages: the board, its history, details, and messages."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from .source import Open, Source, TopicReader
 
 MESSAGES_MAX: Final = 100
 READ_BYTES: Final = 1024 * 1024
-HELD_BYTES_MAX: Final = 16 * 1024 * 1024  # of messages for one answer, before their bodies are cut
-LOOKS_MAX: Final = 4  # into logs, at the same time: each may hold some blocks
+HELD_BYTES_MAX: Final = 16 * 1024 * 1024  # of messages for one reply, before their bodies are cut
+LOOKS_MAX: Final = 4  # reads of messages at the same time; each may hold some blocks
 SPARK_POINTS: Final = 60
 PEEK_MAX: Final = 200
 MEMORY_AGE_S: Final = 5.0
 
 
 class ReadHandlers:
-    """The handlers."""
+    """The handlers of GET paths."""
 
     def __init__(self, source: Source, open_reader: Open, stats: SharedStats, sampler: Sampler, jobs: BackgroundJobs) -> None:
         self._source = source
@@ -48,7 +48,7 @@ class ReadHandlers:
         self._memory: tuple[float, dict[int, int]] = (-MEMORY_AGE_S, {})
         self._measuring = asyncio.Lock()
 
-    # From what is known
+    # From the board
 
     async def overview(self, request: Request) -> Response:
         parameters = parameters_of(request)
@@ -85,7 +85,7 @@ class ReadHandlers:
 
     def _times(self, span: str, points: int) -> dict[str, object]:
         step_s = SPANS[span][1]
-        late_ms = (self._sampler.second() % step_s) * 1000  # the last ten seconds that are whole ended so long ago
+        late_ms = (self._sampler.second() % step_s) * 1000  # the time since the last complete 10 seconds
         return {"step_s": step_s * stride(span, points), "end_ms": self._sampler.board.now_ms - late_ms}
 
     async def alarms(self, request: Request) -> Response:
@@ -95,7 +95,7 @@ class ReadHandlers:
     async def jobs(self, request: Request) -> Response:
         return answer({"jobs": self._jobs.rows(principal_of(request))})
 
-    # Asked for
+    # From requests to the broker
 
     async def topic(self, request: Request) -> Response:
         topic = _topic(parameters_of(request))
@@ -132,7 +132,10 @@ class ReadHandlers:
         return answer({"entries": await self._source.audit(number(parameters_of(request), "count", 100, 1, 1_000))})
 
     async def _memory_of(self, pids: list[int]) -> dict[int, int]:
-        """In a thread: a thousand of them take some tenths of a second."""
+        """Return the memory of processes in bytes, by pid, at most MEMORY_AGE_S old.
+
+        It is measured in a thread, because a thousand processes take some tenths of a second.
+        """
         loop = asyncio.get_running_loop()
         async with self._measuring:
             if loop.time() - self._memory[0] > MEMORY_AGE_S:
@@ -191,7 +194,7 @@ class ReadHandlers:
 
     @staticmethod
     async def _first(parameters: Parameters, reader: TopicReader, node: int, count: int) -> int:
-        """Where to begin, by whichever was said."""
+        """Return the first offset to show, from the one parameter that gives it."""
         given = [name for name in ("offset", "id", "time_ms", "latest") if parameters.get(name) is not None]
         if len(given) > 1:
             raise bad(f"say one of offset, id, time_ms and latest, not {' and '.join(given)}")
@@ -208,7 +211,7 @@ class ReadHandlers:
 
 
 async def _read(topic: str, reader: TopicReader, first: int, head: int, count: int) -> tuple[list[StoredMessage], int]:
-    """Messages from `first` on, and where to go on. Where the log is damaged it goes on behind that."""
+    """Return messages from `first` on, and the offset to continue at. Damaged parts are skipped."""
     found: list[StoredMessage] = []
     at, size = first, 0
     while at < head:
@@ -228,7 +231,7 @@ async def _read(topic: str, reader: TopicReader, first: int, head: int, count: i
 
 
 def _of_block(topic: str, block: Block, first: int, head: int) -> Any:
-    """One after the other: of a large block perhaps only a few are wanted."""
+    """Yield the messages of a block. It is lazy, because only a few may be needed."""
     start, stop = max(0, first - block.first_offset), min(block.count, head - block.first_offset)
     return (message_at(topic, block, index) for index in range(start, stop))
 
@@ -263,6 +266,6 @@ def _series(parameters: Parameters, known: list[str], otherwise: list[str] | Non
 
 
 def _measured(pids: list[int]) -> dict[int, int]:
-    """0 is: it cannot be read."""
+    """Return the memory by pid. Processes that cannot be read (size 0) are left out."""
     found: Mapping[int, int] = {pid: private_bytes(pid) for pid in pids}
     return {pid: size for pid, size in found.items() if size}

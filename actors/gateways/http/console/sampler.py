@@ -1,7 +1,8 @@
-"""Asks the broker for its overview: once a second while somebody watches, else once in ten. Keeps the board and the history with it.
+"""Sampler of the console: requests the broker's overview and updates the board and its history.
 
-A row that has changed costs 40 microseconds, in the supervisor and here. So where more change than `ROWS_A_S`, it is asked more seldom:
-to be looked at shall not cost a busy broker more than some 1.6% of a core.
+It requests the overview once a second while pages watch, and otherwise every 10 seconds. A changed
+row costs 40 microseconds, both in the supervisor and here. So if more than `ROWS_A_S` rows change,
+the requests become less frequent. This limits the cost to about 1.6% of a core.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from .history import History
 
 log = logging.getLogger("zsq")
 
-HURRIED_S: Final = 0.25  # as new as it gets: the supervisor makes rows anew five times a second at most
+HURRIED_S: Final = 0.25  # the supervisor updates rows at most five times a second
 WATCHED_S: Final = 1.0
 WATCHED_S_MAX: Final = 5.0
 ROWS_A_S: Final = 400
 UNWATCHED_S: Final = 10.0
-LINGERS_S: Final = 30.0  # whoever turns a page is back at once
-LOST_S: Final = 15.0  # without an answer: what was then is not known
+LINGERS_S: Final = 30.0  # after the last watcher, because a user who changes pages returns at once
+LOST_S: Final = 15.0  # without a reply; then the values are unknown
 PATIENCE_S: Final = 10.0
 
 
@@ -35,7 +36,7 @@ class Glancing(Protocol):
 
 
 class Sampler:
-    """`run` is a task of its own, until `close`."""
+    """The sampler of a console. `run` is started as a task and ends after `close`."""
 
     def __init__(self, broker: Glancing) -> None:
         self._broker = broker
@@ -49,14 +50,14 @@ class Sampler:
         self._sampled_s = -LOST_S
         self._stirred_s = -LOST_S
         self._error: ZsqError | None = None
-        self._hurry = False  # somebody waits for an answer
+        self._hurry = False  # a request waits for the next overview
         self._wake = asyncio.Event()
-        self._round = asyncio.Event()  # another one for each round
+        self._round = asyncio.Event()  # replaced after each round
         self.closing = False
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Somebody looks."""
+        """Count a watcher while the context is open."""
         self._watchers += 1
         self._wake.set()
         try:
@@ -66,7 +67,11 @@ class Sampler:
             self._watched_s = time.monotonic()
 
     async def fresh(self, topic: str = "") -> Board:
-        """The board, not older than one tick and a half; asked for anew where it does not know the topic, which may have come since."""
+        """Return the board, not older than one and a half ticks.
+
+        If it does not have `topic`, a new overview is requested, because the topic may be new.
+        Raises `ZsqError` if the broker does not answer in time.
+        """
         begun_s = self._watched_s = time.monotonic()
         deadline_s = begun_s + PATIENCE_S
         while self._sampled_s < max(begun_s - self._old_s(topic), self._stirred_s + HURRIED_S):
@@ -84,7 +89,7 @@ class Sampler:
         return 0.0 if topic and topic not in self.board.topics else self._watched_each_s * 1.5
 
     def stir(self) -> None:
-        """Something was done: who asks next, or listens, is to see it."""
+        """Request a new overview soon, so that pages show the effect of an action."""
         self._stirred_s = time.monotonic()
         asyncio.get_running_loop().call_later(HURRIED_S, self._hasten)
 
@@ -93,7 +98,7 @@ class Sampler:
         self._wake.set()
 
     async def after(self, tick: int, timeout_s: float) -> bool:
-        """Whether there is another tick, within that time."""
+        """Wait up to `timeout_s` for a tick after `tick`. Return True if it came."""
         deadline_s = time.monotonic() + timeout_s
         while self.board.tick <= tick and not self.closing:
             if not await self._wait(self._round, deadline_s - time.monotonic()):
@@ -107,7 +112,7 @@ class Sampler:
         return event.is_set()
 
     def second(self) -> int:
-        """Of the history's clock."""
+        """Return the current second of the history's clock."""
         return int(time.monotonic())
 
     async def run(self) -> None:
@@ -120,7 +125,7 @@ class Sampler:
                 self._error = error
                 if begun_s - self._sampled_s > LOST_S:
                     self.history.lost(self.second())
-            except Exception as error:  # what it is must be seen, and the pages go on
+            except Exception as error:  # it must be logged, and the pages must continue
                 log.exception("the console cannot tell how the broker is")
                 self._error = ZsqError(E_TIMEOUT, f"the overview is not understood: {error!r}")
             done, self._round = self._round, asyncio.Event()
@@ -128,7 +133,7 @@ class Sampler:
             await self._rest(begun_s)
 
     async def _rest(self, begun_s: float) -> None:
-        """Until the next is due; who comes to watch wakes it, and the rest is shorter."""
+        """Wait until the next overview is due. A new watcher shortens the wait."""
         while not self.closing:
             watched = self._watchers > 0 or time.monotonic() - self._watched_s < LINGERS_S
             rest_s = begun_s + (HURRIED_S if self._hurry else self._watched_each_s if watched else UNWATCHED_S) - time.monotonic()

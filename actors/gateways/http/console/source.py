@@ -1,4 +1,7 @@
-"""The console's view of its broker: parts of `aio.Admin`, `aio.Reader` and `aio.Producer`, so that tests can stand in for them."""
+"""Interfaces of the console's broker: parts of `aio.Admin`, `aio.Reader` and `aio.Producer`.
+
+Tests replace them.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ from .....transport.wire.codec import HeaderValue
 
 
 class Source(Protocol):
-    """Each raises ZsqError."""
+    """The part of `aio.Admin` that the console uses. All methods raise `ZsqError`."""
 
     async def overview(self, since: int = 0, *, processes: bool = False, alarms: bool = False) -> OverviewAnswer: ...
 
@@ -80,7 +83,7 @@ class Source(Protocol):
 
 
 class TopicReader(Protocol):
-    """Of one topic, by offset."""
+    """The part of `aio.Reader` that the console uses. It reads one topic by offset."""
 
     async def read(self, offset: int, bytes_max: int = 1 << 20) -> Fetched: ...
 
@@ -92,7 +95,7 @@ class TopicReader(Protocol):
 
 
 class TopicWriter(Protocol):
-    """Publishes, until it is closed."""
+    """The part of `aio.Producer` that the console uses."""
 
     async def publish_many(
         self,

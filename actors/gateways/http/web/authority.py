@@ -36,7 +36,7 @@ _KEY: Final = "zsq.principal"
 class HttpAuthority:
     """The authorization of all requests, by `authenticator`, by `policy`, or by neither.
 
-    `policy` may be replaced at any time. `first_use` is used only with an access file.
+    `policy` may be replaced at any time. `first_use` checks publishes that would create a topic.
     """
 
     def __init__(
