@@ -39,7 +39,7 @@ Place = tuple[bytes, bytes]  # route, stage
 
 
 class StageOwners:
-    """The users that opened stages, without any input or output.
+    """The users that opened stages.
 
     A push carries no link, so the gateway accepts it only from the user that opened its stage.
     A stage is known from OpenStage until the end of the link that sent it. A client that continues
@@ -204,7 +204,7 @@ class PushRoute:
         self._largest = 0
 
     def send(self, frames: Sequence[Any]) -> bool:
-        """Send a push. Return False if the pipe is full or frames are missing or surplus."""
+        """Send a push. Return False if the pipe is full or the number of frames is wrong."""
         if len(frames) != PUSH_FRAMES:
             return False
         size = len(frames[-1])

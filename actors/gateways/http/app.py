@@ -3,9 +3,9 @@
 `make_app` combines the handlers. It opens no sockets or files. `Guard` around them refuses
 forbidden requests and limits the number and duration of requests.
 
-If the broker refused a large body and closed the connection at once, the client would get a reset
-and lose the answer. So after the answer, input is dropped up to a size and a time, and then the
-connection is closed.
+If a large body is refused before it is read and the connection is closed at once, the client gets a
+reset and loses the answer. So after the answer, input is dropped up to a size and a time, and then
+the connection is closed.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ from ...security.policy import NOBODY, AccessPolicy, Principal, granted
 from .asking import CONNECT_S, REQUEST_S, NotAnswered, Way, ask, parse_url
 
 METHODS: Final = ("get", "post")
-SECRET_MAX: Final = 4096  # bytes; the secret is part of an address
+SECRET_MAX: Final = 4096  # bytes; the secret is part of a URL
 KNOWN_MAX: Final = 10_000  # replies that are kept
 DENIED_MAX: Final = 1_000  # replies that permit nothing and are kept
 AUTHORIZATIONS_KNOWN_MAX: Final = 100_000  # in all replies that are kept
@@ -148,7 +148,7 @@ class Authenticator:
         known = None if fresh else self.known(who)
         if known is not None:
             return known
-        task = self._asking.get((who, False)) or (self._asking.get((who, True)) if fresh else None)  # AUTH's request may wait longer
+        task = self._asking.get((who, False)) or (self._asking.get((who, True)) if fresh else None)  # AUTH's may wait longer for a slot
         if task is None:  # clients that need the same reply share one request
             slots = self._slots[fresh]
             if slots.waiting >= WAITING_MAX:

@@ -89,10 +89,10 @@ def _places_of(delivery: LeasedBlock) -> tuple[Sequence[int], int | list[int]]:
 
 
 def _end_of_run(found: Sequence[Handed | None], start: int) -> int:
-    """Return the index after the last entry in a row that has the same delivery as `start`.
+    """Return the end of the entries from `start` on that belong to the same delivery.
 
-    Clients usually finish in the order of delivery. So it first tries all that is left of the
-    delivery.
+    Clients usually finish messages in the order of delivery. So it first tries all messages that
+    are left of the delivery.
     """
     handed = found[start]
     if handed is not None:

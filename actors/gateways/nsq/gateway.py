@@ -289,7 +289,7 @@ class NsqGateway(AsyncActor[NsqStart]):
         }
 
     def details(self) -> GatewayDetails:
-        """Return the rows of consumers and publishers. A client that has done nothing yet has none."""
+        """Return the rows of clients. Clients that have not published or subscribed have none."""
         return {"clients": [one.statistics() for one in self.connections if one.session.topic or one.session.published]}
 
 

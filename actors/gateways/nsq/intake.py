@@ -174,7 +174,7 @@ class Intake:
     def leave(self, connection: Client) -> None:
         """Note that the connection is closing.
 
-        It holds nothing, and like a stranger's its slot can go to a new connection.
+        It then holds nothing and counts as a stranger, so that a new connection can get its slot.
         """
         for place in (self.unread, self._queue, self._strangers_queue):
             place.pop(connection, None)
@@ -189,9 +189,9 @@ class Intake:
         self.known(connection)
 
     def _relieve(self) -> None:
-        """Close connections that have waited longest for their clients while these hold too much.
+        """Close the slowest connections while waiting ones hold more than half of the limit.
 
-        Stop reading if that is not enough.
+        Stop reading if all connections together still hold too much.
         """
         slow = sorted((one for one in self._connections if one.held_bytes and one.waits_for_client), key=lambda one: one.session.heard_ns)
         theirs = sum(one.held_bytes for one in slow)

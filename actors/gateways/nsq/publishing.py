@@ -94,7 +94,7 @@ class Gatherer:
         self._out: dict[str, deque[_BlockOut]] = {}
         self._planned = False
         self._used_ns: dict[str, int] = {}  # by topic with a lane, the longest idle first
-        self._ahead: dict[tuple[str, int], deque[_BlockOut]] = {}  # the same by topic and delay
+        self._ahead: dict[tuple[str, int], deque[_BlockOut]] = {}  # like `_out`, but by topic and delay
         self._turner = SettledTurner(self.engine, self._settle)
         self._look = self.loop.call_later(_LOOK_S, self._now_and_then)
         self._stopping = False
@@ -191,7 +191,7 @@ class Gatherer:
                 self._answer(one.answers, one.size, "" if one.pending.error is None else str(one.pending.error))
             if not out:
                 del self._out[topic]
-        if room and self._gathers and not self._planned:  # without room the loop would run idle
+        if room and self._gathers and not self._planned:  # without room it would repeat in each turn
             self._planned = True
             self.loop.call_soon(self._send)
 

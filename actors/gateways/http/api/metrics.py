@@ -128,7 +128,7 @@ def _latencies(channels: Iterable[tuple[Labels, ChannelStats]]) -> Iterator[tupl
 
 
 def render(stats: BrokerStats | None, healthy: bool, took_s: float, own: RequestMetrics, accept: str) -> tuple[bytes, str]:
-    """Return the metrics and their content type, as text or as `accept` wants it as OpenMetrics."""
+    """Return the metrics and their content type: text, or OpenMetrics if `accept` asks for it."""
     encoder, content_type = choose_encoder(accept)
     registry = CollectorRegistry()
     registry.register(_Broker(stats, healthy, took_s))

@@ -43,7 +43,10 @@ def parameters_of(request: Request) -> Parameters:
 
 
 def number(parameters: Parameters, name: str, otherwise: int, least: int, most: int) -> int:
-    """Return a number from the query, moved into the limits, because pages ask for any amount."""
+    """Return a number from the query.
+
+    A number outside the limits becomes the limit, because pages may ask for any amount.
+    """
     said = parameters.get(name)
     if said is None:
         return otherwise

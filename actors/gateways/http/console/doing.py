@@ -188,7 +188,11 @@ class BackgroundJobs:
                 await consumer.flush()
 
     async def _take(self, job: Job, consumer: Consumer, producer: Producer) -> None:
-        """Send dead letters until the count is reached, none wait, none arrive in time, or a stop."""
+        """Send dead letters.
+
+        It ends when the count is reached, no dead letter waits, none arrived within TIMEOUT_S, or
+        the job is stopped.
+        """
         plan, deadline_s = job.plan, time.monotonic() + TIMEOUT_S
         while not job.stopping.is_set() and not plan.at_end and (job.count is None or plan.total < job.count):
             batch = await consumer.receive_batch(timeout=POLL_S)
@@ -374,7 +378,7 @@ class Doing:
     async def _publish(self, request: Request) -> Response:
         """Publish messages with keys, tags, headers and delays.
 
-        Each request opens a producer, because `Gatherer` does not support these.
+        Each request opens a producer, because `Gatherer` has no keys, tags, headers and offsets.
         """
         if self._publishes >= PUBLISHES_MAX:
             raise Refused(E_LIMIT, f"{PUBLISHES_MAX} publishes of the console are on their way; try again")
@@ -434,7 +438,10 @@ def _side(options: JsonObject) -> Side:
 
 
 def _known(options: JsonObject, kind: Any) -> Any:
-    """Return settings as keyword arguments. Unknown ones raise `ApiError` and not `TypeError`."""
+    """Return settings as keyword arguments.
+
+    Raises `ApiError` if one is unknown. Otherwise the call would raise `TypeError`.
+    """
     known: frozenset[str] = kind.__optional_keys__
     unknown = options.keys() - known
     if unknown:
@@ -443,7 +450,7 @@ def _known(options: JsonObject, kind: Any) -> Any:
 
 
 def _check_dead_letters(topic: str, channel: str, options: JsonObject, principal: Principal) -> None:
-    """Check the permissions for a channel's dead-letter topic. Raises `ApiError` if they lack.
+    """Check the permissions for a channel's dead-letter topic. Raises `ApiError` without them.
 
     The channel copies bodies to that topic on behalf of the user that sets it. So the user must be
     permitted to read here and to publish there.

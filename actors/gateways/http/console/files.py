@@ -12,7 +12,8 @@ supported, each on a separate line:
     import { a, b as c } from "./other.js";
     export function f, export async function f, export class C, export const c
 
-Rejected: a bundler (a build step, and a package of another language), and names joined as they are (two modules may each have a `row`).
+Rejected: a bundler (a build step and a package of another language), and modules joined without
+functions (two modules may each have a `row`).
 """
 
 from __future__ import annotations

@@ -231,7 +231,7 @@ async def _read(topic: str, reader: TopicReader, first: int, head: int, count: i
 
 
 def _of_block(topic: str, block: Block, first: int, head: int) -> Any:
-    """Yield the messages of a block. It is lazy, because only a few may be needed."""
+    """Return the messages of a block lazily, because only a few may be needed."""
     start, stop = max(0, first - block.first_offset), min(block.count, head - block.first_offset)
     return (message_at(topic, block, index) for index in range(start, stop))
 

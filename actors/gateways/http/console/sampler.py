@@ -1,8 +1,8 @@
 """Sampler of the console: requests the broker's overview and updates the board and its history.
 
 It requests the overview once a second while pages watch, and otherwise every 10 seconds. A changed
-row costs 40 microseconds, both in the supervisor and here. So if more than `ROWS_A_S` rows change,
-the requests become less frequent. This limits the cost to about 1.6% of a core.
+row costs 40 microseconds, both in the supervisor and here. So if more than `ROWS_A_S` rows change
+in a second, the requests become less frequent. This limits the cost to about 1.6% of a core.
 """
 
 from __future__ import annotations

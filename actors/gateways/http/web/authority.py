@@ -71,7 +71,7 @@ class HttpAuthority:
         return handle
 
     async def _check_first_use(self, actions: Actions, principal: Principal, request: Request) -> None:
-        """Raises `ApiError` if publishing would create a topic that the principal may not create.
+        """Refuse a publish that would create a topic that the principal may not create.
 
         The other paths that create something require `admin`, which includes that permission.
         """
