@@ -18,7 +18,7 @@ from ..security.policy import Action, Principal
 
 NOBODY: Final[Mapping[str, str]] = {}
 ACTING: Final[ContextVar[Mapping[str, str]]] = ContextVar("acting", default=NOBODY)
-"""The `user`, `from` and `via` of the request that is being answered, and of tasks that it started."""
+"""The `user`, `from` and `via` of the current request and of tasks that it started."""
 
 
 class ActingAdmin(Admin):
@@ -70,7 +70,7 @@ class FirstUse:
 
     @staticmethod
     def at_once(principal: Principal, topic: str, channel: str = "") -> bool:
-        """Return True if the principal may create the names, so that it does not matter what exists."""
+        """Return True if the principal may create the names even if they do not exist."""
         return principal.may(Action.CREATE, topic) and principal.may(Action.CREATE, topic, channel)
 
     async def permits(self, principal: Principal, topic: str, channel: str = "") -> bool:

@@ -48,7 +48,7 @@ ADMIN_S: Final = 25.0  # more than the supervisor needs for an order, less than 
 
 
 def split_address(listen: str) -> tuple[str, int]:
-    """Split HOST:PORT, [HOST]:PORT, or :PORT for all interfaces. Raises `StartFailed` for others."""
+    """Split HOST:PORT, [HOST]:PORT, or :PORT (all interfaces). Raises `StartFailed` otherwise."""
     host, colon, port = listen.rpartition(":")
     if not colon or not (port.isascii() and port.isdecimal() and int(port) < 65536) or (":" in host and not host.startswith("[")):
         raise StartFailed(f"--http-listen wants HOST:PORT, not {listen!r}")

@@ -205,7 +205,7 @@ class Connection(asyncio.Protocol):
             self._abort()
 
     def _take(self, layer: Layer | None, data: bytes) -> None:
-        """Process bytes from the socket (`layer` is None) or bytes that lower layers have unpacked."""
+        """Process bytes from the socket (`layer` is None), or bytes that this layer must unpack."""
         try:
             plain = self.layers.receive(data) if layer is None else layer.receive(data)
             self._send(self.layers.take_out())
@@ -259,7 +259,7 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _count(self) -> None:
-        """Report to the gateway's intake the bytes held here, and whether this is still a stranger."""
+        """Report to the intake the bytes held here, and that the client is no longer a stranger."""
         if self.strange and not self.session.stranger:
             self.gateway.intake.known(self)
         held = self.session.held + self._rest_bytes
@@ -269,7 +269,7 @@ class Connection(asyncio.Protocol):
             self.gateway.intake.count(self, held)
 
     def take_piece(self) -> None:
-        """Process the next piece: commands, output of the layers, or the bytes that were read last."""
+        """Process the next piece: commands, output of the layers, or bytes that were read last."""
         if self._closing or not self._free:
             self.look()
         elif self.session.more:

@@ -36,7 +36,7 @@ _ANSWERED_MAX: Final = 1_000  # deliveries; refusals come within milliseconds
 SUB_S: Final = 30.0  # for a topic to start; clients give up a silent connection after a minute
 
 Refused = Callable[[str, bytes], None]
-"""Called with "FIN", "REQ" or "TOUCH" and an id if the message no longer belonged to the consumer."""
+"""Called with "FIN", "REQ" or "TOUCH" and an id if the consumer had lost the message."""
 
 
 class Handed:

@@ -26,8 +26,8 @@ Answer = Callable[[str], None]
 """Called once, with "" when all messages are durable or with the reason why they are not."""
 
 AHEAD_MAX: Final = 2  # blocks on their way for a topic and delay: one at the disk, one behind it
-# A second block is sent only with this many bytes, or with half as many publishes as the first. Each
-# block costs four processes as much as ten publishes do.
+# A second block is sent only with this many bytes, or with half as many publishes as the first.
+# Each block costs four processes as much as ten publishes do.
 WORTH_BYTES: Final = 32 * 1024
 BLOCK_BYTES: Final = 1024 * 1024  # of bodies; a block of this size does not wait
 PENDING_BYTES_MAX: Final = 64 * 1024 * 1024  # of all connections; above it none is read

@@ -86,7 +86,7 @@ class GatheredPublisher:
             end.add_done_callback(lambda _: self._retired.discard(gatherer))
 
     def stop_waiting(self) -> None:
-        """Fail publishes that cannot finish because the broker stops (see `Gatherer.stop_waiting`)."""
+        """Call `Gatherer.stop_waiting` for all publishes, because the broker stops."""
         self._stopping = True
         for gatherer in (*self._retired, *([self._gatherer] if self._gatherer is not None else [])):
             gatherer.stop_waiting()

@@ -91,7 +91,7 @@ class Telling:
         return text(as_text(found, time.time() - found["start_time"], str(stats["version"])))
 
     def _health(self, stats: BrokerStats, principal: Principal) -> str:
-        """Return the health of the whole broker. It names only topics that the principal may see."""
+        """Return the broker's health. It names only topics that the principal may see."""
         said = health(stats, self._failures.by_topic)
         if said == "OK" or principal.may(Action.SEE_ALL):
             return said

@@ -22,8 +22,8 @@ from .....transport.wire.answers import OverviewAlarms, OverviewAnswer, Overview
 from ....security.policy import Action, Principal
 
 _MS: Final = 1_000_000
-# After this time without a pulse, a rate becomes 0, because idle actors send pulses rarely. The time
-# between two pulses counts as at most this, or as the time between two overviews if that is longer.
+# After this time without a pulse, a rate becomes 0, because idle actors send pulses rarely. The
+# time between two pulses counts as at most this, or the time between two overviews if longer.
 STILL_MS: Final = 2_000
 GONE_KEPT: Final = 1_000
 UNKNOWN: Final = -1
@@ -93,7 +93,7 @@ def _known(number: float) -> float | None:
     return None if number == UNKNOWN else number
 
 
-# Fields of the overview that pages get under another name or converted. Those with None are left out.
+# Fields of the overview that pages get renamed or converted. Those with None are left out.
 _OTHERWISE: Final[dict[str, tuple[str, Convert] | None]] = {
     "oldest_ns": ("oldest_ms", _oldest), "delayed_next_due_ns": ("delayed_next_ms", lambda ns: ns // _MS), "drain_s": ("drain_s", _known),
     "p50_ns": ("p50_ms", _latency), "p95_ns": ("p95_ms", _latency), "p99_ns": ("p99_ms", _latency),

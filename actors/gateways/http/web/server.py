@@ -194,7 +194,7 @@ class HttpServer:
         return [one for one in tuple(self.state.connections) if isinstance(one, BoundedProtocol)]  # /metrics counts them in a thread
 
     def make_room(self) -> bool:
-        """Close the most dispensable idle connection, so that silent clients cannot lock out others.
+        """Close the most dispensable idle connection, so that silent clients cannot block others.
 
         Return False if all connections are at work. HTTP lets a server close an idle connection at
         any time, and the client then repeats its request on a new one.
