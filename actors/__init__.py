@@ -1,1 +1,1 @@
-"""Who does the work: pure logic and the thin processes around it."""
+"""Actors: the broker's processes, and the pure logic that they run."""

@@ -1,4 +1,7 @@
-"""Which class carries out which kind of process, by its dotted name: neither the supervisor nor the runtime imports any of them."""
+"""The table of actor classes: maps each kind of process to the dotted name of its class.
+
+The names are strings, so neither the supervisor nor the runtime imports the classes.
+"""
 
 from typing import Final
 
@@ -13,5 +16,6 @@ ACTORS: Final = {
     "http_gateway": "zsq.actors.gateways.http.gateway:HttpGateway",
     "alarm_teller": "zsq.actors.alarms.alarm_sender:AlarmSender",
 }
-# Gateways with libraries of their own: each is there once, so who does not start one does not pay for it.
+# Each of these gateways needs libraries that no other process uses, and runs once.
+# Loading them only in its process keeps their cost away from brokers that do not start it.
 NOT_PRELOADED: Final = frozenset({"nsq_gateway", "http_gateway"})

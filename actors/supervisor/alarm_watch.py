@@ -1,6 +1,8 @@
-"""The supervisor's desk for backlog alarms: looks at the channels' last pulses once a second, logs and tells what `alarms.py` finds.
+"""Backlog alarms in the supervisor.
 
-Nothing is computed where no threshold is set. A figure is of channels that are up: the others are unknown until they are.
+The supervisor checks the channels' last pulses once a second, then logs and sends the changes.
+`alarms/backlog.py` decides which alarms are raised and cleared. Nothing is computed where no
+threshold is set. Only channels that are up have values; the others are unknown until they are up.
 """
 
 from __future__ import annotations
@@ -33,13 +35,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("zsq")
 
-RECENT_MAX: Final = 100  # events that are shown
+RECENT_MAX: Final = 100  # events that the status shows
 EVENTS_A_WORD: Final = 500
 KIND: Final = "alarm_teller"
 
 
 class AlarmWatch:
-    """`settings_trouble`: says which gateways do not have the new settings, "" for none."""
+    """Raise, clear and report alarms.
+
+    `settings_trouble` returns which gateways do not have the new settings, or "" if all have them.
+    """
 
     def __init__(self, state: BrokerState, singles: Singles, disk: DiskWatch, settings_trouble: Callable[[], str]) -> None:
         self._broker = state
@@ -50,12 +55,16 @@ class AlarmWatch:
         self._alarms = Alarms(self.given.hold_s)
         self._recent: deque[AlarmEvent] = deque(maxlen=RECENT_MAX)
         self._due_ns = 0
-        self._broker_ns = 0  # since when the alarm about the broker itself is raised, 0 for not
-        self._anew = False  # other receivers than before: they have heard of nothing
+        self._broker_ns = 0  # when the alarm about the broker itself was raised, 0 if it is not
+        self._anew = False  # the receivers are new and have not received any alarm yet
 
     def configure(self, given: AlarmOptions) -> None:
-        """Other thresholds hold from the next look on. Other receivers get a new process, and hear of what is raised; of what the old ones
-        were not told yet they hear no other way."""
+        """Use other thresholds from the next check on.
+
+        If the receivers changed, a new process sends to them.
+        New receivers get the alarms that are raised now. They do not get events that were still on
+        their way to the old ones.
+        """
         before, self.given = self.given, given
         self._alarms.hold(given.hold_s)
         if _receivers(before) != _receivers(given):
@@ -68,7 +77,7 @@ class AlarmWatch:
         return [child for child in self._singles.of_kind(KIND) if not child.told_to_stop]
 
     def start(self) -> None:
-        """The process that tells, if anybody is to be told."""
+        """Start the process that sends alarms, if any receiver is configured."""
         if self.given.tells:
             broker: AlarmBroker = {
                 "host": socket.gethostname(), "node": self._broker.registry.node, "uuid": self._broker.registry.uuid,
@@ -84,7 +93,7 @@ class AlarmWatch:
         events = self._alarms.see(self._figures(wall_ns), now_ns, wall_ns)
         for event in events:
             log.warning("alarm %s", event.text)
-        events += self._disk.take_events()  # which has its own lines in the log
+        events += self._disk.take_events()  # the disk watch has logged these already
         told = [*(as_json(event) for event in events), *self._of_broker(wall_ns)]
         self._recent.extend(told)
         if self._anew and all(child.state == "up" for child in self._tellers()):
@@ -94,13 +103,16 @@ class AlarmWatch:
         for child in self._tellers():
             for at in range(0, len(told), EVENTS_A_WORD):
                 if child.state == "starting" and self._anew:
-                    break  # it hears of all that is raised once it is up
+                    break  # it gets all raised alarms once it is up
                 if child.state != "up" or not self._broker.processes.send(child, Alarm(tuple(map(dict, told[at : at + EVENTS_A_WORD])))):
                     log.error("nobody is told of %d alarms: the process that tells them is being started again", len(told) - at)
                     break
 
     def _of_broker(self, wall_ns: int) -> list[AlarmEvent]:
-        """Raise an alarm while a gateway does not have the new settings: it is about the broker, so topic and channel are empty."""
+        """Raise an alarm while a gateway does not have the new settings.
+
+        The alarm is about the broker, so its topic and channel are empty.
+        """
         text, before = self._settings_trouble(), self._broker_ns
         if bool(text) == bool(before):
             return []
@@ -127,7 +139,11 @@ class AlarmWatch:
         return found
 
     def _thresholds(self, group: TopicGroup, name: str, stats: ChannelPulse) -> list[tuple[str, float]]:
-        """Of a channel that has not pulsed yet the alarms that are there stay, under their old thresholds."""
+        """Return the thresholds that apply to a channel.
+
+        Before the channel's first pulse its settings are unknown. Alarms that are raised then keep
+        their old thresholds.
+        """
         settings = stats.get("settings")
         if settings is None:
             places = [AlarmSubject(group.name, name, figure) for figure in ("depth", "age_s")]
@@ -136,14 +152,14 @@ class AlarmWatch:
         resolved = ((figure, default if own is None else own) for figure, own, default in asked)
         return [(figure, threshold) for figure, threshold in resolved if threshold != NONE]
 
-    # What is shown
+    # Reports
 
     def rows(self, topic: str = "", channel: str = "") -> list[RaisedAlarm]:
         found = [row for row in self._alarms.raised() if topic in ("", row["topic"]) and channel in ("", row["channel"])]
         return found if topic else [*self._disk.rows(), *found]
 
     def texts(self, topic: str) -> list[str]:
-        """For the topic's health."""
+        """Return the raised alarms of a topic as texts for its health."""
         return [
             describe(AlarmSubject(row["topic"], row["channel"], row["figure"]), row["value"], row["threshold"]) for row in self.rows(topic)
         ]
@@ -156,5 +172,5 @@ class AlarmWatch:
 
 
 def _receivers(given: AlarmOptions) -> AlarmOptions:
-    """Without what only concerns when they are told."""
+    """Return the options without those that only decide when an alarm is raised."""
     return replace(given, depth=NONE, age_s=NONE, hold_s=0)

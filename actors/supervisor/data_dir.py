@@ -1,22 +1,26 @@
-"""A data directory whose broker is stopped: held by its lock, and checked topic by topic.
+"""Checks and repairs of a data directory whose broker is stopped.
 
-This file also makes a lost registry again, from the copy before its last change and from what the topics' directories say of themselves.
+The directory's lock is held meanwhile, and the directory is checked topic by topic.
 
-The old copy is one change behind. What the last change can have been, and what then becomes of it:
+A lost registry is rebuilt from the copy that was made before its last change and from the identity
+file in each topic's directory. The copy is one change behind. The last change was one of these:
 
-* a topic was made: its directory has a number that the old copy has not given yet, and its identity the rest;
-* settings: those before them hold;
-* a deletion began or ended: it is not deleted, or its directory is missing and the next start ends the deletion;
-* an import was committed: its numbers are noted in the old copy.
+* A topic was made. Its directory has a number that the copy has not assigned yet, and its identity
+  gives the rest.
+* Settings were changed. The settings before the change apply.
+* A deletion began or ended. Either the topic is not deleted, or its directory is missing and the
+  next start completes the deletion.
+* An import was committed. The copy contains its numbers.
 
-A directory whose number had been given and whose topic the old copy does not know was not in use, and is left alone. Without an old copy
-all directories count, and what only the registry knew is gone; each such loss is said. Where two claim one name, or one uuid, nothing
-is chosen: a person moves one away.
+A directory is left alone if the copy had assigned its number but does not know its topic: it was
+not in use. Without a copy all directories count, and what only the registry contained is lost; the
+result lists each loss. If two directories have the same topic name or uuid, nothing is rebuilt, and
+a person must move one of them away.
 
-What an import from nsqd left that was killed: cleared at the next start of the broker, or by the next import, by the registry's record.
-
-An import builds its topics aside and renames them into `topics/` before it commits. Until that commit nobody knows them, and for ever
-if nobody runs it again: they only take space. Their numbers were noted before, and nobody else gets those.
+The remains of an import from nsqd that was killed are removed by the next start of the broker or by
+the next import. The registry's record of the import says what to remove. An import builds its
+topics aside and renames them into `topics/` before it commits. Before the commit no process uses
+them; they only take space. Their numbers are recorded first, so no other topic gets those numbers.
 """
 
 from __future__ import annotations
@@ -45,18 +49,21 @@ _TRASH: Final = re.compile(r"([0-9]{6,15})-", re.ASCII)
 
 
 class NotRebuilt(Exception):
-    """Why not."""
+    """The registry cannot be rebuilt; the text says why."""
 
 
 @dataclass(slots=True)
 class Rebuilt:
     content: Content
     said: list[str] = field(default_factory=list)
-    """What came from where, and what is not known any more."""
+    """The sources of the content, and what is lost."""
 
 
 def read_copy(files: Files, path: str) -> Content | None:
-    """None where it is missing or damaged. `ForeignDirectory` where a newer zsq wrote it."""
+    """Return the content of a copy, or None if it is missing or damaged.
+
+    Raises `ForeignDirectory` if a newer zsq wrote it.
+    """
     try:
         return decode(files.read_file(path, BYTES_MAX), path)
     except (RegistryDamaged, OSError):
@@ -64,7 +71,10 @@ def read_copy(files: Files, path: str) -> Content | None:
 
 
 def rebuild(files: Files, data_dir: Path, old_name: str) -> Rebuilt:
-    """In memory only. `NotRebuilt` where there is nothing to make it from, or no telling what is right."""
+    """Rebuild the registry's content in memory only.
+
+    Raises `NotRebuilt` if no source exists, or if the sources contradict each other.
+    """
     old = read_copy(files, str(data_dir / old_name))
     found = _identities(files, data_dir)
     if old is None and not any(found.values()):
@@ -76,7 +86,8 @@ def rebuild(files: Files, data_dir: Path, old_name: str) -> Rebuilt:
     given = set() if old is None else set(range(1, old.next_number)) - _begun(old)
     _add_topics(rebuilt, found, given)
     content = rebuilt.content
-    # Else the next start clears away what is left of an import that began, and that may be a topic which does not say what it is.
+    # If such a record stayed, the next start would remove the directories of that import. One of
+    # them may be a topic whose identity cannot be read.
     content.imports = {digest: record for digest, record in content.imports.items() if record["state"] != "begun"}
     numbers = [*found, *_trashed(files, data_dir), *(row.number for row in content.topics.values())]
     content.next_number = max([content.next_number, *(number + 1 for number in numbers)])
@@ -89,7 +100,7 @@ def rebuild(files: Files, data_dir: Path, old_name: str) -> Rebuilt:
 
 
 def _identities(files: Files, data_dir: Path) -> dict[int, TopicIdentity | None]:
-    """By number; None where it does not say what it is."""
+    """Return the topics' identities by number, None for an identity that is missing or damaged."""
     folder = str(data_dir / "topics")
     found: dict[int, TopicIdentity | None] = {}
     for name in files.list(folder) if files.exists(folder) else ():
@@ -131,7 +142,7 @@ def _add_topics(rebuilt: Rebuilt, found: dict[int, TopicIdentity | None], given:
             row = TopicRow(number, identity.uuid, "always", identity.base_offset, "live")
             for name, other in list(topics.items()):
                 if other.state == "deleting" and other.number not in found:
-                    del topics[name]  # its files were gone; its name may have been given again
+                    del topics[name]  # its files were removed, and a new topic may have its name
                     continue
                 if name == identity.name or other.uuid == row.uuid:
                     raise NotRebuilt(f"{shown} and topics/{other.number:06d} both say that they are topic {name!r}: move one of them away")
@@ -146,7 +157,11 @@ def _add_topics(rebuilt: Rebuilt, found: dict[int, TopicIdentity | None], given:
 
 @contextlib.contextmanager
 def locked_data_dir(files: Files, data_dir: Path, *, write: bool = True) -> Iterator[None]:
-    """`NotFound` where it is no data directory (nothing is made there), `Refused` while a broker runs on it."""
+    """Hold the lock of a data directory that exists.
+
+    Raises `NotFound` if it is no data directory (nothing is created), and `Refused` while a broker
+    runs on it.
+    """
     if not any(files.exists(str(data_dir / name)) for name in ("lock", REGISTRY_NAME, OLD_NAME)) and not _has_topics(files, data_dir):
         raise NotFound(E_NOT_FOUND, f"{data_dir} is no data directory of zsq: it has no {REGISTRY_NAME}; is it mounted?")
     try:
@@ -161,13 +176,13 @@ def locked_data_dir(files: Files, data_dir: Path, *, write: bool = True) -> Iter
 
 
 def _has_topics(files: Files, data_dir: Path) -> bool:
-    """A copy of a data directory without its small files."""
+    """Return True if any topic has its identity file. A copy may lack all other small files."""
     folder = data_dir / "topics"
     return files.exists(str(folder)) and any(files.exists(str(folder / name / IDENTITY_NAME)) for name in files.list(str(folder)))
 
 
 def _check_registry(files: Files, data_dir: Path, registry: Registry, *, repair: bool) -> tuple[list[Finding], bool]:
-    """What is wrong with it, and whether it is of use now."""
+    """Return the findings about the registry, and whether it can be used now."""
     path = str(data_dir / REGISTRY_NAME)
     try:
         checked = registry.load().checked
@@ -202,7 +217,10 @@ def _check_registry(files: Files, data_dir: Path, registry: Registry, *, repair:
 def check_data_dir(
     files: Files, data_dir: Path, topic: str | None, now_ns: int, *, repair: bool = False
 ) -> tuple[list[Finding], list[TopicReport]]:
-    """What is wrong with the directory itself, and with each topic (or the one named: `NotFound` if there is none)."""
+    """Return the findings about the directory, and a report on each topic or only on the named one.
+
+    Raises `NotFound` if the named topic does not exist.
+    """
     registry = Registry(files, data_dir, 0)
     findings, usable = _check_registry(files, data_dir, registry, repair=repair)
     if not usable:
@@ -240,7 +258,10 @@ DONE: Final = "done"
 
 
 def clear_imports(files: Files, data_dir: Path, registry: Registry) -> list[str]:
-    """Under the data directory's lock. What was removed; `OSError`, `Refused` where the disk does not let it: the next time, then."""
+    """Remove what unfinished imports left, and return the removed paths. The caller holds the lock.
+
+    Raises `OSError` or `Refused` if the disk does not allow it. The next call tries again.
+    """
     known = {row.number for row in registry.topics.values()}
     begun = {digest: record for digest, record in registry.imports.items() if record["state"] == BEGUN}
     numbers = {number for record in begun.values() for number in record.get("numbers", ())} - known
@@ -257,7 +278,7 @@ def clear_imports(files: Files, data_dir: Path, registry: Registry) -> list[str]
 
 
 def clear_imports_at_start(files: Files, data_dir: Path, registry: Registry) -> None:
-    """The same for a broker, which does not stay away because of it."""
+    """Call `clear_imports`, but log its failure, so that the broker starts nevertheless."""
     try:
         found = clear_imports(files, data_dir, registry)
     except (OSError, Refused) as error:

@@ -1,11 +1,15 @@
-"""The supervisor's watch over free space: health, an alarm and log lines while the disk is full.
+"""The supervisor's watch over free space.
 
-The disk counts as full when less than the reserve is free in the data directory, or when a topic's storage says that it refuses
-publishes for want of space (`storage/space.py`, `Shortage`). The second covers what free bytes do not show: a quota of the file system,
-no inodes left, the memory file system of `#ephemeral` topics, a publish that is larger than what is left.
+While the disk is full it sets the broker's health, raises an alarm, and writes log lines.
+The disk counts as full if less than the reserve is free in the data directory, or if a topic's
+storage reports that it refuses publishes because space is missing (`storage/space.py`, `Shortage`).
+The second condition covers cases that the number of free bytes does not show: a quota of the file
+system, no free inodes, the memory file system of `#ephemeral` topics, and a publish that is larger
+than the free space.
 
-The log says it once, then once a minute while it lasts, and once when it is over. It is over when there was space for `OVER_S`
-seconds, so that a disk on the border tells nobody twice a second.
+The log reports a full disk at once, then once a minute, and once more at its end. The state ends
+when there has been space for `OVER_S` seconds. Without this delay a disk at the limit would cause
+an event twice a second.
 """
 
 from __future__ import annotations
@@ -37,16 +41,19 @@ _S: Final = 1_000_000_000
 
 
 class DiskState:
-    """The state of a disk, full or not, and when that is to be told. Pure."""
+    """The state of a disk, full or not, and the times at which to report it. Pure."""
 
     def __init__(self) -> None:
-        self.text = ""  # what is wrong, "" while there is space
+        self.text = ""  # why the disk is full, "" while it is not
         self.began_wall_ns = 0
         self._spare_since_ns = 0
         self._told_ns = 0
 
     def see(self, trouble: str, now_ns: int, wall_ns: int) -> str:
-        """Return what is to be told: began, lasts, over, or "" for nothing. `trouble`: why the disk counts as full now."""
+        """Return the event to report: "began", "lasts", "over", or "" for none.
+
+        `trouble` says why the disk counts as full now, and is "" if it does not.
+        """
         if trouble:
             self._spare_since_ns = 0
             began, self.text = not self.text, trouble
@@ -66,9 +73,10 @@ class DiskState:
 
 
 class RefusedCount:
-    """How many publishes were refused, of all topics together, since the broker's start. Pure.
+    """The number of publishes of all topics that were refused since the broker's start. Pure.
 
-    A storage counts from 0 when its process starts, and its count is gone with its topic. So what each count grew by is added up here.
+    A storage counts from 0 when its process starts, and its count ends with its topic. This class
+    therefore adds up the growth of each count.
     """
 
     def __init__(self) -> None:
@@ -76,7 +84,7 @@ class RefusedCount:
         self._seen: dict[str, int] = {}
 
     def see(self, counts: Mapping[str, int]) -> None:
-        """Add what came since the last call. `counts`: what each topic's storage says, by the topic's uuid."""
+        """Add the growth since the last call. `counts` are the storages' counts by topic uuid."""
         for uuid, count in counts.items():
             before = self._seen.get(uuid, 0)
             self.total += count - before if count >= before else count
@@ -90,9 +98,9 @@ class DiskWatch:
         self._directory = str(state.options.data_dir.absolute())
         self._state = DiskState()
         self._due_ns = 0
-        self._of_memory = False  # what is said is about the memory file system of `#ephemeral` topics
+        self._of_memory = False  # True if the text is about the disk of `#ephemeral` topics
         self._refused = RefusedCount()
-        self._refused_before = 0  # as it was when the disk was not full
+        self._refused_before = 0  # the count when the disk was last not full
         self._events: list[Event] = []
         self.free_bytes: int | None = None
         self.reserve_bytes = 0
@@ -120,7 +128,7 @@ class DiskWatch:
             self.free_bytes = self._files.free_bytes(self._directory)
             self.reserve_bytes = reserve_bytes(self._files, self._directory)
         except OSError:
-            self.free_bytes = None  # what writes says what is wrong
+            self.free_bytes = None  # the error of the next write describes the problem
 
     def _trouble(self) -> str:
         said = []
@@ -136,18 +144,24 @@ class DiskWatch:
         return f"the disk is full: {said[0]}" if said else ""
 
     def count_refused(self) -> int:
-        """Publishes that were refused for want of space since the broker's start, also those to topics that were deleted since."""
+        """Return how many publishes were refused for lack of space since the broker's start.
+
+        The count includes topics that have been deleted meanwhile.
+        """
         counts = {group.row.uuid: storage_pulse(group).get("disk_refused_count", 0) for group in self._broker.groups.values()}
         self._refused.see(counts)
         return self._refused.total
 
     @property
     def health(self) -> str:
-        """Say that the disk is full, "" if it is not."""
+        """The text that says that the disk is full, or "" if it is not."""
         return self._state.text
 
     def says_why(self, topic: str) -> bool:
-        """Return whether the broker's health says why publishes to this topic are refused, so that the topic's need not repeat it."""
+        """Return True if the broker's health already says why publishes to this topic are refused.
+
+        The health of the topic then need not repeat it.
+        """
         return bool(self._state.text) and topic.endswith(EPHEMERAL_SUFFIX) == self._of_memory
 
     def _event(self, event: str, wall_ns: int) -> Event:
@@ -155,16 +169,16 @@ class DiskWatch:
         return Event(event, FREE_BYTES, self.free_bytes, self.reserve_bytes, self._state.began_wall_ns, wall_ns, text)
 
     def take_events(self) -> list[Event]:
-        """Return what receivers of alarms have not been told."""
+        """Return the events that have not been sent to the receivers of alarms."""
         events, self._events = self._events, []
         return events
 
     def again(self, wall_ns: int) -> list[Event]:
-        """Return the alarm that is raised, for a receiver who has not heard of it."""
+        """Return the alarm if it is raised, for a receiver that has not received it."""
         return [self._event("raised", wall_ns)] if self._state.text else []
 
     def rows(self) -> list[RaisedAlarm]:
-        """Return the alarm that is raised, as `zsq alarms` shows it."""
+        """Return the alarm if it is raised, as `zsq alarms` shows it."""
         if not self._state.text:
             return []
         return [

@@ -1,4 +1,8 @@
-"""The directory of sockets: DATA_DIR/run, mode 0700; where paths would be too long for ipc, a short one that run.json names."""
+"""The directory of sockets: DATA_DIR/run, mode 0700.
+
+If its paths would be too long for ipc, a short directory elsewhere replaces it, and run.json names
+it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,10 @@ _NAME_BYTES_MAX: Final = 16  # "supervisor" or a number
 
 
 def make(data_dir: Path) -> str:
-    """An empty one; what a dead predecessor left is removed. The caller holds the data directory's lock."""
+    """Create an empty run directory and remove the one that a dead broker left.
+
+    The caller holds the data directory's lock.
+    """
     pointer = data_dir / "run.json"
     if pointer.exists():
         clear(data_dir, _named(pointer))
@@ -46,16 +53,20 @@ def _named(pointer: Path) -> str:
 
 
 def clear(data_dir: Path, run_dir: str) -> None:
-    """Remove the sockets. A directory elsewhere is removed only if it is one of ours: its name says so."""
+    """Remove the run directory.
+
+    One outside the data directory is removed only if zsq made it, as its name shows.
+    """
     if run_dir == str(data_dir / "run") or Path(run_dir).name.startswith("zsq-"):
         shutil.rmtree(run_dir, ignore_errors=True)
     (data_dir / "run.json").unlink(missing_ok=True)
 
 
 def remove_sockets(run_dir: str, endpoints: Iterable[str]) -> None:
-    """Remove the socket files of a process that ended, given its own endpoints.
+    """Remove the socket files of an ended process, given its endpoints.
 
-    libzmq removes them only where a process ends by itself. Those of a killed one would stay, and no successor uses the same numbers.
+    libzmq removes them only if the process ends regularly. Those of a killed process would stay,
+    because no later process uses the same numbers.
     """
     for endpoint in endpoints:
         if endpoint.startswith(f"ipc://{run_dir}/"):
@@ -64,18 +75,26 @@ def remove_sockets(run_dir: str, endpoints: Iterable[str]) -> None:
 
 
 class TwinRuns(Exception):
-    """Another broker of the same uuid runs on this machine; the text says which process, and what to do."""
+    """Another broker with the same uuid runs on this machine.
+
+    The text names its process and the remedy.
+    """
 
 
 def claim(uuid: str) -> socket.socket:
-    """Take the broker's uuid for this machine, as long as the socket that is returned lives. `TwinRuns` where another broker has it.
+    """Claim the broker's uuid on this machine for as long as the returned socket exists.
 
-    A copy of a data directory has the same uuid, so its lock does not tell that the original runs. The claim is an abstract unix socket,
-    which the kernel releases when the process ends, however that is, and which needs no folder that all users may write. It is known only
-    within one network namespace: two containers do not see each other's. (Rejected: a lock file in /tmp or in the user's run directory.
-    Anybody may remove the first or put a file there before us, and not every service has the second.)
+    Raises `TwinRuns` if another broker has claimed it.
 
-    Any user of the machine can take a name. One that another user has taken does not keep this broker from starting.
+    A copy of a data directory has the same uuid, and its lock does not show that the original is in
+    use. The claim is an abstract unix socket. The kernel releases it when the process ends for any
+    reason, and it needs no folder that all users can write to. It is visible only within one
+    network namespace, so two containers do not see each other's claims. (Rejected: a lock file in
+    /tmp or in the user's run directory. Any user may remove the first or create it before us, and
+    not every service has the second.)
+
+    Any user of the machine can take a name. If another user has taken it, this broker starts
+    nevertheless.
     """
     name = f"\0zsq-broker-{uuid}"
     claimed = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -96,7 +115,7 @@ def claim(uuid: str) -> socket.socket:
 
 
 def _owner(name: str) -> tuple[int, int]:
-    """Process and user who listen there; -1 where nobody does any more, or does not answer."""
+    """Return the process id and user id of the listener, or (-1, -1) if none answers."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
         probe.settimeout(1.0)
         probe.connect(name)

@@ -1,4 +1,7 @@
-"""Running a broker: its data directory's lock, its registry, its run directory, then the supervisor until it ends."""
+"""The start and end of a broker.
+
+It locks the data directory, opens the registry, makes the run directory, and runs the supervisor.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,11 @@ from .topics.registry import Registry
 
 
 def serve(serve_options: ServeOptions, read_again: Callable[[], Fresh] | None = None) -> int:
-    """Run a broker in the foreground until SIGTERM or SIGINT; returns the exit code (0 stopped, 1 failed).
+    """Run a broker in the foreground until SIGTERM or SIGINT.
 
-    `read_again`: called on SIGHUP; what it raises (`ZsqError`, `OSError`) leaves everything as it was.
+    Return the exit code: 0 stopped, 1 failed.
+
+    `read_again` is called on SIGHUP. If it raises `ZsqError` or `OSError`, no setting changes.
     """
     logs.set_up(serve_options.log_level, serve_options.log_format, logs.SUPERVISOR)
     said = partial(logs.say, form=serve_options.log_format, level=logging.ERROR)
@@ -52,7 +57,7 @@ def serve(serve_options: ServeOptions, read_again: Callable[[], Fresh] | None = 
         why = str(error.strerror or error)
         if (
             isinstance(error, FileNotFoundError) and not data_dir.parent.exists()
-        ):  # not made: a slip of the pen, or a disk that is not mounted
+        ):  # not created: the path is mistyped, or a disk is not mounted
             why = f"{data_dir.parent} does not exist; make it first (mkdir -p), or mount what belongs there"
         said(f"zsq: cannot use data directory {data_dir}: {why}")
         return 1

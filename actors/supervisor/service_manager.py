@@ -1,9 +1,11 @@
-"""What systemd, or who speaks like it, is told: ready, stopping, alive. By datagrams to NOTIFY_SOCKET; without that by nothing.
+"""Notifications to the service manager (systemd or a compatible one): ready, stopping, alive.
 
-sd_notify(3) is a few lines on a socket; a library would be one more dependency for them. Nobody answers, and nothing depends on it being
-heard: a datagram that cannot be sent is forgotten.
+They are datagrams to NOTIFY_SOCKET. Without that variable nothing is sent. sd_notify(3) needs only
+a few lines on a socket, so a library for it would be an unnecessary dependency. No answer comes and
+nothing depends on one, so a datagram that cannot be sent is dropped.
 
-Alive is said by the supervisor's own loop, at half of WATCHDOG_USEC: a loop that hangs is silent, and the service manager ends it.
+The supervisor's own loop sends the alive notification at half of WATCHDOG_USEC. If the loop hangs,
+the notifications stop and the service manager ends the broker.
 """
 
 from __future__ import annotations
@@ -14,12 +16,18 @@ import socket
 from collections.abc import MutableMapping
 from typing import Final
 
-STARTING_NS: Final = 10_000_000_000  # a start may take long (recovery reads): so often it is said that it goes on,
-STARTING_MORE_US: Final = 60_000_000  # ... and that it may take so much longer
+# A start may take long because recovery reads the log. At this interval the supervisor reports
+# that it goes on, and asks for this much more time.
+STARTING_NS: Final = 10_000_000_000
+STARTING_MORE_US: Final = 60_000_000
 
 
 class ServiceManager:
-    """Told by who starts us. The variables are taken out of `environment`: no process of ours shall speak for us."""
+    """The connection to the service manager that started the broker.
+
+    The constructor removes the variables from `environment`, so that no child process notifies in
+    the supervisor's place.
+    """
 
     def __init__(self, environment: MutableMapping[str, str]) -> None:
         self._address = environment.pop("NOTIFY_SOCKET", "")
@@ -35,7 +43,10 @@ class ServiceManager:
         self._send("READY=1", f"STATUS={status}")
 
     def reloading(self, now_ns: int) -> None:
-        """To be followed by `ready`. The time is the monotonic clock's, which is systemd's."""
+        """Report a reload. `ready` must follow.
+
+        `now_ns` is the monotonic clock's time, which systemd uses too.
+        """
         self._send("RELOADING=1", f"MONOTONIC_USEC={now_ns // 1000}")
 
     def stopping(self) -> None:
@@ -44,7 +55,7 @@ class ServiceManager:
             self._send("STOPPING=1", "STATUS=answering all who wait")
 
     def tick(self, now_ns: int, status: str = "") -> None:
-        """Each turn of the loop."""
+        """Send the notifications that are due. The loop calls it in each turn."""
         if not self._address or now_ns < self._next_ns:
             return
         words = ["WATCHDOG=1"] if self._beat_ns else []

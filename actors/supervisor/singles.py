@@ -1,7 +1,10 @@
-"""The processes that a broker has once, or a few of: scan loop, scan workers, gateways, the teller of alarms. None belongs to a topic.
+"""Single processes: scan loop, scan workers, gateways, and the alarm sender.
 
-When one ends it is started again; beyond the restart intensity the tree ends, for without them the broker serves nobody. Only alarms
-are then not told any more.
+None belongs to a topic.
+
+A process that ends is started again. If it ends more often than its restart intensity allows, the
+broker ends too, because it cannot serve without it. The alarm sender is an exception: the broker
+goes on without alarms.
 """
 
 from __future__ import annotations
@@ -24,7 +27,11 @@ log = logging.getLogger("zsq")
 
 
 class Singles:
-    """`end_broker`: called with an exit code and why, where the broker is of no use without one of these."""
+    """The table of single processes.
+
+    `end_broker` is called with an exit code and a reason if the broker cannot go on without one of
+    them.
+    """
 
     def __init__(self, state: BrokerState, orders: Orders, end_broker: Callable[[int, str], None]) -> None:
         self._broker = state
@@ -34,12 +41,12 @@ class Singles:
         self.children: dict[int, Child] = {}
         self._intensity: dict[str, RestartIntensity] = {}
         self._workers_wanted = 1
-        self._names_told = 0  # orders on their way
-        self._later: list[tuple[int, str, ActorStart, str]] = []  # what could not be started: when it is tried again, and what it is
-        self._tell_ns = 0  # not before: the scan loop is told what there is
+        self._names_told = 0  # orders that have not been answered
+        self._later: list[tuple[int, str, ActorStart, str]] = []  # failed starts, each with its next time
+        self._tell_ns = 0  # the scan loop gets no list of its targets before this time
 
     def start(self, kind: str, start: ActorStart, title: str) -> None:
-        """Start one, at an endpoint of its own; only the scan loop's stays the same."""
+        """Start a process at a new endpoint. Only the scan loop keeps its endpoint."""
         number = self._processes.new_key()
         if kind != "scan_loop":
             start = replace(start, front=self._processes.endpoint(number))
@@ -50,7 +57,11 @@ class Singles:
         return [child for child in self.children.values() if child.spec.kind == kind]
 
     def tell_gone(self, child: Child) -> None:
-        """Gateways drop their links to it; if it was a gateway, those it led to drop what was behind it."""
+        """Make the processes that were connected to an ended process drop their links.
+
+        Gateways drop their links to it. If it was a gateway, topics, channels and storages drop its
+        clients.
+        """
         if self._broker.stopping:
             return
         if child.spec.kind == "gateway":
@@ -64,7 +75,10 @@ class Singles:
                     self._processes.send(gateway, p.Gone(endpoint))
 
     def ended(self, child: Child) -> bool:
-        """Start its successor, or end the tree; False if it is none of these."""
+        """Start the successor of an ended process, or end the broker.
+
+        Return False if it is no single process.
+        """
         if self.children.pop(child.spec.key, None) is None:
             return False
         self._succeed(child)
@@ -75,14 +89,15 @@ class Singles:
         if self._broker.stopping or child.told_to_stop:
             return
         kind, start = child.spec.kind, child.spec.start
-        if child.failure is not None and child.failure.is_out_of_files:  # a cause outside, which goes by itself
+        if child.failure is not None and child.failure.is_out_of_files:  # the cause may pass
             self._start_later(kind, start, child.spec.title)
             return
         intensity = self._intensity.setdefault(kind, RestartIntensity())
-        # It said that it cannot listen there. (One that was killed before it was up said nothing, and is started again.)
+        # It reported that it cannot listen there. A process that was killed before it was up
+        # reported nothing and is started again.
         unusable = kind in OUTSIDE and not child.envelope and child.failure is not None
         asked_for = not isinstance(start, NsqStart | HttpStart) or start.options.given
-        if unusable and not asked_for:  # who serves only others goes on
+        if unusable and not asked_for:  # the broker goes on without an optional gateway
             log.warning("%s: %s", child.spec.title, child.failure)
             return
         if unusable or not intensity.may_restart(time.monotonic_ns()):
@@ -104,7 +119,7 @@ class Singles:
         self._later.append((time.monotonic_ns() + int(options.FILES_RETRY_S_MAX * 1e9), kind, start, title))
 
     def tick(self, now_ns: int) -> None:
-        """Start what found no free descriptor before."""
+        """Start the processes for which no file descriptor was free before."""
         due = [one for one in self._later if one[0] <= now_ns]
         self._later = [one for one in self._later if one[0] > now_ns]
         for _, kind, start, title in due if not self._broker.stopping else ():
@@ -113,9 +128,9 @@ class Singles:
     # Discovery
 
     def tell_names(self) -> None:
-        """Topics or channels came or went: a gateway that registers this node with nsqlookupds looks at them now.
+        """Tell the gateways that register with nsqlookupds that topics or channels came or went.
 
-        One such order is out at a time. What changes until it is answered goes with the next.
+        Only one such order is sent at a time. Changes before its answer go with the next one.
         """
         if self._names_told:
             return
@@ -127,13 +142,19 @@ class Singles:
                 self._orders.send(child, p.LookAtNames, self._on_looked)
 
     def _on_looked(self, done: p.Done | None, error: ZsqError | None) -> None:
-        """Also where it failed: the gateway looks by itself now and then."""
+        """Count the answer.
+
+        A failure needs no action: the gateway also looks by itself from time to time.
+        """
         self._names_told -= 1
 
     # Scan
 
     def size_pool(self, workers_wanted: int = 0) -> None:
-        """As many scan workers as the loop wants (0: as many as it wanted last)."""
+        """Start or stop scan workers until they are as many as the scan loop wants.
+
+        0 stands for the number that it wanted last.
+        """
         self._workers_wanted = workers_wanted or self._workers_wanted
         if self._broker.stopping:
             return
@@ -149,13 +170,13 @@ class Singles:
         loops = [child for child in self.of_kind("scan_loop") if child.state == "up"]
         now = time.monotonic_ns()
         if not loops or now < self._tell_ns:
-            return  # all of them are told each time: for a thousand that are made one after the other it would cost more than they do
+            return  # an update lists all targets; one per new process would cost more than the process
         self._tell_ns = now + (options.TELL_SCAN_MS + len(self._processes.children) // 10) * 1_000_000
         self._broker.channels_changed = False
         targets = tuple(
             (child.spec.key, child.spec.start.front)
             for group in self._broker.groups.values()
-            for child in (group.storage, *group.channels.values())  # storages: delayed messages become due there
+            for child in (group.storage, *group.channels.values())  # delayed messages become due in storages
             if child is not None and child.state == "up"
         )
         workers = tuple(child.spec.start.front for child in self.of_kind("scan_worker") if child.state == "up")
