@@ -1,16 +1,21 @@
-"""New settings for a broker that runs: on SIGHUP the supervisor reads them, takes what may change, and tells its actors.
+"""Reload of settings while the broker runs.
 
-What may change: the log level (of all processes), thresholds and receivers of alarms, what topics without settings of their own keep, the
-access file, and TLS certificates. Everything else is named in the log as needing a restart, and stays as it was; so does all of it where
-the new settings are wrong anywhere.
+On SIGHUP the supervisor reads the settings again and sends those that may change to its actors.
+These settings may change: the log level of all processes, thresholds and receivers of alarms, the
+retention of topics without settings of their own, the access file, and TLS certificates. The log
+names all other changed options as needing a restart, and they stay as they were. If any new setting
+is wrong, all settings stay as they were.
 
-An actor is told by a Reload of its kind; one that is not up yet as soon as it is, for it was started with the old settings. A gateway that
-is started again later gets the new ones at once: they are put into what it is started with.
+An actor gets a Reload of its kind. An actor that is still starting gets it when it is up, because
+it was started with the old settings. The new settings are also put into the start of each gateway,
+so a gateway that is started again later has them at once.
 
-An actor that does not answer within RELOAD_S has missed the reload. A gateway is then killed and started again, because a client whose
-token was revoked must not go on; the broker's health is bad until the new rules are in force everywhere. Any other actor is told again
-until it answers: a storage may be held up by a slow disk, and what it misses (log level, retention) does not let anybody in. An actor
-that answers that it cannot take the settings (a wrong access file) keeps the old ones; the log says so.
+An actor that does not answer within RELOAD_S has missed the reload. A gateway is then killed and
+started again, because a client whose token was revoked must not go on. The broker's health is bad
+until the new rules are in force everywhere. Any other actor gets the reload again until it answers.
+A storage may be delayed by a slow disk, but the settings that it misses (log level, retention) do
+not give access to anyone. If an actor answers that it cannot take the settings (a wrong access
+file), it keeps the old ones and the log says so.
 """
 
 from __future__ import annotations
@@ -37,12 +42,16 @@ from .topics.broker_state import BrokerState
 log = logging.getLogger("zsq")
 
 GATEWAYS: Final = ("gateway", "nsq_gateway", "http_gateway")
-_AGAIN_NS: Final = 1_000_000_000  # until an actor that did not answer is told again
-_MISSED: Final = frozenset({E_CLOSING, E_LIMIT, E_TIMEOUT})  # by the supervisor itself: the order did not arrive, or was not answered
+_AGAIN_NS: Final = 1_000_000_000  # before a reload is sent again to an actor that did not answer
+# Codes that the supervisor itself sets: the order did not arrive, or it was not answered.
+_MISSED: Final = frozenset({E_CLOSING, E_LIMIT, E_TIMEOUT})
 
 
 class Fresh(NamedTuple):
-    """What was read anew; `changed` and `restart` are flags: those that can be taken, and those that cannot."""
+    """The settings that were read again, and the options that differ.
+
+    `changed` lists the flags that can change now, `restart` those that need a restart.
+    """
 
     options: ServeOptions
     changed: tuple[str, ...] = ()
@@ -50,7 +59,7 @@ class Fresh(NamedTuple):
 
 
 def merged(now: ServeOptions, new: ServeOptions) -> tuple[ServeOptions, tuple[str, ...]]:
-    """`now` with what may change of `new`, and what of that cannot be, in words."""
+    """Return `now` with the changes from `new` that are possible, and the names of the others."""
     kept: list[str] = []
     security, nsq, http = now.security, now.nsq, now.http
     if bool(security.access_file) != bool(new.security.access_file):
@@ -72,7 +81,7 @@ def merged(now: ServeOptions, new: ServeOptions) -> tuple[ServeOptions, tuple[st
 
 
 def told(request: int, kind: str, now: ServeOptions) -> p.Reload:
-    """The order with what an actor of this kind is told."""
+    """Return the order that tells an actor of this kind its new settings."""
     common = request, now.log_level, now.security.access_file
     if kind == "nsq_gateway" and now.nsq is not None:
         return p.ReloadNsqGateway(*common, *astuple(now.nsq.tls))
@@ -82,7 +91,7 @@ def told(request: int, kind: str, now: ServeOptions) -> p.Reload:
 
 
 def _anew(start: ActorStart, now: ServeOptions) -> ActorStart:
-    """What the successor of an actor is started with."""
+    """Return the start of an actor's successor: `start` with the new settings."""
     if isinstance(start, NsqStart):
         return replace(start, security=now.security, options=now.nsq or start.options)
     if isinstance(start, HttpStart):
@@ -98,13 +107,17 @@ class _Owing:
     def __init__(self, child: Child, now_ns: int) -> None:
         self.child = child
         self.since_ns = now_ns
-        self.asked = 0  # the reload that it was told of and has not answered, 0 for none
-        self.again_ns = 0  # not told again before
-        self.missed = 0  # how many times no answer came
+        self.asked = 0  # number of the reload that was sent and not answered, 0 for none
+        self.again_ns = 0  # earliest time to send again
+        self.missed = 0  # how many reloads were not answered
 
 
 class Reloading:
-    """`read` is given by whoever started the broker; None: nothing can be read anew. `on_alarms`: takes new settings of alarms."""
+    """The state of reloads.
+
+    `read` reads the settings again. Whoever starts the broker gives it; without it a reload is not
+    possible. `on_alarms` takes new settings of alarms.
+    """
 
     def __init__(
         self, state: BrokerState, singles: Singles, orders: Orders, on_alarms: Callable[[AlarmOptions], None],
@@ -118,8 +131,9 @@ class Reloading:
         self._read = read
         self._number = 0  # of the last reload
         self._owing: dict[int, _Owing] = {}  # by the child's key
-        self._killed: dict[int, Child] = {}  # gateways that were killed because they missed a reload, until their successors are up
-        self._to_configure: dict[str, tuple[int, int]] = {}  # topics: key of the storage that was told and has not answered; not before
+        self._killed: dict[int, Child] = {}  # gateways whose successors are not up yet
+        # By topic: the key of the storage that has not answered yet, and the earliest time to send.
+        self._to_configure: dict[str, tuple[int, int]] = {}
 
     def begin(self) -> None:
         if self._read is None:
@@ -135,7 +149,8 @@ class Reloading:
         now, kept = merged(before, fresh.options)
         self._broker.options = now
         root = logging.getLogger()
-        root.setLevel(min(root.level, logging.getLevelName(now.log_level.upper())))  # the more talkative one, to be heard of this
+        # The lower of both levels, so that the log contains the next lines.
+        root.setLevel(min(root.level, logging.getLevelName(now.log_level.upper())))
         log.info("reloaded: %s", f"{', '.join(fresh.changed)} changed" if fresh.changed else "no option has changed; files are read again")
         for name in (*kept, *fresh.restart):
             log.warning("%s needs a restart: it stays as it was", name)
@@ -158,7 +173,7 @@ class Reloading:
         self.tick()
 
     def tick(self) -> None:
-        """Tell those that are up; the others' turn comes. Who does not answer is told again, and a gateway is started again."""
+        """Send reloads to the actors that are up and have not answered yet."""
         children, now_ns = self._processes.children, time.monotonic_ns()
         for key, owing in list(self._owing.items()):
             child = children.get(key)
@@ -186,14 +201,20 @@ class Reloading:
                 del self._killed[key]
 
     def trouble(self) -> str:
-        """Which gateways do not have the new settings, "" for none: a client whose rights were taken away may still use them there."""
+        """Return which gateways do not have the new settings, or "" if all have them.
+
+        There a client may still use rights that have been taken away.
+        """
         limit = time.monotonic_ns() - int(options.RELOAD_HEALTH_S * 1e9)
         late = [one.child.spec.title for one in self._owing.values() if one.child.spec.kind in GATEWAYS and one.since_ns < limit]
         found = sorted({*late, *(child.spec.title for child in self._killed.values())})
         return f"{', '.join(found)}: the new settings (access file, certificates) are not in force yet" if found else ""
 
     def _order(self, child: Child, make: Callable[[int], p.Order[p.Done]], then: Callable[[str], None], patience_s: float) -> None:
-        """`then` is called with "" when the child has answered, else with why no answer came."""
+        """Send an order.
+
+        `then` gets "" when the child has answered, or the reason why no answer came.
+        """
 
         def answered(done: p.Done | None, error: ZsqError | None) -> None:
             missed = error is not None and error.code in _MISSED
@@ -206,7 +227,7 @@ class Reloading:
     def _reloaded(self, owing: _Owing, number: int, missed: str) -> None:
         child = owing.child
         if owing.asked != number or self._owing.get(child.spec.key) is not owing:
-            return  # a later reload has begun, or it is gone
+            return  # a later reload has begun, or the actor has ended
         if not missed:
             del self._owing[child.spec.key]
         elif child.told_to_stop or child.state == "ended" or self._broker.stopping:
@@ -216,7 +237,7 @@ class Reloading:
             del self._owing[child.spec.key]
             self._killed[child.spec.key] = child
             self._processes.kill(child)
-        else:  # its connection may have broken just now, and come back
+        else:  # its connection may have broken and come back
             log.warning("%s has not taken the new settings (%s): it is told again", child.spec.title, missed)
             owing.missed += 1
             owing.asked, owing.again_ns = 0, time.monotonic_ns() + _AGAIN_NS

@@ -1,7 +1,9 @@
-"""The supervisor: starts, watches, restarts and stops all processes; answers who asks where things are.
+"""The supervisor: starts, watches and stops all processes, and tells clients where they are.
 
-The one fixed endpoint is RUN/supervisor. What clients ask for (Lookup, Manage, Stats) is in management.py; a topic's
-processes in topic_group.py, those that belong to no topic in singles.py; here are the loop, the process table's events, and the end.
+Its endpoint RUN/supervisor is the only fixed one. This module contains the loop, the events of the
+process table, and the end of the broker. `commands/management.py` answers clients (Lookup, Manage,
+Stats), `topics/topic_group.py` owns a topic's processes, and `singles.py` the processes that belong
+to no topic.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ log = logging.getLogger("zsq")
 
 
 class Supervisor:
-    """One life of the broker on one data directory."""
+    """One run of the broker on one data directory."""
 
     def __init__(
         self, serve_options: ServeOptions, registry: Registry, run_dir: str, read_again: Callable[[], Fresh] | None = None
@@ -67,7 +69,8 @@ class Supervisor:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.context.set(zmq.MAX_SOCKETS, options.SOCKETS_MAX)
         self.port = Port(self.context, zmq.ROUTER)
-        self.port.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # an actor that connects again takes its name over from its dead connection
+        # An actor that connects again takes over its name from its dead connection.
+        self.port.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self.table = ProcessTable(ACTORS, self._own_endpoint(), serve_options.log_level, serve_options.log_format)
         self.processes = Processes(self.table, self.port, run_dir, serve_options.processes_max)
         self.state = BrokerState(serve_options, registry, self.processes, self._channel_died, self._unused)
@@ -89,13 +92,16 @@ class Supervisor:
         return f"ipc://{self.run_dir}/supervisor"
 
     def _channel_died(self, group: TopicGroup, channel: str) -> None:
-        """An ephemeral channel goes with its process; who wants it gets a new one."""
+        """Remove an ephemeral channel whose process ended.
+
+        The next client that wants it gets a new one.
+        """
         deletion.remove_channel(self.requests, group, channel, lambda error: None, lost=True)
 
     def _unused(self, group: TopicGroup) -> None:
         deletion.end_if_over(self.requests, group)
 
-    # Life
+    # Loop
 
     def run(self) -> int:
         previous = os.umask(0o077)
@@ -108,7 +114,8 @@ class Supervisor:
         wake_read.setblocking(False)
         wake_write.setblocking(False)
         signal.set_wakeup_fd(wake_write.fileno(), warn_on_full_buffer=False)
-        if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup: the end of the terminal is not to end this, so SIGHUP only reloads
+        # nohup ignores SIGHUP. The broker then outlives its terminal, and SIGHUP only reloads.
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
             self._has_terminal = False
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_signal)
@@ -117,7 +124,8 @@ class Supervisor:
         poller.register(self.table.events_fd, zmq.POLLIN)
         poller.register(wake_read.fileno(), zmq.POLLIN)
         self.audit.open()
-        try:  # the starts too: whatever fails between them, no child is left for whom the interpreter's end would wait
+        # The starts are included: the interpreter would wait at its end for a child that is left.
+        try:
             self._start_all()
             while not self._ended():
                 self._turn(poller, wake_read)
@@ -182,7 +190,10 @@ class Supervisor:
             self._tell_ready()
 
     def _on_signal(self, number: int, frame: object) -> None:
-        """Only a note: it may interrupt a send between two frames. A second one does not wait for anybody."""
+        """Note the signal; it may have interrupted a send between two frames.
+
+        A second one kills all processes.
+        """
         if number == signal.SIGHUP:
             self._hung_up = True
             return
@@ -191,7 +202,7 @@ class Supervisor:
             self.processes.kill_all()
 
     def _on_hang_up(self) -> None:
-        """Somebody asks for new settings; or the terminal is gone in which this was started, and with it who would stop it."""
+        """Reload the settings, or stop if the terminal in which the broker was started is gone."""
         self._hung_up = False
         if self._has_terminal and not has_terminal():
             self.stop(0)
@@ -224,7 +235,7 @@ class Supervisor:
             if child is not None and child.spec.kind == "channel":
                 log.error("%s does not answer the scan: killed, to be started again", child.spec.title)
                 self.processes.kill(child)
-            elif child is not None:  # a sync or a large read may take that long: only its delayed messages wait
+            elif child is not None:  # a slow sync or read: only delayed messages wait
                 log.warning("%s has not answered the scan for %g s", child.spec.title, options.SCAN_HUNG_S)
         elif isinstance(message, p.Failed) and (child := self._failing(mail.envelope, message)) is not None:
             phase = Phase.START if child.state == "starting" else Phase.RUN
@@ -233,7 +244,12 @@ class Supervisor:
             self.commands.on_mail(mail)
 
     def _failing(self, envelope: tuple[bytes, ...], message: p.Failed) -> Child | None:
-        """Whose last word it is, by its key. Keys and numbers of orders overlap: an answer to an order is none, nor is another's word."""
+        """Return the child that reports its own failure with this message, or None.
+
+        A child reports its failure with its key as the number, and keys overlap with numbers of
+        orders. An answer to an order is therefore no failure of a child, and neither is a message
+        with another child's envelope.
+        """
         if self.orders.awaits(envelope, message.request):
             return None
         child = self.processes.children.get(message.request)
@@ -254,12 +270,13 @@ class Supervisor:
     def _on_processes(self) -> None:
         ended, forkserver_dead = self.table.changes()
         if forkserver_dead and not self._generation_over:
-            # Its children take its death as theirs: this generation is over, and a service manager starts the next.
+            # Its children end when it ends, so this broker cannot go on. A service manager starts
+            # the next.
             self._say("zsq: the forkserver ended unexpectedly; this broker ends, start it again", logging.ERROR)
             self.exit_code = 1
             self.state.stopping = self._generation_over = True
         if self._generation_over:
-            return  # nothing is started again: what lives is about to die
+            return  # no process is started again, because all that live are about to end
         for child in ended:
             self.processes.ended(child)
             self.requests.gatherings.ended(child.spec.key)
@@ -276,9 +293,10 @@ class Supervisor:
     # The end
 
     def stop(self, exit_code: int, why: str = "") -> None:
-        """Stop all processes: gateways and scan, and of each topic first the channels, then the topic, then the storage.
+        """Stop all processes.
 
-        Everyone who waits is answered, and no topic is made any more.
+        Gateways and scan stop at once, and each topic in this order: its channels, the topic, its
+        storage. All waiting requests are answered, and no topic is created from now on.
         """
         if why:
             self._say(f"zsq: {why}", logging.ERROR)
@@ -308,15 +326,19 @@ class Supervisor:
             release_memory()
 
     def _look_for_sockets(self) -> None:
-        """End when the run directory was removed: nobody new could reach any process, and no process can bind its socket a second time.
-        What was answered is on disk; a service manager, or zsqd, starts the broker again with a new run directory."""
+        """End the broker if its run directory was removed.
+
+        New clients could not reach any process then, and no process can bind its socket a second
+        time. All messages that were acknowledged are on disk. A service manager, or zsqd, starts
+        the broker again with a new run directory.
+        """
         there = self._inode()
         if self._socket_inode and there not in (self._socket_inode, None) and not self.state.stopping:
             what = "was removed" if not there else "was replaced"
             self.stop(1, f"the socket {self.run_dir}/supervisor {what}: this broker ends, so that it can be started again with new sockets")
 
     def _inode(self) -> int | None:
-        """Return the inode of the supervisor's own socket; 0 where it is not there, None where that is not known."""
+        """Return the inode of the supervisor's socket, 0 if it is missing, None if unknown."""
         try:
             return os.stat(f"{self.run_dir}/supervisor").st_ino
         except (FileNotFoundError, NotADirectoryError):

@@ -1,1 +1,1 @@
-"""Topics as the supervisor knows them: their registry, and the processes of each topic as one unit."""
+"""Topics in the supervisor: their registry, and the processes of each topic as one unit."""

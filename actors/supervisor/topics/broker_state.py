@@ -1,4 +1,4 @@
-"""State of a broker that its parts share: its options, topics and processes, and what has changed and is to be told."""
+"""State that the supervisor's parts share: options, topics, processes, and pending changes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from .topic_group import GroupEvents, TopicGroup
 
 
 class BrokerState:
-    """State of one life of the broker on one data directory.
+    """The state of one run of the broker on one data directory.
 
-    `channel_died`: the process of an ephemeral channel has ended. `unused`: an ephemeral topic has had no channel for a while.
+    `channel_died` is called when the process of an ephemeral channel has ended. `unused` is called
+    when an ephemeral topic has had no channel for a while.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class BrokerState:
         self.names_changed = True
 
     def guarded(self, group: TopicGroup, step: Callable[[], None]) -> None:
-        """What fails here fails its topic, never the others."""
+        """Run a step of a topic. If it fails, only its topic fails, never another."""
         try:
             step()
         except (ZsqError, OSError) as error:

@@ -1,20 +1,26 @@
-"""The registry: which topics there are, where they lie, and the offsets of those that are gone. One small file, replaced whole.
+"""The registry: all topics with their directories, and the last offsets of deleted topics.
 
-Its bytes are in `registry_format.py`. `retention` of a topic holds what was set for it; all else follows the broker's own settings.
-A row is `new` until its directory is known to exist, `live`, or `deleting`. A topic made again starts at the offset where the one of that
-name ended, so offsets are never reused, and gets a new uuid. Rows of `#ephemeral` topics are never written: they begin at 0 each time.
+It is one small file that is always replaced as a whole; `registry_format.py` defines its bytes. A
+topic's `retention` holds what was set for it, and everything else follows the broker's settings. A
+row is `new` until its directory is known to exist, `live`, or `deleting`. A topic that is created
+again gets a new uuid and begins at the offset where the deleted topic of that name ended, so
+offsets are never used again. Rows of `#ephemeral` topics are never written; such topics begin at 0
+each time.
 
-The content before the last change stays beside it, in `registry.json.old`: with that and the topics' own identities `zsq fsck --repair`
-makes a lost registry again (`data_dir.py`). A start never takes the old one by itself: it may lack a topic whose publishes were
-answered, and a person should see that a disk loses bytes.
+The content before the last change stays in `registry.json.old`. From that copy and the topics' own
+identities `zsq fsck --repair` rebuilds a lost registry (`data_dir.py`). A start never uses the copy
+by itself. The copy may lack a topic whose publishes were acknowledged, and a person should see that
+a disk loses bytes.
 
-Where `#ephemeral` topics lie: a folder of this broker's on the machine's memory file system, removed at the end.
+`#ephemeral` topics are in a folder of this broker on the machine's memory file system. The folder
+is removed at the broker's end. It is made with the first such topic. Its random name is written to
+DATA_DIR/memory.json before the folder is made, so that the next start finds what a killed broker
+left. A lock inside shows that the folder is in use; the broker holds it as long as it runs. A copy
+of the data directory names the same folder, and a broker on the copy must not remove it while the
+original runs.
 
-It is made with the first such topic. Its name is random, and stands in DATA_DIR/memory.json before it is made, so that the next start
-finds what a killed broker has left. Whose it is shows a lock inside, held for as long as the broker lives: a copy of the data directory
-names the same folder, and must not remove it under the other's feet.
-
-Where there is no usable memory file system the topics lie in DATA_DIR/memory: slower, and still gone at the end.
+If no memory file system is usable, these topics are in DATA_DIR/memory. That is slower, and they
+are removed at the broker's end too.
 """
 
 from __future__ import annotations
@@ -53,7 +59,11 @@ _POINTER_BYTES_MAX: Final = 4096
 
 
 class MemoryRoot:
-    """Owned by the supervisor alone, under the data directory's lock. `shm`: where a memory file system may be mounted."""
+    """The folder of `#ephemeral` topics.
+
+    Only the supervisor uses it, under the data directory's lock. `shm` is where a memory file
+    system may be mounted.
+    """
 
     def __init__(self, files: Files, data_dir: Path, shm: Path = SHM, mounts: Path = _MOUNTS) -> None:
         self._files = files
@@ -65,11 +75,14 @@ class MemoryRoot:
         self._lock = -1
 
     def folder(self, name: str) -> str:
-        """Of one topic: its path, in a root that is made now if it is not there. `OSError`."""
+        """Return the path of a topic, and make the root if it does not exist.
+
+        Raises `OSError` if that fails.
+        """
         return str(self._made() / name)
 
     def bytes_max(self) -> int:
-        """What a topic may hold that is not finished."""
+        """Return how many bytes of unfinished messages a topic may hold."""
         share = self._files.total_bytes(str(self._made())) // options.EPHEMERAL_SHARE
         return max(MAX_BYTES_MIN, min(options.EPHEMERAL_BYTES_MAX, share))
 
@@ -96,7 +109,7 @@ class MemoryRoot:
         return in_memory and self._files.total_bytes(str(self._shm)) >= options.EPHEMERAL_SHM_BYTES_MIN
 
     def close(self) -> None:
-        """All processes have ended: what lies there goes."""
+        """Remove the folder. All processes must have ended."""
         root, self._root = self._root, None
         if root is not None:
             self._remove(root)
@@ -104,7 +117,7 @@ class MemoryRoot:
         self._pointer.unlink(missing_ok=True)
 
     def clear(self) -> None:
-        """At a start: what a killed broker has left goes, as far as it is ours."""
+        """Remove at a start what a killed broker of this data directory left."""
         left = self._named()
         if left is not None and self._is_ours(left):
             try:
@@ -126,7 +139,10 @@ class MemoryRoot:
         return None
 
     def _is_ours(self, path: Path) -> bool:
-        """By its place, its name and its owner: a file that somebody edited shall not remove anything else."""
+        """Return True if place, name and owner of a path are those of our folders.
+
+        Without this check an edited pointer file could remove other files.
+        """
         if path.parent != self._shm or not _NAME.fullmatch(path.name):
             return False
         try:
@@ -147,14 +163,18 @@ log = logging.getLogger("zsq")
 REGISTRY_NAME: Final = "registry.json"
 OLD_NAME: Final = "registry.json.old"
 _FILE_BYTES_MAX: Final = 64 * 1024 * 1024
-# What may lie in a directory in which a start was cut off, or where zsqd runs.
+# Names that a data directory without a registry may contain: an earlier start was cut off, or zsqd
+# runs there.
 _OURS: Final = frozenset(
     {"lock", "run", "run.json", "log", "zsqd.json", "zsqd.lock", "topics", "trash", f"{REGISTRY_NAME}.tmp", POINTER_NAME, FOLDER_NAME}
 )
 
 
 class Registry:
-    """Owned by the supervisor alone, under the data directory's lock."""
+    """The topics and the file that lists them.
+
+    Only the supervisor uses it, under the data directory's lock.
+    """
 
     def __init__(self, files: Files, data_dir: Path, node_id: int) -> None:
         self._files = files
@@ -162,9 +182,12 @@ class Registry:
         self._path = str(data_dir / REGISTRY_NAME)
         self._written = b""
         self._doubtful = False
-        """What the file says is not known: `_written`, or a change that was refused."""
+        """True if the file may contain a refused change instead of `_written`."""
         self._going: dict[str, TopicRow] = {}
-        """Deleted topics whose files the disk has not let go yet: in the file still, so that no start forgets them."""
+        """Deleted topics whose files could not be moved yet.
+
+        They stay in the file, so that the next start removes them.
+        """
         self.memory = MemoryRoot(files, data_dir)
         self.take(Content(uuid.uuid4().hex, node_id))
 
@@ -177,7 +200,10 @@ class Registry:
         self.imports = content.imports
 
     def open(self) -> None:
-        """Read it, or begin one in an empty directory. Never begins where something else lies."""
+        """Read the registry, or create one in an empty directory.
+
+        A directory with other files is refused.
+        """
         present = set(self._files.list(str(self._data_dir)))
         if REGISTRY_NAME not in present:
             self._begin(present)
@@ -186,7 +212,8 @@ class Registry:
         if not content.checked:
             log.warning("%s has no checksum: it was written by an earlier version, or by hand; accepted, and written anew", self._path)
             self.save()
-        # What holds nothing may be made anew (copies are made without empty folders). `topics` with a topic in it may not: it is lost.
+        # Empty folders may be made again, because copies often lack them. If a live topic exists,
+        # `topics` must not be made: its files are lost.
         nothing_lost = all(row.state != "live" for row in self.topics.values())
         for folder in ("trash", *(["topics"] if nothing_lost else [])):
             if folder not in present:
@@ -209,7 +236,10 @@ class Registry:
         self.save()
 
     def load(self) -> Content:
-        """Read it, and change nothing on disk. `RegistryDamaged`; `ForeignDirectory` for an unknown version; `OSError`."""
+        """Read the registry without any change on disk.
+
+        Raises `RegistryDamaged`, `OSError`, or `ForeignDirectory` if its version is unknown.
+        """
         raw = self._files.read_file(self._path, _FILE_BYTES_MAX)
         try:
             content = decode(raw, self._path)
@@ -221,7 +251,12 @@ class Registry:
         return content
 
     def replace(self, content: Content) -> list[str]:
-        """Put this in place of a file that is damaged or missing; what was there is kept, and its name returned. `Refused`, `OSError`."""
+        """Replace a registry that is damaged or missing.
+
+        Return texts with the name under which the old file is kept.
+
+        Raises `Refused` or `OSError`.
+        """
         aside = []
         if self._files.exists(self._path):
             taken = self._files.list(str(self._data_dir))
@@ -239,8 +274,12 @@ class Registry:
         return [f"the damaged one is kept as {name}" for name in aside]
 
     def save(self) -> None:
-        """Durable when it returns: new file, synced, renamed over the old, directory synced. `Refused` where the disk does not take it:
-        then what was there before is there again. Were it not, a deletion that was refused would be carried out by the next start."""
+        """Write the registry durably.
+
+        The steps are: new file, sync, rename over the old file, sync of the directory. Raises
+        `Refused` if the disk does not allow it. The old content is then restored. Otherwise the
+        next start would carry out a deletion that was refused.
+        """
         try:
             self._write()
         except OSError as error:
@@ -253,11 +292,14 @@ class Registry:
 
     @property
     def in_doubt(self) -> bool:
-        """Whether a change that was refused may be what the next start reads."""
+        """True if the next start may read a change that was refused."""
         return self._doubtful
 
     def settle(self) -> None:
-        """Where a change failed at its very end: the content before it takes its place, as soon as the disk lets it."""
+        """Restore the old content if a change failed at its last step.
+
+        Each call tries until the disk allows it.
+        """
         if self._doubtful and self._written:
             with contextlib.suppress(OSError):
                 self._replace(self._path, self._written)
@@ -265,11 +307,14 @@ class Registry:
                 self._doubtful = False
 
     def _write(self) -> None:
-        """One sync of the directory for both renames: whichever of them a crash leaves, each file is a whole one."""
+        """Write both files with one sync of the directory.
+
+        Each rename replaces a whole file, so a crash leaves whole files.
+        """
         topics = self._going | {name: row for name, row in self.topics.items() if not row.in_memory}
         data = encode(Content(self.uuid, self.node, self.next_number, topics, self.ended, self.imports))
         if data == self._written and not self._doubtful:
-            return  # what changed is in memory only
+            return  # only `#ephemeral` topics changed
         if self._written:
             self._replace(str(self._data_dir / OLD_NAME), self._written)
         self._replace(self._path, data)
@@ -303,11 +348,11 @@ class Registry:
         self._set(name, retention=dict(retention))
 
     def close(self, name: str, closed: str) -> None:
-        """Whom it is closed to (`closing.py`)."""
+        """Set which clients the topic is closed to (`closing.py`)."""
         self._set(name, closed=closed)
 
     def own(self, name: str, owner: Mapping[str, str]) -> None:
-        """Note the owner of the dead letters in the topic (`dead_letter_topics.py`); {} for nobody's."""
+        """Set the owner of the dead letters in the topic (`dead_letter_topics.py`), {} for none."""
         if self.topics[name].dead_letters_of != owner:
             self._set(name, dead_letters_of=dict(owner))
 
@@ -322,7 +367,10 @@ class Registry:
             raise
 
     def _set(self, name: str, **fields: object) -> None:
-        """Change the topic's row, durably or not at all. `Refused`."""
+        """Change the topic's row durably.
+
+        Raises `Refused` if that fails; the row is then unchanged.
+        """
         row = self.topics[name]
         before = {field: getattr(row, field) for field in fields}
         for field, value in fields.items():
@@ -335,7 +383,10 @@ class Registry:
             raise
 
     def remove(self, name: str) -> None:
-        """The topic's files go to the trash by one rename; then the row goes. What the disk refuses is finished at the next start."""
+        """Move the topic's files to the trash with one rename, then remove its row.
+
+        If the disk refuses a step, the next start finishes the removal.
+        """
         row = self.topics.pop(name)
         try:
             if row.in_memory:
@@ -349,13 +400,16 @@ class Registry:
             log.error("topic %s is deleted, its files not yet: %s", name, error)
 
     def _finish(self, name: str) -> None:
-        """A deleted topic of that name leaves the place. `Refused`."""
+        """Move the files of a deleted topic of that name to the trash.
+
+        Raises `Refused` if that fails.
+        """
         row = self._going.get(name)
         if row is None:
             return
         folder = self.folder(row)
         try:
-            for suffix in ("", TEMPORARY_SUFFIX):  # the latter of a storage that was still making the topic
+            for suffix in ("", TEMPORARY_SUFFIX):  # the second: storage was still making it
                 if self._files.exists(folder + suffix):
                     self._files.rename(folder + suffix, str(self._data_dir / "trash" / f"{row.number:06d}-{row.uuid}{suffix}"))
             self._files.sync_folder(str(self._data_dir / "trash"))
@@ -375,7 +429,7 @@ class Registry:
             self._files.remove_tree(str(trash / name))
 
     def finish_removals(self) -> None:
-        """At a start: what a deletion has left. Files that cannot be removed take space, and hinder nobody."""
+        """Remove at a start what deletions left. Files that cannot be removed only take space."""
         try:
             self.empty_trash()
         except OSError as error:
@@ -385,7 +439,10 @@ class Registry:
                 self.remove(name)
 
     def folder(self, row: TopicRow) -> str:
-        """A number, never the raw name. `OSError` where a topic in memory finds no place."""
+        """Return the topic's directory. It is named by number, never by the topic's name.
+
+        Raises `OSError` if a topic in memory cannot get a folder.
+        """
         if row.in_memory:
             return self.memory.folder(row.uuid)
         return str(self._data_dir / "topics" / f"{row.number:06d}")

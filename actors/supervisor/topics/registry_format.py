@@ -1,15 +1,17 @@
-"""The bytes of the registry: what stands in it, how that is checked, and what is wrong where it does not agree. Pure.
+"""The bytes of the registry, and the checks of its content. Pure.
 
     {"version": 1, "checksum": "0011aabb", "uuid": of this data directory, "node": 0, "next_number": 3,
      "topics": {"clicks": {"number": 1, "uuid": "...", "sync": "always", "base_offset": 0, "state": "live", "retention": {},
         "closed": "", "dead_letters_of": {"uuid": of a topic, "channel": ...} (only of dead-letter topics)}},
      "ended": {"old": 1234}, "imports": {digest of what was taken over: {"state": "begun" or "done", ...}}}
 
-The checksum is CRC-32C, in 8 hex digits, of all the rest written as JSON with sorted keys and without spaces (ASCII), so it stands for what
-the file says and not for how it is laid out. It is the same in every version: a version that is not known is told from a damaged digit.
-A file without it is accepted, once: there were such files before there was a checksum, and it leaves a person with an editor a way.
+The checksum is CRC-32C, in 8 hex digits, of all other keys as JSON with sorted keys and without
+spaces (ASCII). It covers the content of the file and not its layout. It is the same in every
+version, so an unknown version can be distinguished from a damaged digit. A file without a checksum
+is accepted once. Earlier versions wrote such files, and a person can edit the file that way.
 
-Rejected: a checksum behind the JSON, as in a topic's identity (no JSON tool would read the file any more).
+Rejected: a checksum behind the JSON, as in a topic's identity. JSON tools could not read the file
+then.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ CHECKSUM: Final = "checksum"
 STATES: Final = ("new", "live", "deleting")
 NODE_MAX: Final = 1023
 OFFSET_MAX: Final = 2**54 - 1
-NUMBER_MAX: Final = 2**53  # what every JSON tool reads exactly
+NUMBER_MAX: Final = 2**53  # every JSON tool reads integers up to this exactly
 _UUID: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _KEYS: Final = frozenset({"version", "uuid", "node", "next_number", "topics", "ended"})
 _OPTIONAL: Final = frozenset({"imports", CHECKSUM})
@@ -42,12 +44,18 @@ _ROW_KEYS: Final = frozenset({"number", "uuid", "sync", "base_offset", "state"})
 
 
 class RegistryDamaged(ForeignDirectory):
-    """It is there and is not what was written. (A version that is not known is a `ForeignDirectory` only: nobody mends that.)"""
+    """The file exists, but its content is not what was written.
+
+    A file of an unknown version raises only `ForeignDirectory`, because no repair can help.
+    """
 
 
 @dataclass(slots=True)
 class TopicRow:
-    """`number` 0: it lies in memory, and never stands in the file."""
+    """A topic's row.
+
+    `number` 0 means that the topic is in memory; such a row is never written to the file.
+    """
 
     number: int
     uuid: str
@@ -55,7 +63,10 @@ class TopicRow:
     base_offset: int
     state: str = "new"
     retention: Mapping[str, object] = field(default_factory=dict)
-    """As it was set. What it means, and whether it goes together, is seen where it takes effect: nonsense removes nothing."""
+    """The settings as they were given.
+
+    They are validated where they take effect. Invalid ones remove no message.
+    """
     closed: str = closing.OPEN
     dead_letters_of: dict[str, str] = field(default_factory=dict)
     """The owner of a dead-letter topic of the default name: `uuid` of the topic and `channel`. {} for any other topic."""
@@ -65,7 +76,8 @@ class TopicRow:
         return self.number == 0
 
 
-# What was taken over from an nsqd. `numbers`: of topics that an import has begun; the rest stands there when it is done.
+# A record of an import from nsqd. A begun import has `numbers`, those of its topics; a finished one
+# has the rest.
 ImportRecord = TypedDict(
     "ImportRecord",
     {"state": Required[str], "numbers": list[int], "from": str, "time_ns": int, "topics": dict[str, int], "lost_count": int},
@@ -75,7 +87,7 @@ ImportRecord = TypedDict(
 
 @dataclass(slots=True)
 class Content:
-    """All that the file says. `checked`: it had a checksum, and that agreed."""
+    """The content of the file. `checked` is True if it had a checksum that matched."""
 
     uuid: str
     node: int
@@ -96,12 +108,16 @@ def encode(content: Content) -> bytes:
         "ended": content.ended,
         "imports": content.imports,
     }
-    head = {"version": VERSION, CHECKSUM: checksum(data)}  # not at the end: there a line taken out would leave a comma
+    # The checksum is not at the end: there, removing its line would leave a comma behind.
+    head = {"version": VERSION, CHECKSUM: checksum(data)}
     return json.dumps(head | data, indent=1).encode()
 
 
 def _as_dict(row: TopicRow) -> dict[str, object]:
-    """Without `dead_letters_of` where there is no owner, so that earlier versions read a registry in which nothing new stands."""
+    """Omit `dead_letters_of` if it is empty.
+
+    Earlier versions can then read a registry that does not use it.
+    """
     found = asdict(row)
     if not row.dead_letters_of:
         del found["dead_letters_of"]
@@ -109,13 +125,17 @@ def _as_dict(row: TopicRow) -> dict[str, object]:
 
 
 def checksum(data: Mapping[str, object]) -> str:
-    """Of all but the checksum itself."""
+    """Return the checksum of all keys but the checksum itself."""
     rest = {key: value for key, value in data.items() if key != CHECKSUM}
     return f"{crc32c(json.dumps(rest, sort_keys=True, separators=(',', ':')).encode()):08x}"
 
 
 def decode(raw: bytes, path: str) -> Content:
-    """`RegistryDamaged` names the first key that is wrong; `ForeignDirectory` for a version that is not known."""
+    """Decode the file.
+
+    Raises `RegistryDamaged`, which names the first wrong key, or `ForeignDirectory` if the version
+    is unknown.
+    """
     try:
         loaded = documents.loads(raw, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
@@ -202,7 +222,8 @@ def _content(data: dict[str, object]) -> Content:
 
 def _row(row: dict[str, object], key: str) -> TopicRow:
     _keys(row, key, _ROW_KEYS, frozenset({"retention", "closed", "dead_letters_of"}))
-    closed = _one_of(row.get("closed", closing.OPEN), f"{key}closed", closing.STATES, repr)  # rows of before there was closing have none
+    # Rows from versions that could not close topics have no such key.
+    closed = _one_of(row.get("closed", closing.OPEN), f"{key}closed", closing.STATES, repr)
     sync = _one_of(row["sync"], f"{key}sync", SYNC_MODES)
     state = _one_of(row["state"], f"{key}state", STATES)
     return TopicRow(
