@@ -1,12 +1,17 @@
-"""Dead-letter topics as the supervisor sees them: whose a topic of the default name is, and where letters may be sent back to.
+"""Dead-letter topics in the supervisor: their owners, and the routes for redrive.
 
-The default name `TOPIC.CHANNEL.dead` is not unique: channel `orders.x` of topic `eu` and channel `x` of topic `eu.orders` share one.
-So the first channel that sends its dead letters there by default is recorded in the topic's registry row as its owner, by its topic's uuid.
-Another channel with the same default name is refused, when it is configured and when it sends. The record lapses when the owner is deleted.
-A channel whose `dead_letter_topic` is set may send anywhere: whoever set it was permitted to publish there.
+The default name `TOPIC.CHANNEL.dead` is not unique: channel `orders.x` of topic `eu` and channel
+`x` of topic `eu.orders` have the same one. Therefore the first channel that sends its dead letters
+to a topic by default becomes the owner. The topic's registry row records the owner's channel and
+the uuid of its topic. Another channel with the same default name is refused when it is configured
+and when it sends. The record loses its effect when the owner is deleted. A channel whose
+`dead_letter_topic` is set may send to any topic, because the user who set it was permitted to
+publish there.
 
-Redrive asks here about each route. Headers of a dead letter prove nothing, because whoever may publish to the dead-letter topic can write
-them. Letters move by their headers only if the named topic has the named uuid and the named channel says that its dead letters go there.
+Each route of a redrive is checked here. The headers of a dead letter prove nothing, because all
+clients that may publish to the dead-letter topic can write them. Letters return by their headers
+only if the named topic has the named uuid and the named channel confirms that its dead letters go
+there.
 """
 
 from __future__ import annotations
@@ -28,7 +33,7 @@ _UUID_CHARS: Final = 32
 
 
 def check_default(broker: BrokerState, topic: str, channel: str, settings: Mapping[str, Any]) -> None:
-    """`Refused` E_IN_USE where these settings would send dead letters by default to a topic that has another owner."""
+    """Raise `Refused` (E_IN_USE) if the settings lead to a default topic of another owner."""
     own = broker.groups.get(topic)
     child = own.channels.get(channel) if own is not None else None
     if child is not None:
@@ -40,7 +45,10 @@ def check_default(broker: BrokerState, topic: str, channel: str, settings: Mappi
 
 
 def claim(broker: BrokerState, message: p.Lookup) -> None:
-    """A channel looks for the topic of its dead letters, which is there. `Refused` E_IN_USE where another channel owns it."""
+    """Make a channel the owner of its dead-letter topic, which it looks up.
+
+    Raises `Refused` (E_IN_USE) if another channel owns the topic.
+    """
     topic, uuid, channel = (str(message.by.get(name, "")) for name in ("dead_topic", "dead_uuid", "dead_channel"))
     if not topic or message.topic != default_dead_letter_topic(topic, channel):
         return
@@ -60,7 +68,7 @@ def _check_owner(broker: BrokerState, dead_topic: str, topic: str, uuid: str, ch
 
 
 class _Asked(NamedTuple):
-    """A route: where to, and where the letters say that they come from."""
+    """A route: the target, and the origin that the letters name."""
 
     to: str
     channel: str
@@ -71,7 +79,10 @@ class _Asked(NamedTuple):
 
 
 def _asked(options: Mapping[str, Any]) -> _Asked:
-    """`UsageError` E_BAD_ARGUMENT, E_BAD_NAME."""
+    """Parse the options of a redrive.
+
+    Raises `UsageError` (E_BAD_ARGUMENT, E_BAD_NAME) if they are invalid.
+    """
     to, channel, origin = options.get("to"), options.get("channel", ""), options.get("origin")
     good = isinstance(to, str) and isinstance(channel, str) and isinstance(origin, tuple) and len(origin) == 3
     if not good or not all(isinstance(one, str) for one in origin or ()) or len(origin[1]) != _UUID_CHARS:  # type: ignore[index]
@@ -85,7 +96,10 @@ def _asked(options: Mapping[str, Any]) -> _Asked:
 
 
 def redrive(requests: Requests, message: p.Manage) -> None:
-    """Answer whether dead letters of `word.topic` may go by this route. Nothing is moved: the caller reads and publishes."""
+    """Answer whether dead letters of `message.topic` may take this route.
+
+    The client itself reads and publishes them.
+    """
     broker = requests.broker
     asked = _asked(message.options)
     dead = broker.groups.get(message.topic)
@@ -111,9 +125,9 @@ def redrive(requests: Requests, message: p.Manage) -> None:
 
 
 def _check_origin(requests: Requests, dead_topic: str, dead: TopicGroup, asked: _Asked, answer: Callable[[ZsqError | None], None]) -> None:
-    """The named channel's dead letters go to this topic: the registry knows it, or the channel itself says so."""
+    """Check in the registry or with the channel that its dead letters go to this topic."""
     if asked.chosen or dead.row.dead_letters_of == {"uuid": asked.uuid, "channel": asked.origin_channel}:
-        answer(None)  # where a person named the target, the headers decide nothing
+        answer(None)  # the user named the target, so the headers do not matter
         return
     source = requests.broker.groups.get(asked.topic)
     if source is None or source.row.uuid != asked.uuid:

@@ -1,12 +1,18 @@
-"""Deleting topics and channels: refused while something is unfinished, unless forced; offsets are not used again.
+"""Deletion and closing of topics and channels.
 
-`#ephemeral` channels are deleted when they say that their last consumer has left, or when their process died; an `#ephemeral` topic with
-its last channel. Who asks for one meanwhile gets a new one.
+A deletion is refused while messages are unfinished, unless it is forced. Offsets are never used
+again.
 
-A topic is sealed first: from then on it takes no message, so what the actors report is the end of it, and nothing that was
-acknowledged after the look at the backlog goes with it. A channel's process ends before its rows go.
+An `#ephemeral` channel is deleted when it reports that its last consumer has left, or when its
+process died. An `#ephemeral` topic is deleted with its last channel. A client that asks for one
+meanwhile gets a new one.
 
-Manage close and open: durable in the registry, then told to the topic's processes; answered when all that are up have taken it.
+The deletion of a topic seals it first. A sealed topic takes no messages, so the end that its actors
+report is final, and no message that was acknowledged after the check of the backlog is lost. The
+process of a channel ends before its rows are deleted.
+
+Manage close and open write to the registry durably and then inform the topic's processes. The
+answer comes when all processes that are up have taken the change.
 """
 
 from __future__ import annotations
@@ -30,12 +36,13 @@ from .requests import Requests
 
 log = logging.getLogger("zsq")
 
-# Added to the last known end of a topic whose storage cannot say where it is: a gap is harmless, an offset used twice is not.
+# Added to the last known end if the storage cannot report its end. A gap in the offsets is
+# harmless; a repeated offset is not.
 UNKNOWN_END_MARGIN: Final = 1 << 32
 
 
 def delete(requests: Requests, message: p.Manage, group: TopicGroup) -> None:
-    """Carry out Manage delete; it is answered when it is done or refused."""
+    """Carry out Manage delete, and answer when the deletion is complete or refused."""
     if group.state in (GroupState.STOPPING, GroupState.ENDED):
         requests.fail(message.request, Refused(E_CLOSING, f"topic {group.name!r} is being deleted already"))
     elif message.channel:
@@ -45,7 +52,7 @@ def delete(requests: Requests, message: p.Manage, group: TopicGroup) -> None:
 
 
 class _Deletion:
-    """One deletion on its way."""
+    """A deletion in progress."""
 
     def __init__(self, requests: Requests, message: p.Manage, group: TopicGroup) -> None:
         self.requests = requests
@@ -57,8 +64,8 @@ class _Deletion:
         self.requests.fail(self.message.request, error)
 
     def _refusal(self, complete: bool) -> ZsqError | None:
-        """Why not, or None."""
-        if not complete:  # E_CLOSING and not E_TIMEOUT: the broker is there, and nothing was done
+        """Return why the deletion is refused, or None."""
+        if not complete:  # E_CLOSING and not E_TIMEOUT: the broker answers, and nothing was done
             text = "not all processes have said in time what they hold, so that is not known; try again, or delete with force"
             return Refused(E_CLOSING, text)
         left = unfinished(self.group, self.message.channel)
@@ -73,7 +80,7 @@ class _Deletion:
         text = f"{what} has {left} messages that are not finished; {drain}, or delete it with force and lose them"
         return Refused(E_NOT_EMPTY, text)
 
-    # A topic
+    # Topics
 
     def delete_topic(self) -> None:
         storage = self.group.storage
@@ -111,7 +118,7 @@ class _Deletion:
     def _remove_topic(self, end: int) -> None:
         remove_topic(self.requests, self.group, end, partial(self.requests.settle, self.message.request))
 
-    # A channel
+    # Channels
 
     def delete_channel(self) -> None:
         if self.forced:
@@ -143,12 +150,18 @@ def _unseal(requests: Requests, group: TopicGroup) -> None:
 
 
 def remove_channel(requests: Requests, group: TopicGroup, name: str, answer: Then, *, lost: bool = False) -> None:
-    """End the process of a channel, then its rows; of a topic that is up. `lost`: it died, and its consumers may come again."""
+    """End the process of a channel, then delete its rows. The topic must be up.
+
+    `lost` means that the process died; its consumers may come back.
+    """
     storage, child = group.storage, group.channels[name]
     assert storage is not None
-    group.deleting.add(name)  # who wants it meanwhile waits, or is told to: a second process would stand on the old row
+    # From now on requests for the channel wait or fail: a second process must not use the old row.
+    group.deleting.add(name)
     group.drop_channel(name, lost=lost)
-    if is_ephemeral(name):  # what comes from here on is not its own: said to storage before anybody can see that it is gone
+    # Storage must know it before any client can see that the channel is gone. Messages from now on
+    # do not belong to the channel.
+    if is_ephemeral(name):
         requests.orders.send(storage, partial(p.LeaveChannel, channel=name), lambda done, error: None)
     if child is not None:
         requests.broker.processes.stop_child(child)
@@ -169,7 +182,10 @@ def remove_channel(requests: Requests, group: TopicGroup, name: str, answer: The
 
 
 def over(requests: Requests, envelope: Envelope, message: p.Over) -> None:
-    """An ephemeral channel says that its last consumer has left. It says so again while its topic cannot be asked."""
+    """Delete an ephemeral channel that reports that its last consumer has left.
+
+    The channel repeats the report, so the report may be ignored while the topic is not up.
+    """
     child = requests.broker.processes.children.get(message.key)
     group = child.owner if child is not None else None
     if child is None or child.envelope != envelope or child.state != "up" or group is None or group.state is not GroupState.UP:
@@ -181,7 +197,7 @@ def over(requests: Requests, envelope: Envelope, message: p.Over) -> None:
 
 
 def end_if_over(requests: Requests, group: TopicGroup) -> None:
-    """An ephemeral topic goes with its last channel, and what it held with it."""
+    """Delete an ephemeral topic, with its messages, if its last channel is gone."""
     if not is_ephemeral(group.name) or group.channels or group.deleting or group.state is not GroupState.UP:
         return
     log.debug("topic %s has no channel any more: deleted", group.name)
@@ -189,7 +205,12 @@ def end_if_over(requests: Requests, group: TopicGroup) -> None:
 
 
 def remove_topic(requests: Requests, group: TopicGroup, end: int, answer: Then) -> None:
-    """Durable before anything ends; at the next start the rest is done. `end`: where a topic of that name begins from now on."""
+    """Delete a topic.
+
+    The registry records it durably first, and the next start completes it if necessary.
+
+    A later topic of that name begins at offset `end`.
+    """
     registry = requests.broker.registry
     if group.state in (GroupState.STOPPING, GroupState.ENDED):
         answer(Refused(E_CLOSING, "it is being deleted already"))
@@ -207,25 +228,29 @@ def remove_topic(requests: Requests, group: TopicGroup, end: int, answer: Then) 
         requests.broker.remove_group(group.name)
         answer(None)
 
-    requests.count_refused()  # now, as the topic's count goes with it
+    requests.count_refused()  # now, because the topic's count ends with it
     group.stop(stopped)
 
 
 def open_again(requests: Requests) -> None:
-    """Topics whose deletion was refused take publishes again. Not while the next start may yet carry it out (see `Registry.settle`): what
-    was acknowledged meanwhile would go with the topic."""
+    """Unseal the topics whose deletion was refused, so that they take publishes again.
+
+    While the next start might still carry out the deletion (see `Registry.settle`), they stay
+    sealed. Messages that are acknowledged meanwhile would be lost with the topic.
+    """
     if requests.sealed and not requests.broker.registry.in_doubt:
         groups, requests.sealed = requests.sealed, []
         for group in groups:
             _unseal(requests, group)
 
 
-# These leave nobody who thinks otherwise: what is not up starts with what the row says.
+# After these errors no process has a wrong state: a process that is not up starts with the state in
+# the row.
 _HARMLESS = (E_CLOSING, E_TOPIC_FAILED)
 
 
 def check_subscribed(group: TopicGroup, channel: str) -> None:
-    """`Refused` E_CLOSED for who looks for a channel of a topic that is closed to consumers."""
+    """Raise `Refused` (E_CLOSED) for a channel of a topic that is closed to consumers."""
     if channel and to_consumers(group.row.closed):
         raise Refused(E_CLOSED, TO_CONSUMERS)
 
@@ -239,7 +264,7 @@ def carry_out(requests: Requests, message: p.Manage, group: TopicGroup) -> None:
 
 
 class _Closing:
-    """One order on its way to all processes of the topic."""
+    """A close or open on its way to all processes of the topic."""
 
     def __init__(self, requests: Requests, request: int, group: TopicGroup) -> None:
         self.requests = requests
@@ -251,7 +276,7 @@ class _Closing:
     def tell(self, state: str) -> None:
         self._state = state
         self._waits = 1 + len(self.group.channels)
-        for channel in ("", *self.group.channels):  # those on their way up were started with the state before
+        for channel in ("", *self.group.channels):  # processes that are starting have the old state
             self.group.want(channel, partial(self._up, channel))
 
     def _up(self, channel: str, error: ZsqError | None) -> None:

@@ -1,4 +1,7 @@
-"""What clients ask of the supervisor: Lookup, Manage, Stats. Answers that need others are kept in a bounded table until they come."""
+"""The client requests that the supervisor handles: Lookup, Manage, Stats.
+
+Requests that need other actors wait in a bounded table for the answers.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ from .requests import Requests
 
 
 class Commands:
-    """`view`: what statistics show."""
+    """The handlers of clients' requests. `view` is what statistics show."""
 
     def __init__(self, requests: Requests, view: BrokerView) -> None:
         self._requests = requests
@@ -77,15 +80,18 @@ class Commands:
             self._requests.fail(request, _refused(error), mail.envelope)
 
     def _check_running(self) -> None:
-        """`Refused` E_CLOSING while the broker stops. A topic that is made now would keep it from ending, and one that has ended never
-        answers who waits for it."""
+        """Raise `Refused` (E_CLOSING) while the broker stops.
+
+        A topic that is created now would keep the broker from ending, and a topic that has ended
+        never answers a request.
+        """
         if self._broker.stopping:
             raise Refused(E_CLOSING, "the broker is stopping; try again when it runs again")
 
-    # Finding
+    # Lookup
 
     def _group(self, topic: str, create: bool, sync: str = "", retention: Mapping[str, Any] | None = None) -> TopicGroup:
-        """The topic's group, made if asked for."""
+        """Return the topic's group. It is created if `create` is True and it does not exist."""
         check_name(topic)
         group = self._broker.groups.get(topic)
         if group is not None:
@@ -109,10 +115,10 @@ class Commands:
         check_name(channel, "channel")
         if channel not in group.channels:
             if group.state is not GroupState.UP and not create:
-                return  # its channels are not known yet: those who want it wait
+                return  # the channels are not known yet, so the request waits
             if not create:
                 raise NotFound(E_NOT_FOUND, f"channel {channel!r} of topic {group.name!r} does not exist")
-            if group.state is GroupState.UP:  # else it may be there: its topic starts
+            if group.state is GroupState.UP:  # otherwise the channel may exist
                 self._broker.processes.check_room(1, f"channel {channel!r} of topic {group.name!r}")
 
     def _lookup(self, message: p.Lookup) -> None:
@@ -120,7 +126,7 @@ class Commands:
         if message.create and (there is None or message.channel not in there.channels):
             dead_letter_topics.check_default(self._broker, message.topic, message.channel, message.settings)
         if there is not None and (message.channel in there.channels or there.state is not GroupState.UP):
-            made(message.settings)  # what is there, or may be, has settings of its own
+            made(message.settings)  # a channel that exists, or may exist, has its settings
         else:
             made(message.settings, message.topic, message.channel)
         message = self._by_rule(message, there)
@@ -129,7 +135,7 @@ class Commands:
         if there is None:
             self._requests.audits.first_use(message, "")
         is_new = message.create and message.channel != "" and message.channel not in group.channels
-        # Which channels a topic has that was not up is known only when it is.
+        # The channels of a topic that was not up are known only when it is up.
         is_known = there is None or group.state is GroupState.UP
         deletion.check_subscribed(group, message.channel)
         if message.channel:
@@ -153,7 +159,10 @@ class Commands:
             group.want(message.channel, then, message.settings)
 
     def _by_rule(self, message: p.Lookup, there: TopicGroup | None) -> p.Lookup:
-        """The word as `--auto-create` permits it. `NotFound` where it would make a topic or a channel that only a command may make."""
+        """Return the request as `--auto-create` permits it.
+
+        Raises `NotFound` if it would create a topic or a channel that only a command may create.
+        """
         rule = self._broker.options.auto_create
         if not message.create or rule == "always" or message.by.get("via") == DEAD_LETTERS:
             return message
@@ -170,7 +179,7 @@ class Commands:
         return replace(message, create=False)
 
     def _again(self, carry_out: Callable[[Any], None], message: Any, error: ZsqError | None) -> None:
-        """The topic is up by now, or is not to be had."""
+        """Carry out a request again after its topic came up, or answer with the error."""
         try:
             if error is not None:
                 raise error
@@ -180,13 +189,13 @@ class Commands:
         except OSError as failure:
             self._requests.fail(message.request, _refused(failure))
 
-    # Managing
+    # Manage
 
     def _manage(self, message: p.Manage) -> None:
         if message.action == "create":
             self._create(message)
             return
-        if message.action == "list":  # from what is at hand: cheap enough to be asked once a second
+        if message.action == "list":  # cheap enough for one request a second
             names = {name: tuple(group.channels) for name, group in self._broker.groups.items()}
             self._requests.done(message.request, {"topics": names})
             return
@@ -206,7 +215,8 @@ class Commands:
             moving.check(message)
         group = self._group(message.topic, create=False)
         if message.channel and message.channel not in group.channels:
-            if group.state is not GroupState.UP:  # which channels it has is known when it is: who deletes one must not hear that it is gone
+            # The channels are known only when the topic is up. Until then the channel may exist.
+            if group.state is not GroupState.UP:
                 group.want("", lambda error: self._again(self._manage, message, error))
                 return
             raise NotFound(E_NOT_FOUND, f"channel {message.channel!r} of topic {message.topic!r} does not exist")
@@ -229,7 +239,7 @@ class Commands:
         self._pass_on(message, group, relayed.order_for(message), of_storage=message.action in relayed.OF_STORAGE)
 
     def _pass_on(self, message: p.Manage, group: TopicGroup, make: relayed.Make, *, of_storage: bool) -> None:
-        """Send the order when who carries it out is up, and its answer to the client."""
+        """Send an order when its actor is up, and relay the answer to the client."""
 
         def order(child: Child) -> None:
             self._requests.orders.send(child, make, partial(self._requests.relay, message.request))
@@ -247,7 +257,10 @@ class Commands:
         group.want(message.channel, ready)
 
     def _configure_topic(self, message: p.Manage, group: TopicGroup, changes: Mapping[str, Any]) -> None:
-        """Durable in the registry; what holds now, for the storage to take up. If it dies before that, its successor starts with it."""
+        """Save the settings in the registry, then send the resulting retention to the storage.
+
+        If the storage ends before it has them, its successor starts with them.
+        """
         own = changed(group.row.retention, changes)
         found = group.resolved(own)
         self._broker.registry.configure(group.name, own)
@@ -260,7 +273,7 @@ class Commands:
         def order(child: Child) -> None:
             def then(answer: p.ChannelConfigured | None, error: ZsqError | None) -> None:
                 if answer is not None:
-                    child.data["settings"] = answer.settings  # Lookup tells them
+                    child.data["settings"] = answer.settings  # Lookup returns them
                 self._requests.settle(message.request, error, {"settings": answer.settings} if answer is not None else None)
 
             make = partial(p.ConfigureChannel, changes=cast("ChannelOptions", changes))
@@ -286,7 +299,7 @@ class Commands:
 
         group.want(message.channel, then, settings)
 
-    # Statistics
+    # Stats
 
     def _stats(self, message: p.Stats) -> None:
         group = self._group(message.topic, create=False) if message.topic else None
@@ -294,7 +307,8 @@ class Commands:
             raise NotFound(E_NOT_FOUND, f"channel {message.channel!r} of topic {message.topic!r} does not exist")
         children = self._requests.scope(group)
         singles = self._view.singles.values()
-        asked = [child for child in singles if group is None or child.spec.kind == "nsq_gateway"]  # it knows its clients best
+        # NSQ gateways know most about their clients, so they take part for a single topic too.
+        asked = [child for child in singles if group is None or child.spec.kind == "nsq_gateway"]
         children += [child for child in asked if child.state == "up"]
 
         def then(complete: bool, details: Details) -> None:

@@ -1,6 +1,9 @@
-"""Where a channel is: seek and empty, which move it, and peek, which only looks. All need the topic's ends as they are now.
+"""The position of a channel: seek and empty move it, peek only reads.
 
-A time is turned into an offset by the storage: the client's clock decides nothing, and what it asks for may be removed meanwhile.
+All need the topic's current ends.
+
+The storage turns a time into an offset. The client could not: its clock may differ, and retention
+may remove the message meanwhile.
 """
 
 from __future__ import annotations
@@ -18,12 +21,12 @@ from ...statistics.statistics import reach
 from ..topics.topic_group import TopicGroup
 from .requests import AnswerT, Requests
 
-CLOCKS_DIFFER_S: Final = 60.0  # a time that a client meant as now may lie so far ahead of the broker's clock
-ACTIONS: Final = ("empty", "seek", "peek")  # of a channel
+CLOCKS_DIFFER_S: Final = 60.0  # largest lead over the broker's clock of a time that counts as now
+ACTIONS: Final = ("empty", "seek", "peek")  # on a channel
 
 
 def check(message: p.Manage) -> None:
-    """`UsageError` E_BAD_ARGUMENT for what makes no sense."""
+    """Raise `UsageError` (E_BAD_ARGUMENT) if the options are invalid."""
     asked = message.options
     if message.action != "empty" and not message.channel:
         raise UsageError(E_BAD_ARGUMENT, f"{message.action} is about a channel: name it")
@@ -42,7 +45,7 @@ def check(message: p.Manage) -> None:
 
 
 def carry_out(requests: Requests, message: p.Manage, group: TopicGroup) -> None:
-    """One of `ACTIONS`, on a channel; it is answered when that is done."""
+    """Carry out one of `ACTIONS` on a channel, and answer when that is done."""
     asked: dict[str, Any] = {str(key): value for key, value in message.options.items()}
 
     answer = partial(requests.settle, message.request)
@@ -85,10 +88,11 @@ def carry_out(requests: Requests, message: p.Manage, group: TopicGroup) -> None:
 
 
 class _EmptyTopic:
-    """Empty what waits in the topic itself: behind its pause, or, without a channel, for a first one.
+    """The emptying of a topic: of messages behind its pause or before its first channel.
 
-    Each channel agrees, durably, to pass what waits behind the pause; then the pause moves to its end, so the topic has nothing left. If
-    this breaks off in between, nothing was emptied for some channels, whoever asked hears an error, and asking again goes on from there.
+    Each channel agrees durably to skip the messages behind the pause. Then the pause moves to its
+    end, so that the topic has no messages left. If this is interrupted, some channels were not
+    emptied and the client gets an error. Another request continues from there.
     """
 
     def __init__(self, requests: Requests, message: p.Manage, group: TopicGroup) -> None:
@@ -121,7 +125,10 @@ class _EmptyTopic:
         self._tell_channels()
 
     def _tell_channels(self) -> None:
-        """Those that were not told yet; when all have agreed the pause moves. A channel that was made before it moved is told after it."""
+        """Order the channels to skip, and move the pause when all have agreed.
+
+        Channels that were created before the pause moved get their order afterwards.
+        """
         channels = self._group.channels.keys() - self._told
         if self._start >= self._end or (self._moved and not channels):
             self._answer(None)
@@ -168,7 +175,7 @@ class _EmptyTopic:
 
 
 def empty_topic(requests: Requests, message: p.Manage, group: TopicGroup) -> None:
-    """Empty a topic; it is answered when that is done."""
+    """Empty a topic, and answer when that is done."""
     _EmptyTopic(requests, message, group)
 
 

@@ -1,4 +1,7 @@
-"""The orders whose answer goes to the client as it is, from what the client asked for: pause, chunks, delayed messages, backups."""
+"""Relayed commands: pause, chunks, delayed messages, backups.
+
+The client gets the actor's answer unchanged.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,13 @@ from ....transport.errors import E_BAD_ARGUMENT, E_BAD_COMMAND, UsageError
 from ....transport.wire import protocol as p
 from ...settings import options
 
-PAUSES: Final = ("pause", "unpause")  # of a topic or a channel
-OF_STORAGE: Final = ("chunks", "delayed", "backup")  # of a topic only
+PAUSES: Final = ("pause", "unpause")  # on a topic or a channel
+OF_STORAGE: Final = ("chunks", "delayed", "backup")  # on a topic only
 Make = Callable[[int], p.Order[p.Done]]
 
 
 def order_for(message: p.Manage) -> Make:
-    """One of these actions, checked: `UsageError`."""
+    """Return the order for an action. Raises `UsageError` if its options are invalid."""
     if message.action in PAUSES:
         return partial(p.SetPaused, is_paused=message.action == "pause")
     if message.channel:

@@ -1,4 +1,7 @@
-"""Clients' requests until they are answered, and the orders to actors that they wait for. Both tables are bounded."""
+"""Pending requests of clients, and the orders to actors that they wait for.
+
+Both tables are bounded.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,13 @@ from ..topics.broker_state import BrokerState
 from ..topics.topic_group import TopicGroup
 
 _NS_PER_S: Final = 1_000_000_000
-_ANSWER_S: Final = 20.0  # below a client's own patience, so that it hears what happened
+_ANSWER_S: Final = 20.0  # less than a client's own timeout, so that the client gets the reason
 
 AnswerT = TypeVar("AnswerT", bound=p.Wire)
 
 
 class _PendingOrder(NamedTuple):
-    """`envelope`: of whom it was sent to; nobody else's message answers it."""
+    """An order without an answer. Only the actor with this `envelope` can answer it."""
 
     callback: Callable[[Any, ZsqError | None], None]
     deadline_ns: int
@@ -34,7 +37,10 @@ class _PendingOrder(NamedTuple):
 
 
 class Orders:
-    """Orders to actors, each answered once: by the actor, by its end, or by the end of patience."""
+    """Orders to actors.
+
+    Each ends once: with the actor's answer, with its end, or with a timeout.
+    """
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
@@ -45,7 +51,10 @@ class Orders:
         self, child: Child, make: Callable[[int], p.Order[AnswerT]], callback: Callable[[AnswerT | None, ZsqError | None], None],
         patience_s: float = _ANSWER_S,
     ) -> None:  # fmt: skip
-        """Send the order that `make` makes with this number. `callback` is given its answer, or the error."""
+        """Send the order that `make` returns for a new number.
+
+        `callback` gets the answer or an error.
+        """
         if len(self._orders) >= options.WAITERS_MAX:
             callback(None, Refused(E_LIMIT, "too many orders are on their way already"))
             return
@@ -57,7 +66,7 @@ class Orders:
             callback(None, Refused(E_CLOSING, f"{child.spec.title} is being started again; try in a moment"))
 
     def awaits(self, envelope: Envelope, request: int) -> bool:
-        """Return True if an order of that number was sent to just this one, and is not answered yet."""
+        """Return True if the order of that number was sent to this actor and is not answered yet."""
         order = self._orders.get(request)
         return order is not None and order.envelope == envelope
 
@@ -71,7 +80,7 @@ class Orders:
             order.callback(message, None)
 
     def tick(self, now_ns: int) -> None:
-        """Give up on what takes too long, and on what was sent to a process that has ended."""
+        """Give up orders whose time is over or whose process has ended."""
         for request, order in list(self._orders.items()):
             if order.key not in self._processes.children:
                 del self._orders[request]
@@ -81,14 +90,18 @@ class Orders:
                 order.callback(None, ZsqError(E_TIMEOUT, f"no answer within {order.patience_s:g} s; the order may still take effect"))
 
     def stop(self) -> None:
-        """Answer everyone who waits."""
+        """Fail all orders."""
         orders, self._orders = self._orders, {}
         for order in orders.values():
             order.callback(None, Refused(E_CLOSING, "the broker is stopping; the order may or may not be in effect"))
 
 
 class Requests:
-    """What the handlers of commands share. `send`: to a client; `count_refused`: notes a topic's refused publishes before it goes."""
+    """The state that the handlers of commands share.
+
+    `send` sends to a client. `count_refused` counts a topic's refused publishes; call it before the
+    topic is deleted.
+    """
 
     def __init__(
         self, broker: BrokerState, orders: Orders, audit_log: AuditLog, send: Callable[[Envelope, p.Wire], bool],
@@ -100,13 +113,16 @@ class Requests:
         self.audit_log = audit_log
         self.audits = AuditRecorder(audit_log)
         self.count_refused = count_refused
-        self.sealed: list[TopicGroup] = []  # deletions that were refused: to be opened again
+        self.sealed: list[TopicGroup] = []  # topics whose deletion was refused, to be unsealed
         self.send = send
         self._number = 0
-        self._asked: dict[int, tuple[Envelope, int]] = {}  # by the broker's own number: who asked, and the asker's number
+        self._asked: dict[int, tuple[Envelope, int]] = {}  # client and its number, by our number
 
     def numbered(self, envelope: Envelope, theirs: int) -> int:
-        """A number of the broker's own for a question. Several of one client may have the same number, and each is answered."""
+        """Return a number of the broker for a client's request.
+
+        Requests of one client may have the same number.
+        """
         self._number += 1
         if len(self._asked) >= options.ASKED_MAX:
             del self._asked[next(iter(self._asked))]
@@ -114,36 +130,39 @@ class Requests:
         return self._number
 
     def done(self, request: int, data: dict[str, Any]) -> None:
-        """`request`: the broker's own number; so in `fail`."""
+        """Answer a request with data. `request` is the broker's number, also in `fail`."""
         self.audits.answered(request)
         asked = self._asked.pop(request, None)
         if asked is not None:
             self.send(asked[0], p.Done(asked[1], data))
 
     def fail(self, request: int, error: ZsqError, envelope: Envelope = ()) -> None:
-        """`envelope`: where a message without a number came from."""
+        """Answer a request with an error.
+
+        `envelope` is the sender of a message that has no number.
+        """
         self.audits.answered(request, f"{error.code} {error.text}")
         asked = self._asked.pop(request, None if request else (envelope, 0))
         if asked is not None:
             self.send(asked[0], p.Failed(asked[1], error.code, error.text))
 
     def settle(self, request: int, error: ZsqError | None, data: dict[str, Any] | None = None) -> None:
-        """Answer with the error, if there is one."""
+        """Answer with the error if it is not None, else with the data."""
         if error is not None:
             self.fail(request, error)
         else:
             self.done(request, data or {})
 
     def relay(self, request: int, answer: p.Done | None, error: ZsqError | None) -> None:
-        """Pass on what answered an order."""
+        """Answer a request with the answer to an order."""
         self.settle(request, error, answer.data if answer is not None else None)
 
     def after_end(self, child: Child | None, then: Callable[[bool], None]) -> None:
-        """Go on when the process has ended; with `False` if it does not."""
+        """Call `then` with True when the process has ended, or with False if it does not end."""
         self.gatherings.after_end(child, then, _ANSWER_S)
 
     def scope(self, group: TopicGroup | None) -> list[Child]:
-        """The processes that are up, of one topic or of all."""
+        """Return the processes of one topic, or of all, that are up."""
         groups = [group] if group is not None else list(self.broker.groups.values())
         return [child for one in groups for child in one.children() if child.state == "up"]
 
@@ -153,6 +172,6 @@ class Requests:
         self.orders.tick(now_ns)
 
     def stop(self) -> None:
-        """Answer everyone who waits."""
+        """Answer all requests that wait."""
         self.orders.stop()
         self.gatherings.stop()

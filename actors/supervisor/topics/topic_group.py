@@ -1,19 +1,22 @@
-"""A topic's processes as one unit: its storage and topic share one fate, and its channels stand on them.
+"""Topic group: all processes of a topic as one unit.
 
-The states of the unit, and what leads from one to the other:
+If storage or topic ends, both are started again. The channels depend on them. These are the states
+of the unit and their transitions:
 
 NEW -> STORAGE -> TOPIC -> UP          started in this order, each when the one before is up
-any of these -> CLEARING               storage or topic died: the others are killed, and their ends awaited
-CLEARING -> STORAGE | FAILED           started again, or given up when it happens too often
+any of these -> CLEARING               storage or topic died: the others are killed
+CLEARING -> STORAGE | FAILED           started again, or given up if it happens too often
 CLEARING, waiting                      it cannot start: tried again after 1, 2, 4 ... 60 s
 UP -> STOPPING -> ENDED                stopped in reverse order: channels, topic, storage
 
-A few channels start at a time, the next as each is up: a thousand forked in one turn of the supervisor's loop would hold up everybody who
-asks it for something, and each other. Those for whom somebody waits come first.
+Only a few channels start at a time, and the next one starts when one is up. If a thousand were
+forked in one turn of the supervisor's loop, they would delay each other and all requests to the
+supervisor. Channels that a client waits for come first.
 
-The messages of an `#ephemeral` topic are in memory, so nothing of it may be without a bound. Without settings of its own it keeps nothing
-that is finished, and loses what is oldest beyond its bound, as NSQ's did. `reject` may be chosen instead. The broker's settings for
-retention are meant for disks, and do not hold here.
+The messages of an `#ephemeral` topic are in memory, so they need a bound. Without settings for it,
+such a topic keeps no finished messages and drops the oldest messages beyond its bound, as NSQ does.
+`reject` may be set instead. The broker's settings for retention are meant for disks and do not
+apply.
 """
 
 from __future__ import annotations
@@ -46,7 +49,10 @@ _MIB: Final = 1024 * 1024
 
 
 def retention_in_memory(own: Mapping[str, Any], bytes_max: int) -> Retention:
-    """The policy of a topic in memory with these settings. `UsageError` E_BAD_ARGUMENT."""
+    """Return the retention of a topic in memory.
+
+    Raises `UsageError` (E_BAD_ARGUMENT) if a limit exceeds the bound.
+    """
     found = resolve({"keep_bytes": 0, "max_bytes": bytes_max, "when_full": "drop-oldest"}, own)
     for name in ("keep_bytes", "max_bytes"):
         value = getattr(found, name)
@@ -75,7 +81,10 @@ TRANSITIONS: Final[dict[GroupState, dict[str, GroupState]]] = {
 
 
 class StartQueue:
-    """Which of a topic's channels is started next. `starting`: those that are on their way up now, at most `at_once`."""
+    """The order in which a topic's channels start.
+
+    `starting` holds at most `at_once` channels that are not up yet.
+    """
 
     def __init__(self, at_once: int) -> None:
         self.starting: set[str] = set()
@@ -84,7 +93,10 @@ class StartQueue:
         self._others: dict[str, None] = {}
 
     def add(self, channel: str, *, first: bool = False) -> None:
-        """It waits for its start. Once more with `first`: somebody waits for it now."""
+        """Add a channel.
+
+        Adding it again with `first` moves it forward, because a client now waits for it.
+        """
         if first:
             self._others.pop(channel, None)
             self._first[channel] = None
@@ -92,11 +104,11 @@ class StartQueue:
             self._others[channel] = None
 
     def ready(self) -> bool:
-        """One waits, and there is room for it."""
+        """Return True if a channel waits and fewer than `at_once` are starting."""
         return len(self.starting) < self._at_once and bool(self._first or self._others)
 
     def take(self) -> str:
-        """The next one, which is starting from here on; only when ready."""
+        """Return the next channel and count it as starting. Call it only when ready."""
         waiting = self._first or self._others
         channel = next(iter(waiting))
         del waiting[channel]
@@ -104,7 +116,7 @@ class StartQueue:
         return channel
 
     def done(self, channel: str) -> None:
-        """It is up, has failed, or is not wanted any more."""
+        """Remove a channel that is up, has failed, or is not wanted any more."""
         self.starting.discard(channel)
         self._first.pop(channel, None)
         self._others.pop(channel, None)
@@ -117,24 +129,28 @@ class StartQueue:
 
 log = logging.getLogger("zsq")
 
-FINAL: Final = frozenset({"ForeignDirectory", "Damaged"})  # a person must look; trying again does not help
-REFUSED: Final = frozenset({E_LIMIT, E_INTERNAL, E_DISK_FULL, E_BAD_ARGUMENT})  # by storage: a channel is not made
+FINAL: Final = frozenset({"ForeignDirectory", "Damaged"})  # another try does not help
+# Codes by which storage refuses to make a channel.
+REFUSED: Final = frozenset({E_LIMIT, E_INTERNAL, E_DISK_FULL, E_BAD_ARGUMENT})
 
 Then = Callable[[ZsqError | None], None]
 
 
 @dataclass(frozen=True, slots=True)
 class GroupEvents:
-    """Whom a group tells what happens to its topic."""
+    """The callbacks by which a group reports changes of its topic."""
 
     channels_changed: Callable[[], None]  # a process that is scanned came or went
     names_changed: Callable[[], None]  # a channel came or went, by name
-    channel_died: Callable[[TopicGroup, str], None]  # an ephemeral channel: it is to be deleted, and may be made anew
-    unused: Callable[[TopicGroup], None]  # an ephemeral topic: nobody has made a channel for a while
+    channel_died: Callable[[TopicGroup, str], None]  # an ephemeral channel: delete it now
+    unused: Callable[[TopicGroup], None]  # an ephemeral topic that has had no channel for a while
 
 
 class TopicGroup:
-    """Carries out the table above for one topic. `serve_options`: as they are now; a reload changes them."""
+    """Run the state table for one topic.
+
+    `serve_options` returns the current options, which a reload changes.
+    """
 
     def __init__(
         self, name: str, row: TopicRow, registry: Registry, processes: Processes, serve_options: Callable[[], ServeOptions],
@@ -147,29 +163,30 @@ class TopicGroup:
         self._events = events
         self.row = row
         self.state = GroupState.NEW
-        self.cause: Failure | None = None  # of its last failure
+        self.cause: Failure | None = None  # of the last failure
         self.storage: Child | None = None
         self.topic: Child | None = None
         self.channels: dict[str, Child | None] = {}  # None: wanted, not started yet or failed
         self.restarts = RestartIntensity()
         self._starts = StartQueue(options.STARTS_MAX)
         self.stored: frozenset[str] = frozenset()  # channels that its storage had when it came up
-        self._new_settings: dict[str, NewChannelSettings] = {}  # of channels that are about to be made
+        self._new_settings: dict[str, NewChannelSettings] = {}  # of channels that are being made
         self._channel_restarts: dict[str, RestartIntensity] = {}
         self._failed_channels: set[str] = set()
-        self._waiting: list[tuple[str, Then]] = []  # channel ("" for the topic), whom to tell
-        self.deleting: set[str] = set()  # channels whose rows are about to go
-        self._returning: list[tuple[str, Then, Mapping[str, Any]]] = []  # who wants an ephemeral one of those: a new one
-        self._retry_ns = 0  # CLEARING: not started again before
-        self._over_ns = 0  # it is an ephemeral topic whose channels are gone: with none by then, it goes
+        self._waiting: list[tuple[str, Then]] = []  # channel ("" for the topic) and callback
+        self.deleting: set[str] = set()  # channels whose rows are being deleted
+        # Requests for an ephemeral channel that is being deleted. They get a new one afterwards.
+        self._returning: list[tuple[str, Then, Mapping[str, Any]]] = []
+        self._retry_ns = 0  # in CLEARING: the earliest time of the next start
+        self._over_ns = 0  # when an ephemeral topic is removed if it has no channel by then
         self._tries = 0
-        self._short_ns = 0  # since when it cannot be started for lack of descriptors, 0: it is not so
-        self._channels_later: dict[str, int] = {}  # channels that found no free descriptor: when they are started again
+        self._short_ns = 0  # since when file descriptors for a start are missing, 0 if they are not
+        self._channels_later: dict[str, int] = {}  # next start of channels without descriptors
         self._stopped: list[Callable[[], None]] = []
 
     @property
     def failure(self) -> str:
-        """Why it is, or was, not up; "" for nothing."""
+        """Why the topic is or was not up, or ""."""
         return str(self.cause or "")
 
     def _go(self, event: str) -> None:
@@ -178,7 +195,10 @@ class TopicGroup:
             self._starts.clear()
 
     def retention(self) -> Retention:
-        """What was set for this topic, over what the broker was told. Settings that make no sense (edited by hand) remove nothing."""
+        """Return the retention: the topic's settings over the broker's.
+
+        Settings that are invalid (edited by hand) remove nothing.
+        """
         try:
             return self.resolved(self.row.retention)
         except UsageError as error:
@@ -186,7 +206,10 @@ class TopicGroup:
             return Retention(keep_bytes=-1)
 
     def resolved(self, own: Mapping[str, Any]) -> Retention:
-        """The policy that follows from these settings of its own. `UsageError`."""
+        """Return the retention that results from these settings of the topic.
+
+        Raises `UsageError` if they are invalid.
+        """
         if self.row.in_memory:
             return retention_in_memory(own, self._registry.memory.bytes_max())
         return resolve(self._options().retention, own)
@@ -199,14 +222,14 @@ class TopicGroup:
         return frozenset(self._failed_channels)
 
     def settled(self) -> bool:
-        """Nothing of it is on its way up."""
+        """Return True if no process of the topic is starting."""
         if self.state is GroupState.UP:
             return all(
                 (child is not None and child.state == "up") or name in self._failed_channels for name, child in self.channels.items()
             )
         return self.state in (GroupState.FAILED, GroupState.ENDED) or self._retry_ns > 0
 
-    # Up
+    # Start
 
     def start(self) -> None:
         self._go("start")
@@ -235,7 +258,11 @@ class TopicGroup:
         self.storage = self._processes.start(ChildSpec(numbers[0], "storage", f"storage {self.name}", start), self)
 
     def _forget_ephemeral(self) -> None:
-        """Those channels went with their storage. Who waits for one gets a new one; the topic, if it is one, waits a while for somebody."""
+        """Drop the ephemeral channels, whose messages ended with their storage.
+
+        Channels that a request waits for stay, and are made again. An ephemeral topic then waits a
+        while for a new channel.
+        """
         gone = [name for name in self.channels if is_ephemeral(name) and not any(name == wanted for wanted, _ in self._waiting)]
         for name in gone:
             self.drop_channel(name)
@@ -274,12 +301,15 @@ class TopicGroup:
         elif (channel := channel_of(child.spec.start)) and self.channels.get(channel) is child:
             self._starts.done(channel)
             if not is_ephemeral(channel):
-                self._new_settings.pop(channel, None)  # its row is committed, with them
+                self._new_settings.pop(channel, None)  # its row is committed with them
             self._tell(channel, None)
             self._events.channels_changed()
 
     def _start_next(self) -> None:
-        """Channels that wait for their start, as many as may be on their way up; all groups' within one share of the supervisor's turn."""
+        """Start waiting channels as far as allowed.
+
+        All groups share one limit for each turn of the supervisor's loop.
+        """
         while self.state is GroupState.UP and self._starts.ready() and self._processes.may_start():
             channel = self._starts.take()
             if channel in self._failed_channels or channel not in self.channels or self.channels[channel] is not None:
@@ -294,10 +324,10 @@ class TopicGroup:
                 elif isinstance(error, OutOfFiles):
                     self._channel_later(channel)
                 else:
-                    self.fail(str(error))  # it was there before: the topic is not what it was
+                    self.fail(str(error))  # the channel existed before, so the topic needs it
 
     def _drop_new(self, channel: str, error: ZsqError) -> None:
-        """It is not made; who asked for it is told why."""
+        """Give up a new channel and report the error to the requests for it."""
         self._new_settings.pop(channel)
         self.channels.pop(channel)
         self._events.names_changed()
@@ -322,7 +352,10 @@ class TopicGroup:
         self.channels[channel] = self._processes.start(spec, self)
 
     def want(self, channel: str, then: Then, settings: Mapping[str, Any] | None = None) -> None:
-        """Call `then` when the topic (and the channel, made with these settings if it is not there) is up, or with the error."""
+        """Call `then` when the topic and the channel are up, or with an error.
+
+        A channel that does not exist is made with `settings`.
+        """
         if channel in self.deleting and is_ephemeral(channel) and len(self._returning) < options.WAITERS_MAX:
             self._returning.append((channel, then, settings or {}))
             return
@@ -354,16 +387,19 @@ class TopicGroup:
             self._starts.add(channel, first=True)
 
     def _tell(self, channel: str | None, error: ZsqError | None) -> None:
-        """Wake those who wait for this channel ("" the topic, None all)."""
+        """Answer the requests that wait for this channel ("" for the topic, None for all)."""
         told = [then for name, then in self._waiting if channel is None or name == channel]
         self._waiting = [] if channel is None else [(name, then) for name, then in self._waiting if name != channel]
         for then in told:
             then(error)
 
-    # Down
+    # Stop
 
     def died(self, child: Child) -> None:
-        """A process of this group has ended; nobody else opens its files before the whole pair is gone."""
+        """Handle the end of a process.
+
+        Storage and topic start again only when both have ended, so files are never opened twice.
+        """
         channel = channel_of(child.spec.start)
         if child is self.storage:
             self._events.channels_changed()
@@ -377,7 +413,7 @@ class TopicGroup:
                 else:
                     self._restart_channel(channel)
         if self.state is GroupState.ENDED:
-            return  # another one of it ended at the same moment, and was the last that lived
+            return  # several processes ended at the same moment, and the group has ended already
         if self.state is GroupState.STOPPING:
             self._stop_next()
             return
@@ -390,7 +426,7 @@ class TopicGroup:
             self._start_again()
 
     def fail(self, text: str, *, out_of_files: bool = False) -> None:
-        """A step of its way up went wrong (a limit, an error of the system): all of it ends, and is tried again later."""
+        """End all processes and try again later. A step of the start has failed."""
         if not self._short_ns:
             log.error("topic %s: %s", self.name, f"{OUT_OF_FILES} {text}" if out_of_files else text)
         if self.state not in (GroupState.STORAGE, GroupState.TOPIC, GroupState.UP, GroupState.CLEARING):
@@ -416,7 +452,11 @@ class TopicGroup:
             self._events.unused(self)
 
     def _not_made(self, channel: str, failure: Failure | None) -> bool:
-        """A new channel that storage refuses to make (a limit, no space, a start that cannot be read now): who asked for it is told why."""
+        """Drop a new channel that storage refuses to make, and report why.
+
+        Reasons are a limit, missing space, or a start position that cannot be read now. Return
+        False in any other case.
+        """
         if channel not in self._new_settings or failure is None or failure.phase is not Phase.START or failure.code not in REFUSED:
             return False
         self._drop_new(channel, ZsqError(failure.code, failure.text))
@@ -424,7 +464,7 @@ class TopicGroup:
 
     def _restart_channel(self, channel: str) -> None:
         now = time.monotonic_ns()
-        if is_ephemeral(channel):  # those that are not there any more, and died long ago
+        if is_ephemeral(channel):  # forget the old failures of deleted channels
             old = [name for name, one in self._channel_restarts.items() if name not in self.channels and one.is_past(now)]
             for name in old:
                 del self._channel_restarts[name]
@@ -432,7 +472,7 @@ class TopicGroup:
         if restarts.may_restart(now):
             if is_ephemeral(channel):
                 self._over_ns = time.monotonic_ns() + int(options.EPHEMERAL_UNUSED_S * 1e9)
-                self._events.channel_died(self, channel)  # it went with its process; who wants it gets a new one
+                self._events.channel_died(self, channel)  # the next request makes a new one
             else:
                 self._starts.add(channel, first=any(channel == wanted for wanted, _ in self._waiting))
             return
@@ -445,11 +485,17 @@ class TopicGroup:
         self._channels_later[channel] = time.monotonic_ns() + int(options.FILES_RETRY_S_MAX * 1e9)
 
     def _waits_for_files(self) -> bool:
-        """Return True if it will be up as soon as there are descriptors: who wants it waits for that, but not for ever."""
+        """Return True if the topic only waits for file descriptors.
+
+        Requests wait with it for at most FILES_WAIT_S.
+        """
         return self._short_ns > 0 and time.monotonic_ns() - self._short_ns < int(options.FILES_WAIT_S * 1e9)
 
     def _start_when_files(self) -> None:
-        """The cause lies outside and goes by itself: so it does not count against the topic, and the pauses stay short."""
+        """Try again soon.
+
+        The cause is outside the topic and may pass, so it does not count as a failure of the topic.
+        """
         now = time.monotonic_ns()
         if not self._short_ns:
             self._short_ns, self._tries = now, 0
@@ -486,9 +532,10 @@ class TopicGroup:
         self._tell(None, ZsqError(E_TOPIC_FAILED, f"topic {self.name!r} failed: {self.failure}"))
 
     def stop(self, then: Callable[[], None]) -> None:
-        """Channels, topic, storage; each may finish what it has begun. `then` when all are gone.
+        """Stop channels, then topic, then storage, and call `then` when all have ended.
 
-        Who waits for it to come up is told at once, and not after the end of a process that may take long.
+        Each process may finish what it has begun. That may take long, so requests that wait for the
+        topic get their error at once.
         """
         self._stopped.append(then)
         self._go("stop")
@@ -515,7 +562,7 @@ class TopicGroup:
         self._tell(None, ZsqError(E_CLOSING, f"topic {self.name!r} was stopped; try again"))
 
     def differs(self, channel: str, asked: Mapping[str, Any]) -> ZsqError | None:
-        """Why the channel, which is up, is not the one that somebody means who asks for these settings."""
+        """Return an error if the channel, which is up, has other settings than a request expects."""
         child = self.channels.get(channel)
         try:
             if child is not None and asked:
@@ -525,7 +572,10 @@ class TopicGroup:
         return None
 
     def drop_channel(self, channel: str, *, lost: bool = False) -> None:
-        """`lost`: its process died. A successor of that name may not die as often as it likes."""
+        """Remove a channel.
+
+        `lost` means that its process died. The count of restarts is then kept for its successor.
+        """
         if not lost:
             self._channel_restarts.pop(channel, None)
         self._starts.done(channel)
@@ -537,7 +587,7 @@ class TopicGroup:
         self._events.names_changed()
 
     def deleted(self, channel: str) -> None:
-        """Its rows are gone, or were kept; who came meanwhile for an ephemeral one gets a new one."""
+        """End the deletion of a channel, and make it again if requests for it came meanwhile."""
         self.deleting.discard(channel)
         returning = [one for one in self._returning if one[0] == channel]
         self._returning = [one for one in self._returning if one[0] != channel]
@@ -545,7 +595,10 @@ class TopicGroup:
             self.want(channel, then, settings)
 
     def endpoints(self, channel: str, *, with_settings: bool = False) -> dict[str, Any]:
-        """Return what Lookup answers; only when up. `with_settings`: those of the channel, for who gave some."""
+        """Return the data of a Lookup reply.
+
+        The topic must be up. `with_settings` adds the channel's settings.
+        """
         assert self.storage is not None
         assert self.topic is not None
         child = self.channels.get(channel)
